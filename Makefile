@@ -1,0 +1,30 @@
+# The two commands: `make demo` and `make test`. Both set themselves up; nothing but Python 3.11 or newer is needed.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: demo test lint docs clean
+
+demo: .venv/ready
+	$(BIN)/clientwise demo
+
+test: .venv/ready lint
+	$(BIN)/python -m pytest
+
+lint: .venv/ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+# What the documentation takes from the code and from a real run: the config reference and the demo's picture.
+docs: .venv/ready
+	$(BIN)/python -m clientwise.reference > docs/config.md
+	$(BIN)/python docs/make_pictures.py
+
+.venv/ready: pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "clientwise needs Python 3.11 or newer: make PYTHON=python3.12 ...")'
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+clean:
+	rm -rf .venv runs

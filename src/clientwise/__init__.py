@@ -1,0 +1,94 @@
+"""Federated learning that weighs every client by what it brings.
+
+>>> import clientwise as cw
+>>> cw.weigh({"size": [900, 100], "accuracy": [0.5, 0.9]}, score=cw.product({"accuracy": 2})).round(3).tolist()
+[0.735, 0.265]
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .attacks import ATTACKS, Attack
+    from .core.criteria import Arrivals, ClientFacts, criterion
+    from .core.scores import Choquet as choquet
+    from .core.scores import Mean as mean
+    from .core.scores import Owa as owa
+    from .core.scores import Product as product
+    from .core.scores import Score, prioritized
+    from .core.scores import WeightedMean as weighted_mean
+    from .core.weighting import weigh
+    from .data.datasets import DATASETS
+    from .data.federated import FederatedData, Samples
+    from .data.partition import PARTITIONS
+    from .errors import ClientwiseError
+    from .experiment.config import Experiment
+    from .experiment.config import load_experiment as load
+    from .experiment.runner import run
+    from .models.networks import MODELS
+    from .report.summary import Run
+
+# Names are imported when they are first used, so that `clientwise --help` need not wait for PyTorch.
+_PLACES = {
+    "ATTACKS": ("attacks", "ATTACKS"),
+    "Attack": ("attacks", "Attack"),
+    "Arrivals": ("core.criteria", "Arrivals"),
+    "ClientFacts": ("core.criteria", "ClientFacts"),
+    "criterion": ("core.criteria", "criterion"),
+    "Score": ("core.scores", "Score"),
+    "choquet": ("core.scores", "Choquet"),
+    "mean": ("core.scores", "Mean"),
+    "owa": ("core.scores", "Owa"),
+    "prioritized": ("core.scores", "prioritized"),
+    "product": ("core.scores", "Product"),
+    "weighted_mean": ("core.scores", "WeightedMean"),
+    "weigh": ("core.weighting", "weigh"),
+    "DATASETS": ("data.datasets", "DATASETS"),
+    "FederatedData": ("data.federated", "FederatedData"),
+    "Samples": ("data.federated", "Samples"),
+    "PARTITIONS": ("data.partition", "PARTITIONS"),
+    "ClientwiseError": ("errors", "ClientwiseError"),
+    "Experiment": ("experiment.config", "Experiment"),
+    "load": ("experiment.config", "load_experiment"),
+    "run": ("experiment.runner", "run"),
+    "MODELS": ("models.networks", "MODELS"),
+    "Run": ("report.summary", "Run"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PLACES:
+        raise AttributeError(f"module 'clientwise' has no attribute {name!r}")
+    module, attribute = _PLACES[name]
+    return getattr(import_module(f".{module}", __name__), attribute)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
+__all__ = [
+    "ATTACKS",
+    "DATASETS",
+    "MODELS",
+    "PARTITIONS",
+    "Arrivals",
+    "Attack",
+    "ClientFacts",
+    "ClientwiseError",
+    "Experiment",
+    "FederatedData",
+    "Run",
+    "Samples",
+    "Score",
+    "choquet",
+    "criterion",
+    "load",
+    "mean",
+    "owa",
+    "prioritized",
+    "product",
+    "run",
+    "weigh",
+    "weighted_mean",
+]

@@ -1,0 +1,247 @@
+"""The `clientwise` command. Heavy imports wait until a command needs them, so that --help answers at once."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import version
+from importlib.resources import as_file, files
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+from rich.console import Console
+
+if TYPE_CHECKING:
+    from .experiment.config import Experiment
+
+app = typer.Typer(
+    help="Federated learning that weighs every client by what it brings.",
+    epilog="Start with `clientwise demo`.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+out = Console(highlight=False)
+err = Console(stderr=True, highlight=False)
+
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Change a key of the config: training.epochs=5, methods.0.name=X."),
+]
+DataDirOption = Annotated[
+    Path | None,
+    typer.Option(
+        help="Folder with the datasets in their published layouts.", envvar="CLIENTWISE_DATA", show_default=False
+    ),
+]
+
+
+def main() -> None:
+    """Entry point: errors of the user are one line each, never a traceback."""
+    from .errors import ClientwiseError
+
+    try:
+        app()
+    except ClientwiseError as error:
+        _fail(str(error))
+
+
+def _fail(message: str) -> NoReturn:
+    for line in message.splitlines():
+        err.print(f"[bold red]error:[/] {_escaped(line)}", soft_wrap=True)
+    sys.exit(2)
+
+
+def _escaped(text: str) -> str:
+    from rich.markup import escape
+
+    return escape(text)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        out.print(f"clientwise {version('clientwise')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    show_version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def run(
+    file: Annotated[Path, typer.Argument(help="A TOML file; with --resume also a run folder.", show_default=False)],
+    engine: Annotated[str | None, typer.Option(help="Where the clients live: local.", show_default=False)] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda or auto.", show_default=False)] = None,
+    seeds: Annotated[str | None, typer.Option(help="Seeds: 1,2,3 or 1-5.", show_default=False)] = None,
+    rounds: Annotated[int | None, typer.Option(help="Rounds per method and seed.", show_default=False)] = None,
+    out_folder: Annotated[
+        Path | None, typer.Option("--out", help="Run folder; default: runs/NAME-DATE-TIME.", show_default=False)
+    ] = None,
+    data_dir: DataDirOption = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted run.")] = False,
+    changes: SetOption = None,
+) -> None:
+    """Run an experiment: every method with every seed."""
+    from .experiment.runner import find_unfinished
+
+    if file.is_dir() and not resume:
+        _fail(f"{file}: is a folder; to go on with a run, add --resume")
+    if file.is_dir():
+        out_folder, file = out_folder or file, file / "config.toml"
+    given = {"engine": engine, "device": device, "rounds": rounds, "data_dir": data_dir and str(data_dir.resolve())}
+    experiment = _load(file, changes, given, seeds)
+    if resume and out_folder is None:
+        out_folder = find_unfinished(experiment)
+    _run(experiment, out_folder, resume)
+
+
+@app.command()
+def check(
+    file: Annotated[Path, typer.Argument(help="A TOML file.", show_default=False)],
+    data_dir: DataDirOption = None,
+    changes: SetOption = None,
+) -> None:
+    """Check a config and say what it would run, without running it."""
+    from .experiment.build import describe
+
+    experiment = _load(file, changes, {"data_dir": data_dir and str(data_dir.resolve())})
+    for line in describe(experiment):
+        out.print(_escaped(line))
+    out.print(f"[green]ok:[/] {_escaped(str(file))}", soft_wrap=True)
+
+
+@app.command("list")
+def list_parts(
+    kind: Annotated[
+        str | None, typer.Argument(help="criteria, scores, models ...; default: all kinds.", show_default=False)
+    ] = None,
+) -> None:
+    """List every registered part with its description and options."""
+    from .reference import KINDS, signature
+    from .registry import suggest
+
+    if kind is not None and kind not in KINDS:
+        _fail(f"unknown kind {kind!r}{suggest(kind, KINDS)}")
+    for name in [kind] if kind else KINDS:
+        registry = KINDS[name]
+        out.print(f"\n[bold]{name}[/]: {_escaped(registry.description)}")
+        for part in registry:
+            out.print(f"  [cyan]{_escaped(signature(registry, part))}[/]", soft_wrap=True)
+            out.print(f"      {_escaped(registry.describe(part))}", soft_wrap=True)
+
+
+@app.command()
+def show(
+    folder: Annotated[
+        Path | None, typer.Argument(help="A run folder; default: the newest in runs/.", show_default=False)
+    ] = None,
+    round_num: Annotated[
+        int | None,
+        typer.Option("--round", help="Show who got which weight in this round, and why.", show_default=False),
+    ] = None,
+    method: Annotated[str | None, typer.Option(help="Only this method's round.", show_default=False)] = None,
+) -> None:
+    """Show a run's tables in the terminal; it may still be running."""
+    from .experiment.runner import newest_run
+    from .report.summary import Run
+    from .report.terminal import audit_tables, remarks, summary_table
+
+    run = Run(folder or newest_run())
+    if round_num is None:
+        out.print(summary_table(run))
+        for remark in remarks(run):
+            out.print(_escaped(remark))
+    else:
+        for table in audit_tables(run, round_num, method):
+            out.print(table)
+
+
+@app.command()
+def demo(
+    out_folder: Annotated[
+        Path | None, typer.Option("--out", help="Run folder; default: runs/demo-DATE-TIME.", show_default=False)
+    ] = None,
+    changes: SetOption = None,
+) -> None:
+    """Train five methods on real handwritten digits, two clients of twenty being hostile. Takes about a minute."""
+    with as_file(files("clientwise") / "demo.toml") as file:
+        experiment = _load(file, changes)
+    out.print(
+        "Twenty clients with unequal, skewed shares of real handwritten digits. Two of them have wrong labels and\n"
+        "ignore the global model. Five methods, the same data, the same clients in every round:\n"
+    )
+    folder = _run(experiment, out_folder, resume=False)
+    out.print(
+        f"\n[bold]Next[/]\n"
+        f"  clientwise show {folder} --round 30 --method AdaFed   who got which weight, and why\n"
+        f"  clientwise run {folder}/config.toml --seeds 1-5 --out runs/five   how sure is that?\n"
+        f"  clientwise list criteria                       what else clients can be weighed by\n"
+        f"  docs/tutorial.md                               your own experiment in ten minutes",
+        soft_wrap=True,
+    )
+
+
+def _load(
+    file: Path, changes: list[str] | None, given: dict[str, Any] | None = None, seeds: str | None = None
+) -> Experiment:
+    """The config with what the command line changes."""
+    from .experiment.config import load_experiment
+
+    options = {key: value for key, value in (given or {}).items() if value is not None}
+    if seeds is not None:
+        options["seeds"] = _seeds(seeds)
+    return load_experiment(file, changes or [], options)
+
+
+def _seeds(text: str) -> list[int]:
+    """Seeds from "1,2,3" or "1-5"."""
+    try:
+        parts = [part.split("-") for part in text.split(",")]
+        return [seed for part in parts for seed in range(int(part[0]), int(part[-1]) + 1)]
+    except ValueError:
+        _fail(f"--seeds {text}: write 1,2,3 or 1-5")
+
+
+def _run(experiment: Experiment, folder: Path | None, resume: bool) -> Path:
+    """Run with progress, then show what came of it."""
+    from .experiment.runner import new_folder
+    from .experiment.runner import run as run_experiment
+    from .progress import show_progress
+    from .report.figures import draw_curves
+    from .report.summary import Run
+    from .report.terminal import remarks, summary_table
+
+    folder = folder or new_folder(experiment.name)
+    with _stop_politely(folder), show_progress(out) as on_round:
+        run_experiment(experiment, folder, resume=resume, on_round=on_round)
+    finished = Run(folder)
+    picture = draw_curves(finished, folder / "curves.png")
+    out.print(summary_table(finished))
+    for remark in remarks(finished):
+        out.print(_escaped(remark))
+    out.print(f"\nRun folder  {folder}\nPicture     {picture}", soft_wrap=True)
+    return folder
+
+
+@contextmanager
+def _stop_politely(folder: Path) -> Iterator[None]:
+    """Ctrl-C, or a kill that can be heard: stop after saving, and say how to go on."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    except KeyboardInterrupt:
+        err.print(
+            f"\nStopped; nothing is lost but the open round. Go on with:\n  clientwise run {folder} --resume",
+            soft_wrap=True,
+        )
+        sys.exit(130)

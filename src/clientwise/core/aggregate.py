@@ -1,0 +1,142 @@
+"""Σ_a w_a Θ_a, and what the server makes of it.
+
+Two ways to hold a cohort's models until the weights are known:
+
+- `SubsetSums` folds every model in as it arrives and forgets it. With raw criteria r and cohort scales s, a score
+  that is a sum of terms is Σ_t a_t Π_j (r_j/s_j)^e_tj, so the aggregate needs only M_t = Σ_k Π_j r_jk^e_tj · Θ_k, one
+  vector per term: memory does not grow with the cohort, and the 2^m − 1 subsets rebuild every order of priority.
+- `Stack` keeps the matrix [n, d], for scores that sort (OWA, Choquet) and criteria that look back (trust).
+
+Both add in float64, one client at a time, so the result does not depend on how the cohort was cut into chunks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from ..registry import NonNegativeFloat, PositiveFloat, Registry
+from .scores import Score, Term
+
+
+class Aggregator(Protocol):
+    """Holds what arrives until the weights are known."""
+
+    def add(self, raw: Tensor, models: Tensor) -> None:
+        """Take n clients: their prepared raw criteria [n, m] and models [n, d]."""
+        ...
+
+    def aggregate(self, score: Score, scales: Tensor, weights: Tensor) -> Tensor:
+        """Σ_a w_a Θ_a in float32 [d]."""
+        ...
+
+
+class SubsetSums:
+    """Memory for one vector per term, whatever the number of clients."""
+
+    def __init__(self, names: Sequence[str], terms: Sequence[Term], like: Tensor) -> None:
+        self._names = names
+        self._exponents = torch.tensor([term.exponents for term in terms], dtype=torch.float64)  # [t, m]
+        self._index = {term.exponents: row for row, term in enumerate(terms)}
+        self._models = torch.zeros(len(terms), like.shape[0], dtype=torch.float64, device=like.device)
+        self._totals = torch.zeros(len(terms), dtype=torch.float64)
+
+    def add(self, raw: Tensor, models: Tensor) -> None:
+        """Fold n clients into the sums."""
+        products = raw[:, None, :].pow(self._exponents).prod(-1)  # [n, t]
+        for product, model in zip(products, models, strict=True):
+            self._models.addr_(product.to(self._models.device), model.double())
+            self._totals += product
+
+    def aggregate(self, score: Score, scales: Tensor, weights: Tensor) -> Tensor:
+        """The aggregate of any score whose terms were folded; the weights are implied by the sums."""
+        coefficients = torch.zeros_like(self._totals)
+        for term in score.terms(self._names) or ():
+            scale = math.prod(
+                float(value) ** exponent
+                for value, exponent in zip(scales, term.exponents, strict=True)
+                if exponent  # a criterion that takes no part may well be zero for everybody
+            )
+            coefficients[self._index[term.exponents]] += term.coefficient / scale if scale else 0.0
+        total = coefficients @ self._totals
+        return ((coefficients / total).to(self._models.device) @ self._models).float()
+
+
+class Stack:
+    """Keeps every model: for scores and criteria that need all of them at once."""
+
+    def __init__(self) -> None:
+        self._models: list[Tensor] = []
+
+    @property
+    def models(self) -> list[Tensor]:
+        """The models in order of arrival, each [d]."""
+        return self._models
+
+    def add(self, raw: Tensor, models: Tensor) -> None:
+        """Keep n models."""
+        self._models.extend(models)
+
+    def aggregate(self, score: Score, scales: Tensor, weights: Tensor) -> Tensor:
+        """The weighted mean, written out."""
+        result = torch.zeros_like(self._models[0], dtype=torch.float64)
+        for weight, model in zip(weights.tolist(), self._models, strict=True):
+            result.add_(model.double(), alpha=weight)
+        return result.float()
+
+
+StepState = Mapping[str, Tensor]
+ServerStep = Callable[..., tuple[Tensor, StepState]]
+SERVER_STEPS: Registry[ServerStep] = Registry(
+    "server step", "server_steps", "What the server makes of the weighted mean"
+)
+
+
+@SERVER_STEPS.register("replace")
+def replace_model(model: Tensor, mean: Tensor, state: StepState) -> tuple[Tensor, StepState]:
+    """The weighted mean is the new model (P1 Eq. 4)."""
+    return mean, state
+
+
+@SERVER_STEPS.register("sgd")
+def sgd_step(
+    model: Tensor, mean: Tensor, state: StepState, *, learning_rate: PositiveFloat = 1.0
+) -> tuple[Tensor, StepState]:
+    """Θ ← Θ + η·Δ with the weighted update Δ (P1 Eq. 2); η = 1 is `replace`."""
+    return model + learning_rate * (mean - model), state
+
+
+@SERVER_STEPS.register("momentum")
+def momentum_step(
+    model: Tensor,
+    mean: Tensor,
+    state: StepState,
+    *,
+    learning_rate: PositiveFloat = 1.0,
+    momentum: NonNegativeFloat = 0.9,
+) -> tuple[Tensor, StepState]:
+    """v ← β·v + Δ; Θ ← Θ + η·v (FedAvgM)."""
+    velocity = momentum * state.get("velocity", torch.zeros_like(model)) + (mean - model)
+    return model + learning_rate * velocity, {"velocity": velocity}
+
+
+@SERVER_STEPS.register("adam")
+def adam_step(
+    model: Tensor,
+    mean: Tensor,
+    state: StepState,
+    *,
+    learning_rate: PositiveFloat = 0.01,
+    beta1: NonNegativeFloat = 0.9,
+    beta2: NonNegativeFloat = 0.99,
+    tau: PositiveFloat = 1e-3,
+) -> tuple[Tensor, StepState]:
+    """m ← β₁m + (1−β₁)Δ; v ← β₂v + (1−β₂)Δ²; Θ ← Θ + η·m/(√v + τ) (FedAdam)."""
+    update = mean - model
+    first = beta1 * state.get("first", torch.zeros_like(model)) + (1 - beta1) * update
+    second = beta2 * state.get("second", torch.zeros_like(model)) + (1 - beta2) * update.square()
+    return model + learning_rate * first / (second.sqrt() + tau), {"first": first, "second": second}

@@ -1,0 +1,233 @@
+"""Criteria: what is measured about a client. Each says who measures it, the client or the server on arrival.
+
+A criterion is a function of a batch of n clients that returns n values, zero or more, the larger the better:
+
+    @criterion("label_diversity", measured_by="client")
+    def label_diversity(clients: ClientFacts) -> Tensor:
+        '''Number of distinct labels a client holds (P1 5.1, LD).'''
+        return (clients.label_counts > 0).sum(-1)
+
+Its keyword-only parameters are its options in TOML. What the client measures never leaves it but as that number;
+the server checks it against the range [0, `high`] before it counts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from ..registry import Part, Registry
+from .metrics import MetricName, performance
+from .types import Evaluation, ModelSpec, Problem
+
+Upper = float | Callable[[Problem], float]
+
+
+@dataclass(frozen=True)
+class ClientFacts:
+    """What n clients know about themselves. It stays with them: only the criteria computed from it are sent."""
+
+    num_samples: Tensor  # [n] training samples
+    label_counts: Tensor  # [n, C] training samples per class
+    training_loss: Tensor  # [n] mean loss in the last local epoch
+    attributes: Mapping[str, Tensor]  # facts about the client, each [n]
+    owner: Tensor  # [N] which of the n clients holds each sample
+    sample_attributes: Mapping[str, Tensor]  # facts about the samples, each [N]
+    load_inputs: Callable[[], Tensor]  # the samples themselves; a function, since few criteria need them
+
+    @cached_property
+    def inputs(self) -> Tensor:
+        """All training samples of the n clients [N, ...], as the model sees them."""
+        return self.load_inputs()
+
+    def mean_over_samples(self, values: Tensor) -> Tensor:
+        """Mean per client [n] of a value per sample [N]; zero for a client without samples."""
+        sums = torch.zeros(len(self.num_samples), dtype=torch.float64, device=values.device)
+        sums.index_add_(0, self.owner.to(values.device), values.double())
+        return sums.cpu() / self.num_samples.clamp(min=1)
+
+
+@dataclass(frozen=True)
+class Arrivals:
+    """What the server sees when n updates arrive."""
+
+    client_ids: tuple[int, ...]
+    models: Tensor  # [n, d]
+    global_model: Tensor  # [d]
+    spec: ModelSpec
+    trust: Tensor  # [n]
+    judge: Callable[[Tensor], Evaluation]  # evaluates models [c, d] on the server's set, or by the clients
+    _cache: list[Evaluation] = field(default_factory=list)
+
+    def evaluation(self) -> Evaluation:
+        """The arrived models on the server's set; evaluated once however many criteria ask."""
+        if not self._cache:
+            self._cache.append(self.judge(self.models))
+        return self._cache[0]
+
+
+Measure = Callable[..., Tensor]
+CRITERIA: Registry[Measure] = Registry("criterion", "criteria", "What is measured about a client")
+
+
+@dataclass(frozen=True)
+class Criterion:
+    """A criterion with its options, ready to measure."""
+
+    part: Part
+    measured_by: Literal["client", "server"]
+    measure: Callable[[Any], Tensor]
+    upper: Upper
+    needs_models: bool
+
+    @property
+    def name(self) -> str:
+        """The registered name, which is also the column's."""
+        return self.part.name
+
+    def high(self, problem: Problem) -> float:
+        """The largest value that can be true."""
+        return self.upper(problem) if callable(self.upper) else self.upper
+
+
+def criterion(
+    name: str, *, measured_by: Literal["client", "server"], high: Upper = torch.inf, needs_models: bool = False
+) -> Callable[[Measure], Measure]:
+    """Decorator: register a criterion. `needs_models` keeps the round's models until its end (see `trust`)."""
+
+    def decorate(function: Measure) -> Measure:
+        function.clientwise = (measured_by, high, needs_models)  # type: ignore[attr-defined]
+        return CRITERIA.register(name)(function)
+
+    return decorate
+
+
+def make_criterion(name: str, **options: Any) -> Criterion:
+    """A registered criterion, bound to its options."""
+    function = CRITERIA.get(name)
+    measured_by, high, needs_models = function.clientwise  # type: ignore[attr-defined]
+    return Criterion(Part(name, options), measured_by, partial(function, **options), high, needs_models)
+
+
+def measure_clients(criteria: Sequence[Part], clients: ClientFacts) -> dict[str, Tensor]:
+    """All criteria a client is asked for, by name, each [n] in float64. Runs where the data is."""
+    return {part.name: make_criterion(part.name, **part.options).measure(clients).double().cpu() for part in criteria}
+
+
+# Quality of the local data ---------------------------------------------------------------------------------------
+
+
+@criterion("dataset_size", measured_by="client")
+def dataset_size(clients: ClientFacts) -> Tensor:
+    """Number of training samples (DS; alone it is FedAvg)."""
+    return clients.num_samples
+
+
+@criterion("label_diversity", measured_by="client", high=lambda problem: problem.num_classes)
+def label_diversity(clients: ClientFacts) -> Tensor:
+    """Number of distinct labels a client holds (P1 5.1, LD)."""
+    return (clients.label_counts > 0).sum(-1)
+
+
+@criterion("class_balance", measured_by="client", high=1.0)
+def class_balance(clients: ClientFacts) -> Tensor:
+    """Binary: min(#pos, #neg)/max(#pos, #neg) (P1 Eq. 9, CB). More classes: label entropy divided by log C."""
+    counts = clients.label_counts.double()
+    if counts.shape[-1] == 2:
+        return counts.amin(-1) / counts.amax(-1).clamp(min=1)
+    share = counts / counts.sum(-1, keepdim=True).clamp(min=1)
+    entropy: Tensor = torch.special.entr(share).sum(-1)
+    return (entropy / math.log(counts.shape[-1])).clamp(max=1.0)
+
+
+@criterion("sharpness", measured_by="client")
+def sharpness(clients: ClientFacts, *, blurry: str | None = None) -> Tensor:
+    """Fraction of images not marked by the sample attribute `blurry` (P1 5.2, IS); without one, from the pixels.
+
+    From the pixels it is the mean variance of the Laplacian, the usual measure of focus.
+    """
+    if blurry is not None:
+        if blurry not in clients.sample_attributes:
+            raise KeyError(f"the data has no sample attribute {blurry!r}; it has {sorted(clients.sample_attributes)}")
+        return clients.mean_over_samples((clients.sample_attributes[blurry] <= 0).double())
+    return clients.mean_over_samples(laplacian_variance(clients.inputs))
+
+
+def laplacian_variance(images: Tensor) -> Tensor:
+    """Variance of the Laplacian [N] of images [N, C, H, W] (colour is averaged) or [N, H, W]."""
+    if images.ndim not in (3, 4):
+        raise ValueError(f"sharpness from pixels needs images, got samples of shape {tuple(images.shape[1:])}")
+    grey = images.mean(1) if images.ndim == 4 else images
+    centre = grey[:, 1:-1, 1:-1]
+    neighbours = grey[:, :-2, 1:-1] + grey[:, 2:, 1:-1] + grey[:, 1:-1, :-2] + grey[:, 1:-1, 2:]
+    return (neighbours - 4 * centre).flatten(1).var(1, unbiased=False)
+
+
+# Fulfilment of commercial targets --------------------------------------------------------------------------------
+
+
+@criterion("attribute", measured_by="client")
+def attribute(clients: ClientFacts, *, of: str) -> Tensor:
+    """A boolean or graded fact about the client itself (P1 4.2, commercial targets), by its name in the data."""
+    if of not in clients.attributes:
+        raise KeyError(f"the clients have no attribute {of!r}; they have {sorted(clients.attributes)}")
+    return clients.attributes[of]
+
+
+# Quality of the local model --------------------------------------------------------------------------------------
+
+
+@criterion("training_loss", measured_by="client", high=1.0)
+def training_loss(clients: ClientFacts) -> Tensor:
+    """1/(1 + loss) of the last local epoch: clients whose model fits their data weigh more."""
+    return 1.0 / (1.0 + clients.training_loss.double())
+
+
+@criterion("model_divergence", measured_by="server", high=1.0)
+def model_divergence(arrivals: Arrivals, *, per_layer: bool = False) -> Tensor:
+    """1/√(‖Θ − Θ_a‖₂ + 1) (P1 5.1, MW); `per_layer`: the mean norm over the kernels, as in the papers' code."""
+    difference = arrivals.models - arrivals.global_model  # [n, d]
+    if per_layer:
+        kernels = [layer for layer in arrivals.spec.layers if len(layer.shape) > 1]
+        norms = [torch.linalg.vector_norm(difference[:, layer.start : layer.stop], dim=1) for layer in kernels]
+        norm = torch.stack(norms).mean(0)
+    else:
+        norm = torch.linalg.vector_norm(difference[:, : arrivals.spec.num_parameters], dim=1)
+    return (norm.double() + 1).rsqrt()
+
+
+@criterion("server_performance", measured_by="server")
+def server_performance(arrivals: Arrivals, *, metric: MetricName | None = None) -> Tensor:
+    """The model's performance on the server's set (P3): accuracy unless `metric` says otherwise; errors as 1/error."""
+    evaluation = arrivals.evaluation()
+    regression = evaluation.counts.ndim == 2
+    return performance(metric or ("mape" if regression else "accuracy"), evaluation.counts)
+
+
+# Trustworthiness of the device -----------------------------------------------------------------------------------
+
+
+@criterion("trust", measured_by="server", high=1.0, needs_models=True)
+def trust(arrivals: Arrivals) -> Tensor:
+    """Running record of how a client's updates agreed with what the federation decided; everyone starts at 1.
+
+    After a round, trust ← 0.8·trust + 0.2·agreement. The agreement is the cosine between the client's update and
+    the aggregated one, zero where that is negative, and zero for a refused update.
+    """
+    return arrivals.trust
+
+
+def updated_trust(trusted: Tensor, client_ids: Sequence[int], agreement: Tensor, refused: Sequence[int]) -> Tensor:
+    """The trust [K] of all clients after a round, given the agreement [n] of those accepted."""
+    result = trusted.clone()
+    rows = torch.tensor(client_ids, dtype=torch.int64)
+    result[rows] = 0.8 * result[rows] + 0.2 * agreement.clamp(0.0, 1.0).to(result)
+    known = [client for client in refused if 0 <= client < len(result)]
+    result[known] = 0.8 * result[known]
+    return result

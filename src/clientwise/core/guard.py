@@ -1,0 +1,80 @@
+"""The guard: every update is accepted, or refused with a reason. Nothing a client sends ends the run."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import torch
+from torch import Tensor
+
+from .criteria import Criterion
+from .types import Problem, Refusal, Updates
+
+
+def inspect_updates(
+    updates: Updates, global_model: Tensor, asked: Collection[int], seen: Collection[int], criteria: Sequence[Criterion]
+) -> tuple[Updates, list[Refusal]]:
+    """Who may go on: asked for, not seen before, a finite model of the right size, every measurement there."""
+    models, refusals = updates.models, list(updates.failures)
+    missing = [criterion.name for criterion in criteria if not _measured(updates, criterion)]
+    reason = None
+    if models.ndim != 2 or models.shape != (len(updates.client_ids), global_model.shape[0]):
+        reason = f"model of the wrong size: {tuple(models.shape[1:])}, expected ({global_model.shape[0]},)"
+    elif not models.is_floating_point():
+        reason = f"model of type {models.dtype}, expected floating point"
+    elif missing:
+        reason = f"no measurement of {', '.join(missing)}"
+    if reason is not None:  # true of the whole chunk
+        nothing = Updates((), global_model.new_zeros(0, len(global_model)), {}, torch.zeros(0), torch.zeros(0))
+        return nothing, refusals + [Refusal(client, reason) for client in updates.client_ids]
+
+    # The squared distance overflows long before a sum of models does: an update that large is as useless as infinity.
+    reachable = (models - global_model).square().sum(1).isfinite().cpu()
+    finite = models.isfinite().all(1).cpu()
+    met: set[int] = set(seen)
+    reasons: list[str | None] = []
+    for client, is_finite, is_reachable in zip(updates.client_ids, finite.tolist(), reachable.tolist(), strict=True):
+        if client not in asked:
+            reasons.append("unknown client, or not asked this round")
+        elif client in met:
+            reasons.append("second update of the same client")
+        elif not is_finite:
+            reasons.append("model has NaN or Inf")
+        elif not is_reachable:
+            reasons.append("model is so far off that its distance overflows")
+        else:
+            reasons.append(None)
+        met.add(client)
+    return _split(updates, reasons, refusals)
+
+
+def inspect_measurements(
+    updates: Updates, raw: Tensor, criteria: Sequence[Criterion], problem: Problem
+) -> tuple[Updates, Tensor, list[Refusal]]:
+    """Refuse updates with a criterion that is not finite or outside its range; `raw` is [n, m]."""
+    reasons: list[str | None] = [None] * len(raw)
+    for column, criterion in enumerate(criteria):
+        high = criterion.high(problem)
+        wrong = ~(raw[:, column].isfinite() & (raw[:, column] >= 0) & (raw[:, column] <= high * (1 + 1e-9)))
+        for row in wrong.nonzero().flatten().tolist():
+            value = raw[row, column].item()
+            reasons[row] = reasons[row] or f"{criterion.name} = {value:g} is outside [0, {high:g}]"
+    accepted, refusals = _split(updates, reasons, [])
+    return accepted, raw[[row for row, reason in enumerate(reasons) if reason is None]], refusals
+
+
+def _measured(updates: Updates, criterion: Criterion) -> bool:
+    if criterion.measured_by == "server":
+        return True
+    values = updates.measurements.get(criterion.name)
+    return values is not None and values.shape == (len(updates.client_ids),)
+
+
+def _split(updates: Updates, reasons: Sequence[str | None], refusals: list[Refusal]) -> tuple[Updates, list[Refusal]]:
+    refused = [
+        Refusal(client, reason)
+        for client, reason in zip(updates.client_ids, reasons, strict=True)
+        if reason is not None
+    ]
+    accepted = torch.tensor([reason is None for reason in reasons], dtype=torch.bool)
+    return updates.select(accepted), refusals + refused

@@ -1,0 +1,54 @@
+"""A method: which parts are plugged into the one formula. FedAvg is what you get by changing nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from ..registry import Part
+from .aggregate import ServerStep, replace_model
+from .criteria import Criterion, make_criterion
+from .loss import LossAdapter
+from .priority import Adjustment
+from .scores import Prioritized, Score
+from .types import LocalTraining
+from .weighting import Normaliser, sum_scale
+
+
+@dataclass(frozen=True)
+class Method:
+    """Criteria -> normalise -> score -> weights -> aggregate, with its two feedback loops."""
+
+    name: str = "FedAvg"
+    criteria: tuple[Criterion, ...] = field(default_factory=lambda: (make_criterion("dataset_size"),))
+    normaliser: Normaliser = sum_scale
+    score: Score = field(default_factory=Prioritized)
+    adjust: Adjustment | None = None  # P2's loop: the order of priority, inside the round
+    adapt_loss: LossAdapter | None = None  # P3's loop: the loss of the next round
+    server_step: ServerStep = replace_model
+    training: LocalTraining = field(default_factory=LocalTraining)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the criteria, in the order of their columns."""
+        return tuple(criterion.name for criterion in self.criteria)
+
+    @property
+    def client_criteria(self) -> tuple[Part, ...]:
+        """What the clients are asked to measure."""
+        return tuple(criterion.part for criterion in self.criteria if criterion.measured_by == "client")
+
+    @property
+    def first_priority(self) -> tuple[str, ...] | None:
+        """The order of priority a run starts with; None for scores that know no order."""
+        return self.score.order(self.names) if isinstance(self.score, Prioritized) else None
+
+
+@dataclass(frozen=True)
+class Federation:
+    """What all methods of a seed share: they meet the same cohorts, so that comparisons are paired."""
+
+    seed: int
+    cohort_size: int
+    judged_by: Literal["server", "clients"] = "server"  # who evaluates models for AdaFed (P3 III.C)
+    evaluate_clients_every: int = 1  # rounds; 0: never

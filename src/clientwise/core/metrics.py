@@ -1,0 +1,105 @@
+"""Metrics from counts: a confusion matrix, or sums of errors. Counts of clients add up, so no sample need travel.
+
+Every metric takes counts with any leading dimensions and returns one value for each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from ..registry import Registry
+
+Metric = Callable[[Tensor], Tensor]
+METRICS: Registry[Metric] = Registry("metric", "metrics", "How well a model did, from counts")
+
+MetricName = Literal["accuracy", "balanced_accuracy", "macro_f1", "diagnostic_odds_ratio", "mape", "mae", "mse"]
+ERROR_METRICS = frozenset({"mape", "mae", "mse"})  # regression: the smaller, the better
+
+
+def confusion(targets: Tensor, predictions: Tensor, num_classes: int) -> Tensor:
+    """Confusion matrix [..., C, C] (row: true class, column: predicted class) of predictions [..., N].
+
+    >>> confusion(torch.tensor([0, 1, 1]), torch.tensor([0, 1, 0]), 2).tolist()
+    [[1, 0], [1, 1]]
+    """
+    cells = targets * num_classes + predictions  # [..., N]
+    counts = torch.zeros(*cells.shape[:-1], num_classes**2, dtype=torch.int64, device=cells.device)
+    counts.scatter_add_(-1, cells, torch.ones_like(cells))
+    return counts.reshape(*cells.shape[:-1], num_classes, num_classes)
+
+
+def error_sums(targets: Tensor, predictions: Tensor) -> Tensor:
+    """Sums [..., 4] over N samples: how many, |e|, e², |e|/|y|. Targets of zero count towards no percentage."""
+    error = (predictions - targets).double().abs()
+    relative = torch.where(targets == 0, 0.0, error / targets.double().abs())
+    return torch.stack([torch.ones_like(error), error, error.square(), relative], dim=-1).sum(-2)
+
+
+@METRICS.register("accuracy")
+def accuracy(counts: Tensor) -> Tensor:
+    """Share of samples classified correctly."""
+    return _ratio(counts.diagonal(dim1=-2, dim2=-1).sum(-1), counts.sum((-2, -1)))
+
+
+@METRICS.register("balanced_accuracy")
+def balanced_accuracy(counts: Tensor) -> Tensor:
+    """Mean recall over the classes that occur."""
+    occurring = counts.sum(-1)
+    recall = _ratio(counts.diagonal(dim1=-2, dim2=-1), occurring)
+    return recall.sum(-1) / (occurring > 0).sum(-1).clamp(min=1)
+
+
+@METRICS.register("macro_f1")
+def macro_f1(counts: Tensor) -> Tensor:
+    """Mean F1 over the classes that occur or were predicted."""
+    involved = (counts.sum(-1) + counts.sum(-2)) > 0
+    return per_class_f1(counts).sum(-1) / involved.sum(-1).clamp(min=1)
+
+
+@METRICS.register("diagnostic_odds_ratio")
+def diagnostic_odds_ratio(counts: Tensor) -> Tensor:
+    """(TP·TN)/(FP·FN), each cell plus ½ so that no error is not infinity; mean over classes, one against the rest."""
+    counts = counts.double()
+    true_positive = counts.diagonal(dim1=-2, dim2=-1)
+    false_negative = counts.sum(-1) - true_positive
+    false_positive = counts.sum(-2) - true_positive
+    true_negative = counts.sum((-2, -1)).unsqueeze(-1) - true_positive - false_negative - false_positive
+    odds = (true_positive + 0.5) * (true_negative + 0.5) / ((false_positive + 0.5) * (false_negative + 0.5))
+    return odds.mean(-1)
+
+
+@METRICS.register("mape")
+def mape(counts: Tensor) -> Tensor:
+    """Mean absolute percentage error, as a fraction (regression)."""
+    return _ratio(counts[..., 3], counts[..., 0])
+
+
+@METRICS.register("mae")
+def mae(counts: Tensor) -> Tensor:
+    """Mean absolute error (regression)."""
+    return _ratio(counts[..., 1], counts[..., 0])
+
+
+@METRICS.register("mse")
+def mse(counts: Tensor) -> Tensor:
+    """Mean squared error (regression)."""
+    return _ratio(counts[..., 2], counts[..., 0])
+
+
+def per_class_f1(counts: Tensor) -> Tensor:
+    """F1 of every class [..., C]; zero for a class that neither occurs nor is predicted."""
+    return _ratio(2 * counts.diagonal(dim1=-2, dim2=-1), counts.sum(-1) + counts.sum(-2))
+
+
+def performance(name: MetricName, counts: Tensor) -> Tensor:
+    """A metric as a quality, the larger the better: itself, or 1/(error + 10⁻⁶) for the metrics of regression."""
+    value = METRICS.get(name)(counts)
+    return 1.0 / (value + 1e-6) if name in ERROR_METRICS else value
+
+
+def _ratio(part: Tensor, whole: Tensor) -> Tensor:
+    return torch.where(whole == 0, 0.0, part.double() / whole.double())

@@ -1,0 +1,220 @@
+"""One round of federated learning: every line of `run_round` is a step of the papers.
+
+sample -> train -> guard -> criteria -> normalise -> score -> weights -> aggregate -> evaluate
+                                                       ^                    |
+                               P2: order adjusted here +--------------------+--> P3: loss of the next round
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cosine_similarity
+
+from .aggregate import Aggregator, Stack, SubsetSums
+from .criteria import Arrivals, updated_trust
+from .guard import inspect_measurements, inspect_updates
+from .loss import plain_loss
+from .method import Federation, Method
+from .priority import Search, all_orders
+from .sampling import sample_clients
+from .scores import Prioritized, all_subset_terms
+from .types import Candidate, Engine, Evaluation, Refusal, RoundRecord, ServerState, Task, Updates
+from .weighting import divide, to_weights, without_effect
+
+
+def first_state(model: Tensor, method: Method, engine: Engine) -> ServerState:
+    """Where a run begins: the initial model, the plain loss, everyone trusted."""
+    return ServerState(0, model, plain_loss(engine.problem), torch.ones(engine.num_clients), method.first_priority)
+
+
+def run_round(
+    state: ServerState, method: Method, federation: Federation, engine: Engine
+) -> tuple[ServerState, RoundRecord]:
+    """The server's part of one round (P1 Eq. 2-6, P2 Algorithm 1, P3 Algorithm 1)."""
+    round_num = state.round_num + 1
+    asked = sample_clients(engine.num_clients, federation.cohort_size, federation.seed, round_num)
+    task = Task(round_num, method.training, state.loss, method.client_criteria)
+
+    cohort = Cohort(asked, state, method, federation, engine)
+    for updates in engine.train(asked, state.model, task):
+        cohort.admit(updates)  # guard -> criteria -> fold
+
+    search = adjust_priority(cohort, state, method, engine)
+    chosen = search.chosen if search else cohort.candidate(state.priority)
+    report = engine.evaluate_server(chosen.model[None], "report")
+    notes = why_unusable(chosen, report)
+    if notes:
+        chosen = replace(chosen, model=state.model, step_state=state.step_state)
+        report = engine.evaluate_server(state.model[None], "report")
+    local: Evaluation | None
+    quality: float | None
+    if search and not notes:  # the search has just evaluated this very model on all clients
+        local, quality = search.evaluation, float(search.evaluation.overall()[0])
+    else:
+        local, quality = evaluate_clients(chosen.model, round_num, federation, engine), state.quality
+    loss = state.loss if method.adapt_loss is None else method.adapt_loss(state.loss, cohort.judge(chosen.model[None]))
+
+    next_state = ServerState(
+        round_num=round_num,
+        model=chosen.model,
+        loss=loss,
+        trust=cohort.updated_trust(chosen.model),
+        priority=chosen.priority,
+        quality=quality,
+        step_state=chosen.step_state,
+    )
+    record = RoundRecord(
+        round_num=round_num,
+        client_ids=tuple(cohort.client_ids),
+        criteria=method.names,
+        raw=cohort.raw,
+        normalised=divide(cohort.raw, cohort.scales),
+        scores=chosen.scores,
+        weights=chosen.weights,
+        training_loss=cohort.training_loss,
+        seconds=cohort.seconds,
+        refusals=tuple(cohort.refusals),
+        no_effect=without_effect(method.names, cohort.raw),
+        priority=chosen.priority,
+        candidates=search.tried if search else (),
+        testing_rounds=search.testing_rounds if search else 0,
+        loss=loss,
+        notes=notes,
+        report=report,
+        local=local,
+    )
+    return next_state, record
+
+
+class Cohort:
+    """The accepted clients of a round: their criteria, and their models as far as they must be kept."""
+
+    def __init__(
+        self, asked: Sequence[int], state: ServerState, method: Method, federation: Federation, engine: Engine
+    ) -> None:
+        self.asked = asked
+        self.client_ids: list[int] = []
+        self.refusals: list[Refusal] = []
+        self.raw = torch.zeros(0, len(method.criteria), dtype=torch.float64)  # [n, m]
+        self.training_loss = torch.zeros(0)
+        self.seconds = torch.zeros(0)
+        self._state, self._method, self._federation, self._engine = state, method, federation, engine
+        self._aggregator = self._make_aggregator()
+
+    def _make_aggregator(self) -> Aggregator:
+        """Sums where the score has terms, fewer of them than there are clients; the whole matrix otherwise."""
+        method, names = self._method, self._method.names
+        terms = all_subset_terms(len(names)) if method.adjust else method.score.terms(names)
+        looks_back = any(criterion.needs_models for criterion in method.criteria)
+        if terms is None or looks_back or len(terms) >= len(self.asked):
+            return Stack()
+        return SubsetSums(names, terms, like=self._state.model)
+
+    def admit(self, updates: Updates) -> None:
+        """Guard, measure and fold one chunk of updates as it arrives."""
+        method, state = self._method, self._state
+        seen = {*self.client_ids, *(refusal.client_id for refusal in self.refusals)}
+        updates, refused = inspect_updates(updates, state.model, self.asked, seen, method.criteria)
+        self.refusals += refused
+        if not updates.client_ids:
+            return
+        updates, raw, refused = inspect_measurements(
+            updates, self._measure(updates), method.criteria, self._engine.problem
+        )
+        self.refusals += refused
+        self._aggregator.add(method.score.prepare(method.names, raw), updates.models)
+        self.client_ids += updates.client_ids
+        self.raw = torch.cat([self.raw, raw])
+        self.training_loss = torch.cat([self.training_loss, updates.training_loss])
+        self.seconds = torch.cat([self.seconds, updates.seconds])
+
+    def _measure(self, updates: Updates) -> Tensor:
+        """The criteria [n, m]: what the clients reported, and what the server sees on arrival."""
+        state = self._state
+        trust = state.trust[list(updates.client_ids)]
+        arrivals = Arrivals(updates.client_ids, updates.models, state.model, self._engine.spec, trust, self.judge)
+        columns = [
+            updates.measurements[criterion.name]
+            if criterion.measured_by == "client"
+            else criterion.measure(arrivals).cpu()
+            for criterion in self._method.criteria
+        ]
+        return torch.stack([column.double() for column in columns], dim=1)
+
+    def judge(self, models: Tensor) -> Evaluation:
+        """AdaFed's evaluation of models [c, d]: on the server's set, or without one by the cohort (P3 III.C)."""
+        if self._federation.judged_by == "clients":
+            return self._engine.evaluate(self.asked, models)
+        evaluation = self._engine.evaluate_server(models, "weigh")
+        if evaluation is None:
+            raise RuntimeError(f"{self._method.name} weighs by a server set, but the engine has none")
+        return evaluation
+
+    @property
+    def scales(self) -> Tensor:
+        """What each criterion is divided by [m]."""
+        return self._method.normaliser(self.raw) if self.client_ids else torch.ones(self.raw.shape[1])
+
+    def candidate(self, priority: tuple[str, ...] | None) -> Candidate:
+        """Score, weigh and aggregate the cohort, in the given order of priority."""
+        method, state, scales = self._method, self._state, self.scales
+        score = method.score
+        if isinstance(score, Prioritized) and priority is not None:
+            score = score.with_priority(priority)
+        scores = score(method.names, divide(self.raw, scales))
+        weights = to_weights(scores)
+        if not weights.any():
+            return Candidate(priority, scores, weights, state.model, state.step_state)
+        mean = self._aggregator.aggregate(score, scales, weights)
+        model, step_state = method.server_step(state.model, mean, state.step_state)
+        return Candidate(priority, scores, weights, model, step_state)
+
+    def updated_trust(self, model: Tensor) -> Tensor:
+        """Everyone's trust after the round, where a criterion looks back at it; see `criteria.trust`."""
+        state = self._state
+        if not any(criterion.needs_models for criterion in self._method.criteria):
+            return state.trust
+        assert isinstance(self._aggregator, Stack)
+        direction = model - state.model
+        if not bool(direction.any()):  # the federation decided nothing to agree with
+            return state.trust
+        agreement = [float(cosine_similarity(kept - state.model, direction, dim=0)) for kept in self._aggregator.models]
+        refused = [refusal.client_id for refusal in self.refusals]
+        return updated_trust(state.trust, self.client_ids, torch.tensor(agreement), refused)
+
+
+def adjust_priority(cohort: Cohort, state: ServerState, method: Method, engine: Engine) -> Search | None:
+    """P2: look for an order of priority whose model is no worse than the last round's, on the clients' test data."""
+    if method.adjust is None or state.priority is None or not cohort.client_ids:
+        return None
+
+    def evaluate(candidates: Sequence[Candidate]) -> Evaluation:
+        return engine.evaluate(range(engine.num_clients), torch.stack([candidate.model for candidate in candidates]))
+
+    orders = all_orders(state.priority, method.names)
+    return method.adjust(orders, cohort.candidate, evaluate, state.quality, engine.problem.higher_is_better)
+
+
+def why_unusable(chosen: Candidate, report: Evaluation | None) -> tuple[str, ...]:
+    """Why the old model stays, as notes for the record; empty where the new one is fine."""
+    if not len(chosen.weights):
+        return ("no update was accepted: the model stays as it was",)
+    if not chosen.weights.any():
+        return ("all weights are zero: the model stays as it was",)
+    if not bool(chosen.model.isfinite().all()):
+        return ("the aggregate has NaN or Inf: the model stays as it was",)
+    if report is not None and not bool(report.losses.isfinite().all()):
+        return ("the aggregate answers NaN or Inf: the model stays as it was",)
+    return ()
+
+
+def evaluate_clients(model: Tensor, round_num: int, federation: Federation, engine: Engine) -> Evaluation | None:
+    """The model on every client's own test set, in the rounds in which that is due."""
+    every = federation.evaluate_clients_every
+    if not every or round_num % every:
+        return None
+    return engine.evaluate(range(engine.num_clients), model[None])

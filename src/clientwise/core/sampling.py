@@ -1,0 +1,24 @@
+"""Client sampling: which clients take part in a round."""
+
+from __future__ import annotations
+
+import torch
+
+from .seeding import generator
+
+
+def cohort_size(num_clients: int, *, fraction: float | None = None, clients_per_round: int | None = None) -> int:
+    """How many clients a round has: a number, or a fraction of all (at least one).
+
+    >>> cohort_size(100, fraction=0.1), cohort_size(6), cohort_size(100, clients_per_round=7)
+    (10, 6, 7)
+    """
+    if clients_per_round is not None:
+        return min(clients_per_round, num_clients)
+    return max(1, round(num_clients * (1.0 if fraction is None else fraction)))
+
+
+def sample_clients(num_clients: int, size: int, seed: int, round_num: int) -> tuple[int, ...]:
+    """The cohort A⁻ of a round: `size` clients, uniformly without replacement, the same for every method of a seed."""
+    chosen = torch.randperm(num_clients, generator=generator(seed, "cohort", round_num))[:size]
+    return tuple(chosen.sort().values.tolist())

@@ -1,0 +1,199 @@
+"""What passes between the parts of a round: frozen dataclasses, no behaviour beyond what can be read off them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal, Protocol
+
+from torch import Tensor
+
+from ..registry import Part
+
+if TYPE_CHECKING:
+    from .loss import Loss
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What the model is to learn."""
+
+    kind: Literal["classification", "regression"]
+    num_classes: int = 0  # 0 for regression
+
+    @property
+    def metric(self) -> Literal["accuracy", "mape"]:
+        """The measure a client's own test set is scored with."""
+        return "accuracy" if self.kind == "classification" else "mape"
+
+    @property
+    def higher_is_better(self) -> bool:
+        """Whether a larger value of `metric` is the better one."""
+        return self.kind == "classification"
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One tensor of the model: where it lies in the flat vector."""
+
+    name: str
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """How a model's flat float32 vector is laid out: all parameters first, then the buffers that matter."""
+
+    layers: tuple[Layer, ...]
+    num_parameters: int
+    size: int  # parameters and buffers
+
+
+@dataclass(frozen=True)
+class LocalTraining:
+    """How a client trains: E epochs with batch size B (P3 Algorithm 1, lines 14-23)."""
+
+    epochs: int = 1
+    batch_size: int | None = None  # None: full batch, as P1
+    optimizer: Literal["sgd", "adam"] = "sgd"
+    learning_rate: float = 0.1
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    proximal: float = 0.0  # μ of FedProx: (μ/2)·‖Θ_a − Θ‖² is added to the loss
+
+
+@dataclass(frozen=True)
+class Task:
+    """What the server asks of a cohort, beside the model."""
+
+    round_num: int
+    training: LocalTraining
+    loss: Loss
+    criteria: tuple[Part, ...]  # those the client measures
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """An update that did not reach the aggregate, and why."""
+
+    client_id: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Updates:
+    """Trained models as they arrive: one chunk of a cohort (a single client, or many stacked)."""
+
+    client_ids: tuple[int, ...]
+    models: Tensor  # [n, d]
+    measurements: Mapping[str, Tensor]  # client-measured criteria by name, each [n]
+    training_loss: Tensor  # [n]
+    seconds: Tensor  # [n]
+    failures: tuple[Refusal, ...] = ()  # clients that sent nothing usable, with the engine's reason
+
+    def select(self, rows: Tensor) -> Updates:
+        """The updates of the given rows (a boolean mask [n])."""
+        if bool(rows.all()):
+            return self
+        ids = tuple(client for client, kept in zip(self.client_ids, rows.tolist(), strict=True) if kept)
+        measurements = {name: values[rows] for name, values in self.measurements.items()}
+        models = self.models[rows.to(self.models.device)]
+        return Updates(ids, models, measurements, self.training_loss[rows], self.seconds[rows])
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """How c candidate models did on the test sets of K clients (or on one server set: K = 1)."""
+
+    num_samples: Tensor  # [K]
+    values: Tensor  # [c, K] the problem's metric: accuracy, or MAPE
+    losses: Tensor  # [c, K] mean loss, never the adapted one, so that methods compare
+    counts: Tensor  # [c, C, C] confusion (true class, predicted class) over all clients; regression: [c, 4] error sums
+
+    def overall(self) -> Tensor:
+        """The metric over all clients, weighted by test-set size (P2 Algorithm 1, line 16). Shape [c]."""
+        return self._weighted(self.values)
+
+    def overall_loss(self) -> Tensor:
+        """The loss over all clients, weighted by test-set size. Shape [c]."""
+        return self._weighted(self.losses)
+
+    def pick(self, candidate: int) -> Evaluation:
+        """The evaluation of one candidate alone."""
+        one = slice(candidate, candidate + 1)
+        return Evaluation(self.num_samples, self.values[one], self.losses[one], self.counts[one])
+
+    def _weighted(self, values: Tensor) -> Tensor:
+        held = self.num_samples > 0  # a client without test data has no accuracy, and no say in the mean
+        weights = self.num_samples[held].to(values.dtype)
+        return (values[:, held] * weights).sum(1) / weights.sum()
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One way to aggregate this round's updates: an order of priority and what came of it."""
+
+    priority: tuple[str, ...] | None
+    scores: Tensor  # [n]
+    weights: Tensor  # [n]
+    model: Tensor  # [d]
+    step_state: Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class ServerState:
+    """All that survives a round. A checkpoint is this object; everything random is derived from the seed."""
+
+    round_num: int
+    model: Tensor  # [d]
+    loss: Loss  # of the next round (P3)
+    trust: Tensor  # [K]
+    priority: tuple[str, ...] | None = None  # the order of the last round (P2)
+    quality: float | None = None  # metric of the last round over all clients (P2's acc_t)
+    step_state: Mapping[str, Tensor] = field(default_factory=dict)  # of the server optimizer
+
+
+@dataclass(frozen=True)
+class RoundRecord:
+    """What happened in a round: enough to explain every weight."""
+
+    round_num: int
+    client_ids: tuple[int, ...]  # accepted; the rows of the tensors below
+    criteria: tuple[str, ...]
+    raw: Tensor  # [n, m]
+    normalised: Tensor  # [n, m]
+    scores: Tensor  # [n]
+    weights: Tensor  # [n]
+    training_loss: Tensor  # [n]
+    seconds: Tensor  # [n]
+    refusals: tuple[Refusal, ...]
+    no_effect: tuple[str, ...]  # criteria that were equal for all clients
+    priority: tuple[str, ...] | None
+    candidates: tuple[tuple[tuple[str, ...], float], ...]  # orders tried and the metric of each, in the order tried
+    testing_rounds: int
+    loss: Loss  # of the next round
+    notes: tuple[str, ...]
+    report: Evaluation | None  # on the server's reporting part
+    local: Evaluation | None  # on every client's own test set
+
+
+class Engine(Protocol):
+    """Where clients live. The round asks it for three things and knows nothing else about it."""
+
+    num_clients: int
+    problem: Problem
+    spec: ModelSpec
+
+    def train(self, client_ids: Sequence[int], model: Tensor, task: Task) -> Iterator[Updates]:
+        """Train `model` [d] on every client of the cohort; yield the updates in chunks as they arrive."""
+        ...
+
+    def evaluate(self, client_ids: Sequence[int], models: Tensor) -> Evaluation:
+        """Every candidate [c, d] on the test set of every client, in one pass."""
+        ...
+
+    def evaluate_server(self, models: Tensor, part: Literal["weigh", "report"]) -> Evaluation | None:
+        """Every candidate [c, d] on a part of the server's set; None where the server has none."""
+        ...

@@ -1,0 +1,84 @@
+"""criteria -> normalise over the cohort -> score -> weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ..registry import Registry
+from .scores import Score
+
+Normaliser = Callable[[Tensor], Tensor]
+NORMALISERS: Registry[Normaliser] = Registry(
+    "normaliser", "normalisers", "What a criterion is divided by so that criteria compare"
+)
+
+
+@NORMALISERS.register("sum")
+def sum_scale(raw: Tensor) -> Tensor:
+    """Divide by the cohort's sum, so that Σ_a c_a = 1 (the papers). In a cohort of n a value is about 1/n."""
+    return raw.sum(0)
+
+
+@NORMALISERS.register("max")
+def max_scale(raw: Tensor) -> Tensor:
+    """Divide by the cohort's maximum: the best client has 1, whatever the size of the cohort."""
+    return raw.max(0).values
+
+
+@NORMALISERS.register("none")
+def no_scale(raw: Tensor) -> Tensor:
+    """Leave the values as they were measured."""
+    return torch.ones(raw.shape[1], dtype=raw.dtype)
+
+
+def divide(raw: Tensor, scales: Tensor) -> Tensor:
+    """Values over the cohort's scales; a criterion that is zero for everybody stays zero."""
+    return torch.where(scales == 0, 0.0, raw / scales)
+
+
+def to_weights(scores: Tensor) -> Tensor:
+    """w_a = f(c_a) / Σ f (P1 Eq. 5); all zero where every score is zero."""
+    total = scores.sum()
+    return scores / total if total > 0 else torch.zeros_like(scores)
+
+
+def without_effect(names: Sequence[str], raw: Tensor) -> tuple[str, ...]:
+    """Criteria that are equal for all clients of the cohort, and so change no weight (P1 4.2's rule of thumb)."""
+    if len(raw) < 2:
+        return ()
+    equal = torch.isclose(raw.min(0).values, raw.max(0).values, rtol=1e-9, atol=0.0)
+    return tuple(name for name, constant in zip(names, equal.tolist(), strict=True) if constant)
+
+
+def weigh(criteria: Mapping[str, Any], *, score: Score, normalise: str | None = None) -> NDArray[numpy.float64]:
+    """The weights of n clients from your own numbers: lists, NumPy arrays or tensors, one per criterion.
+
+    The weights sum to 1; they are all zero where every score is zero. `normalise` is "sum", "max" or "none"; the
+    default is the score's own ("none" for a product, "sum" for the others).
+
+    >>> import clientwise as cw
+    >>> criteria = {"size": [600, 600, 60], "accuracy": [0.9, 0.3, 0.9]}
+    >>> cw.weigh(criteria, score=cw.prioritized("accuracy", "size"), normalise="max").round(3).tolist()
+    [0.531, 0.177, 0.292]
+    """
+    if not criteria:
+        raise ValueError("no criteria given")
+    names = tuple(criteria)
+    columns = {name: torch.as_tensor(numpy.asarray(values, dtype=numpy.float64)) for name, values in criteria.items()}
+    for name, column in columns.items():
+        if column.ndim != 1 or len(column) != len(columns[names[0]]):
+            raise ValueError(f"{name!r} has shape {tuple(column.shape)}; every criterion needs one value per client")
+        if not bool((column.isfinite() & (column >= 0)).all()):
+            raise ValueError(f"{name!r} has a value that is negative or not finite: {column.tolist()}")
+    score.check(names)
+    raw = torch.stack(list(columns.values()), dim=1)
+    if len(raw) == 0:
+        return numpy.zeros(0)
+    scales = NORMALISERS.get(normalise or score.default_normaliser)(raw)
+    return to_weights(score(names, divide(raw, scales))).numpy()

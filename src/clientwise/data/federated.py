@@ -1,0 +1,137 @@
+"""Samples spread over clients: what an engine reads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..core.types import Problem
+
+
+@dataclass(frozen=True)
+class Samples:
+    """A dataset before it is spread over clients."""
+
+    inputs: Tensor  # [N, ...] integers or floats, kept compact
+    targets: Tensor  # [N] class numbers (int64), or values (float32, [N] or [N, ...])
+    problem: Problem
+    scale: float = 1.0  # inputs · scale is what the model sees
+    sample_attributes: Mapping[str, Tensor] = field(default_factory=dict)  # facts about the samples, each [N]
+
+    def batch(self, numbers: Tensor) -> Tensor:
+        """Samples as the model sees them: float32, scaled."""
+        inputs = self.inputs[numbers].float()
+        return inputs if self.scale == 1 else inputs * self.scale
+
+
+@dataclass(frozen=True)
+class Shares:
+    """Who holds which samples: holder k has `numbers[offsets[k]:offsets[k+1]]`, and calls them `targets[...]`.
+
+    The targets are kept beside the numbers, not looked up, since a hostile client may call its samples otherwise.
+    """
+
+    numbers: Tensor  # [total] places in Samples.inputs
+    targets: Tensor  # [total, ...]
+    offsets: Tensor  # [K + 1]
+
+    @staticmethod
+    def of(parts: Sequence[tuple[Tensor, Tensor]]) -> Shares:
+        """From one pair (sample numbers, targets) per holder."""
+        sizes = torch.tensor([0, *(len(numbers) for numbers, _ in parts)])
+        return Shares(torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts]), sizes.cumsum(0))
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    @property
+    def sizes(self) -> Tensor:
+        """How many samples each holder has [K]."""
+        return self.offsets.diff()
+
+    def slice(self, holder: int) -> slice:
+        """Where a holder's samples lie."""
+        return slice(int(self.offsets[holder]), int(self.offsets[holder + 1]))
+
+    def gather(self, holders: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
+        """Numbers and targets of the samples of several holders, and the place in `holders` of each sample's owner."""
+        sizes = self.sizes
+        if isinstance(holders, range) and holders == range(len(self)):  # everybody: nothing to pick
+            return self.numbers, self.targets, torch.repeat_interleave(torch.arange(len(self)), sizes)
+        rows = torch.tensor(list(holders), dtype=torch.int64)
+        owner = torch.repeat_interleave(torch.arange(len(rows)), sizes[rows])
+        starts = self.offsets[:-1][rows] - (sizes[rows].cumsum(0) - sizes[rows])
+        places = (torch.arange(len(owner)) + starts[owner]).to(self.numbers.device)
+        return self.numbers[places], self.targets[places], owner
+
+    def to(self, device: torch.device) -> Shares:
+        """The samples' numbers and targets on a device; the offsets stay on the CPU."""
+        return Shares(self.numbers.to(device), self.targets.to(device), self.offsets)
+
+
+@dataclass(frozen=True)
+class FederatedData:
+    """Samples, who holds which of them for training and for testing, and what the server holds."""
+
+    samples: Samples
+    train: Shares  # K clients
+    test: Shares  # K clients
+    weigh: Shares | None  # one holder, the server: what it weighs models by
+    report: Shares | None  # one holder, the server: what it reports on
+    attributes: Mapping[str, Tensor] = field(default_factory=dict)  # facts about the clients, each [K]
+
+    @property
+    def num_clients(self) -> int:
+        """K."""
+        return len(self.train)
+
+    def to(self, device: torch.device) -> FederatedData:
+        """Everything a model reads, on a device."""
+        return replace(
+            self,
+            samples=replace(self.samples, inputs=self.samples.inputs.to(device)),
+            train=self.train.to(device),
+            test=self.test.to(device),
+            weigh=self.weigh.to(device) if self.weigh else None,
+            report=self.report.to(device) if self.report else None,
+        )
+
+    @staticmethod
+    def from_clients(
+        train: Sequence[tuple[Any, Any]],
+        test: Sequence[tuple[Any, Any]],
+        *,
+        weigh: tuple[Any, Any] | None = None,
+        report: tuple[Any, Any] | None = None,
+        num_classes: int | None = None,
+        attributes: Mapping[str, Any] | None = None,
+    ) -> FederatedData:
+        """Your own arrays: (inputs, targets) per client for training and for testing, and optionally the server's.
+
+        Targets of integers are classes, targets of floats are values to predict. `num_classes` is taken from the
+        largest label where it is not given. `attributes` are facts about the clients, one value each.
+        """
+        if not train or len(train) != len(test):
+            raise ValueError(f"{len(train)} clients have training data, {len(test)} have test data: give one of each")
+        blocks = [*train, *test, *(block for block in (weigh, report) if block is not None)]
+        inputs = torch.cat([torch.as_tensor(block[0]) for block in blocks])
+        targets = torch.cat([torch.as_tensor(block[1]) for block in blocks])
+        if targets.is_floating_point():
+            problem, targets = Problem("regression"), targets.float()
+        else:
+            problem, targets = Problem("classification", num_classes or int(targets.max()) + 1), targets.long()
+        sizes = [len(block[1]) for block in blocks]
+        parts = list(zip(torch.split(torch.arange(len(targets)), sizes), torch.split(targets, sizes), strict=True))
+        server = iter(parts[2 * len(train) :])
+        return FederatedData(
+            Samples(inputs.float() if inputs.is_floating_point() else inputs, targets, problem),
+            Shares.of(parts[: len(train)]),
+            Shares.of(parts[len(train) : 2 * len(train)]),
+            weigh=Shares.of([next(server)]) if weigh is not None else None,
+            report=Shares.of([next(server)]) if report is not None else None,
+            attributes={name: torch.as_tensor(values).double() for name, values in (attributes or {}).items()},
+        )

@@ -1,0 +1,1 @@
+"""Engines: where clients live. The protocol is `core.types.Engine`."""

@@ -1,0 +1,57 @@
+"""Candidate models on samples that belong to holders: clients, or the server. Shared by every engine."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..core.loss import class_scores, plain_loss
+from ..core.metrics import confusion, error_sums
+from ..core.types import Evaluation, Problem
+from ..data.federated import Samples
+from ..models.flat import FlatModel
+
+BATCH = 4096
+
+
+def evaluate_models(
+    flat: FlatModel, models: Tensor, samples: Samples, numbers: Tensor, targets: Tensor, owner: Tensor, num_owners: int
+) -> Evaluation:
+    """Every model [c, d] on all samples, in batches that know no borders between holders."""
+    problem, owner = samples.problem, owner.to(models.device)
+    per_owner = torch.bincount(owner, minlength=num_owners)
+    values = torch.zeros(len(models), num_owners, dtype=torch.float64, device=models.device)
+    losses = torch.zeros_like(values)
+    counts = []
+    flat.module.eval()
+    for candidate, model in enumerate(models):
+        flat.load(model)
+        loss, value, count = _evaluate_one(flat, samples, numbers, targets, problem)
+        losses[candidate].index_add_(0, owner, loss)
+        values[candidate].index_add_(0, owner, value)
+        counts.append(count)
+    holds = per_owner.clamp(min=1)
+    return Evaluation(per_owner.cpu(), (values / holds).cpu(), (losses / holds).cpu(), torch.stack(counts).cpu())
+
+
+def _evaluate_one(
+    flat: FlatModel, samples: Samples, numbers: Tensor, targets: Tensor, problem: Problem
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Loss [N] and value [N] of every sample (right or wrong; relative error), and the counts over all."""
+    plain = plain_loss(problem)
+    losses, values, counts = [], [], []
+    with torch.no_grad():
+        for rows, truth in zip(torch.split(numbers, BATCH), torch.split(targets, BATCH), strict=True):
+            outputs = flat.module(samples.batch(rows))
+            losses.append(plain.per_sample(outputs, truth).double())
+            if problem.kind == "classification":
+                predictions = class_scores(outputs).argmax(-1)
+                values.append((predictions == truth).double())
+                counts.append(confusion(truth, predictions, problem.num_classes))
+            else:
+                error = (outputs.reshape(truth.shape) - truth).double().abs()
+                values.append(
+                    torch.where(truth == 0, 0.0, error / truth.double().abs()).reshape(len(truth), -1).mean(1)
+                )
+                counts.append(error_sums(truth.flatten(), outputs.flatten()))
+    return torch.cat(losses), torch.cat(values), torch.stack(counts).sum(0)

@@ -1,0 +1,147 @@
+"""The embedded engine: clients live in this process, on the CPU or one GPU, and nothing has to be started."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from ..attacks import Hostile
+from ..core.criteria import ClientFacts, measure_clients
+from ..core.seeding import generator
+from ..core.types import Evaluation, Task, Updates
+from ..data.federated import FederatedData, Shares
+from ..models.flat import FlatModel
+from .evaluation import evaluate_models
+from .training import train_locally
+
+
+def pick_device(name: str = "auto") -> torch.device:
+    """A device by name; "auto" is the GPU where there is one."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    device = torch.device(name)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError("device 'cuda' was asked for, but PyTorch sees no GPU here; use 'cpu' or 'auto'")
+    return device
+
+
+class LocalEngine:
+    """Trains the clients of a cohort one after the other and hands them on in chunks."""
+
+    def __init__(
+        self,
+        data: FederatedData,
+        module: nn.Module,
+        *,
+        seed: int,
+        device: torch.device | None = None,
+        hostile: Mapping[int, Hostile] | None = None,
+        chunk_size: int = 16,
+    ) -> None:
+        self.device = device or torch.device("cpu")
+        self.data = data.to(self.device)
+        self.problem = data.samples.problem
+        self.num_clients = data.num_clients
+        self._flat = FlatModel(module, self.device)
+        self.spec = self._flat.spec
+        self._seed = seed
+        self._hostile = hostile or {}
+        self._chunk_size = chunk_size
+        self._label_counts = _label_counts(data.train, self.problem.num_classes)
+        self._private_models: dict[int, Tensor] = {}  # of hostile clients that keep a model of their own
+
+    def initial_model(self) -> Tensor:
+        """The module's parameters as they were when the engine was made [d]."""
+        return self._flat.vector.clone()
+
+    def train(self, client_ids: Sequence[int], model: Tensor, task: Task) -> Iterator[Updates]:
+        """See `core.types.Engine`."""
+        for first in range(0, len(client_ids), self._chunk_size):
+            chunk = client_ids[first : first + self._chunk_size]
+            models, losses, seconds = zip(*(self._train_client(client, model, task) for client in chunk), strict=True)
+            training_loss = torch.tensor(losses, dtype=torch.float64)
+            yield Updates(
+                client_ids=tuple(chunk),
+                models=torch.stack(models),
+                measurements=self._measure(chunk, training_loss, task),
+                training_loss=training_loss,
+                seconds=torch.tensor(seconds, dtype=torch.float64),
+            )
+
+    def _train_client(self, client: int, model: Tensor, task: Task) -> tuple[Tensor, float, float]:
+        began = time.perf_counter()
+        share = self.data.train.slice(client)
+        numbers, targets = self.data.train.numbers[share], self.data.train.targets[share]
+
+        def load(rows: Tensor) -> tuple[Tensor, Tensor]:
+            rows = rows.to(self.device)
+            return self.data.samples.batch(numbers[rows]), targets[rows]
+
+        hostile = self._hostile.get(client)
+        ignores = hostile is not None and hostile.ignore_global
+        start = self._private_models.get(client, model) if ignores else model
+        trained, loss = train_locally(self._flat, start, load, len(numbers), task, self._seed, client)
+        if hostile is not None:
+            if ignores:
+                self._private_models[client] = trained
+            trained = hostile.attack.forge(trained, model, generator(self._seed, "attack", task.round_num, client))
+        return trained, loss, time.perf_counter() - began
+
+    def _measure(self, clients: Sequence[int], training_loss: Tensor, task: Task) -> dict[str, Tensor]:
+        """The criteria the clients report: the truth, but for those who lie."""
+        numbers, _, owner = self.data.train.gather(clients)
+        rows = list(clients)
+        facts = ClientFacts(
+            num_samples=self.data.train.sizes[rows],
+            label_counts=self._label_counts[rows],
+            training_loss=training_loss,
+            attributes={name: values[rows] for name, values in self.data.attributes.items()},
+            owner=owner,
+            sample_attributes={
+                name: values[numbers.cpu()] for name, values in self.data.samples.sample_attributes.items()
+            },
+            load_inputs=lambda: self.data.samples.batch(numbers),
+        )
+        measured = measure_clients(task.criteria, facts)
+        for row, client in enumerate(clients):
+            if client in self._hostile:
+                mine = {name: values[row] for name, values in measured.items()}
+                for name, value in self._hostile[client].attack.claim(mine).items():
+                    measured[name][row] = value
+        return measured
+
+    def evaluate(self, client_ids: Sequence[int], models: Tensor) -> Evaluation:
+        """See `core.types.Engine`."""
+        return self._evaluate(self.data.test, client_ids, models)
+
+    def evaluate_server(self, models: Tensor, part: Literal["weigh", "report"]) -> Evaluation | None:
+        """See `core.types.Engine`."""
+        shares = self.data.weigh if part == "weigh" else self.data.report
+        return None if shares is None else self._evaluate(shares, [0], models)
+
+    def _evaluate(self, shares: Shares, holders: Sequence[int], models: Tensor) -> Evaluation:
+        numbers, targets, owner = shares.gather(holders)
+        return evaluate_models(
+            self._flat, models.to(self.device), self.data.samples, numbers, targets, owner, len(holders)
+        )
+
+    def state(self) -> dict[str, Tensor]:
+        """What the simulated clients keep between rounds; a checkpoint holds it beside the server's state."""
+        return {str(client): model for client, model in self._private_models.items()}
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Continue from what `state` returned."""
+        self._private_models = {int(client): model.to(self.device) for client, model in state.items()}
+
+
+def _label_counts(train: Shares, num_classes: int) -> Tensor:
+    """How many training samples of each class every client holds [K, C]."""
+    if not num_classes:
+        return torch.zeros(len(train), 0, dtype=torch.int64)
+    owner = torch.repeat_interleave(torch.arange(len(train)), train.sizes)
+    cells = torch.bincount(owner * num_classes + train.targets.cpu(), minlength=len(train) * num_classes)
+    return cells.reshape(len(train), num_classes)

@@ -1,0 +1,1 @@
+"""Experiments: one TOML file, validated, run and recorded."""

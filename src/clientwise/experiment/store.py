@@ -1,0 +1,278 @@
+"""A run folder: the resolved config, the versions, one SQLite database, checkpoints in safetensors. No pickle anywhere.
+
+config.toml                 the resolved config: every default written out
+versions.json               what ran it
+run.sqlite                  what happened, per round and per client (tables below)
+checkpoints/lane-N.safetensors   where method × seed number N can go on, or ended
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from ..core.loss import Loss
+from ..core.metrics import macro_f1, per_class_f1
+from ..core.types import Evaluation, Problem, RoundRecord, ServerState
+from ..errors import ClientwiseError
+
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS facts (key TEXT PRIMARY KEY, value TEXT) WITHOUT ROWID;
+
+CREATE TABLE IF NOT EXISTS lanes (   -- one method with one seed
+    lane INTEGER PRIMARY KEY, method TEXT, seed INTEGER, finished INTEGER DEFAULT 0, UNIQUE (method, seed));
+
+CREATE TABLE IF NOT EXISTS clients ( -- who there is, under a seed
+    seed INTEGER, client INTEGER, num_train INTEGER, num_test INTEGER, hostile TEXT,
+    PRIMARY KEY (seed, client)) WITHOUT ROWID;
+
+CREATE TABLE IF NOT EXISTS rounds (
+    lane INTEGER, round_num INTEGER,
+    metric REAL, macro_f1 REAL, loss REAL,              -- on the server's reporting part; accuracy, or MAPE
+    local_mean REAL, local_p10 REAL, local_p90 REAL,    -- over the honest clients' own test sets
+    priority TEXT, candidates TEXT, testing_rounds INTEGER,
+    class_weights TEXT, loss_shape REAL, per_class_f1 TEXT,
+    no_effect TEXT, notes TEXT, seconds REAL,
+    PRIMARY KEY (lane, round_num)) WITHOUT ROWID;
+
+CREATE TABLE IF NOT EXISTS participants ( -- everyone whose update arrived, accepted or refused
+    lane INTEGER, round_num INTEGER, client INTEGER, refusal TEXT, -- NULL: accepted
+    score REAL, weight REAL, training_loss REAL, seconds REAL);
+CREATE INDEX IF NOT EXISTS participants_by_round ON participants (lane, round_num, client);
+
+CREATE TABLE IF NOT EXISTS criteria (
+    lane INTEGER, round_num INTEGER, client INTEGER, criterion TEXT, raw REAL, normalised REAL,
+    PRIMARY KEY (lane, round_num, client, criterion)) WITHOUT ROWID;
+
+CREATE TABLE IF NOT EXISTS local (   -- every client's own test set, in the rounds in which it was evaluated
+    lane INTEGER, round_num INTEGER, client INTEGER, metric REAL, loss REAL,
+    PRIMARY KEY (lane, round_num, client)) WITHOUT ROWID;
+"""
+
+
+class RunError(ClientwiseError, RuntimeError):
+    """A run folder that cannot be used, and why."""
+
+
+class Store:
+    """Writes a run folder. One transaction a round; a reader may look at any time."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._checkpoints = folder / "checkpoints"
+        self._checkpoints.mkdir(parents=True, exist_ok=True)
+        self._database = sqlite3.connect(folder / "run.sqlite")
+        self._database.execute("PRAGMA journal_mode = WAL")
+        self._database.execute("PRAGMA synchronous = NORMAL")
+        self._database.executescript(SCHEMA)
+
+    def close(self) -> None:
+        """Close the database."""
+        self._database.close()
+
+    def set_facts(self, facts: Mapping[str, object]) -> None:
+        """Facts about the whole run, for whoever reads it."""
+        with self._database as database:
+            rows = [(key, json.dumps(value)) for key, value in facts.items()]
+            database.executemany("INSERT OR REPLACE INTO facts VALUES (?, ?)", rows)
+
+    def set_clients(
+        self, seed: int, num_train: Sequence[int], num_test: Sequence[int], hostile: Mapping[int, str]
+    ) -> None:
+        """Who there is under a seed; `hostile` names the attack of those who are."""
+        with self._database as database:
+            rows = [(seed, k, *sizes, hostile.get(k)) for k, sizes in enumerate(zip(num_train, num_test, strict=True))]
+            database.executemany("INSERT OR REPLACE INTO clients VALUES (?, ?, ?, ?, ?)", rows)
+
+    def open_lane(self, method: str, seed: int) -> tuple[int, bool]:
+        """The lane of a method and seed, and whether it is finished."""
+        with self._database as database:
+            database.execute("INSERT OR IGNORE INTO lanes (method, seed) VALUES (?, ?)", (method, seed))
+        row = self._database.execute("SELECT lane, finished FROM lanes WHERE method = ? AND seed = ?", (method, seed))
+        lane, finished = row.fetchone()
+        return int(lane), bool(finished)
+
+    def finish_lane(self, lane: int) -> None:
+        """Mark a lane as finished."""
+        with self._database as database:
+            database.execute("UPDATE lanes SET finished = 1 WHERE lane = ?", (lane,))
+
+    def forget_after(self, lane: int, round_num: int) -> None:
+        """Drop the rounds after a checkpoint: they are run again, and come out the same."""
+        with self._database as database:
+            for table in ("rounds", "participants", "criteria", "local"):
+                database.execute(f"DELETE FROM {table} WHERE lane = ? AND round_num > ?", (lane, round_num))
+
+    def write_round(
+        self, lane: int, record: RoundRecord, problem: Problem, hostile: Mapping[int, object], seconds: float
+    ) -> None:
+        """One round, in one transaction."""
+        accepted = zip(
+            record.client_ids,
+            record.scores.tolist(),
+            record.weights.tolist(),
+            record.training_loss.tolist(),
+            record.seconds.tolist(),
+            strict=True,
+        )
+        people = [(lane, record.round_num, client, None, *values) for client, *values in accepted]
+        people += [
+            (lane, record.round_num, refusal.client_id, refusal.reason, *[None] * 4) for refusal in record.refusals
+        ]
+        criteria = [
+            (lane, record.round_num, client, name, raw, normalised)
+            for client, raws, normaliseds in zip(
+                record.client_ids, record.raw.tolist(), record.normalised.tolist(), strict=True
+            )
+            for name, raw, normalised in zip(record.criteria, raws, normaliseds, strict=True)
+        ]
+        local = record.local
+        own = (
+            []
+            if local is None
+            else [
+                (lane, record.round_num, client, value, loss)
+                for client, (value, loss, size) in enumerate(
+                    zip(local.values[0].tolist(), local.losses[0].tolist(), local.num_samples.tolist(), strict=True)
+                )
+                if size
+            ]
+        )
+        with self._database as database:
+            database.execute(
+                f"INSERT INTO rounds VALUES ({', '.join('?' * 17)})",
+                _round_row(lane, record, problem, hostile, seconds),
+            )
+            database.executemany("INSERT INTO participants VALUES (?, ?, ?, ?, ?, ?, ?, ?)", people)
+            database.executemany("INSERT INTO criteria VALUES (?, ?, ?, ?, ?, ?)", criteria)
+            database.executemany("INSERT INTO local VALUES (?, ?, ?, ?, ?)", own)
+
+    def save_checkpoint(self, lane: int, state: ServerState, engine_state: Mapping[str, Tensor]) -> None:
+        """All that a lane needs to go on. The old checkpoint is there until the new one is whole."""
+        # The database must not be behind the checkpoint, not even after a power cut.
+        self._database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        tensors = {
+            "model": state.model,
+            "trust": state.trust,
+            **{f"step.{name}": tensor for name, tensor in state.step_state.items()},
+            **{f"engine.{name}": tensor for name, tensor in engine_state.items()},
+        }
+        facts = {
+            "round_num": state.round_num,
+            "loss": asdict(state.loss),
+            "priority": state.priority,
+            "quality": state.quality,
+        }
+        write_atomically(
+            self._checkpoint(lane),
+            save({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, {"state": json.dumps(facts)}),
+        )
+
+    def load_checkpoint(self, lane: int, device: torch.device) -> tuple[ServerState, dict[str, Tensor]] | None:
+        """The last checkpoint of a lane; None where there is none yet."""
+        path = self._checkpoint(lane)
+        if not path.exists():
+            return None
+        try:
+            with safe_open(path, framework="pt", device=str(device)) as file:
+                facts = json.loads(file.metadata()["state"])
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        except (SafetensorError, KeyError, ValueError, TypeError) as error:
+            raise RunError(
+                f"{path}: not a checkpoint of clientwise ({error}); delete it to start this lane again"
+            ) from None
+        loss = facts["loss"]
+        if loss["class_weights"] is not None:
+            loss["class_weights"] = tuple(loss["class_weights"])
+        state = ServerState(
+            round_num=facts["round_num"],
+            model=tensors["model"],
+            loss=Loss(**loss),
+            trust=tensors["trust"].cpu(),
+            priority=None if facts["priority"] is None else tuple(facts["priority"]),
+            quality=facts["quality"],
+            step_state=_under("step.", tensors),
+        )
+        return state, _under("engine.", tensors)
+
+    def _checkpoint(self, lane: int) -> Path:
+        return self._checkpoints / f"lane-{lane}.safetensors"
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write a file so that a reader, or a crash, sees the old one or the new one and nothing between."""
+    temporary = path.with_name(path.name + ".part")
+    with temporary.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold a run folder for this process, so that two do not write into it."""
+    try:
+        import fcntl
+    except ImportError:  # not a POSIX system: nothing to hold it with
+        yield
+        return
+    with (folder / ".lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RunError(f"{folder}: another clientwise process is writing to this run") from None
+        yield
+
+
+def _round_row(
+    lane: int, record: RoundRecord, problem: Problem, hostile: Mapping[int, object], seconds: float
+) -> tuple[object, ...]:
+    """A row of the table `rounds`."""
+    shown = record.report or record.local  # without a reporting set, what the clients measured together
+    classes = problem.kind == "classification" and shown is not None
+    return (
+        lane,
+        record.round_num,
+        float(shown.overall()[0]) if shown else None,
+        float(macro_f1(shown.counts[0])) if shown and classes else None,
+        float(shown.overall_loss()[0]) if shown else None,
+        *(_honest_summary(record.local, hostile) if record.local else (None, None, None)),
+        json.dumps(record.priority) if record.priority else None,
+        json.dumps(record.candidates) if record.candidates else None,
+        record.testing_rounds,
+        json.dumps(record.loss.class_weights) if record.loss.class_weights else None,
+        record.loss.shape if record.loss.kind == "robust" else None,
+        json.dumps(per_class_f1(shown.counts[0]).tolist()) if shown and classes else None,
+        json.dumps(record.no_effect),
+        json.dumps(record.notes),
+        seconds,
+    )
+
+
+def _honest_summary(
+    local: Evaluation, hostile: Mapping[int, object]
+) -> tuple[float | None, float | None, float | None]:
+    """Mean weighted by test size, 10th and 90th percentile, of honest clients: a liar's labels measure nothing."""
+    honest = torch.tensor([client not in hostile for client in range(len(local.num_samples))])
+    counted = honest & (local.num_samples > 0)
+    if not bool(counted.any()):
+        return None, None, None
+    values = local.values[:, counted]
+    mean = replace(local, num_samples=local.num_samples[counted], values=values).overall()
+    low, high = torch.quantile(values[0], torch.tensor([0.1, 0.9], dtype=values.dtype)).tolist()
+    return float(mean[0]), low, high
+
+
+def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}

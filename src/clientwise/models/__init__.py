@@ -1,0 +1,1 @@
+"""Networks by name, and a network as one flat vector."""

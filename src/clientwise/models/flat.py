@@ -1,0 +1,41 @@
+"""A network as one flat float32 vector: that is how models travel, are averaged and are saved."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from ..core.types import Layer, ModelSpec
+
+
+class FlatModel:
+    """A module whose parameters, gradients and floating-point buffers are views of flat vectors.
+
+    Loading a model is one copy, and an optimizer sees a single parameter, so a step is a handful of kernels whatever
+    the number of layers. Parameters come first, then the buffers that matter (running statistics of batch norm).
+    """
+
+    def __init__(self, module: nn.Module, device: torch.device) -> None:
+        self.module = module.to(device)
+        parameters = list(self.module.named_parameters())
+        buffers = [(name, buffer) for name, buffer in self.module.named_buffers() if buffer.is_floating_point()]
+        layers, start = [], 0
+        for name, tensor in [*parameters, *buffers]:
+            layers.append(Layer(name, tuple(tensor.shape), start, start + tensor.numel()))
+            start += tensor.numel()
+        num_parameters = sum(tensor.numel() for _, tensor in parameters)
+        self.spec = ModelSpec(tuple(layers), num_parameters, start)
+
+        self.vector = torch.zeros(start, device=device)
+        self.parameter = nn.Parameter(self.vector[:num_parameters])  # shares memory with the vector
+        self.parameter.grad = torch.zeros(num_parameters, device=device)
+        for layer, (_, tensor) in zip(layers, [*parameters, *buffers], strict=True):
+            view = self.vector[layer.start : layer.stop].view(layer.shape)
+            view.copy_(tensor.detach())
+            tensor.data = view
+            if layer.stop <= num_parameters:
+                tensor.grad = self.parameter.grad[layer.start : layer.stop].view(layer.shape)
+
+    def load(self, vector: Tensor) -> None:
+        """Put a flat vector [d] into the module."""
+        self.vector.copy_(vector)

@@ -1,0 +1,64 @@
+"""Progress of a run: a live bar in a terminal, a few plain lines elsewhere."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
+
+from .experiment.runner import Progress
+
+QUIET_SECONDS = 10.0  # between two lines when nobody watches
+
+
+@contextmanager
+def show_progress(console: Console) -> Iterator[Callable[[Progress], None]]:
+    """Gives a function to be called after every round."""
+    if not console.is_terminal:
+        yield _plain_lines(console)
+        return
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+    )
+    with Bar(*columns, console=console) as bar:
+        task = bar.add_task("starting", total=None)
+
+        def on_round(progress: Progress) -> None:
+            bar.update(task, description=describe(progress), completed=progress.done, total=progress.total)
+
+        yield on_round
+
+
+def _plain_lines(console: Console) -> Callable[[Progress], None]:
+    began = last = time.monotonic()
+
+    def on_round(progress: Progress) -> None:
+        nonlocal last
+        now = time.monotonic()
+        ended = progress.record.round_num == progress.rounds
+        if ended or now - last >= QUIET_SECONDS:
+            last = now
+            console.print(
+                f"{describe(progress)}  ({progress.done} of {progress.total} rounds, {now - began:.0f} s)",
+                soft_wrap=True,
+            )
+
+    return on_round
+
+
+def describe(progress: Progress) -> str:
+    """What the last round was, in one short line."""
+    record = progress.record
+    shown = record.report or record.local
+    value = f"  {float(shown.overall()[0]):6.1%}" if shown else ""
+    place = f"{record.round_num:>{len(str(progress.rounds))}}/{progress.rounds}"
+    return f"{progress.method}, seed {progress.seed}: round {place}{value}"

@@ -1,0 +1,149 @@
+"""What the config understands, generated from the code: `python -m clientwise.reference > docs/config.md`."""
+
+from __future__ import annotations
+
+import inspect
+import types
+import typing
+from typing import Any, Literal, get_args, get_origin
+
+from pydantic.fields import FieldInfo
+
+from .attacks import ATTACKS
+from .core.aggregate import SERVER_STEPS
+from .core.criteria import CRITERIA, make_criterion
+from .core.loss import LOSS_ADAPTERS
+from .core.metrics import METRICS
+from .core.priority import ADJUSTMENTS
+from .core.scores import SCORES
+from .core.weighting import NORMALISERS
+from .data.datasets import DATASETS
+from .data.partition import PARTITIONS
+from .experiment import config
+from .models.networks import MODELS
+from .registry import Part, Registry
+
+_REGISTRIES = (
+    CRITERIA,
+    NORMALISERS,
+    SCORES,
+    ADJUSTMENTS,
+    LOSS_ADAPTERS,
+    SERVER_STEPS,
+    METRICS,
+    DATASETS,
+    PARTITIONS,
+    MODELS,
+    ATTACKS,
+)
+KINDS: dict[str, Registry[Any]] = {registry.plural: registry for registry in _REGISTRIES}
+
+
+def signature(registry: Registry[Any], name: str) -> str:
+    """A part with its options, as in `class_weights (epsilon: float = 0.1)`."""
+    options = [
+        f"{option.name}: {type_name(option.type)}"
+        + ("" if option.required else ", optional" if option.default is None else f" = {_value(option.default)}")
+        for option in registry.options(name)
+    ]
+    return f"{name} ({'; '.join(options)})" if options else name
+
+
+def type_name(kind: Any) -> str:
+    """A type in the words of TOML.
+
+    >>> type_name(list[int] | None), type_name(Literal["a", "b"])
+    ('list of int', '"a" or "b"')
+    """
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin is typing.Annotated:
+        return type_name(arguments[0])
+    if origin is Literal:
+        return " or ".join(_value(argument) for argument in arguments)
+    if origin in (types.UnionType, typing.Union):
+        return " or ".join(type_name(argument) for argument in arguments if argument is not type(None))
+    if kind is Part:
+        return "part"
+    if inspect.isclass(kind) and issubclass(kind, config.Section):
+        return "table"
+    name = getattr(origin or kind, "__name__", str(kind))
+    if name in ("list", "Sequence", "tuple"):
+        return f"list of {type_name(arguments[0])}" if arguments else "list"
+    if name in ("Mapping", "dict"):
+        return f"table of {type_name(arguments[1])} by name"
+    return {"str": "string", "bool": "boolean"}.get(name, name)
+
+
+def _value(value: Any) -> str:
+    if value is None:
+        return "–"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str):
+        return f'"{value}"'
+    if isinstance(value, Part):
+        return f'"{value.name}"'
+    if isinstance(value, config.Section):
+        return "as below"
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(_value(item) for item in value)}]"
+    return str(value)
+
+
+_SECTIONS: tuple[tuple[str, type[config.Section]], ...] = (
+    ("Top level", config.Experiment),
+    ("[training]", config.Training),
+    ("[federation]", config.Cohorts),
+    ("[server_set]", config.ServerSet),
+    ("[evaluation]", config.EvaluationSettings),
+    ("[[hostile]]", config.HostileClients),
+    ("[[methods]]", config.MethodSettings),
+)
+
+
+def markdown() -> str:
+    """The whole reference as a page."""
+    lines = [
+        "# Config reference",
+        "",
+        "Generated from the code by `make docs`; `clientwise list` prints the parts in the terminal.",
+        "",
+        "An experiment is one TOML file. Unknown keys, wrong types and impossible combinations are errors, all",
+        'reported before anything runs. Where a key takes a *part*, write its name, `score = "mean"`, or a table with',
+        'its name and options, `score = { name = "owa", quantifier = "most" }`.',
+        "`clientwise run --set key=value` changes any key.",
+        "",
+    ]
+    for title, section in _SECTIONS:
+        lines += [
+            f"## {title}",
+            "",
+            inspect.getdoc(section) or "",
+            "",
+            "| key | type | default | meaning |",
+            "|---|---|---|---|",
+        ]
+        lines += [_field_row(name, field) for name, field in section.model_fields.items()]
+        lines.append("")
+    lines += ["# Parts", ""]
+    for plural, registry in KINDS.items():
+        lines += [f"## {plural}", "", f"{registry.description}.", "", "| name | options | meaning |", "|---|---|---|"]
+        for name in registry:
+            options = signature(registry, name).removeprefix(name).strip(" ()") or "–"
+            by = f" Measured by the {make_criterion(name).measured_by}." if registry is CRITERIA else ""
+            lines.append(f"| `{name}` | {_cell(options)} | {_cell(registry.describe(name))}{by} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _field_row(name: str, field: FieldInfo) -> str:
+    default = "required" if field.is_required() else _value(field.default)
+    return f"| `{name}` | {_cell(type_name(field.annotation))} | {_cell(default)} | {_cell(field.description or '')} |"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+if __name__ == "__main__":
+    print(markdown())

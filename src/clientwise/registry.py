@@ -1,0 +1,113 @@
+"""One registry per kind of part: a part is a function or class with a name, found in TOML by that name."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import typing
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Generic, TypeVar
+
+from annotated_types import Ge, Gt, Le
+
+# Types for options: a config with a value outside the range is refused before anything runs.
+PositiveInt = Annotated[int, Gt(0)]
+PositiveFloat = Annotated[float, Gt(0)]
+NonNegativeFloat = Annotated[float, Ge(0)]
+Share = Annotated[float, Ge(0), Le(1)]
+
+T = TypeVar("T", bound=Callable[..., Any])
+
+
+def suggest(word: str, known: Iterable[str]) -> str:
+    """The end of an error message: `; did you mean 'priority'?`, or the known words, or nothing.
+
+    >>> suggest("priorty", ["priority", "name"])
+    "; did you mean 'priority'?"
+    """
+    known = sorted(known)
+    close = difflib.get_close_matches(word, known, n=1)
+    if close:
+        return f"; did you mean {close[0]!r}?"
+    return f"; known: {', '.join(known)}" if known else ""
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option of a part, read from its signature."""
+
+    name: str
+    type: Any
+    default: Any  # inspect.Parameter.empty where the option must be given
+
+    @property
+    def required(self) -> bool:
+        """Whether the option has no default."""
+        return self.default is inspect.Parameter.empty
+
+
+class Registry(Generic[T]):
+    """The parts of one kind, by name.
+
+    The options of a function are its keyword-only parameters (the others are what the library passes in); those of a
+    class are all parameters of its constructor.
+    """
+
+    def __init__(self, kind: str, plural: str, description: str) -> None:
+        self.kind = kind
+        self.plural = plural
+        self.description = description
+        self._parts: dict[str, T] = {}
+
+    def register(self, name: str) -> Callable[[T], T]:
+        """Decorator: make a part known under `name`."""
+
+        def decorate(part: T) -> T:
+            known = self._parts.get(name)
+            # A plugin imported twice (say, by two configs of one process) defines the same part again: that is fine.
+            if known is not None and (known.__module__, known.__qualname__) != (part.__module__, part.__qualname__):
+                raise ValueError(f"{self.kind} {name!r} is already registered by {known.__module__}")
+            if not inspect.getdoc(part):
+                raise ValueError(
+                    f"{self.kind} {name!r} needs a docstring: its first line is what `clientwise list` shows"
+                )
+            self._parts[name] = part
+            return part
+
+        return decorate
+
+    def get(self, name: str) -> T:
+        """The part called `name`; a KeyError that suggests the nearest name otherwise."""
+        if name not in self._parts:
+            raise KeyError(f"unknown {self.kind} {name!r}{suggest(name, self._parts)}")
+        return self._parts[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._parts)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._parts
+
+    def describe(self, name: str) -> str:
+        """First line of the part's docstring."""
+        return (inspect.getdoc(self.get(name)) or "").splitlines()[0]
+
+    def options(self, name: str) -> list[Option]:
+        """The part's options with their types and defaults."""
+        part = self.get(name)
+        is_class = inspect.isclass(part)
+        hints = typing.get_type_hints(part.__init__ if is_class else part, include_extras=True)
+        return [
+            Option(parameter.name, hints.get(parameter.name, Any), parameter.default)
+            for parameter in inspect.signature(part).parameters.values()
+            if is_class or parameter.kind is inspect.Parameter.KEYWORD_ONLY
+        ]
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part as named in a config: its registered name and the options given to it."""
+
+    name: str
+    options: Mapping[str, Any]

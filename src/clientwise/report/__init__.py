@@ -1,0 +1,1 @@
+"""Reading a run: numbers, tables, figures."""

@@ -1,0 +1,166 @@
+"""Read a run folder: curves, and one line per method."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import statistics
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..experiment.store import RunError
+
+
+@dataclass(frozen=True)
+class MethodSummary:
+    """How one method did. A list has one value per seed, in the order of the seeds; None where there is none."""
+
+    method: str
+    seeds: list[int]
+    rounds: list[int]  # done so far
+    metric: list[float | None]  # at the last round, on the server's reporting part
+    macro_f1: list[float | None]
+    worst_decile: list[float | None]  # of the honest clients' own test sets
+    rounds_to_target: list[int | None]
+    hostile_weight: list[float | None]  # mean over the rounds of the weight all hostile clients had together
+    testing_rounds: list[int]
+    refused: list[int]
+    seconds: list[float]
+
+
+class Run:
+    """A run folder, read-only. It may still be growing.
+
+    `run.summary()` is one line per method, `run.curve("metric", "AdaFed", seed=1)` a list over rounds, and
+    `run.query(sql)` asks the database; its tables are described in `clientwise/experiment/store.py`.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+        if not self.folder.is_dir():
+            raise RunError(f"{self.folder}: no such folder")
+        if not (self.folder / "run.sqlite").exists():
+            raise RunError(f"{self.folder}: not a run of clientwise (it has no run.sqlite)")
+        facts = {key: json.loads(value) for key, value in self.query("SELECT key, value FROM facts")}
+        if "metric" not in facts:
+            raise RunError(f"{self.folder}: the run has not begun; start it again with --resume")
+        self.metric: str = facts["metric"]
+        self.target: float | None = facts["target"]
+        self.lanes: list[tuple[int, str, int]] = self.query("SELECT lane, method, seed FROM lanes ORDER BY lane")
+        self.finished: bool = bool(self.lanes) and not self.query("SELECT 1 FROM lanes WHERE NOT finished")
+
+    @property
+    def higher_is_better(self) -> bool:
+        """Whether a larger value of the metric is the better one."""
+        return self.metric == "accuracy"
+
+    @property
+    def methods(self) -> list[str]:
+        """The methods in the order they ran."""
+        return list(dict.fromkeys(method for _, method, _ in self.lanes))
+
+    def query(self, sql: str, *values: Any) -> list[Any]:
+        """Rows of a query against the run's database."""
+        with self._connect() as database:
+            return database.execute(sql, values).fetchall()
+
+    @contextmanager
+    def _connect(self) -> Iterator[sqlite3.Connection]:
+        try:
+            with closing(
+                sqlite3.connect(f"{(self.folder / 'run.sqlite').resolve().as_uri()}?mode=ro", uri=True)
+            ) as database:
+                yield database
+        except sqlite3.DatabaseError as error:
+            raise RunError(f"{self.folder}: its database cannot be read ({error})") from None
+
+    def curve(self, column: str, method: str, seed: int) -> list[tuple[int, float]]:
+        """(round, value) of a column of the table `rounds`, where it has one."""
+        if column not in (
+            "metric",
+            "macro_f1",
+            "loss",
+            "local_mean",
+            "local_p10",
+            "local_p90",
+            "testing_rounds",
+            "seconds",
+        ):
+            raise ValueError(f"{column!r} is not a curve")
+        return self.query(
+            f"SELECT round_num, {column} FROM rounds JOIN lanes USING (lane) "
+            f"WHERE method = ? AND seed = ? AND {column} IS NOT NULL ORDER BY round_num",
+            method,
+            seed,
+        )
+
+    def hostile_weights(self, method: str, seed: int) -> list[tuple[int, float]]:
+        """(round, weight all hostile clients had together)."""
+        return self.query(
+            """SELECT round_num, TOTAL(CASE WHEN hostile IS NOT NULL THEN weight END)
+               FROM rounds JOIN lanes USING (lane) LEFT JOIN participants USING (lane, round_num)
+               LEFT JOIN clients USING (seed, client)
+               WHERE method = ? AND seed = ? GROUP BY round_num ORDER BY round_num""",
+            method,
+            seed,
+        )
+
+    @property
+    def has_hostile(self) -> bool:
+        """Whether any client of the run is hostile."""
+        return bool(self.query("SELECT 1 FROM clients WHERE hostile IS NOT NULL LIMIT 1"))
+
+    def summary(self) -> list[MethodSummary]:
+        """One line per method."""
+        return [self._summarise(method) for method in self.methods]
+
+    def _summarise(self, method: str) -> MethodSummary:
+        seeds = [seed for _, name, seed in self.lanes if name == method]
+        worst = "local_p10" if self.higher_is_better else "local_p90"
+        totals = {
+            seed: (count, testing, seconds)
+            for seed, count, testing, seconds in self.query(
+                """SELECT seed, COUNT(round_num), COALESCE(SUM(testing_rounds), 0), TOTAL(rounds.seconds)
+                   FROM lanes LEFT JOIN rounds USING (lane) WHERE method = ? GROUP BY seed""",
+                method,
+            )
+        }
+        refused = dict(
+            self.query(
+                """SELECT seed, COUNT(refusal) FROM lanes LEFT JOIN participants USING (lane)
+                   WHERE method = ? GROUP BY seed""",
+                method,
+            )
+        )
+        return MethodSummary(
+            method=method,
+            seeds=seeds,
+            rounds=[totals[seed][0] for seed in seeds],
+            metric=[_last(self.curve("metric", method, seed)) for seed in seeds],
+            macro_f1=[_last(self.curve("macro_f1", method, seed)) for seed in seeds],
+            worst_decile=[_last(self.curve(worst, method, seed)) for seed in seeds],
+            rounds_to_target=[self._rounds_to_target(method, seed) for seed in seeds],
+            hostile_weight=[self._mean_hostile_weight(method, seed) for seed in seeds],
+            testing_rounds=[totals[seed][1] for seed in seeds],
+            refused=[refused[seed] for seed in seeds],
+            seconds=[totals[seed][2] for seed in seeds],
+        )
+
+    def _rounds_to_target(self, method: str, seed: int) -> int | None:
+        if self.target is None:
+            return None
+        for round_num, value in self.curve("metric", method, seed):
+            if value >= self.target if self.higher_is_better else value <= self.target:
+                return round_num
+        return None
+
+    def _mean_hostile_weight(self, method: str, seed: int) -> float | None:
+        weights = [weight for _, weight in self.hostile_weights(method, seed)]
+        return statistics.fmean(weights) if weights and self.has_hostile else None
+
+
+def _last(curve: list[tuple[int, float]]) -> float | None:
+    return curve[-1][1] if curve else None
