@@ -21,6 +21,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.nn.functional import cosine_similarity, normalize
 
 from ..registry import Part, Registry
 from .metrics import MetricName, performance
@@ -215,12 +216,22 @@ def server_performance(arrivals: Arrivals, *, metric: MetricName | None = None) 
 
 @criterion("trust", measured_by="server", high=1.0, needs_models=True)
 def trust(arrivals: Arrivals) -> Tensor:
-    """Running record of how a client's updates agreed with what the federation decided; everyone starts at 1.
+    """Running record of how far a client's updates pointed where those of the others did; everyone starts at 1.
 
-    After a round, trust ← 0.8·trust + 0.2·agreement. The agreement is the cosine between the client's update and
-    the aggregated one, zero where that is negative, and zero for a refused update.
+    After a round, trust ← 0.8·trust + 0.2·agreement. The agreement is the cosine between the client's update and the
+    mean direction of the others', zero where that is negative, and zero for a refused update. Every client has one
+    vote whatever the size of its update or its weight, so nobody is trusted for being loud.
     """
     return arrivals.trust
+
+
+def agreement_with_others(updates: Sequence[Tensor]) -> Tensor:
+    """Cosine [n] between each update and the sum of the others' directions; 1 for a client alone."""
+    if len(updates) < 2:
+        return torch.ones(len(updates))
+    directions = [normalize(update.double(), dim=0) for update in updates]
+    total = torch.stack(directions).sum(0)
+    return torch.tensor([float(cosine_similarity(mine, total - mine, dim=0)) for mine in directions])
 
 
 def updated_trust(trusted: Tensor, client_ids: Sequence[int], agreement: Tensor, refused: Sequence[int]) -> Tensor:

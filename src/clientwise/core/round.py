@@ -12,10 +12,9 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cosine_similarity
 
 from .aggregate import Aggregator, Stack, SubsetSums
-from .criteria import Arrivals, updated_trust
+from .criteria import Arrivals, agreement_with_others, updated_trust
 from .guard import inspect_measurements, inspect_updates
 from .loss import plain_loss
 from .method import Federation, Method
@@ -62,7 +61,7 @@ def run_round(
         round_num=round_num,
         model=chosen.model,
         loss=loss,
-        trust=cohort.updated_trust(chosen.model),
+        trust=cohort.updated_trust(),
         priority=chosen.priority,
         quality=quality,
         step_state=chosen.step_state,
@@ -173,18 +172,15 @@ class Cohort:
         model, step_state = method.server_step(state.model, mean, state.step_state)
         return Candidate(priority, scores, weights, model, step_state)
 
-    def updated_trust(self, model: Tensor) -> Tensor:
+    def updated_trust(self) -> Tensor:
         """Everyone's trust after the round, where a criterion looks back at it; see `criteria.trust`."""
-        state = self._state
+        trust = self._state.trust
         if not any(criterion.needs_models for criterion in self._method.criteria):
-            return state.trust
+            return trust
         assert isinstance(self._aggregator, Stack)
-        direction = model - state.model
-        if not bool(direction.any()):  # the federation decided nothing to agree with
-            return state.trust
-        agreement = [float(cosine_similarity(kept - state.model, direction, dim=0)) for kept in self._aggregator.models]
+        agreement = agreement_with_others([model - self._state.model for model in self._aggregator.models])
         refused = [refusal.client_id for refusal in self.refusals]
-        return updated_trust(state.trust, self.client_ids, torch.tensor(agreement), refused)
+        return updated_trust(trust, self.client_ids, agreement, refused)
 
 
 def adjust_priority(cohort: Cohort, state: ServerState, method: Method, engine: Engine) -> Search | None:

@@ -48,15 +48,12 @@ class LocalEngine:
         self.num_clients = data.num_clients
         self._flat = FlatModel(module, self.device)
         self.spec = self._flat.spec
+        self.initial_model = self._flat.vector.clone()  # [d] the module as it was given
         self._seed = seed
         self._hostile = hostile or {}
         self._chunk_size = chunk_size
         self._label_counts = _label_counts(data.train, self.problem.num_classes)
         self._private_models: dict[int, Tensor] = {}  # of hostile clients that keep a model of their own
-
-    def initial_model(self) -> Tensor:
-        """The module's parameters as they were when the engine was made [d]."""
-        return self._flat.vector.clone()
 
     def train(self, client_ids: Sequence[int], model: Tensor, task: Task) -> Iterator[Updates]:
         """See `core.types.Engine`."""

@@ -164,7 +164,7 @@ class _Lane:
         self._federation = build_federation(experiment, data.num_clients, seed)
         saved = store.load_checkpoint(self._lane, device)
         if saved is None:
-            self._state = first_state(self._engine.initial_model(), method, self._engine)
+            self._state = first_state(self._engine.initial_model, method, self._engine)
         else:
             self._state, engine_state = saved
             self._engine.load_state(engine_state)

@@ -1,0 +1,5 @@
+"""`python -m clientwise` is the command."""
+
+from .cli import main
+
+main()

@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import settings
+
+from clientwise.core.method import Federation, Method
+from clientwise.data.datasets import digits
+from clientwise.data.partition import dirichlet, federate
+from clientwise.engine.local import LocalEngine
+from clientwise.models.networks import linear
+
+# The same examples every time, and no deadline: the machines that run this are shared.
+settings.register_profile("clientwise", deadline=None, derandomize=True)
+settings.load_profile("clientwise")
+
+TINY: dict[str, Any] = {
+    "name": "tiny",
+    "rounds": 3,
+    "device": "cpu",
+    "data": "digits",
+    "partition": {"name": "dirichlet", "clients": 6, "concentration": 0.5},
+    "model": "linear",
+    "training": {"epochs": 1, "batch_size": 20, "learning_rate": 0.1},
+    "federation": {"fraction": 0.5},
+    "evaluation": {"target": 0.5},
+    "methods": [
+        {"name": "FedAvg"},
+        {
+            "name": "all of it",
+            "criteria": ["server_performance", "label_diversity", "dataset_size"],
+            "adjust": "first_improvement",
+            "adapt_loss": "class_weights",
+        },
+    ],
+}
+
+
+@pytest.fixture
+def tiny() -> dict[str, Any]:
+    """A small real experiment as a config: digits, six clients, two methods."""
+    return copy.deepcopy(TINY)
+
+
+@pytest.fixture
+def make_engine() -> Callable[..., LocalEngine]:
+    """Makes a small real engine: digits over eight clients of unequal size, a linear model."""
+
+    def make(**options: Any) -> LocalEngine:
+        samples = digits(None)
+        split = {"test_fraction": 0.2, "server_fraction": 0.2, "report_fraction": 0.5}
+        data = federate(
+            samples, lambda targets, seed: dirichlet(targets, seed, clients=8, concentration=0.5), 1, **split
+        )
+        torch.manual_seed(0)
+        return LocalEngine(data, linear((1, 8, 8), 10), seed=1, **options)
+
+    return make
+
+
+@pytest.fixture
+def federation() -> Federation:
+    return Federation(seed=1, cohort_size=5)
+
+
+@pytest.fixture
+def fedavg() -> Method:
+    return Method()

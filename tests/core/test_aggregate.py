@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clientwise.core.aggregate import SERVER_STEPS, Stack, SubsetSums
+from clientwise.core.scores import Mean, Prioritized, Product, WeightedMean, all_subset_terms
+from clientwise.core.weighting import NORMALISERS, divide, to_weights
+
+NAMES = ("a", "b", "c")
+
+
+def random_cohort(seed: int, clients: int) -> tuple[torch.Tensor, torch.Tensor]:
+    random = torch.Generator().manual_seed(seed)
+    raw = torch.rand(clients, 3, generator=random, dtype=torch.float64) * torch.tensor([600.0, 10.0, 1.0])
+    return raw, torch.randn(clients, 50, generator=random)
+
+
+@pytest.mark.parametrize("normaliser", list(NORMALISERS))
+@given(seed=st.integers(0, 10_000), clients=st.integers(1, 9), cut=st.integers(0, 9))
+def test_subset_sums_equal_the_direct_form_for_every_order(normaliser: str, seed: int, clients: int, cut: int) -> None:
+    raw, models = random_cohort(seed, clients)
+    sums = SubsetSums(NAMES, all_subset_terms(3), like=models[0])
+    sums.add(raw[:cut], models[:cut])  # in two chunks, wherever the cut falls
+    sums.add(raw[cut:], models[cut:])
+    scales = NORMALISERS.get(normaliser)(raw)
+    for order in itertools.permutations(NAMES):
+        score = Prioritized(order)
+        weights = to_weights(score(NAMES, divide(raw, scales)))
+        direct = (weights @ models.double()).float()
+        torch.testing.assert_close(sums.aggregate(score, scales, weights), direct, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "score",
+    [
+        Mean(),
+        WeightedMean({"a": 2.0, "b": 0.0, "c": 1.0}),
+        Product({"a": 2.0, "b": 0.5}),
+        Product(thresholds={"c": 0.3}),
+    ],
+    ids=repr,
+)
+def test_every_score_with_terms_folds(score) -> None:
+    raw, models = random_cohort(3, 7)
+    sums = SubsetSums(NAMES, score.terms(NAMES), like=models[0])
+    sums.add(score.prepare(NAMES, raw), models)
+    scales = NORMALISERS.get(score.default_normaliser)(raw)
+    weights = to_weights(score(NAMES, divide(raw, scales)))
+    torch.testing.assert_close(sums.aggregate(score, scales, weights), (weights @ models.double()).float())
+
+
+def test_a_criterion_of_zeros_does_not_spoil_the_sums() -> None:
+    raw, models = random_cohort(1, 4)
+    raw[:, 1] = 0
+    sums = SubsetSums(NAMES, all_subset_terms(3), like=models[0])
+    sums.add(raw, models)
+    score, scales = Prioritized(("a", "b", "c")), NORMALISERS.get("sum")(raw)
+    weights = to_weights(score(NAMES, divide(raw, scales)))
+    torch.testing.assert_close(sums.aggregate(score, scales, weights), (weights @ models.double()).float())
+
+
+@pytest.mark.parametrize("kind", ["sums", "stack"])
+def test_chunks_change_no_bit(kind: str) -> None:
+    raw, models = random_cohort(2, 12)
+    score, scales = Prioritized(), NORMALISERS.get("sum")(raw)
+    weights = to_weights(score(NAMES, divide(raw, scales)))
+    results = []
+    for size in (1, 5, 12):
+        holder = SubsetSums(NAMES, score.terms(NAMES), like=models[0]) if kind == "sums" else Stack()
+        for first in range(0, 12, size):
+            holder.add(raw[first : first + size], models[first : first + size])
+        results.append(holder.aggregate(score, scales, weights))
+    assert torch.equal(results[0], results[1])
+    assert torch.equal(results[0], results[2])
+
+
+def test_server_steps_by_hand() -> None:
+    model, mean = torch.tensor([1.0, 2.0]), torch.tensor([2.0, 0.0])
+    step = {name: SERVER_STEPS.get(name) for name in SERVER_STEPS}
+    assert step["replace"](model, mean, {})[0].tolist() == [2, 0]
+    assert step["sgd"](model, mean, {}, learning_rate=0.5)[0].tolist() == [1.5, 1.0]
+    assert step["sgd"](model, mean, {})[0].tolist() == [2, 0]  # Eq. 2 with η = 1 is Eq. 4
+
+    first, state = step["momentum"](model, mean, {}, learning_rate=0.5, momentum=0.9)
+    assert first.tolist() == [1.5, 1.0]
+    second, _ = step["momentum"](first, first, state, learning_rate=0.5, momentum=0.9)  # no update: velocity · 0.9
+    assert second.tolist() == pytest.approx([1.95, 0.1])
+
+    adam, state = step["adam"](model, mean, {}, learning_rate=0.1, beta1=0.9, beta2=0.99, tau=0.001)
+    # Δ = (1, −2): m = 0.1·Δ, √v = 0.1·|Δ|
+    assert adam.tolist() == pytest.approx([1 + 0.1 * 0.1 / 0.101, 2 - 0.1 * 0.2 / 0.201])
+    assert set(state) == {"first", "second"}

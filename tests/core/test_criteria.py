@@ -1,0 +1,180 @@
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from clientwise.core.criteria import (
+    CRITERIA,
+    Arrivals,
+    ClientFacts,
+    agreement_with_others,
+    criterion,
+    laplacian_variance,
+    make_criterion,
+    measure_clients,
+    updated_trust,
+)
+from clientwise.core.types import Evaluation, Layer, ModelSpec, Problem
+from clientwise.registry import Part
+
+SPEC = ModelSpec((Layer("kernel", (2, 2), 0, 4), Layer("bias", (2,), 4, 6), Layer("buffer", (1,), 6, 7)), 6, 7)
+OPTIONS = {"attribute": {"of": "premium"}}
+
+
+def some_clients() -> ClientFacts:
+    """Three clients with 4, 2 and 3 samples of 5×5 images in three classes."""
+    owner = torch.tensor([0, 0, 0, 0, 1, 1, 2, 2, 2])
+    images = torch.rand(9, 1, 5, 5, generator=torch.Generator().manual_seed(1))
+    return ClientFacts(
+        num_samples=torch.tensor([4, 2, 3]),
+        label_counts=torch.tensor([[2, 1, 1], [2, 0, 0], [1, 1, 1]]),
+        training_loss=torch.tensor([0.0, 1.0, 3.0]),
+        attributes={"premium": torch.tensor([1.0, 0.0, 0.5])},
+        owner=owner,
+        sample_attributes={"Blurry": torch.tensor([-1, -1, -1, 1, 1, 1, -1, -1, -1])},
+        load_inputs=lambda: images,
+    )
+
+
+def some_arrivals() -> Arrivals:
+    models = torch.zeros(3, 7)
+    models[1, :4] = 1.5  # a kernel that moved by a norm of 3
+    models[2, 4] = 8.0  # a bias that moved by 8
+    models[:, 6] = 100.0  # a buffer: no parameter, no divergence
+    counts = torch.tensor([[[9, 1], [1, 9]], [[5, 5], [5, 5]], [[0, 10], [10, 0]]])
+
+    def judge(models: Tensor) -> Evaluation:
+        return Evaluation(torch.tensor([20]), torch.zeros(3, 1), torch.zeros(3, 1), counts)
+
+    return Arrivals((4, 5, 6), models, torch.zeros(7), SPEC, torch.tensor([1.0, 0.5, 0.2]), judge)
+
+
+def measured(name: str, **options) -> list[float]:
+    one = make_criterion(name, **options)
+    return one.measure(some_clients() if one.measured_by == "client" else some_arrivals()).tolist()
+
+
+def test_dataset_size_and_label_diversity() -> None:
+    assert measured("dataset_size") == [4, 2, 3]
+    assert measured("label_diversity") == [3, 1, 3]
+
+
+def test_class_balance_of_many_classes_is_normalised_entropy() -> None:
+    entropy = -(0.5 * math.log(0.5) + 2 * 0.25 * math.log(0.25)) / math.log(3)
+    assert measured("class_balance") == pytest.approx([entropy, 0, 1])
+
+
+def test_class_balance_of_two_classes_is_p1_eq_9() -> None:
+    clients = replace(some_clients(), label_counts=torch.tensor([[3, 1], [2, 0], [0, 0]]))
+    assert make_criterion("class_balance").measure(clients).tolist() == pytest.approx([1 / 3, 0, 0])
+
+
+def test_sharpness_from_an_attribute() -> None:
+    assert measured("sharpness", blurry="Blurry") == [0.75, 0, 1]
+    with pytest.raises(KeyError, match="no sample attribute 'Blury'"):
+        measured("sharpness", blurry="Blury")
+
+
+def test_sharpness_from_pixels_is_the_variance_of_the_laplacian() -> None:
+    image = torch.zeros(1, 1, 4, 4)
+    image[0, 0, 1, 1] = 1.0
+    # The Laplacian inside is [[-4, 1], [1, 0]]: mean −0.5, mean square 4.5
+    assert laplacian_variance(image).tolist() == pytest.approx([4.5 - 0.25])
+    clients = some_clients()
+    expected = [laplacian_variance(clients.inputs[clients.owner == client]).mean().item() for client in range(3)]
+    assert measured("sharpness") == pytest.approx(expected)
+    assert laplacian_variance(torch.ones(1, 1, 4, 4)).tolist() == [0]
+    with pytest.raises(ValueError, match="needs images"):
+        laplacian_variance(torch.zeros(2, 7))
+
+
+def test_a_blurred_image_is_less_sharp() -> None:
+    from sklearn.datasets import load_digits
+
+    images = torch.from_numpy(load_digits().images).float().unsqueeze(1)
+    blurred = torch.nn.functional.avg_pool2d(images, 3, stride=1, padding=1)
+    assert bool((laplacian_variance(blurred) < laplacian_variance(images)).all())
+
+
+def test_client_attribute() -> None:
+    assert measured("attribute", of="premium") == [1, 0, 0.5]
+    with pytest.raises(KeyError, match="no attribute 'age'; they have \\['premium'\\]"):
+        measured("attribute", of="age")
+
+
+def test_training_loss_is_better_when_smaller() -> None:
+    assert measured("training_loss") == [1, 0.5, 0.25]
+
+
+def test_model_divergence_whole_vector() -> None:
+    assert measured("model_divergence") == pytest.approx([1, 1 / math.sqrt(4), 1 / math.sqrt(9)])
+
+
+def test_model_divergence_per_layer_sees_kernels_only() -> None:
+    assert measured("model_divergence", per_layer=True) == pytest.approx([1, 1 / math.sqrt(4), 1])
+
+
+def test_server_performance() -> None:
+    assert measured("server_performance") == pytest.approx([0.9, 0.5, 0])
+    assert measured("server_performance", metric="macro_f1") == pytest.approx([0.9, 0.5, 0])
+
+
+def test_models_are_judged_once_however_many_criteria_ask() -> None:
+    arrivals, calls = some_arrivals(), []
+    counting = replace(arrivals, judge=lambda models: calls.append(1) or arrivals.judge(models))
+    make_criterion("server_performance").measure(counting)
+    make_criterion("server_performance", metric="balanced_accuracy").measure(counting)
+    assert len(calls) == 1
+
+
+def test_agreement_is_with_the_others_and_not_with_the_loudest() -> None:
+    right, up = torch.tensor([1.0, 0.0]), torch.tensor([0.0, 1.0])
+    agreement = agreement_with_others([right, right + up, -1000 * right])
+    # others of the first: (1, 1)/√2 + (−1, 0); of the second: (1, 0) + (−1, 0) = 0; of the third: (1, 0) + (1, 1)/√2
+    first = (1 / math.sqrt(2) - 1) / math.hypot(1 / math.sqrt(2) - 1, 1 / math.sqrt(2))
+    third = -(1 + 1 / math.sqrt(2)) / math.hypot(1 + 1 / math.sqrt(2), 1 / math.sqrt(2))
+    assert agreement.tolist() == pytest.approx([first, 0, third], abs=1e-6)
+    assert agreement_with_others([right]).tolist() == [1]
+
+
+def test_trust_is_a_running_record() -> None:
+    assert measured("trust") == pytest.approx([1, 0.5, 0.2])
+    before = torch.ones(4)
+    after = updated_trust(before, [0, 2], torch.tensor([0.5, -0.9]), refused=[3, 77, -1])
+    # 0.8 + 0.2·0.5; client 1 took no part; disagreement and refusal count as 0; nobody is number 77 or −1
+    assert after.tolist() == pytest.approx([0.9, 1.0, 0.8, 0.8])
+    assert before.tolist() == [1, 1, 1, 1]
+
+
+@pytest.mark.parametrize("name", list(CRITERIA))
+def test_every_criterion_is_finite_in_range_and_one_value_per_client(name: str) -> None:
+    one = make_criterion(name, **OPTIONS.get(name, {}))
+    values = one.measure(some_clients() if one.measured_by == "client" else some_arrivals())
+    assert values.shape == (3,)
+    assert bool(torch.isfinite(values.double()).all())
+    assert bool((values >= 0).all())
+    assert bool((values <= one.high(Problem("classification", 3))).all())
+
+
+def test_adding_a_criterion_takes_a_few_lines() -> None:
+    @criterion("twice_the_size", measured_by="client")
+    def twice_the_size(clients: ClientFacts, *, factor: float = 2.0) -> Tensor:
+        """Dataset size, twice."""
+        return factor * clients.num_samples
+
+    try:
+        assert measure_clients([Part("twice_the_size", {})], some_clients())["twice_the_size"].tolist() == [8, 4, 6]
+        assert [option.name for option in CRITERIA.options("twice_the_size")] == ["factor"]
+    finally:
+        del CRITERIA._parts["twice_the_size"]
+
+
+def test_a_name_is_taken_once_and_needs_a_docstring() -> None:
+    with pytest.raises(ValueError, match="already registered"):
+        criterion("trust", measured_by="client")(some_clients)
+    with pytest.raises(ValueError, match="needs a docstring"):
+        criterion("silent", measured_by="client")(lambda clients: clients.num_samples)

@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clientwise.core.loss import LOSS_ADAPTERS, Loss, class_scores, plain_loss, robust_loss
+from clientwise.core.metrics import confusion, error_sums
+from clientwise.core.types import Evaluation, Problem
+
+LOGITS, TARGETS = torch.tensor([[2.0, 0.0], [0.0, 1.0], [1.0, 1.0]]), torch.tensor([0, 0, 1])
+
+
+def evaluation_of(counts: torch.Tensor) -> Evaluation:
+    return Evaluation(torch.tensor([1]), torch.zeros(1, 1), torch.zeros(1, 1), counts[None])
+
+
+def test_p3_eq_2_is_the_mean_over_samples_not_over_the_weights() -> None:
+    logs = LOGITS.log_softmax(1)
+    expected = -(5 * logs[0, 0] + 5 * logs[1, 0] + 0.5 * logs[2, 1]) / 3
+    assert Loss("cross_entropy", (5.0, 0.5))(LOGITS, TARGETS) == pytest.approx(float(expected))
+    assert Loss("cross_entropy")(LOGITS, TARGETS) == pytest.approx(float(-(logs[0, 0] + logs[1, 0] + logs[2, 1]) / 3))
+
+
+def test_class_weights_are_one_over_f1_plus_epsilon() -> None:
+    counts = confusion(torch.tensor([0, 0, 1, 1, 2]), torch.tensor([0, 0, 1, 0, 0]), 3)
+    # F1: class 0 = 2·2/(2+4), class 1 = 2·1/(2+1), class 2 = 0
+    adapted = LOSS_ADAPTERS.get("class_weights")(
+        plain_loss(Problem("classification", 3)), evaluation_of(counts), epsilon=0.1
+    )
+    assert adapted.class_weights == pytest.approx((1 / (2 / 3 + 0.1), 1 / (2 / 3 + 0.1), 10))
+
+
+@pytest.mark.parametrize("shape", [2.0, 1.0, 0.0, -2.0, -math.inf, 0.5])
+@pytest.mark.parametrize("scale", [1.0, 0.5])
+def test_robust_loss_is_barrons(shape: float, scale: float) -> None:
+    x = torch.tensor([-3.0, -0.1, 0.0, 0.7, 2.0], dtype=torch.float64)
+    squared = (x / scale) ** 2
+    published = {  # the special cases of Barron's paper, written out
+        2.0: squared / 2,
+        1.0: torch.sqrt(squared + 1) - 1,
+        0.0: torch.log(squared / 2 + 1),
+        -2.0: 2 * squared / (squared + 4),
+        -math.inf: 1 - torch.exp(-squared / 2),
+        0.5: 3 * ((squared / 1.5 + 1) ** 0.25 - 1),
+    }[shape]
+    torch.testing.assert_close(robust_loss(x, shape, scale), 2 * scale**2 * published)
+
+
+def test_shape_two_is_exactly_the_squared_error() -> None:
+    outputs, targets = torch.tensor([[1.0], [3.0]]), torch.tensor([0.0, 1.0])
+    assert float(Loss("robust")(outputs, targets)) == pytest.approx((1 + 4) / 2)
+
+
+def shape_for(residuals: torch.Tensor) -> float:
+    sums = error_sums(torch.zeros(len(residuals)), residuals)
+    return LOSS_ADAPTERS.get("robust_shape")(plain_loss(Problem("regression")), evaluation_of(sums), scale=2.0).shape
+
+
+def test_robust_shape_follows_the_tails() -> None:
+    random = torch.Generator().manual_seed(1)
+    gaussian = torch.randn(20_000, generator=random)
+    laplace = gaussian * torch.empty(20_000).exponential_(generator=random).mul(2).sqrt()
+    contaminated = torch.where(torch.rand(20_000, generator=random) < 0.02, 20 * gaussian, gaussian)
+    assert shape_for(gaussian) == pytest.approx(2.0, abs=0.15)
+    assert shape_for(contaminated) < shape_for(laplace) < shape_for(gaussian)
+    assert shape_for(torch.zeros(5)) == 2.0  # nothing to learn from
+
+
+def test_robust_shape_recovers_a_known_shape() -> None:
+    # Draw from the density exp(−ρ(x, 1)) on a fine grid and see α = 1 come back.
+    x = torch.linspace(-60, 60, 240_001, dtype=torch.float64)
+    density = torch.exp(-robust_loss(x, 1.0) / 2)
+    picks = torch.multinomial(density, 50_000, replacement=True, generator=torch.Generator().manual_seed(2))
+    assert shape_for(x[picks]) == pytest.approx(1.0, abs=0.15)
+
+
+@given(st.floats(-5, 5))
+def test_a_single_output_is_a_logit_against_zero(logit: float) -> None:
+    probability = class_scores(torch.tensor([[logit]])).softmax(1)[0, 1]
+    assert float(probability) == pytest.approx(1 / (1 + math.exp(-logit)), rel=1e-5)

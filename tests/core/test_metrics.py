@@ -1,0 +1,63 @@
+"""Metrics against scikit-learn, and by hand where it has none."""
+
+from __future__ import annotations
+
+import numpy
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from sklearn import metrics as reference
+
+from clientwise.core.metrics import METRICS, MetricName, confusion, error_sums, per_class_f1, performance
+
+labels = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=1, max_size=40)
+
+
+def test_the_type_names_every_metric() -> None:
+    assert set(MetricName.__args__) == set(METRICS)
+
+
+@given(labels)
+def test_classification_metrics_agree_with_scikit_learn(pairs: list[tuple[int, int]]) -> None:
+    truth, predicted = (numpy.array(column) for column in zip(*pairs, strict=True))
+    counts = confusion(torch.from_numpy(truth), torch.from_numpy(predicted), 4)
+    assert counts.tolist() == reference.confusion_matrix(truth, predicted, labels=range(4)).tolist()
+    assert float(METRICS.get("accuracy")(counts)) == pytest.approx(reference.accuracy_score(truth, predicted))
+    assert float(METRICS.get("macro_f1")(counts)) == pytest.approx(
+        reference.f1_score(truth, predicted, average="macro")
+    )
+    per_class = reference.f1_score(truth, predicted, average=None, labels=range(4), zero_division=0)
+    assert per_class_f1(counts).tolist() == pytest.approx(per_class.tolist())
+    recall = reference.recall_score(truth, predicted, average=None, labels=sorted(set(truth)), zero_division=0)
+    assert float(METRICS.get("balanced_accuracy")(counts)) == pytest.approx(recall.mean())
+
+
+@given(st.lists(st.tuples(st.floats(0.1, 100), st.floats(-100, 100)), min_size=1, max_size=30))
+def test_regression_metrics_agree_with_scikit_learn(pairs: list[tuple[float, float]]) -> None:
+    truth, predicted = (numpy.array(column) for column in zip(*pairs, strict=True))
+    sums = error_sums(torch.from_numpy(truth), torch.from_numpy(predicted))
+    assert float(METRICS.get("mae")(sums)) == pytest.approx(reference.mean_absolute_error(truth, predicted))
+    assert float(METRICS.get("mse")(sums)) == pytest.approx(reference.mean_squared_error(truth, predicted))
+    assert float(METRICS.get("mape")(sums)) == pytest.approx(reference.mean_absolute_percentage_error(truth, predicted))
+
+
+def test_diagnostic_odds_ratio_by_hand() -> None:
+    counts = torch.tensor([[8, 2], [1, 9]])
+    odds = 8.5 * 9.5 / (1.5 * 2.5)  # with ½ added to every cell; the same seen from either class
+    assert float(METRICS.get("diagnostic_odds_ratio")(counts)) == pytest.approx(odds)
+    assert torch.isfinite(METRICS.get("diagnostic_odds_ratio")(torch.tensor([[5, 0], [0, 5]])))
+
+
+def test_metrics_take_many_models_at_once_and_no_samples() -> None:
+    counts = torch.tensor([[[3, 1], [0, 4]], [[0, 0], [0, 0]]])
+    assert METRICS.get("accuracy")(counts).tolist() == [7 / 8, 0]
+    for name in ("balanced_accuracy", "macro_f1", "diagnostic_odds_ratio"):
+        assert METRICS.get(name)(counts).shape == (2,)
+
+
+def test_performance_turns_errors_into_qualities() -> None:
+    better, worse = error_sums(torch.ones(4), torch.ones(4) * 1.1), error_sums(torch.ones(4), torch.ones(4) * 2)
+    assert performance("mae", better) > performance("mae", worse)
+    assert float(performance("mape", worse)) == pytest.approx(1, rel=1e-5)
+    assert torch.isfinite(performance("mse", error_sums(torch.ones(4), torch.ones(4))))

@@ -1,0 +1,424 @@
+"""The round, on a real engine with real clients, some of whom are tampered with on the wire."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+
+from clientwise.core.aggregate import momentum_step, sgd_step
+from clientwise.core.criteria import make_criterion
+from clientwise.core.loss import class_weights
+from clientwise.core.method import Federation, Method
+from clientwise.core.metrics import accuracy, per_class_f1
+from clientwise.core.priority import best_order, first_improvement
+from clientwise.core.round import first_state, run_round
+from clientwise.core.scores import Choquet, Owa, Prioritized, Product
+from clientwise.core.types import LocalTraining, Refusal, Task, Updates
+from clientwise.core.weighting import max_scale, no_scale
+from clientwise.engine.local import LocalEngine
+
+TRAINING = LocalTraining(epochs=1, batch_size=20, learning_rate=0.1)
+P1_CRITERIA = tuple(make_criterion(name) for name in ("dataset_size", "label_diversity", "model_divergence"))
+MakeEngine = Callable[..., LocalEngine]
+Tamper = Callable[[Updates], Updates | list[Updates]]
+
+
+class Wire:
+    """A real engine whose updates pass through other hands before they reach the server."""
+
+    def __init__(self, engine: LocalEngine, tamper: Tamper) -> None:
+        self._engine, self._tamper = engine, tamper
+        self.num_clients, self.problem, self.spec = engine.num_clients, engine.problem, engine.spec
+        self.evaluate, self.evaluate_server = engine.evaluate, engine.evaluate_server
+
+    def train(self, client_ids, model, task) -> Iterator[Updates]:
+        for updates in self._engine.train(client_ids, model, task):
+            changed = self._tamper(updates)
+            yield from changed if isinstance(changed, list) else [changed]
+
+
+def start(engine, method: Method = Method(training=TRAINING)):  # noqa: B008
+    model = engine.initial_model if isinstance(engine, LocalEngine) else engine._engine.initial_model
+    return first_state(model, method, engine)
+
+
+def all_updates(engine: LocalEngine, federation: Federation, state, method: Method) -> Updates:
+    from clientwise.core.sampling import sample_clients
+
+    ids = sample_clients(engine.num_clients, federation.cohort_size, federation.seed, 1)
+    task = Task(1, method.training, state.loss, method.client_criteria)
+    (updates,) = engine.train(ids, state.model, task)
+    return updates
+
+
+def test_fedavg_round_is_the_mean_weighted_by_size(make_engine: MakeEngine, federation: Federation) -> None:
+    engine, method = make_engine(), Method(training=TRAINING)
+    state = start(engine)
+    after, record = run_round(state, method, federation, engine)
+    updates = all_updates(engine, federation, state, method)
+    sizes = engine.data.train.sizes[list(record.client_ids)].double()
+    torch.testing.assert_close(record.weights, sizes / sizes.sum())
+    torch.testing.assert_close(after.model, ((sizes / sizes.sum()) @ updates.models.double()).float())
+    assert after.round_num == record.round_num == 1
+    assert record.refusals == record.notes == ()
+    assert len(record.client_ids) == 5
+
+
+def test_prioritized_round_uses_eq_6(make_engine: MakeEngine, federation: Federation) -> None:
+    engine = make_engine()
+    order = ("model_divergence", "label_diversity", "dataset_size")
+    method = Method(criteria=P1_CRITERIA, score=Prioritized(order), training=TRAINING)
+    state = start(engine, method)
+    _, record = run_round(state, method, federation, engine)
+    size, labels, divergence = (record.raw / record.raw.sum(0)).T
+    score = divergence + divergence * labels + divergence * labels * size
+    torch.testing.assert_close(record.scores, score)
+    torch.testing.assert_close(record.weights, score / score.sum())
+    assert record.priority == order
+
+
+@pytest.mark.parametrize(
+    "score",
+    [
+        Owa(quantifier="most"),
+        Choquet(importances=dict.fromkeys(["dataset_size", "label_diversity", "model_divergence"], 1 / 3)),
+        Prioritized(),
+    ],
+)
+def test_cohort_large_and_small_aggregate_alike(make_engine: MakeEngine, score) -> None:
+    """Whether models are folded into sums or kept, the model is Σ w·Θ."""
+    engine = make_engine()
+    method = Method(criteria=P1_CRITERIA, score=score, normaliser=max_scale, training=TRAINING)
+    for size in (2, 8):  # the prioritized score has three terms: kept at 2, folded at 8
+        federation = Federation(seed=1, cohort_size=size)
+        state = start(engine, method)
+        after, record = run_round(state, method, federation, engine)
+        updates = all_updates(engine, federation, state, method)
+        torch.testing.assert_close(after.model, (record.weights @ updates.models.double()).float())
+
+
+def test_results_do_not_depend_on_the_chunk_size(make_engine: MakeEngine) -> None:
+    method = Method(
+        criteria=(make_criterion("server_performance"), *P1_CRITERIA),
+        score=Prioritized(),
+        adjust=first_improvement,
+        adapt_loss=class_weights,
+        training=TRAINING,
+    )
+    federation = Federation(seed=1, cohort_size=8)
+    models = []
+    for chunk_size in (1, 3, 16):
+        engine = make_engine(chunk_size=chunk_size)
+        state = start(engine, method)
+        for _ in range(2):
+            state, _ = run_round(state, method, federation, engine)
+        models.append(state.model)
+    assert torch.equal(models[0], models[1])
+    assert torch.equal(models[0], models[2])
+
+
+def test_results_do_not_depend_on_the_order_of_arrival(make_engine: MakeEngine) -> None:
+    engine = make_engine(chunk_size=1)
+    method = Method(criteria=P1_CRITERIA, score=Prioritized(), training=TRAINING)
+    federation = Federation(seed=1, cohort_size=8)
+
+    class Late(Wire):
+        def train(self, client_ids, model, task) -> Iterator[Updates]:
+            yield from reversed(list(self._engine.train(client_ids, model, task)))
+
+    after, record = run_round(start(engine, method), method, federation, engine)
+    late, late_record = run_round(start(engine, method), method, federation, Late(engine, lambda updates: updates))
+    torch.testing.assert_close(after.model, late.model, rtol=0, atol=1e-7)
+    weights = dict(zip(record.client_ids, record.weights.tolist(), strict=True))
+    assert dict(zip(late_record.client_ids, late_record.weights.tolist(), strict=True)) == pytest.approx(weights)
+
+
+# AdaFed ------------------------------------------------------------------------------------------------------------
+
+ADAFED = Method(
+    criteria=(make_criterion("server_performance"),),
+    normaliser=no_scale,
+    score=Product({"server_performance": 2.0}),
+    adapt_loss=class_weights,
+    training=TRAINING,
+)
+
+
+def test_adafed_weighs_by_the_server_set_and_adapts_the_loss(make_engine: MakeEngine, federation: Federation) -> None:
+    engine = make_engine()
+    state = start(engine, ADAFED)
+    after, record = run_round(state, ADAFED, federation, engine)
+    updates = all_updates(engine, federation, state, ADAFED)
+    measured = accuracy(engine.evaluate_server(updates.models, "weigh").counts)
+    torch.testing.assert_close(record.raw[:, 0], measured)
+    torch.testing.assert_close(record.weights, measured**2 / (measured**2).sum())
+    f1 = per_class_f1(engine.evaluate_server(after.model[None], "weigh").counts[0])
+    assert after.loss.class_weights == pytest.approx((1 / (f1 + 0.1)).tolist())
+    # ... and the clients of the next round train with it
+    seen: list[Task] = []
+
+    class Spy(Wire):
+        def train(self, client_ids, model, task):
+            seen.append(task)
+            return self._engine.train(client_ids, model, task)
+
+    run_round(after, ADAFED, federation, Spy(engine, lambda updates: updates))
+    assert seen[0].loss == after.loss
+
+
+def test_without_a_server_set_the_cohort_judges(make_engine: MakeEngine) -> None:
+    engine = make_engine()
+    federation = Federation(seed=1, cohort_size=5, judged_by="clients")
+    state = start(engine, ADAFED)
+    after, record = run_round(state, ADAFED, federation, engine)
+    updates = all_updates(engine, federation, state, ADAFED)
+    judged = engine.evaluate(record.client_ids, updates.models)
+    torch.testing.assert_close(record.raw[:, 0], judged.overall())
+    f1 = per_class_f1(engine.evaluate(record.client_ids, after.model[None]).counts[0])
+    assert after.loss.class_weights == pytest.approx((1 / (f1 + 0.1)).tolist())
+
+
+# Online adjustment -------------------------------------------------------------------------------------------------
+
+
+def test_online_adjustment_carries_order_and_accuracy_over(make_engine: MakeEngine, federation: Federation) -> None:
+    engine = make_engine()
+    method = Method(criteria=P1_CRITERIA, score=Prioritized(), adjust=first_improvement, training=TRAINING)
+    state = replace(start(engine, method), quality=2.0)  # a past no order can match: all six are tried
+    after, record = run_round(state, method, federation, engine)
+    assert record.testing_rounds == len(record.candidates) == 6
+    assert record.candidates[0][0] == method.names
+    best = max(value for _, value in record.candidates)
+    assert after.quality == best
+    assert after.priority == record.priority == next(order for order, value in record.candidates if value == best)
+    everyone = engine.evaluate(range(engine.num_clients), after.model[None])
+    assert float(everyone.overall()[0]) == best
+
+
+def test_best_order_finds_the_best_of_all_orders(make_engine: MakeEngine, federation: Federation) -> None:
+    engine = make_engine()
+    method = Method(
+        criteria=P1_CRITERIA, score=Prioritized(), normaliser=max_scale, adjust=best_order, training=TRAINING
+    )
+    after, record = run_round(start(engine, method), method, federation, engine)
+    by_hand = {}
+    for order in itertools.permutations(method.names):
+        fixed = replace(method, adjust=None, score=Prioritized(order))
+        one, _ = run_round(start(engine, fixed), fixed, federation, engine)
+        by_hand[order] = (float(engine.evaluate(range(8), one.model[None]).overall()[0]), one.model)
+    assert dict(record.candidates) == pytest.approx({order: value for order, (value, _) in by_hand.items()})
+    torch.testing.assert_close(after.model, by_hand[record.priority][1], rtol=0, atol=1e-6)
+
+
+# Trust, server step, evaluation ------------------------------------------------------------------------------------
+
+
+def test_trust_falls_for_those_who_push_the_other_way(make_engine: MakeEngine) -> None:
+    engine = make_engine()
+    method = Method(
+        criteria=(make_criterion("trust"), make_criterion("dataset_size")),
+        score=Prioritized(),
+        normaliser=max_scale,
+        training=TRAINING,
+    )
+    victim = 3
+
+    def flip(updates: Updates) -> Updates:
+        models = updates.models.clone()
+        row = updates.client_ids.index(victim)
+        models[row] = -models[row]
+        return replace(updates, models=models)
+
+    state, wire = start(engine, method), Wire(engine, flip)
+    for _ in range(4):
+        state, record = run_round(state, method, Federation(seed=1, cohort_size=8), wire)
+    assert int(state.trust.argmin()) == victim
+    assert float(state.trust[victim]) < 0.5
+    weights = dict(zip(record.client_ids, record.weights.tolist(), strict=True))
+    fair = engine.data.train.sizes.double() / engine.data.train.sizes.sum()
+    assert weights[victim] < float(fair[victim])
+
+
+def test_server_steps_apply_the_weighted_update(make_engine: MakeEngine, federation: Federation) -> None:
+    engine = make_engine()
+    mean = run_round(start(engine), Method(training=TRAINING), federation, engine)[0].model
+    half = Method(server_step=partial(sgd_step, learning_rate=0.5), training=TRAINING)
+    state = start(engine, half)
+    torch.testing.assert_close(run_round(state, half, federation, engine)[0].model, (state.model + mean) / 2)
+    heavy = Method(server_step=momentum_step, training=TRAINING)
+    assert set(run_round(state, heavy, federation, engine)[0].step_state) == {"velocity"}
+
+
+def test_clients_are_evaluated_when_due(make_engine: MakeEngine) -> None:
+    engine, method = make_engine(), Method(training=TRAINING)
+    federation = Federation(seed=1, cohort_size=5, evaluate_clients_every=2)
+    state, evaluated = start(engine), []
+    for _ in range(4):
+        state, record = run_round(state, method, federation, engine)
+        evaluated.append(record.local is not None)
+        assert record.report is not None
+    assert evaluated == [False, True, False, True]
+
+
+def test_a_constant_criterion_is_reported(make_engine: MakeEngine, federation: Federation) -> None:
+    engine = make_engine()
+    method = Method(criteria=(make_criterion("trust"), make_criterion("dataset_size")), training=TRAINING)
+    _, record = run_round(start(engine, method), method, federation, engine)
+    assert record.no_effect == ("trust",)  # everyone starts at 1
+
+
+# The guard ---------------------------------------------------------------------------------------------------------
+
+
+def spoil(row: int, value: float) -> Tamper:
+    def tamper(updates: Updates) -> Updates:
+        models = updates.models.clone()
+        models[row, 5] = value
+        return replace(updates, models=models)
+
+    return tamper
+
+
+def lie(name: str, value: float) -> Tamper:
+    def tamper(updates: Updates) -> Updates:
+        values = updates.measurements[name].clone()
+        values[0] = value
+        return replace(updates, measurements={**updates.measurements, name: values})
+
+    return tamper
+
+
+def alone(updates: Updates, row: int, **changes) -> Updates:
+    """One client's update as a message of its own."""
+    mask = torch.arange(len(updates.client_ids)) == row
+    return replace(updates.select(mask), **changes)
+
+
+def rest(updates: Updates) -> Updates:
+    return updates.select(torch.arange(len(updates.client_ids)) != 0)
+
+
+ATTACKS_ON_THE_WIRE: dict[str, tuple[Tamper, str]] = {
+    "NaN": (spoil(0, float("nan")), "model has NaN or Inf"),
+    "infinity": (spoil(0, float("inf")), "model has NaN or Inf"),
+    "huge": (spoil(0, 3e38), "distance overflows"),
+    "short": (
+        lambda updates: [alone(updates, 0, models=torch.zeros(1, 7)), rest(updates)],
+        "wrong size: (7,), expected (650,)",
+    ),
+    "flat": (lambda updates: [alone(updates, 0, models=torch.zeros(650)), rest(updates)], "wrong size"),
+    "integers": (
+        lambda updates: [alone(updates, 0, models=torch.zeros(1, 650, dtype=torch.int64)), rest(updates)],
+        "expected floating point",
+    ),
+    "silent": (
+        lambda updates: [alone(updates, 0, measurements={}), rest(updates)],
+        "no measurement of dataset_size, label_diversity",
+    ),
+    "negative size": (lie("dataset_size", -5.0), "dataset_size = -5 is outside [0, inf]"),
+    "NaN size": (lie("dataset_size", float("nan")), "dataset_size = nan is outside"),
+    "infinite size": (lie("dataset_size", float("inf")), "dataset_size = inf is outside"),
+    "eleven of ten labels": (lie("label_diversity", 11.0), "label_diversity = 11 is outside [0, 10]"),
+    "failed": (
+        lambda updates: replace(rest(updates), failures=(Refusal(updates.client_ids[0], "out of memory"),)),
+        "out of memory",
+    ),
+}
+
+
+@pytest.mark.parametrize("attack", list(ATTACKS_ON_THE_WIRE))
+def test_the_guard_refuses_with_a_reason_and_the_rest_goes_on(
+    make_engine: MakeEngine, federation: Federation, attack: str
+) -> None:
+    tamper, reason = ATTACKS_ON_THE_WIRE[attack]
+    engine = make_engine()
+    method = Method(criteria=P1_CRITERIA, score=Prioritized(), training=TRAINING)
+    honest, honest_record = run_round(start(engine, method), method, federation, engine)
+    victim = honest_record.client_ids[0]
+
+    after, record = run_round(start(engine, method), method, federation, Wire(engine, tamper))
+    assert [refusal.client_id for refusal in record.refusals] == [victim]
+    assert reason in record.refusals[0].reason
+    assert record.client_ids == honest_record.client_ids[1:]
+    without, _ = run_round(start(engine, method), method, federation, Wire(engine, rest))
+    torch.testing.assert_close(after.model, without.model)  # it never reached the aggregate
+
+
+def test_the_guard_refuses_strangers_and_second_updates(make_engine: MakeEngine, federation: Federation) -> None:
+    engine, method = make_engine(), Method(training=TRAINING)
+    honest, honest_record = run_round(start(engine), method, federation, engine)
+    stranger = next(client for client in range(8) if client not in honest_record.client_ids)
+
+    def tamper(updates: Updates) -> list[Updates]:
+        return [
+            updates,
+            alone(updates, 1),
+            alone(updates, 2, client_ids=(stranger,)),
+            alone(updates, 2, client_ids=(99,)),
+        ]
+
+    after, record = run_round(start(engine), method, federation, Wire(engine, tamper))
+    assert [refusal.reason for refusal in record.refusals] == [
+        "second update of the same client",
+        "unknown client, or not asked this round",
+        "unknown client, or not asked this round",
+    ]
+    assert torch.equal(after.model, honest.model)
+
+
+def test_the_same_client_twice_in_one_chunk_counts_once(make_engine: MakeEngine, federation: Federation) -> None:
+    engine, method = make_engine(), Method(training=TRAINING)
+
+    def tamper(updates: Updates) -> Updates:
+        return replace(updates, client_ids=(updates.client_ids[0], *updates.client_ids[:-1]))
+
+    _, record = run_round(start(engine), method, federation, Wire(engine, tamper))
+    assert len(record.client_ids) == len(set(record.client_ids)) == 4
+    assert [refusal.reason for refusal in record.refusals] == ["second update of the same client"]
+
+
+@pytest.mark.parametrize(
+    "method",
+    [Method(training=TRAINING), ADAFED, Method(criteria=P1_CRITERIA, adjust=first_improvement, training=TRAINING)],
+    ids=["FedAvg", "AdaFed", "online"],
+)
+def test_with_nobody_left_the_model_stays(make_engine: MakeEngine, federation: Federation, method: Method) -> None:
+    engine = make_engine()
+    state = start(engine, method)
+    broken = Wire(engine, lambda updates: replace(updates, models=updates.models * float("nan")))
+    after, record = run_round(state, method, federation, broken)
+    assert torch.equal(after.model, state.model)
+    assert record.notes == ("no update was accepted: the model stays as it was",)
+    assert len(record.refusals) == 5
+    again, record = run_round(after, method, federation, engine)  # and the run goes on
+    assert record.notes == ()
+    assert not torch.equal(again.model, state.model)
+
+
+def test_with_all_weights_zero_the_model_stays(make_engine: MakeEngine, federation: Federation) -> None:
+    engine = make_engine()
+    method = replace(ADAFED, score=Product(thresholds={"server_performance": 0.999}))
+    state = start(engine, method)
+    after, record = run_round(state, method, federation, engine)
+    assert record.notes == ("all weights are zero: the model stays as it was",)
+    assert torch.equal(after.model, state.model)
+    assert record.weights.tolist() == [0] * 5
+
+
+def test_an_aggregate_that_answers_nan_is_not_taken(make_engine: MakeEngine, federation: Federation) -> None:
+    engine, method = make_engine(), Method(training=TRAINING)
+
+    def enormous(updates: Updates) -> Updates:  # finite, and its distance too, but its answers are not
+        return replace(
+            updates, models=torch.full_like(updates.models, 1e17) * torch.tensor([1.0, -1.0]).repeat(325) * 1e1
+        )
+
+    state = start(engine)
+    after, record = run_round(state, method, federation, Wire(engine, enormous))
+    assert bool(torch.isfinite(after.model).all())
+    assert bool(torch.isfinite(record.report.losses).all())

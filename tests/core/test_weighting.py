@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+import re
+
+import numpy
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import clientwise as cw
+from clientwise.core.weighting import NORMALISERS, divide, to_weights, without_effect
+
+positive = st.floats(0, 1000)
+cohorts = st.lists(st.tuples(positive, positive), min_size=1, max_size=8)
+SCORES = [cw.prioritized("a", "b"), cw.mean(), cw.weighted_mean({"a": 1.0, "b": 3.0}), cw.owa([0.7, 0.3]), cw.product()]
+
+
+def test_fedavg_is_one_criterion() -> None:
+    assert cw.weigh({"size": [600, 300, 100]}, score=cw.mean()).tolist() == pytest.approx([0.6, 0.3, 0.1])
+
+
+def test_normalisers_by_hand() -> None:
+    raw = torch.tensor([[1.0, 4.0], [3.0, 0.0]])
+    assert NORMALISERS.get("sum")(raw).tolist() == [4, 4]
+    assert NORMALISERS.get("max")(raw).tolist() == [3, 4]
+    assert NORMALISERS.get("none")(raw).tolist() == [1, 1]
+    assert divide(raw, torch.tensor([4.0, 0.0])).tolist() == [[0.25, 0], [0.75, 0]]
+
+
+def test_prioritized_weights_by_hand_under_each_normaliser() -> None:
+    criteria = {"a": [1, 3], "b": [4, 1]}
+    score = cw.prioritized("a", "b")
+    # sum: a = ¼, ¾; b = 0.8, 0.2; f = ¼ + 0.2 = 0.45, ¾ + 0.15 = 0.9
+    assert cw.weigh(criteria, score=score).tolist() == pytest.approx([1 / 3, 2 / 3])
+    # max: a = ⅓, 1; b = 1, ¼; f = ⅔, 1.25
+    assert cw.weigh(criteria, score=score, normalise="max").tolist() == pytest.approx([8 / 23, 15 / 23])
+    # none: f = 1 + 4, 3 + 3
+    assert cw.weigh(criteria, score=score, normalise="none").tolist() == pytest.approx([5 / 11, 6 / 11])
+
+
+@pytest.mark.parametrize("normalise", ["sum", "max", "none"])
+@pytest.mark.parametrize("score", SCORES, ids=repr)
+@given(cohort=cohorts)
+def test_weights_sum_to_one_and_lie_between_zero_and_one(
+    score, normalise: str, cohort: list[tuple[float, float]]
+) -> None:
+    first, second = zip(*cohort, strict=True)
+    weights = cw.weigh({"a": first, "b": second}, score=score, normalise=normalise)
+    assert ((weights >= 0) & (weights <= 1 + 1e-12)).all()
+    assert weights.sum() == pytest.approx(1) or (weights == 0).all()
+
+
+@given(cohort=cohorts)
+def test_a_product_has_the_same_weights_under_every_normaliser(cohort: list[tuple[float, float]]) -> None:
+    first, second = zip(*((a + 0.1, b + 0.1) for a, b in cohort), strict=True)
+    weights = [cw.weigh({"a": first, "b": second}, score=cw.product(), normalise=how) for how in NORMALISERS]
+    numpy.testing.assert_allclose(weights[1], weights[0])
+    numpy.testing.assert_allclose(weights[2], weights[0])
+
+
+@pytest.mark.parametrize("make", [list, numpy.array, torch.tensor], ids=["list", "numpy", "torch"])
+def test_weigh_takes_lists_numpy_and_torch(make) -> None:
+    weights = cw.weigh(
+        {"size": make([900.0, 100.0]), "accuracy": make([0.5, 0.9])},
+        score=cw.prioritized("accuracy", "size"),
+        normalise="sum",
+    )
+    assert isinstance(weights, numpy.ndarray)
+    # accuracy 5/14, 9/14; size 0.9, 0.1; f = 5/14·1.9, 9/14·1.1
+    assert weights.tolist() == pytest.approx([9.5 / 19.4, 9.9 / 19.4])
+
+
+def test_all_zero_scores_give_all_zero_weights() -> None:
+    assert cw.weigh({"a": [0, 0], "b": [1, 2]}, score=cw.prioritized("a", "b")).tolist() == [0, 0]
+    assert to_weights(torch.zeros(3)).tolist() == [0, 0, 0]
+    assert cw.weigh({"a": []}, score=cw.mean()).tolist() == []
+
+
+@pytest.mark.parametrize(
+    ("criteria", "reason"),
+    [
+        ({}, "no criteria"),
+        ({"a": [1, 2], "b": [1]}, "'b' has shape (1,)"),
+        ({"a": [[1, 2]]}, "'a' has shape (1, 2)"),
+        ({"a": [1, -2]}, "negative or not finite"),
+        ({"a": [1, float("nan")]}, "negative or not finite"),
+    ],
+)
+def test_weigh_refuses_what_it_cannot_weigh(criteria, reason: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(reason)):
+        cw.weigh(criteria, score=cw.mean())
+
+
+def test_unknown_normaliser_and_criterion_are_named() -> None:
+    with pytest.raises(KeyError, match="did you mean 'sum'"):
+        cw.weigh({"a": [1]}, score=cw.mean(), normalise="summ")
+    with pytest.raises(ValueError, match="did you mean 'accuracy'"):
+        cw.weigh({"accuracy": [1]}, score=cw.prioritized("acuracy"))
+
+
+def test_a_constant_criterion_has_no_effect() -> None:
+    raw = torch.tensor([[5.0, 1.0, 0.0], [5.0, 2.0, 0.0]])
+    assert without_effect(("a", "b", "c"), raw) == ("a", "c")
+    assert without_effect(("a", "b", "c"), raw[:1]) == ()  # of one client nothing can be said

@@ -1,0 +1,230 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+from clientwise.attacks import Boast, Broken, Hostile, Noise, SignFlip, WrongLabels
+from clientwise.core.loss import Loss
+from clientwise.core.seeding import generator
+from clientwise.core.types import LocalTraining, Problem, Task
+from clientwise.data.datasets import diabetes
+from clientwise.data.partition import iid, federate
+from clientwise.engine.local import LocalEngine, pick_device
+from clientwise.models.networks import linear
+from clientwise.registry import Part
+
+MakeEngine = Callable[..., LocalEngine]
+PLAIN = Loss("cross_entropy")
+
+
+def task(loss: Loss = PLAIN, round_num: int = 1, criteria: tuple[Part, ...] = (), **training) -> Task:
+    return Task(
+        round_num, LocalTraining(**{"epochs": 2, "batch_size": 16, "learning_rate": 0.1} | training), loss, criteria
+    )
+
+
+def trained(engine: LocalEngine, client: int, what: Task, model: torch.Tensor | None = None) -> torch.Tensor:
+    (updates,) = engine.train([client], engine.initial_model if model is None else model, what)
+    return updates.models[0]
+
+
+def by_hand(engine: LocalEngine, client: int, what: Task) -> torch.Tensor:
+    """The same training in plain PyTorch: a module, an optimizer per tensor, a loop."""
+    training = what.training
+    module = linear((1, 8, 8), 10)
+    nn.utils.vector_to_parameters(engine.initial_model, module.parameters())
+    anchor = [parameter.detach().clone() for parameter in module.parameters()]
+    if training.optimizer == "adam":
+        optimizer = torch.optim.Adam(module.parameters(), lr=training.learning_rate)
+    else:
+        optimizer = torch.optim.SGD(module.parameters(), lr=training.learning_rate, momentum=training.momentum)
+    share = engine.data.train.slice(client)
+    inputs = engine.data.samples.inputs[engine.data.train.numbers[share]].float() / 16
+    targets = engine.data.train.targets[share]
+    weights = torch.ones(10) if what.loss.class_weights is None else torch.tensor(what.loss.class_weights)
+    shuffle = generator(1, "batches", what.round_num, client)
+    for _ in range(training.epochs):
+        size = training.batch_size or len(targets)
+        rows = torch.randperm(len(targets), generator=shuffle) if size < len(targets) else torch.arange(len(targets))
+        for batch in rows.split(size):
+            losses = nn.functional.cross_entropy(module(inputs[batch]), targets[batch], reduction="none")
+            loss = (losses * weights[targets[batch]]).mean()
+            for parameter, start in zip(module.parameters(), anchor, strict=True):
+                loss = loss + training.proximal / 2 * (parameter - start).square().sum()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    return nn.utils.parameters_to_vector(module.parameters()).detach()
+
+
+@pytest.mark.parametrize(
+    "what",
+    [
+        task(),
+        task(batch_size=None),
+        task(momentum=0.9),
+        task(optimizer="adam", learning_rate=0.01),
+        task(proximal=0.5),
+        task(Loss("cross_entropy", tuple(1.0 + k for k in range(10)))),
+    ],
+    ids=["sgd", "full batch", "momentum", "adam", "proximal", "class weights"],
+)
+def test_local_training_is_plain_pytorch(make_engine: MakeEngine, what: Task) -> None:
+    engine = make_engine()
+    for client in (0, 5):
+        torch.testing.assert_close(trained(engine, client, what), by_hand(engine, client, what), rtol=1e-4, atol=1e-5)
+
+
+def test_the_proximal_term_keeps_clients_near(make_engine: MakeEngine) -> None:
+    engine = make_engine()
+    distances = [(trained(engine, 0, task(proximal=mu)) - engine.initial_model).norm().item() for mu in (0.0, 1.0, 5.0)]
+    assert distances[0] > distances[1] > distances[2] > 0
+
+
+def test_training_depends_on_seed_round_and_client_alone(make_engine: MakeEngine) -> None:
+    engine = make_engine()
+    first = trained(engine, 3, task())
+    trained(engine, 4, task())
+    assert torch.equal(first, trained(engine, 3, task()))
+    assert torch.equal(first, trained(make_engine(chunk_size=1), 3, task()))
+    assert not torch.equal(first, trained(engine, 3, task(round_num=2)))
+    many = {
+        client: model
+        for updates in make_engine(chunk_size=3).train(range(8), engine.initial_model, task())
+        for client, model in zip(updates.client_ids, updates.models, strict=True)
+    }
+    assert torch.equal(first, many[3])
+
+
+def test_evaluation_of_many_candidates_on_all_clients(make_engine: MakeEngine) -> None:
+    engine = make_engine()
+    candidates = torch.stack([engine.initial_model, trained(engine, 0, task()), trained(engine, 1, task())])
+    together = engine.evaluate(range(8), candidates)
+    assert together.values.shape == together.losses.shape == (3, 8)
+    assert together.counts.shape == (3, 10, 10)
+    for client in range(8):
+        share = engine.data.test.slice(client)
+        numbers, targets = engine.data.test.numbers[share], engine.data.test.targets[share]
+        module = linear((1, 8, 8), 10)
+        for place, candidate in enumerate(candidates):
+            nn.utils.vector_to_parameters(candidate, module.parameters())
+            with torch.no_grad():
+                outputs = module(engine.data.samples.batch(numbers))
+            right = (outputs.argmax(1) == targets).double().mean()
+            assert float(together.values[place, client]) == pytest.approx(float(right))
+            assert float(together.losses[place, client]) == pytest.approx(
+                float(nn.functional.cross_entropy(outputs, targets)), rel=1e-5
+            )
+    assert together.num_samples.tolist() == engine.data.test.sizes.tolist()
+    pooled = together.counts.diagonal(dim1=1, dim2=2).sum(1) / together.counts.sum((1, 2))
+    torch.testing.assert_close(together.overall(), pooled.double())
+
+
+def test_the_server_set_may_be_absent(make_engine: MakeEngine) -> None:
+    engine = make_engine()
+    assert engine.evaluate_server(engine.initial_model[None], "report").values.shape == (1, 1)
+    data = federate(
+        diabetes(None),
+        lambda targets, seed: iid(targets, seed, clients=3),
+        1,
+        test_fraction=0.2,
+        server_fraction=0,
+        report_fraction=0,
+    )
+    assert LocalEngine(data, linear((10,), 1), seed=1).evaluate_server(torch.zeros(1, 11), "report") is None
+
+
+def test_regression_trains(make_engine: MakeEngine) -> None:
+    data = federate(
+        diabetes(None),
+        lambda targets, seed: iid(targets, seed, clients=3),
+        1,
+        test_fraction=0.2,
+        server_fraction=0.2,
+        report_fraction=0.5,
+    )
+    engine = LocalEngine(data, linear((10,), 1), seed=1)
+    before = engine.evaluate(range(3), engine.initial_model[None])
+    after = engine.evaluate(
+        range(3), trained(engine, 0, task(Loss("robust", shape=1.0), epochs=20, learning_rate=0.05))[None]
+    )
+    assert float(after.overall_loss()[0]) < 0.5 * float(before.overall_loss()[0])
+    assert after.counts.shape == (1, 4)
+    assert float(after.overall()[0]) == pytest.approx(float(after.counts[0, 3] / after.counts[0, 0]))
+
+
+def test_buffers_travel_with_the_model(make_engine: MakeEngine) -> None:
+    data = make_engine().data
+    module = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 10))
+    engine = LocalEngine(data, module, seed=1)
+    statistics = slice(engine.spec.num_parameters, None)
+    first = trained(engine, 0, task(batch_size=None))
+    assert not torch.equal(first[statistics], engine.initial_model[statistics])
+    assert torch.equal(
+        first, trained(engine, 0, task(batch_size=None))
+    )  # dropout too is drawn by (seed, round, client)
+
+
+# Hostile clients ---------------------------------------------------------------------------------------------------
+
+
+def test_forged_models_and_boasted_measurements(make_engine: MakeEngine) -> None:
+    honest = make_engine()
+    truth, start = trained(honest, 2, task()), honest.initial_model
+
+    def sent(attack) -> torch.Tensor:
+        return trained(make_engine(hostile={2: Hostile(attack)}), 2, task())
+
+    torch.testing.assert_close(sent(SignFlip(2.0)), start - 2 * (truth - start))
+    assert bool(sent(Broken()).isnan().all())
+    noise = sent(Noise(3.0)) - start
+    assert float(noise.std()) == pytest.approx(3.0, rel=0.1)
+
+    liar = make_engine(hostile={2: Hostile(Boast(100.0))})
+    (updates,) = liar.train([1, 2], start, task(criteria=(Part("dataset_size", {}),)))
+    sizes = liar.data.train.sizes
+    assert updates.measurements["dataset_size"].tolist() == [int(sizes[1]), 100 * int(sizes[2])]
+
+
+def test_who_ignores_the_global_model_keeps_its_own(make_engine: MakeEngine) -> None:
+    engine = make_engine(hostile={2: Hostile(SignFlip(0.0), ignore_global=True)})
+    plain = make_engine()
+    first = trained(plain, 2, task(round_num=1))
+    second = trained(plain, 2, task(round_num=2), first)  # what it should have privately after two rounds
+    elsewhere = torch.zeros_like(engine.initial_model)
+    trained(engine, 2, task(round_num=1))
+    trained(engine, 2, task(round_num=2), elsewhere)
+    torch.testing.assert_close(engine.state()["2"], second)
+    restored = make_engine(hostile={2: Hostile(SignFlip(0.0), ignore_global=True)})
+    restored.load_state(engine.state())
+    trained(restored, 2, task(round_num=3), elsewhere)
+    trained(engine, 2, task(round_num=3), elsewhere)
+    assert torch.equal(restored.state()["2"], engine.state()["2"])
+
+
+@pytest.mark.parametrize("fraction", [0.0, 0.5, 1.0])
+def test_wrong_labels_are_wrong(fraction: float) -> None:
+    targets = torch.arange(1000) % 10
+    changed = WrongLabels(fraction).relabel(targets, Problem("classification", 10), generator(1, "relabel"))
+    assert int((changed != targets).sum()) == 1000 * fraction
+    assert set(changed.tolist()) == set(range(10))
+    mirrored = WrongLabels().relabel(torch.tensor([1.0, 2.0, 5.0]), Problem("regression"), generator(1, "relabel"))
+    assert mirrored.tolist() == [5, 4, 1]
+
+
+def test_devices() -> None:
+    assert pick_device("cpu").type == "cpu"
+    if not torch.cuda.is_available():
+        assert pick_device("auto").type == "cpu"
+        with pytest.raises(ValueError, match="sees no GPU"):
+            pick_device("cuda")
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_gpu_and_cpu_agree(make_engine: MakeEngine) -> None:
+    cpu, gpu = make_engine(), make_engine(device=torch.device("cuda"))
+    model = trained(gpu, 0, task(), gpu.initial_model)
+    torch.testing.assert_close(model.cpu(), trained(cpu, 0, task()), rtol=1e-3, atol=1e-4)

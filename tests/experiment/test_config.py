@@ -1,0 +1,177 @@
+from __future__ import annotations
+
+import tomllib
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import clientwise as cw
+from clientwise.core.scores import Owa, Prioritized
+from clientwise.experiment.config import ConfigError, load_experiment
+
+
+def issues(config: dict[str, Any], *overrides: str) -> list[tuple[str, str]]:
+    with pytest.raises(ConfigError) as caught:
+        load_experiment(config, overrides)
+    return caught.value.issues
+
+
+def test_the_least_config_is_fedavg(tiny: dict[str, Any]) -> None:
+    least = {key: tiny[key] for key in ("name", "rounds", "data", "partition", "model")}
+    (method,) = load_experiment(least).build_methods()
+    assert (method.name, method.names, method.adjust, method.adapt_loss) == ("FedAvg", ("dataset_size",), None, None)
+
+
+def test_every_error_at_once_with_key_and_suggestion(tiny: dict[str, Any]) -> None:
+    tiny["traning"] = {}
+    tiny["rounds"] = -1
+    tiny["data"] = "digts"
+    tiny["partition"] = {"name": "dirichlet", "client": 3, "concentration": 0}
+    tiny["model"] = {"name": "mlp", "hidden": "wide"}
+    tiny["training"] = {"batch_size": "ful", "learning_rate": -0.1, "epoch": 2}
+    tiny["methods"][1] |= {
+        "criteria": ["server_performance", "label_divers", {"name": "model_divergence", "per_layer": 1}],
+        "score": {"name": "prioritized", "priorty": []},
+        "adapt_loss": {"name": "class_weights", "epsilon": 0.0},
+    }
+    found = dict(issues(tiny))
+    assert found["traning"] == "unknown option; did you mean 'training'?"
+    assert found["rounds"] == "input should be greater than 0, got -1"
+    assert found["data"] == "unknown dataset 'digts'; did you mean 'digits'?"
+    assert found["partition.client"] == "unknown option; did you mean 'clients'?"
+    assert found["partition.clients"] == "is missing"
+    assert found["partition.concentration"] == "input should be greater than 0, got 0"
+    assert "model.hidden" in found
+    assert found["training.batch_size"] == "input should be a valid integer or input should be 'full', got 'ful'"
+    assert found["training.learning_rate"] == "input should be greater than 0, got -0.1"
+    assert found["training.epoch"] == "unknown option; did you mean 'epochs'?"
+    assert found["methods[1].criteria[1]"] == "unknown criterion 'label_divers'; did you mean 'label_diversity'?"
+    assert found["methods[1].criteria[2].per_layer"] == "input should be a valid boolean, got 1"
+    assert found["methods[1].score.priorty"] == "unknown option; did you mean 'priority'?"
+    assert found["methods[1].adapt_loss.epsilon"] == "input should be greater than 0, got 0.0"
+    assert len(found) == 14
+
+
+@pytest.mark.parametrize(
+    ("change", "key", "reason"),
+    [
+        ("seeds=[1, 1]", "seeds", "listed twice"),
+        ("methods.1.name='FedAvg'", "methods", "two methods are called 'FedAvg'"),
+        ("federation.clients_per_round=3", "federation", "either fraction or clients_per_round"),
+        ("methods.1.score='mean'", "methods[1].adjust", 'use score = "prioritized"'),
+        ("methods.0.adjust='best_order'", "methods[0].adjust", "needs 2 to 6 criteria"),
+        (
+            "methods.1.score={name='prioritized', priority=['dataset_size']}",
+            "methods[1].score",
+            "leaves out server_performance",
+        ),
+        ("methods.1.criteria=['trust', 'trust']", "methods[1].criteria", "trust is listed twice"),
+        ("server_set.fraction=0.0", "methods[1]", "needs samples to weigh by"),
+        ("server_set.report_fraction=1.0", "methods[1]", "needs samples to weigh by"),
+        ("methods.0.training={optimizer='adam', momentum=0.5}", "methods[0].training.momentum", "adam has its own"),
+        ("methods.0.score={name='owa', weights=[0.5, 0.5]}", "methods[0].score", "2 values for 1 criteria"),
+        ("methods.0.score={name='choquet', capacity={dataset_size=0.5}}", "methods[0].score", "must be 1, got 0.5"),
+        (
+            "methods.0={name='x', score={name='product', thresholds={dataset_size=1.0}}, normalise='sum'}",
+            "methods[0].normalise",
+            'use normalise = "none"',
+        ),
+    ],
+)
+def test_impossible_combinations(tiny: dict[str, Any], change: str, key: str, reason: str) -> None:
+    found = issues(tiny, change)
+    assert [place for place, message in found if reason in message] == [key]
+
+
+def test_without_a_server_set_other_sources_serve(tiny: dict[str, Any]) -> None:
+    for source in ("clients", "contributed"):
+        load_experiment(tiny, ["server_set.report_fraction=1.0", f"server_set.source={source}"])
+
+
+def test_set_changes_any_key(tiny: dict[str, Any]) -> None:
+    changed = load_experiment(
+        tiny,
+        ["training.epochs=7", "device=cpu", "methods.0.score={name='owa', quantifier='any'}", "evaluation.target=0.75"],
+    )
+    assert changed.training.epochs == 7
+    assert changed.evaluation.target == 0.75
+    assert changed.build_methods()[0].score == Owa(quantifier="any")
+    assert tiny["training"]["epochs"] == 1  # the caller's dictionary is left alone
+    for wrong in ("epochs", "=3", "methods.9.name='x'", "rounds.x=1"):
+        with pytest.raises(ConfigError, match="--set"):
+            load_experiment(tiny, [wrong])
+
+
+def test_a_method_may_train_differently(tiny: dict[str, Any]) -> None:
+    fedprox, other = load_experiment(
+        tiny, ["methods.0.training.proximal=0.1", "training.batch_size='full'"]
+    ).build_methods()
+    assert (fedprox.training.proximal, fedprox.training.learning_rate, fedprox.training.batch_size) == (0.1, 0.1, None)
+    assert other.training.proximal == 0
+
+
+def test_the_resolved_config_reads_back_the_same(tiny: dict[str, Any], tmp_path: Path) -> None:
+    tiny["hostile"] = [{"clients": [1, 2], "attack": {"name": "wrong_labels", "fraction": 0.5}}]
+    tiny["methods"].append({"name": "choquet", "score": {"name": "choquet", "capacity": {"dataset_size": 1.0}}})
+    experiment = load_experiment(tiny)
+    (tmp_path / "resolved.toml").write_text(experiment.to_toml())
+    assert load_experiment(tmp_path / "resolved.toml").to_dict() == experiment.to_dict()
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    broken = tmp_path / "broken.toml"
+    broken.write_text("rounds = = 3")
+    for path, reason in (
+        (tmp_path / "absent.toml", "no such file"),
+        (tmp_path, "is a folder"),
+        (broken, "not valid TOML"),
+    ):
+        with pytest.raises(ConfigError, match=reason) as caught:
+            load_experiment(path)
+        assert str(caught.value).startswith(str(path))
+
+
+def test_errors_name_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "mnist.toml"
+    path.write_text(
+        'name = "x"\nrounds = 1\ndata = "digits"\nmodel = "mlp"\npartition = {name = "iid", clients = 3}\n[[methods]]\nname = "m"\nscore = {name = "prioritized", priorty = []}\n'
+    )
+    with pytest.raises(ConfigError) as caught:
+        load_experiment(path)
+    assert str(caught.value) == f"{path}: methods[0].score.priorty: unknown option; did you mean 'priority'?"
+
+
+def test_plugins_lie_beside_the_file(tmp_path: Path, tiny: dict[str, Any]) -> None:
+    (tmp_path / "my_test_criteria.py").write_text(
+        "import clientwise as cw\n"
+        "@cw.criterion('battery', measured_by='client', high=1.0)\n"
+        "def battery(clients, *, level: float = 0.5):\n"
+        "    '''A constant, for a test.'''\n"
+        "    return clients.num_samples * 0 + level\n"
+    )
+    (tmp_path / "broken_test_plugin.py").write_text("1 / 0\n")
+    config = tmp_path / "x.toml"
+    text = 'name = "x"\nrounds = 1\ndata = "digits"\nmodel = "mlp"\npartition = {name = "iid", clients = 3}\n'
+    config.write_text(
+        text + 'plugins = ["my_test_criteria"]\n[[methods]]\nname = "m"\ncriteria = [{name = "battery", level = 0.7}]\n'
+    )
+    (method,) = cw.load(config).build_methods()
+    assert method.names == ("battery",)
+    config.write_text(text + 'plugins = ["no_such_plugin", "broken_test_plugin"]\n')
+    with pytest.raises(ConfigError) as caught:
+        cw.load(config)
+    first, second = caught.value.issues
+    assert "put no_such_plugin.py beside the config" in first[1]
+    assert "ZeroDivisionError" in second[1]
+
+
+def test_every_shipped_config_loads() -> None:
+    shipped = [Path(str(files("clientwise") / "demo.toml")), *Path(__file__).parents[2].glob("examples/*.toml")]
+    for path in shipped:
+        experiment = load_experiment(path)
+        assert tomllib.loads(experiment.to_toml()) == experiment.to_dict()
+    demo = load_experiment(shipped[0]).build_methods()
+    assert [method.name for method in demo] == ["FedAvg", "prioritized", "online", "AdaFed", "combined"]
+    assert isinstance(demo[1].score, Prioritized)

@@ -1,0 +1,347 @@
+"""Runs on real data: what is recorded, that methods are paired, and that a killed run goes on with the same bits."""
+
+from __future__ import annotations
+
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+import tomli_w
+import torch
+from safetensors.torch import load_file
+
+import clientwise as cw
+from clientwise.experiment.config import ConfigError
+from clientwise.experiment.store import RunError, Store, locked
+
+TABLES = {  # everything but how long it took
+    "lanes": "lane, method, seed, finished",
+    "clients": "*",
+    "rounds": "lane, round_num, metric, macro_f1, loss, local_mean, local_p10, local_p90, priority, candidates, testing_rounds, class_weights, loss_shape, per_class_f1, no_effect, notes",
+    "participants": "lane, round_num, client, refusal, score, weight, training_loss",
+    "criteria": "*",
+    "local": "*",
+}
+
+
+def content(folder: Path) -> dict[str, Any]:
+    """All that a run left, but for the times."""
+    run = cw.Run(folder)
+    tables = {name: run.query(f"SELECT {columns} FROM {name} ORDER BY 1, 2, 3") for name, columns in TABLES.items()}
+    models = {
+        path.name: {key: value.numpy().tobytes() for key, value in load_file(path).items()}
+        for path in sorted((folder / "checkpoints").glob("*.safetensors"))
+    }
+    return {**tables, "checkpoints": models}
+
+
+def test_a_run_folder_holds_what_happened(tiny: dict[str, Any], tmp_path: Path) -> None:
+    seen = []
+    folder = cw.run(tiny, tmp_path / "run", on_round=seen.append)
+    assert sorted(path.name for path in folder.iterdir() if not path.name.startswith(".")) == [
+        "checkpoints",
+        "config.toml",
+        "run.sqlite",
+        "versions.json",
+    ]
+    assert [(step.method, step.record.round_num) for step in seen] == [
+        (name, r) for name in ("FedAvg", "all of it") for r in (1, 2, 3)
+    ]
+    assert (seen[-1].done, seen[-1].total) == (6, 6)
+    run = cw.Run(folder)
+    assert run.finished
+    assert run.query("SELECT COUNT(*) FROM rounds") == [(6,)]
+    assert run.query("SELECT COUNT(*) FROM participants WHERE refusal IS NULL") == [(18,)]
+    assert run.query("SELECT COUNT(*) FROM criteria") == [(9 + 27,)]
+    assert run.query("SELECT COUNT(*) FROM local") == [(36,)]
+    for (total,) in run.query("SELECT SUM(weight) FROM participants GROUP BY lane, round_num"):
+        assert total == pytest.approx(1)
+    ((priority, candidates, tests, kappa),) = run.query(
+        "SELECT priority, candidates, testing_rounds, class_weights FROM rounds WHERE lane = 2 AND round_num = 3"
+    )
+    assert priority and candidates and tests >= 1 and kappa
+
+
+def test_methods_of_a_seed_meet_the_same_cohorts_and_start_alike(tiny: dict[str, Any], tmp_path: Path) -> None:
+    tiny["seeds"] = [1, 2]
+    run = cw.Run(cw.run(tiny, tmp_path / "run"))
+    cohorts = {
+        lane: run.query("SELECT round_num, client FROM participants WHERE lane = ? ORDER BY 1, 2", lane)
+        for lane, _, _ in run.lanes
+    }
+    assert cohorts[1] == cohorts[2]
+    assert cohorts[3] == cohorts[4]
+    assert cohorts[1] != cohorts[3]
+    first = [
+        run.query("SELECT client, training_loss FROM participants WHERE lane = ? AND round_num = 1", lane)
+        for lane in (1, 2)
+    ]
+    assert first[0] == first[1]  # same model, same data, same batches
+
+
+def test_the_same_config_gives_the_same_bits(tiny: dict[str, Any], tmp_path: Path) -> None:
+    assert content(cw.run(tiny, tmp_path / "one")) == content(cw.run(tiny, tmp_path / "two"))
+
+
+def test_your_own_arrays_run(tiny: dict[str, Any], tmp_path: Path) -> None:
+    random = numpy.random.default_rng(1)
+
+    def share(count: int) -> tuple[numpy.ndarray, numpy.ndarray]:
+        inputs = random.normal(size=(count, 5))
+        return inputs, (inputs[:, 0] > 0).astype(int)
+
+    data = cw.FederatedData.from_clients(
+        [share(n) for n in (40, 10, 60, 30)], [share(10) for _ in range(4)], weigh=share(50), report=share(50)
+    )
+    tiny |= {"rounds": 15, "training": {"learning_rate": 1.0}}
+    run = cw.Run(cw.run(tiny, tmp_path / "run", data=data))
+    assert all(line.metric[0] > 0.8 for line in run.summary())
+
+
+def test_regression_with_everything(tmp_path: Path) -> None:
+    config = {
+        "name": "regression",
+        "rounds": 4,
+        "data": "diabetes",
+        "partition": {"name": "quantity", "clients": 5},
+        "model": "linear",
+        "training": {"epochs": 3, "batch_size": 20, "learning_rate": 0.05},
+        "evaluation": {"target": 0.45},
+        "methods": [
+            {"name": "FedAvg"},
+            {
+                "name": "AdaFed",
+                "criteria": [{"name": "server_performance", "metric": "mae"}, "dataset_size"],
+                "score": "product",
+                "adapt_loss": "robust_shape",
+            },
+            {"name": "online", "criteria": ["server_performance", "dataset_size"], "adjust": "best_order"},
+        ],
+    }
+    run = cw.Run(cw.run(config, tmp_path / "run"))
+    assert run.metric == "mape"
+    assert not run.higher_is_better
+    for line in run.summary():
+        assert 0.2 < line.metric[0] < 0.7
+        assert line.macro_f1 == [None]
+        assert line.worst_decile[0] >= line.metric[0] * 0.8
+    shapes = run.query("SELECT loss_shape FROM rounds WHERE lane = 2")
+    assert all(0.2 <= shape <= 2.0 for (shape,) in shapes)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ("methods.1.adapt_loss='robust_shape'", "methods[1].adapt_loss: this is classification: use 'class_weights'"),
+        (
+            "methods.1.criteria=[{name='server_performance', metric='mape'}, 'dataset_size']",
+            "mape does not measure classification",
+        ),
+        ("partition.clients=5000", "too few for 5000 clients"),
+        ("hostile=[{clients=7, attack='broken'}]", "hostile[0].clients: 7 of 6 clients left"),
+        ("hostile=[{clients=[6], attack='broken'}]", "[6] are not clients"),
+        ("device='cuda:77'", "device"),
+    ],
+)
+def test_what_only_the_data_can_tell(tiny: dict[str, Any], tmp_path: Path, change: str, reason: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        cw.run(cw.load(tiny, [change]), tmp_path / "run")
+    assert reason in str(caught.value)
+
+
+def test_hostile_clients_lose_their_weight_under_adafed(tiny: dict[str, Any], tmp_path: Path) -> None:
+    tiny |= {
+        "rounds": 8,
+        "federation": {},
+        "hostile": [
+            {"clients": 2, "attack": "wrong_labels", "ignore_global": True},
+            {"clients": 1, "attack": "broken"},
+        ],
+    }
+    tiny["methods"][1] = {
+        "name": "AdaFed",
+        "criteria": ["server_performance"],
+        "score": {"name": "product", "powers": {"server_performance": 3}},
+    }
+    run = cw.Run(cw.run(tiny, tmp_path / "run"))
+    fedavg, adafed = run.summary()
+    assert adafed.hostile_weight[0] < 0.1 * fedavg.hostile_weight[0]
+    assert adafed.metric[0] > fedavg.metric[0]
+    assert fedavg.refused == adafed.refused == [8]  # the broken one, every round
+    assert run.query("SELECT DISTINCT refusal FROM participants WHERE refusal IS NOT NULL") == [
+        ("model has NaN or Inf",)
+    ]
+
+
+@pytest.mark.parametrize("source", ["clients", "contributed"])
+def test_adafed_without_a_server_set(tiny: dict[str, Any], tmp_path: Path, source: str) -> None:
+    tiny["server_set"] = {"source": source}
+    assert cw.Run(cw.run(tiny, tmp_path / "run")).finished
+
+
+# Going on --------------------------------------------------------------------------------------------------------------
+
+
+def killable(tmp_path: Path) -> Path:
+    """An experiment whose state is as rich as it gets, long enough to be killed in."""
+    config = {
+        "name": "killable",
+        "rounds": 40,
+        "seeds": [1, 2],
+        "device": "cpu",
+        "checkpoint_seconds": 0.0,
+        "data": "digits",
+        "partition": {"name": "dirichlet", "clients": 8},
+        "model": {"name": "mlp", "hidden": [32]},
+        "training": {"epochs": 1, "batch_size": 20, "learning_rate": 0.1},
+        "federation": {"fraction": 0.5},
+        "hostile": [{"clients": 2, "attack": "wrong_labels", "ignore_global": True}],
+        "methods": [
+            {
+                "name": "everything",
+                "criteria": ["trust", "server_performance", "dataset_size"],
+                "adjust": "first_improvement",
+                "adapt_loss": "class_weights",
+                "server_step": "adam",
+            },
+        ],
+    }
+    path = tmp_path / "killable.toml"
+    path.write_text(tomli_w.dumps(config))
+    return path
+
+
+def command(*arguments: object) -> list[str]:
+    return [sys.executable, "-m", "clientwise", *map(str, arguments)]
+
+
+def rounds_done(folder: Path) -> int:
+    """How many rounds are in the database of a run that another process is writing."""
+    try:
+        with sqlite3.connect(f"file:{folder}/run.sqlite?mode=ro", uri=True) as database:
+            return int(database.execute("SELECT COUNT(*) FROM rounds").fetchone()[0])
+    except sqlite3.OperationalError:
+        return 0
+
+
+def wait_for(condition, seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.002)
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    folder = tmp_path_factory.mktemp("whole")
+    config = killable(folder)
+    cw.run(config, folder / "run")
+    return config, content(folder / "run")
+
+
+def test_killed_again_and_again_it_ends_with_the_same_bits(uninterrupted, tmp_path: Path) -> None:
+    config, expected = uninterrupted
+    folder = tmp_path / "run"
+    kills = 0
+    for rounds in (0, 1, 7, 23, 39, 40, 55):  # 40: between the two lanes, or about there
+        process = subprocess.Popen(command("run", config, "--out", folder, "--resume"), stdout=subprocess.DEVNULL)
+        wait_for(
+            lambda rounds=rounds, process=process: (
+                rounds_done(folder) >= rounds and (folder / "config.toml").exists() or process.poll() is not None
+            )
+        )
+        time.sleep(0.003 * kills)  # each time at another moment of the round
+        process.send_signal(signal.SIGKILL)
+        kills += process.wait() == -signal.SIGKILL
+    assert kills == 7
+    subprocess.run(command("run", folder, "--resume"), check=True, stdout=subprocess.DEVNULL)
+    assert content(folder) == expected
+
+
+CRASH = """
+import os, sys
+import clientwise as cw
+original, calls = os.replace, []
+def crash(source, target):
+    if str(target).endswith(".safetensors"):
+        calls.append(1)
+        if len(calls) == 9:  # the ninth round is in the database, its checkpoint only as .part
+            os._exit(77)
+    original(source, target)
+os.replace = crash
+cw.run(sys.argv[1], sys.argv[2])
+"""
+
+
+def test_a_crash_at_the_worst_moment_is_mended(uninterrupted, tmp_path: Path) -> None:
+    """After the database's commit, with the new checkpoint written but not yet in its place."""
+    config, expected = uninterrupted
+    folder = tmp_path / "run"
+    crashed = subprocess.run([sys.executable, "-c", CRASH, str(config), str(folder)], check=False)
+    assert crashed.returncode == 77
+    assert rounds_done(folder) == 9
+    assert list((folder / "checkpoints").glob("*.part"))
+    cw.run(config, folder, resume=True)
+    assert content(folder) == expected
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+def test_interrupted_it_says_how_to_go_on(uninterrupted, tmp_path: Path, how: signal.Signals) -> None:
+    config, expected = uninterrupted
+    folder = tmp_path / "run"
+    process = subprocess.Popen(
+        command("run", config, "--out", folder, "--set", "checkpoint_seconds=1000"),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    wait_for(lambda: rounds_done(folder) >= 5)
+    process.send_signal(how)
+    _, message = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert f"clientwise run {folder} --resume" in " ".join(message.split())
+    assert "Traceback" not in message
+    before = rounds_done(folder)
+    seen: list[int] = []
+    cw.run(folder / "config.toml", folder, resume=True, on_round=lambda step: seen.append(step.record.round_num))
+    assert before - 1 <= seen[0] - 1 <= before  # it went on where it was, though no checkpoint was due
+    assert content(folder) == expected
+
+
+def test_a_folder_that_is_not_this_run_is_left_alone(tiny: dict[str, Any], tmp_path: Path) -> None:
+    folder = cw.run(tiny, tmp_path / "run")
+    with pytest.raises(RunError, match="there is a run already; go on with --resume"):
+        cw.run(tiny, folder)
+    with pytest.raises(RunError, match=r"another config \(rounds, training differ\)"):
+        cw.run(cw.load(tiny, ["rounds=9", "training.epochs=3"]), folder, resume=True)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.tex").write_text("do not touch")
+    with pytest.raises(RunError, match="not empty, and not a run"):
+        cw.run(tiny, tmp_path / "mine")
+    with locked(folder), pytest.raises(RunError, match="another clientwise process"):
+        cw.run(tiny, folder, resume=True)
+    assert cw.run(tiny, folder, resume=True) == folder  # finished: nothing to do, nothing changed
+
+
+def test_a_damaged_checkpoint_or_database_is_named(tiny: dict[str, Any], tmp_path: Path) -> None:
+    folder = cw.run(tiny, tmp_path / "run")
+    (folder / "checkpoints" / "lane-1.safetensors").write_bytes(b"garbage")
+    store = Store(folder)
+    with pytest.raises(RunError, match="not a checkpoint"):
+        store.load_checkpoint(1, torch.device("cpu"))
+    store.close()
+    for name in ("run.sqlite", "run.sqlite-wal", "run.sqlite-shm"):
+        (folder / name).unlink(missing_ok=True)
+    (folder / "run.sqlite").write_bytes(b"garbage" * 1000)
+    with pytest.raises(RunError, match="cannot be read"):
+        cw.Run(folder)
+    with pytest.raises(RunError, match="no such folder"):
+        cw.Run(tmp_path / "absent")
+    with pytest.raises(RunError, match="not a run of clientwise"):
+        cw.Run(tmp_path)
