@@ -1,0 +1,74 @@
+"""Who may import whom. `core` knows no engine; an engine knows core; nothing knows the command."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parents[1] / "src" / "clientwise"
+ALLOWED = {  # package: the packages of clientwise it may import
+    "core": {"core", "registry"},
+    "data": {"data", "core", "registry", "errors"},
+    "models": {"models", "core", "registry"},
+    "engine": {"engine", "core", "data", "models", "attacks", "registry", "errors"},
+    "experiment": {"experiment", "engine", "core", "data", "models", "attacks", "registry", "errors"},
+    "report": {"report", "experiment", "registry", "errors"},
+}
+OUTSIDE_OF_CORE = {
+    "flwr",
+    "sqlite3",
+    "safetensors",
+    "pydantic",
+    "typer",
+    "rich",
+    "matplotlib",
+    "sklearn",
+    "mlxtend",
+    "pathlib",
+}
+
+
+def imported(path: Path) -> set[str]:
+    """Absolute names of all modules a file imports, lazily or not."""
+    package = ["clientwise", *path.relative_to(SOURCE).parent.parts]
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            module = ".".join([*base, *([node.module] if node.module else [])])
+            names |= {f"{module}.{alias.name}" for alias in node.names} if node.module is None else {module}
+    return names
+
+
+@pytest.mark.parametrize("package", list(ALLOWED))
+def test_packages_import_only_what_lies_below_them(package: str) -> None:
+    for path in (SOURCE / package).rglob("*.py"):
+        inside = {name.split(".")[1] for name in imported(path) if name.startswith("clientwise.")}
+        assert inside <= ALLOWED[package], f"{path.name} imports {inside - ALLOWED[package]}"
+
+
+def test_core_touches_no_file_no_network_and_no_framework_but_torch() -> None:
+    for path in (SOURCE / "core").glob("*.py"):
+        assert not {name.split(".")[0] for name in imported(path)} & OUTSIDE_OF_CORE, path.name
+
+
+def test_nothing_unpickles() -> None:
+    for path in SOURCE.rglob("*.py"):
+        text = path.read_text(encoding="utf-8")
+        assert "pickle" not in imported(path)
+        assert "torch.load(" not in text
+        assert "allow_pickle" not in text
+
+
+def test_the_public_names_are_there() -> None:
+    import clientwise as cw
+
+    for name in cw.__all__:
+        assert getattr(cw, name) is not None
+    assert set(cw.__all__) == set(dir(cw))
+    with pytest.raises(AttributeError, match="no attribute 'wiegh'"):
+        cw.wiegh  # noqa: B018

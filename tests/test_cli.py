@@ -1,0 +1,161 @@
+"""The command as a user meets it: real processes, a real terminal where it matters."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pexpect
+import pytest
+import tomli_w
+
+import clientwise as cw
+
+
+def clientwise(*arguments: object, cwd: Path | None = None, expect: int = 0, **environment: str) -> str:
+    """Run the command and return what it printed, line breaks and all."""
+    result = subprocess.run(
+        [sys.executable, "-m", "clientwise", *map(str, arguments)],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        env={**os.environ, "COLUMNS": "150", **environment},
+    )
+    output = result.stdout + result.stderr
+    assert result.returncode == expect, output
+    assert "Traceback" not in output
+    return output
+
+
+@pytest.fixture
+def config(tiny: dict[str, Any], tmp_path: Path) -> Path:
+    path = tmp_path / "tiny.toml"
+    path.write_text(tomli_w.dumps(tiny))
+    return path
+
+
+def test_help_and_version() -> None:
+    assert re.search(r"clientwise \d+\.\d+\.\d+", clientwise("--version"))
+    output = clientwise("--help")
+    for command in ("run", "check", "list", "show", "demo"):
+        assert f" {command} " in output
+        assert "Usage" in clientwise(command, "--help")
+
+
+def test_run_prints_progress_table_and_where_things_are(config: Path, tmp_path: Path) -> None:
+    output = clientwise(
+        "run", config, "--seeds", "1-2", "--rounds", "4", "--device", "cpu", "--engine", "local", cwd=tmp_path
+    )
+    assert "all of it, seed 2: round 4/4" in output
+    assert "(16 of 16 rounds" in output
+    assert "mean ± deviation of 2 seeds" in output
+    assert "\x1b[" not in output  # not a terminal: no colours, no bars
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert folder.name.startswith("tiny-")
+    assert f"Run folder  runs/{folder.name}" in output
+    assert (folder / "curves.png").read_bytes()[:4] == b"\x89PNG"
+    shown = clientwise("show", cwd=tmp_path)  # the newest run
+    assert "all of it" in shown
+    audit = clientwise("show", folder, "--round", "2", "--method", "all of it", cwd=tmp_path)
+    assert "server_performance" in audit
+    assert "priority " in audit
+    assert "FedAvg" not in audit
+    assert "has no round 9" in clientwise("show", folder, "--round", "9", expect=2)
+    assert "did you mean 'FedAvg'" in clientwise("show", folder, "--round", "1", "--method", "FedAvgg", expect=2)
+
+
+def test_errors_say_what_to_do(config: Path, tmp_path: Path, tiny: dict[str, Any]) -> None:
+    assert "did you mean 'learning_rate'" in clientwise("check", config, "--set", "training.learnin_rate=1", expect=2)
+    output = clientwise(
+        "run", config, "--set", "training.learning_rate=-1", "--set", "rounds=0", expect=2, cwd=tmp_path
+    )
+    assert "tiny.toml: training.learning_rate: input should be greater than 0, got -1" in output
+    assert "tiny.toml: rounds: input should be greater than 0, got 0" in output
+    assert not (tmp_path / "runs").exists()  # nothing ran
+    assert "no such file" in clientwise("run", "absent.toml", expect=2)
+    assert "add --resume" in clientwise("run", tmp_path, expect=2)
+    assert "write 1,2,3 or 1-5" in clientwise("run", config, "--seeds", "one", expect=2)
+    assert "no run here yet" in clientwise("show", cwd=tmp_path, expect=2)
+    assert "not a run of clientwise" in clientwise("show", tmp_path, expect=2)
+    assert "unknown kind 'scoers'; did you mean 'scores'" in clientwise("list", "scoers", expect=2)
+    assert "'local'" in clientwise("run", config, "--engine", "flwr", expect=2, cwd=tmp_path)
+    output = clientwise("run", config, "--set", "data=mnist", expect=2, cwd=tmp_path, CLIENTWISE_DATA="")
+    assert "--data-dir" in output
+    output = clientwise(
+        "run", config, "--set", "data=mnist", "--data-dir", tmp_path / "nowhere", expect=2, cwd=tmp_path
+    )
+    assert "put the four files of the MNIST database there" in output
+
+
+def test_check_says_what_would_run(config: Path) -> None:
+    output = clientwise("check", config)
+    assert "1,797 samples" in output
+    assert "6 with" in output
+    assert "650 parameters" in output
+    assert "2 methods × 1 seeds × 3 rounds" in output
+
+
+def test_list_shows_every_part_with_its_options() -> None:
+    output = clientwise("list")
+    for name in ("server_performance", "choquet", "first_improvement", "wrong_labels", "dirichlet"):
+        assert name in output
+    only = clientwise("list", "adapt_loss")
+    assert "class_weights (epsilon: float = 0.1)" in only
+    assert "choquet" not in only
+
+
+def test_resume_finds_the_run_of_a_config(config: Path, tmp_path: Path) -> None:
+    assert "no run of this config" in clientwise("run", config, "--resume", cwd=tmp_path, expect=2)
+    clientwise("run", config, cwd=tmp_path)
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert folder.name in clientwise("run", config, "--resume", cwd=tmp_path)
+    assert "there is a run already" in clientwise("run", config, "--out", folder, expect=2)
+
+
+def test_a_plugin_beside_the_config(config: Path, tmp_path: Path, tiny: dict[str, Any]) -> None:
+    (tmp_path / "my_plugin.py").write_text(
+        "import clientwise as cw\n"
+        "@cw.criterion('square_size', measured_by='client')\n"
+        "def square_size(clients):\n    '''Size squared.'''\n    return clients.num_samples ** 2\n"
+    )
+    tiny |= {"plugins": ["my_plugin"], "methods": [{"name": "mine", "criteria": ["square_size"]}]}
+    config.write_text(tomli_w.dumps(tiny))
+    clientwise("run", config, "--out", tmp_path / "out", cwd=Path("/"))
+    run = cw.Run(tmp_path / "out")
+    sizes = dict(run.query("SELECT client, num_train FROM clients"))
+    for client, raw in run.query("SELECT client, raw FROM criteria"):
+        assert raw == sizes[client] ** 2
+
+
+def test_in_a_terminal_there_is_a_live_bar(config: Path, tmp_path: Path) -> None:
+    child = pexpect.spawn(
+        sys.executable,
+        ["-m", "clientwise", "run", str(config), "--rounds", "20"],
+        cwd=str(tmp_path),
+        encoding="utf-8",
+        timeout=60,
+        dimensions=(40, 150),
+    )
+    child.expect("FedAvg, seed 1: round")
+    child.expect(r"\d+/40")
+    child.expect("Run folder")
+    child.expect(pexpect.EOF)
+
+
+def test_the_demo_shows_why_one_would_want_this(tmp_path: Path) -> None:
+    """The packaged demo, whole: it must end in time and its own claims must hold."""
+    output = clientwise("demo", "--out", tmp_path / "demo")
+    assert "Next" in output
+    run = cw.Run(tmp_path / "demo")
+    lines = {line.method: line for line in run.summary()}
+    assert list(lines) == ["FedAvg", "prioritized", "online", "AdaFed", "combined"]
+    fedavg, adafed, combined = lines["FedAvg"], lines["AdaFed"], lines["combined"]
+    assert adafed.metric[0] > fedavg.metric[0] + 0.05
+    assert combined.metric[0] > fedavg.metric[0] + 0.05
+    assert adafed.hostile_weight[0] < 0.25 * fedavg.hostile_weight[0]
+    assert sum(line.seconds[0] for line in lines.values()) < 110
