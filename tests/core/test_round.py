@@ -338,7 +338,7 @@ def test_the_guard_refuses_with_a_reason_and_the_rest_goes_on(
     tamper, reason = ATTACKS_ON_THE_WIRE[attack]
     engine = make_engine()
     method = Method(criteria=P1_CRITERIA, score=Prioritized(), training=TRAINING)
-    honest, honest_record = run_round(start(engine, method), method, federation, engine)
+    _, honest_record = run_round(start(engine, method), method, federation, engine)
     victim = honest_record.client_ids[0]
 
     after, record = run_round(start(engine, method), method, federation, Wire(engine, tamper))

@@ -11,7 +11,7 @@ from clientwise.core.loss import Loss
 from clientwise.core.seeding import generator
 from clientwise.core.types import LocalTraining, Problem, Task
 from clientwise.data.datasets import diabetes
-from clientwise.data.partition import iid, federate
+from clientwise.data.partition import federate, iid
 from clientwise.engine.local import LocalEngine, pick_device
 from clientwise.models.networks import linear
 from clientwise.registry import Part

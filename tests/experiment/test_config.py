@@ -136,7 +136,8 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
 def test_errors_name_the_file(tmp_path: Path) -> None:
     path = tmp_path / "mnist.toml"
     path.write_text(
-        'name = "x"\nrounds = 1\ndata = "digits"\nmodel = "mlp"\npartition = {name = "iid", clients = 3}\n[[methods]]\nname = "m"\nscore = {name = "prioritized", priorty = []}\n'
+        'name = "x"\nrounds = 1\ndata = "digits"\nmodel = "mlp"\npartition = {name = "iid", clients = 3}\n'
+        '[[methods]]\nname = "m"\nscore = {name = "prioritized", priorty = []}\n'
     )
     with pytest.raises(ConfigError) as caught:
         load_experiment(path)

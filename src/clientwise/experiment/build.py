@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -16,7 +18,7 @@ from ..core.sampling import cohort_size
 from ..core.seeding import generator, seeded_default_generator
 from ..core.types import Problem
 from ..data.datasets import DATASETS
-from ..data.federated import FederatedData, Samples
+from ..data.federated import FederatedData, Samples, Shares
 from ..data.partition import PARTITIONS, federate
 from ..engine.local import LocalEngine
 from ..models.flat import FlatModel
@@ -26,6 +28,10 @@ from .config import ConfigError, Experiment, make
 
 def load_samples(experiment: Experiment) -> Samples:
     """The dataset, before anyone holds it."""
+    missing = [key for key in ("data", "partition") if getattr(experiment, key) is None]
+    if missing or experiment.data is None:
+        hint = "is missing (only `cw.run` with arrays of your own goes without)"
+        raise ConfigError(experiment.name, [(key, hint) for key in missing])
     folder = experiment.data_dir or os.environ.get("CLIENTWISE_DATA")
     samples: Samples = make(DATASETS, experiment.data)(Path(folder) if folder else None)
     check_problem(experiment, samples.problem)
@@ -78,13 +84,8 @@ def choose_hostile(experiment: Experiment, num_clients: int, seed: int) -> dict[
 
 def build_data(experiment: Experiment, samples: Samples, seed: int) -> tuple[FederatedData, dict[int, Hostile]]:
     """Who holds which samples under this seed, and who is hostile; hostile clients may call their samples otherwise."""
+    assert experiment.partition is not None
     hostile = choose_hostile(experiment, int(experiment.partition.options["clients"]), seed)
-
-    def relabel(client: int, targets: Tensor) -> Tensor:
-        if client not in hostile:
-            return targets
-        return hostile[client].attack.relabel(targets, samples.problem, generator(seed, "relabel", 0, client))
-
     settings = experiment.server_set
     try:
         data = federate(
@@ -96,11 +97,31 @@ def build_data(experiment: Experiment, samples: Samples, seed: int) -> tuple[Fed
             report_fraction=1.0 if settings.source == "clients" else settings.report_fraction,
             shared_set=settings.shared_set,
             contributed_fraction=settings.contributed_fraction if settings.source == "contributed" else None,
-            relabel=relabel,
+            relabel=partial(_relabel, hostile, samples.problem, seed),
         )
     except ValueError as error:
         raise ConfigError(experiment.name, [("partition", str(error))]) from None
     return data, hostile
+
+
+def adopt_data(experiment: Experiment, data: FederatedData, seed: int) -> tuple[FederatedData, dict[int, Hostile]]:
+    """Arrays of the user's own, in which the clients chosen to be hostile call their samples otherwise."""
+    hostile = choose_hostile(experiment, data.num_clients, seed)
+
+    def relabelled(shares: Shares) -> Shares:
+        targets = shares.targets.clone()
+        for client in hostile:
+            mine = shares.slice(client)
+            targets[mine] = _relabel(hostile, data.samples.problem, seed, client, targets[mine])
+        return replace(shares, targets=targets)
+
+    return replace(data, train=relabelled(data.train), test=relabelled(data.test)), hostile
+
+
+def _relabel(hostile: Mapping[int, Hostile], problem: Problem, seed: int, client: int, targets: Tensor) -> Tensor:
+    if client not in hostile:
+        return targets
+    return hostile[client].attack.relabel(targets, problem, generator(seed, "relabel", 0, client))
 
 
 def build_engine(
@@ -136,6 +157,7 @@ def build_federation(experiment: Experiment, num_clients: int, seed: int) -> Fed
 def describe(experiment: Experiment) -> list[str]:
     """What an experiment would run, found out by building its first seed."""
     samples = load_samples(experiment)
+    assert experiment.data is not None
     seed = experiment.seeds[0]
     data, hostile = build_data(experiment, samples, seed)
     spec = FlatModel(build_module(experiment, samples, seed), torch.device("cpu")).spec

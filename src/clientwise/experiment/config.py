@@ -235,8 +235,12 @@ class Experiment(Section):
     data_dir: str | None = Field(
         None, description="folder with the datasets in their published layouts; better given as --data-dir"
     )
-    data: Annotated[Part, _part(DATASETS)] = Field(description="where the samples come from")
-    partition: Annotated[Part, _part(PARTITIONS)] = Field(description="how they are spread over the clients")
+    data: Annotated[Part, _part(DATASETS)] | None = Field(
+        None, description="where the samples come from; left out when arrays are handed to `cw.run`"
+    )
+    partition: Annotated[Part, _part(PARTITIONS)] | None = Field(
+        None, description="how they are spread over the clients; left out likewise"
+    )
     model: Annotated[Part, _part(MODELS)] = Field(description="the network every client trains")
     training: Training = Field(Training(), description="how every client trains")
     federation: Cohorts = Field(Cohorts(), description="who takes part in a round")

@@ -20,7 +20,7 @@ from ..core.round import first_state, run_round
 from ..core.types import RoundRecord
 from ..data.federated import FederatedData
 from ..engine.local import pick_device
-from .build import build_data, build_engine, build_federation, check_problem, load_samples
+from .build import adopt_data, build_data, build_engine, build_federation, check_problem, load_samples
 from .config import ConfigError, Experiment, load_experiment
 from .store import RunError, Store, locked, write_atomically
 
@@ -132,7 +132,7 @@ def _run_all(
     total = len(methods) * len(experiment.seeds) * experiment.rounds
     done = 0
     for seed in experiment.seeds:
-        data, hostile = (own_data, {}) if own_data else build_data(experiment, samples, seed)
+        data, hostile = adopt_data(experiment, own_data, seed) if own_data else build_data(experiment, samples, seed)
         names = {client: type(one.attack).__name__ for client, one in hostile.items()}
         store.set_clients(seed, data.train.sizes.tolist(), data.test.sizes.tolist(), names)
         resident = data.to(device)

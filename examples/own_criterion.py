@@ -1,0 +1,57 @@
+"""docs/own-criterion.md as a program: phones with an empty battery should weigh less."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import numpy
+from sklearn.datasets import load_digits
+from torch import Tensor
+
+import clientwise as cw
+
+
+@cw.criterion("battery", measured_by="client", high=1.0)
+def battery(clients: cw.ClientFacts, *, floor: float = 0.0) -> Tensor:
+    """Charge of the battery, from 0 to 1; below `floor` it counts as empty."""
+    charge = clients.attributes["battery"]
+    return charge * (charge >= floor)
+
+
+CONFIG = {
+    "name": "batteries",
+    "rounds": 5,
+    "model": "linear",
+    "training": {"epochs": 2, "batch_size": 20},
+    "methods": [
+        {"name": "FedAvg"},
+        {"name": "batteries first", "criteria": [{"name": "battery", "floor": 0.2}, "dataset_size"]},
+    ],
+}
+
+
+def main() -> None:
+    images, labels = load_digits(return_X_y=True)
+    order = numpy.random.default_rng(1).permutation(len(labels))
+    parts = [(images[rows] / 16, labels[rows]) for rows in numpy.array_split(order, 8)]
+    data = cw.FederatedData.from_clients(
+        train=[(x[:-40], y[:-40]) for x, y in parts[:6]],
+        test=[(x[-40:], y[-40:]) for x, y in parts[:6]],
+        weigh=parts[6],
+        report=parts[7],
+        attributes={"battery": [0.9, 0.1, 0.5, 1.0, 0.7, 0.3]},
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        run = cw.Run(cw.run(CONFIG, Path(folder) / "run", data=data))
+        for line in run.summary():
+            print(f"{line.method:16} accuracy {line.metric[0]:.1%}")
+        weights = run.query(
+            "SELECT client, weight FROM participants JOIN lanes USING (lane) "
+            "WHERE method = 'batteries first' AND round_num = 5 ORDER BY client"
+        )
+        print("weights by battery:", ", ".join(f"{weight:.3f}" for _, weight in weights))
+
+
+if __name__ == "__main__":
+    main()
