@@ -1,0 +1,60 @@
+"""The documentation is true: its reference is current, its examples run, its links lead somewhere."""
+
+from __future__ import annotations
+
+import re
+import runpy
+from pathlib import Path
+
+import pytest
+
+import clientwise as cw
+from clientwise.reference import markdown
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def blocks(page: str, language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", (ROOT / "docs" / page).read_text(encoding="utf-8"), re.DOTALL)
+
+
+def test_the_config_reference_is_current() -> None:
+    assert (ROOT / "docs" / "config.md").read_text(encoding="utf-8").strip() == markdown().strip(), "run `make docs`"
+
+
+def test_the_tutorial_runs_as_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, *additions = blocks("tutorial.md", "toml")
+    monkeypatch.chdir(tmp_path)
+    Path("first.toml").write_text("\n".join([first, *additions]), encoding="utf-8")
+    (program, _, weighing) = blocks("tutorial.md", "python")
+    experiment = cw.load("first.toml", ["rounds=2", "seeds=[1]"])
+    assert [method.name for method in experiment.methods] == [
+        "FedAvg",
+        "diversity first",
+        "online",
+        "AdaFed",
+        "combined",
+    ]
+    Path("first.toml").write_text(experiment.to_toml(), encoding="utf-8")
+    exec(program, {})  # the page's own program
+    exec(f"import clientwise as cw\n{weighing}\nassert abs(weights.sum() - 1) < 1e-9", {})
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.name)
+def test_examples_run(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runpy.run_path(str(path), run_name="__main__")
+    assert "accuracy" in capsys.readouterr().out
+
+
+def test_the_page_on_criteria_shows_the_example() -> None:
+    (code,) = blocks("own-criterion.md", "python")
+    body = code.split("@cw.criterion")[1].strip()
+    assert body in (ROOT / "examples" / "own_criterion.py").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)", page.read_text(encoding="utf-8")):
+        if not target.startswith("http"):
+            assert (page.parent / target).exists(), target
