@@ -31,7 +31,7 @@ def draw_curves(run: Run, path: Path) -> Path:
             rounds, middle, low, high = _band([curve(method, seed) for seed in seeds])
             colour = COLOURS[index % len(COLOURS)]
             axes.plot(rounds, middle, label=method, color=colour, linestyle=STYLES[index % len(STYLES)], linewidth=1.8)
-            if len(seeds) > 1:
+            if len(seeds) > 1 and place == 0:  # the weights jump with the cohort: their range would hide the lines
                 axes.fill_between(rounds, low, high, color=colour, alpha=0.15, linewidth=0)
         if place == 0 and run.target is not None:
             axes.axhline(run.target, color="#999999", linewidth=0.8)
