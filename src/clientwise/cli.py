@@ -167,6 +167,40 @@ def show(
 
 
 @app.command()
+def serve(
+    folders: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="[RUNS]...", help="Run folders, or folders of runs; default: runs/", show_default=False),
+    ] = None,
+    host: Annotated[str, typer.Option(help="Address to listen on; others than this machine's need a token.")] = (
+        "127.0.0.1"
+    ),
+    port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.", min=0, max=65535)] = 8000,
+    token: Annotated[
+        str | None,
+        typer.Option(help="What a reader must know; made up where one is needed and none given.", show_default=False),
+    ] = None,
+) -> None:
+    """Serve a web page that lists runs and follows those that are running."""
+    import secrets
+
+    from .report.server import is_loopback
+    from .report.server import serve as serve_runs
+
+    folders = folders or [Path("runs")]
+    for folder in folders:
+        if not folder.is_dir():
+            _fail(f"{folder}: no such folder")
+    if token is None and not is_loopback(host):
+        token = secrets.token_urlsafe(16)
+
+    def say(url: str) -> None:
+        out.print(f"{_escaped(url)}\nEnd it with Ctrl-C.", soft_wrap=True)
+
+    serve_runs(folders, host, port, token, say)
+
+
+@app.command()
 def demo(
     out_folder: Annotated[
         Path | None, typer.Option("--out", help="Run folder; default: runs/demo-DATE-TIME.", show_default=False)

@@ -1,0 +1,69 @@
+"""Take the pictures of the live page: `python docs/make_screenshots.py RUN`, with Chromium on the PATH."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.parse import quote
+
+import uvicorn
+from playwright.sync_api import sync_playwright
+
+from clientwise.report.server import make_app
+from clientwise.report.summary import Run
+
+DOCS = Path(__file__).parent
+QUIET = ("headless", "no-sandbox", "disable-gpu", "disable-quic", "no-first-run", "disable-background-networking")
+
+
+def main(folder: Path, out: Path = DOCS, scheme: str = "light") -> None:
+    """Overview, audit and phone, of one run."""
+    run = Run(folder)
+    lane, method, seed = next(lane for lane in reversed(run.lanes) if lane[2] == run.lanes[0][2])
+    (last,) = run.query("SELECT MAX(round_num) FROM rounds WHERE lane = ?", lane)[0]
+    with served(folder) as address, sync_playwright() as playwright:
+        arguments = [f"--{flag}" for flag in (*QUIET, "disable-component-update", "disable-sync", "hide-scrollbars")]
+        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=arguments)
+        for name, width, height, path in (
+            ("overview", 1360, 1000, ""),
+            ("audit", 1360, 900, f"#round/{quote(method, safe='')}/{seed}/{last}"),
+            ("phone", 375, 812, "#s-curves"),
+        ):
+            context = browser.new_context(
+                viewport={"width": width, "height": height},
+                device_scale_factor=2 if name == "phone" else 1,
+                color_scheme="dark" if scheme == "dark" else "light",
+                reduced_motion="reduce",
+            )
+            page = context.new_page()
+            page.goto(f"{address}/runs/{folder.resolve().name}{path}")
+            page.wait_for_selector("dialog[open] tbody tr" if name == "audit" else "main .card")
+            if name == "phone":  # the sections were not there yet when the browser looked for the place
+                page.locator("#s-curves").evaluate("section => section.scrollIntoView()")
+            page.wait_for_timeout(1500)  # charts are drawn when they come into sight
+            page.screenshot(path=out / f"page-{name}.png")
+            context.close()
+        browser.close()
+
+
+@contextmanager
+def served(folder: Path) -> Iterator[str]:
+    """The live page of a run folder, on a free port."""
+    server = uvicorn.Server(uvicorn.Config(make_app([folder]), port=0, log_level="error", lifespan="off"))
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    while not server.started:
+        thread.join(0.05)
+    try:
+        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,710 @@
+// Renders documents (see clientwise/report/views.py): titles, tables and Plotly charts, on a live page or in a report
+// file. Everything that comes from data goes in as text, never as markup.
+
+const PHONE = matchMedia("(max-width: 640px)");
+const DARK = matchMedia("(prefers-color-scheme: dark)");
+const TOUCH = matchMedia("(pointer: coarse)");
+const FIRST_ROWS = 200; // of a long table; the rest comes on request, so that the page stays quick
+
+const byId = (id) => document.getElementById(id);
+
+/** An element with attributes and children; strings become text. */
+function element(tag, attributes = {}, ...children) {
+  const made = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (value === true) made.setAttribute(name, "");
+    else if (value !== false && value != null) made.setAttribute(name, value);
+  }
+  made.append(...children);
+  return made;
+}
+
+/** Make these the children of a parent, touching only what changed: focus, scroll and selection stay. */
+function place(parent, wanted) {
+  wanted.forEach((child, index) => {
+    if (parent.children[index] !== child) parent.insertBefore(child, parent.children[index] ?? null);
+  });
+  while (parent.children.length > wanted.length) parent.lastElementChild.remove();
+}
+
+/** Do something to the page; if that took the focus away, give it back to what now stands in its place. */
+function keepingFocus(work) {
+  const before = document.activeElement;
+  work();
+  if (before === document.activeElement || before === document.body) return;
+  const link = before.getAttribute("href");
+  const heir = before.isConnected ? before : link && document.querySelector(`a[href="${CSS.escape(link)}"]`);
+  heir?.focus({ preventScroll: true });
+}
+
+// ---------------------------------------------------------------------------------------------- where documents come from
+
+class Refusal extends Error {} // the server answered, and said no
+
+async function getJson(url) {
+  const answer = await fetch(url, { signal: AbortSignal.timeout(60_000) });
+  const content = await answer.json();
+  if (!answer.ok) throw new Refusal(content.error);
+  return content;
+}
+
+/** A report file: everything is in the page. */
+function fileSource({ document: content, audits }) {
+  return {
+    live: false,
+    document: async () => content,
+    audit: async ({ kind, method, seed, number }) => {
+      const found = audits[kind]?.[`${method}|${seed}|${number}`];
+      if (found) return found;
+      throw new Refusal("This audit is not in the report file. `clientwise serve` shows the audit of every round and client.");
+    },
+  };
+}
+
+/** A server: the API has the same paths as the pages. */
+function serverSource() {
+  const path = location.pathname.replace(/\/$/, "");
+  const api = `/api${path || "/list"}`;
+  const run = path.startsWith("/runs/") ? path.slice("/runs/".length) : null;
+  const query = new URLSearchParams(location.search);
+  if (query.has("token")) { // it is in a cookie now: keep it out of bookmarks and shared links
+    query.delete("token");
+    history.replaceState(null, "", `${location.pathname}${query.size ? `?${query}` : ""}${location.hash}`);
+  }
+  const search = query.size ? `?${query}` : "";
+  return {
+    live: true,
+    isList: !path,
+    document: () => getJson(api + search),
+    version: () => getJson(`${api}/version${search}`),
+    audit: async ({ kind, method, seed, number, run: named }) => {
+      const id = named ? encodeURIComponent(named) : run;
+      if (!id) throw new Refusal("Open the run itself to see this audit.");
+      return getJson(`/api/runs/${id}/${kind}?${new URLSearchParams({ method, seed, [kind]: number })}`);
+    },
+  };
+}
+
+const embedded = byId("embedded");
+const source = embedded ? fileSource(JSON.parse(embedded.textContent)) : serverSource();
+
+// -------------------------------------------------------------------------------------------------- links to audits, runs
+
+/** The address that opens what a cell or a point refers to; null where it refers to nothing. */
+function addressOf(open) {
+  if (!open) return null;
+  const kind = open.round ? "round" : open.client ? "client" : null;
+  if (!kind) return null;
+  const { method, seed, run, [kind]: number } = open[kind];
+  return `#${[kind, method, seed, number, ...(run ? [run] : [])].map(encodeURIComponent).join("/")}`;
+}
+
+/** What a hash opens; null where it is no audit. */
+function targetOf(hash) {
+  const [kind, method, seed, number, run] = hash.slice(1).split("/").map((part) => {
+    try {
+      return decodeURIComponent(part);
+    } catch {
+      return part;
+    }
+  });
+  return (kind === "round" || kind === "client") && number !== undefined ? { kind, method, seed, number, run } : null;
+}
+
+// ------------------------------------------------------------------------------------------------------------------ tables
+
+const NUMBER = new Intl.NumberFormat("en", { maximumSignificantDigits: 5, useGrouping: false });
+
+const valueOf = (cell) => (cell !== null && typeof cell === "object" ? cell.value : cell);
+const textOf = (cell) => {
+  if (cell === null || cell === undefined) return "–";
+  if (typeof cell === "object") return cell.text;
+  return typeof cell === "number" ? NUMBER.format(cell) : cell;
+};
+const isNothing = (value) => value === null || value === undefined || value === "";
+
+function compare(a, b) {
+  if (typeof a === "number" && typeof b === "number") return a - b;
+  return String(a).localeCompare(String(b), "en", { numeric: true });
+}
+
+function sorted(rows, sort) {
+  if (!sort) return rows;
+  const sign = sort.direction === "ascending" ? 1 : -1;
+  return rows.toSorted((left, right) => {
+    const [a, b] = [valueOf(left[sort.column]), valueOf(right[sort.column])];
+    if (isNothing(a) || isNothing(b)) return isNothing(a) - isNothing(b); // nothing comes last, either way
+    return sign * compare(a, b);
+  });
+}
+
+const chosen = new Set(); // runs picked for comparison, on the list of runs
+
+/** The page of a run that a cell leads to: nothing else is linked to. */
+const runAddress = (cell) => (source.live && cell?.href?.startsWith("/runs/") ? cell.href : null);
+
+function cellElement(cell, column, index) {
+  const made = element(index ? "td" : "th", { class: column.numeric ? "numeric" : null, scope: index ? null : "row" });
+  const address = runAddress(cell) ?? addressOf(cell?.open);
+  made.append(address ? element("a", { href: address }, textOf(cell)) : textOf(cell));
+  return made;
+}
+
+function rowElement(row, columns) {
+  const made = element("tr", {}, ...columns.map((column, index) => cellElement(row[index], column, index)));
+  const run = row[0]?.value;
+  if (source.isList && runAddress(row[0])) {
+    const box = element("input", { type: "checkbox", "aria-label": `Compare ${run}` });
+    box.checked = chosen.has(run);
+    box.addEventListener("change", () => {
+      chosen[box.checked ? "add" : "delete"](run);
+      showComparison();
+    });
+    made.firstElementChild.prepend(box);
+  }
+  return made;
+}
+
+/** The link to the comparison of the runs that are ticked. */
+function showComparison() {
+  const bar = byId("compare") ?? element("p", { class: "compare", id: "compare" }, element("a", { class: "button" }));
+  if (!bar.isConnected) byId("sections").after(bar);
+  bar.hidden = chosen.size < 2;
+  bar.firstChild.href = `/compare?${new URLSearchParams([...chosen].map((id) => ["run", id]))}`;
+  bar.firstChild.textContent = `Compare ${chosen.size} runs`;
+}
+
+/** Only what scrolls needs a stop for the keyboard. */
+const overflow = new ResizeObserver((entries) => {
+  for (const { target } of entries) {
+    const scrolls = target.scrollWidth > target.clientWidth || target.scrollHeight > target.clientHeight;
+    if (scrolls) target.tabIndex = 0;
+    else target.removeAttribute("tabindex");
+  }
+});
+
+/** A long name may break where its words do. */
+const breakable = (label) => label.replaceAll("_", "_\u200b");
+
+function tableParts(name, columns, onSort) {
+  const buttons = columns.map((column, index) => {
+    const button = element("button", { type: "button" }, breakable(column.label));
+    button.addEventListener("click", () => onSort(index));
+    return button;
+  });
+  const heads = columns.map((column, index) =>
+    element("th", { scope: "col", class: column.numeric ? "numeric" : null }, buttons[index]));
+  const body = element("tbody");
+  const table = element("table", { "aria-label": name, class: columns.length > 8 ? "wide" : null }, element("thead", {}, element("tr", {}, ...heads)), body);
+  const scroll = element("div", { class: "scroll", role: "region", "aria-label": name }, table);
+  overflow.observe(scroll);
+  return { heads, body, scroll };
+}
+
+function makeTable(level) {
+  const heading = element(`h${level}`);
+  const holder = element("div");
+  const more = element("button", { type: "button", class: "button", hidden: true });
+  const note = element("p", { class: "note" });
+  const view = element("section", { class: "card table" }, heading, holder, more, note);
+  let item, parts, shape, sort = null, rows = new Map(), all = false;
+
+  function onSort(column) {
+    const natural = item.columns[column].numeric ? "descending" : "ascending"; // the best first, the names from A
+    const other = natural === "ascending" ? "descending" : "ascending";
+    if (sort?.column !== column) sort = { column, direction: natural };
+    else sort = sort.direction === natural ? { column, direction: other } : null;
+    keepingFocus(fill);
+  }
+
+  function fill() {
+    parts.heads.forEach((head, index) => {
+      if (sort?.column === index) head.setAttribute("aria-sort", sort.direction);
+      else head.removeAttribute("aria-sort");
+    });
+    const shown = sorted(item.rows, sort).slice(0, all ? undefined : FIRST_ROWS);
+    const before = rows;
+    rows = new Map();
+    for (const row of shown) { // a row that did not change keeps its element
+      let key = JSON.stringify(row);
+      while (rows.has(key)) key += " ";
+      rows.set(key, before.get(key) ?? rowElement(row, item.columns));
+    }
+    place(parts.body, [...rows.values()]);
+    more.hidden = shown.length === item.rows.length;
+    more.textContent = `Show all ${item.rows.length} rows`;
+  }
+
+  more.addEventListener("click", () => {
+    all = true;
+    fill();
+    parts.scroll.focus();
+  });
+
+  return {
+    element: view,
+    update(next) {
+      item = next;
+      heading.textContent = item.title;
+      note.textContent = item.note ?? "";
+      const columns = JSON.stringify(item.columns);
+      if (columns !== shape) {
+        [shape, sort, rows] = [columns, null, new Map()];
+        parts = tableParts(item.title, item.columns, onSort);
+        holder.replaceChildren(parts.scroll);
+      }
+      fill();
+    },
+  };
+}
+
+// ------------------------------------------------------------------------------------------------------------------ charts
+
+/** Plotly's script comes after this one, and is large. */
+const plotlyReady = new Promise((resolve) => {
+  if (window.Plotly) resolve();
+  else byId("plotly").addEventListener("load", resolve);
+});
+
+let printing = false;
+
+function theme() {
+  const style = getComputedStyle(document.documentElement);
+  const colour = (name) => style.getPropertyValue(name).trim();
+  const dark = DARK.matches && !printing;
+  return {
+    text: colour("--text"), muted: colour("--muted"), grid: colour("--grid"), card: colour("--card"),
+    // The colours of the documents are those of Okabe and Ito: these are the ones that a background swallows.
+    swap: dark ? { "#000000": "#e6e8eb", "#0072b2": "#3b93d6" } : { "#f0e442": "#b3a100" },
+    dark,
+  };
+}
+
+const TAGS = /&lt;(br|\/?b|\/?i|\/?extra)&gt;/g; // what a hover template is made of; no tag with attributes
+
+/** A copy for Plotly: its pseudo-HTML is taken out of every string, and colours suit the background. */
+function prepared(value, look, key = "") {
+  if (typeof value === "string") {
+    const swapped = look.swap[value.toLowerCase()];
+    if (swapped) return swapped;
+    const text = value.replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;");
+    if (look.dark && /^rgba\(0, ?0, ?0,/.test(value)) return value.replace(/0, ?0, ?0,/, "230,232,235,");
+    return key === "hovertemplate" || key === "texttemplate" ? text.replace(TAGS, "<$1>") : text;
+  }
+  if (key === "customdata" || value === null || typeof value !== "object") return value;
+  if (Array.isArray(value)) return typeof value[0] === "number" ? value : value.map((one) => prepared(one, look, key));
+  return Object.fromEntries(Object.entries(value).map(([name, one]) => [name, prepared(one, look, name)]));
+}
+
+/** What is given, over what is usual. */
+function merged(usual, given) {
+  if (!given || typeof given !== "object" || Array.isArray(given)) return given === undefined ? usual : given;
+  const result = { ...usual };
+  for (const [key, value] of Object.entries(given)) {
+    const both = usual?.[key] && typeof usual[key] === "object" && value && typeof value === "object";
+    result[key] = both ? merged(usual[key], value) : value;
+  }
+  return result;
+}
+
+const heightOf = (item) => item.layout?.height ?? (PHONE.matches ? 300 : 360);
+
+function layoutOf(item, look, width) {
+  const axis = {
+    automargin: true, gridcolor: look.grid, linecolor: look.grid, zerolinecolor: look.grid, tickcolor: look.grid,
+    tickfont: { color: look.muted }, title: { font: { color: look.muted, size: 12 }, standoff: 10 },
+  };
+  const given = prepared(item.layout ?? {}, look);
+  const axes = new Set(["xaxis", "yaxis", ...Object.keys(given).filter((key) => /^[xy]axis\d*$/.test(key))]);
+  const usual = {
+    height: heightOf(item), width,
+    margin: { l: 8, r: 12, t: 12, b: 8 },
+    paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
+    font: { family: getComputedStyle(document.body).fontFamily, size: PHONE.matches ? 11 : 12.5, color: look.text },
+    hoverlabel: { bgcolor: look.card, bordercolor: look.grid, font: { color: look.text }, align: "left" },
+    legend: { itemwidth: 38, orientation: "h", x: 0, y: 1.02, yanchor: "bottom", font: { color: look.text }, bgcolor: "rgba(0,0,0,0)" },
+    dragmode: TOUCH.matches ? false : "zoom", // a finger that scrolls the page must not zoom
+    uirevision: "the reader's", // zoom and hidden lines stay when rounds are added
+    ...Object.fromEntries([...axes].map((name) => [name, axis])),
+  };
+  return merged(usual, given);
+}
+
+const CONFIG = {
+  displaylogo: false,
+  displayModeBar: TOUCH.matches ? false : "hover",
+  modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d", "zoomIn2d", "zoomOut2d"],
+  toImageButtonOptions: { format: "svg" },
+  doubleClickDelay: 400,
+};
+
+const charts = new Map(); // plot element -> its view, to redraw all of them, or those that come into sight
+
+const inSight = new IntersectionObserver((entries) => {
+  for (const entry of entries) charts.get(entry.target)?.see(entry.isIntersecting);
+}, { rootMargin: "300px" });
+
+const sizes = new ResizeObserver((entries) => {
+  if (!printing) for (const { target } of entries) charts.get(target)?.resize();
+});
+
+function makeChart(level, prefix) {
+  const captionId = `${prefix}caption-${makeChart.count = (makeChart.count ?? 0) + 1}`;
+  const heading = element(`h${level}`);
+  const plot = element("div", { class: "plot", role: "img", "aria-labelledby": captionId });
+  const caption = element("p", { class: "caption", id: captionId });
+  const numbers = element("details", {}, element("summary", {}, "As a table"));
+  const view = element("figure", { class: "card chart" }, heading, plot, element("figcaption", {}, caption), numbers);
+  let item, seen = false, stale = true, drawnWidth = 0, queue = Promise.resolve();
+
+  function draw(width) {
+    stale = false;
+    queue = queue.then(async () => {
+      await plotlyReady;
+      if (!plot.isConnected) return;
+      const look = theme();
+      drawnWidth = plot.clientWidth;
+      const fresh = !plot.layout;
+      await Plotly.react(plot, prepared(item.data, look), layoutOf(item, look, width ?? drawnWidth), CONFIG);
+      if (fresh) plot.on("plotly_click", ({ points }) => follow(points[0]?.customdata));
+    }).catch((error) => {
+      plot.textContent = `This chart could not be drawn (${error.message}); its numbers are in the table below.`;
+    });
+    return queue;
+  }
+
+  function follow(open) {
+    const address = addressOf(open);
+    if (address) location.assign(address);
+  }
+
+  function fillNumbers() {
+    if (numbers.open) {
+      const table = numbersOf(item);
+      const parts = tableParts(item.title, table.columns, () => {});
+      parts.heads.forEach((head, index) => head.replaceChildren(breakable(table.columns[index].label)));
+      parts.body.append(...table.rows.map((row) => rowElement(row, table.columns)));
+      numbers.replaceChildren(numbers.firstElementChild, parts.scroll);
+    }
+  }
+  numbers.addEventListener("toggle", () => keepingFocus(fillNumbers));
+
+  const self = {
+    element: view,
+    draw,
+    see(now) {
+      seen = now;
+      if (seen && stale) draw();
+    },
+    resize() {
+      if (plot.layout && plot.clientWidth && plot.clientWidth !== drawnWidth) draw();
+    },
+    update(next) {
+      const before = item;
+      item = next;
+      heading.textContent = item.title;
+      caption.textContent = item.alt;
+      plot.style.minHeight = `${heightOf(item)}px`;
+      view.classList.toggle("clickable", (item.data ?? []).some((trace) => trace.customdata));
+      if (before && JSON.stringify([before.data, before.layout]) === JSON.stringify([item.data, item.layout])) return;
+      stale = true;
+      if (seen) draw();
+      fillNumbers();
+    },
+    remove() {
+      charts.delete(plot);
+      inSight.unobserve(plot);
+      sizes.unobserve(plot);
+      if (plot.layout) Plotly.purge(plot);
+    },
+  };
+  charts.set(plot, self);
+  inSight.observe(plot);
+  sizes.observe(plot);
+  return self;
+}
+
+const titleOf = (axis, otherwise) => axis?.title?.text ?? (typeof axis?.title === "string" ? axis.title : otherwise);
+
+/** The numbers of a chart as a table: one row per x, one column per line; a heat map as it stands. */
+function numbersOf({ data, layout = {} }) {
+  const column = (label, numeric = true) => ({ label, numeric });
+  const cell = (value, open) => (open ? { value, text: textOf(value), open } : value);
+  const map = data.find((trace) => trace.z);
+  if (map) {
+    const xs = map.x ?? map.z[0].map((_, index) => index);
+    return {
+      columns: [column(titleOf(layout.yaxis, ""), false), ...xs.map((x) => column(String(textOf(x))))],
+      rows: map.z.map((line, row) =>
+        [map.y?.[row] ?? row, ...line.map((value, index) => cell(value, map.customdata?.[row]?.[index]))]),
+    };
+  }
+  const lines = data.filter((trace) => trace.hoverinfo !== "skip" && (trace.y ?? trace.x));
+  const flat = lines.length > 0 && lines.every((trace) => trace.orientation === "h");
+  const rows = new Map();
+  lines.forEach((trace, index) => {
+    const [keys, values] = flat ? [trace.y, trace.x] : [trace.x, trace.y];
+    (values ?? keys).forEach((value, place) => {
+      let key = values && keys ? keys[place] : place + 1;
+      while (rows.get(key)?.[index + 1] !== undefined) key = `${key} `; // the same x twice in one line
+      if (!rows.has(key)) rows.set(key, [key, ...lines.map(() => undefined)]);
+      rows.get(key)[index + 1] = cell(value, trace.customdata?.[place]);
+    });
+  });
+  const ordered = [...rows.values()];
+  if (ordered.every(([key]) => typeof key === "number")) ordered.sort(([a], [b]) => a - b);
+  return {
+    columns: [
+      column(titleOf(flat ? layout.yaxis : layout.xaxis, ""), false),
+      ...lines.map((trace) => column(trace.name ?? titleOf(flat ? layout.xaxis : layout.yaxis, "value"))),
+    ],
+    rows: ordered,
+  };
+}
+
+const redrawAll = (width) => Promise.all([...charts.values()].map((chart) => chart.draw(width)));
+
+DARK.addEventListener("change", () => redrawAll());
+addEventListener("beforeprint", () => {
+  printing = true;
+  redrawAll(660); // a page of A4 or letter paper between its margins
+});
+addEventListener("afterprint", () => {
+  printing = false;
+  redrawAll();
+});
+
+// --------------------------------------------------------------------------------------------------------------- documents
+
+/** Keeps one view per key: makes those that are new, updates those that stay, drops those that are gone. */
+function reconcile(parent, views, wanted, keyOf, make) {
+  const keys = new Set(wanted.map(keyOf));
+  for (const [key, view] of views) {
+    if (!keys.has(key)) {
+      view.remove?.();
+      views.delete(key);
+    }
+  }
+  place(parent, wanted.map((item) => {
+    const key = keyOf(item);
+    if (!views.has(key)) views.set(key, make(item));
+    return views.get(key).element;
+  }));
+  for (const item of wanted) views.get(keyOf(item)).update(item); // after placing: a chart needs to know its width
+}
+
+function makeSection(level, prefix) {
+  const heading = element(`h${level}`);
+  const lead = element("p", { class: "section-lead" });
+  const items = element("div", { class: "items" });
+  const view = element("section", {}, heading, lead, items);
+  const views = new Map();
+  return {
+    element: view,
+    update(section) {
+      view.id = `${prefix}${section.id}`;
+      heading.textContent = section.title;
+      lead.textContent = section.lead;
+      reconcile(items, views, section.items, (item) => `${item.kind} ${item.id}`,
+        (item) => (item.kind === "chart" ? makeChart(level + 1, prefix) : makeTable(level + 1)));
+    },
+    remove() {
+      for (const item of views.values()) item.remove?.();
+    },
+  };
+}
+
+/** Renders documents, one after the other, into the elements whose ids begin with a prefix. */
+function makePage(prefix, level, sectionPrefix) {
+  const [title, subtitle, lead, sections] = ["title", "subtitle", "lead", "sections"].map((id) => byId(prefix + id));
+  const views = new Map();
+  return {
+    show(content) {
+      keepingFocus(() => {
+        title.textContent = content.title;
+        subtitle.textContent = content.subtitle ?? "";
+        const said = [...lead.children].map((line) => line.textContent);
+        if (JSON.stringify(said) !== JSON.stringify(content.lead)) {
+          lead.replaceChildren(...content.lead.map((line) => element("p", {}, line)));
+        }
+        reconcile(sections, views, content.sections, (section) => section.id, () => makeSection(level, sectionPrefix));
+      });
+    },
+  };
+}
+
+function showContents(sections) {
+  const links = sections.map(({ id, title }) => element("a", { href: `#s-${id}` }, title));
+  const before = [...byId("contents").querySelectorAll("a")];
+  if (before.map((link) => link.outerHTML).join() === links.map((link) => link.outerHTML).join()) return;
+  byId("contents").replaceChildren(element("ol", {}, ...links.map((link) => element("li", {}, link))));
+  byId("contents").hidden = sections.length < 2;
+  markPlace();
+}
+
+/** Mark in the contents which section is being read. */
+function markPlace() {
+  const sections = [...byId("sections").children];
+  const current = sections.findLast((section) => section.getBoundingClientRect().top < innerHeight / 3) ?? sections[0];
+  for (const link of byId("contents").querySelectorAll("a")) {
+    const is = link.hash === `#${current?.id}`;
+    if (is === link.hasAttribute("data-current")) continue;
+    link.toggleAttribute("data-current", is);
+    if (is) link.setAttribute("aria-current", "location");
+    else link.removeAttribute("aria-current");
+    // A strip of links, on a phone: bring the one in question into sight, without moving the page.
+    if (is && PHONE.matches) link.closest("nav").scrollTo({ left: link.offsetLeft - 16 });
+  }
+}
+let marking = false;
+addEventListener("scroll", () => {
+  if (marking) return;
+  marking = true;
+  requestAnimationFrame(() => {
+    marking = false;
+    markPlace();
+  });
+}, { passive: true });
+
+// ------------------------------------------------------------------------------------------------------------------ audits
+
+const dialog = byId("audit");
+let auditPage = makePage("audit-", 3, "a-");
+let opener = null; // the link that opened the dialog
+let opened = null; // the hash it shows
+
+async function showAudit(target, hash) {
+  try {
+    const content = await source.audit(target);
+    if (opened === hash) auditPage.show(content);
+  } catch (error) {
+    const reason = error instanceof Refusal ? error.message : "The server does not answer; close this and try again.";
+    if (opened === hash) auditPage.show({ title: "No audit", lead: [reason], sections: [] });
+  }
+}
+
+/** The hash says what is open, so that an audit can be shared, and the back button closes it. */
+function followHash() {
+  const target = targetOf(location.hash);
+  if (!target) {
+    if (dialog.open) dialog.close();
+    return;
+  }
+  if (opened === location.hash) return;
+  // How many steps back the page without a dialog is; unknown when the audit was the first thing to be opened.
+  const depth = dialog.open ? history.state?.depth ?? openDepth + 1 : opener ? 1 : 0;
+  history.replaceState({ depth }, "");
+  openDepth = depth;
+  opened = location.hash;
+  auditPage.show({ title: target.kind === "round" ? `Round ${target.number}` : `Client ${target.number}`, lead: ["Loading …"], sections: [] });
+  if (!dialog.open) dialog.showModal();
+  dialog.scrollTop = 0;
+  showAudit(target, opened);
+}
+let openDepth = 0;
+
+document.addEventListener("click", (event) => {
+  const link = event.target.closest?.("a[href^='#']");
+  if (link && !dialog.open && targetOf(link.hash)) opener = link;
+});
+addEventListener("hashchange", followHash);
+byId("audit-close").addEventListener("click", () => dialog.close());
+dialog.addEventListener("click", (event) => {
+  if (event.target === dialog) dialog.close(); // the backdrop
+});
+dialog.addEventListener("close", () => {
+  opened = null;
+  if (targetOf(location.hash)) {
+    if (openDepth > 0) history.go(-openDepth);
+    else history.replaceState(null, "", location.pathname + location.search);
+  }
+  // The browser gives the focus back to the opener, unless a live table has replaced it meanwhile.
+  const href = opener?.getAttribute("href");
+  const heir = opener?.isConnected ? opener : href && document.querySelector(`main a[href="${CSS.escape(href)}"]`);
+  heir?.focus({ preventScroll: true });
+  opener = null;
+});
+
+// -------------------------------------------------------------------------------------------------------------- the page
+
+const page = makePage("", 2, "s-");
+
+function showStatus({ state, status }) {
+  const line = byId("status");
+  line.hidden = !status;
+  line.dataset.state = state ?? "";
+  if (line.textContent !== status) line.textContent = status ?? "";
+  announce(state, status);
+}
+
+let announced = { state: null, time: 0 };
+/** Tell screen readers too, but not every second. */
+function announce(state, status) {
+  if (state === announced.state && performance.now() - announced.time < 15_000) return;
+  if (byId("announcement").textContent !== status) byId("announcement").textContent = status ?? "";
+  announced = { state, time: performance.now() };
+}
+
+function showTrouble(text) {
+  byId("trouble").hidden = !text;
+  if (byId("trouble").textContent !== text) byId("trouble").textContent = text;
+}
+
+function show(content) {
+  document.title = `${content.title} · clientwise`;
+  page.show(content);
+  showContents(content.sections);
+  const status = content.status ?? (content.state ? `${content.state}, ${content.rounds} rounds` : "");
+  showStatus({ state: content.state, status });
+}
+
+const sleep = (milliseconds) => new Promise((resolve) => setTimeout(resolve, milliseconds));
+
+async function untilVisible() {
+  while (document.hidden) await new Promise((resolve) => document.addEventListener("visibilitychange", resolve, { once: true }));
+}
+
+/** Show the document, and again whenever its version changes. */
+async function followDocument() {
+  let version = null, failures = 0;
+  for (;;) {
+    const began = performance.now();
+    let pause = 1000;
+    try {
+      const standing = version === null ? null : await source.version();
+      if (standing) showStatus(standing);
+      if (standing?.version !== version || version === null) {
+        const content = await source.document();
+        version = content.version;
+        show(content);
+        if (opened?.startsWith("#client/")) showAudit(targetOf(opened), opened); // it grows with the run
+        else if (!opened) followHash();
+      }
+      showTrouble("");
+      failures = 0;
+      pause = Math.max(1000, 4 * (performance.now() - began)); // a large run is not to keep the server busy
+    } catch (error) {
+      failures += 1;
+      if (error instanceof Refusal) {
+        if (version === null) show({ title: "This cannot be shown", lead: [error.message], sections: [] });
+        else showTrouble(error.message);
+        pause = 3000;
+      } else {
+        showTrouble("The server does not answer; trying again.");
+        pause = Math.min(1000 * failures, 5000);
+      }
+    }
+    await sleep(pause);
+    await untilVisible();
+  }
+}
+
+if (source.live) {
+  byId("brand").href = "/";
+  followDocument();
+} else {
+  source.document().then((content) => {
+    show(content);
+    followHash();
+  });
+}

@@ -1,0 +1,386 @@
+"""The live page: a read-only web server over run folders. What it shows is in `views.py`, how in `page/`."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import hashlib
+import ipaddress
+import secrets
+import socket
+import sqlite3
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, unquote
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.gzip import GZipMiddleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from ..errors import ClientwiseError
+from ..experiment.store import RunError, is_locked
+from . import views
+from .document import Json, counted
+from .html import ASSETS, asset, to_json
+from .summary import Run
+
+LOOPBACK_NAMES = ("127.0.0.1", "localhost", "[::1]", "::1")
+MAX_CACHED = 32  # documents
+MAX_COMPARED = 20  # runs on one page
+UNREADABLE = (RunError, sqlite3.Error, ValueError, TypeError, KeyError, IndexError, OSError)  # what damage looks like
+HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; "
+        "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
+MEDIA_TYPES = {"css": "text/css", "js": "text/javascript"}
+
+
+class ServeError(ClientwiseError, OSError):
+    """The server cannot be started, and why."""
+
+
+def serve(
+    folders: Sequence[Path],
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    token: str | None = None,
+    on_ready: Callable[[str], None] = lambda url: None,
+) -> None:
+    """Serve run folders until interrupted. `on_ready` gets the address, once the port is taken."""
+    if token is None and not is_loopback(host):
+        raise ServeError(f"{host} can be reached by others: a token is needed")
+    app = make_app(folders, token)
+    listener = _listen(host, port)
+    port = listener.getsockname()[1]
+    config = uvicorn.Config(app, log_level="error", access_log=False, server_header=False, ws="none", lifespan="off")
+    config.timeout_graceful_shutdown = 1
+    shown = f"[{host}]" if ":" in host else host
+    on_ready(f"http://{shown}:{port}/" + (f"?token={quote(token)}" if token else ""))
+    try:
+        uvicorn.Server(config).run(sockets=[listener])
+    except KeyboardInterrupt:
+        pass
+    finally:
+        listener.close()
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach what listens there."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family)
+    except OSError as error:
+        raise ServeError(f"{host}:{port}: {error.strerror or error}; choose another with --port or --host") from None
+
+
+def make_app(folders: Sequence[Path], token: str | None = None) -> Starlette:
+    """The web application. Without a token it answers only to the names of this machine."""
+    runs = _Runs(folders)
+
+    async def page(request: Request) -> Response:
+        known = await run_in_threadpool(runs.find)
+        return Response(_page(), 200 if set(_names(request)) <= known.keys() else 404, media_type="text/html")
+
+    async def document(request: Request) -> Response:
+        return await runs.document(_names(request))
+
+    async def version(request: Request) -> Response:
+        return _json(to_json(await run_in_threadpool(runs.standing, _names(request))))
+
+    async def audit(request: Request) -> Response:
+        kind, query = request.url.path.rpartition("/")[2], request.query_params
+        try:
+            method, seed, number = query["method"], int(query["seed"]), int(query[kind])
+        except (KeyError, ValueError):
+            raise RunError(f"an audit needs method, seed and {kind}, the last two as whole numbers") from None
+        show = views.audit_round if kind == "round" else views.audit_client
+        folder = runs.folder(request.path_params["id"])
+        return _json(to_json(await run_in_threadpool(lambda: show(Run(folder), method, seed, number))))
+
+    routes = [
+        Route("/", page),
+        Route("/runs/{id}", page),
+        Route("/compare", page),
+        Route("/api/list", document),
+        Route("/api/list/version", version),
+        Route("/api/runs/{id}", document),
+        Route("/api/runs/{id}/version", version),
+        Route("/api/runs/{id}/round", audit),
+        Route("/api/runs/{id}/client", audit),
+        Route("/api/compare", document),
+        Route("/api/compare/version", version),
+        Route("/static/{fingerprint}/{name}", _static),
+    ]
+    # Without a token, only the names of this machine: or a page elsewhere could point its own name here and read along.
+    guard = (
+        Middleware(_Token, token=token)
+        if token is not None
+        else Middleware(TrustedHostMiddleware, allowed_hosts=LOOPBACK_NAMES, www_redirect=False)
+    )
+    return Starlette(
+        routes=routes,
+        middleware=[Middleware(_Headers), guard, Middleware(GZipMiddleware, minimum_size=2000, compresslevel=4)],
+        exception_handlers={HTTPException: _refuse, **dict.fromkeys(UNREADABLE, _explain)},
+    )
+
+
+class _Runs:
+    """The run folders, looked up by id, and the documents made of them. No path ever comes from a request."""
+
+    def __init__(self, folders: Sequence[Path]) -> None:
+        self._folders = [folder.resolve() for folder in folders]
+        self._cached: OrderedDict[tuple[str, ...], tuple[str, str]] = OrderedDict()  # ids: version, JSON
+        self._rows: dict[Path, tuple[str, list[Any]]] = {}  # of the list of runs: version, row
+        self._locks: defaultdict[tuple[str, ...], asyncio.Lock] = defaultdict(asyncio.Lock)
+
+    def find(self) -> dict[str, Path]:
+        """All run folders by id: what was given, or what lies in it."""
+        found: dict[str, Path] = {}
+        for folder in self._folders:
+            is_run = (folder / "run.sqlite").exists() or (folder / "config.toml").exists()
+            inside = [] if is_run or not folder.is_dir() else sorted(folder.iterdir())
+            for run in [folder] if is_run else inside:
+                # A link that leads out of the folder is not followed: who wants that run served can name it.
+                if run.is_dir() and not run.name.startswith(".") and (is_run or not run.is_symlink()):
+                    name, number = run.name, 2
+                    while name in found:
+                        name, number = f"{run.name}~{number}", number + 1
+                    found[name] = run
+        return found
+
+    def folder(self, name: str) -> Path:
+        """The folder with this id."""
+        try:
+            return self.find()[name]
+        except KeyError:
+            raise HTTPException(404, f"there is no run {name!r} here") from None
+
+    def standing(self, names: Sequence[str]) -> Json:
+        """The version of what is shown, and how far it is; cheap, for it is asked every second."""
+        if not names:
+            folders = self.find()
+            version = _hashed([(name, _version(folder)) for name, folder in folders.items()])
+            return {"version": version, "state": None, "status": counted(len(folders), "run")}
+        runs = [(name, self.folder(name)) for name in names]
+        version = _hashed([(name, _version(folder)) for name, folder in runs])
+        if len(runs) == 1:
+            return {"version": version, **_progress(Run(runs[0][1]))}
+        running = any(views.run_state(Run(folder)) == "running" for _, folder in runs)
+        state = "running" if running else "finished"
+        return {"version": version, "state": state, "status": f"{len(runs)} runs compared"}
+
+    async def document(self, names: Sequence[str]) -> Response:
+        """The overview of runs, or the list of all; made anew only when something changed, and once for all readers."""
+        key = tuple(names)
+        async with self._locks[key]:
+            standing = await run_in_threadpool(self.standing, names)
+            version, text = self._cached.get(key, ("", ""))
+            if version != standing["version"]:
+                text = await run_in_threadpool(self._build, names, standing)
+                self._cached[key] = (standing["version"], text)
+                while len(self._cached) > MAX_CACHED:
+                    self._cached.popitem(last=False)
+            self._cached.move_to_end(key)
+        return _json(text)
+
+    def _build(self, names: Sequence[str], standing: Json) -> str:
+        made = views.overview([Run(self.folder(name)) for name in names]) if names else self._list()
+        return to_json({**made, **standing, "id": " ".join(names)})
+
+    def _list(self) -> Json:
+        """The list of runs, the newest first. Each row is made once for each version of its run."""
+        made = views.list_runs([])
+        folders = sorted(self.find().items(), key=lambda item: _modified(item[1]), reverse=True)
+        rows = []
+        for name, folder in folders:
+            version, row = self._rows.get(folder, ("", []))
+            if version != _version(folder):
+                made = views.list_runs([folder])
+                version, row = _version(folder), made["sections"][0]["items"][0]["rows"][0]
+                self._rows[folder] = (version, row)
+            if isinstance(row[0], dict):
+                row = [{"value": name, "text": name, "href": f"/runs/{quote(name, safe='')}"}, *row[1:]]
+            rows.append(row)
+        if rows:
+            made = views.list_runs([folders[0][1]])
+            made["sections"][0]["items"][0]["rows"] = rows
+        return made
+
+
+def _version(folder: Path) -> str:
+    """Changes whenever something is written to a run, or whoever writes it begins or ends."""
+    marks: list[object] = []
+    for name in ("run.sqlite", "run.sqlite-wal"):
+        try:
+            facts = (folder / name).stat()
+        except OSError:
+            continue
+        if facts.st_size:  # an empty log is a reader's doing
+            marks.append((facts.st_ino, facts.st_size, facts.st_mtime_ns))
+    return _hashed([*marks, _is_locked(folder)])
+
+
+def _is_locked(folder: Path) -> bool:
+    try:
+        return is_locked(folder)
+    except OSError:  # somebody else's folder: it may be read, not locked
+        return False
+
+
+def _modified(folder: Path) -> float:
+    try:
+        return (folder / "run.sqlite").stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def _hashed(value: object) -> str:
+    return hashlib.sha256(repr(value).encode()).hexdigest()[:16]
+
+
+def _progress(run: Run) -> Json:
+    """How far a run is, in a line."""
+    lanes = run.query(
+        """SELECT method, seed, finished, COUNT(round_num) FROM lanes LEFT JOIN rounds USING (lane)
+           GROUP BY lane ORDER BY lane"""
+    )
+    done, total = sum(count for *_, count in lanes), run.num_lanes * run.rounds
+    state = views.run_state(run)
+    if state == "finished":
+        status = f"finished, {counted(done, 'round')}"
+    elif state == "stopped":
+        status = f"stopped after {done} of {total} rounds"
+    else:
+        current = next((lane for lane in lanes if not lane[2]), None)
+        where = f"round {current[3]} of {run.rounds} of {current[0]}, seed {current[1]}" if current else "starting"
+        status = f"running, {where} ({done} of {total} in all)"
+    return {"state": state, "rounds": done, "total": total, "status": status}
+
+
+def _names(request: Request) -> list[str]:
+    """The ids of the runs a request is about; none for the list of runs."""
+    if "id" in request.path_params:
+        return [request.path_params["id"]]
+    if "compare" not in request.url.path:
+        return []
+    names = list(dict.fromkeys(request.query_params.getlist("run")))
+    if not 0 < len(names) <= MAX_COMPARED:
+        raise RunError(f"name between 1 and {MAX_COMPARED} runs to compare: /compare?run=ONE&run=OTHER")
+    return names
+
+
+def _json(text: str, status: int = 200) -> Response:
+    return Response(text, status, {"Cache-Control": "no-store"}, "application/json")
+
+
+def _error(request: Request, status: int, message: str) -> Response:
+    if request.url.path.startswith("/api/"):
+        return _json(to_json({"error": message}), status)
+    return PlainTextResponse(message, status)
+
+
+async def _refuse(request: Request, error: Exception) -> Response:
+    status = error.status_code if isinstance(error, HTTPException) else 500
+    message = error.detail if isinstance(error, HTTPException) else str(error)
+    return _error(request, status, message)
+
+
+async def _explain(request: Request, error: Exception) -> Response:
+    """A run that cannot be read: its own words where clientwise knows what is wrong."""
+    message = str(error) if isinstance(error, RunError) else f"this run is damaged: {type(error).__name__}: {error}"
+    return _error(request, 422, message)
+
+
+@cache
+def _fingerprint() -> str:
+    return _hashed([asset(name) for name in ASSETS])
+
+
+@cache
+def _page() -> str:
+    return asset("page.html").replace("/static/", f"/static/{_fingerprint()}/")
+
+
+@cache
+def _packed(name: str) -> bytes:
+    return gzip.compress(asset(name).encode(), 1)
+
+
+async def _static(request: Request) -> Response:
+    """The page's own files. Their address changes with their content, so that a browser asks for each once."""
+    name = request.path_params["name"]
+    if name not in ASSETS or request.path_params["fingerprint"] != _fingerprint():
+        raise HTTPException(404, "there is no such file")
+    headers = {"Cache-Control": "private, max-age=31536000, immutable", "Vary": "Accept-Encoding"}
+    media_type = MEDIA_TYPES[name.rpartition(".")[2]]
+    if "gzip" not in request.headers.get("accept-encoding", ""):
+        return Response(asset(name), headers=headers, media_type=media_type)
+    return Response(_packed(name), headers={**headers, "Content-Encoding": "gzip"}, media_type=media_type)
+
+
+class _Headers:
+    """Adds the headers that keep a browser from doing what no page here needs."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).update(HEADERS)
+            await send(message)
+
+        await self.app(scope, receive, send_with_headers)
+
+
+class _Token:
+    """Asks every request for the token: once in the address, from then on in a cookie that no script can read."""
+
+    def __init__(self, app: ASGIApp, token: str) -> None:
+        self.app, self.token = app, token
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        request = Request(scope)
+        cookie = f"clientwise-{request.url.port or 80}"  # cookies do not tell ports apart, and two servers may run
+        given = request.query_params.get("token")
+        if not self._fits(given) and not self._fits(request.cookies.get(cookie)):
+            message = "This page needs a token: open the address that `clientwise serve` printed, with its ?token=..."
+            await _error(request, 401, message)(scope, receive, send)
+            return
+
+        async def send_with_cookie(message: Message) -> None:
+            if message["type"] == "http.response.start" and self._fits(given):
+                value = f"{cookie}={quote(self.token, safe='')}; Path=/; HttpOnly; SameSite=Strict"
+                MutableHeaders(scope=message).append("Set-Cookie", value)
+            await send(message)
+
+        await self.app(scope, receive, send_with_cookie)
+
+    def _fits(self, given: str | None) -> bool:
+        return given is not None and secrets.compare_digest(unquote(given).encode(), self.token.encode())
