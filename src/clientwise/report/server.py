@@ -114,7 +114,7 @@ def make_app(folders: Sequence[Path], token: str | None = None) -> Starlette:
     async def audit(request: Request) -> Response:
         kind, query = request.url.path.rpartition("/")[2], request.query_params
         try:
-            method, seed, number = query["method"], int(query["seed"]), int(query[kind])
+            method, seed, number = query["method"], _whole(query["seed"]), _whole(query[kind])
         except (KeyError, ValueError):
             raise RunError(f"an audit needs method, seed and {kind}, the last two as whole numbers") from None
         show = views.audit_round if kind == "round" else views.audit_client
@@ -141,11 +141,13 @@ def make_app(folders: Sequence[Path], token: str | None = None) -> Starlette:
         if token is not None
         else Middleware(TrustedHostMiddleware, allowed_hosts=LOOPBACK_NAMES, www_redirect=False)
     )
-    return Starlette(
+    app = Starlette(
         routes=routes,
         middleware=[Middleware(_Headers), guard, Middleware(GZipMiddleware, minimum_size=2000, compresslevel=4)],
         exception_handlers={HTTPException: _refuse, **dict.fromkeys(UNREADABLE, _explain)},
     )
+    app.router.redirect_slashes = False  # an address is right or it is not
+    return app
 
 
 class _Runs:
@@ -212,23 +214,26 @@ class _Runs:
         return to_json({**made, **standing, "id": " ".join(names)})
 
     def _list(self) -> Json:
-        """The list of runs, the newest first. Each row is made once for each version of its run."""
-        made = views.list_runs([])
+        """The list of runs, the newest first."""
         folders = sorted(self.find().items(), key=lambda item: _modified(item[1]), reverse=True)
-        rows = []
-        for name, folder in folders:
-            version, row = self._rows.get(folder, ("", []))
-            if version != _version(folder):
-                made = views.list_runs([folder])
-                version, row = _version(folder), made["sections"][0]["items"][0]["rows"][0]
-                self._rows[folder] = (version, row)
-            if isinstance(row[0], dict):
-                row = [{"value": name, "text": name, "href": f"/runs/{quote(name, safe='')}"}, *row[1:]]
-            rows.append(row)
-        if rows:
-            made = views.list_runs([folders[0][1]])
-            made["sections"][0]["items"][0]["rows"] = rows
+        if not folders:
+            return views.list_runs([])
+        made = views.list_runs([folders[0][1].parent])  # not a run itself: a list of one line, to be replaced
+        made["sections"][0]["items"][0]["rows"] = [self._row(name, folder) for name, folder in folders]
         return made
+
+    def _row(self, name: str, folder: Path) -> list[Any]:
+        """A line of the list, made once for each version of its run."""
+        version, row = self._rows.get(folder, ("", []))
+        if version != (now := _version(folder)):
+            try:
+                row = views.list_runs([folder])["sections"][0]["items"][0]["rows"][0]
+            except UNREADABLE as error:
+                row = [name, "unreadable", None, "", _what(error)]
+            self._rows[folder] = (now, row)
+        if isinstance(row[0], dict):  # it can be opened
+            return [{"value": name, "text": name, "href": f"/runs/{quote(name, safe='')}"}, *row[1:]]
+        return [name, *row[1:]]
 
 
 def _version(folder: Path) -> str:
@@ -293,6 +298,13 @@ def _names(request: Request) -> list[str]:
     return names
 
 
+def _whole(text: str) -> int:
+    value = int(text)
+    if abs(value) >= 2**63:
+        raise ValueError("more than the database can count to")
+    return value
+
+
 def _json(text: str, status: int = 200) -> Response:
     return Response(text, status, {"Cache-Control": "no-store"}, "application/json")
 
@@ -310,9 +322,13 @@ async def _refuse(request: Request, error: Exception) -> Response:
 
 
 async def _explain(request: Request, error: Exception) -> Response:
-    """A run that cannot be read: its own words where clientwise knows what is wrong."""
-    message = str(error) if isinstance(error, RunError) else f"this run is damaged: {type(error).__name__}: {error}"
-    return _error(request, 422, message)
+    """A run that cannot be read."""
+    return _error(request, 422, _what(error))
+
+
+def _what(error: Exception) -> str:
+    """What is wrong, in its own words where clientwise knows it."""
+    return str(error) if isinstance(error, RunError) else f"this run is damaged ({type(error).__name__}: {error})"
 
 
 @cache

@@ -307,7 +307,11 @@ function merged(usual, given) {
   return result;
 }
 
-const heightOf = (item) => item.layout?.height ?? (PHONE.matches ? 300 : 360);
+/** On a phone the legend takes a line for every two names: that is not to come off the plot. */
+function heightOf({ data, layout }) {
+  const names = (data ?? []).filter((trace) => trace.showlegend !== false).length;
+  return layout?.height ?? (PHONE.matches ? 260 + 13 * names : 360);
+}
 
 function layoutOf(item, look, width) {
   const axis = {

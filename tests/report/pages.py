@@ -1,0 +1,99 @@
+"""What the tests of the page and of the server share: a run written at once, and a server on a free port."""
+
+from __future__ import annotations
+
+import copy
+import json
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+
+import clientwise as cw
+from clientwise.experiment.config import load_experiment
+from clientwise.experiment.store import Store
+from clientwise.report.server import make_app
+
+CONFIG: dict[str, Any] = {
+    "name": "small",
+    "device": "cpu",
+    "data": "digits",
+    "partition": {"name": "dirichlet", "clients": 6, "concentration": 0.5},
+    "model": "linear",
+    "training": {"epochs": 1, "batch_size": 20, "learning_rate": 0.1},
+    "federation": {"fraction": 0.5},
+    "evaluation": {"target": 0.5},
+}
+HOSTILE_NAME = "<img src=x onerror=alert(1)>"
+
+
+def config(methods: Sequence[str], rounds: int) -> dict[str, Any]:
+    """A small real experiment."""
+    return {**copy.deepcopy(CONFIG), "rounds": rounds, "methods": [{"name": name} for name in methods]}
+
+
+def write_run(folder: Path, methods: Sequence[str] = ("FedAvg",), rounds: int = 5, clients: int = 6) -> Path:
+    """A finished run in which every client takes part in every round, written straight into the database."""
+    folder.mkdir(parents=True)
+    (folder / "config.toml").write_text(load_experiment(config(methods, rounds)).to_toml(), encoding="utf-8")
+    store = Store(folder)
+    facts = {"name": folder.name, "metric": "accuracy", "target": 0.5, "rounds": rounds, "lanes": len(methods)}
+    store.set_facts({**facts, "model_bytes": 2600})
+    store.set_clients(1, [50] * clients, [10] * clients, {clients - 1: "wrong_labels"})
+    for method in methods:
+        lane, _ = store.open_lane(method, 1)
+        _write_rounds(store, lane, rounds, clients)
+        store.finish_lane(lane)
+    store.close()
+    return folder
+
+
+def _write_rounds(store: Store, lane: int, rounds: int, clients: int) -> None:
+    grid = f"""WITH RECURSIVE
+        r(round_num) AS (SELECT 1 UNION ALL SELECT round_num + 1 FROM r WHERE round_num < {rounds}),
+        k(client) AS (SELECT 0 UNION ALL SELECT client + 1 FROM k WHERE client < {clients - 1})"""
+    reached = json.dumps([0.9 - 0.05 * place for place in range(9)])
+    shares = json.dumps([0.5 + 0.04 * label for label in range(10)])
+    share = "ABS(RANDOM() % 1000) / 1000.0"
+    with store._database as database:
+        database.execute(
+            f"""{grid} INSERT INTO rounds (lane, round_num, metric, macro_f1, loss, local_mean, local_p10, local_p90,
+                    reached, testing_rounds, per_class_f1, no_effect, notes, seconds, models_moved, evaluations)
+                SELECT {lane}, round_num, {share}, {share}, {share}, 0.7, 0.5, 0.9, '{reached}', 0, '{shares}', '[]',
+                    '[]', 0.1, 12, 1 FROM r"""
+        )
+        database.execute(
+            f"""{grid} INSERT INTO participants SELECT {lane}, round_num, client,
+                CASE WHEN client = 3 AND round_num = 2 THEN 'not finite' END, {share}, 1.0 / {clients}, 0.5, 0.1
+                FROM r, k"""
+        )
+        database.execute(
+            f"{grid} INSERT INTO criteria SELECT {lane}, round_num, client, 'dataset_size', 50, 0.1 FROM r, k"
+        )
+        database.execute(f"{grid} INSERT INTO local SELECT {lane}, round_num, client, {share}, 0.5 FROM r, k")
+
+
+def run_for_real(folder: Path, rounds: int = 3) -> Path:
+    """A real run."""
+    return cw.run(config(["FedAvg"], rounds), folder)
+
+
+@contextmanager
+def served(folders: Sequence[Path], token: str | None = None, port: int = 0) -> Iterator[str]:
+    """The server with its address."""
+    settings = uvicorn.Config(make_app(folders, token), port=port, log_level="error", lifespan="off", ws="none")
+    settings.timeout_graceful_shutdown = 1
+    server = uvicorn.Server(settings)
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    while not server.started:
+        thread.join(0.02)
+        assert thread.is_alive()
+    try:
+        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join()

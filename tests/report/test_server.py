@@ -1,0 +1,261 @@
+"""The server without a browser: what it answers, to whom, and what it says about folders that are no good."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from pages import HOSTILE_NAME, run_for_real, served, write_run
+
+from clientwise.report.html import to_json, write_html
+from clientwise.report.server import is_loopback
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Good runs, bad runs, and what is no run at all."""
+    folder = tmp_path_factory.mktemp("runs")
+    run_for_real(folder / "real")
+    write_run(folder / "two methods", ["FedAvg", HOSTILE_NAME])
+    (folder / "foreign").mkdir()
+    (folder / "foreign" / "notes.txt").write_text("nothing to see")
+    (folder / "damaged").mkdir()
+    (folder / "damaged" / "run.sqlite").write_bytes(b"SQLite format 3\0" + b"rubbish" * 1000)
+    (folder / "empty").mkdir()
+    (folder / "empty" / "run.sqlite").touch()
+    (folder / "begun").mkdir()
+    (folder / "begun" / "config.toml").touch()
+    broken = write_run(folder / "broken", ["FedAvg"])
+    _execute(broken, "UPDATE facts SET value = '{' WHERE key = 'metric'")
+    odd = write_run(folder / "odd", ["FedAvg"])
+    _execute(odd, "UPDATE rounds SET notes = 'no JSON', no_effect = 7, reached = '[]', per_class_f1 = '3'")
+    return folder
+
+
+def _execute(folder: Path, sql: str) -> None:
+    import sqlite3
+    from contextlib import closing
+
+    with closing(sqlite3.connect(folder / "run.sqlite")) as database, database:
+        database.execute(sql)
+
+
+@pytest.fixture(scope="module")
+def client(folder: Path) -> Iterator[httpx.Client]:
+    with served([folder]) as address, httpx.Client(base_url=address) as client:
+        yield client
+
+
+def test_the_list_has_every_folder_and_says_what_is_wrong_with_the_bad_ones(client: httpx.Client) -> None:
+    document = client.get("/api/list").json()
+    rows = {
+        row[0]["text"] if isinstance(row[0], dict) else row[0]: row
+        for row in document["sections"][0]["items"][0]["rows"]
+    }
+    assert {"real", "two methods", "foreign", "damaged", "empty", "begun", "broken"} <= set(rows)
+    assert rows["two methods"][0]["href"] == "/runs/two%20methods"
+    assert "not a run of clientwise" in rows["foreign"][-1]
+    assert "cannot be read" in rows["damaged"][-1]
+    assert document["status"] == "8 runs"
+
+
+def test_an_overview_says_how_far_the_run_is_and_is_made_once(client: httpx.Client) -> None:
+    first = client.get("/api/runs/real")
+    document = first.json()
+    assert document["id"] == "real"
+    assert document["state"] == "finished"
+    assert document["status"] == "finished, 3 rounds"
+    assert document["sections"]
+    standing = client.get("/api/runs/real/version").json()
+    assert standing["version"] == document["version"]
+    began = time.perf_counter()
+    assert client.get("/api/runs/real").content == first.content
+    assert time.perf_counter() - began < 1
+
+
+def test_a_version_changes_with_the_run(client: httpx.Client, folder: Path) -> None:
+    before = client.get("/api/runs/two%20methods/version").json()["version"]
+    _execute(folder / "two methods", "UPDATE rounds SET seconds = 0.2 WHERE round_num = 1")
+    after = client.get("/api/runs/two%20methods/version").json()["version"]
+    assert before != after
+    assert client.get("/api/runs/two%20methods").json()["version"] == after
+
+
+def test_audits_of_rounds_and_clients(client: httpx.Client) -> None:
+    asked = {"method": HOSTILE_NAME, "seed": 1}
+    document = client.get("/api/runs/two%20methods/round", params={**asked, "round": 2}).json()
+    assert HOSTILE_NAME in document["title"]
+    document = client.get("/api/runs/two%20methods/client", params={**asked, "client": 5}).json()
+    assert "wrong_labels" in json.dumps(document)
+    for path, query in (
+        ("round", {**asked, "round": 99}),
+        ("round", {**asked, "round": "two"}),
+        ("round", asked),
+        ("round", {"method": "no", "seed": 1, "round": 1}),
+        ("client", {**asked, "client": 99}),
+        ("client", {**asked, "client": 10**30}),
+    ):
+        answer = client.get(f"/api/runs/two%20methods/{path}", params=query)
+        assert answer.status_code == 422
+        assert answer.json()["error"]
+
+
+def test_runs_are_compared(client: httpx.Client) -> None:
+    document = client.get("/api/compare?run=real&run=two%20methods").json()
+    assert document["status"] == "2 runs compared"
+    assert "real: FedAvg" in json.dumps(document)
+    assert client.get("/compare?run=real&run=two%20methods").status_code == 200
+    assert client.get("/api/compare").status_code == 422
+    assert client.get("/api/compare?run=real&run=nobody").status_code == 404
+
+
+@pytest.mark.parametrize("name", ["foreign", "damaged", "empty", "begun", "broken", "odd"])
+def test_a_bad_folder_gives_a_message_and_no_traceback(client: httpx.Client, name: str) -> None:
+    assert client.get(f"/runs/{name}").status_code == 200  # the page shows what the API says
+    answer = client.get(f"/api/runs/{name}")
+    if name == "odd" and answer.status_code == 200:
+        return  # what it cannot read it may also leave out
+    assert answer.status_code == 422
+    assert "Traceback" not in answer.text
+    assert answer.json()["error"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["nobody", "..", "%2e%2e", "%2e%2e%2f", "..%2f..%2fetc", "%2fetc%2fpasswd", "/etc", "real%2f..%2freal", "%00"],
+)
+@pytest.mark.parametrize("path", ["/runs/{}", "/api/runs/{}", "/api/runs/{}/version", "/static/{}", "/static/x/{}"])
+def test_no_request_reaches_a_path(client: httpx.Client, name: str, path: str) -> None:
+    host, port = client.base_url.host, client.base_url.port
+    with socket.create_connection((host, port)) as connection:  # as it stands: a client would tidy it up
+        connection.sendall(f"GET {path.format(name)} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
+        answer = b"".join(iter(lambda: connection.recv(65536), b""))
+    assert answer.split(b" ")[1] == b"404"
+    assert b"root:" not in answer
+
+
+def test_links_that_lead_out_are_not_followed(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "out").symlink_to(folder / "real")
+    with served([tmp_path / "runs"]) as address:
+        assert httpx.get(f"{address}/api/runs/out").status_code == 404
+    with served([folder / "real"]) as address:  # a run folder itself, too
+        assert httpx.get(f"{address}/api/runs/real").status_code == 200
+
+
+def test_two_runs_of_one_name_have_two_ids(tmp_path: Path) -> None:
+    write_run(tmp_path / "a" / "same")
+    write_run(tmp_path / "b" / "same", rounds=7)
+    with served([tmp_path / "a", tmp_path / "b"]) as address:
+        assert httpx.get(f"{address}/api/runs/same").json()["rounds"] == 5
+        assert httpx.get(f"{address}/api/runs/same~2").json()["rounds"] == 7
+
+
+def test_only_reading(client: httpx.Client) -> None:
+    for method in ("POST", "PUT", "DELETE", "PATCH"):
+        assert client.request(method, "/api/runs/real").status_code == 405
+    assert client.head("/").status_code == 200
+
+
+def test_headers(client: httpx.Client) -> None:
+    for path in ("/", "/api/list", "/nothing", "/api/runs/nobody"):
+        headers = client.get(path).headers
+        policy = headers["content-security-policy"]
+        assert "default-src 'none'" in policy
+        assert "script-src 'self';" in policy
+        assert "frame-ancestors 'none'" in policy
+        assert headers["x-content-type-options"] == "nosniff"
+        assert headers["referrer-policy"] == "no-referrer"
+
+
+def test_the_page_has_no_inline_script_and_its_files_are_there(client: httpx.Client) -> None:
+    import re
+
+    page = client.get("/").text
+    scripts = re.findall(r"<script([^>]*)>(.*?)</script>", page)
+    assert len(scripts) == 2
+    assert not any(content for _, content in scripts)
+    for path in re.findall(r'(?:src|href)="(/static/[^"]+)"', page):
+        answer = client.get(path)
+        assert answer.status_code == 200
+        assert "immutable" in answer.headers["cache-control"]
+        assert answer.text == client.get(path, headers={"Accept-Encoding": "identity"}).text
+
+
+def test_only_this_machines_names_are_answered(client: httpx.Client) -> None:
+    assert client.get("/api/list", headers={"Host": "evil.example"}).status_code == 400
+    for host in ("localhost:8000", "127.0.0.1", "[::1]:8000"):
+        assert client.get("/api/list", headers={"Host": host}).status_code == 200
+
+
+def test_a_token_is_asked_for_once(folder: Path) -> None:
+    with served([folder], token="s3cret & more") as address, httpx.Client(base_url=address) as client:
+        for path in ("/", "/api/list", "/runs/real", "/static/x/app.js", "/?token=wrong", "/api/list?token="):
+            answer = client.get(path)
+            assert answer.status_code == 401
+            assert "token" in answer.text
+            assert "content-security-policy" in answer.headers
+        cookie = client.get("/", params={"token": "s3cret & more"}).headers["set-cookie"]
+        assert "HttpOnly" in cookie
+        assert "SameSite=Strict" in cookie
+        assert client.get("/api/list").status_code == 200  # the cookie now
+        name = next(iter(client.cookies))
+        assert httpx.get(f"{address}/api/list", cookies={name: "wrong"}).status_code == 401
+
+
+def test_the_command_serves_and_ends_quietly(folder: Path) -> None:
+    command = [sys.executable, "-m", "clientwise", "serve", str(folder), "--port", "0"]
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
+    ) as serving:
+        assert serving.stdout is not None
+        address = serving.stdout.readline().strip()
+        assert httpx.get(f"{address}api/list").status_code == 200
+        taken = [*command[:-1], address.rsplit(":", 1)[1].strip("/")]
+        second = subprocess.run(taken, capture_output=True, text=True, timeout=120)
+        assert second.returncode == 2
+        assert "choose another" in second.stderr
+        assert second.stderr.count("\n") == 1
+        serving.send_signal(signal.SIGINT)
+        rest = serving.stdout.read()
+        assert "Traceback" not in rest
+        assert serving.wait(30) == 0
+
+
+def test_a_token_is_made_up_where_others_can_connect(folder: Path) -> None:
+    command = [sys.executable, "-m", "clientwise", "serve", str(folder), "--port", "0", "--host", "0.0.0.0"]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"}
+    ) as serving:
+        assert serving.stdout is not None
+        address, _, query = serving.stdout.readline().strip().partition("?")
+        assert len(query) > len("token=") + 16
+        address = address.replace("0.0.0.0", "127.0.0.1")
+        assert httpx.get(address).status_code == 401
+        assert httpx.get(f"{address}?{query}").status_code == 200
+        serving.send_signal(signal.SIGINT)
+
+
+def test_what_is_loopback() -> None:
+    assert all(map(is_loopback, ("127.0.0.1", "127.8.8.8", "::1", "localhost")))
+    assert not any(map(is_loopback, ("0.0.0.0", "::", "10.0.0.1", "example.org")))
+
+
+def test_a_report_cannot_be_broken_out_of(tmp_path: Path) -> None:
+    evil = "</script><script>alert(1)</script><!--"
+    document = {"title": evil, "lead": [evil], "sections": []}
+    text = write_html(document, {"round": {f"{evil}|1|1": document}}, tmp_path / "new" / "report.html").read_text()
+    assert evil not in text
+    assert text.count("<script") == 3
+    assert "\\u003c/script>" in text
+    assert json.loads(to_json({"a": [float("nan"), 1.5, (float("inf"),)]})) == {"a": [None, 1.5, [None]]}
