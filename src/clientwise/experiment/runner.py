@@ -128,7 +128,15 @@ def _run_all(
     methods = experiment.build_methods()
     samples = own_data.samples if own_data else load_samples(experiment)
     check_problem(experiment, samples.problem)
-    store.set_facts({"metric": samples.problem.metric, "target": experiment.evaluation.target})
+    store.set_facts(
+        {
+            "name": experiment.name,
+            "metric": samples.problem.metric,
+            "target": experiment.evaluation.target,
+            "rounds": experiment.rounds,
+            "lanes": len(methods) * len(experiment.seeds),
+        }
+    )
     total = len(methods) * len(experiment.seeds) * experiment.rounds
     done = 0
     for seed in experiment.seeds:
@@ -161,6 +169,7 @@ class _Lane:
         if self._finished:
             return
         self._engine = build_engine(experiment, data, hostile, seed, device)
+        store.set_facts({"model_bytes": self._engine.initial_model.nbytes})
         self._federation = build_federation(experiment, data.num_clients, seed)
         saved = store.load_checkpoint(self._lane, device)
         if saved is None:
