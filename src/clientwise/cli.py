@@ -167,6 +167,27 @@ def show(
 
 
 @app.command()
+def report(
+    folders: Annotated[
+        list[Path] | None, typer.Argument(help="Run folders; default: the newest in runs/.", show_default=False)
+    ] = None,
+    out_folder: Annotated[
+        Path | None, typer.Option("--out", help="Where to; default: the folder report in the run.", show_default=False)
+    ] = None,
+) -> None:
+    """Write a report on a run: one HTML file, all figures (PNG, SVG), all tables (CSV, Markdown, LaTeX)."""
+    from .experiment.runner import newest_run
+    from .report.export import write_report
+    from .report.summary import Run
+
+    runs = [Run(folder) for folder in folders or [newest_run()]]
+    target = out_folder or (runs[0].folder / "report" if len(runs) == 1 else Path("report"))
+    with err.status("Writing the report") as status:
+        page = write_report(runs, target, lambda path: status.update(f"Writing the report: {path.name}"))
+    out.print(f"Report      {page}\nPictures and tables beside it", soft_wrap=True)
+
+
+@app.command()
 def demo(
     out_folder: Annotated[
         Path | None, typer.Option("--out", help="Run folder; default: runs/demo-DATE-TIME.", show_default=False)
@@ -217,15 +238,17 @@ def _run(experiment: Experiment, folder: Path | None, resume: bool) -> Path:
     from .experiment.runner import new_folder
     from .experiment.runner import run as run_experiment
     from .progress import show_progress
-    from .report.figures import draw_curves
+    from .report.figures import draw
     from .report.summary import Run
     from .report.terminal import remarks, summary_table
+    from .report.views import result_charts
 
     folder = folder or new_folder(experiment.name)
     with _stop_politely(folder), show_progress(out) as on_round:
         run_experiment(experiment, folder, resume=resume, on_round=on_round)
     finished = Run(folder)
-    picture = draw_curves(finished, folder / "curves.png")
+    picture = folder / "curves.png"
+    draw(result_charts(finished), picture)
     out.print(summary_table(finished))
     for remark in remarks(finished):
         out.print(_escaped(remark))

@@ -77,7 +77,7 @@ def choose_hostile(experiment: Experiment, num_clients: int, seed: int) -> dict[
                     experiment.name,
                     [(key, f"{wrong} are not clients, or in two groups: there are 0 to {num_clients - 1}")],
                 )
-        hostile = Hostile(make(ATTACKS, group.attack), group.ignore_global)
+        hostile = Hostile(make(ATTACKS, group.attack), group.ignore_global, group.attack.name)
         chosen |= dict.fromkeys(members, hostile)
     return chosen
 

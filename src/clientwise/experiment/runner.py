@@ -19,7 +19,7 @@ from ..core.method import Method
 from ..core.round import first_state, run_round
 from ..core.types import RoundRecord
 from ..data.federated import FederatedData
-from ..engine.local import pick_device
+from ..engine.local import pick_device, threads_for
 from .build import adopt_data, build_data, build_engine, build_federation, check_problem, load_samples
 from .config import ConfigError, Experiment, load_experiment
 from .store import RunError, Store, locked, write_atomically
@@ -141,7 +141,7 @@ def _run_all(
     done = 0
     for seed in experiment.seeds:
         data, hostile = adopt_data(experiment, own_data, seed) if own_data else build_data(experiment, samples, seed)
-        names = {client: type(one.attack).__name__ for client, one in hostile.items()}
+        names = {client: one.name for client, one in hostile.items()}
         store.set_clients(seed, data.train.sizes.tolist(), data.test.sizes.tolist(), names)
         resident = data.to(device)
         for method in methods:
@@ -183,6 +183,11 @@ class _Lane:
         """All rounds that are still to do; a checkpoint now and then, at the end, and when interrupted."""
         if self._finished:
             return
+        with threads_for(self._engine.spec.num_parameters):
+            self._run_rounds(on_round, done, total)
+        self._store.finish_lane(self._lane)
+
+    def _run_rounds(self, on_round: Callable[[Progress], None], done: int, total: int) -> None:
         rounds, saved_at = self._experiment.rounds, time.monotonic()
         engine_state = self._engine.state()
         try:
@@ -198,4 +203,3 @@ class _Lane:
                 on_round(Progress(self._method.name, self._seed, record, rounds, done + state.round_num, total))
         finally:
             self._store.save_checkpoint(self._lane, self._state, engine_state)
-        self._store.finish_lane(self._lane)

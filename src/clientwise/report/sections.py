@@ -75,26 +75,24 @@ def result(series: Sequence[Series]) -> Json:
 
 def curves_section(series: Sequence[Series]) -> Json:
     """Metric, macro F1 and loss over the rounds."""
-    run = series[0].run
-    charts = [_curve_chart(series, "metric", f"{run.metric} on held-out samples", percent=True)]
-    if run.higher_is_better:
+    charts = [metric_chart(series)]
+    if series[0].run.higher_is_better:
         charts.append(_curve_chart(series, "macro_f1", "macro F1 on held-out samples", percent=False))
     charts.append(_curve_chart(series, "loss", "loss on held-out samples", percent=False))
-    if run.target is not None:
-        line = {
-            "type": "line",
-            "xref": "paper",
-            "x0": 0,
-            "x1": 1,
-            "y0": run.target,
-            "y1": run.target,
-            "line": {"width": 1, "color": "#999999"},
-        }
-        charts[0]["layout"]["shapes"] = [line]
     lead = (
         "Lines are means over the seeds, bands the range." if any(len(one.summary.seeds) > 1 for one in series) else ""
     )
     return section("curves", "Over the rounds", lead, charts)
+
+
+def metric_chart(series: Sequence[Series]) -> Json:
+    """The metric on held-out samples over the rounds, with the target."""
+    run = series[0].run
+    shown = _curve_chart(series, "metric", f"{run.metric} on held-out samples", percent=True)
+    if run.target is not None:
+        height = {"y0": run.target, "y1": run.target, "line": {"width": 1, "color": "#999999"}}
+        shown["layout"]["shapes"] = [{"type": "line", "xref": "paper", "x0": 0, "x1": 1, **height}]
+    return shown
 
 
 def _curve_chart(series: Sequence[Series], column: str, title: str, *, percent: bool) -> Json:

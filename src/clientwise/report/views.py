@@ -11,9 +11,9 @@ from . import sections
 from .document import Json, cell, counted, percent_of, section, table
 from .series import Series, difference_between, in_words, mean_of, ranked, series_of
 from .summary import Run
-from .weights import audit_client, audit_round, weights
+from .weights import audit_client, audit_round, hostile_chart, weights
 
-__all__ = ["audit_client", "audit_round", "headline", "list_runs", "overview", "run_state"]
+__all__ = ["audit_client", "audit_round", "headline", "list_runs", "overview", "result_charts", "run_state"]
 
 
 def overview(runs: Sequence[Run]) -> Json:
@@ -71,6 +71,12 @@ def headline(series: Sequence[Series]) -> list[str]:
             f"Hostile clients had {percent_of(heavy)} of the weight under {baseline.label}, {light} under {best.label}."
         )
     return lines
+
+
+def result_charts(run: Run) -> list[Json]:
+    """A run in one picture: the metric over the rounds, and the weight of the hostile if there are any."""
+    series = series_of([run])
+    return [sections.metric_chart(series), *([hostile_chart(series)] if run.has_hostile else [])]
 
 
 def run_state(run: Run) -> str:

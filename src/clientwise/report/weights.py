@@ -17,11 +17,7 @@ def weights(series: Sequence[Series]) -> Json:
     """Weights over time, and the audit of every method's last round."""
     items: list[Json] = []
     if any(one.run.has_hostile for one in series):
-        hostile = [
-            (one, [one.run.hostile_weights(one.method, seed, MAX_POINTS) for seed in one.summary.seeds])
-            for one in series
-        ]
-        items.append(line_chart("hostile", "weight of all hostile clients together", hostile, percent=True))
+        items.append(hostile_chart(series))
     items += [heat_map(one) for one in series]
     for one in series:
         lane, seed = one.lanes()[0]
@@ -36,6 +32,14 @@ def weights(series: Sequence[Series]) -> Json:
             )
     lead = "Who got which weight, and why. Click a client or a round to open its audit."
     return section("weights", "Weight audit", lead, [item for item in items if item.get("data") or item.get("rows")])
+
+
+def hostile_chart(series: Sequence[Series]) -> Json:
+    """The weight all hostile clients had together, over the rounds."""
+    lines = [
+        (one, [one.run.hostile_weights(one.method, seed, MAX_POINTS) for seed in one.summary.seeds]) for one in series
+    ]
+    return line_chart("hostile", "weight of all hostile clients together", lines, percent=True)
 
 
 def heat_map(one: Series) -> Json:
