@@ -13,7 +13,7 @@ ALLOWED = {  # package: the packages of clientwise it may import
     "data": {"data", "core", "registry", "errors"},
     "models": {"models", "core", "registry"},
     "engine": {"engine", "core", "data", "models", "attacks", "registry", "errors"},
-    "experiment": {"experiment", "engine", "core", "data", "models", "attacks", "registry", "errors"},
+    "experiment": {"experiment", "engine", "core", "data", "models", "attacks", "trackers", "registry", "errors"},
     "report": {"report", "experiment", "registry", "errors"},
 }
 OUTSIDE_OF_CORE = {
