@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 import tomli_w
-from mlflow.tracking import MlflowClient
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import clientwise as cw
@@ -25,8 +24,10 @@ Curves = dict[str, list[tuple[int, float]]]
 
 
 @pytest.fixture(autouse=True)
-def _same_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever the MLflow tracker sets is taken back; the tests read file stores too."""
+def _leave_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the MLflow tracker sets, and the trackers of these tests, are gone after each."""
+    monkeypatch.setattr(cw.TRACKERS, "_parts", dict(cw.TRACKERS._parts))
+    cw.TRACKERS.register("faulty")(Faulty)
     monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
 
@@ -53,8 +54,15 @@ def tensorboard(folder: Path) -> Curves:
     return {tag: [(one.step, one.value) for one in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
 
 
+def mlflow_client(uri: str) -> Any:
+    # Not imported with this file: MLflow calls home when it is, unless the fixture above has spoken first.
+    from mlflow.tracking import MlflowClient
+
+    return MlflowClient(uri)
+
+
 def mlflow_runs(uri: str, name: str = "tiny") -> dict[tuple[str, str], Any]:
-    client = MlflowClient(uri)
+    client = mlflow_client(uri)
     runs = client.search_runs([client.get_experiment_by_name(name).experiment_id])
     by_lane = {(run.data.tags["method"], run.data.tags["seed"]): run for run in runs}
     assert len(by_lane) == len(runs)
@@ -62,7 +70,7 @@ def mlflow_runs(uri: str, name: str = "tiny") -> dict[tuple[str, str], Any]:
 
 
 def mlflow_curves(uri: str, run: Any) -> Curves:
-    client = MlflowClient(uri)
+    client = mlflow_client(uri)
     histories = {name: client.get_metric_history(run.info.run_id, name) for name in run.data.metrics}
     return {name: [(point.step, point.value) for point in points] for name, points in histories.items()}
 
@@ -229,12 +237,11 @@ def test_mlflow_sends_nothing_to_its_makers(tiny: dict[str, Any], tmp_path: Path
     assert len(mlflow_runs((tmp_path / "run" / "mlruns").as_uri())) == 2
 
 
-@cw.TRACKERS.register("faulty")
 class Faulty:
     """Raises in one of its methods."""
 
     def __init__(self, where: str) -> None:
-        self.where, self.calls = where, 0
+        self.where = where
         self._maybe_raise("init")
 
     def begin(self, lane: cw.LaneInfo) -> None:
