@@ -89,6 +89,12 @@ def run(
     ] = None,
     data_dir: DataDirOption = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted run.")] = False,
+    trackers: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--tracker", metavar="NAME", help="Also log to tensorboard or mlflow; replaces the config's trackers."
+        ),
+    ] = None,
     changes: SetOption = None,
 ) -> None:
     """Run an experiment: every method with every seed."""
@@ -98,7 +104,8 @@ def run(
         _fail(f"{file}: is a folder; to go on with a run, add --resume")
     if file.is_dir():
         out_folder, file = out_folder or file, file / "config.toml"
-    given = {"engine": engine, "device": device, "rounds": rounds, "data_dir": data_dir and str(data_dir.resolve())}
+    where = data_dir and str(data_dir.resolve())
+    given = {"engine": engine, "device": device, "rounds": rounds, "trackers": trackers or None, "data_dir": where}
     experiment = _load(file, changes, given, seeds)
     if resume and out_folder is None:
         out_folder = find_unfinished(experiment)

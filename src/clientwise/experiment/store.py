@@ -158,6 +158,21 @@ class Store:
             database.executemany("INSERT INTO criteria VALUES (?, ?, ?, ?, ?, ?)", criteria)
             database.executemany("INSERT INTO local VALUES (?, ?, ?, ?, ?)", own)
 
+    def round_values(self, lane: int, round_num: int, metric: str) -> dict[str, float]:
+        """The numbers of a round that are worth a curve, as they were written; `metric` is what theirs is called."""
+        row = self._database.execute(
+            """SELECT metric, macro_f1, loss, local_mean, local_p10, local_p90, testing_rounds,
+                (SELECT COUNT(*) FROM participants AS p
+                    WHERE p.lane = r.lane AND p.round_num = r.round_num AND refusal IS NOT NULL) AS refused,
+                (SELECT COUNT(*) FROM participants AS p
+                    WHERE p.lane = r.lane AND p.round_num = r.round_num AND refusal IS NULL AND weight = 0
+                ) AS without_weight,
+                seconds FROM rounds AS r WHERE lane = ? AND round_num = ?""",
+            (lane, round_num),
+        )
+        names = [metric, *(column[0] for column in row.description[1:])]
+        return {name: value for name, value in zip(names, row.fetchone(), strict=True) if value is not None}
+
     def save_checkpoint(self, lane: int, state: ServerState, engine_state: Mapping[str, Tensor]) -> None:
         """All that a lane needs to go on. The old checkpoint is there until the new one is whole."""
         # The database must not be behind the checkpoint, not even after a power cut.

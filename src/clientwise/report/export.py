@@ -7,7 +7,6 @@ import io
 import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from .document import Json
 from .figures import draw
@@ -90,7 +89,7 @@ def _texts(table: Json) -> Iterator[list[str]]:
         yield [cell["text"] if isinstance(cell, dict) else "" if cell is None else str(cell) for cell in row]
 
 
-_LATEX: dict[str, Any] = str.maketrans(
+_LATEX = str.maketrans(
     {
         "\\": r"\textbackslash{}",
         **{mark: f"\\{mark}" for mark in "&%$#_{}"},
