@@ -11,8 +11,9 @@ from rich.console import Console
 import clientwise as cw
 from clientwise.experiment.runner import new_folder
 from clientwise.progress import show_progress
-from clientwise.report.figures import draw_curves
+from clientwise.report.figures import draw
 from clientwise.report.terminal import summary_table
+from clientwise.report.views import result_charts
 
 
 def main() -> None:
@@ -22,7 +23,7 @@ def main() -> None:
     with show_progress(console) as on_round:
         folder = cw.run(experiment, new_folder("pictures"), on_round=on_round)
     run = cw.Run(folder)
-    draw_curves(run, Path(__file__).parent / "demo.png")
+    draw(result_charts(run), Path(__file__).parent / "demo.png")
     console.print(summary_table(run))
     console.print(f"on {platform.machine()}, Python {platform.python_version()}")
 

@@ -13,8 +13,8 @@ ALLOWED = {  # package: the packages of clientwise it may import
     "data": {"data", "core", "registry", "errors"},
     "models": {"models", "core", "registry"},
     "engine": {"engine", "core", "data", "models", "attacks", "registry", "errors"},
-    "experiment": {"experiment", "engine", "core", "data", "models", "attacks", "registry", "errors"},
-    "report": {"report", "experiment", "registry", "errors"},
+    "experiment": {"experiment", "engine", "core", "data", "models", "attacks", "trackers", "registry", "errors"},
+    "report": {"report", "experiment", "core", "registry", "errors"},
 }
 OUTSIDE_OF_CORE = {
     "flwr",

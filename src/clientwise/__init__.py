@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from .core.scores import Product as product
     from .core.scores import Score, prioritized
     from .core.scores import WeightedMean as weighted_mean
+    from .core.types import RoundRecord
     from .core.weighting import weigh
     from .data.datasets import DATASETS
     from .data.federated import FederatedData, Samples
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from .experiment.runner import run
     from .models.networks import MODELS
     from .report.summary import Run
+    from .trackers import TRACKERS, LaneInfo, Tracker
 
 # Names are imported when they are first used, so that `clientwise --help` need not wait for PyTorch.
 _PLACES = {
@@ -42,6 +44,7 @@ _PLACES = {
     "prioritized": ("core.scores", "prioritized"),
     "product": ("core.scores", "Product"),
     "weighted_mean": ("core.scores", "WeightedMean"),
+    "RoundRecord": ("core.types", "RoundRecord"),
     "weigh": ("core.weighting", "weigh"),
     "DATASETS": ("data.datasets", "DATASETS"),
     "FederatedData": ("data.federated", "FederatedData"),
@@ -53,6 +56,9 @@ _PLACES = {
     "run": ("experiment.runner", "run"),
     "MODELS": ("models.networks", "MODELS"),
     "Run": ("report.summary", "Run"),
+    "TRACKERS": ("trackers", "TRACKERS"),
+    "LaneInfo": ("trackers", "LaneInfo"),
+    "Tracker": ("trackers", "Tracker"),
 }
 
 
@@ -72,15 +78,19 @@ __all__ = [
     "DATASETS",
     "MODELS",
     "PARTITIONS",
+    "TRACKERS",
     "Arrivals",
     "Attack",
     "ClientFacts",
     "ClientwiseError",
     "Experiment",
     "FederatedData",
+    "LaneInfo",
+    "RoundRecord",
     "Run",
     "Samples",
     "Score",
+    "Tracker",
     "choquet",
     "criterion",
     "load",

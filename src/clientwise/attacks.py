@@ -103,3 +103,4 @@ class Hostile:
 
     attack: Attack
     ignore_global: bool = False
+    name: str = "hostile"  # what the record calls it

@@ -89,6 +89,12 @@ def run(
     ] = None,
     data_dir: DataDirOption = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted run.")] = False,
+    trackers: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--tracker", metavar="NAME", help="Also log to tensorboard or mlflow; replaces the config's trackers."
+        ),
+    ] = None,
     changes: SetOption = None,
 ) -> None:
     """Run an experiment: every method with every seed."""
@@ -98,7 +104,8 @@ def run(
         _fail(f"{file}: is a folder; to go on with a run, add --resume")
     if file.is_dir():
         out_folder, file = out_folder or file, file / "config.toml"
-    given = {"engine": engine, "device": device, "rounds": rounds, "data_dir": data_dir and str(data_dir.resolve())}
+    where = data_dir and str(data_dir.resolve())
+    given = {"engine": engine, "device": device, "rounds": rounds, "trackers": trackers or None, "data_dir": where}
     experiment = _load(file, changes, given, seeds)
     if resume and out_folder is None:
         out_folder = find_unfinished(experiment)
@@ -164,6 +171,27 @@ def show(
     else:
         for table in audit_tables(run, round_num, method):
             out.print(table)
+
+
+@app.command()
+def report(
+    folders: Annotated[
+        list[Path] | None, typer.Argument(help="Run folders; default: the newest in runs/.", show_default=False)
+    ] = None,
+    out_folder: Annotated[
+        Path | None, typer.Option("--out", help="Where to; default: the folder report in the run.", show_default=False)
+    ] = None,
+) -> None:
+    """Write a report on a run: one HTML file, all figures (PNG, SVG), all tables (CSV, Markdown, LaTeX)."""
+    from .experiment.runner import newest_run
+    from .report.export import write_report
+    from .report.summary import Run
+
+    runs = [Run(folder) for folder in folders or [newest_run()]]
+    target = out_folder or (runs[0].folder / "report" if len(runs) == 1 else Path("report"))
+    with err.status("Writing the report") as status:
+        page = write_report(runs, target, lambda path: status.update(f"Writing the report: {path.name}"))
+    out.print(f"Report      {page}\nPictures and tables beside it", soft_wrap=True)
 
 
 @app.command()
@@ -251,15 +279,17 @@ def _run(experiment: Experiment, folder: Path | None, resume: bool) -> Path:
     from .experiment.runner import new_folder
     from .experiment.runner import run as run_experiment
     from .progress import show_progress
-    from .report.figures import draw_curves
+    from .report.figures import draw
     from .report.summary import Run
     from .report.terminal import remarks, summary_table
+    from .report.views import result_charts
 
     folder = folder or new_folder(experiment.name)
     with _stop_politely(folder), show_progress(out) as on_round:
         run_experiment(experiment, folder, resume=resume, on_round=on_round)
     finished = Run(folder)
-    picture = draw_curves(finished, folder / "curves.png")
+    picture = folder / "curves.png"
+    draw(result_charts(finished), picture)
     out.print(summary_table(finished))
     for remark in remarks(finished):
         out.print(_escaped(remark))

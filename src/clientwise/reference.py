@@ -22,6 +22,7 @@ from .data.partition import PARTITIONS
 from .experiment import config
 from .models.networks import MODELS
 from .registry import Part, Registry
+from .trackers import TRACKERS
 
 _REGISTRIES = (
     CRITERIA,
@@ -35,6 +36,7 @@ _REGISTRIES = (
     PARTITIONS,
     MODELS,
     ATTACKS,
+    TRACKERS,
 )
 KINDS: dict[str, Registry[Any]] = {registry.plural: registry for registry in _REGISTRIES}
 

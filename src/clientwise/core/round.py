@@ -57,6 +57,9 @@ def run_round(
         local, quality = evaluate_clients(chosen.model, round_num, federation, engine), state.quality
     loss = state.loss if method.adapt_loss is None else method.adapt_loss(state.loss, cohort.judge(chosen.model[None]))
 
+    tested = len(search.tried) * engine.num_clients if search else 0
+    judged_by_clients = cohort.judged * len(asked) if federation.judged_by == "clients" else 0
+
     next_state = ServerState(
         round_num=round_num,
         model=chosen.model,
@@ -81,6 +84,8 @@ def run_round(
         priority=chosen.priority,
         candidates=search.tried if search else (),
         testing_rounds=search.testing_rounds if search else 0,
+        models_moved=len(asked) + len(cohort.client_ids) + len(cohort.refusals) + tested + judged_by_clients,
+        evaluations=tested + (judged_by_clients or cohort.judged),
         loss=loss,
         notes=notes,
         report=report,
@@ -101,6 +106,7 @@ class Cohort:
         self.raw = torch.zeros(0, len(method.criteria), dtype=torch.float64)  # [n, m]
         self.training_loss = torch.zeros(0)
         self.seconds = torch.zeros(0)
+        self.judged = 0  # models judged so far
         self._state, self._method, self._federation, self._engine = state, method, federation, engine
         self._aggregator = self._make_aggregator()
 
@@ -146,6 +152,7 @@ class Cohort:
 
     def judge(self, models: Tensor) -> Evaluation:
         """AdaFed's evaluation of models [c, d]: on the server's set, or without one by the cohort (P3 III.C)."""
+        self.judged += len(models)
         if self._federation.judged_by == "clients":
             return self._engine.evaluate(self.asked, models)
         evaluation = self._engine.evaluate_server(models, "weigh")

@@ -173,6 +173,8 @@ class RoundRecord:
     priority: tuple[str, ...] | None
     candidates: tuple[tuple[tuple[str, ...], float], ...]  # orders tried and the metric of each, in the order tried
     testing_rounds: int
+    models_moved: int  # models that crossed the wire, either way, for the sake of this round's result
+    evaluations: int  # models evaluated for the sake of it: by a client or by the server, each counts one
     loss: Loss  # of the next round
     notes: tuple[str, ...]
     report: Evaluation | None  # on the server's reporting part

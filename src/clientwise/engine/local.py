@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Literal
 
 import torch
@@ -27,6 +28,20 @@ def pick_device(name: str = "auto") -> torch.device:
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ValueError("device 'cuda' was asked for, but PyTorch sees no GPU here; use 'cpu' or 'auto'")
     return device
+
+
+@contextmanager
+def threads_for(num_parameters: int) -> Iterator[None]:
+    """One thread for small networks, whose layers are too small to share; PyTorch's own choice for the others.
+
+    On a busy machine threads that wait for each other make small layers many times slower.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(1 if num_parameters < 500_000 else before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 class LocalEngine:

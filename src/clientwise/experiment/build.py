@@ -21,8 +21,10 @@ from ..data.datasets import DATASETS
 from ..data.federated import FederatedData, Samples, Shares
 from ..data.partition import PARTITIONS, federate
 from ..engine.local import LocalEngine
+from ..errors import ClientwiseError
 from ..models.flat import FlatModel
 from ..models.networks import MODELS
+from ..trackers import TRACKERS, Tracker, Trackers
 from .config import ConfigError, Experiment, make
 
 
@@ -36,6 +38,21 @@ def load_samples(experiment: Experiment) -> Samples:
     samples: Samples = make(DATASETS, experiment.data)(Path(folder) if folder else None)
     check_problem(experiment, samples.problem)
     return samples
+
+
+def build_trackers(experiment: Experiment) -> Trackers:
+    """The trackers, before the run begins: a missing package or a wrong option is known at once."""
+    trackers: list[tuple[str, Tracker]] = []
+    for index, part in enumerate(experiment.trackers):
+        try:
+            trackers.append((part.name, TRACKERS.get(part.name)(**part.options)))
+        except ClientwiseError as error:
+            raise ConfigError(experiment.name, [(f"trackers[{index}]", str(error))]) from None
+        except Exception as error:  # whatever a user's own tracker raises is theirs to know
+            raise ConfigError(
+                experiment.name, [(f"trackers[{index}]", f"{part.name}: {type(error).__name__}: {error}")]
+            ) from error
+    return Trackers(trackers)
 
 
 def check_problem(experiment: Experiment, problem: Problem) -> None:
@@ -77,7 +94,7 @@ def choose_hostile(experiment: Experiment, num_clients: int, seed: int) -> dict[
                     experiment.name,
                     [(key, f"{wrong} are not clients, or in two groups: there are 0 to {num_clients - 1}")],
                 )
-        hostile = Hostile(make(ATTACKS, group.attack), group.ignore_global)
+        hostile = Hostile(make(ATTACKS, group.attack), group.ignore_global, group.attack.name)
         chosen |= dict.fromkeys(members, hostile)
     return chosen
 

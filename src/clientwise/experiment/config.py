@@ -29,6 +29,7 @@ from ..data.partition import PARTITIONS
 from ..errors import ClientwiseError
 from ..models.networks import MODELS
 from ..registry import NonNegativeFloat, Part, PositiveFloat, PositiveInt, Registry, Share, suggest
+from ..trackers import TRACKERS
 
 
 class ConfigError(ClientwiseError, ValueError):
@@ -234,6 +235,9 @@ class Experiment(Section):
     device: str = Field("auto", description='"cpu", "cuda", or "auto": the GPU where there is one')
     data_dir: str | None = Field(
         None, description="folder with the datasets in their published layouts; better given as --data-dir"
+    )
+    trackers: list[Annotated[Part, _part(TRACKERS)]] = Field(
+        [], description="where else the run can be followed; nothing is sent anywhere by default"
     )
     data: Annotated[Part, _part(DATASETS)] | None = Field(
         None, description="where the samples come from; left out when arrays are handed to `cw.run`"

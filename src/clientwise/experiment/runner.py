@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import platform
 import time
+import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -19,10 +20,21 @@ from ..core.method import Method
 from ..core.round import first_state, run_round
 from ..core.types import RoundRecord
 from ..data.federated import FederatedData
-from ..engine.local import pick_device
-from .build import adopt_data, build_data, build_engine, build_federation, check_problem, load_samples
+from ..engine.local import pick_device, threads_for
+from ..trackers import LaneInfo, Trackers
+from .build import (
+    adopt_data,
+    build_data,
+    build_engine,
+    build_federation,
+    build_trackers,
+    check_problem,
+    load_samples,
+)
 from .config import ConfigError, Experiment, load_experiment
 from .store import RunError, Store, locked, write_atomically
+
+NO_PART_OF_THE_RESULT = {"data_dir", "trackers"}  # keys that may change when a run is resumed
 
 
 @dataclass(frozen=True)
@@ -57,9 +69,7 @@ def newest_run(parent: Path = Path("runs")) -> Path:
 
 def find_unfinished(experiment: Experiment, parent: Path = Path("runs")) -> Path:
     """The newest run folder in runs/ that was made by this very config."""
-    written = [
-        path for path in parent.glob("*/config.toml") if path.read_text(encoding="utf-8") == experiment.to_toml()
-    ]
+    written = [path for path in parent.glob("*/config.toml") if not _changed(_read(path), experiment.to_dict())]
     if not written:
         raise RunError(f"{parent}/: no run of this config to resume; name its folder: clientwise run FOLDER --resume")
     return max(written, key=lambda path: path.stat().st_mtime).parent
@@ -85,14 +95,28 @@ def run(
         device = pick_device(experiment.device)
     except (ValueError, RuntimeError) as error:
         raise ConfigError(experiment.name, [("device", str(error))]) from None
+    trackers = build_trackers(experiment)
     _prepare(folder, experiment, resume)
     with locked(folder):
         store = Store(folder)
         try:
-            _run_all(experiment, store, data, device, on_round or (lambda progress: None))
+            _run_all(experiment, store, data, device, trackers, on_round or (lambda progress: None))
         finally:
             store.close()
     return folder
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """A config as it was written, unchecked: another run's plugins are none of our business."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError):
+        return {}
+
+
+def _changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """The keys in which two resolved configs differ, if it matters for the result."""
+    return sorted(key for key in {*before, *now} - NO_PART_OF_THE_RESULT if before.get(key) != now.get(key))
 
 
 def _prepare(folder: Path, experiment: Experiment, resume: bool) -> None:
@@ -102,8 +126,7 @@ def _prepare(folder: Path, experiment: Experiment, resume: bool) -> None:
         if not resume:
             raise RunError(f"{folder}: there is a run already; go on with --resume, or choose another --out")
         before, now = load_experiment(written).to_dict(), experiment.to_dict()
-        changed = sorted(key for key in {*before, *now} - {"data_dir"} if before.get(key) != now.get(key))
-        if changed:
+        if changed := _changed(before, now):
             raise RunError(
                 f"{folder}: was run with another config ({', '.join(changed)} differ); "
                 "resume it with its own, or choose another --out"
@@ -123,22 +146,31 @@ def _run_all(
     store: Store,
     own_data: FederatedData | None,
     device: torch.device,
+    trackers: Trackers,
     on_round: Callable[[Progress], None],
 ) -> None:
     methods = experiment.build_methods()
     samples = own_data.samples if own_data else load_samples(experiment)
     check_problem(experiment, samples.problem)
-    store.set_facts({"metric": samples.problem.metric, "target": experiment.evaluation.target})
+    store.set_facts(
+        {
+            "name": experiment.name,
+            "metric": samples.problem.metric,
+            "target": experiment.evaluation.target,
+            "rounds": experiment.rounds,
+            "lanes": len(methods) * len(experiment.seeds),
+        }
+    )
     total = len(methods) * len(experiment.seeds) * experiment.rounds
     done = 0
     for seed in experiment.seeds:
         data, hostile = adopt_data(experiment, own_data, seed) if own_data else build_data(experiment, samples, seed)
-        names = {client: type(one.attack).__name__ for client, one in hostile.items()}
+        names = {client: one.name for client, one in hostile.items()}
         store.set_clients(seed, data.train.sizes.tolist(), data.test.sizes.tolist(), names)
         resident = data.to(device)
         for method in methods:
             lane = _Lane(experiment, store, method, seed, resident, hostile, device)
-            lane.run(on_round, done, total)
+            lane.run(trackers, on_round, done, total)
             done += experiment.rounds
 
 
@@ -161,6 +193,7 @@ class _Lane:
         if self._finished:
             return
         self._engine = build_engine(experiment, data, hostile, seed, device)
+        store.set_facts({"model_bytes": self._engine.initial_model.nbytes})
         self._federation = build_federation(experiment, data.num_clients, seed)
         saved = store.load_checkpoint(self._lane, device)
         if saved is None:
@@ -170,23 +203,33 @@ class _Lane:
             self._engine.load_state(engine_state)
         store.forget_after(self._lane, self._state.round_num)
 
-    def run(self, on_round: Callable[[Progress], None], done: int, total: int) -> None:
+    def run(self, trackers: Trackers, on_round: Callable[[Progress], None], done: int, total: int) -> None:
         """All rounds that are still to do; a checkpoint now and then, at the end, and when interrupted."""
         if self._finished:
             return
+        with threads_for(self._engine.spec.num_parameters):
+            self._run_rounds(trackers, on_round, done, total)
+        self._store.finish_lane(self._lane)
+
+    def _run_rounds(self, trackers: Trackers, on_round: Callable[[Progress], None], done: int, total: int) -> None:
         rounds, saved_at = self._experiment.rounds, time.monotonic()
         engine_state = self._engine.state()
+        config, folder, method = self._experiment.to_dict(), self._store.folder, self._method.name
+        trackers.begin(LaneInfo(config, folder, method, self._seed, self._state.round_num))
         try:
             while self._state.round_num < rounds:
                 began = time.perf_counter()
                 state, record = run_round(self._state, self._method, self._federation, self._engine)
                 seconds = time.perf_counter() - began
                 self._store.write_round(self._lane, record, self._engine.problem, self._hostile, seconds)
+                if trackers:  # before the round counts as done: an interruption here leaves no hole in their curves
+                    metric = self._engine.problem.metric
+                    trackers.log_round(record, self._store.round_values(self._lane, record.round_num, metric))
                 self._state, engine_state = state, self._engine.state()
                 if time.monotonic() - saved_at >= self._experiment.checkpoint_seconds:
                     self._store.save_checkpoint(self._lane, state, engine_state)
                     saved_at = time.monotonic()
-                on_round(Progress(self._method.name, self._seed, record, rounds, done + state.round_num, total))
+                on_round(Progress(method, self._seed, record, rounds, done + state.round_num, total))
         finally:
             self._store.save_checkpoint(self._lane, self._state, engine_state)
-        self._store.finish_lane(self._lane)
+            trackers.end(finished=self._state.round_num == rounds)

@@ -40,9 +40,10 @@ CREATE TABLE IF NOT EXISTS rounds (
     lane INTEGER, round_num INTEGER,
     metric REAL, macro_f1 REAL, loss REAL,              -- on the server's reporting part; accuracy, or MAPE
     local_mean REAL, local_p10 REAL, local_p90 REAL,    -- over the honest clients' own test sets
+    reached TEXT,    -- what 10, 20 ... 90% of the honest clients reach on theirs
     priority TEXT, candidates TEXT, testing_rounds INTEGER,
     class_weights TEXT, loss_shape REAL, per_class_f1 TEXT,
-    no_effect TEXT, notes TEXT, seconds REAL,
+    no_effect TEXT, notes TEXT, seconds REAL, models_moved INTEGER, evaluations INTEGER,
     PRIMARY KEY (lane, round_num)) WITHOUT ROWID;
 
 CREATE TABLE IF NOT EXISTS participants ( -- everyone whose update arrived, accepted or refused
@@ -150,12 +151,27 @@ class Store:
         )
         with self._database as database:
             database.execute(
-                f"INSERT INTO rounds VALUES ({', '.join('?' * 17)})",
+                f"INSERT INTO rounds VALUES ({', '.join('?' * 20)})",
                 _round_row(lane, record, problem, hostile, seconds),
             )
             database.executemany("INSERT INTO participants VALUES (?, ?, ?, ?, ?, ?, ?, ?)", people)
             database.executemany("INSERT INTO criteria VALUES (?, ?, ?, ?, ?, ?)", criteria)
             database.executemany("INSERT INTO local VALUES (?, ?, ?, ?, ?)", own)
+
+    def round_values(self, lane: int, round_num: int, metric: str) -> dict[str, float]:
+        """The numbers of a round that are worth a curve, as they were written; `metric` is what theirs is called."""
+        row = self._database.execute(
+            """SELECT metric, macro_f1, loss, local_mean, local_p10, local_p90, testing_rounds,
+                (SELECT COUNT(*) FROM participants AS p
+                    WHERE p.lane = r.lane AND p.round_num = r.round_num AND refusal IS NOT NULL) AS refused,
+                (SELECT COUNT(*) FROM participants AS p
+                    WHERE p.lane = r.lane AND p.round_num = r.round_num AND refusal IS NULL AND weight = 0
+                ) AS without_weight,
+                seconds FROM rounds AS r WHERE lane = ? AND round_num = ?""",
+            (lane, round_num),
+        )
+        names = [metric, *(column[0] for column in row.description[1:])]
+        return {name: value for name, value in zip(names, row.fetchone(), strict=True) if value is not None}
 
     def save_checkpoint(self, lane: int, state: ServerState, engine_state: Mapping[str, Tensor]) -> None:
         """All that a lane needs to go on. The old checkpoint is there until the new one is whole."""
@@ -227,12 +243,23 @@ def locked(folder: Path) -> Iterator[None]:
     except ImportError:  # not a POSIX system: nothing to hold it with
         yield
         return
-    with (folder / ".lock").open("w") as file:
+    with (folder / ".lock").open("a") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise RunError(f"{folder}: another clientwise process is writing to this run") from None
         yield
+
+
+def is_locked(folder: Path) -> bool:
+    """Whether a process is writing to this run folder right now."""
+    if not (folder / ".lock").exists():
+        return False
+    try:
+        with locked(folder):
+            return False
+    except RunError:
+        return True
 
 
 def _round_row(
@@ -247,7 +274,7 @@ def _round_row(
         float(shown.overall()[0]) if shown else None,
         float(macro_f1(shown.counts[0])) if shown and classes else None,
         float(shown.overall_loss()[0]) if shown else None,
-        *(_honest_summary(record.local, hostile) if record.local else (None, None, None)),
+        *(_honest_summary(record.local, hostile, problem) if record.local else [None] * 4),
         json.dumps(record.priority) if record.priority else None,
         json.dumps(record.candidates) if record.candidates else None,
         record.testing_rounds,
@@ -257,21 +284,26 @@ def _round_row(
         json.dumps(record.no_effect),
         json.dumps(record.notes),
         seconds,
+        record.models_moved,
+        record.evaluations,
     )
 
 
-def _honest_summary(
-    local: Evaluation, hostile: Mapping[int, object]
-) -> tuple[float | None, float | None, float | None]:
-    """Mean weighted by test size, 10th and 90th percentile, of honest clients: a liar's labels measure nothing."""
+def _honest_summary(local: Evaluation, hostile: Mapping[int, object], problem: Problem) -> list[float | str | None]:
+    """Mean weighted by test size, 10th and 90th percentile, and what 10 ... 90% of the clients reach.
+
+    Of honest clients: a liar's labels measure nothing.
+    """
     honest = torch.tensor([client not in hostile for client in range(len(local.num_samples))])
     counted = honest & (local.num_samples > 0)
     if not bool(counted.any()):
-        return None, None, None
+        return [None] * 4
     values = local.values[:, counted]
     mean = replace(local, num_samples=local.num_samples[counted], values=values).overall()
     low, high = torch.quantile(values[0], torch.tensor([0.1, 0.9], dtype=values.dtype)).tolist()
-    return float(mean[0]), low, high
+    best_first = values[0].sort(descending=problem.higher_is_better).values
+    reached = [float(best_first[-(-share * len(best_first) // 100) - 1]) for share in range(10, 100, 10)]
+    return [float(mean[0]), low, high, json.dumps(reached)]
 
 
 def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

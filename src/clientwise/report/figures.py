@@ -1,54 +1,105 @@
-"""Figures of a run."""
+"""Charts as pictures: the same charts the page shows, drawn with matplotlib as PNG and SVG."""
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from .summary import Run
+from .document import Json
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 # Okabe and Ito's colours: told apart by the colour-blind too; line styles tell them apart in print.
-COLOURS = ("#000000", "#E69F00", "#56B4E9", "#009E73", "#CC79A7", "#D55E00", "#0072B2", "#999999", "#F0E442")
-STYLES: tuple[Any, ...] = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)), (0, (7, 3)), (0, (2, 3)))
+COLOURS = ("#000000", "#E69F00", "#56B4E9", "#009E73", "#CC79A7", "#D55E00", "#0072B2", "#999999", "#B8A900")
+_STYLES: dict[str, Any] = {
+    "solid": "-",
+    "dash": "--",
+    "dashdot": "-.",
+    "dot": ":",
+    "longdash": (0, (7, 2)),
+    "longdashdot": (0, (7, 2, 1, 2)),
+}
 
 
-def draw_curves(run: Run, path: Path) -> Path:
-    """The metric over the rounds, mean and range over the seeds; beside it the weight of the hostile, if any."""
+def draw(charts: Sequence[Json], *paths: Path) -> None:
+    """Draw charts side by side into one picture, once per path; the ending of a path says in which format."""
     from matplotlib.figure import Figure  # imported here: it takes a while, and few commands draw
 
-    panels: list[tuple[str, Callable[[str, int], list[tuple[int, float]]]]] = [
-        (f"{run.metric} on held-out data", lambda method, seed: run.curve("metric", method, seed))
-    ]
-    if run.has_hostile:
-        panels.append(("weight of the hostile clients", run.hostile_weights))
-    figure = Figure(figsize=(6.2 * len(panels), 4.4), layout="constrained")
-    for place, (title, curve) in enumerate(panels):
-        axes = figure.add_subplot(1, len(panels), place + 1)
-        for index, method in enumerate(run.methods):
-            seeds = [seed for _, name, seed in run.lanes if name == method]
-            rounds, middle, low, high = _band([curve(method, seed) for seed in seeds])
-            colour = COLOURS[index % len(COLOURS)]
-            axes.plot(rounds, middle, label=method, color=colour, linestyle=STYLES[index % len(STYLES)], linewidth=1.8)
-            if len(seeds) > 1 and place == 0:  # the weights jump with the cohort: their range would hide the lines
-                axes.fill_between(rounds, low, high, color=colour, alpha=0.15, linewidth=0)
-        if place == 0 and run.target is not None:
-            axes.axhline(run.target, color="#999999", linewidth=0.8)
-        axes.set(title=title, xlabel="round")
+    figure = Figure(figsize=(6.4 * len(charts), 4.4), layout="constrained")
+    for place, chart in enumerate(charts):
+        _draw_chart(figure.add_subplot(1, len(charts), place + 1), chart)
+    for path in paths:
+        figure.savefig(
+            path, dpi=110, metadata={"Date": None} if path.suffix == ".svg" else {"Description": charts[0]["alt"]}
+        )
+
+
+def _draw_chart(axes: Axes, chart: Json) -> None:
+    named = False
+    boxes: list[Json] = []
+    for trace in chart["data"]:
+        kind = trace.get("type", "scatter")
+        if kind == "heatmap":
+            _draw_heat_map(axes, trace)
+        elif kind == "box":
+            boxes.append(trace)
+        elif kind == "bar":
+            continue  # testing rounds: the page has them below the orders
+        elif trace.get("fill") == "toself":
+            half = len(trace["x"]) // 2
+            colour, opacity = _colour(trace["fillcolor"])
+            axes.fill_between(
+                trace["x"][:half], trace["y"][half:][::-1], trace["y"][:half], color=colour, alpha=opacity, linewidth=0
+            )
+        elif trace["mode"] == "markers" and len(trace["x"]) > 1:
+            labels = [str(label).replace(" > ", " >\n") for label in trace["y"]]  # orders of priority are long
+            axes.plot(trace["x"], labels, "o", markersize=4, color=trace["marker"]["color"])
+        else:
+            style = _STYLES.get(trace["line"].get("dash", "solid"), "-")
+            axes.plot(
+                trace["x"],
+                trace["y"],
+                linestyle=style,
+                color=trace["line"]["color"],
+                label=trace["name"],
+                linewidth=1.8,
+                marker="o" if len(trace["x"]) == 1 else None,
+            )
+            named = True
+    if boxes:
+        axes.boxplot([trace["y"] for trace in boxes], tick_labels=[trace["name"] for trace in boxes], widths=0.6)
+    for shape in chart["layout"].get("shapes", ()):
+        axes.axhline(shape["y0"], color=shape["line"]["color"], linewidth=0.8)
+    layout = chart["layout"]
+    axes.set_title(chart["title"], fontsize=11)
+    axes.set_xlabel(layout.get("xaxis", {}).get("title", {}).get("text", ""))
+    if layout.get("yaxis", {}).get("tickformat") == ".0%":
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
+    if named:
         axes.grid(alpha=0.3)
-        if place == 0:
-            axes.legend(loc="lower right" if run.higher_is_better else "upper right")
-    figure.savefig(path, dpi=110)
-    return path
+        axes.legend(fontsize=9)
 
 
-def _band(
-    curves: Sequence[list[tuple[int, float]]],
-) -> tuple[list[int], list[float], list[float], list[float]]:
-    """Rounds that all seeds have reached, and mean, minimum and maximum over the seeds."""
-    values = [dict(curve) for curve in curves]
-    rounds = sorted(set.intersection(*(set(curve) for curve in values))) if values else []
-    columns = [[curve[round_num] for curve in values] for round_num in rounds]
-    return rounds, [statistics.fmean(c) for c in columns], [min(c) for c in columns], [max(c) for c in columns]
+def _draw_heat_map(axes: Axes, trace: Json) -> None:
+    grid = [[float("nan") if value is None else value for value in row] for row in trace["z"]]
+    height = len(grid)
+    image = axes.imshow(
+        grid,
+        aspect="auto",
+        cmap="cividis",
+        origin="lower",
+        interpolation="nearest",
+        extent=(trace["x"][0] - 0.5, trace["x"][-1] + 0.5, -0.5, height - 0.5),
+    )
+    step = -(-height // 20)
+    axes.set_yticks(range(0, height, step), trace["y"][::step], fontsize=7)
+    assert axes.figure is not None
+    axes.figure.colorbar(image, ax=axes)
+
+
+def _colour(text: str) -> tuple[tuple[float, ...], float]:
+    """Colour and opacity of `rgba(r, g, b, a)`."""
+    *parts, opacity = (float(part) for part in text.removeprefix("rgba(").removesuffix(")").split(","))
+    return tuple(part / 255 for part in parts), opacity

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..experiment.store import RunError
+from ..registry import suggest
 
 
 @dataclass(frozen=True)
@@ -47,10 +48,15 @@ class Run:
         facts = {key: json.loads(value) for key, value in self.query("SELECT key, value FROM facts")}
         if "metric" not in facts:
             raise RunError(f"{self.folder}: the run has not begun; start it again with --resume")
+        self.name: str = facts["name"]
         self.metric: str = facts["metric"]
         self.target: float | None = facts["target"]
+        self.rounds: int = facts["rounds"]  # planned, per lane
+        self.num_lanes: int = facts["lanes"]  # planned
+        self.model_bytes: int = facts.get("model_bytes", 0)
         self.lanes: list[tuple[int, str, int]] = self.query("SELECT lane, method, seed FROM lanes ORDER BY lane")
-        self.finished: bool = bool(self.lanes) and not self.query("SELECT 1 FROM lanes WHERE NOT finished")
+        (finished,) = self.query("SELECT COUNT(*) FROM lanes WHERE finished")[0]
+        self.finished: bool = finished == self.num_lanes
 
     @property
     def higher_is_better(self) -> bool:
@@ -77,8 +83,17 @@ class Run:
         except sqlite3.DatabaseError as error:
             raise RunError(f"{self.folder}: its database cannot be read ({error})") from None
 
-    def curve(self, column: str, method: str, seed: int) -> list[tuple[int, float]]:
-        """(round, value) of a column of the table `rounds`, where it has one."""
+    def lane(self, method: str, seed: int) -> int:
+        """The number of a method and seed in the database."""
+        for lane, name, number in self.lanes:
+            if (name, number) == (method, seed):
+                return lane
+        if method not in self.methods:
+            raise RunError(f"{self.folder.name}: no method {method!r}{suggest(method, self.methods)}")
+        raise RunError(f"{self.folder.name}: no seed {seed} of {method}")
+
+    def curve(self, column: str, method: str, seed: int, max_points: int | None = None) -> list[tuple[int, float]]:
+        """(round, value) of a column of the table `rounds`, where it has one; at most about `max_points` of them."""
         if column not in (
             "metric",
             "macro_f1",
@@ -90,23 +105,51 @@ class Run:
             "seconds",
         ):
             raise ValueError(f"{column!r} is not a curve")
+        return self._thinned(column, self.lane(method, seed), max_points)
+
+    def reached(self, method: str, seed: int, max_points: int | None = None) -> list[tuple[int, list[float]]]:
+        """(round, what 10, 20 ... 90% of the honest clients reach on their own test data)."""
+        rows = self._thinned("reached", self.lane(method, seed), max_points)
+        return [(round_num, json.loads(values)) for round_num, values in rows]
+
+    def rounds_until_clients_reach(self, method: str, seed: int, target: float) -> list[int | None]:
+        """The first round in which 10, 20 ... 90% of the honest clients reach a target (P1's tables)."""
+        first: list[int | None] = [None] * 9
+        for round_num, values in self.reached(method, seed):
+            for place, value in enumerate(values):
+                if first[place] is None and (value >= target if self.higher_is_better else value <= target):
+                    first[place] = round_num
+        return first
+
+    def hostile_weights(self, method: str, seed: int, max_points: int | None = None) -> list[tuple[int, float]]:
+        """(round, weight all hostile clients had together)."""
+        lane = self.lane(method, seed)
         return self.query(
-            f"SELECT round_num, {column} FROM rounds JOIN lanes USING (lane) "
-            f"WHERE method = ? AND seed = ? AND {column} IS NOT NULL ORDER BY round_num",
-            method,
+            """SELECT rounds.round_num, TOTAL(weight) FROM rounds LEFT JOIN participants
+               ON participants.lane = rounds.lane AND participants.round_num = rounds.round_num
+                  AND client IN (SELECT client FROM clients WHERE seed = ? AND hostile IS NOT NULL)
+               WHERE rounds.lane = ? AND (rounds.round_num - 1) % ? = 0
+               GROUP BY rounds.round_num ORDER BY rounds.round_num""",
             seed,
+            lane,
+            self._stride(lane, max_points),
         )
 
-    def hostile_weights(self, method: str, seed: int) -> list[tuple[int, float]]:
-        """(round, weight all hostile clients had together)."""
+    def _thinned(self, column: str, lane: int, max_points: int | None) -> list[Any]:
+        """A column of `rounds` where it is known, in steps that leave at most about `max_points`, and the last."""
         return self.query(
-            """SELECT round_num, TOTAL(CASE WHEN hostile IS NOT NULL THEN weight END)
-               FROM rounds JOIN lanes USING (lane) LEFT JOIN participants USING (lane, round_num)
-               LEFT JOIN clients USING (seed, client)
-               WHERE method = ? AND seed = ? GROUP BY round_num ORDER BY round_num""",
-            method,
-            seed,
+            f"""SELECT round_num, {column} FROM rounds WHERE lane = ?1 AND {column} IS NOT NULL
+                AND (?2 = 1 OR (round_num - 1) % ?2 = 0
+                     OR round_num = (SELECT MAX(round_num) FROM rounds WHERE lane = ?1)) ORDER BY round_num""",
+            lane,
+            self._stride(lane, max_points),
         )
+
+    def _stride(self, lane: int, max_points: int | None) -> int:
+        if max_points is None:
+            return 1
+        (last,) = self.query("SELECT COALESCE(MAX(round_num), 1) FROM rounds WHERE lane = ?", lane)[0]
+        return -(-int(last) // max_points)
 
     @property
     def has_hostile(self) -> bool:

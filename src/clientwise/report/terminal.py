@@ -7,48 +7,71 @@ import statistics
 from collections import Counter
 from collections.abc import Callable, Sequence
 
+from rich import box
 from rich.table import Table
 
 from ..experiment.store import RunError
-from ..registry import suggest
+from .audit import Audit, audit
 from .summary import MethodSummary, Run
+
+BARS = "▁▂▃▄▅▆▇█"
+SPARK_WIDTH = 10
 
 
 def summary_table(run: Run) -> Table:
-    """One line per method: mean over the seeds, ± the standard deviation where there are several."""
+    """One line per method: means over the seeds, with several the standard deviation of the metric beside it."""
     lines = run.summary()
     seeds = max((len(line.seeds) for line in lines), default=1)
     rounds = max((count for line in lines for count in line.rounds), default=0)
     title = f"{run.folder.name}: {rounds} rounds" + (f", mean ± deviation of {seeds} seeds" if seeds > 1 else "")
-    table = Table(title=title, title_justify="left")
-    table.add_column("method")
-    for heading, _ in _columns(run, lines):
+    table = _table(title)
+    table.add_column("method", no_wrap=True)
+    columns = _columns(run, lines)
+    for heading, _ in columns:
         table.add_column(heading, justify="right")
+    table.add_column("curve", no_wrap=True)
     for line in lines:
-        table.add_row(line.method, *(cell(line) for _, cell in _columns(run, lines)))
+        curve = [value for _, value in run.curve("metric", line.method, line.seeds[0])]
+        table.add_row(line.method, *(cell(line) for _, cell in columns), sparkline(curve))
     return table
 
 
 def _columns(run: Run, lines: Sequence[MethodSummary]) -> list[tuple[str, Callable[[MethodSummary], str]]]:
     """Heading and cell of every column that has something to say about this run."""
-    columns: list[tuple[str, Callable[[MethodSummary], str]]] = [(run.metric, lambda line: percent(line.metric))]
+    columns: list[tuple[str, Callable[[MethodSummary], str]]] = [(run.metric, lambda line: _with_spread(line.metric))]
     if run.higher_is_better:
-        columns.append(("macro F1", lambda line: _mean(line.macro_f1, "{:.3f}")))
-    columns.append((f"{run.metric},\nworst decile\nof clients", lambda line: percent(line.worst_decile)))
+        columns.append(("macro\nF1", lambda line: _mean(line.macro_f1, "{:.3f}")))
+    columns.append(("worst\ndecile", lambda line: _mean(line.worst_decile)))
     if run.target is not None:
-        columns.append((f"rounds to\n{run.target:.0%}", _rounds_to_target))
+        columns.append((f"rounds\nto {run.target:.0%}", _rounds_to_target))
     if run.has_hostile:
-        columns.append(("weight of\nthe hostile", lambda line: percent(line.hostile_weight)))
+        columns.append(("hostile\nweight", lambda line: _mean(line.hostile_weight)))
     if any(any(line.testing_rounds) for line in lines):
-        columns.append(("testing\nrounds", lambda line: _mean(line.testing_rounds, "{:.0f}")))
-    if any(any(line.refused) for line in lines):
-        columns.append(("refused\nupdates", lambda line: _mean(line.refused, "{:.0f}")))
+        columns.append(("tests", lambda line: _mean(line.testing_rounds, "{:.0f}")))
     return columns
+
+
+def sparkline(values: Sequence[float]) -> str:
+    """A curve as a line of bars, from its lowest value to its highest.
+
+    >>> sparkline([0.0, 0.5, 1.0])
+    '▁▅█'
+    """
+    if not values:
+        return ""
+    count = min(SPARK_WIDTH, len(values))
+    picked = [values[place * (len(values) - 1) // max(1, count - 1)] for place in range(count)]
+    low, span = min(picked), (max(picked) - min(picked)) or 1.0
+    return "".join(BARS[min(len(BARS) - 1, int((value - low) / span * len(BARS)))] for value in picked)
 
 
 def remarks(run: Run) -> list[str]:
     """What a reader of the table should know: criteria without effect, rounds that changed nothing, refusals."""
-    found = []
+    found = (
+        ["“worst decile”: 10% of the honest clients do no better than this on their own test data."]
+        if run.lanes
+        else []
+    )
     for method in run.methods:
         rows = run.query("SELECT no_effect, notes FROM rounds JOIN lanes USING (lane) WHERE method = ?", method)
         constant = Counter(name for row in rows for name in json.loads(row[0]))
@@ -56,10 +79,8 @@ def remarks(run: Run) -> list[str]:
             f"{method}: {name} was equal for all clients in {count} of {len(rows)} rounds, where it had no effect"
             for name, count in constant.items()
         ]
-        found += [
-            f"{method}: {note} ({count} rounds)"
-            for note, count in Counter(note for row in rows for note in json.loads(row[1])).items()
-        ]
+        notes = Counter(note for row in rows for note in json.loads(row[1]))
+        found += [f"{method}: {note} ({count} rounds)" for note, count in notes.items()]
         refusals = run.query(
             """SELECT refusal, COUNT(*) FROM participants JOIN lanes USING (lane)
                WHERE method = ? AND refusal IS NOT NULL GROUP BY refusal""",
@@ -73,75 +94,48 @@ def remarks(run: Run) -> list[str]:
 
 def audit_tables(run: Run, round_num: int, method: str | None = None) -> list[Table]:
     """Who got which weight in a round, and from which criteria: one table per method and seed."""
-    if method is not None and method not in run.methods:
-        raise RunError(f"{run.folder}: no method {method!r}{suggest(method, run.methods)}")
-    tables = []
-    for lane, name, seed in run.lanes:
-        row = run.query("SELECT priority, notes FROM rounds WHERE lane = ? AND round_num = ?", lane, round_num)
-        if not row or method not in (None, name):
-            continue
-        order = f", priority {' > '.join(json.loads(row[0][0]))}" if row[0][0] else ""
-        tables.append(_audit_table(run, lane, round_num, f"{name}, seed {seed}, round {round_num}{order}"))
-    if not tables:
+    if method is not None:
+        run.lane(method, next((seed for _, name, seed in run.lanes if name == method), -1))  # says so if there is none
+    reached = {lane for (lane,) in run.query("SELECT lane FROM rounds WHERE round_num = ?", round_num)}
+    lanes = [(name, seed) for lane, name, seed in run.lanes if lane in reached and method in (None, name)]
+    if not lanes:
         raise RunError(f"{run.folder}: has no round {round_num} (yet)")
-    return tables
+    return [_audit_table(audit(run, name, seed, round_num)) for name, seed in lanes]
 
 
-def _audit_table(run: Run, lane: int, round_num: int, title: str) -> Table:
-    names = [
-        name
-        for (name,) in run.query(
-            "SELECT DISTINCT criterion FROM criteria WHERE lane = ? AND round_num = ?", lane, round_num
-        )
-    ]
-    table = Table(title=title, title_justify="left")
-    for heading in ("client", *names, "score", "weight", ""):
-        table.add_column(heading, justify="left" if heading == "" else "right")
-    people = run.query(
-        """SELECT client, hostile, score, weight, refusal FROM participants JOIN lanes USING (lane)
-           LEFT JOIN clients USING (seed, client) WHERE lane = ? AND round_num = ? ORDER BY weight DESC, client""",
-        lane,
-        round_num,
-    )
-    for client, hostile, score, weight, refusal in people:
-        raw = dict(
-            run.query(
-                "SELECT criterion, raw FROM criteria WHERE lane = ? AND round_num = ? AND client = ?",
-                lane,
-                round_num,
-                client,
-            )
-        )
-        remark = "; ".join(
-            filter(None, [f"hostile ({hostile})" if hostile else "", f"refused: {refusal}" if refusal else ""])
-        )
-        values = [f"{raw[name]:.4g}" if name in raw else "–" for name in names]
-        scored = ["–", "–"] if refusal else [f"{score:.4g}", f"{weight:.1%}"]
-        table.add_row(str(client), *values, *scored, remark)
+def _audit_table(found: Audit) -> Table:
+    order = f", priority {' > '.join(found.priority)}" if found.priority and len(found.priority) > 1 else ""
+    table = _table(f"{found.method}, seed {found.seed}, round {found.round_num}{order}")
+    for heading in ("client", *(name.replace("_", "\n") for name in found.criteria), "score", "weight"):
+        table.add_column(heading, justify="right")
+    table.add_column("")
+    for person in found.people:
+        values = ["–" if value is None else f"{value:.4g}" for value in person.raw]
+        scored = ["–", "–"] if person.score is None else [f"{person.score:.4g}", f"{person.weight:.1%}"]
+        table.add_row(str(person.client), *values, *scored, person.remark)
     return table
 
 
-def percent(values: Sequence[float | None]) -> str:
-    """The mean of shares as a percentage.
-
-    >>> percent([0.9, 0.92]), percent([None])
-    ('91.0% ± 1.4', '–')
-    """
-    return _mean([None if value is None else 100 * value for value in values], "{:.1f}", "%")
+def _table(title: str) -> Table:
+    return Table(
+        title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0)
+    )  # narrow: fits 80 columns
 
 
-def _mean(values: Sequence[float | None], layout: str, unit: str = "") -> str:
+def _mean(values: Sequence[float | None], layout: str = "{:.1%}") -> str:
     known = [value for value in values if value is not None]
-    if not known:
-        return "–"
-    text = layout.format(statistics.fmean(known)) + unit
-    return f"{text} ± {layout.format(statistics.stdev(known))}" if len(known) > 1 else text
+    return layout.format(statistics.fmean(known)) if known else "–"
+
+
+def _with_spread(values: Sequence[float | None]) -> str:
+    known = [value for value in values if value is not None]
+    return f"{_mean(known)} ± {100 * statistics.stdev(known):.1f}" if len(known) > 1 else _mean(known)
 
 
 def _rounds_to_target(line: MethodSummary) -> str:
     reached = [rounds for rounds in line.rounds_to_target if rounds is not None]
+    missing = len(line.seeds) - len(reached)
     if not reached:
         return "not reached"
-    missing = len(line.seeds) - len(reached)
-    text = _mean(reached, "{:.1f}" if len(line.seeds) > 1 else "{:.0f}")
-    return f"{text} ({missing} of {len(line.seeds)} not)" if missing else text
+    text = f"{statistics.fmean(reached):.1f}" if len(line.seeds) > 1 else str(reached[0])
+    return f"{text} ({missing}/{len(line.seeds)} not)" if missing else text

@@ -1,0 +1,156 @@
+"""The audit of a weight: what was measured, what it became, and what would change it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ..core.method import Method
+from ..core.scores import Prioritized
+from ..core.weighting import divide, to_weights
+from ..experiment.config import ConfigError, load_experiment
+from ..experiment.store import RunError
+from .summary import Run
+
+MAX_COHORT = 500  # beyond this, what-if weights would take longer than anyone waits
+
+
+@dataclass(frozen=True)
+class Person:
+    """One participant of a round. What does not apply to a refused one is None."""
+
+    client: int
+    raw: tuple[float | None, ...]
+    normalised: tuple[float | None, ...]
+    score: float | None
+    weight: float | None
+    what_if: tuple[float | None, ...]  # its weight, had it the cohort's best value in each criterion
+    remark: str  # hostile, refused and why
+
+
+@dataclass(frozen=True)
+class Audit:
+    """One round of one method and seed, weight by weight."""
+
+    method: str
+    seed: int
+    round_num: int
+    criteria: tuple[str, ...]
+    people: tuple[Person, ...]  # heaviest first
+    what_if: bool
+    explanation: str
+    priority: tuple[str, ...] | None
+    candidates: tuple[tuple[tuple[str, ...], float], ...]
+    testing_rounds: int
+    notes: tuple[str, ...]
+
+
+def audit(run: Run, method: str, seed: int, round_num: int) -> Audit:
+    """Everything about the weights of one round."""
+    lane = run.lane(method, seed)
+    rows = run.query(
+        "SELECT priority, candidates, testing_rounds, no_effect, notes FROM rounds WHERE lane = ? AND round_num = ?",
+        lane,
+        round_num,
+    )
+    if not rows:
+        raise RunError(f"{run.folder.name}: {method}, seed {seed}, has no round {round_num} (yet)")
+    priority, candidates, testing_rounds, no_effect, notes = rows[0]
+    order = tuple(json.loads(priority)) if priority else None
+    measured: dict[int, dict[str, tuple[float, float]]] = {}
+    for client, name, raw, normalised in run.query(
+        "SELECT client, criterion, raw, normalised FROM criteria WHERE lane = ? AND round_num = ?", lane, round_num
+    ):
+        measured.setdefault(client, {})[name] = (raw, normalised)
+    settings = _method(run.folder, method)
+    found = {name for values in measured.values() for name in values}
+    criteria = settings.names if settings else tuple(sorted(found))
+    clients = [client for client in measured if set(measured[client]) == set(criteria)]
+    what_if = _what_if(
+        settings,
+        order,
+        torch.tensor([[measured[client][name][0] for name in criteria] for client in clients], dtype=torch.float64),
+    )
+    changed = dict(zip(clients, what_if, strict=True)) if what_if else {}
+    people = []
+    for client, hostile, score, weight, refusal in run.query(
+        """SELECT client, hostile, score, weight, refusal FROM participants JOIN lanes USING (lane)
+           LEFT JOIN clients USING (seed, client) WHERE lane = ? AND round_num = ? ORDER BY weight DESC, client""",
+        lane,
+        round_num,
+    ):
+        values = measured.get(client, {}) if refusal is None else {}
+        remark = "; ".join(
+            part
+            for part in (f"hostile ({hostile})" if hostile else "", f"refused: {refusal}" if refusal else "")
+            if part
+        )
+        raw, normalised = (
+            tuple(values[name][place] if name in values else None for name in criteria) for place in (0, 1)
+        )
+        alternatives = changed.get(client, (None,) * len(criteria)) if refusal is None else (None,) * len(criteria)
+        people.append(Person(client, raw, normalised, score, weight, tuple(alternatives), remark))
+    constant = json.loads(no_effect)
+    extra = (f"{', '.join(constant)}: equal for all clients of this round, so without effect.",) if constant else ()
+    tried = tuple((tuple(one), value) for one, value in json.loads(candidates)) if candidates else ()
+    return Audit(
+        method,
+        seed,
+        round_num,
+        criteria,
+        tuple(people),
+        bool(what_if),
+        _explain(settings, order),
+        order,
+        tried,
+        testing_rounds,
+        (*json.loads(notes), *extra),
+    )
+
+
+def _what_if(method: Method | None, priority: Sequence[str] | None, raw: Tensor) -> list[tuple[float, ...]]:
+    """For every client [n] and criterion [m]: its weight, had it the cohort's best value there and all else equal."""
+    if method is None or not 0 < len(raw) <= MAX_COHORT:
+        return []
+    score = method.score
+    if isinstance(score, Prioritized) and priority:
+        score = score.with_priority(priority)
+    best = raw.max(0).values
+    result = []
+    for client in range(len(raw)):
+        weights = []
+        for column in range(raw.shape[1]):
+            changed = raw.clone()
+            changed[client, column] = best[column]
+            weights.append(float(to_weights(score(method.names, divide(changed, method.normaliser(changed))))[client]))
+        result.append(tuple(weights))
+    return result
+
+
+def _explain(method: Method | None, priority: Sequence[str] | None) -> str:
+    """How the weights came about, in a sentence."""
+    if method is None:
+        return "The run's config cannot be read here, so what would change a weight is not known."
+    name = type(method.score).__name__.lower()
+    order = f" in the order {' > '.join(priority)}" if priority and len(priority) > 1 else ""
+    return (
+        f"Weight = score / sum of scores; the score is {name}{order} of {', '.join(method.names)}. "
+        "“Weight with the best” says what a client would weigh, had it the best value of the round in that criterion."
+    )
+
+
+@lru_cache(maxsize=256)
+def _method(folder: Path, name: str) -> Method | None:
+    """A method of a run, rebuilt from its config; None where that cannot be (a plugin that is not here, say)."""
+    try:
+        return next(
+            (method for method in load_experiment(folder / "config.toml").build_methods() if method.name == name), None
+        )
+    except ConfigError:
+        return None

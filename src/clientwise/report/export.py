@@ -1,0 +1,113 @@
+"""A report on disk: one HTML file, every figure as PNG and SVG, every table as CSV, Markdown and LaTeX."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from .document import Json
+from .figures import draw
+from .html import write_html
+from .summary import Run
+from .views import audit_client, audit_round, overview
+
+MAX_AUDITED_ROUNDS = 40  # per method and seed, in the file; `clientwise serve` has all of them
+MAX_AUDITED_CLIENTS = 100
+
+
+def write_report(runs: Sequence[Run], folder: Path, on_file: Callable[[Path], None] = lambda path: None) -> Path:
+    """Write the report on one run, or several compared, and return the path of its page."""
+    document = overview(runs)
+    folder.mkdir(parents=True, exist_ok=True)
+    page = write_html(document, audits(runs) if len(runs) == 1 else {"round": {}, "client": {}}, folder / "report.html")
+    on_file(page)
+    for section in document["sections"]:
+        for item in section["items"]:
+            stem = folder / f"{section['id']}-{_file_name(item['id'])}"
+            if item["kind"] == "chart":
+                draw([item], stem.with_suffix(".png"), stem.with_suffix(".svg"))
+            else:
+                for suffix, write in ((".csv", as_csv), (".md", as_markdown), (".tex", as_latex)):
+                    stem.with_suffix(suffix).write_text(write(item), encoding="utf-8")
+            on_file(stem)
+    return page
+
+
+def audits(runs: Sequence[Run]) -> Json:
+    """The audits a page carries with it: evenly spaced rounds and the last, and every client, of every lane."""
+    found: Json = {"round": {}, "client": {}}
+    for run in runs:
+        for lane, method, seed in run.lanes:
+            rounds = [number for (number,) in run.query("SELECT round_num FROM rounds WHERE lane = ? ORDER BY 1", lane)]
+            step = -(-len(rounds) // MAX_AUDITED_ROUNDS) or 1
+            for round_num in sorted({*rounds[::step], *rounds[-1:]}):
+                found["round"][f"{method}|{seed}|{round_num}"] = audit_round(run, method, seed, round_num)
+            clients = run.query(
+                "SELECT client FROM clients WHERE seed = ? ORDER BY 1 LIMIT ?", seed, MAX_AUDITED_CLIENTS
+            )
+            for (client,) in clients:
+                found["client"][f"{method}|{seed}|{client}"] = audit_client(run, method, seed, client)
+    return found
+
+
+def as_csv(table: Json) -> str:
+    """Values, not their wording, for other programs."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(column["label"] for column in table["columns"])
+    for row in table["rows"]:
+        writer.writerow(cell["value"] if isinstance(cell, dict) else cell for cell in row)
+    return out.getvalue()
+
+
+def as_markdown(table: Json) -> str:
+    """A table for a README."""
+    columns = table["columns"]
+    lines = [[column["label"] for column in columns], ["--:" if column["numeric"] else ":--" for column in columns]]
+    lines += list(_texts(table))
+    rows = "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines)
+    return f"**{table['title']}**\n\n{rows}\n\n{table['note']}\n"
+
+
+def as_latex(table: Json) -> str:
+    """A booktabs table for a paper, as P1 prints its tables."""
+    kinds = "".join("r" if column["numeric"] else "l" for column in table["columns"])
+    head = " & ".join(_latex(column["label"]) for column in table["columns"])
+    body = "\n".join(f"  {' & '.join(map(_latex, line))} \\\\" for line in _texts(table))
+    return (
+        f"\\begin{{table}}\n\\caption{{{_latex(table['title'])}. {_latex(table['note'])}}}\n"
+        f"\\begin{{tabular}}{{{kinds}}}\n"
+        f"  \\toprule\n  {head} \\\\\n  \\midrule\n{body}\n  \\bottomrule\n\\end{{tabular}}\n\\end{{table}}\n"
+    )
+
+
+def _texts(table: Json) -> Iterator[list[str]]:
+    for row in table["rows"]:
+        yield [cell["text"] if isinstance(cell, dict) else "" if cell is None else str(cell) for cell in row]
+
+
+_LATEX = str.maketrans(
+    {
+        "\\": r"\textbackslash{}",
+        **{mark: f"\\{mark}" for mark in "&%$#_{}"},
+        "~": r"\textasciitilde{}",
+        "^": r"\textasciicircum{}",
+        "±": r"$\pm$",
+        "–": "--",
+        "κ": r"$\kappa$",
+        ">": r"$\succ$",
+        "<": r"$<$",
+    }
+)
+
+
+def _latex(text: str) -> str:
+    return text.translate(_LATEX)
+
+
+def _file_name(text: str) -> str:
+    """A name that every file system takes."""
+    return re.sub(r"[^A-Za-z0-9.-]+", "-", text).strip("-.") or "x"

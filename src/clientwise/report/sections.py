@@ -1,0 +1,414 @@
+"""The sections of a report but for the weights: result, curves, targets, clients, the two loops, refusals, cost."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections import Counter
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+from .document import Json, cell, chart, in_bytes, number, percent_of, section, table
+from .series import (
+    MAX_POINTS,
+    Series,
+    difference_between,
+    line_chart,
+    mean_of,
+    ranked,
+    signed,
+    signed_rounds,
+    spread_of,
+)
+from .statistics import Difference, paired_difference
+
+MAX_CELLS = 150  # of a heat map, in either direction
+
+
+def result(series: Sequence[Series]) -> Json:
+    """Which method won, by how much and how surely."""
+    run = series[0].run
+    columns = [
+        "method",
+        f"{run.metric}",
+        "against the baseline",
+        "macro F1",
+        "worst decile of clients",
+        "rounds to target",
+        "weight of the hostile",
+    ]
+    rows = []
+    for one in ranked(series):
+        line = one.summary
+        difference = None if one is series[0] else difference_between(one, series[0])
+        reached = [rounds for rounds in line.rounds_to_target if rounds is not None]
+        missed = len(line.seeds) - len(reached)
+        to_target = (
+            "–"
+            if run.target is None
+            else "not reached"
+            if not reached
+            else f"{statistics.fmean(reached):.1f}" + (f" ({missed} of {len(line.seeds)} not)" if missed else "")
+        )
+        rows.append(
+            [
+                one.label,
+                cell(mean_of(line.metric), spread_of(line.metric)),
+                cell(
+                    difference.mean if difference else None,
+                    signed(difference) if difference else "baseline" if one is series[0] else "–",
+                ),
+                cell(mean_of(line.macro_f1), number(mean_of(line.macro_f1), 3)),
+                cell(mean_of(line.worst_decile), percent_of(mean_of(line.worst_decile))),
+                cell(statistics.fmean(reached) if reached else None, to_target),
+                cell(mean_of(line.hostile_weight), percent_of(mean_of(line.hostile_weight))),
+            ]
+        )
+    note = (
+        "Values of the last round on samples nobody trained on; ± is the standard deviation over the seeds. "
+        "Differences are paired seed by seed, in percentage points, with their 95% confidence interval; with one seed "
+        "there is none, and no telling how sure they are."
+    )
+    return section("result", "Result", "", [table("summary", "Methods, best first", columns, rows, note)])
+
+
+def curves_section(series: Sequence[Series]) -> Json:
+    """Metric, macro F1 and loss over the rounds."""
+    charts = [metric_chart(series)]
+    if series[0].run.higher_is_better:
+        charts.append(_curve_chart(series, "macro_f1", "macro F1 on held-out samples", percent=False))
+    charts.append(_curve_chart(series, "loss", "loss on held-out samples", percent=False))
+    lead = (
+        "Lines are means over the seeds, bands the range." if any(len(one.summary.seeds) > 1 for one in series) else ""
+    )
+    return section("curves", "Over the rounds", lead, charts)
+
+
+def metric_chart(series: Sequence[Series]) -> Json:
+    """The metric on held-out samples over the rounds, with the target."""
+    run = series[0].run
+    shown = _curve_chart(series, "metric", f"{run.metric} on held-out samples", percent=True)
+    if run.target is not None:
+        height = {"y0": run.target, "y1": run.target, "line": {"width": 1, "color": "#999999"}}
+        shown["layout"]["shapes"] = [{"type": "line", "xref": "paper", "x0": 0, "x1": 1, **height}]
+    return shown
+
+
+def _curve_chart(series: Sequence[Series], column: str, title: str, *, percent: bool) -> Json:
+    def curves(one: Series) -> list[list[tuple[int, float]]]:
+        return [one.run.curve(column, one.method, seed, MAX_POINTS) for seed in one.summary.seeds]
+
+    return line_chart(column, title, [(one, curves(one)) for one in series], percent=percent)
+
+
+def targets(series: Sequence[Series]) -> Json:
+    """P1's tables: the first round in which 10 ... 90% of the clients reach a target on their own test data."""
+    run = series[0].run
+    tables = []
+    for target in target_choices(series):
+        rows = []
+        for one in series:
+            reached = [one.run.rounds_until_clients_reach(one.method, seed, target) for seed in one.summary.seeds]
+            cells: list[Any] = [one.label]
+            for place in range(9):
+                known = [first for rounds in reached if (first := rounds[place]) is not None]
+                missing = len(reached) - len(known)
+                text = (
+                    "not reached"
+                    if not known
+                    else f"{statistics.fmean(known):.0f}" + (f" ({missing} of {len(reached)} not)" if missing else "")
+                )
+                cells.append(cell(statistics.fmean(known) if known and not missing else None, text))
+            gain = average_gain(series[0], one, target) if one is not series[0] else None
+            cells.append(
+                cell(
+                    gain.mean if gain else None,
+                    signed_rounds(gain) if gain else "baseline" if one is series[0] else "–",
+                )
+            )
+            rows.append(cells)
+        columns = ["method", *(f"{share}%" for share in range(10, 100, 10)), "average gain"]
+        note = (
+            "Rounds until that share of the honest clients reaches the target on its own test data, mean over the "
+            "seeds. The gain is in rounds against the first method, over all shares both reach, with a 95% confidence "
+            "interval over the seeds; with one seed there is none."
+        )
+        tables.append(
+            table(
+                f"target-{target:g}",
+                f"{run.metric} {'of at least' if run.higher_is_better else 'of at most'} {target:.0%}",
+                columns,
+                rows,
+                note,
+            )
+        )
+    return section("targets", "Rounds to target", "", tables)
+
+
+def target_choices(series: Sequence[Series]) -> list[float]:
+    """The config's target; without one, what half of the baseline's clients reached in the end, rounded to 5%."""
+    run = series[0].run
+    if run.target is not None:
+        return [run.target]
+    last = [run.reached(series[0].method, seed)[-1:] for seed in series[0].summary.seeds]
+    medians = [curve[0][1][4] for curve in last if curve]
+    if not medians:
+        return []
+    steps = statistics.fmean(medians) / 0.05
+    return [round((int(steps) if run.higher_is_better else int(steps) + 1) * 0.05, 2)] if steps >= 1 else []
+
+
+def average_gain(baseline: Series, one: Series, target: float) -> Difference | None:
+    """Rounds saved against the baseline, averaged over the shares of clients both reach, paired over the seeds."""
+    gains: list[float | None] = []
+    for seed in one.summary.seeds:
+        if seed not in baseline.summary.seeds:
+            continue
+        pairs = zip(
+            baseline.run.rounds_until_clients_reach(baseline.method, seed, target),
+            one.run.rounds_until_clients_reach(one.method, seed, target),
+            strict=True,
+        )
+        both = [before - after for before, after in pairs if before is not None and after is not None]
+        gains.append(statistics.fmean(both) if both else None)
+    return paired_difference(gains, [0.0] * len(gains))
+
+
+def clients_section(series: Sequence[Series]) -> Json:
+    """Distribution of the local metric over the clients, by round."""
+    run = series[0].run
+    charts = []
+    for share, words in ((50, "half"), (90, "nine of ten")):
+        place = share // 10 - 1
+
+        def curves(one: Series, place: int = place) -> list[list[tuple[int, float]]]:
+            return [
+                [(r, values[place]) for r, values in one.run.reached(one.method, seed, MAX_POINTS)]
+                for seed in one.summary.seeds
+            ]
+
+        title = f"{run.metric} that {words} of the clients reach on their own test data"
+        charts.append(line_chart(f"reached-{share}", title, [(one, curves(one)) for one in series], percent=True))
+    violin = [_distribution(one) for one in series]
+    traces = [trace for trace in violin if trace["y"]]
+    if traces:
+        alt = (
+            "Spread over the clients at the last round: "
+            + "; ".join(
+                f"{t['name']} median {percent_of(statistics.median(t['y']))}, lowest {percent_of(min(t['y']))}"
+                for t in traces
+            )
+            + "."
+        )
+        charts.append(
+            chart(
+                "distribution",
+                f"{run.metric} of the clients at the last round",
+                alt,
+                traces,
+                {"yaxis": {"tickformat": ".0%"}, "showlegend": False},
+            )
+        )
+    return section(
+        "clients", "Clients", "Honest clients, each on its own test data.", [chart for chart in charts if chart["data"]]
+    )
+
+
+def _distribution(one: Series) -> Json:
+    values = [
+        value
+        for lane, seed in one.lanes()
+        for (value,) in one.run.query(
+            """SELECT local.metric FROM local JOIN clients ON clients.client = local.client AND clients.seed = ?
+               WHERE lane = ? AND hostile IS NULL
+                 AND round_num = (SELECT MAX(round_num) FROM rounds WHERE lane = ? AND reached IS NOT NULL)
+               LIMIT 2000""",
+            seed,
+            lane,
+            lane,
+        )
+    ]
+    return {"type": "box", "y": values, "name": one.label, "marker": {"color": one.colour}, "boxpoints": "outliers"}
+
+
+def priority_section(series: Sequence[Series]) -> Json:
+    """P2's loop: the order of priority over time, with its testing rounds."""
+    items: list[Json] = []
+    for one in series:
+        if not any(one.summary.testing_rounds):
+            continue
+        lane, seed = one.lanes()[0]
+        rows = one.run.query(
+            """SELECT round_num, priority, testing_rounds FROM rounds
+               WHERE lane = ? AND priority IS NOT NULL ORDER BY round_num""",
+            lane,
+        )
+        rows = rows[:: -(-len(rows) // MAX_POINTS) or 1]
+        orders = [" > ".join(json.loads(priority)) for _, priority, _ in rows]
+        custom = [{"round": {"method": one.method, "seed": seed, "round": r}} for r, _, _ in rows]
+        traces = [
+            {
+                "x": [r for r, _, _ in rows],
+                "y": orders,
+                "mode": "markers",
+                "name": "order",
+                "marker": {"color": one.colour, "size": 7},
+                "customdata": custom,
+            },
+            {
+                "type": "bar",
+                "x": [r for r, _, _ in rows],
+                "y": [tests for _, _, tests in rows],
+                "name": "testing rounds",
+                "yaxis": "y2",
+                "marker": {"color": "#56B4E9", "opacity": 0.5},
+            },
+        ]
+        common = Counter(orders).most_common(1)[0]
+        changes = sum(before != after for before, after in pairwise(orders))
+        alt = (
+            f"Order of priority by round under {one.label}, seed {seed}: most often {common[0]} ({common[1]} of "
+            f"{len(orders)} rounds), changed {changes} times, {sum(tests for _, _, tests in rows)} testing rounds."
+        )
+        layout = {
+            "xaxis": {"title": {"text": "round"}},
+            "yaxis": {"type": "category", "automargin": True, "domain": [0.35, 1]},
+            "yaxis2": {"domain": [0, 0.25], "title": {"text": "tests"}, "anchor": "x"},
+        }
+        items.append(
+            chart(f"priority-{one.label}", f"{one.label}: order of priority, seed {seed}", alt, traces, layout)
+        )
+    return section(
+        "priority",
+        "Order of priority",
+        "Online adjustment changes the order when the model got worse; a testing round costs a message to all clients.",
+        items,
+    )
+
+
+def classes(series: Sequence[Series]) -> Json:
+    """P3's loop: F1 and weight of every class over time."""
+    items: list[Json] = []
+    for one in series:
+        lane, seed = one.lanes()[0]
+        for column, words in (
+            ("per_class_f1", "F1 of every class"),
+            ("class_weights", "class weights κ sent to the clients"),
+        ):
+            rows = one.run.query(
+                f"SELECT round_num, {column} FROM rounds WHERE lane = ? AND {column} IS NOT NULL ORDER BY round_num",
+                lane,
+            )
+            rows = rows[:: -(-len(rows) // MAX_CELLS) or 1]
+            if not rows:
+                continue
+            grid = list(map(list, zip(*(json.loads(values) for _, values in rows), strict=True)))
+            ends = {label: values[-1] for label, values in enumerate(grid)}
+            low, high = min(ends, key=lambda k: ends[k]), max(ends, key=lambda k: ends[k])
+            alt = (
+                f"{words} over the rounds under {one.label}: at the end lowest for class {low} ({ends[low]:.2f}), "
+                f"highest for class {high} ({ends[high]:.2f})."
+            )
+            trace = {
+                "type": "heatmap",
+                "x": [r for r, _ in rows],
+                "y": [f"class {k}" for k in range(len(grid))],
+                "z": grid,
+                "colorscale": "Cividis",
+                "colorbar": {"thickness": 12},
+                "name": words,
+            }
+            items.append(
+                chart(
+                    f"{column}-{one.label}",
+                    f"{one.label}: {words}, seed {seed}",
+                    alt,
+                    [trace],
+                    {
+                        "xaxis": {"title": {"text": "round"}},
+                        "yaxis": {"type": "category"},
+                        "height": max(240, min(700, 90 + 18 * len(grid))),
+                    },
+                )
+            )
+    return section(
+        "classes",
+        "Classes",
+        "AdaFed's second loop: classes that go badly weigh more in the loss of the next round.",
+        items,
+    )
+
+
+def refusals(series: Sequence[Series]) -> Json:
+    """Updates that were refused and rounds that changed nothing, with the reasons."""
+    rows: list[list[Any]] = []
+    for one in series:
+        for reason, client, count, first in one.run.query(
+            """SELECT refusal, client, COUNT(*), MIN(round_num) FROM participants JOIN lanes USING (lane)
+               WHERE method = ? AND refusal IS NOT NULL GROUP BY refusal, client ORDER BY 3 DESC LIMIT 100""",
+            one.method,
+        ):
+            opens = {"round": {"method": one.method, "seed": one.summary.seeds[0], "round": first}}
+            rows.append([one.label, client, reason, count, {"value": first, "text": str(first), "open": opens}])
+        notes = Counter(
+            note
+            for (text,) in one.run.query(
+                "SELECT notes FROM rounds JOIN lanes USING (lane) WHERE method = ? AND notes != '[]'", one.method
+            )
+            for note in json.loads(text)
+        )
+        rows += [[one.label, None, note, count, None] for note, count in notes.items()]
+    refused = table(
+        "refused",
+        "Refused updates, and rounds that changed nothing",
+        ["method", "client", "reason", "times", "first in round"],
+        rows,
+        "",
+        [False, True, False, True, True],
+    )
+    return section(
+        "refusals",
+        "Refusals",
+        "Nothing a client sends ends a run; what was refused never reached the aggregate.",
+        [refused] if rows else [],
+    )
+
+
+def cost(series: Sequence[Series]) -> Json:
+    """Seconds, bytes and evaluations."""
+    rows = []
+    for one in series:
+        lanes = [lane for lane, _ in one.lanes()]
+        marks = ", ".join("?" * len(lanes))
+        seconds, moved, evaluations, tests, rounds = one.run.query(
+            f"""SELECT TOTAL(seconds), TOTAL(models_moved), TOTAL(evaluations), TOTAL(testing_rounds), COUNT(*)
+                FROM rounds WHERE lane IN ({marks})""",
+            *lanes,
+        )[0]
+        if not rounds:
+            continue
+        size = moved * one.run.model_bytes / rounds
+        rows.append(
+            [
+                one.label,
+                cell(seconds / rounds, number(seconds / rounds, 3)),
+                cell(size, in_bytes(size)),
+                cell(evaluations / rounds, number(evaluations / rounds, 1)),
+                cell(tests / rounds, number(tests / rounds, 2)),
+                cell(seconds, number(seconds, 1)),
+            ]
+        )
+    columns = [
+        "method",
+        "seconds per round",
+        "bytes over the wire per round",
+        "evaluations per round",
+        "testing rounds per round",
+        "seconds in all",
+    ]
+    note = (
+        "Bytes are models of four bytes a parameter, both ways, as a real federation would send them. Evaluations are "
+        "those the method needs, by a client or by the server; watching the run is not counted."
+    )
+    return section("cost", "Cost", "", [table("costs", "What each method costs", columns, rows, note)] if rows else [])

@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import clientwise as cw
+
+CONFIG: dict[str, Any] = {
+    "name": "shown",
+    "rounds": 5,
+    "seeds": [1, 2, 3],
+    "device": "cpu",
+    "data": "digits",
+    "partition": {"name": "dirichlet", "clients": 8, "concentration": 0.5},
+    "model": "linear",
+    "training": {"epochs": 2, "batch_size": 20, "learning_rate": 0.1},
+    "federation": {"fraction": 0.75},
+    "evaluation": {"target": 0.6},
+    "hostile": [{"clients": 1, "attack": "wrong_labels", "ignore_global": True}, {"clients": 1, "attack": "broken"}],
+    "methods": [
+        {"name": "FedAvg"},
+        {
+            "name": "<b>AdaFed</b> & co",
+            "criteria": ["server_performance"],
+            "score": "product",
+            "adapt_loss": "class_weights",
+        },
+        {
+            "name": "online",
+            "criteria": ["label_diversity", "dataset_size", "model_divergence"],
+            "normalise": "max",
+            "adjust": "first_improvement",
+        },
+    ],
+}
+
+
+@pytest.fixture(scope="session")
+def shown(tmp_path_factory: pytest.TempPathFactory) -> cw.Run:
+    """A real run with everything a report can show: three seeds, hostile and broken clients, both loops."""
+    return cw.Run(cw.run(CONFIG, tmp_path_factory.mktemp("runs") / "shown"))
+
+
+@pytest.fixture(scope="session")
+def run_folder(shown: cw.Run) -> Path:
+    return shown.folder

@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+import csv
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import pytest
+
+import clientwise as cw
+from clientwise.report.export import as_csv, as_latex, as_markdown, write_report
+
+TABLE = {
+    "kind": "table",
+    "id": "t",
+    "title": "100% of a_b",
+    "note": "κ & co.",
+    "columns": [{"label": "method", "numeric": False}, {"label": "gain", "numeric": True}],
+    "rows": [["MW > LD | DS", {"value": 4.67, "text": "+4.7 ± 0.3"}], ["x^2", None]],
+}
+
+
+def test_tables_in_three_formats() -> None:
+    assert list(csv.reader(as_csv(TABLE).splitlines())) == [["method", "gain"], ["MW > LD | DS", "4.67"], ["x^2", ""]]
+    assert as_markdown(TABLE).splitlines()[2:6] == [
+        "| method | gain |",
+        "| :-- | --: |",
+        "| MW > LD \\| DS | +4.7 ± 0.3 |",
+        "| x^2 |  |",
+    ]
+    latex = as_latex(TABLE)
+    assert r"\begin{tabular}{lr}" in latex
+    assert r"MW $\succ$ LD | DS & +4.7 $\pm$ 0.3 \\" in latex
+    assert r"\caption{100\% of a\_b. $\kappa$ \& co.}" in latex
+    assert latex.count("{") == latex.count("}")
+
+
+@pytest.fixture(scope="module")
+def report(shown: cw.Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_report([shown], tmp_path_factory.mktemp("report")).parent
+
+
+def test_a_report_has_a_page_figures_and_tables(report: Path) -> None:
+    names = {path.name for path in report.iterdir()}
+    assert "report.html" in names
+    for stem in ("curves-metric", "clients-distribution", "weights-hostile", "priority-priority-online"):
+        assert (report / f"{stem}.png").read_bytes()[:4] == b"\x89PNG"
+        ElementTree.parse(report / f"{stem}.svg")
+    for stem in ("result-summary", "targets-target-0.6", "cost-costs"):
+        for suffix in ("csv", "md", "tex"):
+            assert (report / f"{stem}.{suffix}").stat().st_size > 50
+    assert not [name for name in names if "<" in name or "&" in name or "/" in name]
+
+
+def test_the_page_carries_its_audits(report: Path) -> None:
+    page = (report / "report.html").read_text(encoding="utf-8")
+    assert '"online|1|5"' in page
+    assert "<b>AdaFed" not in page  # a name from a config is never markup
+
+
+def test_reports_of_several_runs(shown: cw.Run, tmp_path: Path) -> None:
+    page = write_report([shown, shown], tmp_path / "both")
+    assert "shown: online" in page.read_text(encoding="utf-8")

@@ -1,0 +1,253 @@
+"""What a report says is what the database holds."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import statistics
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import clientwise as cw
+from clientwise.experiment.store import RunError, Store, locked
+from clientwise.report import views
+from clientwise.report.audit import audit
+from clientwise.report.series import series_of
+from clientwise.report.statistics import Difference, paired_difference
+from clientwise.report.terminal import audit_tables, remarks, sparkline, summary_table
+
+Json = dict[str, Any]
+
+
+def items(document: Json) -> dict[str, Json]:
+    return {item["id"]: item for section in document["sections"] for item in section["items"]}
+
+
+def texts(table: Json) -> list[list[str]]:
+    return [
+        [cell["text"] if isinstance(cell, dict) else "" if cell is None else str(cell) for cell in row]
+        for row in table["rows"]
+    ]
+
+
+@pytest.fixture(scope="module")
+def document(shown: cw.Run) -> Json:
+    return views.overview([shown])
+
+
+def test_the_headline_says_who_won_by_how_much_and_how_surely(shown: cw.Run, document: Json) -> None:
+    best = max(shown.summary(), key=lambda line: statistics.fmean(line.metric))
+    assert document["lead"][0].startswith(f"{best.method} is best: accuracy {statistics.fmean(best.metric):.1%}")
+    if best.method != "FedAvg":
+        assert re.search(r"Against FedAvg .*points, 95% interval .* over 3 seeds, (sure|not sure)", document["lead"][1])
+        assert any("Hostile clients had" in line for line in document["lead"])
+
+
+def test_sections_hold_charts_with_words_and_tables_with_rows(document: Json) -> None:
+    assert [section["id"] for section in document["sections"]] == [
+        "result",
+        "curves",
+        "targets",
+        "clients",
+        "weights",
+        "priority",
+        "classes",
+        "refusals",
+        "cost",
+    ]
+    names = [item["id"] for section in document["sections"] for item in section["items"]]
+    assert len(names) == len(set(names))
+    for item in items(document).values():
+        if item["kind"] == "chart":
+            assert item["alt"].endswith(".")
+            assert len(item["alt"]) > 30
+            assert item["data"]
+        else:
+            assert all(len(row) == len(item["columns"]) for row in item["rows"])
+    json.dumps(document, allow_nan=False)
+
+
+def test_the_summary_is_paired_with_the_baseline(shown: cw.Run, document: Json) -> None:
+    lines = {line.method: line for line in shown.summary()}
+    for row in texts(items(document)["summary"]):
+        ours, baseline = lines[row[0]].metric, lines["FedAvg"].metric
+        assert row[1].startswith(f"{statistics.fmean(ours):.1%} ± ")
+        if row[0] != "FedAvg":
+            difference = paired_difference(ours, baseline)
+            assert row[2] == f"{100 * difference.mean:+.1f} ± {100 * difference.margin:.1f}"
+
+
+def test_curves_are_means_over_the_seeds(shown: cw.Run, document: Json) -> None:
+    trace = next(trace for trace in items(document)["metric"]["data"] if trace["name"] == "online")
+    for place, round_num in enumerate(trace["x"]):
+        values = [dict(shown.curve("metric", "online", seed))[round_num] for seed in (1, 2, 3)]
+        assert trace["y"][place] == pytest.approx(statistics.fmean(values))
+        assert trace["customdata"][place] == {"round": {"method": "online", "seed": 1, "round": round_num}}
+
+
+def test_rounds_to_target_counted_from_the_clients_themselves(shown: cw.Run) -> None:
+    target = 0.6
+    for lane, method, seed in shown.lanes:
+        expected: list[int | None] = []
+        for share in range(10, 100, 10):
+            rows = shown.query(
+                """SELECT round_num FROM local WHERE lane = ? AND client NOT IN
+                   (SELECT client FROM clients WHERE seed = ? AND hostile IS NOT NULL)
+                   GROUP BY round_num HAVING 100.0 * SUM(metric >= ?) >= ? * COUNT(*) ORDER BY round_num LIMIT 1""",
+                lane,
+                seed,
+                target,
+                share,
+            )
+            expected.append(rows[0][0] if rows else None)
+        assert shown.rounds_until_clients_reach(method, seed, target) == expected
+
+
+def test_an_audit_explains_every_weight(shown: cw.Run) -> None:
+    found = audit(shown, "online", 1, 4)
+    assert found.criteria == ("label_diversity", "dataset_size", "model_divergence")
+    accepted = [person for person in found.people if person.score is not None]
+    assert sum(person.weight for person in accepted) == pytest.approx(1)
+    best = {name: max(person.raw[place] for person in accepted) for place, name in enumerate(found.criteria)}
+    order = [found.criteria.index(name) for name in found.priority]
+    for person in accepted:
+        assert person.normalised == pytest.approx(
+            [raw / best[name] for raw, name in zip(person.raw, found.criteria, strict=True)]
+        )
+        first, second, third = (person.normalised[place] for place in order)
+        assert person.score == pytest.approx(first + first * second + first * second * third)
+        assert person.weight == pytest.approx(person.score / sum(one.score for one in accepted))
+        for place, name in enumerate(found.criteria):  # what would change it: never less with a better value
+            assert person.what_if[place] >= person.weight - 1e-12
+            if person.raw[place] == best[name]:
+                assert person.what_if[place] == pytest.approx(person.weight)
+    refused = [person for person in audit(shown, "FedAvg", 1, 4).people if person.score is None]
+    assert all("refused: model has NaN or Inf" in person.remark for person in refused)
+
+
+def test_what_if_by_hand(shown: cw.Run) -> None:
+    found = audit(shown, "FedAvg", 1, 1)
+    sizes = {person.client: person.raw[0] for person in found.people if person.score is not None}
+    for person in found.people:
+        if person.score is not None:
+            bigger = sum(sizes.values()) - sizes[person.client] + max(sizes.values())
+            assert person.what_if[0] == pytest.approx(max(sizes.values()) / bigger)
+
+
+def test_audits_as_documents(shown: cw.Run) -> None:
+    document = views.audit_round(shown, "online", 1, 3)
+    tried = texts(items(document)["orders"])
+    assert sum(row[2] == "chosen" for row in tried) == 1
+    client = items(document)["audit"]["rows"][0][0]["open"]["client"]
+    history = views.audit_client(shown, **client)
+    assert f"Client {client['client']} under online" in history["title"]
+    weights = items(history)["client-weight"]["data"][0]
+    stored = shown.query(
+        "SELECT round_num, weight FROM participants WHERE lane = ? AND client = ? AND weight IS NOT NULL ORDER BY 1",
+        shown.lane("online", 1),
+        client["client"],
+    )
+    assert list(zip(weights["x"], weights["y"], strict=True)) == stored
+
+
+def test_refusals_and_cost(shown: cw.Run, document: Json) -> None:
+    refused = items(document)["refused"]["rows"]
+    (count,) = shown.query("SELECT COUNT(*) FROM participants WHERE refusal IS NOT NULL")[0]
+    assert sum(row[3] for row in refused) == count > 0
+    cost = {row[0]: row for row in items(document)["costs"]["rows"]}
+    assert cost["FedAvg"][2]["value"] == 2 * 6 * 650 * 4  # six clients, both ways, 650 parameters of four bytes
+    assert cost["FedAvg"][3]["value"] == 0
+    ((tests,),) = shown.query("SELECT SUM(testing_rounds) FROM rounds JOIN lanes USING (lane) WHERE method = 'online'")
+    assert cost["online"][3]["value"] == pytest.approx(tests * 8 / 15)  # each on all eight clients
+
+
+def test_several_runs_compare(shown: cw.Run) -> None:
+    document = views.overview([shown, shown])
+    labels = {row[0] for row in texts(items(document)["summary"])}
+    assert labels == {f"shown: {method}" for method in shown.methods}
+    with pytest.raises(RunError, match="no run"):
+        views.overview([])
+
+
+def test_a_run_that_has_just_begun(tmp_path: Path, shown: cw.Run) -> None:
+    store = Store(tmp_path / "young")
+    store.set_facts({"name": "young", "metric": "accuracy", "target": None, "rounds": 5, "lanes": 1})
+    store.open_lane("FedAvg", 1)
+    young = cw.Run(tmp_path / "young")
+    assert views.overview([young])["lead"] == ["No round has been recorded yet."]
+    assert views.run_state(young) == "stopped"
+    with locked(tmp_path / "young"):
+        assert views.run_state(young) == "running"
+    assert views.run_state(shown) == "finished"
+    store.close()
+    summary_table(young)
+    with pytest.raises(RunError, match="has no round 1"):
+        views.audit_round(young, "FedAvg", 1, 1)
+
+
+def test_the_list_of_runs_says_why_one_cannot_be_read(shown: cw.Run, tmp_path: Path) -> None:
+    (tmp_path / "foreign").mkdir()
+    (tmp_path / "damaged").mkdir()
+    (tmp_path / "damaged" / "run.sqlite").write_bytes(b"not a database at all" * 100)
+    rows = texts(items(views.list_runs([shown.folder, tmp_path / "foreign", tmp_path / "damaged"]))["runs"])
+    by_name = {row[0]: row for row in rows}
+    assert by_name["shown"][1:3] == ["finished", "45 of 45"]
+    assert "not a run of clientwise" in by_name["foreign"][4]
+    assert "cannot be read" in by_name["damaged"][4]
+
+
+@pytest.mark.parametrize(
+    ("call", "reason"),
+    [
+        (lambda run: views.audit_round(run, "FedAvgg", 1, 1), "did you mean 'FedAvg'"),
+        (lambda run: views.audit_round(run, "FedAvg", 9, 1), "no seed 9"),
+        (lambda run: views.audit_round(run, "FedAvg", 1, 99), "has no round 99"),
+        (lambda run: views.audit_client(run, "FedAvg", 1, 99), "no client 99"),
+    ],
+)
+def test_what_is_not_there_is_named(shown: cw.Run, call, reason: str) -> None:
+    with pytest.raises(RunError, match=reason):
+        call(shown)
+
+
+def test_no_curve_has_more_points_than_asked(shown: cw.Run) -> None:
+    assert [round_num for round_num, _ in shown.curve("metric", "FedAvg", 1, 2)] == [1, 4, 5]  # and always the last
+    assert len(shown.reached("FedAvg", 1, 3)) <= 4
+    assert len(shown.hostile_weights("FedAvg", 1, 2)) <= 3
+    assert [r for r, _ in shown.curve("metric", "FedAvg", 1)] == [1, 2, 3, 4, 5]
+
+
+def test_paired_differences() -> None:
+    assert paired_difference([0.5], [0.4]) == Difference(pytest.approx(0.1), None, 1)
+    assert paired_difference([None, 1.0], [1.0, None]) is None
+    sure = paired_difference([0.9, 0.91, 0.89], [0.5, 0.52, 0.49])
+    assert sure.is_sure
+    assert not paired_difference([0.9, 0.1, 0.5], [0.5, 0.5, 0.49]).is_sure
+    assert not Difference(0.5, None, 1).is_sure
+    # Against a table: n = 3, differences 1, 2, 3; t(0.975, 2) = 4.303
+    assert paired_difference([1.0, 2.0, 3.0], [0.0, 0.0, 0.0]).margin == pytest.approx(4.3027 / 3**0.5, rel=1e-4)
+
+
+def test_terminal_tables(shown: cw.Run) -> None:
+    from rich.console import Console
+
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(summary_table(shown))
+    for table in audit_tables(shown, 3, "online"):
+        console.print(table)
+    text = console.export_text()
+    assert "…" not in text.split("online, seed 1")[0]  # nothing cut off at 80 columns
+    assert text.count("online, seed") == 3
+    assert re.search(r"[▁▂▃▄▅▆▇█]{5}", text)
+    assert any("updates refused: model has NaN or Inf" in remark for remark in remarks(shown))
+    assert sparkline([]) == ""
+    assert sparkline([1.0, 1.0]) == "▁▁"
+    assert len(sparkline(list(range(100)))) == 10
+
+
+def test_colours_and_dashes_tell_methods_apart(shown: cw.Run) -> None:
+    looks = {(one.colour, one.dash) for one in series_of([shown])}
+    assert len(looks) == 3

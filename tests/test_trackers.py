@@ -1,0 +1,332 @@
+"""Trackers for real: event files and MLflow stores are read back and hold what run.sqlite holds."""
+
+from __future__ import annotations
+
+import builtins
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomli_w
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+import clientwise as cw
+from clientwise.experiment.runner import Progress, find_unfinished
+
+ROOT = Path(__file__).parents[1]
+Curves = dict[str, list[tuple[int, float]]]
+
+
+@pytest.fixture(autouse=True)
+def _leave_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the MLflow tracker sets, and the trackers of these tests, are gone after each."""
+    monkeypatch.setattr(cw.TRACKERS, "_parts", dict(cw.TRACKERS._parts))
+    cw.TRACKERS.register("faulty")(Faulty)
+    monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+
+
+def stored(folder: Path, method: str, seed: int = 1) -> Curves:
+    """The curves of a lane by run.sqlite, written down independently of the code under test."""
+    run = cw.Run(folder)
+    lane = {(name, its_seed): number for number, name, its_seed in run.lanes}[method, seed]
+    columns = ["macro_f1", "loss", "local_mean", "local_p10", "local_p90", "testing_rounds", "seconds"]
+    curves: Curves = {}
+    for name, column in [(run.metric, "metric"), *zip(columns, columns, strict=True)]:
+        rows = run.query(f"SELECT round_num, {column} FROM rounds WHERE lane = ? ORDER BY 1", lane)
+        curves[name] = [(step, value) for step, value in rows if value is not None]
+    people = run.query("SELECT round_num, refusal, weight FROM participants WHERE lane = ?", lane)
+    steps = [step for step, _ in curves["seconds"]]
+    curves["refused"] = [(step, sum(r == step and why is not None for r, why, _ in people)) for step in steps]
+    curves["without_weight"] = [(step, sum(r == step and weight == 0 for r, _, weight in people)) for step in steps]
+    return {name: points for name, points in curves.items() if points}
+
+
+def tensorboard(folder: Path) -> Curves:
+    events = EventAccumulator(str(folder))
+    events.Reload()
+    return {tag: [(one.step, one.value) for one in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+
+
+def mlflow_client(uri: str) -> Any:
+    # Not imported with this file: MLflow calls home when it is, unless the fixture above has spoken first.
+    from mlflow.tracking import MlflowClient
+
+    return MlflowClient(uri)
+
+
+def mlflow_runs(uri: str, name: str = "tiny") -> dict[tuple[str, str], Any]:
+    client = mlflow_client(uri)
+    runs = client.search_runs([client.get_experiment_by_name(name).experiment_id])
+    by_lane = {(run.data.tags["method"], run.data.tags["seed"]): run for run in runs}
+    assert len(by_lane) == len(runs)
+    return by_lane
+
+
+def mlflow_curves(uri: str, run: Any) -> Curves:
+    client = mlflow_client(uri)
+    histories = {name: client.get_metric_history(run.info.run_id, name) for name in run.data.metrics}
+    return {name: [(point.step, point.value) for point in points] for name, points in histories.items()}
+
+
+def assert_same(found: Curves, expected: Curves, but_for: tuple[str, ...] = ()) -> None:
+    assert set(found) == set(expected)
+    for name in set(expected) - set(but_for):
+        assert [step for step, _ in found[name]] == [step for step, _ in expected[name]], name
+        assert [value for _, value in found[name]] == pytest.approx([value for _, value in expected[name]], rel=1e-6)
+
+
+def interrupt_after(rounds: int) -> Any:
+    def on_round(progress: Progress) -> None:
+        if progress.done == rounds:
+            raise KeyboardInterrupt
+
+    return on_round
+
+
+def test_both_hold_what_the_database_holds(tiny: dict[str, Any], tmp_path: Path) -> None:
+    tiny |= {"seeds": [1, 2], "trackers": ["tensorboard", "mlflow"], "evaluation": {"clients_every": 2}}
+    tiny |= {"federation": {}, "hostile": [{"clients": 1, "attack": "broken"}]}
+    folder = cw.run(tiny, tmp_path / "a run")  # a space in the address of the file store
+    uri = (folder / "mlruns").as_uri()
+    runs = mlflow_runs(uri)
+    assert set(runs) == {(method, seed) for method in ("FedAvg", "all of it") for seed in "12"}
+    for (method, seed), run in runs.items():
+        expected = stored(folder, method, int(seed))
+        if method == "FedAvg":  # the other one evaluates the clients in every round, to find its order
+            assert [step for step, _ in expected["local_mean"]] == [2]
+        assert sum(value for _, value in expected["refused"]) == 3
+        assert_same(tensorboard(folder / "tensorboard" / f"{method}-seed{seed}"), expected)
+        assert_same(mlflow_curves(uri, run), expected)
+        assert run.info.status == "FINISHED"
+        assert run.info.run_name == f"{method}, seed {seed}"
+    params = runs["all of it", "2"].data.params
+    assert params["training.epochs"] == "1"
+    assert params["method.criteria.1.name"] == "label_diversity"
+    assert params["seed"] == "2"
+    assert not [key for key in params if key.startswith(("trackers", "methods", "data_dir"))]
+
+
+def test_regression_logs_its_own_metric(tmp_path: Path) -> None:
+    config = {"name": "r", "rounds": 2, "data": "diabetes", "model": "linear", "trackers": ["tensorboard"]}
+    config["partition"] = {"name": "quantity", "clients": 4}
+    folder = cw.run(config, tmp_path / "run")
+    found = tensorboard(folder / "tensorboard" / "FedAvg-seed1")
+    assert "mape" in found
+    assert not {"accuracy", "macro_f1"} & set(found)
+    assert_same(found, stored(folder, "FedAvg"))
+
+
+def test_other_places(tiny: dict[str, Any], tmp_path: Path) -> None:
+    tiny["methods"] = [{"name": "a/b"}]
+    uri = (tmp_path / "elsewhere").as_uri()
+    tiny["trackers"] = [
+        {"name": "tensorboard", "log_dir": str(tmp_path / "logs")},
+        {"name": "mlflow", "tracking_uri": uri},
+    ]
+    folder = cw.run(tiny, tmp_path / "run")
+    assert not {"tensorboard", "mlruns"} & {path.name for path in folder.iterdir()}
+    assert_same(tensorboard(tmp_path / "logs" / "run" / "a%2Fb-seed1"), stored(folder, "a/b"))
+    assert_same(mlflow_curves(uri, mlflow_runs(uri)["a/b", "1"]), stored(folder, "a/b"))
+
+
+def test_resumed_the_curves_go_on(tiny: dict[str, Any], tmp_path: Path) -> None:
+    tiny |= {"rounds": 4, "trackers": ["tensorboard", "mlflow"]}
+    folder = tmp_path / "run"
+    uri = (folder / "mlruns").as_uri()
+    with pytest.raises(KeyboardInterrupt):
+        cw.run(tiny, folder, on_round=interrupt_after(2))
+    assert mlflow_runs(uri)["FedAvg", "1"].info.status == "KILLED"
+    cw.run(tiny, folder, resume=True)
+    for (method, seed), run in mlflow_runs(uri).items():
+        assert_same(mlflow_curves(uri, run), stored(folder, method, int(seed)))
+        assert_same(tensorboard(folder / "tensorboard" / f"{method}-seed{seed}"), stored(folder, method, int(seed)))
+        assert run.info.status == "FINISHED"
+
+
+CRASH = """
+import os, sys
+import clientwise as cw
+cw.run(sys.argv[1], sys.argv[2], on_round=lambda progress: progress.done == 3 and os._exit(77))
+"""
+
+
+def test_killed_before_its_checkpoint_no_step_is_missing_or_twice(tiny: dict[str, Any], tmp_path: Path) -> None:
+    """Three rounds are logged, none of them is in a checkpoint: all three are run again."""
+    tiny |= {"rounds": 5, "checkpoint_seconds": 1000.0, "trackers": ["tensorboard", "mlflow"]}
+    tiny["methods"] = [{"name": "FedAvg"}]
+    config, folder = tmp_path / "config.toml", tmp_path / "run"
+    config.write_text(tomli_w.dumps(tiny))
+    crashed = subprocess.run([sys.executable, "-c", CRASH, str(config), str(folder)], check=False, timeout=120)
+    assert crashed.returncode == 77
+    uri = (folder / "mlruns").as_uri()
+    assert len(mlflow_curves(uri, mlflow_runs(uri)["FedAvg", "1"])["loss"]) == 3
+    seen: list[int] = []
+    cw.run(config, folder, resume=True, on_round=lambda progress: seen.append(progress.record.round_num))
+    assert seen == [1, 2, 3, 4, 5]
+    expected = stored(folder, "FedAvg")
+    assert_same(tensorboard(folder / "tensorboard" / "FedAvg-seed1"), expected)
+    assert_same(mlflow_curves(uri, mlflow_runs(uri)["FedAvg", "1"]), expected, but_for=("seconds",))
+
+
+def test_trackers_do_not_matter_for_resume_or_results(
+    tiny: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    plain = cw.run(tiny, "runs/plain")
+    with pytest.raises(KeyboardInterrupt):
+        cw.run({**tiny, "trackers": ["tensorboard"]}, "runs/tracked", on_round=interrupt_after(4))
+    cw.run(tiny, "runs/tracked", resume=True)  # on in the first part, off in the second
+    query = "SELECT lane, round_num, client, weight, training_loss FROM participants ORDER BY 1, 2, 3"
+    assert cw.Run(Path("runs/tracked")).query(query) == cw.Run(plain).query(query)
+    tracked = cw.load({**tiny, "trackers": ["mlflow"]})
+    assert find_unfinished(tracked) == Path("runs/tracked")
+    with pytest.raises(cw.ClientwiseError, match="no run of this config"):
+        find_unfinished(cw.load({**tiny, "rounds": 9}))
+
+
+def test_nothing_is_written_or_imported_by_default(tiny: dict[str, Any], tmp_path: Path) -> None:
+    assert cw.load(tiny).trackers == []
+    config = tmp_path / "config.toml"
+    config.write_text(tomli_w.dumps(tiny))
+    program = (
+        "import sys, clientwise as cw; cw.run(sys.argv[1], sys.argv[2]); "
+        "assert not {'mlflow', 'tensorboard'} & set(sys.modules), 'imported'"
+    )
+    subprocess.run([sys.executable, "-c", program, str(config), str(tmp_path / "run")], check=True, timeout=120)
+    names = {path.name for path in (tmp_path / "run").iterdir() if not path.name.startswith(".")}
+    assert names == {"checkpoints", "config.toml", "run.sqlite", "versions.json"}
+
+
+def test_mlflow_sends_nothing_to_its_makers(tiny: dict[str, Any], tmp_path: Path) -> None:
+    """In a process that does not look like a test, since MLflow is quiet in those."""
+    tiny |= {"rounds": 1, "trackers": ["mlflow"]}
+    config = tmp_path / "config.toml"
+    config.write_text(tomli_w.dumps(tiny))
+    looks_like_a_test = re.compile("PYTEST|MLFLOW|^CI$|GITHUB|GITLAB|JENKINS|TRAVIS|BUILD|^TF_")
+    environment = {key: value for key, value in os.environ.items() if not looks_like_a_test.search(key)}
+    environment |= {
+        "HOME": str(tmp_path),
+        "XDG_CONFIG_HOME": str(tmp_path / "home"),
+        "MLFLOW_TRACKING_URI": "http://x.invalid",
+    }
+    program = (
+        "import socket, sys, clientwise as cw\n"
+        "def refuse(*_): raise AssertionError('a connection')\n"
+        "socket.socket.connect = socket.getaddrinfo = refuse\n"
+        "cw.run(sys.argv[1], sys.argv[2])\n"
+        "from mlflow.telemetry import get_telemetry_client\n"
+        "assert get_telemetry_client() is None\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(config), str(tmp_path / "run")],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "switched off" not in done.stderr
+    assert not list(tmp_path.rglob("telemetry.json"))
+    assert len(mlflow_runs((tmp_path / "run" / "mlruns").as_uri())) == 2
+
+
+class Faulty:
+    """Raises in one of its methods."""
+
+    def __init__(self, where: str) -> None:
+        self.where = where
+        self._maybe_raise("init")
+
+    def begin(self, lane: cw.LaneInfo) -> None:
+        self._maybe_raise("begin")
+
+    def log_round(self, record: cw.RoundRecord, values: Mapping[str, float]) -> None:
+        self._maybe_raise("log_round")
+
+    def end(self, finished: bool) -> None:
+        self._maybe_raise("end")
+
+    def _maybe_raise(self, where: str) -> None:
+        if where == self.where:
+            raise ConnectionError("the server\nis away")
+
+
+@pytest.mark.parametrize("where", ["begin", "log_round", "end"])
+def test_a_tracker_that_raises_is_switched_off_and_the_run_goes_on(
+    tiny: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture, where: str
+) -> None:
+    tiny["trackers"] = [{"name": "faulty", "where": where}, "tensorboard"]
+    folder = cw.run(tiny, tmp_path / "run")
+    assert cw.Run(folder).finished
+    assert [record.getMessage() for record in caplog.records if record.name == "clientwise.trackers"] == [
+        "warning: tracker faulty is switched off for the rest of this run: ConnectionError: the server is away"
+    ]
+    for method in ("FedAvg", "all of it"):  # the other one is not touched by it
+        assert_same(tensorboard(folder / "tensorboard" / f"{method}-seed1"), stored(folder, method))
+
+
+def test_what_is_wrong_before_the_run_begins_is_said_then(
+    tiny: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(cw.ClientwiseError, match=r"trackers\[0\]: unknown tracker 'tensorbord'; did you mean"):
+        cw.load({**tiny, "trackers": ["tensorbord"]})
+    with pytest.raises(cw.ClientwiseError, match=r"trackers\[0\].*logdir: unknown option; did you mean 'log_dir'"):
+        cw.load({**tiny, "trackers": [{"name": "tensorboard", "logdir": "x"}]})
+    with pytest.raises(cw.ClientwiseError, match=r"trackers\[0\]: faulty: ConnectionError"):
+        cw.run({**tiny, "trackers": [{"name": "faulty", "where": "init"}]}, tmp_path / "run")
+
+    original = builtins.__import__
+
+    def without(name: str, *rest: Any) -> Any:
+        if name.startswith(("mlflow", "torch.utils.tensorboard")):
+            raise ModuleNotFoundError(f"No module named {name!r}")
+        return original(name, *rest)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    for name in ("tensorboard", "mlflow"):
+        with pytest.raises(cw.ClientwiseError, match=rf"pip install clientwise\[{name}\]"):
+            cw.run({**tiny, "trackers": [name]}, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_command(tiny: dict[str, Any], tmp_path: Path) -> None:
+    """--tracker switches on; one that fails is one line on stderr."""
+    (tmp_path / "blocked").write_text("a file where a folder should be")
+    tiny["trackers"] = [{"name": "tensorboard", "log_dir": "blocked"}]
+    (tmp_path / "tiny.toml").write_text(tomli_w.dumps(tiny))
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "clientwise", "run", "tiny.toml", *arguments]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=True)
+
+    warning = run("--out", "one").stderr.splitlines()
+    assert len(warning) == 1
+    assert warning[0].startswith("warning: tracker tensorboard is switched off for the rest of this run: ")
+    assert run("--out", "two", "--tracker", "tensorboard", "--tracker", "mlflow").stderr == ""
+    assert_same(tensorboard(tmp_path / "two" / "tensorboard" / "FedAvg-seed1"), stored(tmp_path / "two", "FedAvg"))
+    assert len(mlflow_runs((tmp_path / "two" / "mlruns").as_uri())) == 2
+
+
+def test_the_page_on_trackers_runs_as_printed(
+    tiny: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = (ROOT / "docs" / "trackers.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    first, own = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
+    (tmp_path / "my_tracker.py").write_text(code)
+    (tmp_path / "first.toml").write_text(first + tomli_w.dumps(tiny))
+    assert [part.name for part in cw.load(tmp_path / "first.toml").trackers] == ["tensorboard", "mlflow"]
+    (tmp_path / "own.toml").write_text(own + tomli_w.dumps(tiny))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    folder = cw.run(tmp_path / "own.toml", tmp_path / "run")
+    lines = [json.loads(line) for line in (folder / "curves.jsonl").read_text().splitlines()]
+    for method in ("FedAvg", "all of it"):
+        mine = [line for line in lines if line["method"] == method]
+        assert [(line["round"], line["accuracy"]) for line in mine] == stored(folder, method)["accuracy"]
