@@ -191,7 +191,7 @@ def report(
     target = out_folder or (runs[0].folder / "report" if len(runs) == 1 else Path("report"))
     with err.status("Writing the report") as status:
         page = write_report(runs, target, lambda path: status.update(f"Writing the report: {path.name}"))
-    out.print(f"Report      {page}\nPictures and tables beside it", soft_wrap=True)
+    out.print(f"Report       {page}\nBeside it    figures (PNG, SVG) and tables (CSV, Markdown, LaTeX)", soft_wrap=True)
 
 
 @app.command()

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import clientwise as cw
-from clientwise.report.export import as_csv, as_latex, as_markdown, write_report
+from clientwise.report.export import _file_name, as_csv, as_latex, as_markdown, write_report
 
 TABLE = {
     "kind": "table",
@@ -40,14 +40,14 @@ def report(shown: cw.Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_report_has_a_page_figures_and_tables(report: Path) -> None:
-    names = {path.name for path in report.iterdir()}
+    names = {path.name for path in report.rglob("*")}
     assert "report.html" in names
     for stem in ("curves-metric", "clients-distribution", "weights-hostile", "priority-priority-online"):
-        assert (report / f"{stem}.png").read_bytes()[:4] == b"\x89PNG"
-        ElementTree.parse(report / f"{stem}.svg")
+        assert (report / "figures" / f"{stem}.png").read_bytes()[:4] == b"\x89PNG"
+        ElementTree.parse(report / "figures" / f"{stem}.svg")
     for stem in ("result-summary", "targets-target-0.6", "cost-costs"):
         for suffix in ("csv", "md", "tex"):
-            assert (report / f"{stem}.{suffix}").stat().st_size > 50
+            assert (report / "tables" / f"{stem}.{suffix}").stat().st_size > 50
     assert not [name for name in names if "<" in name or "&" in name or "/" in name]
 
 
@@ -60,3 +60,13 @@ def test_the_page_carries_its_audits(report: Path) -> None:
 def test_reports_of_several_runs(shown: cw.Run, tmp_path: Path) -> None:
     page = write_report([shown, shown], tmp_path / "both")
     assert "shown: online" in page.read_text(encoding="utf-8")
+
+
+def test_file_names_do_not_collide() -> None:
+    used: set[str] = set()
+    assert [_file_name(text, used) for text in ("map-a/b", "map-a-b", "map-A b", "target-0.65")] == [
+        "map-a-b",
+        "map-a-b-2",
+        "map-A-b-3",
+        "target-0.65",
+    ]

@@ -21,18 +21,20 @@ MAX_AUDITED_CLIENTS = 100
 def write_report(runs: Sequence[Run], folder: Path, on_file: Callable[[Path], None] = lambda path: None) -> Path:
     """Write the report on one run, or several compared, and return the path of its page."""
     document = overview(runs)
-    folder.mkdir(parents=True, exist_ok=True)
+    for kind in ("figures", "tables"):
+        (folder / kind).mkdir(parents=True, exist_ok=True)
     page = write_html(document, audits(runs) if len(runs) == 1 else {"round": {}, "client": {}}, folder / "report.html")
     on_file(page)
+    used: set[str] = set()
     for section in document["sections"]:
         for item in section["items"]:
-            stem = folder / f"{section['id']}-{_file_name(item['id'])}"
+            name = _file_name(f"{section['id']}-{item['id']}", used)
             if item["kind"] == "chart":
-                draw([item], stem.with_suffix(".png"), stem.with_suffix(".svg"))
+                draw([item], *(folder / "figures" / f"{name}.{suffix}" for suffix in ("png", "svg")))
             else:
-                for suffix, write in ((".csv", as_csv), (".md", as_markdown), (".tex", as_latex)):
-                    stem.with_suffix(suffix).write_text(write(item), encoding="utf-8")
-            on_file(stem)
+                for suffix, write in (("csv", as_csv), ("md", as_markdown), ("tex", as_latex)):
+                    (folder / "tables" / f"{name}.{suffix}").write_text(write(item), encoding="utf-8")
+            on_file(folder / name)
     return page
 
 
@@ -108,6 +110,11 @@ def _latex(text: str) -> str:
     return text.translate(_LATEX)
 
 
-def _file_name(text: str) -> str:
-    """A name that every file system takes."""
-    return re.sub(r"[^A-Za-z0-9.-]+", "-", text).strip("-.") or "x"
+def _file_name(text: str, used: set[str]) -> str:
+    """A name that every file system takes, and that no other item of this report has."""
+    plain = re.sub(r"[^A-Za-z0-9.-]+", "-", text).strip("-.")
+    name, number = plain, 2
+    while name.lower() in used:
+        name, number = f"{plain}-{number}", number + 1
+    used.add(name.lower())
+    return name
