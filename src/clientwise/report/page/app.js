@@ -75,6 +75,7 @@ function serverSource() {
   return {
     live: true,
     isList: !path,
+    isComparison: path === "/compare",
     document: () => getJson(api + search),
     version: () => getJson(`${api}/version${search}`),
     audit: async ({ kind, method, seed, number, run: named }) => {
@@ -103,8 +104,8 @@ function addressOf(open) {
 function openOf(trace, row, column) {
   const own = column === undefined ? trace.customdata?.[row] : trace.customdata?.[row]?.[column];
   if (own || !trace.meta?.open) return own;
-  const { open, method, seed, numbers = trace.x } = trace.meta;
-  return { [open]: { method, seed, [open]: numbers[row] } };
+  const { open, method, seed, run, numbers = trace.x } = trace.meta;
+  return { [open]: { method, seed, [open]: numbers[row], run: source.isComparison ? run : null } };
 }
 
 /** What a hash opens; null where it is no audit. */
