@@ -85,7 +85,7 @@ def test_curves_are_means_over_the_seeds(shown: cw.Run, document: Json) -> None:
     for place, round_num in enumerate(trace["x"]):
         values = [dict(shown.curve("metric", "online", seed))[round_num] for seed in (1, 2, 3)]
         assert trace["y"][place] == pytest.approx(statistics.fmean(values))
-        assert trace["customdata"][place] == {"round": {"method": "online", "seed": 1, "round": round_num}}
+    assert trace["meta"] == {"open": "round", "method": "online", "seed": 1, "run": shown.folder.name}
 
 
 def test_rounds_to_target_counted_from_the_clients_themselves(shown: cw.Run) -> None:

@@ -6,7 +6,9 @@
     table    = {"kind": "table", "id", "title", "columns": [{"label", "numeric"}], "rows": [[cell]], "note"}
     cell     = text | number | None | {"value", "text", "open" or "href"}
 
-`open` names an audit: {"round": {"method", "seed", "round"}} or {"client": {"method", "seed", "client"}}.
+`open` names an audit: {"round": {"method", "seed", "round"}} or {"client": {"method", "seed", "client"}}. A trace whose
+points open audits has one such object per point as `customdata`, or says it once as `meta`: {"open": "round" or
+"client", "method", "seed", "run"}, the number being the point's x, or that of a heat map's row in `numbers`.
 """
 
 from __future__ import annotations

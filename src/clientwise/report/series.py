@@ -31,6 +31,10 @@ class Series:
         """Its name in the run."""
         return self.summary.method
 
+    def opens(self, kind: str, seed: int) -> Json:
+        """Says of a whole trace that a click on a point opens an audit; one by one they would fill megabytes."""
+        return {"open": kind, "method": self.method, "seed": seed, "run": self.run.folder.name}
+
     def lanes(self) -> list[tuple[int, int]]:
         """(lane, seed) of every seed."""
         return [(lane, seed) for lane, method, seed in self.run.lanes if method == self.method]
@@ -138,7 +142,6 @@ def line_chart(
             )
         middle = [statistics.fmean(values[r]) for r in rounds]
         seed = one.summary.seeds[0]
-        custom = [{"round": {"method": one.method, "seed": seed, "round": r}} for r in rounds]
         traces.append(
             {
                 "x": rounds,
@@ -147,7 +150,7 @@ def line_chart(
                 "mode": "lines" if len(rounds) > 1 else "markers",
                 "line": {"color": one.colour, "dash": one.dash, "width": 2},
                 "legendgroup": one.label,
-                "customdata": custom,
+                "meta": one.opens("round", seed),
             }
         )
         said.append(f"{one.label} from {_shown(middle[0], percent)} to {_shown(middle[-1], percent)}")

@@ -22,7 +22,6 @@ from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.middleware.gzip import GZipMiddleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
@@ -49,6 +48,7 @@ HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
+_Packed = tuple[bytes, bytes]  # as it is, and compressed
 MEDIA_TYPES = {"css": "text/css", "js": "text/javascript"}
 
 
@@ -106,7 +106,7 @@ def make_app(folders: Sequence[Path], token: str | None = None) -> Starlette:
         return Response(_page(), 200 if set(_names(request)) <= known.keys() else 404, media_type="text/html")
 
     async def document(request: Request) -> Response:
-        return await runs.document(_names(request))
+        return _pick(request, await runs.document(_names(request)), {"Cache-Control": "no-store"}, "application/json")
 
     async def version(request: Request) -> Response:
         return _json(to_json(await run_in_threadpool(runs.standing, _names(request))))
@@ -143,7 +143,7 @@ def make_app(folders: Sequence[Path], token: str | None = None) -> Starlette:
     )
     app = Starlette(
         routes=routes,
-        middleware=[Middleware(_Headers), guard, Middleware(GZipMiddleware, minimum_size=2000, compresslevel=4)],
+        middleware=[Middleware(_Headers), guard],
         exception_handlers={HTTPException: _refuse, **dict.fromkeys(UNREADABLE, _explain)},
     )
     app.router.redirect_slashes = False  # an address is right or it is not
@@ -155,7 +155,7 @@ class _Runs:
 
     def __init__(self, folders: Sequence[Path]) -> None:
         self._folders = [folder.resolve() for folder in folders]
-        self._cached: OrderedDict[tuple[str, ...], tuple[str, str]] = OrderedDict()  # ids: version, JSON
+        self._cached: OrderedDict[tuple[str, ...], tuple[str, _Packed]] = OrderedDict()  # ids: version, JSON
         self._rows: dict[Path, tuple[str, list[Any]]] = {}  # of the list of runs: version, row
         self._locks: defaultdict[tuple[str, ...], asyncio.Lock] = defaultdict(asyncio.Lock)
 
@@ -195,23 +195,23 @@ class _Runs:
         state = "running" if running else "finished"
         return {"version": version, "state": state, "status": f"{len(runs)} runs compared"}
 
-    async def document(self, names: Sequence[str]) -> Response:
+    async def document(self, names: Sequence[str]) -> _Packed:
         """The overview of runs, or the list of all; made anew only when something changed, and once for all readers."""
         key = tuple(names)
         async with self._locks[key]:
             standing = await run_in_threadpool(self.standing, names)
-            version, text = self._cached.get(key, ("", ""))
-            if version != standing["version"]:
-                text = await run_in_threadpool(self._build, names, standing)
-                self._cached[key] = (standing["version"], text)
-                while len(self._cached) > MAX_CACHED:
+            version, made = self._cached.get(key, ("", None))
+            if made is None or version != standing["version"]:
+                made = await run_in_threadpool(self._build, names, standing)
+                self._cached[key] = (standing["version"], made)
+                if len(self._cached) > MAX_CACHED:
                     self._cached.popitem(last=False)
             self._cached.move_to_end(key)
-        return _json(text)
+        return made
 
-    def _build(self, names: Sequence[str], standing: Json) -> str:
+    def _build(self, names: Sequence[str], standing: Json) -> _Packed:
         made = views.overview([Run(self.folder(name)) for name in names]) if names else self._list()
-        return to_json({**made, **standing, "id": " ".join(names)})
+        return _pack(to_json({**made, **standing, "id": " ".join(names)}))
 
     def _list(self) -> Json:
         """The list of runs, the newest first."""
@@ -342,8 +342,8 @@ def _page() -> str:
 
 
 @cache
-def _packed(name: str) -> bytes:
-    return gzip.compress(asset(name).encode(), 1)
+def _packed_asset(name: str) -> _Packed:
+    return _pack(asset(name))
 
 
 async def _static(request: Request) -> Response:
@@ -351,11 +351,23 @@ async def _static(request: Request) -> Response:
     name = request.path_params["name"]
     if name not in ASSETS or request.path_params["fingerprint"] != _fingerprint():
         raise HTTPException(404, "there is no such file")
-    headers = {"Cache-Control": "private, max-age=31536000, immutable", "Vary": "Accept-Encoding"}
-    media_type = MEDIA_TYPES[name.rpartition(".")[2]]
-    if "gzip" not in request.headers.get("accept-encoding", ""):
-        return Response(asset(name), headers=headers, media_type=media_type)
-    return Response(_packed(name), headers={**headers, "Content-Encoding": "gzip"}, media_type=media_type)
+    packed = await run_in_threadpool(_packed_asset, name)
+    return _pick(
+        request, packed, {"Cache-Control": "private, max-age=31536000, immutable"}, MEDIA_TYPES[name.rpartition(".")[2]]
+    )
+
+
+def _pack(text: str) -> _Packed:
+    plain = text.encode()
+    return plain, gzip.compress(plain, 1)
+
+
+def _pick(request: Request, packed: _Packed, headers: dict[str, str], media_type: str) -> Response:
+    """The compressed form for whoever takes it: over a slow line, a second or two."""
+    headers = {**headers, "Vary": "Accept-Encoding"}
+    if "gzip" in request.headers.get("accept-encoding", ""):
+        return Response(packed[1], 200, {**headers, "Content-Encoding": "gzip"}, media_type)
+    return Response(packed[0], 200, headers, media_type)
 
 
 class _Headers:

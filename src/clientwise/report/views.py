@@ -35,7 +35,7 @@ def overview(runs: Sequence[Run]) -> Json:
         sections.cost(series),
     ]
     first = runs[0]
-    methods = ", ".join(dict.fromkeys(line.method for one in runs for line in one.summary()))
+    methods = ", ".join(dict.fromkeys(one.method for one in series))
     seeds = sorted({seed for one in series for seed in one.summary.seeds})
     return {
         "id": first.folder.name,

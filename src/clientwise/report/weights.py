@@ -56,7 +56,7 @@ def heat_map(one: Series) -> Json:
         return chart(f"map-{one.label}", title, "", [], {})
     rounds_per_cell, clients_per_cell = -(-last // MAX_CELLS), -(-clients // MAX_CELLS)
     cells = one.run.query(
-        """SELECT (round_num - 1) / ?, client / ?, AVG(weight) FROM participants
+        """SELECT (round_num - 1) / ?, client / ?, AVG(weight), TOTAL(weight) FROM participants
            WHERE lane = ? AND refusal IS NULL GROUP BY 1, 2""",
         rounds_per_cell,
         clients_per_cell,
@@ -64,33 +64,31 @@ def heat_map(one: Series) -> Json:
     )
     width, height = -(-last // rounds_per_cell), -(-clients // clients_per_cell)
     grid: list[list[float | None]] = [[None] * width for _ in range(height)]
-    for column, row, weight in cells:
+    totals = [0.0] * height
+    for column, row, weight, total in cells:
         if 0 <= row < height:
             grid[row][column] = weight
+            totals[row] += total
     hostile = {
         client for (client,) in one.run.query("SELECT client FROM clients WHERE seed = ? AND hostile IS NOT NULL", seed)
     }
     firsts = [row * clients_per_cell for row in range(height)]
     marks = [f"{k}{' hostile' if hostile & set(range(k, k + clients_per_cell)) else ''}" for k in firsts]
     rounds = [column * rounds_per_cell + 1 for column in range(width)]
-    custom = [
-        [{"client": {"method": one.method, "seed": seed, "client": k * clients_per_cell}} for _ in rounds]
-        for k in range(height)
-    ]
-    shares = one.run.query(
-        """SELECT client, SUM(weight) / ? FROM participants WHERE lane = ? AND weight > 0
-           GROUP BY client ORDER BY 2 DESC LIMIT 3""",
-        last,
-        lane,
+    heaviest = sorted((row for row in range(height) if totals[row] > 0), key=lambda row: -totals[row])[:3]
+    several = " to {}" if clients_per_cell > 1 else ""
+    said = ", ".join(
+        f"client{'s' if several else ''} {firsts[row]}{several.format(firsts[row] + clients_per_cell - 1)} "
+        f"{percent_of(totals[row] / last)}"
+        for row in heaviest
     )
-    said = ", ".join(f"client {client} {percent_of(share)}" for client, share in shares)
     alt = f"Weight of every client in every round under {one.label}. Heaviest on average: {said or 'none'}."
     trace = {
         "type": "heatmap",
         "x": rounds,
         "y": marks,
         "z": grid,
-        "customdata": custom,
+        "meta": {**one.opens("client", seed), "numbers": firsts},
         "colorscale": "Cividis",
         "zmin": 0,
         "hoverongaps": False,

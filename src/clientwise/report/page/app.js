@@ -75,6 +75,7 @@ function serverSource() {
   return {
     live: true,
     isList: !path,
+    isComparison: path === "/compare",
     document: () => getJson(api + search),
     version: () => getJson(`${api}/version${search}`),
     audit: async ({ kind, method, seed, number, run: named }) => {
@@ -97,6 +98,14 @@ function addressOf(open) {
   if (!kind) return null;
   const { method, seed, run, [kind]: number } = open[kind];
   return `#${[kind, method, seed, number, ...(run ? [run] : [])].map(encodeURIComponent).join("/")}`;
+}
+
+/** What a point of a trace refers to: said for each point (customdata), or once for the trace (meta). */
+function openOf(trace, row, column) {
+  const own = column === undefined ? trace.customdata?.[row] : trace.customdata?.[row]?.[column];
+  if (own || !trace.meta?.open) return own;
+  const { open, method, seed, run, numbers = trace.x } = trace.meta;
+  return { [open]: { method, seed, [open]: numbers[row], run: source.isComparison ? run : null } };
 }
 
 /** What a hash opens; null where it is no audit. */
@@ -291,7 +300,7 @@ function prepared(value, look, key = "") {
     if (look.dark && /^rgba\(0, ?0, ?0,/.test(value)) return value.replace(/0, ?0, ?0,/, "230,232,235,");
     return key === "hovertemplate" || key === "texttemplate" ? text.replace(TAGS, "<$1>") : text;
   }
-  if (key === "customdata" || value === null || typeof value !== "object") return value;
+  if (key === "customdata" || key === "meta" || value === null || typeof value !== "object") return value;
   if (Array.isArray(value)) return typeof value[0] === "number" ? value : value.map((one) => prepared(one, look, key));
   return Object.fromEntries(Object.entries(value).map(([name, one]) => [name, prepared(one, look, name)]));
 }
@@ -370,15 +379,16 @@ function makeChart(level, prefix) {
       drawnWidth = plot.clientWidth;
       const fresh = !plot.layout;
       await Plotly.react(plot, prepared(item.data, look), layoutOf(item, look, width ?? drawnWidth), CONFIG);
-      if (fresh) plot.on("plotly_click", ({ points }) => follow(points[0]?.customdata));
+      if (fresh) plot.on("plotly_click", ({ points: [point] }) => follow(point));
     }).catch((error) => {
       plot.textContent = `This chart could not be drawn (${error.message}); its numbers are in the table below.`;
     });
     return queue;
   }
 
-  function follow(open) {
-    const address = addressOf(open);
+  function follow({ curveNumber, pointNumber }) {
+    const place = Array.isArray(pointNumber) ? pointNumber : [pointNumber];
+    const address = addressOf(openOf(item.data[curveNumber], ...place));
     if (address) location.assign(address);
   }
 
@@ -409,7 +419,7 @@ function makeChart(level, prefix) {
       heading.textContent = item.title;
       caption.textContent = item.alt;
       plot.style.minHeight = `${heightOf(item)}px`;
-      view.classList.toggle("clickable", (item.data ?? []).some((trace) => trace.customdata));
+      view.classList.toggle("clickable", item.data.some((trace) => trace.customdata || trace.meta?.open));
       if (before && JSON.stringify([before.data, before.layout]) === JSON.stringify([item.data, item.layout])) return;
       stale = true;
       if (seen) draw();
@@ -440,7 +450,7 @@ function numbersOf({ data, layout = {} }) {
     return {
       columns: [column(titleOf(layout.yaxis, ""), false), ...xs.map((x) => column(String(textOf(x))))],
       rows: map.z.map((line, row) =>
-        [map.y?.[row] ?? row, ...line.map((value, index) => cell(value, map.customdata?.[row]?.[index]))]),
+        [map.y?.[row] ?? row, ...line.map((value, index) => cell(value, openOf(map, row, index)))]),
     };
   }
   const lines = data.filter((trace) => trace.hoverinfo !== "skip" && (trace.y ?? trace.x));
@@ -452,7 +462,7 @@ function numbersOf({ data, layout = {} }) {
       let key = values && keys ? keys[place] : place + 1;
       while (rows.get(key)?.[index + 1] !== undefined) key = `${key} `; // the same x twice in one line
       if (!rows.has(key)) rows.set(key, [key, ...lines.map(() => undefined)]);
-      rows.get(key)[index + 1] = cell(value, trace.customdata?.[place]);
+      rows.get(key)[index + 1] = cell(value, openOf(trace, place));
     });
   });
   const ordered = [...rows.values()];
@@ -549,7 +559,9 @@ function showContents(sections) {
 /** Mark in the contents which section is being read. */
 function markPlace() {
   const sections = [...byId("sections").children];
-  const current = sections.findLast((section) => section.getBoundingClientRect().top < innerHeight / 3) ?? sections[0];
+  const atEnd = scrollY > 0 && innerHeight + scrollY >= document.documentElement.scrollHeight - 2;
+  const reached = sections.findLast((section) => section.getBoundingClientRect().top < innerHeight / 3);
+  const current = atEnd ? sections.at(-1) : reached ?? sections[0];
   for (const link of byId("contents").querySelectorAll("a")) {
     const is = link.hash === `#${current?.id}`;
     if (is === link.hasAttribute("data-current")) continue;
