@@ -16,7 +16,7 @@ lint: .venv/ready
 	$(BIN)/mypy
 
 # What the documentation takes from the code and from a real run: the config reference and the demo's picture.
-docs: .venv/ready
+docs: .venv/ready  # needs Chromium for the screenshots
 	$(BIN)/python -m clientwise.reference > docs/config.md
 	$(BIN)/python docs/make_pictures.py
 

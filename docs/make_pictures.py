@@ -1,4 +1,4 @@
-"""Make the pictures of the documentation from a real run: the packaged demo with five seeds."""
+"""Make the pictures of the documentation from a real run, the packaged demo with five seeds; needs Chromium."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import platform
 from importlib.resources import files
 from pathlib import Path
 
+import make_screenshots
 from rich.console import Console
 
 import clientwise as cw
@@ -24,6 +25,7 @@ def main() -> None:
         folder = cw.run(experiment, new_folder("pictures"), on_round=on_round)
     run = cw.Run(folder)
     draw(result_charts(run), Path(__file__).parent / "demo.png")
+    make_screenshots.main(folder)
     console.print(summary_table(run))
     console.print(f"on {platform.machine()}, Python {platform.python_version()}")
 
