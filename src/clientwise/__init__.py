@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from .data.federated import FederatedData, Samples
     from .data.partition import PARTITIONS
     from .errors import ClientwiseError
-    from .experiment.config import Experiment
     from .experiment.config import load_experiment as load
     from .experiment.runner import run
+    from .experiment.schema import Experiment
     from .models.networks import MODELS
     from .report.summary import Run
     from .trackers import TRACKERS, LaneInfo, Tracker
@@ -62,7 +62,7 @@ _PLACES = {
     "Samples": ("data.federated", "Samples"),
     "PARTITIONS": ("data.partition", "PARTITIONS"),
     "ClientwiseError": ("errors", "ClientwiseError"),
-    "Experiment": ("experiment.config", "Experiment"),
+    "Experiment": ("experiment.schema", "Experiment"),
     "load": ("experiment.config", "load_experiment"),
     "run": ("experiment.runner", "run"),
     "MODELS": ("models.networks", "MODELS"),

@@ -17,7 +17,7 @@ import typer
 from rich.console import Console
 
 if TYPE_CHECKING:
-    from .experiment.config import Experiment
+    from .experiment.schema import Experiment
 
 app = typer.Typer(
     help="Federated learning that weighs every client by what it brings.",

@@ -1,5 +1,19 @@
-"""The one base class of everything a user can put right; the command prints it without a traceback."""
+"""What a user can put right; the command prints it without a traceback."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
 
 
 class ClientwiseError(Exception):
     """Something the user can put right: the message says what."""
+
+
+class ConfigError(ClientwiseError, ValueError):
+    """Everything that is wrong with a config: one line per problem, with file, key and what to do."""
+
+    def __init__(self, source: str, issues: Iterable[tuple[str, str]]) -> None:
+        self.issues = list(issues)
+        super().__init__(
+            "\n".join(f"{source}: {key}: {message}" if key else f"{source}: {message}" for key, message in self.issues)
+        )

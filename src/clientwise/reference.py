@@ -19,7 +19,7 @@ from .core.scores import SCORES
 from .core.weighting import NORMALISERS
 from .data.datasets import DATASETS
 from .data.partition import PARTITIONS
-from .experiment import config
+from .experiment import schema
 from .models.networks import MODELS
 from .registry import Part, Registry
 from .trackers import TRACKERS
@@ -66,7 +66,7 @@ def type_name(kind: Any) -> str:
         return " or ".join(type_name(argument) for argument in arguments if argument is not type(None))
     if kind is Part:
         return "part"
-    if inspect.isclass(kind) and issubclass(kind, config.Section):
+    if inspect.isclass(kind) and issubclass(kind, schema.Section):
         return "table"
     name = getattr(origin or kind, "__name__", str(kind))
     if name in ("list", "Sequence", "tuple"):
@@ -85,21 +85,21 @@ def _value(value: Any) -> str:
         return f'"{value}"'
     if isinstance(value, Part):
         return f'"{value.name}"'
-    if isinstance(value, config.Section):
+    if isinstance(value, schema.Section):
         return "as below"
     if isinstance(value, (list, tuple)):
         return f"[{', '.join(_value(item) for item in value)}]"
     return str(value)
 
 
-_SECTIONS: tuple[tuple[str, type[config.Section]], ...] = (
-    ("Top level", config.Experiment),
-    ("[training]", config.Training),
-    ("[federation]", config.Cohorts),
-    ("[server_set]", config.ServerSet),
-    ("[evaluation]", config.EvaluationSettings),
-    ("[[hostile]]", config.HostileClients),
-    ("[[methods]]", config.MethodSettings),
+_SECTIONS: tuple[tuple[str, type[schema.Section]], ...] = (
+    ("Top level", schema.Experiment),
+    ("[training]", schema.Training),
+    ("[federation]", schema.Cohorts),
+    ("[server_set]", schema.ServerSet),
+    ("[evaluation]", schema.EvaluationSettings),
+    ("[[hostile]]", schema.HostileClients),
+    ("[[methods]]", schema.MethodSettings),
 )
 
 

@@ -10,7 +10,8 @@ import pytest
 
 import clientwise as cw
 from clientwise.core.scores import Owa, Prioritized
-from clientwise.experiment.config import ConfigError, load_experiment
+from clientwise.errors import ConfigError
+from clientwise.experiment.config import load_experiment
 
 
 def issues(config: dict[str, Any], *overrides: str) -> list[tuple[str, str]]:

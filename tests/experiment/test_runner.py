@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import load_file
 
 import clientwise as cw
-from clientwise.experiment.config import ConfigError
+from clientwise.errors import ConfigError
 from clientwise.experiment.store import RunError, Store, locked
 
 TABLES = {  # everything but how long it took

@@ -20,12 +20,12 @@ from ..data.datasets import DATASETS
 from ..data.federated import FederatedData, Samples, Shares
 from ..data.partition import PARTITIONS, contribute, federate
 from ..engine.local import LocalEngine, pick_device
-from ..errors import ClientwiseError
+from ..errors import ClientwiseError, ConfigError
 from ..models.flat import FlatModel
 from ..models.networks import MODELS
 from ..registry import suggest
 from ..trackers import TRACKERS, Tracker, Trackers
-from .config import ConfigError, Experiment, make
+from .schema import Experiment, make
 
 Relabel = Callable[[int, Tensor], Tensor]
 

@@ -29,7 +29,8 @@ from .build import (
     build_trackers,
     validate,
 )
-from .config import Experiment, load_experiment
+from .config import load_experiment
+from .schema import Experiment
 from .store import RunError, Store, is_finished, locked, write_atomically
 
 # Keys that may change when a run is resumed: they change no bit of it.

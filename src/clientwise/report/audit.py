@@ -14,7 +14,8 @@ from torch import Tensor
 from ..core.method import Method
 from ..core.scores import Prioritized
 from ..core.weighting import divide, to_weights
-from ..experiment.config import ConfigError, load_experiment
+from ..errors import ConfigError
+from ..experiment.config import load_experiment
 from ..experiment.store import RunError
 from .summary import Run
 
