@@ -27,6 +27,12 @@ function place(parent, wanted) {
   while (parent.children.length > wanted.length) parent.lastElementChild.remove();
 }
 
+/** A heading that only repeats the one above it is left to those who go by headings. */
+function entitle(heading, title, above) {
+  heading.textContent = title;
+  heading.classList.toggle("unseen", title === above);
+}
+
 /** Do something to the page; if that took the focus away, give it back to what now stands in its place. */
 function keepingFocus(work) {
   const before = document.activeElement;
@@ -252,9 +258,9 @@ function makeTable(level) {
 
   return {
     element: view,
-    update(next) {
+    update(next, above) {
       item = next;
-      heading.textContent = item.title;
+      entitle(heading, item.title, above);
       note.textContent = item.note ?? "";
       const columns = JSON.stringify(item.columns);
       if (columns !== shape) {
@@ -413,10 +419,10 @@ function makeChart(level, prefix) {
     resize() {
       if (plot.layout && plot.clientWidth && plot.clientWidth !== drawnWidth) draw();
     },
-    update(next) {
+    update(next, above) {
       const before = item;
       item = next;
-      heading.textContent = item.title;
+      entitle(heading, item.title, above);
       caption.textContent = item.alt;
       plot.style.minHeight = `${heightOf(item)}px`;
       view.classList.toggle("clickable", item.data.some((trace) => trace.customdata || trace.meta?.open));
@@ -491,7 +497,7 @@ addEventListener("afterprint", () => {
 // --------------------------------------------------------------------------------------------------------------- documents
 
 /** Keeps one view per key: makes those that are new, updates those that stay, drops those that are gone. */
-function reconcile(parent, views, wanted, keyOf, make) {
+function reconcile(parent, title, views, wanted, keyOf, make) {
   const keys = new Set(wanted.map(keyOf));
   for (const [key, view] of views) {
     if (!keys.has(key)) {
@@ -504,7 +510,7 @@ function reconcile(parent, views, wanted, keyOf, make) {
     if (!views.has(key)) views.set(key, make(item));
     return views.get(key).element;
   }));
-  for (const item of wanted) views.get(keyOf(item)).update(item); // after placing: a chart needs to know its width
+  for (const item of wanted) views.get(keyOf(item)).update(item, title); // after placing: a chart needs its width
 }
 
 function makeSection(level, prefix) {
@@ -515,11 +521,11 @@ function makeSection(level, prefix) {
   const views = new Map();
   return {
     element: view,
-    update(section) {
+    update(section, above) {
       view.id = `${prefix}${section.id}`;
-      heading.textContent = section.title;
+      entitle(heading, section.title, above);
       lead.textContent = section.lead;
-      reconcile(items, views, section.items, (item) => `${item.kind} ${item.id}`,
+      reconcile(items, section.title, views, section.items, (item) => `${item.kind} ${item.id}`,
         (item) => (item.kind === "chart" ? makeChart(level + 1, prefix) : makeTable(level + 1)));
     },
     remove() {
@@ -541,7 +547,7 @@ function makePage(prefix, level, sectionPrefix) {
         if (JSON.stringify(said) !== JSON.stringify(content.lead)) {
           lead.replaceChildren(...content.lead.map((line) => element("p", {}, line)));
         }
-        reconcile(sections, views, content.sections, (section) => section.id, () => makeSection(level, sectionPrefix));
+        reconcile(sections, content.title, views, content.sections, (section) => section.id, () => makeSection(level, sectionPrefix));
       });
     },
   };
