@@ -210,7 +210,9 @@ function tableParts(name, columns, onSort) {
   const heads = columns.map((column, index) =>
     element("th", { scope: "col", class: column.numeric ? "numeric" : null }, buttons[index]));
   const body = element("tbody");
-  const table = element("table", { "aria-label": name, class: columns.length > 8 ? "wide" : null }, element("thead", {}, element("tr", {}, ...heads)), body);
+  const width = columns.length > 11 ? "wide widest" : columns.length > 8 ? "wide" : null;
+  const head = element("thead", {}, element("tr", {}, ...heads));
+  const table = element("table", { "aria-label": name, class: width }, head, body);
   const scroll = element("div", { class: "scroll", role: "region", "aria-label": name }, table);
   overflow.observe(scroll);
   return { heads, body, scroll };
@@ -341,7 +343,7 @@ function layoutOf(item, look, width) {
     paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
     font: { family: getComputedStyle(document.body).fontFamily, size: PHONE.matches ? 11 : 12.5, color: look.text },
     hoverlabel: { bgcolor: look.card, bordercolor: look.grid, font: { color: look.text }, align: "left" },
-    legend: { itemwidth: 38, orientation: "h", x: 0, y: 1.02, yanchor: "bottom", font: { color: look.text }, bgcolor: "rgba(0,0,0,0)" },
+    legend: { itemwidth: 38, orientation: "h", x: 0, y: 1.02, yanchor: "bottom", bgcolor: "rgba(0,0,0,0)" },
     dragmode: TOUCH.matches ? false : "zoom", // a finger that scrolls the page must not zoom
     uirevision: "the reader's", // zoom and hidden lines stay when rounds are added
     ...Object.fromEntries([...axes].map((name) => [name, axis])),
@@ -547,7 +549,8 @@ function makePage(prefix, level, sectionPrefix) {
         if (JSON.stringify(said) !== JSON.stringify(content.lead)) {
           lead.replaceChildren(...content.lead.map((line) => element("p", {}, line)));
         }
-        reconcile(sections, content.title, views, content.sections, (section) => section.id, () => makeSection(level, sectionPrefix));
+        reconcile(sections, content.title, views, content.sections, (section) => section.id,
+          () => makeSection(level, sectionPrefix));
       });
     },
   };
@@ -618,7 +621,8 @@ function followHash() {
   history.replaceState({ depth }, "");
   openDepth = depth;
   opened = location.hash;
-  auditPage.show({ title: target.kind === "round" ? `Round ${target.number}` : `Client ${target.number}`, lead: ["Loading …"], sections: [] });
+  const title = `${target.kind === "round" ? "Round" : "Client"} ${target.number}`;
+  auditPage.show({ title, lead: ["Loading …"], sections: [] });
   if (!dialog.open) dialog.showModal();
   dialog.scrollTop = 0;
   showAudit(target, opened);
