@@ -7,20 +7,13 @@ from pathlib import Path
 
 import numpy
 from sklearn.datasets import load_digits
-from torch import Tensor
 
 import clientwise as cw
 
-
-@cw.criterion("battery", measured_by="client", high=1.0)
-def battery(clients: cw.ClientFacts, *, floor: float = 0.0) -> Tensor:
-    """Charge of the battery, from 0 to 1; below `floor` it counts as empty."""
-    charge = clients.attributes["battery"]
-    return charge * (charge >= floor)
-
-
 CONFIG = {
     "name": "batteries",
+    "plugins": ["my_criteria"],
+    "plugin_dir": str(Path(__file__).parent),
     "rounds": 5,
     "model": "linear",
     "training": {"epochs": 2, "batch_size": 20},

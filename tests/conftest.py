@@ -1,7 +1,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from clientwise.data.datasets import digits
 from clientwise.data.partition import dirichlet, federate
 from clientwise.engine.local import LocalEngine
 from clientwise.models.networks import linear
+from clientwise.reference import KINDS
 
 # The same examples every time, and no deadline: the machines that run this are shared.
 settings.register_profile("clientwise", deadline=None, derandomize=True)
@@ -38,6 +40,17 @@ TINY: dict[str, Any] = {
         },
     ],
 }
+
+
+@pytest.fixture(autouse=True)
+def _registries_as_they_were() -> Iterator[None]:
+    """What a test registers is gone after it, and its plugins are imported anew by the next."""
+    before = {name: dict(registry._parts) for name, registry in KINDS.items()}
+    yield
+    for name, registry in KINDS.items():
+        for part in set(registry._parts.values()) - set(before[name].values()):
+            sys.modules.pop(part.__module__, None)
+        registry._parts = before[name]
 
 
 @pytest.fixture

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +67,7 @@ def test_run_prints_progress_table_and_where_things_are(config: Path, tmp_path: 
     assert "server_performance" in audit
     assert "priority " in audit
     assert "FedAvg" not in audit
+    assert "--method goes with --round" in clientwise("show", folder, "--method", "FedAvg", expect=2)
     assert "has no round 9" in clientwise("show", folder, "--round", "9", expect=2)
     assert "did you mean 'FedAvg'" in clientwise("show", folder, "--round", "1", "--method", "FedAvgg", expect=2)
 
@@ -97,22 +100,25 @@ def test_check_says_what_would_run(config: Path) -> None:
     assert "1,797 samples" in output
     assert "6 with" in output
     assert "650 parameters" in output
-    assert "2 methods × 1 seeds × 3 rounds" in output
+    assert "2 methods × 1 seed × 3 rounds" in output
 
 
 def test_list_shows_every_part_with_its_options() -> None:
     output = clientwise("list")
     for name in ("server_performance", "choquet", "first_improvement", "wrong_labels", "dirichlet"):
         assert name in output
+    assert "measured by the server" in output
     only = clientwise("list", "adapt_loss")
     assert "class_weights (epsilon: float = 0.1)" in only
     assert "choquet" not in only
 
 
 def test_resume_finds_the_run_of_a_config(config: Path, tmp_path: Path) -> None:
-    assert "no run of this config" in clientwise("run", config, "--resume", cwd=tmp_path, expect=2)
     clientwise("run", config, cwd=tmp_path)
     (folder,) = (tmp_path / "runs").iterdir()
+    assert "no unfinished run of this config" in clientwise("run", config, "--resume", cwd=tmp_path, expect=2)
+    with closing(sqlite3.connect(folder / "run.sqlite")) as database, database:
+        database.execute("UPDATE lanes SET finished = 0 WHERE lane = 2")
     assert folder.name in clientwise("run", config, "--resume", cwd=tmp_path)
     assert "there is a run already" in clientwise("run", config, "--out", folder, expect=2)
 
@@ -126,6 +132,7 @@ def test_a_plugin_beside_the_config(config: Path, tmp_path: Path, tiny: dict[str
     tiny |= {"plugins": ["my_plugin"], "methods": [{"name": "mine", "criteria": ["square_size"]}]}
     config.write_text(tomli_w.dumps(tiny))
     clientwise("run", config, "--out", tmp_path / "out", cwd=Path("/"))
+    clientwise("run", tmp_path / "out", "--resume", cwd=Path("/"))  # the run folder knows where its plugins are
     run = cw.Run(tmp_path / "out")
     sizes = dict(run.query("SELECT client, num_train FROM clients"))
     for client, raw in run.query("SELECT client, raw FROM criteria"):
@@ -159,3 +166,13 @@ def test_the_demo_shows_why_one_would_want_this(tmp_path: Path) -> None:
     assert combined.metric[0] > fedavg.metric[0] + 0.05
     assert adafed.hostile_weight[0] < 0.25 * fedavg.hostile_weight[0]
     assert sum(line.seconds[0] for line in lines.values()) < 110
+
+
+def test_names_are_never_markup(config: Path, tmp_path: Path, tiny: dict[str, Any]) -> None:
+    names = ["[/]x", "acc [bold] $x_$ y", "_hidden", "<b>&"]
+    tiny["methods"] = [{"name": name} for name in names]
+    config.write_text(tomli_w.dumps(tiny))
+    output = clientwise("run", config, "--out", tmp_path / "[red]out")
+    for name in names:
+        assert output.count(name) >= 2  # in the progress and in the table, as it is
+    assert "[red]out" in output

@@ -41,7 +41,7 @@ def test_the_tutorial_runs_as_printed(tmp_path: Path, monkeypatch: pytest.Monkey
     exec(f"import clientwise as cw\n{weighing}\nassert abs(weights.sum() - 1) < 1e-9", {})
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.name)
+@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("own*.py")), ids=lambda path: path.name)
 def test_examples_run(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     runpy.run_path(str(path), run_name="__main__")
     assert "accuracy" in capsys.readouterr().out
@@ -50,7 +50,13 @@ def test_examples_run(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def test_the_page_on_criteria_shows_the_example() -> None:
     (code,) = blocks("own-criterion.md", "python")
     body = code.split("@cw.criterion")[1].strip()
-    assert body in (ROOT / "examples" / "own_criterion.py").read_text(encoding="utf-8")
+    assert body in (ROOT / "examples" / "my_criteria.py").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.toml")), ids=lambda path: path.name)
+def test_example_configs_run(path: Path, tmp_path: Path) -> None:
+    run = cw.Run(cw.run(cw.load(path, ["rounds=2"]), tmp_path / "run"))
+    assert run.finished
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

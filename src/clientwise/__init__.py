@@ -10,15 +10,19 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .attacks import ATTACKS, Attack
-    from .core.criteria import Arrivals, ClientFacts, criterion
+    from .core.aggregate import SERVER_STEPS
+    from .core.criteria import CRITERIA, Arrivals, ClientFacts, criterion
+    from .core.loss import LOSS_ADAPTERS
+    from .core.metrics import METRICS
+    from .core.priority import ADJUSTMENTS
+    from .core.scores import SCORES, Score, prioritized
     from .core.scores import Choquet as choquet
     from .core.scores import Mean as mean
     from .core.scores import Owa as owa
     from .core.scores import Product as product
-    from .core.scores import Score, prioritized
     from .core.scores import WeightedMean as weighted_mean
     from .core.types import RoundRecord
-    from .core.weighting import weigh
+    from .core.weighting import NORMALISERS, weigh
     from .data.datasets import DATASETS
     from .data.federated import FederatedData, Samples
     from .data.partition import PARTITIONS
@@ -32,6 +36,13 @@ if TYPE_CHECKING:
 
 # Names are imported when they are first used, so that `clientwise --help` need not wait for PyTorch.
 _PLACES = {
+    "ADJUSTMENTS": ("core.priority", "ADJUSTMENTS"),
+    "LOSS_ADAPTERS": ("core.loss", "LOSS_ADAPTERS"),
+    "SERVER_STEPS": ("core.aggregate", "SERVER_STEPS"),
+    "METRICS": ("core.metrics", "METRICS"),
+    "NORMALISERS": ("core.weighting", "NORMALISERS"),
+    "SCORES": ("core.scores", "SCORES"),
+    "CRITERIA": ("core.criteria", "CRITERIA"),
     "ATTACKS": ("attacks", "ATTACKS"),
     "Attack": ("attacks", "Attack"),
     "Arrivals": ("core.criteria", "Arrivals"),
@@ -74,10 +85,17 @@ def __dir__() -> list[str]:
 
 
 __all__ = [
+    "ADJUSTMENTS",
     "ATTACKS",
+    "CRITERIA",
     "DATASETS",
+    "LOSS_ADAPTERS",
+    "METRICS",
     "MODELS",
+    "NORMALISERS",
     "PARTITIONS",
+    "SCORES",
+    "SERVER_STEPS",
     "TRACKERS",
     "Arrivals",
     "Attack",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+import shutil
 import signal
 import sys
 from collections.abc import Iterator
@@ -35,7 +37,7 @@ SetOption = Annotated[
 DataDirOption = Annotated[
     Path | None,
     typer.Option(
-        help="Folder with the datasets in their published layouts.", envvar="CLIENTWISE_DATA", show_default=False
+        help="Folder with the datasets in their published layouts; default: $CLIENTWISE_DATA.", show_default=False
     ),
 ]
 
@@ -134,6 +136,7 @@ def list_parts(
     ] = None,
 ) -> None:
     """List every registered part with its description and options."""
+    from .core.criteria import CRITERIA, make_criterion
     from .reference import KINDS, signature
     from .registry import suggest
 
@@ -143,7 +146,8 @@ def list_parts(
         registry = KINDS[name]
         out.print(f"\n[bold]{name}[/]: {_escaped(registry.description)}")
         for part in registry:
-            out.print(f"  [cyan]{_escaped(signature(registry, part))}[/]", soft_wrap=True)
+            by = f" · measured by the {make_criterion(part).measured_by}" if registry is CRITERIA else ""
+            out.print(f"  [cyan]{_escaped(signature(registry, part))}[/]{by}", soft_wrap=True)
             out.print(f"      {_escaped(registry.describe(part))}", soft_wrap=True)
 
 
@@ -164,6 +168,8 @@ def show(
     from .report.terminal import audit_tables, remarks, summary_table
 
     run = Run(folder or newest_run())
+    if method is not None and round_num is None:
+        _fail("--method goes with --round: which round of it?")
     if round_num is None:
         out.print(summary_table(run))
         for remark in remarks(run):
@@ -239,18 +245,27 @@ def demo(
     with as_file(files("clientwise") / "demo.toml") as file:
         experiment = _load(file, changes)
     out.print(
-        "Twenty clients with unequal, skewed shares of real handwritten digits. Two of them have wrong labels and\n"
-        "ignore the global model. Five methods, the same data, the same clients in every round:\n"
+        "Twenty clients with unequal, skewed shares of real handwritten digits. Two have\n"
+        "wrong labels and ignore the global model. Five methods on the same data, with\n"
+        "the same clients in every round:\n"
     )
     folder = _run(experiment, out_folder, resume=False)
-    out.print(
-        f"\n[bold]Next[/]\n"
-        f"  clientwise show {folder} --round 30 --method AdaFed   who got which weight, and why\n"
-        f"  clientwise run {folder}/config.toml --seeds 1-5 --out runs/five   how sure is that?\n"
-        f"  clientwise list criteria                       what else clients can be weighed by\n"
-        f"  docs/tutorial.md                               your own experiment in ten minutes",
-        soft_wrap=True,
-    )
+    command, where = _command(), shlex.quote(str(folder))
+    steps = [
+        (f"{command} report {where}", "all of it as one page, with pictures and tables"),
+        (f"{command} show {where} --round {experiment.rounds} --method AdaFed", "who got which weight, and why"),
+        (f"{command} run {where}/config.toml --seeds 1-5", "how sure is that?"),
+        (f"{command} list criteria", "what else clients can be weighed by"),
+        ("docs/tutorial.md", "your own experiment in ten minutes"),
+    ]
+    out.print("\n[bold]Next[/]")
+    for step, reason in steps:
+        out.print(f"  {_escaped(step)}\n      [dim]{reason}[/]", soft_wrap=True)
+
+
+def _command() -> str:
+    """How this command is called here: by its name where the shell would find it, by its path otherwise."""
+    return "clientwise" if shutil.which("clientwise") else shlex.quote(sys.argv[0])
 
 
 def _load(
@@ -293,7 +308,7 @@ def _run(experiment: Experiment, folder: Path | None, resume: bool) -> Path:
     out.print(summary_table(finished))
     for remark in remarks(finished):
         out.print(_escaped(remark))
-    out.print(f"\nRun folder  {folder}\nPicture     {picture}", soft_wrap=True)
+    out.print(_escaped(f"\nRun folder  {folder}\nPicture     {picture}"), soft_wrap=True)
     return folder
 
 
@@ -304,8 +319,6 @@ def _stop_politely(folder: Path) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        err.print(
-            f"\nStopped; nothing is lost but the open round. Go on with:\n  clientwise run {folder} --resume",
-            soft_wrap=True,
-        )
+        again = _escaped(f"{_command()} run {shlex.quote(str(folder))} --resume")
+        err.print(f"\nStopped; nothing is lost but the open round. Go on with:\n  {again}", soft_wrap=True)
         sys.exit(130)

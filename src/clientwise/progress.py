@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
@@ -33,7 +34,7 @@ def show_progress(console: Console) -> Iterator[Callable[[Progress], None]]:
         task = bar.add_task("starting", total=None)
 
         def on_round(progress: Progress) -> None:
-            bar.update(task, description=describe(progress), completed=progress.done, total=progress.total)
+            bar.update(task, description=escape(describe(progress)), completed=progress.done, total=progress.total)
 
         yield on_round
 
@@ -48,7 +49,7 @@ def _plain_lines(console: Console) -> Callable[[Progress], None]:
         if ended or now - last >= QUIET_SECONDS:
             last = now
             console.print(
-                f"{describe(progress)}  ({progress.done} of {progress.total} rounds, {now - began:.0f} s)",
+                f"{escape(describe(progress))}  ({progress.done} of {progress.total} rounds, {now - began:.0f} s)",
                 soft_wrap=True,
             )
 

@@ -9,13 +9,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Generic, TypeVar
 
-from annotated_types import Ge, Gt, Le
+from annotated_types import Ge, Gt, Le, Lt
 
 # Types for options: a config with a value outside the range is refused before anything runs.
 PositiveInt = Annotated[int, Gt(0)]
 PositiveFloat = Annotated[float, Gt(0)]
 NonNegativeFloat = Annotated[float, Ge(0)]
 Share = Annotated[float, Ge(0), Le(1)]
+Decay = Annotated[float, Ge(0), Lt(1)]
 
 T = TypeVar("T", bound=Callable[..., Any])
 
@@ -97,7 +98,10 @@ class Registry(Generic[T]):
         """The part's options with their types and defaults."""
         part = self.get(name)
         is_class = inspect.isclass(part)
-        hints = typing.get_type_hints(part.__init__ if is_class else part, include_extras=True)
+        try:
+            hints = typing.get_type_hints(part.__init__ if is_class else part, include_extras=True)
+        except NameError:  # a type that is only there for the type checker: then the option takes anything
+            hints = {}
         return [
             Option(parameter.name, hints.get(parameter.name, Any), parameter.default)
             for parameter in inspect.signature(part).parameters.values()
@@ -107,7 +111,13 @@ class Registry(Generic[T]):
 
 @dataclass(frozen=True)
 class Part:
-    """A part as named in a config: its registered name and the options given to it."""
+    """A part as named in a config: its registered name, the options given to it, and what it is called there."""
 
     name: str
     options: Mapping[str, Any]
+    label: str = ""  # `as` in TOML: for criteria of which a method has two
+
+    @property
+    def called(self) -> str:
+        """The label, or the name without one."""
+        return self.label or self.name

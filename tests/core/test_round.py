@@ -20,7 +20,10 @@ from clientwise.core.round import first_state, run_round
 from clientwise.core.scores import Choquet, Owa, Prioritized, Product
 from clientwise.core.types import LocalTraining, Refusal, Task, Updates
 from clientwise.core.weighting import max_scale, no_scale
+from clientwise.data.datasets import digits
+from clientwise.data.partition import federate, iid
 from clientwise.engine.local import LocalEngine
+from clientwise.models.networks import mlp
 
 TRAINING = LocalTraining(epochs=1, batch_size=20, learning_rate=0.1)
 P1_CRITERIA = tuple(make_criterion(name) for name in ("dataset_size", "label_diversity", "model_divergence"))
@@ -320,10 +323,33 @@ ATTACKS_ON_THE_WIRE: dict[str, tuple[Tamper, str]] = {
         lambda updates: [alone(updates, 0, measurements={}), rest(updates)],
         "no measurement of dataset_size, label_diversity",
     ),
-    "negative size": (lie("dataset_size", -5.0), "dataset_size = -5 is outside [0, inf]"),
+    "negative size": (lie("dataset_size", -5.0), "dataset_size = -5 is outside [0, 1e+12]"),
     "NaN size": (lie("dataset_size", float("nan")), "dataset_size = nan is outside"),
     "infinite size": (lie("dataset_size", float("inf")), "dataset_size = inf is outside"),
     "eleven of ten labels": (lie("label_diversity", 11.0), "label_diversity = 11 is outside [0, 10]"),
+    "double of nonsense": (
+        lambda updates: [alone(updates, 0, models=updates.models[:1].double() * 1e300), rest(updates)],
+        "model has NaN or Inf",
+    ),
+    "loss of another shape": (
+        lambda updates: [alone(updates, 0, training_loss=torch.zeros(3)), rest(updates)],
+        "training loss is not one number per client",
+    ),
+    "a list for a measurement": (
+        lambda updates: [
+            alone(updates, 0, measurements={name: [1.0] for name in updates.measurements}),
+            rest(updates),
+        ],
+        "dataset_size is not one number per client",
+    ),
+    "complex size": (
+        lambda updates: [
+            alone(updates, 0, measurements={k: torch.tensor([1j]) for k in updates.measurements}),
+            rest(updates),
+        ],
+        "dataset_size is not one number per client",
+    ),
+    "boast": (lie("dataset_size", 1e300), "dataset_size = 1e+300 is outside [0, 1e+12]"),
     "failed": (
         lambda updates: replace(rest(updates), failures=(Refusal(updates.client_ids[0], "out of memory"),)),
         "out of memory",
@@ -355,19 +381,13 @@ def test_the_guard_refuses_strangers_and_second_updates(make_engine: MakeEngine,
     stranger = next(client for client in range(8) if client not in honest_record.client_ids)
 
     def tamper(updates: Updates) -> list[Updates]:
-        return [
-            updates,
-            alone(updates, 1),
-            alone(updates, 2, client_ids=(stranger,)),
-            alone(updates, 2, client_ids=(99,)),
-        ]
+        strangers = [alone(updates, 2, client_ids=(name,)) for name in (stranger, 99, 2**70, "me")]
+        return [updates, alone(updates, 1), *strangers]
 
     after, record = run_round(start(engine), method, federation, Wire(engine, tamper))
-    assert [refusal.reason for refusal in record.refusals] == [
-        "second update of the same client",
-        "unknown client, or not asked this round",
-        "unknown client, or not asked this round",
-    ]
+    assert record.refusals[0].reason == "second update of the same client"
+    assert {refusal.reason for refusal in record.refusals[1:]} == {"unknown client, or not asked this round"}
+    assert [refusal.client_id for refusal in record.refusals[1:]] == [stranger, 99, -1, -1]
     assert torch.equal(after.model, honest.model)
 
 
@@ -410,15 +430,39 @@ def test_with_all_weights_zero_the_model_stays(make_engine: MakeEngine, federati
     assert record.weights.tolist() == [0] * 5
 
 
-def test_an_aggregate_that_answers_nan_is_not_taken(make_engine: MakeEngine, federation: Federation) -> None:
-    engine, method = make_engine(), Method(training=TRAINING)
+@pytest.mark.parametrize("reporting", [True, False], ids=["with a reporting set", "without"])
+def test_an_aggregate_that_answers_nan_is_not_taken(federation: Federation, reporting: bool) -> None:
+    """Finite models, at a finite distance, whose answers are not finite."""
+    samples = digits(None)
+    data = federate(
+        samples,
+        lambda targets, seed: iid(targets, seed, clients=8),
+        1,
+        test_fraction=0.2,
+        server_fraction=0.2 if reporting else 0.0,
+        report_fraction=0.5,
+    )
+    engine = LocalEngine(data, mlp((1, 8, 8), 10, hidden=[50, 50, 50]), seed=1)
+    method = Method(training=TRAINING)
 
-    def enormous(updates: Updates) -> Updates:  # finite, and its distance too, but its answers are not
-        return replace(
-            updates, models=torch.full_like(updates.models, 1e17) * torch.tensor([1.0, -1.0]).repeat(325) * 1e1
-        )
+    def enormous(updates: Updates) -> Updates:
+        random = torch.Generator().manual_seed(1)
+        return replace(updates, models=1e16 * torch.randn(updates.models.shape, generator=random))
 
     state = start(engine)
+    federation = replace(federation, evaluate_clients_every=0)
     after, record = run_round(state, method, federation, Wire(engine, enormous))
-    assert bool(torch.isfinite(after.model).all())
-    assert bool(torch.isfinite(record.report.losses).all())
+    assert record.notes == ("the aggregate answers NaN or Inf: the model stays as it was",)
+    assert torch.equal(after.model, state.model)
+    shown = record.report or record.local
+    assert bool(torch.isfinite(shown.losses).all())
+
+
+def test_the_last_round_is_evaluated_in_any_case(make_engine: MakeEngine) -> None:
+    engine, method = make_engine(), Method(training=TRAINING)
+    federation = Federation(seed=1, cohort_size=5, evaluate_clients_every=2, rounds=3)
+    state, evaluated = start(engine), []
+    for _ in range(3):
+        state, record = run_round(state, method, federation, engine)
+        evaluated.append(record.local is not None)
+    assert evaluated == [False, True, True]

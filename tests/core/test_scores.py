@@ -158,6 +158,7 @@ def test_two_additive_choquet_by_hand() -> None:
         (Choquet({"a": 1.2, "b": 0.5, "a+b": 1.0}), "a+b has 1, less than its part a with 1.2"),
         (Choquet({"a": -0.1, "b": 0.5, "a+b": 1.0}), "a has -0.1, less than its part nothing with 0"),
         (Choquet({"a": 0.5, "a+b": 1.0}), "no value for b"),
+        (Choquet({"a": 0.5, "b": 0.5, "a+b": 1.0, "b+a": 1.0}), "twice"),
         (Choquet({"a": 0.5, "bee": 0.5, "a+b": 1.0}), "'bee', which is not among the criteria"),
         (Choquet(importances={"a": 0.5, "b": 0.5}, interactions={"a+b": 1.5}), "less than its part nothing"),
         (Choquet(importances={"a": 0.5}), "importances leaves out b"),
@@ -179,6 +180,10 @@ def test_a_score_that_does_not_fit_says_why(score: Score, reason: str) -> None:
     [
         lambda: Owa(),
         lambda: Owa([0.5, 0.6]),
+        lambda: Owa([]),
+        lambda: Owa([float("nan"), 1.0]),
+        lambda: WeightedMean({"a": float("inf")}),
+        lambda: Product({"a": float("nan")}),
         lambda: Owa([0.5, 0.5], "most"),
         lambda: Choquet(),
         lambda: Choquet({"a": 1.0}, {"a": 1.0}),

@@ -85,11 +85,24 @@ def test_all_zero_scores_give_all_zero_weights() -> None:
         ({"a": [[1, 2]]}, "'a' has shape (1, 2)"),
         ({"a": [1, -2]}, "negative or not finite"),
         ({"a": [1, float("nan")]}, "negative or not finite"),
+        ({"a": [1e308, 1e308]}, "too large to weigh"),
     ],
 )
 def test_weigh_refuses_what_it_cannot_weigh(criteria, reason: str) -> None:
     with pytest.raises(ValueError, match=re.escape(reason)):
         cw.weigh(criteria, score=cw.mean())
+
+
+def test_scores_are_not_names_or_classes_and_thresholds_are_raw() -> None:
+    for wrong in ("mean", cw.mean):
+        with pytest.raises(TypeError, match=r"cw\.mean\(\)"):
+            cw.weigh({"a": [1]}, score=wrong)
+    with pytest.raises(ValueError, match="own units"):
+        cw.weigh({"a": [1, 2]}, score=cw.product(thresholds={"a": 1.0}), normalise="sum")
+    assert cw.weigh({"a": torch.ones(2, dtype=torch.bfloat16, requires_grad=True)}, score=cw.mean()).tolist() == [
+        0.5,
+        0.5,
+    ]
 
 
 def test_unknown_normaliser_and_criterion_are_named() -> None:

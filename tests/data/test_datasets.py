@@ -84,8 +84,31 @@ def test_your_own_arrays() -> None:
     assert data.report.targets.tolist() == report[1].tolist()
     assert data.samples.problem.num_classes == 4
     assert data.attributes["premium"].tolist() == [1, 0, 1]
-    with pytest.raises(ValueError, match="give one of each"):
-        FederatedData.from_clients(clients, tests[:1])
+    sharp = FederatedData.from_clients(
+        clients, tests, sample_attributes={"Blurry": [numpy.ones(5), numpy.zeros(9), numpy.ones(2)]}
+    )
+    assert sharp.samples.sample_attributes["Blurry"][sharp.train.numbers].tolist() == [1] * 5 + [0] * 9 + [1] * 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"test": []}, "give one of each"),
+        ({"train": [(numpy.zeros((3, 2)), [0, 1])] * 2}, "has 3 inputs, 2 targets"),
+        ({"train": [(numpy.zeros((2, 2)), [0, -1])] * 2}, "labels must be 0 to 1"),
+        ({"num_classes": 2, "report": (numpy.zeros((1, 2)), [5])}, "labels must be 0 to 1"),
+        ({"attributes": {"age": [1, 2, 3]}}, "'age' has 3 values for 2 clients"),
+    ],
+)
+def test_arrays_that_do_not_fit(changes, reason: str) -> None:
+    fine = [(numpy.zeros((2, 2)), [0, 1])] * 2
+    with pytest.raises(ValueError, match=reason):
+        FederatedData.from_clients(**({"train": fine, "test": fine} | changes))
+
+
+def test_one_class_alone_is_still_a_problem_of_two() -> None:
+    one = [(numpy.zeros((2, 2)), [0, 0])]
+    assert FederatedData.from_clients(one, one).samples.problem.num_classes == 2
 
 
 def test_gather_picks_clients_in_any_order() -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from clientwise.attacks import Boast, Broken, Hostile, Noise, SignFlip, WrongLabels
+from clientwise.attacks import Attack, Boast, Broken, Hostile, Noise, SignFlip, WrongLabels
 from clientwise.core.loss import Loss
 from clientwise.core.seeding import generator
 from clientwise.core.types import LocalTraining, Problem, Task
@@ -213,6 +213,40 @@ def test_wrong_labels_are_wrong(fraction: float) -> None:
     assert set(changed.tolist()) == set(range(10))
     mirrored = WrongLabels().relabel(torch.tensor([1.0, 2.0, 5.0]), Problem("regression"), generator(1, "relabel"))
     assert mirrored.tolist() == [5, 4, 1]
+
+
+class Odd(Attack):
+    """What a client might do that nobody thought of."""
+
+    def __init__(self, what: str) -> None:
+        self.what = what
+
+    def forge(self, model: torch.Tensor, global_model: torch.Tensor, random: torch.Generator) -> torch.Tensor:
+        if self.what == "raise":
+            raise OSError("disk full")
+        return model[:-1] if self.what == "short" else model
+
+    def claim(self, measurements):
+        return {**measurements, "extra": torch.tensor(1.0)}
+
+
+def test_one_clients_misfortune_is_not_the_federations(make_engine: MakeEngine) -> None:
+    from clientwise.core.method import Federation, Method
+    from clientwise.core.round import first_state, run_round
+
+    engine = make_engine(hostile={1: Hostile(Odd("raise")), 2: Hostile(Odd("short")), 3: Hostile(Odd("claim"))})
+    _, record = run_round(first_state(engine.initial_model, Method(), engine), Method(), Federation(1, 8), engine)
+    assert record.client_ids == (0, 3, 4, 5, 6, 7)
+    assert {refusal.client_id: refusal.reason for refusal in record.refusals} == {
+        1: "OSError: disk full",
+        2: "model of the wrong size: (649,), expected (650,)",
+    }
+
+
+def test_if_nobody_can_train_the_error_is_shown(make_engine: MakeEngine) -> None:
+    engine = LocalEngine(make_engine().data, nn.Linear(3, 10), seed=1)  # it takes no images
+    with pytest.raises(RuntimeError, match="mat1 and mat2"):
+        list(engine.train(range(8), engine.initial_model, task()))
 
 
 def test_devices() -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import sys
 import tomllib
 from importlib.resources import files
 from pathlib import Path
@@ -52,6 +53,49 @@ def test_every_error_at_once_with_key_and_suggestion(tiny: dict[str, Any]) -> No
     assert found["methods[1].score.priorty"] == "unknown option; did you mean 'priority'?"
     assert found["methods[1].adapt_loss.epsilon"] == "input should be greater than 0, got 0.0"
     assert len(found) == 14
+
+
+@pytest.mark.parametrize("key", ["float", "int", "a[0]"])
+def test_keys_that_are_named_like_types(tiny: dict[str, Any], key: str) -> None:
+    tiny[key] = 1
+    tiny["training"][key] = 1
+    assert {place for place, _ in issues(tiny)} == {key, f"training.{key}"}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "training.learning_rate=inf",
+        "training.proximal=nan",
+        "partition.concentration=inf",
+        "seeds=[9223372036854775808]",
+        "methods.0.server_step={name='adam', beta1=1.0}",
+        "methods.0.score={name='owa', weights=[]}",
+        "device='tpu'",
+    ],
+)
+def test_numbers_that_are_none(tiny: dict[str, Any], change: str) -> None:
+    assert len(issues(tiny, change)) == 1
+
+
+def test_a_plugin_with_types_for_the_type_checker_only(tmp_path: Path, tiny: dict[str, Any]) -> None:
+    (tmp_path / "typed_plugin.py").write_text(
+        "from __future__ import annotations\nfrom typing import TYPE_CHECKING\nimport clientwise as cw\n"
+        "if TYPE_CHECKING:\n    from torch import Tensor\n"
+        "@cw.criterion('typed', measured_by='client')\n"
+        "def typed(clients: cw.ClientFacts, *, factor: float = 2.0) -> Tensor:\n"
+        '    """Twice the size."""\n    return factor * clients.num_samples\n'
+    )
+    tiny |= {"plugins": ["typed_plugin"], "plugin_dir": str(tmp_path)}
+    tiny["methods"] = [{"name": "typed", "criteria": [{"name": "typed", "factor": 3.0}]}]
+    assert load_experiment(tiny).build_methods()[0].names == ("typed",)
+
+
+def test_a_file_beside_the_config_is_not_imported_unasked(tmp_path: Path) -> None:
+    (tmp_path / "sklearn.py").write_text("raise SystemExit('imported')")
+    (tmp_path / "x.toml").write_text('name = "x"\nrounds = 1\nmodel = "mlp"\n')
+    load_experiment(tmp_path / "x.toml")
+    assert str(tmp_path) not in sys.path
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import sqlite3
 import subprocess
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -149,23 +150,57 @@ def test_regression_with_everything(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "reason"),
+    ("changes", "reasons"),
     [
-        ("methods.1.adapt_loss='robust_shape'", "methods[1].adapt_loss: this is classification: use 'class_weights'"),
         (
-            "methods.1.criteria=[{name='server_performance', metric='mape'}, 'dataset_size']",
-            "mape does not measure classification",
+            ["methods.1.adapt_loss='robust_shape'"],
+            ["methods[1].adapt_loss: this is classification: use 'class_weights'"],
         ),
-        ("partition.clients=5000", "too few for 5000 clients"),
-        ("hostile=[{clients=7, attack='broken'}]", "hostile[0].clients: 7 of 6 clients left"),
-        ("hostile=[{clients=[6], attack='broken'}]", "[6] are not clients"),
-        ("device='cuda:77'", "device"),
+        (["methods.1.criteria=[{name='server_performance', metric='mape'}, 'trust']"], ["mape does not measure class"]),
+        (["methods.1.criteria=[{name='server_performance', metric='acuracy'}, 'trust']"], ["did you mean 'accuracy'"]),
+        (["partition.clients=1000000000"], ["partition.clients: 1000000000 clients are too many for 1797 samples"]),
+        (["hostile=[{clients=7, attack='broken'}]"], ["hostile[0].clients: 7 hostile clients of 6"]),
+        (["hostile=[{clients=[6], attack='broken'}]"], ["[6] are not clients"]),
+        (["hostile=[{clients=[1], attack='broken'}, {clients=[1], attack='boast'}]"], ["hostile[1].clients: [1]"]),
+        (["federation={clients_per_round=7}"], ["7 in a round, but there are only 6 clients"]),
+        (["evaluation.target=85.0"], ["evaluation.target: an accuracy is at most 1"]),
+        (["attributes={age=[1.0]}"], ["attributes.age: 1 values for 6 clients"]),
+        (["methods.0.criteria=[{name='attribute', of='age'}]"], ["the clients have no attribute 'age'"]),
+        (["methods.0.criteria=[{name='sharpness', blurry='Blurry'}]"], ["no sample attribute 'Blurry'"]),
+        (["server_set.fraction=0.0002"], ["methods[1]: there are no samples to weigh by"]),
+        (["model={name='cnn', channels=[4, 4, 4, 4, 4]}"], ["model: "]),
+        (["device='cuda'"], ["sees no GPU"]),
+        (["evaluation.target=85.0", "hostile=[{clients=7, attack='broken'}]"], ["evaluation.target", "hostile[0]"]),
     ],
 )
-def test_what_only_the_data_can_tell(tiny: dict[str, Any], tmp_path: Path, change: str, reason: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        cw.run(cw.load(tiny, [change]), tmp_path / "run")
-    assert reason in str(caught.value)
+def test_what_only_the_data_can_tell(
+    tiny: dict[str, Any], tmp_path: Path, changes: list[str], reasons: list[str]
+) -> None:
+    if "cuda" in changes[0] and torch.cuda.is_available():
+        pytest.skip("there is a GPU here")
+    (tmp_path / "my.toml").write_text(tomli_w.dumps(tiny))
+    with pytest.raises(cw.ClientwiseError) as caught:
+        cw.run(cw.load(tmp_path / "my.toml", changes), tmp_path / "run")
+    for reason in reasons:
+        assert reason in str(caught.value)
+    assert "device" in changes[0] or str(caught.value).startswith(str(tmp_path / "my.toml"))
+    assert not (tmp_path / "run").exists()  # nothing was begun
+
+
+def test_attributes_and_two_of_a_kind_from_toml(tiny: dict[str, Any], tmp_path: Path) -> None:
+    tiny["attributes"] = {"premium": [1.0, 0.0, 1.0, 0.0, 1.0, 0.5], "age": [30.0, 40.0, 50.0, 60.0, 70.0, 80.0]}
+    tiny["methods"] = [
+        {
+            "name": "targets",
+            "criteria": [{"name": "attribute", "of": "premium"}, {"name": "attribute", "as": "age", "of": "age"}],
+            "score": {"name": "prioritized", "priority": ["age", "attribute"]},
+        }
+    ]
+    run = cw.Run(cw.run(tiny, tmp_path / "run"))
+    for client, raw in run.query("SELECT client, raw FROM criteria WHERE criterion = 'age'"):
+        assert raw == tiny["attributes"]["age"][client]
+    assert run.query("SELECT DISTINCT criterion FROM criteria ORDER BY 1") == [("age",), ("attribute",)]
+    assert cw.run(run.folder / "config.toml", run.folder, resume=True)  # `as` is written out and read back
 
 
 def test_hostile_clients_lose_their_weight_under_adafed(tiny: dict[str, Any], tmp_path: Path) -> None:
@@ -194,8 +229,11 @@ def test_hostile_clients_lose_their_weight_under_adafed(tiny: dict[str, Any], tm
 
 @pytest.mark.parametrize("source", ["clients", "contributed"])
 def test_adafed_without_a_server_set(tiny: dict[str, Any], tmp_path: Path, source: str) -> None:
-    tiny["server_set"] = {"source": source}
-    assert cw.Run(cw.run(tiny, tmp_path / "run")).finished
+    tiny |= {"rounds": 6, "server_set": {"source": source}, "hostile": [{"clients": 1, "attack": "sign_flip"}]}
+    tiny["federation"] = {}
+    tiny["methods"][1] = {"name": "AdaFed", "criteria": ["server_performance"], "adapt_loss": "class_weights"}
+    fedavg, adafed = cw.Run(cw.run(tiny, tmp_path / "run")).summary()
+    assert adafed.hostile_weight[0] < fedavg.hostile_weight[0]
 
 
 # Going on ----------------------------------------------------------------------------------------------------------
@@ -263,7 +301,8 @@ def test_killed_again_and_again_it_ends_with_the_same_bits(uninterrupted, tmp_pa
     folder = tmp_path / "run"
     kills = 0
     for rounds in (0, 1, 7, 23, 39, 40, 55):  # 40: between the two lanes, or about there
-        process = subprocess.Popen(command("run", config, "--out", folder, "--resume"), stdout=subprocess.DEVNULL)
+        again = ["--resume"] if kills else []
+        process = subprocess.Popen(command("run", config, "--out", folder, *again), stdout=subprocess.DEVNULL)
         wait_for(
             lambda rounds=rounds, process=process: (
                 (rounds_done(folder) >= rounds and (folder / "config.toml").exists()) or process.poll() is not None
@@ -318,7 +357,7 @@ def test_interrupted_it_says_how_to_go_on(uninterrupted, tmp_path: Path, how: si
     process.send_signal(how)
     _, message = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert f"clientwise run {folder} --resume" in " ".join(message.split())
+    assert f"run {folder} --resume" in " ".join(message.split())
     assert "Traceback" not in message
     before = rounds_done(folder)
     seen: list[int] = []
@@ -337,9 +376,36 @@ def test_a_folder_that_is_not_this_run_is_left_alone(tiny: dict[str, Any], tmp_p
     (tmp_path / "mine" / "thesis.tex").write_text("do not touch")
     with pytest.raises(RunError, match="not empty, and not a run"):
         cw.run(tiny, tmp_path / "mine")
+    with pytest.raises(RunError, match="no run here to resume"):
+        cw.run(tiny, tmp_path / "typo", resume=True)
+    with pytest.raises(RunError, match="cannot be written to"):
+        cw.run(tiny, tmp_path / "mine" / "thesis.tex" / "run")
     with locked(folder), pytest.raises(RunError, match="another clientwise process"):
         cw.run(tiny, folder, resume=True)
     assert cw.run(tiny, folder, resume=True) == folder  # finished: nothing to do, nothing changed
+
+
+def test_a_resumed_run_must_be_the_same_run(tiny: dict[str, Any], tmp_path: Path) -> None:
+    def data(count: int) -> cw.FederatedData:
+        x = numpy.arange(20.0).reshape(10, 2)
+        share = (x, [0, 1] * 5)
+        return cw.FederatedData.from_clients([share] * count, [share] * count, report=share)
+
+    def alter(sql: str) -> None:
+        with closing(sqlite3.connect(folder / "run.sqlite")) as database, database:
+            database.execute(sql)
+
+    del tiny["data"], tiny["partition"], tiny["methods"][1]
+    folder = cw.run(tiny, tmp_path / "own", data=data(2))
+    with pytest.raises(RunError, match="other data"):
+        cw.run(tiny, folder, data=data(3), resume=True)
+    alter("DELETE FROM rounds WHERE round_num = 2")
+    alter("UPDATE lanes SET finished = 0")
+    with pytest.raises(RunError, match="2 of the 3 rounds"):
+        cw.run(tiny, folder, data=data(2), resume=True)
+    alter("PRAGMA user_version = 99")
+    with pytest.raises(RunError, match="another version"):
+        cw.run(tiny, folder, data=data(2), resume=True)
 
 
 def test_a_damaged_checkpoint_or_database_is_named(tiny: dict[str, Any], tmp_path: Path) -> None:

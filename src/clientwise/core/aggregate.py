@@ -19,7 +19,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ..registry import NonNegativeFloat, PositiveFloat, Registry
+from ..registry import Decay, PositiveFloat, Registry
 from .scores import Score, Term
 
 
@@ -117,7 +117,7 @@ def momentum_step(
     state: StepState,
     *,
     learning_rate: PositiveFloat = 1.0,
-    momentum: NonNegativeFloat = 0.9,
+    momentum: Decay = 0.9,
 ) -> tuple[Tensor, StepState]:
     """v ← β·v + Δ; Θ ← Θ + η·v (FedAvgM)."""
     velocity = momentum * state.get("velocity", torch.zeros_like(model)) + (mean - model)
@@ -131,8 +131,8 @@ def adam_step(
     state: StepState,
     *,
     learning_rate: PositiveFloat = 0.01,
-    beta1: NonNegativeFloat = 0.9,
-    beta2: NonNegativeFloat = 0.99,
+    beta1: Decay = 0.9,
+    beta2: Decay = 0.99,
     tau: PositiveFloat = 1e-3,
 ) -> tuple[Tensor, StepState]:
     """m ← β₁m + (1−β₁)Δ; v ← β₂v + (1−β₂)Δ²; Θ ← Θ + η·m/(√v + τ) (FedAdam)."""

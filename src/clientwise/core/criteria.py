@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity, normalize
 
 from ..registry import Part, Registry
-from .metrics import MetricName, performance
+from .metrics import performance
 from .types import Evaluation, ModelSpec, Problem
 
 Upper = float | Callable[[Problem], float]
@@ -89,8 +89,8 @@ class Criterion:
 
     @property
     def name(self) -> str:
-        """The registered name, which is also the column's."""
-        return self.part.name
+        """What the column is called."""
+        return self.part.called
 
     def high(self, problem: Problem) -> float:
         """The largest value that can be true."""
@@ -98,9 +98,13 @@ class Criterion:
 
 
 def criterion(
-    name: str, *, measured_by: Literal["client", "server"], high: Upper = torch.inf, needs_models: bool = False
+    name: str, *, measured_by: Literal["client", "server"], high: Upper = 1e12, needs_models: bool = False
 ) -> Callable[[Measure], Measure]:
-    """Decorator: register a criterion. `needs_models` keeps the round's models until its end (see `trust`)."""
+    """Decorator: register a criterion.
+
+    `high` is the largest value that can be true; without one it is 10¹², which no honest measurement exceeds and no
+    sum or product of overflows. `needs_models` keeps the round's models until its end (see `trust`).
+    """
 
     def decorate(function: Measure) -> Measure:
         function.clientwise = (measured_by, high, needs_models)  # type: ignore[attr-defined]
@@ -109,16 +113,16 @@ def criterion(
     return decorate
 
 
-def make_criterion(name: str, **options: Any) -> Criterion:
+def make_criterion(name: str, label: str = "", /, **options: Any) -> Criterion:
     """A registered criterion, bound to its options."""
     function = CRITERIA.get(name)
     measured_by, high, needs_models = function.clientwise  # type: ignore[attr-defined]
-    return Criterion(Part(name, options), measured_by, partial(function, **options), high, needs_models)
+    return Criterion(Part(name, options, label), measured_by, partial(function, **options), high, needs_models)
 
 
 def measure_clients(criteria: Sequence[Part], clients: ClientFacts) -> dict[str, Tensor]:
     """All criteria a client is asked for, by name, each [n] in float64. Runs where the data is."""
-    return {part.name: make_criterion(part.name, **part.options).measure(clients).double().cpu() for part in criteria}
+    return {part.called: make_criterion(part.name, **part.options).measure(clients).double().cpu() for part in criteria}
 
 
 # Quality of the local data ---------------------------------------------------------------------------------------
@@ -196,15 +200,19 @@ def model_divergence(arrivals: Arrivals, *, per_layer: bool = False) -> Tensor:
     difference = arrivals.models - arrivals.global_model  # [n, d]
     if per_layer:
         kernels = [layer for layer in arrivals.spec.layers if len(layer.shape) > 1]
-        norms = [torch.linalg.vector_norm(difference[:, layer.start : layer.stop], dim=1) for layer in kernels]
-        norm = torch.stack(norms).mean(0)
+        norm = torch.stack([_row_norms(difference[:, layer.start : layer.stop]) for layer in kernels]).mean(0)
     else:
-        norm = torch.linalg.vector_norm(difference[:, : arrivals.spec.num_parameters], dim=1)
+        norm = _row_norms(difference[:, : arrivals.spec.num_parameters])
     return (norm.double() + 1).rsqrt()
 
 
+def _row_norms(rows: Tensor) -> Tensor:
+    """One by one: on a GPU the norm of a row may otherwise depend on how many there are."""
+    return torch.stack([torch.linalg.vector_norm(row) for row in rows])
+
+
 @criterion("server_performance", measured_by="server")
-def server_performance(arrivals: Arrivals, *, metric: MetricName | None = None) -> Tensor:
+def server_performance(arrivals: Arrivals, *, metric: str | None = None) -> Tensor:
     """The model's performance on the server's set (P3): accuracy unless `metric` says otherwise; errors as 1/error."""
     evaluation = arrivals.evaluation()
     regression = evaluation.counts.ndim == 2

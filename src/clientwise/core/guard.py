@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -15,18 +16,13 @@ def inspect_updates(
     updates: Updates, global_model: Tensor, asked: Collection[int], seen: Collection[int], criteria: Sequence[Criterion]
 ) -> tuple[Updates, list[Refusal]]:
     """Who may go on: asked for, not seen before, a finite model of the right size, every measurement there."""
-    models, refusals = updates.models, list(updates.failures)
-    missing = [criterion.name for criterion in criteria if not _measured(updates, criterion)]
-    reason = None
-    if models.ndim != 2 or models.shape != (len(updates.client_ids), global_model.shape[0]):
-        reason = f"model of the wrong size: {tuple(models.shape[1:])}, expected ({global_model.shape[0]},)"
-    elif not models.is_floating_point():
-        reason = f"model of type {models.dtype}, expected floating point"
-    elif missing:
-        reason = f"no measurement of {', '.join(missing)}"
+    refusals = list(updates.failures)
+    reason = _malformed(updates, global_model, criteria)
     if reason is not None:  # true of the whole chunk
         nothing = Updates((), global_model.new_zeros(0, len(global_model)), {}, torch.zeros(0), torch.zeros(0))
-        return nothing, refusals + [Refusal(client, reason) for client in updates.client_ids]
+        return nothing, refusals + [Refusal(_recordable(client), reason) for client in updates.client_ids]
+    models = updates.models.to(global_model)  # what overflows float32 is infinite from here on
+    updates = replace(updates, models=models)
 
     # The squared distance overflows long before a sum of models does: an update that large is as useless as infinity.
     reachable = (models - global_model).square().sum(1).isfinite().cpu()
@@ -63,16 +59,31 @@ def inspect_measurements(
     return accepted, raw[[row for row, reason in enumerate(reasons) if reason is None]], refusals
 
 
-def _measured(updates: Updates, criterion: Criterion) -> bool:
-    if criterion.measured_by == "server":
-        return True
-    values = updates.measurements.get(criterion.name)
-    return values is not None and values.shape == (len(updates.client_ids),)
+def _malformed(updates: Updates, global_model: Tensor, criteria: Sequence[Criterion]) -> str | None:
+    """Why a message cannot even be read; None where it can."""
+    models, count = updates.models, len(updates.client_ids)
+    if models.shape != (count, global_model.shape[0]):
+        return f"model of the wrong size: {tuple(models.shape[1:])}, expected ({global_model.shape[0]},)"
+    if not models.is_floating_point():
+        return f"model of type {models.dtype}, expected floating point"
+    missing = [one.name for one in criteria if one.measured_by == "client" and one.name not in updates.measurements]
+    if missing:
+        return f"no measurement of {', '.join(missing)}"
+    sent = {"training loss": updates.training_loss, "seconds": updates.seconds, **updates.measurements}
+    for name, values in sent.items():
+        if not isinstance(values, Tensor) or values.shape != (count,) or values.is_complex():
+            return f"{name} is not one number per client"
+    return None
+
+
+def _recordable(client: object) -> int:
+    """A client's number as the record can hold it; −1 for what is none."""
+    return client if isinstance(client, int) and abs(client) < 2**63 else -1
 
 
 def _split(updates: Updates, reasons: Sequence[str | None], refusals: list[Refusal]) -> tuple[Updates, list[Refusal]]:
     refused = [
-        Refusal(client, reason)
+        Refusal(_recordable(client), reason)
         for client, reason in zip(updates.client_ids, reasons, strict=True)
         if reason is not None
     ]

@@ -52,3 +52,9 @@ class Federation:
     cohort_size: int
     judged_by: Literal["server", "clients"] = "server"  # who evaluates models for AdaFed (P3 III.C)
     evaluate_clients_every: int = 1  # rounds; 0: never
+    rounds: int | None = None  # of the whole run, if known: the last one is evaluated in any case
+
+    def evaluates_clients(self, round_num: int) -> bool:
+        """Whether the model is to be evaluated on all clients in this round."""
+        every = self.evaluate_clients_every
+        return bool(every) and (round_num % every == 0 or round_num == self.rounds)

@@ -6,7 +6,6 @@ Every metric takes counts with any leading dimensions and returns one value for 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -16,8 +15,7 @@ from ..registry import Registry
 Metric = Callable[[Tensor], Tensor]
 METRICS: Registry[Metric] = Registry("metric", "metrics", "How well a model did, from counts")
 
-MetricName = Literal["accuracy", "balanced_accuracy", "macro_f1", "diagnostic_odds_ratio", "mape", "mae", "mse"]
-ERROR_METRICS = frozenset({"mape", "mae", "mse"})  # regression: the smaller, the better
+ERROR_METRICS = {"mape", "mae", "mse"}  # of regression: the smaller, the better; a plugin may add its own
 
 
 def confusion(targets: Tensor, predictions: Tensor, num_classes: int) -> Tensor:
@@ -33,10 +31,16 @@ def confusion(targets: Tensor, predictions: Tensor, num_classes: int) -> Tensor:
 
 
 def error_sums(targets: Tensor, predictions: Tensor) -> Tensor:
-    """Sums [..., 4] over N samples: how many, |e|, e², |e|/|y|. Targets of zero count towards no percentage."""
+    """Sums [..., 4] over N samples: how many, |e|, e², |e|/|y|."""
     error = (predictions - targets).double().abs()
-    relative = torch.where(targets == 0, 0.0, error / targets.double().abs())
-    return torch.stack([torch.ones_like(error), error, error.square(), relative], dim=-1).sum(-2)
+    return torch.stack(
+        [torch.ones_like(error), error, error.square(), relative_error(targets, predictions)], dim=-1
+    ).sum(-2)
+
+
+def relative_error(targets: Tensor, predictions: Tensor) -> Tensor:
+    """|e|/|y|; where y is zero |e|/ε with ε = 10⁻⁶, so that a wrong answer there is not a right one."""
+    return (predictions - targets).double().abs() / targets.double().abs().clamp(min=1e-6)
 
 
 @METRICS.register("accuracy")
@@ -95,7 +99,7 @@ def per_class_f1(counts: Tensor) -> Tensor:
     return _ratio(2 * counts.diagonal(dim1=-2, dim2=-1), counts.sum(-1) + counts.sum(-2))
 
 
-def performance(name: MetricName, counts: Tensor) -> Tensor:
+def performance(name: str, counts: Tensor) -> Tensor:
     """A metric as a quality, the larger the better: itself, or 1/(error + 10⁻⁶) for the metrics of regression."""
     value = METRICS.get(name)(counts)
     return 1.0 / (value + 1e-6) if name in ERROR_METRICS else value

@@ -44,17 +44,13 @@ def run_round(
 
     search = adjust_priority(cohort, state, method, engine)
     chosen = search.chosen if search else cohort.candidate(state.priority)
-    report = engine.evaluate_server(chosen.model[None], "report")
-    notes = why_unusable(chosen, report)
+    local = search.evaluation if search else None  # the search has just evaluated this very model on all clients
+    report, local = evaluate(chosen.model, local, round_num, federation, engine)
+    notes = why_unusable(chosen, report, local)
     if notes:
-        chosen = replace(chosen, model=state.model, step_state=state.step_state)
-        report = engine.evaluate_server(state.model[None], "report")
-    local: Evaluation | None
-    quality: float | None
-    if search and not notes:  # the search has just evaluated this very model on all clients
-        local, quality = search.evaluation, float(search.evaluation.overall()[0])
-    else:
-        local, quality = evaluate_clients(chosen.model, round_num, federation, engine), state.quality
+        chosen = replace(chosen, model=state.model, step_state=state.step_state, priority=state.priority)
+        report, local = evaluate(chosen.model, None, round_num, federation, engine)
+    quality = float(local.overall()[0]) if search and local and not notes else state.quality
     loss = state.loss if method.adapt_loss is None else method.adapt_loss(state.loss, cohort.judge(chosen.model[None]))
 
     tested = len(search.tried) * engine.num_clients if search else 0
@@ -202,22 +198,27 @@ def adjust_priority(cohort: Cohort, state: ServerState, method: Method, engine: 
     return method.adjust(orders, cohort.candidate, evaluate, state.quality, engine.problem.higher_is_better)
 
 
-def why_unusable(chosen: Candidate, report: Evaluation | None) -> tuple[str, ...]:
+def why_unusable(chosen: Candidate, report: Evaluation | None, local: Evaluation | None) -> tuple[str, ...]:
     """Why the old model stays, as notes for the record; empty where the new one is fine."""
     if not len(chosen.weights):
         return ("no update was accepted: the model stays as it was",)
     if not chosen.weights.any():
+        if not bool(chosen.scores.sum().isfinite()):
+            return ("the scores overflow: the model stays as it was",)
         return ("all weights are zero: the model stays as it was",)
     if not bool(chosen.model.isfinite().all()):
         return ("the aggregate has NaN or Inf: the model stays as it was",)
-    if report is not None and not bool(report.losses.isfinite().all()):
+    shown = report or local
+    if shown is not None and not bool(shown.overall_loss().isfinite().all()):
         return ("the aggregate answers NaN or Inf: the model stays as it was",)
     return ()
 
 
-def evaluate_clients(model: Tensor, round_num: int, federation: Federation, engine: Engine) -> Evaluation | None:
-    """The model on every client's own test set, in the rounds in which that is due."""
-    every = federation.evaluate_clients_every
-    if not every or round_num % every:
-        return None
-    return engine.evaluate(range(engine.num_clients), model[None])
+def evaluate(
+    model: Tensor, local: Evaluation | None, round_num: int, federation: Federation, engine: Engine
+) -> tuple[Evaluation | None, Evaluation | None]:
+    """The model on the server's reporting part; and on every client's own test set, if known, due or all there is."""
+    report = engine.evaluate_server(model[None], "report")
+    if local is None and (report is None or federation.evaluates_clients(round_num)):
+        local = engine.evaluate(range(engine.num_clients), model[None])
+    return report, local

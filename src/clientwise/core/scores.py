@@ -39,6 +39,9 @@ class Score(ABC):
     def check(self, names: Sequence[str]) -> None:  # noqa: B027  (most scores suit any criteria)
         """Raise ValueError where this score does not fit these criteria."""
 
+    def check_normaliser(self, normaliser: str) -> None:  # noqa: B027
+        """Raise ValueError where this score does not go with values normalised so."""
+
     @abstractmethod
     def __call__(self, names: Sequence[str], values: Tensor) -> Tensor:
         """Scores [n] of values [n, m], whose columns are `names`."""
@@ -118,7 +121,7 @@ class WeightedMean(Score):
     weights: Mapping[str, float]
 
     def __post_init__(self) -> None:
-        if any(weight < 0 for weight in self.weights.values()) or not sum(self.weights.values()) > 0:
+        if not (all(weight >= 0 for weight in self.weights.values()) and 0 < sum(self.weights.values()) < torch.inf):
             raise ValueError("weights must be zero or more, and not all zero")
 
     def check(self, names: Sequence[str]) -> None:
@@ -151,7 +154,7 @@ class Owa(Score):
     def __post_init__(self) -> None:
         if (self.weights is None) == (self.quantifier is None):
             raise ValueError("give either weights or a quantifier")
-        if self.weights is not None and (min(self.weights) < 0 or abs(sum(self.weights) - 1) > 1e-6):
+        if self.weights is not None and not (all(w >= 0 for w in self.weights) and abs(sum(self.weights) - 1) < 1e-6):
             raise ValueError(f"weights must be zero or more and sum to 1, got {list(self.weights)}")
 
     def check(self, names: Sequence[str]) -> None:
@@ -202,6 +205,8 @@ class Choquet(Score):
 
     def check(self, names: Sequence[str]) -> None:
         """The capacity must be one: complete, v(all) = 1, and never smaller for a larger set."""
+        if len(names) > 8:
+            raise ValueError(f"choquet takes up to 8 criteria, got {len(names)}: a capacity has 2^m values")
         values = self.capacities(names)
         everything = frozenset(names)
         if abs(values[everything] - 1) > 1e-6:
@@ -219,6 +224,8 @@ class Choquet(Score):
         """v(S) of every subset of the criteria."""
         if self.capacity is not None:
             given = {_subset(key, names): float(value) for key, value in self.capacity.items()} | {frozenset(): 0.0}
+            if len(given) <= len(self.capacity):
+                raise ValueError("the capacity gives one set of criteria twice")
             missing = [subset for subset in _subsets(names) if subset not in given]
             if missing:
                 raise ValueError(f"the capacity has no value for {', '.join(map(_joined, missing))}")
@@ -272,7 +279,7 @@ class Product(Score):
     default_normaliser = "none"
 
     def __post_init__(self) -> None:
-        if any(power < 0 for power in (self.powers or {}).values()):
+        if not all(0 <= power < torch.inf for power in (self.powers or {}).values()):
             raise ValueError("powers must be zero or more: a score grows with its criteria (P1 Eq. 7)")
 
     def check(self, names: Sequence[str]) -> None:
@@ -281,6 +288,11 @@ class Product(Score):
             for name in given or {}:
                 if name not in names:
                     raise ValueError(f"{option} names {name!r}, which is not among the criteria{suggest(name, names)}")
+
+    def check_normaliser(self, normaliser: str) -> None:
+        """A threshold means nothing once the values are normalised."""
+        if self.thresholds and normaliser != "none":
+            raise ValueError('a threshold is in the criterion\'s own units: use normalise = "none"')
 
     def prepare(self, names: Sequence[str], raw: Tensor) -> Tensor:
         """Only what lies above the threshold counts."""

@@ -43,13 +43,13 @@ def divide(raw: Tensor, scales: Tensor) -> Tensor:
 
 
 def to_weights(scores: Tensor) -> Tensor:
-    """w_a = f(c_a) / Σ f (P1 Eq. 5); all zero where every score is zero."""
+    """w_a = f(c_a) / Σ f (P1 Eq. 5); all zero where every score is zero, or their sum is not a number."""
     total = scores.sum()
-    return scores / total if total > 0 else torch.zeros_like(scores)
+    return scores / total if 0 < total < torch.inf else torch.zeros_like(scores)
 
 
 def without_effect(names: Sequence[str], raw: Tensor) -> tuple[str, ...]:
-    """Criteria that are equal for all clients of the cohort, and so change no weight (P1 4.2's rule of thumb)."""
+    """Criteria that are equal for all clients of the cohort, and so tell nobody apart (P1 4.2's rule of thumb)."""
     if len(raw) < 2:
         return ()
     equal = torch.isclose(raw.min(0).values, raw.max(0).values, rtol=1e-9, atol=0.0)
@@ -69,16 +69,29 @@ def weigh(criteria: Mapping[str, Any], *, score: Score, normalise: str | None = 
     """
     if not criteria:
         raise ValueError("no criteria given")
+    if not isinstance(score, Score):
+        raise TypeError(f"score must be one of cw.prioritized(...), cw.mean() ..., got {score!r}")
     names = tuple(criteria)
-    columns = {name: torch.as_tensor(numpy.asarray(values, dtype=numpy.float64)) for name, values in criteria.items()}
+    columns = {name: _column(values) for name, values in criteria.items()}
     for name, column in columns.items():
         if column.ndim != 1 or len(column) != len(columns[names[0]]):
             raise ValueError(f"{name!r} has shape {tuple(column.shape)}; every criterion needs one value per client")
         if not bool((column.isfinite() & (column >= 0)).all()):
             raise ValueError(f"{name!r} has a value that is negative or not finite: {column.tolist()}")
     score.check(names)
+    normaliser = normalise or score.default_normaliser
+    score.check_normaliser(normaliser)
     raw = torch.stack(list(columns.values()), dim=1)
     if len(raw) == 0:
         return numpy.zeros(0)
-    scales = NORMALISERS.get(normalise or score.default_normaliser)(raw)
-    return to_weights(score(names, divide(raw, scales))).numpy()
+    scales = NORMALISERS.get(normaliser)(raw)
+    scores = score(names, divide(raw, scales))
+    if not bool(scales.isfinite().all() & scores.sum().isfinite()):
+        raise ValueError("these values are too large to weigh: their scores overflow; measure in larger units")
+    return to_weights(scores).numpy()
+
+
+def _column(values: Any) -> Tensor:
+    if isinstance(values, Tensor):
+        return values.detach().cpu().double()
+    return torch.as_tensor(numpy.asarray(values, dtype=numpy.float64))

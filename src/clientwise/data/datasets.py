@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -78,8 +79,11 @@ def _read_idx(folder: Path, name: str) -> numpy.ndarray:
     """An array from an idx file: two zero bytes, type, number of dimensions, the dimensions, the values."""
     for path in (folder / name, folder / f"{name}.gz"):
         if path.exists():
-            content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-            if content[:3] != b"\x00\x00\x08":
+            try:
+                content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+            except (OSError, EOFError, zlib.error) as error:
+                raise DataError(f"{path}: cannot be read ({error}); get the file again") from None
+            if content[:3] != b"\x00\x00\x08" or len(content) < 4 + 4 * content[3]:
                 raise DataError(f"{path}: not an idx file of bytes")
             shape = numpy.frombuffer(content, ">i4", count=content[3], offset=4)
             values = numpy.frombuffer(content, numpy.uint8, offset=4 + 4 * content[3])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -89,6 +90,15 @@ class FederatedData:
         """K."""
         return len(self.train)
 
+    def fingerprint(self) -> str:
+        """Tells these data from others: who holds which samples, and how they are called."""
+        digest = hashlib.blake2b(digest_size=16)
+        for shares in (self.train, self.test, self.weigh, self.report):
+            if shares is not None:
+                for tensor in (shares.numbers, shares.targets, shares.offsets):
+                    digest.update(tensor.cpu().contiguous().numpy().tobytes())
+        return digest.hexdigest()
+
     def to(self, device: torch.device) -> FederatedData:
         """Everything a model reads, on a device."""
         return replace(
@@ -109,29 +119,55 @@ class FederatedData:
         report: tuple[Any, Any] | None = None,
         num_classes: int | None = None,
         attributes: Mapping[str, Any] | None = None,
+        sample_attributes: Mapping[str, Sequence[Any]] | None = None,
     ) -> FederatedData:
         """Your own arrays: (inputs, targets) per client for training and for testing, and optionally the server's.
 
         Targets of integers are classes, targets of floats are values to predict. `num_classes` is taken from the
-        largest label where it is not given. `attributes` are facts about the clients, one value each.
+        largest label where it is not given. `attributes` are facts about the clients, one value each;
+        `sample_attributes` facts about their training samples, one array per client.
         """
         if not train or len(train) != len(test):
             raise ValueError(f"{len(train)} clients have training data, {len(test)} have test data: give one of each")
         blocks = [*train, *test, *(block for block in (weigh, report) if block is not None)]
+        for place, (inputs, targets) in enumerate(blocks):
+            if len(inputs) != len(targets):
+                raise ValueError(
+                    f"block {place} (train, test, weigh, report) has {len(inputs)} inputs, {len(targets)} targets"
+                )
         inputs = torch.cat([torch.as_tensor(block[0]) for block in blocks])
         targets = torch.cat([torch.as_tensor(block[1]) for block in blocks])
         if targets.is_floating_point():
             problem, targets = Problem("regression"), targets.float()
         else:
-            problem, targets = Problem("classification", num_classes or int(targets.max()) + 1), targets.long()
+            targets = targets.long()
+            problem = Problem("classification", num_classes or max(2, int(targets.max()) + 1))
+            if problem.num_classes < 2 or int(targets.min()) < 0 or int(targets.max()) >= problem.num_classes:
+                raise ValueError(f"labels must be 0 to {problem.num_classes - 1}, of two classes at least")
+        for name, values in (attributes or {}).items():
+            if len(values) != len(train):
+                raise ValueError(f"attribute {name!r} has {len(values)} values for {len(train)} clients")
         sizes = [len(block[1]) for block in blocks]
         parts = list(zip(torch.split(torch.arange(len(targets)), sizes), torch.split(targets, sizes), strict=True))
         server = iter(parts[2 * len(train) :])
         return FederatedData(
-            Samples(inputs.float() if inputs.is_floating_point() else inputs, targets, problem),
+            Samples(
+                inputs.float() if inputs.is_floating_point() else inputs,
+                targets,
+                problem,
+                sample_attributes={
+                    name: _first(torch.cat([torch.as_tensor(part) for part in values]), len(targets))
+                    for name, values in (sample_attributes or {}).items()
+                },
+            ),
             Shares.of(parts[: len(train)]),
             Shares.of(parts[len(train) : 2 * len(train)]),
             weigh=Shares.of([next(server)]) if weigh is not None else None,
             report=Shares.of([next(server)]) if report is not None else None,
             attributes={name: torch.as_tensor(values).double() for name, values in (attributes or {}).items()},
         )
+
+
+def _first(values: Tensor, count: int) -> Tensor:
+    """Values of the first samples, which are the training ones, and zeros for the others."""
+    return torch.cat([values.double(), torch.zeros(count - len(values), dtype=torch.float64)])

@@ -71,30 +71,39 @@ def federate(
     """
     held_out, rest = _hold_out(samples, server_fraction, seed)
     parts = _at_least_two([rest[part] for part in partition(samples.targets[rest], seed)])
-    train, test, given = [], [], []
+    train, test = [], []
     for client, part in enumerate(parts):
         numbers = part[torch.randperm(len(part), generator=generator(seed, "split", 0, client))]
         targets = samples.targets[numbers] if relabel is None else relabel(client, samples.targets[numbers])
         num_test = min(len(part) - 1, max(1, round(len(part) * test_fraction)))
         test.append((numbers[:num_test], targets[:num_test]))
         train.append((numbers[num_test:], targets[num_test:]))
-        if contributed_fraction is not None:
-            last = num_test + max(1, round((len(part) - num_test) * contributed_fraction))
-            given.append((numbers[num_test:last], targets[num_test:last]))
-    num_report = len(held_out) if shared_set or given else round(len(held_out) * report_fraction)
-    report = held_out[:num_report]
-    weigh = report if shared_set else held_out[num_report:]
-    if given:
-        given = [(torch.cat([part[0] for part in given]), torch.cat([part[1] for part in given]))]
-    elif len(weigh):
-        given = [(weigh, samples.targets[weigh])]
+    contributes = contributed_fraction is not None
+    num_report = len(held_out) if shared_set or contributes else round(len(held_out) * report_fraction)
+    report, weigh = held_out[:num_report], held_out[:num_report] if shared_set else held_out[num_report:]
     return FederatedData(
         samples,
         Shares.of(train),
         Shares.of(test),
-        weigh=Shares.of(given) if given else None,
-        report=Shares.of([(report, samples.targets[report])]) if len(report) else None,
+        weigh=contribute(Shares.of(train), contributed_fraction, seed)
+        if contributed_fraction is not None
+        else _server_share(samples, weigh),
+        report=_server_share(samples, report),
     )
+
+
+def contribute(train: Shares, fraction: float, seed: int) -> Shares:
+    """A random share of every client's training samples, by the client's own labels, handed to the server."""
+    picked = []
+    for client, size in enumerate(train.sizes.tolist()):
+        order = torch.randperm(size, generator=generator(seed, "contribution", 0, client))
+        picked.append(int(train.offsets[client]) + order[: max(1, round(size * fraction))])
+    places = torch.cat(picked)
+    return Shares.of([(train.numbers[places], train.targets[places])])
+
+
+def _server_share(samples: Samples, numbers: Tensor) -> Shares | None:
+    return Shares.of([(numbers, samples.targets[numbers])]) if len(numbers) else None
 
 
 def _at_least_two(parts: list[Tensor]) -> list[Tensor]:

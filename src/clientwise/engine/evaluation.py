@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..core.loss import class_scores, plain_loss
-from ..core.metrics import confusion, error_sums
+from ..core.metrics import confusion, error_sums, relative_error
 from ..core.types import Evaluation, Problem
 from ..data.federated import Samples
 from ..models.flat import FlatModel
@@ -18,20 +18,20 @@ def evaluate_models(
     flat: FlatModel, models: Tensor, samples: Samples, numbers: Tensor, targets: Tensor, owner: Tensor, num_owners: int
 ) -> Evaluation:
     """Every model [c, d] on all samples, in batches that know no borders between holders."""
-    problem, owner = samples.problem, owner.to(models.device)
+    problem = samples.problem
     per_owner = torch.bincount(owner, minlength=num_owners)
-    values = torch.zeros(len(models), num_owners, dtype=torch.float64, device=models.device)
+    values = torch.zeros(len(models), num_owners, dtype=torch.float64)
     losses = torch.zeros_like(values)
     counts = []
     flat.module.eval()
     for candidate, model in enumerate(models):
         flat.load(model)
         loss, value, count = _evaluate_one(flat, samples, numbers, targets, problem)
-        losses[candidate].index_add_(0, owner, loss)
-        values[candidate].index_add_(0, owner, value)
+        losses[candidate].index_add_(0, owner, loss.cpu())  # on the CPU, where the order of the sum is fixed
+        values[candidate].index_add_(0, owner, value.cpu())
         counts.append(count)
     holds = per_owner.clamp(min=1)
-    return Evaluation(per_owner.cpu(), (values / holds).cpu(), (losses / holds).cpu(), torch.stack(counts).cpu())
+    return Evaluation(per_owner, values / holds, losses / holds, torch.stack(counts).cpu())
 
 
 def _evaluate_one(
@@ -49,9 +49,7 @@ def _evaluate_one(
                 values.append((predictions == truth).double())
                 counts.append(confusion(truth, predictions, problem.num_classes))
             else:
-                error = (outputs.reshape(truth.shape) - truth).double().abs()
-                values.append(
-                    torch.where(truth == 0, 0.0, error / truth.double().abs()).reshape(len(truth), -1).mean(1)
-                )
-                counts.append(error_sums(truth.flatten(), outputs.flatten()))
+                answers = outputs.reshape(truth.shape)
+                values.append(relative_error(truth, answers).reshape(len(truth), -1).mean(1))
+                counts.append(error_sums(truth.flatten(), answers.flatten()))
     return torch.cat(losses), torch.cat(values), torch.stack(counts).sum(0)

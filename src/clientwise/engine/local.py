@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from ..attacks import Hostile
 from ..core.criteria import ClientFacts, measure_clients
 from ..core.seeding import generator
-from ..core.types import Evaluation, Task, Updates
+from ..core.types import Evaluation, Refusal, Task, Updates
 from ..data.federated import FederatedData, Shares
+from ..errors import ClientwiseError
 from ..models.flat import FlatModel
 from .evaluation import evaluate_models
 from .training import train_locally
@@ -26,7 +27,7 @@ def pick_device(name: str = "auto") -> torch.device:
         name = "cuda" if torch.cuda.is_available() else "cpu"
     device = torch.device(name)
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError("device 'cuda' was asked for, but PyTorch sees no GPU here; use 'cpu' or 'auto'")
+        raise ClientwiseError(f"device: {name!r} was asked for, but PyTorch sees no GPU here; use 'cpu' or 'auto'")
     return device
 
 
@@ -58,6 +59,8 @@ class LocalEngine:
         chunk_size: int = 16,
     ) -> None:
         self.device = device or torch.device("cpu")
+        # Two runs of one config must agree to the bit, or a resumed one would not be the same run.
+        torch.backends.cudnn.deterministic = True
         self.data = data.to(self.device)
         self.problem = data.samples.problem
         self.num_clients = data.num_clients
@@ -72,17 +75,30 @@ class LocalEngine:
 
     def train(self, client_ids: Sequence[int], model: Tensor, task: Task) -> Iterator[Updates]:
         """See `core.types.Engine`."""
+        failures: list[Refusal] = []
+        error: Exception | None = None
         for first in range(0, len(client_ids), self._chunk_size):
-            chunk = client_ids[first : first + self._chunk_size]
-            models, losses, seconds = zip(*(self._train_client(client, model, task) for client in chunk), strict=True)
-            training_loss = torch.tensor(losses, dtype=torch.float64)
-            yield Updates(
-                client_ids=tuple(chunk),
-                models=torch.stack(models),
-                measurements=self._measure(chunk, training_loss, task),
-                training_loss=training_loss,
-                seconds=torch.tensor(seconds, dtype=torch.float64),
-            )
+            trained: list[tuple[int, Tensor, float, float]] = []
+            for client in client_ids[first : first + self._chunk_size]:
+                try:
+                    trained.append((client, *self._train_client(client, model, task)))
+                except Exception as caught:  # one client's misfortune is not the federation's
+                    error = caught
+                    failures.append(Refusal(client, " ".join(f"{type(caught).__name__}: {caught}".split())[:300]))
+            whole = [one for one in trained if one[1].shape == model.shape]
+            odd = [[one] for one in trained if one[1].shape != model.shape]  # cannot be stacked; the guard will see
+            for chunk in [*([whole] if whole else []), *odd]:
+                ids, models, losses, seconds = (list(column) for column in zip(*chunk, strict=True))
+                training_loss = torch.tensor(losses, dtype=torch.float64)
+                measured = self._measure(ids, training_loss, task)
+                yield Updates(
+                    tuple(ids), torch.stack(models), measured, training_loss, torch.tensor(seconds, dtype=torch.float64)
+                )
+        if error is not None and len(failures) == len(client_ids):
+            raise error  # nobody could train: that is no client's fault
+        if failures:
+            nothing = torch.zeros(0, dtype=torch.float64)
+            yield Updates((), model.new_zeros(0, len(model)), {}, nothing, nothing, tuple(failures))
 
     def _train_client(self, client: int, model: Tensor, task: Task) -> tuple[Tensor, float, float]:
         began = time.perf_counter()
@@ -105,26 +121,29 @@ class LocalEngine:
 
     def _measure(self, clients: Sequence[int], training_loss: Tensor, task: Task) -> dict[str, Tensor]:
         """The criteria the clients report: the truth, but for those who lie."""
-        numbers, _, owner = self.data.train.gather(clients)
-        rows = list(clients)
-        facts = ClientFacts(
-            num_samples=self.data.train.sizes[rows],
-            label_counts=self._label_counts[rows],
-            training_loss=training_loss,
-            attributes={name: values[rows] for name, values in self.data.attributes.items()},
-            owner=owner,
-            sample_attributes={
-                name: values[numbers.cpu()] for name, values in self.data.samples.sample_attributes.items()
-            },
-            load_inputs=lambda: self.data.samples.batch(numbers),
-        )
-        measured = measure_clients(task.criteria, facts)
+        measured = measure_clients(task.criteria, self.facts(clients, training_loss))
         for row, client in enumerate(clients):
             if client in self._hostile:
                 mine = {name: values[row] for name, values in measured.items()}
-                for name, value in self._hostile[client].attack.claim(mine).items():
-                    measured[name][row] = value
+                claimed = self._hostile[client].attack.claim(mine)
+                for name in measured.keys() & claimed.keys():
+                    measured[name][row] = claimed[name]
         return measured
+
+    def facts(self, clients: Sequence[int], training_loss: Tensor) -> ClientFacts:
+        """What these clients know about themselves."""
+        numbers, _, owner = self.data.train.gather(clients)
+        rows = list(clients)
+        attributes, samples = self.data.attributes, self.data.samples
+        return ClientFacts(
+            num_samples=self.data.train.sizes[rows],
+            label_counts=self._label_counts[rows],
+            training_loss=training_loss,
+            attributes={name: values[rows] for name, values in attributes.items()},
+            owner=owner,
+            sample_attributes={name: values[numbers.cpu()] for name, values in samples.sample_attributes.items()},
+            load_inputs=lambda: samples.batch(numbers),
+        )
 
     def evaluate(self, client_ids: Sequence[int], models: Tensor) -> Evaluation:
         """See `core.types.Engine`."""

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -13,19 +12,22 @@ from torch import Tensor, nn
 
 from ..attacks import ATTACKS, Hostile
 from ..core.method import Federation
-from ..core.metrics import ERROR_METRICS
+from ..core.metrics import ERROR_METRICS, METRICS
 from ..core.sampling import cohort_size
 from ..core.seeding import generator, seeded_default_generator
 from ..core.types import Problem
 from ..data.datasets import DATASETS
 from ..data.federated import FederatedData, Samples, Shares
-from ..data.partition import PARTITIONS, federate
-from ..engine.local import LocalEngine
+from ..data.partition import PARTITIONS, contribute, federate
+from ..engine.local import LocalEngine, pick_device
 from ..errors import ClientwiseError
 from ..models.flat import FlatModel
 from ..models.networks import MODELS
+from ..registry import suggest
 from ..trackers import TRACKERS, Tracker, Trackers
 from .config import ConfigError, Experiment, make
+
+Relabel = Callable[[int, Tensor], Tensor]
 
 
 def load_samples(experiment: Experiment) -> Samples:
@@ -33,10 +35,9 @@ def load_samples(experiment: Experiment) -> Samples:
     missing = [key for key in ("data", "partition") if getattr(experiment, key) is None]
     if missing or experiment.data is None:
         hint = "is missing (only `cw.run` with arrays of your own goes without)"
-        raise ConfigError(experiment.name, [(key, hint) for key in missing])
+        raise ConfigError(experiment.source, [(key, hint) for key in missing])
     folder = experiment.data_dir or os.environ.get("CLIENTWISE_DATA")
     samples: Samples = make(DATASETS, experiment.data)(Path(folder) if folder else None)
-    check_problem(experiment, samples.problem)
     return samples
 
 
@@ -47,65 +48,136 @@ def build_trackers(experiment: Experiment) -> Trackers:
         try:
             trackers.append((part.name, TRACKERS.get(part.name)(**part.options)))
         except ClientwiseError as error:
-            raise ConfigError(experiment.name, [(f"trackers[{index}]", str(error))]) from None
+            raise ConfigError(experiment.source, [(f"trackers[{index}]", str(error))]) from None
         except Exception as error:  # whatever a user's own tracker raises is theirs to know
             raise ConfigError(
-                experiment.name, [(f"trackers[{index}]", f"{part.name}: {type(error).__name__}: {error}")]
+                experiment.source, [(f"trackers[{index}]", f"{part.name}: {type(error).__name__}: {error}")]
             ) from error
     return Trackers(trackers)
 
 
-def check_problem(experiment: Experiment, problem: Problem) -> None:
-    """Parts that do not fit what is to be learned: known once the data is."""
-    issues = []
+def validate(experiment: Experiment, own_data: FederatedData | None) -> Samples:
+    """Everything about an experiment that only its data can tell, checked before anything runs."""
+    samples = own_data.samples if own_data else load_samples(experiment)
+    num_clients = own_data.num_clients if own_data else num_clients_of(experiment)
+    issues = [*_problem_issues(experiment, samples.problem), *_client_issues(experiment, num_clients)]
+    if own_data is None and 2 * num_clients > len(samples.targets) * (1 - experiment.server_set.fraction):
+        issues.append(("partition.clients", f"{num_clients} clients are too many for {len(samples.targets)} samples"))
+    if not issues:
+        seed = experiment.seeds[0]
+        data, hostile = build_data(experiment, samples, seed, own_data)
+        issues = [*_engine_issues(experiment, build_engine(experiment, data, hostile, seed, torch.device("cpu")))]
+    if issues:
+        raise ConfigError(experiment.source, issues)
+    return samples
+
+
+def num_clients_of(experiment: Experiment) -> int:
+    """How many clients the partition makes."""
+    assert experiment.partition is not None
+    return int(experiment.partition.options["clients"])
+
+
+def _problem_issues(experiment: Experiment, problem: Problem) -> Iterator[tuple[str, str]]:
+    """Parts that do not fit what is to be learned."""
     regression = problem.kind == "regression"
+    if not regression and (experiment.evaluation.target or 0) > 1:
+        yield "evaluation.target", f"an accuracy is at most 1, got {experiment.evaluation.target}"
     for index, method in enumerate(experiment.methods):
         for place, part in enumerate(method.criteria):
+            key = f"methods[{index}].criteria[{place}]"
             metric = part.options.get("metric") if part.name == "server_performance" else None
-            if metric is not None and (metric in ERROR_METRICS) != regression:
-                issues.append(
-                    (f"methods[{index}].criteria[{place}].metric", f"{metric} does not measure {problem.kind}")
-                )
+            if metric is not None and metric not in METRICS:
+                yield f"{key}.metric", f"unknown metric {metric!r}{suggest(metric, METRICS)}"
+            elif metric is not None and (metric in ERROR_METRICS) != regression:
+                yield f"{key}.metric", f"{metric} does not measure {problem.kind}"
             if regression and part.name in ("label_diversity", "class_balance"):
-                issues.append((f"methods[{index}].criteria[{place}]", f"{part.name} needs classes, this is regression"))
-        if method.adapt_loss and (method.adapt_loss.name == "robust_shape") != regression:
+                yield key, f"{part.name} needs classes, this is regression"
+        if method.adapt_loss and method.adapt_loss.name == ("class_weights" if regression else "robust_shape"):
             fitting = "robust_shape" if regression else "class_weights"
-            issues.append((f"methods[{index}].adapt_loss", f"this is {problem.kind}: use {fitting!r}"))
-    if issues:
-        raise ConfigError(experiment.name, issues)
+            yield f"methods[{index}].adapt_loss", f"this is {problem.kind}: use {fitting!r}"
+
+
+def _client_issues(experiment: Experiment, num_clients: int) -> Iterator[tuple[str, str]]:
+    """What does not fit the number of clients."""
+    wanted = experiment.federation.clients_per_round
+    if wanted is not None and wanted > num_clients:
+        yield "federation.clients_per_round", f"{wanted} in a round, but there are only {num_clients} clients"
+    for name, values in experiment.attributes.items():
+        if len(values) != num_clients:
+            yield f"attributes.{name}", f"{len(values)} values for {num_clients} clients"
+    taken: list[int] = []
+    for index, group in enumerate(experiment.hostile):
+        key = f"hostile[{index}].clients"
+        members = group.clients if isinstance(group.clients, list) else []
+        wrong = [client for client in members if client in taken or not 0 <= client < num_clients]
+        if wrong:
+            yield key, f"{wrong} are not clients, or in two groups: there are 0 to {num_clients - 1}"
+        taken += members or [-1] * int(group.clients if isinstance(group.clients, int) else 0)
+        if len(taken) > num_clients:
+            yield key, f"{len(taken)} hostile clients of {num_clients}: too many"
+
+
+def _engine_issues(experiment: Experiment, engine: LocalEngine) -> Iterator[tuple[str, str]]:
+    """What shows when a client and a model are tried: networks that do not fit, criteria that cannot be measured."""
+    try:
+        engine.evaluate([0], engine.initial_model[None])
+    except (RuntimeError, ValueError, IndexError) as error:
+        yield "model", f"does not fit these samples: {error}"
+    facts = engine.facts([0], torch.zeros(1))
+    for index, method in enumerate(experiment.build_methods()):
+        for place, criterion in enumerate(method.criteria):
+            key = f"methods[{index}].criteria[{place}]"
+            if criterion.measured_by == "server":
+                continue
+            try:
+                shape = tuple(criterion.measure(facts).shape)
+                if shape != (1,):
+                    yield key, f"{criterion.name} must give one value per client, gave {shape} for one client"
+            except Exception as error:  # a user's own criterion may raise anything
+                yield key, str(error.args[0]) if isinstance(error, KeyError) else f"{type(error).__name__}: {error}"
+        judged = method.adapt_loss or any(criterion.part.name == "server_performance" for criterion in method.criteria)
+        if judged and engine.data.weigh is None and experiment.server_set.source != "clients":
+            yield f"methods[{index}]", "there are no samples to weigh by: enlarge server_set.fraction, or give `weigh`"
 
 
 def choose_hostile(experiment: Experiment, num_clients: int, seed: int) -> dict[int, Hostile]:
-    """Which clients are hostile: those listed, or as many as asked for, drawn by the seed."""
+    """Which clients are hostile: those listed, or as many as asked for, drawn by the seed among the others."""
+    listed = {client for group in experiment.hostile if isinstance(group.clients, list) for client in group.clients}
     chosen: dict[int, Hostile] = {}
     for index, group in enumerate(experiment.hostile):
-        key = f"hostile[{index}].clients"
-        free = [client for client in range(num_clients) if client not in chosen]
-        if isinstance(group.clients, int):
-            if group.clients > len(free):
-                raise ConfigError(experiment.name, [(key, f"{group.clients} of {len(free)} clients left: too many")])
-            draw = torch.randperm(len(free), generator=generator(seed, "hostile", index))[: group.clients]
+        members = group.clients
+        if isinstance(members, int):
+            free = [client for client in range(num_clients) if client not in chosen and client not in listed]
+            draw = torch.randperm(len(free), generator=generator(seed, "hostile", index))[:members]
             members = [free[place] for place in draw.tolist()]
-        else:
-            members = group.clients
-            wrong = [client for client in members if client not in free]
-            if wrong:
-                raise ConfigError(
-                    experiment.name,
-                    [(key, f"{wrong} are not clients, or in two groups: there are 0 to {num_clients - 1}")],
-                )
         hostile = Hostile(make(ATTACKS, group.attack), group.ignore_global, group.attack.name)
         chosen |= dict.fromkeys(members, hostile)
     return chosen
 
 
-def build_data(experiment: Experiment, samples: Samples, seed: int) -> tuple[FederatedData, dict[int, Hostile]]:
+def build_data(
+    experiment: Experiment, samples: Samples, seed: int, own_data: FederatedData | None = None
+) -> tuple[FederatedData, dict[int, Hostile]]:
     """Who holds which samples under this seed, and who is hostile; hostile clients may call their samples otherwise."""
+    num_clients = own_data.num_clients if own_data else num_clients_of(experiment)
+    hostile = choose_hostile(experiment, num_clients, seed)
+
+    def relabel(client: int, targets: Tensor) -> Tensor:
+        if client not in hostile:
+            return targets
+        return hostile[client].attack.relabel(targets, samples.problem, generator(seed, "relabel", 0, client))
+
+    data = _adopt(experiment, own_data, seed, relabel) if own_data else _partition(experiment, samples, seed, relabel)
+    given = {name: torch.tensor(values, dtype=torch.float64) for name, values in experiment.attributes.items()}
+    return replace(data, attributes={**data.attributes, **given}), hostile
+
+
+def _partition(experiment: Experiment, samples: Samples, seed: int, relabel: Relabel) -> FederatedData:
     assert experiment.partition is not None
-    hostile = choose_hostile(experiment, int(experiment.partition.options["clients"]), seed)
     settings = experiment.server_set
     try:
-        data = federate(
+        return federate(
             samples,
             make(PARTITIONS, experiment.partition),
             seed,
@@ -114,31 +186,24 @@ def build_data(experiment: Experiment, samples: Samples, seed: int) -> tuple[Fed
             report_fraction=1.0 if settings.source == "clients" else settings.report_fraction,
             shared_set=settings.shared_set,
             contributed_fraction=settings.contributed_fraction if settings.source == "contributed" else None,
-            relabel=partial(_relabel, hostile, samples.problem, seed),
+            relabel=relabel,
         )
     except ValueError as error:
-        raise ConfigError(experiment.name, [("partition", str(error))]) from None
-    return data, hostile
+        raise ConfigError(experiment.source, [("partition", str(error))]) from None
 
 
-def adopt_data(experiment: Experiment, data: FederatedData, seed: int) -> tuple[FederatedData, dict[int, Hostile]]:
-    """Arrays of the user's own, in which the clients chosen to be hostile call their samples otherwise."""
-    hostile = choose_hostile(experiment, data.num_clients, seed)
+def _adopt(experiment: Experiment, data: FederatedData, seed: int, relabel: Relabel) -> FederatedData:
+    """Arrays of the user's own, in which hostile clients call their samples otherwise."""
 
     def relabelled(shares: Shares) -> Shares:
-        targets = shares.targets.clone()
-        for client in hostile:
-            mine = shares.slice(client)
-            targets[mine] = _relabel(hostile, data.samples.problem, seed, client, targets[mine])
-        return replace(shares, targets=targets)
+        parts = [shares.slice(client) for client in range(len(shares))]
+        return replace(shares, targets=torch.cat([relabel(k, shares.targets[part]) for k, part in enumerate(parts)]))
 
-    return replace(data, train=relabelled(data.train), test=relabelled(data.test)), hostile
-
-
-def _relabel(hostile: Mapping[int, Hostile], problem: Problem, seed: int, client: int, targets: Tensor) -> Tensor:
-    if client not in hostile:
-        return targets
-    return hostile[client].attack.relabel(targets, problem, generator(seed, "relabel", 0, client))
+    train, settings = relabelled(data.train), experiment.server_set
+    weigh = data.report if settings.shared_set else data.weigh
+    if settings.source == "contributed":
+        weigh = contribute(train, settings.contributed_fraction, seed)
+    return replace(data, train=train, test=relabelled(data.test), weigh=weigh)
 
 
 def build_engine(
@@ -155,8 +220,8 @@ def build_module(experiment: Experiment, samples: Samples, seed: int) -> nn.Modu
     with seeded_default_generator(seed, "initial model"):
         try:
             module: nn.Module = make(MODELS, experiment.model)(tuple(samples.inputs.shape[1:]), num_outputs)
-        except ValueError as error:
-            raise ConfigError(experiment.name, [("model", str(error))]) from None
+        except (ValueError, RuntimeError, MemoryError) as error:
+            raise ConfigError(experiment.source, [("model", str(error).splitlines()[0])]) from None
     return module
 
 
@@ -168,29 +233,30 @@ def build_federation(experiment: Experiment, num_clients: int, seed: int) -> Fed
         cohort_size=cohort_size(num_clients, fraction=cohorts.fraction, clients_per_round=cohorts.clients_per_round),
         judged_by="clients" if experiment.server_set.source == "clients" else "server",
         evaluate_clients_every=experiment.evaluation.clients_every,
+        rounds=experiment.rounds,
     )
 
 
 def describe(experiment: Experiment) -> list[str]:
     """What an experiment would run, found out by building its first seed."""
-    samples = load_samples(experiment)
+    samples = validate(experiment, None)
     assert experiment.data is not None
     seed = experiment.seeds[0]
     data, hostile = build_data(experiment, samples, seed)
     spec = FlatModel(build_module(experiment, samples, seed), torch.device("cpu")).spec
     sizes = data.train.sizes
     cohort = build_federation(experiment, data.num_clients, seed).cohort_size
-    server = [
-        f"{len(part.numbers):,} to {verb}"
-        for part, verb in ((data.weigh, "weigh by"), (data.report, "report on"))
-        if part
-    ]
+    parts = ((data.weigh, "weigh by"), (data.report, "report on"))
+    server = [f"{len(part.numbers):,} samples to {verb}" for part, verb in parts if part]
+    seeds = f"{len(experiment.seeds)} seed{'s' if len(experiment.seeds) > 1 else ''}"
     return [
         f"data        {experiment.data.name}: {len(samples.targets):,} samples, {samples.problem.kind}",
         f"clients     {data.num_clients} with {sizes.min()} to {sizes.max()} training samples each, "
         f"{cohort} in a round, {len(hostile)} hostile",
-        f"server set  {', '.join(server) or 'none'}",
+        f"server set  {', '.join(server) or 'none'}"
+        + ("; the cohort judges" if experiment.server_set.source == "clients" else ""),
         f"model       {experiment.model.name}: {spec.num_parameters:,} parameters",
+        f"device      {pick_device(experiment.device)}",
         f"methods     {', '.join(method.name for method in experiment.methods)}",
-        f"work        {len(experiment.methods)} methods × {len(experiment.seeds)} seeds × {experiment.rounds} rounds",
+        f"work        {len(experiment.methods)} methods × {seeds} × {experiment.rounds} rounds",
     ]

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, Field, PlainValidator, ValidationError, create_model
+from pydantic import BaseModel, ConfigDict, Field, PlainValidator, PrivateAttr, ValidationError, create_model
 from pydantic_core import PydanticCustomError
 
 from ..attacks import ATTACKS
@@ -21,7 +21,7 @@ from ..core.criteria import CRITERIA, make_criterion
 from ..core.loss import LOSS_ADAPTERS
 from ..core.method import Method
 from ..core.priority import ADJUSTMENTS, MAX_CRITERIA
-from ..core.scores import SCORES, Prioritized, Product, Score
+from ..core.scores import SCORES, Prioritized, Score
 from ..core.types import LocalTraining
 from ..core.weighting import NORMALISERS
 from ..data.datasets import DATASETS
@@ -52,27 +52,22 @@ def read_part(registry: Registry[Any], value: Any) -> Part:
     table = {"name": value} if isinstance(value, str) else value
     if not isinstance(table, Mapping) or not isinstance(table.get("name"), str):
         _raise([("", f"name a {registry.kind}, or give a table with its name and options{suggest('', registry)}")])
-    if table["name"] not in registry:
-        _raise(
-            [
-                (
-                    "name" if isinstance(value, Mapping) else "",
-                    f"unknown {registry.kind} {table['name']!r}{suggest(table['name'], registry)}",
-                )
-            ]
-        )
+    name = table["name"]
+    if name not in registry:
+        place = "name" if isinstance(value, Mapping) else ""
+        _raise([(place, f"unknown {registry.kind} {name!r}{suggest(name, registry)}")])
     fields: dict[str, Any] = {
-        option.name: (option.type, ... if option.required else option.default)
-        for option in registry.options(table["name"])
+        option.name: (option.type, ... if option.required else option.default) for option in registry.options(name)
     }
-    model = create_model(
-        table["name"], __config__=ConfigDict(extra="forbid", strict=True, arbitrary_types_allowed=True), **fields
-    )
+    given = {key: option for key, option in table.items() if key != "name"}
+    label = given.pop("as", "") if registry is CRITERIA else ""
+    if not isinstance(label, str):
+        _raise([("as", f"must be a name, got {label!r}")])
     try:
-        options = model.model_validate({key: given for key, given in table.items() if key != "name"})
+        options = create_model(name, __base__=Section, **fields).model_validate(given)
     except ValidationError as error:
         _raise(_issues(error, {(): list(fields)}))
-    return Part(table["name"], {name: getattr(options, name) for name in fields})
+    return Part(name, {option: getattr(options, option) for option in fields}, label)
 
 
 def make(registry: Registry[Any], part: Part) -> Any:
@@ -95,7 +90,9 @@ Fraction = Annotated[float, Field(ge=0, lt=1)]
 class Section(BaseModel):
     """A table of the config. Unknown keys are errors."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, arbitrary_types_allowed=True)
+    model_config = ConfigDict(
+        extra="forbid", strict=True, frozen=True, arbitrary_types_allowed=True, allow_inf_nan=False
+    )
 
 
 class Training(Section):
@@ -207,7 +204,7 @@ class MethodSettings(Section):
         normalise = self.normalise or Part(score.default_normaliser, {})
         return Method(
             name=self.name,
-            criteria=tuple(make_criterion(part.name, **part.options) for part in self.criteria),
+            criteria=tuple(make_criterion(part.name, part.label, **part.options) for part in self.criteria),
             normaliser=make(NORMALISERS, normalise),
             score=score,
             adjust=make(ADJUSTMENTS, self.adjust) if self.adjust else None,
@@ -222,17 +219,20 @@ class Experiment(Section):
 
     name: Annotated[str, Field(min_length=1)] = Field(description="names the run folder")
     rounds: PositiveInt = Field(description="rounds of federated learning, per method and seed")
-    seeds: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)] = Field(
+    seeds: Annotated[list[Annotated[int, Field(ge=0, lt=2**63)]], Field(min_length=1)] = Field(
         [1], description="one repetition each"
     )
     plugins: list[str] = Field(
         [], description="your own modules, imported first so that their parts are known; found beside the file"
     )
+    plugin_dir: str | None = Field(None, description="where they lie; default: the folder of the config")
     engine: Literal["local"] = Field("local", description="where the clients live")
     checkpoint_seconds: NonNegativeFloat = Field(
         10.0, description="at least this long between two checkpoints; 0: one after every round"
     )
-    device: str = Field("auto", description='"cpu", "cuda", or "auto": the GPU where there is one')
+    device: str = Field(
+        "auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description='"cpu", "cuda", or "auto": the GPU where there is one'
+    )
     data_dir: str | None = Field(
         None, description="folder with the datasets in their published layouts; better given as --data-dir"
     )
@@ -245,6 +245,9 @@ class Experiment(Section):
     partition: Annotated[Part, _part(PARTITIONS)] | None = Field(
         None, description="how they are spread over the clients; left out likewise"
     )
+    attributes: dict[str, list[float]] = Field(
+        {}, description="facts about the clients, one value each, for the criterion `attribute` and your own"
+    )
     model: Annotated[Part, _part(MODELS)] = Field(description="the network every client trains")
     training: Training = Field(Training(), description="how every client trains")
     federation: Cohorts = Field(Cohorts(), description="who takes part in a round")
@@ -254,6 +257,13 @@ class Experiment(Section):
     methods: Annotated[list[MethodSettings], Field(min_length=1)] = Field(
         [MethodSettings(name="FedAvg")], description="what is compared"
     )
+
+    _source: str = PrivateAttr("config")
+
+    @property
+    def source(self) -> str:
+        """What messages call the config: its file."""
+        return self._source
 
     def build_methods(self) -> list[Method]:
         """All methods, ready to run."""
@@ -280,22 +290,17 @@ def load_experiment(
 
     `overrides` are texts `key=value` as in `--set`; `replaced` are values for keys of the top level.
     """
-    if isinstance(source, Mapping):
-        where, table, folder = "config", _copy(source), Path.cwd()
-    else:
-        where, folder = str(source), Path(source).resolve().parent
-        try:
-            table = tomllib.loads(Path(source).read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            raise ConfigError(where, [("", "no such file; `clientwise demo` runs without one")]) from None
-        except IsADirectoryError:
-            raise ConfigError(where, [("", "is a folder, not a TOML file")]) from None
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise ConfigError(where, [("", f"not valid TOML: {error}")]) from None
+    where, folder, table = _read(source)
     for override in overrides:
         _override(table, override)
     table |= replaced or {}
-    issues = _load_plugins(table.get("plugins", []), folder)
+    if isinstance(table.get("data_dir"), str):
+        table["data_dir"] = str(folder / table["data_dir"])
+    issues = []
+    if table.get("plugins"):
+        # Written into the resolved config, so that a run can be resumed from its own folder.
+        table.setdefault("plugin_dir", str(folder))
+        issues = _load_plugins(table["plugins"], str(table["plugin_dir"]))
     try:
         experiment = Experiment.model_validate(table)
     except ValidationError as error:
@@ -303,22 +308,39 @@ def load_experiment(
     issues += _impossible(experiment)
     if issues:
         raise ConfigError(where, issues)
+    experiment._source = where
     return experiment
 
 
-def _load_plugins(names: Any, folder: Path) -> list[tuple[str, str]]:
+def _read(source: str | Path | Mapping[str, Any]) -> tuple[str, Path, dict[str, Any]]:
+    """What to call the source in messages, the folder its relative paths start from, and what it says."""
+    if isinstance(source, Mapping):
+        return "config", Path.cwd(), _copy(source)
+    where = str(source)
+    try:
+        return where, Path(source).resolve().parent, tomllib.loads(Path(source).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(where, [("", "no such file; `clientwise demo` runs without one")]) from None
+    except IsADirectoryError:
+        raise ConfigError(where, [("", "is a folder, not a TOML file")]) from None
+    except OSError as error:
+        raise ConfigError(where, [("", f"cannot be read: {error.strerror}")]) from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(where, [("", f"not valid TOML: {error}")]) from None
+
+
+def _load_plugins(names: Any, folder: str) -> list[tuple[str, str]]:
     issues = []
-    if str(folder) not in sys.path:
-        sys.path.insert(0, str(folder))
+    if folder not in sys.path:
+        sys.path.append(folder)  # last: a file beside a config must not stand in for an installed package
     for index, name in enumerate(names if isinstance(names, list) else []):
+        key = f"plugins[{index}]"
         try:
             importlib.import_module(str(name))
         except ModuleNotFoundError as error:
-            issues.append(
-                (f"plugins[{index}]", f"cannot import {name!r}: {error}; put {name}.py beside the config or install it")
-            )
+            issues.append((key, f"cannot import {name!r}: {error}; put {name}.py beside the config or install it"))
         except Exception as error:  # whatever a user's module raises while it is imported is theirs to know
-            issues.append((f"plugins[{index}]", f"importing {name!r} failed: {type(error).__name__}: {error}"))
+            issues.append((key, f"importing {name!r} failed: {type(error).__name__}: {error}"))
     return issues
 
 
@@ -374,9 +396,9 @@ def _impossible(experiment: Experiment) -> list[tuple[str, str]]:
 
 def _impossible_method(settings: MethodSettings, training: Training) -> list[tuple[str, str]]:
     issues: list[tuple[str, str]] = []
-    names = [part.name for part in settings.criteria]
+    names = [part.called for part in settings.criteria]
     for name in sorted({name for name in names if names.count(name) > 1}):
-        issues.append(("criteria", f"{name} is listed twice"))
+        issues.append(("criteria", f"{name} is listed twice; give one of them another name with `as`"))
     try:
         method = settings.build(training)
         method.score.check(names)
@@ -384,13 +406,12 @@ def _impossible_method(settings: MethodSettings, training: Training) -> list[tup
         return [*issues, ("score", str(error))]
     if method.training.optimizer == "adam" and method.training.momentum:
         issues.append(("training.momentum", 'goes with optimizer = "sgd"; adam has its own'))
-    if (
-        isinstance(method.score, Product)
-        and method.score.thresholds
-        and settings.normalise
-        and settings.normalise.name != "none"
-    ):
-        issues.append(("normalise", 'a threshold is in the criterion\'s own units: use normalise = "none"'))
+    try:
+        method.score.check_normaliser(
+            settings.normalise.name if settings.normalise else method.score.default_normaliser
+        )
+    except ValueError as error:
+        issues.append(("normalise", str(error)))
     if method.adjust:
         if not isinstance(method.score, Prioritized):
             issues.append(("adjust", 'adjusts an order of priority: use score = "prioritized"'))
@@ -419,7 +440,12 @@ def _issues(error: ValidationError, known: Mapping[tuple[str, ...], list[str]]) 
     wrong: dict[str, tuple[list[str], Any]] = {}  # a union fails once per alternative: one message for all of them
     for detail in error.errors():
         # Pydantic ends the place of a failed union with the name of the type it tried: not a key of the config.
-        place = [step for step in detail["loc"] if not (isinstance(step, str) and ("[" in step or step in _TYPE_TAGS))]
+        *path, last = detail["loc"]
+        place = [step for step in path if not (isinstance(step, str) and ("[" in step or step in _TYPE_TAGS))]
+        if detail["type"] in ("extra_forbidden", "missing") or not (
+            isinstance(last, str) and ("[" in last or last in _TYPE_TAGS)
+        ):
+            place.append(last)
         key = _dotted(place)
         if detail["type"] == "part":
             found += [(f"{key}.{inner}" if inner else key, message) for inner, message in detail["ctx"]["issues"]]
@@ -446,10 +472,9 @@ def _dotted(place: Sequence[int | str]) -> str:
 
 def _plain(value: Any) -> Any:
     if isinstance(value, Part):
-        return {
-            "name": value.name,
-            **{key: _plain(option) for key, option in value.options.items() if option is not None},
-        }
+        label = {"as": value.label} if value.label else {}
+        options = {key: _plain(option) for key, option in value.options.items() if option is not None}
+        return {"name": value.name, **label, **options}
     if isinstance(value, BaseModel):
         return {key: _plain(getattr(value, key)) for key in type(value).model_fields if getattr(value, key) is not None}
     if isinstance(value, Mapping):

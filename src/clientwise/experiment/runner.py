@@ -19,22 +19,21 @@ from ..attacks import Hostile
 from ..core.method import Method
 from ..core.round import first_state, run_round
 from ..core.types import RoundRecord
-from ..data.federated import FederatedData
+from ..data.federated import FederatedData, Samples
 from ..engine.local import pick_device, threads_for
 from ..trackers import LaneInfo, Trackers
 from .build import (
-    adopt_data,
     build_data,
     build_engine,
     build_federation,
     build_trackers,
-    check_problem,
-    load_samples,
+    validate,
 )
-from .config import ConfigError, Experiment, load_experiment
-from .store import RunError, Store, locked, write_atomically
+from .config import Experiment, load_experiment
+from .store import RunError, Store, is_finished, locked, write_atomically
 
-NO_PART_OF_THE_RESULT = {"data_dir", "trackers"}  # keys that may change when a run is resumed
+# Keys that may change when a run is resumed: they change no bit of it.
+NO_PART_OF_THE_RESULT = {"data_dir", "plugin_dir", "checkpoint_seconds", "trackers"}
 
 
 @dataclass(frozen=True)
@@ -69,9 +68,13 @@ def newest_run(parent: Path = Path("runs")) -> Path:
 
 def find_unfinished(experiment: Experiment, parent: Path = Path("runs")) -> Path:
     """The newest run folder in runs/ that was made by this very config."""
-    written = [path for path in parent.glob("*/config.toml") if not _changed(_read(path), experiment.to_dict())]
+    written = [
+        path
+        for path in parent.glob("*/config.toml")
+        if not _changed(_read(path), experiment.to_dict()) and not is_finished(path.parent)
+    ]
     if not written:
-        raise RunError(f"{parent}/: no run of this config to resume; name its folder: clientwise run FOLDER --resume")
+        raise RunError(f"{parent}/: no unfinished run of this config; name its folder: clientwise run FOLDER --resume")
     return max(written, key=lambda path: path.stat().st_mtime).parent
 
 
@@ -91,16 +94,17 @@ def run(
     """
     experiment = config if isinstance(config, Experiment) else load_experiment(config)
     folder = Path(out) if out is not None else new_folder(experiment.name)
-    try:
-        device = pick_device(experiment.device)
-    except (ValueError, RuntimeError) as error:
-        raise ConfigError(experiment.name, [("device", str(error))]) from None
+    device = pick_device(experiment.device)
+    samples = validate(experiment, data)
     trackers = build_trackers(experiment)
-    _prepare(folder, experiment, resume)
+    try:
+        _prepare(folder, experiment, resume)
+    except OSError as error:
+        raise RunError(f"{folder}: cannot be written to: {error.strerror}") from None
     with locked(folder):
         store = Store(folder)
         try:
-            _run_all(experiment, store, data, device, trackers, on_round or (lambda progress: None))
+            _run_all(experiment, store, samples, data, device, trackers, on_round or (lambda progress: None))
         finally:
             store.close()
     return folder
@@ -132,26 +136,27 @@ def _prepare(folder: Path, experiment: Experiment, resume: bool) -> None:
                 "resume it with its own, or choose another --out"
             )
         return
+    if resume:
+        raise RunError(f"{folder}: there is no run here to resume; without --resume a new one begins")
     if folder.exists() and any(folder.iterdir()):
         raise RunError(f"{folder}: not empty, and not a run of clientwise")
     folder.mkdir(parents=True, exist_ok=True)
+    write_atomically(written, experiment.to_toml().encode())  # first: from here on the folder is a run
     versions = {name: version(name) for name in ("clientwise", "torch", "numpy", "pydantic", "safetensors")}
     versions |= {"python": platform.python_version(), "machine": f"{platform.system()} {platform.machine()}"}
     write_atomically(folder / "versions.json", json.dumps(versions, indent=2).encode())
-    write_atomically(written, experiment.to_toml().encode())  # last: from here on the folder is a run
 
 
 def _run_all(
     experiment: Experiment,
     store: Store,
+    samples: Samples,
     own_data: FederatedData | None,
     device: torch.device,
     trackers: Trackers,
     on_round: Callable[[Progress], None],
 ) -> None:
     methods = experiment.build_methods()
-    samples = own_data.samples if own_data else load_samples(experiment)
-    check_problem(experiment, samples.problem)
     store.set_facts(
         {
             "name": experiment.name,
@@ -164,7 +169,8 @@ def _run_all(
     total = len(methods) * len(experiment.seeds) * experiment.rounds
     done = 0
     for seed in experiment.seeds:
-        data, hostile = adopt_data(experiment, own_data, seed) if own_data else build_data(experiment, samples, seed)
+        data, hostile = build_data(experiment, samples, seed, own_data)
+        store.check_fact(f"data of seed {seed}", data.fingerprint())
         names = {client: one.name for client, one in hostile.items()}
         store.set_clients(seed, data.train.sizes.tolist(), data.test.sizes.tolist(), names)
         resident = data.to(device)

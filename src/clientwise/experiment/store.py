@@ -12,7 +12,7 @@ import json
 import os
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -61,6 +61,9 @@ CREATE TABLE IF NOT EXISTS local (   -- every client's own test set, in the roun
 """
 
 
+SCHEMA_VERSION = 1  # of the tables above: a run folder of another version cannot be added to
+
+
 class RunError(ClientwiseError, RuntimeError):
     """A run folder that cannot be used, and why."""
 
@@ -75,7 +78,10 @@ class Store:
         self._database = sqlite3.connect(folder / "run.sqlite")
         self._database.execute("PRAGMA journal_mode = WAL")
         self._database.execute("PRAGMA synchronous = NORMAL")
-        self._database.executescript(SCHEMA)
+        (version,) = self._database.execute("PRAGMA user_version").fetchone()
+        if version not in (0, SCHEMA_VERSION):
+            raise RunError(f"{folder}: was made by another version of clientwise; finish it with that one")
+        self._database.executescript(f"{SCHEMA} PRAGMA user_version = {SCHEMA_VERSION};")
 
     def close(self) -> None:
         """Close the database."""
@@ -108,8 +114,20 @@ class Store:
         with self._database as database:
             database.execute("UPDATE lanes SET finished = 1 WHERE lane = ?", (lane,))
 
+    def check_fact(self, key: str, value: object) -> None:
+        """Write a fact, or make sure that it is still what it was when the run began."""
+        row = self._database.execute("SELECT value FROM facts WHERE key = ?", (key,)).fetchone()
+        if row is not None and json.loads(row[0]) != value:
+            raise RunError(f"{self.folder}: cannot be resumed with other data ({key} differs from when it began)")
+        self.set_facts({key: value})
+
     def forget_after(self, lane: int, round_num: int) -> None:
         """Drop the rounds after a checkpoint: they are run again, and come out the same."""
+        (kept,) = self._database.execute(
+            "SELECT COUNT(*) FROM rounds WHERE lane = ? AND round_num <= ?", (lane, round_num)
+        ).fetchone()
+        if kept != round_num:
+            raise RunError(f"{self.folder}: its database has {kept} of the {round_num} rounds before the checkpoint")
         with self._database as database:
             for table in ("rounds", "participants", "criteria", "local"):
                 database.execute(f"DELETE FROM {table} WHERE lane = ? AND round_num > ?", (lane, round_num))
@@ -249,6 +267,17 @@ def locked(folder: Path) -> Iterator[None]:
         except BlockingIOError:
             raise RunError(f"{folder}: another clientwise process is writing to this run") from None
         yield
+
+
+def is_finished(folder: Path) -> bool:
+    """Whether all lanes of a run have ended."""
+    try:
+        with closing(sqlite3.connect(f"{(folder / 'run.sqlite').resolve().as_uri()}?mode=ro", uri=True)) as database:
+            planned = database.execute("SELECT value FROM facts WHERE key = 'lanes'").fetchone()
+            (ended,) = database.execute("SELECT COUNT(*) FROM lanes WHERE finished").fetchone()
+            return planned is not None and ended == json.loads(planned[0])
+    except sqlite3.DatabaseError:
+        return False  # not begun, or damaged: whoever goes on with it will be told
 
 
 def is_locked(folder: Path) -> bool:

@@ -36,6 +36,11 @@ class FlatModel:
             if layer.stop <= num_parameters:
                 tensor.grad = self.parameter.grad[layer.start : layer.stop].view(layer.shape)
 
+        counters = [buffer for buffer in self.module.buffers() if not buffer.is_floating_point()]
+        self._counters = [(buffer, buffer.clone()) for buffer in counters]
+
     def load(self, vector: Tensor) -> None:
-        """Put a flat vector [d] into the module."""
+        """Put a flat vector [d] into the module; counters, which do not travel, start anew."""
         self.vector.copy_(vector)
+        for buffer, initial in self._counters:
+            buffer.copy_(initial)

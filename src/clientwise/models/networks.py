@@ -46,6 +46,8 @@ def cnn(
     if len(input_shape) != 3:
         raise ValueError(f"model cnn needs images (channels, height, width), got samples of shape {input_shape}")
     depth, height, width = input_shape
+    if min(height, width) < 2 ** len(channels):
+        raise ValueError(f"{len(channels)} times 2×2 pooling leaves nothing of images of {height}×{width}")
     layers: list[nn.Module] = []
     for before, after in pairwise([depth, *channels]):
         layers.append(nn.Conv2d(before, after, kernel, padding="same"))

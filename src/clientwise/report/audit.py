@@ -97,7 +97,11 @@ def audit(run: Run, method: str, seed: int, round_num: int) -> Audit:
         alternatives = changed.get(client, (None,) * len(criteria)) if refusal is None else (None,) * len(criteria)
         people.append(Person(client, raw, normalised, score, weight, tuple(alternatives), remark))
     constant = json.loads(no_effect)
-    extra = (f"{', '.join(constant)}: equal for all clients of this round, so without effect.",) if constant else ()
+    extra = (
+        (f"{', '.join(constant)}: equal for all clients of this round: no effect, it told nobody apart.",)
+        if constant
+        else ()
+    )
     tried = tuple((tuple(one), value) for one, value in json.loads(candidates)) if candidates else ()
     return Audit(
         method,

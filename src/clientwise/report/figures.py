@@ -63,23 +63,26 @@ def _draw_chart(axes: Axes, chart: Json) -> None:
                 trace["y"],
                 linestyle=style,
                 color=trace["line"]["color"],
-                label=trace["name"],
+                label=trace["name"].lstrip("_") or "_",
                 linewidth=1.8,
                 marker="o" if len(trace["x"]) == 1 else None,
             )
             named = True
     if boxes:
         axes.boxplot([trace["y"] for trace in boxes], tick_labels=[trace["name"] for trace in boxes], widths=0.6)
+    for label in [*axes.get_xticklabels(), *axes.get_yticklabels()] if boxes else []:
+        label.set_parse_math(False)
     for shape in chart["layout"].get("shapes", ()):
         axes.axhline(shape["y0"], color=shape["line"]["color"], linewidth=0.8)
     layout = chart["layout"]
-    axes.set_title(chart["title"], fontsize=11)
+    axes.set_title(chart["title"], fontsize=11, parse_math=False)
     axes.set_xlabel(layout.get("xaxis", {}).get("title", {}).get("text", ""))
     if layout.get("yaxis", {}).get("tickformat") == ".0%":
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
     if named:
         axes.grid(alpha=0.3)
-        axes.legend(fontsize=9)
+        for text in axes.legend(fontsize=9).get_texts():
+            text.set_parse_math(False)  # a dollar sign in a name is a dollar sign
 
 
 def _draw_heat_map(axes: Axes, trace: Json) -> None:

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from rich import box
+from rich.markup import escape
 from rich.table import Table
 
 from ..experiment.store import RunError
@@ -32,7 +33,7 @@ def summary_table(run: Run) -> Table:
     table.add_column("curve", no_wrap=True)
     for line in lines:
         curve = [value for _, value in run.curve("metric", line.method, line.seeds[0])]
-        table.add_row(line.method, *(cell(line) for _, cell in columns), sparkline(curve))
+        table.add_row(escape(line.method), *(cell(line) for _, cell in columns), sparkline(curve))
     return table
 
 
@@ -76,7 +77,7 @@ def remarks(run: Run) -> list[str]:
         rows = run.query("SELECT no_effect, notes FROM rounds JOIN lanes USING (lane) WHERE method = ?", method)
         constant = Counter(name for row in rows for name in json.loads(row[0]))
         found += [
-            f"{method}: {name} was equal for all clients in {count} of {len(rows)} rounds, where it had no effect"
+            f"{method}: {name} was equal for all clients in {count} of {len(rows)} rounds: no effect there, all alike"
             for name, count in constant.items()
         ]
         notes = Counter(note for row in rows for note in json.loads(row[1]))
@@ -111,14 +112,18 @@ def _audit_table(found: Audit) -> Table:
     table.add_column("")
     for person in found.people:
         values = ["–" if value is None else f"{value:.4g}" for value in person.raw]
-        scored = ["–", "–"] if person.score is None else [f"{person.score:.4g}", f"{person.weight:.1%}"]
-        table.add_row(str(person.client), *values, *scored, person.remark)
+        scored = (
+            ["–", "–"]
+            if person.score is None
+            else [f"{person.score:.4g}", "–" if person.weight is None else f"{person.weight:.1%}"]
+        )
+        table.add_row(str(person.client), *values, *scored, escape(person.remark))
     return table
 
 
 def _table(title: str) -> Table:
     return Table(
-        title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0)
+        title=escape(title), title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0)
     )  # narrow: fits 80 columns
 
 
