@@ -44,7 +44,7 @@ def config(tiny: dict[str, Any], tmp_path: Path) -> Path:
 def test_help_and_version() -> None:
     assert re.search(r"clientwise \d+\.\d+\.\d+", clientwise("--version"))
     output = clientwise("--help")
-    for command in ("run", "check", "list", "show", "demo"):
+    for command in ("run", "check", "list", "show", "serve", "demo"):
         assert f" {command} " in output
         assert "Usage" in clientwise(command, "--help")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from ..experiment.store import RunError
@@ -18,7 +19,8 @@ def weights(series: Sequence[Series]) -> Json:
     items: list[Json] = []
     if any(one.run.has_hostile for one in series):
         items.append(hostile_chart(series))
-    items += [heat_map(one) for one in series]
+    with ThreadPoolExecutor() as pool:  # the database works while Python waits: most of the time of an overview
+        items += pool.map(heat_map, series)
     for one in series:
         lane, seed = one.lanes()[0]
         last = one.run.query("SELECT MAX(round_num) FROM rounds WHERE lane = ?", lane)[0][0]

@@ -27,6 +27,12 @@ function place(parent, wanted) {
   while (parent.children.length > wanted.length) parent.lastElementChild.remove();
 }
 
+/** A heading that only repeats the one above it is left to those who go by headings. */
+function entitle(heading, title, above) {
+  heading.textContent = title;
+  heading.classList.toggle("unseen", title === above);
+}
+
 /** Do something to the page; if that took the focus away, give it back to what now stands in its place. */
 function keepingFocus(work) {
   const before = document.activeElement;
@@ -204,7 +210,9 @@ function tableParts(name, columns, onSort) {
   const heads = columns.map((column, index) =>
     element("th", { scope: "col", class: column.numeric ? "numeric" : null }, buttons[index]));
   const body = element("tbody");
-  const table = element("table", { "aria-label": name, class: columns.length > 8 ? "wide" : null }, element("thead", {}, element("tr", {}, ...heads)), body);
+  const width = columns.length > 11 ? "wide widest" : columns.length > 8 ? "wide" : null;
+  const head = element("thead", {}, element("tr", {}, ...heads));
+  const table = element("table", { "aria-label": name, class: width }, head, body);
   const scroll = element("div", { class: "scroll", role: "region", "aria-label": name }, table);
   overflow.observe(scroll);
   return { heads, body, scroll };
@@ -252,9 +260,9 @@ function makeTable(level) {
 
   return {
     element: view,
-    update(next) {
+    update(next, above) {
       item = next;
-      heading.textContent = item.title;
+      entitle(heading, item.title, above);
       note.textContent = item.note ?? "";
       const columns = JSON.stringify(item.columns);
       if (columns !== shape) {
@@ -335,7 +343,7 @@ function layoutOf(item, look, width) {
     paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
     font: { family: getComputedStyle(document.body).fontFamily, size: PHONE.matches ? 11 : 12.5, color: look.text },
     hoverlabel: { bgcolor: look.card, bordercolor: look.grid, font: { color: look.text }, align: "left" },
-    legend: { itemwidth: 38, orientation: "h", x: 0, y: 1.02, yanchor: "bottom", font: { color: look.text }, bgcolor: "rgba(0,0,0,0)" },
+    legend: { itemwidth: 38, orientation: "h", x: 0, y: 1.02, yanchor: "bottom", bgcolor: "rgba(0,0,0,0)" },
     dragmode: TOUCH.matches ? false : "zoom", // a finger that scrolls the page must not zoom
     uirevision: "the reader's", // zoom and hidden lines stay when rounds are added
     ...Object.fromEntries([...axes].map((name) => [name, axis])),
@@ -413,10 +421,10 @@ function makeChart(level, prefix) {
     resize() {
       if (plot.layout && plot.clientWidth && plot.clientWidth !== drawnWidth) draw();
     },
-    update(next) {
+    update(next, above) {
       const before = item;
       item = next;
-      heading.textContent = item.title;
+      entitle(heading, item.title, above);
       caption.textContent = item.alt;
       plot.style.minHeight = `${heightOf(item)}px`;
       view.classList.toggle("clickable", item.data.some((trace) => trace.customdata || trace.meta?.open));
@@ -491,7 +499,7 @@ addEventListener("afterprint", () => {
 // --------------------------------------------------------------------------------------------------------------- documents
 
 /** Keeps one view per key: makes those that are new, updates those that stay, drops those that are gone. */
-function reconcile(parent, views, wanted, keyOf, make) {
+function reconcile(parent, title, views, wanted, keyOf, make) {
   const keys = new Set(wanted.map(keyOf));
   for (const [key, view] of views) {
     if (!keys.has(key)) {
@@ -504,7 +512,7 @@ function reconcile(parent, views, wanted, keyOf, make) {
     if (!views.has(key)) views.set(key, make(item));
     return views.get(key).element;
   }));
-  for (const item of wanted) views.get(keyOf(item)).update(item); // after placing: a chart needs to know its width
+  for (const item of wanted) views.get(keyOf(item)).update(item, title); // after placing: a chart needs its width
 }
 
 function makeSection(level, prefix) {
@@ -515,11 +523,11 @@ function makeSection(level, prefix) {
   const views = new Map();
   return {
     element: view,
-    update(section) {
+    update(section, above) {
       view.id = `${prefix}${section.id}`;
-      heading.textContent = section.title;
+      entitle(heading, section.title, above);
       lead.textContent = section.lead;
-      reconcile(items, views, section.items, (item) => `${item.kind} ${item.id}`,
+      reconcile(items, section.title, views, section.items, (item) => `${item.kind} ${item.id}`,
         (item) => (item.kind === "chart" ? makeChart(level + 1, prefix) : makeTable(level + 1)));
     },
     remove() {
@@ -541,7 +549,8 @@ function makePage(prefix, level, sectionPrefix) {
         if (JSON.stringify(said) !== JSON.stringify(content.lead)) {
           lead.replaceChildren(...content.lead.map((line) => element("p", {}, line)));
         }
-        reconcile(sections, views, content.sections, (section) => section.id, () => makeSection(level, sectionPrefix));
+        reconcile(sections, content.title, views, content.sections, (section) => section.id,
+          () => makeSection(level, sectionPrefix));
       });
     },
   };
@@ -612,7 +621,8 @@ function followHash() {
   history.replaceState({ depth }, "");
   openDepth = depth;
   opened = location.hash;
-  auditPage.show({ title: target.kind === "round" ? `Round ${target.number}` : `Client ${target.number}`, lead: ["Loading …"], sections: [] });
+  const title = `${target.kind === "round" ? "Round" : "Client"} ${target.number}`;
+  auditPage.show({ title, lead: ["Loading …"], sections: [] });
   if (!dialog.open) dialog.showModal();
   dialog.scrollTop = 0;
   showAudit(target, opened);
