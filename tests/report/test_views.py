@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+import shutil
 import statistics
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import pytest
 import clientwise as cw
 from clientwise.experiment.store import RunError, Store, locked
 from clientwise.report import views
-from clientwise.report.audit import audit
+from clientwise.report.audit import audit, weighing
 from clientwise.report.series import series_of
 from clientwise.report.statistics import Difference, paired_difference
 from clientwise.report.terminal import audit_tables, remarks, sparkline, summary_table
@@ -135,6 +136,22 @@ def test_what_if_by_hand(shown: cw.Run) -> None:
         if person.score is not None:
             bigger = sum(sizes.values()) - sizes[person.client] + max(sizes.values())
             assert person.what_if[0] == pytest.approx(max(sizes.values()) / bigger)
+
+
+def test_looking_at_a_run_executes_nothing_it_names(shown: cw.Run, tmp_path: Path) -> None:
+    copied = shutil.copytree(shown.folder, tmp_path / "foreign")
+    (tmp_path / "evil_plugin.py").write_text("raise SystemExit('executed')")
+    config = (copied / "config.toml").read_text()
+    (copied / "config.toml").write_text(
+        f'plugin_dir = "{tmp_path}"\n' + config.replace("plugins = []", 'plugins = ["evil_plugin"]')
+    )
+    foreign = cw.Run(copied)
+    assert audit(foreign, "FedAvg", 1, 1).what_if
+    views.overview([foreign])
+    (copied / "config.toml").write_text("not toml at all [")
+    weighing.cache_clear()
+    assert not audit(foreign, "FedAvg", 1, 1).what_if
+    assert "not known" in audit(foreign, "FedAvg", 1, 1).explanation
 
 
 def test_audits_as_documents(shown: cw.Run) -> None:

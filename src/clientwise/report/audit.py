@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -11,11 +12,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ..core.method import Method
-from ..core.scores import Prioritized
-from ..core.weighting import divide, to_weights
-from ..errors import ConfigError
-from ..experiment.config import load_experiment
+from ..core.scores import SCORES, Prioritized, Score
+from ..core.weighting import NORMALISERS, Normaliser, divide, to_weights
+from ..experiment.schema import make, read_part
 from ..experiment.store import RunError
 from .summary import Run
 
@@ -69,12 +68,12 @@ def audit(run: Run, method: str, seed: int, round_num: int) -> Audit:
         "SELECT client, criterion, raw, normalised FROM criteria WHERE lane = ? AND round_num = ?", lane, round_num
     ):
         measured.setdefault(client, {})[name] = (raw, normalised)
-    settings = _method(run.folder, method)
+    how = weighing(run.folder, method)
     found = {name for values in measured.values() for name in values}
-    criteria = settings.names if settings else tuple(sorted(found))
+    criteria = how.names if how else tuple(sorted(found))
     clients = [client for client in measured if set(measured[client]) == set(criteria)]
     what_if = _what_if(
-        settings,
+        how,
         order,
         torch.tensor([[measured[client][name][0] for name in criteria] for client in clients], dtype=torch.float64),
     )
@@ -111,7 +110,7 @@ def audit(run: Run, method: str, seed: int, round_num: int) -> Audit:
         criteria,
         tuple(people),
         bool(what_if),
-        _explain(settings, order),
+        _explain(how, order),
         order,
         tried,
         testing_rounds,
@@ -119,11 +118,41 @@ def audit(run: Run, method: str, seed: int, round_num: int) -> Audit:
     )
 
 
-def _what_if(method: Method | None, priority: Sequence[str] | None, raw: Tensor) -> list[tuple[float, ...]]:
+@dataclass(frozen=True)
+class Weighing:
+    """How a method of a run turned criteria into weights."""
+
+    names: tuple[str, ...]
+    score: Score
+    normaliser: Normaliser
+    description: str
+
+
+@lru_cache(maxsize=256)
+def weighing(folder: Path, method: str) -> Weighing | None:
+    """A method's score and normaliser, from the run's config; None where they are not parts of this library.
+
+    Plugins are not imported: to look at a run must never execute what it names.
+    """
+    try:
+        methods = tomllib.loads((folder / "config.toml").read_text(encoding="utf-8"))["methods"]
+        settings = next(table for table in methods if table["name"] == method)
+        score: Score = make(SCORES, read_part(SCORES, settings["score"]))
+        normaliser = settings.get("normalise", {"name": score.default_normaliser})["name"]
+        names = tuple(part.get("as") or part["name"] for part in settings["criteria"])
+        options = {key: value for key, value in settings["score"].items() if key not in ("name", "priority")}
+        described = ", ".join(f"{key} {value}" for key, value in options.items()).replace("'", "")
+        text = settings["score"]["name"] + (f" ({described})" if described else "")
+        return Weighing(names, score, NORMALISERS.get(normaliser), text)
+    except (OSError, ValueError, KeyError, StopIteration, TypeError, AttributeError):
+        return None
+
+
+def _what_if(how: Weighing | None, priority: Sequence[str] | None, raw: Tensor) -> list[tuple[float, ...]]:
     """For every client [n] and criterion [m]: its weight, had it the cohort's best value there and all else equal."""
-    if method is None or not 0 < len(raw) <= MAX_COHORT:
+    if how is None or not 0 < len(raw) <= MAX_COHORT:
         return []
-    score = method.score
+    score = how.score
     if isinstance(score, Prioritized) and priority:
         score = score.with_priority(priority)
     best = raw.max(0).values
@@ -133,29 +162,17 @@ def _what_if(method: Method | None, priority: Sequence[str] | None, raw: Tensor)
         for column in range(raw.shape[1]):
             changed = raw.clone()
             changed[client, column] = best[column]
-            weights.append(float(to_weights(score(method.names, divide(changed, method.normaliser(changed))))[client]))
+            weights.append(float(to_weights(score(how.names, divide(changed, how.normaliser(changed))))[client]))
         result.append(tuple(weights))
     return result
 
 
-def _explain(method: Method | None, priority: Sequence[str] | None) -> str:
+def _explain(how: Weighing | None, priority: Sequence[str] | None) -> str:
     """How the weights came about, in a sentence."""
-    if method is None:
-        return "The run's config cannot be read here, so what would change a weight is not known."
-    name = type(method.score).__name__.lower()
+    if how is None:
+        return "The score is not one of this library's, so what would change a weight is not known."
     order = f" in the order {' > '.join(priority)}" if priority and len(priority) > 1 else ""
     return (
-        f"Weight = score / sum of scores; the score is {name}{order} of {', '.join(method.names)}. "
+        f"Weight = score / sum of scores; the score is {how.description}{order} of {', '.join(how.names)}. "
         "“Weight with the best” says what a client would weigh, had it the best value of the round in that criterion."
     )
-
-
-@lru_cache(maxsize=256)
-def _method(folder: Path, name: str) -> Method | None:
-    """A method of a run, rebuilt from its config; None where that cannot be (a plugin that is not here, say)."""
-    try:
-        return next(
-            (method for method in load_experiment(folder / "config.toml").build_methods() if method.name == name), None
-        )
-    except ConfigError:
-        return None

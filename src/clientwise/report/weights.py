@@ -25,12 +25,9 @@ def weights(series: Sequence[Series]) -> Json:
         lane, seed = one.lanes()[0]
         last = one.run.query("SELECT MAX(round_num) FROM rounds WHERE lane = ?", lane)[0][0]
         if last is not None:
+            found = audit(one.run, one.method, seed, last)
             items.append(
-                audit_table(
-                    audit(one.run, one.method, seed, last),
-                    f"{one.label}: round {last}, seed {seed}",
-                    f"audit-{one.label}",
-                )
+                audit_table(found, f"{one.label}: round {last}, seed {seed}", f"audit-{one.label}", found.explanation)
             )
     lead = "Who got which weight, and why. Click a client or a round to open its audit."
     return section("weights", "Weight audit", lead, [item for item in items if item.get("data") or item.get("rows")])
@@ -105,28 +102,27 @@ def heat_map(one: Series) -> Json:
     return chart(f"map-{one.label}", title, alt, [trace], layout)
 
 
-def audit_table(found: Audit, title: str, name: str) -> Json:
+def audit_table(found: Audit, title: str, name: str, note: str = "") -> Json:
     """Every participant of a round: criteria as measured and normalised, score, weight, and what would change it."""
     columns = [
         "client",
+        "remark",
         *(f"{name}, {kind}" for name in found.criteria for kind in ("measured", "normalised")),
         "score",
         "weight",
     ]
     columns += [f"weight with the best {name}" for name in found.criteria] if found.what_if else []
-    columns.append("remark")
     rows = []
     for person in found.people:
         opens = {"client": {"method": found.method, "seed": found.seed, "client": person.client}}
-        cells: list[Any] = [{"value": person.client, "text": f"{person.client}", "open": opens}]
+        cells: list[Any] = [{"value": person.client, "text": f"{person.client}", "open": opens}, person.remark]
         for raw, normalised in zip(person.raw, person.normalised, strict=True):
             cells += [cell(raw, number(raw, 4)), cell(normalised, number(normalised, 3))]
         cells += [cell(person.score, number(person.score, 4)), cell(person.weight, percent_of(person.weight))]
         cells += [cell(value, percent_of(value)) for value in person.what_if] if found.what_if else []
-        cells.append(person.remark)
         rows.append(cells)
-    numeric = [True] * (len(columns) - 1) + [False]
-    return table(name, title, columns, rows, found.explanation, numeric)
+    numeric = [True, False] + [True] * (len(columns) - 2)
+    return table(name, title, columns, rows, note, numeric)
 
 
 def audit_round(run: Run, method: str, seed: int, round_num: int) -> Json:
