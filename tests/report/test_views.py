@@ -159,6 +159,7 @@ def test_audits_as_documents(shown: cw.Run) -> None:
     tried = texts(items(document)["orders"])
     assert sum(row[2] == "chosen" for row in tried) == 1
     client = items(document)["audit"]["rows"][0][0]["open"]["client"]
+    assert client.pop("run") == shown.folder.name
     history = views.audit_client(shown, **client)
     assert f"Client {client['client']} under online" in history["title"]
     weights = items(history)["client-weight"]["data"][0]
@@ -173,7 +174,11 @@ def test_audits_as_documents(shown: cw.Run) -> None:
 def test_refusals_and_cost(shown: cw.Run, document: Json) -> None:
     refused = items(document)["refused"]["rows"]
     (count,) = shown.query("SELECT COUNT(*) FROM participants WHERE refusal IS NOT NULL")[0]
-    assert sum(row[3] for row in refused) == count > 0
+    assert sum(row[4] for row in refused) == count > 0
+    for row in refused:  # the audit a row opens does hold that refusal
+        place = row[5]["open"]["round"]
+        people = audit(shown, place["method"], place["seed"], place["round"]).people
+        assert any(person.client == row[1] and row[3] in person.remark for person in people)
     cost = {row[0]: row for row in items(document)["costs"]["rows"]}
     assert cost["FedAvg"][2]["value"] == 2 * 6 * 650 * 4  # six clients, both ways, 650 parameters of four bytes
     assert cost["FedAvg"][3]["value"] == 0

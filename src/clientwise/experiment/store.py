@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, replace
@@ -262,10 +263,14 @@ def locked(folder: Path) -> Iterator[None]:
         yield
         return
     with (folder / ".lock").open("a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise RunError(f"{folder}: another clientwise process is writing to this run") from None
+        for last_try in (False, False, False, True):
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if last_try:
+                    raise RunError(f"{folder}: another clientwise process is writing to this run") from None
+                time.sleep(0.05)  # it may only be somebody looking whether the run is going, see `is_locked`
         yield
 
 
@@ -282,13 +287,16 @@ def is_finished(folder: Path) -> bool:
 
 def is_locked(folder: Path) -> bool:
     """Whether a process is writing to this run folder right now."""
-    if not (folder / ".lock").exists():
-        return False
     try:
-        with locked(folder):
-            return False
-    except RunError:
+        import fcntl
+
+        with (folder / ".lock").open() as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: those who look do not see each other
+    except BlockingIOError:
         return True
+    except (ImportError, OSError):  # nothing to tell it by, or no such file
+        return False
+    return False
 
 
 def _round_row(

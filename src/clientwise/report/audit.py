@@ -38,6 +38,7 @@ class Person:
 class Audit:
     """One round of one method and seed, weight by weight."""
 
+    run: Run
     method: str
     seed: int
     round_num: int
@@ -104,6 +105,7 @@ def audit(run: Run, method: str, seed: int, round_num: int) -> Audit:
     )
     tried = tuple((tuple(one), value) for one, value in json.loads(candidates)) if candidates else ()
     return Audit(
+        run,
         method,
         seed,
         round_num,

@@ -246,7 +246,6 @@ def priority_section(series: Sequence[Series]) -> Json:
         )
         rows = rows[:: -(-len(rows) // MAX_POINTS) or 1]
         orders = [" > ".join(json.loads(priority)) for _, priority, _ in rows]
-        custom = [{"round": {"method": one.method, "seed": seed, "round": r}} for r, _, _ in rows]
         traces = [
             {
                 "x": [r for r, _, _ in rows],
@@ -254,7 +253,7 @@ def priority_section(series: Sequence[Series]) -> Json:
                 "mode": "markers",
                 "name": "order",
                 "marker": {"color": one.colour, "size": 7},
-                "customdata": custom,
+                "meta": one.opens("round", seed),
             },
             {
                 "type": "bar",
@@ -272,7 +271,7 @@ def priority_section(series: Sequence[Series]) -> Json:
             f"{len(orders)} rounds), changed {changes} times, {sum(tests for _, _, tests in rows)} testing rounds."
         )
         layout = {
-            "xaxis": {"title": {"text": "round"}},
+            "xaxis": {"title": {"text": "round"}, "anchor": "y2"},
             "yaxis": {"type": "category", "automargin": True, "domain": [0.35, 1]},
             "yaxis2": {"domain": [0, 0.25], "title": {"text": "tests"}, "anchor": "x"},
         }
@@ -344,13 +343,13 @@ def refusals(series: Sequence[Series]) -> Json:
     """Updates that were refused and rounds that changed nothing, with the reasons."""
     rows: list[list[Any]] = []
     for one in series:
-        for reason, client, count, first in one.run.query(
-            """SELECT refusal, client, COUNT(*), MIN(round_num) FROM participants JOIN lanes USING (lane)
-               WHERE method = ? AND refusal IS NOT NULL GROUP BY refusal, client ORDER BY 3 DESC LIMIT 100""",
+        for reason, client, seed, count, first in one.run.query(
+            """SELECT refusal, client, seed, COUNT(*), MIN(round_num) FROM participants JOIN lanes USING (lane)
+               WHERE method = ? AND refusal IS NOT NULL GROUP BY refusal, client, seed ORDER BY 4 DESC LIMIT 100""",
             one.method,
         ):
-            opens = {"round": {"method": one.method, "seed": one.summary.seeds[0], "round": first}}
-            rows.append([one.label, client, reason, count, {"value": first, "text": str(first), "open": opens}])
+            opens = {"round": {"method": one.method, "seed": seed, "round": first, "run": one.run.folder.name}}
+            rows.append([one.label, client, seed, reason, count, {"value": first, "text": str(first), "open": opens}])
         notes = Counter(
             note
             for (text,) in one.run.query(
@@ -358,14 +357,14 @@ def refusals(series: Sequence[Series]) -> Json:
             )
             for note in json.loads(text)
         )
-        rows += [[one.label, None, note, count, None] for note, count in notes.items()]
+        rows += [[one.label, None, None, note, count, None] for note, count in notes.items()]
     refused = table(
         "refused",
         "Refused updates, and rounds that changed nothing",
-        ["method", "client", "reason", "times", "first in round"],
+        ["method", "client", "seed", "reason", "times", "first in round"],
         rows,
         "",
-        [False, True, False, True, True],
+        [False, True, True, False, True, True],
     )
     return section(
         "refusals",

@@ -25,8 +25,9 @@ class Difference:
 def paired_difference(ours: Sequence[float | None], theirs: Sequence[float | None]) -> Difference | None:
     """Ours minus theirs, seed by seed, with Student's interval; None where no seed has both.
 
-    >>> paired_difference([3.0, 4.0, 5.0], [1.0, 1.0, 1.0])
-    Difference(mean=3.0, margin=2.484137711719545, pairs=3)
+    >>> difference = paired_difference([3.0, 4.0, 5.0], [1.0, 1.0, 1.0])
+    >>> difference.mean, round(difference.margin, 3), difference.pairs
+    (3.0, 2.484, 3)
     """
     pairs = [one - other for one, other in zip(ours, theirs, strict=True) if one is not None and other is not None]
     if not pairs:

@@ -45,8 +45,11 @@ class Run:
             raise RunError(f"{self.folder}: no such folder")
         if not (self.folder / "run.sqlite").exists():
             raise RunError(f"{self.folder}: not a run of clientwise (it has no run.sqlite)")
-        facts = {key: json.loads(value) for key, value in self.query("SELECT key, value FROM facts")}
-        if "metric" not in facts:
+        try:
+            facts = {key: json.loads(value) for key, value in self.query("SELECT key, value FROM facts")}
+        except ValueError as error:
+            raise RunError(f"{self.folder}: its database is damaged ({error})") from None
+        if not {"name", "metric", "target", "rounds", "lanes"} <= facts.keys():
             raise RunError(f"{self.folder}: the run has not begun; start it again with --resume")
         self.name: str = facts["name"]
         self.metric: str = facts["metric"]

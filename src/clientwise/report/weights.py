@@ -107,18 +107,21 @@ def audit_table(found: Audit, title: str, name: str, note: str = "") -> Json:
     columns = [
         "client",
         "remark",
-        *(f"{name}, {kind}" for name in found.criteria for kind in ("measured", "normalised")),
-        "score",
         "weight",
+        "score",
+        *(f"{name}, {kind}" for name in found.criteria for kind in ("measured", "normalised")),
     ]
     columns += [f"weight with the best {name}" for name in found.criteria] if found.what_if else []
     rows = []
     for person in found.people:
-        opens = {"client": {"method": found.method, "seed": found.seed, "client": person.client}}
-        cells: list[Any] = [{"value": person.client, "text": f"{person.client}", "open": opens}, person.remark]
+        place = {"method": found.method, "seed": found.seed, "client": person.client, "run": found.run.folder.name}
+        cells: list[Any] = [
+            {"value": person.client, "text": f"{person.client}", "open": {"client": place}},
+            person.remark,
+        ]
+        cells += [cell(person.weight, percent_of(person.weight)), cell(person.score, number(person.score, 4))]
         for raw, normalised in zip(person.raw, person.normalised, strict=True):
             cells += [cell(raw, number(raw, 4)), cell(normalised, number(normalised, 3))]
-        cells += [cell(person.score, number(person.score, 4)), cell(person.weight, percent_of(person.weight))]
         cells += [cell(value, percent_of(value)) for value in person.what_if] if found.what_if else []
         rows.append(cells)
     numeric = [True, False] + [True] * (len(columns) - 2)

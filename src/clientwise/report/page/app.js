@@ -103,7 +103,7 @@ function addressOf(open) {
   const kind = open.round ? "round" : open.client ? "client" : null;
   if (!kind) return null;
   const { method, seed, run, [kind]: number } = open[kind];
-  return `#${[kind, method, seed, number, ...(run ? [run] : [])].map(encodeURIComponent).join("/")}`;
+  return `#${[kind, method, seed, number, ...(run && source.isComparison ? [run] : [])].map(encodeURIComponent).join("/")}`;
 }
 
 /** What a point of a trace refers to: said for each point (customdata), or once for the trace (meta). */
@@ -111,7 +111,7 @@ function openOf(trace, row, column) {
   const own = column === undefined ? trace.customdata?.[row] : trace.customdata?.[row]?.[column];
   if (own || !trace.meta?.open) return own;
   const { open, method, seed, run, numbers = trace.x } = trace.meta;
-  return { [open]: { method, seed, [open]: numbers[row], run: source.isComparison ? run : null } };
+  return { [open]: { method, seed, [open]: numbers[row], run } };
 }
 
 /** What a hash opens; null where it is no audit. */
