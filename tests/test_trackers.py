@@ -100,7 +100,7 @@ def test_both_hold_what_the_database_holds(tiny: dict[str, Any], tmp_path: Path)
     for (method, seed), run in runs.items():
         expected = stored(folder, method, int(seed))
         if method == "FedAvg":  # the other one evaluates the clients in every round, to find its order
-            assert [step for step, _ in expected["local_mean"]] == [2]
+            assert [step for step, _ in expected["local_mean"]] == [2, 3]  # when due, and at the end
         assert sum(value for _, value in expected["refused"]) == 3
         assert_same(tensorboard(folder / "tensorboard" / f"{method}-seed{seed}"), expected)
         assert_same(mlflow_curves(uri, run), expected)
@@ -182,13 +182,13 @@ def test_trackers_do_not_matter_for_resume_or_results(
     plain = cw.run(tiny, "runs/plain")
     with pytest.raises(KeyboardInterrupt):
         cw.run({**tiny, "trackers": ["tensorboard"]}, "runs/tracked", on_round=interrupt_after(4))
+    assert find_unfinished(cw.load({**tiny, "trackers": ["mlflow"]})) == Path("runs/tracked")
     cw.run(tiny, "runs/tracked", resume=True)  # on in the first part, off in the second
     query = "SELECT lane, round_num, client, weight, training_loss FROM participants ORDER BY 1, 2, 3"
     assert cw.Run(Path("runs/tracked")).query(query) == cw.Run(plain).query(query)
-    tracked = cw.load({**tiny, "trackers": ["mlflow"]})
-    assert find_unfinished(tracked) == Path("runs/tracked")
-    with pytest.raises(cw.ClientwiseError, match="no run of this config"):
-        find_unfinished(cw.load({**tiny, "rounds": 9}))
+    for changed in (tiny, {**tiny, "rounds": 9}):  # finished, or another experiment
+        with pytest.raises(cw.ClientwiseError, match="no unfinished run of this config"):
+            find_unfinished(cw.load(changed))
 
 
 def test_nothing_is_written_or_imported_by_default(tiny: dict[str, Any], tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from clientwise.core.types import LocalTraining, Problem, Task
 from clientwise.data.datasets import diabetes
 from clientwise.data.partition import federate, iid
 from clientwise.engine.local import LocalEngine, pick_device
+from clientwise.errors import ClientwiseError
 from clientwise.models.networks import linear
 from clientwise.registry import Part
 
@@ -253,7 +254,7 @@ def test_devices() -> None:
     assert pick_device("cpu").type == "cpu"
     if not torch.cuda.is_available():
         assert pick_device("auto").type == "cpu"
-        with pytest.raises(ValueError, match="sees no GPU"):
+        with pytest.raises(ClientwiseError, match="sees no GPU"):
             pick_device("cuda")
 
 

@@ -33,7 +33,7 @@ from ..experiment.store import RunError, is_locked
 from . import views
 from .document import Json, counted
 from .html import ASSETS, asset, to_json
-from .summary import Run
+from .summary import NotBegunError, Run
 
 LOOPBACK_NAMES = ("127.0.0.1", "localhost", "[::1]", "::1")
 MAX_CACHED = 32  # documents
@@ -190,8 +190,8 @@ class _Runs:
         runs = [(name, self.folder(name)) for name in names]
         version = _hashed([(name, _version(folder)) for name, folder in runs])
         if len(runs) == 1:
-            return {"version": version, **_progress(Run(runs[0][1]))}
-        running = any(views.run_state(Run(folder)) == "running" for _, folder in runs)
+            return {"version": version, **_progress(runs[0][1])}
+        running = any(_progress(folder)["state"] == "running" for _, folder in runs)
         state = "running" if running else "finished"
         return {"version": version, "state": state, "status": f"{len(runs)} runs compared"}
 
@@ -210,7 +210,10 @@ class _Runs:
         return made
 
     def _build(self, names: Sequence[str], standing: Json) -> _Packed:
-        made = views.overview([Run(self.folder(name)) for name in names]) if names else self._list()
+        try:
+            made = views.overview([Run(self.folder(name)) for name in names]) if names else self._list()
+        except NotBegunError:
+            made = {"title": ", ".join(names), "lead": ["No round has been recorded yet."], "sections": []}
         return _pack(to_json({**made, **standing, "id": " ".join(names)}))
 
     def _list(self) -> Json:
@@ -267,8 +270,12 @@ def _hashed(value: object) -> str:
     return hashlib.sha256(repr(value).encode()).hexdigest()[:16]
 
 
-def _progress(run: Run) -> Json:
+def _progress(folder: Path) -> Json:
     """How far a run is, in a line."""
+    try:
+        run = Run(folder)
+    except NotBegunError:
+        return {"state": "running" if _is_locked(folder) else "stopped", "rounds": 0, "total": 0, "status": "starting"}
     lanes = run.query(
         """SELECT method, seed, finished, COUNT(round_num) FROM lanes LEFT JOIN rounds USING (lane)
            GROUP BY lane ORDER BY lane"""

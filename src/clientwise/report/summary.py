@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..experiment.store import RunError
+from ..experiment.store import RunError, is_locked
 from ..registry import suggest
 
 
@@ -32,6 +32,10 @@ class MethodSummary:
     seconds: list[float]
 
 
+class NotBegunError(RunError):
+    """A run of which nothing is recorded yet."""
+
+
 class Run:
     """A run folder, read-only. It may still be growing.
 
@@ -44,13 +48,19 @@ class Run:
         if not self.folder.is_dir():
             raise RunError(f"{self.folder}: no such folder")
         if not (self.folder / "run.sqlite").exists():
+            if is_locked(self.folder):
+                raise NotBegunError(f"{self.folder}: the run is just beginning")
             raise RunError(f"{self.folder}: not a run of clientwise (it has no run.sqlite)")
         try:
             facts = {key: json.loads(value) for key, value in self.query("SELECT key, value FROM facts")}
         except ValueError as error:
             raise RunError(f"{self.folder}: its database is damaged ({error})") from None
+        except RunError:
+            if is_locked(self.folder):  # its tables are being made at this moment
+                raise NotBegunError(f"{self.folder}: the run is just beginning") from None
+            raise
         if not {"name", "metric", "target", "rounds", "lanes"} <= facts.keys():
-            raise RunError(f"{self.folder}: the run has not begun; start it again with --resume")
+            raise NotBegunError(f"{self.folder}: the run has not begun; start it again with --resume")
         self.name: str = facts["name"]
         self.metric: str = facts["metric"]
         self.target: float | None = facts["target"]
