@@ -176,3 +176,19 @@ def test_names_are_never_markup(config: Path, tmp_path: Path, tiny: dict[str, An
     for name in names:
         assert output.count(name) >= 2  # in the progress and in the table, as it is
     assert "[red]out" in output
+
+
+def test_damaged_runs_and_unwritable_places_are_one_line(config: Path, tmp_path: Path) -> None:
+    clientwise("run", config, "--out", tmp_path / "run")
+    assert str(config) in clientwise("report", tmp_path / "run", "--out", config, expect=2)
+    for sql, reason in (
+        ("UPDATE rounds SET notes = 'not json'", "damaged"),
+        ("UPDATE facts SET value = 'not json'", "damaged"),
+        ("PRAGMA user_version = 99", "another version"),
+    ):
+        with closing(sqlite3.connect(tmp_path / "run" / "run.sqlite")) as database, database:
+            database.execute(sql)
+        for command in ("show", "report"):
+            assert reason in clientwise(command, tmp_path / "run", expect=2)
+    for wrong in ("1-3-5", "3-1", "x"):
+        assert "write 1,2,3 or 1-5" in clientwise("run", config, "--seeds", wrong, expect=2)

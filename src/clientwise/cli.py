@@ -167,16 +167,17 @@ def show(
     from .report.summary import Run
     from .report.terminal import audit_tables, remarks, summary_table
 
-    run = Run(folder or newest_run())
     if method is not None and round_num is None:
         _fail("--method goes with --round: which round of it?")
-    if round_num is None:
-        out.print(summary_table(run))
-        for remark in remarks(run):
-            out.print(_escaped(remark))
-    else:
-        for table in audit_tables(run, round_num, method):
-            out.print(table)
+    with _readable():
+        run = Run(folder or newest_run())
+        if round_num is None:
+            out.print(summary_table(run))
+            for remark in remarks(run):
+                out.print(_escaped(remark))
+        else:
+            for table in audit_tables(run, round_num, method):
+                out.print(table)
 
 
 @app.command()
@@ -190,14 +191,18 @@ def report(
 ) -> None:
     """Write a report on a run: one HTML file, all figures (PNG, SVG), all tables (CSV, Markdown, LaTeX)."""
     from .experiment.runner import newest_run
-    from .report.export import write_report
+    from .report.export import unique_names, write_report
     from .report.summary import Run
 
-    runs = [Run(folder) for folder in folders or [newest_run()]]
-    target = out_folder or (runs[0].folder / "report" if len(runs) == 1 else Path("report"))
-    with err.status("Writing the report") as status:
-        page = write_report(runs, target, lambda path: status.update(f"Writing the report: {path.name}"))
-    out.print(f"Report       {page}\nBeside it    figures (PNG, SVG) and tables (CSV, Markdown, LaTeX)", soft_wrap=True)
+    names = unique_names(folders or [newest_run()])
+    with _readable(), err.status("Writing the report") as status:
+        runs = [Run(folder, name) for name, folder in names.items()]
+        target = out_folder or (runs[0].folder / "report" if len(runs) == 1 else Path("report"))
+        page = write_report(runs, target, lambda path: status.update(f"Writing the report: {_escaped(path.name)}"))
+    out.print(
+        f"Report       {_escaped(str(page))}\nBeside it    figures (PNG, SVG) and tables (CSV, Markdown, LaTeX)",
+        soft_wrap=True,
+    )
 
 
 @app.command()
@@ -225,7 +230,7 @@ def serve(
     for folder in folders:
         if not folder.is_dir():
             _fail(f"{folder}: no such folder")
-    if token is None and not is_loopback(host):
+    if not token and not is_loopback(host):
         token = secrets.token_urlsafe(16)
 
     def say(url: str) -> None:
@@ -283,8 +288,10 @@ def _load(
 def _seeds(text: str) -> list[int]:
     """Seeds from "1,2,3" or "1-5"."""
     try:
-        parts = [part.split("-") for part in text.split(",")]
-        return [seed for part in parts for seed in range(int(part[0]), int(part[-1]) + 1)]
+        parts = [[int(number) for number in part.split("-")] for part in text.split(",")]
+        if all(len(part) <= 2 and part[0] <= part[-1] for part in parts):
+            return [seed for part in parts for seed in range(part[0], part[-1] + 1)]
+        raise ValueError(text)
     except ValueError:
         _fail(f"--seeds {text}: write 1,2,3 or 1-5")
 
@@ -310,6 +317,19 @@ def _run(experiment: Experiment, folder: Path | None, resume: bool) -> Path:
         out.print(_escaped(remark))
     out.print(_escaped(f"\nRun folder  {folder}\nPicture     {picture}"), soft_wrap=True)
     return folder
+
+
+@contextmanager
+def _readable() -> Iterator[None]:
+    """A damaged run folder, or a place that cannot be written to, is one line, never a traceback."""
+    from .report.summary import UNREADABLE, what_is_wrong
+
+    try:
+        yield
+    except OSError as error:
+        _fail(f"{error.filename}: {error.strerror}")
+    except UNREADABLE as error:
+        _fail(what_is_wrong(error))
 
 
 @contextmanager

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 import clientwise as cw
-from clientwise.report.export import _file_name, as_csv, as_latex, as_markdown, write_report
+from clientwise.report import views
+from clientwise.report.export import _file_name, as_csv, as_latex, as_markdown, unique_names, write_report
 
 TABLE = {
     "kind": "table",
@@ -70,3 +71,35 @@ def test_file_names_do_not_collide() -> None:
         "map-A-b-3",
         "target-0.65",
     ]
+
+
+@pytest.mark.parametrize("rounds", [1, 2])
+def test_the_shortest_runs_and_regression_can_be_reported(tmp_path: Path, rounds: int) -> None:
+    config = {
+        "name": "short",
+        "rounds": rounds,
+        "data": "diabetes",
+        "partition": {"name": "iid", "clients": 3},
+        "model": "linear",
+        "training": {"learning_rate": 0.01},
+        "server_set": {"fraction": 0.2 if rounds == 2 else 0.0},
+        "evaluation": {"target": 0.5},
+        "methods": [
+            {"name": "FedAvg"},
+            {"name": "m" * 250, "criteria": ["dataset_size", "model_divergence"], "adjust": "best_order"},
+        ],
+    }
+    run = cw.Run(cw.run(config, tmp_path / "run"))
+    page = write_report([run], tmp_path / "report")
+    head = (page.parent / "tables" / "result-summary.csv").read_text().splitlines()[0]
+    assert head == "method,mape,against the baseline,worst decile of clients,rounds to 50%"  # no F1, nobody hostile
+    assert "points worse" not in views.overview([run])["lead"][0]
+    expected = "held-out samples" if rounds == 2 else "the honest clients' own test data"
+    assert run.reported_on == expected
+
+
+def test_several_runs_carry_their_audits(shown: cw.Run, tmp_path: Path) -> None:
+    names = unique_names([shown.folder, shown.folder])
+    assert list(names) == ["shown", "shown~2"]
+    page = write_report([cw.Run(folder, name) for name, folder in names.items()], tmp_path / "both")
+    assert '"shown~2|online|1|5"' in page.read_text(encoding="utf-8")

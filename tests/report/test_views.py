@@ -15,7 +15,7 @@ import pytest
 import clientwise as cw
 from clientwise.experiment.store import RunError, Store, locked
 from clientwise.report import views
-from clientwise.report.audit import audit, weighing
+from clientwise.report.audit import audit
 from clientwise.report.series import series_of
 from clientwise.report.statistics import Difference, paired_difference
 from clientwise.report.terminal import audit_tables, remarks, sparkline, summary_table
@@ -43,7 +43,9 @@ def test_the_headline_says_who_won_by_how_much_and_how_surely(shown: cw.Run, doc
     best = max(shown.summary(), key=lambda line: statistics.fmean(line.metric))
     assert document["lead"][0].startswith(f"{best.method} is best: accuracy {statistics.fmean(best.metric):.1%}")
     if best.method != "FedAvg":
-        assert re.search(r"Against FedAvg .*points, 95% interval .* over 3 seeds, (sure|not sure)", document["lead"][1])
+        assert re.search(
+            r"Against FedAvg .*points better, 95% interval .* over 3 seeds, (sure|not sure)", document["lead"][1]
+        )
         assert any("Hostile clients had" in line for line in document["lead"])
 
 
@@ -149,7 +151,6 @@ def test_looking_at_a_run_executes_nothing_it_names(shown: cw.Run, tmp_path: Pat
     assert audit(foreign, "FedAvg", 1, 1).what_if
     views.overview([foreign])
     (copied / "config.toml").write_text("not toml at all [")
-    weighing.cache_clear()
     assert not audit(foreign, "FedAvg", 1, 1).what_if
     assert "not known" in audit(foreign, "FedAvg", 1, 1).explanation
 
@@ -187,11 +188,75 @@ def test_refusals_and_cost(shown: cw.Run, document: Json) -> None:
 
 
 def test_several_runs_compare(shown: cw.Run) -> None:
-    document = views.overview([shown, shown])
+    document = views.overview([shown, cw.Run(shown.folder, "shown~2")])  # two folders of one name
     labels = {row[0] for row in texts(items(document)["summary"])}
-    assert labels == {f"shown: {method}" for method in shown.methods}
+    assert labels == {f"{name}: {method}" for method in shown.methods for name in ("shown", "shown~2")}
+    assert len(items(document)) == sum(len(section["items"]) for section in document["sections"])  # no id twice
+    opened = items(document)["audit-shown~2: online"]["rows"][0][0]["open"]["client"]
+    assert opened["run"] == "shown~2"
     with pytest.raises(RunError, match="no run"):
         views.overview([])
+
+
+def write_run(folder: Path, rounds: int, lanes: dict[tuple[str, int], int], **facts: object) -> cw.Run:
+    """A run folder with made-up rounds: lanes {(method, seed): rounds done}; the metric is the round number / 1000."""
+    store = Store(folder)
+    store.set_facts(
+        {"name": "made", "metric": "accuracy", "target": 0.5, "rounds": rounds, "lanes": len(lanes), **facts}
+    )
+    columns = "lane, round_num, metric, reached, priority, testing_rounds, no_effect, notes, seconds, models_moved"
+    for (method, seed), done in lanes.items():
+        lane, _ = store.open_lane(method, seed)
+        store.set_clients(seed, [5], [5], {})
+        store._database.executemany(
+            f"INSERT INTO rounds ({columns}) VALUES (?, ?, ?, ?, ?, 2, '[]', '[]', 0.1, 2)",
+            [
+                (
+                    lane,
+                    r,
+                    r / 1000,
+                    json.dumps([r / 1000] * 9) if r % 10 == 0 else None,
+                    json.dumps([["ab", "ba"][r % 2], "c"]),
+                )
+                for r in range(1, done + 1)
+            ],
+        )
+    store._database.commit()
+    store.close()
+    return cw.Run(folder)
+
+
+def test_long_runs_keep_what_was_measured_now_and_then(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "long", 1000, {("online", 1): 1000})
+    assert len(run.reached("online", 1, 500)) == 100  # every tenth round, none of them lost by thinning
+    assert run.reached("online", 1, 30)[-1][0] == 1000
+    alt = items(views.overview([run]))["priority-online"]["alt"]
+    assert "of 1000 rounds), changed 999 times, 2000 testing rounds" in alt  # of all rounds, not of those drawn
+
+
+def test_a_seed_that_has_only_begun_does_not_spoil_the_others(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "half", 100, {("A", 1): 100, ("A", 2): 3, ("B", 1): 100})
+    lines = {line.method: line for line in run.summary()}
+    assert lines["A"].metric == [0.1, None]
+    trace = items(views.overview([run]))["metric"]["data"][0]
+    assert (trace["name"], trace["x"][-1]) == ("A", 100)
+    assert views.overview([run])["lead"] == ["A and B are level: accuracy 10.0% at the last round."]
+
+
+def test_targets_that_were_missed_or_never_measured_are_no_numbers(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "missed", 600, {("A", 1): 600, ("A", 2): 400, ("B", 1): 5, ("B", 2): 5})
+    document = items(views.overview([run]))
+    cell = next(row for row in document["summary"]["rows"] if row[0] == "A")[5]
+    assert cell == {"value": None, "text": "500.0 (1 of 2 not)"}
+    assert next(row for row in document["target-0.5"]["rows"] if row[0] == "B")[1] == "–"  # no client was asked yet
+
+
+def test_compared_runs_have_one_target_and_no_pairs_across_different_data(tmp_path: Path) -> None:
+    one = write_run(tmp_path / "one", 600, {("A", 1): 600}, **{"data of seed 1": "x"})
+    other = write_run(tmp_path / "other", 600, {("A", 1): 600}, target=0.1, **{"data of seed 1": "y"})
+    rows = {row[0]: row for row in texts(items(views.overview([one, other]))["summary"])}
+    assert rows["other: A"][5] == "500.0"  # of the first run's target, as the heading says
+    assert rows["other: A"][2] == "–"
 
 
 def test_a_run_that_has_just_begun(tmp_path: Path, shown: cw.Run) -> None:
@@ -214,7 +279,8 @@ def test_the_list_of_runs_says_why_one_cannot_be_read(shown: cw.Run, tmp_path: P
     (tmp_path / "foreign").mkdir()
     (tmp_path / "damaged").mkdir()
     (tmp_path / "damaged" / "run.sqlite").write_bytes(b"not a database at all" * 100)
-    rows = texts(items(views.list_runs([shown.folder, tmp_path / "foreign", tmp_path / "damaged"]))["runs"])
+    folders = [shown.folder, tmp_path / "foreign", tmp_path / "damaged"]
+    rows = texts(items(views.runs_document([views.run_row(folder, folder.name) for folder in folders]))["runs"])
     by_name = {row[0]: row for row in rows}
     assert by_name["shown"][1:3] == ["finished", "45 of 45"]
     assert "not a run of clientwise" in by_name["foreign"][4]
@@ -237,6 +303,7 @@ def test_what_is_not_there_is_named(shown: cw.Run, call, reason: str) -> None:
 
 def test_no_curve_has_more_points_than_asked(shown: cw.Run) -> None:
     assert [round_num for round_num, _ in shown.curve("metric", "FedAvg", 1, 2)] == [1, 4, 5]  # and always the last
+    assert [round_num for round_num, _ in shown.hostile_weights("FedAvg", 1, 2)] == [1, 4, 5]
     assert len(shown.reached("FedAvg", 1, 3)) <= 4
     assert len(shown.hostile_weights("FedAvg", 1, 2)) <= 3
     assert [r for r, _ in shown.curve("metric", "FedAvg", 1)] == [1, 2, 3, 4, 5]

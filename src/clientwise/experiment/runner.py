@@ -165,6 +165,9 @@ def _run_all(
             "target": experiment.evaluation.target,
             "rounds": experiment.rounds,
             "lanes": len(methods) * len(experiment.seeds),
+            "reported on": "the honest clients' own test data"
+            if _reports_on_clients(experiment, own_data)
+            else "held-out samples",
         }
     )
     total = len(methods) * len(experiment.seeds) * experiment.rounds
@@ -179,6 +182,16 @@ def _run_all(
             lane = _Lane(experiment, store, method, seed, resident, hostile, device)
             lane.run(trackers, on_round, done, total)
             done += experiment.rounds
+
+
+def _reports_on_clients(experiment: Experiment, own_data: FederatedData | None) -> bool:
+    """Whether there are no samples of the server's to report on."""
+    server = experiment.server_set
+    if own_data is not None:
+        return own_data.report is None
+    return server.fraction == 0 or (
+        server.source == "held_out" and not server.shared_set and server.report_fraction == 0
+    )
 
 
 class _Lane:

@@ -14,7 +14,7 @@ import sqlite3
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -303,13 +303,15 @@ def _round_row(
     lane: int, record: RoundRecord, problem: Problem, hostile: Mapping[int, object], seconds: float
 ) -> tuple[object, ...]:
     """A row of the table `rounds`."""
-    shown = record.report or record.local  # without a reporting set, what the clients measured together
-    classes = problem.kind == "classification" and shown is not None
+    # Without a reporting set, what the honest clients measured; the counts of classes are of all, and so only of use
+    # where all are honest.
+    shown = record.report or (_of_honest(record.local, hostile) if record.local else None)
+    counted = shown is not None and problem.kind == "classification" and (record.report is not None or not hostile)
     return (
         lane,
         record.round_num,
         float(shown.overall()[0]) if shown else None,
-        float(macro_f1(shown.counts[0])) if shown and classes else None,
+        float(macro_f1(shown.counts[0])) if shown and counted else None,
         float(shown.overall_loss()[0]) if shown else None,
         *(_honest_summary(record.local, hostile, problem) if record.local else [None] * 4),
         json.dumps(record.priority) if record.priority else None,
@@ -317,7 +319,7 @@ def _round_row(
         record.testing_rounds,
         json.dumps(record.loss.class_weights) if record.loss.class_weights else None,
         record.loss.shape if record.loss.kind == "robust" else None,
-        json.dumps(per_class_f1(shown.counts[0]).tolist()) if shown and classes else None,
+        json.dumps(per_class_f1(shown.counts[0]).tolist()) if shown and counted else None,
         json.dumps(record.no_effect),
         json.dumps(record.notes),
         seconds,
@@ -326,17 +328,25 @@ def _round_row(
     )
 
 
+def _of_honest(local: Evaluation, hostile: Mapping[int, object]) -> Evaluation | None:
+    """The evaluation on the honest clients that have test data; None where there are none."""
+    honest = torch.tensor([client not in hostile for client in range(len(local.num_samples))])
+    counted = honest & (local.num_samples > 0)
+    if not bool(counted.any()):
+        return None
+    chosen = (local.num_samples[counted], local.values[:, counted], local.losses[:, counted])
+    return Evaluation(*chosen, local.counts)
+
+
 def _honest_summary(local: Evaluation, hostile: Mapping[int, object], problem: Problem) -> list[float | str | None]:
     """Mean weighted by test size, 10th and 90th percentile, and what 10 ... 90% of the clients reach.
 
     Of honest clients: a liar's labels measure nothing.
     """
-    honest = torch.tensor([client not in hostile for client in range(len(local.num_samples))])
-    counted = honest & (local.num_samples > 0)
-    if not bool(counted.any()):
+    honest = _of_honest(local, hostile)
+    if honest is None:
         return [None] * 4
-    values = local.values[:, counted]
-    mean = replace(local, num_samples=local.num_samples[counted], values=values).overall()
+    values, mean = honest.values, honest.overall()
     low, high = torch.quantile(values[0], torch.tensor([0.1, 0.9], dtype=values.dtype)).tolist()
     best_first = values[0].sort(descending=problem.higher_is_better).values
     reached = [float(best_first[-(-share * len(best_first) // 100) - 1]) for share in range(10, 100, 10)]

@@ -69,7 +69,8 @@ def audit(run: Run, method: str, seed: int, round_num: int) -> Audit:
         "SELECT client, criterion, raw, normalised FROM criteria WHERE lane = ? AND round_num = ?", lane, round_num
     ):
         measured.setdefault(client, {})[name] = (raw, normalised)
-    how = weighing(run.folder, method)
+    config = run.folder / "config.toml"
+    how = weighing(config, config.stat().st_mtime_ns if config.exists() else 0, method)
     found = {name for values in measured.values() for name in values}
     criteria = how.names if how else tuple(sorted(found))
     clients = [client for client in measured if set(measured[client]) == set(criteria)]
@@ -131,13 +132,13 @@ class Weighing:
 
 
 @lru_cache(maxsize=256)
-def weighing(folder: Path, method: str) -> Weighing | None:
+def weighing(config: Path, modified: int, method: str) -> Weighing | None:
     """A method's score and normaliser, from the run's config; None where they are not parts of this library.
 
     Plugins are not imported: to look at a run must never execute what it names.
     """
     try:
-        methods = tomllib.loads((folder / "config.toml").read_text(encoding="utf-8"))["methods"]
+        methods = tomllib.loads(config.read_text(encoding="utf-8"))["methods"]
         settings = next(table for table in methods if table["name"] == method)
         score: Score = make(SCORES, read_part(SCORES, settings["score"]))
         normaliser = settings.get("normalise", {"name": score.default_normaliser})["name"]

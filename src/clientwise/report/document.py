@@ -3,7 +3,7 @@
     document = {"title", "lead": [str], "sections": [section]}
     section  = {"id", "title", "lead", "items": [chart | table]}
     chart    = {"kind": "chart", "id", "title", "alt", "data": traces, "layout": partial layout}   (of plotly.js)
-    table    = {"kind": "table", "id", "title", "columns": [{"label", "numeric"}], "rows": [[cell]], "note"}
+    table    = {"kind": "table", "id", "title", "columns": [{"label", "numeric", "lower"}], "rows": [[cell]], "note"}
     cell     = text | number | None | {"value", "text", "open" or "href"}
 
 `open` names an audit: {"round": {"method", "seed", "round"}} or {"client": {"method", "seed", "client"}}. A trace whose
@@ -36,18 +36,16 @@ def table(
     rows: Sequence[Sequence[Any]],
     note: str,
     numeric: Sequence[bool] | None = None,
+    lower: Sequence[str] = (),
 ) -> Json:
-    """A table; columns are numbers but for the first, unless `numeric` says otherwise."""
+    """A table; columns are numbers but for the first, unless `numeric` says otherwise; of `lower`, less is better."""
     kinds = numeric or [False] + [True] * (len(columns) - 1)
-    heads = [{"label": label, "numeric": kind} for label, kind in zip(columns, kinds, strict=True)]
-    return {
-        "kind": "table",
-        "id": name,
-        "title": title,
-        "columns": heads,
-        "rows": [list(row) for row in rows],
-        "note": note,
-    }
+    heads = [
+        {"label": label, "numeric": kind, **({"lower": True} if label in lower else {})}
+        for label, kind in zip(columns, kinds, strict=True)
+    ]
+    lines = [list(row) for row in rows]
+    return {"kind": "table", "id": name, "title": title, "columns": heads, "rows": lines, "note": note}
 
 
 def cell(value: float | None, text: str) -> Json:

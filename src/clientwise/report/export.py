@@ -23,7 +23,7 @@ def write_report(runs: Sequence[Run], folder: Path, on_file: Callable[[Path], No
     document = overview(runs)
     for kind in ("figures", "tables"):
         (folder / kind).mkdir(parents=True, exist_ok=True)
-    page = write_html(document, audits(runs) if len(runs) == 1 else {"round": {}, "client": {}}, folder / "report.html")
+    page = write_html(document, audits(runs), folder / "report.html")
     on_file(page)
     used: set[str] = set()
     for section in document["sections"]:
@@ -38,20 +38,32 @@ def write_report(runs: Sequence[Run], folder: Path, on_file: Callable[[Path], No
     return page
 
 
+def unique_names(folders: Sequence[Path]) -> dict[str, Path]:
+    """What to call run folders: by their names, numbered where two have the same."""
+    names: dict[str, Path] = {}
+    for folder in folders:
+        name, number = folder.resolve().name, 2
+        while name in names:
+            name, number = f"{folder.resolve().name}~{number}", number + 1
+        names[name] = folder
+    return names
+
+
 def audits(runs: Sequence[Run]) -> Json:
     """The audits a page carries with it: evenly spaced rounds and the last, and every client, of every lane."""
     found: Json = {"round": {}, "client": {}}
     for run in runs:
+        prefix = f"{run.id}|" if len(runs) > 1 else ""
         for lane, method, seed in run.lanes:
             rounds = [number for (number,) in run.query("SELECT round_num FROM rounds WHERE lane = ? ORDER BY 1", lane)]
             step = -(-len(rounds) // MAX_AUDITED_ROUNDS) or 1
             for round_num in sorted({*rounds[::step], *rounds[-1:]}):
-                found["round"][f"{method}|{seed}|{round_num}"] = audit_round(run, method, seed, round_num)
+                found["round"][f"{prefix}{method}|{seed}|{round_num}"] = audit_round(run, method, seed, round_num)
             clients = run.query(
                 "SELECT client FROM clients WHERE seed = ? ORDER BY 1 LIMIT ?", seed, MAX_AUDITED_CLIENTS
             )
             for (client,) in clients:
-                found["client"][f"{method}|{seed}|{client}"] = audit_client(run, method, seed, client)
+                found["client"][f"{prefix}{method}|{seed}|{client}"] = audit_client(run, method, seed, client)
     return found
 
 
@@ -112,7 +124,7 @@ def _latex(text: str) -> str:
 
 def _file_name(text: str, used: set[str]) -> str:
     """A name that every file system takes, and that no other item of this report has."""
-    plain = re.sub(r"[^A-Za-z0-9.-]+", "-", text).strip("-.")
+    plain = re.sub(r"[^A-Za-z0-9.-]+", "-", text)[:80].strip("-.")
     name, number = plain, 2
     while name.lower() in used:
         name, number = f"{plain}-{number}", number + 1

@@ -46,14 +46,16 @@ def _draw_chart(axes: Axes, chart: Json) -> None:
         elif kind == "box":
             boxes.append(trace)
         elif kind == "bar":
-            continue  # testing rounds: the page has them below the orders
+            below = axes.inset_axes((0, -0.42, 1, 0.25), sharex=axes)
+            below.bar(trace["x"], trace["y"], color=trace["marker"]["color"], alpha=trace["marker"]["opacity"])
+            below.set_title(trace["name"], fontsize=8)
         elif trace.get("fill") == "toself":
             half = len(trace["x"]) // 2
             colour, opacity = _colour(trace["fillcolor"])
             axes.fill_between(
                 trace["x"][:half], trace["y"][half:][::-1], trace["y"][:half], color=colour, alpha=opacity, linewidth=0
             )
-        elif trace["mode"] == "markers" and len(trace["x"]) > 1:
+        elif "line" not in trace:
             labels = [str(label).replace(" > ", " >\n") for label in trace["y"]]  # orders of priority are long
             axes.plot(trace["x"], labels, "o", markersize=4, color=trace["marker"]["color"])
         else:
@@ -63,19 +65,21 @@ def _draw_chart(axes: Axes, chart: Json) -> None:
                 trace["y"],
                 linestyle=style,
                 color=trace["line"]["color"],
-                label=trace["name"].lstrip("_") or "_",
+                label=_short(trace["name"], 36),
                 linewidth=1.8,
                 marker="o" if len(trace["x"]) == 1 else None,
             )
             named = True
     if boxes:
-        axes.boxplot([trace["y"] for trace in boxes], tick_labels=[trace["name"] for trace in boxes], widths=0.6)
+        axes.boxplot(
+            [trace["y"] for trace in boxes], tick_labels=[_short(trace["name"], 20) for trace in boxes], widths=0.6
+        )
     for label in [*axes.get_xticklabels(), *axes.get_yticklabels()] if boxes else []:
         label.set_parse_math(False)
     for shape in chart["layout"].get("shapes", ()):
         axes.axhline(shape["y0"], color=shape["line"]["color"], linewidth=0.8)
     layout = chart["layout"]
-    axes.set_title(chart["title"], fontsize=11, parse_math=False)
+    axes.set_title(_short(chart["title"]), fontsize=11, parse_math=False)
     axes.set_xlabel(layout.get("xaxis", {}).get("title", {}).get("text", ""))
     if layout.get("yaxis", {}).get("tickformat") == ".0%":
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
@@ -85,16 +89,24 @@ def _draw_chart(axes: Axes, chart: Json) -> None:
             text.set_parse_math(False)  # a dollar sign in a name is a dollar sign
 
 
+def _short(text: str, length: int = 60) -> str:
+    """A name that leaves room for the picture; matplotlib would hide one that begins with an underscore."""
+    return (text if len(text) <= length else f"{text[: length - 1]}…").lstrip("_") or "…"
+
+
 def _draw_heat_map(axes: Axes, trace: Json) -> None:
     grid = [[float("nan") if value is None else value for value in row] for row in trace["z"]]
     height = len(grid)
+    width = trace["x"][1] - trace["x"][0] if len(trace["x"]) > 1 else 1
     image = axes.imshow(
         grid,
         aspect="auto",
         cmap="cividis",
         origin="lower",
         interpolation="nearest",
-        extent=(trace["x"][0] - 0.5, trace["x"][-1] + 0.5, -0.5, height - 0.5),
+        vmin=trace.get("zmin"),
+        vmax=trace.get("zmax"),
+        extent=(trace["x"][0] - 0.5, trace["x"][-1] + width - 0.5, -0.5, height - 0.5),
     )
     step = -(-height // 20)
     axes.set_yticks(range(0, height, step), trace["y"][::step], fontsize=7)

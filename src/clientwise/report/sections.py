@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import statistics
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -22,6 +22,7 @@ from .series import (
     spread_of,
 )
 from .statistics import Difference, paired_difference
+from .summary import thinned
 
 MAX_CELLS = 150  # of a heat map, in either direction
 
@@ -29,56 +30,69 @@ MAX_CELLS = 150  # of a heat map, in either direction
 def result(series: Sequence[Series]) -> Json:
     """Which method won, by how much and how surely."""
     run = series[0].run
-    columns = [
-        "method",
-        f"{run.metric}",
-        "against the baseline",
-        "macro F1",
-        "worst decile of clients",
-        "rounds to target",
-        "weight of the hostile",
+    target = next((one.run.target for one in series if one.run.target is not None), None)
+    lower = [f"rounds to {target:.0%}" if target is not None else ""] + ([] if run.higher_is_better else [run.metric])
+    columns: list[tuple[str, Callable[[Series], Any]]] = [
+        ("method", lambda one: one.label),
+        (run.metric, lambda one: cell(mean_of(one.summary.metric), spread_of(one.summary.metric))),
+        ("against the baseline", lambda one: _against(one, series[0])),
+        ("worst decile of clients", lambda one: _share(one.summary.worst_decile)),
     ]
-    rows = []
-    for one in ranked(series):
-        line = one.summary
-        difference = None if one is series[0] else difference_between(one, series[0])
-        reached = [rounds for rounds in line.rounds_to_target if rounds is not None]
-        missed = len(line.seeds) - len(reached)
-        to_target = (
-            "–"
-            if run.target is None
-            else "not reached"
-            if not reached
-            else f"{statistics.fmean(reached):.1f}" + (f" ({missed} of {len(line.seeds)} not)" if missed else "")
-        )
-        rows.append(
-            [
-                one.label,
-                cell(mean_of(line.metric), spread_of(line.metric)),
-                cell(
-                    difference.mean if difference else None,
-                    signed(difference) if difference else "baseline" if one is series[0] else "–",
-                ),
-                cell(mean_of(line.macro_f1), number(mean_of(line.macro_f1), 3)),
-                cell(mean_of(line.worst_decile), percent_of(mean_of(line.worst_decile))),
-                cell(statistics.fmean(reached) if reached else None, to_target),
-                cell(mean_of(line.hostile_weight), percent_of(mean_of(line.hostile_weight))),
-            ]
-        )
+    if run.higher_is_better:
+        columns.insert(3, ("macro F1", lambda one: _plain(one.summary.macro_f1)))
+    if target is not None:  # one for all, also where compared runs were given different ones
+        columns.append((f"rounds to {target:.0%}", lambda one: _rounds_to(one, target)))
+    if any(one.run.has_hostile for one in series):
+        columns.append(("weight of the hostile", lambda one: _share(one.summary.hostile_weight)))
+    rows = [[make(one) for _, make in columns] for one in ranked(series)]
     note = (
-        "Values of the last round on samples nobody trained on; ± is the standard deviation over the seeds. "
-        "Differences are paired seed by seed, in percentage points, with their 95% confidence interval; with one seed "
-        "there is none, and no telling how sure they are."
+        f"Values of the last round on {run.reported_on}; ± is the standard deviation over the seeds. Differences are "
+        "paired seed by seed, in percentage points, with their 95% confidence interval; with one seed there is none, "
+        "and no telling how sure they are, and none is given between runs on different data."
     )
-    return section("result", "Result", "", [table("summary", "Methods, best first", columns, rows, note)])
+    return section(
+        "result",
+        "Result",
+        "",
+        [table("summary", "Methods, best first", [name for name, _ in columns], rows, note, lower=lower)],
+    )
+
+
+def _share(values: Sequence[float | None]) -> Json:
+    return cell(mean_of(values), percent_of(mean_of(values)))
+
+
+def _plain(values: Sequence[float | None]) -> Json:
+    return cell(mean_of(values), number(mean_of(values), 3))
+
+
+def _against(one: Series, baseline: Series) -> Json:
+    if one is baseline:
+        return cell(None, "baseline")
+    difference = difference_between(one, baseline)
+    return cell(difference.mean, signed(difference)) if difference else cell(None, "–")
+
+
+def _rounds_to(one: Series, target: float) -> Json:
+    return _rounds_cell([one.run.rounds_to(target, one.method, seed) for seed in one.summary.seeds])
+
+
+def _rounds_cell(rounds: Sequence[int | None]) -> Json:
+    """Mean of rounds; where a seed never got there it is words, and no number to sort by."""
+    known = [value for value in rounds if value is not None]
+    missing = len(rounds) - len(known)
+    if not known:
+        return cell(None, "not reached")
+    mean = statistics.fmean(known)
+    return cell(None, f"{mean:.1f} ({missing} of {len(rounds)} not)") if missing else cell(mean, f"{mean:.1f}")
 
 
 def curves_section(series: Sequence[Series]) -> Json:
     """Metric, macro F1 and loss over the rounds."""
     charts = [metric_chart(series)]
     if series[0].run.higher_is_better:
-        charts.append(_curve_chart(series, "macro_f1", "macro F1 on held-out samples", percent=False))
-    charts.append(_curve_chart(series, "loss", "loss on held-out samples", percent=False))
+        charts.append(_curve_chart(series, "macro_f1", f"macro F1 on {series[0].run.reported_on}", percent=False))
+    charts.append(_curve_chart(series, "loss", f"loss on {series[0].run.reported_on}", percent=False))
     lead = (
         "Lines are means over the seeds, bands the range." if any(len(one.summary.seeds) > 1 for one in series) else ""
     )
@@ -88,7 +102,7 @@ def curves_section(series: Sequence[Series]) -> Json:
 def metric_chart(series: Sequence[Series]) -> Json:
     """The metric on held-out samples over the rounds, with the target."""
     run = series[0].run
-    shown = _curve_chart(series, "metric", f"{run.metric} on held-out samples", percent=True)
+    shown = _curve_chart(series, "metric", f"{run.metric} on {run.reported_on}", percent=True)
     if run.target is not None:
         height = {"y0": run.target, "y1": run.target, "line": {"width": 1, "color": "#999999"}}
         shown["layout"]["shapes"] = [{"type": "line", "xref": "paper", "x0": 0, "x1": 1, **height}]
@@ -110,16 +124,9 @@ def targets(series: Sequence[Series]) -> Json:
         rows = []
         for one in series:
             reached = [one.run.rounds_until_clients_reach(one.method, seed, target) for seed in one.summary.seeds]
+            measured = any(one.run.reached(one.method, seed, 1) for seed in one.summary.seeds)
             cells: list[Any] = [one.label]
-            for place in range(9):
-                known = [first for rounds in reached if (first := rounds[place]) is not None]
-                missing = len(reached) - len(known)
-                text = (
-                    "not reached"
-                    if not known
-                    else f"{statistics.fmean(known):.0f}" + (f" ({missing} of {len(reached)} not)" if missing else "")
-                )
-                cells.append(cell(statistics.fmean(known) if known and not missing else None, text))
+            cells += [_rounds_cell([rounds[place] for rounds in reached]) if measured else "–" for place in range(9)]
             gain = average_gain(series[0], one, target) if one is not series[0] else None
             cells.append(
                 cell(
@@ -128,21 +135,14 @@ def targets(series: Sequence[Series]) -> Json:
                 )
             )
             rows.append(cells)
-        columns = ["method", *(f"{share}%" for share in range(10, 100, 10)), "average gain"]
+        shares = [f"{share}%" for share in range(10, 100, 10)]
         note = (
             "Rounds until that share of the honest clients reaches the target on its own test data, mean over the "
             "seeds. The gain is in rounds against the first method, over all shares both reach, with a 95% confidence "
             "interval over the seeds; with one seed there is none."
         )
-        tables.append(
-            table(
-                f"target-{target:g}",
-                f"{run.metric} {'of at least' if run.higher_is_better else 'of at most'} {target:.0%}",
-                columns,
-                rows,
-                note,
-            )
-        )
+        title = f"{run.metric} {'of at least' if run.higher_is_better else 'of at most'} {target:.0%}"
+        tables.append(table(f"target-{target:g}", title, ["method", *shares, "average gain"], rows, note, lower=shares))
     return section("targets", "Rounds to target", "", tables)
 
 
@@ -161,6 +161,8 @@ def target_choices(series: Sequence[Series]) -> list[float]:
 
 def average_gain(baseline: Series, one: Series, target: float) -> Difference | None:
     """Rounds saved against the baseline, averaged over the shares of clients both reach, paired over the seeds."""
+    if one.run.data != baseline.run.data:
+        return None
     gains: list[float | None] = []
     for seed in one.summary.seeds:
         if seed not in baseline.summary.seeds:
@@ -244,7 +246,16 @@ def priority_section(series: Sequence[Series]) -> Json:
                WHERE lane = ? AND priority IS NOT NULL ORDER BY round_num""",
             lane,
         )
-        rows = rows[:: -(-len(rows) // MAX_POINTS) or 1]
+        if not rows:
+            continue
+        every = [" > ".join(json.loads(priority)) for _, priority, _ in rows]
+        common = Counter(every).most_common(1)[0]
+        changes = sum(before != after for before, after in pairwise(every))
+        alt = (
+            f"Order of priority by round under {one.label}, seed {seed}: most often {common[0]} ({common[1]} of "
+            f"{len(every)} rounds), changed {changes} times, {sum(tests for _, _, tests in rows)} testing rounds."
+        )
+        rows = thinned(rows, MAX_POINTS)
         orders = [" > ".join(json.loads(priority)) for _, priority, _ in rows]
         traces = [
             {
@@ -264,12 +275,6 @@ def priority_section(series: Sequence[Series]) -> Json:
                 "marker": {"color": "#56B4E9", "opacity": 0.5},
             },
         ]
-        common = Counter(orders).most_common(1)[0]
-        changes = sum(before != after for before, after in pairwise(orders))
-        alt = (
-            f"Order of priority by round under {one.label}, seed {seed}: most often {common[0]} ({common[1]} of "
-            f"{len(orders)} rounds), changed {changes} times, {sum(tests for _, _, tests in rows)} testing rounds."
-        )
         layout = {
             "xaxis": {"title": {"text": "round"}, "anchor": "y2"},
             "yaxis": {"type": "category", "automargin": True, "domain": [0.35, 1]},
@@ -299,7 +304,7 @@ def classes(series: Sequence[Series]) -> Json:
                 f"SELECT round_num, {column} FROM rounds WHERE lane = ? AND {column} IS NOT NULL ORDER BY round_num",
                 lane,
             )
-            rows = rows[:: -(-len(rows) // MAX_CELLS) or 1]
+            rows = thinned(rows, MAX_CELLS)
             if not rows:
                 continue
             grid = list(map(list, zip(*(json.loads(values) for _, values in rows), strict=True)))
@@ -315,6 +320,7 @@ def classes(series: Sequence[Series]) -> Json:
                 "y": [f"class {k}" for k in range(len(grid))],
                 "z": grid,
                 "colorscale": "Cividis",
+                **({"zmin": 0, "zmax": 1} if column == "per_class_f1" else {}),
                 "colorbar": {"thickness": 12},
                 "name": words,
             }
@@ -334,7 +340,7 @@ def classes(series: Sequence[Series]) -> Json:
     return section(
         "classes",
         "Classes",
-        "AdaFed's second loop: classes that go badly weigh more in the loss of the next round.",
+        "How every class fares. With AdaFed's adaptive loss, classes that go badly weigh more in the next round.",
         items,
     )
 
@@ -348,7 +354,7 @@ def refusals(series: Sequence[Series]) -> Json:
                WHERE method = ? AND refusal IS NOT NULL GROUP BY refusal, client, seed ORDER BY 4 DESC LIMIT 100""",
             one.method,
         ):
-            opens = {"round": {"method": one.method, "seed": seed, "round": first, "run": one.run.folder.name}}
+            opens = {"round": {"method": one.method, "seed": seed, "round": first, "run": one.run.id}}
             rows.append([one.label, client, seed, reason, count, {"value": first, "text": str(first), "open": opens}])
         notes = Counter(
             note
@@ -410,4 +416,9 @@ def cost(series: Sequence[Series]) -> Json:
         "Bytes are models of four bytes a parameter, both ways, as a real federation would send them. Evaluations are "
         "those the method needs, by a client or by the server; watching the run is not counted."
     )
-    return section("cost", "Cost", "", [table("costs", "What each method costs", columns, rows, note)] if rows else [])
+    return section(
+        "cost",
+        "Cost",
+        "",
+        [table("costs", "What each method costs", columns, rows, note, lower=columns[1:])] if rows else [],
+    )

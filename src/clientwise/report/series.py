@@ -33,7 +33,7 @@ class Series:
 
     def opens(self, kind: str, seed: int) -> Json:
         """Says of a whole trace that a click on a point opens an audit; one by one they would fill megabytes."""
-        return {"open": kind, "method": self.method, "seed": seed, "run": self.run.folder.name}
+        return {"open": kind, "method": self.method, "seed": seed, "run": self.run.id}
 
     def lanes(self) -> list[tuple[int, int]]:
         """(lane, seed) of every seed."""
@@ -45,7 +45,7 @@ def series_of(runs: Sequence[Run]) -> list[Series]:
     pairs = [(run, line) for run in runs for line in run.summary()]
     return [
         Series(
-            f"{run.folder.name}: {line.method}" if len(runs) > 1 else line.method,
+            f"{run.id}: {line.method}" if len(runs) > 1 else line.method,
             run,
             line,
             COLOURS[index % len(COLOURS)],
@@ -79,15 +79,18 @@ def spread_of(values: Sequence[float | None]) -> str:
 
 
 def difference_between(one: Series, other: Series) -> Difference | None:
-    """One minus the other at the last round, paired over the seeds both have."""
+    """One minus the other at the last round, paired over the seeds both have; None where their data differ."""
+    if one.run.data != other.run.data:
+        return None
     ours, theirs = (dict(zip(each.summary.seeds, each.summary.metric, strict=True)) for each in (one, other))
     shared = sorted(ours.keys() & theirs.keys())
     return paired_difference([ours[seed] for seed in shared], [theirs[seed] for seed in shared])
 
 
-def in_words(difference: Difference) -> str:
+def in_words(difference: Difference, higher_is_better: bool) -> str:
     """A difference of shares in a sentence that says how sure it is."""
-    points = f"{100 * difference.mean:+.1f} points"
+    better = "better" if (difference.mean > 0) == higher_is_better else "worse"
+    points = f"{100 * abs(difference.mean):.1f} points {better}"
     if difference.margin is None:
         return f"{points} with one seed, so there is no telling how sure that is"
     low, high = 100 * (difference.mean - difference.margin), 100 * (difference.mean + difference.margin)
@@ -118,10 +121,13 @@ def line_chart(
     said = []
     for one, curves in lines:
         values: dict[int, list[float]] = defaultdict(list)
+        # A seed that has only begun takes no part: the line of the others must not shrink to its first rounds.
+        farthest = max((curve[-1][0] for curve in curves if curve), default=0)
+        curves = [curve for curve in curves if curve and curve[-1][0] == farthest]
         for curve in curves:
             for round_num, value in curve:
                 values[round_num].append(value)
-        rounds = [round_num for round_num in sorted(values) if len(values[round_num]) == len(curves)]
+        rounds = sorted(values)
         if not rounds:
             continue
         if len(curves) > 1:

@@ -6,9 +6,9 @@ import asyncio
 import gzip
 import hashlib
 import ipaddress
+import re
 import secrets
 import socket
-import sqlite3
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -33,12 +33,11 @@ from ..experiment.store import RunError, is_locked
 from . import views
 from .document import Json, counted
 from .html import ASSETS, asset, to_json
-from .summary import NotBegunError, Run
+from .summary import UNREADABLE, NotBegunError, Run, what_is_wrong
 
 LOOPBACK_NAMES = ("127.0.0.1", "localhost", "[::1]", "::1")
 MAX_CACHED = 32  # documents
 MAX_COMPARED = 20  # runs on one page
-UNREADABLE = (RunError, sqlite3.Error, ValueError, TypeError, KeyError, IndexError, OSError)  # what damage looks like
 HEADERS = {
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; "
@@ -64,9 +63,9 @@ def serve(
     on_ready: Callable[[str], None] = lambda url: None,
 ) -> None:
     """Serve run folders until interrupted. `on_ready` gets the address, once the port is taken."""
-    if token is None and not is_loopback(host):
+    if not token and not is_loopback(host):
         raise ServeError(f"{host} can be reached by others: a token is needed")
-    app = make_app(folders, token)
+    app = make_app(folders, token or None)
     listener = _listen(host, port)
     port = listener.getsockname()[1]
     config = uvicorn.Config(app, log_level="error", access_log=False, server_header=False, ws="none", lifespan="off")
@@ -211,7 +210,7 @@ class _Runs:
 
     def _build(self, names: Sequence[str], standing: Json) -> _Packed:
         try:
-            made = views.overview([Run(self.folder(name)) for name in names]) if names else self._list()
+            made = views.overview([Run(self.folder(name), name) for name in names]) if names else self._list()
         except NotBegunError:
             made = {"title": ", ".join(names), "lead": ["No round has been recorded yet."], "sections": []}
         return _pack(to_json({**made, **standing, "id": " ".join(names)}))
@@ -219,24 +218,15 @@ class _Runs:
     def _list(self) -> Json:
         """The list of runs, the newest first."""
         folders = sorted(self.find().items(), key=lambda item: _modified(item[1]), reverse=True)
-        if not folders:
-            return views.list_runs([])
-        made = views.list_runs([folders[0][1].parent])  # not a run itself: a list of one line, to be replaced
-        made["sections"][0]["items"][0]["rows"] = [self._row(name, folder) for name, folder in folders]
-        return made
+        return views.runs_document([self._row(name, folder) for name, folder in folders])
 
     def _row(self, name: str, folder: Path) -> list[Any]:
         """A line of the list, made once for each version of its run."""
         version, row = self._rows.get(folder, ("", []))
         if version != (now := _version(folder)):
-            try:
-                row = views.list_runs([folder])["sections"][0]["items"][0]["rows"][0]
-            except UNREADABLE as error:
-                row = [name, "unreadable", None, "", _what(error)]
+            row = views.run_row(folder, name)
             self._rows[folder] = (now, row)
-        if isinstance(row[0], dict):  # it can be opened
-            return [{"value": name, "text": name, "href": f"/runs/{quote(name, safe='')}"}, *row[1:]]
-        return [name, *row[1:]]
+        return row
 
 
 def _version(folder: Path) -> str:
@@ -330,12 +320,7 @@ async def _refuse(request: Request, error: Exception) -> Response:
 
 async def _explain(request: Request, error: Exception) -> Response:
     """A run that cannot be read."""
-    return _error(request, 422, _what(error))
-
-
-def _what(error: Exception) -> str:
-    """What is wrong, in its own words where clientwise knows it."""
-    return str(error) if isinstance(error, RunError) else f"this run is damaged ({type(error).__name__}: {error})"
+    return _error(request, 422, re.sub(r"/\S*/", "", what_is_wrong(error)))  # where it lies is nobody's business
 
 
 @cache
@@ -404,7 +389,7 @@ class _Token:
         request = Request(scope)
         cookie = f"clientwise-{request.url.port or 80}"  # cookies do not tell ports apart, and two servers may run
         given = request.query_params.get("token")
-        if not self._fits(given) and not self._fits(request.cookies.get(cookie)):
+        if not self._fits(given) and not self._fits(unquote(request.cookies.get(cookie, ""))):
             message = "This page needs a token: open the address that `clientwise serve` printed, with its ?token=..."
             await _error(request, 401, message)(scope, receive, send)
             return
@@ -418,4 +403,4 @@ class _Token:
         await self.app(scope, receive, send_with_cookie)
 
     def _fits(self, given: str | None) -> bool:
-        return given is not None and secrets.compare_digest(unquote(given).encode(), self.token.encode())
+        return given is not None and secrets.compare_digest(given.encode(), self.token.encode())

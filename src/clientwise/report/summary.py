@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
 import statistics
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..experiment.store import RunError, is_locked
+from ..experiment.store import SCHEMA_VERSION, RunError, is_locked
 from ..registry import suggest
 
 
@@ -32,6 +33,33 @@ class MethodSummary:
     seconds: list[float]
 
 
+def thinned(rows: list[Any], max_points: int | None) -> list[Any]:
+    """At most about `max_points` of the rows, evenly spaced, and always the last.
+
+    >>> thinned([1, 2, 3, 4, 5, 6, 7, 8], 3)
+    [1, 4, 7, 8]
+    """
+    if max_points is None or len(rows) <= max_points:
+        return rows
+    step = -(-len(rows) // max_points)
+    return rows[::step] + ([] if (len(rows) - 1) % step == 0 else rows[-1:])
+
+
+def _log(path: Path) -> bool:
+    log = path.with_name(path.name + "-wal")
+    return log.exists() and log.stat().st_size > 0
+
+
+# What damage to a run folder looks like from here: broken SQL, broken JSON in it, values of another kind.
+UNREADABLE = (RunError, sqlite3.Error, ValueError, TypeError, KeyError, IndexError, OSError)
+
+
+def what_is_wrong(error: Exception, folder: Path | None = None) -> str:
+    """What to tell the user about a run folder that could not be read; no traceback, and no path but its name."""
+    text = str(error) if isinstance(error, RunError) else f"this run is damaged ({type(error).__name__}: {error})"
+    return text.replace(f"{folder}: ", "") if folder else text
+
+
 class NotBegunError(RunError):
     """A run of which nothing is recorded yet."""
 
@@ -43,14 +71,18 @@ class Run:
     `run.query(sql)` asks the database; its tables are described in `clientwise/experiment/store.py`.
     """
 
-    def __init__(self, folder: str | Path) -> None:
+    def __init__(self, folder: str | Path, name: str | None = None) -> None:
         self.folder = Path(folder)
+        self.id = name or self.folder.name  # what pages and comparisons call it
         if not self.folder.is_dir():
             raise RunError(f"{self.folder}: no such folder")
         if not (self.folder / "run.sqlite").exists():
             if is_locked(self.folder):
                 raise NotBegunError(f"{self.folder}: the run is just beginning")
             raise RunError(f"{self.folder}: not a run of clientwise (it has no run.sqlite)")
+        (version,) = self.query("PRAGMA user_version")[0]
+        if version not in (0, SCHEMA_VERSION):  # 0: its tables are not made yet, or it is none of ours
+            raise RunError(f"{self.folder}: was made by another version of clientwise; look at it with that one")
         try:
             facts = {key: json.loads(value) for key, value in self.query("SELECT key, value FROM facts")}
         except ValueError as error:
@@ -67,6 +99,8 @@ class Run:
         self.rounds: int = facts["rounds"]  # planned, per lane
         self.num_lanes: int = facts["lanes"]  # planned
         self.model_bytes: int = facts.get("model_bytes", 0)
+        self.reported_on: str = facts.get("reported on", "held-out samples")
+        self.data: dict[str, str] = {key: value for key, value in facts.items() if key.startswith("data of seed")}
         self.lanes: list[tuple[int, str, int]] = self.query("SELECT lane, method, seed FROM lanes ORDER BY lane")
         (finished,) = self.query("SELECT COUNT(*) FROM lanes WHERE finished")[0]
         self.finished: bool = finished == self.num_lanes
@@ -88,10 +122,11 @@ class Run:
 
     @contextmanager
     def _connect(self) -> Iterator[sqlite3.Connection]:
+        path = self.folder / "run.sqlite"
+        # Where nothing can be written, SQLite cannot even look after a log, and there is none to look after.
+        mode = "immutable=1" if not os.access(self.folder, os.W_OK) and not _log(path) else "mode=ro"
         try:
-            with closing(
-                sqlite3.connect(f"{(self.folder / 'run.sqlite').resolve().as_uri()}?mode=ro", uri=True)
-            ) as database:
+            with closing(sqlite3.connect(f"{path.resolve().as_uri()}?{mode}", uri=True)) as database:
                 yield database
         except sqlite3.DatabaseError as error:
             raise RunError(f"{self.folder}: its database cannot be read ({error})") from None
@@ -137,32 +172,24 @@ class Run:
     def hostile_weights(self, method: str, seed: int, max_points: int | None = None) -> list[tuple[int, float]]:
         """(round, weight all hostile clients had together)."""
         lane = self.lane(method, seed)
-        return self.query(
-            """SELECT rounds.round_num, TOTAL(weight) FROM rounds LEFT JOIN participants
-               ON participants.lane = rounds.lane AND participants.round_num = rounds.round_num
-                  AND client IN (SELECT client FROM clients WHERE seed = ? AND hostile IS NOT NULL)
-               WHERE rounds.lane = ? AND (rounds.round_num - 1) % ? = 0
-               GROUP BY rounds.round_num ORDER BY rounds.round_num""",
-            seed,
-            lane,
-            self._stride(lane, max_points),
+        weights: dict[int, float] = dict(
+            self.query(
+                """SELECT round_num, TOTAL(weight) FROM participants
+                   WHERE lane = ? AND client IN (SELECT client FROM clients WHERE seed = ? AND hostile IS NOT NULL)
+                   GROUP BY round_num""",
+                lane,
+                seed,
+            )
         )
+        rounds = [number for (number,) in self.query("SELECT round_num FROM rounds WHERE lane = ? ORDER BY 1", lane)]
+        return thinned([(number, weights.get(number, 0.0)) for number in rounds], max_points)
 
     def _thinned(self, column: str, lane: int, max_points: int | None) -> list[Any]:
-        """A column of `rounds` where it is known, in steps that leave at most about `max_points`, and the last."""
-        return self.query(
-            f"""SELECT round_num, {column} FROM rounds WHERE lane = ?1 AND {column} IS NOT NULL
-                AND (?2 = 1 OR (round_num - 1) % ?2 = 0
-                     OR round_num = (SELECT MAX(round_num) FROM rounds WHERE lane = ?1)) ORDER BY round_num""",
-            lane,
-            self._stride(lane, max_points),
+        """A column of `rounds` where it is known, thinned."""
+        rows = self.query(
+            f"SELECT round_num, {column} FROM rounds WHERE lane = ? AND {column} IS NOT NULL ORDER BY round_num", lane
         )
-
-    def _stride(self, lane: int, max_points: int | None) -> int:
-        if max_points is None:
-            return 1
-        (last,) = self.query("SELECT COALESCE(MAX(round_num), 1) FROM rounds WHERE lane = ?", lane)[0]
-        return -(-int(last) // max_points)
+        return thinned(rows, max_points)
 
     @property
     def has_hostile(self) -> bool:
@@ -191,32 +218,36 @@ class Run:
                 method,
             )
         )
+        farthest = max((totals[seed][0] for seed in seeds), default=0)
+
+        def last(column: str) -> list[float | None]:
+            """Of the seeds that came as far as the farthest: round 3 of one and round 30 of another do not compare."""
+            curves = [self.curve(column, method, seed) if totals[seed][0] == farthest else [] for seed in seeds]
+            return [curve[-1][1] if curve else None for curve in curves]
+
         return MethodSummary(
             method=method,
             seeds=seeds,
             rounds=[totals[seed][0] for seed in seeds],
-            metric=[_last(self.curve("metric", method, seed)) for seed in seeds],
-            macro_f1=[_last(self.curve("macro_f1", method, seed)) for seed in seeds],
-            worst_decile=[_last(self.curve(worst, method, seed)) for seed in seeds],
-            rounds_to_target=[self._rounds_to_target(method, seed) for seed in seeds],
+            metric=last("metric"),
+            macro_f1=last("macro_f1"),
+            worst_decile=last(worst),
+            rounds_to_target=[self.rounds_to(self.target, method, seed) for seed in seeds],
             hostile_weight=[self._mean_hostile_weight(method, seed) for seed in seeds],
             testing_rounds=[totals[seed][1] for seed in seeds],
             refused=[refused[seed] for seed in seeds],
             seconds=[totals[seed][2] for seed in seeds],
         )
 
-    def _rounds_to_target(self, method: str, seed: int) -> int | None:
-        if self.target is None:
+    def rounds_to(self, target: float | None, method: str, seed: int) -> int | None:
+        """The first round whose reported metric reaches a target; None where it was not reached, or there is none."""
+        if target is None:
             return None
         for round_num, value in self.curve("metric", method, seed):
-            if value >= self.target if self.higher_is_better else value <= self.target:
+            if value >= target if self.higher_is_better else value <= target:
                 return round_num
         return None
 
     def _mean_hostile_weight(self, method: str, seed: int) -> float | None:
         weights = [weight for _, weight in self.hostile_weights(method, seed)]
         return statistics.fmean(weights) if weights and self.has_hostile else None
-
-
-def _last(curve: list[tuple[int, float]]) -> float | None:
-    return curve[-1][1] if curve else None

@@ -26,10 +26,10 @@ def summary_table(run: Run) -> Table:
     rounds = max((count for line in lines for count in line.rounds), default=0)
     title = f"{run.folder.name}: {rounds} rounds" + (f", mean ± deviation of {seeds} seeds" if seeds > 1 else "")
     table = _table(title)
-    table.add_column("method", no_wrap=True)
+    table.add_column("method", overflow="fold", max_width=24)
     columns = _columns(run, lines)
     for heading, _ in columns:
-        table.add_column(heading, justify="right")
+        table.add_column(heading, justify="right", min_width=max(map(len, heading.split("\n"))))
     table.add_column("curve", no_wrap=True)
     for line in lines:
         curve = [value for _, value in run.curve("metric", line.method, line.seeds[0])]

@@ -5,15 +5,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from ..experiment.store import RunError, is_locked
 from . import sections
 from .document import Json, cell, counted, percent_of, section, table
 from .series import Series, difference_between, in_words, mean_of, ranked, series_of
-from .summary import Run
+from .summary import UNREADABLE, Run, what_is_wrong
 from .weights import audit_client, audit_round, hostile_chart, weights
 
-__all__ = ["audit_client", "audit_round", "headline", "list_runs", "overview", "result_charts", "run_state"]
+__all__ = [
+    "audit_client",
+    "audit_round",
+    "headline",
+    "overview",
+    "result_charts",
+    "run_row",
+    "run_state",
+    "runs_document",
+]
 
 
 def overview(runs: Sequence[Run]) -> Json:
@@ -21,8 +31,18 @@ def overview(runs: Sequence[Run]) -> Json:
     if not runs:
         raise RunError("no run to report on")
     if len({run.metric for run in runs}) > 1:
-        raise RunError("these runs measure different things (accuracy and mape): report on them one by one")
+        measured = " and ".join(sorted({run.metric for run in runs}))
+        raise RunError(f"these runs measure different things ({measured}): report on them one by one")
     series = series_of(runs)
+    if not series:
+        return {
+            "id": runs[0].id,
+            "title": runs[0].name,
+            "lead": ["No round has been recorded yet."],
+            "sections": [],
+            "state": run_state(runs[0]),
+            "rounds": 0,
+        }
     shown = [
         sections.result(series),
         sections.curves_section(series),
@@ -38,10 +58,11 @@ def overview(runs: Sequence[Run]) -> Json:
     methods = ", ".join(dict.fromkeys(one.method for one in series))
     seeds = sorted({seed for one in series for seed in one.summary.seeds})
     return {
-        "id": first.folder.name,
-        "title": " and ".join(run.name if len(runs) == 1 else run.folder.name for run in runs),
-        "subtitle": f"{methods}; {counted(len(seeds), 'seed')}, {first.rounds} rounds",
-        "state": run_state(first),
+        "id": first.id,
+        "title": " and ".join(run.name if len(runs) == 1 else run.id for run in runs),
+        "subtitle": f"{methods}; {counted(len(seeds), 'seed')}, {counted(first.rounds, 'round')}",
+        "isComparison": len(runs) > 1,
+        "state": "running" if any(run_state(run) == "running" for run in runs) else run_state(first),
         "rounds": sum(sum(one.summary.rounds) for one in series),
         "lead": headline(series),
         "sections": [one for one in shown if one["items"]],
@@ -54,7 +75,11 @@ def headline(series: Sequence[Series]) -> list[str]:
     if not known:
         return ["No round has been recorded yet."]
     run, best, baseline = known[0].run, known[0], series[0]
-    lines = [f"{best.label} is best: {run.metric} {percent_of(mean_of(best.summary.metric))} at the last round."]
+    value = percent_of(mean_of(best.summary.metric))
+    level = [one.label for one in known if mean_of(one.summary.metric) == mean_of(best.summary.metric)]
+    if len(level) > 1:
+        return [f"{', '.join(level[:-1])} and {level[-1]} are level: {run.metric} {value} at the last round."]
+    lines = [f"{best.label} is best: {run.metric} {value} at the last round."]
     for other, relation in (
         (baseline, "the baseline"),
         (known[1] if len(known) > 1 else baseline, "the second best"),
@@ -63,7 +88,7 @@ def headline(series: Sequence[Series]) -> list[str]:
             continue
         difference = difference_between(best, other)
         if difference:
-            lines.append(f"Against {other.label} ({relation}): {in_words(difference)}.")
+            lines.append(f"Against {other.label} ({relation}): {in_words(difference, run.higher_is_better)}.")
     heavy = mean_of(baseline.summary.hostile_weight)
     if heavy is not None and best is not baseline:
         light = percent_of(mean_of(best.summary.hostile_weight))
@@ -86,42 +111,29 @@ def run_state(run: Run) -> str:
     return "running" if is_locked(run.folder) else "stopped"
 
 
-def list_runs(folders: Sequence[Path]) -> Json:
-    """One line per run folder; a folder that cannot be read says why."""
-    rows: list[list[Any]] = []
-    for folder in sorted(folders, key=_modified, reverse=True):
-        try:
-            run = Run(folder)
-            done = run.query("SELECT COUNT(*) FROM rounds")[0][0]
-            best = next((one for one in ranked(series_of([run])) if mean_of(one.summary.metric) is not None), None)
-            result = f"{best.label}: {run.metric} {percent_of(mean_of(best.summary.metric))}" if best else "–"
-            total = run.num_lanes * run.rounds
-            rows.append(
-                [
-                    {"value": folder.name, "text": folder.name, "href": f"/runs/{folder.name}"},
-                    run_state(run),
-                    cell(done / total, f"{done} of {total}"),
-                    ", ".join(run.methods),
-                    result,
-                ]
-            )
-        except RunError as error:
-            rows.append([folder.name, "unreadable", None, "", str(error)])
-    runs = table(
-        "runs",
-        "Runs",
-        ["run", "state", "rounds", "methods", "best so far"],
-        rows,
-        "",
-        [False, False, True, False, False],
-    )
+def run_row(folder: Path, name: str) -> list[Any]:
+    """A line of the list of runs; a folder that cannot be read says why."""
+    try:
+        run = Run(folder, name)
+        done, total = run.query("SELECT COUNT(*) FROM rounds")[0][0], run.num_lanes * run.rounds
+        best = next((one for one in ranked(series_of([run])) if mean_of(one.summary.metric) is not None), None)
+        return [
+            {"value": name, "text": name, "href": f"/runs/{quote(name, safe='')}"},
+            run_state(run),
+            cell(done / total, f"{done} of {total}"),
+            ", ".join(run.methods),
+            f"{best.label}: {run.metric} {percent_of(mean_of(best.summary.metric))}" if best else "–",
+        ]
+    except UNREADABLE as error:
+        return [name, "unreadable", None, "", what_is_wrong(error, folder)]
+
+
+def runs_document(rows: Sequence[Sequence[Any]]) -> Json:
+    """The list of runs."""
+    columns = ["run", "state", "rounds", "methods", "best so far"]
+    runs = table("runs", "Runs", columns, rows, "", [False, False, True, False, False])
     return {
         "title": "Runs",
         "lead": [] if rows else ["No run here yet; `clientwise demo` makes one."],
         "sections": [section("runs", "Runs", "", [runs] if rows else [])],
     }
-
-
-def _modified(folder: Path) -> float:
-    database = folder / "run.sqlite"
-    return database.stat().st_mtime if database.exists() else 0.0

@@ -9,9 +9,10 @@ from typing import Any
 from ..experiment.store import RunError
 from .audit import Audit, audit
 from .document import Json, cell, chart, counted, number, percent_of, section, table
+from .figures import COLOURS
 from .sections import MAX_CELLS
-from .series import MAX_POINTS, Series, line_chart, series_of
-from .summary import Run
+from .series import MAX_POINTS, Series, line_chart
+from .summary import Run, thinned
 
 
 def weights(series: Sequence[Series]) -> Json:
@@ -65,7 +66,7 @@ def heat_map(one: Series) -> Json:
     grid: list[list[float | None]] = [[None] * width for _ in range(height)]
     totals = [0.0] * height
     for column, row, weight, total in cells:
-        if 0 <= row < height:
+        if 0 <= row < height and column < width:  # a round may have been added since its end was asked for
             grid[row][column] = weight
             totals[row] += total
     hostile = {
@@ -114,7 +115,7 @@ def audit_table(found: Audit, title: str, name: str, note: str = "") -> Json:
     columns += [f"weight with the best {name}" for name in found.criteria] if found.what_if else []
     rows = []
     for person in found.people:
-        place = {"method": found.method, "seed": found.seed, "client": person.client, "run": found.run.folder.name}
+        place = {"method": found.method, "seed": found.seed, "client": person.client, "run": found.run.id}
         cells: list[Any] = [
             {"value": person.client, "text": f"{person.client}", "open": {"client": place}},
             person.remark,
@@ -171,24 +172,23 @@ def audit_client(run: Run, method: str, seed: int, client: int) -> Json:
         lane,
         client,
     )
-    step = -(-len(rows) // MAX_POINTS) or 1
-    weights = [(row[0], row[2]) for row in rows if row[2] is not None][::step]
+    weights = [(row[0], row[2]) for row in rows if row[2] is not None]
     own = run.query(
         "SELECT round_num, metric FROM local WHERE lane = ? AND client = ? ORDER BY round_num", lane, client
     )
-    own = own[:: -(-len(own) // MAX_POINTS) or 1]
-    one = next(candidate for candidate in series_of([run]) if candidate.method == method)
+    colour = COLOURS[run.methods.index(method) % len(COLOURS)]
     charts = []
     for name, title, curve in (("weight", "weight", weights), ("own", f"{run.metric} on its own test data", own)):
         if curve:
             said = f"from {percent_of(curve[0][1])} to {percent_of(curve[-1][1])}"
+            curve = thinned(curve, MAX_POINTS)
             trace = {
                 "x": [r for r, _ in curve],
                 "y": [v for _, v in curve],
                 "mode": "lines+markers",
                 "name": title,
-                "line": {"color": one.colour},
-                "customdata": [{"round": {"method": method, "seed": seed, "round": r}} for r, _ in curve],
+                "line": {"color": colour},
+                "meta": {"open": "round", "method": method, "seed": seed, "run": run.id},
             }
             charts.append(
                 chart(
@@ -201,7 +201,11 @@ def audit_client(run: Run, method: str, seed: int, client: int) -> Json:
             )
     lines = [
         [
-            {"value": r, "text": str(r), "open": {"round": {"method": method, "seed": seed, "round": r}}},
+            {
+                "value": r,
+                "text": str(r),
+                "open": {"round": {"method": method, "seed": seed, "round": r, "run": run.id}},
+            },
             cell(score, number(score, 4)),
             cell(weight, percent_of(weight)),
             cell(loss, number(loss, 3)),

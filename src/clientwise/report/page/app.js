@@ -59,8 +59,9 @@ function fileSource({ document: content, audits }) {
   return {
     live: false,
     document: async () => content,
-    audit: async ({ kind, method, seed, number }) => {
-      const found = audits[kind]?.[`${method}|${seed}|${number}`];
+    isComparison: content.isComparison,
+    audit: async ({ kind, method, seed, number, run }) => {
+      const found = audits[kind]?.[[...(run ? [run] : []), method, seed, number].join("|")];
       if (found) return found;
       throw new Refusal("This audit is not in the report file. `clientwise serve` shows the audit of every round and client.");
     },
@@ -227,7 +228,8 @@ function makeTable(level) {
   let item, parts, shape, sort = null, rows = new Map(), all = false;
 
   function onSort(column) {
-    const natural = item.columns[column].numeric ? "descending" : "ascending"; // the best first, the names from A
+    const { numeric, lower } = item.columns[column];
+    const natural = numeric && !lower ? "descending" : "ascending"; // the best first, the names from A
     const other = natural === "ascending" ? "descending" : "ascending";
     if (sort?.column !== column) sort = { column, direction: natural };
     else sort = sort.direction === natural ? { column, direction: other } : null;
