@@ -302,9 +302,10 @@ def _run(experiment: Experiment, folder: Path | None, resume: bool) -> Path:
     from .experiment.runner import run as run_experiment
     from .progress import show_progress
     from .report.figures import draw
+    from .report.series import series_of
     from .report.summary import Run
     from .report.terminal import remarks, summary_table
-    from .report.views import result_charts
+    from .report.views import headline, result_charts
 
     folder = folder or new_folder(experiment.name)
     with _stop_politely(folder), show_progress(out) as on_round:
@@ -313,8 +314,8 @@ def _run(experiment: Experiment, folder: Path | None, resume: bool) -> Path:
     picture = folder / "curves.png"
     draw(result_charts(finished), picture)
     out.print(summary_table(finished))
-    for remark in remarks(finished):
-        out.print(_escaped(remark))
+    for line in [*headline(series_of([finished])), *remarks(finished)]:
+        out.print(_escaped(line))
     out.print(_escaped(f"\nRun folder  {folder}\nPicture     {picture}"), soft_wrap=True)
     return folder
 

@@ -77,20 +77,20 @@ def headline(series: Sequence[Series]) -> list[str]:
     run, best, baseline = known[0].run, known[0], series[0]
     value = percent_of(mean_of(best.summary.metric))
     level = [one.label for one in known if mean_of(one.summary.metric) == mean_of(best.summary.metric)]
-    if len(level) > 1:
-        return [f"{', '.join(level[:-1])} and {level[-1]} are level: {run.metric} {value} at the last round."]
     lines = [f"{best.label} is best: {run.metric} {value} at the last round."]
+    if len(level) > 1:
+        lines = [f"{', '.join(level[:-1])} and {level[-1]} are level: {run.metric} {value} at the last round."]
     for other, relation in (
         (baseline, "the baseline"),
         (known[1] if len(known) > 1 else baseline, "the second best"),
     ):
-        if other is best or (other is baseline and relation == "the second best"):
+        if other.label in level or (other is baseline and relation == "the second best"):
             continue
         difference = difference_between(best, other)
         if difference:
             lines.append(f"Against {other.label} ({relation}): {in_words(difference, run.higher_is_better)}.")
     heavy = mean_of(baseline.summary.hostile_weight)
-    if heavy is not None and best is not baseline:
+    if heavy is not None and baseline.label not in level:
         light = percent_of(mean_of(best.summary.hostile_weight))
         lines.append(
             f"Hostile clients had {percent_of(heavy)} of the weight under {baseline.label}, {light} under {best.label}."
