@@ -31,9 +31,8 @@ def draw(charts: Sequence[Json], *paths: Path) -> None:
     for place, chart in enumerate(charts):
         _draw_chart(figure.add_subplot(1, len(charts), place + 1), chart)
     for path in paths:
-        figure.savefig(
-            path, dpi=110, metadata={"Date": None} if path.suffix == ".svg" else {"Description": charts[0]["alt"]}
-        )
+        about = {"Date": None} if path.suffix == ".svg" else {"Description": charts[0]["alt"]}
+        figure.savefig(path, dpi=110, bbox_inches="tight", metadata=about)
 
 
 def _draw_chart(axes: Axes, chart: Json) -> None:
@@ -46,9 +45,10 @@ def _draw_chart(axes: Axes, chart: Json) -> None:
         elif kind == "box":
             boxes.append(trace)
         elif kind == "bar":
-            below = axes.inset_axes((0, -0.42, 1, 0.25), sharex=axes)
+            below = axes.inset_axes((0, -0.44, 1, 0.22), sharex=axes)
             below.bar(trace["x"], trace["y"], color=trace["marker"]["color"], alpha=trace["marker"]["opacity"])
-            below.set_title(trace["name"], fontsize=8)
+            below.set_ylabel(trace["name"].replace(" ", "\n"), fontsize=8)
+            below.tick_params(labelbottom=False)
         elif trace.get("fill") == "toself":
             half = len(trace["x"]) // 2
             colour, opacity = _colour(trace["fillcolor"])
