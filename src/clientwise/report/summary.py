@@ -174,11 +174,10 @@ class Run:
         lane = self.lane(method, seed)
         weights: dict[int, float] = dict(
             self.query(
-                """SELECT round_num, TOTAL(weight) FROM participants
-                   WHERE lane = ? AND client IN (SELECT client FROM clients WHERE seed = ? AND hostile IS NOT NULL)
-                   GROUP BY round_num""",
-                lane,
+                """SELECT round_num, TOTAL(weight) FROM clients CROSS JOIN participants USING (client)
+                   WHERE seed = ? AND hostile IS NOT NULL AND lane = ? GROUP BY round_num""",
                 seed,
+                lane,
             )
         )
         rounds = [number for (number,) in self.query("SELECT round_num FROM rounds WHERE lane = ? ORDER BY 1", lane)]
@@ -213,8 +212,9 @@ class Run:
         }
         refused = dict(
             self.query(
-                """SELECT seed, COUNT(refusal) FROM lanes LEFT JOIN participants USING (lane)
-                   WHERE method = ? GROUP BY seed""",
+                """SELECT seed, (SELECT COUNT(*) FROM participants
+                                 WHERE participants.lane = lanes.lane AND refusal IS NOT NULL)
+                   FROM lanes WHERE method = ?""",
                 method,
             )
         )
@@ -249,5 +249,7 @@ class Run:
         return None
 
     def _mean_hostile_weight(self, method: str, seed: int) -> float | None:
+        if not self.has_hostile:
+            return None
         weights = [weight for _, weight in self.hostile_weights(method, seed)]
-        return statistics.fmean(weights) if weights and self.has_hostile else None
+        return statistics.fmean(weights) if weights else None

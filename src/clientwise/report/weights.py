@@ -43,7 +43,7 @@ def hostile_chart(series: Sequence[Series]) -> Json:
 
 
 def heat_map(one: Series) -> Json:
-    """Mean weight of every client over the rounds of the first seed; many rounds or clients share a cell."""
+    """Weight of every client over the rounds of the first seed; of many rounds some, evenly spaced."""
     lane, seed = one.lanes()[0]
     (last, clients) = one.run.query(
         """SELECT (SELECT MAX(round_num) FROM rounds WHERE lane = ?),
@@ -57,10 +57,11 @@ def heat_map(one: Series) -> Json:
     rounds_per_cell, clients_per_cell = -(-last // MAX_CELLS), -(-clients // MAX_CELLS)
     cells = one.run.query(
         """SELECT (round_num - 1) / ?, client / ?, AVG(weight), TOTAL(weight) FROM participants
-           WHERE lane = ? AND refusal IS NULL GROUP BY 1, 2""",
+           WHERE lane = ? AND (round_num - 1) % ? = 0 AND refusal IS NULL GROUP BY 1, 2""",
         rounds_per_cell,
         clients_per_cell,
         lane,
+        rounds_per_cell,
     )
     width, height = -(-last // rounds_per_cell), -(-clients // clients_per_cell)
     grid: list[list[float | None]] = [[None] * width for _ in range(height)]
@@ -79,7 +80,7 @@ def heat_map(one: Series) -> Json:
     several = " to {}" if clients_per_cell > 1 else ""
     said = ", ".join(
         f"client{'s' if several else ''} {firsts[row]}{several.format(firsts[row] + clients_per_cell - 1)} "
-        f"{percent_of(totals[row] / last)}"
+        f"{percent_of(totals[row] / width)}"
         for row in heaviest
     )
     alt = f"Weight of every client in every round under {one.label}. Heaviest on average: {said or 'none'}."
