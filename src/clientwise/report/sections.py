@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import statistics
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -122,12 +122,18 @@ def targets(series: Sequence[Series]) -> Json:
     tables = []
     for target in target_choices(series):
         rows = []
+        baseline = _until_reached(series[0], target)
         for one in series:
-            reached = [one.run.rounds_until_clients_reach(one.method, seed, target) for seed in one.summary.seeds]
-            measured = any(one.run.reached(one.method, seed, 1) for seed in one.summary.seeds)
+            reached = _until_reached(one, target)
+            measured = any(any(rounds) for rounds in reached.values()) or any(
+                one.run.reached(one.method, seed, 1) for seed in reached
+            )
             cells: list[Any] = [one.label]
-            cells += [_rounds_cell([rounds[place] for rounds in reached]) if measured else "–" for place in range(9)]
-            gain = average_gain(series[0], one, target) if one is not series[0] else None
+            cells += [
+                _rounds_cell([rounds[place] for rounds in reached.values()]) if measured else "–" for place in range(9)
+            ]
+            paired = one is not series[0] and one.run.data == run.data
+            gain = average_gain(baseline, reached) if paired else None
             cells.append(
                 cell(
                     gain.mean if gain else None,
@@ -159,19 +165,18 @@ def target_choices(series: Sequence[Series]) -> list[float]:
     return [round((int(steps) if run.higher_is_better else int(steps) + 1) * 0.05, 2)] if steps >= 1 else []
 
 
-def average_gain(baseline: Series, one: Series, target: float) -> Difference | None:
+def _until_reached(one: Series, target: float) -> dict[int, list[int | None]]:
+    """By seed, the first rounds in which 10 ... 90% of the clients reach a target."""
+    return {seed: one.run.rounds_until_clients_reach(one.method, seed, target) for seed in one.summary.seeds}
+
+
+def average_gain(
+    baseline: Mapping[int, Sequence[int | None]], ours: Mapping[int, Sequence[int | None]]
+) -> Difference | None:
     """Rounds saved against the baseline, averaged over the shares of clients both reach, paired over the seeds."""
-    if one.run.data != baseline.run.data:
-        return None
     gains: list[float | None] = []
-    for seed in one.summary.seeds:
-        if seed not in baseline.summary.seeds:
-            continue
-        pairs = zip(
-            baseline.run.rounds_until_clients_reach(baseline.method, seed, target),
-            one.run.rounds_until_clients_reach(one.method, seed, target),
-            strict=True,
-        )
+    for seed in sorted(baseline.keys() & ours.keys()):
+        pairs = zip(baseline[seed], ours[seed], strict=True)
         both = [before - after for before, after in pairs if before is not None and after is not None]
         gains.append(statistics.fmean(both) if both else None)
     return paired_difference(gains, [0.0] * len(gains))
