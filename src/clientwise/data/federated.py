@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -53,7 +54,7 @@ class Shares:
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
-    @property
+    @functools.cached_property
     def sizes(self) -> Tensor:
         """How many samples each holder has [K]."""
         return self.offsets.diff()

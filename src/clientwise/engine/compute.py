@@ -94,6 +94,7 @@ class Compute:
         self._values_per_sample, self._answers_stacked = 0, False
         self.mode, self.reason = self._choose(mode)
         self.workers = 1 if device.type == "cuda" else workers or len(os.sched_getaffinity(0))
+        self._at_once: dict[tuple[LocalTraining, int], int] = {}
         self._own = threading.local()  # a network of its own for every worker
         self._pool = ThreadPoolExecutor(self.workers, initializer=torch.set_num_threads, initargs=(1,))
 
@@ -114,7 +115,7 @@ class Compute:
         try:
             network = StackedNetwork(self.flat.module, self.spec, 2, self.device, self._dtype)
             self._values_per_sample = network.try_out(self.flat, self.samples)
-            self._answers_stacked = not network.has_convolutions
+            self._answers_stacked = on_gpu or not network.has_convolutions
         except NotStackableError as error:
             return one_by_one, f"the network cannot be stacked: {error}"
         if wanted == "stacked":
@@ -129,6 +130,11 @@ class Compute:
 
     def at_once(self, training: LocalTraining, largest: int) -> int:
         """How many clients of at most `largest` samples train together."""
+        if (training, largest) not in self._at_once:  # asked once: a GPU takes its time to say what memory it has
+            self._at_once[training, largest] = self._count_at_once(training, largest)
+        return self._at_once[training, largest]
+
+    def _count_at_once(self, training: LocalTraining, largest: int) -> int:
         samples = min(training.batch_size or largest, largest)
         if self.mode != "stacked":
             return max(1, min(16, CACHE_BYTES // (4 * self.spec.size)))
@@ -207,7 +213,7 @@ class Compute:
 
     def _answer(self, models: Tensor, numbers: Tensor, targets: Tensor) -> Answers:
         worker = self._worker()
-        if not self._answers_stacked or len(models) == 1:
+        if not self._answers_stacked or (len(models) == 1 and self.device.type == "cpu"):
             return answer_one_by_one(worker.flat, models, self.samples, numbers, targets, self._dtype)
         if worker.answering is None:
             worker.answering = self._stack(MOST_ANSWERING)

@@ -183,7 +183,7 @@ class LocalEngine:
 
 
 def _exam(shares: Shares, holders: Sequence[int]) -> Exam:
-    return Exam(*shares.gather(holders), len(holders))
+    return Exam(*shares.gather(holders), shares.sizes[list(holders)])
 
 
 def _in_words(error: Exception) -> str:
