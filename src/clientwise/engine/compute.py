@@ -91,7 +91,7 @@ class Compute:
         self.spec = self.flat.spec
         self.precision = _set_precision(precision, device)
         self._dtype = torch.bfloat16 if self.precision == "bf16" else torch.float32
-        self._values_per_sample, self._answers_stacked = 0, False
+        self._values_per_sample, self._answers_stacked, self._has_convolutions = 0, False, True
         self.mode, self.reason = self._choose(mode)
         self.workers = 1 if device.type == "cuda" else workers or len(os.sched_getaffinity(0))
         self._at_once: dict[tuple[LocalTraining, int], int] = {}
@@ -115,14 +115,15 @@ class Compute:
         try:
             network = StackedNetwork(self.flat.module, self.spec, 2, self.device, self._dtype)
             self._values_per_sample = network.try_out(self.flat, self.samples)
-            self._answers_stacked = on_gpu or not network.has_convolutions
+            self._has_convolutions = network.has_convolutions
+            self._answers_stacked = on_gpu or not self._has_convolutions
         except NotStackableError as error:
             return one_by_one, f"the network cannot be stacked: {error}"
         if wanted == "stacked":
             return wanted, "as asked for"
         if on_gpu:
             return "stacked", "the network can be stacked"
-        if network.has_convolutions:
+        if self._has_convolutions:
             return "loop", "on a CPU convolutions gain nothing from stacking"
         if 4 * self.spec.size > CACHE_BYTES / 2:
             return "loop", "the network fills the caches alone"
@@ -213,7 +214,7 @@ class Compute:
 
     def _answer(self, models: Tensor, numbers: Tensor, targets: Tensor) -> Answers:
         worker = self._worker()
-        if not self._answers_stacked or (len(models) == 1 and self.device.type == "cpu"):
+        if not self._answers_stacked or (len(models) == 1 and not self._has_convolutions):
             return answer_one_by_one(worker.flat, models, self.samples, numbers, targets, self._dtype)
         if worker.answering is None:
             worker.answering = self._stack(MOST_ANSWERING)

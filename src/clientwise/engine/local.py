@@ -97,7 +97,7 @@ class LocalEngine:
 
     def _choose_chunk_size(self, client_ids: Sequence[int], task: Task) -> int:
         """As many clients as pay, but so that every worker has some."""
-        largest = max((int(self._sizes[client]) for client in client_ids), default=0)
+        largest = int(self._sizes[list(client_ids)].max()) if client_ids else 0
         return max(1, min(self.compute.at_once(task.training, largest), -(-len(client_ids) // self.compute.workers)))
 
     def _bundle(self, clients: Sequence[int], model: Tensor, task: Task) -> Bundle:

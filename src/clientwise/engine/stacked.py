@@ -134,7 +134,8 @@ class StackedNetwork:
 
     def forward(self, inputs: Tensor, *, training: bool) -> Tensor:
         """Outputs [g, B, ...] in float32 of the first g models for inputs [g, B, ...]."""
-        values = _channels_last(inputs.to(self.dtype))
+        values = _channels_last((inputs[:1] if inputs.stride(0) == 0 else inputs).to(self.dtype))
+        values = values.expand(len(inputs), *values.shape[1:])  # candidates see the same samples: kept once
         for layer in self._layers:
             values = layer.forward(values, training)
             layer.kept = values.numel()
@@ -254,7 +255,8 @@ class Convolution(Layer):
 
     def _cut(self, values: Tensor, height: int, width: int, padding: Sequence[int]) -> Tensor:
         """Every patch the kernel sees as a row [g, B·height·width, kernel·C]; in it rows of the image lie whole."""
-        (rows, columns), channels = self._kernel, values.shape[-1]
+        (rows, columns), channels, count = self._kernel, values.shape[-1], len(values)
+        values = values[:1] if values.stride(0) == 0 else values
         padded = functional.pad(values, (0, 0, padding[1], padding[1], padding[0], padding[0]))
         models, images, down, along, each = padded.stride()
         shape: tuple[int, ...] = (*values.shape[:2], height, width, rows, columns * channels)
@@ -266,7 +268,7 @@ class Convolution(Layer):
             patches = padded.view(torch.complex128).as_strided(shape, strides).contiguous().view(values.dtype)
         else:
             patches = padded.as_strided(shape, strides)
-        return patches.reshape(len(values), -1, rows * columns * channels)
+        return patches.reshape(len(values), -1, rows * columns * channels).expand(count, -1, -1)
 
     def _convolve(self, values: Tensor, place: int) -> Tensor:
         kernel, *bias = (parameter.value[place].to(values.dtype) for parameter in self.parameters)

@@ -96,14 +96,14 @@ class Recording:
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            for _ in range(2):  # libraries choose their kernels and reserve their memory
+            for _ in range(2):  # libraries choose their kernels and reserve their memory; that is no training
                 work()
+                for value, kept in zip(changes, before, strict=True):
+                    value.detach().copy_(kept)
         torch.cuda.current_stream().wait_stream(stream)
         self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph):
+        with torch.cuda.graph(self._graph):  # recorded, not done
             work()
-        for value, kept in zip(changes, before, strict=True):  # trying and recording were no training
-            value.detach().copy_(kept)
 
     def __call__(self) -> None:
         """Do it again."""
@@ -282,9 +282,7 @@ class Together:
         if not self._record:
             return min(batch_size or largest, largest)
         unit = 1 << max(0, largest.bit_length() - 4)  # an eighth of padding at most
-        width = batch_size or -(-largest // unit) * unit
-        # Matrix units like round numbers; where products over patches are the work, padding costs more than it gains.
-        return width if self.network.has_convolutions else -(-width // 16) * 16
+        return batch_size or -(-largest // unit) * unit
 
     def _shares(self, bundle: Bundle, places: Tensor) -> Tensor:
         """What a sample counts in the loss of its batch [S, G, B]: 1/n, times its class weight κ; padding counts 0."""
