@@ -55,8 +55,9 @@ def cached(
         try:
             _write(folder, build)
         except OSError as error:
+            where = error.filename or folder
             raise DataError(
-                f"{error.filename or folder}: {error.strerror}; set CLIENTWISE_CACHE to a folder that has room for {name}"
+                f"{where}: {error.strerror}; set CLIENTWISE_CACHE to a folder with room for {name}"
             ) from None
         for stale in parent.glob(f"{name}-{place}-*"):
             if stale != folder:
