@@ -108,7 +108,7 @@ def test_partitions_of_flwr_datasets(tmp_path) -> None:
     data = FederatedData.from_flwr_datasets(partitioner, report=whole.select(range(20)))
     for client in range(3):
         assert data.train.sizes[client] + data.test.sizes[client] == len(partitioner.load_partition(client))
-    assert torch.equal(data.samples.batch(data.report.numbers) * 255, samples.inputs[:20].float())
+    torch.testing.assert_close(data.samples.batch(data.report.numbers) * 255, samples.inputs[:20].float())
     with pytest.raises(ValueError, match="no column \\['img'\\]"):
         FederatedData.from_flwr_datasets(partitioner, inputs="img")
     config = {"name": "flwr", "rounds": 1, "device": "cpu", "model": "linear"}

@@ -27,9 +27,7 @@ def malaria(data_dir: Path | None, *, size: PositiveInt = 64) -> Samples:
 
     def build(arrays: Writer) -> None:
         archive = Archive(source)
-        by_class = [
-            [name for name in archive.pictures if PurePosixPath(name).parent.name == kind] for kind in CLASSES
-        ]
+        by_class = [[name for name in archive.pictures if PurePosixPath(name).parent.name == kind] for kind in CLASSES]
         for kind, names in zip(CLASSES, by_class, strict=True):
             if len(names) != PER_CLASS:
                 raise DataError(f"{source}: {PER_CLASS:,} images expected in {kind}/, found {len(names):,}; {get}")
