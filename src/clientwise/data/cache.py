@@ -103,7 +103,7 @@ def _write(folder: Path, build: Callable[[Writer], None]) -> None:
 def _stamp(source: Path) -> list[tuple[str, int, int]]:
     """Name, size and time of a file, or of every file in a folder."""
     files = [source] if source.is_file() else sorted(path for path in source.rglob("*") if path.is_file())
-    return [(path.name, (facts := path.stat()).st_size, facts.st_mtime_ns) for path in files]
+    return [(str(path.relative_to(source.parent)), (facts := path.stat()).st_size, facts.st_mtime_ns) for path in files]
 
 
 def _digest(*parts: Sequence[Any]) -> str:
