@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ..attacks import Hostile
 from ..core.method import Method
@@ -141,7 +142,34 @@ def _run_all(
     on_round: Callable[[Progress], None],
 ) -> None:
     methods, rounds = experiment.build_methods(), experiment.rounds
-    compute = build_compute(experiment, samples, device)
+    computes: dict[int, tuple[Tensor, Compute]] = {}  # one for all seeds, but where the samples differ by seed
+    todo = [(seed, method) for seed in experiment.seeds for method in methods]
+    total = len(todo) * rounds
+    todo = [(seed, method) for seed, method in todo if not store.is_lane_finished(method.name, seed)]
+    done = total - len(todo) * rounds
+
+    @functools.cache
+    def prepare(seed: int) -> tuple[FederatedData, dict[int, Hostile], Compute]:
+        data, hostile = build_data(experiment, samples, seed, own_data)
+        store.check_fact(f"data of seed {seed}", data.fingerprint())
+        names = {client: one.name for client, one in hostile.items()}
+        store.set_clients(seed, data.train.sizes.tolist(), data.test.sizes.tolist(), names)
+        inputs = data.samples.inputs
+        if id(inputs) not in computes:  # the tensor is kept with it, or its number might come to be another's
+            computes[id(inputs)] = inputs, build_compute(experiment, data.samples, device)
+        compute = computes[id(inputs)][1]
+        return replace(data, samples=compute.samples).to(device), hostile, compute
+
+    def open_lane(seed: int, method: Method, computing: Computing) -> Lane:
+        data, hostile, _ = prepare(seed)
+        return Lane(experiment, store, method, build_engine(experiment, data, hostile, seed, computing), hostile, seed)
+
+    def tell(lane: Lane, record: RoundRecord) -> None:
+        nonlocal done
+        done += 1
+        on_round(Progress(lane.method.name, lane.seed, record, rounds, done, total))
+
+    compute, *_ = [prepare(seed)[2] for seed in experiment.seeds]  # of all: with other data nothing may begin
     store.set_facts(
         {
             "name": experiment.name,
@@ -156,42 +184,17 @@ def _run_all(
             "model_bytes": 4 * compute.spec.size,
         }
     )
-
-    todo = [(seed, method) for seed in experiment.seeds for method in methods]
-    total = len(todo) * rounds
-    todo = [(seed, method) for seed, method in todo if not store.is_lane_finished(method.name, seed)]
-    done = total - len(todo) * rounds
-
-    @functools.cache
-    def data_of(seed: int) -> tuple[FederatedData, dict[int, Hostile]]:
-        data, hostile = build_data(experiment, samples, seed, own_data)
-        store.check_fact(f"data of seed {seed}", data.fingerprint())
-        names = {client: one.name for client, one in hostile.items()}
-        store.set_clients(seed, data.train.sizes.tolist(), data.test.sizes.tolist(), names)
-        return replace(data, samples=compute.samples).to(device), hostile
-
-    def open_lane(seed: int, method: Method, computing: Computing) -> Lane:
-        data, hostile = data_of(seed)
-        return Lane(experiment, store, method, build_engine(experiment, data, hostile, seed, computing), hostile, seed)
-
-    def tell(lane: Lane, record: RoundRecord) -> None:
-        nonlocal done
-        done += 1
-        on_round(Progress(lane.method.name, lane.seed, record, rounds, done, total))
-
-    for seed in experiment.seeds:
-        data_of(seed)  # a run that goes on with other data must not even begin
     with threads_for(compute.spec.num_parameters):
-        side_by_side = (
-            1 if trackers or not todo else _lanes_that_fit(compute, methods, data_of(todo[0][0])[0], experiment)
-        )
-        for first in range(0, len(todo), side_by_side):
+        while todo:
+            data, _, compute = prepare(todo[0][0])
+            most = 1 if trackers else _lanes_that_fit(compute, methods, data, experiment)  # these follow one at a time
+            group = [pair for pair in todo[:most] if prepare(pair[0])[2] is compute]
+            todo = todo[len(group) :]
             meeting = Meeting(compute)
-            group = todo[first : first + side_by_side]
             seats: list[Computing] = [Seat(meeting, place) for place in range(len(group))]
-            if len(group) == 1:
-                seats = [compute]
-            lanes = [open_lane(*pair, seat) for pair, seat in zip(group, seats, strict=True)]
+            lanes = [
+                open_lane(*pair, seat) for pair, seat in zip(group, seats if len(group) > 1 else [compute], strict=True)
+            ]
             done += sum(lane.state.round_num for lane in lanes)
             run_lanes(lanes, meeting, trackers, tell)
 
@@ -209,6 +212,6 @@ def _reports_on_clients(experiment: Experiment, own_data: FederatedData | None) 
     server = experiment.server_set
     if own_data is not None:
         return own_data.report is None
-    return server.fraction == 0 or (
+    return not experiment.server_holds_samples or (
         server.source == "held_out" and not server.shared_set and server.report_fraction == 0
     )
