@@ -84,6 +84,12 @@ def run(
     file: Annotated[Path, typer.Argument(help="A TOML file; with --resume also a run folder.", show_default=False)],
     engine: Annotated[str | None, typer.Option(help="Where the clients live: local.", show_default=False)] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda or auto.", show_default=False)] = None,
+    workers: Annotated[
+        str | None,
+        typer.Option(
+            help="CPU cores that train side by side, or ray: spread methods and seeds over Ray.", show_default=False
+        ),
+    ] = None,
     seeds: Annotated[str | None, typer.Option(help="Seeds: 1,2,3 or 1-5.", show_default=False)] = None,
     rounds: Annotated[int | None, typer.Option(help="Rounds per method and seed.", show_default=False)] = None,
     out_folder: Annotated[
@@ -107,7 +113,15 @@ def run(
     if file.is_dir():
         out_folder, file = out_folder or file, file / "config.toml"
     where = data_dir and str(data_dir.resolve())
-    given = {"engine": engine, "device": device, "rounds": rounds, "trackers": trackers or None, "data_dir": where}
+    cores = int(workers) if workers and workers.isdigit() else workers
+    given = {
+        "engine": engine,
+        "device": device,
+        "workers": cores,
+        "rounds": rounds,
+        "trackers": trackers or None,
+        "data_dir": where,
+    }
     experiment = _load(file, changes, given, seeds)
     if resume and out_folder is None:
         out_folder = find_unfinished(experiment)

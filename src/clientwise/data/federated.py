@@ -32,8 +32,8 @@ class Samples:
     after_partition: Callable[[FederatedData], FederatedData] | None = None
 
     def batch(self, numbers: Tensor) -> Tensor:
-        """Samples as the model sees them: float32, scaled."""
-        inputs = self.inputs[numbers].float()
+        """Samples as the model sees them: float32, scaled, where the numbers are."""
+        inputs = self.inputs[numbers.to(self.inputs.device)].to(numbers.device).float()
         return inputs if self.scale == 1 else inputs * self.scale
 
     def to(self, device: torch.device) -> Samples:
@@ -111,11 +111,10 @@ class FederatedData:
                     digest.update(tensor.cpu().contiguous().numpy().tobytes())
         return digest.hexdigest()
 
-    def to(self, device: torch.device) -> FederatedData:
-        """Everything a model reads, on a device."""
+    def shares_to(self, device: torch.device) -> FederatedData:
+        """Who holds what, on a device; the samples stay where they are."""
         return replace(
             self,
-            samples=self.samples.to(device),
             train=self.train.to(device),
             test=self.test.to(device),
             weigh=self.weigh.to(device) if self.weigh else None,

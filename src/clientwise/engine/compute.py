@@ -7,7 +7,6 @@ recorded; on a CPU small layers without convolutions are stacked, in chunks that
 from __future__ import annotations
 
 import copy
-import os
 import platform
 import threading
 from collections import deque
@@ -37,7 +36,7 @@ MOST_TOGETHER = 1024  # clients
 MOST_ANSWERING = 32  # models evaluated at once
 MOST_NETWORKS = 4  # sizes of stacked networks kept, with their recordings
 SMALL_EXAM = 512  # samples per worker below which one of them evaluates alone
-GPU_SHARE = 0.4  # of its free memory
+GPU_SHARE = 0.4  # of its free memory, for the data and again for the models
 
 
 def pick_device(name: str = "auto") -> torch.device:
@@ -85,15 +84,20 @@ class Compute:
         workers: int = 0,
     ) -> None:
         self.device = device
-        self.samples = samples.to(device)
+        on_gpu = device.type == "cuda"
+        too_large = on_gpu and samples.inputs.nbytes > GPU_SHARE * torch.cuda.mem_get_info(device)[0]
+        self.samples = samples if too_large else samples.to(device)
         count_dropout(module)
         self.flat = FlatModel(module, device)
         self.spec = self.flat.spec
         self.precision = _set_precision(precision, device)
         self._dtype = torch.bfloat16 if self.precision == "bf16" else torch.float32
         self._values_per_sample, self._answers_stacked, self._has_convolutions = 0, False, True
-        self.mode, self.reason = self._choose(mode)
-        self.workers = 1 if device.type == "cuda" else workers or len(os.sched_getaffinity(0))
+        if too_large:  # recorded work cannot fetch anything from outside the GPU
+            self.mode, self.reason = "loop", "the data do not fit on the GPU: batches travel"
+        else:
+            self.mode, self.reason = self._choose(mode)
+        self.workers = 1 if on_gpu else workers or torch.get_num_threads()
         self._at_once: dict[tuple[LocalTraining, int], int] = {}
         self._own = threading.local()  # a network of its own for every worker
         self._pool = ThreadPoolExecutor(self.workers, initializer=torch.set_num_threads, initargs=(1,))

@@ -37,7 +37,7 @@ class LocalEngine:
     ) -> None:
         self.compute: Computing = compute or Compute(data.samples, module, device or torch.device("cpu"))
         self.device = self.compute.device
-        self.data = replace(data, samples=self.compute.samples).to(self.device)
+        self.data = replace(data, samples=self.compute.samples).shares_to(self.device)
         self.problem = data.samples.problem
         self.num_clients = data.num_clients
         self.spec = self.compute.spec

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -166,7 +166,7 @@ def build_data(
         return hostile[client].attack.relabel(targets, samples.problem, generator(seed, "relabel", 0, client))
 
     if isinstance(divided, FederatedData):
-        data = _adopt(experiment, divided, seed, relabel)
+        data = _adopt(experiment, divided, seed, hostile, relabel)
     else:
         data = _hand_out(experiment, samples, divided, seed, relabel)
     given = {name: torch.tensor(values, dtype=torch.float64) for name, values in experiment.attributes.items()}
@@ -212,12 +212,17 @@ def _hand_out(
     )
 
 
-def _adopt(experiment: Experiment, data: FederatedData, seed: int, relabel: Relabel) -> FederatedData:
+def _adopt(
+    experiment: Experiment, data: FederatedData, seed: int, hostile: Iterable[int], relabel: Relabel
+) -> FederatedData:
     """Arrays of the user's own, in which hostile clients call their samples otherwise."""
 
     def relabelled(shares: Shares) -> Shares:
-        parts = [shares.slice(client) for client in range(len(shares))]
-        return replace(shares, targets=torch.cat([relabel(k, shares.targets[part]) for k, part in enumerate(parts)]))
+        targets = shares.targets.clone()
+        for client in hostile:
+            mine = shares.slice(client)
+            targets[mine] = relabel(client, targets[mine])
+        return replace(shares, targets=targets)
 
     train, settings = relabelled(data.train), experiment.server_set
     weigh = data.report if settings.shared_set else data.weigh
@@ -229,7 +234,8 @@ def _adopt(experiment: Experiment, data: FederatedData, seed: int, relabel: Rela
 def build_compute(experiment: Experiment, samples: Samples, device: torch.device) -> Compute:
     """What all lanes train and evaluate with."""
     module = build_module(experiment, samples, experiment.seeds[0])
-    return Compute(samples, module, device, mode=experiment.mode, precision=experiment.precision)
+    workers = experiment.workers if isinstance(experiment.workers, int) else 0
+    return Compute(samples, module, device, mode=experiment.mode, precision=experiment.precision, workers=workers)
 
 
 def build_engine(

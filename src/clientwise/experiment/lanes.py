@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from ..attacks import Hostile
-from ..core.method import Method
+from ..core.method import Federation, Method
 from ..core.round import first_state, run_round
 from ..core.types import RoundRecord, ServerState
 from ..engine.local import LocalEngine
@@ -42,6 +42,13 @@ class Round:
     record: RoundRecord
     seconds: float
 
+    @staticmethod
+    def run(state: ServerState, method: Method, federation: Federation, engine: LocalEngine) -> Round:
+        """Run one, and see how long it takes."""
+        began = time.perf_counter()
+        state, record = run_round(state, method, federation, engine)
+        return Round(state, engine.state(), record, time.perf_counter() - began)
+
 
 class Lane:
     """One method with one seed: where it stands, and what it has written."""
@@ -63,14 +70,17 @@ class Lane:
         if (saved := store.load_checkpoint(self._lane, engine.device)) is not None:
             self.state, engine_state = saved
             engine.load_state(engine_state)
-        self._engine_state: Mapping[str, Tensor] = engine.state()
+        self.engine_state: Mapping[str, Tensor] = engine.state()
         store.forget_after(self._lane, self.state.round_num)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all rounds are run."""
+        return self.state.round_num >= self.rounds
 
     def next_round(self) -> Round:
         """Run a round; nothing counts before `keep`."""
-        began = time.perf_counter()
-        state, record = run_round(self.state, self.method, self._federation, self.engine)
-        return Round(state, self.engine.state(), record, time.perf_counter() - began)
+        return Round.run(self.state, self.method, self._federation, self.engine)
 
     def begin(self, trackers: Trackers) -> None:
         """Before the first round of this sitting."""
@@ -85,17 +95,16 @@ class Lane:
         if self._trackers:  # before the round counts as done: an interruption here leaves no hole in their curves
             values = self._store.round_values(self._lane, done.record.round_num, problem.metric)
             self._trackers.log_round(done.record, values)
-        self.state, self._engine_state = done.state, done.engine_state
+        self.state, self.engine_state = done.state, done.engine_state
         if time.monotonic() - self._saved_at >= self._experiment.checkpoint_seconds:
-            self._store.save_checkpoint(self._lane, self.state, self._engine_state)
+            self._store.save_checkpoint(self._lane, self.state, self.engine_state)
             self._saved_at = time.monotonic()
 
     def end(self) -> None:
         """After the last round, or when interrupted."""
-        finished = self.state.round_num == self.rounds
-        self._store.save_checkpoint(self._lane, self.state, self._engine_state)
-        self._trackers.end(finished=finished)
-        if finished:
+        self._store.save_checkpoint(self._lane, self.state, self.engine_state)
+        self._trackers.end(finished=self.is_done)
+        if self.is_done:
             self._store.finish_lane(self._lane)
 
 
@@ -108,7 +117,7 @@ def run_lanes(
         for lane in lanes:
             lane.begin(trackers)
             begun.append(lane)
-        while running := [lane for lane in lanes if lane.state.round_num < lane.rounds]:
+        while running := [lane for lane in lanes if not lane.is_done]:
             finished = [running[0].next_round()] if len(lanes) == 1 else _rounds_together(running, meeting)
             for lane, done in zip(running, finished, strict=True):
                 lane.keep(done)

@@ -22,15 +22,17 @@ from ..core.types import RoundRecord
 from ..data.federated import FederatedData, Samples
 from ..engine.compute import Compute, Computing, pick_device, threads_for
 from ..engine.meeting import Meeting, Seat
+from ..errors import ConfigError
 from ..trackers import Trackers
 from .build import build_compute, build_data, build_engine, build_federation, build_trackers, validate
 from .config import load_experiment
 from .lanes import Lane, Progress, run_lanes
 from .schema import Experiment
+from .spread import run_on_ray
 from .store import RunError, Store, is_finished, locked, write_atomically
 
 # Keys that may change when a run is resumed: they change no bit of it.
-NO_PART_OF_THE_RESULT = {"data_dir", "plugin_dir", "checkpoint_seconds", "trackers"}
+NO_PART_OF_THE_RESULT = {"data_dir", "plugin_dir", "checkpoint_seconds", "trackers", "workers"}
 
 
 def new_folder(name: str, parent: Path = Path("runs")) -> Path:
@@ -158,7 +160,7 @@ def _run_all(
         if id(inputs) not in computes:  # the tensor is kept with it, or its number might come to be another's
             computes[id(inputs)] = inputs, build_compute(experiment, data.samples, device)
         compute = computes[id(inputs)][1]
-        return replace(data, samples=compute.samples).to(device), hostile, compute
+        return replace(data, samples=compute.samples), hostile, compute
 
     def open_lane(seed: int, method: Method, computing: Computing) -> Lane:
         data, hostile, _ = prepare(seed)
@@ -184,6 +186,15 @@ def _run_all(
             "model_bytes": 4 * compute.spec.size,
         }
     )
+    if experiment.workers == "ray":
+        if trackers:
+            raise ConfigError(
+                experiment.source, [("trackers", "they follow one lane at a time: not with workers = 'ray'")]
+            )
+        lanes = [open_lane(*pair, prepare(pair[0])[2]) for pair in todo]
+        done += sum(lane.state.round_num for lane in lanes)
+        run_on_ray(lanes, experiment.to_dict(), own_data, tell)
+        return
     with threads_for(compute.spec.num_parameters):
         while todo:
             data, _, compute = prepare(todo[0][0])

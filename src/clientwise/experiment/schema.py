@@ -231,6 +231,11 @@ class Experiment(Section):
     precision: Literal["auto", "float32", "tf32", "bf16"] = Field(
         "auto", description='what products are computed in; "auto": float32 on a CPU, tf32 on a GPU'
     )
+    workers: PositiveInt | Literal["auto", "ray"] = Field(
+        "auto",
+        description='CPU cores that train clients side by side; "auto": as many as PyTorch has threads; '
+        '"ray": methods and seeds are spread over Ray (`clientwise[ray]`)',
+    )
     data_dir: str | None = Field(
         None, description="folder with the datasets in their published layouts; better given as --data-dir"
     )
