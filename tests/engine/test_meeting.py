@@ -50,10 +50,11 @@ def test_lanes_that_meet_get_what_they_would_get_alone(compute: Compute) -> None
     alone = [everything(engine(compute, seed), task) for seed, task in enumerate(tasks)]
     meeting = Meeting(compute)
     meeting.expect(3)
+    engines = [engine(Seat(meeting, place), place) for place in range(3)]
 
     def attend(place: int) -> tuple[torch.Tensor, torch.Tensor]:
         try:
-            return everything(engine(Seat(meeting, place), place), tasks[place])
+            return everything(engines[place], tasks[place])
         finally:
             meeting.leave()
 

@@ -92,6 +92,15 @@ def train(
     compute = Compute(data.samples, network, DEVICE, mode=mode, precision="float32")
     assert compute.mode == mode
     engine = LocalEngine(data, network, seed=1, compute=compute, chunk_size=chunk_size)
+    original = compute.train
+
+    def strict(bundles: Any) -> Any:  # a chunk that fails would be tried client by client, and nobody would know
+        for result in original(bundles):
+            if isinstance(result, Exception):
+                raise result
+            yield result
+
+    compute.train = strict  # type: ignore[method-assign]
     options = {"epochs": 2, "batch_size": 4, "learning_rate": 0.1} | training
     task = Task(3, LocalTraining(**options), loss, ())
     models, losses = {}, {}

@@ -35,7 +35,7 @@ CACHE_BYTES = 8 * 2**20  # of models side by side on one core
 MOST_TOGETHER = 1024  # clients
 MOST_ANSWERING = 32  # models evaluated at once
 MOST_NETWORKS = 4  # sizes of stacked networks kept, with their recordings
-SMALL_EXAM = 512  # samples per worker below which one of them evaluates alone
+SMALL_EXAM = 512  # samples; fewer are not worth another worker
 GPU_SHARE = 0.4  # of its free memory, for the data and again for the models
 
 
@@ -99,8 +99,9 @@ class Compute:
             self.mode, self.reason = self._choose(mode)
         self.workers = 1 if on_gpu else workers or torch.get_num_threads()
         self._at_once: dict[tuple[LocalTraining, int], int] = {}
-        self._own = threading.local()  # a network of its own for every worker
-        self._pool = ThreadPoolExecutor(self.workers, initializer=torch.set_num_threads, initargs=(1,))
+        self._own = threading.local()  # in a thread of the pool: its own networks
+        self._alone = _Worker(self.flat)  # for whichever thread calls where there is no pool: lanes take turns
+        self._pool = ThreadPoolExecutor(self.workers, initializer=self._begin_work)
 
     def __str__(self) -> str:
         """What a person is told."""
@@ -199,22 +200,24 @@ class Compute:
     def _stack(self, size: int) -> StackedNetwork:
         return StackedNetwork(self._worker().flat.module, self.spec, size, self.device, self._dtype)
 
+    def _begin_work(self) -> None:
+        """In every new thread of the pool."""
+        torch.set_num_threads(1)
+        self._own.worker = _Worker(FlatModel(copy.deepcopy(self.flat.module), self.device))
+
     def _worker(self) -> _Worker:
-        if not hasattr(self._own, "worker"):
-            self._own.worker = _Worker(FlatModel(copy.deepcopy(self.flat.module), self.device))
-        worker: _Worker = self._own.worker
+        worker: _Worker = getattr(self._own, "worker", self._alone)
         return worker
 
     def evaluate(self, models: Tensor, exam: Exam) -> Evaluation:
         """Every model [c, d] on all samples of the exam; the samples are shared among the workers."""
         models = models.to(self.device)
-        part = -(-len(exam.numbers) // self.workers)
-        if self.workers == 1 or part < SMALL_EXAM:
-            answers = [self._answer(models, exam.numbers, exam.targets)]
-        else:
-            parts = zip(torch.split(exam.numbers, part), torch.split(exam.targets, part), strict=True)
-            answers = [one.result() for one in [self._pool.submit(self._answer, models, *some) for some in parts]]
-        return graded(answers, exam)
+        if self.workers == 1:
+            return graded([self._answer(models, exam.numbers, exam.targets)], exam)
+        part = max(SMALL_EXAM, -(-len(exam.numbers) // self.workers))
+        parts = zip(torch.split(exam.numbers, part), torch.split(exam.targets, part), strict=True)
+        answers = [self._pool.submit(self._answer, models, *some) for some in parts]
+        return graded([answer.result() for answer in answers], exam)
 
     def _answer(self, models: Tensor, numbers: Tensor, targets: Tensor) -> Answers:
         worker = self._worker()

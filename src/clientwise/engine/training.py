@@ -258,7 +258,7 @@ class Together:
             counts = known.counts[..., None]
             self._equal_shares = (torch.arange(width, device=device) < counts) / counts.clamp(min=1)
             self._put("last epoch", known.last_epoch)
-        first = bundle.sizes.cumsum(0) - bundle.sizes
+        first = (bundle.sizes.cumsum(0) - bundle.sizes).clamp(max=len(bundle.numbers) - 1)  # nobody looks past the end
         places = known.draw(keys) + first.to(device)[:, None]  # [S, G, B]
         self._put("places", places)
         self._put("shares", self._shares(bundle, places))
