@@ -15,7 +15,7 @@ from ..core.criteria import ClientFacts, measure_clients
 from ..core.seeding import client_keys, generator
 from ..core.types import Evaluation, Refusal, Task, Updates
 from ..data.federated import FederatedData, Shares
-from ..models.flat import FlatModel
+from ..models.flat import flattened
 from .compute import Compute, Computing
 from .evaluation import Exam
 from .training import Bundle, Trained
@@ -41,7 +41,7 @@ class LocalEngine:
         self.problem = data.samples.problem
         self.num_clients = data.num_clients
         self.spec = self.compute.spec
-        self.initial_model = FlatModel(module, self.device).vector  # [d] the module as it was given
+        self.initial_model = flattened(module).to(self.device)  # [d] the module as it was given
         self._seed = seed
         self._hostile = hostile or {}
         self._chunk_size = chunk_size

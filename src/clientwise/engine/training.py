@@ -120,6 +120,7 @@ class OneByOne:
         self._recipe: tuple[LocalTraining, Loss] | None = None
         self._steps: dict[int, tuple[tuple[Tensor, Tensor], Recording]] = {}
         self._loss = torch.zeros((), device=flat.vector.device)
+        self._class_weights: Tensor | None = None
 
     def train(self, bundle: Bundle) -> Trained:
         """Every client of the bundle."""
@@ -152,10 +153,17 @@ class OneByOne:
 
     def _prepare(self, training: LocalTraining, loss: Loss) -> None:
         """An optimizer that has done nothing yet, and recordings that belong to this task."""
-        if self._recipe != (training, loss):
-            self._recipe, self._steps = (training, loss), {}
+        plain = replace(loss, class_weights=None)
+        if self._recipe != (training, plain):
+            self._recipe, self._steps = (training, plain), {}
             self._optimizer = make_optimizer(self._flat.parameter, training)
         _restart(self._optimizer)
+        if loss.class_weights is not None:  # kept in place: they change from round to round, the recordings do not
+            if self._class_weights is None:
+                self._class_weights, self._steps = torch.ones(len(loss.class_weights), device=self._loss.device), {}
+            self._class_weights.copy_(torch.tensor(loss.class_weights))
+        elif self._class_weights is not None:
+            self._class_weights.fill_(1)
 
     def _step_on(self, numbers: Tensor, targets: Tensor) -> Tensor:
         """One step on a batch; a recording for every size of batch."""
@@ -184,7 +192,8 @@ class OneByOne:
                 outputs = flat.module(inputs).float()
         else:
             outputs = flat.module(inputs)
-        loss: Tensor = criterion(outputs, targets)
+        losses = criterion.per_sample(outputs, targets)
+        loss = (losses if self._class_weights is None else losses * self._class_weights[targets]).mean()
         loss.backward()  # type: ignore[no-untyped-call]
         if training.proximal:
             gradient.add_(flat.parameter.detach() - self._anchor, alpha=training.proximal)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
@@ -78,9 +78,9 @@ class Lane:
         """Whether all rounds are run."""
         return self.state.round_num >= self.rounds
 
-    def next_round(self) -> Round:
-        """Run a round; nothing counts before `keep`."""
-        return Round.run(self.state, self.method, self._federation, self.engine)
+    def run_round(self, state: ServerState) -> Round:
+        """The round after `state`; nothing counts before `keep`."""
+        return Round.run(state, self.method, self._federation, self.engine)
 
     def begin(self, trackers: Trackers) -> None:
         """Before the first round of this sitting."""
@@ -117,26 +117,41 @@ def run_lanes(
         for lane in lanes:
             lane.begin(trackers)
             begun.append(lane)
-        while running := [lane for lane in lanes if not lane.is_done]:
-            finished = [running[0].next_round()] if len(lanes) == 1 else _rounds_together(running, meeting)
-            for lane, done in zip(running, finished, strict=True):
-                lane.keep(done)
-                on_round(lane, done.record)
+        rounds = _rounds_alone(lanes[0]) if len(lanes) == 1 else _rounds_together(lanes, meeting)
+        for lane, done in rounds:
+            lane.keep(done)
+            on_round(lane, done.record)
     finally:
         for lane in begun:
             lane.end()
 
 
-def _rounds_together(lanes: Sequence[Lane], meeting: Meeting) -> list[Round]:
-    """A round of every lane, in threads that meet where they train and evaluate."""
+def _rounds_alone(lane: Lane) -> Iterator[tuple[Lane, Round]]:
+    """Round after round, in this thread: an interruption is heard at once."""
+    while not lane.is_done:
+        yield lane, lane.run_round(lane.state)
 
-    def attend(lane: Lane) -> Round:
+
+def _rounds_together(lanes: Sequence[Lane], meeting: Meeting) -> Iterator[tuple[Lane, Round]]:
+    """Rounds of every lane, in threads that meet where they train and evaluate.
+
+    While rounds are written down, the next ones run already; what an interruption catches unwritten is run again.
+    """
+
+    def attend(lane: Lane, state: ServerState) -> Round:
         try:
-            return lane.next_round()
+            done = lane.run_round(state)
         finally:
             meeting.leave()
+        return replace(done, seconds=done.seconds / len(running))  # they shared the time
 
-    meeting.expect(len(lanes))
+    states = {lane: lane.state for lane in lanes}
     with ThreadPoolExecutor(len(lanes)) as threads:
-        rounds = list(threads.map(attend, lanes))
-    return [replace(one, seconds=one.seconds / len(lanes)) for one in rounds]  # they shared the time
+        done: dict[Lane, Round] = {}
+        while done or states:
+            running = [lane for lane in lanes if lane in states and states[lane].round_num < lane.rounds]
+            meeting.expect(len(running))
+            coming = [threads.submit(attend, lane, states[lane]) for lane in running]
+            yield from done.items()
+            done = {lane: future.result() for lane, future in zip(running, coming, strict=True)}
+            states = {lane: one.state for lane, one in done.items()}
