@@ -82,7 +82,9 @@ def _root(
 @app.command()
 def run(
     file: Annotated[Path, typer.Argument(help="A TOML file; with --resume also a run folder.", show_default=False)],
-    engine: Annotated[str | None, typer.Option(help="Where the clients live: local.", show_default=False)] = None,
+    engine: Annotated[
+        str | None, typer.Option(help="Where the clients live: local or flower.", show_default=False)
+    ] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda or auto.", show_default=False)] = None,
     seeds: Annotated[str | None, typer.Option(help="Seeds: 1,2,3 or 1-5.", show_default=False)] = None,
     rounds: Annotated[int | None, typer.Option(help="Rounds per method and seed.", show_default=False)] = None,

@@ -128,7 +128,7 @@ def _engine_issues(experiment: Experiment, engine: LocalEngine) -> Iterator[tupl
     for index, method in enumerate(experiment.build_methods()):
         for place, criterion in enumerate(method.criteria):
             key = f"methods[{index}].criteria[{place}]"
-            if criterion.measured_by == "server":
+            if criterion.measured_by == "server" or not len(facts.owner):  # nobody's samples are here to try it on
                 continue
             try:
                 shape = tuple(criterion.measure(facts).shape)
@@ -216,7 +216,7 @@ def build_engine(
 def build_module(experiment: Experiment, samples: Samples, seed: int) -> nn.Module:
     """The network, initialised by the seed."""
     problem = samples.problem
-    num_outputs = problem.num_classes if problem.kind == "classification" else max(1, samples.targets[0].numel())
+    num_outputs = problem.num_classes if problem.kind == "classification" else samples.targets.shape[1:].numel()
     with seeded_default_generator(seed, "initial model"):
         try:
             module: nn.Module = make(MODELS, experiment.model)(tuple(samples.inputs.shape[1:]), num_outputs)

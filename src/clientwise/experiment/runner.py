@@ -7,11 +7,12 @@ import platform
 import time
 import tomllib
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from datetime import datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -20,7 +21,8 @@ from ..core.method import Method
 from ..core.round import first_state, run_round
 from ..core.types import RoundRecord
 from ..data.federated import FederatedData, Samples
-from ..engine.local import pick_device, threads_for
+from ..engine.local import LocalEngine, pick_device, threads_for
+from ..errors import ConfigError
 from ..trackers import LaneInfo, Trackers
 from .build import (
     build_data,
@@ -33,8 +35,11 @@ from .config import load_experiment
 from .schema import Experiment
 from .store import RunError, Store, is_finished, locked, write_atomically
 
+if TYPE_CHECKING:
+    from .flower import Connect
+
 # Keys that may change when a run is resumed: they change no bit of it.
-NO_PART_OF_THE_RESULT = {"data_dir", "plugin_dir", "checkpoint_seconds", "trackers"}
+NO_PART_OF_THE_RESULT = {"data_dir", "plugin_dir", "checkpoint_seconds", "trackers", "flower"}
 
 
 @dataclass(frozen=True)
@@ -86,12 +91,14 @@ def run(
     data: FederatedData | None = None,
     resume: bool = False,
     on_round: Callable[[Progress], None] | None = None,
+    connect: Connect | None = None,
 ) -> Path:
     """Run an experiment and return its run folder.
 
     `config` is a TOML file, a dictionary of the same shape, or an experiment already loaded. `data` are your own
     arrays (`FederatedData.from_clients`) instead of the dataset and partition the config names. `resume` goes on
-    with a run folder; what it then computes is what an uninterrupted run would have.
+    with a run folder; what it then computes is what an uninterrupted run would have. `connect` is for those who
+    reach their clients otherwise: it gets a lane's engine and its seed, and returns the engine to use.
     """
     experiment = config if isinstance(config, Experiment) else load_experiment(config)
     folder = Path(out) if out is not None else new_folder(experiment.name)
@@ -102,13 +109,38 @@ def run(
         _prepare(folder, experiment, resume)
     except OSError as error:
         raise RunError(f"{folder}: cannot be written to: {error.strerror}") from None
-    with locked(folder):
+    with locked(folder), ExitStack() as stack:
+        if experiment.engine == "flower" and connect is None:
+            connect = stack.enter_context(_flower_simulation(experiment, data))
         store = Store(folder)
-        try:
-            _run_all(experiment, store, samples, data, device, trackers, on_round or (lambda progress: None))
-        finally:
-            store.close()
+        stack.callback(store.close)
+        _run_all(
+            experiment,
+            store,
+            samples,
+            data,
+            device,
+            trackers,
+            on_round or (lambda progress: None),
+            connect or _embedded,
+        )
     return folder
+
+
+def _embedded(engine: LocalEngine, seed: int) -> LocalEngine:
+    """Clients live in this process: there is nothing to connect."""
+    return engine
+
+
+def _flower_simulation(experiment: Experiment, data: FederatedData | None) -> AbstractContextManager[Connect]:
+    if data is not None:
+        raise ConfigError(experiment.source, [("engine", "simulated nodes cannot see arrays of yours; use 'local'")])
+    try:
+        from .flower import simulation
+    except ModuleNotFoundError as error:
+        hint = f"needs Flower ({error.name} is missing): pip install 'clientwise[flower]'"
+        raise ConfigError(experiment.source, [("engine", hint)]) from None
+    return simulation(experiment)
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -156,6 +188,7 @@ def _run_all(
     device: torch.device,
     trackers: Trackers,
     on_round: Callable[[Progress], None],
+    connect: Connect | Callable[[LocalEngine, int], LocalEngine],
 ) -> None:
     methods = experiment.build_methods()
     store.set_facts(
@@ -179,7 +212,7 @@ def _run_all(
         store.set_clients(seed, data.train.sizes.tolist(), data.test.sizes.tolist(), names)
         resident = data.to(device)
         for method in methods:
-            lane = _Lane(experiment, store, method, seed, resident, hostile, device)
+            lane = _Lane(experiment, store, method, seed, resident, hostile, device, connect)
             lane.run(trackers, on_round, done, total)
             done += experiment.rounds
 
@@ -206,13 +239,14 @@ class _Lane:
         data: FederatedData,
         hostile: Mapping[int, Hostile],
         device: torch.device,
+        connect: Connect | Callable[[LocalEngine, int], LocalEngine],
     ) -> None:
         self._experiment, self._store, self._method, self._seed = experiment, store, method, seed
         self._hostile = hostile
         self._lane, self._finished = store.open_lane(method.name, seed)
         if self._finished:
             return
-        self._engine = build_engine(experiment, data, hostile, seed, device)
+        self._engine = connect(build_engine(experiment, data, hostile, seed, device), seed)
         store.set_facts({"model_bytes": self._engine.initial_model.nbytes})
         self._federation = build_federation(experiment, data.num_clients, seed)
         saved = store.load_checkpoint(self._lane, device)
