@@ -36,7 +36,7 @@ from .schema import Experiment
 from .store import RunError, Store, is_finished, locked, write_atomically
 
 if TYPE_CHECKING:
-    from .flower import Connect
+    from .flower.connections import Connect
 
 # Keys that may change when a run is resumed: they change no bit of it.
 NO_PART_OF_THE_RESULT = {"data_dir", "plugin_dir", "checkpoint_seconds", "trackers", "flower"}
@@ -136,7 +136,7 @@ def _flower_simulation(experiment: Experiment, data: FederatedData | None) -> Ab
     if data is not None:
         raise ConfigError(experiment.source, [("engine", "simulated nodes cannot see arrays of yours; use 'local'")])
     try:
-        from .flower import simulation
+        from .flower.simulation import simulation
     except ModuleNotFoundError as error:
         hint = f"needs Flower ({error.name} is missing): pip install 'clientwise[flower]'"
         raise ConfigError(experiment.source, [("engine", hint)]) from None

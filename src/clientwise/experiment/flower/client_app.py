@@ -1,0 +1,61 @@
+"""The generic `ClientApp`: finds the data, does the work, says what went wrong where it cannot."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable
+from functools import lru_cache, partial
+
+import torch
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+
+from ...data.datasets import DataError
+from ...engine.flower.client import answer, answer_failure
+from ...engine.flower.wire import Request
+from ...engine.local import LocalEngine, pick_device
+from ..build import build_data, build_engine, load_samples
+from ..config import load_experiment
+from .data import Config, OwnData, federation, load_npz
+
+
+def client_app(config: Config, load: Callable[[str], OwnData] = load_npz) -> ClientApp:
+    """A Flower `ClientApp` that trains, measures its criteria and evaluates models, as the config says.
+
+    `load` reads a node's own data from the path `data` in its node config.
+    """
+    text = load_experiment(config).to_toml()
+    app = ClientApp()
+    for register in (app.train(), app.evaluate()):
+        register(partial(_answer, text, load))
+    return app
+
+
+def _answer(text: str, load: Callable[[str], OwnData], message: Message, context: Context) -> Message:
+    """One message to one client: found its data, does the work, says what went wrong where it cannot."""
+    path = context.node_config.get("data")
+    try:
+        if path is not None:
+            return Message(answer(message.content, partial(_engine_of_node, text, load, str(path))), reply_to=message)
+        if "partition-id" not in context.node_config:
+            raise DataError("this node has no data: start it with --node-config 'data=\"/path/to/it\"'")
+        return Message(answer(message.content, lambda request: _simulated_engine(text, request.seed)), reply_to=message)
+    except Exception as error:  # the server is to hear of it, whatever it is
+        return answer_failure(message, error, private=path is not None)
+
+
+@lru_cache(maxsize=1)
+def _simulated_engine(text: str, seed: int) -> LocalEngine:
+    """All clients of a simulation: whoever is asked for is there. Kept for the next message to this process."""
+    experiment = load_experiment(tomllib.loads(text))
+    data, hostile = build_data(experiment, load_samples(experiment), seed)
+    return build_engine(experiment, data, hostile, seed, torch.device("cpu"))
+
+
+def _engine_of_node(text: str, load: Callable[[str], OwnData], path: str, request: Request) -> LocalEngine:
+    """A federation in which only this client holds anything."""
+    experiment = load_experiment(tomllib.loads(text))
+    own = load(path)
+    data = federation(experiment, {request.client: own}, {})
+    data, hostile = build_data(experiment, data.samples, request.seed, data)
+    return build_engine(experiment, data, hostile, request.seed, pick_device(experiment.device))
