@@ -103,7 +103,7 @@ def read_evaluation(content: RecordDict, num_candidates: int, problem: Problem) 
     if problem.kind == "classification" and not bool((counts.sum((1, 2)) == num_samples).all()):
         raise ValueError(f"counts that do not add up to {int(num_samples)} samples")
     if not bool((counts.isfinite() & (counts >= 0)).all() & ((values >= 0) & (values <= highest)).all()):
-        raise ValueError(f"counts or a {problem.metric} out of range: {values.flatten().tolist()}")
+        raise ValueError(f"counts or {problem.metric} out of range: {values.flatten().tolist()}")
     return Evaluation(num_samples, values, losses, counts)
 
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import logging
 import queue
+import signal
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
+import ray
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 from flwr.simulation import run_simulation
@@ -61,7 +64,16 @@ def simulation(experiment: Experiment) -> Iterator[Connect]:
                 raise ClientwiseError("Flower's simulation has ended; go on with --resume")
             return dealt()
 
+        _keep_signals(thread)
         yield connector(experiment, grid, connected)
     finally:
         ended.set()
         thread.join()
+
+
+def _keep_signals(thread: threading.Thread) -> None:
+    """Ray takes SIGTERM over when it starts, and aborts on it; whoever handled it before is to have it back."""
+    while not ray.is_initialized() and thread.is_alive():
+        time.sleep(0.05)
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
