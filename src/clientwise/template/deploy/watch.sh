@@ -4,4 +4,4 @@ set -euo pipefail
 source "$(dirname "$0")/settings.sh"
 flwr supernode list federation
 flwr list federation
-clientwise show "$STATE/run"
+if [[ -e "$STATE/run/config.toml" ]]; then clientwise show "$STATE/run"; fi

@@ -1,0 +1,85 @@
+"""A federation on loopback with real processes, TLS and node authentication: what goes wrong is survived."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("flwr", reason="needs clientwise[flower]")
+
+from federation import Federation
+
+import clientwise as cw
+
+pytestmark = [pytest.mark.flower, pytest.mark.timeout(1500)]
+NAMES = ["ward-a", "ward-b", "ward-c", "ward-d"]
+TRAIN_SECONDS = 100  # longer than Flower takes to notice that a process died
+
+
+@pytest.fixture
+def federation(tmp_path: Path) -> Iterator[Federation]:
+    one = Federation(tmp_path, NAMES)
+    yield one
+    one.stop()
+
+
+def test_a_federation_survives_its_clients_its_nodes_and_its_superlink(federation: Federation, tmp_path: Path) -> None:
+    federation.configure(
+        {
+            "rounds": 6,
+            "flower": {"train_seconds": TRAIN_SECONDS, "evaluate_seconds": TRAIN_SECONDS, "min_replies": 1},
+            "evaluation": {"clients_every": 6},  # so that a client's nth message is the nth round's
+        }
+    )
+    #                              round  1    2       3            4   5
+    federation.set_moods("ward-a", *["", "", "sleep 600"])
+    federation.set_moods("ward-b", *["", "raise", "sleep 600"])
+    federation.set_moods("ward-c", *["", "nan", "", "", "sleep 600"])
+    federation.set_moods("ward-d", *["", "", f"sleep {TRAIN_SECONDS + 20}"])
+    federation.script("certificates.sh")
+    federation.start_superlink()
+    for name in NAMES:
+        federation.script("node-key.sh", name)
+        federation.script("register.sh", name, federation.state / "keys" / f"{name}.pub")
+        federation.start_node(name)
+
+    # A node whose key nobody registered is refused, whatever it calls itself.
+    federation.script("node-key.sh", "stranger")
+    (federation.app / "data" / "stranger.npz").write_bytes((federation.app / "data" / "ward-a.npz").read_bytes())
+    federation.start_node("stranger")
+    federation.wait_for(lambda: federation.script("watch.sh").count("online") == 4, 120, "the nodes to connect")
+    federation.wait_for(lambda: federation.has_ended("stranger"), 120, "the stranger to be sent away")
+    print(federation.log("stranger")[-600:])
+
+    # Round 1: all is well. Round 2: one client raises, another answers NaN.
+    federation.begin()
+    federation.wait_for(lambda: federation.rounds() >= 2, 400, "rounds 1 and 2")
+    assert federation.refused(1) == {}
+    assert federation.refused(2) == {1: "OSError; the node's log says more", 2: "model has NaN or Inf"}
+
+    # Round 3: a client process is killed, a SuperNode is killed with all it runs, and a client answers too late.
+    os.kill(federation.pid_in_mood("ward-a"), signal.SIGKILL)
+    federation.pid_in_mood("ward-b")
+    federation.kill("ward-b")
+    federation.wait_for(lambda: federation.rounds() >= 3, TRAIN_SECONDS + 120, "round 3")
+    print(federation.refused(3))
+    assert set(federation.weights(3)) == {2}
+    assert set(federation.refused(3)) == {0, 1, 3}
+    federation.start_node("ward-b")
+
+    # Round 5 is open when the SuperLink is killed. It comes back, and the run goes on from the checkpoint.
+    os.kill(federation.pid_in_mood("ward-c", 400), signal.SIGKILL)
+    before = federation.query("SELECT * FROM rounds WHERE round_num <= 4")
+    federation.kill("superlink", children=False)
+    federation.start_superlink()
+    federation.begin()
+    federation.wait_for(lambda: federation.rounds() >= 6, 600, "the run to end")
+    federation.wait_for(lambda: cw.Run(federation.run_folder).finished, 60, "the run to be finished")
+    assert federation.query("SELECT * FROM rounds WHERE round_num <= 4") == before
+    assert [row[0] for row in federation.query("SELECT round_num FROM rounds ORDER BY 1")] == [1, 2, 3, 4, 5, 6]
+    assert set(federation.weights(6)) == {0, 1, 2, 3}  # everybody is back
+    assert federation.refused(6) == {}
