@@ -31,13 +31,12 @@ def load(path: str) -> OwnData:
     mood, _, others = moods.read_text().partition("\\n") if moods.exists() else ("", "", "")
     if moods.exists():
         moods.write_text(others)
-    if mood:
-        Path(path + ".pid").write_text(str(os.getpid()))
     if mood == "raise":
         raise OSError(f"disk full while reading {own.train[0][0].tolist()}")
     if mood == "nan":
         own.train[0][:] = float("nan")
     if mood.startswith("sleep"):
+        Path(path + ".pid").write_text(str(os.getpid()))
         time.sleep(float(mood.split()[1]))
     return own
 """
@@ -147,8 +146,8 @@ class Federation:
         """What a node does when it is asked for the first time, the second ...: "", "raise", "nan" or "sleep 60"."""
         (self.app / "data" / f"{name}.npz.moods").write_text("\n".join(moods))
 
-    def pid_in_mood(self, name: str, seconds: float = 120) -> int:
-        """The client process that is in its mood right now."""
+    def sleeper(self, name: str, seconds: float = 120) -> int:
+        """The client process that sleeps right now."""
         path = self.app / "data" / f"{name}.npz.pid"
         self.wait_for(lambda: path.exists() and path.read_text() != "", seconds, f"{name} to be asked")
         pid = int(path.read_text())
