@@ -64,7 +64,7 @@ class Federation:
         self.run_folder = self.state / "run"
         self.logs.mkdir(parents=True)
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
-        self._environment = os.environ | {
+        self.environment = os.environ | {
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
             "HOST": host,
             "PORT": str(free_port()),
@@ -88,21 +88,23 @@ class Federation:
         write_parts(path, self.app / "data")
         return table
 
-    def script(self, name: str, *arguments: object, place: str = "server") -> str:
-        """Run one of the scripts to its end; what it printed."""
-        command = [*self._enter(place), str(self.app / "deploy" / name), *map(str, arguments)]
-        done = subprocess.run(command, capture_output=True, text=True, env=self._environment, timeout=180, check=False)
-        assert done.returncode == 0, f"{name}: {done.stdout}{done.stderr}"
+    def run(self, command: list[str]) -> str:
+        """Run a command to its end; what it printed."""
+        done = subprocess.run(command, capture_output=True, text=True, env=self.environment, timeout=180, check=False)
+        assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
         return done.stdout
 
-    def start(self, name: str, script: str, *arguments: object, place: str = "server") -> None:
-        """Start one of the scripts that keep running."""
-        command = [*self._enter(place), str(self.app / "deploy" / script), *map(str, arguments)]
-        environment = self._environment | {"NODE_PORT": str(free_port())}
+    def launch(self, name: str, command: list[str]) -> None:
+        """Start what keeps running."""
+        environment = self.environment | {"NODE_PORT": str(free_port())}
         with (self.logs / f"{name}.log").open("ab") as log:
             self._processes[name] = subprocess.Popen(
                 command, stdout=log, stderr=log, env=environment, start_new_session=True
             )
+
+    def script(self, name: str, *arguments: object, place: str = "server") -> str:
+        """Run one of the scripts to its end; what it printed."""
+        return self.run([*self._enter(place), str(self.app / "deploy" / name), *map(str, arguments)])
 
     def log(self, name: str) -> str:
         """What a process has said so far."""
@@ -111,12 +113,13 @@ class Federation:
     def start_superlink(self) -> None:
         """Start the SuperLink and wait until it listens."""
         said = self.log("superlink").count("Uvicorn running") if (self.logs / "superlink.log").exists() else 0
-        self.start("superlink", "superlink.sh")
+        self.launch("superlink", [*self._enter("server"), str(self.app / "deploy" / "superlink.sh")])
         self.wait_for(lambda: self.log("superlink").count("Uvicorn running") > said, 120, "the SuperLink to listen")
 
     def start_node(self, name: str) -> None:
         """Start a client's SuperNode."""
-        self.start(name, "supernode.sh", name, self.app / "data" / f"{name}.npz", place=name)
+        data = str(self.app / "data" / f"{name}.npz")
+        self.launch(name, [*self._enter(name), str(self.app / "deploy" / "supernode.sh"), name, data])
 
     def kill(self, name: str, *, children: bool = True) -> None:
         """SIGKILL, as a power cut does; with `children` also to all it started."""

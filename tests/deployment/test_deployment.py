@@ -82,3 +82,25 @@ def test_a_federation_survives_its_clients_its_nodes_and_its_superlink(federatio
     assert [row[0] for row in federation.query("SELECT round_num FROM rounds ORDER BY 1")] == [1, 2, 3, 4, 5, 6]
     assert set(federation.weights(6)) == {0, 1, 2, 3}  # everybody is back
     assert federation.refused(6) == {}
+
+
+def test_a_new_app_runs_at_once_with_flowers_own_command(tmp_path: Path) -> None:
+    """`flwr run` in simulation, on a SuperLink of our own, with Flower's default of two nodes for three clients."""
+    federation = Federation(tmp_path, ["ward-a", "ward-b", "ward-c"])
+    try:
+        port = federation.environment["PORT"]
+        home = tmp_path / "flower"
+        home.mkdir()
+        connection = f'[superlink]\ndefault = "here"\n[superlink.here]\naddress = "127.0.0.1:{port}"\ninsecure = true\n'
+        (home / "config.toml").write_text(connection)
+        federation.environment |= {"FLWR_HOME": str(home), "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1"}
+        command = ["flower-superlink", "--simulation", "--insecure", "--host", "127.0.0.1", "--port", port]
+        federation.launch("superlink", command)
+        federation.wait_for(lambda: "Uvicorn running" in federation.log("superlink"), 120, "the SuperLink to listen")
+        federation.run(["flwr", "run", str(federation.app), "--run-config", f'out="{federation.run_folder}"'])
+        federation.wait_for(lambda: federation.rounds() == 5, 240, "five rounds")
+    finally:
+        federation.stop()
+    local = cw.Run(cw.run(cw.load(federation.app / "federation" / "experiment.toml"), tmp_path / "local"))
+    expected = dict(local.query("SELECT client, weight FROM participants WHERE round_num = 5"))
+    assert federation.weights(5) == pytest.approx(expected, abs=1e-6)

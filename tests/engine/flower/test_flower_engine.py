@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import sqlite3
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,6 +28,7 @@ from clientwise.experiment.build import build_data, build_engine, build_federati
 from clientwise.experiment.config import load_experiment
 from clientwise.experiment.flower.client_app import client_app
 from clientwise.experiment.flower.connections import simulated_clients
+from clientwise.experiment.store import Store
 
 METHODS: dict[str, dict[str, Any]] = {
     "FedAvg": {},
@@ -213,6 +217,34 @@ def test_a_round_with_too_few_answers_keeps_the_model(config: dict[str, Any]) ->
     assert not torch.equal(state.model, setup.flower.initial_model)
 
 
+def test_with_nobody_to_evaluate_it_a_model_is_not_taken(config: dict[str, Any]) -> None:
+    config["server_set"] = {"fraction": 0.0}
+    config["methods"] = [{"name": "FedAvg"}]
+    setup = Setup(config, evaluate_seconds=0.3)
+    late = dict.fromkeys(
+        range(6), lambda message, honest: honest() if message.metadata.message_type == "train" else None
+    )
+    state, record, refused = setup.round_with(late)
+    assert record.notes == ("nobody evaluated the aggregate: the model stays as it was",)
+    assert torch.equal(state.model, setup.flower.initial_model)
+    assert not refused
+    assert record.local is not None
+    assert {refusal.reason for refusal in record.local.missing} == {"no answer in time"}
+
+
+def test_who_did_not_evaluate_is_in_the_notes_of_the_round(config: dict[str, Any], tmp_path: Path) -> None:
+    setup = Setup(config)
+    setup.gone = {0}
+    _, record, _ = setup.round_with({})
+    store = Store(tmp_path)
+    lane, _ = store.open_lane("FedAvg", 1)
+    store.write_round(lane, record, setup.flower.problem, {}, 1.0)
+    store.close()
+    with closing(sqlite3.connect(tmp_path / "run.sqlite")) as database:
+        (row,) = database.execute("SELECT notes FROM rounds").fetchall()
+    assert json.loads(row[0]) == ["client 0 did not evaluate: not connected"]
+
+
 def test_nobody_is_waited_for_longer_than_it_was_said(config: dict[str, Any]) -> None:
     setup = Setup(config, train_seconds=0.5, evaluate_seconds=0.5)
     setup.gone = set(range(6))
@@ -256,7 +288,7 @@ def test_models_are_handed_on_as_they_arrive_and_few_are_held(config: dict[str, 
     config["partition"]["clients"] = 40
     setup = Setup(config)
     model, method = setup.flower.initial_model, Method()
-    task = replace(first_task(setup, method))
+    task = first_task(setup, method)
     sizes = [len(updates.client_ids) for updates in setup.flower.train(range(40), model, task)]
     assert sizes == [CHUNK, CHUNK, 40 - 2 * CHUNK]
     assert max(setup.grid.pulled) == CHUNK

@@ -74,7 +74,8 @@ def test_both_engines_agree_round_by_round(config: Path, tmp_path: Path) -> None
     assert written["engine"] == "flower"
 
 
-def test_a_simulation_that_was_killed_goes_on_where_it_was(config: Path, tmp_path: Path) -> None:
+@pytest.mark.flower
+def test_a_simulation_that_was_stopped_goes_on_where_it_was(config: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     command = [sys.executable, "-m", "clientwise", "run", str(config), "--engine", "flower", "--out", str(folder)]
     with (tmp_path / "log").open("w") as log:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy
 import torch
@@ -88,11 +89,11 @@ def federation(
 
 def _read_npz(path: str) -> dict[str, Any]:
     try:
-        with numpy.load(path) as file:
+        with Path(path).open("rb") as raw, numpy.load(raw) as file:
             return dict(file)
     except FileNotFoundError:
         raise DataError(f"{path}: no such file") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, TypeError, BadZipFile) as error:
         raise DataError(f"{path}: not a NumPy file of arrays (.npz): {error}") from None
 
 
