@@ -210,7 +210,7 @@ def test_a_round_with_too_few_answers_keeps_the_model(config: dict[str, Any]) ->
     assert torch.equal(state.model, setup.flower.initial_model)
     assert record.notes == ("no update was accepted: the model stays as it was",)
     assert refused == dict.fromkeys(range(4), "no answer in time") | dict.fromkeys(
-        (4, 5), "only 2 of 3 answers that make a round arrived"
+        (4, 5), "only 2 of the 3 answers that make a round arrived"
     )
     state, record, refused = setup.round_with({0: late[0], 1: late[1], 2: late[2]})  # three answer: that is enough
     assert sorted(record.client_ids) == [3, 4, 5]

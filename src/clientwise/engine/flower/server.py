@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal, TypeVar
 
 import torch
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 from torch import Tensor
 
-from ...core.types import Evaluation, Refusal, Task, Updates
+from ...core.types import Evaluation, Problem, Refusal, Task, Updates
 from ..local import LocalEngine
 from .wire import Request, pack, read_evaluation, read_update, write_request
 
 CHUNK = 16  # answers fetched at a time: so many models the server holds at most
 POLL = (0.05, 2.0)  # seconds between two looks for answers, at first and at most
 
+T = TypeVar("T")
 Connected = Callable[[], Mapping[int, int]]  # which client is reached at which node right now
 
 
@@ -59,28 +61,28 @@ class FlowerEngine:
         requests = {
             client: write_request(Request(client, self._seed, task), packed, self._kept.get(client)) for client in nodes
         }
-        nothing = torch.zeros(0, dtype=torch.float64)
-        empty = Updates((), model.new_zeros(0, len(model)), {}, nothing, nothing)
         failures = [Refusal(client, "not connected") for client in client_ids if client not in nodes]
         held: list[Updates] = []
         arrived = 0
         for answers in self._exchange("train", requests, nodes, deadline):
             for client, content in answers:
-                update = self._read_update(client, content)
-                if isinstance(update, Refusal):
-                    failures.append(update)
-                else:
-                    held.append(update)
-            arrived += len(answers) - sum(isinstance(content, str) for _, content in answers)
+                answer = _read(client, content, partial(read_update, client))
+                if isinstance(answer, Refusal):
+                    failures.append(answer)
+                    continue
+                update, kept = answer
+                if kept is not None and client in self._keepers:
+                    self._kept[client] = kept
+                held.append(update)
+                arrived += 1
             if arrived >= needed:
                 yield from _stacked(held, model)
                 held.clear()
-        failures += [
-            Refusal(update.client_ids[0], f"only {arrived} of {needed} answers that make a round arrived")
-            for update in held
-        ]
+        too_few = f"only {arrived} of the {needed} answers that make a round arrived"
+        failures += [Refusal(update.client_ids[0], too_few) for update in held]
         if failures:
-            yield replace(empty, failures=tuple(failures))
+            nothing = torch.zeros(0, dtype=torch.float64)
+            yield Updates((), model.new_zeros(0, len(model)), {}, nothing, nothing, tuple(failures))
 
     def evaluate(self, client_ids: Sequence[int], models: Tensor) -> Evaluation:
         """See `core.types.Engine`. Who does not answer has no say: zero samples, and a place among the missing."""
@@ -92,13 +94,12 @@ class FlowerEngine:
         missing = [Refusal(client, "not connected") for client in client_ids if client not in nodes]
         for answers in self._exchange("evaluate", requests, nodes, deadline):
             for client, content in answers:
-                try:
-                    if isinstance(content, str):
-                        raise ValueError(content)
-                    found[client] = read_evaluation(content, len(models), self.problem)
-                except Exception as error:  # nothing a client sends ends the run
-                    missing.append(Refusal(client, _reason(error, content)))
-        return _merged(client_ids, found, tuple(missing), len(models), self._local)
+                one = _read(client, content, lambda content: read_evaluation(content, len(models), self.problem))
+                if isinstance(one, Refusal):
+                    missing.append(one)
+                else:
+                    found[client] = one
+        return _merged(client_ids, found, tuple(missing), len(models), self.problem)
 
     def evaluate_server(self, models: Tensor, part: Literal["weigh", "report"]) -> Evaluation | None:
         """See `core.types.Engine`."""
@@ -111,17 +112,6 @@ class FlowerEngine:
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Continue from what `state` returned."""
         self._kept = {int(client): model for client, model in state.items()}
-
-    def _read_update(self, client: int, content: RecordDict | str) -> Updates | Refusal:
-        try:
-            if isinstance(content, str):
-                return Refusal(client, content)
-            update, kept = read_update(client, content)
-        except Exception as error:  # nothing a client sends ends the run
-            return Refusal(client, _reason(error, content))
-        if kept is not None and client in self._keepers:
-            self._kept[client] = kept
-        return update
 
     def _wait_for(self, client_ids: Sequence[int], needed: int, deadline: float) -> dict[int, int]:
         """The nodes of these clients, as soon as enough are connected; what there is, when time is up."""
@@ -138,20 +128,23 @@ class FlowerEngine:
         """Send all requests; yield (client, answer or why there is none) in chunks as they arrive."""
         if not requests:
             return
-        clients = list(requests)
         ttl = 2 * max(1.0, deadline - time.monotonic())  # what arrives while the server is busy must not expire
-        sent = self._grid.push_messages([Message(requests[one], nodes[one], kind, ttl=ttl) for one in clients])
-        waiting = dict(zip(sent, clients, strict=True))
-        refused = [(client, "the SuperLink did not take the message") for name, client in waiting.items() if not name]
-        if refused:
-            yield list(refused)
-        waiting = {name: client for name, client in waiting.items() if name}
+        messages = {client: Message(content, nodes[client], kind, ttl=ttl) for client, content in requests.items()}
+        taken = set(self._grid.push_messages(list(messages.values())))  # and every message has its id
+        names = {message.metadata.message_id: client for client, message in messages.items()}
+        waiting = {name: client for name, client in names.items() if name in taken}
+        if len(waiting) < len(names):
+            yield [
+                (client, "the SuperLink did not take the message")
+                for name, client in names.items()
+                if name not in taken
+            ]
         pause = POLL[0]
         while waiting:
             in_time = time.monotonic() < deadline
             arrived = False
-            for names in _slices(list(waiting), CHUNK):
-                answers = [(waiting.pop(name), content) for name, content in self._pull(names) if name in waiting]
+            for few in _slices(list(waiting), CHUNK):
+                answers = [(waiting.pop(name), content) for name, content in self._pull(few) if name in waiting]
                 if answers:
                     arrived = True
                     yield answers
@@ -175,10 +168,14 @@ def _why_failed(message: Message) -> str:
     return known.get(code, reason)[:300]
 
 
-def _reason(error: Exception, content: RecordDict | str) -> str:
+def _read(client: int, content: RecordDict | str, read: Callable[[RecordDict], T]) -> T | Refusal:
+    """What an answer says, or why it says nothing: nothing a client sends ends the run."""
     if isinstance(content, str):
-        return content
-    return " ".join(f"answer cannot be read: {type(error).__name__}: {error}".split())[:300]
+        return Refusal(client, content)
+    try:
+        return read(content)
+    except Exception as error:
+        return Refusal(client, " ".join(f"answer cannot be read: {type(error).__name__}: {error}".split())[:300])
 
 
 def _slices(names: list[str], size: int) -> Iterator[list[str]]:
@@ -211,7 +208,7 @@ def _merged(
     found: Mapping[int, Evaluation],
     missing: tuple[Refusal, ...],
     num_candidates: int,
-    local: LocalEngine,
+    problem: Problem,
 ) -> Evaluation:
     """One evaluation over all clients, in their order, so that it does not depend on who answered first.
 
@@ -221,7 +218,6 @@ def _merged(
     if finite:
         missing += tuple(Refusal(client, "its loss is not finite") for client in found if client not in finite)
         found = {client: one for client, one in found.items() if client in finite}
-    problem = local.problem
     shape = (problem.num_classes, problem.num_classes) if problem.kind == "classification" else (4,)
     counts = torch.zeros(
         num_candidates, *shape, dtype=torch.int64 if problem.kind == "classification" else torch.float64

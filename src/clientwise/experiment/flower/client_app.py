@@ -44,7 +44,7 @@ def _answer(text: str, load: Callable[[str], OwnData], message: Message, context
         return answer_failure(message, error, private=path is not None)
 
 
-@lru_cache(maxsize=1)
+@lru_cache(maxsize=2)
 def _simulated_engine(text: str, seed: int) -> LocalEngine:
     """All clients of a simulation: whoever is asked for is there. Kept for the next message to this process."""
     experiment = load_experiment(tomllib.loads(text))
