@@ -55,8 +55,8 @@ async def main() -> None:
     for number, client in enumerate(options.clients, 1):
         near, far = f"10.77.{number}.1", f"10.77.{number}.2"
         one = open_device(options.server, f"to{number}", near, far)
-        other = open_device(client, "up", far, near)
-        subprocess.run(["ip", "-n", client, "route", "add", "10.77.0.1", "dev", "up"], check=True)
+        other = open_device(client, "uplink", far, near)
+        subprocess.run(["ip", "-n", client, "route", "add", "10.77.0.1", "dev", "uplink"], check=True)
         loop.add_reader(one, copy, one, other)
         loop.add_reader(other, copy, other, one)
     subprocess.run(["ip", "-n", options.server, "addr", "add", "10.77.0.1/32", "dev", "lo"], check=True)

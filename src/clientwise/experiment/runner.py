@@ -105,13 +105,14 @@ def run(
     device = pick_device(experiment.device)
     samples = validate(experiment, data)
     trackers = build_trackers(experiment)
+    simulation = _flower_simulation(experiment, data) if experiment.engine == "flower" and connect is None else None
     try:
         _prepare(folder, experiment, resume)
     except OSError as error:
         raise RunError(f"{folder}: cannot be written to: {error.strerror}") from None
     with locked(folder), ExitStack() as stack:
-        if experiment.engine == "flower" and connect is None:
-            connect = stack.enter_context(_flower_simulation(experiment, data))
+        if simulation is not None:
+            connect = stack.enter_context(simulation)
         store = Store(folder)
         stack.callback(store.close)
         _run_all(
@@ -138,7 +139,7 @@ def _flower_simulation(experiment: Experiment, data: FederatedData | None) -> Ab
     try:
         from .flower.simulation import simulation
     except ModuleNotFoundError as error:
-        hint = f"needs Flower ({error.name} is missing): pip install 'clientwise[flower]'"
+        hint = f"needs Flower ({str(error.name).partition('.')[0]} is missing): pip install 'clientwise[flower]'"
         raise ConfigError(experiment.source, [("engine", hint)]) from None
     return simulation(experiment)
 
