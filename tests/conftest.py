@@ -61,7 +61,7 @@ def tiny() -> dict[str, Any]:
 
 @pytest.fixture
 def make_engine() -> Callable[..., LocalEngine]:
-    """Makes a small real engine: digits over eight clients of unequal size, a linear model."""
+    """Makes a small real engine: digits over eight clients of unequal size, a linear model; they arrive together."""
 
     def make(**options: Any) -> LocalEngine:
         samples = digits(None)
@@ -70,7 +70,7 @@ def make_engine() -> Callable[..., LocalEngine]:
             samples, lambda targets, seed: dirichlet(targets, seed, clients=8, concentration=0.5), 1, **split
         )
         torch.manual_seed(0)
-        return LocalEngine(data, linear((1, 8, 8), 10), seed=1, **options)
+        return LocalEngine(data, linear((1, 8, 8), 10), seed=1, **{"chunk_size": 16} | options)
 
     return make
 

@@ -17,7 +17,8 @@ import tomli_w
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import clientwise as cw
-from clientwise.experiment.runner import Progress, find_unfinished
+from clientwise.experiment.lanes import Progress
+from clientwise.experiment.runner import find_unfinished
 
 ROOT = Path(__file__).parents[1]
 Curves = dict[str, list[tuple[int, float]]]

@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
-from .experiment.runner import Progress
+from .experiment.lanes import Progress
 
 QUIET_SECONDS = 10.0  # between two lines when nobody watches
 

@@ -240,7 +240,7 @@ def test_trust_falls_for_those_who_push_the_other_way(make_engine: MakeEngine) -
     state, wire = start(engine, method), Wire(engine, flip)
     for _ in range(4):
         state, record = run_round(state, method, Federation(seed=1, cohort_size=8), wire)
-    assert int(state.trust.argmin()) == victim
+    assert state.trust[victim] == state.trust.min() < state.trust.median()
     assert float(state.trust[victim]) < 0.5
     weights = dict(zip(record.client_ids, record.weights.tolist(), strict=True))
     fair = engine.data.train.sizes.double() / engine.data.train.sizes.sum()

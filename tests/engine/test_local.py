@@ -8,11 +8,12 @@ from torch import nn
 
 from clientwise.attacks import Attack, Boast, Broken, Hostile, Noise, SignFlip, WrongLabels
 from clientwise.core.loss import Loss
-from clientwise.core.seeding import generator
+from clientwise.core.seeding import client_keys, generator, mixed
 from clientwise.core.types import LocalTraining, Problem, Task
 from clientwise.data.datasets import diabetes
 from clientwise.data.partition import federate, iid
-from clientwise.engine.local import LocalEngine, pick_device
+from clientwise.engine.compute import pick_device
+from clientwise.engine.local import LocalEngine
 from clientwise.errors import ClientwiseError
 from clientwise.models.networks import linear
 from clientwise.registry import Part
@@ -46,10 +47,12 @@ def by_hand(engine: LocalEngine, client: int, what: Task) -> torch.Tensor:
     inputs = engine.data.samples.inputs[engine.data.train.numbers[share]].float() / 16
     targets = engine.data.train.targets[share]
     weights = torch.ones(10) if what.loss.class_weights is None else torch.tensor(what.loss.class_weights)
-    shuffle = generator(1, "batches", what.round_num, client)
-    for _ in range(training.epochs):
+    key = client_keys(1, "training", what.round_num, [client])
+    for epoch in range(training.epochs):
         size = training.batch_size or len(targets)
-        rows = torch.randperm(len(targets), generator=shuffle) if size < len(targets) else torch.arange(len(targets))
+        rows = torch.arange(len(targets))
+        if size < len(targets):
+            rows = mixed(mixed(key + epoch) + rows).argsort()
         for batch in rows.split(size):
             losses = nn.functional.cross_entropy(module(inputs[batch]), targets[batch], reduction="none")
             loss = (losses * weights[targets[batch]]).mean()

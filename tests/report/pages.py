@@ -44,7 +44,7 @@ def write_run(folder: Path, methods: Sequence[str] = ("FedAvg",), rounds: int = 
     store.set_facts({**facts, "model_bytes": 2600})
     store.set_clients(1, [50] * clients, [10] * clients, {clients - 1: "wrong_labels"})
     for method in methods:
-        lane, _ = store.open_lane(method, 1)
+        lane = store.open_lane(method, 1)
         _write_rounds(store, lane, rounds, clients)
         store.finish_lane(lane)
     store.close()

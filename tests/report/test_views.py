@@ -206,7 +206,7 @@ def write_run(folder: Path, rounds: int, lanes: dict[tuple[str, int], int], **fa
     )
     columns = "lane, round_num, metric, reached, priority, testing_rounds, no_effect, notes, seconds, models_moved"
     for (method, seed), done in lanes.items():
-        lane, _ = store.open_lane(method, seed)
+        lane = store.open_lane(method, seed)
         store.set_clients(seed, [5], [5], {})
         store._database.executemany(
             f"INSERT INTO rounds ({columns}) VALUES (?, ?, ?, ?, ?, 2, '[]', '[]', 0.1, 2)",

@@ -7,7 +7,7 @@ Two ways to hold a cohort's models until the weights are known:
   vector per term: memory does not grow with the cohort, and the 2^m − 1 subsets rebuild every order of priority.
 - `Stack` keeps the matrix [n, d], for scores that sort (OWA, Choquet) and criteria that look back (trust).
 
-Both add in float64, one client at a time, so the result does not depend on how the cohort was cut into chunks.
+Both add in float64, so how the cohort was cut into chunks changes nothing but the last bits of a float64.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from torch import Tensor
 
 from ..registry import Decay, PositiveFloat, Registry
 from .scores import Score, Term
+
+AT_ONCE = 32  # models
 
 
 class Aggregator(Protocol):
@@ -48,9 +50,11 @@ class SubsetSums:
     def add(self, raw: Tensor, models: Tensor) -> None:
         """Fold n clients into the sums."""
         products = raw[:, None, :].pow(self._exponents).prod(-1)  # [n, t]
-        for product, model in zip(products, models, strict=True):
-            self._models.addr_(product.to(self._models.device), model.double())
-            self._totals += product
+        self._totals += products.sum(0)
+        factors = products.T.to(self._models.device)
+        for first in range(0, len(models), AT_ONCE):  # a few at a time: models are copied to float64
+            some = slice(first, first + AT_ONCE)
+            self._models.addmm_(factors[:, some], models[some].double())
 
     def aggregate(self, score: Score, scales: Tensor, weights: Tensor) -> Tensor:
         """The aggregate of any score whose terms were folded; the weights are implied by the sums."""

@@ -25,21 +25,20 @@ def inspect_updates(
     updates = replace(updates, models=models)
 
     # The squared distance overflows long before a sum of models does: an update that large is as useless as infinity.
-    reachable = (models - global_model).square().sum(1).isfinite().cpu()
-    finite = models.isfinite().all(1).cpu()
-    met: set[int] = set(seen)
+    reachable = torch.linalg.vector_norm(models - global_model, dim=1).isfinite().tolist()
+    expected, met = set(asked), set(seen)
     reasons: list[str | None] = []
-    for client, is_finite, is_reachable in zip(updates.client_ids, finite.tolist(), reachable.tolist(), strict=True):
-        if client not in asked:
+    for row, client in enumerate(updates.client_ids):
+        if client not in expected:
             reasons.append("unknown client, or not asked this round")
         elif client in met:
             reasons.append("second update of the same client")
-        elif not is_finite:
-            reasons.append("model has NaN or Inf")
-        elif not is_reachable:
+        elif reachable[row]:
+            reasons.append(None)
+        elif bool(models[row].isfinite().all()):
             reasons.append("model is so far off that its distance overflows")
         else:
-            reasons.append(None)
+            reasons.append("model has NaN or Inf")
         met.add(client)
     return _split(updates, reasons, refusals)
 

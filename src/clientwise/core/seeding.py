@@ -1,12 +1,18 @@
-"""Every random draw comes from a generator derived from (seed, purpose, round, client), never from shared state."""
+"""Every random draw is derived from (seed, purpose, round, client), never from shared state.
+
+Draws for one thing come from a generator of its own. Draws for many clients at once (batches, dropout) are counted,
+not drawn one after the other: number i of a client is a hash of (its key, i), so they are the same for one client at a
+time or a thousand together, on every device.
+"""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
+from torch import Tensor
 
 
 def derive_seed(seed: int, purpose: str, *numbers: int) -> int:
@@ -38,3 +44,20 @@ def seeded_default_generator(
     with torch.random.fork_rng(devices=devices):
         torch.manual_seed(derive_seed(seed, purpose, *numbers))
         yield
+
+
+def mixed(numbers: Tensor) -> Tensor:
+    """A 64-bit hash of every number (int64, any shape): SplitMix64, which passes the usual tests of randomness.
+
+    >>> mixed(torch.tensor([0, 1])).tolist()
+    [-2152535657050944081, -7995527694508729151]
+    """
+    numbers = numbers - 0x61C8864680B583EB
+    numbers = (numbers ^ ((numbers >> 30) & 0x3FFFFFFFF)) * -0x40A7B892E31B1A47  # masks: >> keeps the sign
+    numbers = (numbers ^ ((numbers >> 27) & 0x1FFFFFFFFF)) * -0x6B2FB644ECCEEE15
+    return numbers ^ ((numbers >> 31) & 0x1FFFFFFFF)
+
+
+def client_keys(seed: int, purpose: str, round_num: int, clients: Sequence[int]) -> Tensor:
+    """A key [n] for every client, from which `mixed` makes as many numbers as needed."""
+    return mixed(torch.tensor(clients, dtype=torch.int64) + derive_seed(seed, purpose, round_num))

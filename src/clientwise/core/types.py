@@ -123,8 +123,11 @@ class Evaluation:
 
     def pick(self, candidate: int) -> Evaluation:
         """The evaluation of one candidate alone."""
-        one = slice(candidate, candidate + 1)
-        return Evaluation(self.num_samples, self.values[one], self.losses[one], self.counts[one], self.missing)
+        return self.part(slice(candidate, candidate + 1))
+
+    def part(self, rows: slice) -> Evaluation:
+        """The evaluation of some candidates."""
+        return Evaluation(self.num_samples, self.values[rows], self.losses[rows], self.counts[rows], self.missing)
 
     def _weighted(self, values: Tensor) -> Tensor:
         held = self.num_samples > 0  # a client without test data has no accuracy, and no say in the mean

@@ -28,6 +28,10 @@ class Samples:
         inputs = self.inputs[numbers].float()
         return inputs if self.scale == 1 else inputs * self.scale
 
+    def to(self, device: torch.device) -> Samples:
+        """The inputs on a device: there they stay compact, and are scaled batch by batch."""
+        return replace(self, inputs=self.inputs.to(device))
+
 
 @dataclass(frozen=True)
 class Shares:
@@ -103,7 +107,7 @@ class FederatedData:
         """Everything a model reads, on a device."""
         return replace(
             self,
-            samples=replace(self.samples, inputs=self.samples.inputs.to(device)),
+            samples=self.samples.to(device),
             train=self.train.to(device),
             test=self.test.to(device),
             weigh=self.weigh.to(device) if self.weigh else None,

@@ -2,54 +2,103 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
 import torch
 from torch import Tensor
 
 from ..core.loss import class_scores, plain_loss
 from ..core.metrics import confusion, error_sums, relative_error
-from ..core.types import Evaluation, Problem
+from ..core.types import Evaluation
 from ..data.federated import Samples
 from ..models.flat import FlatModel
+from .stacked import StackedNetwork
 
-BATCH = 4096
+BATCH = 4096  # samples in one pass
 
 
-def evaluate_models(
-    flat: FlatModel, models: Tensor, samples: Samples, numbers: Tensor, targets: Tensor, owner: Tensor, num_owners: int
-) -> Evaluation:
-    """Every model [c, d] on all samples, in batches that know no borders between holders."""
-    problem = samples.problem
-    per_owner = torch.bincount(owner, minlength=num_owners)
-    values = torch.zeros(len(models), num_owners, dtype=torch.float64)
-    losses = torch.zeros_like(values)
-    counts = []
+@dataclass(frozen=True)
+class Exam:
+    """Samples to be tested on, and who holds each."""
+
+    numbers: Tensor  # [N] places in the samples
+    targets: Tensor  # [N, ...]
+    owner: Tensor  # [N] on the CPU
+    num_owners: int
+
+
+# Of c models and N samples: losses [c, N], values [c, N] (right or wrong; relative error), counts of each model.
+Answers = tuple[Tensor, Tensor, Tensor]
+
+
+def graded(parts: Sequence[Answers], exam: Exam) -> Evaluation:
+    """The answers, part after part of the exam, summed up by holder on the CPU, where the order of a sum is fixed."""
+    losses, values = (torch.cat([part[kind].cpu() for part in parts], 1).double() for kind in (0, 1))
+    held = torch.bincount(exam.owner, minlength=exam.num_owners)
+
+    def per_owner(values: Tensor) -> Tensor:
+        sums = torch.zeros(len(values), exam.num_owners, dtype=torch.float64)
+        return sums.index_add_(1, exam.owner, values) / held.clamp(min=1)
+
+    counts = torch.stack([part[2].cpu() for part in parts]).sum(0)
+    return Evaluation(held, per_owner(values), per_owner(losses), counts)
+
+
+def answer_one_by_one(
+    flat: FlatModel, models: Tensor, samples: Samples, numbers: Tensor, targets: Tensor, dtype: torch.dtype
+) -> Answers:
+    """Model after model, in large batches that know no borders between holders."""
     flat.module.eval()
-    for candidate, model in enumerate(models):
+
+    def run(inputs: Tensor) -> Tensor:
+        with torch.autocast(inputs.device.type, torch.bfloat16, enabled=dtype == torch.bfloat16):
+            outputs: Tensor = flat.module(inputs)
+        return outputs.float()[None]
+
+    answers = []
+    for model in models:
         flat.load(model)
-        loss, value, count = _evaluate_one(flat, samples, numbers, targets, problem)
-        losses[candidate].index_add_(0, owner, loss.cpu())  # on the CPU, where the order of the sum is fixed
-        values[candidate].index_add_(0, owner, value.cpu())
-        counts.append(count)
-    holds = per_owner.clamp(min=1)
-    return Evaluation(per_owner, values / holds, losses / holds, torch.stack(counts).cpu())
+        answers.append(_answers(run, 1, samples, numbers, targets))
+    losses, values, counts = (torch.cat(kind) for kind in zip(*answers, strict=True))
+    return losses, values, counts
 
 
-def _evaluate_one(
-    flat: FlatModel, samples: Samples, numbers: Tensor, targets: Tensor, problem: Problem
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Loss [N] and value [N] of every sample (right or wrong; relative error), and the counts over all."""
-    plain = plain_loss(problem)
+def answer_together(
+    network: StackedNetwork, models: Tensor, samples: Samples, numbers: Tensor, targets: Tensor
+) -> Answers:
+    """Several models side by side."""
+    answers = []
+    for some in torch.split(models, network.size):
+        network.load(some)
+        answers.append(_answers(partial(_run_stacked, network, len(some)), len(some), samples, numbers, targets))
+    losses, values, counts = (torch.cat(kind) for kind in zip(*answers, strict=True))
+    return losses, values, counts
+
+
+def _run_stacked(network: StackedNetwork, count: int, inputs: Tensor) -> Tensor:
+    return network.forward(inputs.expand(count, *inputs.shape), training=False)
+
+
+@torch.no_grad()
+def _answers(
+    run: Callable[[Tensor], Tensor], count: int, samples: Samples, numbers: Tensor, targets: Tensor
+) -> Answers:
+    """What `count` models answer; `run` takes inputs [B, ...] to outputs [count, B, ...]."""
+    problem = samples.problem
+    plain, size = plain_loss(problem), max(1, BATCH // count)
     losses, values, counts = [], [], []
-    with torch.no_grad():
-        for rows, truth in zip(torch.split(numbers, BATCH), torch.split(targets, BATCH), strict=True):
-            outputs = flat.module(samples.batch(rows))
-            losses.append(plain.per_sample(outputs, truth).double())
-            if problem.kind == "classification":
-                predictions = class_scores(outputs).argmax(-1)
-                values.append((predictions == truth).double())
-                counts.append(confusion(truth, predictions, problem.num_classes))
-            else:
-                answers = outputs.reshape(truth.shape)
-                values.append(relative_error(truth, answers).reshape(len(truth), -1).mean(1))
-                counts.append(error_sums(truth.flatten(), answers.flatten()))
-    return torch.cat(losses), torch.cat(values), torch.stack(counts).sum(0)
+    for some, truth in zip(torch.split(numbers, size), torch.split(targets, size), strict=True):
+        outputs = run(samples.batch(some))
+        truths = truth.expand(count, *truth.shape)
+        losses.append(plain.per_sample(outputs.flatten(0, 1), truths.flatten(0, 1)).view(count, -1))
+        if problem.kind == "classification":
+            predictions = class_scores(outputs).argmax(-1)
+            values.append(predictions == truth)
+            counts.append(confusion(truths, predictions, problem.num_classes))
+        else:
+            answers = outputs.reshape(truths.shape)
+            values.append(relative_error(truths, answers).reshape(count, len(truth), -1).mean(2))
+            counts.append(error_sums(truths.flatten(1), answers.flatten(1)))
+    return torch.cat(losses, 1), torch.cat(values, 1), torch.stack(counts).sum(0)

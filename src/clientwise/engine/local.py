@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -12,41 +12,17 @@ from torch import Tensor, nn
 
 from ..attacks import Hostile
 from ..core.criteria import ClientFacts, measure_clients
-from ..core.seeding import generator
+from ..core.seeding import client_keys, generator
 from ..core.types import Evaluation, Refusal, Task, Updates
 from ..data.federated import FederatedData, Shares
-from ..errors import ClientwiseError
 from ..models.flat import FlatModel
-from .evaluation import evaluate_models
-from .training import train_locally
-
-
-def pick_device(name: str = "auto") -> torch.device:
-    """A device by name; "auto" is the GPU where there is one."""
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    device = torch.device(name)
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ClientwiseError(f"device: {name!r} was asked for, but PyTorch sees no GPU here; use 'cpu' or 'auto'")
-    return device
-
-
-@contextmanager
-def threads_for(num_parameters: int) -> Iterator[None]:
-    """One thread for small networks, whose layers are too small to share; PyTorch's own choice for the others.
-
-    On a busy machine threads that wait for each other make small layers many times slower.
-    """
-    before = torch.get_num_threads()
-    torch.set_num_threads(1 if num_parameters < 500_000 else before)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+from .compute import Compute, Computing
+from .evaluation import Exam
+from .training import Bundle, Trained
 
 
 class LocalEngine:
-    """Trains the clients of a cohort one after the other and hands them on in chunks."""
+    """The clients of one seed: who holds what, who is hostile. How they are trained is `compute`'s business."""
 
     def __init__(
         self,
@@ -55,69 +31,111 @@ class LocalEngine:
         *,
         seed: int,
         device: torch.device | None = None,
+        compute: Computing | None = None,
         hostile: Mapping[int, Hostile] | None = None,
-        chunk_size: int = 16,
+        chunk_size: int | None = None,
     ) -> None:
-        self.device = device or torch.device("cpu")
-        # Two runs of one config must agree to the bit, or a resumed one would not be the same run.
-        torch.backends.cudnn.deterministic = True
-        self.data = data.to(self.device)
+        self.compute: Computing = compute or Compute(data.samples, module, device or torch.device("cpu"))
+        self.device = self.compute.device
+        self.data = replace(data, samples=self.compute.samples).to(self.device)
         self.problem = data.samples.problem
         self.num_clients = data.num_clients
-        self._flat = FlatModel(module, self.device)
-        self.spec = self._flat.spec
-        self.initial_model = self._flat.vector.clone()  # [d] the module as it was given
+        self.spec = self.compute.spec
+        self.initial_model = FlatModel(module, self.device).vector  # [d] the module as it was given
         self._seed = seed
         self._hostile = hostile or {}
         self._chunk_size = chunk_size
+        self._sizes = data.train.sizes
         self._label_counts = _label_counts(data.train, self.problem.num_classes)
         self._private_models: dict[int, Tensor] = {}  # of hostile clients that keep a model of their own
+        self._all_tests = _exam(self.data.test, range(self.num_clients))
+        self._weigh = _exam(self.data.weigh, [0]) if self.data.weigh else None
+        self._report = _exam(self.data.report, [0]) if self.data.report else None
 
     def train(self, client_ids: Sequence[int], model: Tensor, task: Task) -> Iterator[Updates]:
         """See `core.types.Engine`."""
-        failures: list[Refusal] = []
-        error: Exception | None = None
-        for first in range(0, len(client_ids), self._chunk_size):
-            trained: list[tuple[int, Tensor, float, float]] = []
-            for client in client_ids[first : first + self._chunk_size]:
-                try:
-                    trained.append((client, *self._train_client(client, model, task)))
-                except Exception as caught:  # one client's misfortune is not the federation's
-                    error = caught
-                    failures.append(Refusal(client, " ".join(f"{type(caught).__name__}: {caught}".split())[:300]))
-            whole = [one for one in trained if one[1].shape == model.shape]
-            odd = [[one] for one in trained if one[1].shape != model.shape]  # cannot be stacked; the guard will see
-            for chunk in [*([whole] if whole else []), *odd]:
-                ids, models, losses, seconds = (list(column) for column in zip(*chunk, strict=True))
-                training_loss = torch.tensor(losses, dtype=torch.float64)
-                measured = self._measure(ids, training_loss, task)
-                yield Updates(
-                    tuple(ids), torch.stack(models), measured, training_loss, torch.tensor(seconds, dtype=torch.float64)
-                )
-        if error is not None and len(failures) == len(client_ids):
-            raise error  # nobody could train: that is no client's fault
+        failures: list[tuple[int, Exception]] = []
+        for clients, outcome in self._outcomes(client_ids, model, task):
+            if isinstance(outcome, Exception):
+                failures += [(client, outcome) for client in clients]
+                continue
+            updates, odd = outcome
+            yield updates.select(torch.tensor([row not in odd for row in range(len(clients))]))
+            for row, forged in odd.items():
+                if isinstance(forged, Exception):
+                    failures.append((clients[row], forged))
+                else:
+                    yield replace(updates.select(torch.arange(len(clients)) == row), models=forged[None])
+        if failures and len(failures) == len(client_ids):
+            raise failures[-1][1]  # nobody could train: that is no client's fault
         if failures:
             nothing = torch.zeros(0, dtype=torch.float64)
-            yield Updates((), model.new_zeros(0, len(model)), {}, nothing, nothing, tuple(failures))
+            refusals = tuple(Refusal(client, _in_words(error)) for client, error in failures)
+            yield Updates((), model.new_zeros(0, len(model)), {}, nothing, nothing, refusals)
 
-    def _train_client(self, client: int, model: Tensor, task: Task) -> tuple[Tensor, float, float]:
+    def _outcomes(
+        self, client_ids: Sequence[int], model: Tensor, task: Task
+    ) -> Iterator[tuple[Sequence[int], tuple[Updates, dict[int, Tensor | Exception]] | Exception]]:
+        """Chunk after chunk, what its clients send; one that fails is tried again client by client.
+
+        One client's misfortune is not the federation's.
+        """
+        size = self._chunk_size or self._choose_chunk_size(client_ids, task)
+        chunks = [client_ids[first : first + size] for first in range(0, len(client_ids), size)]
         began = time.perf_counter()
-        share = self.data.train.slice(client)
-        numbers, targets = self.data.train.numbers[share], self.data.train.targets[share]
+        results = self.compute.train(self._bundle(chunk, model, task) for chunk in chunks)
+        for chunk, result in zip(chunks, results, strict=True):
+            if isinstance(result, Exception) and len(chunk) > 1:
+                for client in chunk:
+                    yield from self._outcomes([client], model, task)
+            elif isinstance(result, Exception):
+                yield chunk, result
+            else:
+                seconds = (time.perf_counter() - began) / len(chunk)
+                yield chunk, self._send(chunk, result, model, task, seconds)
+            began = time.perf_counter()
 
-        def load(rows: Tensor) -> tuple[Tensor, Tensor]:
-            rows = rows.to(self.device)
-            return self.data.samples.batch(numbers[rows]), targets[rows]
+    def _choose_chunk_size(self, client_ids: Sequence[int], task: Task) -> int:
+        """As many clients as pay, but so that every worker has some."""
+        largest = max((int(self._sizes[client]) for client in client_ids), default=0)
+        return max(1, min(self.compute.at_once(task.training, largest), -(-len(client_ids) // self.compute.workers)))
 
-        hostile = self._hostile.get(client)
-        ignores = hostile is not None and hostile.ignore_global
-        start = self._private_models.get(client, model) if ignores else model
-        trained, loss = train_locally(self._flat, start, load, len(numbers), task, self._seed, client)
-        if hostile is not None:
-            if ignores:
-                self._private_models[client] = trained
-            trained = hostile.attack.forge(trained, model, generator(self._seed, "attack", task.round_num, client))
-        return trained, loss, time.perf_counter() - began
+    def _bundle(self, clients: Sequence[int], model: Tensor, task: Task) -> Bundle:
+        numbers, targets, _ = self.data.train.gather(clients)
+        starts = model.to(self.device).expand(len(clients), -1)
+        if any(client in self._private_models for client in clients):
+            starts = torch.stack(
+                [self._private_models.get(client, start) for client, start in zip(clients, starts, strict=True)]
+            )
+        keys = client_keys(self._seed, "training", task.round_num, clients)
+        return Bundle(
+            starts, numbers, targets, self._sizes[list(clients)], keys, task.training, [task.loss] * len(clients)
+        )
+
+    def _send(
+        self, clients: Sequence[int], trained: Trained, model: Tensor, task: Task, seconds: float
+    ) -> tuple[Updates, dict[int, Tensor | Exception]]:
+        """What the server gets; by row the models of hostile clients that cannot be stacked with the others."""
+        models, training_loss = trained[0], trained[1].double().cpu()
+        odd: dict[int, Tensor | Exception] = {}
+        for row, client in enumerate(clients):
+            if (hostile := self._hostile.get(client)) is None:
+                continue
+            if hostile.ignore_global:
+                self._private_models[client] = models[row].clone()
+            random = generator(self._seed, "attack", task.round_num, client)
+            try:
+                forged = hostile.attack.forge(models[row], model, random)
+            except Exception as error:
+                odd[row] = error
+            else:
+                if forged.shape == model.shape:
+                    models[row] = forged
+                else:
+                    odd[row] = forged
+        took = torch.full((len(clients),), seconds, dtype=torch.float64)
+        measured = self._measure(clients, training_loss, task)
+        return Updates(tuple(clients), models, measured, training_loss, took), odd
 
     def _measure(self, clients: Sequence[int], training_loss: Tensor, task: Task) -> dict[str, Tensor]:
         """The criteria the clients report: the truth, but for those who lie."""
@@ -147,18 +165,13 @@ class LocalEngine:
 
     def evaluate(self, client_ids: Sequence[int], models: Tensor) -> Evaluation:
         """See `core.types.Engine`."""
-        return self._evaluate(self.data.test, client_ids, models)
+        everybody = isinstance(client_ids, range) and client_ids == range(self.num_clients)
+        return self.compute.evaluate(models, self._all_tests if everybody else _exam(self.data.test, client_ids))
 
     def evaluate_server(self, models: Tensor, part: Literal["weigh", "report"]) -> Evaluation | None:
         """See `core.types.Engine`."""
-        shares = self.data.weigh if part == "weigh" else self.data.report
-        return None if shares is None else self._evaluate(shares, [0], models)
-
-    def _evaluate(self, shares: Shares, holders: Sequence[int], models: Tensor) -> Evaluation:
-        numbers, targets, owner = shares.gather(holders)
-        return evaluate_models(
-            self._flat, models.to(self.device), self.data.samples, numbers, targets, owner, len(holders)
-        )
+        exam = self._weigh if part == "weigh" else self._report
+        return None if exam is None else self.compute.evaluate(models, exam)
 
     def state(self) -> dict[str, Tensor]:
         """What the simulated clients keep between rounds; a checkpoint holds it beside the server's state."""
@@ -167,6 +180,15 @@ class LocalEngine:
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Continue from what `state` returned."""
         self._private_models = {int(client): model.to(self.device) for client, model in state.items()}
+
+
+def _exam(shares: Shares, holders: Sequence[int]) -> Exam:
+    return Exam(*shares.gather(holders), len(holders))
+
+
+def _in_words(error: Exception) -> str:
+    """An error as the record keeps it: one line, not too long."""
+    return " ".join(f"{type(error).__name__}: {error}".split())[:300]
 
 
 def _label_counts(train: Shares, num_classes: int) -> Tensor:

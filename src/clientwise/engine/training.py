@@ -1,64 +1,334 @@
-"""What a client does with a task: local training. Shared by every engine."""
+"""What clients do with a task: local training, one client after the other or many at once.
+
+Both ways read the same batches and the same dropout masks, so they agree up to the rounding of their sums.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from ..core.seeding import generator, seeded_default_generator
-from ..core.types import LocalTraining, Task
+from ..core.loss import Loss
+from ..core.seeding import mixed, seeded_default_generator
+from ..core.types import LocalTraining
+from ..data.federated import Samples
+from ..models.dropout import CountedDropout
 from ..models.flat import FlatModel
+from .batches import Batches, draw_batches, num_steps
+from .stacked import StackedNetwork
+
+MOST_RECORDINGS = 16  # for batches of different sizes; beyond that, batches run as they come
 
 
-def train_locally(
-    flat: FlatModel,
-    start: Tensor,
-    load: Callable[[Tensor], tuple[Tensor, Tensor]],
-    num_samples: int,
-    task: Task,
-    seed: int,
-    client_id: int,
-) -> tuple[Tensor, float]:
-    """Train from the vector `start` [d] and return the trained vector and the mean loss of the last epoch.
+@dataclass(frozen=True)
+class Bundle:
+    """G clients to train alike: where each begins, what it holds, what its random draws come from."""
 
-    `load(rows)` gives inputs and targets of the client's samples. Batches are drawn by (seed, round, client).
-    """
-    training = task.training
-    flat.load(start)
-    flat.module.train()
-    optimizer = make_optimizer(flat, training)
-    gradient = flat.parameter.grad
-    assert gradient is not None
-    anchor = start[: flat.spec.num_parameters]
-    shuffle = generator(seed, "batches", task.round_num, client_id)
-    batch_size = training.batch_size or num_samples
-    total = torch.zeros((), device=start.device)
-    with seeded_default_generator(seed, "dropout", task.round_num, client_id, device=start.device):
-        for _ in range(training.epochs if num_samples else 0):
-            total.zero_()
-            rows = (
-                torch.arange(num_samples)
-                if batch_size >= num_samples
-                else torch.randperm(num_samples, generator=shuffle)
-            )
-            for batch in torch.split(rows, batch_size):
-                inputs, targets = load(batch)
-                gradient.zero_()
-                loss = task.loss(flat.module(inputs), targets)
-                loss.backward()  # type: ignore[no-untyped-call]
-                if training.proximal:
-                    gradient.add_(flat.parameter.detach() - anchor, alpha=training.proximal)
-                optimizer.step()
-                total += loss.detach() * len(batch)
-    return flat.vector.clone(), float(total) / max(1, num_samples)
+    starts: Tensor  # [G, d]
+    numbers: Tensor  # [N] places in the samples, client after client
+    targets: Tensor  # [N, ...]
+    sizes: Tensor  # [G], on the CPU
+    keys: Tensor  # [G], on the CPU
+    training: LocalTraining
+    losses: Sequence[Loss]  # [G]; they differ in nothing but their class weights
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def select(self, order: Tensor) -> Bundle:
+        """Some of the clients, in another order."""
+        ends = self.sizes.cumsum(0)
+        parts = [torch.arange(int(ends[row] - self.sizes[row]), int(ends[row])) for row in order.tolist()]
+        samples, rows = torch.cat(parts).to(self.numbers.device), order.to(self.starts.device)
+        losses = [self.losses[row] for row in order.tolist()]
+        numbers, targets = self.numbers[samples], self.targets[samples]
+        return Bundle(self.starts[rows], numbers, targets, self.sizes[order], self.keys[order], self.training, losses)
+
+    @staticmethod
+    def joined(bundles: Sequence[Bundle]) -> Bundle:
+        """Several bundles that train alike, as one."""
+        if len(bundles) == 1:
+            return bundles[0]
+        tensors = {
+            name: torch.cat([getattr(bundle, name) for bundle in bundles])
+            for name in ("starts", "numbers", "targets", "sizes", "keys")
+        }
+        losses = [loss for bundle in bundles for loss in bundle.losses]
+        return Bundle(training=bundles[0].training, losses=losses, **tensors)
 
 
-def make_optimizer(flat: FlatModel, training: LocalTraining) -> torch.optim.Optimizer:
-    """A new optimizer every round: clients keep nothing between rounds."""
+Trained = tuple[Tensor, Tensor]  # models [G, d] and the mean losses of their last epochs [G]
+
+
+def make_optimizer(parameter: nn.Parameter, training: LocalTraining) -> torch.optim.Optimizer:
+    """An optimizer whose state exists from the start, so that `restart` and recordings find it."""
+    optimizer: torch.optim.Optimizer
+    rate, decay = training.learning_rate, training.weight_decay
     if training.optimizer == "adam":
-        return torch.optim.Adam([flat.parameter], training.learning_rate, weight_decay=training.weight_decay)
-    return torch.optim.SGD(
-        [flat.parameter], training.learning_rate, momentum=training.momentum, weight_decay=training.weight_decay
-    )
+        optimizer = torch.optim.Adam([parameter], rate, weight_decay=decay, capturable=parameter.is_cuda)
+    else:
+        optimizer = torch.optim.SGD([parameter], rate, momentum=training.momentum, weight_decay=decay)
+    assert parameter.grad is not None
+    parameter.grad.zero_()
+    optimizer.step()
+    return optimizer
+
+
+def _state(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    return [value for state in optimizer.state.values() for value in state.values() if isinstance(value, Tensor)]
+
+
+def _restart(optimizer: torch.optim.Optimizer) -> None:
+    """Clients keep nothing between rounds: forget all steps. A momentum of zero is where a new optimizer begins."""
+    for value in _state(optimizer):
+        value.zero_()
+
+
+class Recording:
+    """Work on tensors that stay where they are, recorded once as a CUDA graph: one launch instead of hundreds."""
+
+    def __init__(self, work: Callable[[], object], changes: Sequence[Tensor]) -> None:
+        before = [value.detach().clone() for value in changes]
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(2):  # libraries choose their kernels and reserve their memory
+                work()
+        torch.cuda.current_stream().wait_stream(stream)
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph):
+            work()
+        for value, kept in zip(changes, before, strict=True):  # trying and recording were no training
+            value.detach().copy_(kept)
+
+    def __call__(self) -> None:
+        """Do it again."""
+        self._graph.replay()
+
+
+class OneByOne:
+    """Trains clients one after the other: any network. On a GPU the step of a batch may be recorded."""
+
+    def __init__(self, flat: FlatModel, samples: Samples, *, record: bool, dtype: torch.dtype = torch.float32) -> None:
+        self._flat, self._samples, self._record, self._dtype = flat, samples, record, dtype
+        self._dropouts = [module for module in flat.module.modules() if isinstance(module, CountedDropout)]
+        self._anchor = flat.parameter.detach().clone()
+        self._recipe: tuple[LocalTraining, Loss] | None = None
+        self._steps: dict[int, tuple[tuple[Tensor, Tensor], Recording]] = {}
+        self._loss = torch.zeros((), device=flat.vector.device)
+
+    def train(self, bundle: Bundle) -> Trained:
+        """Every client of the bundle."""
+        ends = bundle.sizes.cumsum(0).tolist()
+        starts = [0, *ends[:-1]]
+        trained = [self._train_client(bundle, *client) for client in zip(range(len(bundle)), starts, ends, strict=True)]
+        return torch.stack([model for model, _ in trained]), torch.stack([loss for _, loss in trained])
+
+    def _train_client(self, bundle: Bundle, place: int, start: int, end: int) -> Trained:
+        training, flat, device = bundle.training, self._flat, bundle.starts.device
+        key, held = bundle.keys[place : place + 1], bundle.sizes[place : place + 1]
+        numbers, targets = bundle.numbers[start:end], bundle.targets[start:end]
+        self._prepare(training, bundle.losses[place])
+        flat.load(bundle.starts[place])
+        flat.module.train()
+        self._anchor.copy_(flat.parameter.detach())
+        for dropout in self._dropouts:
+            dropout.key.copy_(mixed(key[0]))
+        loss = torch.zeros((), dtype=torch.float64, device=device)
+        batches = draw_batches(key.to(device), held, training, training.batch_size or int(held))
+        counts, last_epoch = batches.counts[:, 0].tolist(), batches.last_epoch[:, 0].tolist()
+        with seeded_default_generator(int(key), "modules", device=device):  # for whatever else in a module draws
+            for step, (count, share) in enumerate(zip(counts, last_epoch, strict=True)):
+                rows = batches.rows[step, 0, :count]
+                for dropout in self._dropouts:
+                    dropout.step.fill_(step)
+                loss += share * self._step_on(numbers[rows], targets[rows])
+        return flat.vector.clone(), loss
+
+    def _prepare(self, training: LocalTraining, loss: Loss) -> None:
+        """An optimizer that has done nothing yet, and recordings that belong to this task."""
+        if self._recipe != (training, loss):
+            self._recipe, self._steps = (training, loss), {}
+            self._optimizer = make_optimizer(self._flat.parameter, training)
+        _restart(self._optimizer)
+
+    def _step_on(self, numbers: Tensor, targets: Tensor) -> Tensor:
+        """One step on a batch; a recording for every size of batch."""
+        count = len(numbers)
+        if not self._record or (count not in self._steps and len(self._steps) >= MOST_RECORDINGS):
+            return self._step(numbers, targets)
+        if count not in self._steps:
+            batch = numbers.clone(), targets.clone()
+            changes = [self._flat.vector, *self._flat.module.buffers(), *_state(self._optimizer)]
+            self._steps[count] = batch, Recording(lambda: self._loss.copy_(self._step(*batch)), changes)
+        batch, recording = self._steps[count]
+        for place, given in zip(batch, (numbers, targets), strict=True):
+            place.copy_(given)
+        recording()
+        return self._loss
+
+    def _step(self, numbers: Tensor, targets: Tensor) -> Tensor:
+        flat, gradient = self._flat, self._flat.parameter.grad
+        assert self._recipe is not None
+        assert gradient is not None
+        training, criterion = self._recipe
+        gradient.zero_()
+        inputs = self._samples.batch(numbers)
+        if self._dtype == torch.bfloat16:
+            with torch.autocast(numbers.device.type, torch.bfloat16):
+                outputs = flat.module(inputs).float()
+        else:
+            outputs = flat.module(inputs)
+        loss: Tensor = criterion(outputs, targets)
+        loss.backward()  # type: ignore[no-untyped-call]
+        if training.proximal:
+            gradient.add_(flat.parameter.detach() - self._anchor, alpha=training.proximal)
+        self._optimizer.step()
+        return loss.detach()
+
+
+class Together:
+    """Trains the clients of a bundle at once, as one stacked network. On a GPU the step is recorded.
+
+    A step reads everything from tensors that stay where they are, its own number included: replaying it is all a step
+    costs the CPU, which otherwise could not keep up with the GPU.
+    """
+
+    def __init__(self, network: StackedNetwork, samples: Samples, *, record: bool) -> None:
+        self.network, self._samples, self._record = network, samples, record
+        self._recipe: tuple[LocalTraining, Loss] | None = None
+        self._optimizer: torch.optim.Optimizer | None = None
+        self._anchor = network.parameter.detach()
+        self._tables: dict[str, Tensor] = {}
+        self._losses = torch.zeros(network.size, dtype=torch.float64, device=network.parameter.device)
+        self._steps: dict[int, Recording] = {}
+
+    @torch.no_grad()
+    def train(self, bundle: Bundle) -> Trained:
+        """Every client of the bundle; those with most steps first, so that who is done can be left behind."""
+        training, device, network = bundle.training, bundle.starts.device, self.network
+        steps = num_steps(bundle.sizes, training)
+        if bool((steps.diff() > 0).any()):
+            order = steps.argsort(descending=True, stable=True)
+            models, losses = self.train(bundle.select(order))
+            back = order.argsort().to(device)
+            return models[back], losses[back]
+        self._prepare(training, replace(bundle.losses[0], class_weights=None))
+        self._lay_out(bundle)
+        network.load(bundle.starts)
+        network.step.zero_()
+        self._losses.zero_()
+        if training.proximal:
+            self._anchor.copy_(network.parameter)
+        done: list[Tensor] = []
+        running = len(bundle)
+        for still in (steps > torch.arange(int(steps.max()))[:, None]).sum(1).tolist():
+            if still < running:
+                done.insert(0, network.unload(slice(still, running)))
+                running = still
+            self._take_step(running)
+        models = network.unload(slice(0, running))
+        return torch.cat([models, *done]) if done else models, self._losses[: len(bundle)].clone()
+
+    def _prepare(self, training: LocalTraining, loss: Loss) -> None:
+        """An optimizer that has done nothing yet, and recordings that belong to this task."""
+        if self._recipe != (training, loss):
+            self._recipe, self._steps, self._optimizer = (training, loss), {}, None
+            if not _is_plain(training):
+                self.network.make_gradient()
+                self._optimizer = make_optimizer(self.network.parameter, training)
+                self._anchor = torch.zeros_like(self.network.parameter)
+        if self._optimizer is not None:
+            _restart(self._optimizer)
+
+    def _lay_out(self, bundle: Bundle) -> None:
+        """Put what the steps read where they read it."""
+        device = bundle.starts.device
+        keys = bundle.keys.to(device)
+        batches = draw_batches(keys, bundle.sizes, bundle.training, self._width(bundle))
+        first = (bundle.sizes.cumsum(0) - bundle.sizes).to(device)
+        places = batches.rows + first[:, None]  # [S, G, B]
+        self.network.keys[: len(bundle)].copy_(mixed(keys))
+        tables = {
+            "places": places,
+            "shares": self._shares(bundle, batches, places),  # [S, G, B]
+            "last epoch": batches.last_epoch,  # [S, G]
+            "numbers": bundle.numbers,
+            "targets": bundle.targets,
+        }
+        for name, table in tables.items():
+            if not self._record:
+                self._tables[name] = table
+                continue
+            room = self._tables.get(name)
+            if room is None or room.shape[1:] != table.shape[1:] or len(room) < len(table):
+                self._tables[name] = table.new_zeros(len(table) * 9 // 8, *table.shape[1:])
+                self._steps = {}
+            self._tables[name][: len(table)].copy_(table)
+
+    def _width(self, bundle: Bundle) -> int:
+        """Samples in a batch, padding included. Recordings have one width: few widths mean few recordings."""
+        largest = int(bundle.sizes.max())
+        if bundle.training.batch_size is not None:
+            return bundle.training.batch_size if self._record else min(bundle.training.batch_size, largest)
+        unit = 1 << max(0, largest.bit_length() - 4) if self._record else 1  # an eighth of padding at most
+        return -(-largest // unit) * unit
+
+    def _shares(self, bundle: Bundle, batches: Batches, places: Tensor) -> Tensor:
+        """What a sample counts in the loss of its batch [S, G, B]: 1/n, times its class weight κ; padding counts 0."""
+        counts = batches.counts[..., None]
+        shares = (torch.arange(places.shape[-1], device=places.device) < counts) / counts.clamp(min=1)
+        weights = [loss.class_weights for loss in bundle.losses]
+        if any(weights):
+            num_classes = next(len(weight) for weight in weights if weight)
+            table = torch.tensor([weight or (1.0,) * num_classes for weight in weights], device=places.device)  # [G, C]
+            shares = shares * table[torch.arange(len(table), device=places.device)[:, None], bundle.targets[places]]
+        return shares
+
+    def _take_step(self, running: int) -> None:
+        """The next step of the first models; a recorded one may take along a few that are done."""
+        span = self.network.size
+        if not self._record:
+            self._step(running)
+            return
+        while span // 2 >= running:
+            span //= 2
+        if span not in self._steps:
+            changes = [self.network.parameter, self.network.step, self._losses]
+            changes += _state(self._optimizer) if self._optimizer else []
+            self._steps[span] = Recording(partial(self._step, span), changes)
+        self._steps[span]()
+
+    def _step(self, count: int) -> None:
+        network = self.network
+        assert self._recipe is not None
+        training, criterion = self._recipe
+        now = network.step[None]
+        places, shares, last_epoch = (
+            self._tables[name].index_select(0, now)[0, :count] for name in ("places", "shares", "last epoch")
+        )
+        inputs = self._samples.batch(self._tables["numbers"][places])
+        outputs = network.forward(inputs, training=True).requires_grad_()
+        truth = self._tables["targets"][places].flatten(0, 1)
+        with torch.enable_grad():
+            per_sample = criterion.per_sample(outputs.flatten(0, 1), truth).view(places.shape)
+            losses = (per_sample * shares).sum(1)
+            (gradient,) = torch.autograd.grad(losses.sum(), outputs)
+        # A client that is done has a share of 0; where its loss is NaN by now, 0 times that is none of its record.
+        self._losses[:count] += torch.where(last_epoch > 0, losses.detach() * last_epoch, 0)
+        network.backward(gradient, training.learning_rate if self._optimizer is None else None)
+        if self._optimizer is not None:
+            assert network.parameter.grad is not None
+            if training.proximal:
+                network.parameter.grad.add_(network.parameter - self._anchor, alpha=training.proximal)
+            self._optimizer.step()
+        network.step += 1
+
+
+def _is_plain(training: LocalTraining) -> bool:
+    """Plain SGD: the stacked network takes its step itself."""
+    return training.optimizer == "sgd" and not (training.momentum or training.weight_decay or training.proximal)

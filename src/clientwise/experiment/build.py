@@ -19,7 +19,8 @@ from ..core.types import Problem
 from ..data.datasets import DATASETS
 from ..data.federated import FederatedData, Samples, Shares
 from ..data.partition import PARTITIONS, contribute, federate
-from ..engine.local import LocalEngine, pick_device
+from ..engine.compute import Compute, Computing, pick_device
+from ..engine.local import LocalEngine
 from ..errors import ClientwiseError, ConfigError
 from ..models.flat import FlatModel
 from ..models.networks import MODELS
@@ -66,7 +67,9 @@ def validate(experiment: Experiment, own_data: FederatedData | None) -> Samples:
     if not issues:
         seed = experiment.seeds[0]
         data, hostile = build_data(experiment, samples, seed, own_data)
-        issues = [*_engine_issues(experiment, build_engine(experiment, data, hostile, seed, torch.device("cpu")))]
+        module = build_module(experiment, samples, seed)
+        compute = Compute(samples, module, torch.device("cpu"), mode="loop", precision="float32")
+        issues = [*_engine_issues(experiment, build_engine(experiment, data, hostile, seed, compute))]
     if issues:
         raise ConfigError(experiment.source, issues)
     return samples
@@ -206,11 +209,17 @@ def _adopt(experiment: Experiment, data: FederatedData, seed: int, relabel: Rela
     return replace(data, train=train, test=relabelled(data.test), weigh=weigh)
 
 
+def build_compute(experiment: Experiment, samples: Samples, device: torch.device) -> Compute:
+    """What all lanes train and evaluate with."""
+    module = build_module(experiment, samples, experiment.seeds[0])
+    return Compute(samples, module, device, mode=experiment.mode, precision=experiment.precision)
+
+
 def build_engine(
-    experiment: Experiment, data: FederatedData, hostile: Mapping[int, Hostile], seed: int, device: torch.device
+    experiment: Experiment, data: FederatedData, hostile: Mapping[int, Hostile], seed: int, compute: Computing
 ) -> LocalEngine:
     """An engine with the initial model of this seed."""
-    return LocalEngine(data, build_module(experiment, data.samples, seed), seed=seed, device=device, hostile=hostile)
+    return LocalEngine(data, build_module(experiment, data.samples, seed), seed=seed, compute=compute, hostile=hostile)
 
 
 def build_module(experiment: Experiment, samples: Samples, seed: int) -> nn.Module:
@@ -248,6 +257,7 @@ def describe(experiment: Experiment) -> list[str]:
     cohort = build_federation(experiment, data.num_clients, seed).cohort_size
     parts = ((data.weigh, "weigh by"), (data.report, "report on"))
     server = [f"{len(part.numbers):,} samples to {verb}" for part, verb in parts if part]
+    device = pick_device(experiment.device)
     seeds = f"{len(experiment.seeds)} seed{'s' if len(experiment.seeds) > 1 else ''}"
     return [
         f"data        {experiment.data.name}: {len(samples.targets):,} samples, {samples.problem.kind}",
@@ -256,7 +266,7 @@ def describe(experiment: Experiment) -> list[str]:
         f"server set  {', '.join(server) or 'none'}"
         + ("; the cohort judges" if experiment.server_set.source == "clients" else ""),
         f"model       {experiment.model.name}: {spec.num_parameters:,} parameters",
-        f"device      {pick_device(experiment.device)}",
+        f"device      {device}: {build_compute(experiment, samples, device)}",
         f"methods     {', '.join(method.name for method in experiment.methods)}",
         f"work        {len(experiment.methods)} methods × {seeds} × {experiment.rounds} rounds",
     ]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import platform
-import time
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass
+from dataclasses import replace
 from datetime import datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -18,20 +18,15 @@ import torch
 
 from ..attacks import Hostile
 from ..core.method import Method
-from ..core.round import first_state, run_round
 from ..core.types import RoundRecord
 from ..data.federated import FederatedData, Samples
-from ..engine.local import LocalEngine, pick_device, threads_for
+from ..engine.compute import Compute, Computing, pick_device, threads_for
+from ..engine.meeting import Meeting, Seat
 from ..errors import ConfigError
-from ..trackers import LaneInfo, Trackers
-from .build import (
-    build_data,
-    build_engine,
-    build_federation,
-    build_trackers,
-    validate,
-)
+from ..trackers import Trackers
+from .build import build_compute, build_data, build_engine, build_federation, build_trackers, validate
 from .config import load_experiment
+from .lanes import Lane, Progress, run_lanes
 from .schema import Experiment
 from .store import RunError, Store, is_finished, locked, write_atomically
 
@@ -40,18 +35,6 @@ if TYPE_CHECKING:
 
 # Keys that may change when a run is resumed: they change no bit of it.
 NO_PART_OF_THE_RESULT = {"data_dir", "plugin_dir", "checkpoint_seconds", "trackers", "flower"}
-
-
-@dataclass(frozen=True)
-class Progress:
-    """A round has ended."""
-
-    method: str
-    seed: int
-    record: RoundRecord
-    rounds: int  # of this lane
-    done: int  # rounds of all lanes so far
-    total: int  # rounds of all lanes
 
 
 def new_folder(name: str, parent: Path = Path("runs")) -> Path:
@@ -115,22 +98,8 @@ def run(
             connect = stack.enter_context(simulation)
         store = Store(folder)
         stack.callback(store.close)
-        _run_all(
-            experiment,
-            store,
-            samples,
-            data,
-            device,
-            trackers,
-            on_round or (lambda progress: None),
-            connect or _embedded,
-        )
+        _run_all(experiment, store, samples, data, device, trackers, on_round or (lambda progress: None), connect)
     return folder
-
-
-def _embedded(engine: LocalEngine, seed: int) -> LocalEngine:
-    """Clients live in this process: there is nothing to connect."""
-    return engine
 
 
 def _flower_simulation(experiment: Experiment, data: FederatedData | None) -> AbstractContextManager[Connect]:
@@ -189,33 +158,70 @@ def _run_all(
     device: torch.device,
     trackers: Trackers,
     on_round: Callable[[Progress], None],
-    connect: Connect | Callable[[LocalEngine, int], LocalEngine],
+    connect: Connect | None,
 ) -> None:
-    methods = experiment.build_methods()
+    methods, rounds = experiment.build_methods(), experiment.rounds
+    compute = build_compute(experiment, samples, device)
     store.set_facts(
         {
             "name": experiment.name,
             "metric": samples.problem.metric,
             "target": experiment.evaluation.target,
-            "rounds": experiment.rounds,
+            "rounds": rounds,
             "lanes": len(methods) * len(experiment.seeds),
             "reported on": "the honest clients' own test data"
             if _reports_on_clients(experiment, own_data)
             else "held-out samples",
+            "computed": str(compute),
+            "model_bytes": 4 * compute.spec.size,
         }
     )
-    total = len(methods) * len(experiment.seeds) * experiment.rounds
-    done = 0
-    for seed in experiment.seeds:
+
+    todo = [(seed, method) for seed in experiment.seeds for method in methods]
+    total = len(todo) * rounds
+    todo = [(seed, method) for seed, method in todo if not store.is_lane_finished(method.name, seed)]
+    done = total - len(todo) * rounds
+
+    @functools.cache
+    def data_of(seed: int) -> tuple[FederatedData, dict[int, Hostile]]:
         data, hostile = build_data(experiment, samples, seed, own_data)
         store.check_fact(f"data of seed {seed}", data.fingerprint())
         names = {client: one.name for client, one in hostile.items()}
         store.set_clients(seed, data.train.sizes.tolist(), data.test.sizes.tolist(), names)
-        resident = data.to(device)
-        for method in methods:
-            lane = _Lane(experiment, store, method, seed, resident, hostile, device, connect)
-            lane.run(trackers, on_round, done, total)
-            done += experiment.rounds
+        return replace(data, samples=compute.samples).to(device), hostile
+
+    def open_lane(seed: int, method: Method, computing: Computing) -> Lane:
+        data, hostile = data_of(seed)
+        engine = build_engine(experiment, data, hostile, seed, computing)
+        return Lane(experiment, store, method, connect(engine, seed) if connect else engine, hostile, seed)
+
+    def tell(lane: Lane, record: RoundRecord) -> None:
+        nonlocal done
+        done += 1
+        on_round(Progress(lane.method.name, lane.seed, record, rounds, done, total))
+
+    for seed in experiment.seeds:
+        data_of(seed)  # a run that goes on with other data must not even begin
+    with threads_for(compute.spec.num_parameters):
+        alone = bool(trackers) or connect is not None or not todo
+        side_by_side = 1 if alone else _lanes_that_fit(compute, methods, data_of(todo[0][0])[0], experiment)
+        for first in range(0, len(todo), side_by_side):
+            meeting = Meeting(compute)
+            group = todo[first : first + side_by_side]
+            seats: list[Computing] = [Seat(meeting, place) for place in range(len(group))]
+            if len(group) == 1:
+                seats = [compute]
+            lanes = [open_lane(*pair, seat) for pair, seat in zip(group, seats, strict=True)]
+            done += sum(lane.state.round_num for lane in lanes)
+            run_lanes(lanes, meeting, trackers, tell)
+
+
+def _lanes_that_fit(compute: Compute, methods: Sequence[Method], data: FederatedData, experiment: Experiment) -> int:
+    """How many lanes can train their cohorts as one batched computation."""
+    cohort = build_federation(experiment, data.num_clients, experiment.seeds[0]).cohort_size
+    largest = int(data.train.sizes.max())
+    at_once = min(compute.at_once(method.training, largest) for method in methods)
+    return max(1, at_once * compute.workers // cohort) if compute.mode == "stacked" else 1
 
 
 def _reports_on_clients(experiment: Experiment, own_data: FederatedData | None) -> bool:
@@ -226,65 +232,3 @@ def _reports_on_clients(experiment: Experiment, own_data: FederatedData | None) 
     return server.fraction == 0 or (
         server.source == "held_out" and not server.shared_set and server.report_fraction == 0
     )
-
-
-class _Lane:
-    """One method with one seed."""
-
-    def __init__(
-        self,
-        experiment: Experiment,
-        store: Store,
-        method: Method,
-        seed: int,
-        data: FederatedData,
-        hostile: Mapping[int, Hostile],
-        device: torch.device,
-        connect: Connect | Callable[[LocalEngine, int], LocalEngine],
-    ) -> None:
-        self._experiment, self._store, self._method, self._seed = experiment, store, method, seed
-        self._hostile = hostile
-        self._lane, self._finished = store.open_lane(method.name, seed)
-        if self._finished:
-            return
-        self._engine = connect(build_engine(experiment, data, hostile, seed, device), seed)
-        store.set_facts({"model_bytes": self._engine.initial_model.nbytes})
-        self._federation = build_federation(experiment, data.num_clients, seed)
-        saved = store.load_checkpoint(self._lane, device)
-        if saved is None:
-            self._state = first_state(self._engine.initial_model, method, self._engine)
-        else:
-            self._state, engine_state = saved
-            self._engine.load_state(engine_state)
-        store.forget_after(self._lane, self._state.round_num)
-
-    def run(self, trackers: Trackers, on_round: Callable[[Progress], None], done: int, total: int) -> None:
-        """All rounds that are still to do; a checkpoint now and then, at the end, and when interrupted."""
-        if self._finished:
-            return
-        with threads_for(self._engine.spec.num_parameters):
-            self._run_rounds(trackers, on_round, done, total)
-        self._store.finish_lane(self._lane)
-
-    def _run_rounds(self, trackers: Trackers, on_round: Callable[[Progress], None], done: int, total: int) -> None:
-        rounds, saved_at = self._experiment.rounds, time.monotonic()
-        engine_state = self._engine.state()
-        config, folder, method = self._experiment.to_dict(), self._store.folder, self._method.name
-        trackers.begin(LaneInfo(config, folder, method, self._seed, self._state.round_num))
-        try:
-            while self._state.round_num < rounds:
-                began = time.perf_counter()
-                state, record = run_round(self._state, self._method, self._federation, self._engine)
-                seconds = time.perf_counter() - began
-                self._store.write_round(self._lane, record, self._engine.problem, self._hostile, seconds)
-                if trackers:  # before the round counts as done: an interruption here leaves no hole in their curves
-                    metric = self._engine.problem.metric
-                    trackers.log_round(record, self._store.round_values(self._lane, record.round_num, metric))
-                self._state, engine_state = state, self._engine.state()
-                if time.monotonic() - saved_at >= self._experiment.checkpoint_seconds:
-                    self._store.save_checkpoint(self._lane, state, engine_state)
-                    saved_at = time.monotonic()
-                on_round(Progress(method, self._seed, record, rounds, done + state.round_num, total))
-        finally:
-            self._store.save_checkpoint(self._lane, self._state, engine_state)
-            trackers.end(finished=self._state.round_num == rounds)

@@ -231,6 +231,14 @@ class Experiment(Section):
     device: str = Field(
         "auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description='"cpu", "cuda", or "auto": the GPU where there is one'
     )
+    mode: Literal["auto", "loop", "graph", "stacked"] = Field(
+        "auto",
+        description='how clients are trained: one after the other ("loop"; "graph" records its steps on a GPU), or '
+        'many at once ("stacked"); "auto" takes what is fastest for the network and the device',
+    )
+    precision: Literal["auto", "float32", "tf32", "bf16"] = Field(
+        "auto", description='what products are computed in; "auto": float32 on a CPU, tf32 on a GPU'
+    )
     data_dir: str | None = Field(
         None, description="folder with the datasets in their published layouts; better given as --data-dir"
     )

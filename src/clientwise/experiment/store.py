@@ -104,13 +104,17 @@ class Store:
             rows = [(seed, k, *sizes, hostile.get(k)) for k, sizes in enumerate(zip(num_train, num_test, strict=True))]
             database.executemany("INSERT OR REPLACE INTO clients VALUES (?, ?, ?, ?, ?)", rows)
 
-    def open_lane(self, method: str, seed: int) -> tuple[int, bool]:
-        """The lane of a method and seed, and whether it is finished."""
+    def open_lane(self, method: str, seed: int) -> int:
+        """The lane of a method and seed."""
         with self._database as database:
             database.execute("INSERT OR IGNORE INTO lanes (method, seed) VALUES (?, ?)", (method, seed))
-        row = self._database.execute("SELECT lane, finished FROM lanes WHERE method = ? AND seed = ?", (method, seed))
-        lane, finished = row.fetchone()
-        return int(lane), bool(finished)
+        row = self._database.execute("SELECT lane FROM lanes WHERE method = ? AND seed = ?", (method, seed))
+        return int(row.fetchone()[0])
+
+    def is_lane_finished(self, method: str, seed: int) -> bool:
+        """Whether a method has run all its rounds with this seed."""
+        row = self._database.execute("SELECT finished FROM lanes WHERE method = ? AND seed = ?", (method, seed))
+        return bool((row.fetchone() or (0,))[0])
 
     def finish_lane(self, lane: int) -> None:
         """Mark a lane as finished."""

@@ -24,7 +24,14 @@ from clientwise.core.types import RoundRecord, ServerState
 from clientwise.engine.flower.server import CHUNK, FlowerEngine, Patience
 from clientwise.engine.flower.wire import ARRAYS, KEPT, NUMBERS, pack
 from clientwise.engine.local import LocalEngine
-from clientwise.experiment.build import build_data, build_engine, build_federation, choose_hostile, load_samples
+from clientwise.experiment.build import (
+    build_compute,
+    build_data,
+    build_engine,
+    build_federation,
+    choose_hostile,
+    load_samples,
+)
 from clientwise.experiment.config import load_experiment
 from clientwise.experiment.flower.client_app import client_app
 from clientwise.experiment.flower.connections import simulated_clients
@@ -51,7 +58,8 @@ class Setup:
         experiment = load_experiment(config)
         samples = load_samples(experiment)
         data, hostile = build_data(experiment, samples, 1)
-        self.local, behind = (build_engine(experiment, data, hostile, 1, torch.device("cpu")) for _ in range(2))
+        compute = build_compute(experiment, samples, torch.device("cpu"))
+        self.local, behind = (build_engine(experiment, data, hostile, 1, compute) for _ in range(2))
         self.grid = LoopGrid(client_app(config))
         self.gone: set[int] = set()
         dealt = simulated_clients(self.grid, self.local.num_clients)
@@ -237,7 +245,7 @@ def test_who_did_not_evaluate_is_in_the_notes_of_the_round(config: dict[str, Any
     setup.gone = {0}
     _, record, _ = setup.round_with({})
     store = Store(tmp_path)
-    lane, _ = store.open_lane("FedAvg", 1)
+    lane = store.open_lane("FedAvg", 1)
     store.write_round(lane, record, setup.flower.problem, {}, 1.0)
     store.close()
     with closing(sqlite3.connect(tmp_path / "run.sqlite")) as database:

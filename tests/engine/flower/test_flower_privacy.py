@@ -19,10 +19,12 @@ import clientwise as cw
 from clientwise.core.method import Method
 from clientwise.core.round import first_state, run_round
 from clientwise.engine.flower.server import FlowerEngine, Patience
-from clientwise.experiment.build import build_engine, build_federation
+from clientwise.engine.local import LocalEngine
+from clientwise.experiment.build import build_compute, build_engine, build_federation
 from clientwise.experiment.config import load_experiment
 from clientwise.experiment.flower.client_app import client_app
 from clientwise.experiment.flower.data import load_npz, server_side, write_parts
+from clientwise.experiment.schema import Experiment
 
 NUMBERS = {  # the documented names (docs/flower.md) and how many numbers each holds
     "train": {"training_loss", "seconds", "criterion.label_diversity", "criterion.dataset_size"},
@@ -40,12 +42,16 @@ def config(tiny: dict[str, Any]) -> dict[str, Any]:
     return tiny
 
 
+def embedded(experiment: Experiment, data: cw.FederatedData) -> LocalEngine:
+    return build_engine(experiment, data, {}, 1, build_compute(experiment, data.samples, torch.device("cpu")))
+
+
 def run_rounds(config: dict[str, Any], path: Path, app: Any) -> tuple[LoopGrid, list[Any]]:
     """Two rounds in which every message goes to the node that holds the file; all that was sent and answered."""
     experiment = load_experiment(config)
     data = server_side(experiment, str(path.parent / "server.npz"))
     grid = LoopGrid(app, {"data": str(path)})
-    local = build_engine(experiment, data, {}, 1, torch.device("cpu"))
+    local = embedded(experiment, data)
     engine = FlowerEngine(local, grid, lambda: {0: 2, 1: 3, 2: 4}, seed=1, patience=Patience())
     (method,) = experiment.build_methods()
     state, records = first_state(local.initial_model, method, engine), []
@@ -101,7 +107,7 @@ def test_an_error_quotes_no_sample(config: dict[str, Any], tmp_path: Path) -> No
 
     grid = LoopGrid(client_app(config, load), {"data": str(path)})
     experiment = load_experiment(config)
-    local = build_engine(experiment, server_side(experiment, ""), {}, 1, torch.device("cpu"))
+    local = embedded(experiment, server_side(experiment, ""))
     engine = FlowerEngine(local, grid, lambda: {0: 2}, seed=1, patience=Patience())
     method = Method()
     _, record = run_round(
@@ -116,7 +122,7 @@ def test_an_error_quotes_no_sample(config: dict[str, Any], tmp_path: Path) -> No
 def test_a_node_without_a_path_trains_on_nothing(config: dict[str, Any]) -> None:
     grid = LoopGrid(client_app(config), {"name": "a"})
     experiment = load_experiment(config)
-    local = build_engine(experiment, server_side(experiment, ""), {}, 1, torch.device("cpu"))
+    local = embedded(experiment, server_side(experiment, ""))
     engine = FlowerEngine(local, grid, lambda: {0: 2}, seed=1, patience=Patience())
     assert (
         engine.evaluate([0], local.initial_model[None])

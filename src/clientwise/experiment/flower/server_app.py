@@ -11,7 +11,8 @@ from flwr.superlink.grid import InMemoryGrid
 
 from ..build import num_clients_of
 from ..config import load_experiment
-from ..runner import Progress, run
+from ..lanes import Progress
+from ..runner import run
 from .connections import connector, registered_clients, simulated_clients
 from .data import Config, server_side
 

@@ -1,0 +1,137 @@
+"""A lane is one method with one seed. Lanes run one after the other, side by side on one device, or spread over Ray."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from ..attacks import Hostile
+from ..core.method import Method
+from ..core.round import first_state, run_round
+from ..core.types import RoundRecord, ServerState
+from ..engine.local import LocalEngine
+from ..engine.meeting import Meeting
+from ..trackers import LaneInfo, Trackers
+from .build import build_federation
+from .schema import Experiment
+from .store import Store
+
+if TYPE_CHECKING:
+    from ..engine.flower.server import FlowerEngine
+
+
+@dataclass(frozen=True)
+class Progress:
+    """A round has ended."""
+
+    method: str
+    seed: int
+    record: RoundRecord
+    rounds: int  # of this lane
+    done: int  # rounds of all lanes so far
+    total: int  # rounds of all lanes
+
+
+@dataclass(frozen=True)
+class Round:
+    """What a round has made of a lane."""
+
+    state: ServerState
+    engine_state: Mapping[str, Tensor]
+    record: RoundRecord
+    seconds: float
+
+
+class Lane:
+    """One method with one seed: where it stands, and what it has written."""
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        store: Store,
+        method: Method,
+        engine: LocalEngine | FlowerEngine,
+        hostile: Mapping[int, Hostile],
+        seed: int,
+    ) -> None:
+        self.method, self.engine, self.seed, self.rounds = method, engine, seed, experiment.rounds
+        self._experiment, self._store, self._hostile = experiment, store, hostile
+        self._lane = store.open_lane(method.name, seed)
+        self._federation = build_federation(experiment, engine.num_clients, seed)
+        self.state = first_state(engine.initial_model, method, engine)
+        if (saved := store.load_checkpoint(self._lane, engine.device)) is not None:
+            self.state, engine_state = saved
+            engine.load_state(engine_state)
+        self._engine_state: Mapping[str, Tensor] = engine.state()
+        store.forget_after(self._lane, self.state.round_num)
+
+    def next_round(self) -> Round:
+        """Run a round; nothing counts before `keep`."""
+        began = time.perf_counter()
+        state, record = run_round(self.state, self.method, self._federation, self.engine)
+        return Round(state, self.engine.state(), record, time.perf_counter() - began)
+
+    def begin(self, trackers: Trackers) -> None:
+        """Before the first round of this sitting."""
+        self._trackers, self._saved_at = trackers, time.monotonic()
+        config, folder = self._experiment.to_dict(), self._store.folder
+        trackers.begin(LaneInfo(config, folder, self.method.name, self.seed, self.state.round_num))
+
+    def keep(self, done: Round) -> None:
+        """Write a round down; a checkpoint now and then."""
+        problem = self.engine.problem
+        self._store.write_round(self._lane, done.record, problem, self._hostile, done.seconds)
+        if self._trackers:  # before the round counts as done: an interruption here leaves no hole in their curves
+            values = self._store.round_values(self._lane, done.record.round_num, problem.metric)
+            self._trackers.log_round(done.record, values)
+        self.state, self._engine_state = done.state, done.engine_state
+        if time.monotonic() - self._saved_at >= self._experiment.checkpoint_seconds:
+            self._store.save_checkpoint(self._lane, self.state, self._engine_state)
+            self._saved_at = time.monotonic()
+
+    def end(self) -> None:
+        """After the last round, or when interrupted."""
+        finished = self.state.round_num == self.rounds
+        self._store.save_checkpoint(self._lane, self.state, self._engine_state)
+        self._trackers.end(finished=finished)
+        if finished:
+            self._store.finish_lane(self._lane)
+
+
+def run_lanes(
+    lanes: Sequence[Lane], meeting: Meeting, trackers: Trackers, on_round: Callable[[Lane, RoundRecord], None]
+) -> None:
+    """All rounds that are still to do, of all lanes side by side."""
+    begun: list[Lane] = []
+    try:
+        for lane in lanes:
+            lane.begin(trackers)
+            begun.append(lane)
+        while running := [lane for lane in lanes if lane.state.round_num < lane.rounds]:
+            finished = [running[0].next_round()] if len(lanes) == 1 else _rounds_together(running, meeting)
+            for lane, done in zip(running, finished, strict=True):
+                lane.keep(done)
+                on_round(lane, done.record)
+    finally:
+        for lane in begun:
+            lane.end()
+
+
+def _rounds_together(lanes: Sequence[Lane], meeting: Meeting) -> list[Round]:
+    """A round of every lane, in threads that meet where they train and evaluate."""
+
+    def attend(lane: Lane) -> Round:
+        try:
+            return lane.next_round()
+        finally:
+            meeting.leave()
+
+    meeting.expect(len(lanes))
+    with ThreadPoolExecutor(len(lanes)) as threads:
+        rounds = list(threads.map(attend, lanes))
+    return [replace(one, seconds=one.seconds / len(lanes)) for one in rounds]  # they shared the time

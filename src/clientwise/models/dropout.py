@@ -1,0 +1,51 @@
+"""Dropout whose masks are counted, not drawn: the same however many clients are trained together."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from ..core.seeding import mixed
+
+
+class CountedDropout(nn.Module):
+    """`nn.Dropout` with masks that are a function of the client's key, the step, the layer and the place of a value."""
+
+    key: Tensor
+    step: Tensor
+
+    def __init__(self, probability: float, layer: int) -> None:
+        super().__init__()
+        self.probability, self.layer = probability, layer
+        self.register_buffer("key", torch.zeros((), dtype=torch.int64), persistent=False)
+        self.register_buffer("step", torch.zeros((), dtype=torch.int64), persistent=False)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Drop values of a batch [B, ...] while training."""
+        if not self.training or self.probability == 0:
+            return inputs
+        return inputs * keep(inputs.shape, self.probability, self.layer, self.key, self.step)
+
+
+def keep(shape: torch.Size, probability: float, layer: int, key: Tensor, step: Tensor) -> Tensor:
+    """What a batch of `shape` [B, ...] is multiplied by: 0, or 1/(1 − p); `key` and `step` are single numbers."""
+    features = math.prod(shape[1:])
+    rows = mixed(mixed(key + step * 1009 + layer) + torch.arange(shape[0], device=key.device))  # [B]
+    values = mixed(rows[:, None] + torch.arange(features, device=key.device))  # [B, F]
+    chance = (values >> 40).float() / 2**24 + 0.5  # uniform in [0, 1)
+    scale = 1 / (1 - probability) if probability < 1 else 0.0
+    return ((chance >= probability) * scale).reshape(shape)
+
+
+def count_dropout(module: nn.Module) -> list[CountedDropout]:
+    """Replace every `nn.Dropout` inside a module; returns the replacements, in order."""
+    found: list[CountedDropout] = []
+    for parent in list(module.modules()):
+        for name, child in list(parent.named_children()):
+            if type(child) is nn.Dropout:
+                found.append(CountedDropout(child.p, len(found)))
+                found[-1].train(child.training)
+                setattr(parent, name, found[-1])
+    return found
