@@ -149,3 +149,10 @@ def test_the_example_needs_at_most_ten_lines_for_it() -> None:
     first = next(number for number, line in enumerate(lines) if "strategy = Weighted(" in line)
     last = next(number for number, line in enumerate(lines) if number > first and line == "    )")
     assert last - first + 1 + 1 <= 10  # with the import
+
+
+def test_the_guide_shows_the_example() -> None:
+    example = (EXAMPLE / "digits_app" / "server_app.py").read_text(encoding="utf-8")
+    guide = (EXAMPLE.parents[1] / "docs" / "flower.md").read_text(encoding="utf-8")
+    shown = guide.split("strategy = Weighted(")[1].split("\n)\n")[0]
+    assert shown.split() == example.split("strategy = Weighted(")[1].split("\n    )\n")[0].split()

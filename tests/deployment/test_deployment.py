@@ -14,6 +14,7 @@ pytest.importorskip("flwr", reason="needs clientwise[flower]")
 from federation import Federation
 
 import clientwise as cw
+from clientwise.experiment.store import is_locked
 
 pytestmark = [pytest.mark.flower, pytest.mark.timeout(1500)]
 NAMES = ["ward-a", "ward-b", "ward-c", "ward-d"]
@@ -61,6 +62,12 @@ def test_a_federation_survives_its_clients_its_nodes_and_its_superlink(federatio
     assert federation.refused(1) == {}
     assert federation.refused(2) == {1: "OSError; the node's log says more", 2: "model has NaN or Inf"}
 
+    # What was wrong is known where the data are, and nowhere else: the text quotes a sample.
+    assert "disk full while reading [" in federation.log("ward-b")
+    for path in federation.state.glob("superlink.sqlite*"):
+        assert b"disk full while reading [" not in path.read_bytes()
+    assert "disk full" not in federation.log("superlink")
+
     # Round 3: a client process is killed, a SuperNode is killed with all it runs, and a client answers too late.
     os.kill(federation.sleeper("ward-a"), signal.SIGKILL)
     federation.sleeper("ward-b")
@@ -75,6 +82,10 @@ def test_a_federation_survives_its_clients_its_nodes_and_its_superlink(federatio
     before = federation.query("SELECT * FROM rounds WHERE round_num <= 4")
     federation.kill("superlink", children=False)
     federation.start_superlink()
+    number = federation.begin()
+    federation.wait_for(lambda: is_locked(federation.run_folder), 120, "the run to go on")
+    federation.script("stop.sh", number)
+    federation.wait_for(lambda: not is_locked(federation.run_folder), 120, "the run to stop")
     federation.begin()
     federation.wait_for(lambda: federation.rounds() >= 6, 600, "the run to end")
     federation.wait_for(lambda: cw.Run(federation.run_folder).finished, 60, "the run to be finished")

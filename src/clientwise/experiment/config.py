@@ -116,6 +116,8 @@ def _impossible(experiment: Experiment) -> list[tuple[str, str]]:
         issues.append(("methods", f"two methods are called {name!r}; tables could not tell them apart"))
     if len(set(experiment.seeds)) < len(experiment.seeds):
         issues.append(("seeds", "a seed is listed twice; it would repeat the same run"))
+    if len(set(experiment.flower.clients)) < len(experiment.flower.clients):
+        issues.append(("flower.clients", "a name is listed twice; it could not be told who is meant"))
     if experiment.federation.fraction is not None and experiment.federation.clients_per_round is not None:
         issues.append(("federation", "give either fraction or clients_per_round"))
     server = experiment.server_set

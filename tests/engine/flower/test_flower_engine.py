@@ -119,6 +119,15 @@ def test_both_engines_give_the_same_weights_and_models(config: dict[str, Any], n
         assert not other.local.missing
 
 
+def test_the_cohort_can_judge_while_it_trains(config: dict[str, Any]) -> None:
+    config["server_set"] = {"source": "clients"}
+    setup = Setup(config)
+    ours, theirs = (setup.rounds(engine, setup.methods["AdaFed"], 2) for engine in (setup.local, setup.flower))
+    assert torch.allclose(ours[0].model, theirs[0].model, rtol=1e-5, atol=1e-6)
+    for one, other in zip(ours[1], theirs[1], strict=True):
+        assert sorted_weights(one) == pytest.approx(sorted_weights(other), abs=1e-6)
+
+
 def test_regression_has_the_same_results_too(config: dict[str, Any]) -> None:
     config |= {"data": "diabetes", "methods": [{"name": "robust", "adapt_loss": "robust_shape"}], "evaluation": {}}
     config["partition"] = {"name": "iid", "clients": 4}

@@ -62,6 +62,12 @@ def test_a_server_without_samples_is_told_what_it_cannot_do(experiment: Experime
         validate(experiment, data)
 
 
+def test_nobody_contributes_samples_in_a_deployment(config: dict[str, Any]) -> None:
+    config["server_set"] = {"source": "contributed"}
+    with pytest.raises(ConfigError, match=r"server_set.source: no sample leaves a client of a deployment"):
+        server_side(load_experiment(config), "")
+
+
 def test_attributes_of_samples_arrive(experiment: Experiment) -> None:
     own = OwnData(
         (numpy.zeros((2, 1, 8, 8)), numpy.array([0, 9])),

@@ -21,7 +21,7 @@ def answer(content: RecordDict, engine_of: Callable[[Request], LocalEngine]) -> 
     if request.task is None:
         return write_evaluation(engine.evaluate([client], models))
     engine.load_state({} if kept is None else {str(client): kept})
-    (updates,) = engine.train([client], models.to(engine.device), request.task)
+    (updates,) = (one for one in engine.train([client], models.to(engine.device), request.task) if one.client_ids)
     return write_update(updates, engine.state().get(str(client)))
 
 

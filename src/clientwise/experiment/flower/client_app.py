@@ -33,20 +33,23 @@ def client_app(config: Config, load: Callable[[str], OwnData] = load_npz) -> Cli
 
 
 def _answer(text: str, load: Callable[[str], OwnData], message: Message, context: Context) -> Message:
-    """One message to one client: found its data, does the work, says what went wrong where it cannot."""
+    """The answer to one message, by the client it means."""
     path = context.node_config.get("data")
     try:
-        if path is not None:
-            return Message(answer(message.content, partial(_engine_of_node, text, load, str(path))), reply_to=message)
-        if "partition-id" not in context.node_config:
+        if path is None and "partition-id" not in context.node_config:  # the mark of Flower's simulation
             raise DataError("this node has no data: start it with --node-config 'data=\"/path/to/it\"'")
-        return Message(answer(message.content, lambda request: _simulated_engine(text, request.seed)), reply_to=message)
+        find = partial(_simulated_engine, text) if path is None else partial(_engine_of_node, text, load, str(path))
+        return Message(answer(message.content, find), reply_to=message)
     except Exception as error:  # the server is to hear of it, whatever it is
         return answer_failure(message, error, private=path is not None)
 
 
+def _simulated_engine(text: str, request: Request) -> LocalEngine:
+    return _all_clients(text, request.seed)
+
+
 @lru_cache(maxsize=2)
-def _simulated_engine(text: str, seed: int) -> LocalEngine:
+def _all_clients(text: str, seed: int) -> LocalEngine:
     """All clients of a simulation: whoever is asked for is there. Kept for the next message to this process."""
     experiment = load_experiment(tomllib.loads(text))
     data, hostile = build_data(experiment, load_samples(experiment), seed)

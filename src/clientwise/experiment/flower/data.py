@@ -50,6 +50,9 @@ def server_side(experiment: Experiment, path: str) -> FederatedData:
     if missing:
         hint = "is needed in a deployment, where the server sees no data"
         raise ConfigError(experiment.source, [(f"flower.{key}", hint) for key in missing])
+    if experiment.server_set.source == "contributed":
+        hint = 'no sample leaves a client of a deployment: use "held_out" with server-data, or "clients"'
+        raise ConfigError(experiment.source, [("server_set.source", hint)])
     arrays = _read_npz(path) if path else {}
     parts = {
         part: (arrays[f"{part}_inputs"], arrays[f"{part}_targets"])
@@ -115,8 +118,15 @@ def write_parts(config: Config, folder: str | Path) -> list[Path]:
         inputs = data.samples.batch(shares.numbers[held])
         return {f"{part}_inputs": inputs.numpy(), f"{part}_targets": shares.targets[held].numpy()}
 
+    def attributes(holder: int) -> dict[str, Any]:
+        numbers = data.train.numbers[data.train.slice(holder)]
+        return {name: values[numbers].numpy() for name, values in data.samples.sample_attributes.items()}
+
     Path(folder).mkdir(parents=True, exist_ok=True)
-    files = {name: {**arrays("train", data.train, k), **arrays("test", data.test, k)} for k, name in enumerate(names)}
+    files = {
+        name: {**arrays("train", data.train, k), **arrays("test", data.test, k), **attributes(k)}
+        for k, name in enumerate(names)
+    }
     server = [(part, shares) for part, shares in (("weigh", data.weigh), ("report", data.report)) if shares]
     files["server"] = {name: array for part, shares in server for name, array in arrays(part, shares, 0).items()}
     for name, content in files.items():

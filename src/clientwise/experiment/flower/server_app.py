@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 from pathlib import Path
 
 from flwr.app import Context
@@ -13,6 +14,7 @@ from ..build import num_clients_of
 from ..config import load_experiment
 from ..lanes import Progress
 from ..runner import run
+from ..schema import Experiment
 from .connections import connector, registered_clients, simulated_clients
 from .data import Config, server_side
 
@@ -30,7 +32,8 @@ def server_app(config: Config) -> ServerApp:
     @app.main()
     def main(grid: Grid, context: Context) -> None:
         experiment = load_experiment(config, replaced={"engine": "flower"})
-        out, own = Path(str(context.run_config["out"])), str(context.run_config.get("server-data", ""))
+        out = Path(str(context.run_config.get("out") or f"runs/{experiment.name}"))
+        own = str(context.run_config.get("server-data", ""))
         if isinstance(grid, InMemoryGrid):
             data, connected = None, simulated_clients(grid, num_clients_of(experiment))
         else:
@@ -38,22 +41,18 @@ def server_app(config: Config) -> ServerApp:
         resume = (out / "config.toml").exists()
         log.info("%s %s", "going on with the run in" if resume else "beginning a run in", out.resolve())
         connect = connector(experiment, grid, connected)
-        run(experiment, out, data=data, resume=resume, on_round=_log_round, connect=connect)
+        run(experiment, out, data=data, resume=resume, on_round=partial(_log_round, experiment), connect=connect)
+        log.info("finished: %s", out.resolve())
 
     return app
 
 
-def _log_round(progress: Progress) -> None:
+def _log_round(experiment: Experiment, progress: Progress) -> None:
     record, shown = progress.record, progress.record.report or progress.record.local
     quality = f", {'reported' if record.report else 'on the clients'} {float(shown.overall()[0]):.4f}" if shown else ""
-    log.info(
-        "%s, seed %d: round %d of %d%s, %d clients weighed",
-        progress.method,
-        progress.seed,
-        record.round_num,
-        progress.rounds,
-        quality,
-        len(record.client_ids),
-    )
+    where = f"{progress.method}, seed {progress.seed}, round {record.round_num} of {progress.rounds}"
+    log.info("%s: %d clients weighed%s", where, len(record.client_ids), quality)
+    names = dict(enumerate(experiment.flower.clients))
     for refusal in (*record.refusals, *(record.local.missing if record.local else ())):
-        log.warning("round %d: client %d: %s", record.round_num, refusal.client_id, refusal.reason)
+        client = refusal.client_id
+        log.warning("%s: client %d (%s): %s", where, client, names.get(client, "simulated"), refusal.reason)
