@@ -68,7 +68,7 @@ def main() -> None:
         str(clients): {engine: apart(experiment(clients, clients, 32, count, engine)) for engine in ("local", "flower")}
         for clients, count in rounds.items()
     }
-    memory = {str(count): apart(experiment(300, count, 2000, 3, "flower")) for count in (10, 300)}
+    memory = {str(count): apart(experiment(300, count, 2000, 3, "flower")) for count in (10, 100, 300)}
     megabytes = (785 * 2000 + 2001 * 10) * 4 / 2**20
     found = {
         "machine": f"{os.cpu_count()}-core {platform.machine()}, shared with other work while measuring",
@@ -95,14 +95,17 @@ def table(found: dict[str, Any]) -> str:
         local, flower = one["local"]["seconds"], one["flower"]["seconds"]
         each = 1000 * (flower - local) / int(clients)
         lines.append(f"| {int(clients):,} | {local:.2f} s | {flower:.2f} s | {each:.0f} ms |")
-    few, many = (found["server_memory"][count]["peak_megabytes"] for count in ("10", "300"))
     size = found["model_megabytes"]
     lines += [
         "",
-        f"Peak memory of the server's process with a model of {size} MB: **{few:,.0f} MB** with 10 clients in a round,",
-        f"**{many:,.0f} MB** with 300, whose models would be {300 * size:,.0f} MB if they were kept.",
+        f"Peak memory of the server's process with a model of {size} MB; the answers wait there for being fetched:",
         "",
+        "| clients in a round | peak memory | their models, if they were kept |",
+        "|---|---|---|",
     ]
+    for clients, one in found["server_memory"].items():
+        lines.append(f"| {clients} | {one['peak_megabytes']:,.0f} MB | {int(clients) * size:,.0f} MB |")
+    lines.append("")
     return "\n".join(lines)
 
 

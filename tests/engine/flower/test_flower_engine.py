@@ -293,7 +293,7 @@ def test_evaluations_of_liars_and_of_the_late_do_not_count(config: dict[str, Any
     _, record, refused = setup.round_with({0: lies, 1: late, 2: diverges, 3: dies})
     assert record.local is not None
     reasons = {refusal.client_id: refusal.reason for refusal in record.local.missing}
-    assert reasons[0].startswith("answer cannot be read: ValueError: counts or accuracy out of range")
+    assert reasons[0].startswith("answer cannot be read: ValueError: accuracy out of range")
     assert reasons[1] == "no answer in time"
     assert reasons[2] == "its loss is not finite"
     assert reasons[3] == refused[3] == "its process died"

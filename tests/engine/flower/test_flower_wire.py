@@ -77,6 +77,8 @@ def changed(name: str, value: object) -> RecordDict:
     [
         ("num_samples", -4),
         ("num_samples", 5),
+        ("num_samples", float("nan")),
+        ("num_samples", float("inf")),
         ("num_samples", [4, 4]),
         ("values", [0.75]),
         ("values", [0.75, 1.5]),
@@ -90,6 +92,21 @@ def changed(name: str, value: object) -> RecordDict:
 def test_an_evaluation_that_cannot_be_true_is_not_read(name: str, value: object) -> None:
     with pytest.raises((ValueError, RuntimeError)):
         wire.read_evaluation(changed(name, value), 2, DIGITS)
+
+
+def test_counts_come_as_the_server_adds_them_up() -> None:
+    floats = wire.read_evaluation(changed("counts", classification().counts.float()), 2, DIGITS)
+    assert torch.equal(floats.counts, classification().counts)
+    assert floats.counts.dtype == torch.int64
+
+
+@pytest.mark.parametrize("num_samples", [-1, 10**10, float("nan")])
+def test_sums_of_errors_need_a_number_of_samples(num_samples: float) -> None:
+    sums = Evaluation(torch.tensor([4]), torch.tensor([[0.3]]), torch.tensor([[0.5]]), torch.rand(1, 4).double())
+    content = wire.write_evaluation(sums)
+    content.metric_records[wire.NUMBERS]["num_samples"] = num_samples
+    with pytest.raises(ValueError, match="counts out of range"):
+        wire.read_evaluation(content, 1, VALUES)
 
 
 def test_nothing_is_read_that_is_not_there() -> None:

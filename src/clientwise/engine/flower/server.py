@@ -17,8 +17,8 @@ from ...core.types import Evaluation, Problem, Refusal, Task, Updates
 from ..local import LocalEngine
 from .wire import Request, pack, read_evaluation, read_update, write_request
 
-CHUNK = 16  # answers fetched at a time: so many models the server holds at most
-POLL = (0.05, 2.0)  # seconds between two looks for answers, at first and at most
+CHUNK = 8  # answers fetched at a time: so many models the server holds at most
+POLL = (0.05, 1.0)  # seconds between two looks for answers, at first and at most
 
 T = TypeVar("T")
 Connected = Callable[[], Mapping[int, int]]  # which client is reached at which node right now

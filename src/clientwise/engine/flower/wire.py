@@ -24,6 +24,7 @@ from ...core.types import Evaluation, LocalTraining, Problem, Task, Updates
 from ...registry import Part
 
 ARRAYS, REQUEST, NUMBERS, KEPT = "arrays", "request", "numbers", "kept"  # the records of a message
+MOST_SAMPLES = 10**9  # of one client's test set
 CRITERION = "criterion."  # before the name of a criterion among the numbers
 
 
@@ -91,20 +92,23 @@ def write_evaluation(evaluation: Evaluation) -> RecordDict:
 def read_evaluation(content: RecordDict, num_candidates: int, problem: Problem) -> Evaluation:
     """One client's evaluation. ValueError where it cannot be true: nobody could average it."""
     numbers = content.metric_records[NUMBERS]
-    num_samples = _number(numbers, "num_samples").long()
+    num_samples = _number(numbers, "num_samples")
     values, losses = (
         torch.tensor(numbers[name], dtype=torch.float64).reshape(num_candidates, 1) for name in ("values", "losses")
     )
-    counts = unpack(content.array_records[ARRAYS])
-    shape = (problem.num_classes, problem.num_classes) if problem.kind == "classification" else (4,)
-    highest = 1.0 if problem.kind == "classification" else torch.inf
-    if counts.shape != (num_candidates, *shape):
+    counts = unpack(content.array_records[ARRAYS]).double()
+    classes = problem.num_classes if problem.kind == "classification" else 0
+    if counts.shape != (num_candidates, *((classes, classes) if classes else (4,))):
         raise ValueError(f"counts of shape {tuple(counts.shape)}")
-    if problem.kind == "classification" and not bool((counts.sum((1, 2)) == num_samples).all()):
-        raise ValueError(f"counts that do not add up to {int(num_samples)} samples")
-    if not bool((counts.isfinite() & (counts >= 0)).all() & ((values >= 0) & (values <= highest)).all()):
-        raise ValueError(f"counts or {problem.metric} out of range: {values.flatten().tolist()}")
-    return Evaluation(num_samples, values, losses, counts)
+    if not bool(
+        ((num_samples >= 0) & (num_samples <= MOST_SAMPLES)).all() & (counts >= 0).all() & (counts < 1e300).all()
+    ):
+        raise ValueError(f"counts out of range, of {float(num_samples):g} samples")
+    if classes and not torch.equal(counts.sum((1, 2)), num_samples.expand(num_candidates)):
+        raise ValueError(f"counts that do not add up to {float(num_samples):g} samples")
+    if not bool(((values >= 0) & (values <= (1.0 if classes else torch.inf))).all()):
+        raise ValueError(f"{problem.metric} out of range: {values.flatten().tolist()}")
+    return Evaluation(num_samples.long(), values, losses, counts.long() if classes else counts)
 
 
 def pack(tensor: Tensor) -> ArrayRecord:

@@ -27,7 +27,7 @@ SIMULATED_NODES = 64  # at most: a node can play many clients, and Flower looks 
 @contextmanager
 def simulation(experiment: Experiment) -> Iterator[Connect]:
     """Flower's simulation on this machine, as long as the context lasts."""
-    for chatty in ("flwr", "ray"):
+    for chatty in ("flwr", "ray._private.worker"):
         logging.getLogger(chatty).setLevel(logging.ERROR)
     num_clients = num_clients_of(experiment)
     clients = client_app(experiment.to_dict())
@@ -46,7 +46,10 @@ def simulation(experiment: Experiment) -> Iterator[Connect]:
                 server,
                 clients,
                 min(num_clients, SIMULATED_NODES),
-                backend_config={"client_resources": {"num_cpus": 1, "num_gpus": 0.0}},
+                backend_config={
+                    "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
+                    "init_args": {"logging_level": "error", "log_to_driver": False},  # what fails is in the answers
+                },
             )
         except BaseException as error:  # told to whoever waits
             begun.put(error)
