@@ -86,7 +86,7 @@ def table(found: dict[str, Any]) -> str:
     """The figures as Markdown."""
     lines = [
         f"Measured on a {found['machine']}: prioritized weighting on 5,000 MNIST digits,",
-        "all clients in every round, a network of 25,450 parameters: what is measured is the way, not the work.",
+        "shared out among all clients of a round, a network of 25,450 parameters: the way is measured, not the work.",
         "",
         "| clients in a round | local engine | Flower simulation | overhead per client |",
         "|---|---|---|---|",
