@@ -2,13 +2,21 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test lint docs clean
+.PHONY: demo test test-flower test-netns lint docs clean
 
 demo: .venv/ready
 	$(BIN)/clientwise demo
 
 test: .venv/ready lint
 	$(BIN)/python -m pytest
+
+# Real Flower processes on this machine: simulation, deployment with TLS, processes killed. About ten minutes.
+test-flower: .venv/ready
+	$(BIN)/python -m pytest -m flower tests
+
+# The same once across network namespaces, over a wire that delays and loses packets. Needs root and iproute2.
+test-netns: .venv/ready
+	$(BIN)/python -m pytest -m netns tests
 
 lint: .venv/ready
 	$(BIN)/ruff check .

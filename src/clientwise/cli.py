@@ -82,7 +82,9 @@ def _root(
 @app.command()
 def run(
     file: Annotated[Path, typer.Argument(help="A TOML file; with --resume also a run folder.", show_default=False)],
-    engine: Annotated[str | None, typer.Option(help="Where the clients live: local.", show_default=False)] = None,
+    engine: Annotated[
+        str | None, typer.Option(help="Where the clients live: local or flower.", show_default=False)
+    ] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda or auto.", show_default=False)] = None,
     workers: Annotated[
         str | None,
@@ -318,6 +320,24 @@ def demo(
     ]
     out.print("\n[bold]Next[/]")
     for step, reason in steps:
+        out.print(f"  {_escaped(step)}\n      [dim]{reason}[/]", soft_wrap=True)
+
+
+@app.command()
+def new(
+    folder: Annotated[Path, typer.Argument(help="Folder to make.", show_default=False)],
+) -> None:
+    """Write a ready Flower app: runs at once in simulation and, unchanged, where the data are."""
+    if folder.exists() and any(folder.iterdir()) if folder.is_dir() else folder.exists():
+        _fail(f"{folder}: is there already; name a folder that is not")
+    with as_file(files("clientwise") / "template") as template:
+        shutil.copytree(template, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
+    where = shlex.quote(str(folder))
+    out.print(f"Written to {_escaped(str(folder))}\n\n[bold]Next[/]")
+    for step, reason in [
+        (f"{_command()} run {where}/federation/experiment.toml --engine flower", "in Flower's simulation, at once"),
+        (f"{where}/README.md", "your own data, and a real federation"),
+    ]:
         out.print(f"  {_escaped(step)}\n      [dim]{reason}[/]", soft_wrap=True)
 
 

@@ -98,6 +98,7 @@ _SECTIONS: tuple[tuple[str, type[schema.Section]], ...] = (
     ("[federation]", schema.Cohorts),
     ("[server_set]", schema.ServerSet),
     ("[evaluation]", schema.EvaluationSettings),
+    ("[flower]", schema.FlowerSettings),
     ("[[hostile]]", schema.HostileClients),
     ("[[methods]]", schema.MethodSettings),
 )

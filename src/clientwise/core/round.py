@@ -209,6 +209,8 @@ def why_unusable(chosen: Candidate, report: Evaluation | None, local: Evaluation
     if not bool(chosen.model.isfinite().all()):
         return ("the aggregate has NaN or Inf: the model stays as it was",)
     shown = report or local
+    if shown is not None and not bool(shown.num_samples.any()):
+        return ("nobody evaluated the aggregate: the model stays as it was",)
     if shown is not None and not bool(shown.overall_loss().isfinite().all()):
         return ("the aggregate answers NaN or Inf: the model stays as it was",)
     return ()

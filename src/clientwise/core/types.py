@@ -111,6 +111,7 @@ class Evaluation:
     values: Tensor  # [c, K] the problem's metric: accuracy, or MAPE
     losses: Tensor  # [c, K] mean loss, never the adapted one, so that methods compare
     counts: Tensor  # [c, C, C] confusion (true class, predicted class) over all clients; regression: [c, 4] error sums
+    missing: tuple[Refusal, ...] = ()  # clients that were asked and have no say, with the engine's reason
 
     def overall(self) -> Tensor:
         """The metric over all clients, weighted by test-set size (P2 Algorithm 1, line 16). Shape [c]."""
@@ -126,7 +127,7 @@ class Evaluation:
 
     def part(self, rows: slice) -> Evaluation:
         """The evaluation of some candidates."""
-        return Evaluation(self.num_samples, self.values[rows], self.losses[rows], self.counts[rows])
+        return Evaluation(self.num_samples, self.values[rows], self.losses[rows], self.counts[rows], self.missing)
 
     def _weighted(self, values: Tensor) -> Tensor:
         held = self.num_samples > 0  # a client without test data has no accuracy, and no say in the mean

@@ -153,7 +153,8 @@ class FederatedData:
         else:
             targets = targets.long()
             problem = Problem("classification", num_classes or max(2, int(targets.max()) + 1))
-            if problem.num_classes < 2 or int(targets.min()) < 0 or int(targets.max()) >= problem.num_classes:
+            labels = targets if len(targets) else targets.new_zeros(1)
+            if problem.num_classes < 2 or int(labels.min()) < 0 or int(labels.max()) >= problem.num_classes:
                 raise ValueError(f"labels must be 0 to {problem.num_classes - 1}, of two classes at least")
         for name, values in (attributes or {}).items():
             if len(values) != len(train):

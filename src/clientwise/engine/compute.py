@@ -117,6 +117,8 @@ class Compute:
         if wanted in ("loop", "graph"):
             return wanted, "as asked for"
         one_by_one: Mode = "graph" if on_gpu else "loop"
+        if not len(self.samples.inputs):  # a server whose clients are elsewhere
+            return one_by_one, "there are no samples here"
         try:
             network = StackedNetwork(self.flat.module, self.spec, 2, self.device, self._dtype)
             self._values_per_sample = network.try_out(self.flat, self.samples)

@@ -125,7 +125,7 @@ def _engine_issues(experiment: Experiment, engine: LocalEngine) -> Iterator[tupl
     for index, method in enumerate(experiment.build_methods()):
         for place, criterion in enumerate(method.criteria):
             key = f"methods[{index}].criteria[{place}]"
-            if criterion.measured_by == "server":
+            if criterion.measured_by == "server" or not len(facts.owner):  # nobody's samples are here to try it on
                 continue
             try:
                 shape = tuple(criterion.measure(facts).shape)
@@ -171,6 +171,12 @@ def build_data(
         data = _hand_out(experiment, samples, divided, seed, relabel)
     given = {name: torch.tensor(values, dtype=torch.float64) for name, values in experiment.attributes.items()}
     return replace(data, attributes={**data.attributes, **given}), hostile
+
+
+def count_clients(experiment: Experiment) -> int:
+    """How many clients there are, under the seed that has most."""
+    samples = load_samples(experiment)
+    return max(len(divide_samples(experiment, samples, seed).train) for seed in experiment.seeds)
 
 
 def divide_samples(experiment: Experiment, samples: Samples, seed: int) -> Division:
@@ -248,7 +254,7 @@ def build_engine(
 def build_module(experiment: Experiment, samples: Samples, seed: int) -> nn.Module:
     """The network, initialised by the seed."""
     problem = samples.problem
-    num_outputs = problem.num_classes if problem.kind == "classification" else max(1, samples.targets[0].numel())
+    num_outputs = problem.num_classes if problem.kind == "classification" else samples.targets.shape[1:].numel()
     with seeded_default_generator(seed, "initial model"):
         try:
             module: nn.Module = make(MODELS, experiment.model)(tuple(samples.inputs.shape[1:]), num_outputs)

@@ -19,6 +19,7 @@ from .schema import (
     Cohorts,
     EvaluationSettings,
     Experiment,
+    FlowerSettings,
     HostileClients,
     MethodSettings,
     ServerSet,
@@ -115,6 +116,8 @@ def _impossible(experiment: Experiment) -> list[tuple[str, str]]:
         issues.append(("methods", f"two methods are called {name!r}; tables could not tell them apart"))
     if len(set(experiment.seeds)) < len(experiment.seeds):
         issues.append(("seeds", "a seed is listed twice; it would repeat the same run"))
+    if len(set(experiment.flower.clients)) < len(experiment.flower.clients):
+        issues.append(("flower.clients", "a name is listed twice; it could not be told who is meant"))
     if experiment.federation.fraction is not None and experiment.federation.clients_per_round is not None:
         issues.append(("federation", "give either fraction or clients_per_round"))
     server, holds = experiment.server_set, experiment.server_holds_samples
@@ -194,6 +197,7 @@ _KNOWN_KEYS: dict[tuple[str, ...], list[str]] = {
     ("federation",): list(Cohorts.model_fields),
     ("server_set",): list(ServerSet.model_fields),
     ("evaluation",): list(EvaluationSettings.model_fields),
+    ("flower",): list(FlowerSettings.model_fields),
     ("hostile",): list(HostileClients.model_fields),
     ("methods",): list(MethodSettings.model_fields),
     ("methods", "training"): list(TrainingOverride.model_fields),

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
@@ -19,6 +20,9 @@ from ..trackers import LaneInfo, Trackers
 from .build import build_federation
 from .schema import Experiment
 from .store import Store
+
+if TYPE_CHECKING:
+    from ..engine.flower.server import FlowerEngine
 
 
 @dataclass(frozen=True)
@@ -43,7 +47,7 @@ class Round:
     seconds: float
 
     @staticmethod
-    def run(state: ServerState, method: Method, federation: Federation, engine: LocalEngine) -> Round:
+    def run(state: ServerState, method: Method, federation: Federation, engine: LocalEngine | FlowerEngine) -> Round:
         """Run one, and see how long it takes."""
         began = time.perf_counter()
         state, record = run_round(state, method, federation, engine)
@@ -58,7 +62,7 @@ class Lane:
         experiment: Experiment,
         store: Store,
         method: Method,
-        engine: LocalEngine,
+        engine: LocalEngine | FlowerEngine,
         hostile: Mapping[int, Hostile],
         seed: int,
     ) -> None:

@@ -7,11 +7,12 @@ import json
 import platform
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from datetime import datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -31,8 +32,11 @@ from .schema import Experiment
 from .spread import run_on_ray
 from .store import RunError, Store, is_finished, locked, write_atomically
 
+if TYPE_CHECKING:
+    from .flower.connections import Connect
+
 # Keys that may change when a run is resumed: they change no bit of it.
-NO_PART_OF_THE_RESULT = {"data_dir", "plugin_dir", "checkpoint_seconds", "trackers", "workers"}
+NO_PART_OF_THE_RESULT = {"data_dir", "plugin_dir", "checkpoint_seconds", "trackers", "workers", "flower"}
 
 
 def new_folder(name: str, parent: Path = Path("runs")) -> Path:
@@ -72,29 +76,43 @@ def run(
     data: FederatedData | None = None,
     resume: bool = False,
     on_round: Callable[[Progress], None] | None = None,
+    connect: Connect | None = None,
 ) -> Path:
     """Run an experiment and return its run folder.
 
     `config` is a TOML file, a dictionary of the same shape, or an experiment already loaded. `data` are your own
     arrays (`FederatedData.from_clients`) instead of the dataset and partition the config names. `resume` goes on
-    with a run folder; what it then computes is what an uninterrupted run would have.
+    with a run folder; what it then computes is what an uninterrupted run would have. `connect` is for those who
+    reach their clients otherwise: it gets a lane's engine and its seed, and returns the engine to use.
     """
     experiment = config if isinstance(config, Experiment) else load_experiment(config)
     folder = Path(out) if out is not None else new_folder(experiment.name)
     device = pick_device(experiment.device)
     samples = validate(experiment, data)
     trackers = build_trackers(experiment)
+    simulation = _flower_simulation(experiment, data) if experiment.engine == "flower" and connect is None else None
     try:
         _prepare(folder, experiment, resume)
     except OSError as error:
         raise RunError(f"{folder}: cannot be written to: {error.strerror}") from None
-    with locked(folder):
+    with locked(folder), ExitStack() as stack:
+        if simulation is not None:
+            connect = stack.enter_context(simulation)
         store = Store(folder)
-        try:
-            _run_all(experiment, store, samples, data, device, trackers, on_round or (lambda progress: None))
-        finally:
-            store.close()
+        stack.callback(store.close)
+        _run_all(experiment, store, samples, data, device, trackers, on_round or (lambda progress: None), connect)
     return folder
+
+
+def _flower_simulation(experiment: Experiment, data: FederatedData | None) -> AbstractContextManager[Connect]:
+    if data is not None:
+        raise ConfigError(experiment.source, [("engine", "simulated nodes cannot see arrays of yours; use 'local'")])
+    try:
+        from .flower.simulation import simulation
+    except ModuleNotFoundError as error:
+        hint = f"needs Flower ({str(error.name).partition('.')[0]} is missing): pip install 'clientwise[flower]'"
+        raise ConfigError(experiment.source, [("engine", hint)]) from None
+    return simulation(experiment)
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -142,6 +160,7 @@ def _run_all(
     device: torch.device,
     trackers: Trackers,
     on_round: Callable[[Progress], None],
+    connect: Connect | None,
 ) -> None:
     methods, rounds = experiment.build_methods(), experiment.rounds
     computes: dict[int, tuple[Tensor, Compute]] = {}  # one for all seeds, but where the samples differ by seed
@@ -164,7 +183,8 @@ def _run_all(
 
     def open_lane(seed: int, method: Method, computing: Computing) -> Lane:
         data, hostile, _ = prepare(seed)
-        return Lane(experiment, store, method, build_engine(experiment, data, hostile, seed, computing), hostile, seed)
+        engine = build_engine(experiment, data, hostile, seed, computing)
+        return Lane(experiment, store, method, connect(engine, seed) if connect else engine, hostile, seed)
 
     def tell(lane: Lane, record: RoundRecord) -> None:
         nonlocal done
@@ -198,7 +218,8 @@ def _run_all(
     with threads_for(compute.spec.num_parameters):
         while todo:
             data, _, compute = prepare(todo[0][0])
-            most = 1 if trackers else _lanes_that_fit(compute, methods, data, experiment)  # these follow one at a time
+            alone = bool(trackers) or connect is not None  # trackers follow one lane at a time
+            most = 1 if alone else _lanes_that_fit(compute, methods, data, experiment)
             group = [pair for pair in todo[:most] if prepare(pair[0])[2] is compute]
             todo = todo[len(group) :]
             meeting = Meeting(compute)

@@ -150,6 +150,19 @@ class EvaluationSettings(Section):
     )
 
 
+class FlowerSettings(Section):
+    """Clients reached through Flower (engine = "flower"): see docs/flower.md."""
+
+    train_seconds: PositiveFloat = Field(600.0, description="how long the server waits for trained models")
+    evaluate_seconds: PositiveFloat = Field(300.0, description="how long it waits for evaluations")
+    min_replies: PositiveInt = Field(1, description="with fewer answers a round leaves the model as it was")
+    clients: list[str] = Field(
+        [], description="deployment: the names under which the nodes are registered; the first is client 0"
+    )
+    input_shape: list[PositiveInt] = Field([], description="deployment: the shape of a sample")
+    num_classes: Annotated[int, Field(ge=0)] = Field(0, description="deployment: number of classes; 0 is regression")
+
+
 class HostileClients(Section):
     """A group of hostile or faulty clients."""
 
@@ -216,7 +229,9 @@ class Experiment(Section):
         [], description="your own modules, imported first so that their parts are known; found beside the file"
     )
     plugin_dir: str | None = Field(None, description="where they lie; default: the folder of the config")
-    engine: Literal["local"] = Field("local", description="where the clients live")
+    engine: Literal["local", "flower"] = Field(
+        "local", description='where the clients live: "local" in this process, "flower" in Flower\'s simulation'
+    )
     checkpoint_seconds: NonNegativeFloat = Field(
         10.0, description="at least this long between two checkpoints; 0: one after every round"
     )
@@ -256,6 +271,7 @@ class Experiment(Section):
     federation: Cohorts = Field(Cohorts(), description="who takes part in a round")
     server_set: ServerSet = Field(ServerSet(), description="what the server weighs by and reports on")
     evaluation: EvaluationSettings = Field(EvaluationSettings(), description="what is measured along the way")
+    flower: FlowerSettings = Field(FlowerSettings(), description="clients reached through Flower")
     hostile: list[HostileClients] = Field([], description="hostile or faulty clients")
     methods: Annotated[list[MethodSettings], Field(min_length=1)] = Field(
         [MethodSettings(name="FedAvg")], description="what is compared"

@@ -50,7 +50,7 @@ def run_on_ray(
     if started:
         ray.init(log_to_driver=False, include_dashboard=False)  # finds a cluster by RAY_ADDRESS, or starts here
     on_gpu = any(lane.engine.device.type == "cuda" for lane in lanes)
-    actor = ray.remote(num_cpus=1, num_gpus=int(on_gpu))(Remote)
+    actor: Any = ray.remote(num_cpus=1, num_gpus=int(on_gpu))(Remote)
     data = ray.put(own_data)
     begun: list[Lane] = []
     try:

@@ -327,11 +327,17 @@ def _round_row(
         record.loss.shape if record.loss.kind == "robust" else None,
         json.dumps(per_class_f1(shown.counts[0]).tolist()) if shown and counted else None,
         json.dumps(record.no_effect),
-        json.dumps(record.notes),
+        json.dumps([*record.notes, *_not_evaluated(record.local)]),
         seconds,
         record.models_moved,
         record.evaluations,
     )
+
+
+def _not_evaluated(local: Evaluation | None) -> list[str]:
+    """Who did not evaluate the model on its own test set, and why."""
+    missing = sorted(local.missing, key=lambda refusal: refusal.client_id) if local else []
+    return [f"client {refusal.client_id} did not evaluate: {refusal.reason}" for refusal in missing]
 
 
 def _of_honest(local: Evaluation, hostile: Mapping[int, object]) -> Evaluation | None:

@@ -226,7 +226,8 @@ def audit_client(run: Run, method: str, seed: int, client: int) -> Json:
             [True] * 4 + [False],
         ),
     ]
-    lead = f"{num_train} training and {num_test} test samples." + (f" Hostile: {hostile}." if hostile else "")
+    held = f"{num_train} training and {num_test} test samples." if num_train else "Its samples are with it, uncounted."
+    lead = held + (f" Hostile: {hostile}." if hostile else "")
     return {
         "title": f"Client {client} under {method}, seed {seed}",
         "lead": [lead],

@@ -1,0 +1,116 @@
+"""What Flower costs: seconds a round of its simulation against the local engine on the same work, and server memory.
+
+    python benchmarks/flower_overhead.py            # measure; write docs/flower.json and the table in docs/flower.md
+
+Every measurement is a process of its own. A round's seconds are the median of those after the first, in which workers
+load the data. Memory is the server process's peak, so in a simulation it also holds the answers nobody has fetched yet.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+BEGIN, END = "<!-- figures: written by benchmarks/flower_overhead.py -->", "<!-- end of figures -->"
+CRITERIA = ["label_diversity", "dataset_size", "model_divergence"]
+
+
+def experiment(clients: int, in_round: int, hidden: int, rounds: int, engine: str) -> dict[str, Any]:
+    """Prioritized weighting on 5,000 MNIST digits, evaluated by the server alone."""
+    return {
+        "name": "overhead",
+        "rounds": rounds,
+        "engine": engine,
+        "device": "cpu",
+        "data": "mnist5k",
+        "partition": {"name": "iid", "clients": clients},
+        "model": {"name": "mlp", "hidden": [hidden]},
+        "training": {"batch_size": 10, "learning_rate": 0.1},
+        "federation": {"clients_per_round": in_round},
+        "evaluation": {"clients_every": 0},
+        "methods": [{"name": "prioritized", "criteria": CRITERIA}],
+    }
+
+
+def measure(config: dict[str, Any]) -> dict[str, float]:
+    """Run it here: seconds a round, and the peak memory of this process in MB."""
+    import clientwise as cw
+
+    with tempfile.TemporaryDirectory() as folder:
+        run = cw.Run(cw.run(config, Path(folder) / "run"))
+        seconds = [row[0] for row in run.query("SELECT seconds FROM rounds ORDER BY round_num")]
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    return {"seconds": statistics.median(seconds[1:]), "first_seconds": seconds[0], "peak_megabytes": peak}
+
+
+def apart(config: dict[str, Any]) -> dict[str, float]:
+    """The same in a process of its own."""
+    command = [sys.executable, __file__, json.dumps(config)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True)
+    result: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return result
+
+
+def main() -> None:
+    """Measure everything and write it down."""
+    rounds = {10: 6, 100: 4, 1000: 3}
+    speed = {
+        str(clients): {engine: apart(experiment(clients, clients, 32, count, engine)) for engine in ("local", "flower")}
+        for clients, count in rounds.items()
+    }
+    memory = {str(count): apart(experiment(300, count, 2000, 3, "flower")) for count in (10, 100, 300)}
+    megabytes = (785 * 2000 + 2001 * 10) * 4 / 2**20
+    found = {
+        "machine": f"{os.cpu_count()}-core {platform.machine()}, shared with other work while measuring",
+        "model_megabytes": round(megabytes, 1),
+        "seconds_a_round": speed,
+        "server_memory": memory,
+    }
+    (ROOT / "docs" / "flower.json").write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    page = ROOT / "docs" / "flower.md"
+    before, _, rest = page.read_text(encoding="utf-8").partition(BEGIN)
+    page.write_text(f"{before}{BEGIN}\n{table(found)}{END}{rest.partition(END)[2]}", encoding="utf-8")
+
+
+def table(found: dict[str, Any]) -> str:
+    """The figures as Markdown."""
+    lines = [
+        f"Measured on a {found['machine']}: prioritized weighting on 5,000 MNIST digits,",
+        "shared out among all clients of a round, a network of 25,450 parameters: the way is measured, not the work.",
+        "",
+        "| clients in a round | local engine | Flower simulation | overhead per client |",
+        "|---|---|---|---|",
+    ]
+    for clients, one in found["seconds_a_round"].items():
+        local, flower = one["local"]["seconds"], one["flower"]["seconds"]
+        each = 1000 * (flower - local) / int(clients)
+        lines.append(f"| {int(clients):,} | {local:.2f} s | {flower:.2f} s | {each:.0f} ms |")
+    size = found["model_megabytes"]
+    lines += [
+        "",
+        f"Peak memory of the server's process with a model of {size} MB; the answers wait there for being fetched:",
+        "",
+        "| clients in a round | peak memory | their models, if they were kept |",
+        "|---|---|---|",
+    ]
+    for clients, one in found["server_memory"].items():
+        lines.append(f"| {clients} | {one['peak_megabytes']:,.0f} MB | {int(clients) * size:,.0f} MB |")
+    lines.append("")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1:
+        print(json.dumps(measure(json.loads(sys.argv[1]))))
+    else:
+        main()

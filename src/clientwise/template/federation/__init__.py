@@ -1,0 +1,1 @@
+"""A federation that weighs every client by what it brings."""

@@ -1,0 +1,117 @@
+"""A federation on loopback with real processes, TLS and node authentication: what goes wrong is survived."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("flwr", reason="needs clientwise[flower]")
+
+from federation import Federation
+
+import clientwise as cw
+from clientwise.experiment.store import is_locked
+
+pytestmark = [pytest.mark.flower, pytest.mark.timeout(1500)]
+NAMES = ["ward-a", "ward-b", "ward-c", "ward-d"]
+TRAIN_SECONDS = 100  # longer than Flower takes to notice that a process died
+
+
+@pytest.fixture
+def federation(tmp_path: Path) -> Iterator[Federation]:
+    one = Federation(tmp_path, NAMES)
+    yield one
+    one.stop()
+
+
+def test_a_federation_survives_its_clients_its_nodes_and_its_superlink(federation: Federation, tmp_path: Path) -> None:
+    federation.configure(
+        {
+            "rounds": 6,
+            "flower": {"train_seconds": TRAIN_SECONDS, "evaluate_seconds": TRAIN_SECONDS, "min_replies": 1},
+            "evaluation": {"clients_every": 6},  # so that a client's nth message is the nth round's
+        }
+    )
+    #                              round  1    2       3            4   5
+    federation.set_moods("ward-a", *["", "", "sleep 600"])
+    federation.set_moods("ward-b", *["", "raise", "sleep 600"])
+    federation.set_moods("ward-c", *["", "nan", "", "", "sleep 600"])
+    federation.set_moods("ward-d", *["", "", f"sleep {TRAIN_SECONDS + 20}"])
+    federation.script("certificates.sh")
+    federation.start_superlink()
+    for name in NAMES:
+        federation.script("node-key.sh", name)
+        federation.script("register.sh", name, federation.state / "keys" / f"{name}.pub")
+        federation.start_node(name)
+
+    # A node whose key nobody registered is refused, whatever it calls itself.
+    federation.script("node-key.sh", "stranger")
+    (federation.app / "data" / "stranger.npz").write_bytes((federation.app / "data" / "ward-a.npz").read_bytes())
+    federation.start_node("stranger")
+    federation.wait_for(lambda: federation.script("watch.sh").count("online") == 4, 120, "the nodes to connect")
+    federation.wait_for(lambda: federation.has_ended("stranger"), 120, "the stranger to be sent away")
+    assert "Failed to activate SuperNode" in federation.log("stranger")
+
+    # Round 1: all is well. Round 2: one client raises, another answers NaN.
+    federation.begin()
+    federation.wait_for(lambda: federation.rounds() >= 2, 400, "rounds 1 and 2")
+    assert federation.refused(1) == {}
+    assert federation.refused(2) == {1: "OSError; the node's log says more", 2: "model has NaN or Inf"}
+
+    # What was wrong is known where the data are, and nowhere else: the text quotes a sample.
+    assert "disk full while reading [" in federation.log("ward-b")
+    for path in federation.state.glob("superlink.sqlite*"):
+        assert b"disk full while reading [" not in path.read_bytes()
+    assert "disk full" not in federation.log("superlink")
+
+    # Round 3: a client process is killed, a SuperNode is killed with all it runs, and a client answers too late.
+    os.kill(federation.sleeper("ward-a"), signal.SIGKILL)
+    federation.sleeper("ward-b")
+    federation.kill("ward-b")
+    federation.wait_for(lambda: federation.rounds() >= 3, TRAIN_SECONDS + 120, "round 3")
+    assert set(federation.weights(3)) == {2}
+    assert federation.refused(3) == {0: "its process died", 1: "went away", 3: "no answer in time"}
+    federation.start_node("ward-b")
+
+    # Round 5 is open when the SuperLink is killed. It comes back, and the run goes on from the checkpoint.
+    os.kill(federation.sleeper("ward-c", 400), signal.SIGKILL)
+    before = federation.query("SELECT * FROM rounds WHERE round_num <= 4")
+    federation.kill("superlink", children=False)
+    federation.start_superlink()
+    number = federation.begin()
+    federation.wait_for(lambda: is_locked(federation.run_folder), 120, "the run to go on")
+    federation.script("stop.sh", number)
+    federation.wait_for(lambda: not is_locked(federation.run_folder), 120, "the run to stop")
+    federation.begin()
+    federation.wait_for(lambda: federation.rounds() >= 6, 600, "the run to end")
+    federation.wait_for(lambda: cw.Run(federation.run_folder).finished, 60, "the run to be finished")
+    assert federation.query("SELECT * FROM rounds WHERE round_num <= 4") == before
+    assert [row[0] for row in federation.query("SELECT round_num FROM rounds ORDER BY 1")] == [1, 2, 3, 4, 5, 6]
+    assert set(federation.weights(6)) == {0, 1, 2, 3}  # everybody is back
+    assert federation.refused(6) == {}
+
+
+def test_a_new_app_runs_at_once_with_flowers_own_command(tmp_path: Path) -> None:
+    """`flwr run` in simulation, on a SuperLink of our own, with Flower's default of two nodes for three clients."""
+    federation = Federation(tmp_path, ["ward-a", "ward-b", "ward-c"])
+    try:
+        port = federation.environment["PORT"]
+        home = tmp_path / "flower"
+        home.mkdir()
+        connection = f'[superlink]\ndefault = "here"\n[superlink.here]\naddress = "127.0.0.1:{port}"\ninsecure = true\n'
+        (home / "config.toml").write_text(connection)
+        federation.environment |= {"FLWR_HOME": str(home), "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1"}
+        command = ["flower-superlink", "--simulation", "--insecure", "--host", "127.0.0.1", "--port", port]
+        federation.launch("superlink", command)
+        federation.wait_for(lambda: "Uvicorn running" in federation.log("superlink"), 120, "the SuperLink to listen")
+        federation.run(["flwr", "run", str(federation.app), "--run-config", f'out="{federation.run_folder}"'])
+        federation.wait_for(lambda: federation.rounds() == 5, 240, "five rounds")
+    finally:
+        federation.stop()
+    local = cw.Run(cw.run(cw.load(federation.app / "federation" / "experiment.toml"), tmp_path / "local"))
+    expected = dict(local.query("SELECT client, weight FROM participants WHERE round_num = 5"))
+    assert federation.weights(5) == pytest.approx(expected, abs=1e-6)

@@ -1,0 +1,96 @@
+"""A grid whose nodes are a real `ClientApp` in this process: only the transport is missing, so it can misbehave."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import pytest
+
+pytest.importorskip("flwr", reason="needs clientwise[flower]")
+
+import json
+
+from flwr.app import Context, Error, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid
+from flwr.supercore.task_identity import TaskIdentity
+
+Behaviour = Callable[[Message, Callable[[], Message]], Message | None]  # None: no answer yet
+
+
+class LoopGrid(Grid):
+    """Answers what is pulled, the last sent first; `behaviour` says which clients do something else."""
+
+    def __init__(self, app: ClientApp, node_config: Mapping[str, Any] | None = None) -> None:
+        TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
+        self.app, self.node_config = app, dict(node_config or {"partition-id": 0})
+        self.behaviour: dict[int, Behaviour] = {}
+        self.sent: list[Message] = []
+        self.answers: list[Message] = []
+        self.pulled: list[int] = []  # how many messages were asked for at a time
+        self._waiting: dict[str, Message] = {}
+
+    def set_run(self, run: Any) -> None: ...
+
+    @property
+    def run(self) -> Any:
+        raise NotImplementedError
+
+    def create_message(self, *args: Any, **options: Any) -> Message:
+        raise NotImplementedError
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        raise NotImplementedError("polls too slowly in a deployment; the engine must not use it")
+
+    def get_node_ids(self) -> Iterable[int]:
+        return range(2, 5)
+
+    def get_nodes(self) -> Iterable[Any]:
+        return []
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        names = []
+        for message in messages:
+            name = f"message-{len(self.sent)}"
+            message.metadata.__dict__["_message_id"] = name
+            self.sent.append(message)
+            self._waiting[name] = message
+            names.append(name)
+        return names
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        names = list(message_ids)
+        self.pulled.append(len(names))
+        replies = []
+        for name in reversed(names):
+            message = self._waiting[name]
+            reply = self._answer(message)
+            if reply is not None:
+                del self._waiting[name]
+                replies.append(reply)
+        self.answers += replies
+        return replies
+
+    def _answer(self, message: Message) -> Message | None:
+        behave = self.behaviour.get(client_of(message))
+
+        def honest() -> Message:
+            context = Context(1, 2, dict(self.node_config), RecordDict(), {})
+            return self.app(message, context)
+
+        return behave(message, honest) if behave else honest()
+
+
+def client_of(message: Message) -> int:
+    """Which client a request means."""
+    return int(json.loads(str(message.content.config_records["request"]["json"]))["client"])
+
+
+def never(message: Message, honest: Callable[[], Message]) -> None:
+    """No answer, as long as one waits."""
+
+
+def dies(message: Message, honest: Callable[[], Message]) -> Message:
+    """What Flower says for a client process that was killed."""
+    return Message(Error(code=8, reason="ClientApp process crashed."), reply_to=message)
