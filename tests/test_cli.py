@@ -170,7 +170,7 @@ def test_in_a_terminal_there_is_a_live_bar(config: Path, tmp_path: Path) -> None
         timeout=60,
         dimensions=(40, 150),
     )
-    child.expect("FedAvg, seed 1: round")
+    child.expect("seed 1: round")
     child.expect(r"\d+/40")
     child.expect("Run folder")
     child.expect(pexpect.EOF)

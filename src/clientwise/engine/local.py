@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -48,9 +49,12 @@ class LocalEngine:
         self._sizes = data.train.sizes
         self._label_counts = _label_counts(data.train, self.problem.num_classes)
         self._private_models: dict[int, Tensor] = {}  # of hostile clients that keep a model of their own
-        self._all_tests = _exam(self.data.test, range(self.num_clients))
         self._weigh = _exam(self.data.weigh, [0]) if self.data.weigh else None
         self._report = _exam(self.data.report, [0]) if self.data.report else None
+
+    @functools.cached_property
+    def _all_tests(self) -> Exam:
+        return _exam(self.data.test, range(self.num_clients))
 
     def train(self, client_ids: Sequence[int], model: Tensor, task: Task) -> Iterator[Updates]:
         """See `core.types.Engine`."""
