@@ -20,6 +20,7 @@ class Problem:
 
     kind: Literal["classification", "regression"]
     num_classes: int = 0  # 0 for regression
+    sums: bool = False  # regression: the answer is the sum of an image, as a density sums to a count (P3 3.B)
 
     @property
     def metric(self) -> Literal["accuracy", "mape"]:
@@ -111,6 +112,7 @@ class Evaluation:
     values: Tensor  # [c, K] the problem's metric: accuracy, or MAPE
     losses: Tensor  # [c, K] mean loss, never the adapted one, so that methods compare
     counts: Tensor  # [c, C, C] confusion (true class, predicted class) over all clients; regression: [c, 4] error sums
+    right: Tensor | None = None  # [c, N] classified rightly, sample by sample, client after client; where it is known
 
     def overall(self) -> Tensor:
         """The metric over all clients, weighted by test-set size (P2 Algorithm 1, line 16). Shape [c]."""
@@ -123,7 +125,8 @@ class Evaluation:
     def pick(self, candidate: int) -> Evaluation:
         """The evaluation of one candidate alone."""
         one = slice(candidate, candidate + 1)
-        return Evaluation(self.num_samples, self.values[one], self.losses[one], self.counts[one])
+        right = None if self.right is None else self.right[one]
+        return Evaluation(self.num_samples, self.values[one], self.losses[one], self.counts[one], right)
 
     def _weighted(self, values: Tensor) -> Tensor:
         held = self.num_samples > 0  # a client without test data has no accuracy, and no say in the mean
@@ -182,7 +185,7 @@ class RoundRecord:
 
 
 class Engine(Protocol):
-    """Where clients live. The round asks it for three things and knows nothing else about it."""
+    """Where clients live. The round asks it for a few things and knows nothing else about it."""
 
     num_clients: int
     problem: Problem
@@ -198,4 +201,8 @@ class Engine(Protocol):
 
     def evaluate_server(self, models: Tensor, part: Literal["weigh", "report"]) -> Evaluation | None:
         """Every candidate [c, d] on a part of the server's set; None where the server has none."""
+        ...
+
+    def train_server(self, model: Tensor, task: Task) -> Tensor:
+        """Train `model` [d] as a client would, on the samples the server weighs by (see `Method.fine_tune`)."""
         ...

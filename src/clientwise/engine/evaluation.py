@@ -22,7 +22,7 @@ def evaluate_models(
     per_owner = torch.bincount(owner, minlength=num_owners)
     values = torch.zeros(len(models), num_owners, dtype=torch.float64)
     losses = torch.zeros_like(values)
-    counts = []
+    counts, right = [], []
     flat.module.eval()
     for candidate, model in enumerate(models):
         flat.load(model)
@@ -30,8 +30,10 @@ def evaluate_models(
         losses[candidate].index_add_(0, owner, loss.cpu())  # on the CPU, where the order of the sum is fixed
         values[candidate].index_add_(0, owner, value.cpu())
         counts.append(count)
+        right.append(value.bool().cpu())
     holds = per_owner.clamp(min=1)
-    return Evaluation(per_owner, values / holds, losses / holds, torch.stack(counts).cpu())
+    classified = torch.stack(right) if problem.kind == "classification" else None
+    return Evaluation(per_owner, values / holds, losses / holds, torch.stack(counts).cpu(), classified)
 
 
 def _evaluate_one(
@@ -50,6 +52,8 @@ def _evaluate_one(
                 counts.append(confusion(truth, predictions, problem.num_classes))
             else:
                 answers = outputs.reshape(truth.shape)
+                if problem.sums:
+                    truth, answers = truth.flatten(1).sum(1), answers.flatten(1).sum(1)
                 values.append(relative_error(truth, answers).reshape(len(truth), -1).mean(1))
                 counts.append(error_sums(truth.flatten(), answers.flatten()))
     return torch.cat(losses), torch.cat(values), torch.stack(counts).sum(0)

@@ -145,6 +145,19 @@ class LocalEngine:
             load_inputs=lambda: samples.batch(numbers),
         )
 
+    def train_server(self, model: Tensor, task: Task) -> Tensor:
+        """See `core.types.Engine`."""
+        share = self.data.weigh
+        assert share is not None, "a config that trains on a server set without having one is refused before it runs"
+        numbers, targets = share.numbers, share.targets
+
+        def load(rows: Tensor) -> tuple[Tensor, Tensor]:
+            rows = rows.to(self.device)
+            return self.data.samples.batch(numbers[rows]), targets[rows]
+
+        # The server draws its batches as the client after the last.
+        return train_locally(self._flat, model, load, len(numbers), task, self._seed, self.num_clients)[0]
+
     def evaluate(self, client_ids: Sequence[int], models: Tensor) -> Evaluation:
         """See `core.types.Engine`."""
         return self._evaluate(self.data.test, client_ids, models)

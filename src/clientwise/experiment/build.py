@@ -83,6 +83,8 @@ def _problem_issues(experiment: Experiment, problem: Problem) -> Iterator[tuple[
     regression = problem.kind == "regression"
     if not regression and (experiment.evaluation.target or 0) > 1:
         yield "evaluation.target", f"an accuracy is at most 1, got {experiment.evaluation.target}"
+    if not regression and max(experiment.evaluation.client_targets, default=0) > 1:
+        yield "evaluation.client_targets", f"an accuracy is at most 1, got {experiment.evaluation.client_targets}"
     for index, method in enumerate(experiment.methods):
         for place, part in enumerate(method.criteria):
             key = f"methods[{index}].criteria[{place}]"
@@ -137,7 +139,7 @@ def _engine_issues(experiment: Experiment, engine: LocalEngine) -> Iterator[tupl
             except Exception as error:  # a user's own criterion may raise anything
                 yield key, str(error.args[0]) if isinstance(error, KeyError) else f"{type(error).__name__}: {error}"
         judged = method.adapt_loss or any(criterion.part.name == "server_performance" for criterion in method.criteria)
-        if judged and engine.data.weigh is None and experiment.server_set.source != "clients":
+        if (judged or method.fine_tune) and engine.data.weigh is None and experiment.server_set.source != "clients":
             yield f"methods[{index}]", "there are no samples to weigh by: enlarge server_set.fraction, or give `weigh`"
 
 
@@ -216,7 +218,10 @@ def build_engine(
 def build_module(experiment: Experiment, samples: Samples, seed: int) -> nn.Module:
     """The network, initialised by the seed."""
     problem = samples.problem
-    num_outputs = problem.num_classes if problem.kind == "classification" else max(1, samples.targets[0].numel())
+    if problem.kind == "regression":
+        num_outputs = max(1, samples.targets[0].numel())
+    else:  # two classes take one output, the logit of the second (`core.loss.class_scores`), as P1's CelebA network has
+        num_outputs = 1 if problem.num_classes == 2 else problem.num_classes
     with seeded_default_generator(seed, "initial model"):
         try:
             module: nn.Module = make(MODELS, experiment.model)(tuple(samples.inputs.shape[1:]), num_outputs)

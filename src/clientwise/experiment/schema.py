@@ -141,6 +141,11 @@ class EvaluationSettings(Section):
     target: PositiveFloat | None = Field(
         None, description="rounds-to-target counts the rounds until the reported accuracy (regression: MAPE) gets there"
     )
+    client_targets: list[PositiveFloat] = Field(
+        [],
+        description="rounds until 10 ... 90% of the clients reach each of these on their own test data, as P1's tables; "
+        "default: `target`",
+    )
 
 
 class HostileClients(Section):
@@ -176,13 +181,12 @@ class MethodSettings(Section):
         Part("replace", {}), description="what the server makes of the weighted mean"
     )
     training: TrainingOverride = Field(TrainingOverride(), description="what this method trains differently")
+    fine_tune: TrainingOverride | None = Field(
+        None, description="the server trains the mean on the samples it weighs by; what it does unlike the clients"
+    )
 
     def build(self, training: Training) -> Method:
         """The method's parts, put together. ValueError where they do not fit."""
-        given = {key: value for key, value in self.training.model_dump().items() if value is not None}
-        local = {**training.model_dump(), **given}
-        if local["batch_size"] == "full":
-            local["batch_size"] = None
         score: Score = make(SCORES, self.score)
         normalise = self.normalise or Part(score.default_normaliser, {})
         return Method(
@@ -193,8 +197,17 @@ class MethodSettings(Section):
             adjust=make(ADJUSTMENTS, self.adjust) if self.adjust else None,
             adapt_loss=make(LOSS_ADAPTERS, self.adapt_loss) if self.adapt_loss else None,
             server_step=make(SERVER_STEPS, self.server_step),
-            training=LocalTraining(**local),
+            training=_local_training(training, self.training),
+            fine_tune=None if self.fine_tune is None else _local_training(training, self.training, self.fine_tune),
         )
+
+
+def _local_training(training: Training, *changes: TrainingOverride) -> LocalTraining:
+    """The experiment's training with what a method changes, later changes last."""
+    options = training.model_dump()
+    for change in changes:
+        options |= {key: value for key, value in change.model_dump().items() if value is not None}
+    return LocalTraining(**options | {"batch_size": None if options["batch_size"] == "full" else options["batch_size"]})
 
 
 class Experiment(Section):

@@ -12,6 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from ..experiment.store import RunError
+from ..experiment.tune import Trial
 from .audit import Audit, audit
 from .summary import MethodSummary, Run
 
@@ -50,6 +51,19 @@ def _columns(run: Run, lines: Sequence[MethodSummary]) -> list[tuple[str, Callab
     if any(any(line.testing_rounds) for line in lines):
         columns.append(("tests", lambda line: _mean(line.testing_rounds, "{:.0f}")))
     return columns
+
+
+def trials_table(trials: Sequence[Trial], method: str) -> Table:
+    """One line per learning rate: rounds until half of the clients reached the target, and what they reach in the end."""
+    seeds = list(dict.fromkeys(trial.seed for trial in trials))
+    table = _table(f"{method}: rounds until half of the clients reach the target, on samples held back from training")
+    for heading in ("rate", *(f"seed {seed}" for seed in seeds), "half reach in the end"):
+        table.add_column(heading, justify="right")
+    for rate in dict.fromkeys(trial.learning_rate for trial in trials):
+        mine = [trial for trial in trials if trial.learning_rate == rate]
+        rounds = ["not reached" if trial.rounds is None else str(trial.rounds) for trial in mine]
+        table.add_row(f"{rate:g}", *rounds, f"{statistics.fmean(trial.median for trial in mine):.1%}")
+    return table
 
 
 def sparkline(values: Sequence[float]) -> str:
