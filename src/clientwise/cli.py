@@ -148,7 +148,7 @@ def tune(
     changes: SetOption = None,
 ) -> None:
     """Find the learning rate with which half of the clients reach the target first, on data held back for it."""
-    from .experiment.tune import GRID, best_rate
+    from .experiment.tune import GRID
     from .experiment.tune import tune as try_rates
     from .report.terminal import trials_table
 
@@ -156,11 +156,11 @@ def tune(
     experiment = _load(file, changes, given, seeds, preset)
     grid = GRID if rates is None else _rates(rates)
     with err.status("Trying learning rates") as status:
-        trials = try_rates(
+        trials, best = try_rates(
             experiment, grid, on_trial=lambda trial: status.update(f"{trial.learning_rate:g} with seed {trial.seed}")
         )
     out.print(trials_table(trials, experiment.methods[0].name))
-    out.print(f"[green]training.learning_rate = {best_rate(trials):g}[/]")
+    out.print(f"[green]training.learning_rate = {best:g}[/]")
 
 
 def _rates(text: str) -> list[float]:

@@ -41,9 +41,9 @@ def tune(
     *,
     validation_fraction: float = 0.2,
     on_trial: Callable[[Trial], None] = lambda trial: None,
-) -> list[Trial]:
-    """Try every rate with every seed."""
-    target = (experiment.evaluation.client_targets or [experiment.evaluation.target])[-1]
+) -> tuple[list[Trial], float]:
+    """Try every rate with every seed; return the trials and the rate to take."""
+    target = experiment.evaluation.target or max(experiment.evaluation.client_targets, default=None)
     if target is None:
         raise ConfigError(experiment.source, [("evaluation.target", "is missing: a rate is scored by reaching it")])
     samples = validate(experiment, None)
@@ -54,7 +54,7 @@ def tune(
         for rate in rates:
             trials.append(_try(experiment, rate, seed, data, hostile, target))
             on_trial(trials[-1])
-    return trials
+    return trials, best_rate(trials, samples.problem.higher_is_better)
 
 
 def best_rate(trials: Sequence[Trial], higher_is_better: bool = True) -> float:
