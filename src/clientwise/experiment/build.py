@@ -18,7 +18,7 @@ from ..core.seeding import generator, seeded_default_generator
 from ..core.types import Problem
 from ..data.datasets import DATASETS
 from ..data.federated import FederatedData, Samples, Shares
-from ..data.partition import PARTITIONS, contribute, federate
+from ..data.partition import PARTITIONS, Division, contribute, divide, hand_out
 from ..engine.local import LocalEngine, pick_device
 from ..errors import ClientwiseError, ConfigError
 from ..models.flat import FlatModel
@@ -59,23 +59,17 @@ def build_trackers(experiment: Experiment) -> Trackers:
 def validate(experiment: Experiment, own_data: FederatedData | None) -> Samples:
     """Everything about an experiment that only its data can tell, checked before anything runs."""
     samples = own_data.samples if own_data else load_samples(experiment)
-    num_clients = own_data.num_clients if own_data else num_clients_of(experiment)
+    seed = experiment.seeds[0]
+    num_clients = own_data.num_clients if own_data else len(divide_samples(experiment, samples, seed).train)
     issues = [*_problem_issues(experiment, samples.problem), *_client_issues(experiment, num_clients)]
-    if own_data is None and 2 * num_clients > len(samples.targets) * (1 - experiment.server_set.fraction):
-        issues.append(("partition.clients", f"{num_clients} clients are too many for {len(samples.targets)} samples"))
     if not issues:
-        seed = experiment.seeds[0]
         data, hostile = build_data(experiment, samples, seed, own_data)
+        if not len(data.test.numbers):  # the clients test nothing; something must show whether the model fits
+            data = replace(data, test=Shares.of([(data.train.numbers[:2], data.train.targets[:2])]))
         issues = [*_engine_issues(experiment, build_engine(experiment, data, hostile, seed, torch.device("cpu")))]
     if issues:
         raise ConfigError(experiment.source, issues)
     return samples
-
-
-def num_clients_of(experiment: Experiment) -> int:
-    """How many clients the partition makes."""
-    assert experiment.partition is not None
-    return int(experiment.partition.options["clients"])
 
 
 def _problem_issues(experiment: Experiment, problem: Problem) -> Iterator[tuple[str, str]]:
@@ -162,36 +156,55 @@ def build_data(
     experiment: Experiment, samples: Samples, seed: int, own_data: FederatedData | None = None
 ) -> tuple[FederatedData, dict[int, Hostile]]:
     """Who holds which samples under this seed, and who is hostile; hostile clients may call their samples otherwise."""
-    num_clients = own_data.num_clients if own_data else num_clients_of(experiment)
-    hostile = choose_hostile(experiment, num_clients, seed)
+    divided = own_data or divide_samples(experiment, samples, seed)
+    hostile = choose_hostile(experiment, len(divided.train), seed)
 
     def relabel(client: int, targets: Tensor) -> Tensor:
         if client not in hostile:
             return targets
         return hostile[client].attack.relabel(targets, samples.problem, generator(seed, "relabel", 0, client))
 
-    data = _adopt(experiment, own_data, seed, relabel) if own_data else _partition(experiment, samples, seed, relabel)
+    if isinstance(divided, FederatedData):
+        data = _adopt(experiment, divided, seed, relabel)
+    else:
+        data = _hand_out(experiment, samples, divided, seed, relabel)
     given = {name: torch.tensor(values, dtype=torch.float64) for name, values in experiment.attributes.items()}
     return replace(data, attributes={**data.attributes, **given}), hostile
 
 
-def _partition(experiment: Experiment, samples: Samples, seed: int, relabel: Relabel) -> FederatedData:
+def divide_samples(experiment: Experiment, samples: Samples, seed: int) -> Division:
+    """Who gets which samples under this seed."""
     assert experiment.partition is not None
-    settings = experiment.server_set
+    wanted = experiment.partition.options.get("clients") or 0
+    if wanted > len(samples.targets):  # said before anything of that size is made
+        message = f"{wanted} clients are too many for {len(samples.targets)} samples"
+        raise ConfigError(experiment.source, [("partition.clients", message)])
     try:
-        return federate(
+        return divide(
             samples,
             make(PARTITIONS, experiment.partition),
             seed,
             test_fraction=experiment.evaluation.test_fraction,
-            server_fraction=settings.fraction,
-            report_fraction=1.0 if settings.source == "clients" else settings.report_fraction,
-            shared_set=settings.shared_set,
-            contributed_fraction=settings.contributed_fraction if settings.source == "contributed" else None,
-            relabel=relabel,
+            server_fraction=experiment.server_set.fraction,
+            official_test=experiment.evaluation.official_test,
         )
     except ValueError as error:
         raise ConfigError(experiment.source, [("partition", str(error))]) from None
+
+
+def _hand_out(
+    experiment: Experiment, samples: Samples, division: Division, seed: int, relabel: Relabel
+) -> FederatedData:
+    settings = experiment.server_set
+    return hand_out(
+        samples,
+        division,
+        seed,
+        report_fraction=1.0 if settings.source == "clients" else settings.report_fraction,
+        shared_set=settings.shared_set,
+        contributed_fraction=settings.contributed_fraction if settings.source == "contributed" else None,
+        relabel=relabel,
+    )
 
 
 def _adopt(experiment: Experiment, data: FederatedData, seed: int, relabel: Relabel) -> FederatedData:
@@ -248,7 +261,7 @@ def describe(experiment: Experiment) -> list[str]:
     assert experiment.data is not None
     seed = experiment.seeds[0]
     data, hostile = build_data(experiment, samples, seed)
-    spec = FlatModel(build_module(experiment, samples, seed), torch.device("cpu")).spec
+    spec = FlatModel(build_module(experiment, data.samples, seed), torch.device("cpu")).spec
     sizes = data.train.sizes
     cohort = build_federation(experiment, data.num_clients, seed).cohort_size
     parts = ((data.weigh, "weigh by"), (data.report, "report on"))

@@ -123,10 +123,12 @@ def _impossible(experiment: Experiment) -> list[tuple[str, str]]:
         issues.append(("seeds", "a seed is listed twice; it would repeat the same run"))
     if experiment.federation.fraction is not None and experiment.federation.clients_per_round is not None:
         issues.append(("federation", "give either fraction or clients_per_round"))
-    server = experiment.server_set
-    if not server.fraction and not experiment.evaluation.clients_every:
+    server, holds = experiment.server_set, experiment.server_holds_samples
+    if not holds and not experiment.evaluation.clients_every:
         issues.append(("evaluation.clients_every", "0 with no held-out samples: nothing would be measured"))
-    weighs = server.source != "held_out" or (server.fraction > 0 and (server.shared_set or server.report_fraction < 1))
+    weighs = server.source != "held_out" or (holds and (server.shared_set or server.report_fraction < 1))
+    if not experiment.clients_test:
+        issues += _impossible_without_tests(experiment)
     for index, settings in enumerate(experiment.methods):
         key = f"methods[{index}]"
         issues += [
@@ -142,6 +144,28 @@ def _impossible(experiment: Experiment) -> list[tuple[str, str]]:
                     key,
                     "needs samples to weigh by: set server_set.fraction above 0 and report_fraction below 1",
                 )
+            )
+    return issues
+
+
+def _impossible_without_tests(experiment: Experiment) -> list[tuple[str, str]]:
+    """What needs the clients to have test sets."""
+    issues: list[tuple[str, str]] = []
+    server = experiment.server_set
+    if experiment.evaluation.clients_every:
+        issues.append(
+            ("evaluation.clients_every", "must be 0 where test_fraction is 0: clients have nothing to test on")
+        )
+    if server.source == "held_out" and not server.shared_set and not server.report_fraction:
+        issues.append(("server_set.report_fraction", "0 with test_fraction = 0: nothing would be measured"))
+    if server.source == "clients":
+        issues.append(
+            ("server_set.source", '"clients" evaluate models on their test sets: test_fraction must not be 0')
+        )
+    for index, method in enumerate(experiment.methods):
+        if method.adjust:
+            issues.append(
+                (f"methods[{index}].adjust", "evaluates on the clients' test sets: test_fraction must not be 0")
             )
     return issues
 

@@ -190,7 +190,7 @@ def _reports_on_clients(experiment: Experiment, own_data: FederatedData | None) 
     server = experiment.server_set
     if own_data is not None:
         return own_data.report is None
-    return server.fraction == 0 or (
+    return not experiment.server_holds_samples or (
         server.source == "held_out" and not server.shared_set and server.report_fraction == 0
     )
 

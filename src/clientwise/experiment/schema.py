@@ -21,7 +21,7 @@ from ..core.scores import SCORES, Score
 from ..core.types import LocalTraining
 from ..core.weighting import NORMALISERS
 from ..data.datasets import DATASETS
-from ..data.partition import PARTITIONS
+from ..data.partition import PARTITIONS, OfficialTest
 from ..models.networks import MODELS
 from ..registry import NonNegativeFloat, Part, PositiveFloat, PositiveInt, Registry, Share, suggest
 from ..trackers import TRACKERS
@@ -121,7 +121,11 @@ class ServerSet(Section):
         description='"held_out": the server has its own samples; "contributed": every client gives a small share; '
         '"clients": the cohort evaluates the models and the results are averaged',
     )
-    fraction: Fraction = Field(0.2, description="share of all samples held out before the clients get theirs")
+    fraction: Fraction = Field(
+        0.2,
+        description="share of all samples held out before the clients get theirs; "
+        'of no account with evaluation.official_test = "server"',
+    )
     report_fraction: Share = Field(0.5, description="share of the held-out samples that report; the others weigh")
     shared_set: bool = Field(False, description="weigh and report on the same samples, as P3 does")
     contributed_fraction: Annotated[float, Field(gt=0, le=1)] = Field(
@@ -132,8 +136,11 @@ class ServerSet(Section):
 class EvaluationSettings(Section):
     """What is measured along the way."""
 
-    test_fraction: Annotated[float, Field(gt=0, lt=1)] = Field(
-        0.2, description="share of a client's samples that is its own test set"
+    test_fraction: Fraction = Field(0.2, description="share of a client's samples that is its own test set; 0: none")
+    official_test: OfficialTest = Field(
+        "pooled",
+        description='the dataset\'s own test split: "pooled" with all other samples; "server": it is the server set, '
+        'as in P3; "clients": it is dealt out as their test sets, alike to their training sets, as in P1',
     )
     clients_every: Annotated[int, Field(ge=0)] = Field(
         1, description="rounds between evaluations on all clients' test sets; 0: never"
@@ -260,6 +267,16 @@ class Experiment(Section):
     def source(self) -> str:
         """What messages call the config: its file."""
         return self._source
+
+    @property
+    def server_holds_samples(self) -> bool:
+        """Whether samples are set aside for the server."""
+        return self.evaluation.official_test == "server" or self.server_set.fraction > 0
+
+    @property
+    def clients_test(self) -> bool:
+        """Whether clients have test sets of their own."""
+        return self.evaluation.official_test == "clients" or self.evaluation.test_fraction > 0
 
     def build_methods(self) -> list[Method]:
         """All methods, ready to run."""
