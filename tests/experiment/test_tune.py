@@ -14,14 +14,14 @@ from clientwise.experiment.tune import Trial, best_rate, hold_back, tune
 
 
 def test_the_rate_that_gets_half_of_the_clients_there_first(tiny: dict[str, Any]) -> None:
-    tiny |= {"rounds": 6, "seeds": [1, 2]}
-    tiny["evaluation"] = {"target": 0.7}
+    tiny |= {"rounds": 8, "seeds": [1, 2]}
+    tiny["evaluation"] = {"target": 0.6}
     seen: list[Trial] = []
     trials, best = tune(cw.load(tiny), [1e-5, 0.1], on_trial=seen.append)
     assert trials == seen
     assert [(trial.learning_rate, trial.seed) for trial in trials] == [(1e-5, 1), (0.1, 1), (1e-5, 2), (0.1, 2)]
-    assert all(trial.rounds is None and trial.median < 0.7 for trial in trials if trial.learning_rate == 1e-5)
-    assert all(trial.rounds is not None and trial.median >= 0.7 for trial in trials if trial.learning_rate == 0.1)
+    assert all(trial.rounds is None and trial.median < 0.6 for trial in trials if trial.learning_rate == 1e-5)
+    assert all(trial.rounds is not None and trial.median >= 0.6 for trial in trials if trial.learning_rate == 0.1)
     assert best == 0.1
     with pytest.raises(ConfigError, match="a rate is scored by reaching it"):
         tune(cw.load(tiny | {"evaluation": {}}), [0.1])

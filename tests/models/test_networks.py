@@ -81,7 +81,7 @@ def test_the_counting_network_paints_an_image_and_is_as_large_as_the_paper_says(
 
 def test_a_reader_answers_after_the_last_word_wherever_the_text_was_filled_up() -> None:
     torch.manual_seed(1)
-    module = MODELS.get("lstm")((6,), 1, vocabulary=20).eval()
+    module = MODELS.get("lstm")((6,), 1, words=20).eval()
     assert module.recurrent.num_layers == 2
     text = [3.0, 7.0, 11.0]
     short, filled = torch.tensor([text]), torch.tensor([[*text, 0.0, 0.0, 0.0]])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -17,6 +18,7 @@ from ..core.sampling import cohort_size
 from ..core.seeding import generator, seeded_default_generator
 from ..core.types import Problem
 from ..data.datasets import DATASETS
+from ..data.features import with_features
 from ..data.federated import FederatedData, Samples, Shares
 from ..data.partition import PARTITIONS, Division, contribute, divide, hand_out
 from ..engine.local import LocalEngine, pick_device
@@ -36,9 +38,12 @@ def load_samples(experiment: Experiment) -> Samples:
     if missing or experiment.data is None:
         hint = "is missing (only `cw.run` with arrays of your own goes without)"
         raise ConfigError(experiment.source, [(key, hint) for key in missing])
-    folder = experiment.data_dir or os.environ.get("CLIENTWISE_DATA")
-    samples: Samples = make(DATASETS, experiment.data)(Path(folder) if folder else None)
-    return samples
+    given = experiment.data_dir or os.environ.get("CLIENTWISE_DATA")
+    folder = Path(given) if given else None
+    load: Callable[[], Samples] = partial(make(DATASETS, experiment.data), folder)
+    if experiment.features is None:
+        return load()
+    return with_features(experiment.data, experiment.features, folder, pick_device(experiment.device), load)
 
 
 def build_trackers(experiment: Experiment) -> Trackers:

@@ -21,6 +21,7 @@ from ..core.scores import SCORES, Score
 from ..core.types import LocalTraining
 from ..core.weighting import NORMALISERS
 from ..data.datasets import DATASETS
+from ..data.features import FEATURES
 from ..data.partition import PARTITIONS, OfficialTest
 from ..models.networks import MODELS
 from ..registry import NonNegativeFloat, Part, PositiveFloat, PositiveInt, Registry, Share, suggest
@@ -244,6 +245,9 @@ class Experiment(Section):
     )
     data: Annotated[Part, _part(DATASETS)] | None = Field(
         None, description="where the samples come from; left out when arrays are handed to `cw.run`"
+    )
+    features: Annotated[Part, _part(FEATURES)] | None = Field(
+        None, description="a frozen network whose features the model sees instead of the images; computed once and kept"
     )
     partition: Annotated[Part, _part(PARTITIONS)] | None = Field(
         None, description="how they are spread over the clients; left out likewise"

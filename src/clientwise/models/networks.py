@@ -112,7 +112,7 @@ def lstm(
     input_shape: tuple[int, ...],
     num_outputs: int,
     *,
-    vocabulary: PositiveInt = 10_000,
+    words: PositiveInt = 10_000,
     embedding: PositiveInt = 64,
     hidden: PositiveInt = 64,
     layers: PositiveInt = 2,
@@ -120,19 +120,19 @@ def lstm(
 ) -> nn.Module:
     """Word vectors, LSTM layers (two in P3 1.D), and a linear layer on the state after the last word.
 
-    A sample is a row of word numbers below `vocabulary`; 0 is no word, so a text may be filled up on either side.
+    A sample is a row of word numbers below `words`; 0 is no word, so a text may be filled up on either side.
     """
     if len(input_shape) != 1:
         raise ValueError(f"model lstm needs rows of word numbers, got samples of shape {input_shape}")
-    return _Reader(vocabulary, embedding, nn.LSTM(embedding, hidden, layers, batch_first=True, dropout=dropout), num_outputs)
+    return _Reader(words, embedding, nn.LSTM(embedding, hidden, layers, batch_first=True, dropout=dropout), num_outputs)
 
 
 class _Reader(nn.Module):
     """Reads a text word by word and answers after the last."""
 
-    def __init__(self, vocabulary: int, embedding: int, recurrent: nn.LSTM, num_outputs: int) -> None:
+    def __init__(self, words: int, embedding: int, recurrent: nn.LSTM, num_outputs: int) -> None:
         super().__init__()
-        self.embedding = nn.Embedding(vocabulary, embedding, padding_idx=0)
+        self.embedding = nn.Embedding(words, embedding, padding_idx=0)
         self.recurrent = recurrent
         self.output = nn.Linear(recurrent.hidden_size, num_outputs)
 
