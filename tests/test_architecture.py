@@ -14,7 +14,7 @@ ALLOWED = {  # package: the packages of clientwise it may import
     "models": {"models", "core", "registry"},
     "engine": {"engine", "core", "data", "models", "attacks", "registry", "errors"},
     "experiment": {"experiment", "engine", "core", "data", "models", "attacks", "trackers", "registry", "errors"},
-    "report": {"report", "experiment", "core", "registry", "errors"},
+    "report": {"report", "experiment", "data", "core", "registry", "errors"},
 }
 OUTSIDE_OF_CORE = {
     "flwr",

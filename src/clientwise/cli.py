@@ -174,6 +174,46 @@ def _rates(text: str) -> list[float]:
         _fail(f"--rates {text}: write numbers above zero, as in 0.03,0.1,0.3")
 
 
+@app.command()
+def data(
+    file: Annotated[Path, typer.Argument(help="A TOML file.", show_default=False)],
+    picture: Annotated[
+        Path | None, typer.Option("--out", help="Also draw it: a PNG or SVG file.", show_default=False)
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Seed of the partition; default: the config's first.", show_default=False)
+    ] = None,
+    preset: PresetOption = None,
+    data_dir: DataDirOption = None,
+    changes: SetOption = None,
+) -> None:
+    """Show who would hold which samples: sizes, classes of every client, the server's set."""
+    from .data.summary import summarise
+    from .experiment.build import build_data, load_samples
+    from .report.federation import class_table, federation_charts, remarks, size_table
+    from .report.figures import draw
+
+    if picture is not None and picture.suffix not in (".png", ".svg"):
+        _fail(f"--out {picture}: write a name that ends in .png or .svg")
+    experiment = _load(file, changes, {"data_dir": data_dir and str(data_dir.resolve())}, preset=preset)
+    seed = experiment.seeds[0] if seed is None else seed
+    federated, hostile = build_data(experiment, load_samples(experiment), seed)
+    summary = summarise(federated)
+    assert experiment.data is not None
+    assert experiment.partition is not None
+    title = f"{experiment.data.name}, {experiment.partition.name}, {len(summary.train):,} clients, seed {seed}"
+    out.print(size_table(summary, title))
+    for remark in remarks(summary, experiment.server_set.shared_set, sorted(hostile)):
+        out.print(_escaped(remark))
+    if table := class_table(summary):
+        out.print()
+        out.print(table)
+    if picture is not None:
+        with _readable():
+            draw(federation_charts(summary, title), picture)
+        out.print(_escaped(f"Picture  {picture}"), soft_wrap=True)
+
+
 @app.command("list")
 def list_parts(
     kind: Annotated[

@@ -115,9 +115,9 @@ def markdown() -> str:
         "An experiment is one TOML file. Unknown keys, wrong types and impossible combinations are errors, all",
         'reported before anything runs. Where a key takes a *part*, write its name, `score = "mean"`, or a table with',
         'its name and options, `score = { name = "owa", quantifier = "most" }`.',
-        "`clientwise run --set key=value` changes any key; `--preset quick` changes those that a table `[presets.quick]` of",
-        "the file holds: tables are merged key by key, a part of another name replaces the former one, and a list of",
-        "names as `methods` keeps only those.",
+        "`clientwise run --set key=value` changes any key. `--preset quick` changes those that the file's table",
+        "`[presets.quick]` holds: tables are merged key by key, a part of another name replaces the former one, and a",
+        "list of names as `methods` keeps only those.",
         "",
     ]
     for title, section in _SECTIONS:

@@ -213,7 +213,10 @@ def test_fine_tuning_on_the_servers_set(tiny: dict[str, Any], tmp_path: Path) ->
     run = cw.Run(cw.run(tiny, tmp_path / "run"))
     plain, tuned = (dict(run.curve("metric", name, 1)) for name in run.methods)
     assert tuned[1] > plain[1]  # three clients of skewed data have seen little; the server's set has all classes
-    for change, reason in (("server_set.source=clients", "needs samples of the server"), ("server_set.fraction=0", "needs samples to weigh by")):
+    for change, reason in (
+        ("server_set.source=clients", "needs samples of the server"),
+        ("server_set.fraction=0", "needs samples to weigh by"),
+    ):
         with pytest.raises(ConfigError, match=reason) as caught:
             cw.load(tiny, [change])
         assert any(key.startswith("methods[1]") for key, _ in caught.value.issues)
@@ -224,7 +227,7 @@ def test_the_best_round_of_the_honest_is_kept_bit_by_bit(tiny: dict[str, Any], t
     tiny["hostile"] = [{"clients": [0], "attack": "wrong_labels"}]
     run = cw.Run(cw.run(tiny, tmp_path / "run"))
     assert len(run.query("SELECT * FROM best")) == 1  # of every lane only the best remains
-    round_num, metric, right = run.best_round("FedAvg", 1)
+    _, metric, right = run.best_round("FedAvg", 1)
     (honest,) = run.query("SELECT SUM(num_test) FROM clients WHERE hostile IS NULL")[0]
     assert len(right) == honest
     assert metric == max(value for _, value in run.curve("metric", "FedAvg", 1))

@@ -54,9 +54,9 @@ def cached(
     if found is None:
         try:
             _write(folder, build)
-        except PermissionError as error:
+        except OSError as error:
             raise DataError(
-                f"{error.filename}: the cache folder cannot be written to; set CLIENTWISE_CACHE to another"
+                f"{error.filename or folder}: {error.strerror}; set CLIENTWISE_CACHE to a folder that has room for {name}"
             ) from None
         for stale in parent.glob(f"{name}-{place}-*"):
             if stale != folder:

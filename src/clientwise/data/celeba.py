@@ -50,31 +50,37 @@ def celeba(data_dir: Path | None, *, target: str = "Smiling", size: PositiveInt 
     )
 
 
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text(encoding="ascii").splitlines()
+    except UnicodeDecodeError:
+        raise DataError(f"{path}: not a text file of CelebA; get it again") from None
+
+
 def _attribute_names(path: Path) -> list[str]:
-    with path.open(encoding="utf-8") as lines:
-        next(lines, "")
-        return next(lines, "").split()
+    lines = _lines(path)
+    return lines[1].split() if len(lines) > 1 else []
 
 
 def _read_attributes(path: Path) -> tuple[list[str], numpy.ndarray]:
     """File names [N] and attributes [N, A]: a line with N, a line with the names of the attributes, N lines."""
-    count, _, *lines = path.read_text(encoding="utf-8").splitlines() or ["", ""]
+    count, _, *lines = _lines(path)
     rows = [line.split() for line in lines]
     width = len(_attribute_names(path))
     if not count.strip().isdigit() or int(count) != len(rows) or {len(row) for row in rows} != {width + 1}:
         raise DataError(f"{path}: {count!r} images of {width} attributes announced, {len(rows):,} lines; get it again")
-    values = numpy.array([row[1:] for row in rows], numpy.int8)
-    if not numpy.isin(values, (-1, 1)).all():
+    if {value for row in rows for value in row[1:]} - {"-1", "1"}:
         raise DataError(f"{path}: an attribute is neither -1 nor 1; get the file again")
-    return [row[0] for row in rows], values
+    return [row[0] for row in rows], numpy.array([row[1:] for row in rows], numpy.int8)
 
 
 def _read_identities(path: Path, names: list[str]) -> numpy.ndarray:
     """Whose face is on every image [N]."""
-    whose = dict(line.split() for line in path.read_text(encoding="utf-8").splitlines())
-    if missing := [name for name in names if name not in whose]:
+    whose = {name: identity for name, _, identity in (line.partition(" ") for line in _lines(path))}
+    missing = [name for name in names if not whose.get(name, "").strip().isdigit()]
+    if missing:
         raise DataError(f"{path}: does not say who is on {missing[0]} and {len(missing) - 1:,} others; get it again")
-    ids = numpy.array([whose[name] for name in names], numpy.int64)
+    ids = numpy.array([int(whose[name]) for name in names], numpy.int64)
     if len(names) == ALL_IMAGES and len(numpy.unique(ids)) != ALL_IDENTITIES:
         raise DataError(f"{path}: {ALL_IDENTITIES:,} identities expected, found {len(numpy.unique(ids)):,}")
     return ids

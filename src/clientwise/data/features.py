@@ -135,7 +135,7 @@ def extract(samples: Samples, backbone: Backbone, device: torch.device) -> Sampl
     network = backbone.network.to(device).eval()
     features = []
     with torch.no_grad():
-        for numbers in torch.arange(len(samples.targets)).split(BATCH):
+        for numbers in torch.split(torch.arange(len(samples.targets)), BATCH):
             images = samples.batch(numbers).to(device)
             size = (backbone.resolution, backbone.resolution)
             if images.shape[2:] != size:
@@ -164,7 +164,9 @@ def _save(path: Path, samples: Samples) -> None:
             numpy.savez_compressed(file, **arrays)
         temporary.replace(path)
     except OSError as error:
-        raise DataError(f"{path}: cannot be written ({error.strerror}); set CLIENTWISE_CACHE to another folder") from None
+        raise DataError(
+            f"{path}: cannot be written ({error.strerror}); set CLIENTWISE_CACHE to another folder"
+        ) from None
 
 
 def _load(path: Path) -> Samples:

@@ -35,7 +35,7 @@ def movie_reviews(
 
     0 is the padding in front, 1 any word that is not among the most frequent of the clients' training texts.
     """
-    get = "see docs/data.md for the columns and where the texts come from"
+    get = "make it from the Large Movie Review Dataset (IMDB) or your own reviews: columns text, label (0, 1), source"
     path = find(data_dir, "movie_reviews", ["movie_reviews/reviews.csv.gz", "movie_reviews/reviews.csv"], get)
 
     def build(arrays: Writer) -> None:

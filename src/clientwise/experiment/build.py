@@ -184,6 +184,10 @@ def divide_samples(experiment: Experiment, samples: Samples, seed: int) -> Divis
     if wanted > len(samples.targets):  # said before anything of that size is made
         message = f"{wanted} clients are too many for {len(samples.targets)} samples"
         raise ConfigError(experiment.source, [("partition.clients", message)])
+    official = experiment.evaluation.official_test
+    if official != "pooled" and samples.test_from is None:
+        message = f'this dataset has no official test split: "{official}" must be "pooled"'
+        raise ConfigError(experiment.source, [("evaluation.official_test", message)])
     try:
         return divide(
             samples,
@@ -191,7 +195,7 @@ def divide_samples(experiment: Experiment, samples: Samples, seed: int) -> Divis
             seed,
             test_fraction=experiment.evaluation.test_fraction,
             server_fraction=experiment.server_set.fraction,
-            official_test=experiment.evaluation.official_test,
+            official_test=official,
         )
     except ValueError as error:
         raise ConfigError(experiment.source, [("partition", str(error))]) from None

@@ -1,10 +1,10 @@
 """Presets: a config that can be run in more than one size. `[presets.quick]` holds what is different then.
 
-    [presets.quick]
-    rounds = 20
-    partition.clients = 30                  # the partition's other options stay
-    data = { name = "mnist5k" }             # another part: nothing of the former one stays
-    methods = ["FedAvg", "AdaFed"]          # of the methods, only these
+[presets.quick]
+rounds = 20
+partition.clients = 30                  # the partition's other options stay
+data = { name = "mnist5k" }             # another part: nothing of the former one stays
+methods = ["FedAvg", "AdaFed"]          # of the methods, only these
 """
 
 from __future__ import annotations

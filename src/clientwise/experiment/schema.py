@@ -151,7 +151,7 @@ class EvaluationSettings(Section):
     )
     client_targets: list[PositiveFloat] = Field(
         [],
-        description="rounds until 10 ... 90% of the clients reach each of these on their own test data, as P1's tables; "
+        description="rounds until 10 ... 90% of the clients reach each of these on their own test data (P1's tables); "
         "default: `target`",
     )
 

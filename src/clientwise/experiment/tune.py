@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
+from torch import Tensor
 
 from ..attacks import Hostile
 from ..core.round import first_state, run_round
@@ -75,7 +76,8 @@ def best_rate(trials: Sequence[Trial], higher_is_better: bool = True) -> float:
 
 def hold_back(data: FederatedData, fraction: float, seed: int) -> FederatedData:
     """Every client's training samples, a part of which are now its test set; the true test set is out of reach."""
-    train, validation = [], []
+    train: list[tuple[Tensor, Tensor]] = []
+    validation: list[tuple[Tensor, Tensor]] = []
     for client, size in enumerate(data.train.sizes.tolist()):
         order = torch.randperm(size, generator=generator(seed, "validation", 0, client)) + int(
             data.train.offsets[client]

@@ -81,7 +81,7 @@ def fully_convolutional(
     middle: Sequence[PositiveInt] = (512, 512),
     batch_norm: bool = True,
 ) -> nn.Module:
-    """Image in, image of the same size out: P3's counting network, whose image sums to the count (3,727,105 parameters).
+    """Image in, image of the same size out: P3's counting network (3,727,105 parameters; the image sums to the count).
 
     3×3 convolutions, each halving the image, then a middle, then as many that double it: the fully convolutional
     regression network of Xie, Noble and Zisserman, with a second layer in the middle to be as large as P3's.

@@ -54,7 +54,7 @@ def _columns(run: Run, lines: Sequence[MethodSummary]) -> list[tuple[str, Callab
 
 
 def trials_table(trials: Sequence[Trial], method: str) -> Table:
-    """One line per learning rate: rounds until half of the clients reached the target, and what they reach in the end."""
+    """One line per learning rate: rounds until half of the clients reached the target, and what they reach at last."""
     seeds = list(dict.fromkeys(trial.seed for trial in trials))
     table = _table(f"{method}: rounds until half of the clients reach the target, on samples held back from training")
     for heading in ("rate", *(f"seed {seed}" for seed in seeds), "half reach in the end"):
