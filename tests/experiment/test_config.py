@@ -249,3 +249,27 @@ def test_every_shipped_config_loads() -> None:
     demo = load_experiment(shipped[0]).build_methods()
     assert [method.name for method in demo] == ["FedAvg", "prioritized", "online", "AdaFed", "combined"]
     assert isinstance(demo[1].score, Prioritized)
+
+
+def test_clients_without_test_sets_cannot_be_asked_to_test(tiny: dict[str, Any]) -> None:
+    tiny["evaluation"] = {"test_fraction": 0}
+    tiny["server_set"] = {"source": "clients"}
+    found = dict(issues(tiny))
+    assert "must be 0 where test_fraction is 0" in found["evaluation.clients_every"]
+    assert "test_fraction must not be 0" in found["server_set.source"]
+    assert "test_fraction must not be 0" in found["methods[1].adjust"]
+    tiny["methods"] = [{"name": "FedAvg"}]
+    tiny["evaluation"] |= {"clients_every": 0}
+    tiny["server_set"] = {"report_fraction": 0.0}
+    assert issues(tiny) == [("server_set.report_fraction", "0 with test_fraction = 0: nothing would be measured")]
+    tiny["server_set"] = {}
+    assert not load_experiment(tiny).clients_test
+
+
+def test_the_official_test_split_is_a_server_set(tiny: dict[str, Any]) -> None:
+    tiny["server_set"] = {"fraction": 0.0}
+    assert "needs samples to weigh by" in dict(issues(tiny))["methods[1]"]
+    tiny["evaluation"]["official_test"] = "server"
+    assert load_experiment(tiny).server_holds_samples
+    tiny["evaluation"] = {"official_test": "sever"}
+    assert "'pooled', 'server' or 'clients'" in dict(issues(tiny))["evaluation.official_test"]

@@ -55,8 +55,9 @@ def cached(
         try:
             _write(folder, build)
         except OSError as error:
+            where = error.filename or folder
             raise DataError(
-                f"{error.filename or folder}: {error.strerror}; set CLIENTWISE_CACHE to a folder that has room for {name}"
+                f"{where}: {error.strerror}; set CLIENTWISE_CACHE to a folder with room for {name}"
             ) from None
         for stale in parent.glob(f"{name}-{place}-*"):
             if stale != folder:
@@ -102,7 +103,7 @@ def _write(folder: Path, build: Callable[[Writer], None]) -> None:
 def _stamp(source: Path) -> list[tuple[str, int, int]]:
     """Name, size and time of a file, or of every file in a folder."""
     files = [source] if source.is_file() else sorted(path for path in source.rglob("*") if path.is_file())
-    return [(path.name, (facts := path.stat()).st_size, facts.st_mtime_ns) for path in files]
+    return [(str(path.relative_to(source.parent)), (facts := path.stat()).st_size, facts.st_mtime_ns) for path in files]
 
 
 def _digest(*parts: Sequence[Any]) -> str:

@@ -28,7 +28,7 @@ def celeba(data_dir: Path | None, *, target: str = "Smiling", size: PositiveInt 
         arrays.save("attributes", values)
         arrays.save("ids", _read_identities(identities, names))
         archive = Archive(pictures)
-        there = archive.images()
+        there = archive.places()
         if missing := [name for name in names if name not in there]:
             raise DataError(f"{pictures}: {len(missing):,} of {len(names):,} images are missing, {missing[0]} for one")
         inputs = arrays.create("inputs", (len(names), 3, size, size), numpy.uint8)

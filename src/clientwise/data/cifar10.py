@@ -14,6 +14,7 @@ from .folder import DATASETS, DataError, find
 FILES = [*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin"]
 RECORDS = 10_000  # per file, each one byte of label and 3·32·32 bytes of colour
 RECORD = 1 + 3 * 32 * 32
+PER_CLASS = (5000, 1000)  # to train and to test on
 
 
 @DATASETS.register("cifar10")
@@ -34,7 +35,7 @@ def cifar10(data_dir: Path | None) -> Samples:
             records = content.reshape(RECORDS, RECORD)
             targets[place] = records[:, 0]
             inputs[place * RECORDS : (place + 1) * RECORDS] = records[:, 1:].reshape(-1, 3, 32, 32)
-        for part, per_class in ((targets[:-1], 5000), (targets[-1:], 1000)):
+        for part, per_class in zip((targets[:-1], targets[-1:]), PER_CLASS, strict=True):
             if numpy.bincount(part.flatten(), minlength=10).tolist() != [per_class] * 10:
                 raise DataError(f"{folder}: there are not {per_class:,} images of every class; get the files again")
         arrays.save("targets", targets.flatten())

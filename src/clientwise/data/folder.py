@@ -45,11 +45,11 @@ class Archive:
         except zipfile.BadZipFile as error:
             raise DataError(f"{path}: cannot be read ({error}); get the file again") from None
         inside = (
-            [name for name in self._zip.namelist() if not name.endswith("/")]
+            self._zip.namelist()
             if self._zip
             else [file.relative_to(path).as_posix() for file in path.rglob("*") if file.is_file()]
         )
-        self.names = sorted(inside)
+        self.pictures = sorted(name for name in inside if name.lower().endswith((".jpg", ".png")))
 
     def read(self, name: str) -> bytes:
         """The content of a file."""
@@ -58,9 +58,9 @@ class Archive:
         except (zipfile.BadZipFile, OSError) as error:
             raise DataError(f"{self.path}: {name} cannot be read ({error}); get it again") from None
 
-    def images(self) -> dict[str, str]:
+    def places(self) -> dict[str, str]:
         """Where in the archive every picture lies, by its file name."""
-        return {PurePosixPath(name).name: name for name in self.names if name.lower().endswith((".jpg", ".png"))}
+        return {PurePosixPath(name).name: name for name in self.pictures}
 
     def image(self, name: str, size: int | None) -> numpy.ndarray:
         """A picture as colours [3, height, width] in bytes, resized to `size`×`size`."""

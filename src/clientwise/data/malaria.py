@@ -15,7 +15,7 @@ from .folder import DATASETS, Archive, DataError, find
 
 CLASSES = ("Uninfected", "Parasitized")
 PER_CLASS, PEOPLE = 13_779, 200
-_SLIDE = re.compile(r"C(\d+)[A-Z]?(?:P(\d+))?")  # C100P61ThinF_IMG_..._cell_162: slide 100, patient 61
+_SLIDE = re.compile(r"C(\d+)[AB]?(?:P(\d+))?")  # C100P61ThinF_IMG_..._cell_162: slide 100, patient 61
 HEALTHY = 1000  # slides without a patient's number are of healthy people, one each: HEALTHY + slide
 
 
@@ -27,9 +27,7 @@ def malaria(data_dir: Path | None, *, size: PositiveInt = 64) -> Samples:
 
     def build(arrays: Writer) -> None:
         archive = Archive(source)
-        by_class = [
-            [name for name in archive.images().values() if PurePosixPath(name).parent.name == kind] for kind in CLASSES
-        ]
+        by_class = [[name for name in archive.pictures if PurePosixPath(name).parent.name == kind] for kind in CLASSES]
         for kind, names in zip(CLASSES, by_class, strict=True):
             if len(names) != PER_CLASS:
                 raise DataError(f"{source}: {PER_CLASS:,} images expected in {kind}/, found {len(names):,}; {get}")

@@ -174,9 +174,7 @@ def divide(
     official = numbers[:0]
     if official_test != "pooled":
         if samples.test_from is None:
-            raise ValueError(
-                f'this dataset has no official test split for evaluation.official_test = "{official_test}"'
-            )
+            raise ValueError("this dataset has no official test split")
         numbers, official = numbers[: samples.test_from], numbers[samples.test_from :]
     server, rest = _hold_out(samples, numbers, 0.0 if official_test == "server" else server_fraction, seed)
     if official_test == "server":

@@ -39,7 +39,7 @@ def vgg_cells(
 
     def build(arrays: Writer) -> None:
         archive = Archive(source)
-        there = archive.images()
+        there = archive.places()
         inputs = arrays.create("inputs", (COUNT, 3, size, size), numpy.uint8)
         targets = arrays.create("targets", (COUNT, size, size), numpy.float32)
         counts = numpy.zeros(COUNT)

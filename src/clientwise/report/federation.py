@@ -18,7 +18,7 @@ from .figures import COLOURS
 MOST_ROWS = 24
 MOST_COLUMNS = 12  # with more classes than that, a cell is a block instead of a number
 BLOCKS = " ░▒▓█"
-HEAT = (None, "grey27", "dark_goldenrod", "orange3", "gold1")  # background for a share of 0, ¼, ½, ¾, 1
+HEAT = ("", "white on grey23", "white on orange4", "black on dark_goldenrod", "black on gold3")  # to 0, ¼, ½, ¾, 1
 
 
 def size_table(summary: DataSummary, title: str) -> Table:
@@ -93,7 +93,7 @@ def _cells(counts: Tensor) -> list[Text]:
     if len(counts) > MOST_COLUMNS:
         return [Text("".join(BLOCKS[level] for level in strength))]
     return [
-        Text(f"{count:,}", style=f"on {HEAT[level]}" if level else "") if count else Text("·", style="dim")
+        Text(f"{count:,}", style=HEAT[level]) if count else Text("·", style="dim")
         for count, level in zip(counts.tolist(), strength, strict=True)
     ]
 
