@@ -2,7 +2,8 @@
 
     python docs/make_reproduction.py RUNS       (RUNS/p3-1a, RUNS/p3-1b-paper ...: see experiments/run_all.py)
 
-A place is what lies between `<!-- run NAME -->` and `<!-- end -->`. Runs that are not there leave their place as it is.
+A place is what lies between `<!-- run NAME -->` and `<!-- end -->`; at `<!-- quick -->` is one table of all quick
+presets. Runs that are not there leave their place as it is.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from clientwise.report.statistics import Contingency, contingency, paired_differ
 
 DOCS = Path(__file__).parent
 PLACE = re.compile(r"(<!-- run (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
+QUICK = re.compile(r"(<!-- quick -->\n).*?(<!-- end -->)", re.DOTALL)
 Row = list[str]
 
 
@@ -39,7 +41,10 @@ def main(runs: Path) -> None:
         print(f"{name}: {folder}")
         return f"{place[1]}\n{block(cw.Run(folder, name), published.get(name.removesuffix('-long'), {}))}\n{place[3]}"
 
-    page.write_text(PLACE.sub(fill, page.read_text(encoding="utf-8")), encoding="utf-8")
+    text = PLACE.sub(fill, page.read_text(encoding="utf-8"))
+    if table := quick(sorted(runs.glob("*-quick"))):
+        text = QUICK.sub(lambda place: f"{place[1]}\n{table}\n\n{place[2]}", text)
+    page.write_text(text, encoding="utf-8")
 
 
 def block(run: cw.Run, published: dict[str, Any]) -> str:
@@ -59,12 +64,33 @@ def block(run: cw.Run, published: dict[str, Any]) -> str:
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
+def quick(folders: list[Path]) -> str:
+    """One line per method of every quick run."""
+    rows = []
+    for folder in folders:
+        series = series_of([cw.Run(folder)])
+        for one in series:
+            difference = difference_between(one, series[0]) if one is not series[0] else None
+            rows.append(
+                [
+                    folder.name.removesuffix("-quick") if one is series[0] else "",
+                    one.label,
+                    one.run.metric,
+                    interval(one.summary.metric),
+                    signed(difference) if difference else "baseline",
+                    f"{sum(one.summary.seconds):.0f}",
+                ]
+            )
+    head = ["experiment", "method", "measure", "last round", "against the baseline", "seconds"]
+    return markdown("Quick presets: mean ± 95% interval over two seeds", head, rows) if rows else ""
+
+
 def results(series: list[Series]) -> str:
     """The metric along the way and at the end, and the difference to the baseline with its interval."""
     run = series[0].run
     last = max(max(one.summary.rounds) for one in series)
     shown = [number for number in (1, 2, 3, 5, 10, 20, 50, 100, 200, 500) if number < last]
-    shown = [*(shown if len(shown) < 6 else [1, 5, *shown[-3:]]), last]
+    shown = [*(shown if len(shown) < 6 else [1, 5, *(number for number in shown[-3:] if number > 5)]), last]
     head = ["method", *(f"round {number}" for number in shown), "against the baseline"]
     if run.higher_is_better:
         head.append("macro F1")

@@ -43,7 +43,8 @@ def _columns(run: Run, lines: Sequence[MethodSummary]) -> list[tuple[str, Callab
     columns: list[tuple[str, Callable[[MethodSummary], str]]] = [(run.metric, lambda line: _with_spread(line.metric))]
     if run.higher_is_better:
         columns.append(("macro\nF1", lambda line: _mean(line.macro_f1, "{:.3f}")))
-    columns.append(("worst\ndecile", lambda line: _mean(line.worst_decile)))
+    if _clients_tested(lines):
+        columns.append(("worst\ndecile", lambda line: _mean(line.worst_decile)))
     if run.target is not None:
         columns.append((f"rounds\nto {run.target:.0%}", _rounds_to_target))
     if run.has_hostile:
@@ -84,7 +85,7 @@ def remarks(run: Run) -> list[str]:
     """What a reader of the table should know: criteria without effect, rounds that changed nothing, refusals."""
     found = (
         ["“worst decile”: 10% of the honest clients do no better than this on their own test data."]
-        if run.lanes
+        if _clients_tested(run.summary())
         else []
     )
     for method in run.methods:
@@ -133,6 +134,10 @@ def _audit_table(found: Audit) -> Table:
         )
         table.add_row(str(person.client), *values, *scored, escape(person.remark))
     return table
+
+
+def _clients_tested(lines: Sequence[MethodSummary]) -> bool:
+    return any(value is not None for line in lines for value in line.worst_decile)
 
 
 def _table(title: str) -> Table:
