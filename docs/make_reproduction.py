@@ -27,10 +27,10 @@ QUICK = re.compile(r"(<!-- quick -->\n).*?(<!-- end -->)", re.DOTALL)
 Row = list[str]
 
 
-def main(runs: Path) -> None:
+def main(runs: Path, docs: Path = DOCS) -> None:
     """Fill every place whose run is there."""
-    published = tomllib.loads((DOCS / "published.toml").read_text(encoding="utf-8"))
-    page = DOCS / "reproduction.md"
+    published = tomllib.loads((docs / "published.toml").read_text(encoding="utf-8"))
+    page = docs / "reproduction.md"
 
     def fill(place: re.Match[str]) -> str:
         name = place[2]
@@ -39,7 +39,8 @@ def main(runs: Path) -> None:
             print(f"{name}: no run in {runs}, left as it is")
             return place[0]
         print(f"{name}: {folder}")
-        return f"{place[1]}\n{block(cw.Run(folder, name), published.get(name.removesuffix('-long'), {}))}\n{place[3]}"
+        run, picture = cw.Run(folder, name), docs / "reproduction" / f"{name}.png"
+        return f"{place[1]}\n{block(run, published.get(name.removesuffix('-long'), {}), picture)}\n{place[3]}"
 
     text = PLACE.sub(fill, page.read_text(encoding="utf-8"))
     if table := quick(sorted(runs.glob("*-quick"))):
@@ -47,7 +48,7 @@ def main(runs: Path) -> None:
     page.write_text(text, encoding="utf-8")
 
 
-def block(run: cw.Run, published: dict[str, Any]) -> str:
+def block(run: cw.Run, published: dict[str, Any], picture: Path) -> str:
     """All about one run."""
     series = series_of([run])
     rounds = max(max(one.summary.rounds) for one in series)
@@ -57,7 +58,6 @@ def block(run: cw.Run, published: dict[str, Any]) -> str:
         parts += [targets(series, target, published.get(f"{target:g}", {})) for target in run.client_targets]
     if run.higher_is_better and len(series) > 1:
         parts.append(best_rounds(series, published.get("contingency", {})))
-    picture = DOCS / "reproduction" / f"{run.id}.png"
     picture.parent.mkdir(exist_ok=True)
     draw([sections.metric_chart(series)], picture)
     parts.append(f"![{sections.metric_chart(series)['alt']}](reproduction/{picture.name})")
