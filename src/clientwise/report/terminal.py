@@ -6,15 +6,18 @@ import json
 import statistics
 from collections import Counter
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from rich import box
 from rich.markup import escape
 from rich.table import Table
 
 from ..experiment.store import RunError
-from ..experiment.tune import Trial
 from .audit import Audit, audit
 from .summary import MethodSummary, Run
+
+if TYPE_CHECKING:
+    from ..experiment.tune import Trial
 
 BARS = "▁▂▃▄▅▆▇█"
 SPARK_WIDTH = 10
