@@ -99,9 +99,16 @@ def test_who_comes_second_keeps_what_the_first_one_made(source: Path) -> None:
 
 
 def test_a_cache_that_cannot_be_written(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CLIENTWISE_CACHE", str(source / "below a file"))
+    (source.parent / "file").touch()
+    monkeypatch.setenv("CLIENTWISE_CACHE", str(source.parent / "file" / "below"))
     with pytest.raises(DataError, match="set CLIENTWISE_CACHE to a folder with room for set"):
         cached("set", [source], Builder(source))
+
+
+def test_a_source_that_cannot_be_read_is_not_blamed_on_the_cache(source: Path) -> None:
+    with pytest.raises(DataError) as caught:
+        cached("set", [source], lambda arrays: arrays.save("small", numpy.fromfile(source / "absent")))
+    assert str(caught.value) == f"{source / 'absent'}: Not a directory"
 
 
 def test_the_default_is_the_users_cache_folder(monkeypatch: pytest.MonkeyPatch) -> None:

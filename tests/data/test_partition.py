@@ -74,9 +74,10 @@ def test_a_table_shares_only_where_it_says_so_and_only_what_is_short() -> None:
     assert len(set(first.tolist()) & set(second.tolist())) == 30
     with pytest.raises(ValueError, match=r"ask for 101 samples of class 0, there are 100$"):
         table(POOL, 1, counts=[[101] + [0] * 9], overlap=True)
-    for wrong in ([[1, 2]], [[0] * 10]):
-        with pytest.raises(ValueError, match=r"counts\[0\] needs 10 numbers, one per class, and not all zero"):
-            table(POOL, 1, counts=wrong)
+    with pytest.raises(ValueError, match=r"counts\[0\] has 2 numbers, for 10 classes"):
+        table(POOL, 1, counts=[[1, 2]])
+    with pytest.raises(ValueError, match=r"counts\[0\] gives 1 samples; a client needs 2 at least"):
+        table(replace(POOL, least=2), 1, counts=[[1] + [0] * 9])
 
 
 def test_by_id_is_one_client_per_person() -> None:
@@ -94,6 +95,8 @@ def test_by_id_leaves_out_the_small_and_the_ownerless() -> None:
     pool = Pool(torch.zeros(10, dtype=torch.int64), 2, ids)
     assert [part.tolist() for part in by_id(pool, 1)] == [[3, 4], [0, 1, 2]]
     assert [part.tolist() for part in by_id(pool, 1, minimum=3)] == [[0, 1, 2]]
+    assert len(by_id(pool, 1, minimum=1)) == 3
+    assert len(by_id(replace(pool, least=2), 1, minimum=1)) == 2  # nobody is given what is somebody else's
     assert sum(map(len, by_id(POOL, 1, sample_fraction=0.5, minimum=1))) == 500
     with pytest.raises(ValueError, match="0 of 3 ids have at least 4 samples"):
         by_id(pool, 1, minimum=4)
@@ -233,6 +236,20 @@ def test_clients_test_alike_to_what_they_train_on() -> None:
         60,
         20,
     ]
+
+
+def test_people_test_on_their_own_part_of_the_official_test_split() -> None:
+    samples = replace(digits(None), test_from=1500, ids=torch.arange(1797) % 30)
+    options = {"test_fraction": 0.2, "server_fraction": 0.0, "report_fraction": 0.5, "official_test": "clients"}
+    data = federate(samples, lambda pool, seed: by_id(pool, seed, clients=12), 1, **options)
+    for client in range(12):
+        (trains,) = samples.ids[data.train.numbers[data.train.slice(client)]].unique()
+        (tests,) = samples.ids[data.test.numbers[data.test.slice(client)]].unique()
+        assert trains == tests
+    assert int(data.test.numbers.min()) >= 1500
+    others = replace(samples, ids=torch.cat([samples.ids[:1500], samples.ids[1500:] + 25]))
+    with pytest.raises(ValueError, match="25 of 30 clients have nothing in the official test split; use test_fraction"):
+        federate(others, by_id, 1, **options)
 
 
 def test_clients_without_test_sets_train_on_all_they_have() -> None:

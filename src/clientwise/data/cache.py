@@ -55,10 +55,10 @@ def cached(
         try:
             _write(folder, build)
         except OSError as error:
-            where = error.filename or folder
-            raise DataError(
-                f"{where}: {error.strerror}; set CLIENTWISE_CACHE to a folder with room for {name}"
-            ) from None
+            where = Path(error.filename or folder)
+            ours = not any(where.is_relative_to(source) for source in sources)
+            hint = f"; set CLIENTWISE_CACHE to a folder with room for {name}" if ours else ""
+            raise DataError(f"{where}: {error.strerror or error}{hint}") from None
         for stale in parent.glob(f"{name}-{place}-*"):
             if stale != folder:
                 shutil.rmtree(stale, ignore_errors=True)

@@ -58,8 +58,9 @@ def _lines(path: Path) -> list[str]:
 
 
 def _attribute_names(path: Path) -> list[str]:
-    lines = _lines(path)
-    return lines[1].split() if len(lines) > 1 else []
+    with path.open(encoding="ascii", errors="replace") as lines:
+        lines.readline()
+        return lines.readline().split()
 
 
 def _read_attributes(path: Path) -> tuple[list[str], numpy.ndarray]:

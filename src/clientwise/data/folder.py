@@ -28,6 +28,7 @@ def find(data_dir: Path | None, dataset: str, candidates: list[str], get: str) -
     """The first of the `candidates`, paths within the data folder, that exists; `get` says where it comes from."""
     if data_dir is None:
         raise DataError(f"{dataset}: needs a data folder: give --data-dir, or set CLIENTWISE_DATA")
+    data_dir = Path(data_dir)
     for candidate in candidates:
         if (data_dir / candidate).exists():
             return data_dir / candidate

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 import numpy
 import torch
-from annotated_types import Ge, Gt, Le
+from annotated_types import Ge, Gt, Le, MinLen
 from torch import Tensor
 
 from ..core.seeding import derive_seed, generator
@@ -25,12 +25,13 @@ class Pool:
     targets: Tensor  # [n]
     num_classes: int = 0  # 0 for regression
     ids: Tensor | None = None  # [n] whose they are by nature
+    least: int = 1  # samples everybody needs: one to train on, and one to test on where that comes from them, too
 
     @staticmethod
-    def of(samples: Samples, numbers: Tensor) -> Pool:
+    def of(samples: Samples, numbers: Tensor, least: int) -> Pool:
         """The samples with these numbers."""
         ids = None if samples.ids is None else samples.ids[numbers]
-        return Pool(samples.targets[numbers], samples.problem.num_classes, ids)
+        return Pool(samples.targets[numbers], samples.problem.num_classes, ids, least)
 
     @property
     def labels(self) -> Tensor:
@@ -84,15 +85,21 @@ def dirichlet(pool: Pool, seed: int, *, clients: PositiveInt, concentration: Pos
 
 @PARTITIONS.register("table")
 def table(
-    pool: Pool, seed: int, *, counts: Sequence[Sequence[Annotated[int, Ge(0)]]], overlap: bool = False
+    pool: Pool,
+    seed: int,
+    *,
+    counts: Annotated[Sequence[Sequence[Annotated[int, Ge(0)]]], MinLen(1)],
+    overlap: bool = False,
 ) -> list[Tensor]:
     """Exactly so many samples: `counts` has a row per client, a number per class (P3 Table 1); the others stay unused.
 
     With `overlap` a class that runs out is begun again, so that some of its samples have two holders (P3 1.A).
     """
     for row, numbers in enumerate(counts):
-        if len(numbers) != pool.num_classes or not sum(numbers):
-            raise ValueError(f"counts[{row}] needs {pool.num_classes} numbers, one per class, and not all zero")
+        if len(numbers) != pool.num_classes:
+            raise ValueError(f"counts[{row}] has {len(numbers)} numbers, for {pool.num_classes} classes")
+        if sum(numbers) < pool.least:
+            raise ValueError(f"counts[{row}] gives {sum(numbers)} samples; a client needs {pool.least} at least")
     random = generator(seed, "partition")
     parts: list[list[Tensor]] = [[] for _ in counts]
     for label in range(pool.num_classes):
@@ -136,6 +143,7 @@ def by_id(
     kept = kept[pool.ids[kept] >= 0]
     owners, counts = torch.unique(pool.ids[kept], return_counts=True)
     parts = torch.split(kept[pool.ids[kept].argsort(stable=True)], counts.tolist())
+    minimum = max(minimum, pool.least)
     large = [part for part in parts if len(part) >= minimum]
     wanted = clients or (len(large) if fraction is None else max(1, round(fraction * len(large))))
     if not large or wanted > len(large):
@@ -180,13 +188,28 @@ def divide(
     if official_test == "server":
         server, _ = _hold_out(samples, official, 1.0, seed)
     splits = official_test != "clients" and test_fraction > 0
-    parts = _at_least(2 if splits else 1, [rest[part] for part in partition(Pool.of(samples, rest), seed)])
+    least = 2 if splits else 1
+    parts = _at_least(least, [rest[part] for part in partition(Pool.of(samples, rest, least), seed)])
     parts = [part[torch.randperm(len(part), generator=generator(seed, "split", 0, k))] for k, part in enumerate(parts)]
     if official_test == "clients":
-        return Division(parts, _at_least(1, deal_alike(samples, parts, official, seed)), server)
+        return Division(parts, _official_tests(samples, parts, official, seed), server)
     cuts = [min(len(part) - 1, max(1, round(len(part) * test_fraction))) if splits else 0 for part in parts]
     pairs = list(zip(parts, cuts, strict=True))
     return Division([part[cut:] for part, cut in pairs], [part[:cut] for part, cut in pairs], server)
+
+
+def _official_tests(samples: Samples, parts: Sequence[Tensor], official: Tensor, seed: int) -> list[Tensor]:
+    """The clients' parts of the official test split: their own where a client is a person, alike ones otherwise."""
+    whose = [] if samples.ids is None else [torch.unique(samples.ids[part]) for part in parts]
+    if samples.ids is None or any(len(ids) > 1 for ids in whose):
+        return _at_least(1, deal_alike(samples, parts, official, seed))
+    tests = [official[samples.ids[official] == ids] for ids in whose]
+    without = sum(not len(test) for test in tests)
+    if without:
+        raise ValueError(
+            f"{without} of {len(parts)} clients have nothing in the official test split; use test_fraction"
+        )
+    return tests
 
 
 def deal_alike(samples: Samples, parts: Sequence[Tensor], numbers: Tensor, seed: int) -> list[Tensor]:

@@ -32,12 +32,12 @@ def vgg_cells(
     Every cell is a Gaussian of deviation `sigma` pixels, or a dot where that is zero. With `augment` every image
     comes in eight rotations and reflections (P3 3.B), made once it is known who holds it: copies never part.
     """
-    from scipy.ndimage import gaussian_filter
-
     get = "it is the synthetic fluorescence cell dataset of the VGG group (Lempitsky and Zisserman), cells.zip"
     source = find(data_dir, "vgg_cells", ["vgg_cells/cells", "vgg_cells/cells.zip"], get)
 
     def build(arrays: Writer) -> None:
+        from scipy.ndimage import gaussian_filter
+
         archive = Archive(source)
         there = archive.places()
         inputs = arrays.create("inputs", (COUNT, 3, size, size), numpy.uint8)
