@@ -220,6 +220,9 @@ def test_fine_tuning_on_the_servers_set(tiny: dict[str, Any], tmp_path: Path) ->
         with pytest.raises(ConfigError, match=reason) as caught:
             cw.load(tiny, [change])
         assert any(key.startswith("methods[1]") for key, _ in caught.value.issues)
+    tiny["methods"][1] |= {"criteria": ["dataset_size", "label_diversity"], "adjust": "best_order"}
+    with pytest.raises(ConfigError, match="does not go with adjust"):
+        cw.load(tiny)
 
 
 def test_the_best_round_of_the_honest_is_kept_bit_by_bit(tiny: dict[str, Any], tmp_path: Path) -> None:

@@ -188,6 +188,8 @@ def _impossible_method(settings: MethodSettings, training: Training) -> list[tup
         )
     except ValueError as error:
         issues.append(("normalise", str(error)))
+    if method.adjust and method.fine_tune:
+        issues.append(("fine_tune", "does not go with adjust, which compares models before the server trains them"))
     if method.adjust:
         if not isinstance(method.score, Prioritized):
             issues.append(("adjust", 'adjusts an order of priority: use score = "prioritized"'))

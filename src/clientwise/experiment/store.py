@@ -229,9 +229,8 @@ class Store:
             self._checkpoint(lane),
             save({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, {"state": json.dumps(facts)}),
         )
-        with (
-            self._database as database
-        ):  # nobody goes back behind this checkpoint: of the rounds before, the best will do
+        # Nobody goes back behind this checkpoint: of the rounds before it, the best will do.
+        with self._database as database:
             database.execute(
                 """DELETE FROM best WHERE lane = ?1
                    AND round_num < (SELECT MAX(round_num) FROM best WHERE lane = ?1 AND round_num <= ?2)""",
