@@ -78,11 +78,10 @@ def quick(folders: list[Path]) -> str:
                     one.run.metric,
                     interval(one.summary.metric),
                     signed(difference) if difference else "baseline",
-                    f"{sum(one.summary.seconds):.0f}",
                 ]
             )
-    head = ["experiment", "method", "measure", "last round", "against the baseline", "seconds"]
-    return markdown("Quick presets: mean ± 95% interval over two seeds", head, rows) if rows else ""
+    head = ["experiment", "method", "measure", "last round", "against the baseline"]
+    return markdown("Quick presets: mean ± 95% interval where there are two seeds", head, rows) if rows else ""
 
 
 def results(series: list[Series]) -> str:
