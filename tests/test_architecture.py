@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -60,7 +61,10 @@ def test_nothing_unpickles() -> None:
     for path in SOURCE.rglob("*.py"):
         text = path.read_text(encoding="utf-8")
         assert "pickle" not in imported(path)
-        assert "torch.load(" not in text
+        # Published weights come as PyTorch saves them: tensors alone may be read from such a file, never objects.
+        calls = re.findall(r"torch\.load\(.*", text)
+        assert all("weights_only=True" in call for call in calls)
+        assert not calls or path.name == "features.py"
         assert "allow_pickle" not in text
 
 

@@ -109,6 +109,21 @@ def test_check_says_what_would_run(config: Path) -> None:
     assert "2 methods × 1 seed × 3 rounds" in output
 
 
+def test_tune_prints_a_table_and_the_rate(config: Path) -> None:
+    output = clientwise("tune", config, "--rates", "0.00001,0.1", "--rounds", "4")
+    assert "not reached" in output
+    assert output.strip().endswith("training.learning_rate = 0.1")
+    assert "write numbers above zero" in clientwise("tune", config, "--rates", "a", expect=2)
+
+
+def test_a_preset_is_named(config: Path, tmp_path: Path) -> None:
+    with config.open("a") as file:
+        file.write("\n[presets.quick]\nrounds = 1\n")
+    assert "× 1 rounds" in clientwise("check", config, "--preset", "quick")
+    assert "tiny-quick" in clientwise("run", config, "--preset", "quick", cwd=tmp_path)
+    assert "did you mean 'quick'" in clientwise("run", config, "--preset", "quik", expect=2)
+
+
 def test_data_says_who_would_hold_what(config: Path, tmp_path: Path) -> None:
     output = clientwise("data", config, "--out", tmp_path / "who.png", "--seed", 3)
     data, _ = build_data(cw.load(config), digits(None), 3)

@@ -34,6 +34,9 @@ SetOption = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Change a key of the config: training.epochs=5, methods.0.name=X."),
 ]
+PresetOption = Annotated[
+    str | None, typer.Option(metavar="NAME", help="A preset of the config, for instance quick.", show_default=False)
+]
 DataDirOption = Annotated[
     Path | None,
     typer.Option(
@@ -97,6 +100,7 @@ def run(
     out_folder: Annotated[
         Path | None, typer.Option("--out", help="Run folder; default: runs/NAME-DATE-TIME.", show_default=False)
     ] = None,
+    preset: PresetOption = None,
     data_dir: DataDirOption = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted run.")] = False,
     trackers: Annotated[
@@ -124,7 +128,7 @@ def run(
         "trackers": trackers or None,
         "data_dir": where,
     }
-    experiment = _load(file, changes, given, seeds)
+    experiment = _load(file, changes, given, seeds, preset)
     if resume and out_folder is None:
         out_folder = find_unfinished(experiment)
     _run(experiment, out_folder, resume)
@@ -133,16 +137,57 @@ def run(
 @app.command()
 def check(
     file: Annotated[Path, typer.Argument(help="A TOML file.", show_default=False)],
+    preset: PresetOption = None,
     data_dir: DataDirOption = None,
     changes: SetOption = None,
 ) -> None:
     """Check a config and say what it would run, without running it."""
     from .experiment.build import describe
 
-    experiment = _load(file, changes, {"data_dir": data_dir and str(data_dir.resolve())})
+    experiment = _load(file, changes, {"data_dir": data_dir and str(data_dir.resolve())}, preset=preset)
     for line in describe(experiment):
         out.print(_escaped(line))
     out.print(f"[green]ok:[/] {_escaped(str(file))}", soft_wrap=True)
+
+
+@app.command()
+def tune(
+    file: Annotated[Path, typer.Argument(help="A TOML file with a target.", show_default=False)],
+    rates: Annotated[
+        str | None, typer.Option(help="Learning rates: 0.03,0.1,0.3; default: 0.01 to 1.", show_default=False)
+    ] = None,
+    seeds: Annotated[str | None, typer.Option(help="Seeds: 1,2,3 or 1-5.", show_default=False)] = None,
+    rounds: Annotated[int | None, typer.Option(help="Rounds at most.", show_default=False)] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda or auto.", show_default=False)] = None,
+    preset: PresetOption = None,
+    data_dir: DataDirOption = None,
+    changes: SetOption = None,
+) -> None:
+    """Find the learning rate with which half of the clients reach the target first, on data held back for it."""
+    from .experiment.tune import GRID
+    from .experiment.tune import tune as try_rates
+    from .report.terminal import trials_table
+
+    given = {"device": device, "rounds": rounds, "data_dir": data_dir and str(data_dir.resolve())}
+    experiment = _load(file, changes, given, seeds, preset)
+    grid = GRID if rates is None else _rates(rates)
+    with err.status("Trying learning rates") as status:
+        trials, best = try_rates(
+            experiment, grid, on_trial=lambda trial: status.update(f"{trial.learning_rate:g} with seed {trial.seed}")
+        )
+    out.print(trials_table(trials, experiment.methods[0].name))
+    out.print(f"[green]training.learning_rate = {best:g}[/]")
+
+
+def _rates(text: str) -> list[float]:
+    """Learning rates from "0.1,0.3"."""
+    try:
+        rates = [float(part) for part in text.split(",")]
+        if all(0 < rate < float("inf") for rate in rates):
+            return rates
+        raise ValueError(text)
+    except ValueError:
+        _fail(f"--rates {text}: write numbers above zero, as in 0.03,0.1,0.3")
 
 
 @app.command()
@@ -154,6 +199,7 @@ def data(
     seed: Annotated[
         int | None, typer.Option(help="Seed of the partition; default: the config's first.", show_default=False)
     ] = None,
+    preset: PresetOption = None,
     data_dir: DataDirOption = None,
     changes: SetOption = None,
 ) -> None:
@@ -165,7 +211,7 @@ def data(
 
     if picture is not None and picture.suffix not in (".png", ".svg"):
         _fail(f"--out {picture}: write a name that ends in .png or .svg")
-    experiment = _load(file, changes, {"data_dir": data_dir and str(data_dir.resolve())})
+    experiment = _load(file, changes, {"data_dir": data_dir and str(data_dir.resolve())}, preset=preset)
     seed = experiment.seeds[0] if seed is None else seed
     federated, hostile = build_data(experiment, load_samples(experiment), seed)
     summary = summarise(federated)
@@ -347,7 +393,11 @@ def _command() -> str:
 
 
 def _load(
-    file: Path, changes: list[str] | None, given: dict[str, Any] | None = None, seeds: str | None = None
+    file: Path,
+    changes: list[str] | None,
+    given: dict[str, Any] | None = None,
+    seeds: str | None = None,
+    preset: str | None = None,
 ) -> Experiment:
     """The config with what the command line changes."""
     from .experiment.config import load_experiment
@@ -355,7 +405,7 @@ def _load(
     options = {key: value for key, value in (given or {}).items() if value is not None}
     if seeds is not None:
         options["seeds"] = _seeds(seeds)
-    return load_experiment(file, changes or [], options)
+    return load_experiment(file, changes or [], options, preset)
 
 
 def _seeds(text: str) -> list[int]:

@@ -149,6 +149,34 @@ def test_set_changes_any_key(tiny: dict[str, Any]) -> None:
             load_experiment(tiny, [wrong])
 
 
+def test_presets_change_the_size_of_an_experiment(tiny: dict[str, Any], tmp_path: Path) -> None:
+    tiny["presets"] = {
+        "quick": {"rounds": 2, "partition": {"clients": 4}, "data": {"name": "mnist5k"}, "methods": ["all of it"]},
+        "other": {"name": "mine", "partition": {"name": "iid", "clients": 3}, "model": {"name": "mlp", "hidden": [5]}},
+    }
+    tiny["partition"]["concentration"] = 0.7
+    assert load_experiment(tiny).name == "tiny"
+    quick = load_experiment(tiny, ["rounds=5"], preset="quick")  # --set wins
+    assert (quick.name, quick.rounds, quick.data.name) == ("tiny-quick", 5, "mnist5k")
+    assert quick.partition.options == {"clients": 4, "concentration": 0.7}
+    assert [method.name for method in quick.methods] == ["all of it"]
+    other = load_experiment(tiny, preset="other")
+    assert (other.name, other.partition.options, other.model.options) == ("mine", {"clients": 3}, {"hidden": [5]})
+    assert "presets" not in quick.to_dict()
+
+    for preset, change, reason in (
+        ("quik", {}, "there is no preset 'quik'; did you mean 'quick'"),
+        ("quick", {"methods": ["all of them"]}, "there is no method 'all of them'; did you mean 'all of it'"),
+        ("quick", {"runds": 3}, "runds: unknown option; did you mean 'rounds'"),
+    ):
+        with pytest.raises(ConfigError, match=reason):
+            load_experiment(tiny | {"presets": {"quick": change}}, preset=preset)
+    with pytest.raises(ConfigError, match="there is no preset 'quick'; it has none"):
+        load_experiment({key: value for key, value in tiny.items() if key != "presets"}, preset="quick")
+    with pytest.raises(ConfigError, match="must be tables"):
+        load_experiment(tiny | {"presets": {"quick": 3}})
+
+
 def test_a_method_may_train_differently(tiny: dict[str, Any]) -> None:
     fedprox, other = load_experiment(
         tiny, ["methods.0.training.proximal=0.1", "training.batch_size='full'"]

@@ -66,7 +66,7 @@ def vgg_cells(
     return Samples(
         arrays["inputs"],
         arrays["targets"],
-        Problem("regression"),
+        Problem("regression", sums=True),
         scale=1 / 255,
         sample_attributes={"count": arrays["count"]},
         after_partition=_augmented if augment else None,

@@ -42,7 +42,8 @@ def graded(parts: Sequence[Answers], exam: Exam) -> Evaluation:
         return sums.index_add_(1, exam.owner, values) / exam.held.clamp(min=1)
 
     counts = torch.stack([part[2].cpu() for part in parts]).sum(0)
-    return Evaluation(exam.held, per_owner(values), per_owner(losses), counts)
+    right = values.bool() if counts.ndim == 3 else None  # of classes, not of numbers
+    return Evaluation(exam.held, per_owner(values), per_owner(losses), counts, right=right)
 
 
 def answer_one_by_one(
@@ -98,6 +99,8 @@ def _answers(
             counts.append(confusion(truths, predictions, problem.num_classes))
         else:
             answers = outputs.reshape(truths.shape)
+            if problem.sums:
+                truths, answers = truths.flatten(2).sum(2), answers.flatten(2).sum(2)
             values.append(relative_error(truths, answers).reshape(count, len(truth), -1).mean(2))
             counts.append(error_sums(truths.flatten(1), answers.flatten(1)))
     return torch.cat(losses, 1), torch.cat(values, 1), torch.stack(counts).sum(0)

@@ -167,6 +167,18 @@ class LocalEngine:
             load_inputs=lambda: samples.batch(numbers),
         )
 
+    def train_server(self, model: Tensor, task: Task) -> Tensor:
+        """See `core.types.Engine`."""
+        share = self.data.weigh
+        assert share is not None, "a config that trains on a server set without having one is refused before it runs"
+        keys = client_keys(self._seed, "server training", task.round_num, [0])
+        sizes = torch.tensor([len(share.numbers)])
+        bundle = Bundle(model[None], share.numbers, share.targets, sizes, keys, task.training, [task.loss])
+        (result,) = self.compute.train([bundle])
+        if isinstance(result, Exception):
+            raise result
+        return result[0][0]
+
     def evaluate(self, client_ids: Sequence[int], models: Tensor) -> Evaluation:
         """See `core.types.Engine`."""
         everybody = isinstance(client_ids, range) and client_ids == range(self.num_clients)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -17,6 +18,7 @@ from ..core.sampling import cohort_size
 from ..core.seeding import generator, seeded_default_generator
 from ..core.types import Problem
 from ..data.datasets import DATASETS
+from ..data.features import with_features
 from ..data.federated import FederatedData, Samples, Shares
 from ..data.partition import PARTITIONS, Division, contribute, divide, hand_out
 from ..engine.compute import Compute, Computing, pick_device
@@ -37,9 +39,12 @@ def load_samples(experiment: Experiment) -> Samples:
     if missing or experiment.data is None:
         hint = "is missing (only `cw.run` with arrays of your own goes without)"
         raise ConfigError(experiment.source, [(key, hint) for key in missing])
-    folder = experiment.data_dir or os.environ.get("CLIENTWISE_DATA")
-    samples: Samples = make(DATASETS, experiment.data)(Path(folder) if folder else None)
-    return samples
+    given = experiment.data_dir or os.environ.get("CLIENTWISE_DATA")
+    folder = Path(given) if given else None
+    load: Callable[[], Samples] = partial(make(DATASETS, experiment.data), folder)
+    if experiment.features is None:
+        return load()
+    return with_features(experiment.data, experiment.features, folder, pick_device(experiment.device), load)
 
 
 def build_trackers(experiment: Experiment) -> Trackers:
@@ -80,6 +85,8 @@ def _problem_issues(experiment: Experiment, problem: Problem) -> Iterator[tuple[
     regression = problem.kind == "regression"
     if not regression and (experiment.evaluation.target or 0) > 1:
         yield "evaluation.target", f"an accuracy is at most 1, got {experiment.evaluation.target}"
+    if not regression and max(experiment.evaluation.client_targets, default=0) > 1:
+        yield "evaluation.client_targets", f"an accuracy is at most 1, got {experiment.evaluation.client_targets}"
     for index, method in enumerate(experiment.methods):
         for place, part in enumerate(method.criteria):
             key = f"methods[{index}].criteria[{place}]"
@@ -134,7 +141,7 @@ def _engine_issues(experiment: Experiment, engine: LocalEngine) -> Iterator[tupl
             except Exception as error:  # a user's own criterion may raise anything
                 yield key, str(error.args[0]) if isinstance(error, KeyError) else f"{type(error).__name__}: {error}"
         judged = method.adapt_loss or any(criterion.part.name == "server_performance" for criterion in method.criteria)
-        if judged and engine.data.weigh is None and experiment.server_set.source != "clients":
+        if (judged or method.fine_tune) and engine.data.weigh is None and experiment.server_set.source != "clients":
             yield f"methods[{index}]", "there are no samples to weigh by: enlarge server_set.fraction, or give `weigh`"
 
 
@@ -254,7 +261,10 @@ def build_engine(
 def build_module(experiment: Experiment, samples: Samples, seed: int) -> nn.Module:
     """The network, initialised by the seed."""
     problem = samples.problem
-    num_outputs = problem.num_classes if problem.kind == "classification" else samples.targets.shape[1:].numel()
+    if problem.kind == "regression":
+        num_outputs = samples.targets.shape[1:].numel()
+    else:  # two classes take one output, the logit of the second (`core.loss.class_scores`), as P1's CelebA network has
+        num_outputs = 1 if problem.num_classes == 2 else problem.num_classes
     with seeded_default_generator(seed, "initial model"):
         try:
             module: nn.Module = make(MODELS, experiment.model)(tuple(samples.inputs.shape[1:]), num_outputs)

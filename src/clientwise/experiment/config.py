@@ -15,6 +15,7 @@ from ..core.priority import MAX_CRITERIA
 from ..core.scores import Prioritized
 from ..errors import ConfigError
 from .messages import issues_of
+from .presets import apply_preset
 from .schema import (
     Cohorts,
     EvaluationSettings,
@@ -29,13 +30,18 @@ from .schema import (
 
 
 def load_experiment(
-    source: str | Path | Mapping[str, Any], overrides: Sequence[str] = (), replaced: Mapping[str, Any] | None = None
+    source: str | Path | Mapping[str, Any],
+    overrides: Sequence[str] = (),
+    replaced: Mapping[str, Any] | None = None,
+    preset: str | None = None,
 ) -> Experiment:
     """Read and validate a TOML file, or a dictionary of the same shape.
 
-    `overrides` are texts `key=value` as in `--set`; `replaced` are values for keys of the top level.
+    `preset` is one of its presets; `overrides` are texts `key=value` as in `--set`; `replaced` are values for keys of
+    the top level. Later ones win.
     """
     where, folder, table = _read(source)
+    table = apply_preset(table, preset, where)
     for override in overrides:
         _override(table, override)
     table |= replaced or {}
@@ -132,8 +138,10 @@ def _impossible(experiment: Experiment) -> list[tuple[str, str]]:
             (f"{key}.{part}" if part else key, message)
             for part, message in _impossible_method(settings, experiment.training)
         ]
-        needs = [part.name for part in settings.criteria if part.name == "server_performance"]
-        if (needs or settings.adapt_loss) and not weighs:
+        judges = any(part.name == "server_performance" for part in settings.criteria) or settings.adapt_loss
+        if settings.fine_tune and server.source == "clients":
+            issues.append((f"{key}.fine_tune", 'needs samples of the server: server_set.source = "clients" has none'))
+        if (judges or settings.fine_tune) and not weighs:
             issues.append(
                 (
                     key,
@@ -183,6 +191,8 @@ def _impossible_method(settings: MethodSettings, training: Training) -> list[tup
         )
     except ValueError as error:
         issues.append(("normalise", str(error)))
+    if method.adjust and method.fine_tune:
+        issues.append(("fine_tune", "does not go with adjust, which compares models before the server trains them"))
     if method.adjust:
         if not isinstance(method.score, Prioritized):
             issues.append(("adjust", 'adjusts an order of priority: use score = "prioritized"'))
@@ -201,6 +211,7 @@ _KNOWN_KEYS: dict[tuple[str, ...], list[str]] = {
     ("hostile",): list(HostileClients.model_fields),
     ("methods",): list(MethodSettings.model_fields),
     ("methods", "training"): list(TrainingOverride.model_fields),
+    ("methods", "fine_tune"): list(TrainingOverride.model_fields),
 }
 
 

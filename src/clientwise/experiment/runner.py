@@ -197,6 +197,7 @@ def _run_all(
             "name": experiment.name,
             "metric": samples.problem.metric,
             "target": experiment.evaluation.target,
+            "client targets": experiment.evaluation.client_targets,
             "rounds": rounds,
             "lanes": len(methods) * len(experiment.seeds),
             "reported on": "the honest clients' own test data"

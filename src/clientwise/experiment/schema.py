@@ -21,6 +21,7 @@ from ..core.scores import SCORES, Score
 from ..core.types import LocalTraining
 from ..core.weighting import NORMALISERS
 from ..data.datasets import DATASETS
+from ..data.features import FEATURES
 from ..data.partition import PARTITIONS, OfficialTest
 from ..models.networks import MODELS
 from ..registry import NonNegativeFloat, Part, PositiveFloat, PositiveInt, Registry, Share, suggest
@@ -148,6 +149,11 @@ class EvaluationSettings(Section):
     target: PositiveFloat | None = Field(
         None, description="rounds-to-target counts the rounds until the reported accuracy (regression: MAPE) gets there"
     )
+    client_targets: list[PositiveFloat] = Field(
+        [],
+        description="rounds until 10 ... 90% of the clients reach each of these on their own test data (P1's tables); "
+        "default: `target`",
+    )
 
 
 class FlowerSettings(Section):
@@ -196,13 +202,12 @@ class MethodSettings(Section):
         Part("replace", {}), description="what the server makes of the weighted mean"
     )
     training: TrainingOverride = Field(TrainingOverride(), description="what this method trains differently")
+    fine_tune: TrainingOverride | None = Field(
+        None, description="the server trains the mean on the samples it weighs by; what it does unlike the clients"
+    )
 
     def build(self, training: Training) -> Method:
         """The method's parts, put together. ValueError where they do not fit."""
-        given = {key: value for key, value in self.training.model_dump().items() if value is not None}
-        local = {**training.model_dump(), **given}
-        if local["batch_size"] == "full":
-            local["batch_size"] = None
         score: Score = make(SCORES, self.score)
         normalise = self.normalise or Part(score.default_normaliser, {})
         return Method(
@@ -213,8 +218,17 @@ class MethodSettings(Section):
             adjust=make(ADJUSTMENTS, self.adjust) if self.adjust else None,
             adapt_loss=make(LOSS_ADAPTERS, self.adapt_loss) if self.adapt_loss else None,
             server_step=make(SERVER_STEPS, self.server_step),
-            training=LocalTraining(**local),
+            training=_local_training(training, self.training),
+            fine_tune=None if self.fine_tune is None else _local_training(training, self.training, self.fine_tune),
         )
+
+
+def _local_training(training: Training, *changes: TrainingOverride) -> LocalTraining:
+    """The experiment's training with what a method changes, later changes last."""
+    options = training.model_dump()
+    for change in changes:
+        options |= {key: value for key, value in change.model_dump().items() if value is not None}
+    return LocalTraining(**options | {"batch_size": None if options["batch_size"] == "full" else options["batch_size"]})
 
 
 class Experiment(Section):
@@ -259,6 +273,9 @@ class Experiment(Section):
     )
     data: Annotated[Part, _part(DATASETS)] | None = Field(
         None, description="where the samples come from; left out when arrays are handed to `cw.run`"
+    )
+    features: Annotated[Part, _part(FEATURES)] | None = Field(
+        None, description="a frozen network whose features the model sees instead of the images; computed once and kept"
     )
     partition: Annotated[Part, _part(PARTITIONS)] | None = Field(
         None, description="how they are spread over the clients; left out likewise"
