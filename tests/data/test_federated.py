@@ -121,7 +121,7 @@ def test_samples_larger_than_memory_stay_on_disk(tmp_path) -> None:
     mapped = numpy.load(tmp_path / "images.npy", mmap_mode="c")
     samples = Samples(torch.from_numpy(mapped), small.targets, small.problem, scale=small.scale)
     options = {"test_fraction": 0.2, "server_fraction": 0.2, "report_fraction": 0.5}
-    data = federate(samples, lambda pool, seed: iid(pool, seed, clients=5), 1, **options).to(torch.device("cpu"))
+    data = federate(samples, lambda pool, seed: iid(pool, seed, clients=5), 1, **options)
     assert data.samples.inputs.data_ptr() == mapped.ctypes.data  # the file itself, not a copy of it
     numbers = data.train.numbers[:50]
     assert torch.equal(data.samples.batch(numbers), small.batch(numbers))
