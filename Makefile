@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-flower test-netns lint docs clean
+.PHONY: demo test test-flower test-netns test-experiments lint docs reproduction clean
 
 demo: .venv/ready
 	$(BIN)/clientwise demo
@@ -18,6 +18,10 @@ test-flower: .venv/ready
 test-netns: .venv/ready
 	$(BIN)/python -m pytest -m netns tests
 
+# Every experiment in its quick size: needs a data folder (make test-experiments CLIENTWISE_DATA=...) and a quarter of an hour.
+test-experiments: .venv/ready
+	$(BIN)/python -m pytest -m experiments tests/test_experiments.py
+
 lint: .venv/ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -27,6 +31,11 @@ lint: .venv/ready
 docs: .venv/ready  # needs Chromium for the screenshots
 	$(BIN)/python -m clientwise.reference > docs/config.md
 	$(BIN)/python docs/make_pictures.py
+
+# Tables and figures of docs/reproduction.md from the run folders in RUNS, see experiments/run_all.py.
+RUNS ?= runs
+reproduction: .venv/ready
+	$(BIN)/python docs/make_reproduction.py $(RUNS)
 
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "clientwise needs Python 3.11 or newer: make PYTHON=python3.12 ...")'

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import copy
+import os
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -51,6 +53,27 @@ def _registries_as_they_were() -> Iterator[None]:
         for part in set(registry._parts.values()) - set(before[name].values()):
             sys.modules.pop(part.__module__, None)
         registry._parts = before[name]
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _cache_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """The user's cache folder stays as it is."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CLIENTWISE_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture
+def published() -> Callable[[str], Path]:
+    """The data folder, if it has these files; the test is skipped otherwise."""
+
+    def having(part: str) -> Path:
+        folder = os.environ.get("CLIENTWISE_DATA")
+        if folder is None or not (Path(folder) / part).exists():
+            pytest.skip(f"CLIENTWISE_DATA names no folder with {part}")
+        return Path(folder)
+
+    return having
 
 
 @pytest.fixture

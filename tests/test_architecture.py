@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ ALLOWED = {  # package: the packages of clientwise it may import
     "models": {"models", "core", "registry"},
     "engine": {"engine", "core", "data", "models", "attacks", "registry", "errors"},
     "experiment": {"experiment", "engine", "core", "data", "models", "attacks", "trackers", "registry", "errors"},
-    "report": {"report", "experiment", "core", "registry", "errors"},
+    "report": {"report", "experiment", "data", "core", "registry", "errors"},
 }
 OUTSIDE_OF_CORE = {
     "flwr",
@@ -60,7 +61,10 @@ def test_nothing_unpickles() -> None:
     for path in SOURCE.rglob("*.py"):
         text = path.read_text(encoding="utf-8")
         assert "pickle" not in imported(path)
-        assert "torch.load(" not in text
+        # Published weights come as PyTorch saves them: tensors alone may be read from such a file, never objects.
+        calls = re.findall(r"torch\.load\(.*", text)
+        assert all("weights_only=True" in call for call in calls)
+        assert not calls or path.name == "features.py"
         assert "allow_pickle" not in text
 
 

@@ -16,6 +16,8 @@ import pytest
 import tomli_w
 
 import clientwise as cw
+from clientwise.data.datasets import digits
+from clientwise.experiment.build import build_data
 
 
 def clientwise(*arguments: object, cwd: Path | None = None, expect: int = 0, **environment: str) -> str:
@@ -44,7 +46,7 @@ def config(tiny: dict[str, Any], tmp_path: Path) -> Path:
 def test_help_and_version() -> None:
     assert re.search(r"clientwise \d+\.\d+\.\d+", clientwise("--version"))
     output = clientwise("--help")
-    for command in ("run", "check", "list", "show", "serve", "demo", "new"):
+    for command in ("run", "check", "data", "list", "show", "serve", "demo", "new"):
         assert f" {command} " in output
         assert "Usage" in clientwise(command, "--help")
 
@@ -93,6 +95,10 @@ def test_errors_say_what_to_do(config: Path, tmp_path: Path, tiny: dict[str, Any
         "run", config, "--set", "data=mnist", "--data-dir", tmp_path / "nowhere", expect=2, cwd=tmp_path
     )
     assert "put the four files of the MNIST database there" in output
+    assert "ends in .png or .svg" in clientwise("data", config, "--out", "picture.pdf", expect=2)
+    assert "No such file or directory" in clientwise("data", config, "--out", tmp_path / "no" / "x.png", expect=2)
+    output = clientwise("data", config, "--set", "evaluation.official_test=server", expect=2)
+    assert "tiny.toml: evaluation.official_test: this dataset has no official test split" in output
 
 
 def test_check_says_what_would_run(config: Path) -> None:
@@ -101,6 +107,37 @@ def test_check_says_what_would_run(config: Path) -> None:
     assert "6 with" in output
     assert "650 parameters" in output
     assert "2 methods × 1 seed × 3 rounds" in output
+
+
+def test_tune_prints_a_table_and_the_rate(config: Path) -> None:
+    output = clientwise("tune", config, "--rates", "0.00001,0.1", "--rounds", "4")
+    assert "not reached" in output
+    assert output.strip().endswith("training.learning_rate = 0.1")
+    assert "write numbers above zero" in clientwise("tune", config, "--rates", "a", expect=2)
+
+
+def test_a_preset_is_named(config: Path, tmp_path: Path) -> None:
+    with config.open("a") as file:
+        file.write("\n[presets.quick]\nrounds = 1\n")
+    assert "× 1 rounds" in clientwise("check", config, "--preset", "quick")
+    assert "tiny-quick" in clientwise("run", config, "--preset", "quick", cwd=tmp_path)
+    assert "did you mean 'quick'" in clientwise("run", config, "--preset", "quik", expect=2)
+
+
+def test_data_says_who_would_hold_what(config: Path, tmp_path: Path) -> None:
+    output = clientwise("data", config, "--out", tmp_path / "who.png", "--seed", 3)
+    data, _ = build_data(cw.load(config), digits(None), 3)
+    assert "digits, dirichlet, 6 clients, seed 3" in output
+    sizes = data.train.sizes
+    for number in (int(sizes.min()), int(sizes.max()), f"{len(data.train.numbers):,}"):
+        assert f" {number} " in output
+    assert f"Server: {len(data.weigh.numbers)} samples to weigh by, {len(data.report.numbers)} to report on" in output
+    for client, size in enumerate(sizes.tolist()):
+        labels = data.train.targets[data.train.slice(client)]
+        cells = [str(int((labels == label).sum()) or "·") for label in range(10)]
+        assert re.search(rf"^ +{client} +{size} +{' +'.join(cells)} *$", output, re.MULTILINE)
+    assert (tmp_path / "who.png").read_bytes()[:4] == b"\x89PNG"
+    assert "\x1b[" not in output
 
 
 def test_list_shows_every_part_with_its_options() -> None:
@@ -148,7 +185,7 @@ def test_in_a_terminal_there_is_a_live_bar(config: Path, tmp_path: Path) -> None
         timeout=60,
         dimensions=(40, 150),
     )
-    child.expect("FedAvg, seed 1: round")
+    child.expect("seed 1: round")
     child.expect(r"\d+/40")
     child.expect("Run folder")
     child.expect(pexpect.EOF)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 import runpy
+import tomllib
 from pathlib import Path
 
+import numpy
 import pytest
 
 import clientwise as cw
@@ -39,6 +41,20 @@ def test_the_tutorial_runs_as_printed(tmp_path: Path, monkeypatch: pytest.Monkey
     Path("first.toml").write_text(experiment.to_toml(), encoding="utf-8")
     exec(program, {})  # the page's own program
     exec(f"import clientwise as cw\n{weighing}\nassert abs(weights.sum() - 1) < 1e-9", {})
+
+
+def test_the_page_on_data_is_true(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for config in blocks("data.md", "toml"):
+        cw.load(tomllib.loads(config) | {"name": "page", "rounds": 1, "model": "linear"})
+    own, _, plugin = blocks("data.md", "python")  # the second needs flwr-datasets: tests/data/test_federated.py
+    monkeypatch.chdir(tmp_path)
+    exec(f"{own}\nassert cw.Run(folder).finished and arrays.num_clients == 2", {})
+    exec(plugin, {"__name__": "plugin"})
+    images, labels = numpy.random.default_rng(0).integers(0, 5, (2, 40))
+    for name, array in {"images": images[:, None].astype(numpy.uint8), "labels": labels, "devices": labels}.items():
+        numpy.save(tmp_path / f"{name}.npy", array)
+    config = {"name": "page", "rounds": 1, "model": "linear", "data": "my_images", "partition": "by_id"}
+    assert cw.Run(cw.run(config | {"data_dir": str(tmp_path)}, tmp_path / "plugin")).finished
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("own*.py")), ids=lambda path: path.name)

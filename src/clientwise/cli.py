@@ -34,6 +34,9 @@ SetOption = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Change a key of the config: training.epochs=5, methods.0.name=X."),
 ]
+PresetOption = Annotated[
+    str | None, typer.Option(metavar="NAME", help="A preset of the config, for instance quick.", show_default=False)
+]
 DataDirOption = Annotated[
     Path | None,
     typer.Option(
@@ -86,11 +89,18 @@ def run(
         str | None, typer.Option(help="Where the clients live: local or flower.", show_default=False)
     ] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda or auto.", show_default=False)] = None,
+    workers: Annotated[
+        str | None,
+        typer.Option(
+            help="CPU cores that train side by side, or ray: spread methods and seeds over Ray.", show_default=False
+        ),
+    ] = None,
     seeds: Annotated[str | None, typer.Option(help="Seeds: 1,2,3 or 1-5.", show_default=False)] = None,
     rounds: Annotated[int | None, typer.Option(help="Rounds per method and seed.", show_default=False)] = None,
     out_folder: Annotated[
         Path | None, typer.Option("--out", help="Run folder; default: runs/NAME-DATE-TIME.", show_default=False)
     ] = None,
+    preset: PresetOption = None,
     data_dir: DataDirOption = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted run.")] = False,
     trackers: Annotated[
@@ -109,8 +119,16 @@ def run(
     if file.is_dir():
         out_folder, file = out_folder or file, file / "config.toml"
     where = data_dir and str(data_dir.resolve())
-    given = {"engine": engine, "device": device, "rounds": rounds, "trackers": trackers or None, "data_dir": where}
-    experiment = _load(file, changes, given, seeds)
+    cores = int(workers) if workers and workers.isdigit() else workers
+    given = {
+        "engine": engine,
+        "device": device,
+        "workers": cores,
+        "rounds": rounds,
+        "trackers": trackers or None,
+        "data_dir": where,
+    }
+    experiment = _load(file, changes, given, seeds, preset)
     if resume and out_folder is None:
         out_folder = find_unfinished(experiment)
     _run(experiment, out_folder, resume)
@@ -119,16 +137,97 @@ def run(
 @app.command()
 def check(
     file: Annotated[Path, typer.Argument(help="A TOML file.", show_default=False)],
+    preset: PresetOption = None,
     data_dir: DataDirOption = None,
     changes: SetOption = None,
 ) -> None:
     """Check a config and say what it would run, without running it."""
     from .experiment.build import describe
 
-    experiment = _load(file, changes, {"data_dir": data_dir and str(data_dir.resolve())})
+    experiment = _load(file, changes, {"data_dir": data_dir and str(data_dir.resolve())}, preset=preset)
     for line in describe(experiment):
         out.print(_escaped(line))
     out.print(f"[green]ok:[/] {_escaped(str(file))}", soft_wrap=True)
+
+
+@app.command()
+def tune(
+    file: Annotated[Path, typer.Argument(help="A TOML file with a target.", show_default=False)],
+    rates: Annotated[
+        str | None, typer.Option(help="Learning rates: 0.03,0.1,0.3; default: 0.01 to 1.", show_default=False)
+    ] = None,
+    seeds: Annotated[str | None, typer.Option(help="Seeds: 1,2,3 or 1-5.", show_default=False)] = None,
+    rounds: Annotated[int | None, typer.Option(help="Rounds at most.", show_default=False)] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda or auto.", show_default=False)] = None,
+    preset: PresetOption = None,
+    data_dir: DataDirOption = None,
+    changes: SetOption = None,
+) -> None:
+    """Find the learning rate with which half of the clients reach the target first, on data held back for it."""
+    from .experiment.tune import GRID
+    from .experiment.tune import tune as try_rates
+    from .report.terminal import trials_table
+
+    given = {"device": device, "rounds": rounds, "data_dir": data_dir and str(data_dir.resolve())}
+    experiment = _load(file, changes, given, seeds, preset)
+    grid = GRID if rates is None else _rates(rates)
+    with err.status("Trying learning rates") as status:
+        trials, best = try_rates(
+            experiment, grid, on_trial=lambda trial: status.update(f"{trial.learning_rate:g} with seed {trial.seed}")
+        )
+    out.print(trials_table(trials, experiment.methods[0].name))
+    out.print(f"[green]training.learning_rate = {best:g}[/]")
+
+
+def _rates(text: str) -> list[float]:
+    """Learning rates from "0.1,0.3"."""
+    try:
+        rates = [float(part) for part in text.split(",")]
+        if all(0 < rate < float("inf") for rate in rates):
+            return rates
+        raise ValueError(text)
+    except ValueError:
+        _fail(f"--rates {text}: write numbers above zero, as in 0.03,0.1,0.3")
+
+
+@app.command()
+def data(
+    file: Annotated[Path, typer.Argument(help="A TOML file.", show_default=False)],
+    picture: Annotated[
+        Path | None, typer.Option("--out", help="Also draw it: a PNG or SVG file.", show_default=False)
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Seed of the partition; default: the config's first.", show_default=False)
+    ] = None,
+    preset: PresetOption = None,
+    data_dir: DataDirOption = None,
+    changes: SetOption = None,
+) -> None:
+    """Show who would hold which samples: sizes, classes of every client, the server's set."""
+    from .data.summary import summarise
+    from .experiment.build import build_data, load_samples
+    from .report.federation import class_table, federation_charts, remarks, size_table
+    from .report.figures import draw
+
+    if picture is not None and picture.suffix not in (".png", ".svg"):
+        _fail(f"--out {picture}: write a name that ends in .png or .svg")
+    experiment = _load(file, changes, {"data_dir": data_dir and str(data_dir.resolve())}, preset=preset)
+    seed = experiment.seeds[0] if seed is None else seed
+    federated, hostile = build_data(experiment, load_samples(experiment), seed)
+    summary = summarise(federated)
+    assert experiment.data is not None
+    assert experiment.partition is not None
+    title = f"{experiment.data.name}, {experiment.partition.name}, {len(summary.train):,} clients, seed {seed}"
+    out.print(size_table(summary, title))
+    for remark in remarks(summary, experiment.server_set.shared_set, sorted(hostile)):
+        out.print(_escaped(remark))
+    if table := class_table(summary):
+        out.print()
+        out.print(table)
+    if picture is not None:
+        with _readable():
+            draw(federation_charts(summary, title), picture)
+        out.print(_escaped(f"Picture  {picture}"), soft_wrap=True)
 
 
 @app.command("list")
@@ -294,7 +393,11 @@ def _command() -> str:
 
 
 def _load(
-    file: Path, changes: list[str] | None, given: dict[str, Any] | None = None, seeds: str | None = None
+    file: Path,
+    changes: list[str] | None,
+    given: dict[str, Any] | None = None,
+    seeds: str | None = None,
+    preset: str | None = None,
 ) -> Experiment:
     """The config with what the command line changes."""
     from .experiment.config import load_experiment
@@ -302,7 +405,7 @@ def _load(
     options = {key: value for key, value in (given or {}).items() if value is not None}
     if seeds is not None:
         options["seeds"] = _seeds(seeds)
-    return load_experiment(file, changes or [], options)
+    return load_experiment(file, changes or [], options, preset)
 
 
 def _seeds(text: str) -> list[int]:

@@ -18,6 +18,7 @@ from .core.priority import ADJUSTMENTS
 from .core.scores import SCORES
 from .core.weighting import NORMALISERS
 from .data.datasets import DATASETS
+from .data.features import FEATURES
 from .data.partition import PARTITIONS
 from .experiment import schema
 from .models.networks import MODELS
@@ -33,6 +34,7 @@ _REGISTRIES = (
     SERVER_STEPS,
     METRICS,
     DATASETS,
+    FEATURES,
     PARTITIONS,
     MODELS,
     ATTACKS,
@@ -114,7 +116,9 @@ def markdown() -> str:
         "An experiment is one TOML file. Unknown keys, wrong types and impossible combinations are errors, all",
         'reported before anything runs. Where a key takes a *part*, write its name, `score = "mean"`, or a table with',
         'its name and options, `score = { name = "owa", quantifier = "most" }`.',
-        "`clientwise run --set key=value` changes any key.",
+        "`clientwise run --set key=value` changes any key. `--preset quick` changes those that the file's table",
+        "`[presets.quick]` holds: tables are merged key by key, a part of another name replaces the former one, and a",
+        "list of names as `methods` keeps only those.",
         "",
     ]
     for title, section in _SECTIONS:

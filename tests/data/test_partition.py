@@ -1,51 +1,124 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clientwise.data.datasets import diabetes, digits
-from clientwise.data.partition import PARTITIONS, dirichlet, federate, iid, quantity, shards
+from clientwise.data.datasets import DATASETS, diabetes, digits
+from clientwise.data.partition import (
+    PARTITIONS,
+    Pool,
+    by_id,
+    deal_alike,
+    dirichlet,
+    federate,
+    iid,
+    quantity,
+    shards,
+    table,
+)
 
 TARGETS = torch.arange(1000) % 10
+POOL = Pool(TARGETS, 10, ids=torch.arange(1000) // 10)  # ten samples of each of a hundred ids
 
 
-@pytest.mark.parametrize("name", list(PARTITIONS))
+@pytest.mark.parametrize("name", ["iid", "quantity", "shards", "dirichlet"])
 @given(clients=st.integers(1, 50), seed=st.integers(0, 5))
 def test_every_sample_is_given_out_once_and_the_seed_decides(name: str, clients: int, seed: int) -> None:
     partition = PARTITIONS.get(name)
-    parts = partition(TARGETS, seed, clients=clients)
+    parts = partition(POOL, seed, clients=clients)
     assert len(parts) == clients
     assert torch.cat(parts).sort().values.tolist() == list(range(1000))
-    again = partition(TARGETS, seed, clients=clients)
+    again = partition(POOL, seed, clients=clients)
     assert all(torch.equal(one, two) for one, two in zip(parts, again, strict=True))
     if clients > 1:
-        other = partition(TARGETS, seed + 1, clients=clients)
+        other = partition(POOL, seed + 1, clients=clients)
         assert not all(torch.equal(one, two) for one, two in zip(parts, other, strict=True))
 
 
 def test_iid_is_even_and_shards_hold_few_labels() -> None:
-    assert {len(part) for part in iid(TARGETS, 1, clients=10)} == {100}
-    for part in shards(TARGETS, 1, clients=20, per_client=2):
+    assert {len(part) for part in iid(POOL, 1, clients=10)} == {100}
+    for part in shards(POOL, 1, clients=20, per_client=2):
         assert len(part) == 50
         assert len(TARGETS[part].unique()) <= 2
 
 
 def test_concentration_makes_clients_alike_or_not() -> None:
     def spread(concentration: float) -> float:
-        parts = dirichlet(TARGETS, 1, clients=10, concentration=concentration)
+        parts = dirichlet(POOL, 1, clients=10, concentration=concentration)
         return torch.tensor([len(part) for part in parts], dtype=torch.float64).std().item()
 
     assert spread(100.0) < spread(1.0) < spread(0.1)
-    sizes = [len(part) for part in quantity(TARGETS, 1, clients=10, concentration=0.3)]
+    sizes = [len(part) for part in quantity(POOL, 1, clients=10, concentration=0.3)]
     assert max(sizes) > 5 * (min(sizes) + 1)
+
+
+def test_a_table_gives_exactly_what_it_says() -> None:
+    counts = [[10, 0, 30, 10, 30, 50, 20, 20, 10, 10], [0, 10, 10, 10, 10, 40, 10, 0, 10, 90]]
+    parts = table(POOL, 1, counts=counts)
+    assert [torch.bincount(TARGETS[part], minlength=10).tolist() for part in parts] == counts
+    assert len(torch.cat(parts).unique()) == sum(map(sum, counts))  # nobody shares
+    assert not torch.equal(parts[0], table(POOL, 2, counts=counts)[0])
+    assert torch.equal(parts[0], table(POOL, 1, counts=counts)[0])
+
+
+def test_a_table_shares_only_where_it_says_so_and_only_what_is_short() -> None:
+    counts = [[80] + [0] * 9, [50] + [10] * 9]
+    with pytest.raises(ValueError, match="ask for 130 samples of class 0, there are 100; with overlap = true"):
+        table(POOL, 1, counts=counts)
+    first, second = table(POOL, 1, counts=counts, overlap=True)
+    assert (len(first.unique()), len(second.unique())) == (80, 140)  # a client has no sample twice
+    assert len(set(first.tolist()) & set(second.tolist())) == 30
+    with pytest.raises(ValueError, match=r"ask for 101 samples of class 0, there are 100$"):
+        table(POOL, 1, counts=[[101] + [0] * 9], overlap=True)
+    with pytest.raises(ValueError, match=r"counts\[0\] has 2 numbers, for 10 classes"):
+        table(POOL, 1, counts=[[1, 2]])
+    with pytest.raises(ValueError, match=r"counts\[0\] gives 1 samples; a client needs 2 at least"):
+        table(replace(POOL, least=2), 1, counts=[[1] + [0] * 9])
+
+
+def test_by_id_is_one_client_per_person() -> None:
+    parts = by_id(POOL, 1)
+    assert [POOL.ids[part].unique().tolist() for part in parts] == [[person] for person in range(100)]
+    assert torch.cat(parts).sort().values.tolist() == list(range(1000))
+    few = by_id(POOL, 1, clients=7)
+    assert len(few) == 7
+    assert {int(POOL.ids[part[0]]) for part in few} != {int(POOL.ids[part[0]]) for part in by_id(POOL, 2, clients=7)}
+    assert len(by_id(POOL, 1, fraction=0.25)) == 25
+
+
+def test_by_id_leaves_out_the_small_and_the_ownerless() -> None:
+    ids = torch.tensor([5, 5, 5, 2, 2, 9, -1, -1, -1, -1])
+    pool = Pool(torch.zeros(10, dtype=torch.int64), 2, ids)
+    assert [part.tolist() for part in by_id(pool, 1)] == [[3, 4], [0, 1, 2]]
+    assert [part.tolist() for part in by_id(pool, 1, minimum=3)] == [[0, 1, 2]]
+    assert len(by_id(pool, 1, minimum=1)) == 3
+    assert len(by_id(replace(pool, least=2), 1, minimum=1)) == 2  # nobody is given what is somebody else's
+    assert sum(map(len, by_id(POOL, 1, sample_fraction=0.5, minimum=1))) == 500
+    with pytest.raises(ValueError, match="0 of 3 ids have at least 4 samples"):
+        by_id(pool, 1, minimum=4)
+    with pytest.raises(ValueError, match="2 of 3 ids have at least 2 samples; 3 wanted"):
+        by_id(pool, 1, clients=3)
+    with pytest.raises(ValueError, match="either clients or fraction"):
+        by_id(pool, 1, clients=1, fraction=0.5)
+    with pytest.raises(ValueError, match="QMNIST's label files"):
+        by_id(Pool(ids, 2), 1)
+
+
+def test_partitions_by_class_say_so_where_there_are_none() -> None:
+    values = Pool(torch.rand(20, 4, 4))
+    for partition in (dirichlet, shards):
+        with pytest.raises(ValueError, match="use iid or quantity"):
+            partition(values, 1, clients=2)
 
 
 def split(**changes):
     options = {"test_fraction": 0.2, "server_fraction": 0.2, "report_fraction": 0.5} | changes
     samples = digits(None)
-    return samples, federate(samples, lambda targets, seed: iid(targets, seed, clients=7), 1, **options)
+    return samples, federate(samples, lambda pool, seed: iid(pool, seed, clients=7), 1, **options)
 
 
 def test_nobody_shares_a_sample_with_anybody() -> None:
@@ -87,7 +160,7 @@ def test_everyone_has_something_to_train_and_to_test_on() -> None:
     samples = digits(None)
     data = federate(
         samples,
-        lambda targets, seed: dirichlet(targets, seed, clients=150, concentration=0.02),
+        lambda pool, seed: dirichlet(pool, seed, clients=150, concentration=0.02),
         1,
         test_fraction=0.1,
         server_fraction=0.1,
@@ -98,7 +171,7 @@ def test_everyone_has_something_to_train_and_to_test_on() -> None:
     with pytest.raises(ValueError, match="too few for 1000 clients"):
         federate(
             samples,
-            lambda targets, seed: iid(targets, seed, clients=1000),
+            lambda pool, seed: iid(pool, seed, clients=1000),
             1,
             test_fraction=0.2,
             server_fraction=0,
@@ -109,7 +182,7 @@ def test_everyone_has_something_to_train_and_to_test_on() -> None:
 def test_regression_and_no_server_set() -> None:
     data = federate(
         diabetes(None),
-        lambda targets, seed: iid(targets, seed, clients=4),
+        lambda pool, seed: iid(pool, seed, clients=4),
         1,
         test_fraction=0.2,
         server_fraction=0,
@@ -118,3 +191,91 @@ def test_regression_and_no_server_set() -> None:
     assert data.weigh is None
     assert data.report is None
     assert data.train.targets.dtype == torch.float32
+
+
+def official(partition, **options):
+    """The digits with the last 297 as their official test split."""
+    samples = replace(digits(None), test_from=1500)
+    settings = {"test_fraction": 0.2, "server_fraction": 0.0, "report_fraction": 0.5} | options
+    return samples, federate(samples, partition, 1, **settings)
+
+
+def test_the_official_test_split_may_be_the_servers() -> None:
+    samples, data = official(lambda pool, seed: iid(pool, seed, clients=5), official_test="server", server_fraction=0.3)
+    assert sorted(data.weigh.numbers.tolist() + data.report.numbers.tolist()) == list(range(1500, 1797))
+    assert sorted(data.train.numbers.tolist() + data.test.numbers.tolist()) == list(range(1500))
+    counts = torch.bincount(samples.targets[data.report.numbers], minlength=10)
+    assert int((counts - torch.bincount(samples.targets[1500:]) / 2).abs().max()) <= 1  # halves alike
+    _, shared = official(lambda pool, seed: iid(pool, seed, clients=5), official_test="server", shared_set=True)
+    assert len(shared.weigh.numbers) == len(shared.report.numbers) == 297
+
+
+def test_the_official_test_split_may_be_the_clients() -> None:
+    _, data = official(lambda pool, seed: shards(pool, seed, clients=30), official_test="clients", server_fraction=0.2)
+    assert sorted(data.test.numbers.tolist()) == list(range(1500, 1797))
+    assert len(data.train.numbers) == 1200
+    assert len(data.report.numbers) + len(data.weigh.numbers) == 300
+    assert set(data.test.sizes.tolist()) == {9, 10}
+    known = 0
+    for client in range(30):
+        trained = set(data.train.targets[data.train.slice(client)].tolist())
+        known += sum(label in trained for label in data.test.targets[data.test.slice(client)].tolist())
+    assert known / 297 > 0.9  # clients are tested on what they train on; a few digits lie next to a border
+
+
+def test_clients_test_alike_to_what_they_train_on() -> None:
+    samples = digits(None)
+    parts = [torch.nonzero(samples.targets < 5).flatten()[:300], torch.nonzero(samples.targets >= 5).flatten()[:100]]
+    dealt = deal_alike(samples, parts, torch.arange(1000, 1400), 1)
+    assert [len(part) for part in dealt] == [300, 100]
+    assert torch.cat(dealt).sort().values.tolist() == list(range(1000, 1400))
+    values = diabetes(None)  # without classes the sizes alone are alike
+    assert [
+        len(part) for part in deal_alike(values, [torch.arange(30), torch.arange(30, 40)], torch.arange(80), 1)
+    ] == [
+        60,
+        20,
+    ]
+
+
+def test_people_test_on_their_own_part_of_the_official_test_split() -> None:
+    samples = replace(digits(None), test_from=1500, ids=torch.arange(1797) % 30)
+    options = {"test_fraction": 0.2, "server_fraction": 0.0, "report_fraction": 0.5, "official_test": "clients"}
+    data = federate(samples, lambda pool, seed: by_id(pool, seed, clients=12), 1, **options)
+    for client in range(12):
+        (trains,) = samples.ids[data.train.numbers[data.train.slice(client)]].unique()
+        (tests,) = samples.ids[data.test.numbers[data.test.slice(client)]].unique()
+        assert trains == tests
+    assert int(data.test.numbers.min()) >= 1500
+    others = replace(samples, ids=torch.cat([samples.ids[:1500], samples.ids[1500:] + 25]))
+    with pytest.raises(ValueError, match="25 of 30 clients have nothing in the official test split; use test_fraction"):
+        federate(others, by_id, 1, **options)
+
+
+def test_clients_without_test_sets_train_on_all_they_have() -> None:
+    counts = [[20] * 10, [0] * 5 + [30] * 5]
+    _, data = official(lambda pool, seed: table(pool, seed, counts=counts), official_test="server", test_fraction=0)
+    assert data.test.sizes.tolist() == [0, 0]
+    trained = [torch.bincount(data.train.targets[data.train.slice(client)], minlength=10) for client in range(2)]
+    assert [found.tolist() for found in trained] == counts
+
+
+def test_no_official_test_split() -> None:
+    with pytest.raises(ValueError, match="has no official test split"):
+        split(official_test="server")
+
+
+def test_p1_on_the_published_mnist(published) -> None:
+    samples = DATASETS.get("mnist")(published("mnist"))
+    data = federate(
+        samples,
+        lambda pool, seed: shards(pool, seed, clients=100),
+        1,
+        test_fraction=0.2,
+        server_fraction=0,
+        report_fraction=0,
+        official_test="clients",
+    )
+    assert data.train.sizes.tolist() == [600] * 100
+    assert data.test.sizes.tolist() == [100] * 100
+    assert sorted(data.test.numbers.tolist()) == list(range(60_000, 70_000))

@@ -149,6 +149,34 @@ def test_set_changes_any_key(tiny: dict[str, Any]) -> None:
             load_experiment(tiny, [wrong])
 
 
+def test_presets_change_the_size_of_an_experiment(tiny: dict[str, Any], tmp_path: Path) -> None:
+    tiny["presets"] = {
+        "quick": {"rounds": 2, "partition": {"clients": 4}, "data": {"name": "mnist5k"}, "methods": ["all of it"]},
+        "other": {"name": "mine", "partition": {"name": "iid", "clients": 3}, "model": {"name": "mlp", "hidden": [5]}},
+    }
+    tiny["partition"]["concentration"] = 0.7
+    assert load_experiment(tiny).name == "tiny"
+    quick = load_experiment(tiny, ["rounds=5"], preset="quick")  # --set wins
+    assert (quick.name, quick.rounds, quick.data.name) == ("tiny-quick", 5, "mnist5k")
+    assert quick.partition.options == {"clients": 4, "concentration": 0.7}
+    assert [method.name for method in quick.methods] == ["all of it"]
+    other = load_experiment(tiny, preset="other")
+    assert (other.name, other.partition.options, other.model.options) == ("mine", {"clients": 3}, {"hidden": [5]})
+    assert "presets" not in quick.to_dict()
+
+    for preset, change, reason in (
+        ("quik", {}, "there is no preset 'quik'; did you mean 'quick'"),
+        ("quick", {"methods": ["all of them"]}, "there is no method 'all of them'; did you mean 'all of it'"),
+        ("quick", {"runds": 3}, "runds: unknown option; did you mean 'rounds'"),
+    ):
+        with pytest.raises(ConfigError, match=reason):
+            load_experiment(tiny | {"presets": {"quick": change}}, preset=preset)
+    with pytest.raises(ConfigError, match="there is no preset 'quick'; it has none"):
+        load_experiment({key: value for key, value in tiny.items() if key != "presets"}, preset="quick")
+    with pytest.raises(ConfigError, match="must be tables"):
+        load_experiment(tiny | {"presets": {"quick": 3}})
+
+
 def test_a_method_may_train_differently(tiny: dict[str, Any]) -> None:
     fedprox, other = load_experiment(
         tiny, ["methods.0.training.proximal=0.1", "training.batch_size='full'"]
@@ -221,3 +249,27 @@ def test_every_shipped_config_loads() -> None:
     demo = load_experiment(shipped[0]).build_methods()
     assert [method.name for method in demo] == ["FedAvg", "prioritized", "online", "AdaFed", "combined"]
     assert isinstance(demo[1].score, Prioritized)
+
+
+def test_clients_without_test_sets_cannot_be_asked_to_test(tiny: dict[str, Any]) -> None:
+    tiny["evaluation"] = {"test_fraction": 0}
+    tiny["server_set"] = {"source": "clients"}
+    found = dict(issues(tiny))
+    assert "must be 0 where test_fraction is 0" in found["evaluation.clients_every"]
+    assert "test_fraction must not be 0" in found["server_set.source"]
+    assert "test_fraction must not be 0" in found["methods[1].adjust"]
+    tiny["methods"] = [{"name": "FedAvg"}]
+    tiny["evaluation"] |= {"clients_every": 0}
+    tiny["server_set"] = {"report_fraction": 0.0}
+    assert issues(tiny) == [("server_set.report_fraction", "0 with test_fraction = 0: nothing would be measured")]
+    tiny["server_set"] = {}
+    assert not load_experiment(tiny).clients_test
+
+
+def test_the_official_test_split_is_a_server_set(tiny: dict[str, Any]) -> None:
+    tiny["server_set"] = {"fraction": 0.0}
+    assert "needs samples to weigh by" in dict(issues(tiny))["methods[1]"]
+    tiny["evaluation"]["official_test"] = "server"
+    assert load_experiment(tiny).server_holds_samples
+    tiny["evaluation"] = {"official_test": "sever"}
+    assert "'pooled', 'server' or 'clients'" in dict(issues(tiny))["evaluation.official_test"]

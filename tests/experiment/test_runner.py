@@ -18,8 +18,12 @@ import torch
 from safetensors.torch import load_file
 
 import clientwise as cw
+from clientwise.core.types import Problem
+from clientwise.data.federated import Samples, Shares
 from clientwise.errors import ConfigError
 from clientwise.experiment.store import RunError, Store, locked
+from clientwise.models.flat import FlatModel
+from clientwise.models.networks import MODELS
 
 TABLES = {  # everything but how long it took
     "lanes": "lane, method, seed, finished",
@@ -29,6 +33,7 @@ TABLES = {  # everything but how long it took
     "participants": "lane, round_num, client, refusal, score, weight, training_loss",
     "criteria": "*",
     "local": "*",
+    "best": "*",
 }
 
 
@@ -200,6 +205,67 @@ def test_attributes_and_two_of_a_kind_from_toml(tiny: dict[str, Any], tmp_path: 
         assert raw == tiny["attributes"]["age"][client]
     assert run.query("SELECT DISTINCT criterion FROM criteria ORDER BY 1") == [("age",), ("attribute",)]
     assert cw.run(run.folder / "config.toml", run.folder, resume=True)  # `as` is written out and read back
+
+
+def test_fine_tuning_on_the_servers_set(tiny: dict[str, Any], tmp_path: Path) -> None:
+    tiny["methods"] = [{"name": "FedAvg"}, {"name": "tuned", "fine_tune": {"epochs": 3, "batch_size": 10}}]
+    run = cw.Run(cw.run(tiny, tmp_path / "run"))
+    plain, tuned = (dict(run.curve("metric", name, 1)) for name in run.methods)
+    assert tuned[1] > plain[1]  # three clients of skewed data have seen little; the server's set has all classes
+    for change, reason in (
+        ("server_set.source=clients", "needs samples of the server"),
+        ("server_set.fraction=0", "needs samples to weigh by"),
+    ):
+        with pytest.raises(ConfigError, match=reason) as caught:
+            cw.load(tiny, [change])
+        assert any(key.startswith("methods[1]") for key, _ in caught.value.issues)
+    tiny["methods"][1] |= {"criteria": ["dataset_size", "label_diversity"], "adjust": "best_order"}
+    with pytest.raises(ConfigError, match="does not go with adjust"):
+        cw.load(tiny)
+
+
+def test_the_best_round_of_the_honest_is_kept_bit_by_bit(tiny: dict[str, Any], tmp_path: Path) -> None:
+    tiny |= {"server_set": {"fraction": 0.0}, "methods": [{"name": "FedAvg"}], "checkpoint_seconds": 0.0}
+    tiny["hostile"] = [{"clients": [0], "attack": "wrong_labels"}]
+    run = cw.Run(cw.run(tiny, tmp_path / "run"))
+    assert len(run.query("SELECT * FROM best")) == 1  # of every lane only the best remains
+    _, metric, right = run.best_round("FedAvg", 1)
+    (honest,) = run.query("SELECT SUM(num_test) FROM clients WHERE hostile IS NULL")[0]
+    assert len(right) == honest
+    assert metric == max(value for _, value in run.curve("metric", "FedAvg", 1))
+    assert right.mean() == pytest.approx(metric)
+
+
+def test_two_classes_take_one_output(tmp_path: Path, tiny: dict[str, Any]) -> None:
+    inputs, targets = numpy.eye(20, dtype=numpy.float32), numpy.arange(20) % 2
+    data = cw.FederatedData.from_clients([(inputs, targets)] * 2, [(inputs, targets)] * 2, report=(inputs, targets))
+    tiny |= {"methods": [{"name": "FedAvg"}], "federation": {}, "model": {"name": "mlp", "hidden": [30]}, "rounds": 5}
+    tiny["training"] = {"epochs": 20, "learning_rate": 1.0}
+    del tiny["data"], tiny["partition"]
+    folder = cw.run(tiny, tmp_path / "run", data=data)
+    model = load_file(folder / "checkpoints" / "lane-1.safetensors")["model"]
+    assert len(model) == 20 * 30 + 30 + 30 + 1
+    assert cw.Run(folder).summary()[0].metric == [1.0]
+
+
+def test_errors_of_an_image_that_sums_to_a_count(tiny: dict[str, Any], tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    density = torch.rand(40, 8, 8)
+    samples = Samples(density[:, None], density, Problem("regression", sums=True))
+    shares = Shares.of([(torch.arange(40), density)])
+    data = cw.FederatedData(samples, shares, shares, None, shares)
+    tiny |= {"methods": [{"name": "FedAvg"}], "federation": {}, "evaluation": {}, "rounds": 1}
+    tiny["model"] = {"name": "fully_convolutional", "channels": [2], "middle": [2]}
+    del tiny["data"], tiny["partition"]
+    run = cw.Run(cw.run(tiny, tmp_path / "run", data=data))
+    (mape,) = run.summary()[0].metric
+    network = MODELS.get("fully_convolutional")((1, 8, 8), 64, channels=[2], middle=[2])
+    model = FlatModel(network, torch.device("cpu"))
+    model.load(load_file(run.folder / "checkpoints" / "lane-1.safetensors")["model"])
+    with torch.no_grad():
+        answers = model.module.eval()(density[:, None]).flatten(1).sum(1)
+    counts = density.flatten(1).sum(1)
+    assert mape == pytest.approx(float(((answers - counts).abs() / counts).mean()), rel=1e-4)
 
 
 def test_hostile_clients_lose_their_weight_under_adafed(tiny: dict[str, Any], tmp_path: Path) -> None:

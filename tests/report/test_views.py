@@ -10,14 +10,15 @@ import statistics
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 
 import clientwise as cw
 from clientwise.experiment.store import RunError, Store, locked
-from clientwise.report import views
+from clientwise.report import sections, views
 from clientwise.report.audit import audit
 from clientwise.report.series import series_of
-from clientwise.report.statistics import Difference, paired_difference
+from clientwise.report.statistics import Contingency, Difference, contingency, paired_difference
 from clientwise.report.terminal import audit_tables, remarks, sparkline, summary_table
 
 Json = dict[str, Any]
@@ -54,6 +55,7 @@ def test_sections_hold_charts_with_words_and_tables_with_rows(document: Json) ->
         "result",
         "curves",
         "targets",
+        "best",
         "clients",
         "weights",
         "priority",
@@ -107,6 +109,28 @@ def test_rounds_to_target_counted_from_the_clients_themselves(shown: cw.Run) -> 
             )
             expected.append(rows[0][0] if rows else None)
         assert shown.rounds_until_clients_reach(method, seed, target) == expected
+
+
+def test_best_rounds_are_compared_sample_by_sample(shown: cw.Run) -> None:
+    section = sections.best_rounds(series_of([shown]))
+    (table,) = section["items"]
+    assert len(table["rows"]) == (len(shown.methods) - 1) * 3  # every method but the baseline, three seeds
+    for name, seed, best, baseline, both_right, only_ours, only_theirs, both_wrong, p_value in table["rows"]:
+        for method, value, right in ((name, best, only_ours), (shown.methods[0], baseline, only_theirs)):
+            curve = dict(shown.curve("metric", method, seed))
+            assert value["value"] == max(curve.values())
+            total = both_right + both_wrong + only_ours + only_theirs
+            assert (both_right + right) / total == pytest.approx(value["value"])
+            assert f"round {min(r for r, v in curve.items() if v == value['value'])})" in value["text"]
+        assert 0 <= p_value["value"] <= 1
+
+
+def test_mcnemar_by_hand() -> None:
+    ours, theirs = numpy.array([1, 1, 1, 1, 1, 0, 0], bool), numpy.array([0, 0, 0, 0, 1, 1, 0], bool)
+    found = contingency(ours, theirs)
+    assert found == Contingency(both_wrong=1, only_ours=4, only_theirs=1, both_right=1)
+    assert found.p_value == pytest.approx(2 * (1 + 5) / 2**5)  # of five coins at most one falls to this side, or that
+    assert contingency(ours, ours).p_value == 1
 
 
 def test_an_audit_explains_every_weight(shown: cw.Run) -> None:

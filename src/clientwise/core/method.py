@@ -27,6 +27,7 @@ class Method:
     adapt_loss: LossAdapter | None = None  # P3's loop: the loss of the next round
     server_step: ServerStep = replace_model
     training: LocalTraining = field(default_factory=LocalTraining)
+    fine_tune: LocalTraining | None = None  # the server goes on training the mean on the samples it weighs by
 
     @property
     def names(self) -> tuple[str, ...]:

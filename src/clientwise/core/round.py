@@ -45,6 +45,9 @@ def run_round(
     search = adjust_priority(cohort, state, method, engine)
     chosen = search.chosen if search else cohort.candidate(state.priority)
     local = search.evaluation if search else None  # the search has just evaluated this very model on all clients
+    if method.fine_tune and bool(chosen.model.isfinite().all()):
+        tuned = engine.train_server(chosen.model, replace(task, training=method.fine_tune))
+        chosen, local = replace(chosen, model=tuned), None
     report, local = evaluate(chosen.model, local, round_num, federation, engine)
     notes = why_unusable(chosen, report, local)
     if notes:

@@ -20,6 +20,7 @@ class Problem:
 
     kind: Literal["classification", "regression"]
     num_classes: int = 0  # 0 for regression
+    sums: bool = False  # regression: the answer is the sum of an image, as a density sums to a count (P3 3.B)
 
     @property
     def metric(self) -> Literal["accuracy", "mape"]:
@@ -112,6 +113,7 @@ class Evaluation:
     losses: Tensor  # [c, K] mean loss, never the adapted one, so that methods compare
     counts: Tensor  # [c, C, C] confusion (true class, predicted class) over all clients; regression: [c, 4] error sums
     missing: tuple[Refusal, ...] = ()  # clients that were asked and have no say, with the engine's reason
+    right: Tensor | None = None  # [c, N] classified rightly, sample by sample, client after client; where it is known
 
     def overall(self) -> Tensor:
         """The metric over all clients, weighted by test-set size (P2 Algorithm 1, line 16). Shape [c]."""
@@ -127,7 +129,10 @@ class Evaluation:
 
     def part(self, rows: slice) -> Evaluation:
         """The evaluation of some candidates."""
-        return Evaluation(self.num_samples, self.values[rows], self.losses[rows], self.counts[rows], self.missing)
+        right = None if self.right is None else self.right[rows]
+        return Evaluation(
+            self.num_samples, self.values[rows], self.losses[rows], self.counts[rows], self.missing, right
+        )
 
     def _weighted(self, values: Tensor) -> Tensor:
         held = self.num_samples > 0  # a client without test data has no accuracy, and no say in the mean
@@ -186,7 +191,7 @@ class RoundRecord:
 
 
 class Engine(Protocol):
-    """Where clients live. The round asks it for three things and knows nothing else about it."""
+    """Where clients live. The round asks it for a few things and knows nothing else about it."""
 
     num_clients: int
     problem: Problem
@@ -202,4 +207,8 @@ class Engine(Protocol):
 
     def evaluate_server(self, models: Tensor, part: Literal["weigh", "report"]) -> Evaluation | None:
         """Every candidate [c, d] on a part of the server's set; None where the server has none."""
+        ...
+
+    def train_server(self, model: Tensor, task: Task) -> Tensor:
+        """Train `model` [d] as a client would, on the samples the server weighs by (see `Method.fine_tune`)."""
         ...

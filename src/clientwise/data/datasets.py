@@ -1,26 +1,20 @@
-"""Datasets by name. Nothing is downloaded: they arrive inside a dependency, or lie in the data folder."""
+"""Datasets by name. Nothing is downloaded: they arrive inside a dependency, or lie in the data folder.
+
+This file holds those of the first kind; importing it makes all of them known.
+"""
 
 from __future__ import annotations
 
-import gzip
-import zlib
-from collections.abc import Callable
 from pathlib import Path
 
-import numpy
 import torch
 
 from ..core.types import Problem
-from ..errors import ClientwiseError
-from ..registry import Registry
+from . import celeba, cifar10, femnist, malaria, mnist, movie_reviews, vgg_cells  # noqa: F401  they register
 from .federated import Samples
+from .folder import DATASETS, DataError
 
-Loader = Callable[..., Samples]
-DATASETS: Registry[Loader] = Registry("dataset", "datasets", "Where the samples come from")
-
-
-class DataError(ClientwiseError):
-    """Data that is missing or not what it should be, and what to do about it."""
+__all__ = ["DATASETS", "DataError", "diabetes", "digits", "mnist5k"]
 
 
 @DATASETS.register("digits")
@@ -51,43 +45,3 @@ def diabetes(data_dir: Path | None) -> Samples:
     measurements, progression = load_diabetes(return_X_y=True)
     inputs = torch.from_numpy(measurements).float() * len(measurements) ** 0.5  # unit variance
     return Samples(inputs, torch.from_numpy(progression).float() / 100, Problem("regression"))
-
-
-@DATASETS.register("mnist")
-def mnist(data_dir: Path | None) -> Samples:
-    """The 70,000 MNIST digits of 28×28 pixels, from idx files (gzip or not) in DATA_DIR/mnist."""
-    if data_dir is None:
-        raise DataError("mnist: needs a data folder: give --data-dir, or set CLIENTWISE_DATA")
-    folder = Path(data_dir) / "mnist"
-    images = [_read_idx(folder, f"{part}-images-idx3-ubyte") for part in ("train", "t10k")]
-    labels = [_read_idx(folder, f"{part}-labels-idx1-ubyte") for part in ("train", "t10k")]
-    for (inputs, targets), count in zip(zip(images, labels, strict=True), (60_000, 10_000), strict=True):
-        if inputs.shape != (count, 28, 28) or targets.shape != (count,):
-            raise DataError(
-                f"{folder}: expected {count:,} images of 28×28, found {inputs.shape} and {targets.shape} labels"
-            )
-    inputs, targets = numpy.concatenate(images), numpy.concatenate(labels)
-    return Samples(
-        torch.from_numpy(inputs).unsqueeze(1),
-        torch.from_numpy(targets).long(),
-        Problem("classification", 10),
-        scale=1 / 255,
-    )
-
-
-def _read_idx(folder: Path, name: str) -> numpy.ndarray:
-    """An array from an idx file: two zero bytes, type, number of dimensions, the dimensions, the values."""
-    for path in (folder / name, folder / f"{name}.gz"):
-        if path.exists():
-            try:
-                content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-            except (OSError, EOFError, zlib.error) as error:
-                raise DataError(f"{path}: cannot be read ({error}); get the file again") from None
-            if content[:3] != b"\x00\x00\x08" or len(content) < 4 + 4 * content[3]:
-                raise DataError(f"{path}: not an idx file of bytes")
-            shape = numpy.frombuffer(content, ">i4", count=content[3], offset=4)
-            values = numpy.frombuffer(content, numpy.uint8, offset=4 + 4 * content[3])
-            if values.size != shape.prod():
-                raise DataError(f"{path}: cut off; it should hold {shape.prod():,} values and has {values.size:,}")
-            return values.reshape(shape).copy()
-    raise DataError(f"{folder}: {name}.gz is missing; put the four files of the MNIST database there")

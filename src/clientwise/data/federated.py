@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy
 import torch
 from torch import Tensor
+from torch.utils.data import Dataset, default_collate
 
+from ..core.seeding import generator
 from ..core.types import Problem
 
 
@@ -22,10 +26,14 @@ class Samples:
     problem: Problem
     scale: float = 1.0  # inputs · scale is what the model sees
     sample_attributes: Mapping[str, Tensor] = field(default_factory=dict)  # facts about the samples, each [N]
+    ids: Tensor | None = None  # [N] whose they are by nature (writer, celebrity, patient); negative: nobody's
+    test_from: int | None = None  # from this number on they are the official test split, where there is one
+    # What can only be done once it is known who holds which samples: build a vocabulary, multiply images.
+    after_partition: Callable[[FederatedData], FederatedData] | None = None
 
     def batch(self, numbers: Tensor) -> Tensor:
-        """Samples as the model sees them: float32, scaled."""
-        inputs = self.inputs[numbers].float()
+        """Samples as the model sees them: float32, scaled, where the numbers are."""
+        inputs = self.inputs[numbers.to(self.inputs.device)].to(numbers.device).float()
         return inputs if self.scale == 1 else inputs * self.scale
 
     def to(self, device: torch.device) -> Samples:
@@ -53,7 +61,7 @@ class Shares:
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
-    @property
+    @functools.cached_property
     def sizes(self) -> Tensor:
         """How many samples each holder has [K]."""
         return self.offsets.diff()
@@ -103,11 +111,10 @@ class FederatedData:
                     digest.update(tensor.cpu().contiguous().numpy().tobytes())
         return digest.hexdigest()
 
-    def to(self, device: torch.device) -> FederatedData:
-        """Everything a model reads, on a device."""
+    def shares_to(self, device: torch.device) -> FederatedData:
+        """Who holds what, on a device; the samples stay where they are."""
         return replace(
             self,
-            samples=self.samples.to(device),
             train=self.train.to(device),
             test=self.test.to(device),
             weigh=self.weigh.to(device) if self.weigh else None,
@@ -171,6 +178,81 @@ class FederatedData:
             report=Shares.of([next(server)]) if report is not None else None,
             attributes={name: torch.as_tensor(values).double() for name, values in (attributes or {}).items()},
         )
+
+    @staticmethod
+    def from_datasets(
+        train: Sequence[Dataset[Any]],
+        test: Sequence[Dataset[Any]],
+        *,
+        weigh: Dataset[Any] | None = None,
+        report: Dataset[Any] | None = None,
+        num_classes: int | None = None,
+        attributes: Mapping[str, Any] | None = None,
+    ) -> FederatedData:
+        """Your own PyTorch datasets of pairs (input, target), one per client; each is read once, into memory."""
+        return FederatedData.from_clients(
+            [_arrays(dataset) for dataset in train],
+            [_arrays(dataset) for dataset in test],
+            weigh=None if weigh is None else _arrays(weigh),
+            report=None if report is None else _arrays(report),
+            num_classes=num_classes,
+            attributes=attributes,
+        )
+
+    @staticmethod
+    def from_flwr_datasets(
+        partitioner: Any,
+        *,
+        inputs: str = "image",
+        targets: str = "label",
+        test_fraction: float = 0.2,
+        seed: int = 1,
+        weigh: Any = None,
+        report: Any = None,
+        num_classes: int | None = None,
+    ) -> FederatedData:
+        """The partitions of a `flwr_datasets` partitioner that has its dataset, one client each.
+
+        `inputs` and `targets` name columns; `test_fraction` of a client's rows, drawn by the seed, is its test set.
+        `weigh` and `report` are datasets of the server's, for instance `federated_dataset.load_split("test")`.
+        Pictures become [channels, height, width] between 0 and 1.
+        """
+        train, test = [], []
+        for client in range(partitioner.num_partitions):
+            values, labels = _columns(partitioner.load_partition(client), inputs, targets)
+            order = torch.randperm(len(labels), generator=generator(seed, "split", 0, client))
+            cut = min(len(labels) - 1, max(1, round(len(labels) * test_fraction)))
+            test.append((values[order[:cut]], labels[order[:cut]]))
+            train.append((values[order[cut:]], labels[order[cut:]]))
+        data = FederatedData.from_clients(
+            train,
+            test,
+            weigh=None if weigh is None else _columns(weigh, inputs, targets),
+            report=None if report is None else _columns(report, inputs, targets),
+            num_classes=num_classes,
+        )
+        pictures = data.samples.inputs.dtype == torch.uint8
+        return replace(data, samples=replace(data.samples, scale=1 / 255)) if pictures else data
+
+
+def _arrays(dataset: Dataset[Any]) -> tuple[Tensor, Tensor]:
+    """Inputs and targets of a PyTorch dataset."""
+    length = len(dataset)  # type: ignore[arg-type]  # those without a length cannot be divided into batches either
+    if not length:
+        raise ValueError("a dataset is empty: every client needs something to train and to test on")
+    inputs, targets = default_collate([dataset[place] for place in range(length)])
+    return inputs, targets
+
+
+def _columns(dataset: Any, inputs: str, targets: str) -> tuple[Tensor, Tensor]:
+    """Two columns of a Hugging Face dataset; pictures with their channels first."""
+    if missing := {inputs, targets} - set(dataset.column_names):
+        raise ValueError(f"no column {sorted(missing)} in this dataset; it has {dataset.column_names}")
+    rows = dataset.with_format("numpy")[:]
+    values = torch.as_tensor(numpy.stack(list(rows[inputs])))
+    if values.dtype == torch.uint8:
+        values = values.unsqueeze(1) if values.ndim == 3 else values.movedim(-1, 1)
+    return values, torch.as_tensor(rows[targets])
 
 
 def _first(values: Tensor, count: int) -> Tensor:

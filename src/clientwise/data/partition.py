@@ -1,94 +1,304 @@
-"""Partitions: which client holds which samples. Seeded, disjoint, every sample given out once."""
+"""Partitions: which client holds which samples. Seeded, and disjoint unless said otherwise."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Literal
 
 import numpy
 import torch
+from annotated_types import Ge, Gt, Le, MinLen
 from torch import Tensor
 
 from ..core.seeding import derive_seed, generator
 from ..registry import PositiveFloat, PositiveInt, Registry
 from .federated import FederatedData, Samples, Shares
 
+OfficialTest = Literal["pooled", "server", "clients"]
+
+
+@dataclass(frozen=True)
+class Pool:
+    """The samples to give out, as a partition sees them; it returns places in here, a list of them per client."""
+
+    targets: Tensor  # [n]
+    num_classes: int = 0  # 0 for regression
+    ids: Tensor | None = None  # [n] whose they are by nature
+    least: int = 1  # samples everybody needs: one to train on, and one to test on where that comes from them, too
+
+    @staticmethod
+    def of(samples: Samples, numbers: Tensor, least: int) -> Pool:
+        """The samples with these numbers."""
+        ids = None if samples.ids is None else samples.ids[numbers]
+        return Pool(samples.targets[numbers], samples.problem.num_classes, ids, least)
+
+    @property
+    def labels(self) -> Tensor:
+        """The targets, where they are classes."""
+        if not self.num_classes:
+            raise ValueError("this partition goes by class, and these samples have none; use iid or quantity")
+        return self.targets
+
+
 Partitioner = Callable[..., list[Tensor]]
 PARTITIONS: Registry[Partitioner] = Registry("partition", "partitions", "How the samples are spread over the clients")
+PartOfAll = Annotated[float, Gt(0), Le(1)]
 
 
 @PARTITIONS.register("iid")
-def iid(targets: Tensor, seed: int, *, clients: PositiveInt) -> list[Tensor]:
+def iid(pool: Pool, seed: int, *, clients: PositiveInt) -> list[Tensor]:
     """Shuffled and dealt out evenly."""
-    shuffled = torch.randperm(len(targets), generator=generator(seed, "partition"))
+    shuffled = torch.randperm(len(pool.targets), generator=generator(seed, "partition"))
     return list(shuffled.tensor_split(clients))
 
 
 @PARTITIONS.register("quantity")
-def quantity(targets: Tensor, seed: int, *, clients: PositiveInt, concentration: PositiveFloat = 1.0) -> list[Tensor]:
+def quantity(pool: Pool, seed: int, *, clients: PositiveInt, concentration: PositiveFloat = 1.0) -> list[Tensor]:
     """Same mixture of labels, very different sizes: shares drawn from a Dirichlet distribution."""
     random = numpy.random.default_rng(derive_seed(seed, "partition"))
-    shuffled = torch.from_numpy(random.permutation(len(targets)))
+    shuffled = torch.from_numpy(random.permutation(len(pool.targets)))
     return _cut(shuffled, random.dirichlet([concentration] * clients))
 
 
 @PARTITIONS.register("shards")
-def shards(targets: Tensor, seed: int, *, clients: PositiveInt, per_client: PositiveInt = 2) -> list[Tensor]:
+def shards(pool: Pool, seed: int, *, clients: PositiveInt, per_client: PositiveInt = 2) -> list[Tensor]:
     """Sorted by label, cut into shards, `per_client` shards to each (P1's non-IID MNIST: 100 clients, 2 of 200)."""
-    cut = targets.argsort(stable=True).tensor_split(clients * per_client)
+    if pool.targets.ndim > 1:
+        raise ValueError("shards sorts the samples by their target, and these have more than one; use iid or quantity")
+    cut = pool.targets.argsort(stable=True).tensor_split(clients * per_client)
     deal = torch.randperm(len(cut), generator=generator(seed, "partition")).reshape(clients, per_client)
     return [torch.cat([cut[shard] for shard in mine]) for mine in deal.tolist()]
 
 
 @PARTITIONS.register("dirichlet")
-def dirichlet(targets: Tensor, seed: int, *, clients: PositiveInt, concentration: PositiveFloat = 0.5) -> list[Tensor]:
+def dirichlet(pool: Pool, seed: int, *, clients: PositiveInt, concentration: PositiveFloat = 0.5) -> list[Tensor]:
     """Every class spread over the clients by a Dirichlet draw: the smaller `concentration`, the more unequal."""
     random = numpy.random.default_rng(derive_seed(seed, "partition"))
     parts: list[list[Tensor]] = [[] for _ in range(clients)]
-    for label in torch.unique(targets):
-        members = torch.from_numpy(random.permutation(torch.nonzero(targets == label).flatten().numpy()))
+    for label in torch.unique(pool.labels):
+        members = torch.from_numpy(random.permutation(torch.nonzero(pool.targets == label).flatten().numpy()))
         for part, piece in zip(parts, _cut(members, random.dirichlet([concentration] * clients)), strict=True):
             part.append(piece)
     return [torch.cat(part) for part in parts]
 
 
-def federate(
+@PARTITIONS.register("table")
+def table(
+    pool: Pool,
+    seed: int,
+    *,
+    counts: Annotated[Sequence[Sequence[Annotated[int, Ge(0)]]], MinLen(1)],
+    overlap: bool = False,
+) -> list[Tensor]:
+    """Exactly so many samples: `counts` has a row per client, a number per class (P3 Table 1); the others stay unused.
+
+    With `overlap` a class that runs out is begun again, so that some of its samples have two holders (P3 1.A).
+    """
+    for row, numbers in enumerate(counts):
+        if len(numbers) != pool.num_classes:
+            raise ValueError(f"counts[{row}] has {len(numbers)} numbers, for {pool.num_classes} classes")
+        if sum(numbers) < pool.least:
+            raise ValueError(f"counts[{row}] gives {sum(numbers)} samples; a client needs {pool.least} at least")
+    random = generator(seed, "partition")
+    parts: list[list[Tensor]] = [[] for _ in counts]
+    for label in range(pool.num_classes):
+        members = torch.nonzero(pool.labels == label).flatten()
+        members = members[torch.randperm(len(members), generator=random)]
+        wanted = [row[label] for row in counts]
+        most = max(wanted) if overlap else sum(wanted)
+        if most > len(members):
+            hint = "" if overlap else "; with overlap = true clients may share some"
+            raise ValueError(f"counts ask for {most:,} samples of class {label}, there are {len(members):,}{hint}")
+        start = 0
+        for part, count in zip(parts, wanted, strict=True):
+            part.append(members[torch.arange(start, start + count) % max(1, len(members))])
+            start += count
+    return [torch.cat(part) for part in parts]
+
+
+@PARTITIONS.register("by_id")
+def by_id(
+    pool: Pool,
+    seed: int,
+    *,
+    minimum: PositiveInt = 2,
+    clients: PositiveInt | None = None,
+    fraction: PartOfAll | None = None,
+    sample_fraction: PartOfAll = 1.0,
+) -> list[Tensor]:
+    """A client per writer, celebrity or patient with at least `minimum` samples; all, or a number or share of them.
+
+    `sample_fraction` is the share of all samples that is kept before anything else (P1's CelebA: 0.5).
+    """
+    if pool.ids is None:
+        raise ValueError(
+            "by_id needs to know whose the samples are: celeba, malaria and femnist say so, "
+            "mnist does with QMNIST's label files beside it (docs/data.md)"
+        )
+    if clients is not None and fraction is not None:
+        raise ValueError("give either clients or fraction")
+    random = generator(seed, "partition")
+    kept = torch.randperm(len(pool.ids), generator=random)[: round(len(pool.ids) * sample_fraction)].sort().values
+    kept = kept[pool.ids[kept] >= 0]
+    owners, counts = torch.unique(pool.ids[kept], return_counts=True)
+    parts = torch.split(kept[pool.ids[kept].argsort(stable=True)], counts.tolist())
+    minimum = max(minimum, pool.least)
+    large = [part for part in parts if len(part) >= minimum]
+    wanted = clients or (len(large) if fraction is None else max(1, round(fraction * len(large))))
+    if not large or wanted > len(large):
+        raise ValueError(f"{len(large)} of {len(owners)} ids have at least {minimum} samples; {max(1, wanted)} wanted")
+    chosen = torch.randperm(len(large), generator=random)[:wanted].sort().values
+    return [large[place] for place in chosen.tolist()]
+
+
+# From a partition to a federation ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Division:
+    """Who gets which samples, by number: the clients to train and to test on, and the server."""
+
+    train: list[Tensor]
+    test: list[Tensor]
+    server: Tensor  # shuffled; classes keep their proportions in every prefix
+
+
+def divide(
     samples: Samples,
-    partition: Callable[[Tensor, int], list[Tensor]],
+    partition: Callable[[Pool, int], list[Tensor]],
     seed: int,
     *,
     test_fraction: float,
     server_fraction: float,
+    official_test: OfficialTest = "pooled",
+) -> Division:
+    """Hold out the server's samples, spread the rest over the clients, split each client's into train and test.
+
+    The official test split of the dataset is pooled with the rest; or it is the server's set, as in P3, and
+    `server_fraction` does not count; or it is what the clients test on, as in P1, and `test_fraction` does not.
+    """
+    numbers = torch.arange(len(samples.targets))
+    official = numbers[:0]
+    if official_test != "pooled":
+        if samples.test_from is None:
+            raise ValueError("this dataset has no official test split")
+        numbers, official = numbers[: samples.test_from], numbers[samples.test_from :]
+    server, rest = _hold_out(samples, numbers, 0.0 if official_test == "server" else server_fraction, seed)
+    if official_test == "server":
+        server, _ = _hold_out(samples, official, 1.0, seed)
+    splits = official_test != "clients" and test_fraction > 0
+    least = 2 if splits else 1
+    parts = _at_least(least, [rest[part] for part in partition(Pool.of(samples, rest, least), seed)])
+    parts = [part[torch.randperm(len(part), generator=generator(seed, "split", 0, k))] for k, part in enumerate(parts)]
+    if official_test == "clients":
+        return Division(parts, _official_tests(samples, parts, official, seed), server)
+    cuts = [min(len(part) - 1, max(1, round(len(part) * test_fraction))) if splits else 0 for part in parts]
+    pairs = list(zip(parts, cuts, strict=True))
+    return Division([part[cut:] for part, cut in pairs], [part[:cut] for part, cut in pairs], server)
+
+
+def _official_tests(samples: Samples, parts: Sequence[Tensor], official: Tensor, seed: int) -> list[Tensor]:
+    """The clients' parts of the official test split: their own where a client is a person, alike ones otherwise."""
+    whose = [] if samples.ids is None else [torch.unique(samples.ids[part]) for part in parts]
+    if samples.ids is None or any(len(ids) > 1 for ids in whose):
+        return _at_least(1, deal_alike(samples, parts, official, seed))
+    tests = [official[samples.ids[official] == ids] for ids in whose]
+    without = sum(not len(test) for test in tests)
+    if without:
+        raise ValueError(
+            f"{without} of {len(parts)} clients have nothing in the official test split; use test_fraction"
+        )
+    return tests
+
+
+def deal_alike(samples: Samples, parts: Sequence[Tensor], numbers: Tensor, seed: int) -> list[Tensor]:
+    """Deal out samples so that everybody's are like those in `parts`: in proportion by size and by class.
+
+    Every client gets its share of places by size, each asking for a class as its samples have them; then places and
+    samples, both sorted by class, are matched in order. Where the classes of the two do not have the same
+    proportions, a few places next to the border get the neighbouring class.
+    """
+    owner = torch.repeat_interleave(torch.arange(len(parts)), torch.tensor([len(part) for part in parts]))
+    held = torch.cat(list(parts))
+    every = _classes(samples)
+    by_class = torch.argsort(owner * (int(every.max()) + 1) + every[held], stable=True)
+    places = by_class[(torch.arange(len(numbers)) + 0.5).mul(len(held) / len(numbers)).long().clamp(max=len(held) - 1)]
+    random = generator(seed, "test split")
+    places = places[torch.randperm(len(places), generator=random)]
+    places = places[every[held[places]].argsort(stable=True)]
+    numbers = numbers[torch.randperm(len(numbers), generator=random)]
+    numbers = numbers[every[numbers].argsort(stable=True)]
+    return [numbers[owner[places] == client] for client in range(len(parts))]
+
+
+def hand_out(
+    samples: Samples,
+    division: Division,
+    seed: int,
+    *,
     report_fraction: float,
     shared_set: bool = False,
     contributed_fraction: float | None = None,
     relabel: Callable[[int, Tensor], Tensor] | None = None,
 ) -> FederatedData:
-    """Hold out the server's samples, spread the rest over the clients, split each client's into train and test.
+    """The federated data of a division.
 
-    A part `report_fraction` of the held-out samples reports and the others weigh; with `shared_set` all do both, as
+    A part `report_fraction` of the server's samples reports and the others weigh; with `shared_set` all do both, as
     in P3. With `contributed_fraction` the weighing samples are instead a random share of every client's training
-    samples (P3 III.C) and all held-out ones report. `relabel(client, targets)` is what a client calls its samples.
+    samples (P3 III.C) and all of the server's report. `relabel(client, targets)` is what a client calls its samples.
     """
-    held_out, rest = _hold_out(samples, server_fraction, seed)
-    parts = _at_least_two([rest[part] for part in partition(samples.targets[rest], seed)])
     train, test = [], []
-    for client, part in enumerate(parts):
-        numbers = part[torch.randperm(len(part), generator=generator(seed, "split", 0, client))]
-        targets = samples.targets[numbers] if relabel is None else relabel(client, samples.targets[numbers])
-        num_test = min(len(part) - 1, max(1, round(len(part) * test_fraction)))
-        test.append((numbers[:num_test], targets[:num_test]))
-        train.append((numbers[num_test:], targets[num_test:]))
-    contributes = contributed_fraction is not None
-    num_report = len(held_out) if shared_set or contributes else round(len(held_out) * report_fraction)
-    report, weigh = held_out[:num_report], held_out[:num_report] if shared_set else held_out[num_report:]
-    return FederatedData(
-        samples,
+    for client, (mine, tested) in enumerate(zip(division.train, division.test, strict=True)):
+        targets = samples.targets[torch.cat([tested, mine])]
+        targets = targets if relabel is None else relabel(client, targets)
+        test.append((tested, targets[: len(tested)]))
+        train.append((mine, targets[len(tested) :]))
+    server, contributes = division.server, contributed_fraction is not None
+    num_report = len(server) if shared_set or contributes else round(len(server) * report_fraction)
+    report, weigh = server[:num_report], server[:num_report] if shared_set else server[num_report:]
+    data = FederatedData(
+        replace(samples, after_partition=None),
         Shares.of(train),
         Shares.of(test),
         weigh=contribute(Shares.of(train), contributed_fraction, seed)
         if contributed_fraction is not None
         else _server_share(samples, weigh),
         report=_server_share(samples, report),
+    )
+    return samples.after_partition(data) if samples.after_partition else data
+
+
+def federate(
+    samples: Samples,
+    partition: Callable[[Pool, int], list[Tensor]],
+    seed: int,
+    *,
+    test_fraction: float,
+    server_fraction: float,
+    report_fraction: float,
+    official_test: OfficialTest = "pooled",
+    shared_set: bool = False,
+    contributed_fraction: float | None = None,
+    relabel: Callable[[int, Tensor], Tensor] | None = None,
+) -> FederatedData:
+    """Divide the samples and hand them out."""
+    division = divide(
+        samples,
+        partition,
+        seed,
+        test_fraction=test_fraction,
+        server_fraction=server_fraction,
+        official_test=official_test,
+    )
+    return hand_out(
+        samples,
+        division,
+        seed,
+        report_fraction=report_fraction,
+        shared_set=shared_set,
+        contributed_fraction=contributed_fraction,
+        relabel=relabel,
     )
 
 
@@ -106,22 +316,29 @@ def _server_share(samples: Samples, numbers: Tensor) -> Shares | None:
     return Shares.of([(numbers, samples.targets[numbers])]) if len(numbers) else None
 
 
-def _at_least_two(parts: list[Tensor]) -> list[Tensor]:
-    """One sample to train on and one to test on for everybody; the largest clients give where one has too few."""
-    if sum(len(part) for part in parts) < 2 * len(parts):
-        raise ValueError(f"{sum(map(len, parts))} samples are too few for {len(parts)} clients: each needs two")
+def _at_least(count: int, parts: list[Tensor]) -> list[Tensor]:
+    """So many samples for everybody; the largest clients give where one has too few."""
+    if sum(len(part) for part in parts) < count * len(parts):
+        raise ValueError(f"{sum(map(len, parts))} samples are too few for {len(parts)} clients: each needs {count}")
     parts = list(parts)
     for client in range(len(parts)):
-        while len(parts[client]) < 2:
+        while len(parts[client]) < count:
             largest = max(range(len(parts)), key=lambda other: len(parts[other]))
             parts[client] = torch.cat([parts[client], parts[largest][-1:]])
             parts[largest] = parts[largest][:-1]
     return parts
 
 
-def _hold_out(samples: Samples, fraction: float, seed: int) -> tuple[Tensor, Tensor]:
-    """Sample numbers held out, shuffled, and the rest; classes keep their proportions in every prefix."""
-    shuffled = torch.randperm(len(samples.targets), generator=generator(seed, "held out"))
+def _classes(samples: Samples) -> Tensor:
+    """The class of every sample [N]; one and the same in regression."""
+    if samples.problem.kind == "classification":
+        return samples.targets
+    return torch.zeros(len(samples.targets), dtype=torch.int64)
+
+
+def _hold_out(samples: Samples, numbers: Tensor, fraction: float, seed: int) -> tuple[Tensor, Tensor]:
+    """The samples held out, shuffled, and the rest; classes keep their proportions in every prefix."""
+    shuffled = numbers[torch.randperm(len(numbers), generator=generator(seed, "held out"))]
     count = round(len(shuffled) * fraction)
     if samples.problem.kind == "classification":
         # Rank every sample within its class and take the lowest relative ranks: a stratified draw of any size.

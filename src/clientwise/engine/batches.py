@@ -11,49 +11,56 @@ from ..core.seeding import mixed
 from ..core.types import LocalTraining
 
 
-@dataclass(frozen=True)
-class Batches:
-    """The batches of G clients, side by side: client g does `steps[g]` of the S steps and then rests."""
-
-    steps: list[int]  # [G]
-    counts: Tensor  # [S, G] samples in the batch; 0: the client rests
-    rows: Tensor  # [S, G, B] which of the client's samples; past the count any of them
-    last_epoch: Tensor  # [S, G] share of the batch in the client's last epoch; 0 in earlier ones
-
-
 def num_steps(sizes: Tensor, training: LocalTraining) -> Tensor:
     """How many batches clients of these sizes [G] train on in a round [G]."""
     batch = training.batch_size or sizes.clamp(min=1)
     return training.epochs * -(-sizes // batch)
 
 
-def draw_batches(keys: Tensor, sizes: Tensor, training: LocalTraining, width: int) -> Batches:
-    """Epochs of shuffled batches, at most `width` samples each; a client with one batch an epoch is not shuffled.
+@dataclass(frozen=True)
+class Timetable:
+    """When G clients train on how many samples, side by side: client g does its steps and then rests.
 
-    `keys` [G] lie on the device where the batches are wanted; `sizes` [G] on the CPU.
+    It depends on nothing but how many samples they have; which samples these are, `draw` says.
     """
-    device, steps = keys.device, num_steps(sizes, training)
-    held = sizes.to(device)
-    batch = held.clamp(min=1) if training.batch_size is None else torch.full_like(held, training.batch_size)
-    per_epoch = (steps // training.epochs).to(device).clamp(min=1)
-    step = torch.arange(int(steps.max()), device=device)[:, None]  # [S, 1]
-    epoch = (step // per_epoch).clamp(max=training.epochs - 1)  # [S, G]
-    first = step % per_epoch * batch  # [S, G] where the batch begins in its epoch
-    counts = (held - first).clamp(min=0).minimum(batch) * (step < steps.to(device))
-    places = first[..., None] + torch.arange(width, device=device)  # [S, G, B]
-    places = places.minimum((held - 1).clamp(min=0)[:, None])
-    if int(steps.max()) > training.epochs:  # somebody has more than one batch an epoch
-        places = _orders(keys, held, batch, training.epochs)[
-            torch.arange(len(sizes), device=device)[:, None], epoch[..., None], places
-        ]
-    last = (epoch == training.epochs - 1) * counts / held.clamp(min=1)
-    return Batches(steps.tolist(), counts, places, last)
 
+    sizes: Tensor  # [G], on the CPU
+    counts: Tensor  # [S, G] samples in the batch; 0: the client rests
+    last_epoch: Tensor  # [S, G] share of the batch in the client's last epoch; 0 in earlier ones
+    epochs: int
+    epoch: Tensor  # [S, G]
+    places: Tensor  # [S, G, B] which sample of the epoch; past the count any of them
+    shuffled: Tensor | None  # [G] whether the client has more than one batch an epoch; None: nobody has
 
-def _orders(keys: Tensor, sizes: Tensor, batch: Tensor, epochs: int) -> Tensor:
-    """The order [G, E, N] in which every client goes through its samples, epoch by epoch."""
-    place = torch.arange(int(sizes.max()), device=keys.device)
-    draws = mixed(mixed(keys[:, None] + torch.arange(epochs, device=keys.device))[..., None] + place)  # [G, E, N]
-    draws = torch.where((sizes > batch)[:, None, None], draws, place)
-    beyond = place >= sizes[:, None, None]
-    return draws.masked_fill(beyond, torch.iinfo(torch.int64).max).argsort(dim=-1, stable=True)
+    @staticmethod
+    def of(sizes: Tensor, training: LocalTraining, width: int, device: torch.device) -> Timetable:
+        """For clients of these sizes [G], in batches of at most `width` samples."""
+        steps = num_steps(sizes, training)
+        batch = sizes.clamp(min=1) if training.batch_size is None else torch.full_like(sizes, training.batch_size)
+        per_epoch = (steps // training.epochs).clamp(min=1)
+        step = torch.arange(int(steps.max()))[:, None]  # [S, 1]
+        epoch = (step // per_epoch).clamp(max=training.epochs - 1)
+        first = step % per_epoch * batch  # [S, G] where the batch begins in its epoch
+        counts = (sizes - first).clamp(min=0).minimum(batch) * (step < steps)
+        places = first[..., None] + torch.arange(width)
+        return Timetable(
+            sizes,
+            counts.to(device),
+            ((epoch == training.epochs - 1) * counts / sizes.clamp(min=1)).to(device),
+            training.epochs,
+            epoch.to(device),
+            places.minimum((sizes - 1).clamp(min=0)[:, None]).to(device),
+            (sizes > batch).to(device) if bool((sizes > batch).any()) else None,
+        )
+
+    def draw(self, keys: Tensor) -> Tensor:
+        """Which of its samples [S, G, B] every client sees when; a client with one batch an epoch is not shuffled."""
+        if self.shuffled is None:
+            return self.places
+        device = keys.device
+        place = torch.arange(int(self.sizes.max()), device=device)
+        draws = mixed(mixed(keys[:, None] + torch.arange(self.epochs, device=device))[..., None] + place)  # [G, E, N]
+        draws = torch.where(self.shuffled[:, None, None], draws, place)
+        beyond = place >= self.sizes.to(device)[:, None, None]
+        orders = draws.masked_fill(beyond, torch.iinfo(torch.int64).max).argsort(dim=-1, stable=True)
+        return orders[torch.arange(len(keys), device=device)[:, None], self.epoch[..., None], self.places]

@@ -7,7 +7,6 @@ recorded; on a CPU small layers without convolutions are stacked, in chunks that
 from __future__ import annotations
 
 import copy
-import os
 import platform
 import threading
 from collections import deque
@@ -36,8 +35,8 @@ CACHE_BYTES = 8 * 2**20  # of models side by side on one core
 MOST_TOGETHER = 1024  # clients
 MOST_ANSWERING = 32  # models evaluated at once
 MOST_NETWORKS = 4  # sizes of stacked networks kept, with their recordings
-SMALL_EXAM = 512  # samples per worker below which one of them evaluates alone
-GPU_SHARE = 0.4  # of its free memory
+SMALL_EXAM = 512  # samples; fewer are not worth another worker
+GPU_SHARE = 0.4  # of its free memory, for the data and again for the models
 
 
 def pick_device(name: str = "auto") -> torch.device:
@@ -85,17 +84,24 @@ class Compute:
         workers: int = 0,
     ) -> None:
         self.device = device
-        self.samples = samples.to(device)
+        on_gpu = device.type == "cuda"
+        too_large = on_gpu and samples.inputs.nbytes > GPU_SHARE * torch.cuda.mem_get_info(device)[0]
+        self.samples = samples if too_large else samples.to(device)
         count_dropout(module)
         self.flat = FlatModel(module, device)
         self.spec = self.flat.spec
         self.precision = _set_precision(precision, device)
         self._dtype = torch.bfloat16 if self.precision == "bf16" else torch.float32
-        self._values_per_sample, self._answers_stacked = 0, False
-        self.mode, self.reason = self._choose(mode)
-        self.workers = 1 if device.type == "cuda" else workers or len(os.sched_getaffinity(0))
-        self._own = threading.local()  # a network of its own for every worker
-        self._pool = ThreadPoolExecutor(self.workers, initializer=torch.set_num_threads, initargs=(1,))
+        self._values_per_sample, self._answers_stacked, self._has_convolutions = 0, False, True
+        if too_large:  # recorded work cannot fetch anything from outside the GPU
+            self.mode, self.reason = "loop", "the data do not fit on the GPU: batches travel"
+        else:
+            self.mode, self.reason = self._choose(mode)
+        self.workers = 1 if on_gpu else workers or torch.get_num_threads()
+        self._at_once: dict[tuple[LocalTraining, int], int] = {}
+        self._own = threading.local()  # in a thread of the pool: its own networks
+        self._alone = _Worker(self.flat)  # for whichever thread calls where there is no pool: lanes take turns
+        self._pool = ThreadPoolExecutor(self.workers, initializer=self._begin_work)
 
     def __str__(self) -> str:
         """What a person is told."""
@@ -116,14 +122,15 @@ class Compute:
         try:
             network = StackedNetwork(self.flat.module, self.spec, 2, self.device, self._dtype)
             self._values_per_sample = network.try_out(self.flat, self.samples)
-            self._answers_stacked = not network.has_convolutions
+            self._has_convolutions = network.has_convolutions
+            self._answers_stacked = on_gpu or not self._has_convolutions
         except NotStackableError as error:
             return one_by_one, f"the network cannot be stacked: {error}"
         if wanted == "stacked":
             return wanted, "as asked for"
         if on_gpu:
             return "stacked", "the network can be stacked"
-        if network.has_convolutions:
+        if self._has_convolutions:
             return "loop", "on a CPU convolutions gain nothing from stacking"
         if 4 * self.spec.size > CACHE_BYTES / 2:
             return "loop", "the network fills the caches alone"
@@ -131,6 +138,11 @@ class Compute:
 
     def at_once(self, training: LocalTraining, largest: int) -> int:
         """How many clients of at most `largest` samples train together."""
+        if (training, largest) not in self._at_once:  # asked once: a GPU takes its time to say what memory it has
+            self._at_once[training, largest] = self._count_at_once(training, largest)
+        return self._at_once[training, largest]
+
+    def _count_at_once(self, training: LocalTraining, largest: int) -> int:
         samples = min(training.batch_size or largest, largest)
         if self.mode != "stacked":
             return max(1, min(16, CACHE_BYTES // (4 * self.spec.size)))
@@ -190,26 +202,28 @@ class Compute:
     def _stack(self, size: int) -> StackedNetwork:
         return StackedNetwork(self._worker().flat.module, self.spec, size, self.device, self._dtype)
 
+    def _begin_work(self) -> None:
+        """In every new thread of the pool."""
+        torch.set_num_threads(1)
+        self._own.worker = _Worker(FlatModel(copy.deepcopy(self.flat.module), self.device))
+
     def _worker(self) -> _Worker:
-        if not hasattr(self._own, "worker"):
-            self._own.worker = _Worker(FlatModel(copy.deepcopy(self.flat.module), self.device))
-        worker: _Worker = self._own.worker
+        worker: _Worker = getattr(self._own, "worker", self._alone)
         return worker
 
     def evaluate(self, models: Tensor, exam: Exam) -> Evaluation:
         """Every model [c, d] on all samples of the exam; the samples are shared among the workers."""
         models = models.to(self.device)
-        part = -(-len(exam.numbers) // self.workers)
-        if self.workers == 1 or part < SMALL_EXAM:
-            answers = [self._answer(models, exam.numbers, exam.targets)]
-        else:
-            parts = zip(torch.split(exam.numbers, part), torch.split(exam.targets, part), strict=True)
-            answers = [one.result() for one in [self._pool.submit(self._answer, models, *some) for some in parts]]
-        return graded(answers, exam)
+        if self.workers == 1:
+            return graded([self._answer(models, exam.numbers, exam.targets)], exam)
+        part = max(SMALL_EXAM, -(-len(exam.numbers) // self.workers))
+        parts = zip(torch.split(exam.numbers, part), torch.split(exam.targets, part), strict=True)
+        answers = [self._pool.submit(self._answer, models, *some) for some in parts]
+        return graded([answer.result() for answer in answers], exam)
 
     def _answer(self, models: Tensor, numbers: Tensor, targets: Tensor) -> Answers:
         worker = self._worker()
-        if not self._answers_stacked or len(models) == 1:
+        if not self._answers_stacked or (len(models) == 1 and not self._has_convolutions):
             return answer_one_by_one(worker.flat, models, self.samples, numbers, targets, self._dtype)
         if worker.answering is None:
             worker.answering = self._stack(MOST_ANSWERING)

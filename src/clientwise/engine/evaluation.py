@@ -16,7 +16,7 @@ from ..data.federated import Samples
 from ..models.flat import FlatModel
 from .stacked import StackedNetwork
 
-BATCH = 4096  # samples in one pass
+BATCH = 4096  # samples times models in one pass; on a GPU four times as many
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Exam:
     numbers: Tensor  # [N] places in the samples
     targets: Tensor  # [N, ...]
     owner: Tensor  # [N] on the CPU
-    num_owners: int
+    held: Tensor  # [K] how many samples each holder has
 
 
 # Of c models and N samples: losses [c, N], values [c, N] (right or wrong; relative error), counts of each model.
@@ -36,14 +36,14 @@ Answers = tuple[Tensor, Tensor, Tensor]
 def graded(parts: Sequence[Answers], exam: Exam) -> Evaluation:
     """The answers, part after part of the exam, summed up by holder on the CPU, where the order of a sum is fixed."""
     losses, values = (torch.cat([part[kind].cpu() for part in parts], 1).double() for kind in (0, 1))
-    held = torch.bincount(exam.owner, minlength=exam.num_owners)
 
     def per_owner(values: Tensor) -> Tensor:
-        sums = torch.zeros(len(values), exam.num_owners, dtype=torch.float64)
-        return sums.index_add_(1, exam.owner, values) / held.clamp(min=1)
+        sums = torch.zeros(len(values), len(exam.held), dtype=torch.float64)
+        return sums.index_add_(1, exam.owner, values) / exam.held.clamp(min=1)
 
     counts = torch.stack([part[2].cpu() for part in parts]).sum(0)
-    return Evaluation(held, per_owner(values), per_owner(losses), counts)
+    right = values.bool() if counts.ndim == 3 else None  # of classes, not of numbers
+    return Evaluation(exam.held, per_owner(values), per_owner(losses), counts, right=right)
 
 
 def answer_one_by_one(
@@ -87,7 +87,7 @@ def _answers(
 ) -> Answers:
     """What `count` models answer; `run` takes inputs [B, ...] to outputs [count, B, ...]."""
     problem = samples.problem
-    plain, size = plain_loss(problem), max(1, BATCH // count)
+    plain, size = plain_loss(problem), max(1, (4 * BATCH if numbers.is_cuda else BATCH) // count)
     losses, values, counts = [], [], []
     for some, truth in zip(torch.split(numbers, size), torch.split(targets, size), strict=True):
         outputs = run(samples.batch(some))
@@ -99,6 +99,8 @@ def _answers(
             counts.append(confusion(truths, predictions, problem.num_classes))
         else:
             answers = outputs.reshape(truths.shape)
+            if problem.sums:
+                truths, answers = truths.flatten(2).sum(2), answers.flatten(2).sum(2)
             values.append(relative_error(truths, answers).reshape(count, len(truth), -1).mean(2))
             counts.append(error_sums(truths.flatten(1), answers.flatten(1)))
     return torch.cat(losses, 1), torch.cat(values, 1), torch.stack(counts).sum(0)

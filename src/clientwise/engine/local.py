@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -15,7 +16,7 @@ from ..core.criteria import ClientFacts, measure_clients
 from ..core.seeding import client_keys, generator
 from ..core.types import Evaluation, Refusal, Task, Updates
 from ..data.federated import FederatedData, Shares
-from ..models.flat import FlatModel
+from ..models.flat import flattened
 from .compute import Compute, Computing
 from .evaluation import Exam
 from .training import Bundle, Trained
@@ -37,20 +38,23 @@ class LocalEngine:
     ) -> None:
         self.compute: Computing = compute or Compute(data.samples, module, device or torch.device("cpu"))
         self.device = self.compute.device
-        self.data = replace(data, samples=self.compute.samples).to(self.device)
+        self.data = replace(data, samples=self.compute.samples).shares_to(self.device)
         self.problem = data.samples.problem
         self.num_clients = data.num_clients
         self.spec = self.compute.spec
-        self.initial_model = FlatModel(module, self.device).vector  # [d] the module as it was given
+        self.initial_model = flattened(module).to(self.device)  # [d] the module as it was given
         self._seed = seed
         self._hostile = hostile or {}
         self._chunk_size = chunk_size
         self._sizes = data.train.sizes
         self._label_counts = _label_counts(data.train, self.problem.num_classes)
         self._private_models: dict[int, Tensor] = {}  # of hostile clients that keep a model of their own
-        self._all_tests = _exam(self.data.test, range(self.num_clients))
         self._weigh = _exam(self.data.weigh, [0]) if self.data.weigh else None
         self._report = _exam(self.data.report, [0]) if self.data.report else None
+
+    @functools.cached_property
+    def _all_tests(self) -> Exam:
+        return _exam(self.data.test, range(self.num_clients))
 
     def train(self, client_ids: Sequence[int], model: Tensor, task: Task) -> Iterator[Updates]:
         """See `core.types.Engine`."""
@@ -97,7 +101,7 @@ class LocalEngine:
 
     def _choose_chunk_size(self, client_ids: Sequence[int], task: Task) -> int:
         """As many clients as pay, but so that every worker has some."""
-        largest = max((int(self._sizes[client]) for client in client_ids), default=0)
+        largest = int(self._sizes[list(client_ids)].max()) if client_ids else 0
         return max(1, min(self.compute.at_once(task.training, largest), -(-len(client_ids) // self.compute.workers)))
 
     def _bundle(self, clients: Sequence[int], model: Tensor, task: Task) -> Bundle:
@@ -163,6 +167,18 @@ class LocalEngine:
             load_inputs=lambda: samples.batch(numbers),
         )
 
+    def train_server(self, model: Tensor, task: Task) -> Tensor:
+        """See `core.types.Engine`."""
+        share = self.data.weigh
+        assert share is not None, "a config that trains on a server set without having one is refused before it runs"
+        keys = client_keys(self._seed, "server training", task.round_num, [0])
+        sizes = torch.tensor([len(share.numbers)])
+        bundle = Bundle(model[None], share.numbers, share.targets, sizes, keys, task.training, [task.loss])
+        (result,) = self.compute.train([bundle])
+        if isinstance(result, Exception):
+            raise result
+        return result[0][0]
+
     def evaluate(self, client_ids: Sequence[int], models: Tensor) -> Evaluation:
         """See `core.types.Engine`."""
         everybody = isinstance(client_ids, range) and client_ids == range(self.num_clients)
@@ -183,7 +199,7 @@ class LocalEngine:
 
 
 def _exam(shares: Shares, holders: Sequence[int]) -> Exam:
-    return Exam(*shares.gather(holders), len(holders))
+    return Exam(*shares.gather(holders), shares.sizes[list(holders)])
 
 
 def _in_words(error: Exception) -> str:

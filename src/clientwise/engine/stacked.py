@@ -21,6 +21,7 @@ from ..core.types import ModelSpec
 from ..data.federated import Samples
 from ..models.dropout import CountedDropout, keep
 from ..models.flat import FlatModel
+from . import kernels
 
 # Parameter-free, and blind to what else is in the batch.
 PLAIN = (
@@ -81,7 +82,8 @@ class StackedNetwork:
             (Rectifier, type(module) is nn.ReLU),
             (Flattening, type(module) is nn.Flatten and (module.start_dim, module.end_dim) == (1, -1)),
             (Dropping, type(module) is CountedDropout),
-            (Plain, isinstance(module, PLAIN)),
+            (Pooling, Pooling.fits(module)),
+            (Plain, isinstance(module, PLAIN) or _pools_and_rectifies(module)),
         ]
         rule = next((rule for rule, fits in rules if fits), Vmapped)
         return rule(module, own, self)
@@ -132,7 +134,8 @@ class StackedNetwork:
 
     def forward(self, inputs: Tensor, *, training: bool) -> Tensor:
         """Outputs [g, B, ...] in float32 of the first g models for inputs [g, B, ...]."""
-        values = _channels_last(inputs.to(self.dtype))
+        values = _channels_last((inputs[:1] if inputs.stride(0) == 0 else inputs).to(self.dtype))
+        values = values.expand(len(inputs), *values.shape[1:])  # candidates see the same samples: kept once
         for layer in self._layers:
             values = layer.forward(values, training)
             layer.kept = values.numel()
@@ -252,12 +255,20 @@ class Convolution(Layer):
 
     def _cut(self, values: Tensor, height: int, width: int, padding: Sequence[int]) -> Tensor:
         """Every patch the kernel sees as a row [g, B·height·width, kernel·C]; in it rows of the image lie whole."""
-        (rows, columns), channels = self._kernel, values.shape[-1]
+        (rows, columns), channels, count = self._kernel, values.shape[-1], len(values)
+        values = values[:1] if values.stride(0) == 0 else values
         padded = functional.pad(values, (0, 0, padding[1], padding[1], padding[0], padding[0]))
         models, images, down, along, each = padded.stride()
-        shape = (*values.shape[:2], height, width, rows, columns * channels)
-        patches = padded.as_strided(shape, (models, images, down, along, down, each))
-        return patches.reshape(len(values), -1, rows * columns * channels)
+        shape: tuple[int, ...] = (*values.shape[:2], height, width, rows, columns * channels)
+        strides: tuple[int, ...] = (models, images, down, along, down, each)
+        if channels * values.element_size() % 16 == 0:  # copy 16 bytes at a time: a third of the time
+            wide = 16 // values.element_size()
+            shape = (*shape[:-1], shape[-1] // wide)
+            strides = (*(stride // wide for stride in strides[:-1]), 1)
+            patches = padded.view(torch.complex128).as_strided(shape, strides).contiguous().view(values.dtype)
+        else:
+            patches = padded.as_strided(shape, strides)
+        return patches.reshape(len(values), -1, rows * columns * channels).expand(count, -1, -1)
 
     def _convolve(self, values: Tensor, place: int) -> Tensor:
         kernel, *bias = (parameter.value[place].to(values.dtype) for parameter in self.parameters)
@@ -304,6 +315,40 @@ class Convolution(Layer):
         for number, parameter in enumerate(self.parameters):
             parameter.learn(torch.stack([result[1 + number] for result in results]), learning_rate)
         return torch.stack([result[0].permute(0, 2, 3, 1) for result in results]) if wanted else gradient
+
+
+class Pooling(Layer):
+    """`nn.MaxPool2d(2)`, alone or with the ReLU behind it: a kernel of our own on a GPU, otherwise PyTorch's."""
+
+    def __init__(self, module: nn.Module, parameters: Sequence[Parameter], network: StackedNetwork) -> None:
+        super().__init__(module, parameters, network)
+        self._plain = Plain(module, parameters, network)
+        self._relu = type(module) is nn.Sequential
+        self._places: Tensor | None = None
+
+    @staticmethod
+    def fits(module: nn.Module) -> bool:
+        """Whether it pools 2×2, with a ReLU behind it or without."""
+        if type(module) is nn.Sequential:
+            return len(module) == 2 and type(module[1]) is nn.ReLU and Pooling.fits(module[0])
+        if type(module) is not nn.MaxPool2d:
+            return False
+        settings = (module.kernel_size, module.stride, module.padding, module.dilation, module.ceil_mode)
+        return settings == (2, 2, 0, 1, False)
+
+    def forward(self, values: Tensor, training: bool) -> Tensor:
+        """The maxima."""
+        if not kernels.can_pool(values):
+            self._places = None
+            return self._plain.forward(values, training)
+        results, self._places = kernels.pool(values, relu=self._relu)
+        return results
+
+    def backward(self, gradient: Tensor, learning_rate: float | None, wanted: bool) -> Tensor:
+        """The gradient where the maxima were."""
+        if self._places is None:
+            return self._plain.backward(gradient, learning_rate, wanted)
+        return kernels.unpool(gradient.contiguous(), self._places)
 
 
 class Rectifier(Layer):
@@ -411,11 +456,18 @@ def _leaves(name: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 
 def _reordered(leaves: list[tuple[str, nn.Module]]) -> list[tuple[str, nn.Module]]:
-    """Pool before ReLU, not after: the same values and gradients with a quarter of the work."""
-    for place in range(len(leaves) - 1):
-        if type(leaves[place][1]) is nn.ReLU and type(leaves[place + 1][1]) is nn.MaxPool2d:
-            leaves[place], leaves[place + 1] = leaves[place + 1], leaves[place]
-    return leaves
+    """Pool before ReLU, not after, and as one layer: the same values and gradients with a quarter of the work."""
+    result: list[tuple[str, nn.Module]] = []
+    for name, leaf in leaves:
+        if result and type(leaf) is nn.MaxPool2d and type(result[-1][1]) is nn.ReLU:
+            result[-1] = name, nn.Sequential(leaf, result[-1][1])
+        else:
+            result.append((name, leaf))
+    return result
+
+
+def _pools_and_rectifies(module: nn.Module) -> bool:
+    return type(module) is nn.Sequential and [type(part) for part in module] == [nn.MaxPool2d, nn.ReLU]
 
 
 def _affine(rows: Tensor, kernel: Tensor, bias: Sequence[Parameter]) -> Tensor:

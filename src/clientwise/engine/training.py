@@ -18,7 +18,7 @@ from ..core.types import LocalTraining
 from ..data.federated import Samples
 from ..models.dropout import CountedDropout
 from ..models.flat import FlatModel
-from .batches import Batches, draw_batches, num_steps
+from .batches import Timetable, num_steps
 from .stacked import StackedNetwork
 
 MOST_RECORDINGS = 16  # for batches of different sizes; beyond that, batches run as they come
@@ -96,14 +96,14 @@ class Recording:
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            for _ in range(2):  # libraries choose their kernels and reserve their memory
+            for _ in range(2):  # libraries choose their kernels and reserve their memory; that is no training
                 work()
+                for value, kept in zip(changes, before, strict=True):
+                    value.detach().copy_(kept)
         torch.cuda.current_stream().wait_stream(stream)
         self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph):
+        with torch.cuda.graph(self._graph):  # recorded, not done
             work()
-        for value, kept in zip(changes, before, strict=True):  # trying and recording were no training
-            value.detach().copy_(kept)
 
     def __call__(self) -> None:
         """Do it again."""
@@ -120,6 +120,7 @@ class OneByOne:
         self._recipe: tuple[LocalTraining, Loss] | None = None
         self._steps: dict[int, tuple[tuple[Tensor, Tensor], Recording]] = {}
         self._loss = torch.zeros((), device=flat.vector.device)
+        self._class_weights: Tensor | None = None
 
     def train(self, bundle: Bundle) -> Trained:
         """Every client of the bundle."""
@@ -139,11 +140,12 @@ class OneByOne:
         for dropout in self._dropouts:
             dropout.key.copy_(mixed(key[0]))
         loss = torch.zeros((), dtype=torch.float64, device=device)
-        batches = draw_batches(key.to(device), held, training, training.batch_size or int(held))
-        counts, last_epoch = batches.counts[:, 0].tolist(), batches.last_epoch[:, 0].tolist()
+        table = Timetable.of(held, training, training.batch_size or int(held), device)
+        counts, last_epoch = table.counts[:, 0].tolist(), table.last_epoch[:, 0].tolist()
+        order = table.draw(key.to(device))
         with seeded_default_generator(int(key), "modules", device=device):  # for whatever else in a module draws
             for step, (count, share) in enumerate(zip(counts, last_epoch, strict=True)):
-                rows = batches.rows[step, 0, :count]
+                rows = order[step, 0, :count]
                 for dropout in self._dropouts:
                     dropout.step.fill_(step)
                 loss += share * self._step_on(numbers[rows], targets[rows])
@@ -151,10 +153,17 @@ class OneByOne:
 
     def _prepare(self, training: LocalTraining, loss: Loss) -> None:
         """An optimizer that has done nothing yet, and recordings that belong to this task."""
-        if self._recipe != (training, loss):
-            self._recipe, self._steps = (training, loss), {}
+        plain = replace(loss, class_weights=None)
+        if self._recipe != (training, plain):
+            self._recipe, self._steps = (training, plain), {}
             self._optimizer = make_optimizer(self._flat.parameter, training)
         _restart(self._optimizer)
+        if loss.class_weights is not None:  # kept in place: they change from round to round, the recordings do not
+            if self._class_weights is None:
+                self._class_weights, self._steps = torch.ones(len(loss.class_weights), device=self._loss.device), {}
+            self._class_weights.copy_(torch.tensor(loss.class_weights))
+        elif self._class_weights is not None:
+            self._class_weights.fill_(1)
 
     def _step_on(self, numbers: Tensor, targets: Tensor) -> Tensor:
         """One step on a batch; a recording for every size of batch."""
@@ -183,7 +192,8 @@ class OneByOne:
                 outputs = flat.module(inputs).float()
         else:
             outputs = flat.module(inputs)
-        loss: Tensor = criterion(outputs, targets)
+        losses = criterion.per_sample(outputs, targets)
+        loss = (losses if self._class_weights is None else losses * self._class_weights[targets]).mean()
         loss.backward()  # type: ignore[no-untyped-call]
         if training.proximal:
             gradient.add_(flat.parameter.detach() - self._anchor, alpha=training.proximal)
@@ -204,6 +214,7 @@ class Together:
         self._optimizer: torch.optim.Optimizer | None = None
         self._anchor = network.parameter.detach()
         self._tables: dict[str, Tensor] = {}
+        self._timetable: Timetable | None = None
         self._losses = torch.zeros(network.size, dtype=torch.float64, device=network.parameter.device)
         self._steps: dict[int, Recording] = {}
 
@@ -237,7 +248,7 @@ class Together:
     def _prepare(self, training: LocalTraining, loss: Loss) -> None:
         """An optimizer that has done nothing yet, and recordings that belong to this task."""
         if self._recipe != (training, loss):
-            self._recipe, self._steps, self._optimizer = (training, loss), {}, None
+            self._recipe, self._steps, self._optimizer, self._timetable = (training, loss), {}, None, None
             if not _is_plain(training):
                 self.network.make_gradient()
                 self._optimizer = make_optimizer(self.network.parameter, training)
@@ -249,45 +260,49 @@ class Together:
         """Put what the steps read where they read it."""
         device = bundle.starts.device
         keys = bundle.keys.to(device)
-        batches = draw_batches(keys, bundle.sizes, bundle.training, self._width(bundle))
-        first = (bundle.sizes.cumsum(0) - bundle.sizes).to(device)
-        places = batches.rows + first[:, None]  # [S, G, B]
         self.network.keys[: len(bundle)].copy_(mixed(keys))
-        tables = {
-            "places": places,
-            "shares": self._shares(bundle, batches, places),  # [S, G, B]
-            "last epoch": batches.last_epoch,  # [S, G]
-            "numbers": bundle.numbers,
-            "targets": bundle.targets,
-        }
-        for name, table in tables.items():
-            if not self._record:
-                self._tables[name] = table
-                continue
-            room = self._tables.get(name)
-            if room is None or room.shape[1:] != table.shape[1:] or len(room) < len(table):
-                self._tables[name] = table.new_zeros(len(table) * 9 // 8, *table.shape[1:])
-                self._steps = {}
-            self._tables[name][: len(table)].copy_(table)
+        width, known = self._width(bundle), self._timetable
+        if known is None or known.places.shape[-1] != width or not torch.equal(known.sizes, bundle.sizes):
+            self._timetable = known = Timetable.of(bundle.sizes, bundle.training, width, device)
+            counts = known.counts[..., None]
+            self._equal_shares = (torch.arange(width, device=device) < counts) / counts.clamp(min=1)
+            self._put("last epoch", known.last_epoch)
+        first = (bundle.sizes.cumsum(0) - bundle.sizes).clamp(max=len(bundle.numbers) - 1)  # nobody looks past the end
+        places = known.draw(keys) + first.to(device)[:, None]  # [S, G, B]
+        self._put("places", places)
+        self._put("shares", self._shares(bundle, places))
+        self._put("numbers", bundle.numbers)
+        self._put("targets", bundle.targets)
+
+    def _put(self, name: str, table: Tensor) -> None:
+        """A recorded step finds a table where it was when recorded: it is copied there, or everything recorded anew."""
+        if not self._record:
+            self._tables[name] = table
+            return
+        room = self._tables.get(name)
+        if room is None or room.shape[1:] != table.shape[1:] or len(room) < len(table):
+            self._tables[name] = room = table.new_zeros(len(table) * 9 // 8, *table.shape[1:])
+            self._steps = {}
+        room[: len(table)].copy_(table)
 
     def _width(self, bundle: Bundle) -> int:
         """Samples in a batch, padding included. Recordings have one width: few widths mean few recordings."""
-        largest = int(bundle.sizes.max())
-        if bundle.training.batch_size is not None:
-            return bundle.training.batch_size if self._record else min(bundle.training.batch_size, largest)
-        unit = 1 << max(0, largest.bit_length() - 4) if self._record else 1  # an eighth of padding at most
-        return -(-largest // unit) * unit
+        largest, batch_size = int(bundle.sizes.max()), bundle.training.batch_size
+        if not self._record:
+            return min(batch_size or largest, largest)
+        unit = 1 << max(0, largest.bit_length() - 4)  # an eighth of padding at most
+        return batch_size or -(-largest // unit) * unit
 
-    def _shares(self, bundle: Bundle, batches: Batches, places: Tensor) -> Tensor:
+    def _shares(self, bundle: Bundle, places: Tensor) -> Tensor:
         """What a sample counts in the loss of its batch [S, G, B]: 1/n, times its class weight κ; padding counts 0."""
-        counts = batches.counts[..., None]
-        shares = (torch.arange(places.shape[-1], device=places.device) < counts) / counts.clamp(min=1)
         weights = [loss.class_weights for loss in bundle.losses]
-        if any(weights):
-            num_classes = next(len(weight) for weight in weights if weight)
-            table = torch.tensor([weight or (1.0,) * num_classes for weight in weights], device=places.device)  # [G, C]
-            shares = shares * table[torch.arange(len(table), device=places.device)[:, None], bundle.targets[places]]
-        return shares
+        if not any(weights):
+            return self._equal_shares
+        num_classes = next(len(weight) for weight in weights if weight)
+        table = torch.tensor([weight or (1.0,) * num_classes for weight in weights], device=places.device)  # [G, C]
+        return (
+            self._equal_shares * table[torch.arange(len(table), device=places.device)[:, None], bundle.targets[places]]
+        )
 
     def _take_step(self, running: int) -> None:
         """The next step of the first models; a recorded one may take along a few that are done."""

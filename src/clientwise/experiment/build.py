@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -17,8 +18,9 @@ from ..core.sampling import cohort_size
 from ..core.seeding import generator, seeded_default_generator
 from ..core.types import Problem
 from ..data.datasets import DATASETS
+from ..data.features import with_features
 from ..data.federated import FederatedData, Samples, Shares
-from ..data.partition import PARTITIONS, contribute, federate
+from ..data.partition import PARTITIONS, Division, contribute, divide, hand_out
 from ..engine.compute import Compute, Computing, pick_device
 from ..engine.local import LocalEngine
 from ..errors import ClientwiseError, ConfigError
@@ -37,9 +39,12 @@ def load_samples(experiment: Experiment) -> Samples:
     if missing or experiment.data is None:
         hint = "is missing (only `cw.run` with arrays of your own goes without)"
         raise ConfigError(experiment.source, [(key, hint) for key in missing])
-    folder = experiment.data_dir or os.environ.get("CLIENTWISE_DATA")
-    samples: Samples = make(DATASETS, experiment.data)(Path(folder) if folder else None)
-    return samples
+    given = experiment.data_dir or os.environ.get("CLIENTWISE_DATA")
+    folder = Path(given) if given else None
+    load: Callable[[], Samples] = partial(make(DATASETS, experiment.data), folder)
+    if experiment.features is None:
+        return load()
+    return with_features(experiment.data, experiment.features, folder, pick_device(experiment.device), load)
 
 
 def build_trackers(experiment: Experiment) -> Trackers:
@@ -60,25 +65,19 @@ def build_trackers(experiment: Experiment) -> Trackers:
 def validate(experiment: Experiment, own_data: FederatedData | None) -> Samples:
     """Everything about an experiment that only its data can tell, checked before anything runs."""
     samples = own_data.samples if own_data else load_samples(experiment)
-    num_clients = own_data.num_clients if own_data else num_clients_of(experiment)
+    seed = experiment.seeds[0]
+    num_clients = own_data.num_clients if own_data else len(divide_samples(experiment, samples, seed).train)
     issues = [*_problem_issues(experiment, samples.problem), *_client_issues(experiment, num_clients)]
-    if own_data is None and 2 * num_clients > len(samples.targets) * (1 - experiment.server_set.fraction):
-        issues.append(("partition.clients", f"{num_clients} clients are too many for {len(samples.targets)} samples"))
     if not issues:
-        seed = experiment.seeds[0]
         data, hostile = build_data(experiment, samples, seed, own_data)
-        module = build_module(experiment, samples, seed)
-        compute = Compute(samples, module, torch.device("cpu"), mode="loop", precision="float32")
+        if not len(data.test.numbers):  # the clients test nothing; something must show whether the model fits
+            data = replace(data, test=Shares.of([(data.train.numbers[:2], data.train.targets[:2])]))
+        module = build_module(experiment, data.samples, seed)
+        compute = Compute(data.samples, module, torch.device("cpu"), mode="loop", precision="float32")
         issues = [*_engine_issues(experiment, build_engine(experiment, data, hostile, seed, compute))]
     if issues:
         raise ConfigError(experiment.source, issues)
     return samples
-
-
-def num_clients_of(experiment: Experiment) -> int:
-    """How many clients the partition makes."""
-    assert experiment.partition is not None
-    return int(experiment.partition.options["clients"])
 
 
 def _problem_issues(experiment: Experiment, problem: Problem) -> Iterator[tuple[str, str]]:
@@ -86,6 +85,8 @@ def _problem_issues(experiment: Experiment, problem: Problem) -> Iterator[tuple[
     regression = problem.kind == "regression"
     if not regression and (experiment.evaluation.target or 0) > 1:
         yield "evaluation.target", f"an accuracy is at most 1, got {experiment.evaluation.target}"
+    if not regression and max(experiment.evaluation.client_targets, default=0) > 1:
+        yield "evaluation.client_targets", f"an accuracy is at most 1, got {experiment.evaluation.client_targets}"
     for index, method in enumerate(experiment.methods):
         for place, part in enumerate(method.criteria):
             key = f"methods[{index}].criteria[{place}]"
@@ -140,7 +141,7 @@ def _engine_issues(experiment: Experiment, engine: LocalEngine) -> Iterator[tupl
             except Exception as error:  # a user's own criterion may raise anything
                 yield key, str(error.args[0]) if isinstance(error, KeyError) else f"{type(error).__name__}: {error}"
         judged = method.adapt_loss or any(criterion.part.name == "server_performance" for criterion in method.criteria)
-        if judged and engine.data.weigh is None and experiment.server_set.source != "clients":
+        if (judged or method.fine_tune) and engine.data.weigh is None and experiment.server_set.source != "clients":
             yield f"methods[{index}]", "there are no samples to weigh by: enlarge server_set.fraction, or give `weigh`"
 
 
@@ -163,44 +164,78 @@ def build_data(
     experiment: Experiment, samples: Samples, seed: int, own_data: FederatedData | None = None
 ) -> tuple[FederatedData, dict[int, Hostile]]:
     """Who holds which samples under this seed, and who is hostile; hostile clients may call their samples otherwise."""
-    num_clients = own_data.num_clients if own_data else num_clients_of(experiment)
-    hostile = choose_hostile(experiment, num_clients, seed)
+    divided = own_data or divide_samples(experiment, samples, seed)
+    hostile = choose_hostile(experiment, len(divided.train), seed)
 
     def relabel(client: int, targets: Tensor) -> Tensor:
         if client not in hostile:
             return targets
         return hostile[client].attack.relabel(targets, samples.problem, generator(seed, "relabel", 0, client))
 
-    data = _adopt(experiment, own_data, seed, relabel) if own_data else _partition(experiment, samples, seed, relabel)
+    if isinstance(divided, FederatedData):
+        data = _adopt(experiment, divided, seed, hostile, relabel)
+    else:
+        data = _hand_out(experiment, samples, divided, seed, relabel)
     given = {name: torch.tensor(values, dtype=torch.float64) for name, values in experiment.attributes.items()}
     return replace(data, attributes={**data.attributes, **given}), hostile
 
 
-def _partition(experiment: Experiment, samples: Samples, seed: int, relabel: Relabel) -> FederatedData:
+def count_clients(experiment: Experiment) -> int:
+    """How many clients there are, under the seed that has most."""
+    samples = load_samples(experiment)
+    return max(len(divide_samples(experiment, samples, seed).train) for seed in experiment.seeds)
+
+
+def divide_samples(experiment: Experiment, samples: Samples, seed: int) -> Division:
+    """Who gets which samples under this seed."""
     assert experiment.partition is not None
-    settings = experiment.server_set
+    wanted = experiment.partition.options.get("clients") or 0
+    if wanted > len(samples.targets):  # said before anything of that size is made
+        message = f"{wanted} clients are too many for {len(samples.targets)} samples"
+        raise ConfigError(experiment.source, [("partition.clients", message)])
+    official = experiment.evaluation.official_test
+    if official != "pooled" and samples.test_from is None:
+        message = f'this dataset has no official test split: "{official}" must be "pooled"'
+        raise ConfigError(experiment.source, [("evaluation.official_test", message)])
     try:
-        return federate(
+        return divide(
             samples,
             make(PARTITIONS, experiment.partition),
             seed,
             test_fraction=experiment.evaluation.test_fraction,
-            server_fraction=settings.fraction,
-            report_fraction=1.0 if settings.source == "clients" else settings.report_fraction,
-            shared_set=settings.shared_set,
-            contributed_fraction=settings.contributed_fraction if settings.source == "contributed" else None,
-            relabel=relabel,
+            server_fraction=experiment.server_set.fraction,
+            official_test=official,
         )
     except ValueError as error:
         raise ConfigError(experiment.source, [("partition", str(error))]) from None
 
 
-def _adopt(experiment: Experiment, data: FederatedData, seed: int, relabel: Relabel) -> FederatedData:
+def _hand_out(
+    experiment: Experiment, samples: Samples, division: Division, seed: int, relabel: Relabel
+) -> FederatedData:
+    settings = experiment.server_set
+    return hand_out(
+        samples,
+        division,
+        seed,
+        report_fraction=1.0 if settings.source == "clients" else settings.report_fraction,
+        shared_set=settings.shared_set,
+        contributed_fraction=settings.contributed_fraction if settings.source == "contributed" else None,
+        relabel=relabel,
+    )
+
+
+def _adopt(
+    experiment: Experiment, data: FederatedData, seed: int, hostile: Iterable[int], relabel: Relabel
+) -> FederatedData:
     """Arrays of the user's own, in which hostile clients call their samples otherwise."""
 
     def relabelled(shares: Shares) -> Shares:
-        parts = [shares.slice(client) for client in range(len(shares))]
-        return replace(shares, targets=torch.cat([relabel(k, shares.targets[part]) for k, part in enumerate(parts)]))
+        targets = shares.targets.clone()
+        for client in hostile:
+            mine = shares.slice(client)
+            targets[mine] = relabel(client, targets[mine])
+        return replace(shares, targets=targets)
 
     train, settings = relabelled(data.train), experiment.server_set
     weigh = data.report if settings.shared_set else data.weigh
@@ -212,7 +247,8 @@ def _adopt(experiment: Experiment, data: FederatedData, seed: int, relabel: Rela
 def build_compute(experiment: Experiment, samples: Samples, device: torch.device) -> Compute:
     """What all lanes train and evaluate with."""
     module = build_module(experiment, samples, experiment.seeds[0])
-    return Compute(samples, module, device, mode=experiment.mode, precision=experiment.precision)
+    workers = experiment.workers if isinstance(experiment.workers, int) else 0
+    return Compute(samples, module, device, mode=experiment.mode, precision=experiment.precision, workers=workers)
 
 
 def build_engine(
@@ -225,7 +261,10 @@ def build_engine(
 def build_module(experiment: Experiment, samples: Samples, seed: int) -> nn.Module:
     """The network, initialised by the seed."""
     problem = samples.problem
-    num_outputs = problem.num_classes if problem.kind == "classification" else samples.targets.shape[1:].numel()
+    if problem.kind == "regression":
+        num_outputs = samples.targets.shape[1:].numel()
+    else:  # two classes take one output, the logit of the second (`core.loss.class_scores`), as P1's CelebA network has
+        num_outputs = 1 if problem.num_classes == 2 else problem.num_classes
     with seeded_default_generator(seed, "initial model"):
         try:
             module: nn.Module = make(MODELS, experiment.model)(tuple(samples.inputs.shape[1:]), num_outputs)
@@ -252,7 +291,7 @@ def describe(experiment: Experiment) -> list[str]:
     assert experiment.data is not None
     seed = experiment.seeds[0]
     data, hostile = build_data(experiment, samples, seed)
-    spec = FlatModel(build_module(experiment, samples, seed), torch.device("cpu")).spec
+    spec = FlatModel(build_module(experiment, data.samples, seed), torch.device("cpu")).spec
     sizes = data.train.sizes
     cohort = build_federation(experiment, data.num_clients, seed).cohort_size
     parts = ((data.weigh, "weigh by"), (data.report, "report on"))
@@ -266,7 +305,7 @@ def describe(experiment: Experiment) -> list[str]:
         f"server set  {', '.join(server) or 'none'}"
         + ("; the cohort judges" if experiment.server_set.source == "clients" else ""),
         f"model       {experiment.model.name}: {spec.num_parameters:,} parameters",
-        f"device      {device}: {build_compute(experiment, samples, device)}",
+        f"device      {device}: {build_compute(experiment, data.samples, device)}",
         f"methods     {', '.join(method.name for method in experiment.methods)}",
         f"work        {len(experiment.methods)} methods × {seeds} × {experiment.rounds} rounds",
     ]

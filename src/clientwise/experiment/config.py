@@ -15,6 +15,7 @@ from ..core.priority import MAX_CRITERIA
 from ..core.scores import Prioritized
 from ..errors import ConfigError
 from .messages import issues_of
+from .presets import apply_preset
 from .schema import (
     Cohorts,
     EvaluationSettings,
@@ -29,13 +30,18 @@ from .schema import (
 
 
 def load_experiment(
-    source: str | Path | Mapping[str, Any], overrides: Sequence[str] = (), replaced: Mapping[str, Any] | None = None
+    source: str | Path | Mapping[str, Any],
+    overrides: Sequence[str] = (),
+    replaced: Mapping[str, Any] | None = None,
+    preset: str | None = None,
 ) -> Experiment:
     """Read and validate a TOML file, or a dictionary of the same shape.
 
-    `overrides` are texts `key=value` as in `--set`; `replaced` are values for keys of the top level.
+    `preset` is one of its presets; `overrides` are texts `key=value` as in `--set`; `replaced` are values for keys of
+    the top level. Later ones win.
     """
     where, folder, table = _read(source)
+    table = apply_preset(table, preset, where)
     for override in overrides:
         _override(table, override)
     table |= replaced or {}
@@ -120,23 +126,49 @@ def _impossible(experiment: Experiment) -> list[tuple[str, str]]:
         issues.append(("flower.clients", "a name is listed twice; it could not be told who is meant"))
     if experiment.federation.fraction is not None and experiment.federation.clients_per_round is not None:
         issues.append(("federation", "give either fraction or clients_per_round"))
-    server = experiment.server_set
-    if not server.fraction and not experiment.evaluation.clients_every:
+    server, holds = experiment.server_set, experiment.server_holds_samples
+    if not holds and not experiment.evaluation.clients_every:
         issues.append(("evaluation.clients_every", "0 with no held-out samples: nothing would be measured"))
-    weighs = server.source != "held_out" or (server.fraction > 0 and (server.shared_set or server.report_fraction < 1))
+    weighs = server.source != "held_out" or (holds and (server.shared_set or server.report_fraction < 1))
+    if not experiment.clients_test:
+        issues += _impossible_without_tests(experiment)
     for index, settings in enumerate(experiment.methods):
         key = f"methods[{index}]"
         issues += [
             (f"{key}.{part}" if part else key, message)
             for part, message in _impossible_method(settings, experiment.training)
         ]
-        needs = [part.name for part in settings.criteria if part.name == "server_performance"]
-        if (needs or settings.adapt_loss) and not weighs:
+        judges = any(part.name == "server_performance" for part in settings.criteria) or settings.adapt_loss
+        if settings.fine_tune and server.source == "clients":
+            issues.append((f"{key}.fine_tune", 'needs samples of the server: server_set.source = "clients" has none'))
+        if (judges or settings.fine_tune) and not weighs:
             issues.append(
                 (
                     key,
                     "needs samples to weigh by: set server_set.fraction above 0 and report_fraction below 1",
                 )
+            )
+    return issues
+
+
+def _impossible_without_tests(experiment: Experiment) -> list[tuple[str, str]]:
+    """What needs the clients to have test sets."""
+    issues: list[tuple[str, str]] = []
+    server = experiment.server_set
+    if experiment.evaluation.clients_every:
+        issues.append(
+            ("evaluation.clients_every", "must be 0 where test_fraction is 0: clients have nothing to test on")
+        )
+    if server.source == "held_out" and not server.shared_set and not server.report_fraction:
+        issues.append(("server_set.report_fraction", "0 with test_fraction = 0: nothing would be measured"))
+    if server.source == "clients":
+        issues.append(
+            ("server_set.source", '"clients" evaluate models on their test sets: test_fraction must not be 0')
+        )
+    for index, method in enumerate(experiment.methods):
+        if method.adjust:
+            issues.append(
+                (f"methods[{index}].adjust", "evaluates on the clients' test sets: test_fraction must not be 0")
             )
     return issues
 
@@ -159,6 +191,8 @@ def _impossible_method(settings: MethodSettings, training: Training) -> list[tup
         )
     except ValueError as error:
         issues.append(("normalise", str(error)))
+    if method.adjust and method.fine_tune:
+        issues.append(("fine_tune", "does not go with adjust, which compares models before the server trains them"))
     if method.adjust:
         if not isinstance(method.score, Prioritized):
             issues.append(("adjust", 'adjusts an order of priority: use score = "prioritized"'))
@@ -177,6 +211,7 @@ _KNOWN_KEYS: dict[tuple[str, ...], list[str]] = {
     ("hostile",): list(HostileClients.model_fields),
     ("methods",): list(MethodSettings.model_fields),
     ("methods", "training"): list(TrainingOverride.model_fields),
+    ("methods", "fine_tune"): list(TrainingOverride.model_fields),
 }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from ..attacks import Hostile
-from ..core.method import Method
+from ..core.method import Federation, Method
 from ..core.round import first_state, run_round
 from ..core.types import RoundRecord, ServerState
 from ..engine.local import LocalEngine
@@ -46,6 +46,13 @@ class Round:
     record: RoundRecord
     seconds: float
 
+    @staticmethod
+    def run(state: ServerState, method: Method, federation: Federation, engine: LocalEngine | FlowerEngine) -> Round:
+        """Run one, and see how long it takes."""
+        began = time.perf_counter()
+        state, record = run_round(state, method, federation, engine)
+        return Round(state, engine.state(), record, time.perf_counter() - began)
+
 
 class Lane:
     """One method with one seed: where it stands, and what it has written."""
@@ -67,14 +74,17 @@ class Lane:
         if (saved := store.load_checkpoint(self._lane, engine.device)) is not None:
             self.state, engine_state = saved
             engine.load_state(engine_state)
-        self._engine_state: Mapping[str, Tensor] = engine.state()
+        self.engine_state: Mapping[str, Tensor] = engine.state()
         store.forget_after(self._lane, self.state.round_num)
 
-    def next_round(self) -> Round:
-        """Run a round; nothing counts before `keep`."""
-        began = time.perf_counter()
-        state, record = run_round(self.state, self.method, self._federation, self.engine)
-        return Round(state, self.engine.state(), record, time.perf_counter() - began)
+    @property
+    def is_done(self) -> bool:
+        """Whether all rounds are run."""
+        return self.state.round_num >= self.rounds
+
+    def run_round(self, state: ServerState) -> Round:
+        """The round after `state`; nothing counts before `keep`."""
+        return Round.run(state, self.method, self._federation, self.engine)
 
     def begin(self, trackers: Trackers) -> None:
         """Before the first round of this sitting."""
@@ -89,17 +99,16 @@ class Lane:
         if self._trackers:  # before the round counts as done: an interruption here leaves no hole in their curves
             values = self._store.round_values(self._lane, done.record.round_num, problem.metric)
             self._trackers.log_round(done.record, values)
-        self.state, self._engine_state = done.state, done.engine_state
+        self.state, self.engine_state = done.state, done.engine_state
         if time.monotonic() - self._saved_at >= self._experiment.checkpoint_seconds:
-            self._store.save_checkpoint(self._lane, self.state, self._engine_state)
+            self._store.save_checkpoint(self._lane, self.state, self.engine_state)
             self._saved_at = time.monotonic()
 
     def end(self) -> None:
         """After the last round, or when interrupted."""
-        finished = self.state.round_num == self.rounds
-        self._store.save_checkpoint(self._lane, self.state, self._engine_state)
-        self._trackers.end(finished=finished)
-        if finished:
+        self._store.save_checkpoint(self._lane, self.state, self.engine_state)
+        self._trackers.end(finished=self.is_done)
+        if self.is_done:
             self._store.finish_lane(self._lane)
 
 
@@ -112,26 +121,41 @@ def run_lanes(
         for lane in lanes:
             lane.begin(trackers)
             begun.append(lane)
-        while running := [lane for lane in lanes if lane.state.round_num < lane.rounds]:
-            finished = [running[0].next_round()] if len(lanes) == 1 else _rounds_together(running, meeting)
-            for lane, done in zip(running, finished, strict=True):
-                lane.keep(done)
-                on_round(lane, done.record)
+        rounds = _rounds_alone(lanes[0]) if len(lanes) == 1 else _rounds_together(lanes, meeting)
+        for lane, done in rounds:
+            lane.keep(done)
+            on_round(lane, done.record)
     finally:
         for lane in begun:
             lane.end()
 
 
-def _rounds_together(lanes: Sequence[Lane], meeting: Meeting) -> list[Round]:
-    """A round of every lane, in threads that meet where they train and evaluate."""
+def _rounds_alone(lane: Lane) -> Iterator[tuple[Lane, Round]]:
+    """Round after round, in this thread: an interruption is heard at once."""
+    while not lane.is_done:
+        yield lane, lane.run_round(lane.state)
 
-    def attend(lane: Lane) -> Round:
+
+def _rounds_together(lanes: Sequence[Lane], meeting: Meeting) -> Iterator[tuple[Lane, Round]]:
+    """Rounds of every lane, in threads that meet where they train and evaluate.
+
+    While rounds are written down, the next ones run already; what an interruption catches unwritten is run again.
+    """
+
+    def attend(lane: Lane, state: ServerState) -> Round:
         try:
-            return lane.next_round()
+            done = lane.run_round(state)
         finally:
             meeting.leave()
+        return replace(done, seconds=done.seconds / len(running))  # they shared the time
 
-    meeting.expect(len(lanes))
+    states = {lane: lane.state for lane in lanes}
     with ThreadPoolExecutor(len(lanes)) as threads:
-        rounds = list(threads.map(attend, lanes))
-    return [replace(one, seconds=one.seconds / len(lanes)) for one in rounds]  # they shared the time
+        done: dict[Lane, Round] = {}
+        while done or states:
+            running = [lane for lane in lanes if lane in states and states[lane].round_num < lane.rounds]
+            meeting.expect(len(running))
+            coming = [threads.submit(attend, lane, states[lane]) for lane in running]
+            yield from done.items()
+            done = {lane: future.result() for lane, future in zip(running, coming, strict=True)}
+            states = {lane: one.state for lane, one in done.items()}

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from ..attacks import Hostile
 from ..core.method import Method
@@ -28,13 +29,14 @@ from .build import build_compute, build_data, build_engine, build_federation, bu
 from .config import load_experiment
 from .lanes import Lane, Progress, run_lanes
 from .schema import Experiment
+from .spread import run_on_ray
 from .store import RunError, Store, is_finished, locked, write_atomically
 
 if TYPE_CHECKING:
     from .flower.connections import Connect
 
 # Keys that may change when a run is resumed: they change no bit of it.
-NO_PART_OF_THE_RESULT = {"data_dir", "plugin_dir", "checkpoint_seconds", "trackers", "flower"}
+NO_PART_OF_THE_RESULT = {"data_dir", "plugin_dir", "checkpoint_seconds", "trackers", "workers", "flower"}
 
 
 def new_folder(name: str, parent: Path = Path("runs")) -> Path:
@@ -161,12 +163,41 @@ def _run_all(
     connect: Connect | None,
 ) -> None:
     methods, rounds = experiment.build_methods(), experiment.rounds
-    compute = build_compute(experiment, samples, device)
+    computes: dict[int, tuple[Tensor, Compute]] = {}  # one for all seeds, but where the samples differ by seed
+    todo = [(seed, method) for seed in experiment.seeds for method in methods]
+    total = len(todo) * rounds
+    todo = [(seed, method) for seed, method in todo if not store.is_lane_finished(method.name, seed)]
+    done = total - len(todo) * rounds
+
+    @functools.cache
+    def prepare(seed: int) -> tuple[FederatedData, dict[int, Hostile], Compute]:
+        data, hostile = build_data(experiment, samples, seed, own_data)
+        store.check_fact(f"data of seed {seed}", data.fingerprint())
+        names = {client: one.name for client, one in hostile.items()}
+        store.set_clients(seed, data.train.sizes.tolist(), data.test.sizes.tolist(), names)
+        inputs = data.samples.inputs
+        if id(inputs) not in computes:  # the tensor is kept with it, or its number might come to be another's
+            computes[id(inputs)] = inputs, build_compute(experiment, data.samples, device)
+        compute = computes[id(inputs)][1]
+        return replace(data, samples=compute.samples), hostile, compute
+
+    def open_lane(seed: int, method: Method, computing: Computing) -> Lane:
+        data, hostile, _ = prepare(seed)
+        engine = build_engine(experiment, data, hostile, seed, computing)
+        return Lane(experiment, store, method, connect(engine, seed) if connect else engine, hostile, seed)
+
+    def tell(lane: Lane, record: RoundRecord) -> None:
+        nonlocal done
+        done += 1
+        on_round(Progress(lane.method.name, lane.seed, record, rounds, done, total))
+
+    compute, *_ = [prepare(seed)[2] for seed in experiment.seeds]  # of all: with other data nothing may begin
     store.set_facts(
         {
             "name": experiment.name,
             "metric": samples.problem.metric,
             "target": experiment.evaluation.target,
+            "client targets": experiment.evaluation.client_targets,
             "rounds": rounds,
             "lanes": len(methods) * len(experiment.seeds),
             "reported on": "the honest clients' own test data"
@@ -176,42 +207,27 @@ def _run_all(
             "model_bytes": 4 * compute.spec.size,
         }
     )
-
-    todo = [(seed, method) for seed in experiment.seeds for method in methods]
-    total = len(todo) * rounds
-    todo = [(seed, method) for seed, method in todo if not store.is_lane_finished(method.name, seed)]
-    done = total - len(todo) * rounds
-
-    @functools.cache
-    def data_of(seed: int) -> tuple[FederatedData, dict[int, Hostile]]:
-        data, hostile = build_data(experiment, samples, seed, own_data)
-        store.check_fact(f"data of seed {seed}", data.fingerprint())
-        names = {client: one.name for client, one in hostile.items()}
-        store.set_clients(seed, data.train.sizes.tolist(), data.test.sizes.tolist(), names)
-        return replace(data, samples=compute.samples).to(device), hostile
-
-    def open_lane(seed: int, method: Method, computing: Computing) -> Lane:
-        data, hostile = data_of(seed)
-        engine = build_engine(experiment, data, hostile, seed, computing)
-        return Lane(experiment, store, method, connect(engine, seed) if connect else engine, hostile, seed)
-
-    def tell(lane: Lane, record: RoundRecord) -> None:
-        nonlocal done
-        done += 1
-        on_round(Progress(lane.method.name, lane.seed, record, rounds, done, total))
-
-    for seed in experiment.seeds:
-        data_of(seed)  # a run that goes on with other data must not even begin
+    if experiment.workers == "ray":
+        if trackers:
+            raise ConfigError(
+                experiment.source, [("trackers", "they follow one lane at a time: not with workers = 'ray'")]
+            )
+        lanes = [open_lane(*pair, prepare(pair[0])[2]) for pair in todo]
+        done += sum(lane.state.round_num for lane in lanes)
+        run_on_ray(lanes, experiment.to_dict(), own_data, tell)
+        return
     with threads_for(compute.spec.num_parameters):
-        alone = bool(trackers) or connect is not None or not todo
-        side_by_side = 1 if alone else _lanes_that_fit(compute, methods, data_of(todo[0][0])[0], experiment)
-        for first in range(0, len(todo), side_by_side):
+        while todo:
+            data, _, compute = prepare(todo[0][0])
+            alone = bool(trackers) or connect is not None  # trackers follow one lane at a time
+            most = 1 if alone else _lanes_that_fit(compute, methods, data, experiment)
+            group = [pair for pair in todo[:most] if prepare(pair[0])[2] is compute]
+            todo = todo[len(group) :]
             meeting = Meeting(compute)
-            group = todo[first : first + side_by_side]
             seats: list[Computing] = [Seat(meeting, place) for place in range(len(group))]
-            if len(group) == 1:
-                seats = [compute]
-            lanes = [open_lane(*pair, seat) for pair, seat in zip(group, seats, strict=True)]
+            lanes = [
+                open_lane(*pair, seat) for pair, seat in zip(group, seats if len(group) > 1 else [compute], strict=True)
+            ]
             done += sum(lane.state.round_num for lane in lanes)
             run_lanes(lanes, meeting, trackers, tell)
 
@@ -229,6 +245,6 @@ def _reports_on_clients(experiment: Experiment, own_data: FederatedData | None) 
     server = experiment.server_set
     if own_data is not None:
         return own_data.report is None
-    return server.fraction == 0 or (
+    return not experiment.server_holds_samples or (
         server.source == "held_out" and not server.shared_set and server.report_fraction == 0
     )

@@ -21,7 +21,8 @@ from ..core.scores import SCORES, Score
 from ..core.types import LocalTraining
 from ..core.weighting import NORMALISERS
 from ..data.datasets import DATASETS
-from ..data.partition import PARTITIONS
+from ..data.features import FEATURES
+from ..data.partition import PARTITIONS, OfficialTest
 from ..models.networks import MODELS
 from ..registry import NonNegativeFloat, Part, PositiveFloat, PositiveInt, Registry, Share, suggest
 from ..trackers import TRACKERS
@@ -121,7 +122,11 @@ class ServerSet(Section):
         description='"held_out": the server has its own samples; "contributed": every client gives a small share; '
         '"clients": the cohort evaluates the models and the results are averaged',
     )
-    fraction: Fraction = Field(0.2, description="share of all samples held out before the clients get theirs")
+    fraction: Fraction = Field(
+        0.2,
+        description="share of all samples held out before the clients get theirs; "
+        'of no account with evaluation.official_test = "server"',
+    )
     report_fraction: Share = Field(0.5, description="share of the held-out samples that report; the others weigh")
     shared_set: bool = Field(False, description="weigh and report on the same samples, as P3 does")
     contributed_fraction: Annotated[float, Field(gt=0, le=1)] = Field(
@@ -132,14 +137,22 @@ class ServerSet(Section):
 class EvaluationSettings(Section):
     """What is measured along the way."""
 
-    test_fraction: Annotated[float, Field(gt=0, lt=1)] = Field(
-        0.2, description="share of a client's samples that is its own test set"
+    test_fraction: Fraction = Field(0.2, description="share of a client's samples that is its own test set; 0: none")
+    official_test: OfficialTest = Field(
+        "pooled",
+        description='the dataset\'s own test split: "pooled" with all other samples; "server": it is the server set, '
+        'as in P3; "clients": it is dealt out as their test sets, alike to their training sets, as in P1',
     )
     clients_every: Annotated[int, Field(ge=0)] = Field(
         1, description="rounds between evaluations on all clients' test sets; 0: never"
     )
     target: PositiveFloat | None = Field(
         None, description="rounds-to-target counts the rounds until the reported accuracy (regression: MAPE) gets there"
+    )
+    client_targets: list[PositiveFloat] = Field(
+        [],
+        description="rounds until 10 ... 90% of the clients reach each of these on their own test data (P1's tables); "
+        "default: `target`",
     )
 
 
@@ -189,13 +202,12 @@ class MethodSettings(Section):
         Part("replace", {}), description="what the server makes of the weighted mean"
     )
     training: TrainingOverride = Field(TrainingOverride(), description="what this method trains differently")
+    fine_tune: TrainingOverride | None = Field(
+        None, description="the server trains the mean on the samples it weighs by; what it does unlike the clients"
+    )
 
     def build(self, training: Training) -> Method:
         """The method's parts, put together. ValueError where they do not fit."""
-        given = {key: value for key, value in self.training.model_dump().items() if value is not None}
-        local = {**training.model_dump(), **given}
-        if local["batch_size"] == "full":
-            local["batch_size"] = None
         score: Score = make(SCORES, self.score)
         normalise = self.normalise or Part(score.default_normaliser, {})
         return Method(
@@ -206,8 +218,17 @@ class MethodSettings(Section):
             adjust=make(ADJUSTMENTS, self.adjust) if self.adjust else None,
             adapt_loss=make(LOSS_ADAPTERS, self.adapt_loss) if self.adapt_loss else None,
             server_step=make(SERVER_STEPS, self.server_step),
-            training=LocalTraining(**local),
+            training=_local_training(training, self.training),
+            fine_tune=None if self.fine_tune is None else _local_training(training, self.training, self.fine_tune),
         )
+
+
+def _local_training(training: Training, *changes: TrainingOverride) -> LocalTraining:
+    """The experiment's training with what a method changes, later changes last."""
+    options = training.model_dump()
+    for change in changes:
+        options |= {key: value for key, value in change.model_dump().items() if value is not None}
+    return LocalTraining(**options | {"batch_size": None if options["batch_size"] == "full" else options["batch_size"]})
 
 
 class Experiment(Section):
@@ -239,6 +260,11 @@ class Experiment(Section):
     precision: Literal["auto", "float32", "tf32", "bf16"] = Field(
         "auto", description='what products are computed in; "auto": float32 on a CPU, tf32 on a GPU'
     )
+    workers: PositiveInt | Literal["auto", "ray"] = Field(
+        "auto",
+        description='CPU cores that train clients side by side; "auto": as many as PyTorch has threads; '
+        '"ray": methods and seeds are spread over Ray (`clientwise[ray]`)',
+    )
     data_dir: str | None = Field(
         None, description="folder with the datasets in their published layouts; better given as --data-dir"
     )
@@ -247,6 +273,9 @@ class Experiment(Section):
     )
     data: Annotated[Part, _part(DATASETS)] | None = Field(
         None, description="where the samples come from; left out when arrays are handed to `cw.run`"
+    )
+    features: Annotated[Part, _part(FEATURES)] | None = Field(
+        None, description="a frozen network whose features the model sees instead of the images; computed once and kept"
     )
     partition: Annotated[Part, _part(PARTITIONS)] | None = Field(
         None, description="how they are spread over the clients; left out likewise"
@@ -271,6 +300,16 @@ class Experiment(Section):
     def source(self) -> str:
         """What messages call the config: its file."""
         return self._source
+
+    @property
+    def server_holds_samples(self) -> bool:
+        """Whether samples are set aside for the server."""
+        return self.evaluation.official_test == "server" or self.server_set.fraction > 0
+
+    @property
+    def clients_test(self) -> bool:
+        """Whether clients have test sets of their own."""
+        return self.evaluation.official_test == "clients" or self.evaluation.test_fraction > 0
 
     def build_methods(self) -> list[Method]:
         """All methods, ready to run."""

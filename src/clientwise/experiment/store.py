@@ -17,6 +17,7 @@ from contextlib import closing, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
+import numpy
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
@@ -61,10 +62,14 @@ CREATE TABLE IF NOT EXISTS criteria (
 CREATE TABLE IF NOT EXISTS local (   -- every client's own test set, in the rounds in which it was evaluated
     lane INTEGER, round_num INTEGER, client INTEGER, metric REAL, loss REAL,
     PRIMARY KEY (lane, round_num, client)) WITHOUT ROWID;
+
+CREATE TABLE IF NOT EXISTS best (    -- which samples the model of the best round so far classified rightly
+    lane INTEGER, round_num INTEGER, metric REAL, num_samples INTEGER, bits BLOB, -- one bit per sample, the first first
+    PRIMARY KEY (lane, round_num)) WITHOUT ROWID;
 """
 
 
-SCHEMA_VERSION = 1  # of the tables above: a run folder of another version cannot be added to
+SCHEMA_VERSION = 2  # of the tables above: a run folder of another version cannot be added to
 
 
 class RunError(ClientwiseError, RuntimeError):
@@ -136,7 +141,7 @@ class Store:
         if kept != round_num:
             raise RunError(f"{self.folder}: its database has {kept} of the {round_num} rounds before the checkpoint")
         with self._database as database:
-            for table in ("rounds", "participants", "criteria", "local"):
+            for table in ("rounds", "participants", "criteria", "local", "best"):
                 database.execute(f"DELETE FROM {table} WHERE lane = ? AND round_num > ?", (lane, round_num))
 
     def write_round(
@@ -174,14 +179,24 @@ class Store:
                 if size
             ]
         )
+        # Without a reporting set, what the honest clients measured.
+        shown = record.report or (_of_honest(record.local, hostile) if record.local else None)
         with self._database as database:
             database.execute(
                 f"INSERT INTO rounds VALUES ({', '.join('?' * 20)})",
-                _round_row(lane, record, problem, hostile, seconds),
+                _round_row(lane, record, shown, problem, hostile, seconds),
             )
+            if shown is not None and shown.right is not None:
+                self._write_if_best(lane, record.round_num, float(shown.overall()[0]), shown.right[0])
             database.executemany("INSERT INTO participants VALUES (?, ?, ?, ?, ?, ?, ?, ?)", people)
             database.executemany("INSERT INTO criteria VALUES (?, ?, ?, ?, ?, ?)", criteria)
             database.executemany("INSERT INTO local VALUES (?, ?, ?, ?, ?)", own)
+
+    def _write_if_best(self, lane: int, round_num: int, metric: float, right: Tensor) -> None:
+        (before,) = self._database.execute("SELECT MAX(metric) FROM best WHERE lane = ?", (lane,)).fetchone()
+        if before is None or metric > before:
+            row = (lane, round_num, metric, len(right), numpy.packbits(right.numpy()).tobytes())
+            self._database.execute("INSERT INTO best VALUES (?, ?, ?, ?, ?)", row)
 
     def round_values(self, lane: int, round_num: int, metric: str) -> dict[str, float]:
         """The numbers of a round that are worth a curve, as they were written; `metric` is what theirs is called."""
@@ -218,6 +233,13 @@ class Store:
             self._checkpoint(lane),
             save({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, {"state": json.dumps(facts)}),
         )
+        # Nobody goes back behind this checkpoint: of the rounds before it, the best will do.
+        with self._database as database:
+            database.execute(
+                """DELETE FROM best WHERE lane = ?1
+                   AND round_num < (SELECT MAX(round_num) FROM best WHERE lane = ?1 AND round_num <= ?2)""",
+                (lane, state.round_num),
+            )
 
     def load_checkpoint(self, lane: int, device: torch.device) -> tuple[ServerState, dict[str, Tensor]] | None:
         """The last checkpoint of a lane; None where there is none yet."""
@@ -306,12 +328,15 @@ def is_locked(folder: Path) -> bool:
 
 
 def _round_row(
-    lane: int, record: RoundRecord, problem: Problem, hostile: Mapping[int, object], seconds: float
+    lane: int,
+    record: RoundRecord,
+    shown: Evaluation | None,
+    problem: Problem,
+    hostile: Mapping[int, object],
+    seconds: float,
 ) -> tuple[object, ...]:
-    """A row of the table `rounds`."""
-    # Without a reporting set, what the honest clients measured; the counts of classes are of all, and so only of use
-    # where all are honest.
-    shown = record.report or (_of_honest(record.local, hostile) if record.local else None)
+    """A row of the table `rounds`; `shown` is what the run reports on."""
+    # The counts of classes are of all clients, and so only of use where all are honest.
     counted = shown is not None and problem.kind == "classification" and (record.report is not None or not hostile)
     return (
         lane,
@@ -347,7 +372,8 @@ def _of_honest(local: Evaluation, hostile: Mapping[int, object]) -> Evaluation |
     if not bool(counted.any()):
         return None
     chosen = (local.num_samples[counted], local.values[:, counted], local.losses[:, counted])
-    return Evaluation(*chosen, local.counts)
+    right = None if local.right is None else local.right[:, counted.repeat_interleave(local.num_samples)]
+    return Evaluation(*chosen, local.counts, right=right)
 
 
 def _honest_summary(local: Evaluation, hostile: Mapping[int, object], problem: Problem) -> list[float | str | None]:

@@ -8,6 +8,12 @@ from torch import Tensor, nn
 from ..core.types import Layer, ModelSpec
 
 
+def flattened(module: nn.Module) -> Tensor:
+    """A copy of a module as one vector [d], laid out as `FlatModel` does."""
+    buffers = [buffer for buffer in module.buffers() if buffer.is_floating_point()]
+    return torch.cat([tensor.detach().flatten().float() for tensor in [*module.parameters(), *buffers]])
+
+
 class FlatModel:
     """A module whose parameters, gradients and floating-point buffers are views of flat vectors.
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from itertools import pairwise
+from typing import Literal
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
-from ..registry import PositiveInt, Registry
+from ..registry import Decay, PositiveInt, Registry
 
 Network = Callable[..., nn.Module]
 MODELS: Registry[Network] = Registry("model", "models", "The network every client trains")
@@ -36,22 +38,109 @@ def cnn(
     *,
     channels: Sequence[PositiveInt] = (32, 64),
     kernel: PositiveInt = 5,
+    pool_every: PositiveInt = 1,
+    padding: Literal["same", "valid"] = "same",
     dense: PositiveInt = 512,
+    dropout: Decay = 0.0,
+    dense_dropout: Decay = 0.0,
     activation: bool = True,
 ) -> nn.Module:
-    """Convolutions, each with 2×2 pooling, and a dense layer; the default is P1's MNIST CNN (1,663,370 parameters).
+    """Convolutions with 2×2 pooling and a dense layer; the default is P1's MNIST CNN (1,663,370 parameters).
 
-    `activation = false` leaves out the ReLU after the convolutions, as the papers' code does.
+    `pool_every` is the number of convolutions before each pooling; `dropout` follows every pooling, `dense_dropout` the
+    dense layer. `activation = false` leaves out the ReLU after the convolutions, as P1's and P2's code does. The
+    papers' other networks: P1 CelebA `kernel = 3` on 3×64×64 (8,409,025); P2 `dense = 2048` with 62 classes
+    (6,603,710); P3 MNIST `kernel = 3, pool_every = 2, padding = "valid", dense = 128, dropout = 0.25,
+    dense_dropout = 0.5` (1,199,882, the example of Keras); P3 malaria `channels = [32, 32, 64, 64, 128, 128],
+    kernel = 3, pool_every = 2, dense = 128, dropout = 0.15, dense_dropout = 0.15`.
     """
     if len(input_shape) != 3:
         raise ValueError(f"model cnn needs images (channels, height, width), got samples of shape {input_shape}")
     depth, height, width = input_shape
-    if min(height, width) < 2 ** len(channels):
-        raise ValueError(f"{len(channels)} times 2×2 pooling leaves nothing of images of {height}×{width}")
     layers: list[nn.Module] = []
-    for before, after in pairwise([depth, *channels]):
-        layers.append(nn.Conv2d(before, after, kernel, padding="same"))
-        layers += [nn.ReLU(), nn.MaxPool2d(2)] if activation else [nn.MaxPool2d(2)]
-        height, width = height // 2, width // 2
+    for place, (before, after) in enumerate(pairwise([depth, *channels]), start=1):
+        layers += [nn.Conv2d(before, after, kernel, padding=padding), *([nn.ReLU()] if activation else [])]
+        if padding == "valid":
+            height, width = height - kernel + 1, width - kernel + 1
+        if place % pool_every == 0:
+            layers += [nn.MaxPool2d(2), *([nn.Dropout(dropout)] if dropout else [])]
+            height, width = height // 2, width // 2
+        if min(height, width) < 1:
+            raise ValueError(f"convolution {place} leaves nothing of images of {input_shape[1]}×{input_shape[2]}")
     layers += [nn.Flatten(), nn.Linear([depth, *channels][-1] * height * width, dense), nn.ReLU()]
+    layers += [nn.Dropout(dense_dropout)] if dense_dropout else []
     return nn.Sequential(*layers, nn.Linear(dense, num_outputs))
+
+
+@MODELS.register("fully_convolutional")
+def fully_convolutional(
+    input_shape: tuple[int, ...],
+    num_outputs: int,
+    *,
+    channels: Sequence[PositiveInt] = (32, 64, 128),
+    middle: Sequence[PositiveInt] = (512, 512),
+    batch_norm: bool = True,
+) -> nn.Module:
+    """Image in, image of the same size out: P3's counting network (3,727,105 parameters; the image sums to the count).
+
+    3×3 convolutions, each halving the image, then a middle, then as many that double it: the fully convolutional
+    regression network of Xie, Noble and Zisserman, with a second layer in the middle to be as large as P3's.
+    """
+    if len(input_shape) != 3 or min(input_shape[1:]) % 2 ** len(channels):
+        raise ValueError(
+            f"model fully_convolutional halves images {len(channels)} times, got samples of shape {input_shape}"
+        )
+    if num_outputs != math.prod(input_shape[1:]):
+        raise ValueError(f"model fully_convolutional gives one value per pixel, but {num_outputs} are to be predicted")
+
+    def convolution(before: int, after: int) -> list[nn.Module]:
+        norm = [nn.BatchNorm2d(after)] if batch_norm else []
+        return [nn.Conv2d(before, after, 3, padding="same", bias=not batch_norm), *norm, nn.ReLU()]
+
+    layers: list[nn.Module] = []
+    for before, after in pairwise([input_shape[0], *channels]):
+        layers += [*convolution(before, after), nn.MaxPool2d(2)]
+    for before, after in pairwise([channels[-1], *middle]):
+        layers += convolution(before, after)
+    for before, after in pairwise([middle[-1], *reversed(channels)]):
+        layers += [nn.Upsample(scale_factor=2), *convolution(before, after)]
+    return nn.Sequential(*layers, nn.Conv2d(channels[0], 1, 1))
+
+
+@MODELS.register("lstm")
+def lstm(
+    input_shape: tuple[int, ...],
+    num_outputs: int,
+    *,
+    words: PositiveInt = 10_000,
+    embedding: PositiveInt = 64,
+    hidden: PositiveInt = 64,
+    layers: PositiveInt = 2,
+    dropout: Decay = 0.0,
+) -> nn.Module:
+    """Word vectors, LSTM layers (two in P3 1.D), and a linear layer on the state after the last word.
+
+    A sample is a row of word numbers below `words`; 0 is no word, so a text may be filled up on either side.
+    """
+    if len(input_shape) != 1:
+        raise ValueError(f"model lstm needs rows of word numbers, got samples of shape {input_shape}")
+    return _Reader(words, embedding, nn.LSTM(embedding, hidden, layers, batch_first=True, dropout=dropout), num_outputs)
+
+
+class _Reader(nn.Module):
+    """Reads a text word by word and answers after the last."""
+
+    def __init__(self, words: int, embedding: int, recurrent: nn.LSTM, num_outputs: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(words, embedding, padding_idx=0)
+        self.recurrent = recurrent
+        self.output = nn.Linear(recurrent.hidden_size, num_outputs)
+
+    def forward(self, samples: Tensor) -> Tensor:
+        """Logits [N, C] of word numbers [N, T], which arrive as floats like all samples."""
+        words = samples.long()
+        states, _ = self.recurrent(self.embedding(words))  # [N, T, H]
+        places = torch.arange(words.shape[1], device=words.device)
+        last = (places * (words != 0)).amax(1)  # 0 for a text without words
+        outputs: Tensor = self.output(states[torch.arange(len(words), device=words.device), last])
+        return outputs

@@ -21,7 +21,7 @@ from .series import (
     signed_rounds,
     spread_of,
 )
-from .statistics import Difference, paired_difference
+from .statistics import Difference, contingency, paired_difference
 from .summary import thinned
 
 MAX_CELLS = 150  # of a heat map, in either direction
@@ -153,10 +153,10 @@ def targets(series: Sequence[Series]) -> Json:
 
 
 def target_choices(series: Sequence[Series]) -> list[float]:
-    """The config's target; without one, what half of the baseline's clients reached in the end, rounded to 5%."""
+    """The config's targets; without any, what half of the baseline's clients reached in the end, rounded to 5%."""
     run = series[0].run
-    if run.target is not None:
-        return [run.target]
+    if run.client_targets:
+        return run.client_targets
     last = [run.reached(series[0].method, seed)[-1:] for seed in series[0].summary.seeds]
     medians = [curve[0][1][4] for curve in last if curve]
     if not medians:
@@ -180,6 +180,47 @@ def average_gain(
         both = [before - after for before, after in pairs if before is not None and after is not None]
         gains.append(statistics.fmean(both) if both else None)
     return paired_difference(gains, [0.0] * len(gains))
+
+
+def best_rounds(series: Sequence[Series]) -> Json:
+    """P1's Tables 3, 5 and 7: which samples each method and the baseline got right, each at its best round."""
+    baseline, rows = series[0], []
+    for one in series[1:]:
+        if one.run.data != baseline.run.data:
+            continue
+        for seed in sorted({*one.summary.seeds} & {*baseline.summary.seeds}):
+            ours, theirs = one.run.best_round(one.method, seed), baseline.run.best_round(baseline.method, seed)
+            if ours is None or theirs is None:
+                continue
+            found = contingency(ours[2], theirs[2])
+            rows.append(
+                [
+                    one.label,
+                    seed,
+                    cell(ours[1], f"{percent_of(ours[1])} (round {ours[0]})"),
+                    cell(theirs[1], f"{percent_of(theirs[1])} (round {theirs[0]})"),
+                    found.both_right,
+                    found.only_ours,
+                    found.only_theirs,
+                    found.both_wrong,
+                    cell(found.p_value, f"{found.p_value:.2g}"),
+                ]
+            )
+    columns = ["method", "seed", "best", "baseline's best", "both right", "only this", "only the baseline"]
+    note = (
+        f"Samples of {series[0].run.reported_on}, every method at its own best round, which was picked on these very "
+        "samples: both look better than they are. McNemar's exact test asks whether the samples that only one of the "
+        "two got right fall to either side by chance; of twenty such tests one falls below 0.05 by chance."
+    )
+    shown = table(
+        "contingency",
+        f"Right and wrong, against {baseline.label}",
+        [*columns, "both wrong", "McNemar's p"],
+        rows,
+        note,
+        lower=["both wrong", "only the baseline", "McNemar's p"],
+    )
+    return section("best", "Best rounds, sample by sample", "", [shown] if rows else [])
 
 
 def clients_section(series: Sequence[Series]) -> Json:

@@ -12,6 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy
+from numpy.typing import NDArray
+
 from ..experiment.store import SCHEMA_VERSION, RunError, is_locked
 from ..registry import suggest
 
@@ -96,6 +99,7 @@ class Run:
         self.name: str = facts["name"]
         self.metric: str = facts["metric"]
         self.target: float | None = facts["target"]
+        self.client_targets: list[float] = facts.get("client targets") or ([self.target] if self.target else [])
         self.rounds: int = facts["rounds"]  # planned, per lane
         self.num_lanes: int = facts["lanes"]  # planned
         self.model_bytes: int = facts.get("model_bytes", 0)
@@ -168,6 +172,17 @@ class Run:
                 if first[place] is None and (value >= target if self.higher_is_better else value <= target):
                     first[place] = round_num
         return first
+
+    def best_round(self, method: str, seed: int) -> tuple[int, float, NDArray[numpy.bool_]] | None:
+        """The round with the best reported accuracy, that accuracy, and which samples were right in it."""
+        rows = self.query(
+            "SELECT round_num, metric, num_samples, bits FROM best WHERE lane = ? ORDER BY round_num DESC LIMIT 1",
+            self.lane(method, seed),
+        )
+        if not rows:
+            return None
+        round_num, metric, count, bits = rows[0]
+        return round_num, metric, numpy.unpackbits(numpy.frombuffer(bits, numpy.uint8), count=count).astype(bool)
 
     def hostile_weights(self, method: str, seed: int, max_points: int | None = None) -> list[tuple[int, float]]:
         """(round, weight all hostile clients had together)."""

@@ -6,6 +6,7 @@ import json
 import statistics
 from collections import Counter
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from rich import box
 from rich.markup import escape
@@ -14,6 +15,9 @@ from rich.table import Table
 from ..experiment.store import RunError
 from .audit import Audit, audit
 from .summary import MethodSummary, Run
+
+if TYPE_CHECKING:
+    from ..experiment.tune import Trial
 
 BARS = "▁▂▃▄▅▆▇█"
 SPARK_WIDTH = 10
@@ -42,7 +46,8 @@ def _columns(run: Run, lines: Sequence[MethodSummary]) -> list[tuple[str, Callab
     columns: list[tuple[str, Callable[[MethodSummary], str]]] = [(run.metric, lambda line: _with_spread(line.metric))]
     if run.higher_is_better:
         columns.append(("macro\nF1", lambda line: _mean(line.macro_f1, "{:.3f}")))
-    columns.append(("worst\ndecile", lambda line: _mean(line.worst_decile)))
+    if _clients_tested(lines):
+        columns.append(("worst\ndecile", lambda line: _mean(line.worst_decile)))
     if run.target is not None:
         columns.append((f"rounds\nto {run.target:.0%}", _rounds_to_target))
     if run.has_hostile:
@@ -50,6 +55,19 @@ def _columns(run: Run, lines: Sequence[MethodSummary]) -> list[tuple[str, Callab
     if any(any(line.testing_rounds) for line in lines):
         columns.append(("tests", lambda line: _mean(line.testing_rounds, "{:.0f}")))
     return columns
+
+
+def trials_table(trials: Sequence[Trial], method: str) -> Table:
+    """One line per learning rate: rounds until half of the clients reached the target, and what they reach at last."""
+    seeds = list(dict.fromkeys(trial.seed for trial in trials))
+    table = _table(f"{method}: rounds until half of the clients reach the target, on samples held back from training")
+    for heading in ("rate", *(f"seed {seed}" for seed in seeds), "half reach in the end"):
+        table.add_column(heading, justify="right")
+    for rate in dict.fromkeys(trial.learning_rate for trial in trials):
+        mine = [trial for trial in trials if trial.learning_rate == rate]
+        rounds = ["not reached" if trial.rounds is None else str(trial.rounds) for trial in mine]
+        table.add_row(f"{rate:g}", *rounds, f"{statistics.fmean(trial.median for trial in mine):.1%}")
+    return table
 
 
 def sparkline(values: Sequence[float]) -> str:
@@ -70,7 +88,7 @@ def remarks(run: Run) -> list[str]:
     """What a reader of the table should know: criteria without effect, rounds that changed nothing, refusals."""
     found = (
         ["“worst decile”: 10% of the honest clients do no better than this on their own test data."]
-        if run.lanes
+        if _clients_tested(run.summary())
         else []
     )
     for method in run.methods:
@@ -119,6 +137,10 @@ def _audit_table(found: Audit) -> Table:
         )
         table.add_row(str(person.client), *values, *scored, escape(person.remark))
     return table
+
+
+def _clients_tested(lines: Sequence[MethodSummary]) -> bool:
+    return any(value is not None for line in lines for value in line.worst_decile)
 
 
 def _table(title: str) -> Table:

@@ -47,6 +47,7 @@ def overview(runs: Sequence[Run]) -> Json:
         sections.result(series),
         sections.curves_section(series),
         sections.targets(series),
+        sections.best_rounds(series),
         sections.clients_section(series),
         weights(series),
         sections.priority_section(series),

@@ -105,6 +105,10 @@ class FlowerEngine:
         """See `core.types.Engine`."""
         return self._local.evaluate_server(models, part)
 
+    def train_server(self, model: Tensor, task: Task) -> Tensor:
+        """See `core.types.Engine`."""
+        return self._local.train_server(model, task)
+
     def state(self) -> dict[str, Tensor]:
         """What the simulated clients keep between rounds."""
         return {str(client): model for client, model in self._kept.items()}

@@ -10,7 +10,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 from flwr.superlink.grid import InMemoryGrid
 
-from ..build import num_clients_of
+from ..build import count_clients
 from ..config import load_experiment
 from ..lanes import Progress
 from ..runner import run
@@ -35,7 +35,7 @@ def server_app(config: Config) -> ServerApp:
         out = Path(str(context.run_config.get("out") or f"runs/{experiment.name}"))
         own = str(context.run_config.get("server-data", ""))
         if isinstance(grid, InMemoryGrid):
-            data, connected = None, simulated_clients(grid, num_clients_of(experiment))
+            data, connected = None, simulated_clients(grid, count_clients(experiment))
         else:
             data, connected = server_side(experiment, own), registered_clients(grid, experiment.flower.clients)
         resume = (out / "config.toml").exists()

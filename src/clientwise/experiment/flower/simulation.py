@@ -16,7 +16,7 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.simulation import run_simulation
 
 from ...errors import ClientwiseError
-from ..build import num_clients_of
+from ..build import count_clients
 from ..schema import Experiment
 from .client_app import client_app
 from .connections import Connect, connector, simulated_clients
@@ -29,7 +29,7 @@ def simulation(experiment: Experiment) -> Iterator[Connect]:
     """Flower's simulation on this machine, as long as the context lasts."""
     for chatty in ("flwr", "ray._private.worker"):
         logging.getLogger(chatty).setLevel(logging.ERROR)
-    num_clients = num_clients_of(experiment)
+    num_clients = count_clients(experiment)
     clients = client_app(experiment.to_dict())
     begun: queue.Queue[Grid | BaseException] = queue.Queue()
     ended = threading.Event()

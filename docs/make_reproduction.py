@@ -1,0 +1,202 @@
+"""Set the papers' numbers and ours side by side: fills the marked places of docs/reproduction.md from run folders.
+
+    python docs/make_reproduction.py RUNS       (RUNS/p3-1a, RUNS/p3-1b-paper ...: see experiments/run_all.py)
+
+A place is what lies between `<!-- run NAME -->` and `<!-- end -->`; at `<!-- quick -->` is one table of all quick
+presets. Runs that are not there leave their place as it is.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import clientwise as cw
+from clientwise.report import sections
+from clientwise.report.document import percent_of
+from clientwise.report.figures import draw
+from clientwise.report.series import Series, difference_between, series_of, signed, signed_rounds
+from clientwise.report.statistics import Contingency, contingency, paired_difference
+
+DOCS = Path(__file__).parent
+PLACE = re.compile(r"(<!-- run (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
+QUICK = re.compile(r"(<!-- quick -->\n).*?(<!-- end -->)", re.DOTALL)
+Row = list[str]
+
+
+def main(runs: Path, docs: Path = DOCS) -> None:
+    """Fill every place whose run is there."""
+    published = tomllib.loads((docs / "published.toml").read_text(encoding="utf-8"))
+    page = docs / "reproduction.md"
+
+    def fill(place: re.Match[str]) -> str:
+        name = place[2]
+        folder = runs / name
+        if not (folder / "run.sqlite").exists():
+            print(f"{name}: no run in {runs}, left as it is")
+            return place[0]
+        print(f"{name}: {folder}")
+        run, picture = cw.Run(folder, name), docs / "reproduction" / f"{name}.png"
+        return f"{place[1]}\n{block(run, published.get(name.removesuffix('-long'), {}), picture)}\n{place[3]}"
+
+    text = PLACE.sub(fill, page.read_text(encoding="utf-8"))
+    if table := quick(sorted(runs.glob("*-quick"))):
+        text = QUICK.sub(lambda place: f"{place[1]}\n{table}\n\n{place[2]}", text)
+    page.write_text(text, encoding="utf-8")
+
+
+def block(run: cw.Run, published: dict[str, Any], picture: Path) -> str:
+    """All about one run."""
+    series = series_of([run])
+    rounds = max(max(one.summary.rounds) for one in series)
+    seeds = len(series[0].summary.seeds)
+    parts = [f"*{seeds} seed{'s' if seeds > 1 else ''}, {rounds} rounds, on {run.reported_on}.*", results(series)]
+    if run.client_targets and any(run.reached(run.methods[0], seed, 1) for seed in series[0].summary.seeds):
+        parts += [targets(series, target, published.get(f"{target:g}", {})) for target in run.client_targets]
+    if run.higher_is_better and len(series) > 1:
+        parts.append(best_rounds(series, published.get("contingency", {})))
+    picture.parent.mkdir(exist_ok=True)
+    draw([sections.metric_chart(series)], picture)
+    parts.append(f"![{sections.metric_chart(series)['alt']}](reproduction/{picture.name})")
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def quick(folders: list[Path]) -> str:
+    """One line per method of every quick run."""
+    rows = []
+    for folder in folders:
+        series = series_of([cw.Run(folder)])
+        for one in series:
+            difference = difference_between(one, series[0]) if one is not series[0] else None
+            rows.append(
+                [
+                    folder.name.removesuffix("-quick") if one is series[0] else "",
+                    one.label,
+                    one.run.metric,
+                    interval(one.summary.metric),
+                    signed(difference) if difference else "baseline",
+                ]
+            )
+    head = ["experiment", "method", "measure", "last round", "against the baseline"]
+    return markdown("Quick presets: mean ± 95% interval where there are two seeds", head, rows) if rows else ""
+
+
+def results(series: list[Series]) -> str:
+    """The metric along the way and at the end, and the difference to the baseline with its interval."""
+    run = series[0].run
+    last = max(max(one.summary.rounds) for one in series)
+    shown = [number for number in (1, 2, 3, 5, 10, 20, 50, 100, 200, 500) if number < last]
+    shown = [*(shown if len(shown) < 6 else [1, 5, *(number for number in shown[-3:] if number > 5)]), last]
+    head = ["method", *(f"round {number}" for number in shown), "against the baseline"]
+    if run.higher_is_better:
+        head.append("macro F1")
+    if run.target is not None:
+        head.append(f"rounds to {run.target:.0%}")
+    if any(any(one.summary.testing_rounds) for one in series):
+        head.append("testing rounds")
+    rows = []
+    for one in series:
+        curves = [dict(run.curve("metric", one.method, seed)) for seed in one.summary.seeds]
+        row = [one.label, *(interval([curve.get(number) for curve in curves]) for number in shown)]
+        difference = difference_between(one, series[0]) if one is not series[0] else None
+        row.append(signed(difference) if difference else "baseline" if one is series[0] else "–")
+        if run.higher_is_better:
+            row.append(interval(one.summary.macro_f1, percent=False))
+        if run.target is not None:
+            row.append(reached(one.summary.rounds_to_target))
+        if "testing rounds" in head:
+            row.append(f"{sum(one.summary.testing_rounds) / len(one.summary.seeds):.0f}")
+        rows.append(row)
+    return markdown(f"{run.metric} (mean ± 95% interval over the seeds; differences in points, paired)", head, rows)
+
+
+def targets(series: list[Series], target: float, published: dict[str, Any]) -> str:
+    """P1's tables: rounds until 10 ... 90% of the clients reach a target, and the average gain."""
+    run = series[0].run
+    found = {
+        one.label: {seed: run.rounds_until_clients_reach(one.method, seed, target) for seed in one.summary.seeds}
+        for one in series
+    }
+    rows: list[Row] = []
+    if published:
+        paper = [str(number) if number else "not reached" for number in published["rounds"]]
+        rows.append([f"{series[0].label}, published", *paper, "", ""])
+    gains = published.get("gains", {})
+    for one in series:
+        ours = [reached([rounds[place] for rounds in found[one.label].values()]) for place in range(9)]
+        gain = sections.average_gain(found[series[0].label], found[one.label]) if one is not series[0] else None
+        rows.append(
+            [
+                one.label,
+                *ours,
+                f"{gains[one.label]:+.2f}" if one.label in gains else "",
+                signed_rounds(gain) if gain else "baseline" if one is series[0] else "–",
+            ]
+        )
+    head = ["method", *(f"{share}%" for share in range(10, 100, 10)), "gain, published", "gain, ours"]
+    return markdown(f"Rounds until a share of the clients reaches {target:.0%} on its own test data", head, rows)
+
+
+def best_rounds(series: list[Series], published: dict[str, list[int]]) -> str:
+    """Samples that only one of two methods classified rightly, at the best round of each, summed over the seeds."""
+    run, baseline = series[0].run, series[0]
+    rows = []
+    for one in series[1:]:
+        pairs = [
+            (run.best_round(one.method, seed), run.best_round(baseline.method, seed)) for seed in one.summary.seeds
+        ]
+        known = [contingency(ours[2], theirs[2]) for ours, theirs in pairs if ours and theirs]
+        if not known:
+            return ""
+        total = Contingency(*(sum(column) for column in zip(*map(_cells, known), strict=True)))
+        paper = published.get(one.label)
+        below = sum(table.p_value < 0.05 for table in known)
+        rows.append(
+            [
+                one.label,
+                f"{paper[0]} : {paper[1]} (p = {Contingency(0, *paper, 0).p_value:.2g})" if paper else "",
+                f"{total.only_ours} : {total.only_theirs}",
+                str(total.both_wrong),
+                f"{below} of {len(known)}",
+            ]
+        )
+    head = ["method", "published", "ours", "both wrong", "seeds with p < 0.05"]
+    title = f"Samples only the method : only {baseline.label} got right, each at its best round, with McNemar's test"
+    return markdown(title, head, rows)
+
+
+def _cells(table: Contingency) -> tuple[int, int, int, int]:
+    return table.both_wrong, table.only_ours, table.only_theirs, table.both_right
+
+
+def interval(values: list[float | None], percent: bool = True) -> str:
+    """Mean and half-width of its 95% interval."""
+    found = paired_difference(values, [0.0] * len(values))
+    if found is None:
+        return "–"
+    factor, digits = (100, 1) if percent else (1, 3)
+    mean = percent_of(found.mean) if percent else f"{found.mean:.3f}"
+    return mean if found.margin is None else f"{mean} ± {factor * found.margin:.{digits}f}"
+
+
+def reached(rounds: list[int | None]) -> str:
+    """Mean of rounds; what was not reached stays a word."""
+    known = [value for value in rounds if value is not None]
+    if not known:
+        return "not reached"
+    mean = f"{sum(known) / len(known):.1f}".removesuffix(".0")
+    return mean if len(known) == len(rounds) else f"{mean} ({len(rounds) - len(known)} of {len(rounds)} not)"
+
+
+def markdown(title: str, head: Row, rows: list[Row]) -> str:
+    """A table with its title; columns nobody has anything in are left out."""
+    kept = [place for place in range(len(head)) if any(row[place] for row in rows)]
+    lines = [[row[place] for place in kept] for row in (head, [":--", *["--:"] * (len(head) - 1)], *rows)]
+    return f"**{title}**\n\n" + "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1] if len(sys.argv) > 1 else "runs"))

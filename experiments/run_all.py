@@ -1,0 +1,81 @@
+"""Run experiments one after the other, and go on where the last call was stopped.
+
+    python experiments/run_all.py RUNS p3-1a p3-1b:paper p1-mnist-shards --data-dir DATA --minutes 9 --pack PACKED
+
+An experiment is the name of a file here, with a preset after a colon. Its run folder is RUNS/NAME or RUNS/NAME-PRESET.
+Called again, finished runs are left alone and the others go on from their checkpoints. `--pack` copies what a report
+needs of every run, without the models, into a folder small enough to be sent; `docs/make_reproduction.py` reads either.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sqlite3
+import time
+from contextlib import closing
+from pathlib import Path
+
+import clientwise as cw
+from clientwise.experiment.runner import Progress
+from clientwise.experiment.store import is_finished
+
+HERE = Path(__file__).parent
+
+
+def main() -> None:
+    """Read the command line and run."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", type=Path, help="where the run folders are")
+    parser.add_argument("names", nargs="*", help="experiments, NAME or NAME:PRESET; default: all, without preset")
+    parser.add_argument("--preset", help="for all that name none")
+    parser.add_argument("--data-dir", type=Path, help="default: $CLIENTWISE_DATA")
+    parser.add_argument("--minutes", type=float, help="stop, with everything saved, after so many minutes")
+    parser.add_argument("--pack", type=Path, help="copy what a report needs to this folder")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change a key of every config")
+    options = parser.parse_args()
+    until = time.monotonic() + 60 * (options.minutes or float("inf"))
+    names = options.names or sorted(path.stem for path in HERE.glob("*.toml"))
+    for text in names:
+        name, _, preset = text.partition(":")
+        preset = preset or options.preset
+        folder = options.runs / (f"{name}-{preset}" if preset else name)
+        given = {"data_dir": str(options.data_dir.resolve())} if options.data_dir else {}
+        began = time.monotonic()
+        if not is_finished(folder):
+            experiment = cw.load(HERE / f"{name}.toml", options.set, given, preset)
+            try:
+                resume = (folder / "config.toml").exists()
+                cw.run(experiment, folder, resume=resume, on_round=lambda progress: _stop_at(until, progress))
+            except KeyboardInterrupt:
+                print(f"{folder.name}: stopped; call again to go on", flush=True)
+        if options.pack and (folder / "run.sqlite").exists():
+            pack(folder, options.pack / folder.name)
+        print(f"{folder.name}: {time.monotonic() - began:.0f} s", flush=True)
+        if time.monotonic() >= until:
+            break
+
+
+def _stop_at(until: float, progress: Progress) -> None:
+    if time.monotonic() >= until:
+        raise KeyboardInterrupt
+
+
+def pack(folder: Path, target: Path) -> None:
+    """Copy a run without its models, and with every client's own values at the last round only."""
+    shutil.rmtree(target, ignore_errors=True)
+    target.mkdir(parents=True)
+    for name in ("config.toml", "versions.json"):
+        shutil.copy(folder / name, target)
+    with closing(sqlite3.connect(folder / "run.sqlite")) as source:
+        source.execute("VACUUM INTO ?", (str(target / "run.sqlite"),))
+    with closing(sqlite3.connect(target / "run.sqlite", isolation_level=None)) as copy:
+        copy.execute(
+            """DELETE FROM local WHERE round_num < (SELECT MAX(round_num) FROM rounds
+               WHERE rounds.lane = local.lane AND reached IS NOT NULL)"""
+        )
+        copy.execute("VACUUM")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,110 @@
+"""A fast form of a dataset: arrays that are memory-mapped, so that data larger than memory can be used.
+
+The first load of a dataset reads and checks its published files and writes NumPy arrays into the cache folder
+($CLIENTWISE_CACHE, or the user's cache folder); later loads map those. An entry belongs to its source files as they
+were: when one of them changes, the entry is made anew.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+from numpy.lib.format import open_memmap
+from torch import Tensor
+
+from .folder import DataError
+
+FORMAT = 1  # to be raised when a loader writes something else than before
+
+
+class Writer:
+    """Where a loader leaves its arrays."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def save(self, name: str, array: numpy.ndarray) -> None:
+        """Write an array that is in memory."""
+        numpy.save(self._folder / f"{name}.npy", array)
+
+    def create(self, name: str, shape: tuple[int, ...], dtype: type) -> numpy.ndarray:
+        """An array on disk, to be filled piece by piece."""
+        return open_memmap(self._folder / f"{name}.npy", "w+", dtype, shape)
+
+
+def cached(
+    name: str, sources: Sequence[Path], build: Callable[[Writer], None], options: Sequence[Any] = ()
+) -> dict[str, Tensor]:
+    """The arrays of a dataset by name, memory-mapped; made by `build` from the `sources` where they are not there yet.
+
+    `options` are what else the arrays depend on.
+    """
+    parent = cache_folder()
+    place = _digest([str(source.resolve()) for source in sources], options)
+    folder = parent / f"{name}-{place}-{_digest([FORMAT], [_stamp(source) for source in sources])}"
+    found = _read(folder)
+    if found is None:
+        try:
+            _write(folder, build)
+        except OSError as error:
+            where = Path(error.filename or folder)
+            ours = not any(where.is_relative_to(source) for source in sources)
+            hint = f"; set CLIENTWISE_CACHE to a folder with room for {name}" if ours else ""
+            raise DataError(f"{where}: {error.strerror or error}{hint}") from None
+        for stale in parent.glob(f"{name}-{place}-*"):
+            if stale != folder:
+                shutil.rmtree(stale, ignore_errors=True)
+        found = _read(folder)
+        assert found is not None
+    return found
+
+
+def cache_folder() -> Path:
+    """$CLIENTWISE_CACHE, or clientwise in the user's cache folder."""
+    if given := os.environ.get("CLIENTWISE_CACHE"):
+        return Path(given)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "clientwise"
+
+
+def _read(folder: Path) -> dict[str, Tensor] | None:
+    """The arrays of an entry; None where there is none, or where it was damaged."""
+    if not folder.is_dir():
+        return None
+    try:
+        # Copy on write: PyTorch wants memory it could write to, and the file must stay as it is.
+        return {path.stem: torch.from_numpy(numpy.load(path, mmap_mode="c")) for path in sorted(folder.glob("*.npy"))}
+    except (ValueError, EOFError, OSError):
+        shutil.rmtree(folder)
+        return None
+
+
+def _write(folder: Path, build: Callable[[Writer], None]) -> None:
+    """Build an entry beside its place and move it there whole; who comes second keeps what the first one made."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".", dir=folder.parent, ignore_cleanup_errors=True) as temporary:
+        whole = Path(temporary) / "entry"
+        whole.mkdir()
+        build(Writer(whole))
+        try:
+            whole.rename(folder)
+        except OSError:
+            if not folder.is_dir():
+                raise
+
+
+def _stamp(source: Path) -> list[tuple[str, int, int]]:
+    """Name, size and time of a file, or of every file in a folder."""
+    files = [source] if source.is_file() else sorted(path for path in source.rglob("*") if path.is_file())
+    return [(str(path.relative_to(source.parent)), (facts := path.stat()).st_size, facts.st_mtime_ns) for path in files]
+
+
+def _digest(*parts: Sequence[Any]) -> str:
+    return hashlib.blake2b(repr([list(part) for part in parts]).encode(), digest_size=6).hexdigest()

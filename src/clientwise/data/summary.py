@@ -1,0 +1,63 @@
+"""Who holds what, in numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .federated import FederatedData, Shares
+
+
+@dataclass(frozen=True)
+class DataSummary:
+    """A federation's data, counted."""
+
+    num_samples: int
+    kind: str
+    train: Tensor  # [K] samples of every client
+    test: Tensor  # [K]
+    classes: Tensor  # [K, C] training samples of every class, by what they truly are; C = 0 in regression
+    weigh: Tensor  # [C], or [1] in regression: what the server weighs by
+    report: Tensor  # [C], or [1]: what it reports on
+    unused: int  # samples nobody holds
+    shared: int  # training samples that more than one client holds
+
+    @property
+    def classes_per_client(self) -> Tensor:
+        """How many classes every client holds [K]."""
+        return (self.classes > 0).sum(1)
+
+
+def summarise(data: FederatedData) -> DataSummary:
+    """Count what clients and server hold."""
+    samples, num_classes = data.samples, data.samples.problem.num_classes
+    used = torch.zeros(len(samples.targets), dtype=torch.bool)
+    for shares in (data.train, data.test, data.weigh, data.report):
+        if shares is not None:
+            used[shares.numbers] = True
+    owner = torch.repeat_interleave(torch.arange(data.num_clients), data.train.sizes)
+    classes = torch.zeros(data.num_clients, num_classes, dtype=torch.int64)
+    if num_classes:
+        cells = owner * num_classes + samples.targets[data.train.numbers]
+        classes = torch.bincount(cells, minlength=classes.numel()).reshape(classes.shape)
+
+    def count(shares: Shares | None) -> Tensor:
+        if shares is None:
+            return torch.zeros(max(1, num_classes), dtype=torch.int64)
+        if not num_classes:
+            return torch.tensor([len(shares.numbers)])
+        return torch.bincount(samples.targets[shares.numbers], minlength=num_classes)
+
+    return DataSummary(
+        num_samples=len(samples.targets),
+        kind=samples.problem.kind,
+        train=data.train.sizes,
+        test=data.test.sizes,
+        classes=classes,
+        weigh=count(data.weigh),
+        report=count(data.report),
+        unused=int((~used).sum()),
+        shared=int((torch.bincount(data.train.numbers) > 1).sum()),
+    )

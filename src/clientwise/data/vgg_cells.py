@@ -1,0 +1,111 @@
+"""VGG cells: synthetic microscope images and where the cells are; how many there are is what is to be learned."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy
+import torch
+from torch import Tensor
+
+from ..core.types import Problem
+from ..registry import NonNegativeFloat, PositiveFloat, PositiveInt
+from .cache import Writer, cached
+from .federated import FederatedData, Samples, Shares
+from .folder import DATASETS, Archive, DataError, find
+
+COUNT, SIZE, LEAST, MOST = 200, 256, 74, 317  # images, their width and height, fewest and most cells
+
+
+@DATASETS.register("vgg_cells")
+def vgg_cells(
+    data_dir: Path | None,
+    *,
+    size: PositiveInt = SIZE,
+    sigma: NonNegativeFloat = 1.0,
+    density: PositiveFloat = 100.0,
+    augment: bool = True,
+) -> Samples:
+    """200 synthetic microscope images (VGG cells); the target is a density image whose sum is `density` × cells.
+
+    Every cell is a Gaussian of deviation `sigma` pixels, or a dot where that is zero. With `augment` every image
+    comes in eight rotations and reflections (P3 3.B), made once it is known who holds it: copies never part.
+    """
+    get = "it is the synthetic fluorescence cell dataset of the VGG group (Lempitsky and Zisserman), cells.zip"
+    source = find(data_dir, "vgg_cells", ["vgg_cells/cells", "vgg_cells/cells.zip"], get)
+
+    def build(arrays: Writer) -> None:
+        from scipy.ndimage import gaussian_filter
+
+        archive = Archive(source)
+        there = archive.places()
+        inputs = arrays.create("inputs", (COUNT, 3, size, size), numpy.uint8)
+        targets = arrays.create("targets", (COUNT, size, size), numpy.float32)
+        counts = numpy.zeros(COUNT)
+        for place in range(COUNT):
+            names = [f"{place + 1:03}{kind}.png" for kind in ("cell", "dots")]
+            if missing := [name for name in names if name not in there]:
+                raise DataError(f"{source}: {missing[0]} is missing; {get}")
+            inputs[place] = archive.image(there[names[0]], size)
+            red = archive.image(there[names[1]], None)[0]  # a red pixel per cell
+            if red.shape != (SIZE, SIZE):
+                raise DataError(f"{source}: {names[1]} is not {SIZE}×{SIZE} pixels; {get}")
+            rows, columns = numpy.nonzero(red)
+            counts[place] = len(rows)
+            dots = numpy.zeros((size, size))
+            numpy.add.at(dots, (rows * size // SIZE, columns * size // SIZE), density)
+            # Reflected at the border, so that no part of a cell is lost and the sum stays what it is.
+            targets[place] = gaussian_filter(dots, sigma, mode="reflect") if sigma else dots
+        if (counts.min(), counts.max()) != (LEAST, MOST):
+            found = f"{counts.min():.0f} to {counts.max():.0f}"
+            raise DataError(f"{source}: {LEAST} to {MOST} cells per image expected, found {found}; {get}")
+        arrays.save("count", counts)
+
+    arrays = cached("vgg_cells", [source], build, [size, sigma, density])
+    return Samples(
+        arrays["inputs"],
+        arrays["targets"],
+        Problem("regression", sums=True),
+        scale=1 / 255,
+        sample_attributes={"count": arrays["count"]},
+        after_partition=_augmented if augment else None,
+    )
+
+
+def _augmented(data: FederatedData) -> FederatedData:
+    """Every sample in eight ways: sample n becomes the samples 8n to 8n + 7, with the same holder."""
+    samples = data.samples
+
+    def expanded(shares: Shares | None) -> Shares | None:
+        if shares is None:
+            return None
+        numbers = (8 * shares.numbers[:, None] + torch.arange(8)).flatten()
+        return Shares(numbers, eight_ways(shares.targets), 8 * shares.offsets)
+
+    train, test = expanded(data.train), expanded(data.test)
+    assert train is not None
+    assert test is not None
+    return replace(
+        data,
+        samples=replace(
+            samples,
+            inputs=eight_ways(samples.inputs),
+            targets=eight_ways(samples.targets),
+            sample_attributes={name: values.repeat_interleave(8) for name, values in samples.sample_attributes.items()},
+        ),
+        train=train,
+        test=test,
+        weigh=expanded(data.weigh),
+        report=expanded(data.report),
+    )
+
+
+def eight_ways(images: Tensor) -> Tensor:
+    """Images [n, ..., H, H] turned by 0°, 90°, 180°, 270°, and the same reflected: [8n, ..., H, H].
+
+    >>> eight_ways(torch.tensor([[[1, 2], [3, 4]]])).flatten(1).unique(dim=0).shape
+    torch.Size([8, 4])
+    """
+    turned = [torch.rot90(images, turns, (-2, -1)) for turns in range(4)]
+    return torch.stack([*turned, *(image.flip(-1) for image in turned)], 1).flatten(0, 1)

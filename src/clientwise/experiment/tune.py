@@ -1,0 +1,117 @@
+"""Learning-rate search as P1 did it (5.3): the rate with which half of the devices reach the target first.
+
+The baseline, the first method, is run with every rate of a grid. What P1 does not say: on which data. Here every client
+holds back a part of its training samples and the rates are scored on those; no test sample has a say in the choice.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from ..attacks import Hostile
+from ..core.round import first_state, run_round
+from ..core.seeding import generator
+from ..data.federated import FederatedData, Shares
+from ..engine.compute import Compute, pick_device, threads_for
+from ..errors import ConfigError
+from .build import build_compute, build_data, build_engine, build_federation, validate
+from .schema import Experiment
+
+# Ten to the power of thirds: P1's rates, 0.1 and 0.215, are of this grid.
+GRID = (0.01, 0.0215, 0.0464, 0.1, 0.215, 0.464, 1.0)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A learning rate under one seed."""
+
+    learning_rate: float
+    seed: int
+    rounds: int | None  # until half of the devices reached the target; None: never
+    median: float  # what half of the devices reach in the last round that was run
+
+
+def tune(
+    experiment: Experiment,
+    rates: Sequence[float] = GRID,
+    *,
+    validation_fraction: float = 0.2,
+    on_trial: Callable[[Trial], None] = lambda trial: None,
+) -> tuple[list[Trial], float]:
+    """Try every rate with every seed; return the trials and the rate to take."""
+    target = experiment.evaluation.target or max(experiment.evaluation.client_targets, default=None)
+    if target is None:
+        raise ConfigError(experiment.source, [("evaluation.target", "is missing: a rate is scored by reaching it")])
+    samples = validate(experiment, None)
+    trials = []
+    for seed in experiment.seeds:
+        data, hostile = build_data(experiment, samples, seed)
+        data = hold_back(data, validation_fraction, seed)
+        compute = build_compute(experiment, data.samples, pick_device(experiment.device))
+        for rate in rates:
+            trials.append(_try(experiment, rate, seed, data, hostile, compute, target))
+            on_trial(trials[-1])
+    return trials, best_rate(trials, samples.problem.higher_is_better)
+
+
+def best_rate(trials: Sequence[Trial], higher_is_better: bool = True) -> float:
+    """The rate that reaches the target under most seeds, of those the earliest; then the better in the end.
+
+    >>> best_rate([Trial(0.1, 1, 9, 0.8), Trial(0.2, 1, 7, 0.8), Trial(0.4, 1, None, 0.9)])
+    0.2
+    """
+
+    def key(rate: float) -> tuple[float, float, float]:
+        mine = [trial for trial in trials if trial.learning_rate == rate]
+        reached = [trial.rounds for trial in mine if trial.rounds is not None]
+        median = statistics.fmean(trial.median for trial in mine)
+        return (-len(reached), statistics.fmean(reached or [0]), -median if higher_is_better else median)
+
+    return min(dict.fromkeys(trial.learning_rate for trial in trials), key=key)
+
+
+def hold_back(data: FederatedData, fraction: float, seed: int) -> FederatedData:
+    """Every client's training samples, a part of which are now its test set; the true test set is out of reach."""
+    train: list[tuple[Tensor, Tensor]] = []
+    validation: list[tuple[Tensor, Tensor]] = []
+    for client, size in enumerate(data.train.sizes.tolist()):
+        order = torch.randperm(size, generator=generator(seed, "validation", 0, client)) + int(
+            data.train.offsets[client]
+        )
+        count = min(size - 1, max(1, round(size * fraction))) if size > 1 else 0
+        for shares, places in ((validation, order[:count]), (train, order[count:])):
+            shares.append((data.train.numbers[places], data.train.targets[places]))
+    return replace(data, train=Shares.of(train), test=Shares.of(validation))
+
+
+def _try(
+    experiment: Experiment,
+    rate: float,
+    seed: int,
+    data: FederatedData,
+    hostile: dict[int, Hostile],
+    compute: Compute,
+    target: float,
+) -> Trial:
+    """Run the baseline with a rate until half of the honest devices reach the target."""
+    method = experiment.build_methods()[0]
+    method = replace(method, training=replace(method.training, learning_rate=rate))
+    engine = build_engine(experiment, data, hostile, seed, compute)
+    federation = replace(build_federation(experiment, data.num_clients, seed), evaluate_clients_every=1)
+    state, better = first_state(engine.initial_model, method, engine), engine.problem.higher_is_better
+    honest = torch.tensor([client not in hostile for client in range(data.num_clients)]) & (data.test.sizes > 0)
+    median = 0.0
+    with threads_for(engine.spec.num_parameters):
+        for round_num in range(1, experiment.rounds + 1):
+            state, record = run_round(state, method, federation, engine)
+            assert record.local is not None
+            ordered = record.local.values[0][honest].sort(descending=better).values
+            median = float(ordered[(len(ordered) + 1) // 2 - 1])
+            if median >= target if better else median <= target:
+                return Trial(rate, seed, round_num, median)
+    return Trial(rate, seed, None, median)

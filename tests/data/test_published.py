@@ -1,0 +1,475 @@
+"""The loaders on tiny files in the published formats, and on the published files where they are there."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import struct
+import zipfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy
+import pytest
+import torch
+from PIL import Image
+from sklearn.datasets import load_digits
+
+from clientwise.data import celeba, cifar10, malaria, mnist, movie_reviews, vgg_cells
+from clientwise.data.datasets import DATASETS, DataError
+from clientwise.data.federated import Samples
+from clientwise.data.partition import by_id, federate, iid
+
+PIXELS, LABELS = load_digits(return_X_y=True)
+FOLDER_DATASETS = ("mnist", "cifar10", "celeba", "malaria", "vgg_cells", "movie_reviews", "femnist")
+
+
+def load(name: str, folder: Path | None, **options: object) -> Samples:
+    return DATASETS.get(name)(folder, **options)
+
+
+@pytest.mark.parametrize("name", FOLDER_DATASETS)
+def test_what_is_missing_and_where_it_goes(name: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=f"{name}: needs a data folder: give --data-dir, or set CLIENTWISE_DATA"):
+        load(name, None)
+    with pytest.raises(DataError, match=f"{tmp_path}/.* is missing; .{{20}}"):
+        load(name, tmp_path)
+
+
+# MNIST -------------------------------------------------------------------------------------------------------------
+
+
+def write_idx(path: Path, array: numpy.ndarray, kind: int = 8) -> None:
+    header = struct.pack(f">BBBB{array.ndim}i", 0, 0, kind, array.ndim, *array.shape)
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(gzip.compress(header + array.astype(">i4" if kind == 12 else numpy.uint8).tobytes()))
+
+
+@pytest.fixture
+def small_mnist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Sixty training and ten test digits, real ones put in a frame of 28×28."""
+    monkeypatch.setattr(mnist, "PARTS", {"train": 60, "t10k": 10})
+    counts = {
+        "train": numpy.bincount(LABELS[:60], minlength=10).tolist(),
+        "t10k": numpy.bincount(LABELS[60:70], minlength=10).tolist(),
+    }
+    monkeypatch.setattr(mnist, "CLASS_COUNTS", counts)
+    framed = numpy.zeros((70, 28, 28))
+    framed[:, 10:18, 10:18] = PIXELS[:70].reshape(-1, 8, 8)
+    for part, rows in (("train", slice(0, 60)), ("t10k", slice(60, 70))):
+        write_idx(tmp_path / "mnist" / f"{part}-images-idx3-ubyte.gz", framed[rows])
+        write_idx(tmp_path / "mnist" / f"{part}-labels-idx1-ubyte.gz", LABELS[:70][rows])
+    return tmp_path
+
+
+def write_writers(folder: Path) -> None:
+    for name, rows, first in (("train", slice(0, 60), 100), ("test", slice(60, 80), 500)):
+        extended = numpy.zeros((len(LABELS[rows]), 8), int)
+        extended[:, 0] = LABELS[rows]
+        extended[:, 2] = first + numpy.arange(len(extended)) // 6  # six digits per writer
+        write_idx(folder / "mnist" / f"qmnist-{name}-labels-idx2-int.gz", extended, kind=12)
+
+
+def test_mnist(small_mnist: Path) -> None:
+    samples = load("mnist", small_mnist)
+    assert samples.inputs.shape == (70, 1, 28, 28)
+    assert samples.inputs.dtype == torch.uint8
+    assert samples.targets.tolist() == LABELS[:70].tolist()
+    assert torch.equal(samples.inputs[:, 0, 10:18, 10:18].flatten(1).double(), torch.from_numpy(PIXELS[:70]))
+    assert (samples.test_from, samples.ids) == (60, None)
+    write_writers(small_mnist)
+    samples = load("mnist", small_mnist)
+    assert samples.ids.tolist() == [100 + place // 6 for place in range(60)] + [500 + place // 6 for place in range(10)]
+
+
+def test_mnist_that_is_not_mnist(small_mnist: Path) -> None:
+    folder = small_mnist / "mnist"
+    write_writers(small_mnist)
+    write_idx(folder / "qmnist-test-labels-idx2-int.gz", numpy.ones((10, 8)), kind=12)
+    with pytest.raises(DataError, match="is not about these digits"):
+        load("mnist", small_mnist)
+    write_idx(folder / "train-labels-idx1-ubyte.gz", numpy.ones(60))
+    with pytest.raises(DataError, match="labels of train are not those of MNIST"):
+        load("mnist", small_mnist)
+    write_idx(folder / "train-images-idx3-ubyte.gz", numpy.zeros((6, 28, 28)))
+    with pytest.raises(DataError, match="expected 60 images"):
+        load("mnist", small_mnist)
+    (folder / "train-images-idx3-ubyte.gz").unlink()
+    plain = folder / "train-images-idx3-ubyte"
+    for content, reason in (
+        (b"\x00\x00\x08\x01\x00\x00\x00\x09abc", "cut off"),
+        (b"<html>", "not an idx file"),
+        (b"", "not an idx"),
+    ):
+        plain.write_bytes(content)
+        with pytest.raises(DataError, match=reason):
+            load("mnist", small_mnist)
+    plain.unlink()
+    (folder / "train-images-idx3-ubyte.gz").write_bytes(gzip.compress(b"abc")[:-4])
+    with pytest.raises(DataError, match="cannot be read"):
+        load("mnist", small_mnist)
+
+
+def test_the_published_mnist(published: Callable[[str], Path]) -> None:
+    samples = load("mnist", published("mnist/qmnist-test-labels-idx2-int.gz"))
+    assert samples.inputs.shape == (70_000, 1, 28, 28)
+    writers, counts = samples.ids[:60_000].unique(return_counts=True)
+    assert (len(writers), int(counts.min()), int(counts.median()), int(counts.max())) == (539, 19, 116, 131)
+    assert not set(writers.tolist()) & set(samples.ids[60_000:].tolist())
+
+
+# CIFAR-10 ----------------------------------------------------------------------------------------------------------
+
+
+def test_cifar10(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cifar10, "RECORDS", 10)
+    folder = tmp_path / "cifar10" / "cifar-10-batches-bin"
+    folder.mkdir(parents=True)
+    random = numpy.random.default_rng(0)
+    pixels = random.integers(0, 256, (60, 3, 32, 32), numpy.uint8)
+    for place, name in enumerate(cifar10.FILES):
+        labels = random.permutation(10).astype(numpy.uint8)
+        records = numpy.concatenate([labels[:, None], pixels[10 * place :][:10].reshape(10, -1)], 1)
+        (folder / name).write_bytes(records.tobytes())
+    monkeypatch.setattr(cifar10, "PER_CLASS", (5, 1))
+    samples = load("cifar10", tmp_path)
+    assert torch.equal(samples.inputs, torch.from_numpy(pixels))
+    assert samples.targets[50:].tolist() == labels.tolist()
+    assert samples.test_from == 50
+    whole = (folder / "data_batch_3.bin").read_bytes()
+    (folder / "data_batch_3.bin").write_bytes(bytes([whole[0] ^ 1]) + whole[1:])
+    with pytest.raises(DataError, match="there are not 5 images of every class"):
+        load("cifar10", tmp_path)
+    (folder / "data_batch_3.bin").write_bytes(whole[:-1])
+    with pytest.raises(DataError, match="bytes expected, found"):
+        load("cifar10", tmp_path)
+    (folder / "data_batch_3.bin").unlink()
+    with pytest.raises(DataError, match=r"data_batch_3\.bin is missing; unpack the binary version of CIFAR-10"):
+        load("cifar10", tmp_path)
+
+
+def test_the_published_cifar10(published: Callable[[str], Path]) -> None:
+    samples = load("cifar10", published("cifar-10-batches-bin"))
+    assert torch.bincount(samples.targets[50_000:]).tolist() == [1000] * 10
+
+
+# Pictures in folders and zips --------------------------------------------------------------------------------------
+
+
+def picture(pixels: numpy.ndarray, kind: str = "PNG") -> bytes:
+    content = io.BytesIO()
+    Image.fromarray(pixels).save(content, kind)
+    return content.getvalue()
+
+
+def write_files(place: Path, files: Mapping[str, bytes], zipped: bool) -> None:
+    if zipped:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with zipfile.ZipFile(place.with_suffix(".zip"), "w") as archive:
+            for name, content in files.items():
+                archive.writestr(f"{place.name}/{name}", content)
+    else:
+        for name, content in files.items():
+            (place / name).parent.mkdir(parents=True, exist_ok=True)
+            (place / name).write_bytes(content)
+
+
+def write_celeba(folder: Path, zipped: bool) -> None:
+    shades = numpy.arange(6, dtype=numpy.uint8) * 40
+    files = {f"{n + 1:06}.jpg": picture(numpy.full((218, 178, 3), shade), "JPEG") for n, shade in enumerate(shades)}
+    write_files(folder / "celeba" / "img_align_celeba", files, zipped)
+    smiling, blurry = [1, -1, 1, 1, -1, -1], [-1, -1, 1, -1, -1, 1]
+    rows = [f"{name} {' '.join(map(str, pair))}" for name, *pair in zip(files, blurry, smiling, strict=True)]
+    (folder / "celeba" / "list_attr_celeba.txt").write_text("\n".join(["6", "Blurry Smiling", *rows, ""]))
+    ids = "\n".join(f"{name} {7 + place // 3}" for place, name in enumerate(reversed(files)))  # in another order
+    (folder / "celeba" / "identity_CelebA.txt").write_text(ids)
+
+
+@pytest.mark.parametrize("zipped", [False, True])
+def test_celeba(tmp_path: Path, zipped: bool) -> None:
+    write_celeba(tmp_path, zipped)
+    samples = load("celeba", tmp_path)
+    assert samples.inputs.shape == (6, 3, 64, 64)
+    assert samples.inputs.flatten(1).double().mean(1).round().tolist() == [0, 40, 80, 120, 160, 200]
+    assert samples.targets.tolist() == [1, 0, 1, 1, 0, 0]
+    assert samples.ids.tolist() == [8, 8, 8, 7, 7, 7]
+    assert load("celeba", tmp_path, target="Blurry", size=8).targets.tolist() == [0, 0, 1, 0, 0, 1]
+    with pytest.raises(DataError, match="no attribute 'Smilling'; did you mean 'Smiling'"):
+        load("celeba", tmp_path, target="Smilling")
+
+
+def test_the_criterion_sharpness_reads_celebas_attribute(tmp_path: Path) -> None:
+    from clientwise.core.criteria import make_criterion
+    from clientwise.engine.local import LocalEngine
+    from clientwise.models.networks import linear
+
+    write_celeba(tmp_path, zipped=True)
+    samples = load("celeba", tmp_path, size=8)
+    split = {"test_fraction": 0.0, "server_fraction": 0.0, "report_fraction": 0.0}
+    data = federate(samples, lambda pool, seed: by_id(pool, seed), 1, **split)
+    facts = LocalEngine(data, linear((3, 8, 8), 2), seed=1).facts([0, 1], torch.zeros(2))
+    sharp = make_criterion("sharpness", blurry="Blurry").measure(facts)
+    assert sharp.tolist() == pytest.approx([2 / 3, 2 / 3])
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "reason"),
+    [
+        ("list_attr_celeba.txt", lambda text: text.replace("6\n", "7\n", 1), "'7' images of 2 attributes announced, 6"),
+        ("list_attr_celeba.txt", lambda text: text.replace(" 1", " 0"), "neither -1 nor 1"),
+        ("list_attr_celeba.txt", lambda text: text.replace("000004", "000009"), "does not say who is on 000009.jpg"),
+        ("list_attr_celeba.txt", lambda text: "", "no attribute 'Smiling'"),
+        ("identity_CelebA.txt", lambda text: "é", "not a text file of CelebA"),
+    ],
+)
+def test_celeba_that_is_damaged(tmp_path: Path, file: str, change: Callable[[str], str], reason: str) -> None:
+    write_celeba(tmp_path, zipped=False)
+    path = tmp_path / "celeba" / file
+    path.write_text(change(path.read_text()), encoding="utf-8")
+    with pytest.raises(DataError, match=reason):
+        load("celeba", tmp_path)
+
+
+def test_images_that_are_missing_or_none(tmp_path: Path) -> None:
+    write_celeba(tmp_path, zipped=False)
+    image = tmp_path / "celeba" / "img_align_celeba" / "000002.jpg"
+    image.write_bytes(image.read_bytes()[:100])
+    with pytest.raises(DataError, match=r"000002\.jpg is no picture"):
+        load("celeba", tmp_path)
+    image.unlink()
+    with pytest.raises(DataError, match=r"1 of 6 images are missing, 000002\.jpg for one"):
+        load("celeba", tmp_path)
+    other = tmp_path / "other"
+    write_celeba(other, zipped=True)
+    archive = other / "celeba" / "img_align_celeba.zip"
+    archive.write_bytes(archive.read_bytes()[:-30])
+    with pytest.raises(DataError, match="cannot be read"):
+        load("celeba", other)
+
+
+def test_the_whole_of_celeba_has_its_identities(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_celeba(tmp_path, zipped=True)
+    monkeypatch.setattr(celeba, "ALL_IMAGES", 6)
+    with pytest.raises(DataError, match="10,177 identities expected, found 2"):
+        load("celeba", tmp_path)
+
+
+@pytest.mark.parametrize("zipped", [False, True])
+def test_malaria(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, zipped: bool) -> None:
+    monkeypatch.setattr(malaria, "PER_CLASS", 3)
+    monkeypatch.setattr(malaria, "PEOPLE", 4)
+    red, blue = (picture(numpy.full((30, 40, 3), colour, numpy.uint8)) for colour in ((255, 0, 0), (0, 0, 255)))
+    files = {
+        "Parasitized/C100P61ThinF_IMG_1_cell_1.png": red,
+        "Parasitized/C37BP2thinF_IMG_1_cell_1.png": red,
+        "Parasitized/C99P61ThinF_IMG_1_cell_2.png": red,
+        "Parasitized/Thumbs.db": b"not a picture, but published",
+        "Uninfected/C100P61ThinF_IMG_1_cell_3.png": blue,
+        "Uninfected/C12NThinF_IMG_1_cell_1.png": blue,
+        "Uninfected/C201ThinF_IMG_1_cell_1.png": blue,
+    }
+    write_files(tmp_path / "malaria" / "cell_images", files, zipped)
+    samples = load("malaria", tmp_path)
+    assert samples.inputs.shape == (6, 3, 64, 64)
+    assert samples.targets.tolist() == [0, 0, 0, 1, 1, 1]
+    assert samples.ids.tolist() == [61, 1012, 1201, 61, 2, 61]
+    assert samples.inputs[0, :, 0, 0].tolist() == [0, 0, 255]
+    assert samples.inputs[5, :, 0, 0].tolist() == [255, 0, 0]
+    monkeypatch.setattr(malaria, "PEOPLE", 5)
+    with pytest.raises(DataError, match="5 people expected, found 4"):
+        load("malaria", tmp_path, size=32)
+    monkeypatch.setattr(malaria, "PER_CLASS", 4)
+    with pytest.raises(DataError, match="4 images expected in Uninfected/, found 3"):
+        load("malaria", tmp_path, size=16)
+
+
+def test_a_cell_of_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(malaria, "PER_CLASS", 1)
+    image = picture(numpy.zeros((4, 4, 3), numpy.uint8))
+    files = {"Parasitized/cell_1.png": image, "Uninfected/C201ThinF_IMG_1_cell_1.png": image}
+    write_files(tmp_path / "malaria" / "cell_images", files, zipped=False)
+    with pytest.raises(DataError, match=r"cell_1\.png does not begin with slide and patient"):
+        load("malaria", tmp_path)
+
+
+@pytest.fixture
+def small_cells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Ten images of 16×16 with one to ten cells."""
+    for name, value in {"COUNT": 10, "SIZE": 16, "LEAST": 1, "MOST": 10}.items():
+        monkeypatch.setattr(vgg_cells, name, value)
+    random = numpy.random.default_rng(0)
+    files = {}
+    for number in range(1, 11):
+        dots = numpy.zeros((256, 3), numpy.uint8)
+        dots[random.permutation(256)[:number], 0] = 255
+        files[f"{number:03}cell.png"] = picture(random.integers(0, 256, (16, 16, 3), numpy.uint8))
+        files[f"{number:03}dots.png"] = picture(dots.reshape(16, 16, 3))
+    write_files(tmp_path / "vgg_cells" / "cells", files, zipped=False)
+    return tmp_path
+
+
+def test_the_sum_of_a_density_image_is_the_count(small_cells: Path) -> None:
+    for options in ({}, {"sigma": 0.0}, {"density": 1.0}, {"sigma": 3.0, "size": 8}):
+        samples = load("vgg_cells", small_cells, size=options.pop("size", 16), **options)
+        assert samples.problem.kind == "regression"
+        counts = samples.targets.double().sum((1, 2)) / options.get("density", 100.0)
+        torch.testing.assert_close(counts, torch.arange(1.0, 11.0, dtype=torch.float64), rtol=1e-5, atol=0)
+        assert samples.sample_attributes["count"].tolist() == list(range(1, 11))
+    dots = load("vgg_cells", small_cells, size=16, sigma=0.0, density=255.0).targets
+    assert dots.unique().tolist() == [0, 255]
+
+
+def test_copies_of_an_image_never_part(small_cells: Path) -> None:
+    samples = load("vgg_cells", small_cells, size=16)
+    split = {"test_fraction": 0.25, "server_fraction": 0.2, "report_fraction": 0.5}
+    data = federate(samples, lambda pool, seed: iid(pool, seed, clients=2), 1, **split)
+    assert len(data.samples.inputs) == len(data.samples.targets) == 80
+    holders = [data.train, data.test, data.weigh, data.report]
+    assert data.train.sizes.tolist() == [24, 24]
+    assert sum(len(part.numbers) for part in holders) == 80
+    originals = [set((part.numbers // 8).tolist()) for part in holders]
+    assert sum(map(len, originals)) == 10  # nobody's original is anybody else's
+    for part in holders:
+        assert torch.equal(part.targets, data.samples.targets[part.numbers])
+    for original in range(10):
+        eight = data.samples.inputs[8 * original : 8 * original + 8]
+        assert len(eight.flatten(1).unique(dim=0)) == 8
+        assert torch.equal(eight[0], samples.inputs[original])
+        # an image and its target are turned together: where the first is dark, so is the second, however turned
+        together = torch.stack([eight.sum(1).double().flatten(1), data.samples.targets[8 * original :][:8].flatten(1)])
+        assert len({round(float((one * two).sum()), 3) for one, two in together.transpose(0, 1)}) == 1
+    assert data.samples.sample_attributes["count"].tolist() == [count for count in range(1, 11) for _ in range(8)]
+    plain = load("vgg_cells", small_cells, size=16, augment=False)
+    assert len(federate(plain, lambda pool, seed: iid(pool, seed, clients=2), 1, **split).samples.inputs) == 10
+
+
+def test_cells_that_are_missing(small_cells: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vgg_cells, "MOST", 11)
+    with pytest.raises(DataError, match="1 to 11 cells per image expected, found 1 to 10"):
+        load("vgg_cells", small_cells, size=16)
+    (small_cells / "vgg_cells" / "cells" / "004dots.png").unlink()
+    with pytest.raises(DataError, match=r"004dots\.png is missing"):
+        load("vgg_cells", small_cells, size=16)
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "shape", "num_ids"),
+    [
+        ("celeba", "celeba", (3, 64, 64), None),
+        ("malaria", "malaria", (3, 64, 64), 200),
+        ("vgg_cells", "vgg_cells", (3, 256, 256), None),
+    ],
+)
+def test_the_published_images(
+    published: Callable[[str], Path], name: str, file: str, shape: tuple[int, ...], num_ids: int | None
+) -> None:
+    samples = load(name, published(file))
+    assert samples.inputs.shape[1:] == shape
+    assert num_ids is None or len(samples.ids.unique()) == num_ids
+    if name == "vgg_cells":
+        assert float(samples.sample_attributes["count"].mean()) == pytest.approx(175.96)
+
+
+# Movie reviews -----------------------------------------------------------------------------------------------------
+
+
+def write_reviews(folder: Path, rows: list[tuple[str, int]], packed: bool = False) -> None:
+    (folder / "movie_reviews").mkdir(exist_ok=True)
+    text = "text,label,source\n" + "\n".join(f'"{text}",{label},mine' for text, label in rows)
+    path = folder / "movie_reviews" / ("reviews.csv.gz" if packed else "reviews.csv")
+    path.write_bytes(gzip.compress(text.encode()) if packed else text.encode())
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_the_vocabulary_is_that_of_the_training_clients(tmp_path: Path, packed: bool) -> None:
+    rows = [(f"film <br />FILM film word{n} word{n}, rare{n}", n % 2) for n in range(40)]
+    write_reviews(tmp_path, rows, packed)
+    samples = load("movie_reviews", tmp_path, words=1000, length=8)
+    assert samples.inputs.shape == (40, 8)
+    assert samples.targets.tolist() == [n % 2 for n in range(40)]
+    split = {"test_fraction": 0.25, "server_fraction": 0.2, "report_fraction": 0.5}
+    data = federate(samples, lambda pool, seed: iid(pool, seed, clients=4), 1, **split)
+    for part, knows in ((data.train, True), (data.test, False), (data.weigh, False), (data.report, False)):
+        for numbers in data.samples.inputs[part.numbers].tolist():
+            assert numbers[:5] == [0, 0, 2, 2, 2]  # padding in front, then the most frequent word
+            assert (1 in numbers) is not knows  # nobody but who trains decides which words are known
+    assert int(data.samples.inputs.max()) == 2 + 2 * len(data.train.numbers)
+    few = load("movie_reviews", tmp_path, words=4, length=2)
+    limited = federate(few, lambda pool, seed: iid(pool, seed, clients=4), 1, **split).samples.inputs
+    assert limited.shape == (40, 2)  # the last words of every text
+    assert int(limited.max()) == 3
+
+
+def test_reviews_that_are_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_reviews(tmp_path, [("good", 1), ("bad", 2)])
+    with pytest.raises(DataError, match="row 2 needs a column text and a column label with 0 or 1"):
+        load("movie_reviews", tmp_path)
+    write_reviews(tmp_path, [("good", 1), ("great", 1)])
+    with pytest.raises(DataError, match="both classes"):
+        load("movie_reviews", tmp_path)
+    monkeypatch.setattr(movie_reviews, "PER_CLASS", {"mine": 2})
+    write_reviews(tmp_path, [("good", 1), ("great", 1), ("bad", 0)])
+    with pytest.raises(DataError, match=r"2 reviews of each class expected from mine, found \[1, 2\]"):
+        load("movie_reviews", tmp_path)
+    (tmp_path / "movie_reviews" / "reviews.csv.gz").write_bytes(b"<html>")
+    with pytest.raises(DataError, match="cannot be read"):
+        load("movie_reviews", tmp_path)
+
+
+def test_the_published_reviews(published: Callable[[str], Path]) -> None:
+    samples = load("movie_reviews", published("movie_reviews"))
+    assert torch.bincount(samples.targets).tolist() == [16_765, 16_765]
+
+
+# FEMNIST -----------------------------------------------------------------------------------------------------------
+
+
+def write_leaf(path: Path, users: Mapping[str, list[int]]) -> None:
+    data = {
+        user: {"x": [[1.0] * 783 + [label / 255] for label in labels], "y": labels} for user, labels in users.items()
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    content = {"users": list(users), "num_samples": [len(labels) for labels in users.values()], "user_data": data}
+    path.write_text(json.dumps(content))
+
+
+def test_femnist(tmp_path: Path) -> None:
+    folder = tmp_path / "femnist" / "data"
+    write_leaf(folder / "train" / "all_data_0_niid_0_keep_0_train_9.json", {"f0000_14": [3, 61], "f0001_41": [0]})
+    write_leaf(folder / "train" / "all_data_1_niid_0_keep_0_train_9.json", {"f0002_00": [5, 5]})
+    write_leaf(folder / "test" / "all_data_0_niid_0_keep_0_test_9.json", {"f0001_41": [7], "f0000_14": [8]})
+    samples = load("femnist", tmp_path)
+    assert samples.targets.tolist() == [3, 61, 0, 5, 5, 7, 8]
+    assert samples.ids.tolist() == [0, 0, 1, 2, 2, 1, 0]
+    assert samples.test_from == 5
+    assert samples.inputs.shape == (7, 1, 28, 28)
+    assert samples.inputs[:, 0, -1, -1].tolist() == samples.targets.tolist()
+    assert samples.problem.num_classes == 62
+    (tmp_path / "femnist" / "data").rename(tmp_path / "femnist" / "kept")
+    write_leaf(tmp_path / "femnist" / "all_data" / "all_data_0.json", {"f0000_14": [3, 61]})
+    assert load("femnist", tmp_path).test_from is None
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ("{", "not a data file of LEAF"),
+        ("[]", "not a data file of LEAF"),
+        ('{"users": ["a"], "num_samples": [2], "user_data": {"a": {"x": [[0]], "y": [1]}}}', "a should have 2 images"),
+        (
+            json.dumps({"users": ["a"], "num_samples": [1], "user_data": {"a": {"x": [[0] * 784], "y": [62]}}}),
+            "not 0 to 61",
+        ),
+        ('{"users": ["a"], "num_samples": [], "user_data": {}}', "not a data file of LEAF"),
+        ('{"users": ["a"], "num_samples": [1], "user_data": {}}', "not a data file of LEAF"),
+    ],
+)
+def test_femnist_that_is_damaged(tmp_path: Path, content: str, reason: str) -> None:
+    path = tmp_path / "femnist" / "train" / "data.json"
+    path.parent.mkdir(parents=True)
+    with pytest.raises(DataError, match="has no JSON files"):
+        load("femnist", tmp_path)
+    path.write_text(content)
+    with pytest.raises(DataError, match=reason):
+        load("femnist", tmp_path)

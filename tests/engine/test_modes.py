@@ -1,0 +1,242 @@
+"""However clients are trained, one by one or many at once, in chunks or lanes: the same result but for rounding."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import clientwise as cw
+from clientwise.core.loss import Loss
+from clientwise.core.types import LocalTraining, Task
+from clientwise.data.federated import FederatedData
+from clientwise.engine import stacked
+from clientwise.engine.compute import Compute, Mode
+from clientwise.engine.local import LocalEngine
+from clientwise.errors import ClientwiseError
+from clientwise.models.networks import cnn, linear, mlp
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+CLASSES = 4
+PLAIN = Loss("cross_entropy")
+WEIGHTED = Loss("cross_entropy", (0.5, 1.0, 2.0, 4.0))
+NETWORKS = {
+    "linear": lambda: linear((2, 6, 6), CLASSES),
+    "mlp": lambda: mlp((2, 6, 6), CLASSES, hidden=[9, 7]),
+    "cnn": lambda: cnn((2, 6, 6), CLASSES, channels=[3], kernel=3, dense=8),
+    "cnn without activation": lambda: cnn((2, 6, 6), CLASSES, channels=[3, 4], kernel=3, dense=8, activation=False),
+    "dropout": lambda: nn.Sequential(
+        nn.Conv2d(2, 3, 3), nn.ReLU(), nn.Dropout(0.3), nn.Flatten(), nn.Linear(48, 6), nn.ReLU(), nn.Dropout(0.5),
+        nn.Linear(6, CLASSES),
+    ),
+    "strides and averages": lambda: nn.Sequential(
+        nn.Conv2d(2, 3, 3, stride=2, padding=1, bias=False), nn.Tanh(), nn.AvgPool2d(3), nn.Flatten(),
+        nn.Linear(3, CLASSES),
+    ),
+    "group norm": lambda: nn.Sequential(
+        nn.Conv2d(2, 4, 3), nn.GroupNorm(2, 4), nn.ReLU(), nn.Flatten(), nn.Linear(64, CLASSES)
+    ),
+    "own module": lambda: Residual(),
+}  # fmt: skip
+TRAININGS = {
+    "sgd": {},
+    "full batch": {"batch_size": None},
+    "momentum": {"momentum": 0.9},
+    "weight decay": {"weight_decay": 0.1},
+    "proximal": {"proximal": 0.5},
+    "adam": {"optimizer": "adam", "learning_rate": 0.01},
+}
+
+
+class Residual(nn.Module):
+    """A network that is no chain of layers, with dropout inside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.drop = nn.Linear(72, 72), nn.Linear(72, CLASSES), nn.Dropout(0.4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x.flatten(1)
+        return self.second(x + self.drop(torch.relu(self.first(x))))
+
+
+def clients(sizes: list[int], seed: int = 0) -> FederatedData:
+    random = torch.Generator().manual_seed(seed)
+
+    def block(size: int) -> tuple[torch.Tensor, torch.Tensor]:
+        images = torch.randint(0, 255, (size, 2, 6, 6), generator=random, dtype=torch.uint8)
+        return images, torch.randint(0, CLASSES, (size,), generator=random)
+
+    data = FederatedData.from_clients(
+        [block(size) for size in sizes], [block(3) for _ in sizes], report=block(5), num_classes=CLASSES
+    )
+    return cw.FederatedData(**{**vars(data), "samples": scaled(data)})
+
+
+def scaled(data: FederatedData) -> Any:
+    from dataclasses import replace
+
+    return replace(data.samples, scale=1 / 255)
+
+
+def train(
+    network: nn.Module, sizes: list[int], mode: Mode, loss: Loss = PLAIN, chunk_size: int | None = None, **training: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Models and losses of all clients, in the order of their numbers."""
+    data, network = clients(sizes), copy.deepcopy(network)
+    compute = Compute(data.samples, network, DEVICE, mode=mode, precision="float32")
+    assert compute.mode == mode
+    engine = LocalEngine(data, network, seed=1, compute=compute, chunk_size=chunk_size)
+    original = compute.train
+
+    def strict(bundles: Any) -> Any:  # a chunk that fails would be tried client by client, and nobody would know
+        for result in original(bundles):
+            if isinstance(result, Exception):
+                raise result
+            yield result
+
+    compute.train = strict  # type: ignore[method-assign]
+    options = {"epochs": 2, "batch_size": 4, "learning_rate": 0.1} | training
+    task = Task(3, LocalTraining(**options), loss, ())
+    models, losses = {}, {}
+    for updates in engine.train(range(len(sizes)), engine.initial_model, task):
+        models |= dict(zip(updates.client_ids, updates.models.cpu(), strict=True))
+        losses |= dict(zip(updates.client_ids, updates.training_loss, strict=True))
+    assert sorted(models) == list(range(len(sizes)))
+    return torch.stack([models[client] for client in sorted(models)]), torch.stack([losses[k] for k in sorted(losses)])
+
+
+def assert_same(first: tuple[torch.Tensor, ...], second: tuple[torch.Tensor, ...]) -> None:
+    for one, other in zip(first, second, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=2e-5, check_dtype=False)
+
+
+SIZES = [10, 3, 4, 0, 9, 10]
+OTHER_MODES = ["stacked", "graph"] if DEVICE.type == "cuda" else ["stacked"]
+
+
+@pytest.mark.parametrize("mode", OTHER_MODES)
+@pytest.mark.parametrize("training", TRAININGS.values(), ids=TRAININGS)
+@pytest.mark.parametrize("name", NETWORKS)
+def test_every_mode_agrees_with_the_loop(name: str, training: dict[str, Any], mode: Mode) -> None:
+    torch.manual_seed(0)
+    network = NETWORKS[name]()
+    loop = train(network, SIZES, "loop", WEIGHTED, **training)
+    assert loop[0].std(0).max() > 1e-3  # the clients did learn, each its own
+    assert_same(train(network, SIZES, mode, WEIGHTED, **training), loop)
+
+
+@pytest.mark.parametrize("limit", [0, 10**9])
+@pytest.mark.parametrize("name", ["cnn", "cnn without activation", "strides and averages"])
+def test_convolutions_agree_both_ways(name: str, limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stacked, "LARGE_CONVOLUTION", limit)
+    monkeypatch.setattr(stacked, "FEW", 0 if limit == 0 else stacked.FEW)
+    torch.manual_seed(0)
+    network = NETWORKS[name]()
+    assert_same(train(network, SIZES, "stacked"), train(network, SIZES, "loop"))
+
+
+@given(
+    sizes=st.lists(st.integers(0, 12), min_size=1, max_size=7).filter(any),
+    epochs=st.integers(1, 3),
+    batch_size=st.none() | st.integers(1, 13),
+    momentum=st.sampled_from([0.0, 0.5]),
+    chunk_size=st.none() | st.integers(1, 7),
+    name=st.sampled_from(["mlp", "dropout"]),
+)
+@settings(max_examples=25)
+def test_whatever_the_sizes_and_chunks(
+    sizes: list[int], epochs: int, batch_size: int | None, momentum: float, chunk_size: int | None, name: str
+) -> None:
+    torch.manual_seed(0)
+    network = NETWORKS[name]()
+    options = {"epochs": epochs, "batch_size": batch_size, "momentum": momentum}
+    assert_same(
+        train(network, sizes, "stacked", chunk_size=chunk_size, **options), train(network, sizes, "loop", **options)
+    )
+
+
+def test_regression_and_its_robust_loss_agree() -> None:
+    torch.manual_seed(0)
+    inputs, values = torch.randn(30, 5), torch.randn(30, 2)
+    blocks = [(inputs[k : k + 10], values[k : k + 10]) for k in (0, 10, 20)]
+    data = FederatedData.from_clients(blocks, blocks)
+    network = nn.Sequential(nn.Linear(5, 6), nn.ReLU(), nn.Linear(6, 2))
+    task = Task(1, LocalTraining(2, 4), Loss("robust", shape=1.0, scale=0.5), ())
+    results = []
+    for mode in ("loop", "stacked"):
+        module = copy.deepcopy(network)
+        compute = Compute(data.samples, module, DEVICE, mode=mode, precision="float32")  # type: ignore[arg-type]
+        engine = LocalEngine(data, module, seed=1, compute=compute)
+        results.append(
+            torch.cat([updates.models.cpu() for updates in engine.train(range(3), engine.initial_model, task)])
+        )
+        evaluation = engine.evaluate(range(3), results[-1])
+        results.append(torch.cat([evaluation.values, evaluation.losses]))
+    assert_same((results[0], results[1]), (results[2], results[3]))
+
+
+@pytest.mark.parametrize("name", ["mlp", "cnn", "own module"])
+def test_evaluation_agrees(name: str) -> None:
+    torch.manual_seed(0)
+    network, data = NETWORKS[name](), clients([6, 5, 4])
+    evaluations = []
+    for mode in ("loop", "stacked"):
+        module = copy.deepcopy(network)
+        compute = Compute(data.samples, module, DEVICE, mode=mode, precision="float32")  # type: ignore[arg-type]
+        compute._answers_stacked = mode == "stacked"
+        engine = LocalEngine(data, module, seed=1, compute=compute)
+        models = engine.initial_model + torch.linspace(0, 1, 5, device=DEVICE)[:, None]
+        evaluations.append(engine.evaluate(range(3), models))
+    loop, together = evaluations
+    assert torch.equal(loop.counts, together.counts)
+    assert_same((loop.values, loop.losses, loop.num_samples), (together.values, together.losses, together.num_samples))
+
+
+def test_networks_that_cannot_be_stacked_say_why() -> None:
+    samples = clients([4]).samples
+    batch_norm = nn.Sequential(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.Flatten(), nn.Linear(48, CLASSES))
+    compute = Compute(samples, batch_norm, DEVICE)
+    assert compute.mode == ("graph" if DEVICE.type == "cuda" else "loop")
+    assert "batch norm" in str(compute)
+
+    class Rows(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.recurrent, self.last = nn.LSTM(12, 5), nn.Linear(5, CLASSES)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.last(self.recurrent(x.flatten(2).transpose(1, 2).reshape(6, -1, 12))[0][-1])
+
+    compute = Compute(samples, Rows(), DEVICE)
+    assert compute.mode != "stacked"
+    assert "cannot be stacked" in str(compute)
+
+
+@pytest.mark.skipif(DEVICE.type == "cuda", reason="about CPUs")
+def test_wishes_a_cpu_cannot_fulfil_are_refused() -> None:
+    samples = clients([4]).samples
+    with pytest.raises(ClientwiseError, match="use 'auto' or 'loop'"):
+        Compute(samples, NETWORKS["mlp"](), DEVICE, mode="graph")
+    with pytest.raises(ClientwiseError, match="'tf32' is a GPU's"):
+        Compute(samples, NETWORKS["mlp"](), DEVICE, precision="tf32")
+
+
+@pytest.mark.parametrize("mode", ["loop", "stacked"])
+def test_bf16_is_near_float32(mode: Mode) -> None:
+    torch.manual_seed(0)
+    data, results = clients([12, 12]), []
+    for precision in ("float32", "bf16"):
+        torch.manual_seed(0)
+        network = NETWORKS["cnn"]()
+        compute = Compute(data.samples, network, DEVICE, mode=mode, precision=precision)  # type: ignore[arg-type]
+        engine = LocalEngine(data, network, seed=1, compute=compute)
+        (updates,) = list(engine.train([0], engine.initial_model, Task(1, LocalTraining(1, 4), PLAIN, ())))
+        results.append(updates.models[0] - engine.initial_model)
+    assert not torch.equal(*results)
+    assert float(torch.nn.functional.cosine_similarity(*results, dim=0)) > 0.99

@@ -1,0 +1,70 @@
+"""From a config to data: whose the official test split is, partitions that find their clients themselves."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import clientwise as cw
+from clientwise.data.datasets import DATASETS, digits
+from clientwise.data.federated import Samples
+from clientwise.errors import ConfigError
+from clientwise.experiment.build import build_data, load_samples
+
+
+@pytest.fixture
+def split(tiny: dict[str, Any]) -> dict[str, Any]:
+    """The tiny experiment on digits that have an official test split and thirty writers."""
+
+    @DATASETS.register("written_digits")
+    def written_digits(data_dir: Path | None) -> Samples:
+        """Digits by writer."""
+        return replace(digits(None), test_from=1500, ids=torch.arange(1797) % 30)
+
+    return tiny | {"data": "written_digits"}
+
+
+def test_p3_clients_train_on_a_table_and_the_server_has_the_official_test_split(
+    split: dict[str, Any], tmp_path: Path
+) -> None:
+    counts = [[20] * 10, [40] * 5 + [0] * 5, [0] * 5 + [40] * 5]
+    split |= {
+        "partition": {"name": "table", "counts": counts},
+        "evaluation": {"official_test": "server", "test_fraction": 0.0, "clients_every": 0},
+        "server_set": {"shared_set": True},
+        "methods": [{"name": "AdaFed", "criteria": ["server_performance"], "adapt_loss": "class_weights"}],
+        "hostile": [{"clients": [2], "attack": "wrong_labels"}],
+    }
+    run = cw.Run(cw.run(split, tmp_path / "run"))
+    assert run.finished
+    assert run.query("SELECT num_train, num_test FROM clients ORDER BY client") == [(200, 0)] * 3
+    data, _ = build_data(cw.load(split), load_samples(cw.load(split)), 1)
+    assert sorted(data.report.numbers.tolist()) == list(range(1500, 1797))
+    assert cw.load(tmp_path / "run" / "config.toml").partition.options["counts"] == counts
+
+
+def test_p1_clients_test_on_the_official_test_split(split: dict[str, Any], tmp_path: Path) -> None:
+    split |= {
+        "partition": {"name": "shards", "clients": 30},
+        "evaluation": {"official_test": "clients"},
+        "server_set": {"fraction": 0.0},
+        "methods": [{"name": "FedAvg"}],
+    }
+    run = cw.Run(cw.run(split, tmp_path / "run"))
+    assert {size for (size,) in run.query("SELECT num_train FROM clients")} == {50}
+    assert {size for (size,) in run.query("SELECT num_test FROM clients")} == {9, 10}
+
+
+def test_by_id_the_data_say_how_many_clients_there_are(split: dict[str, Any], tmp_path: Path) -> None:
+    split |= {"partition": {"name": "by_id", "minimum": 5}, "hostile": [{"clients": [29], "attack": "sign_flip"}]}
+    assert len(cw.Run(cw.run(split, tmp_path / "run")).query("SELECT * FROM clients")) == 30
+    split["hostile"] = [{"clients": [30], "attack": "sign_flip"}]
+    with pytest.raises(ConfigError, match="there are 0 to 29"):
+        cw.run(split, tmp_path / "other")
+    split["partition"]["minimum"] = 100
+    with pytest.raises(ConfigError, match="partition: 0 of 30 ids have at least 100 samples"):
+        cw.run(split, tmp_path / "other")

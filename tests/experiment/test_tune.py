@@ -1,0 +1,50 @@
+"""The learning-rate search on real digits: what it scores by, and that no test sample has a say."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import clientwise as cw
+from clientwise.errors import ConfigError
+from clientwise.experiment.build import build_data, load_samples
+from clientwise.experiment.tune import Trial, best_rate, hold_back, tune
+
+
+def test_the_rate_that_gets_half_of_the_clients_there_first(tiny: dict[str, Any]) -> None:
+    tiny |= {"rounds": 8, "seeds": [1, 2]}
+    tiny["evaluation"] = {"target": 0.6}
+    seen: list[Trial] = []
+    trials, best = tune(cw.load(tiny), [1e-5, 0.1], on_trial=seen.append)
+    assert trials == seen
+    assert [(trial.learning_rate, trial.seed) for trial in trials] == [(1e-5, 1), (0.1, 1), (1e-5, 2), (0.1, 2)]
+    assert all(trial.rounds is None and trial.median < 0.6 for trial in trials if trial.learning_rate == 1e-5)
+    assert all(trial.rounds is not None and trial.median >= 0.6 for trial in trials if trial.learning_rate == 0.1)
+    assert best == 0.1
+    with pytest.raises(ConfigError, match="a rate is scored by reaching it"):
+        tune(cw.load(tiny | {"evaluation": {}}), [0.1])
+
+
+def test_rates_are_ranked_by_reaching_then_early_then_far() -> None:
+    def trials(*rows: tuple[float, int | None, float]) -> list[Trial]:
+        return [Trial(rate, seed, rounds, median) for seed, (rate, rounds, median) in enumerate(rows)]
+
+    assert best_rate(trials((0.1, 9, 0.5), (0.2, 8, 0.5))) == 0.2
+    assert best_rate(trials((0.1, 9, 0.5), (0.1, 9, 0.5), (0.2, 2, 0.9), (0.2, None, 0.9))) == 0.1
+    assert best_rate(trials((0.1, None, 0.5), (0.2, None, 0.6))) == 0.2
+    assert best_rate(trials((0.1, None, 0.5), (0.2, None, 0.6)), higher_is_better=False) == 0.1
+
+
+def test_what_is_held_back_was_for_training(tiny: dict[str, Any]) -> None:
+    experiment = cw.load(tiny)
+    data, _ = build_data(experiment, load_samples(experiment), 1)
+    held = hold_back(data, 0.25, 1)
+    for client in range(data.num_clients):
+        before = data.train.numbers[data.train.slice(client)]
+        train, validation = (shares.numbers[shares.slice(client)] for shares in (held.train, held.test))
+        assert torch.equal(torch.cat([train, validation]).sort().values, before.sort().values)
+        assert len(validation) == max(1, round(len(before) * 0.25))
+        places = held.test.slice(client)
+        assert torch.equal(held.test.targets[places], data.samples.targets[validation])

@@ -1,0 +1,142 @@
+"""The shipped experiments: every size of every one loads, the networks are the papers', and quick sizes run.
+
+The last is `make test-experiments`: it needs the data folder and a quarter of an hour.
+"""
+
+from __future__ import annotations
+
+import re
+import statistics
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import clientwise as cw
+from clientwise.data.folder import DataError
+from clientwise.experiment.schema import make
+from clientwise.models.networks import MODELS
+
+FOLDER = Path(__file__).parents[1] / "experiments"
+FILES = {path.stem: path for path in sorted(FOLDER.glob("*.toml"))}
+PAPERS = {
+    "p1-mnist-iid",
+    "p1-mnist-shards",
+    "p1-celeba",
+    "p2-digits-by-writer",
+    "p3-1a",
+    "p3-1b",
+    "p3-1c",
+    "p3-1d",
+    "p3-2-cifar10",
+    "p3-3a-malaria",
+    "p3-3b-cells",
+}
+SIZES = [
+    (name, preset)
+    for name, path in FILES.items()
+    for preset in [None, *tomllib.loads(path.read_text(encoding="utf-8")).get("presets", {})]
+]
+
+
+def test_every_experiment_of_the_papers_is_there_and_says_what_it_is() -> None:
+    assert FILES.keys() >= PAPERS
+    for name, path in FILES.items():
+        text = path.read_text(encoding="utf-8")
+        header = text.split("\nname = ")[0]
+        assert (name, "quick") in SIZES
+        assert all(line.startswith("#") for line in header.strip().splitlines())
+        assert re.search(r"Data: \w+ \(\d+ MB\)", header.replace("\n# ", " ")), "what it needs, and how large it is"
+        if name in PAPERS:
+            assert all(word in header for word in ("The paper:", "Published", "Here:"))
+
+
+@pytest.mark.parametrize(("name", "preset"), SIZES)
+def test_every_size_of_every_experiment_loads(name: str, preset: str | None) -> None:
+    experiment = cw.load(FILES[name], preset=preset)
+    assert experiment.name == (f"{name}-{preset}" if preset else name)
+    experiment.build_methods()
+    assert tomllib.loads(experiment.to_toml()) == experiment.to_dict()
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "outputs", "parameters"),
+    [
+        ("p1-mnist-iid", (1, 28, 28), 10, 1_663_370),
+        ("p1-mnist-shards", (1, 28, 28), 10, 1_663_370),
+        ("p1-celeba", (3, 64, 64), 1, 8_409_025),
+        ("p2-digits-by-writer", (1, 28, 28), 62, 6_603_710),
+        *((name, (1, 28, 28), 10, 1_199_882) for name in ("p3-1a", "p3-1b", "p3-1c", "q-adafed-controls")),
+        ("p3-1d", (200,), 1, 706_625),
+        ("p3-2-cifar10", (1280,), 10, 2_002_058),
+        ("p3-3a-malaria", (3, 64, 64), 1, 1_335_841),
+        ("p3-3b-cells", (3, 256, 256), 256 * 256, 3_727_105),
+    ],
+)
+def test_the_networks_are_the_papers(name: str, shape: tuple[int, ...], outputs: int, parameters: int) -> None:
+    module = make(MODELS, cw.load(FILES[name]).model)(shape, outputs)
+    assert sum(parameter.numel() for parameter in module.parameters()) == parameters
+
+
+# What the quick size of an experiment must show, whatever the machine: (better, worse, by so much at the last round).
+SHOWS = {
+    "p3-1a": ("AdaFed", "FedAvg", 0.05),
+    "p3-1b": ("AdaFed", "FedAvg", 0.01),
+    "p3-1c": ("AdaFed", "FedAvg", 0.03),
+    "p3-1d": ("AdaFed", "FedAvg", 0.05),
+    "q-adafed-controls": ("AdaFed", "FedAvg", 0.01),
+}
+
+
+@pytest.mark.experiments
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", FILES)
+def test_the_quick_size_shows_what_the_experiment_shows(name: str, tmp_path: Path) -> None:
+    try:
+        run = cw.Run(cw.run(cw.load(FILES[name], preset="quick"), tmp_path / "run"))
+    except DataError as error:
+        pytest.skip(str(error))
+    assert run.finished
+    last = {line.method: statistics.fmean(line.metric) for line in run.summary()}
+    first = {method: run.curve("metric", method, run.lanes[0][2])[0][1] for method in run.methods}
+    for method in run.methods:  # everything learns something
+        assert last[method] > first[method] if run.higher_is_better else last[method] < first[method]
+    if name in SHOWS:
+        better, worse, by = SHOWS[name]
+        assert last[better] > last[worse] + by
+    if name.startswith("p1-mnist"):  # no criterion matters
+        assert max(last.values()) - min(last.values()) < 0.05
+    if name == "p3-1c":
+        weight = {line.method: statistics.fmean(line.hostile_weight) for line in run.summary()}
+        assert weight["AdaFed"] < weight["FedAvg"]
+
+
+def test_packed_runs_fill_the_page_on_reproduction(tiny: dict[str, object], tmp_path: Path) -> None:
+    sys.path[:0] = [str(FOLDER), str(FOLDER.parent / "docs")]
+    try:
+        import make_reproduction
+        from run_all import pack
+    finally:
+        del sys.path[:2]
+    tiny |= {"seeds": [1, 2], "server_set": {"fraction": 0.0}, "methods": [{"name": "DS"}, {"name": "MW>LD>DS"}]}
+    folder = cw.run(tiny, tmp_path / "runs" / "p1-mnist-shards")
+    pack(folder, tmp_path / "packed" / folder.name)
+    assert sorted(path.name for path in (tmp_path / "packed" / folder.name).iterdir()) == [
+        "config.toml",
+        "run.sqlite",
+        "versions.json",
+    ]
+    page = tmp_path / "docs" / "reproduction.md"
+    page.parent.mkdir()
+    original = FOLDER.parent / "docs"
+    for name in ("reproduction.md", "published.toml"):
+        (page.parent / name).write_text((original / name).read_text(encoding="utf-8"), encoding="utf-8")
+    make_reproduction.main(tmp_path / "packed", page.parent)
+    text = page.read_text(encoding="utf-8")
+    ours = text.split("<!-- run p1-mnist-shards -->")[1].split("<!-- end -->")[0]
+    assert "2 seeds, 3 rounds" in ours
+    assert re.search(r"\| MW>LD>DS \| .* ± .*\|", ours)
+    assert (page.parent / "reproduction" / "p1-mnist-shards.png").exists()
+    make_reproduction.main(tmp_path / "packed", page.parent)
+    assert page.read_text(encoding="utf-8") == text  # filled twice, it is the same page
