@@ -35,7 +35,9 @@ from .document import Json, counted
 from .html import ASSETS, asset, to_json
 from .summary import UNREADABLE, NotBegunError, Run, what_is_wrong
 
-LOOPBACK_NAMES = ("127.0.0.1", "localhost", "[::1]", "::1")
+# "[" is all that Starlette 1.3, which Flower needs, sees of "[::1]:8000". It lets any bare IPv6 address pass, which is
+# harmless: the check is against names of others that resolve to this machine, and an address resolves to itself.
+LOOPBACK_NAMES = ("127.0.0.1", "localhost", "[::1]", "::1", "[")
 MAX_CACHED = 32  # documents
 MAX_COMPARED = 20  # runs on one page
 HEADERS = {
