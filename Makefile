@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test lint docs clean
+.PHONY: demo test lint docs bench bench-quick bench-gpu bench-peers clean
 
 demo: .venv/ready
 	$(BIN)/clientwise demo
@@ -19,6 +19,21 @@ lint: .venv/ready
 docs: .venv/ready  # needs Chromium for the screenshots
 	$(BIN)/python -m clientwise.reference > docs/config.md
 	$(BIN)/python docs/make_pictures.py
+
+# Speed, side by side with the peers whose environments are under .peers (or $VENVS); hours on two cores.
+bench: .venv/ready
+	$(BIN)/python benchmarks/compare.py
+	$(BIN)/python benchmarks/overhead.py
+	$(BIN)/python benchmarks/scale.py
+
+bench-peers:
+	PYTHON=$(PYTHON) benchmarks/peers/setup.sh
+
+bench-quick: .venv/ready  # ratios, under a minute
+	$(BIN)/python benchmarks/quick.py
+
+bench-gpu: .venv/ready
+	$(BIN)/python benchmarks/gpu.py
 
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "clientwise needs Python 3.11 or newer: make PYTHON=python3.12 ...")'

@@ -1,10 +1,10 @@
 """Time clientwise and its peers on the same works, one system at a time, and print a table.
 
-python benchmarks/compare.py [W1 W2 W3 W4] [--rounds 3] [--repeats 3] [--systems clientwise pfl ...] [--name quiet]
+python benchmarks/compare.py [W1 W2 W3 W4] [--rounds 3] [--repeats 3] [--systems clientwise pfl ...] [--out FILE]
 
 Peers live in environments of their own under $VENVS (default: .peers in the current folder), which
 benchmarks/peers/setup.sh builds. A system without one is skipped, one that fails is reported. What was measured is
-written to benchmarks/results/compare-NAME.json after every step, so an interrupted comparison loses nothing.
+written to a file after every step, so an interrupted comparison loses nothing.
 """
 
 from __future__ import annotations
@@ -143,7 +143,8 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3, help="runs of each system")
     names = [system.name for system in SYSTEMS]
     parser.add_argument("--systems", nargs="+", choices=names, default=names)
-    parser.add_argument("--name", default=f"{datetime.now():%Y-%m-%d-%H%M}", help="of the file with the results")
+    default = HERE / "results" / f"compare-{datetime.now():%Y-%m-%d-%H%M}.json"
+    parser.add_argument("--out", type=Path, default=default, help="default: benchmarks/results/compare-DATE-TIME.json")
     given = parser.parse_args()
     if unknown := set(given.works) - set(WORKS):
         parser.error(f"no such work: {', '.join(sorted(unknown))}; there are {', '.join(WORKS)}")
@@ -154,20 +155,19 @@ def main() -> None:
             systems.append(system)
         else:
             print(f"{system.name}: skipped, there is no {system.bin.parent}; benchmarks/peers/setup.sh makes it")
-    path = HERE / "results" / f"compare-{given.name}.json"
-    path.parent.mkdir(exist_ok=True)
+    given.out.parent.mkdir(parents=True, exist_ok=True)
     results: list[dict[str, Any]] = []
     for work in given.works:
         for repeat in range(given.repeats):
             for system in systems:
                 result = run(system, WORKS[work], given.rounds)
                 results.append(result)
-                path.write_text(json.dumps({"machine": machine(), "results": results}, indent=1) + "\n")
+                given.out.write_text(json.dumps({"machine": machine(), "results": results}, indent=1) + "\n")
                 said = result.get("error") or f"{statistics.median(result['seconds']):.4g} s per round"
                 place = f"{work} {repeat + 1}/{given.repeats}"
                 print(f"{place} {system.name}: {said} (load {result['load'][0]:.1f})", flush=True)
     print(f"\nMedian seconds per round (times ours) on {', '.join(f'{k} {v}' for k, v in machine().items())}\n")
-    print(f"{table(results)}\n\nWritten to {path}")
+    print(f"{table(results)}\n\nWritten to {given.out}")
     for result in results:
         if "error" in result:
             print(f"{result['system']} failed on {result['work']}: {result['error']}")

@@ -13,11 +13,11 @@ from importlib.metadata import version
 from pathlib import Path
 
 import torch
-from works import WARMUP, WORKS, Work, make_data
 
 import clientwise as cw
 from clientwise.core.types import Problem
 from clientwise.data.federated import FederatedData, Samples, Shares
+from works import WARMUP, WORKS, Work, make_data
 
 
 def evenly(samples: Samples, clients: int) -> FederatedData:

@@ -41,7 +41,9 @@ def outputs(parameters: Parameters, values: jax.Array) -> jax.Array:
     for place, (kernel, bias) in enumerate(parameters):
         if kernel.ndim == 4:
             order = ("NHWC", "HWIO", "NHWC")
-            values = jax.nn.relu(lax.conv_general_dilated(values, kernel, (1, 1), "SAME", dimension_numbers=order) + bias)
+            values = jax.nn.relu(
+                lax.conv_general_dilated(values, kernel, (1, 1), "SAME", dimension_numbers=order) + bias
+            )
             count, height, width, channels = values.shape
             values = values.reshape(count, height // 2, 2, width // 2, 2, channels).max((2, 4))
         else:

@@ -9,6 +9,7 @@ from types import ModuleType
 
 import torch
 from torch import Tensor, nn
+
 from works import Work, make_data
 
 

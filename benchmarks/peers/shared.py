@@ -6,6 +6,7 @@ import argparse
 import json
 import time
 from importlib.metadata import version
+from itertools import pairwise
 
 from works import WARMUP, WORKS, Work
 
@@ -35,7 +36,7 @@ class Clock:
     def report(self, system: str, work: Work, *packages: str, loss: float | None = None) -> None:
         """Print the result as a line of JSON; `loss`, of the final model, shows that it has learned."""
         ends = self._ends[WARMUP - 1 :]
-        seconds = [after - before for before, after in zip(ends, ends[1:], strict=False)]
+        seconds = [after - before for before, after in pairwise(ends)]
         versions = {package: version(package) for package in packages}
         result = {"system": system, "work": work.name, "seconds": seconds, "versions": versions, "loss": loss}
         print(json.dumps(result), flush=True)
