@@ -86,6 +86,9 @@ def run(system: System, work: Work, rounds: int) -> dict[str, Any]:
         os.killpg(process.pid, signal.SIGKILL)
         printed, complaints = process.communicate()
         wrong = f"not done after {LIMIT} s"
+    except BaseException:  # Ctrl-C does not reach a session of its own
+        os.killpg(process.pid, signal.SIGKILL)
+        raise
     lines = [line for line in printed.splitlines() if line.startswith('{"system"')]
     if wrong or not lines:
         last = (complaints.strip().splitlines() or ["it said nothing"])[-1]
@@ -149,6 +152,7 @@ def main() -> None:
     if unknown := set(given.works) - set(WORKS):
         parser.error(f"no such work: {', '.join(sorted(unknown))}; there are {', '.join(WORKS)}")
 
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     systems = []
     for system in [system for system in SYSTEMS if system.name in given.systems]:
         if system.bin.exists():
