@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-flower test-netns test-experiments lint docs reproduction clean
+.PHONY: demo test test-flower test-netns test-experiments lint docs reproduction bench bench-quick bench-gpu bench-peers clean
 
 demo: .venv/ready
 	$(BIN)/clientwise demo
@@ -36,6 +36,20 @@ docs: .venv/ready  # needs Chromium for the screenshots
 RUNS ?= runs
 reproduction: .venv/ready
 	$(BIN)/python docs/make_reproduction.py $(RUNS)
+# Speed, side by side with the peers whose environments are under .peers (or $VENVS); hours on two cores.
+bench: .venv/ready
+	$(BIN)/python benchmarks/compare.py
+	$(BIN)/python benchmarks/overhead.py
+	$(BIN)/python benchmarks/scale.py
+
+bench-peers:
+	PYTHON=$(PYTHON) benchmarks/peers/setup.sh
+
+bench-quick: .venv/ready  # ratios, under a minute
+	$(BIN)/python benchmarks/quick.py
+
+bench-gpu: .venv/ready
+	$(BIN)/python benchmarks/gpu.py
 
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "clientwise needs Python 3.11 or newer: make PYTHON=python3.12 ...")'

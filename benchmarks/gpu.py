@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from ours import federated, seconds_per_round
 from torch import nn
-from works import WORKS, Work, make_data
 
 from clientwise.data.federated import Shares
 from clientwise.engine.compute import Compute
 from clientwise.engine.local import LocalEngine
 from clientwise.models.networks import cnn, mlp
+from ours import federated, seconds_per_round
+from works import WORKS, Work, make_data
 
 SIX_CANDIDATES = "six candidates on 10,000 images"
 

@@ -9,29 +9,30 @@ import argparse
 import json
 import tempfile
 import time
+from importlib.metadata import version
 from pathlib import Path
 
 import torch
-from works import WORKS, Work, make_data
 
 import clientwise as cw
 from clientwise.core.types import Problem
 from clientwise.data.federated import FederatedData, Samples, Shares
+from works import WARMUP, WORKS, Work, make_data
+
+
+def evenly(samples: Samples, clients: int) -> FederatedData:
+    """The same number of samples for every client; one to test and to report on, so that evaluation takes no time."""
+    total = len(samples.targets)
+    train = Shares(torch.arange(total), samples.targets, torch.arange(clients + 1) * (total // clients))
+    one = train.numbers[:1], train.targets[:1]
+    test = Shares(*one, torch.arange(clients + 1).clamp(max=1))
+    return FederatedData(samples, train, test, None, Shares.of([one]))
 
 
 def federated(work: Work) -> FederatedData:
-    """The work's data; one sample to report on, so that evaluation takes no time."""
-    inputs, labels = make_data(work)
-    total = work.clients * work.samples
-    samples = Samples(
-        torch.from_numpy(inputs).reshape(total, *work.shape),
-        torch.from_numpy(labels).reshape(total),
-        Problem("classification", 10),
-    )
-    train = Shares(torch.arange(total), samples.targets, torch.arange(work.clients + 1) * work.samples)
-    one = Shares.of([(torch.zeros(1, dtype=torch.int64), samples.targets[:1])])
-    nothing = Shares(train.numbers[:0], train.targets[:0], torch.zeros(work.clients + 1, dtype=torch.int64))
-    return FederatedData(samples, train, nothing, None, one)
+    """The work's data."""
+    inputs, labels = (torch.from_numpy(array).flatten(0, 1) for array in make_data(work))
+    return evenly(Samples(inputs, labels, Problem("classification", 10)), work.clients)
 
 
 def config(work: Work, rounds: int, **options: object) -> dict[str, object]:
@@ -48,7 +49,7 @@ def config(work: Work, rounds: int, **options: object) -> dict[str, object]:
     }
 
 
-def seconds_per_round(work: Work, rounds: int, warmup: int = 2, **options: object) -> list[float]:
+def seconds_per_round(work: Work, rounds: int, warmup: int = WARMUP, **options: object) -> list[float]:
     """Wall-clock seconds between the ends of rounds."""
     ends: list[float] = []
 
@@ -73,4 +74,5 @@ if __name__ == "__main__":
     took = seconds_per_round(
         WORKS[given.work], given.rounds, mode=given.mode, precision=given.precision, device=given.device
     )
-    print(json.dumps({"system": "clientwise", "work": given.work, "seconds": took}))
+    versions = {package: version(package) for package in ("clientwise", "torch")}
+    print(json.dumps({"system": "clientwise", "work": given.work, "seconds": took, "versions": versions}))

@@ -26,12 +26,12 @@ def inspect_updates(
 
     # The squared distance overflows long before a sum of models does: an update that large is as useless as infinity.
     reachable = torch.linalg.vector_norm(models - global_model, dim=1).isfinite().tolist()
-    expected, met = set(asked), set(seen)
+    met: set[int] = set()
     reasons: list[str | None] = []
     for row, client in enumerate(updates.client_ids):
-        if client not in expected:
+        if client not in asked:
             reasons.append("unknown client, or not asked this round")
-        elif client in met:
+        elif client in met or client in seen:
             reasons.append("second update of the same client")
         elif reachable[row]:
             reasons.append(None)

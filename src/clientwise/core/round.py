@@ -106,6 +106,7 @@ class Cohort:
         self.training_loss = torch.zeros(0)
         self.seconds = torch.zeros(0)
         self.judged = 0  # models judged so far
+        self._expected, self._seen = frozenset(asked), set[int]()
         self._state, self._method, self._federation, self._engine = state, method, federation, engine
         self._aggregator = self._make_aggregator()
 
@@ -121,20 +122,24 @@ class Cohort:
     def admit(self, updates: Updates) -> None:
         """Guard, measure and fold one chunk of updates as it arrives."""
         method, state = self._method, self._state
-        seen = {*self.client_ids, *(refusal.client_id for refusal in self.refusals)}
-        updates, refused = inspect_updates(updates, state.model, self.asked, seen, method.criteria)
-        self.refusals += refused
+        updates, refused = inspect_updates(updates, state.model, self._expected, self._seen, method.criteria)
+        self._refuse(refused)
+        self._seen.update(updates.client_ids)
         if not updates.client_ids:
             return
         updates, raw, refused = inspect_measurements(
             updates, self._measure(updates), method.criteria, self._engine.problem
         )
-        self.refusals += refused
+        self._refuse(refused)
         self._aggregator.add(method.score.prepare(method.names, raw), updates.models)
         self.client_ids += updates.client_ids
         self.raw = torch.cat([self.raw, raw])
         self.training_loss = torch.cat([self.training_loss, updates.training_loss])
         self.seconds = torch.cat([self.seconds, updates.seconds])
+
+    def _refuse(self, refusals: Sequence[Refusal]) -> None:
+        self.refusals += refusals
+        self._seen.update(refusal.client_id for refusal in refusals)
 
     def _measure(self, updates: Updates) -> Tensor:
         """The criteria [n, m]: what the clients reported, and what the server sees on arrival."""

@@ -1,0 +1,115 @@
+"""A million clients on one machine: seconds per round, and memory, which must not grow with the clients per round.
+
+python benchmarks/scale.py [--clients 1000000] [--cohorts 1000 10000] [--rounds 3]
+
+Every cohort size runs in a process of its own. Exits with status 1 if rounds of the largest cohort take more memory
+than those of the smallest by half of what its models would take if they were kept.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import gc
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import clientwise as cw
+from clientwise.core.types import Problem
+from clientwise.data.federated import Samples
+from ours import evenly
+
+FEATURES, HIDDEN, CLASSES, HELD = 20, 64, 10, 10  # HELD: samples of each client
+MODEL_MIB = 4 * (FEATURES * HIDDEN + HIDDEN + HIDDEN * CLASSES + CLASSES) / 2**20
+
+
+def memory(kind: str) -> float:
+    """MiB of this process, now (VmRSS) or at most (VmHWM)."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(kind))
+
+
+def measure(clients: int, cohort: int, rounds: int) -> dict[str, Any]:
+    """Rounds of a cohort; the first is not timed, and the memory of the others is told apart from building the data."""
+    random = torch.Generator().manual_seed(0)
+    inputs = torch.randint(0, 256, (clients * HELD, FEATURES), dtype=torch.uint8, generator=random)
+    labels = inputs[:, :CLASSES].argmax(1)
+    data = evenly(Samples(inputs, labels, Problem("classification", CLASSES), scale=1 / 255), clients)
+    config = {
+        "name": "scale",
+        "rounds": rounds + 1,
+        "device": "cpu",
+        "model": {"name": "mlp", "hidden": [HIDDEN]},
+        "training": {"epochs": 1, "batch_size": HELD, "learning_rate": 0.1},
+        "federation": {"clients_per_round": cohort},
+        "evaluation": {"clients_every": 0},
+    }
+    data_mib, ends, building = memory("VmRSS"), [time.perf_counter()], {}
+
+    def note(progress: object) -> None:
+        ends.append(time.perf_counter())
+        if len(ends) == 2:
+            building["peak"] = memory("VmHWM")
+            gc.collect()
+            ctypes.CDLL(None).malloc_trim(0)  # give back what building the data has left behind
+            building["left"] = memory("VmRSS")
+            Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+            ends[-1] = time.perf_counter()
+
+    with tempfile.TemporaryDirectory() as folder:
+        cw.run(config, Path(folder) / "run", data=data, on_round=note)
+    seconds = [after - before for before, after in pairwise(ends)]
+    return {
+        "clients": clients,
+        "cohort": cohort,
+        "seconds": seconds[1:],
+        "first_round_after": seconds[0],  # with everything before it
+        "data_mib": data_mib,
+        "peak_mib": max(building["peak"], memory("VmHWM")),
+        "rounds_peak_mib": memory("VmHWM"),
+        "rounds_mib": memory("VmHWM") - building["left"],
+    }
+
+
+def main() -> None:
+    """One process per cohort size; a table and JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--clients", type=int, default=1_000_000)
+    parser.add_argument("--cohorts", type=int, nargs="+", default=[1_000, 10_000])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--alone", action="store_true", help="in this process, printing nothing but JSON")
+    given = parser.parse_args()
+    if given.alone:
+        print(json.dumps(measure(given.clients, given.cohorts[0], given.rounds)))
+        return
+    results = []
+    for cohort in sorted(given.cohorts):
+        command = [sys.executable, __file__, "--alone", "--cohorts", str(cohort)]
+        command += ["--clients", str(given.clients), "--rounds", str(given.rounds)]
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+        results.append(result := json.loads(done.stdout.splitlines()[-1]))
+        print(
+            f"{given.clients:,} clients, {cohort:,} per round: {statistics.median(result['seconds']):.3f} s per round; "
+            f"first round done after {result['first_round_after']:.1f} s; data {result['data_mib']:.0f} MiB, "
+            f"peak {result['peak_mib']:.0f} MiB, peak of the rounds {result['rounds_peak_mib']:.0f} MiB, "
+            f"of which {result['rounds_mib']:.0f} MiB came and went",
+            flush=True,
+        )
+    print(json.dumps(results))
+    grown = results[-1]["rounds_peak_mib"] - results[0]["rounds_peak_mib"]
+    allowed = results[-1]["cohort"] * MODEL_MIB / 2
+    if len(results) > 1 and grown > allowed:
+        sys.exit(f"memory grows with the cohort: by {grown:.0f} MiB, {allowed:.0f} MiB are allowed")
+
+
+if __name__ == "__main__":
+    main()

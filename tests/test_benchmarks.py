@@ -1,0 +1,97 @@
+"""The benchmark scripts run, so that they are there when they are needed. What they measure is not looked at here."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+
+import ours
+import overhead
+import quick
+import scale
+from works import WORKS, cohort, make_data
+
+FOLDER = Path(__file__).parents[1] / "benchmarks"
+TINY = WORKS["W0"]
+
+
+def run_script(name: str, *arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(FOLDER / name), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=120, **options)
+
+
+def test_works_are_the_same_for_everybody() -> None:
+    inputs, labels = make_data(TINY)
+    assert inputs.shape == (TINY.clients, TINY.samples, *TINY.shape)
+    assert labels.shape == (TINY.clients, TINY.samples)
+    assert numpy.array_equal(inputs, make_data(TINY)[0])
+    assert len(set(cohort(TINY, 3))) == TINY.cohort
+    assert numpy.array_equal(cohort(TINY, 3), cohort(TINY, 3))
+    assert not numpy.array_equal(cohort(TINY, 3), cohort(TINY, 4))
+
+
+def test_ours_holds_what_the_work_says() -> None:
+    data = ours.federated(TINY)
+    inputs, labels = make_data(TINY)
+    numbers, targets, _ = data.train.gather([7])
+    assert numpy.array_equal(data.samples.batch(numbers).numpy(), inputs[7])
+    assert targets.tolist() == labels[7].tolist()
+    assert data.num_clients == TINY.clients
+
+
+@pytest.mark.parametrize("mode", ["loop", "auto"])
+def test_ours_times_every_round_but_the_first(mode: str) -> None:
+    seconds = ours.seconds_per_round(TINY, 3, mode=mode, device="cpu")
+    assert len(seconds) == 3
+    assert min(seconds) > 0
+
+
+def test_the_comparison_runs_ours_and_says_who_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VENVS", str(tmp_path))
+    result = tmp_path / "result.json"
+    arguments = ["W0", "--rounds", "2", "--repeats", "1", "--systems", "clientwise", "pfl", "--out", str(result)]
+    printed = run_script("compare.py", *arguments).stdout
+    assert "pfl: skipped" in printed
+    assert "| clientwise (clientwise" in printed
+    (only,) = json.loads(result.read_text())["results"]
+    assert len(only["seconds"]) == 2
+
+
+def test_a_system_that_fails_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "fedjax" / "bin" / "python"
+    program.parent.mkdir(parents=True)
+    program.write_text("#!/bin/sh\necho no JAX here >&2\nexit 3\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("VENVS", str(tmp_path))
+    printed = run_script("compare.py", "W0", "--repeats", "1", "--systems", "fedjax", "--out", str(tmp_path / "r.json"))
+    assert "fedjax failed on W0: exit status 3: no JAX here" in printed.stdout
+
+
+def test_overhead_compares_rounds_with_their_training() -> None:
+    whole, bare = overhead.compare_rounds(TINY, 2)
+    assert len(whole) == len(bare) == 2
+    assert all(wall > 0 and processor > 0 for wall, processor in whole + bare)
+
+
+def test_scale_measures_memory_and_time() -> None:
+    result = scale.measure(clients=200, cohort=20, rounds=2)
+    assert len(result["seconds"]) == 2
+    assert 0 < result["rounds_peak_mib"] <= result["peak_mib"]
+
+
+def test_the_quick_benchmark_fails_below_its_floor(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(quick, "TURNS", 1)
+    monkeypatch.setattr(quick, "REDUCED", [(TINY, 0.0)])
+    quick.main()
+    assert "W0, reduced" in capsys.readouterr().out
+    monkeypatch.setattr(quick, "REDUCED", [(TINY, 1e9)])
+    with pytest.raises(SystemExit, match="W0: training many clients at once"):
+        quick.main()
