@@ -24,8 +24,8 @@ def inspect_updates(
     models = updates.models.to(global_model)  # what overflows float32 is infinite from here on
     updates = replace(updates, models=models)
 
-    # The squared distance overflows long before a sum of models does: an update that large is as useless as infinity.
-    reachable = torch.linalg.vector_norm(models - global_model, dim=1).isfinite().tolist()
+    # The sum of squares overflows long before a sum of models does: an update that large is as useless as infinity.
+    reachable = torch.linalg.vector_norm(models, dim=1).isfinite().tolist()
     met: set[int] = set()
     reasons: list[str | None] = []
     for row, client in enumerate(updates.client_ids):

@@ -222,10 +222,8 @@ class Convolution(Layer):
         super().__init__(module, parameters, network)
         assert isinstance(module, nn.Conv2d)
         self._kernel, self._stride = module.kernel_size, module.stride
-        self._padding = [
-            (size - 1) // 2 if module.padding == "same" else int(module.padding[axis])
-            for axis, size in enumerate(self._kernel)
-        ]
+        named = {"same": [(size - 1) // 2 for size in self._kernel], "valid": [0, 0]}
+        self._padding = named[module.padding] if isinstance(module.padding, str) else list(module.padding)
         reaches = all(size > padding for size, padding in zip(self._kernel, self._padding, strict=True))
         self._can_cut = self._stride == (1, 1) and reaches
         self._patches: Tensor | None = None
