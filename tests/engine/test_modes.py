@@ -31,7 +31,8 @@ NETWORKS = {
     "cnn": lambda: cnn((2, 6, 6), CLASSES, channels=[3], kernel=3, dense=8),
     "cnn without activation": lambda: cnn((2, 6, 6), CLASSES, channels=[3, 4], kernel=3, dense=8, activation=False),
     "dropout": lambda: nn.Sequential(
-        nn.Conv2d(2, 3, 3, padding="valid"), nn.ReLU(), nn.Dropout(0.3), nn.Flatten(), nn.Linear(48, 6), nn.ReLU(), nn.Dropout(0.5),
+        nn.Conv2d(2, 3, 3, padding="valid"), nn.ReLU(), nn.Dropout(0.3), nn.Flatten(), nn.Linear(48, 6), nn.ReLU(),
+        nn.Dropout(0.5),
         nn.Linear(6, CLASSES),
     ),
     "strides and averages": lambda: nn.Sequential(
