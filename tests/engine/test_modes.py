@@ -162,6 +162,24 @@ def test_whatever_the_sizes_and_chunks(
     )
 
 
+def test_a_single_channel_without_padding_agrees() -> None:
+    """P3's MNIST network begins like this."""
+    torch.manual_seed(0)
+    images, labels = torch.randn(12, 1, 6, 6), torch.randint(0, 3, (12,))
+    blocks = [(images[:7], labels[:7]), (images[7:], labels[7:])]
+    data = FederatedData.from_clients(blocks, blocks, num_classes=3)
+    network = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.Flatten(), nn.Linear(16, 3))
+    results = []
+    for mode in ("loop", "stacked"):
+        module = copy.deepcopy(network)
+        compute = Compute(data.samples, module, DEVICE, mode=mode, precision="float32")  # type: ignore[arg-type]
+        assert compute.mode == mode, str(compute)
+        engine = LocalEngine(data, module, seed=1, compute=compute)
+        updates = engine.train(range(2), engine.initial_model, Task(1, LocalTraining(2, 3), PLAIN, ()))
+        results.append(torch.cat([one.models.cpu() for one in updates]))
+    assert_same((results[0],), (results[1],))
+
+
 def test_regression_and_its_robust_loss_agree() -> None:
     torch.manual_seed(0)
     inputs, values = torch.randn(30, 5), torch.randn(30, 2)

@@ -256,16 +256,20 @@ class Convolution(Layer):
         (rows, columns), channels, count = self._kernel, values.shape[-1], len(values)
         values = values[:1] if values.stride(0) == 0 else values
         padded = functional.pad(values, (0, 0, padding[1], padding[1], padding[0], padding[0]))
-        models, images, down, along, each = padded.stride()
+        high, along = padded.shape[2:4]
+        models, images, down = values.shape[1] * high * along * channels, high * along * channels, along * channels
         shape: tuple[int, ...] = (*values.shape[:2], height, width, rows, columns * channels)
-        strides: tuple[int, ...] = (models, images, down, along, down, each)
+        # Written out, since PyTorch may say anything about the stride of a single channel.
+        strides: tuple[int, ...] = (models, images, down, channels, down, 1)
         if channels * values.element_size() % 16 == 0:  # copy 16 bytes at a time: a third of the time
             wide = 16 // values.element_size()
             shape = (*shape[:-1], shape[-1] // wide)
             strides = (*(stride // wide for stride in strides[:-1]), 1)
-            patches = padded.view(torch.complex128).as_strided(shape, strides).contiguous().view(values.dtype)
+            patches = (
+                padded.contiguous().view(torch.complex128).as_strided(shape, strides).contiguous().view(values.dtype)
+            )
         else:
-            patches = padded.as_strided(shape, strides)
+            patches = padded.contiguous().as_strided(shape, strides)
         return patches.reshape(len(values), -1, rows * columns * channels).expand(count, -1, -1)
 
     def _convolve(self, values: Tensor, place: int) -> Tensor:
