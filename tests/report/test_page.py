@@ -124,6 +124,7 @@ def test_a_live_run_is_followed_without_reload(open_page: Any, tmp_path: Path) -
             wait_for_charts(page)
             page.evaluate("window.here = true")
             page.get_by_role("button", name="method").first.click()
+            until(page, "document.documentElement.scrollHeight - innerHeight > 300")  # the first rounds say little
             page.evaluate("scrollTo(0, 300)")
             points = "Math.max(0, ...document.querySelector('.plot').data.map(trace => trace.x.at(-1)))"
             seen = [0]
