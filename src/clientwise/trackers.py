@@ -115,7 +115,11 @@ class TensorBoard:
     def begin(self, lane: LaneInfo) -> None:
         """Open the lane's event file; what an interrupted run logged after its checkpoint no longer counts."""
         parent = Path(self._log_dir) / lane.folder.resolve().name if self._log_dir else lane.folder / "tensorboard"
-        self._writer = self._open(str(parent / lane.file_name), purge_step=lane.rounds_done + 1)
+        folder = parent / lane.file_name
+        known = [int(path.name.split(".")[3]) for path in folder.glob("events.out.tfevents.*")]
+        while int(time.time()) <= max(known, default=0):  # files are read in the order of the second in their names
+            time.sleep(0.05)
+        self._writer = self._open(str(folder), purge_step=lane.rounds_done + 1)
 
     def log_round(self, record: RoundRecord, values: Mapping[str, float]) -> None:
         """One point on every curve."""

@@ -134,7 +134,7 @@ def test_a_live_run_is_followed_without_reload(open_page: Any, tmp_path: Path) -
                 assert "running, round " in page.locator("#status").inner_text()
             assert seen == sorted(set(seen))
             assert page.evaluate("window.here")
-            assert page.evaluate("scrollY") == 300
+            assert 150 < page.evaluate("scrollY") < 450  # still there; what stands above may change its height
             assert focused(page) == "method"
             assert page.locator(FIRST_TABLE).locator("[aria-sort=ascending]").count() == 1
             process.kill()
