@@ -30,3 +30,4 @@ def test_without_ray_it_says_what_to_install(
 def test_trackers_follow_one_lane_at_a_time(tiny: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="one lane at a time"):
         cw.run({**tiny, "workers": "ray", "trackers": ["tensorboard"]}, tmp_path / "run")
+    assert not (tmp_path / "run").exists()

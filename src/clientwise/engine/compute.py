@@ -49,6 +49,16 @@ def pick_device(name: str = "auto") -> torch.device:
     return device
 
 
+def refuse_impossible(mode: Mode, precision: Precision, device: torch.device) -> None:
+    """What a CPU cannot do."""
+    if device.type == "cuda":
+        return
+    if mode == "graph":
+        raise ClientwiseError("mode: 'graph' records steps of a GPU, and this is a CPU; use 'auto' or 'loop'")
+    if precision == "tf32":
+        raise ClientwiseError("precision: 'tf32' is a GPU's, and this is a CPU; use 'auto', 'float32' or 'bf16'")
+
+
 class Computing(Protocol):
     """What an engine asks for: `Compute` itself, or a lane's seat at a meeting."""
 
@@ -83,6 +93,7 @@ class Compute:
         precision: Precision = "auto",
         workers: int = 0,
     ) -> None:
+        refuse_impossible(mode, precision, device)
         self.device = device
         on_gpu = device.type == "cuda"
         too_large = on_gpu and samples.inputs.nbytes > GPU_SHARE * torch.cuda.mem_get_info(device)[0]
@@ -112,8 +123,6 @@ class Compute:
     def _choose(self, wanted: Mode) -> tuple[Mode, str]:
         """How clients are trained, and why."""
         on_gpu = self.device.type == "cuda"
-        if wanted == "graph" and not on_gpu:
-            raise ClientwiseError("mode: 'graph' records steps of a GPU, and this is a CPU; use 'auto' or 'loop'")
         if wanted in ("loop", "graph"):
             return wanted, "as asked for"
         one_by_one: Mode = "graph" if on_gpu else "loop"
@@ -259,8 +268,6 @@ def _set_precision(wanted: Precision, device: torch.device) -> Precision:
     # Two runs of one config must agree to the bit, or a resumed one would not be the same run.
     torch.backends.cudnn.deterministic = True
     precision: Precision = wanted if wanted != "auto" else "tf32" if device.type == "cuda" else "float32"
-    if precision == "tf32" and device.type != "cuda":
-        raise ClientwiseError("precision: 'tf32' is a GPU's, and this is a CPU; use 'auto', 'float32' or 'bf16'")
     if device.type == "cuda":
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision != "float32"
     elif platform.machine() in ("aarch64", "arm64"):

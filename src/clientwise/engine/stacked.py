@@ -10,6 +10,7 @@ A layer without a rule here is run by `torch.vmap`; a network that `vmap` cannot
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -177,20 +178,20 @@ class Parameter:
             self.matrix[: len(left)].baddbmm_(left, right, alpha=-learning_rate)
 
 
-class Layer:
+class Layer(ABC):
     """One layer of all models. `forward` keeps what `backward` needs; both work on the first g models."""
 
     def __init__(self, module: nn.Module, parameters: Sequence[Parameter], network: StackedNetwork) -> None:
         self.module, self.parameters, self.network = module, parameters, network
         self.kept = 0  # values of the last outputs
 
+    @abstractmethod
     def forward(self, values: Tensor, training: bool) -> Tensor:
         """[g, B, ...] to [g, B, ...]."""
-        raise NotImplementedError
 
+    @abstractmethod
     def backward(self, gradient: Tensor, learning_rate: float | None, wanted: bool) -> Tensor:
         """Learn, and hand on the gradient by the inputs if it is wanted."""
-        raise NotImplementedError
 
 
 class Dense(Layer):

@@ -21,7 +21,7 @@ from ..attacks import Hostile
 from ..core.method import Method
 from ..core.types import RoundRecord
 from ..data.federated import FederatedData, Samples
-from ..engine.compute import Compute, Computing, pick_device, threads_for
+from ..engine.compute import Compute, Computing, pick_device, refuse_impossible, threads_for
 from ..engine.meeting import Meeting, Seat
 from ..errors import ConfigError
 from ..trackers import Trackers
@@ -88,8 +88,12 @@ def run(
     experiment = config if isinstance(config, Experiment) else load_experiment(config)
     folder = Path(out) if out is not None else new_folder(experiment.name)
     device = pick_device(experiment.device)
+    refuse_impossible(experiment.mode, experiment.precision, device)
     samples = validate(experiment, data)
     trackers = build_trackers(experiment)
+    if experiment.workers == "ray" and trackers:
+        message = "they follow one lane at a time: not with workers = 'ray'"
+        raise ConfigError(experiment.source, [("trackers", message)])
     simulation = _flower_simulation(experiment, data) if experiment.engine == "flower" and connect is None else None
     try:
         _prepare(folder, experiment, resume)
@@ -208,10 +212,6 @@ def _run_all(
         }
     )
     if experiment.workers == "ray":
-        if trackers:
-            raise ConfigError(
-                experiment.source, [("trackers", "they follow one lane at a time: not with workers = 'ray'")]
-            )
         lanes = [open_lane(*pair, prepare(pair[0])[2]) for pair in todo]
         done += sum(lane.state.round_num for lane in lanes)
         run_on_ray(lanes, experiment.to_dict(), own_data, tell)
