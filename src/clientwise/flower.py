@@ -62,7 +62,6 @@ def measure(
         label_counts=torch.bincount(targets, minlength=num_classes)[None],
         training_loss=torch.tensor([training_loss], dtype=torch.float64),
         attributes={},
-        owner=torch.zeros(len(targets), dtype=torch.int64),
         sample_attributes={},
         load_inputs=lambda: torch.zeros(len(targets), 0),
     )

@@ -27,14 +27,12 @@ OPTIONS = {"attribute": {"of": "premium"}}
 
 def some_clients() -> ClientFacts:
     """Three clients with 4, 2 and 3 samples of 5×5 images in three classes."""
-    owner = torch.tensor([0, 0, 0, 0, 1, 1, 2, 2, 2])
     images = torch.rand(9, 1, 5, 5, generator=torch.Generator().manual_seed(1))
     return ClientFacts(
         num_samples=torch.tensor([4, 2, 3]),
         label_counts=torch.tensor([[2, 1, 1], [2, 0, 0], [1, 1, 1]]),
         training_loss=torch.tensor([0.0, 1.0, 3.0]),
         attributes={"premium": torch.tensor([1.0, 0.0, 0.5])},
-        owner=owner,
         sample_attributes={"Blurry": torch.tensor([-1, -1, -1, 1, 1, 1, -1, -1, -1])},
         load_inputs=lambda: images,
     )

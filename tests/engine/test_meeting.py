@@ -53,10 +53,8 @@ def test_lanes_that_meet_get_what_they_would_get_alone(compute: Compute) -> None
     engines = [engine(Seat(meeting, place), place) for place in range(3)]
 
     def attend(place: int) -> tuple[torch.Tensor, torch.Tensor]:
-        try:
+        with meeting.attend():
             return everything(engines[place], tasks[place])
-        finally:
-            meeting.leave()
 
     with ThreadPoolExecutor(3) as threads:
         together = list(threads.map(attend, range(3)))
@@ -71,12 +69,10 @@ def test_a_lane_that_fails_does_not_keep_the_others_waiting(compute: Compute) ->
     task = Task(1, LocalTraining(1, 16), Loss("cross_entropy"), ())
 
     def attend(place: int) -> int:
-        try:
+        with meeting.attend():
             if place == 0:
                 raise OSError("out of luck")
             return len(everything(engine(Seat(meeting, place), 1), task)[0])
-        finally:
-            meeting.leave()
 
     with ThreadPoolExecutor(2) as threads:
         lanes = [threads.submit(attend, place) for place in range(2)]

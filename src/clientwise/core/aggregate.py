@@ -23,6 +23,7 @@ from ..registry import Decay, PositiveFloat, Registry
 from .scores import Score, Term
 
 AT_ONCE = 32  # models
+CACHED = 4096  # columns: so many of AT_ONCE models, copied to float64, stay in a core's cache
 
 
 class Aggregator(Protocol):
@@ -52,9 +53,10 @@ class SubsetSums:
         products = raw[:, None, :].pow(self._exponents).prod(-1)  # [n, t]
         self._totals += products.sum(0)
         factors = products.T.to(self._models.device)
-        for first in range(0, len(models), AT_ONCE):  # a few at a time: models are copied to float64
-            some = slice(first, first + AT_ONCE)
-            self._models.addmm_(factors[:, some], models[some].double())
+        columns = self._models.shape[1] if self._models.is_cuda else CACHED
+        for some, rows in zip(torch.split(factors, AT_ONCE, 1), torch.split(models, AT_ONCE), strict=True):
+            for sums, block in zip(torch.split(self._models, columns, 1), torch.split(rows, columns, 1), strict=True):
+                sums.addmm_(some, block.double())
 
     def aggregate(self, score: Score, scales: Tensor, weights: Tensor) -> Tensor:
         """The aggregate of any score whose terms were folded; the weights are implied by the sums."""

@@ -38,7 +38,6 @@ class ClientFacts:
     label_counts: Tensor  # [n, C] training samples per class
     training_loss: Tensor  # [n] mean loss in the last local epoch
     attributes: Mapping[str, Tensor]  # facts about the client, each [n]
-    owner: Tensor  # [N] which of the n clients holds each sample
     sample_attributes: Mapping[str, Tensor]  # facts about the samples, each [N]
     load_inputs: Callable[[], Tensor]  # the samples themselves; a function, since few criteria need them
 
@@ -46,6 +45,11 @@ class ClientFacts:
     def inputs(self) -> Tensor:
         """All training samples of the n clients [N, ...], as the model sees them."""
         return self.load_inputs()
+
+    @cached_property
+    def owner(self) -> Tensor:
+        """Which of the n clients holds each sample [N]."""
+        return torch.repeat_interleave(torch.arange(len(self.num_samples)), self.num_samples)
 
     def mean_over_samples(self, values: Tensor) -> Tensor:
         """Mean per client [n] of a value per sample [N]; zero for a client without samples."""

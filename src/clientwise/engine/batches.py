@@ -30,6 +30,7 @@ class Timetable:
     epochs: int
     epoch: Tensor  # [S, G]
     places: Tensor  # [S, G, B] which sample of the epoch; past the count any of them
+    beyond: Tensor  # [G, N] whether the client has fewer samples than this
     shuffled: Tensor | None  # [G] whether the client has more than one batch an epoch; None: nobody has
 
     @staticmethod
@@ -50,6 +51,7 @@ class Timetable:
             training.epochs,
             epoch.to(device),
             places.minimum((sizes - 1).clamp(min=0)[:, None]).to(device),
+            (torch.arange(int(sizes.max())) >= sizes[:, None]).to(device),
             (sizes > batch).to(device) if bool((sizes > batch).any()) else None,
         )
 
@@ -58,9 +60,9 @@ class Timetable:
         if self.shuffled is None:
             return self.places
         device = keys.device
-        place = torch.arange(int(self.sizes.max()), device=device)
+        place = torch.arange(self.beyond.shape[1], device=device)
         draws = mixed(mixed(keys[:, None] + torch.arange(self.epochs, device=device))[..., None] + place)  # [G, E, N]
         draws = torch.where(self.shuffled[:, None, None], draws, place)
-        beyond = place >= self.sizes.to(device)[:, None, None]
-        orders = draws.masked_fill(beyond, torch.iinfo(torch.int64).max).argsort(dim=-1, stable=True)
+        last = torch.iinfo(torch.int64).max
+        orders = draws.masked_fill(self.beyond[:, None], last).argsort(dim=-1, stable=True)
         return orders[torch.arange(len(keys), device=device)[:, None], self.epoch[..., None], self.places]

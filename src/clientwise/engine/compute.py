@@ -31,7 +31,7 @@ from .training import Bundle, OneByOne, Together, Trained
 Mode = Literal["auto", "loop", "graph", "stacked"]
 Precision = Literal["auto", "float32", "tf32", "bf16"]
 
-CACHE_BYTES = 8 * 2**20  # of models side by side on one core
+CACHE_BYTES = 16 * 2**20  # of models side by side on one core
 MOST_TOGETHER = 1024  # clients
 MOST_ANSWERING = 32  # models evaluated at once
 MOST_NETWORKS = 4  # sizes of stacked networks kept, with their recordings

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
 
@@ -46,6 +46,7 @@ class LocalEngine:
         self._seed = seed
         self._hostile = hostile or {}
         self._chunk_size = chunk_size
+        self.meanwhile: Callable[[], None] = lambda: None  # called in every round, once the first clients are at work
         self._sizes = data.train.sizes
         self._label_counts = _label_counts(data.train, self.problem.num_classes)
         self._private_models: dict[int, Tensor] = {}  # of hostile clients that keep a model of their own
@@ -89,6 +90,7 @@ class LocalEngine:
         began = time.perf_counter()
         results = self.compute.train(self._bundle(chunk, model, task) for chunk in chunks)
         for chunk, result in zip(chunks, results, strict=True):
+            self.meanwhile()
             if isinstance(result, Exception) and len(chunk) > 1:
                 for client in chunk:
                     yield from self._outcomes([client], model, task)
@@ -154,17 +156,16 @@ class LocalEngine:
 
     def facts(self, clients: Sequence[int], training_loss: Tensor) -> ClientFacts:
         """What these clients know about themselves."""
-        numbers, _, owner = self.data.train.gather(clients)
-        rows = list(clients)
-        attributes, samples = self.data.attributes, self.data.samples
+        rows, train, samples = list(clients), self.data.train, self.data.samples
         return ClientFacts(
-            num_samples=self.data.train.sizes[rows],
+            num_samples=train.sizes[rows],
             label_counts=self._label_counts[rows],
             training_loss=training_loss,
-            attributes={name: values[rows] for name, values in attributes.items()},
-            owner=owner,
-            sample_attributes={name: values[numbers.cpu()] for name, values in samples.sample_attributes.items()},
-            load_inputs=lambda: samples.batch(numbers),
+            attributes={name: values[rows] for name, values in self.data.attributes.items()},
+            sample_attributes={
+                name: values[train.gather(clients)[0].cpu()] for name, values in samples.sample_attributes.items()
+            },
+            load_inputs=lambda: samples.batch(train.gather(clients)[0]),
         )
 
     def train_server(self, model: Tensor, task: Task) -> Tensor:

@@ -2,12 +2,15 @@
 
 Every lane runs `core.round.run_round` in a thread of its own and knows nothing of the others. When it trains or
 evaluates, it waits until all others do too (or have ended their round); then everything asked for is done at once.
+Between that one lane has the floor and the others wait: threads that all run at once spend most of their time handing
+each other Python's lock.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -56,28 +59,31 @@ class Meeting:
 
     def __init__(self, compute: Compute) -> None:
         self.compute = compute
-        self._news = threading.Condition()
+        self._floor = threading.Condition()  # whoever holds it may run; it is given up while waiting
         self._present = 0
         self._asked: list[_Request] = []
 
     def expect(self, lanes: int) -> None:
-        """So many lanes begin a round now; each says `leave` at its end."""
-        with self._news:
+        """So many lanes begin a round now; each is to `attend`."""
+        with self._floor:
             self._present = lanes
 
-    def leave(self) -> None:
-        """A lane has ended its round: nobody waits for it any more."""
-        with self._news:
-            self._present -= 1
-            self._answer_if_all_asked()
+    @contextmanager
+    def attend(self) -> Iterator[None]:
+        """A lane's round: at its end nobody waits for this lane any more."""
+        with self._floor:
+            try:
+                yield
+            finally:
+                self._present -= 1
+                self._answer_if_all_asked()
 
     def ask(self, place: int, what: Bundle | tuple[Tensor, Exam]) -> Any:
         """Wait for the others, then for the answer."""
         request = _Request(place, what)
-        with self._news:
-            self._asked.append(request)
-            self._answer_if_all_asked()
-            self._news.wait_for(lambda: request.done)
+        self._asked.append(request)
+        self._answer_if_all_asked()
+        self._floor.wait_for(lambda: request.done)
         if request.error is not None:
             raise request.error
         return request.answer
@@ -96,7 +102,7 @@ class Meeting:
                 request.error = error
         for request in requests:
             request.done = True
-        self._news.notify_all()
+        self._floor.notify_all()
 
     def _train(self, requests: Sequence[_Request]) -> None:
         for group in _grouped(requests, lambda request: _recipe(request.what)):

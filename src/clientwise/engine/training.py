@@ -102,7 +102,8 @@ class Recording:
                     value.detach().copy_(kept)
         torch.cuda.current_stream().wait_stream(stream)
         self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph):  # recorded, not done
+        # Recorded, not done. Other threads may use the GPU meanwhile: one writes down what the last round gave.
+        with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
             work()
 
     def __call__(self) -> None:
@@ -215,7 +216,8 @@ class Together:
         self._anchor = network.parameter.detach()
         self._tables: dict[str, Tensor] = {}
         self._timetable: Timetable | None = None
-        self._losses = torch.zeros(network.size, dtype=torch.float64, device=network.parameter.device)
+        self._drawing: Recording | None = None
+        self._laid_out: Tensor | None = None  # the shares that lie there now
         self._steps: dict[int, Recording] = {}
 
     @torch.no_grad()
@@ -232,7 +234,6 @@ class Together:
         self._lay_out(bundle)
         network.load(bundle.starts)
         network.step.zero_()
-        self._losses.zero_()
         if training.proximal:
             self._anchor.copy_(network.parameter)
         done: list[Tensor] = []
@@ -243,7 +244,7 @@ class Together:
                 running = still
             self._take_step(running)
         models = network.unload(slice(0, running))
-        return torch.cat([models, *done]) if done else models, self._losses[: len(bundle)].clone()
+        return torch.cat([models, *done]) if done else models, self._mean_losses(len(bundle))
 
     def _prepare(self, training: LocalTraining, loss: Loss) -> None:
         """An optimizer that has done nothing yet, and recordings that belong to this task."""
@@ -258,21 +259,35 @@ class Together:
 
     def _lay_out(self, bundle: Bundle) -> None:
         """Put what the steps read where they read it."""
-        device = bundle.starts.device
-        keys = bundle.keys.to(device)
-        self.network.keys[: len(bundle)].copy_(mixed(keys))
-        width, known = self._width(bundle), self._timetable
+        device, width, known = bundle.starts.device, self._width(bundle), self._timetable
         if known is None or known.places.shape[-1] != width or not torch.equal(known.sizes, bundle.sizes):
             self._timetable = known = Timetable.of(bundle.sizes, bundle.training, width, device)
             counts = known.counts[..., None]
             self._equal_shares = (torch.arange(width, device=device) < counts) / counts.clamp(min=1)
-            self._put("last epoch", known.last_epoch)
-        first = (bundle.sizes.cumsum(0) - bundle.sizes).clamp(max=len(bundle.numbers) - 1)  # nobody looks past the end
-        places = known.draw(keys) + first.to(device)[:, None]  # [S, G, B]
-        self._put("places", places)
-        self._put("shares", self._shares(bundle, places))
+            first = (bundle.sizes.cumsum(0) - bundle.sizes).clamp(max=len(bundle.numbers) - 1)  # none past the end
+            self._first, self._keys = first.to(device)[:, None], bundle.keys.to(device, copy=True)
+            self._put("losses", torch.zeros_like(known.last_epoch))
+            self._put("places", torch.zeros_like(known.places))
+            self._drawing = None
+            self._draw()
+        else:  # clients of the same sizes as before: nothing but their keys is new
+            self._keys.copy_(bundle.keys)
+            if self._record and self._drawing is None:
+                self._drawing = Recording(self._draw, [])
+            (self._drawing or self._draw)()
+        shares = self._shares(bundle)
+        if shares is not self._laid_out:
+            self._laid_out = shares
+            self._put("shares", shares)
         self._put("numbers", bundle.numbers)
         self._put("targets", bundle.targets)
+
+    def _draw(self) -> None:
+        """The clients' batches [S, G, B], and what their dropout draws from."""
+        assert self._timetable is not None
+        self.network.keys[: len(self._keys)].copy_(mixed(self._keys))
+        places = self._timetable.draw(self._keys) + self._first
+        self._tables["places"][: len(places)].copy_(places)
 
     def _put(self, name: str, table: Tensor) -> None:
         """A recorded step finds a table where it was when recorded: it is copied there, or everything recorded anew."""
@@ -293,16 +308,23 @@ class Together:
         unit = 1 << max(0, largest.bit_length() - 4)  # an eighth of padding at most
         return batch_size or -(-largest // unit) * unit
 
-    def _shares(self, bundle: Bundle, places: Tensor) -> Tensor:
+    def _shares(self, bundle: Bundle) -> Tensor:
         """What a sample counts in the loss of its batch [S, G, B]: 1/n, times its class weight κ; padding counts 0."""
         weights = [loss.class_weights for loss in bundle.losses]
         if not any(weights):
             return self._equal_shares
         num_classes = next(len(weight) for weight in weights if weight)
-        table = torch.tensor([weight or (1.0,) * num_classes for weight in weights], device=places.device)  # [G, C]
-        return (
-            self._equal_shares * table[torch.arange(len(table), device=places.device)[:, None], bundle.targets[places]]
-        )
+        device, places = bundle.targets.device, self._tables["places"][: len(self._equal_shares)]
+        table = torch.tensor([weight or (1.0,) * num_classes for weight in weights], device=device)  # [G, C]
+        return self._equal_shares * table[torch.arange(len(table), device=device)[:, None], bundle.targets[places]]
+
+    def _mean_losses(self, count: int) -> Tensor:
+        """Of the last epoch [G]."""
+        assert self._timetable is not None
+        last_epoch = self._timetable.last_epoch
+        # A client that is done has a share of 0; where its loss is NaN by now, 0 times that is none of its record.
+        losses = torch.where(last_epoch > 0, self._tables["losses"][: len(last_epoch)].double() * last_epoch, 0)
+        return losses.sum(0)[:count]
 
     def _take_step(self, running: int) -> None:
         """The next step of the first models; a recorded one may take along a few that are done."""
@@ -313,7 +335,7 @@ class Together:
         while span // 2 >= running:
             span //= 2
         if span not in self._steps:
-            changes = [self.network.parameter, self.network.step, self._losses]
+            changes = [self.network.parameter, self.network.step]
             changes += _state(self._optimizer) if self._optimizer else []
             self._steps[span] = Recording(partial(self._step, span), changes)
         self._steps[span]()
@@ -323,18 +345,14 @@ class Together:
         assert self._recipe is not None
         training, criterion = self._recipe
         now = network.step[None]
-        places, shares, last_epoch = (
-            self._tables[name].index_select(0, now)[0, :count] for name in ("places", "shares", "last epoch")
-        )
+        places, shares = (self._tables[name].index_select(0, now)[0, :count] for name in ("places", "shares"))
         inputs = self._samples.batch(self._tables["numbers"][places])
         outputs = network.forward(inputs, training=True).requires_grad_()
         truth = self._tables["targets"][places].flatten(0, 1)
         with torch.enable_grad():
             per_sample = criterion.per_sample(outputs.flatten(0, 1), truth).view(places.shape)
-            losses = (per_sample * shares).sum(1)
-            (gradient,) = torch.autograd.grad(losses.sum(), outputs)
-        # A client that is done has a share of 0; where its loss is NaN by now, 0 times that is none of its record.
-        self._losses[:count] += torch.where(last_epoch > 0, losses.detach() * last_epoch, 0)
+        (gradient,) = torch.autograd.grad(per_sample, outputs, shares)  # of the mean loss, weighted by κ
+        self._tables["losses"][:, :count].index_copy_(0, now, (per_sample.detach() * shares).sum(1)[None])
         network.backward(gradient, training.learning_rate if self._optimizer is None else None)
         if self._optimizer is not None:
             assert network.parameter.grad is not None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -121,32 +121,54 @@ def run_lanes(
         for lane in lanes:
             lane.begin(trackers)
             begun.append(lane)
-        rounds = _rounds_alone(lanes[0]) if len(lanes) == 1 else _rounds_together(lanes, meeting)
-        for lane, done in rounds:
+
+        def keep(lane: Lane, done: Round) -> None:
             lane.keep(done)
             on_round(lane, done.record)
+
+        if len(lanes) == 1:
+            _run_alone(lanes[0], keep)
+        else:
+            _run_together(lanes, meeting, keep)
     finally:
         for lane in begun:
             lane.end()
 
 
-def _rounds_alone(lane: Lane) -> Iterator[tuple[Lane, Round]]:
-    """Round after round, in this thread: an interruption is heard at once."""
-    while not lane.is_done:
-        yield lane, lane.run_round(lane.state)
+def _run_alone(lane: Lane, keep: Callable[[Lane, Round], None]) -> None:
+    """Round after round, in this thread: an interruption is heard at once.
+
+    A round is written down while the GPU, or the workers, are busy with the first clients of the next.
+    """
+    waiting: list[Round] = []
+
+    def write() -> None:
+        if waiting:
+            keep(lane, waiting.pop())
+
+    state = lane.state
+    if isinstance(lane.engine, LocalEngine):
+        lane.engine.meanwhile = write
+    try:
+        while state.round_num < lane.rounds:
+            done = lane.run_round(state)
+            waiting.append(done)
+            state = done.state
+            if not isinstance(lane.engine, LocalEngine):  # its clients work elsewhere, and take their time
+                write()
+    finally:
+        write()
 
 
-def _rounds_together(lanes: Sequence[Lane], meeting: Meeting) -> Iterator[tuple[Lane, Round]]:
+def _run_together(lanes: Sequence[Lane], meeting: Meeting, keep: Callable[[Lane, Round], None]) -> None:
     """Rounds of every lane, in threads that meet where they train and evaluate.
 
     While rounds are written down, the next ones run already; what an interruption catches unwritten is run again.
     """
 
     def attend(lane: Lane, state: ServerState) -> Round:
-        try:
+        with meeting.attend():
             done = lane.run_round(state)
-        finally:
-            meeting.leave()
         return replace(done, seconds=done.seconds / len(running))  # they shared the time
 
     states = {lane: lane.state for lane in lanes}
@@ -156,6 +178,7 @@ def _rounds_together(lanes: Sequence[Lane], meeting: Meeting) -> Iterator[tuple[
             running = [lane for lane in lanes if lane in states and states[lane].round_num < lane.rounds]
             meeting.expect(len(running))
             coming = [threads.submit(attend, lane, states[lane]) for lane in running]
-            yield from done.items()
+            for lane, one in done.items():
+                keep(lane, one)
             done = {lane: future.result() for lane, future in zip(running, coming, strict=True)}
             states = {lane: one.state for lane, one in done.items()}
