@@ -15,9 +15,11 @@ import clientwise as cw
 from clientwise.core.loss import Loss
 from clientwise.core.types import LocalTraining, Task
 from clientwise.data.federated import FederatedData
-from clientwise.engine import stacked
+from clientwise.engine import stacked, training
 from clientwise.engine.compute import Compute, Mode
 from clientwise.engine.local import LocalEngine
+from clientwise.engine.stacked import StackedNetwork
+from clientwise.engine.training import Together
 from clientwise.errors import ClientwiseError
 from clientwise.models.networks import cnn, linear, mlp
 
@@ -259,3 +261,37 @@ def test_bf16_is_near_float32(mode: Mode) -> None:
         results.append(updates.models[0] - engine.initial_model)
     assert not torch.equal(*results)
     assert float(torch.nn.functional.cosine_similarity(*results, dim=0)) > 0.99
+
+
+class Rehearsed:
+    """A recording as a CPU can have it: done again at every call, on tensors that must not have moved since."""
+
+    def __init__(self, work: Any, changes: object) -> None:
+        self._work, self._owner = work, getattr(work, "func", work).__self__
+        self._names = ["places"] if work == self._owner._draw else list(self._owner._tables)
+        self._where = self._look()
+
+    def _look(self) -> list[int]:
+        return [self._owner._tables[name].data_ptr() for name in self._names]
+
+    def __call__(self) -> None:
+        assert self._look() == self._where
+        self._work()
+
+
+def test_what_is_recorded_reads_what_is_new(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Round after round: other clients, other keys, class weights that come and go, sizes that change and return."""
+    monkeypatch.setattr(training, "Recording", Rehearsed)
+    data, module = clients([7, 7, 7, 7, 3, 9]), mlp((2, 6, 6), CLASSES, hidden=[9])
+    there = LocalEngine(data, module, seed=1, compute=Compute(data.samples, module, torch.device("cpu")))
+    trainers = [
+        Together(StackedNetwork(module, there.spec, 4, there.device), data.samples, record=record)
+        for record in (True, False)
+    ]
+    rounds = [([0, 1, 2], PLAIN), ([1, 2, 3], PLAIN), ([3, 0, 2], PLAIN), ([0, 1, 3], WEIGHTED), ([2, 1, 0], PLAIN),
+              ([4, 5, 0], PLAIN), ([0, 2, 3], PLAIN), ([1, 0, 2], WEIGHTED), ([0, 1, 2, 3], PLAIN)]  # fmt: skip
+    for number, (cohort, loss) in enumerate(rounds):
+        task = Task(number, LocalTraining(2, 3, learning_rate=0.1), loss, ())
+        bundle = there._bundle(cohort, there.initial_model, task)
+        recorded, plain = (trainer.train(bundle) for trainer in trainers)
+        torch.testing.assert_close(recorded, plain)

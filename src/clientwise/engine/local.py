@@ -102,9 +102,11 @@ class LocalEngine:
             began = time.perf_counter()
 
     def _choose_chunk_size(self, client_ids: Sequence[int], task: Task) -> int:
-        """As many clients as pay, but so that every worker has some."""
-        largest = int(self._sizes[list(client_ids)].max()) if client_ids else 0
-        return max(1, min(self.compute.at_once(task.training, largest), -(-len(client_ids) // self.compute.workers)))
+        """As many clients as pay, but so that all workers have equally much to do."""
+        count, workers = len(client_ids), self.compute.workers
+        largest = int(self._sizes[list(client_ids)].max()) if count else 0
+        chunks = -(-count // self.compute.at_once(task.training, largest))
+        return max(1, -(-count // (-(-chunks // workers) * workers or 1)))
 
     def _bundle(self, clients: Sequence[int], model: Tensor, task: Task) -> Bundle:
         numbers, targets, _ = self.data.train.gather(clients)

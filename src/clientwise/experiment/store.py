@@ -236,9 +236,9 @@ class Store:
         # Nobody goes back behind this checkpoint: of the rounds before it, the best will do.
         with self._database as database:
             database.execute(
-                """DELETE FROM best WHERE lane = ?1
-                   AND round_num < (SELECT MAX(round_num) FROM best WHERE lane = ?1 AND round_num <= ?2)""",
-                (lane, state.round_num),
+                """DELETE FROM best WHERE lane = :lane
+                   AND round_num < (SELECT MAX(round_num) FROM best WHERE lane = :lane AND round_num <= :until)""",
+                {"lane": lane, "until": state.round_num},
             )
 
     def load_checkpoint(self, lane: int, device: torch.device) -> tuple[ServerState, dict[str, Tensor]] | None:
