@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import platform
 import tomllib
@@ -156,6 +155,52 @@ def _prepare(folder: Path, experiment: Experiment, resume: bool) -> None:
     write_atomically(folder / "versions.json", json.dumps(versions, indent=2).encode())
 
 
+class _Seeds:
+    """What belongs to each seed, made once: its data, its hostile clients, what they are computed on."""
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        store: Store,
+        samples: Samples,
+        own_data: FederatedData | None,
+        device: torch.device,
+        connect: Connect | None,
+    ) -> None:
+        self._experiment, self._store, self._samples = experiment, store, samples
+        self._own_data, self._device, self._connect = own_data, device, connect
+        self._computes: dict[
+            int, tuple[Tensor, Compute]
+        ] = {}  # one for all seeds, but where the samples differ by seed
+        self._made = {seed: self._make(seed) for seed in experiment.seeds}  # all: with other data nothing may begin
+
+    def _make(self, seed: int) -> tuple[FederatedData, dict[int, Hostile], Compute]:
+        data, hostile = build_data(self._experiment, self._samples, seed, self._own_data)
+        self._store.check_fact(f"data of seed {seed}", data.fingerprint())
+        names = {client: one.name for client, one in hostile.items()}
+        self._store.set_clients(seed, data.train.sizes.tolist(), data.test.sizes.tolist(), names)
+        inputs = data.samples.inputs
+        if id(inputs) not in self._computes:  # the tensor is kept with it, or its number might come to be another's
+            self._computes[id(inputs)] = inputs, build_compute(self._experiment, data.samples, self._device)
+        compute = self._computes[id(inputs)][1]
+        return replace(data, samples=compute.samples), hostile, compute
+
+    def data(self, seed: int) -> FederatedData:
+        """Who holds what."""
+        return self._made[seed][0]
+
+    def compute(self, seed: int) -> Compute:
+        """Where its clients train."""
+        return self._made[seed][2]
+
+    def open_lane(self, seed: int, method: Method, computing: Computing) -> Lane:
+        """A method with this seed, where it stands."""
+        data, hostile, _ = self._made[seed]
+        engine = build_engine(self._experiment, data, hostile, seed, computing)
+        connected = self._connect(engine, seed) if self._connect else engine
+        return Lane(self._experiment, self._store, method, connected, hostile, seed)
+
+
 def _run_all(
     experiment: Experiment,
     store: Store,
@@ -167,69 +212,56 @@ def _run_all(
     connect: Connect | None,
 ) -> None:
     methods, rounds = experiment.build_methods(), experiment.rounds
-    computes: dict[int, tuple[Tensor, Compute]] = {}  # one for all seeds, but where the samples differ by seed
-    todo = [(seed, method) for seed in experiment.seeds for method in methods]
-    total = len(todo) * rounds
-    todo = [(seed, method) for seed, method in todo if not store.is_lane_finished(method.name, seed)]
-    done = total - len(todo) * rounds
-
-    @functools.cache
-    def prepare(seed: int) -> tuple[FederatedData, dict[int, Hostile], Compute]:
-        data, hostile = build_data(experiment, samples, seed, own_data)
-        store.check_fact(f"data of seed {seed}", data.fingerprint())
-        names = {client: one.name for client, one in hostile.items()}
-        store.set_clients(seed, data.train.sizes.tolist(), data.test.sizes.tolist(), names)
-        inputs = data.samples.inputs
-        if id(inputs) not in computes:  # the tensor is kept with it, or its number might come to be another's
-            computes[id(inputs)] = inputs, build_compute(experiment, data.samples, device)
-        compute = computes[id(inputs)][1]
-        return replace(data, samples=compute.samples), hostile, compute
-
-    def open_lane(seed: int, method: Method, computing: Computing) -> Lane:
-        data, hostile, _ = prepare(seed)
-        engine = build_engine(experiment, data, hostile, seed, computing)
-        return Lane(experiment, store, method, connect(engine, seed) if connect else engine, hostile, seed)
+    planned = [(seed, method) for seed in experiment.seeds for method in methods]
+    todo = [(seed, method) for seed, method in planned if not store.is_lane_finished(method.name, seed)]
+    total, done = len(planned) * rounds, (len(planned) - len(todo)) * rounds
+    seeds = _Seeds(experiment, store, samples, own_data, device, connect)
+    store.set_facts(_facts(experiment, samples, own_data, seeds.compute(experiment.seeds[0]), len(planned)))
 
     def tell(lane: Lane, record: RoundRecord) -> None:
         nonlocal done
         done += 1
         on_round(Progress(lane.method.name, lane.seed, record, rounds, done, total))
 
-    compute, *_ = [prepare(seed)[2] for seed in experiment.seeds]  # of all: with other data nothing may begin
-    store.set_facts(
-        {
-            "name": experiment.name,
-            "metric": samples.problem.metric,
-            "target": experiment.evaluation.target,
-            "client targets": experiment.evaluation.client_targets,
-            "rounds": rounds,
-            "lanes": len(methods) * len(experiment.seeds),
-            "reported on": "the honest clients' own test data"
-            if _reports_on_clients(experiment, own_data)
-            else "held-out samples",
-            "computed": str(compute),
-            "model_bytes": 4 * compute.spec.size,
-        }
-    )
     if experiment.workers == "ray":
-        lanes = [open_lane(*pair, prepare(pair[0])[2]) for pair in todo]
+        lanes = [seeds.open_lane(seed, method, seeds.compute(seed)) for seed, method in todo]
         done += sum(lane.state.round_num for lane in lanes)
         run_on_ray(lanes, experiment.to_dict(), own_data, tell)
         return
-    with threads_for(compute.spec.num_parameters):
+    alone = bool(trackers) or connect is not None  # trackers follow one lane at a time
+    with threads_for(seeds.compute(experiment.seeds[0]).spec.num_parameters):
         while todo:
-            data, _, compute = prepare(todo[0][0])
-            alone = bool(trackers) or connect is not None  # trackers follow one lane at a time
-            most = 1 if alone else _lanes_that_fit(compute, methods, data, experiment)
-            group = [pair for pair in todo[:most] if prepare(pair[0])[2] is compute]
+            first = todo[0][0]
+            compute = seeds.compute(first)
+            most = 1 if alone else _lanes_that_fit(compute, methods, seeds.data(first), experiment)
+            group = [pair for pair in todo[:most] if seeds.compute(pair[0]) is compute]
             todo = todo[len(group) :]
             meeting = Meeting(compute)
             seats: list[Computing] = [Seat(meeting, place) for place in range(len(group))]
             lanes = [
-                open_lane(*pair, seat) for pair, seat in zip(group, seats if len(group) > 1 else [compute], strict=True)
+                seeds.open_lane(*pair, seat)
+                for pair, seat in zip(group, seats if len(group) > 1 else [compute], strict=True)
             ]
             done += sum(lane.state.round_num for lane in lanes)
             run_lanes(lanes, meeting, trackers, tell)
+
+
+def _facts(
+    experiment: Experiment, samples: Samples, own_data: FederatedData | None, compute: Compute, lanes: int
+) -> dict[str, object]:
+    """About the whole run, for whoever reads it."""
+    on_clients = _reports_on_clients(experiment, own_data)
+    return {
+        "name": experiment.name,
+        "metric": samples.problem.metric,
+        "target": experiment.evaluation.target,
+        "client targets": experiment.evaluation.client_targets,
+        "rounds": experiment.rounds,
+        "lanes": lanes,
+        "reported on": "the honest clients' own test data" if on_clients else "held-out samples",
+        "computed": str(compute),
+        "model_bytes": 4 * compute.spec.size,
+    }
 
 
 def _lanes_that_fit(compute: Compute, methods: Sequence[Method], data: FederatedData, experiment: Experiment) -> int:
