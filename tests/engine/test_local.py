@@ -103,6 +103,21 @@ def test_training_depends_on_seed_round_and_client_alone(make_engine: MakeEngine
     assert torch.equal(first, many[3])
 
 
+@pytest.mark.parametrize(
+    ("count", "workers", "at_once", "sizes"),
+    [(8, 2, 3, [2, 2, 2, 2]), (5, 2, 2, [1, 1, 1, 2]), (8, 1, 100, [8]), (1, 4, 2, [1]), (0, 2, 2, [])],
+)
+def test_a_cohort_is_cut_so_that_all_workers_have_equally_much_to_do(
+    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch, count: int, workers: int, at_once: int, sizes: list[int]
+) -> None:
+    engine = make_engine(chunk_size=None)
+    monkeypatch.setattr(engine.compute, "workers", workers)
+    monkeypatch.setattr(engine.compute, "at_once", lambda *given: at_once)
+    chunks = engine._cut(range(count), task())
+    assert [len(chunk) for chunk in chunks] == sizes
+    assert [client for chunk in chunks for client in chunk] == list(range(count))
+
+
 def test_evaluation_of_many_candidates_on_all_clients(make_engine: MakeEngine) -> None:
     engine = make_engine()
     candidates = torch.stack([engine.initial_model, trained(engine, 0, task()), trained(engine, 1, task())])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -85,8 +86,7 @@ class LocalEngine:
 
         One client's misfortune is not the federation's.
         """
-        size = self._chunk_size or self._choose_chunk_size(client_ids, task)
-        chunks = [client_ids[first : first + size] for first in range(0, len(client_ids), size)]
+        chunks = self._cut(client_ids, task)
         began = time.perf_counter()
         results = self.compute.train(self._bundle(chunk, model, task) for chunk in chunks)
         for chunk, result in zip(chunks, results, strict=True):
@@ -101,12 +101,17 @@ class LocalEngine:
                 yield chunk, self._send(chunk, result, model, task, seconds)
             began = time.perf_counter()
 
-    def _choose_chunk_size(self, client_ids: Sequence[int], task: Task) -> int:
-        """As many clients as pay, but so that all workers have equally much to do."""
+    def _cut(self, client_ids: Sequence[int], task: Task) -> list[Sequence[int]]:
+        """Chunks of as many clients as pay, but so that all workers have equally much to do."""
         count, workers = len(client_ids), self.compute.workers
-        largest = int(self._sizes[list(client_ids)].max()) if count else 0
-        chunks = -(-count // self.compute.at_once(task.training, largest))
-        return max(1, -(-count // (-(-chunks // workers) * workers or 1)))
+        if self._chunk_size:
+            chunks = -(-count // self._chunk_size)
+        else:
+            largest = int(self._sizes[list(client_ids)].max()) if count else 0
+            each = -(-count // (workers * self.compute.at_once(task.training, largest)))  # chunks of every worker
+            chunks = min(count, workers * each)
+        ends = [count * number // chunks for number in range(chunks + 1)] if chunks else []
+        return [client_ids[first:end] for first, end in itertools.pairwise(ends)]
 
     def _bundle(self, clients: Sequence[int], model: Tensor, task: Task) -> Bundle:
         numbers, targets, _ = self.data.train.gather(clients)
@@ -158,16 +163,19 @@ class LocalEngine:
 
     def facts(self, clients: Sequence[int], training_loss: Tensor) -> ClientFacts:
         """What these clients know about themselves."""
-        rows, train, samples = list(clients), self.data.train, self.data.samples
+        rows, samples = list(clients), self.data.samples
+
+        @functools.cache
+        def numbers() -> Tensor:  # few criteria look at samples
+            return self.data.train.gather(clients)[0]
+
         return ClientFacts(
-            num_samples=train.sizes[rows],
+            num_samples=self.data.train.sizes[rows],
             label_counts=self._label_counts[rows],
             training_loss=training_loss,
             attributes={name: values[rows] for name, values in self.data.attributes.items()},
-            sample_attributes={
-                name: values[train.gather(clients)[0].cpu()] for name, values in samples.sample_attributes.items()
-            },
-            load_inputs=lambda: samples.batch(train.gather(clients)[0]),
+            sample_attributes={name: values[numbers().cpu()] for name, values in samples.sample_attributes.items()},
+            load_inputs=lambda: samples.batch(numbers()),
         )
 
     def train_server(self, model: Tensor, task: Task) -> Tensor:

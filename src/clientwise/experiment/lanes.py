@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from ..engine.flower.server import FlowerEngine
 
 
+SHORT = 0.5  # seconds: in longer rounds writing takes no time to speak of
+
+
 @dataclass(frozen=True)
 class Progress:
     """A round has ended."""
@@ -138,7 +141,7 @@ def run_lanes(
 def _run_alone(lane: Lane, keep: Callable[[Lane, Round], None]) -> None:
     """Round after round, in this thread: an interruption is heard at once.
 
-    A round is written down while the GPU, or the workers, are busy with the first clients of the next.
+    Short rounds are written down while the GPU, or the workers, are busy with the first clients of the next.
     """
     waiting: list[Round] = []
 
@@ -154,8 +157,8 @@ def _run_alone(lane: Lane, keep: Callable[[Lane, Round], None]) -> None:
             done = lane.run_round(state)
             waiting.append(done)
             state = done.state
-            if not isinstance(lane.engine, LocalEngine):  # its clients work elsewhere, and take their time
-                write()
+            if done.seconds > SHORT or not isinstance(lane.engine, LocalEngine):
+                write()  # whoever is watching need not wait
     finally:
         write()
 

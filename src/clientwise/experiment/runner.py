@@ -169,9 +169,7 @@ class _Seeds:
     ) -> None:
         self._experiment, self._store, self._samples = experiment, store, samples
         self._own_data, self._device, self._connect = own_data, device, connect
-        self._computes: dict[
-            int, tuple[Tensor, Compute]
-        ] = {}  # one for all seeds, but where the samples differ by seed
+        self._computes: dict[int, tuple[Tensor, Compute]] = {}  # one for all, but where samples differ by seed
         self._made = {seed: self._make(seed) for seed in experiment.seeds}  # all: with other data nothing may begin
 
     def _make(self, seed: int) -> tuple[FederatedData, dict[int, Hostile], Compute]:
