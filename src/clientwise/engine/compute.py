@@ -191,6 +191,7 @@ class Compute:
         try:
             return self._trainer(len(bundle)).train(bundle)
         except Exception as error:
+            self._worker().together.clear()  # what lies where its steps read may be half of the old and half of the new
             return error
 
     def _trainer(self, size: int) -> OneByOne | Together:

@@ -47,7 +47,7 @@ class LocalEngine:
         self._seed = seed
         self._hostile = hostile or {}
         self._chunk_size = chunk_size
-        self.meanwhile: Callable[[], None] = lambda: None  # called in every round, once the first clients are at work
+        self.meanwhile: Callable[[], None] | None = None  # called when a GPU is at work, or the first chunk is done
         self._sizes = data.train.sizes
         self._label_counts = _label_counts(data.train, self.problem.num_classes)
         self._private_models: dict[int, Tensor] = {}  # of hostile clients that keep a model of their own
@@ -90,14 +90,15 @@ class LocalEngine:
         began = time.perf_counter()
         results = self.compute.train(self._bundle(chunk, model, task) for chunk in chunks)
         for chunk, result in zip(chunks, results, strict=True):
-            self.meanwhile()
+            seconds = (time.perf_counter() - began) / len(chunk)
+            if self.meanwhile:
+                self.meanwhile()
             if isinstance(result, Exception) and len(chunk) > 1:
                 for client in chunk:
                     yield from self._outcomes([client], model, task)
             elif isinstance(result, Exception):
                 yield chunk, result
             else:
-                seconds = (time.perf_counter() - began) / len(chunk)
                 yield chunk, self._send(chunk, result, model, task, seconds)
             began = time.perf_counter()
 

@@ -24,6 +24,10 @@ from .evaluation import Exam
 from .training import Bundle, Trained
 
 
+class DismissedError(Exception):
+    """The meeting is over: somebody failed, or was interrupted."""
+
+
 class Seat:
     """One lane's place at the meeting: a `Compute` like any other, as far as the lane can tell."""
 
@@ -61,6 +65,7 @@ class Meeting:
         self.compute = compute
         self._floor = threading.Condition()  # whoever holds it may run; it is given up while waiting
         self._present = 0
+        self._dismissed = False
         self._asked: list[_Request] = []
 
     def expect(self, lanes: int) -> None:
@@ -78,19 +83,27 @@ class Meeting:
                 self._present -= 1
                 self._answer_if_all_asked()
 
+    def dismiss(self) -> None:
+        """Nobody need go on: whoever waits, or asks, hears a `DismissedError`."""
+        with self._floor:
+            self._dismissed = True
+            self._floor.notify_all()
+
     def ask(self, place: int, what: Bundle | tuple[Tensor, Exam]) -> Any:
-        """Wait for the others, then for the answer."""
+        """For those who `attend`: wait for the others, then for the answer."""
         request = _Request(place, what)
         self._asked.append(request)
         self._answer_if_all_asked()
-        self._floor.wait_for(lambda: request.done)
+        self._floor.wait_for(lambda: request.done or self._dismissed)
+        if self._dismissed:
+            raise DismissedError
         if request.error is not None:
             raise request.error
         return request.answer
 
     def _answer_if_all_asked(self) -> None:
         """The last lane to ask does the work for all."""
-        if not self._asked or len(self._asked) < self._present:
+        if self._dismissed or not self._asked or len(self._asked) < self._present:
             return
         requests = sorted(self._asked, key=lambda request: request.place)  # whoever came first, the same every time
         self._asked = []

@@ -244,7 +244,7 @@ class Together:
                 running = still
             self._take_step(running)
         models = network.unload(slice(0, running))
-        return torch.cat([models, *done]) if done else models, self._mean_losses(len(bundle))
+        return torch.cat([models, *done]) if done else models, self._mean_losses()
 
     def _prepare(self, training: LocalTraining, loss: Loss) -> None:
         """An optimizer that has done nothing yet, and recordings that belong to this task."""
@@ -318,13 +318,13 @@ class Together:
         table = torch.tensor([weight or (1.0,) * num_classes for weight in weights], device=device)  # [G, C]
         return self._equal_shares * table[torch.arange(len(table), device=device)[:, None], bundle.targets[places]]
 
-    def _mean_losses(self, count: int) -> Tensor:
+    def _mean_losses(self) -> Tensor:
         """Of the last epoch [G]."""
         assert self._timetable is not None
         last_epoch = self._timetable.last_epoch
         # A client that is done has a share of 0; where its loss is NaN by now, 0 times that is none of its record.
         losses = torch.where(last_epoch > 0, self._tables["losses"][: len(last_epoch)].double() * last_epoch, 0)
-        return losses.sum(0)[:count]
+        return losses.sum(0)
 
     def _take_step(self, running: int) -> None:
         """The next step of the first models; a recorded one may take along a few that are done."""

@@ -141,26 +141,35 @@ def run_lanes(
 def _run_alone(lane: Lane, keep: Callable[[Lane, Round], None]) -> None:
     """Round after round, in this thread: an interruption is heard at once.
 
-    Short rounds are written down while the GPU, or the workers, are busy with the first clients of the next.
+    Short rounds are written down within the next, when the GPU, or other workers, are busy with its clients.
     """
     waiting: list[Round] = []
+    spent = 0.0
 
     def write() -> None:
+        nonlocal spent
         if waiting:
+            began = time.perf_counter()
             keep(lane, waiting.pop())
+            spent += time.perf_counter() - began
 
-    state = lane.state
+    state, can_wait = lane.state, isinstance(lane.engine, LocalEngine)
     if isinstance(lane.engine, LocalEngine):
         lane.engine.meanwhile = write
     try:
         while state.round_num < lane.rounds:
+            spent = 0.0
             done = lane.run_round(state)
+            done = replace(done, seconds=done.seconds - spent)
+            write()  # an engine may have found no time for it
             waiting.append(done)
             state = done.state
-            if done.seconds > SHORT or not isinstance(lane.engine, LocalEngine):
+            if done.seconds > SHORT or not can_wait:
                 write()  # whoever is watching need not wait
     finally:
         write()
+        if isinstance(lane.engine, LocalEngine):
+            lane.engine.meanwhile = None
 
 
 def _run_together(lanes: Sequence[Lane], meeting: Meeting, keep: Callable[[Lane, Round], None]) -> None:
@@ -179,9 +188,13 @@ def _run_together(lanes: Sequence[Lane], meeting: Meeting, keep: Callable[[Lane,
         done: dict[Lane, Round] = {}
         while done or states:
             running = [lane for lane in lanes if lane in states and states[lane].round_num < lane.rounds]
-            meeting.expect(len(running))
-            coming = [threads.submit(attend, lane, states[lane]) for lane in running]
-            for lane, one in done.items():
-                keep(lane, one)
-            done = {lane: future.result() for lane, future in zip(running, coming, strict=True)}
+            try:
+                meeting.expect(len(running))
+                coming = [threads.submit(attend, lane, states[lane]) for lane in running]
+                for lane, one in done.items():
+                    keep(lane, one)
+                done = {lane: future.result() for lane, future in zip(running, coming, strict=True)}
+            except BaseException:  # an interruption, a lane that failed: the others need not end their round
+                meeting.dismiss()
+                raise
             states = {lane: one.state for lane, one in done.items()}

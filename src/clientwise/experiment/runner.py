@@ -226,11 +226,11 @@ def _run_all(
         done += sum(lane.state.round_num for lane in lanes)
         run_on_ray(lanes, experiment.to_dict(), own_data, tell)
         return
-    alone = bool(trackers) or connect is not None  # trackers follow one lane at a time
     with threads_for(seeds.compute(experiment.seeds[0]).spec.num_parameters):
         while todo:
             first = todo[0][0]
             compute = seeds.compute(first)
+            alone = bool(trackers) or connect is not None  # trackers follow one lane at a time
             most = 1 if alone else _lanes_that_fit(compute, methods, seeds.data(first), experiment)
             group = [pair for pair in todo[:most] if seeds.compute(pair[0]) is compute]
             todo = todo[len(group) :]
