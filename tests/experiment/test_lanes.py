@@ -75,7 +75,7 @@ def test_the_time_of_a_round_and_of_its_clients_is_theirs(
     run = cw.Run(cw.run(alone(tiny), tmp_path / "run", on_round=look))
     for table in ("rounds", "participants"):
         took = sorted(seconds for (seconds,) in run.query(f"SELECT seconds FROM {table}"))
-        assert took[len(took) // 2] < 0.09  # one may be unlucky, not most of them
+        assert took[-3] < 0.09  # two may be unlucky
 
 
 def test_interrupted_before_all_lanes_have_begun_nobody_waits_for_the_others(
