@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -64,11 +64,7 @@ def audit(run: Run, method: str, seed: int, round_num: int) -> Audit:
         raise RunError(f"{run.folder.name}: {method}, seed {seed}, has no round {round_num} (yet)")
     priority, candidates, testing_rounds, no_effect, notes = rows[0]
     order = tuple(json.loads(priority)) if priority else None
-    measured: dict[int, dict[str, tuple[float, float]]] = {}
-    for client, name, raw, normalised in run.query(
-        "SELECT client, criterion, raw, normalised FROM criteria WHERE lane = ? AND round_num = ?", lane, round_num
-    ):
-        measured.setdefault(client, {})[name] = (raw, normalised)
+    measured = _measured(run, lane, round_num)
     config = run.folder / "config.toml"
     how = weighing(config, config.stat().st_mtime_ns if config.exists() else 0, method)
     found = {name for values in measured.values() for name in values}
@@ -80,24 +76,6 @@ def audit(run: Run, method: str, seed: int, round_num: int) -> Audit:
         torch.tensor([[measured[client][name][0] for name in criteria] for client in clients], dtype=torch.float64),
     )
     changed = dict(zip(clients, what_if, strict=True)) if what_if else {}
-    people = []
-    for client, hostile, score, weight, refusal in run.query(
-        """SELECT client, hostile, score, weight, refusal FROM participants JOIN lanes USING (lane)
-           LEFT JOIN clients USING (seed, client) WHERE lane = ? AND round_num = ? ORDER BY weight DESC, client""",
-        lane,
-        round_num,
-    ):
-        values = measured.get(client, {}) if refusal is None else {}
-        remark = "; ".join(
-            part
-            for part in (f"hostile ({hostile})" if hostile else "", f"refused: {refusal}" if refusal else "")
-            if part
-        )
-        raw, normalised = (
-            tuple(values[name][place] if name in values else None for name in criteria) for place in (0, 1)
-        )
-        alternatives = changed.get(client, (None,) * len(criteria)) if refusal is None else (None,) * len(criteria)
-        people.append(Person(client, raw, normalised, score, weight, tuple(alternatives), remark))
     constant = json.loads(no_effect)
     extra = (
         (f"{', '.join(constant)}: equal for all clients of this round: no effect, it told nobody apart.",)
@@ -111,7 +89,7 @@ def audit(run: Run, method: str, seed: int, round_num: int) -> Audit:
         seed,
         round_num,
         criteria,
-        tuple(people),
+        tuple(_people(run, lane, round_num, criteria, measured, changed)),
         bool(what_if),
         _explain(how, order),
         order,
@@ -119,6 +97,41 @@ def audit(run: Run, method: str, seed: int, round_num: int) -> Audit:
         testing_rounds,
         (*json.loads(notes), *extra),
     )
+
+
+Measured = dict[int, dict[str, tuple[float, float]]]  # by client and criterion: raw, normalised
+
+
+def _measured(run: Run, lane: int, round_num: int) -> Measured:
+    measured: Measured = {}
+    query = "SELECT client, criterion, raw, normalised FROM criteria WHERE lane = ? AND round_num = ?"
+    for client, name, raw, normalised in run.query(query, lane, round_num):
+        measured.setdefault(client, {})[name] = (raw, normalised)
+    return measured
+
+
+def _people(
+    run: Run,
+    lane: int,
+    round_num: int,
+    criteria: Sequence[str],
+    measured: Measured,
+    changed: Mapping[int, Sequence[float]],
+) -> Iterator[Person]:
+    """Everyone whose update arrived, heaviest first; `changed` has the weights of those with another value."""
+    query = """SELECT client, hostile, score, weight, refusal FROM participants JOIN lanes USING (lane)
+        LEFT JOIN clients USING (seed, client) WHERE lane = ? AND round_num = ? ORDER BY weight DESC, client"""
+    for client, hostile, score, weight, refusal in run.query(query, lane, round_num):
+        values = measured.get(client, {}) if refusal is None else {}
+        raw, normalised = (
+            tuple(values[name][place] if name in values else None for name in criteria) for place in (0, 1)
+        )
+        what_if = changed.get(client) if refusal is None else None
+        remarks = [f"hostile ({hostile})"] if hostile else []
+        remarks += [f"refused: {refusal}"] if refusal else []
+        yield Person(
+            client, raw, normalised, score, weight, tuple(what_if or (None,) * len(criteria)), "; ".join(remarks)
+        )
 
 
 @dataclass(frozen=True)

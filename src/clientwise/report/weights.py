@@ -177,29 +177,36 @@ def audit_client(run: Run, method: str, seed: int, client: int) -> Json:
     own = run.query(
         "SELECT round_num, metric FROM local WHERE lane = ? AND client = ? ORDER BY round_num", lane, client
     )
-    colour = COLOURS[run.methods.index(method) % len(COLOURS)]
-    charts = []
-    for name, title, curve in (("weight", "weight", weights), ("own", f"{run.metric} on its own test data", own)):
-        if curve:
-            said = f"from {percent_of(curve[0][1])} to {percent_of(curve[-1][1])}"
-            curve = thinned(curve, MAX_POINTS)
-            trace = {
-                "x": [r for r, _ in curve],
-                "y": [v for _, v in curve],
-                "mode": "lines+markers",
-                "name": title,
-                "line": {"color": colour},
-                "meta": {"open": "round", "method": method, "seed": seed, "run": run.id},
-            }
-            charts.append(
-                chart(
-                    f"client-{name}",
-                    title,
-                    f"{title} of client {client}: {said}.",
-                    [trace],
-                    {"xaxis": {"title": {"text": "round"}}, "yaxis": {"tickformat": ".0%"}, "height": 260},
-                )
-            )
+    shown = (("weight", "weight", weights), ("own", f"{run.metric} on its own test data", own))
+    charts = [_client_chart(run, method, seed, client, *one) for one in shown if one[2]]
+    items = [*charts, _client_rounds(run, method, seed, rows)]
+    held = f"{num_train} training and {num_test} test samples." if num_train else "Its samples are with it, uncounted."
+    lead = held + (f" Hostile: {hostile}." if hostile else "")
+    return {
+        "title": f"Client {client} under {method}, seed {seed}",
+        "lead": [lead],
+        "sections": [section("client", "Over the rounds", "", items)],
+    }
+
+
+def _client_chart(
+    run: Run, method: str, seed: int, client: int, name: str, title: str, curve: list[tuple[int, float]]
+) -> Json:
+    said = f"from {percent_of(curve[0][1])} to {percent_of(curve[-1][1])}"
+    curve = thinned(curve, MAX_POINTS)
+    trace = {
+        "x": [r for r, _ in curve],
+        "y": [v for _, v in curve],
+        "mode": "lines+markers",
+        "name": title,
+        "line": {"color": COLOURS[run.methods.index(method) % len(COLOURS)]},
+        "meta": {"open": "round", "method": method, "seed": seed, "run": run.id},
+    }
+    layout = {"xaxis": {"title": {"text": "round"}}, "yaxis": {"tickformat": ".0%"}, "height": 260}
+    return chart(f"client-{name}", title, f"{title} of client {client}: {said}.", [trace], layout)
+
+
+def _client_rounds(run: Run, method: str, seed: int, rows: list[tuple[Any, ...]]) -> Json:
     lines = [
         [
             {
@@ -215,21 +222,5 @@ def audit_client(run: Run, method: str, seed: int, client: int) -> Json:
         for r, score, weight, loss, refusal in rows[-200:]
     ]
     note = f"The last {len(lines)} of {len(rows)} rounds it took part in." if len(rows) > len(lines) else ""
-    items = [
-        *charts,
-        table(
-            "rounds",
-            "Rounds it took part in",
-            ["round", "score", "weight", "training loss", "refused because"],
-            lines,
-            note,
-            [True] * 4 + [False],
-        ),
-    ]
-    held = f"{num_train} training and {num_test} test samples." if num_train else "Its samples are with it, uncounted."
-    lead = held + (f" Hostile: {hostile}." if hostile else "")
-    return {
-        "title": f"Client {client} under {method}, seed {seed}",
-        "lead": [lead],
-        "sections": [section("client", "Over the rounds", "", items)],
-    }
+    head = ["round", "score", "weight", "training loss", "refused because"]
+    return table("rounds", "Rounds it took part in", head, lines, note, [True] * 4 + [False])
