@@ -36,6 +36,8 @@ def draw(charts: Sequence[Json], *paths: Path) -> None:
 
 
 def _draw_chart(axes: Axes, chart: Json) -> None:
+    from matplotlib.ticker import MaxNLocator
+
     named = False
     boxes: list[Json] = []
     for trace in chart["data"]:
@@ -80,10 +82,13 @@ def _draw_chart(axes: Axes, chart: Json) -> None:
         axes.axhline(shape["y0"], color=shape["line"]["color"], linewidth=0.8)
     layout = chart["layout"]
     axes.set_title(_short(chart["title"]), fontsize=11, parse_math=False)
-    axes.set_xlabel(layout.get("xaxis", {}).get("title", {}).get("text", ""))
+    along = layout.get("xaxis", {}).get("title", {}).get("text", "")
+    axes.set_xlabel(along)
     if layout.get("yaxis", {}).get("tickformat") == ".0%":
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
     if named:
+        if along == "round":
+            axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True))  # there is no round 2.5
         axes.grid(alpha=0.3)
         for text in axes.legend(fontsize=9).get_texts():
             text.set_parse_math(False)  # a dollar sign in a name is a dollar sign
