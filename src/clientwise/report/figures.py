@@ -88,7 +88,7 @@ def _draw_chart(axes: Axes, chart: Json) -> None:
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
     if named:
         if along == "round":
-            axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True))  # there is no round 2.5
+            axes.xaxis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 5, 10], integer=True))  # no round 2.5
         axes.grid(alpha=0.3)
         for text in axes.legend(fontsize=9).get_texts():
             text.set_parse_math(False)  # a dollar sign in a name is a dollar sign
