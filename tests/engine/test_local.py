@@ -11,6 +11,7 @@ from clientwise.core.loss import Loss
 from clientwise.core.seeding import client_keys, generator, mixed
 from clientwise.core.types import LocalTraining, Problem, Task
 from clientwise.data.datasets import diabetes
+from clientwise.data.federated import Shares
 from clientwise.data.partition import federate, iid
 from clientwise.engine.compute import pick_device
 from clientwise.engine.local import LocalEngine
@@ -266,6 +267,21 @@ def test_if_nobody_can_train_the_error_is_shown(make_engine: MakeEngine) -> None
     engine = LocalEngine(make_engine().data, nn.Linear(3, 10), seed=1)  # it takes no images
     with pytest.raises(RuntimeError, match="mat1 and mat2"):
         list(engine.train(range(8), engine.initial_model, task()))
+
+
+def test_what_expected_clients_hold_is_looked_up_before_they_are_asked(
+    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain, engine, looked_up = make_engine(), make_engine(), []
+    engine.expect((1, 3))
+    gather = Shares.gather
+    monkeypatch.setattr(Shares, "gather", lambda self, holders: looked_up.append(holders) or gather(self, holders))
+    for cohort in [(1, 3), (3, 1), (1, 3)]:
+        (expected,) = engine.train(cohort, engine.initial_model, task())
+        assert looked_up == ([] if cohort == (1, 3) else [cohort])
+        (updates,) = plain.train(cohort, engine.initial_model, task())
+        assert torch.equal(expected.models, updates.models)
+        looked_up.clear()
 
 
 def test_devices() -> None:

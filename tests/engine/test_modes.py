@@ -15,7 +15,7 @@ import clientwise as cw
 from clientwise.core.loss import Loss
 from clientwise.core.types import LocalTraining, Task
 from clientwise.data.federated import FederatedData
-from clientwise.engine import stacked, training
+from clientwise.engine import evaluation, stacked, training
 from clientwise.engine.compute import Compute, Mode
 from clientwise.engine.local import LocalEngine
 from clientwise.engine.stacked import StackedNetwork
@@ -296,3 +296,42 @@ def test_what_is_recorded_reads_what_is_new(monkeypatch: pytest.MonkeyPatch) -> 
         bundle = there._bundle(cohort, there.initial_model, task)
         anew = Together(StackedNetwork(module, there.spec, 4, there.device), data.samples, record=False)
         torch.testing.assert_close(recorded.train(bundle), anew.train(bundle))
+
+
+class Again:
+    """A recording as a CPU can have it."""
+
+    def __init__(self, work: Any, changes: object) -> None:
+        self._work = work
+
+    def __call__(self) -> None:
+        self._work()
+
+
+@pytest.mark.parametrize("network", ["mlp", "dropout", "own module"])
+def test_an_exam_that_comes_back_is_answered_by_a_recording(network: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    recordings = []
+
+    class Counted(evaluation.Recording if DEVICE.type == "cuda" else Again):  # type: ignore[misc]
+        def __init__(self, work: Any, changes: Any) -> None:
+            recordings.append(work)
+            super().__init__(work, changes)
+
+    monkeypatch.setattr(evaluation, "Recording", Counted)
+    data, module = clients([4, 4]), NETWORKS[network]()
+    compute = Compute(data.samples, module, DEVICE, mode="stacked", precision="float32")
+    engine = LocalEngine(data, module, seed=1, compute=compute)
+    exam, random = engine._all_tests, torch.Generator().manual_seed(1)
+    for count, expected in [(1, 0), (1, 1), (2, 1), (1, 1), (2, 2), (2, 2)]:
+        models = (engine.initial_model + torch.rand(count, engine.spec.size, generator=random).to(DEVICE)).contiguous()
+
+        def answer(models: torch.Tensor) -> Any:
+            return compute._answer(models, exam.numbers, exam.targets)
+
+        again = [part.clone() for part in evaluation.answer_again(exam, models, answer)]
+        torch.testing.assert_close(again, list(answer(models)))
+        assert len(recordings) == expected
+    monkeypatch.setattr(evaluation, "BATCH", 1)  # more than one pass: launches are not what it waits for
+    for _ in range(2):
+        evaluation.answer_again(evaluation.Exam(exam.numbers, exam.targets, exam.owner, exam.held), models, answer)
+    assert len(recordings) == 2

@@ -24,6 +24,7 @@ from .scores import Score, Term
 
 AT_ONCE = 32  # models
 CACHED = 4096  # columns: so many of AT_ONCE models, copied to float64, stay in a core's cache
+ON_GPU = 2**26  # values copied to float64 at once on a GPU, which wants few and large pieces
 
 
 class Aggregator(Protocol):
@@ -53,8 +54,9 @@ class SubsetSums:
         products = raw[:, None, :].pow(self._exponents).prod(-1)  # [n, t]
         self._totals += products.sum(0)
         factors = products.T.to(self._models.device)
-        columns = self._models.shape[1] if self._models.is_cuda else CACHED
-        for some, rows in zip(torch.split(factors, AT_ONCE, 1), torch.split(models, AT_ONCE), strict=True):
+        width = self._models.shape[1]
+        at_once, columns = (max(1, ON_GPU // width), width) if self._models.is_cuda else (AT_ONCE, CACHED)
+        for some, rows in zip(torch.split(factors, at_once, 1), torch.split(models, at_once), strict=True):
             for sums, block in zip(torch.split(self._models, columns, 1), torch.split(rows, columns, 1), strict=True):
                 sums.addmm_(some, block.double())
 

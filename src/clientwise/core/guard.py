@@ -55,6 +55,8 @@ def inspect_measurements(
             value = raw[row, column].item()
             reasons[row] = reasons[row] or f"{criterion.name} = {value:g} is outside [0, {high:g}]"
     accepted, refusals = _split(updates, reasons, [])
+    if not refusals:
+        return accepted, raw, []
     return accepted, raw[[row for row, reason in enumerate(reasons) if reason is None]], refusals
 
 
@@ -81,6 +83,8 @@ def _recordable(client: object) -> int:
 
 
 def _split(updates: Updates, reasons: Sequence[str | None], refusals: list[Refusal]) -> tuple[Updates, list[Refusal]]:
+    if not any(reasons):
+        return updates, refusals
     refused = [
         Refusal(_recordable(client), reason)
         for client, reason in zip(updates.client_ids, reasons, strict=True)

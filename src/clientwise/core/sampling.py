@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 
 from .seeding import generator
@@ -18,6 +20,7 @@ def cohort_size(num_clients: int, *, fraction: float | None = None, clients_per_
     return max(1, round(num_clients * (1.0 if fraction is None else fraction)))
 
 
+@functools.lru_cache(maxsize=16)  # every method of a seed asks for the same
 def sample_clients(num_clients: int, size: int, seed: int, round_num: int) -> tuple[int, ...]:
     """The cohort A⁻ of a round: `size` clients, uniformly without replacement, the same for every method of a seed."""
     chosen = torch.randperm(num_clients, generator=generator(seed, "cohort", round_num))[:size]

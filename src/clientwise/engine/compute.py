@@ -24,7 +24,7 @@ from ..data.federated import Samples
 from ..errors import ClientwiseError
 from ..models.dropout import count_dropout
 from ..models.flat import FlatModel
-from .evaluation import Answers, Exam, answer_one_by_one, answer_together, graded
+from .evaluation import Answers, Exam, answer_again, answer_one_by_one, answer_together, graded
 from .stacked import NotStackableError, StackedNetwork
 from .training import Bundle, OneByOne, Together, Trained
 
@@ -224,8 +224,14 @@ class Compute:
     def evaluate(self, models: Tensor, exam: Exam) -> Evaluation:
         """Every model [c, d] on all samples of the exam; the samples are shared among the workers."""
         models = models.to(self.device)
+
+        def answer(models: Tensor) -> Answers:
+            return self._answer(models, exam.numbers, exam.targets)
+
+        if self.device.type == "cuda" and self.mode == "stacked":
+            return graded([answer_again(exam, models, answer)], exam)
         if self.workers == 1:
-            return graded([self._answer(models, exam.numbers, exam.targets)], exam)
+            return graded([answer(models)], exam)
         part = max(SMALL_EXAM, -(-len(exam.numbers) // self.workers))
         parts = zip(torch.split(exam.numbers, part), torch.split(exam.targets, part), strict=True)
         answers = [self._pool.submit(self._answer, models, *some) for some in parts]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import torch
@@ -14,9 +14,13 @@ from ..core.metrics import confusion, error_sums, relative_error
 from ..core.types import Evaluation
 from ..data.federated import Samples
 from ..models.flat import FlatModel
+from .recording import Recording
 from .stacked import StackedNetwork
 
 BATCH = 4096  # samples times models in one pass; on a GPU four times as many
+
+# Of c models and N samples: losses [c, N], values [c, N] (right or wrong; relative error), counts of each model.
+Answers = tuple[Tensor, Tensor, Tensor]
 
 
 @dataclass(frozen=True)
@@ -27,10 +31,36 @@ class Exam:
     targets: Tensor  # [N, ...]
     owner: Tensor  # [N] on the CPU
     held: Tensor  # [K] how many samples each holder has
+    recorded: dict[int, RecordedAnswers | None] = field(default_factory=dict)  # by number of models; see `answer_again`
 
 
-# Of c models and N samples: losses [c, N], values [c, N] (right or wrong; relative error), counts of each model.
-Answers = tuple[Tensor, Tensor, Tensor]
+class RecordedAnswers:
+    """What so many models answer in one exam, recorded: a small one is over before its launches are."""
+
+    def __init__(self, answer: Callable[[Tensor], Answers], models: Tensor) -> None:
+        self._models = models.clone()
+        self._answers = answer(self._models)
+        self._recording = Recording(lambda: self._put(answer(self._models)), [])
+
+    def _put(self, answers: Answers) -> None:
+        for place, given in zip(self._answers, answers, strict=True):
+            place.copy_(given)
+
+    def __call__(self, models: Tensor) -> Answers:
+        """Valid until the next call."""
+        self._models.copy_(models)
+        self._recording()
+        return self._answers
+
+
+def answer_again(exam: Exam, models: Tensor, answer: Callable[[Tensor], Answers]) -> Answers:
+    """On a GPU: an exam of one pass that as many models took before is recorded; the others are `answer`ed anew."""
+    count = len(models)
+    if len(exam.numbers) * count > 4 * BATCH or count not in exam.recorded:
+        exam.recorded[count] = None
+        return answer(models)
+    recorded = exam.recorded[count] = exam.recorded[count] or RecordedAnswers(answer, models)
+    return recorded(models)
 
 
 def graded(parts: Sequence[Answers], exam: Exam) -> Evaluation:

@@ -50,6 +50,7 @@ class LocalEngine:
         self.meanwhile: Callable[[], None] | None = None  # called when a GPU is at work, or the first chunk is done
         self._sizes = data.train.sizes
         self._label_counts = _label_counts(data.train, self.problem.num_classes)
+        self._expected: tuple[Sequence[int], tuple[Tensor, Tensor, Tensor] | None] = (), None  # and what they hold
         self._private_models: dict[int, Tensor] = {}  # of hostile clients that keep a model of their own
         self._weigh = _exam(self.data.weigh, [0]) if self.data.weigh else None
         self._report = _exam(self.data.report, [0]) if self.data.report else None
@@ -57,6 +58,11 @@ class LocalEngine:
     @functools.cached_property
     def _all_tests(self) -> Exam:
         return _exam(self.data.test, range(self.num_clients))
+
+    def expect(self, client_ids: Sequence[int]) -> None:
+        """Who will be asked next: what they hold is looked up now, not when a GPU waits for it."""
+        if client_ids != self._expected[0]:
+            self._expected = client_ids, self.data.train.gather(client_ids)
 
     def train(self, client_ids: Sequence[int], model: Tensor, task: Task) -> Iterator[Updates]:
         """See `core.types.Engine`."""
@@ -115,7 +121,8 @@ class LocalEngine:
         return [client_ids[first:end] for first, end in itertools.pairwise(ends)]
 
     def _bundle(self, clients: Sequence[int], model: Tensor, task: Task) -> Bundle:
-        numbers, targets, _ = self.data.train.gather(clients)
+        expected, held = self._expected
+        numbers, targets, _ = held if held and clients == expected else self.data.train.gather(clients)
         starts = model.to(self.device).expand(len(clients), -1)
         if any(client in self._private_models for client in clients):
             starts = torch.stack(

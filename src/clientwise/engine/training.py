@@ -5,7 +5,7 @@ Both ways read the same batches and the same dropout masks, so they agree up to 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -19,6 +19,7 @@ from ..data.federated import Samples
 from ..models.dropout import CountedDropout
 from ..models.flat import FlatModel
 from .batches import Timetable, num_steps
+from .recording import Recording
 from .stacked import StackedNetwork
 
 MOST_RECORDINGS = 16  # for batches of different sizes; beyond that, batches run as they come
@@ -86,29 +87,6 @@ def _restart(optimizer: torch.optim.Optimizer) -> None:
     """Clients keep nothing between rounds: forget all steps. A momentum of zero is where a new optimizer begins."""
     for value in _state(optimizer):
         value.zero_()
-
-
-class Recording:
-    """Work on tensors that stay where they are, recorded once as a CUDA graph: one launch instead of hundreds."""
-
-    def __init__(self, work: Callable[[], object], changes: Sequence[Tensor]) -> None:
-        before = [value.detach().clone() for value in changes]
-        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(2):  # libraries choose their kernels and reserve their memory; that is no training
-                work()
-                for value, kept in zip(changes, before, strict=True):
-                    value.detach().copy_(kept)
-        torch.cuda.current_stream().wait_stream(stream)
-        self._graph = torch.cuda.CUDAGraph()
-        # Recorded, not done. Other threads may use the GPU meanwhile: one writes down what the last round gave.
-        with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
-            work()
-
-    def __call__(self) -> None:
-        """Do it again."""
-        self._graph.replay()
 
 
 class OneByOne:

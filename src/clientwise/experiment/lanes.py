@@ -13,6 +13,7 @@ from torch import Tensor
 from ..attacks import Hostile
 from ..core.method import Federation, Method
 from ..core.round import first_state, run_round
+from ..core.sampling import sample_clients
 from ..core.types import RoundRecord, ServerState
 from ..engine.local import LocalEngine
 from ..engine.meeting import Meeting
@@ -89,6 +90,13 @@ class Lane:
         """The round after `state`; nothing counts before `keep`."""
         return Round.run(state, self.method, self._federation, self.engine)
 
+    def look_ahead(self, round_num: int) -> None:
+        """Who will be asked in a round is known before it begins; on a CPU, where cohorts are cut, it is of no use."""
+        if isinstance(self.engine, LocalEngine) and self.engine.device.type == "cuda":
+            federation = self._federation
+            cohort = sample_clients(self.engine.num_clients, federation.cohort_size, federation.seed, round_num)
+            self.engine.expect(cohort)
+
     def begin(self, trackers: Trackers) -> None:
         """Before the first round of this sitting."""
         self._trackers, self._saved_at = trackers, time.monotonic()
@@ -153,9 +161,13 @@ def _run_alone(lane: Lane, keep: Callable[[Lane, Round], None]) -> None:
             keep(lane, waiting.pop())
             spent += time.perf_counter() - began
 
+    def meanwhile() -> None:
+        write()
+        lane.look_ahead(state.round_num + 2)  # `state` is from before the round that runs
+
     state, can_wait = lane.state, isinstance(lane.engine, LocalEngine)
     if isinstance(lane.engine, LocalEngine):
-        lane.engine.meanwhile = write
+        lane.engine.meanwhile = meanwhile
     try:
         while state.round_num < lane.rounds:
             spent = 0.0

@@ -181,7 +181,7 @@ class _Seeds:
         if id(inputs) not in self._computes:  # the tensor is kept with it, or its number might come to be another's
             self._computes[id(inputs)] = inputs, build_compute(self._experiment, data.samples, self._device)
         compute = self._computes[id(inputs)][1]
-        return replace(data, samples=compute.samples), hostile, compute
+        return replace(data, samples=compute.samples).shares_to(compute.device), hostile, compute
 
     def data(self, seed: int) -> FederatedData:
         """Who holds what."""
