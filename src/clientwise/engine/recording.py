@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
+# Other threads may use the GPU meanwhile: one writes down what the last round gave.
+_capture = functools.partial(torch.cuda.graph, capture_error_mode="thread_local")
+
 
 @functools.cache
-def _scratch() -> Any:
-    """Where recordings keep what they forget: one place for all, since none begins before the last has ended."""
-    return torch.cuda.graph_pool_handle()
+def _scratch() -> torch.cuda.CUDAGraph:
+    """Whose memory all recordings share for what they forget: none begins before the last has ended.
+
+    It does nothing, but it stays: the memory is given back, and its name void, with the last recording that uses it.
+    """
+    nothing = torch.cuda.CUDAGraph()
+    with _capture(nothing):
+        torch.zeros(1, device="cuda")
+    return nothing
 
 
 class Recording:
@@ -33,8 +41,7 @@ class Recording:
                     value.detach().copy_(kept)
         torch.cuda.current_stream().wait_stream(stream)
         self._graph = torch.cuda.CUDAGraph()
-        # Recorded, not done. Other threads may use the GPU meanwhile: one writes down what the last round gave.
-        with torch.cuda.graph(self._graph, pool=_scratch(), capture_error_mode="thread_local"):
+        with _capture(self._graph, pool=_scratch().pool()):  # recorded, not done
             work()
 
     def __call__(self) -> None:
