@@ -189,10 +189,11 @@ class Run:
         lane = self.lane(method, seed)
         weights: dict[int, float] = dict(
             self.query(
-                """SELECT round_num, TOTAL(weight) FROM clients CROSS JOIN participants USING (client)
-                   WHERE seed = ? AND hostile IS NOT NULL AND lane = ? GROUP BY round_num""",
-                seed,
+                """SELECT round_num, TOTAL(weight) FROM participants WHERE lane = ?
+                   AND client IN (SELECT client FROM clients WHERE seed = ? AND hostile IS NOT NULL)
+                   GROUP BY round_num""",
                 lane,
+                seed,
             )
         )
         rounds = [number for (number,) in self.query("SELECT round_num FROM rounds WHERE lane = ? ORDER BY 1", lane)]

@@ -168,7 +168,8 @@ def audit_client(run: Run, method: str, seed: int, client: int) -> Json:
         raise RunError(f"{run.folder.name}: no client {client} under seed {seed}")
     (num_train, num_test, hostile) = facts[0]
     rows = run.query(
-        """SELECT round_num, score, weight, training_loss, refusal FROM participants
+        """SELECT round_num, score, weight, training_loss, refusal
+           FROM rounds CROSS JOIN participants USING (lane, round_num)
            WHERE lane = ? AND client = ? ORDER BY round_num""",
         lane,
         client,
