@@ -20,8 +20,8 @@ def test_the_rate_that_gets_half_of_the_clients_there_first(tiny: dict[str, Any]
     trials, best = tune(cw.load(tiny), [1e-5, 0.1], on_trial=seen.append)
     assert trials == seen
     assert [(trial.learning_rate, trial.seed) for trial in trials] == [(1e-5, 1), (0.1, 1), (1e-5, 2), (0.1, 2)]
-    assert all(trial.rounds is None and trial.median < 0.6 for trial in trials if trial.learning_rate == 1e-5)
-    assert all(trial.rounds is not None and trial.median >= 0.6 for trial in trials if trial.learning_rate == 0.1)
+    assert all(trial.rounds is None and trial.metric < 0.5 for trial in trials if trial.learning_rate == 1e-5)
+    assert all(trial.rounds is not None and trial.metric > 0.5 for trial in trials if trial.learning_rate == 0.1)
     assert best == 0.1
     with pytest.raises(ConfigError, match="a rate is scored by reaching it"):
         tune(cw.load(tiny | {"evaluation": {}}), [0.1])
@@ -29,10 +29,11 @@ def test_the_rate_that_gets_half_of_the_clients_there_first(tiny: dict[str, Any]
 
 def test_rates_are_ranked_by_reaching_then_early_then_far() -> None:
     def trials(*rows: tuple[float, int | None, float]) -> list[Trial]:
-        return [Trial(rate, seed, rounds, median) for seed, (rate, rounds, median) in enumerate(rows)]
+        return [Trial(rate, seed, rounds, metric) for seed, (rate, rounds, metric) in enumerate(rows)]
 
     assert best_rate(trials((0.1, 9, 0.5), (0.2, 8, 0.5))) == 0.2
     assert best_rate(trials((0.1, 9, 0.5), (0.1, 9, 0.5), (0.2, 2, 0.9), (0.2, None, 0.9))) == 0.1
+    assert best_rate(trials((0.1, 5, 0.5), (0.2, 5, 0.6), (0.3, 5, 0.4))) == 0.2
     assert best_rate(trials((0.1, None, 0.5), (0.2, None, 0.6))) == 0.2
     assert best_rate(trials((0.1, None, 0.5), (0.2, None, 0.6)), higher_is_better=False) == 0.1
 

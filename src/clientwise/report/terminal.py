@@ -58,15 +58,15 @@ def _columns(run: Run, lines: Sequence[MethodSummary]) -> list[tuple[str, Callab
 
 
 def trials_table(trials: Sequence[Trial], method: str) -> Table:
-    """One line per learning rate: rounds until half of the clients reached the target, and what they reach at last."""
+    """One line per learning rate: rounds until half of the clients reached the target, and how good it was then."""
     seeds = list(dict.fromkeys(trial.seed for trial in trials))
     table = _table(f"{method}: rounds until half of the clients reach the target, on samples held back from training")
-    for heading in ("rate", *(f"seed {seed}" for seed in seeds), "half reach in the end"):
+    for heading in ("rate", *(f"seed {seed}" for seed in seeds), "over all samples then"):
         table.add_column(heading, justify="right")
     for rate in dict.fromkeys(trial.learning_rate for trial in trials):
         mine = [trial for trial in trials if trial.learning_rate == rate]
         rounds = ["not reached" if trial.rounds is None else str(trial.rounds) for trial in mine]
-        table.add_row(f"{rate:g}", *rounds, f"{statistics.fmean(trial.median for trial in mine):.1%}")
+        table.add_row(f"{rate:g}", *rounds, f"{statistics.fmean(trial.metric for trial in mine):.1%}")
     return table
 
 
