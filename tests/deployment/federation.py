@@ -19,6 +19,8 @@ from typing import Any
 
 import tomli_w
 
+import clientwise as cw
+
 # The node's own `load`: at its nth call it does what the nth line of a file beside the data says.
 MOODY = """
 import os, time
@@ -116,6 +118,20 @@ class Federation:
         self.launch("superlink", [*self._enter("server"), str(self.app / "deploy" / "superlink.sh")])
         self.wait_for(lambda: self.log("superlink").count("Uvicorn running") > said, 120, "the SuperLink to listen")
 
+    def start(self) -> None:
+        """Certificates, the SuperLink, and a SuperNode with a registered key for every client."""
+        self.script("certificates.sh")
+        self.start_superlink()
+        for name in self.names:
+            self.script("node-key.sh", name)
+            self.script("register.sh", name, self.state / "keys" / f"{name}.pub")
+            self.start_node(name)
+
+    def wait_for_nodes(self) -> None:
+        """Until all of them are connected."""
+        online = len(self.names)
+        self.wait_for(lambda: self.script("watch.sh").count("online") == online, 180, "the nodes to connect")
+
     def start_node(self, name: str) -> None:
         """Start a client's SuperNode."""
         data = str(self.app / "data" / f"{name}.npz")
@@ -187,3 +203,9 @@ class Federation:
         """Who was weighed how."""
         rows = self.query(f"SELECT client, weight FROM participants WHERE round_num = {round_num} AND refusal IS NULL")
         return dict(rows)
+
+    def weights_here(self, round_num: int) -> dict[int, float]:
+        """Who would be weighed how if the same experiment ran in this process."""
+        experiment = cw.load(self.app / "federation" / "experiment.toml")
+        local = cw.Run(cw.run(experiment, self.app.parent / "local"))
+        return dict(local.query("SELECT client, weight FROM participants WHERE round_num = ?", round_num))

@@ -41,18 +41,13 @@ def test_a_federation_survives_its_clients_its_nodes_and_its_superlink(federatio
     federation.set_moods("ward-b", *["", "raise", "sleep 600"])
     federation.set_moods("ward-c", *["", "nan", "", "", "sleep 600"])
     federation.set_moods("ward-d", *["", "", f"sleep {TRAIN_SECONDS + 20}"])
-    federation.script("certificates.sh")
-    federation.start_superlink()
-    for name in NAMES:
-        federation.script("node-key.sh", name)
-        federation.script("register.sh", name, federation.state / "keys" / f"{name}.pub")
-        federation.start_node(name)
+    federation.start()
 
     # A node whose key nobody registered is refused, whatever it calls itself.
     federation.script("node-key.sh", "stranger")
     (federation.app / "data" / "stranger.npz").write_bytes((federation.app / "data" / "ward-a.npz").read_bytes())
     federation.start_node("stranger")
-    federation.wait_for(lambda: federation.script("watch.sh").count("online") == 4, 120, "the nodes to connect")
+    federation.wait_for_nodes()
     federation.wait_for(lambda: federation.has_ended("stranger"), 120, "the stranger to be sent away")
     assert "Failed to activate SuperNode" in federation.log("stranger")
 
@@ -112,6 +107,4 @@ def test_a_new_app_runs_at_once_with_flowers_own_command(tmp_path: Path) -> None
         federation.wait_for(lambda: federation.rounds() == 5, 240, "five rounds")
     finally:
         federation.stop()
-    local = cw.Run(cw.run(cw.load(federation.app / "federation" / "experiment.toml"), tmp_path / "local"))
-    expected = dict(local.query("SELECT client, weight FROM participants WHERE round_num = 5"))
-    assert federation.weights(5) == pytest.approx(expected, abs=1e-6)
+    assert federation.weights(5) == pytest.approx(federation.weights_here(5), abs=1e-6)
