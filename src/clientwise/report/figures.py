@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 # Okabe and Ito's colours: told apart by the colour-blind too; line styles tell them apart in print.
 COLOURS = ("#000000", "#E69F00", "#56B4E9", "#009E73", "#CC79A7", "#D55E00", "#0072B2", "#999999", "#B8A900")
+MANY_LINES = 5  # their names are written beside the picture, not into it
 _STYLES: dict[str, Any] = {
     "solid": "-",
     "dash": "--",
@@ -90,7 +91,8 @@ def _draw_chart(axes: Axes, chart: Json) -> None:
         if along == "round":
             axes.xaxis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 5, 10], integer=True))  # no round 2.5
         axes.grid(alpha=0.3)
-        for text in axes.legend(fontsize=9).get_texts():
+        beside: Any = {"loc": "center left", "bbox_to_anchor": (1, 0.5)} if len(axes.lines) > MANY_LINES else {}
+        for text in axes.legend(fontsize=9, **beside).get_texts():
             text.set_parse_math(False)  # a dollar sign in a name is a dollar sign
 
 

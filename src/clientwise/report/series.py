@@ -137,7 +137,7 @@ def line_chart(
                     "x": rounds + rounds[::-1],
                     "y": band,
                     "fill": "toself",
-                    "fillcolor": _faint(one.colour),
+                    "fillcolor": _faint(one.colour, 0.4 / max(3, len(lines))),  # however many lie upon each other
                     "line": {"width": 0},
                     "hoverinfo": "skip",
                     "showlegend": False,
@@ -174,6 +174,6 @@ def _shown(value: float, percent: bool) -> str:
     return percent_of(value) if percent else f"{value:.3f}"
 
 
-def _faint(colour: str) -> str:
+def _faint(colour: str, opacity: float) -> str:
     red, green, blue = (int(colour[place : place + 2], 16) for place in (1, 3, 5))
-    return f"rgba({red}, {green}, {blue}, 0.13)"
+    return f"rgba({red}, {green}, {blue}, {opacity:.3f})"
