@@ -284,12 +284,17 @@ def test_what_expected_clients_hold_is_looked_up_before_they_are_asked(
         looked_up.clear()
 
 
-def test_devices() -> None:
+def test_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     assert pick_device("cpu").type == "cpu"
     if not torch.cuda.is_available():
         assert pick_device("auto").type == "cpu"
         with pytest.raises(ClientwiseError, match="sees no GPU"):
             pick_device("cuda")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    assert pick_device("cuda:0").type == pick_device("cuda").type == "cuda"
+    with pytest.raises(ClientwiseError, match="CUDA_VISIBLE_DEVICES=1"):  # what is recorded there would do nothing
+        pick_device("cuda:1")
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -331,7 +331,10 @@ def test_an_exam_that_comes_back_is_answered_by_a_recording(network: str, monkey
         again = [part.clone() for part in evaluation.answer_again(exam, models, answer)]
         torch.testing.assert_close(again, list(answer(models)))
         assert len(recordings) == expected
-    monkeypatch.setattr(evaluation, "BATCH", 1)  # more than one pass: launches are not what it waits for
-    for _ in range(2):
-        evaluation.answer_again(evaluation.Exam(exam.numbers, exam.targets, exam.owner, exam.held), models, answer)
-    assert len(recordings) == 2
+    for limit in ("BATCH", "LARGE", "MOST_RECORDED"):  # more than one pass, too much to keep, too many
+        anew = evaluation.Exam(exam.numbers, exam.targets, exam.owner, exam.held)
+        with monkeypatch.context() as limited:
+            limited.setattr(evaluation, limit, 0)
+            for _ in range(3):
+                evaluation.answer_again(anew, models, answer)
+        assert len(recordings) == 2

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import clientwise as cw
 from clientwise.engine.local import LocalEngine
@@ -62,6 +63,28 @@ def test_what_fails_in_a_round_leaves_those_before_it(
     again = cw.Run(cw.run(alone(tiny), tmp_path / "run", resume=True))
     query = "SELECT round_num, metric, loss FROM rounds ORDER BY round_num"
     assert again.query(query) == whole.query(query)
+
+
+def test_who_is_asked_next_is_known_before(
+    tiny: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, expected = [], []
+    train, expect = LocalEngine.train, LocalEngine.expect
+
+    def noted(self: LocalEngine, clients: Any, model: Any, task: Any) -> Any:
+        asked.append(clients)
+        return train(self, clients, model, task)
+
+    def foreseen(self: LocalEngine, clients: Any) -> None:
+        expected.append(clients)
+        expect(self, clients)
+
+    monkeypatch.setattr(LocalEngine, "train", noted)
+    monkeypatch.setattr(LocalEngine, "expect", foreseen)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)  # as on a GPU: one worker has the cohort for itself
+    cw.run(alone(tiny) | {"federation": {"clients_per_round": 2}}, tmp_path / "run")
+    assert asked[1:] == expected[:-1]  # nobody is asked after the last round
+    assert len(set(asked)) > 1
 
 
 def test_the_time_of_a_round_and_of_its_clients_is_theirs(

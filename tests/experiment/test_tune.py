@@ -27,6 +27,14 @@ def test_the_rate_that_gets_half_of_the_clients_there_first(tiny: dict[str, Any]
         tune(cw.load(tiny | {"evaluation": {}}), [0.1])
 
 
+def test_what_liars_call_their_samples_has_no_say(tiny: dict[str, Any]) -> None:
+    tiny |= {"rounds": 8, "seeds": [1], "evaluation": {"target": 0.6}}
+    tiny["hostile"] = [{"clients": [1, 2, 3], "attack": "wrong_labels"}]
+    tiny["federation"] = {"clients_per_round": 6}
+    ((trial,), _) = tune(cw.load(tiny), [0.1])
+    assert trial.metric > 0.55  # with theirs it would be about half of that
+
+
 def test_rates_are_ranked_by_reaching_then_early_then_far() -> None:
     def trials(*rows: tuple[float, int | None, float]) -> list[Trial]:
         return [Trial(rate, seed, rounds, metric) for seed, (rate, rounds, metric) in enumerate(rows)]

@@ -10,6 +10,7 @@ from .aggregate import ServerStep, replace_model
 from .criteria import Criterion, make_criterion
 from .loss import LossAdapter
 from .priority import Adjustment
+from .sampling import sample_clients
 from .scores import Prioritized, Score
 from .types import LocalTraining
 from .weighting import Normaliser, sum_scale
@@ -54,6 +55,10 @@ class Federation:
     judged_by: Literal["server", "clients"] = "server"  # who evaluates models for AdaFed (P3 III.C)
     evaluate_clients_every: int = 1  # rounds; 0: never
     rounds: int | None = None  # of the whole run, if known: the last one is evaluated in any case
+
+    def cohort(self, num_clients: int, round_num: int) -> tuple[int, ...]:
+        """A⁻, the clients that are asked in a round; known before it begins."""
+        return sample_clients(num_clients, self.cohort_size, self.seed, round_num)
 
     def evaluates_clients(self, round_num: int) -> bool:
         """Whether the model is to be evaluated on all clients in this round."""

@@ -19,7 +19,6 @@ from .guard import inspect_measurements, inspect_updates
 from .loss import plain_loss
 from .method import Federation, Method
 from .priority import Search, all_orders
-from .sampling import sample_clients
 from .scores import Prioritized, all_subset_terms
 from .types import Candidate, Engine, Evaluation, Refusal, RoundRecord, ServerState, Task, Updates
 from .weighting import divide, to_weights, without_effect
@@ -35,7 +34,7 @@ def run_round(
 ) -> tuple[ServerState, RoundRecord]:
     """The server's part of one round (P1 Eq. 2-6, P2 Algorithm 1, P3 Algorithm 1)."""
     round_num = state.round_num + 1
-    asked = sample_clients(engine.num_clients, federation.cohort_size, federation.seed, round_num)
+    asked = federation.cohort(engine.num_clients, round_num)
     task = Task(round_num, method.training, state.loss, method.client_criteria)
 
     cohort = Cohort(asked, state, method, federation, engine)

@@ -46,6 +46,11 @@ def pick_device(name: str = "auto") -> torch.device:
     device = torch.device(name)
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ClientwiseError(f"device: {name!r} was asked for, but PyTorch sees no GPU here; use 'cpu' or 'auto'")
+    if device.index and device.index != torch.cuda.current_device():  # recordings and kernels are of the current one
+        raise ClientwiseError(
+            f"device: {name!r} is not the GPU this process begins with; "
+            f"set CUDA_VISIBLE_DEVICES={device.index} and use 'cuda'"
+        )
     return device
 
 

@@ -18,6 +18,8 @@ from .recording import Recording
 from .stacked import StackedNetwork
 
 BATCH = 4096  # samples times models in one pass; on a GPU four times as many
+LARGE = 2**24  # values of models: a recording keeps as many
+MOST_RECORDED = 8  # numbers of models for which one exam is recorded
 
 # Of c models and N samples: losses [c, N], values [c, N] (right or wrong; relative error), counts of each model.
 Answers = tuple[Tensor, Tensor, Tensor]
@@ -55,12 +57,15 @@ class RecordedAnswers:
 
 def answer_again(exam: Exam, models: Tensor, answer: Callable[[Tensor], Answers]) -> Answers:
     """On a GPU: an exam of one pass that as many models took before is recorded; the others are `answer`ed anew."""
-    count = len(models)
-    if len(exam.numbers) * count > 4 * BATCH or count not in exam.recorded:
-        exam.recorded[count] = None
+    count, known = len(models), exam.recorded
+    if len(exam.numbers) * count > 4 * BATCH or models.numel() > LARGE:
         return answer(models)
-    recorded = exam.recorded[count] = exam.recorded[count] or RecordedAnswers(answer, models)
-    return recorded(models)
+    if count in known:
+        recorded = known[count] = known[count] or RecordedAnswers(answer, models)
+        return recorded(models)
+    if len(known) < MOST_RECORDED:
+        known[count] = None
+    return answer(models)
 
 
 def graded(parts: Sequence[Answers], exam: Exam) -> Evaluation:

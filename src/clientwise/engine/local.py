@@ -52,8 +52,8 @@ class LocalEngine:
         self._label_counts = _label_counts(data.train, self.problem.num_classes)
         self._expected: tuple[Sequence[int], tuple[Tensor, Tensor, Tensor] | None] = (), None  # and what they hold
         self._private_models: dict[int, Tensor] = {}  # of hostile clients that keep a model of their own
-        self._weigh = _exam(self.data.weigh, [0]) if self.data.weigh else None
-        self._report = _exam(self.data.report, [0]) if self.data.report else None
+        self._weigh = _exam(self.data.weigh, range(1)) if self.data.weigh else None
+        self._report = _exam(self.data.report, range(1)) if self.data.report else None
 
     @functools.cached_property
     def _all_tests(self) -> Exam:

@@ -41,8 +41,12 @@ class Recording:
                     value.detach().copy_(kept)
         torch.cuda.current_stream().wait_stream(stream)
         self._graph = torch.cuda.CUDAGraph()
-        with _capture(self._graph, pool=_scratch().pool()):  # recorded, not done
-            work()
+        try:
+            with _capture(self._graph, pool=_scratch().pool()):  # recorded, not done
+                work()
+        except BaseException:  # to PyTorch that memory is still being recorded into: the next one needs another
+            _scratch.cache_clear()
+            raise
 
     def __call__(self) -> None:
         """Do it again."""

@@ -13,7 +13,6 @@ from torch import Tensor
 from ..attacks import Hostile
 from ..core.method import Federation, Method
 from ..core.round import first_state, run_round
-from ..core.sampling import sample_clients
 from ..core.types import RoundRecord, ServerState
 from ..engine.local import LocalEngine
 from ..engine.meeting import Meeting
@@ -91,11 +90,9 @@ class Lane:
         return Round.run(state, self.method, self._federation, self.engine)
 
     def look_ahead(self, round_num: int) -> None:
-        """Who will be asked in a round is known before it begins; on a CPU, where cohorts are cut, it is of no use."""
-        if isinstance(self.engine, LocalEngine) and self.engine.device.type == "cuda":
-            federation = self._federation
-            cohort = sample_clients(self.engine.num_clients, federation.cohort_size, federation.seed, round_num)
-            self.engine.expect(cohort)
+        """Tell the engine who will be asked then; where a cohort is cut for several workers, that is of no use."""
+        if isinstance(self.engine, LocalEngine) and self.engine.compute.workers == 1:
+            self.engine.expect(self._federation.cohort(self.engine.num_clients, round_num))
 
     def begin(self, trackers: Trackers) -> None:
         """Before the first round of this sitting."""

@@ -33,7 +33,7 @@ class Trial:
     learning_rate: float
     seed: int
     rounds: int | None  # until half of the devices reached the target; None: never
-    metric: float  # over all samples held back, in the last round that was run
+    metric: float  # over all samples the honest clients held back, in the last round that was run
 
 
 def tune(
@@ -112,8 +112,9 @@ def _try(
         for round_num in range(1, experiment.rounds + 1):
             state, record = run_round(state, method, federation, engine)
             assert record.local is not None
-            metric = float(record.local.overall()[0])
-            ordered = record.local.values[0][honest].sort(descending=better).values
+            values, held = record.local.values[0][honest], data.test.sizes[honest]
+            metric = float((values * held).sum() / held.sum())
+            ordered = values.sort(descending=better).values
             median = float(ordered[(len(ordered) + 1) // 2 - 1])
             if median >= target if better else median <= target:
                 return Trial(rate, seed, round_num, metric)

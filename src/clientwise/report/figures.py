@@ -91,7 +91,8 @@ def _draw_chart(axes: Axes, chart: Json) -> None:
         if along == "round":
             axes.xaxis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 5, 10], integer=True))  # no round 2.5
         axes.grid(alpha=0.3)
-        beside: Any = {"loc": "center left", "bbox_to_anchor": (1, 0.5)} if len(axes.lines) > MANY_LINES else {}
+        many = len(axes.get_legend_handles_labels()[1]) > MANY_LINES
+        beside: Any = {"loc": "center left", "bbox_to_anchor": (1, 0.5)} if many else {}
         for text in axes.legend(fontsize=9, **beside).get_texts():
             text.set_parse_math(False)  # a dollar sign in a name is a dollar sign
 
