@@ -56,8 +56,9 @@ def heat_map(one: Series) -> Json:
         return chart(f"map-{one.label}", title, "", [], {})
     rounds_per_cell, clients_per_cell = -(-last // MAX_CELLS), -(-clients // MAX_CELLS)
     cells = one.run.query(
-        """SELECT (round_num - 1) / ?, client / ?, AVG(weight), TOTAL(weight) FROM participants
-           WHERE lane = ? AND (round_num - 1) % ? = 0 AND refusal IS NULL GROUP BY 1, 2""",
+        """SELECT (round_num - 1) / ?, client / ?, AVG(weight), TOTAL(weight)
+           FROM rounds CROSS JOIN participants INDEXED BY participants_by_round USING (lane, round_num)
+           WHERE lane = ? AND (round_num - 1) % ? = 0 AND weight IS NOT NULL GROUP BY 1, 2""",
         rounds_per_cell,
         clients_per_cell,
         lane,
@@ -169,7 +170,7 @@ def audit_client(run: Run, method: str, seed: int, client: int) -> Json:
     (num_train, num_test, hostile) = facts[0]
     rows = run.query(
         """SELECT round_num, score, weight, training_loss, refusal
-           FROM rounds CROSS JOIN participants USING (lane, round_num)
+           FROM rounds CROSS JOIN participants INDEXED BY participants_by_round USING (lane, round_num)
            WHERE lane = ? AND client = ? ORDER BY round_num""",
         lane,
         client,
