@@ -19,7 +19,7 @@ from clientwise.engine import evaluation, stacked, training
 from clientwise.engine.compute import Compute, Mode
 from clientwise.engine.local import LocalEngine
 from clientwise.engine.stacked import StackedNetwork
-from clientwise.engine.training import Together
+from clientwise.engine.training import Bundle, Together
 from clientwise.errors import ClientwiseError
 from clientwise.models.networks import cnn, linear, mlp
 
@@ -97,7 +97,7 @@ def train(
     engine = LocalEngine(data, network, seed=1, compute=compute, chunk_size=chunk_size)
     original = compute.train
 
-    def strict(bundles: Any) -> Any:  # a chunk that fails would be tried client by client, and nobody would know
+    def strict(bundles: Any) -> Any:  # a chunk that fails would be tried in halves, and nobody would know
         for result in original(bundles):
             if isinstance(result, Exception):
                 raise result
@@ -338,3 +338,29 @@ def test_an_exam_that_comes_back_is_answered_by_a_recording(network: str, monkey
             for _ in range(3):
                 evaluation.answer_again(anew, models, answer)
         assert len(recordings) == 2
+
+
+@pytest.mark.parametrize("where", ["training", "joining"])
+def test_a_gpu_that_is_suddenly_fuller_takes_fewer_clients(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    data, module = clients([6] * 8), NETWORKS["mlp"]()
+    compute = Compute(data.samples, module, DEVICE, mode="stacked", precision="float32", workers=1)
+    engine = LocalEngine(data, module, seed=1, compute=compute)
+    task = Task(1, LocalTraining(1, 3, learning_rate=0.1), PLAIN, ())
+    expected = torch.cat([updates.models for updates in engine.train(range(8), engine.initial_model, task)])
+    at_once = compute.at_once(task.training, 6)
+    original = Together.train if where == "training" else Bundle.joined
+
+    def full(first: Any, *others: Any) -> Any:
+        if where == "joining" or len(others[0]) > 3:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return original(first, *others)
+
+    if where == "training":
+        monkeypatch.setattr(Together, "train", full)
+        models = torch.cat([updates.models for updates in engine.train(range(8), engine.initial_model, task)])
+    else:
+        monkeypatch.setattr(Bundle, "joined", full)
+        bundles = [engine._bundle(half, engine.initial_model, task) for half in (range(4), range(4, 8))]
+        models = torch.cat([result[0] for result in compute.train_joined(bundles)])  # type: ignore[index]
+    torch.testing.assert_close(models, expected, rtol=1e-4, atol=1e-5)
+    assert compute.at_once(task.training, 6) < at_once

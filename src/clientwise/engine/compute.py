@@ -180,14 +180,23 @@ class Compute:
             yield pending.popleft().result()
 
     def train_joined(self, bundles: Sequence[Bundle]) -> list[Trained | Exception]:
-        """Bundles that train alike, as one batched computation; every worker takes a part of it."""
+        """Bundles that train alike, as one batched computation; one after the other where that fails."""
+        try:
+            results = self._train_as_one(bundles)
+        except torch.OutOfMemoryError:
+            self._take_fewer()
+            results = []
+        return results or list(self.train(bundles))
+
+    def _train_as_one(self, bundles: Sequence[Bundle]) -> list[Trained | Exception]:
+        """Every worker takes a part; nothing where one of them fails: whose it is shows when they train apart."""
         joined = Bundle.joined(bundles)
         largest = int(joined.sizes.max())
         size = max(1, min(self.at_once(joined.training, largest), -(-len(joined) // self.workers)))
         parts = [joined.select(rows) for rows in torch.split(torch.arange(len(joined)), size)]
         results = list(self.train(parts if len(parts) > 1 else [joined]))
-        if any(isinstance(result, Exception) for result in results):  # whose it is shows when they train apart
-            return list(self.train(bundles))
+        if any(isinstance(result, Exception) for result in results):
+            return []
         models, losses = (torch.cat(part) for part in zip(*(result for result in results), strict=True))
         sizes = [len(bundle) for bundle in bundles]
         return list(zip(torch.split(models, sizes), torch.split(losses, sizes), strict=True))
@@ -197,7 +206,14 @@ class Compute:
             return self._trainer(len(bundle)).train(bundle)
         except Exception as error:
             self._worker().together.clear()  # what lies where its steps read may be half of the old and half of the new
+            if isinstance(error, torch.OutOfMemoryError):
+                self._take_fewer()
             return error
+
+    def _take_fewer(self) -> None:
+        """Others have come to use this GPU since its memory was counted: half as many clients at once from now on."""
+        self._at_once = {work: max(1, count // 2) for work, count in self._at_once.items()}
+        torch.cuda.empty_cache()
 
     def _trainer(self, size: int) -> OneByOne | Together:
         """This worker's trainer: networks and recordings are kept from round to round."""

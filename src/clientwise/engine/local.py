@@ -88,9 +88,9 @@ class LocalEngine:
     def _outcomes(
         self, client_ids: Sequence[int], model: Tensor, task: Task
     ) -> Iterator[tuple[Sequence[int], tuple[Updates, dict[int, Tensor | Exception]] | Exception]]:
-        """Chunk after chunk, what its clients send; one that fails is tried again client by client.
+        """Chunk after chunk, what its clients send; one that fails is tried again in halves.
 
-        One client's misfortune is not the federation's.
+        One client's misfortune is not the federation's, and half as many need half of the memory.
         """
         chunks = self._cut(client_ids, task)
         began = time.perf_counter()
@@ -100,8 +100,8 @@ class LocalEngine:
             if self.meanwhile:
                 self.meanwhile()
             if isinstance(result, Exception) and len(chunk) > 1:
-                for client in chunk:
-                    yield from self._outcomes([client], model, task)
+                for half in (chunk[: len(chunk) // 2], chunk[len(chunk) // 2 :]):
+                    yield from self._outcomes(half, model, task)
             elif isinstance(result, Exception):
                 yield chunk, result
             else:
