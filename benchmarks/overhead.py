@@ -4,8 +4,9 @@ python benchmarks/overhead.py [--work W1] [--rounds 5] [--starts 3]
 
 Whole rounds (P1's three criteria, guard, weights, record, a checkpoint after each, progress) and the bare training of
 the same clients take turns in one process. The best of each are compared, since what else the machine does only adds
-to them; and, on a busy machine the better measure, the processor time of all threads. Targets: under 3% of W1's round;
-the first round has ended within 5 s of the command.
+to them. Where times differ by more than the machinery takes, its own processor time is the better measure: workers
+train, and the thread that runs the rounds does everything else. Targets: under 3% of W1's round; the first round has
+ended within 5 s of the command.
 """
 
 from __future__ import annotations
@@ -47,17 +48,17 @@ SMALL = {
 }
 
 
-Took = tuple[float, float]  # seconds on the clock, and of processor time
+Took = tuple[float, float]  # seconds on the clock, and of this thread's processor time
 
 
 def now() -> Took:
     """Both clocks."""
-    return time.perf_counter(), time.process_time()
+    return time.perf_counter(), time.thread_time()
 
 
 def since(began: Took) -> Took:
     """What has gone by on both clocks."""
-    return time.perf_counter() - began[0], time.process_time() - began[1]
+    return time.perf_counter() - began[0], time.thread_time() - began[1]
 
 
 def compare_rounds(work: Work, rounds: int) -> tuple[list[Took], list[Took]]:
@@ -111,12 +112,12 @@ def main() -> None:
     parser.add_argument("--starts", type=int, default=3)
     given = parser.parse_args()
     whole, bare = compare_rounds(WORKS[given.work], given.rounds)
-    percent = {}
-    for clock, name in enumerate(("wall clock", "processor time")):
-        round_took, training_took = (min(took[clock] for took in rounds) for rounds in (whole, bare))
-        percent[name] = 100 * (round_took / training_took - 1)
-        print(f"{given.work}, {name}: a round {round_took:.3f} s, its training {training_took:.3f} s: ", end="")
-        print(f"{percent[name]:.1f}% for the machinery (target: under 3% on W1)")
+    percent, training = {}, min(took[0] for took in bare)
+    for clock, name in enumerate(("wall clock", "processor time of the thread that trains nobody")):
+        round_took, bare_took = (min(took[clock] for took in rounds) for rounds in (whole, bare))
+        percent[name] = 100 * (round_took - bare_took) / training
+        print(f"{given.work}, {name}: {round_took:.3f} s a round, {bare_took:.3f} s where it only trains: ", end="")
+        print(f"{percent[name]:.1f}% of the training for the machinery (target: under 3% on W1)")
     starts = [start_up() for _ in range(given.starts)]
     print(f"from command to the end of the first round: {statistics.median(starts):.2f} s (target: under 5 s)")
     print(json.dumps({"work": given.work, "whole": whole, "bare": bare, "percent": percent, "start_up": starts}))
