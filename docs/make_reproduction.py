@@ -3,11 +3,13 @@
     python docs/make_reproduction.py RUNS       (RUNS/p3-1a, RUNS/p3-1b-paper ...: see experiments/run_all.py)
 
 A place is what lies between `<!-- run NAME -->` and `<!-- end -->`; at `<!-- quick -->` is one table of all quick
-presets. Runs that are not there leave their place as it is.
+presets. Runs that are not there leave their place, or their rows of that table, as they are; quick runs count when they
+are finished.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 import tomllib
@@ -15,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import clientwise as cw
+from clientwise.experiment.store import is_finished
 from clientwise.report import sections
 from clientwise.report.document import percent_of
 from clientwise.report.figures import draw
@@ -36,15 +39,19 @@ def main(runs: Path, docs: Path = DOCS) -> None:
         name = place[2]
         folder = runs / name
         if not (folder / "run.sqlite").exists():
-            print(f"{name}: no run in {runs}, left as it is")
             return place[0]
-        print(f"{name}: {folder}")
         run, picture = cw.Run(folder, name), docs / "reproduction" / f"{name}.png"
+        if (own := run.query("SELECT value FROM facts WHERE key = 'name'")) != [(json.dumps(name),)]:
+            print(f"{name}: {folder} is another experiment ({own[0][0]}), left as it is")
+            return place[0]
+        print(f"{name}: {folder}{'' if run.finished else ' (not finished)'}")
         return f"{place[1]}\n{block(run, published.get(name.removesuffix('-long'), {}), picture)}\n{place[3]}"
 
     text = PLACE.sub(fill, page.read_text(encoding="utf-8"))
-    if table := quick(sorted(runs.glob("*-quick"))):
-        text = QUICK.sub(lambda place: f"{place[1]}\n{table}\n\n{place[2]}", text)
+    finished = [folder for folder in sorted(runs.glob("*-quick")) if is_finished(folder)]
+    if finished:
+        print(f"quick presets: {', '.join(folder.name.removesuffix('-quick') for folder in finished)}")
+        text = QUICK.sub(lambda place: f"{place[1]}\n{quick(finished, place[0])}\n\n{place[2]}", text)
     page.write_text(text, encoding="utf-8")
 
 
@@ -64,10 +71,17 @@ def block(run: cw.Run, published: dict[str, Any], picture: Path) -> str:
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def quick(folders: list[Path]) -> str:
-    """One line per method of every quick run."""
-    rows = []
+def quick(folders: list[Path], before: str) -> str:
+    """One line per method of every quick run; of those that are not there, the lines from before."""
+    known: dict[str, list[Row]] = {}
+    name = ""
+    for line in before.splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if line.startswith("|") and cells[0] not in ("experiment", ":--"):
+            name = cells[0] or name
+            known.setdefault(name, []).append(cells)
     for folder in folders:
+        rows: list[Row] = []
         series = series_of([cw.Run(folder)])
         for one in series:
             difference = difference_between(one, series[0]) if one is not series[0] else None
@@ -80,8 +94,10 @@ def quick(folders: list[Path]) -> str:
                     signed(difference) if difference else "baseline",
                 ]
             )
+        known[folder.name.removesuffix("-quick")] = rows
     head = ["experiment", "method", "measure", "last round", "against the baseline"]
-    return markdown("Quick presets: mean ± 95% interval where there are two seeds", head, rows) if rows else ""
+    rows = [row for _, rows in sorted(known.items()) for row in rows]
+    return markdown("Quick presets: mean ± 95% interval where there are two seeds", head, rows)
 
 
 def results(series: list[Series]) -> str:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import shutil
 import sqlite3
+import sys
 import time
 from contextlib import closing
 from pathlib import Path
@@ -38,10 +39,14 @@ def main() -> None:
     names = options.names or sorted(path.stem for path in HERE.glob("*.toml"))
     for text in names:
         name, _, preset = text.partition(":")
+        if not (HERE / f"{name}.toml").exists():
+            sys.exit(
+                f"error: no experiment {name!r}; there are {', '.join(sorted(p.stem for p in HERE.glob('*.toml')))}"
+            )
         preset = preset or options.preset
         folder = options.runs / (f"{name}-{preset}" if preset else name)
         given = {"data_dir": str(options.data_dir.resolve())} if options.data_dir else {}
-        began = time.monotonic()
+        began, interrupted = time.monotonic(), False
         if not is_finished(folder):
             experiment = cw.load(HERE / f"{name}.toml", options.set, given, preset)
             try:
@@ -49,9 +54,14 @@ def main() -> None:
                 cw.run(experiment, folder, resume=resume, on_round=lambda progress: _stop_at(until, progress))
             except KeyboardInterrupt:
                 print(f"{folder.name}: stopped; call again to go on", flush=True)
+                interrupted = time.monotonic() < until
+        else:
+            print(f"{folder.name}: finished before", flush=True)
         if options.pack and (folder / "run.sqlite").exists():
             pack(folder, options.pack / folder.name)
         print(f"{folder.name}: {time.monotonic() - began:.0f} s", flush=True)
+        if interrupted:
+            sys.exit(130)
         if time.monotonic() >= until:
             break
 
@@ -78,4 +88,7 @@ def pack(folder: Path, target: Path) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except cw.ClientwiseError as error:
+        sys.exit(f"error: {error}")

@@ -6,6 +6,7 @@ The last is `make test-experiments`: it needs the data folder and a quarter of a
 from __future__ import annotations
 
 import re
+import shutil
 import statistics
 import sys
 import tomllib
@@ -120,8 +121,10 @@ def test_packed_runs_fill_the_page_on_reproduction(tiny: dict[str, object], tmp_
     finally:
         del sys.path[:2]
     tiny |= {"seeds": [1, 2], "server_set": {"fraction": 0.0}, "methods": [{"name": "DS"}, {"name": "MW>LD>DS"}]}
-    folder = cw.run(tiny, tmp_path / "runs" / "p1-mnist-shards")
+    folder = cw.run(tiny | {"name": "p1-mnist-shards"}, tmp_path / "runs" / "p1-mnist-shards")
     pack(folder, tmp_path / "packed" / folder.name)
+    for other in ("p3-1a", "p3-1a-quick"):  # the first is not what it is called
+        shutil.copytree(tmp_path / "packed" / folder.name, tmp_path / "packed" / other)
     assert sorted(path.name for path in (tmp_path / "packed" / folder.name).iterdir()) == [
         "config.toml",
         "run.sqlite",
@@ -138,5 +141,9 @@ def test_packed_runs_fill_the_page_on_reproduction(tiny: dict[str, object], tmp_
     assert "2 seeds, 3 rounds" in ours
     assert re.search(r"\| MW>LD>DS \| .* ± .*\|", ours)
     assert (page.parent / "reproduction" / "p1-mnist-shards.png").exists()
+    assert not (page.parent / "reproduction" / "p3-1a.png").exists()
+    quick = text.split("<!-- quick -->")[1]
+    assert re.findall(r"\| p3-1a \| (\S+)", quick) == ["DS"]
+    assert "| p3-1d | FedAvg |" in quick  # those that are not there stay
     make_reproduction.main(tmp_path / "packed", page.parent)
     assert page.read_text(encoding="utf-8") == text  # filled twice, it is the same page

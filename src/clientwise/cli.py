@@ -164,7 +164,7 @@ def tune(
     changes: SetOption = None,
 ) -> None:
     """Find the learning rate with which half of the clients reach the target first, on data held back for it."""
-    from .experiment.tune import GRID
+    from .experiment.tune import GRID, target_of
     from .experiment.tune import tune as try_rates
     from .report.terminal import trials_table
 
@@ -175,7 +175,9 @@ def tune(
         trials, best = try_rates(
             experiment, grid, on_trial=lambda trial: status.update(f"{trial.learning_rate:g} with seed {trial.seed}")
         )
-    out.print(trials_table(trials, experiment.methods[0].name))
+    out.print(trials_table(trials, experiment.methods[0].name, target_of(experiment)))
+    if all(trial.rounds is None for trial in trials):
+        out.print(f"[yellow]No rate got there in {experiment.rounds} rounds; give it more (--rounds). Best so far:[/]")
     out.print(f"[green]training.learning_rate = {best:g}[/]")
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import re
 import shutil
+import sqlite3
 import statistics
 from pathlib import Path
 from typing import Any
@@ -364,3 +366,12 @@ def test_terminal_tables(shown: cw.Run) -> None:
 def test_colours_and_dashes_tell_methods_apart(shown: cw.Run) -> None:
     looks = {(one.colour, one.dash) for one in series_of([shown])}
     assert len(looks) == 3
+
+
+def test_a_run_that_diverged_says_so(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", 5, {("FedAvg", 1): 5})
+    assert not any("diverged" in remark for remark in remarks(run))
+    with contextlib.closing(sqlite3.connect(run.folder / "run.sqlite", isolation_level=None)) as database:
+        database.execute("UPDATE rounds SET loss = CASE round_num WHEN 5 THEN 9.5e34 ELSE 0.54 END")
+    (said,) = [remark for remark in remarks(run) if "diverged" in remark]
+    assert said.startswith("FedAvg, seed 1: diverged, with a loss of 9.5e+34 in its last round and 0.54 before")

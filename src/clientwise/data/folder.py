@@ -27,13 +27,16 @@ class DataError(ClientwiseError):
 def find(data_dir: Path | None, dataset: str, candidates: list[str], get: str) -> Path:
     """The first of the `candidates`, paths within the data folder, that exists; `get` says where it comes from."""
     if data_dir is None:
-        raise DataError(f"{dataset}: needs a data folder: give --data-dir, or set CLIENTWISE_DATA")
+        raise DataError(
+            f"{dataset}: needs a data folder: give --data-dir, or set CLIENTWISE_DATA; docs/data.md says what is in it"
+        )
     data_dir = Path(data_dir)
     for candidate in candidates:
         if (data_dir / candidate).exists():
             return data_dir / candidate
     also = f" (or {' or '.join(candidates[1:])})" if len(candidates) > 1 else ""
-    raise DataError(f"{data_dir / candidates[0]}{also} is missing; {get}")
+    why = "" if data_dir.is_dir() else f" ({data_dir} is no folder)"
+    raise DataError(f"{data_dir / candidates[0]}{also} is missing{why}; {get}")
 
 
 class Archive:

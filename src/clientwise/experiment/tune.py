@@ -44,9 +44,7 @@ def tune(
     on_trial: Callable[[Trial], None] = lambda trial: None,
 ) -> tuple[list[Trial], float]:
     """Try every rate with every seed; return the trials and the rate to take."""
-    target = experiment.evaluation.target or max(experiment.evaluation.client_targets, default=None)
-    if target is None:
-        raise ConfigError(experiment.source, [("evaluation.target", "is missing: a rate is scored by reaching it")])
+    target = target_of(experiment)
     samples = validate(experiment, None)
     trials = []
     for seed in experiment.seeds:
@@ -57,6 +55,14 @@ def tune(
             trials.append(_try(experiment, rate, seed, data, hostile, compute, target))
             on_trial(trials[-1])
     return trials, best_rate(trials, samples.problem.higher_is_better)
+
+
+def target_of(experiment: Experiment) -> float:
+    """What half of the clients are to reach."""
+    target = experiment.evaluation.target or max(experiment.evaluation.client_targets, default=None)
+    if target is None:
+        raise ConfigError(experiment.source, [("evaluation.target", "is missing: a rate is scored by reaching it")])
+    return target
 
 
 def best_rate(trials: Sequence[Trial], higher_is_better: bool = True) -> float:

@@ -45,7 +45,7 @@ def remarks(summary: DataSummary, weighs_by_report: bool, hostile: list[int]) ->
     elif weigh or report:
         yield f"Server: {weigh:,} samples to weigh by, {report:,} to report on."
     else:
-        yield "Server: no samples; what is reported is the mean over the clients' test sets."
+        yield "Server: no samples; what is reported is taken over the clients' test samples, all together."
     if summary.shared:
         yield f"Not disjoint: {summary.shared:,} training samples are held by more than one client."
     if summary.unused:

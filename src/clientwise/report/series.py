@@ -95,6 +95,8 @@ def in_words(difference: Difference, higher_is_better: bool) -> str:
         return f"{points} with one seed, so there is no telling how sure that is"
     low, high = 100 * (difference.mean - difference.margin), 100 * (difference.mean + difference.margin)
     sure = "sure at the 95% level" if difference.is_sure else "not sure: the interval includes zero"
+    if difference.is_sure and difference.pairs < 3:
+        sure = "without zero, but two seeds are too few to rely on that"
     return f"{points}, 95% interval {low:+.1f} to {high:+.1f} over {difference.pairs} seeds, {sure}"
 
 

@@ -19,6 +19,7 @@ from .summary import MethodSummary, Run
 if TYPE_CHECKING:
     from ..experiment.tune import Trial
 
+DIVERGED = 100  # times the lowest loss
 BARS = "▁▂▃▄▅▆▇█"
 SPARK_WIDTH = 10
 
@@ -57,11 +58,11 @@ def _columns(run: Run, lines: Sequence[MethodSummary]) -> list[tuple[str, Callab
     return columns
 
 
-def trials_table(trials: Sequence[Trial], method: str) -> Table:
+def trials_table(trials: Sequence[Trial], method: str, target: float) -> Table:
     """One line per learning rate: rounds until half of the clients reached the target, and how good it was then."""
     seeds = list(dict.fromkeys(trial.seed for trial in trials))
-    table = _table(f"{method}: rounds until half of the clients reach the target, on samples held back from training")
-    for heading in ("rate", *(f"seed {seed}" for seed in seeds), "over all samples then"):
+    table = _table(f"{method}: rounds until half of the clients reach {target:.0%}, on samples held back from training")
+    for heading in ("rate", *(f"seed {seed}" for seed in seeds), "all samples, when it stopped"):
         table.add_column(heading, justify="right")
     for rate in dict.fromkeys(trial.learning_rate for trial in trials):
         mine = [trial for trial in trials if trial.learning_rate == rate]
@@ -85,12 +86,20 @@ def sparkline(values: Sequence[float]) -> str:
 
 
 def remarks(run: Run) -> list[str]:
-    """What a reader of the table should know: criteria without effect, rounds that changed nothing, refusals."""
+    """What a reader of the table should know: divergence, criteria without effect, rounds that changed nothing."""
     found = (
         ["“worst decile”: 10% of the honest clients do no better than this on their own test data."]
         if _clients_tested(run.summary())
         else []
     )
+    found += [
+        f"{method}, seed {seed}: diverged, with a loss of {last:.2g} in its last round and {lowest:.2g} before; "
+        "its last values say nothing else. Try a smaller training.learning_rate."
+        for _, method, seed in run.lanes
+        for losses in [[loss for _, loss in run.curve("loss", method, seed)]]
+        for last, lowest in [(losses[-1], min(losses)) if losses else (0.0, 0.0)]
+        if last > DIVERGED * lowest
+    ]
     for method in run.methods:
         rows = run.query("SELECT no_effect, notes FROM rounds JOIN lanes USING (lane) WHERE method = ?", method)
         constant = Counter(name for row in rows for name in json.loads(row[0]))
