@@ -121,6 +121,9 @@ def test_a_preset_is_named(config: Path, tmp_path: Path) -> None:
     with config.open("a") as file:
         file.write("\n[presets.quick]\nrounds = 1\n")
     assert "× 1 rounds" in clientwise("check", config, "--preset", "quick")
+    assert "(and its presets: quick)" in clientwise("check", config)
+    config.write_text(config.read_text() + "\n[presets.long]\nrouns = 3\n")
+    assert "did you mean 'rounds'" in clientwise("check", config, expect=2)
     assert "tiny-quick" in clientwise("run", config, "--preset", "quick", cwd=tmp_path)
     assert "did you mean 'quick'" in clientwise("run", config, "--preset", "quik", expect=2)
 

@@ -6,6 +6,7 @@ import shlex
 import shutil
 import signal
 import sys
+import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
@@ -141,13 +142,17 @@ def check(
     data_dir: DataDirOption = None,
     changes: SetOption = None,
 ) -> None:
-    """Check a config and say what it would run, without running it."""
+    """Check a config and its presets, and say what it would run, without running it."""
     from .experiment.build import describe
 
     experiment = _load(file, changes, {"data_dir": data_dir and str(data_dir.resolve())}, preset=preset)
+    presets = [] if preset else list(tomllib.loads(file.read_text(encoding="utf-8")).get("presets", {}))
+    for name in presets:
+        _load(file, changes, preset=name)
     for line in describe(experiment):
         out.print(_escaped(line))
-    out.print(f"[green]ok:[/] {_escaped(str(file))}", soft_wrap=True)
+    also = f" (and its presets: {', '.join(presets)})" if presets else ""
+    out.print(f"[green]ok:[/] {_escaped(str(file) + also)}", soft_wrap=True)
 
 
 @app.command()
@@ -289,7 +294,8 @@ def report(
         list[Path] | None, typer.Argument(help="Run folders; default: the newest in runs/.", show_default=False)
     ] = None,
     out_folder: Annotated[
-        Path | None, typer.Option("--out", help="Where to; default: the folder report in the run.", show_default=False)
+        Path | None,
+        typer.Option("--out", help="Where to; default: report in the run; of several runs, here.", show_default=False),
     ] = None,
 ) -> None:
     """Write a report on a run: one HTML file, all figures (PNG, SVG), all tables (CSV, Markdown, LaTeX)."""

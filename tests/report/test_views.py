@@ -375,3 +375,16 @@ def test_a_run_that_diverged_says_so(tmp_path: Path) -> None:
         database.execute("UPDATE rounds SET loss = CASE round_num WHEN 5 THEN 9.5e34 ELSE 0.54 END")
     (said,) = [remark for remark in remarks(run) if "diverged" in remark]
     assert said.startswith("FedAvg, seed 1: diverged, with a loss of 9.5e+34 in its last round and 0.54 before")
+
+
+def test_runs_on_different_data_are_compared_with_a_warning(tiny: dict[str, Any], tmp_path: Path) -> None:
+    tiny |= {"rounds": 2}
+    first = cw.Run(cw.run(tiny, tmp_path / "first"))
+    same = cw.Run(cw.run(tiny | {"rounds": 3}, tmp_path / "same"))
+    other = cw.Run(cw.run(tiny | {"partition": {"name": "iid", "clients": 6}}, tmp_path / "other"))
+    document = views.overview([first, same])
+    assert not any("same data" in line for line in document["lead"])
+    assert document["subtitle"].endswith("2 rounds or 3 rounds")
+    assert views.overview([first, other])["lead"][0].startswith("These runs are not on the same data")
+    own = cw.Run(cw.run(tiny | {"server_set": {"fraction": 0.0}, "methods": [{"name": "FedAvg"}]}, tmp_path / "own"))
+    assert any("report on different samples" in line for line in views.overview([first, own])["lead"])

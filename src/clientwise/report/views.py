@@ -58,16 +58,28 @@ def overview(runs: Sequence[Run]) -> Json:
     first = runs[0]
     methods = ", ".join(dict.fromkeys(one.method for one in series))
     seeds = sorted({seed for one in series for seed in one.summary.seeds})
+    rounds = " or ".join(counted(number, "round") for number in sorted({run.rounds for run in runs}))
     return {
         "id": first.id,
         "title": " and ".join(run.name if len(runs) == 1 else run.id for run in runs),
-        "subtitle": f"{methods}; {counted(len(seeds), 'seed')}, {counted(first.rounds, 'round')}",
+        "subtitle": f"{methods}; {counted(len(seeds), 'seed')}, {rounds}",
         "isComparison": len(runs) > 1,
         "state": "running" if any(run_state(run) == "running" for run in runs) else run_state(first),
         "rounds": sum(sum(one.summary.rounds) for one in series),
-        "lead": headline(series),
+        "lead": [*_warnings(runs), *headline(series)],
         "sections": [one for one in shown if one["items"]],
     }
+
+
+def _warnings(runs: Sequence[Run]) -> list[str]:
+    """What a comparison of these runs must be read with."""
+    first, *others = (dict(run.query("SELECT key, value FROM facts WHERE key LIKE 'data of seed %'")) for run in runs)
+    lines = []
+    if any(first[seed] != other[seed] for other in others for seed in first.keys() & other.keys()):
+        lines.append("These runs are not on the same data: a difference between them may be due to that.")
+    if len(reported := sorted({run.reported_on for run in runs})) > 1:
+        lines.append(f"They report on different samples: {' and '.join(reported)}.")
+    return lines
 
 
 def headline(series: Sequence[Series]) -> list[str]:
