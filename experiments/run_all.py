@@ -36,13 +36,11 @@ def main() -> None:
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change a key of every config")
     options = parser.parse_args()
     until = time.monotonic() + 60 * (options.minutes or float("inf"))
-    names = options.names or sorted(path.stem for path in HERE.glob("*.toml"))
-    for text in names:
+    known = sorted(path.stem for path in HERE.glob("*.toml"))
+    for text in options.names or known:
         name, _, preset = text.partition(":")
-        if not (HERE / f"{name}.toml").exists():
-            sys.exit(
-                f"error: no experiment {name!r}; there are {', '.join(sorted(p.stem for p in HERE.glob('*.toml')))}"
-            )
+        if name not in known:
+            sys.exit(f"error: no experiment {name!r}; there are {', '.join(known)}")
         preset = preset or options.preset
         folder = options.runs / (f"{name}-{preset}" if preset else name)
         given = {"data_dir": str(options.data_dir.resolve())} if options.data_dir else {}

@@ -92,14 +92,13 @@ def remarks(run: Run) -> list[str]:
         if _clients_tested(run.summary())
         else []
     )
-    found += [
-        f"{method}, seed {seed}: diverged, with a loss of {last:.2g} in its last round and {lowest:.2g} before; "
-        "its last values say nothing else. Try a smaller training.learning_rate."
-        for _, method, seed in run.lanes
-        for losses in [[loss for _, loss in run.curve("loss", method, seed)]]
-        for last, lowest in [(losses[-1], min(losses)) if losses else (0.0, 0.0)]
-        if last > DIVERGED * lowest
-    ]
+    for _, method, seed in run.lanes:
+        losses = [loss for _, loss in run.curve("loss", method, seed)] or [0.0]
+        if losses[-1] > max(losses[0], DIVERGED * min(losses)):  # worse than it began, not merely than its best
+            found.append(
+                f"{method}, seed {seed}: diverged, with a loss of {losses[-1]:.2g} in its last round and "
+                f"{min(losses):.2g} before; its last values say nothing else. Try a smaller training.learning_rate."
+            )
     for method in run.methods:
         rows = run.query("SELECT no_effect, notes FROM rounds JOIN lanes USING (lane) WHERE method = ?", method)
         constant = Counter(name for row in rows for name in json.loads(row[0]))
