@@ -1,12 +1,16 @@
-"""One kernel of our own for GPUs: 2×2 max pooling with the ReLU behind it, in one pass each way.
+"""Kernels of our own for GPUs, where a library's take several passes over memory. Each does in one what it can.
 
-PyTorch's pooling keeps 64-bit places and takes several passes, which made it the largest part of a small convolutional
-network's step. Here a byte says where the maximum was, or that the ReLU cut it off. Triton comes with PyTorch's builds
-for CUDA; without it the layers run as PyTorch has them.
+- 2×2 max pooling with the ReLU behind it. PyTorch's keeps 64-bit places and was the largest part of a small
+  convolutional network's step. Here a byte says where the maximum was, or that the ReLU cut it off.
+- Dense layers on few samples, whose time is that of reading and writing the weights: backward reads them once, for the
+  gradient by the inputs and for the step of plain SGD.
+
+Triton comes with PyTorch's builds for CUDA; without it the layers run as PyTorch has them.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -19,6 +23,7 @@ except ImportError:
     triton = None
 
 BLOCK = 1024
+MOST_ROWS = 32  # samples of a model up to which a dense layer's time is that of its weights
 
 if triton is not None:
 
@@ -56,6 +61,64 @@ if triton is not None:
             target = results + corner + ((which // 2) * width + which % 2) * channels
             tl.store(target, tl.where(place == which, value, 0.0), mask=inside)
 
+    @triton.jit
+    def _dense_forward(  # type: ignore[no-untyped-def]
+        rows, weights, bias, results, count, units, outputs,
+        HAS_BIAS: tl.constexpr, PRECISION: tl.constexpr, UNIT: tl.constexpr,  # noqa: N803
+        ROWS: tl.constexpr, INS: tl.constexpr, OUTS: tl.constexpr,  # noqa: N803
+    ):  # fmt: skip
+        inputs = units * UNIT
+        model = tl.program_id(1).to(tl.int64)
+        row = tl.arange(0, ROWS)[None, :]
+        output = (tl.program_id(0) * OUTS + tl.arange(0, OUTS))[:, None]
+        total = tl.zeros((OUTS, ROWS), dtype=tl.float32)
+        for first in range(0, inputs, INS):
+            place = first + tl.arange(0, INS)
+            along, down = place[None, :], place[:, None]
+            weight = tl.load(
+                weights + (model * outputs + output) * inputs + along,
+                mask=(output < outputs) & (along < inputs), other=0.0,
+            )  # fmt: skip
+            value = tl.load(
+                rows + (model * count + row) * inputs + down, mask=(row < count) & (down < inputs), other=0.0
+            )
+            total = tl.dot(weight.to(value.dtype), value, total, input_precision=PRECISION)
+        if HAS_BIAS:
+            total += tl.load(bias + model * outputs + output, mask=output < outputs, other=0.0)
+        tl.store(results + (model * count + row) * outputs + output, total, mask=(row < count) & (output < outputs))
+
+    @triton.jit
+    def _dense_backward(  # type: ignore[no-untyped-def]
+        gradient, rows, weights, bias, before, rate, count, units, outputs,
+        WANTED: tl.constexpr, HAS_BIAS: tl.constexpr, PRECISION: tl.constexpr, UNIT: tl.constexpr,  # noqa: N803
+        ROWS: tl.constexpr, INS: tl.constexpr, OUTS: tl.constexpr,  # noqa: N803
+    ):  # fmt: skip
+        inputs = units * UNIT
+        model = tl.program_id(1).to(tl.int64)
+        row, place = tl.arange(0, ROWS)[:, None], (tl.program_id(0) * INS + tl.arange(0, INS))[None, :]
+        real = (row < count) & (place < inputs)
+        value = tl.load(rows + (model * count + row) * inputs + place, mask=real, other=0.0)
+        total = tl.zeros((ROWS, INS), dtype=tl.float32)
+        for first in range(0, outputs, OUTS):
+            output = first + tl.arange(0, OUTS)
+            slope = tl.load(
+                gradient + (model * count + row) * outputs + output[None, :],
+                mask=(row < count) & (output[None, :] < outputs), other=0.0,
+            )  # fmt: skip
+            address = weights + (model * outputs + output[:, None]) * inputs + place
+            inside = (output[:, None] < outputs) & (place < inputs)
+            weight = tl.load(address, mask=inside, other=0.0)
+            if WANTED:
+                total = tl.dot(slope, weight.to(slope.dtype), total, input_precision=PRECISION)
+            change = tl.dot(tl.trans(slope), value, input_precision=PRECISION)
+            tl.store(address, weight - rate * change, mask=inside)
+            if HAS_BIAS and tl.program_id(0) == 0:
+                mine = bias + model * outputs + output
+                sums = tl.sum(slope.to(tl.float32), axis=0)
+                tl.store(mine, tl.load(mine, mask=output < outputs) - rate * sums, mask=output < outputs)
+        if WANTED:
+            tl.store(before + (model * count + row) * inputs + place, total, mask=real)
+
 
 def can_pool(values: Tensor) -> bool:
     """Whether the kernel takes these images [g, B, H, W, C]."""
@@ -82,3 +145,39 @@ def unpool(gradient: Tensor, places: Tensor) -> Tensor:
     kernel: Any = _backward[(triton.cdiv(total, BLOCK),)]
     kernel(gradient, places, results, total, 2 * width, channels, BLOCK)
     return results
+
+
+def can_be_dense(rows: Tensor) -> bool:
+    """Whether the kernels take these inputs [g, n, k] of a dense layer, and gain by it."""
+    return triton is not None and rows.is_cuda and rows.shape[1] <= MOST_ROWS and rows.is_contiguous()
+
+
+def dense(rows: Tensor, weights: Tensor, bias: Tensor | None) -> Tensor:
+    """x·Wᵀ + b for rows [g, n, k], float32 weights [G, m, k] and biases [G, m] of the first g models."""
+    (models, count, inputs), outputs = rows.shape, weights.shape[1]
+    results = rows.new_empty(models, count, outputs)
+    how = _how(count, inputs, outputs, bias)
+    kernel: Any = _dense_forward[(triton.cdiv(outputs, how["OUTS"]), models)]
+    kernel(rows, weights, bias, results, count, inputs // how["UNIT"], outputs, **how, num_stages=4)
+    return results
+
+
+def learn_dense(
+    gradient: Tensor, rows: Tensor, weights: Tensor, bias: Tensor | None, rate: float, *, wanted: bool
+) -> Tensor | None:
+    """A step of SGD on weights and biases, in place; the gradient by the rows if it is wanted."""
+    (models, count, inputs), outputs = rows.shape, weights.shape[1]
+    before = torch.empty_like(rows) if wanted else None
+    how = _how(count, inputs, outputs, bias)
+    kernel: Any = _dense_backward[(triton.cdiv(inputs, how["INS"]), models)]
+    kernel(gradient, rows, weights, bias, before, rate, count, inputs // how["UNIT"], outputs, WANTED=wanted, **how)
+    return before
+
+
+def _how(count: int, inputs: int, outputs: int, bias: Tensor | None) -> dict[str, Any]:
+    """How a layer is cut: powers of two, at least the 16 that matrix units want. Rows that are multiples of UNIT are
+    read several numbers at a time."""
+    wishes = {"ROWS": (count, MOST_ROWS), "INS": (inputs, 128), "OUTS": (outputs, 32)}
+    blocks = {name: min(most, max(16, triton.next_power_of_2(size))) for name, (size, most) in wishes.items()}
+    precision = "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"  # as for PyTorch's own products
+    return {**blocks, "UNIT": math.gcd(inputs, 8), "HAS_BIAS": bias is not None, "PRECISION": precision}

@@ -202,18 +202,29 @@ class Dense(Layer):
         rows = values.reshape(len(values), -1, values.shape[-1])
         if training:
             self._rows, self._shape = rows, values.shape
+        if kernels.can_be_dense(rows):
+            return kernels.dense(rows, *self._matrices()).view(*values.shape[:-1], -1)
         kernel = self.parameters[0].value[: len(values)].to(values.dtype).transpose(1, 2)
         return _affine(rows, kernel, self.parameters[1:]).view(*values.shape[:-1], -1)
 
     def backward(self, gradient: Tensor, learning_rate: float | None, wanted: bool) -> Tensor:
         """The gradient by the inputs comes first: the weights change in place."""
         gradient = gradient.reshape(len(gradient), -1, gradient.shape[-1])
+        if learning_rate is not None and kernels.can_be_dense(self._rows):
+            before = kernels.learn_dense(
+                gradient.contiguous(), self._rows, *self._matrices(), learning_rate, wanted=wanted
+            )
+            return gradient if before is None else before.view(self._shape)
         kernel = self.parameters[0].value[: len(gradient)].to(gradient.dtype)
         before = torch.bmm(gradient, kernel).view(self._shape) if wanted else gradient
         self.parameters[0].learn_product(gradient.transpose(1, 2), self._rows, learning_rate)
         for bias in self.parameters[1:]:
             bias.learn(gradient.sum(1), learning_rate)
         return before
+
+    def _matrices(self) -> tuple[Tensor, Tensor | None]:
+        """Weights [G, m, k] and biases [G, m] of all models."""
+        return self.parameters[0].value, self.parameters[1].value if len(self.parameters) > 1 else None
 
 
 class Convolution(Layer):
