@@ -64,8 +64,7 @@ if triton is not None:
     @triton.jit
     def _dense_forward(  # type: ignore[no-untyped-def]
         rows, weights, bias, results, count, units, outputs,
-        HAS_BIAS: tl.constexpr, PRECISION: tl.constexpr, UNIT: tl.constexpr,  # noqa: N803
-        ROWS: tl.constexpr, INS: tl.constexpr, OUTS: tl.constexpr,  # noqa: N803
+        HAS_BIAS: tl.constexpr, UNIT: tl.constexpr, ROWS: tl.constexpr, INS: tl.constexpr, OUTS: tl.constexpr,  # noqa: N803
     ):  # fmt: skip
         inputs = units * UNIT
         model = tl.program_id(1).to(tl.int64)
@@ -82,7 +81,7 @@ if triton is not None:
             value = tl.load(
                 rows + (model * count + row) * inputs + down, mask=(row < count) & (down < inputs), other=0.0
             )
-            total = tl.dot(weight.to(value.dtype), value, total, input_precision=PRECISION)
+            total = tl.dot(weight.to(value.dtype), value, total)
         if HAS_BIAS:
             total += tl.load(bias + model * outputs + output, mask=output < outputs, other=0.0)
         tl.store(results + (model * count + row) * outputs + output, total, mask=(row < count) & (output < outputs))
@@ -90,8 +89,8 @@ if triton is not None:
     @triton.jit
     def _dense_backward(  # type: ignore[no-untyped-def]
         gradient, rows, weights, bias, before, rate, count, units, outputs,
-        WANTED: tl.constexpr, HAS_BIAS: tl.constexpr, PRECISION: tl.constexpr, UNIT: tl.constexpr,  # noqa: N803
-        ROWS: tl.constexpr, INS: tl.constexpr, OUTS: tl.constexpr,  # noqa: N803
+        WANTED: tl.constexpr, HAS_BIAS: tl.constexpr,  # noqa: N803
+        UNIT: tl.constexpr, ROWS: tl.constexpr, INS: tl.constexpr, OUTS: tl.constexpr,  # noqa: N803
     ):  # fmt: skip
         inputs = units * UNIT
         model = tl.program_id(1).to(tl.int64)
@@ -109,8 +108,8 @@ if triton is not None:
             inside = (output[:, None] < outputs) & (place < inputs)
             weight = tl.load(address, mask=inside, other=0.0)
             if WANTED:
-                total = tl.dot(slope, weight.to(slope.dtype), total, input_precision=PRECISION)
-            change = tl.dot(tl.trans(slope), value, input_precision=PRECISION)
+                total = tl.dot(slope, weight.to(slope.dtype), total)
+            change = tl.dot(tl.trans(slope), value)
             tl.store(address, weight - rate * change, mask=inside)
             if HAS_BIAS and tl.program_id(0) == 0:
                 mine = bias + model * outputs + output
@@ -147,18 +146,19 @@ def unpool(gradient: Tensor, places: Tensor) -> Tensor:
     return results
 
 
-def can_be_dense(rows: Tensor) -> bool:
-    """Whether the kernels take these inputs [g, n, k] of a dense layer, and gain by it."""
-    return triton is not None and rows.is_cuda and rows.shape[1] <= MOST_ROWS and rows.is_contiguous()
+def takes_dense(rows: Tensor) -> bool:
+    """Whether the kernels take a dense layer's inputs [g, n, k]: they are few, and rounded as matrix units do it."""
+    rounded = rows.dtype == torch.bfloat16 or torch.backends.cuda.matmul.allow_tf32
+    return triton is not None and rows.is_cuda and rounded and rows.shape[1] <= MOST_ROWS and rows.is_contiguous()
 
 
 def dense(rows: Tensor, weights: Tensor, bias: Tensor | None) -> Tensor:
     """x·Wᵀ + b for rows [g, n, k], float32 weights [G, m, k] and biases [G, m] of the first g models."""
     (models, count, inputs), outputs = rows.shape, weights.shape[1]
     results = rows.new_empty(models, count, outputs)
-    how = _how(count, inputs, outputs, bias)
-    kernel: Any = _dense_forward[(triton.cdiv(outputs, how["OUTS"]), models)]
-    kernel(rows, weights, bias, results, count, inputs // how["UNIT"], outputs, **how, num_stages=4)
+    cut = _cut(rows, outputs, most=64)
+    kernel: Any = _dense_forward[(triton.cdiv(outputs, cut["OUTS"]), models)]
+    kernel(rows, weights, bias, results, count, inputs // cut["UNIT"], outputs, bias is not None, **cut, num_stages=4)
     return results
 
 
@@ -168,16 +168,21 @@ def learn_dense(
     """A step of SGD on weights and biases, in place; the gradient by the rows if it is wanted."""
     (models, count, inputs), outputs = rows.shape, weights.shape[1]
     before = torch.empty_like(rows) if wanted else None
-    how = _how(count, inputs, outputs, bias)
-    kernel: Any = _dense_backward[(triton.cdiv(inputs, how["INS"]), models)]
-    kernel(gradient, rows, weights, bias, before, rate, count, inputs // how["UNIT"], outputs, WANTED=wanted, **how)
+    cut = _cut(rows, outputs, most=32)
+    kernel: Any = _dense_backward[(triton.cdiv(inputs, cut["INS"]), models)]
+    kernel(
+        gradient, rows, weights, bias, before, rate, count, inputs // cut["UNIT"], outputs, wanted, bias is not None,
+        **cut, num_stages=3 if wanted else 1, num_warps=2 if wanted else 4,
+    )  # fmt: skip
     return before
 
 
-def _how(count: int, inputs: int, outputs: int, bias: Tensor | None) -> dict[str, Any]:
-    """How a layer is cut: powers of two, at least the 16 that matrix units want. Rows that are multiples of UNIT are
-    read several numbers at a time."""
-    wishes = {"ROWS": (count, MOST_ROWS), "INS": (inputs, 128), "OUTS": (outputs, 32)}
-    blocks = {name: min(most, max(16, triton.next_power_of_2(size))) for name, (size, most) in wishes.items()}
-    precision = "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"  # as for PyTorch's own products
-    return {**blocks, "UNIT": math.gcd(inputs, 8), "HAS_BIAS": bias is not None, "PRECISION": precision}
+def _cut(rows: Tensor, outputs: int, most: int) -> dict[str, int]:
+    """A layer in blocks: powers of two, no smaller than matrix units want them, and as measured on an H200.
+
+    Rows that are multiples of UNIT are read that many numbers at a time.
+    """
+    _, count, inputs = rows.shape
+    wishes = {"ROWS": (count, MOST_ROWS), "INS": (inputs, 64), "OUTS": (outputs, most)}
+    blocks = {name: min(limit, max(16, triton.next_power_of_2(size))) for name, (size, limit) in wishes.items()}
+    return {"UNIT": math.gcd(inputs, 8), **blocks}

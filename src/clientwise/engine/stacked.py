@@ -202,7 +202,7 @@ class Dense(Layer):
         rows = values.reshape(len(values), -1, values.shape[-1])
         if training:
             self._rows, self._shape = rows, values.shape
-        if kernels.can_be_dense(rows):
+        if kernels.takes_dense(rows):
             return kernels.dense(rows, *self._matrices()).view(*values.shape[:-1], -1)
         kernel = self.parameters[0].value[: len(values)].to(values.dtype).transpose(1, 2)
         return _affine(rows, kernel, self.parameters[1:]).view(*values.shape[:-1], -1)
@@ -210,7 +210,7 @@ class Dense(Layer):
     def backward(self, gradient: Tensor, learning_rate: float | None, wanted: bool) -> Tensor:
         """The gradient by the inputs comes first: the weights change in place."""
         gradient = gradient.reshape(len(gradient), -1, gradient.shape[-1])
-        if learning_rate is not None and kernels.can_be_dense(self._rows):
+        if learning_rate is not None and kernels.takes_dense(self._rows):
             before = kernels.learn_dense(
                 gradient.contiguous(), self._rows, *self._matrices(), learning_rate, wanted=wanted
             )
