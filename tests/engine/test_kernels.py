@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 from torch import Tensor
@@ -9,6 +11,15 @@ from torch import Tensor
 from clientwise.engine import kernels
 
 pytestmark = pytest.mark.skipif(kernels.triton is None or not torch.cuda.is_available(), reason="about GPUs")
+
+
+@pytest.fixture(autouse=True)
+def rounded() -> Iterator[None]:
+    """As in a run with the default precision."""
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = True
+    yield
+    torch.backends.cuda.matmul.allow_tf32 = before
 
 
 def distance(ours: Tensor, exact: Tensor) -> float:
@@ -21,10 +32,7 @@ def distance(ours: Tensor, exact: Tensor) -> float:
 @pytest.mark.parametrize(
     ("count", "inputs", "outputs"), [(10, 784, 200), (20, 60, 128), (32, 17, 70), (7, 33, 1), (1, 1, 1), (16, 64, 64)]
 )
-def test_dense_layers(
-    dtype: torch.dtype, has_bias: bool, count: int, inputs: int, outputs: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", True)
+def test_dense_layers(dtype: torch.dtype, has_bias: bool, count: int, inputs: int, outputs: int) -> None:
     random = torch.Generator("cuda").manual_seed(1)
 
     def draw(*shape: int) -> Tensor:
@@ -50,8 +58,7 @@ def test_dense_layers(
             assert distance(before, torch.bmm(g, w)) < 0.01
 
 
-def test_what_others_do_better_is_left_to_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", True)
+def test_what_others_do_better_is_left_to_them() -> None:
     rows = torch.zeros(2, kernels.MOST_ROWS, 8, device="cuda")
     assert kernels.takes_dense(rows)
     assert not kernels.takes_dense(rows.repeat(1, 2, 1))
