@@ -82,3 +82,22 @@ def test_robust_shape_recovers_a_known_shape() -> None:
 def test_a_single_output_is_a_logit_against_zero(logit: float) -> None:
     probability = class_scores(torch.tensor([[logit]])).softmax(1)[0, 1]
     assert float(probability) == pytest.approx(1 / (1 + math.exp(-logit)), rel=1e-5)
+
+
+@given(st.integers(1, 12), st.integers(1, 5), st.booleans(), st.integers(0, 2**16))
+def test_the_gradient_is_autograds(samples: int, classes: int, weighted: bool, seed: int) -> None:
+    random = torch.Generator().manual_seed(seed)
+    outputs = (10 * torch.randn(samples, classes, generator=random)).requires_grad_()
+    targets = torch.randint(max(2, classes), (samples,), generator=random)
+    shares = torch.rand(samples, generator=random)
+    weights = tuple(float(value) for value in range(1, max(2, classes) + 1)) if weighted else None
+    for loss, truth in (
+        (Loss("cross_entropy", class_weights=weights), targets),
+        (Loss("robust", shape=1.0), torch.randn(samples, classes, generator=random)),
+    ):
+        expected = loss.per_sample(outputs, truth)
+        (slopes,) = torch.autograd.grad(expected, outputs, shares)
+        losses, gradient = loss.with_gradient(outputs.detach(), truth, shares)
+        assert torch.allclose(losses, expected, rtol=1e-5, atol=1e-5)
+        assert torch.allclose(gradient, slopes, rtol=1e-4, atol=1e-6)
+        assert not losses.requires_grad

@@ -22,8 +22,8 @@ from torch import Tensor
 from ..registry import Decay, PositiveFloat, Registry
 from .scores import Score, Term
 
-AT_ONCE = 32  # models
-CACHED = 4096  # columns: so many of AT_ONCE models, copied to float64, stay in a core's cache
+AT_ONCE = 64  # models
+CACHED = 2**16  # values copied to float64 at once, so that they stay in a core's cache
 ON_GPU = 2**26  # values copied to float64 at once on a GPU, which wants few and large pieces
 
 
@@ -55,7 +55,8 @@ class SubsetSums:
         self._totals += products.sum(0)
         factors = products.T.to(self._models.device)
         width = self._models.shape[1]
-        at_once, columns = (max(1, ON_GPU // width), width) if self._models.is_cuda else (AT_ONCE, CACHED)
+        at_once = max(1, ON_GPU // width) if self._models.is_cuda else AT_ONCE
+        columns = width if self._models.is_cuda else CACHED // max(1, min(at_once, len(models)))
         for some, rows in zip(torch.split(factors, at_once, 1), torch.split(models, at_once), strict=True):
             for sums, block in zip(torch.split(self._models, columns, 1), torch.split(rows, columns, 1), strict=True):
                 sums.addmm_(some, block.double())

@@ -36,6 +36,20 @@ class Loss:
             return losses
         return losses * torch.tensor(self.class_weights, dtype=losses.dtype, device=losses.device)[targets]
 
+    def with_gradient(self, outputs: Tensor, targets: Tensor, shares: Tensor) -> tuple[Tensor, Tensor]:
+        """Loss of every sample [N], and the gradient of Σ share · loss by the outputs."""
+        if not outputs.is_cuda and self.kind == "cross_entropy" and not self.class_weights and outputs.shape[-1] > 1:
+            # Written out, classes first: along a last axis of few, and by autograd, a CPU takes several times as long.
+            logs = outputs.T.log_softmax(0)
+            losses = -logs.gather(0, targets[None])[0]
+            slopes = logs.exp_().scatter_add_(0, targets[None], -torch.ones_like(losses)[None])
+            return losses, (slopes * shares).T.contiguous()
+        outputs = outputs.detach().requires_grad_()
+        with torch.enable_grad():
+            losses = self.per_sample(outputs, targets)
+        (gradient,) = torch.autograd.grad(losses, outputs, shares)
+        return losses.detach(), gradient
+
     def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """P3 Eq. 2: the mean over the samples, *not* divided by the sum of κ."""
         return self.per_sample(outputs, targets).mean()

@@ -325,13 +325,11 @@ class Together:
         now = network.step[None]
         places, shares = (self._tables[name].index_select(0, now)[0, :count] for name in ("places", "shares"))
         inputs = self._samples.batch(self._tables["numbers"][places])
-        outputs = network.forward(inputs, training=True).requires_grad_()
+        outputs = network.forward(inputs, training=True)
         truth = self._tables["targets"][places].flatten(0, 1)
-        with torch.enable_grad():
-            per_sample = criterion.per_sample(outputs.flatten(0, 1), truth).view(places.shape)
-        (gradient,) = torch.autograd.grad(per_sample, outputs, shares)  # of the mean loss, weighted by κ
-        self._tables["losses"][:, :count].index_copy_(0, now, (per_sample.detach() * shares).sum(1)[None])
-        network.backward(gradient, training.learning_rate if self._optimizer is None else None)
+        losses, gradient = criterion.with_gradient(outputs.flatten(0, 1), truth, shares.flatten())  # weighted by κ
+        self._tables["losses"][:, :count].index_copy_(0, now, (losses.view(places.shape) * shares).sum(1)[None])
+        network.backward(gradient.view(outputs.shape), training.learning_rate if self._optimizer is None else None)
         if self._optimizer is not None:
             assert network.parameter.grad is not None
             if training.proximal:
