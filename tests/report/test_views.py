@@ -19,6 +19,7 @@ import clientwise as cw
 from clientwise.experiment.store import RunError, Store, locked
 from clientwise.report import sections, views
 from clientwise.report.audit import audit
+from clientwise.report.figures import draw
 from clientwise.report.series import series_of
 from clientwise.report.statistics import Contingency, Difference, contingency, paired_difference
 from clientwise.report.terminal import audit_tables, remarks, sparkline, summary_table
@@ -369,14 +370,22 @@ def test_colours_and_dashes_tell_methods_apart(shown: cw.Run) -> None:
 
 
 def test_a_run_that_diverged_says_so(tmp_path: Path) -> None:
+    def axis_of_the_loss() -> Json:
+        axis: Json = sections.curves_section(series_of([run]))["items"][-1]["layout"]["yaxis"]
+        return axis
+
     run = write_run(tmp_path / "run", 5, {("FedAvg", 1): 5})
     assert not any("diverged" in remark for remark in remarks(run))
+    assert "type" not in axis_of_the_loss()
     with contextlib.closing(sqlite3.connect(run.folder / "run.sqlite", isolation_level=None)) as database:
         database.execute("UPDATE rounds SET loss = CASE round_num WHEN 1 THEN 2.3 WHEN 5 THEN 1.9 ELSE 1e-6 END")
         assert not any("diverged" in remark for remark in remarks(run)), "far from its best, but better than it began"
         database.execute("UPDATE rounds SET loss = CASE round_num WHEN 5 THEN 9.5e34 ELSE 0.54 END")
     (said,) = [remark for remark in remarks(run) if "diverged" in remark]
     assert said.startswith("FedAvg, seed 1: diverged, with a loss of 9.5e+34 in its last round and 0.54 before")
+    assert axis_of_the_loss()["type"] == "log"
+    draw(sections.curves_section(series_of([run]))["items"][-1:], tmp_path / "loss.png")
+    assert (tmp_path / "loss.png").stat().st_size > 5_000
 
 
 def test_runs_on_different_data_are_compared_with_a_warning(tiny: dict[str, Any], tmp_path: Path) -> None:

@@ -87,6 +87,8 @@ def _draw_chart(axes: Axes, chart: Json) -> None:
     axes.set_xlabel(along)
     if layout.get("yaxis", {}).get("tickformat") == ".0%":
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
+    if layout.get("yaxis", {}).get("type") == "log":
+        axes.set_yscale("log")
     if named:
         if along == "round":
             axes.xaxis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 5, 10], integer=True))  # no round 2.5

@@ -13,6 +13,7 @@ from .statistics import Difference, paired_difference
 from .summary import MethodSummary, Run
 
 MAX_POINTS = 500  # of one curve: no more than a screen has pixels
+WIDE = 1000  # times the lowest value of a chart: from there on its axis is logarithmic
 DASHES = ("solid", "dash", "dashdot", "dot", "longdash", "longdashdot")
 
 
@@ -163,13 +164,10 @@ def line_chart(
         )
         said.append(f"{one.label} from {_shown(middle[0], percent)} to {_shown(middle[-1], percent)}")
     alt = f"{title} over the rounds: {'; '.join(said) or 'nothing recorded yet'}."
-    return chart(
-        name,
-        title,
-        alt,
-        traces,
-        {"xaxis": {"title": {"text": "round"}}, "yaxis": {"tickformat": ".0%"} if percent else {}},
-    )
+    heights = [height for trace in traces for height in trace["y"]] or [0.0]
+    wide = 0 < min(heights) < max(heights) / WIDE  # a loss that diverged would press all others flat
+    upwards = {"tickformat": ".0%"} if percent else {"type": "log"} if wide else {}
+    return chart(name, title, alt, traces, {"xaxis": {"title": {"text": "round"}}, "yaxis": upwards})
 
 
 def _shown(value: float, percent: bool) -> str:
