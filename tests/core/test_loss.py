@@ -97,7 +97,8 @@ def test_the_gradient_is_autograds(samples: int, classes: int, weighted: bool, s
     ):
         expected = loss.per_sample(outputs, truth)
         (slopes,) = torch.autograd.grad(expected, outputs, shares)
-        losses, gradient = loss.with_gradient(outputs.detach(), truth, shares)
+        losses, gradient = loss.with_gradient(outputs, truth, shares)
         assert torch.allclose(losses, expected, rtol=1e-5, atol=1e-5)
         assert torch.allclose(gradient, slopes, rtol=1e-4, atol=1e-6)
         assert not losses.requires_grad
+        assert not gradient.requires_grad

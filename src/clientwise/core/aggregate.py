@@ -56,8 +56,8 @@ class SubsetSums:
         factors = products.T.to(self._models.device)
         width = self._models.shape[1]
         at_once = max(1, ON_GPU // width) if self._models.is_cuda else AT_ONCE
-        columns = width if self._models.is_cuda else CACHED // max(1, min(at_once, len(models)))
         for some, rows in zip(torch.split(factors, at_once, 1), torch.split(models, at_once), strict=True):
+            columns = width if self._models.is_cuda else CACHED // max(1, len(rows))
             for sums, block in zip(torch.split(self._models, columns, 1), torch.split(rows, columns, 1), strict=True):
                 sums.addmm_(some, block.double())
 

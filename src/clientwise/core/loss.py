@@ -36,9 +36,11 @@ class Loss:
             return losses
         return losses * torch.tensor(self.class_weights, dtype=losses.dtype, device=losses.device)[targets]
 
+    @torch.no_grad()
     def with_gradient(self, outputs: Tensor, targets: Tensor, shares: Tensor) -> tuple[Tensor, Tensor]:
         """Loss of every sample [N], and the gradient of Σ share · loss by the outputs."""
-        if not outputs.is_cuda and self.kind == "cross_entropy" and not self.class_weights and outputs.shape[-1] > 1:
+        on_cpu, several = outputs.device.type == "cpu", outputs.shape[-1] > 1
+        if on_cpu and several and self.kind == "cross_entropy" and not self.class_weights:
             # Written out: PyTorch's softmax and autograd take a CPU three times as long where classes are few.
             shifted, rows = outputs - outputs.amax(1, keepdim=True), targets[:, None]
             chosen = shifted.gather(1, rows)

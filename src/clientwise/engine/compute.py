@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import ctypes
+import os
 import platform
 import sys
 import threading
@@ -103,8 +104,6 @@ class Compute:
         refuse_impossible(mode, precision, device)
         self.device = device
         on_gpu = device.type == "cuda"
-        if not on_gpu:
-            _keep_freed_memory()
         too_large = on_gpu and samples.inputs.nbytes > GPU_SHARE * torch.cuda.mem_get_info(device)[0]
         self.samples = samples if too_large else samples.to(device)
         count_dropout(module)
@@ -239,6 +238,7 @@ class Compute:
 
     def _begin_work(self) -> None:
         """In every new thread of the pool."""
+        _keep_freed_memory()
         torch.set_num_threads(1)
         self._own.worker = _Worker(FlatModel(copy.deepcopy(self.flat.module), self.device))
 
@@ -296,13 +296,15 @@ def threads_for(num_parameters: int) -> Iterator[None]:
 
 
 def _keep_freed_memory() -> None:
-    """Large blocks stay with the process when they are freed, as far as Linux's usual allocator can be told so.
+    """Blocks of megabytes stay with the process when they are freed, as far as Linux's usual allocator can be told so.
 
-    To give them back and fetch them anew, page by page, takes a tenth of a round of many small networks.
+    To give them back and fetch them anew, page by page, takes a tenth of a round. Who sets the allocator's own
+    variables (MALLOC_..., GLIBC_TUNABLES) is left alone.
     """
-    if sys.platform == "linux" and hasattr(allocator := ctypes.CDLL(None), "mallopt"):
+    told = any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ)
+    if sys.platform == "linux" and not told and hasattr(allocator := ctypes.CDLL(None), "mallopt"):
         allocator.mallopt(-3, 2**25)  # M_MMAP_THRESHOLD: smaller blocks are not fetched one by one
-        allocator.mallopt(-1, 2**30)  # M_TRIM_THRESHOLD: so much may lie idle
+        allocator.mallopt(-1, 2**28)  # M_TRIM_THRESHOLD: so much may lie idle, per thread
 
 
 def _set_precision(wanted: Precision, device: torch.device) -> Precision:

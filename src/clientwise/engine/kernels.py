@@ -1,17 +1,20 @@
-"""Kernels of our own for GPUs, where a library's take several passes over memory. Each does in one what it can.
+"""Kernels of our own for GPUs, for what a library does in several passes over memory.
 
 - 2×2 max pooling with the ReLU behind it. PyTorch's keeps 64-bit places and was the largest part of a small
-  convolutional network's step. Here a byte says where the maximum was, or that the ReLU cut it off. The bias of the
-  convolution before comes in here too: added to the maximum it is a quarter of the work.
+  convolutional network's step; here a byte says where the maximum was. The bias of the convolution before comes in
+  here too: added to the maximum it is a quarter of the work.
 - Dense layers on few samples, whose time is that of reading and writing the weights: backward reads them once, for the
   gradient by the inputs and for the step of plain SGD.
 
-Triton comes with PyTorch's builds for CUDA; without it the layers run as PyTorch has them.
+Triton comes with PyTorch's builds for CUDA, and builds the kernels with a C compiler when they first run. Where that
+does not work the layers run as PyTorch has them.
 """
 
 from __future__ import annotations
 
+import functools
 import math
+import warnings
 from typing import Any
 
 import torch
@@ -24,15 +27,17 @@ except ImportError:
     triton = None
 
 BLOCK = 1024
-CUT_OFF = 4  # instead of the place of a maximum that the ReLU made 0
 MOST_ROWS = 32  # samples of a model up to which a dense layer's time is that of its weights
+MOST_OUTPUTS = 64  # of a dense layer that one block computes
+ENOUGH = 64  # blocks to keep a GPU busy
+SHORT = 1024  # inputs that one block sums up in no time
 
 if triton is not None:
 
     @triton.jit
     def _pool(  # type: ignore[no-untyped-def]
         values, bias, results, places, total, per_model, width, channels,
-        HAS_BIAS: tl.constexpr, RELU: tl.constexpr, CUT_OFF: tl.constexpr, BLOCK: tl.constexpr,  # noqa: N803
+        HAS_BIAS: tl.constexpr, RELU: tl.constexpr, BLOCK: tl.constexpr,  # noqa: N803
     ):  # fmt: skip
         number = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
         inside = number < total
@@ -49,9 +54,7 @@ if triton is not None:
         if HAS_BIAS:
             best += tl.load(bias + number // per_model * channels + channel, mask=inside)
         if RELU:
-            cut = best <= 0
-            best = tl.where(cut, 0.0, best)
-            place = tl.where(cut, CUT_OFF, place)
+            best = tl.where(best <= 0, 0.0, best)
         tl.store(results + number, best, mask=inside)
         tl.store(places + number, place.to(tl.uint8), mask=inside)
 
@@ -126,10 +129,24 @@ if triton is not None:
             tl.store(before + (model * count + row) * inputs + place, total, mask=real)
 
 
+@functools.cache
+def _can_build() -> bool:
+    """Whether Triton is there and works: without a compiler, or a folder to write to, it does not."""
+    if triton is None:
+        return False
+    try:
+        pool(torch.zeros(1, 1, 2, 2, 1, device="cuda"), None, relu=False)
+    except Exception as error:  # of the compiler, of the file system, of Triton itself
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        warnings.warn(f"Triton cannot build its kernels here, PyTorch's slower ones are used: {reason}", stacklevel=2)
+        return False
+    return True
+
+
 def can_pool(values: Tensor) -> bool:
     """Whether the kernel takes these images [g, B, H, W, C]."""
     even = values.dim() == 5 and values.shape[2] % 2 == 0 and values.shape[3] % 2 == 0
-    return triton is not None and values.is_cuda and even
+    return values.is_cuda and even and values.is_contiguous() and _can_build()
 
 
 def pool(values: Tensor, bias: Tensor | None, *, relu: bool) -> tuple[Tensor, Tensor]:
@@ -139,7 +156,7 @@ def pool(values: Tensor, bias: Tensor | None, *, relu: bool) -> tuple[Tensor, Te
     places = torch.empty_like(results, dtype=torch.uint8)
     total, per_model = results.numel(), results[0].numel()
     kernel: Any = _pool[(triton.cdiv(total, BLOCK),)]
-    kernel(values, bias, results, places, total, per_model, width, channels, bias is not None, relu, CUT_OFF, BLOCK)
+    kernel(values, bias, results, places, total, per_model, width, channels, bias is not None, relu, BLOCK)
     return results, places
 
 
@@ -153,17 +170,22 @@ def unpool(gradient: Tensor, places: Tensor) -> Tensor:
     return results
 
 
-def takes_dense(rows: Tensor) -> bool:
-    """Whether the kernels take a dense layer's inputs [g, n, k]: they are few, and rounded as matrix units do it."""
+def can_be_dense(rows: Tensor, outputs: int) -> bool:
+    """Whether the kernels take a dense layer's inputs [g, n, k], and gain by it.
+
+    Samples must be few, and rounded as matrix units do it; and there must be blocks enough to keep the GPU busy.
+    """
+    models, count, inputs = rows.shape
     rounded = rows.dtype == torch.bfloat16 or torch.backends.cuda.matmul.allow_tf32
-    return triton is not None and rows.is_cuda and rounded and rows.shape[1] <= MOST_ROWS and rows.is_contiguous()
+    busy = inputs <= SHORT or models * -(-outputs // MOST_OUTPUTS) >= ENOUGH
+    return rows.is_cuda and rounded and busy and count <= MOST_ROWS and rows.is_contiguous() and _can_build()
 
 
 def dense(rows: Tensor, weights: Tensor, bias: Tensor | None) -> Tensor:
     """x·Wᵀ + b for rows [g, n, k], float32 weights [G, m, k] and biases [G, m] of the first g models."""
     (models, count, inputs), outputs = rows.shape, weights.shape[1]
     results = rows.new_empty(models, count, outputs)
-    cut = _cut(rows, outputs, most=64)
+    cut = _cut(rows, outputs, most=MOST_OUTPUTS)
     kernel: Any = _dense_forward[(triton.cdiv(outputs, cut["OUTS"]), models)]
     kernel(rows, weights, bias, results, count, inputs // cut["UNIT"], outputs, bias is not None, **cut, num_stages=4)
     return results
@@ -187,7 +209,7 @@ def learn_dense(
 def _cut(rows: Tensor, outputs: int, most: int) -> dict[str, int]:
     """A layer in blocks: powers of two, no smaller than matrix units want them, and as measured on an H200.
 
-    Rows that are multiples of UNIT are read that many numbers at a time.
+    UNIT tells the compiler by what rows can be divided: it then reads several numbers at a time.
     """
     _, count, inputs = rows.shape
     wishes = {"ROWS": (count, MOST_ROWS), "INS": (inputs, 64), "OUTS": (outputs, most)}

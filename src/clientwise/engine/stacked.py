@@ -60,7 +60,7 @@ class StackedNetwork:
         by_name = dict(zip(names, self._parameters, strict=True))
         self._layers = [self._make_layer(name, leaf, by_name) for name, leaf in _reordered(list(_leaves("", module)))]
         for one, following in itertools.pairwise(self._layers):
-            if isinstance(one, Convolution) and isinstance(following, Pooling):
+            if isinstance(one, Convolution) and isinstance(following, Pooling):  # which adds the bias, see there
                 one.parameters, following.parameters = one.parameters[:1], one.parameters[1:]
         learning = [place for place, layer in enumerate(self._layers) if layer.parameters]
         self._first_to_learn = min(learning, default=len(self._layers))
@@ -206,7 +206,7 @@ class Dense(Layer):
         rows = values.reshape(len(values), -1, values.shape[-1])
         if training:
             self._rows, self._shape = rows, values.shape
-        if kernels.takes_dense(rows):
+        if kernels.can_be_dense(rows, self.parameters[0].value.shape[1]):
             return kernels.dense(rows, *self._matrices()).view(*values.shape[:-1], -1)
         kernel = self.parameters[0].value[: len(values)].to(values.dtype).transpose(1, 2)
         return _affine(rows, kernel, self.parameters[1:]).view(*values.shape[:-1], -1)
@@ -214,7 +214,7 @@ class Dense(Layer):
     def backward(self, gradient: Tensor, learning_rate: float | None, wanted: bool) -> Tensor:
         """The gradient by the inputs comes first: the weights change in place."""
         gradient = gradient.reshape(len(gradient), -1, gradient.shape[-1])
-        if learning_rate is not None and kernels.takes_dense(self._rows):
+        if learning_rate is not None and kernels.can_be_dense(self._rows, gradient.shape[-1]):
             before = kernels.learn_dense(
                 gradient.contiguous(), self._rows, *self._matrices(), learning_rate, wanted=wanted
             )
@@ -343,8 +343,8 @@ class Pooling(Layer):
 
     def __init__(self, module: nn.Module, parameters: Sequence[Parameter], network: StackedNetwork) -> None:
         super().__init__(module, parameters, network)
-        self._plain = Plain(module, parameters, network)
         self._relu = type(module) is nn.Sequential
+        self._plain = Plain(next(module.children()) if self._relu else module, (), network)
         self._places: Tensor | None = None
 
     @staticmethod
@@ -360,24 +360,25 @@ class Pooling(Layer):
     def forward(self, values: Tensor, training: bool) -> Tensor:
         """The maxima."""
         bias = self.parameters[0].value if self.parameters else None
-        if kernels.can_pool(values):
-            results, self._places = kernels.pool(values, bias, relu=self._relu)
-            return results
         self._places = None
+        if kernels.can_pool(values):
+            self._results, self._places = kernels.pool(values, bias, relu=self._relu)
+            return self._results
+        results = self._plain.forward(values, training)
         if bias is not None:
-            values = values + bias[: len(values), None, None, None].to(values.dtype)
-        return self._plain.forward(values, training)
+            results = results + bias[: len(values), None, None, None].to(values.dtype)
+        self._results = results.relu() if self._relu else results
+        return self._results
 
     def backward(self, gradient: Tensor, learning_rate: float | None, wanted: bool) -> Tensor:
         """The gradient where the maxima were."""
-        if self._places is None:
-            before = passed = self._plain.backward(gradient, learning_rate, wanted)
-        else:
-            before = kernels.unpool(gradient.contiguous(), self._places)
-            passed = gradient.masked_fill(self._places == kernels.CUT_OFF, 0) if self._relu else gradient
+        if self._relu:
+            gradient = torch.ops.aten.threshold_backward(gradient, self._results, 0)
         for bias in self.parameters:
-            bias.learn(passed.sum((1, 2, 3)), learning_rate)
-        return before
+            bias.learn(gradient.sum((1, 2, 3)), learning_rate)
+        if self._places is None:
+            return self._plain.backward(gradient, learning_rate, wanted)
+        return kernels.unpool(gradient.contiguous(), self._places)
 
 
 class Rectifier(Layer):

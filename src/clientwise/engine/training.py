@@ -94,6 +94,7 @@ class OneByOne:
 
     def __init__(self, flat: FlatModel, samples: Samples, *, record: bool, dtype: torch.dtype = torch.float32) -> None:
         self._flat, self._samples, self._record, self._dtype = flat, samples, record, dtype
+        self._parameters = list(flat.module.parameters())
         self._dropouts = [module for module in flat.module.modules() if isinstance(module, CountedDropout)]
         self._anchor = flat.parameter.detach().clone()
         self._recipe: tuple[LocalTraining, Loss] | None = None
@@ -134,8 +135,8 @@ class OneByOne:
         """An optimizer that has done nothing yet, and recordings that belong to this task."""
         plain = replace(loss, class_weights=None)
         if self._recipe != (training, plain):
-            self._recipe, self._steps = (training, plain), {}
             self._optimizer = make_optimizer(self._flat.parameter, training)
+            self._recipe, self._steps = (training, plain), {}
         _restart(self._optimizer)
         if loss.class_weights is not None:  # kept in place: they change from round to round, the recordings do not
             if self._class_weights is None:
@@ -160,11 +161,9 @@ class OneByOne:
         return self._loss
 
     def _step(self, numbers: Tensor, targets: Tensor) -> Tensor:
-        flat, gradient = self._flat, self._flat.parameter.grad
+        flat = self._flat
         assert self._recipe is not None
-        assert gradient is not None
         training, criterion = self._recipe
-        gradient.zero_()
         inputs = self._samples.batch(numbers)
         if self._dtype == torch.bfloat16:
             with torch.autocast(numbers.device.type, torch.bfloat16):
@@ -173,9 +172,18 @@ class OneByOne:
             outputs = flat.module(inputs)
         losses = criterion.per_sample(outputs, targets)
         loss = (losses if self._class_weights is None else losses * self._class_weights[targets]).mean()
-        loss.backward()  # type: ignore[no-untyped-call]
-        if training.proximal:
-            gradient.add_(flat.parameter.detach() - self._anchor, alpha=training.proximal)
+        gradients = torch.autograd.grad(loss, self._parameters, materialize_grads=True)
+        with torch.no_grad():
+            if _is_plain(training):  # without another pass over memory
+                for parameter, gradient in zip(self._parameters, gradients, strict=True):
+                    parameter.add_(gradient, alpha=-training.learning_rate)
+                return loss.detach()
+            for parameter, gradient in zip(self._parameters, gradients, strict=True):
+                assert parameter.grad is not None
+                parameter.grad.copy_(gradient)
+            if training.proximal:
+                assert flat.parameter.grad is not None
+                flat.parameter.grad.add_(flat.parameter - self._anchor, alpha=training.proximal)
         self._optimizer.step()
         return loss.detach()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import defaultdict
 from collections.abc import Sequence
@@ -164,14 +165,15 @@ def line_chart(
         )
         said.append(f"{one.label} from {_shown(middle[0], percent)} to {_shown(middle[-1], percent)}")
     alt = f"{title} over the rounds: {'; '.join(said) or 'nothing recorded yet'}."
-    heights = [height for trace in traces for height in trace["y"]] or [0.0]
-    wide = 0 < min(heights) < max(heights) / WIDE  # a loss that diverged would press all others flat
-    upwards = {"tickformat": ".0%"} if percent else {"type": "log"} if wide else {}
+    heights = [height for trace in traces for height in trace["y"] if 0 < height < math.inf]
+    upwards: Json = {"tickformat": ".0%"} if percent else {}
+    if name == "loss" and heights and max(heights) > WIDE * min(heights):  # one that diverged presses all others flat
+        upwards, alt = {"type": "log", "uirevision": "log"}, f"{alt} The axis is logarithmic."
     return chart(name, title, alt, traces, {"xaxis": {"title": {"text": "round"}}, "yaxis": upwards})
 
 
 def _shown(value: float, percent: bool) -> str:
-    return percent_of(value) if percent else f"{value:.3f}"
+    return percent_of(value) if percent else f"{value:.3f}" if abs(value) < 1e5 else f"{value:.2g}"
 
 
 def _faint(colour: str, opacity: float) -> str:
