@@ -100,9 +100,10 @@ def test_the_quick_size_shows_what_the_experiment_shows(name: str, tmp_path: Pat
         pytest.skip(str(error))
     assert run.finished
     last = {line.method: statistics.fmean(line.metric) for line in run.summary()}
-    first = {method: run.curve("metric", method, run.lanes[0][2])[0][1] for method in run.methods}
-    for method in run.methods:  # everything learns something
-        assert last[method] > first[method] if run.higher_is_better else last[method] < first[method]
+    for _, method, seed in run.lanes:  # everything learns something, if not in every single round
+        first, *_ = curve = [value for _, value in run.curve("metric", method, seed)]
+        late = statistics.fmean(curve[-5:])
+        assert late > first if run.higher_is_better else late < first
     if name in SHOWS:
         better, worse, by = SHOWS[name]
         assert last[better] > last[worse] + by
