@@ -35,6 +35,7 @@ Mode = Literal["auto", "loop", "graph", "stacked"]
 Precision = Literal["auto", "float32", "tf32", "bf16"]
 
 CACHE_BYTES = 16 * 2**20  # of models side by side on one core
+HANDED_BYTES = 64 * 2**20  # of models trained one by one that a worker hands over at once: each time all sums are read
 MOST_TOGETHER = 1024  # clients
 MOST_ANSWERING = 32  # models evaluated at once
 MOST_NETWORKS = 4  # sizes of stacked networks kept, with their recordings
@@ -162,7 +163,7 @@ class Compute:
     def _count_at_once(self, training: LocalTraining, largest: int) -> int:
         samples = min(training.batch_size or largest, largest)
         if self.mode != "stacked":
-            return max(1, min(16, CACHE_BYTES // (4 * self.spec.size)))
+            return max(1, min(16, HANDED_BYTES // (4 * self.spec.size)))
         if self.device.type == "cuda":
             free = torch.cuda.mem_get_info(self.device)[0] + torch.cuda.memory_reserved(self.device)
             each = 4 * (6 * self.spec.size + 3 * samples * self._values_per_sample)
