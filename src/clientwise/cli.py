@@ -355,7 +355,7 @@ def demo(
     ] = None,
     changes: SetOption = None,
 ) -> None:
-    """Train five methods on real handwritten digits, two clients of twenty being hostile. Takes about a minute."""
+    """Train five methods on real handwritten digits, two clients of twenty being hostile. Takes half a minute."""
     with as_file(files("clientwise") / "demo.toml") as file:
         experiment = _load(file, changes)
     out.print(

@@ -1,4 +1,4 @@
-"""One round of federated learning: every line of `run_round` is a step of the papers.
+"""One round of federated learning: `run_round` is the papers, step by step.
 
 sample -> train -> guard -> criteria -> normalise -> score -> weights -> aggregate -> evaluate
                                                        ^                    |
