@@ -59,8 +59,9 @@ def seconds_per_round(work: Work, rounds: int, warmup: int = WARMUP, **options: 
         ends.append(time.perf_counter())
 
     with tempfile.TemporaryDirectory() as folder:
-        cw.run(config(work, rounds + warmup, **options), Path(folder) / "run", data=federated(work), on_round=note)
-    return [after - before for before, after in zip(ends[warmup - 1 :], ends[warmup:], strict=False)]
+        # One more than is timed: a round is told of while the next one trains, and the last has no next one.
+        cw.run(config(work, rounds + warmup + 1, **options), Path(folder) / "run", data=federated(work), on_round=note)
+    return [after - before for before, after in zip(ends[warmup - 1 : -1], ends[warmup:-1], strict=False)]
 
 
 if __name__ == "__main__":
