@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .attacks import ATTACKS, Attack
+    from .core.adapt_loss import LOSS_ADAPTERS
     from .core.aggregate import SERVER_STEPS
     from .core.criteria import CRITERIA, Arrivals, ClientFacts, criterion
-    from .core.loss import LOSS_ADAPTERS
     from .core.metrics import METRICS
     from .core.priority import ADJUSTMENTS
     from .core.scores import SCORES, Score, prioritized
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 # Names are imported when they are first used, so that `clientwise --help` need not wait for PyTorch.
 _PLACES = {
     "ADJUSTMENTS": ("core.priority", "ADJUSTMENTS"),
-    "LOSS_ADAPTERS": ("core.loss", "LOSS_ADAPTERS"),
+    "LOSS_ADAPTERS": ("core.adapt_loss", "LOSS_ADAPTERS"),
     "SERVER_STEPS": ("core.aggregate", "SERVER_STEPS"),
     "METRICS": ("core.metrics", "METRICS"),
     "NORMALISERS": ("core.weighting", "NORMALISERS"),

@@ -143,7 +143,7 @@ def check(
     changes: SetOption = None,
 ) -> None:
     """Check a config and its presets, and say what it would run, without running it."""
-    from .experiment.build import describe
+    from .experiment.describe import describe
 
     experiment = _load(file, changes, {"data_dir": data_dir and str(data_dir.resolve())}, preset=preset)
     presets = [] if preset else list(tomllib.loads(file.read_text(encoding="utf-8")).get("presets", {}))

@@ -177,7 +177,7 @@ class Weighted(Strategy):
         """1/√(‖Θ − Θ_a‖₂ + 1), see `core.criteria.model_divergence`."""
         assert self._global is not None
         model, size = _flat(arrays), len(self._global)
-        arrivals = Arrivals((0,), model[None], self._global, ModelSpec((), size, size), torch.ones(1), _no_judge)
+        arrivals = Arrivals((0,), model[None], self._global, ModelSpec((), size, size), _no_judge)
         return float(model_divergence(arrivals)[0])
 
 

@@ -9,17 +9,18 @@ from functools import partial
 
 import pytest
 import torch
+from torch import Tensor, nn
 
+from clientwise.core.adapt_loss import class_weights
 from clientwise.core.aggregate import momentum_step, sgd_step
-from clientwise.core.criteria import make_criterion
-from clientwise.core.loss import class_weights
+from clientwise.core.criteria import Arrivals, criterion, make_criterion
 from clientwise.core.method import Federation, Method
 from clientwise.core.metrics import accuracy, per_class_f1
 from clientwise.core.priority import best_order, first_improvement
 from clientwise.core.round import first_state, run_round
 from clientwise.core.scores import Choquet, Owa, Prioritized, Product
 from clientwise.core.types import LocalTraining, Refusal, Task, Updates
-from clientwise.core.weighting import max_scale, no_scale
+from clientwise.core.weighting import max_scale, no_scale, sum_scale
 from clientwise.data.datasets import digits
 from clientwise.data.partition import federate, iid
 from clientwise.engine.local import LocalEngine
@@ -37,6 +38,7 @@ class Wire:
     def __init__(self, engine: LocalEngine, tamper: Tamper) -> None:
         self._engine, self._tamper = engine, tamper
         self.num_clients, self.problem, self.spec = engine.num_clients, engine.problem, engine.spec
+        self.attributes = engine.attributes
         self.evaluate, self.evaluate_server = engine.evaluate, engine.evaluate_server
 
     def train(self, client_ids, model, task) -> Iterator[Updates]:
@@ -240,11 +242,114 @@ def test_trust_falls_for_those_who_push_the_other_way(make_engine: MakeEngine) -
     state, wire = start(engine, method), Wire(engine, flip)
     for _ in range(4):
         state, record = run_round(state, method, Federation(seed=1, cohort_size=8), wire)
-    assert state.trust[victim] == state.trust.min() < state.trust.median()
-    assert float(state.trust[victim]) < 0.5
+    trust = state.memory["trust"]
+    assert trust[victim] == trust.min() < trust.median()
+    assert float(trust[victim]) < 0.5
     weights = dict(zip(record.client_ids, record.weights.tolist(), strict=True))
     fair = engine.data.train.sizes.double() / engine.data.train.sizes.sum()
     assert weights[victim] < float(fair[victim])
+
+
+def test_trust_is_in_what_was_learned_and_not_in_statistics() -> None:
+    """Unrelated updates that share large batch-norm statistics do not agree."""
+    split = {"test_fraction": 0.2, "server_fraction": 0.2, "report_fraction": 0.5}
+    data = federate(digits(None), lambda targets, seed: iid(targets, seed, clients=4), 1, **split)
+    network = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.BatchNorm1d(16), nn.Linear(16, 10))
+    engine = LocalEngine(data, network, seed=1)
+    assert engine.spec.size > engine.spec.num_parameters
+
+    def unrelated(updates: Updates) -> Updates:
+        models = updates.models.clone()
+        for row, client in enumerate(updates.client_ids):
+            models[row] = torch.randn(models.shape[1], generator=torch.Generator().manual_seed(client))
+        models[:, engine.spec.num_parameters :] = 1000.0
+        return replace(updates, models=models)
+
+    method = Method(criteria=(make_criterion("trust"),), training=TRAINING)
+    state = first_state(engine.initial_model * 0, method, engine)
+    after, _ = run_round(state, method, Federation(seed=1, cohort_size=4), Wire(engine, unrelated))
+    assert float(after.memory["trust"].max()) < 0.85  # 0.8 and what chance agrees on; 1.0 with the statistics
+
+
+# Parts that need the whole cohort ------------------------------------------------------------------------------------
+
+
+def test_a_criterion_that_needs_the_whole_cohort_sees_it_however_it_arrives(make_engine: MakeEngine) -> None:
+    seen: list[tuple[int, ...]] = []
+
+    @criterion("closeness", measured_by="server", high=1.0, needs={"whole_cohort"})
+    def closeness(arrivals: Arrivals) -> Tensor:
+        """How near a model is to the mean of the cohort, against the farthest."""
+        seen.append(arrivals.client_ids)
+        distance = (arrivals.models - arrivals.models.mean(0)).norm(dim=1)
+        return 1 - distance / distance.max() / 2
+
+    method = Method(criteria=(make_criterion("closeness"), make_criterion("dataset_size")), training=TRAINING)
+    federation = Federation(seed=1, cohort_size=8)
+    records = []
+    for chunk_size in (1, 3, 16):
+        engine = make_engine(chunk_size=chunk_size)
+        _, record = run_round(start(engine, method), method, federation, engine)
+        records.append(record)
+    assert seen == [tuple(range(8))] * 3
+
+    class Backwards(Wire):
+        def train(self, client_ids, model, task) -> Iterator[Updates]:
+            yield from reversed(list(self._engine.train(client_ids, model, task)))
+
+    engine = make_engine(chunk_size=1)
+    _, late = run_round(start(engine, method), method, federation, Backwards(engine, lambda updates: updates))
+    for record in (*records, late):
+        assert torch.equal(record.weights, records[0].weights)
+        assert record.client_ids == tuple(range(8))
+
+
+def test_what_the_whole_cohort_makes_of_a_liar_is_refused(make_engine: MakeEngine, federation: Federation) -> None:
+    @criterion("above_one", measured_by="server", high=1.0, needs={"whole_cohort"})
+    def above_one(arrivals: Arrivals) -> Tensor:
+        """Two for the first of the cohort."""
+        return torch.tensor([2.0] + [0.5] * (len(arrivals.client_ids) - 1))
+
+    engine, method = make_engine(chunk_size=2), Method(criteria=(make_criterion("above_one"),), training=TRAINING)
+    _, record = run_round(start(engine, method), method, federation, engine)
+    assert [refusal.reason for refusal in record.refusals] == ["above_one = 2 is outside [0, 1]"]
+    assert len(record.client_ids) == 4
+
+
+def test_what_the_server_knows_about_clients_is_not_asked_of_them(make_engine: MakeEngine) -> None:
+    engine = make_engine()
+    engine.attributes = {"age": torch.arange(8.0)}
+    method = Method(criteria=(make_criterion("attribute", of="age"),), training=TRAINING)
+    assert method.client_criteria == ()
+
+    def boast(updates: Updates) -> Updates:
+        lies = {"attribute": torch.full((len(updates.client_ids),), 1e6), "age": torch.full((8,), 1e6)}
+        return replace(updates, measurements=lies)
+
+    _, record = run_round(start(engine, method), method, Federation(seed=1, cohort_size=8), Wire(engine, boast))
+    assert record.raw[:, 0].tolist() == list(range(8))
+
+
+# Large powers --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("power", [30.0, 140.0])
+@pytest.mark.parametrize("normaliser", [sum_scale, max_scale, no_scale])
+@pytest.mark.parametrize("boast", [None, 4e9], ids=["honest", "one boasts"])
+def test_large_powers_neither_raise_nor_freeze_the_model(make_engine: MakeEngine, power, normaliser, boast) -> None:
+    engine = make_engine(chunk_size=3)
+    score = Product({"dataset_size": power})
+    method = Method(score=score, normaliser=normaliser, training=TRAINING)
+    state = start(engine, method)
+    tamper = (lambda updates: lie("dataset_size", boast)(updates)) if boast else (lambda updates: updates)
+    after, record = run_round(state, method, Federation(seed=1, cohort_size=8), Wire(engine, tamper))
+    assert record.notes == ()
+    assert float(record.weights.sum()) == pytest.approx(1)
+    assert bool(after.model.isfinite().all())
+    assert not torch.equal(after.model, state.model)
+    sizes = record.raw[:, 0]
+    expected = torch.softmax(power * sizes.log(), 0)
+    torch.testing.assert_close(record.weights, expected, rtol=1e-6, atol=1e-12)
 
 
 def test_server_steps_apply_the_weighted_update(make_engine: MakeEngine, federation: Federation) -> None:

@@ -1,8 +1,9 @@
 """One round of federated learning: `run_round` is the papers, step by step.
 
-sample -> train -> guard -> criteria -> normalise -> score -> weights -> aggregate -> evaluate
-                                                       ^                    |
-                               P2: order adjusted here +--------------------+--> P3: loss of the next round
+sample -> train -> guard -> criteria -> normalise -> score -> weights -> rule -> server step -> tune -> evaluate
+                                                       ^                                                  |
+                               P2: order adjusted here +--------------------------------------------------+
+                                                          P3: loss of the next round <--------------------+
 """
 
 from __future__ import annotations
@@ -13,20 +14,20 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from .aggregate import Aggregator, Stack, SubsetSums
-from .criteria import Arrivals, agreement_with_others, updated_trust
+from .adapt_loss import Adapted
+from .aggregate import Aggregator, Stack, SubsetSums, can_fold
+from .criteria import Arrivals, Outcome
 from .guard import inspect_measurements, inspect_updates
-from .loss import plain_loss
 from .method import Federation, Method
 from .priority import Search, all_orders
-from .scores import Prioritized, all_subset_terms
 from .types import Candidate, Engine, Evaluation, Refusal, RoundRecord, ServerState, Task, Updates
 from .weighting import divide, to_weights, without_effect
 
 
 def first_state(model: Tensor, method: Method, engine: Engine) -> ServerState:
-    """Where a run begins: the initial model, the plain loss, everyone trusted."""
-    return ServerState(0, model, plain_loss(engine.problem), torch.ones(engine.num_clients), method.first_priority)
+    """Where a run begins: the initial model, the plain loss, nothing known of anybody."""
+    memory = {one.part.name: one.memory.first(engine.num_clients) for one in method.criteria if one.memory}
+    return ServerState(0, model, engine.problem.loss, memory, method.first_priority)
 
 
 def run_round(
@@ -40,6 +41,7 @@ def run_round(
     cohort = Cohort(asked, state, method, federation, engine)
     for updates in engine.train(asked, state.model, task):
         cohort.admit(updates)  # guard -> criteria -> fold
+    cohort.complete()
 
     search = adjust_priority(cohort, state, method, engine)
     chosen = search.chosen if search else cohort.candidate(state.priority)
@@ -53,7 +55,8 @@ def run_round(
         chosen = replace(chosen, model=state.model, step_state=state.step_state, priority=state.priority)
         report, local = evaluate(chosen.model, None, round_num, federation, engine)
     quality = float(local.overall()[0]) if search and local and not notes else state.quality
-    loss = state.loss if method.adapt_loss is None else method.adapt_loss(state.loss, cohort.judge(chosen.model[None]))
+    adapted = method.adapt_loss(state.loss, cohort.judge(chosen.model[None])) if method.adapt_loss else None
+    adapted = adapted or Adapted(state.loss)
 
     tested = len(search.tried) * engine.num_clients if search else 0
     judged_by_clients = cohort.judged * len(asked) if federation.judged_by == "clients" else 0
@@ -61,8 +64,8 @@ def run_round(
     next_state = ServerState(
         round_num=round_num,
         model=chosen.model,
-        loss=loss,
-        trust=cohort.updated_trust(),
+        loss=adapted.loss,
+        memory=cohort.updated_memory(),
         priority=chosen.priority,
         quality=quality,
         step_state=chosen.step_state,
@@ -84,8 +87,8 @@ def run_round(
         testing_rounds=search.testing_rounds if search else 0,
         models_moved=len(asked) + len(cohort.client_ids) + len(cohort.refusals) + tested + judged_by_clients,
         evaluations=tested + (judged_by_clients or cohort.judged),
-        loss=loss,
-        notes=notes,
+        loss=adapted.loss,
+        notes=notes + adapted.notes,
         report=report,
         local=local,
     )
@@ -108,24 +111,37 @@ class Cohort:
         self._expected, self._seen = frozenset(asked), set[int]()
         self._state, self._method, self._federation, self._engine = state, method, federation, engine
         self._aggregator = self._make_aggregator()
+        self._held: list[Updates] | None = [] if method.needs("whole_cohort") else None
 
     def _make_aggregator(self) -> Aggregator:
         """Sums where the score has terms, fewer of them than there are clients; the whole matrix otherwise."""
         method, names = self._method, self._method.names
-        terms = all_subset_terms(len(names)) if method.adjust else method.score.terms(names)
-        looks_back = any(criterion.needs_models for criterion in method.criteria)
-        if terms is None or looks_back or len(terms) >= len(self.asked):
+        terms = method.score.terms_of_all_orders(names) if method.adjust else method.score.terms(names)
+        keeps_models = method.rule is not None or method.needs("models") or method.needs("whole_cohort")
+        if terms is None or keeps_models or len(terms) >= len(self.asked):
+            return Stack()
+        if not can_fold(terms, [criterion.high(self._engine.problem) for criterion in method.criteria]):
             return Stack()
         return SubsetSums(names, terms, like=self._state.model)
 
     def admit(self, updates: Updates) -> None:
         """Guard, measure and fold one chunk of updates as it arrives."""
-        method, state = self._method, self._state
+        state, method = self._state, self._method
         updates, refused = inspect_updates(updates, state.model, self._expected, self._seen, method.criteria)
         self._refuse(refused)
         self._seen.update(updates.client_ids)
-        if not updates.client_ids:
-            return
+        if self._held is not None:
+            self._held += [updates] if updates.client_ids else []
+        elif updates.client_ids:
+            self._take(updates)
+
+    def complete(self) -> None:
+        """All that will arrive has arrived: criteria that need the whole cohort see it now, ordered by client."""
+        if self._held:
+            self._take(Updates.joined(self._held).by_client())
+
+    def _take(self, updates: Updates) -> None:
+        method = self._method
         updates, raw, refused = inspect_measurements(
             updates, self._measure(updates), method.criteria, self._engine.problem
         )
@@ -142,9 +158,16 @@ class Cohort:
 
     def _measure(self, updates: Updates) -> Tensor:
         """The criteria [n, m]: what the clients reported, and what the server sees on arrival."""
-        state = self._state
-        trust = state.trust[list(updates.client_ids)]
-        arrivals = Arrivals(updates.client_ids, updates.models, state.model, self._engine.spec, trust, self.judge)
+        state, rows = self._state, list(updates.client_ids)
+        arrivals = Arrivals(
+            updates.client_ids,
+            updates.models,
+            state.model,
+            self._engine.spec,
+            self.judge,
+            memory={name: values[rows] for name, values in state.memory.items()},
+            attributes={name: values[rows] for name, values in self._engine.attributes.items()},
+        )
         columns = [
             updates.measurements[criterion.name]
             if criterion.measured_by == "client"
@@ -171,26 +194,33 @@ class Cohort:
     def candidate(self, priority: tuple[str, ...] | None) -> Candidate:
         """Score, weigh and aggregate the cohort, in the given order of priority."""
         method, state, scales = self._method, self._state, self.scales
-        score = method.score
-        if isinstance(score, Prioritized) and priority is not None:
-            score = score.with_priority(priority)
+        score = method.score.with_order(priority)
         scores = score(method.names, divide(self.raw, scales))
         weights = to_weights(scores)
         if not weights.any():
             return Candidate(priority, scores, weights, state.model, state.step_state)
-        mean = self._aggregator.aggregate(score, scales, weights)
-        model, step_state = method.server_step(state.model, mean, state.step_state)
+        if method.rule is None:
+            aggregate = self._aggregator.aggregate(score, scales, weights)
+        else:
+            aggregate = state.model + method.rule(self._updates(), weights)
+        model, step_state = method.server_step(state.model, aggregate, state.step_state)
         return Candidate(priority, scores, weights, model, step_state)
 
-    def updated_trust(self) -> Tensor:
-        """Everyone's trust after the round, where a criterion looks back at it; see `criteria.trust`."""
-        trust = self._state.trust
-        if not any(criterion.needs_models for criterion in self._method.criteria):
-            return trust
+    def _updates(self) -> Tensor:
+        """How far every client's model moved [n, d]; for parts that need the models."""
         assert isinstance(self._aggregator, Stack)
-        agreement = agreement_with_others([model - self._state.model for model in self._aggregator.models])
-        refused = [refusal.client_id for refusal in self.refusals]
-        return updated_trust(trust, self.client_ids, agreement, refused)
+        return torch.stack(self._aggregator.models) - self._state.model
+
+    def updated_memory(self) -> dict[str, Tensor]:
+        """What the criteria remember of everyone after the round; see `criteria.trust`."""
+        memory, remembering = dict(self._state.memory), [one for one in self._method.criteria if one.memory]
+        if remembering:
+            updates = self._updates()[:, : self._engine.spec.num_parameters] if self.client_ids else ()
+            outcome = Outcome(self.client_ids, tuple(updates), [refusal.client_id for refusal in self.refusals])
+            for one in remembering:
+                assert one.memory is not None
+                memory[one.part.name] = one.memory.after(memory[one.part.name], outcome)
+        return memory
 
 
 def adjust_priority(cohort: Cohort, state: ServerState, method: Method, engine: Engine) -> Search | None:

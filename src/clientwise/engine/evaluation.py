@@ -9,7 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ..core.loss import class_scores, plain_loss
+from ..core.loss import class_scores
 from ..core.metrics import confusion, error_sums, relative_error
 from ..core.types import Evaluation
 from ..data.federated import Samples
@@ -122,7 +122,7 @@ def _answers(
 ) -> Answers:
     """What `count` models answer; `run` takes inputs [B, ...] to outputs [count, B, ...]."""
     problem = samples.problem
-    plain, size = plain_loss(problem), max(1, (4 * BATCH if numbers.is_cuda else BATCH) // count)
+    plain, size = problem.loss, max(1, (4 * BATCH if numbers.is_cuda else BATCH) // count)
     losses, values, counts = [], [], []
     for some, truth in zip(torch.split(numbers, size), torch.split(targets, size), strict=True):
         outputs = run(samples.batch(some))

@@ -42,6 +42,7 @@ class LocalEngine:
         self.data = replace(data, samples=self.compute.samples).shares_to(self.device)
         self.problem = data.samples.problem
         self.num_clients = data.num_clients
+        self.attributes = data.attributes
         self.spec = self.compute.spec
         self.initial_model = flattened(module).to(self.device)  # [d] the module as it was given
         self._seed = seed

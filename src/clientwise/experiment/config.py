@@ -11,8 +11,6 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from ..core.priority import MAX_CRITERIA
-from ..core.scores import Prioritized
 from ..errors import ConfigError
 from .messages import issues_of
 from .presets import apply_preset
@@ -27,6 +25,7 @@ from .schema import (
     Training,
     TrainingOverride,
 )
+from .validation import config_issues
 
 
 def load_experiment(
@@ -56,7 +55,7 @@ def load_experiment(
         experiment = Experiment.model_validate(table)
     except ValidationError as error:
         raise ConfigError(where, issues + issues_of(error, _KNOWN_KEYS)) from None
-    issues += _impossible(experiment)
+    issues += config_issues(experiment)
     if issues:
         raise ConfigError(where, issues)
     experiment._source = where
@@ -112,93 +111,6 @@ def _override(table: dict[str, Any], text: str) -> None:
         here[int(last) if isinstance(here, list) else last] = parsed
     except (ValueError, IndexError, TypeError, AttributeError):
         raise ConfigError(f"--set {text}", [("", f"there is no place {key.strip()!r} in this config")]) from None
-
-
-def _impossible(experiment: Experiment) -> list[tuple[str, str]]:
-    """Combinations that cannot work, found before anything runs."""
-    issues: list[tuple[str, str]] = []
-    names = [method.name for method in experiment.methods]
-    for name in sorted({name for name in names if names.count(name) > 1}):
-        issues.append(("methods", f"two methods are called {name!r}; tables could not tell them apart"))
-    if len(set(experiment.seeds)) < len(experiment.seeds):
-        issues.append(("seeds", "a seed is listed twice; it would repeat the same run"))
-    if len(set(experiment.flower.clients)) < len(experiment.flower.clients):
-        issues.append(("flower.clients", "a name is listed twice; it could not be told who is meant"))
-    if experiment.federation.fraction is not None and experiment.federation.clients_per_round is not None:
-        issues.append(("federation", "give either fraction or clients_per_round"))
-    server, holds = experiment.server_set, experiment.server_holds_samples
-    if not holds and not experiment.evaluation.clients_every:
-        issues.append(("evaluation.clients_every", "0 with no held-out samples: nothing would be measured"))
-    weighs = server.source != "held_out" or (holds and (server.shared_set or server.report_fraction < 1))
-    if not experiment.clients_test:
-        issues += _impossible_without_tests(experiment)
-    for index, settings in enumerate(experiment.methods):
-        key = f"methods[{index}]"
-        issues += [
-            (f"{key}.{part}" if part else key, message)
-            for part, message in _impossible_method(settings, experiment.training)
-        ]
-        judges = any(part.name == "server_performance" for part in settings.criteria) or settings.adapt_loss
-        if settings.fine_tune and server.source == "clients":
-            issues.append((f"{key}.fine_tune", 'needs samples of the server: server_set.source = "clients" has none'))
-        if (judges or settings.fine_tune) and not weighs:
-            issues.append(
-                (
-                    key,
-                    "needs samples to weigh by: set server_set.fraction above 0 and report_fraction below 1",
-                )
-            )
-    return issues
-
-
-def _impossible_without_tests(experiment: Experiment) -> list[tuple[str, str]]:
-    """What needs the clients to have test sets."""
-    issues: list[tuple[str, str]] = []
-    server = experiment.server_set
-    if experiment.evaluation.clients_every:
-        issues.append(
-            ("evaluation.clients_every", "must be 0 where test_fraction is 0: clients have nothing to test on")
-        )
-    if server.source == "held_out" and not server.shared_set and not server.report_fraction:
-        issues.append(("server_set.report_fraction", "0 with test_fraction = 0: nothing would be measured"))
-    if server.source == "clients":
-        issues.append(
-            ("server_set.source", '"clients" evaluate models on their test sets: test_fraction must not be 0')
-        )
-    for index, method in enumerate(experiment.methods):
-        if method.adjust:
-            issues.append(
-                (f"methods[{index}].adjust", "evaluates on the clients' test sets: test_fraction must not be 0")
-            )
-    return issues
-
-
-def _impossible_method(settings: MethodSettings, training: Training) -> list[tuple[str, str]]:
-    issues: list[tuple[str, str]] = []
-    names = [part.called for part in settings.criteria]
-    for name in sorted({name for name in names if names.count(name) > 1}):
-        issues.append(("criteria", f"{name} is listed twice; give one of them another name with `as`"))
-    try:
-        method = settings.build(training)
-        method.score.check(names)
-    except ValueError as error:
-        return [*issues, ("score", str(error))]
-    if method.training.optimizer == "adam" and method.training.momentum:
-        issues.append(("training.momentum", 'goes with optimizer = "sgd"; adam has its own'))
-    try:
-        method.score.check_normaliser(
-            settings.normalise.name if settings.normalise else method.score.default_normaliser
-        )
-    except ValueError as error:
-        issues.append(("normalise", str(error)))
-    if method.adjust and method.fine_tune:
-        issues.append(("fine_tune", "does not go with adjust, which compares models before the server trains them"))
-    if method.adjust:
-        if not isinstance(method.score, Prioritized):
-            issues.append(("adjust", 'adjusts an order of priority: use score = "prioritized"'))
-        if not 2 <= len(names) <= MAX_CRITERIA:
-            issues.append(("adjust", f"needs 2 to {MAX_CRITERIA} criteria to put in order, got {len(names)}"))
-    return issues
 
 
 _KNOWN_KEYS: dict[tuple[str, ...], list[str]] = {

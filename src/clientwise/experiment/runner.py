@@ -24,12 +24,13 @@ from ..engine.compute import Compute, Computing, pick_device, refuse_impossible,
 from ..engine.meeting import Meeting, Seat
 from ..errors import ConfigError
 from ..trackers import Trackers
-from .build import build_compute, build_data, build_engine, build_federation, build_trackers, validate
+from .build import build_compute, build_data, build_engine, build_federation, build_trackers
 from .config import load_experiment
 from .lanes import Lane, Progress, run_lanes
 from .schema import Experiment
 from .spread import run_on_ray
 from .store import RunError, Store, is_finished, locked, write_atomically
+from .validation import validate
 
 if TYPE_CHECKING:
     from .flower.connections import Connect

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Annotated, Any, Literal, NoReturn
 
@@ -12,11 +12,12 @@ from pydantic import BaseModel, ConfigDict, Field, PlainValidator, PrivateAttr, 
 from pydantic_core import PydanticCustomError
 
 from ..attacks import ATTACKS
+from ..core.adapt_loss import LOSS_ADAPTERS
 from ..core.aggregate import SERVER_STEPS
 from ..core.criteria import CRITERIA, make_criterion
-from ..core.loss import LOSS_ADAPTERS
 from ..core.method import Method
 from ..core.priority import ADJUSTMENTS
+from ..core.rules import RULES
 from ..core.scores import SCORES, Score
 from ..core.types import LocalTraining
 from ..core.weighting import NORMALISERS
@@ -51,6 +52,10 @@ def read_part(registry: Registry[Any], value: Any) -> Part:
         options = create_model(name, __base__=Section, **fields).model_validate(given)
     except ValidationError as error:
         _raise(issues_of(error, {(): list(fields)}))
+    for option in registry.options(name):
+        named, chosen = option.names_part_of, getattr(options, option.name)
+        if named is not None and chosen is not None and chosen not in named:
+            _raise([(option.name, f"unknown {named.kind} {chosen!r}{suggest(chosen, named)}")])
     return Part(name, {option: getattr(options, option) for option in fields}, label)
 
 
@@ -192,6 +197,7 @@ class MethodSettings(Section):
     normalise: Annotated[Part, _part(NORMALISERS)] | None = Field(
         None, description='default: "sum", but "none" for the score "product"'
     )
+    rule: Annotated[Part, _part(RULES)] = Field(Part("mean", {}), description="how the weighted updates become one")
     adjust: Annotated[Part, _part(ADJUSTMENTS)] | None = Field(
         None, description="online adjustment of the order of priority (P2)"
     )
@@ -206,6 +212,13 @@ class MethodSettings(Section):
         None, description="the server trains the mean on the samples it weighs by; what it does unlike the clients"
     )
 
+    def parts(self) -> Iterator[tuple[str, Registry[Any], Part]]:
+        """The parts that may need something, each with its key and its registry."""
+        yield from ((f"criteria[{index}]", CRITERIA, part) for index, part in enumerate(self.criteria))
+        yield "rule", RULES, self.rule
+        if self.adapt_loss:
+            yield "adapt_loss", LOSS_ADAPTERS, self.adapt_loss
+
     def build(self, training: Training) -> Method:
         """The method's parts, put together. ValueError where they do not fit."""
         score: Score = make(SCORES, self.score)
@@ -215,6 +228,7 @@ class MethodSettings(Section):
             criteria=tuple(make_criterion(part.name, part.label, **part.options) for part in self.criteria),
             normaliser=make(NORMALISERS, normalise),
             score=score,
+            rule=make(RULES, self.rule) if "models" in RULES.needs(self.rule) else None,
             adjust=make(ADJUSTMENTS, self.adjust) if self.adjust else None,
             adapt_loss=make(LOSS_ADAPTERS, self.adapt_loss) if self.adapt_loss else None,
             server_step=make(SERVER_STEPS, self.server_step),

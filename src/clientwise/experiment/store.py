@@ -69,7 +69,7 @@ CREATE TABLE IF NOT EXISTS best (    -- which samples the model of the best roun
 """
 
 
-SCHEMA_VERSION = 2  # of the tables above: a run folder of another version cannot be added to
+SCHEMA_VERSION = 3  # of the tables above: a run folder of another version cannot be added to
 
 
 class RunError(ClientwiseError, RuntimeError):
@@ -219,7 +219,7 @@ class Store:
         self._database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         tensors = {
             "model": state.model,
-            "trust": state.trust,
+            **{f"memory.{name}": tensor for name, tensor in state.memory.items()},
             **{f"step.{name}": tensor for name, tensor in state.step_state.items()},
             **{f"engine.{name}": tensor for name, tensor in engine_state.items()},
         }
@@ -261,7 +261,7 @@ class Store:
             round_num=facts["round_num"],
             model=tensors["model"],
             loss=Loss(**loss),
-            trust=tensors["trust"].cpu(),
+            memory={name: tensor.cpu() for name, tensor in _under("memory.", tensors).items()},
             priority=None if facts["priority"] is None else tuple(facts["priority"]),
             quality=facts["quality"],
             step_state=_under("step.", tensors),

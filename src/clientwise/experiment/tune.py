@@ -19,8 +19,9 @@ from ..core.seeding import generator
 from ..data.federated import FederatedData, Shares
 from ..engine.compute import Compute, pick_device, threads_for
 from ..errors import ConfigError
-from .build import build_compute, build_data, build_engine, build_federation, validate
+from .build import build_compute, build_data, build_engine, build_federation
 from .schema import Experiment
+from .validation import validate
 
 # Ten to the power of thirds: P1's rates, 0.1 and 0.215, are of this grid.
 GRID = (0.01, 0.0215, 0.0464, 0.1, 0.215, 0.464, 1.0)

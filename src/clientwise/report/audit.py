@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ..core.scores import SCORES, Prioritized, Score
+from ..core.scores import SCORES, Score
 from ..core.weighting import NORMALISERS, Normaliser, divide, to_weights
 from ..experiment.schema import make, read_part
 from ..experiment.store import RunError
@@ -168,9 +168,7 @@ def _what_if(how: Weighing | None, priority: Sequence[str] | None, raw: Tensor) 
     """For every client [n] and criterion [m]: its weight, had it the cohort's best value there and all else equal."""
     if how is None or not 0 < len(raw) <= MAX_COHORT:
         return []
-    score = how.score
-    if isinstance(score, Prioritized) and priority:
-        score = score.with_priority(priority)
+    score = how.score.with_order(priority)
     best = raw.max(0).values
     result = []
     for client in range(len(raw)):

@@ -47,7 +47,7 @@ class FlowerEngine:
         keepers: Collection[int] = (),
     ) -> None:
         self.num_clients, self.problem, self.spec = local.num_clients, local.problem, local.spec
-        self.initial_model, self.device = local.initial_model, local.device
+        self.initial_model, self.device, self.attributes = local.initial_model, local.device, local.attributes
         self._local, self._grid, self._connected, self._seed, self._patience = local, grid, connected, seed, patience
         self._keepers = keepers  # simulated hostile clients that train a model of their own
         self._kept: dict[int, Tensor] = {}  # and that model, since nodes keep nothing
