@@ -24,7 +24,7 @@ from clientwise.core.weighting import max_scale, no_scale, sum_scale
 from clientwise.data.datasets import digits
 from clientwise.data.partition import federate, iid
 from clientwise.engine.local import LocalEngine
-from clientwise.models.networks import mlp
+from clientwise.models.networks import linear, mlp
 
 TRAINING = LocalTraining(epochs=1, batch_size=20, learning_rate=0.1)
 P1_CRITERIA = tuple(make_criterion(name) for name in ("dataset_size", "label_diversity", "model_divergence"))
@@ -561,6 +561,24 @@ def test_an_aggregate_that_answers_nan_is_not_taken(federation: Federation, repo
     assert torch.equal(after.model, state.model)
     shown = record.report or record.local
     assert bool(torch.isfinite(shown.losses).all())
+
+
+@pytest.mark.parametrize("liars", [1, 3, 5])
+def test_one_client_that_evaluates_has_no_veto(federation: Federation, liars: int) -> None:
+    split = {"test_fraction": 0.2, "server_fraction": 0.0, "report_fraction": 0.0}
+    data = federate(digits(None), lambda targets, seed: iid(targets, seed, clients=8), 1, **split)
+    engine = LocalEngine(data, linear((1, 8, 8), 10), seed=1)
+
+    class Liars(Wire):
+        def evaluate(self, client_ids, models):
+            evaluation = self._engine.evaluate(client_ids, models)
+            evaluation.losses[:, :liars] = 1e307
+            return evaluation
+
+    wire = Liars(engine, lambda updates: updates)
+    del wire.evaluate  # the class's own
+    _, record = run_round(start(engine), Method(training=TRAINING), federation, wire)
+    assert bool(record.notes) == (liars > 4)  # most of the eight
 
 
 def test_the_last_round_is_evaluated_in_any_case(make_engine: MakeEngine) -> None:

@@ -158,9 +158,12 @@ def test_regression_with_everything(tmp_path: Path) -> None:
     [
         (
             ["methods.1.adapt_loss='robust_shape'"],
-            ["methods[1].adapt_loss: this is classification: use 'class_weights'"],
+            ["methods[1].adapt_loss: robust_shape needs numbers to predict", "use 'class_weights'"],
         ),
-        (["methods.1.criteria=[{name='server_performance', metric='mape'}, 'trust']"], ["mape does not measure class"]),
+        (
+            ["methods.1.criteria=[{name='server_performance', metric='mape'}, 'trust']"],
+            ["metric: mape needs numbers to predict"],
+        ),
         (["methods.1.criteria=[{name='server_performance', metric='acuracy'}, 'trust']"], ["did you mean 'accuracy'"]),
         (["partition.clients=1000000000"], ["partition.clients: 1000000000 clients are too many for 1797 samples"]),
         (["hostile=[{clients=7, attack='broken'}]"], ["hostile[0].clients: 7 hostile clients of 6"]),

@@ -23,6 +23,8 @@ from .priority import Search, all_orders
 from .types import Candidate, Engine, Evaluation, Refusal, RoundRecord, ServerState, Task, Updates
 from .weighting import divide, to_weights, without_effect
 
+LARGEST_LOSS = 1e30  # beyond what a model in float32 that still learns could have
+
 
 def first_state(model: Tensor, method: Method, engine: Engine) -> ServerState:
     """Where a run begins: the initial model, the plain loss, nothing known of anybody."""
@@ -248,9 +250,15 @@ def why_unusable(chosen: Candidate, report: Evaluation | None, local: Evaluation
     shown = report or local
     if shown is not None and not bool(shown.num_samples.any()):
         return ("nobody evaluated the aggregate: the model stays as it was",)
-    if shown is not None and not bool(shown.overall_loss().isfinite().all()):
+    if shown is not None and not _most_can_use(shown):
         return ("the aggregate answers NaN or Inf: the model stays as it was",)
     return ()
+
+
+def _most_can_use(evaluation: Evaluation) -> bool:
+    """Whether the losses are numbers: of the server, or of most clients, since one alone must have no veto."""
+    losses = evaluation.losses[0][evaluation.num_samples > 0]
+    return bool((losses.abs() < LARGEST_LOSS).double().mean() > 0.5)
 
 
 def evaluate(

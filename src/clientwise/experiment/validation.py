@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from ..attacks import ATTACKS
 from ..core.criteria import Arrivals, ClientFacts, Criterion
 from ..core.method import Method
 from ..core.priority import MAX_CRITERIA
@@ -144,6 +145,8 @@ def _problem_issues(experiment: Experiment, problem: Problem) -> Iterator[Issue]
     for index, method in enumerate(experiment.methods):
         for key, registry, part in method.parts():
             yield from _unfit(f"methods[{index}].{key}", registry, part, problem)
+    for index, group in enumerate(experiment.hostile):
+        yield from _unfit(f"hostile[{index}].attack", ATTACKS, group.attack, problem)
 
 
 def _unfit(key: str, registry: Registry[Any], part: Part, problem: Problem) -> Iterator[Issue]:
