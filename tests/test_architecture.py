@@ -14,8 +14,20 @@ ALLOWED = {  # package: the packages of clientwise it may import
     "data": {"data", "core", "registry", "errors"},
     "models": {"models", "core", "registry"},
     "engine": {"engine", "core", "data", "models", "attacks", "registry", "errors"},
-    "experiment": {"experiment", "engine", "core", "data", "models", "attacks", "trackers", "registry", "errors"},
-    "report": {"report", "experiment", "data", "core", "registry", "errors"},
+    "runs": {"runs", "core", "registry", "errors"},
+    "experiment": {
+        "experiment",
+        "runs",
+        "engine",
+        "core",
+        "data",
+        "models",
+        "attacks",
+        "trackers",
+        "registry",
+        "errors",
+    },
+    "report": {"report", "runs", "experiment", "data", "core", "registry", "errors"},
 }
 OUTSIDE_OF_CORE = {
     "flwr",
@@ -29,11 +41,12 @@ OUTSIDE_OF_CORE = {
     "mlxtend",
     "pathlib",
 }
+SQL = re.compile(r"\b(SELECT|INSERT|UPDATE|DELETE|PRAGMA)\b")
 
 
 def imported(path: Path) -> set[str]:
     """Absolute names of all modules a file imports, lazily or not."""
-    package = ["clientwise", *path.relative_to(SOURCE).parent.parts]
+    package = ["clientwise", *path.relative_to(SOURCE).parent.parts] if SOURCE in path.parents else []
     names = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
@@ -55,6 +68,20 @@ def test_packages_import_only_what_lies_below_them(package: str) -> None:
 def test_core_touches_no_file_no_network_and_no_framework_but_torch() -> None:
     for path in (SOURCE / "core").glob("*.py"):
         assert not {name.split(".")[0] for name in imported(path)} & OUTSIDE_OF_CORE, path.name
+
+
+def test_no_sql_outside_of_runs() -> None:
+    root = SOURCE.parents[1]
+    for folder in (SOURCE, root / "docs", root / "experiments", root / "benchmarks"):
+        for path in folder.rglob("*.py"):
+            if SOURCE / "runs" in path.parents:
+                continue
+            assert "sqlite3" not in imported(path), path
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                    assert not SQL.search(node.value), f"{path}:{node.lineno}"
+                asks = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "query"
+                assert not asks, f"{path}: .query(...) is for users"
 
 
 def test_nothing_unpickles() -> None:

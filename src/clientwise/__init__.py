@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from .experiment.runner import run
     from .experiment.schema import Experiment
     from .models.networks import MODELS
-    from .report.summary import Run
+    from .runs.reader import Run
     from .trackers import TRACKERS, LaneInfo, Tracker
 
 # Names are imported when they are first used, so that `clientwise --help` need not wait for PyTorch.
@@ -66,7 +66,7 @@ _PLACES = {
     "load": ("experiment.config", "load_experiment"),
     "run": ("experiment.runner", "run"),
     "MODELS": ("models.networks", "MODELS"),
-    "Run": ("report.summary", "Run"),
+    "Run": ("runs.reader", "Run"),
     "TRACKERS": ("trackers", "TRACKERS"),
     "LaneInfo": ("trackers", "LaneInfo"),
     "Tracker": ("trackers", "Tracker"),

@@ -213,7 +213,7 @@ def data(
     """Show who would hold which samples: sizes, classes of every client, the server's set."""
     from .data.summary import summarise
     from .experiment.build import build_data, load_samples
-    from .report.federation import class_table, federation_charts, remarks, size_table
+    from .report.data import class_table, data_charts, remarks, size_table
     from .report.figures import draw
 
     if picture is not None and picture.suffix not in (".png", ".svg"):
@@ -232,8 +232,8 @@ def data(
         out.print()
         out.print(table)
     if picture is not None:
-        with _readable():
-            draw(federation_charts(summary, title), picture)
+        with _file_errors():
+            draw(data_charts(summary, title), picture)
         out.print(_escaped(f"Picture  {picture}"), soft_wrap=True)
 
 
@@ -272,12 +272,12 @@ def show(
 ) -> None:
     """Show a run's tables in the terminal; it may still be running."""
     from .experiment.runner import newest_run
-    from .report.summary import Run
     from .report.terminal import audit_tables, remarks, summary_table
+    from .runs.reader import Run
 
     if method is not None and round_num is None:
         _fail("--method goes with --round: which round of it?")
-    with _readable():
+    with _file_errors():
         run = Run(folder or newest_run())
         if round_num is None:
             out.print(summary_table(run))
@@ -301,10 +301,10 @@ def report(
     """Write a report on a run: one HTML file, all figures (PNG, SVG), all tables (CSV, Markdown, LaTeX)."""
     from .experiment.runner import newest_run
     from .report.export import unique_names, write_report
-    from .report.summary import Run
+    from .runs.reader import Run
 
     names = unique_names(folders or [newest_run()])
-    with _readable(), err.status("Writing the report") as status:
+    with _file_errors(), err.status("Writing the report") as status:
         runs = [Run(folder, name) for name, folder in names.items()]
         target = out_folder or (runs[0].folder / "report" if len(runs) == 1 else Path("report"))
         page = write_report(runs, target, lambda path: status.update(f"Writing the report: {_escaped(path.name)}"))
@@ -434,9 +434,9 @@ def _run(experiment: Experiment, folder: Path | None, resume: bool) -> Path:
     from .progress import show_progress
     from .report.figures import draw
     from .report.series import series_of
-    from .report.summary import Run
     from .report.terminal import remarks, summary_table
     from .report.views import headline, result_charts
+    from .runs.reader import Run
 
     folder = folder or new_folder(experiment.name)
     with _stop_politely(folder), show_progress(out) as on_round:
@@ -452,16 +452,12 @@ def _run(experiment: Experiment, folder: Path | None, resume: bool) -> Path:
 
 
 @contextmanager
-def _readable() -> Iterator[None]:
-    """A damaged run folder, or a place that cannot be written to, is one line, never a traceback."""
-    from .report.summary import UNREADABLE, what_is_wrong
-
+def _file_errors() -> Iterator[None]:
+    """A file that cannot be read or written is one line, never a traceback."""
     try:
         yield
     except OSError as error:
         _fail(f"{error.filename}: {error.strerror}")
-    except UNREADABLE as error:
-        _fail(what_is_wrong(error))
 
 
 @contextmanager

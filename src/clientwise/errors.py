@@ -17,3 +17,11 @@ class ConfigError(ClientwiseError, ValueError):
         super().__init__(
             "\n".join(f"{source}: {key}: {message}" if key else f"{source}: {message}" for key, message in self.issues)
         )
+
+
+class RunError(ClientwiseError, RuntimeError):
+    """A run folder that cannot be used, and why."""
+
+
+class NotBegunError(RunError):
+    """A run of which nothing is recorded yet."""

@@ -27,7 +27,6 @@ from .registry import Part
 __all__ = ["check_criterion", "check_engine", "check_rule", "check_score"]
 
 CLIENTS, CLASSES, SIZE = 3, 3, 8  # of the small federation that criteria are tried on; images are SIZE × SIZE
-CLOSE = {"rtol": 1e-5, "atol": 1e-6}
 
 
 def check_criterion(
@@ -154,16 +153,17 @@ def check_rule(name: str, **options: Any) -> None:
     assert result.dtype == updates.dtype, f"{name}: must keep the type {updates.dtype}, got {result.dtype}"
     assert bool(result.isfinite().all()), f"{name}: not finite on finite updates"
     order = torch.randperm(7, generator=random)
-    message = f"{name}: depends on the clients' order"
-    torch.testing.assert_close(rule(updates[order], weights[order], **options), result, msg=message, **CLOSE)
+    _agree(rule(updates[order], weights[order], **options), result, f"{name}: depends on the clients' order")
     halves = torch.cat([updates, updates]), torch.cat([weights, weights]) / 2
-    message = f"{name}: a client of weight w must count as two of weight w/2"
-    torch.testing.assert_close(rule(*halves, **options), result, msg=message, **CLOSE)
+    _agree(rule(*halves, **options), result, f"{name}: a client of weight w must count as two of weight w/2")
     with_nobody = torch.cat([updates, 1e6 * torch.ones(1, 40)]), torch.cat([weights, torch.zeros(1).double()])
-    message = f"{name}: a client without weight must not count"
-    torch.testing.assert_close(rule(*with_nobody, **options), result, msg=message, **CLOSE)
+    _agree(rule(*with_nobody, **options), result, f"{name}: a client without weight must not count")
     same = rule(updates[:1].expand(7, -1).clone(), weights, **options)
-    torch.testing.assert_close(same, updates[0], msg=f"{name}: clients that agree must get what they agree on", **CLOSE)
+    _agree(same, updates[0], f"{name}: clients that agree must get what they agree on")
+
+
+def _agree(found: Tensor, expected: Tensor, message: str) -> None:
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6, msg=message)
 
 
 def check_engine(engine: Engine, training: LocalTraining | None = None) -> None:

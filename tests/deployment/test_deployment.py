@@ -14,7 +14,7 @@ pytest.importorskip("flwr", reason="needs clientwise[flower]")
 from federation import Federation
 
 import clientwise as cw
-from clientwise.experiment.store import is_locked
+from clientwise.runs.lock import is_locked
 
 pytestmark = [pytest.mark.flower, pytest.mark.timeout(1500)]
 NAMES = ["ward-a", "ward-b", "ward-c", "ward-d"]

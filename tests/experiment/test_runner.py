@@ -20,10 +20,10 @@ from safetensors.torch import load_file
 import clientwise as cw
 from clientwise.core.types import Problem
 from clientwise.data.federated import Samples, Shares
-from clientwise.errors import ConfigError
-from clientwise.experiment.store import RunError, Store, locked
+from clientwise.errors import ConfigError, RunError
 from clientwise.models.flat import FlatModel
 from clientwise.models.networks import MODELS
+from clientwise.runs.lock import locked
 
 TABLES = {  # everything but how long it took
     "lanes": "lane, method, seed, finished",
@@ -476,21 +476,3 @@ def test_a_resumed_run_must_be_the_same_run(tiny: dict[str, Any], tmp_path: Path
     alter("PRAGMA user_version = 99")
     with pytest.raises(RunError, match="another version"):
         cw.run(tiny, folder, data=data(2), resume=True)
-
-
-def test_a_damaged_checkpoint_or_database_is_named(tiny: dict[str, Any], tmp_path: Path) -> None:
-    folder = cw.run(tiny, tmp_path / "run")
-    (folder / "checkpoints" / "lane-1.safetensors").write_bytes(b"garbage")
-    store = Store(folder)
-    with pytest.raises(RunError, match="not a checkpoint"):
-        store.load_checkpoint(1, torch.device("cpu"))
-    store.close()
-    for name in ("run.sqlite", "run.sqlite-wal", "run.sqlite-shm"):
-        (folder / name).unlink(missing_ok=True)
-    (folder / "run.sqlite").write_bytes(b"garbage" * 1000)
-    with pytest.raises(RunError, match="cannot be read"):
-        cw.Run(folder)
-    with pytest.raises(RunError, match="no such folder"):
-        cw.Run(tmp_path / "absent")
-    with pytest.raises(RunError, match="not a run of clientwise"):
-        cw.Run(tmp_path)

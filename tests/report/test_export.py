@@ -8,16 +8,12 @@ import pytest
 
 import clientwise as cw
 from clientwise.report import views
+from clientwise.report.document import Cell, table
 from clientwise.report.export import _file_name, as_csv, as_latex, as_markdown, unique_names, write_report
 
-TABLE = {
-    "kind": "table",
-    "id": "t",
-    "title": "100% of a_b",
-    "note": "κ & co.",
-    "columns": [{"label": "method", "numeric": False}, {"label": "gain", "numeric": True}],
-    "rows": [["MW > LD | DS", {"value": 4.67, "text": "+4.7 ± 0.3"}], ["x^2", None]],
-}
+TABLE = table(
+    "t", "100% of a_b", ["method", "gain"], [["MW > LD | DS", Cell(4.67, "+4.7 ± 0.3")], ["x^2", None]], "κ & co."
+)
 
 
 def test_tables_in_three_formats() -> None:
@@ -93,7 +89,7 @@ def test_the_shortest_runs_and_regression_can_be_reported(tmp_path: Path, rounds
     page = write_report([run], tmp_path / "report")
     head = (page.parent / "tables" / "result-summary.csv").read_text().splitlines()[0]
     assert head == "method,mape,against the baseline,worst decile of clients,rounds to 50%"  # no F1, nobody hostile
-    assert "points worse" not in views.overview([run])["lead"][0]
+    assert "points worse" not in views.overview([run]).lead[0]
     expected = "held-out samples" if rounds == 2 else "the honest clients' own test data"
     assert run.reported_on == expected
 

@@ -16,8 +16,10 @@ import pytest
 import tomli_w
 from pages import HOSTILE_NAME, config, served, write_run
 
+from clientwise.report.document import Cell, Document, Section, table
 from clientwise.report.export import write_report
-from clientwise.report.summary import Run
+from clientwise.report.html import write_html
+from clientwise.runs.reader import Run
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -205,13 +207,9 @@ def test_tables_sort_by_mouse_and_by_keyboard(open_page: Any, address: str) -> N
 
 
 def test_nothing_sorts_last_either_way(open_page: Any, tmp_path: Path) -> None:
-    from clientwise.report.html import write_html
-
-    columns = [{"label": "name", "numeric": False}, {"label": "value", "numeric": True}]
-    rows = [["a", 9], ["b", None], ["c", 10], ["d", {"value": None, "text": "none"}], ["e", {"value": -1, "text": "x"}]]
-    table = {"kind": "table", "id": "t", "title": "t", "columns": columns, "rows": rows, "note": ""}
-    section = {"id": "s", "title": "s", "lead": "", "items": [table]}
-    document = {"title": "t", "lead": [], "sections": [section]}
+    rows = [["a", 9], ["b", None], ["c", 10], ["d", Cell(None, "none")], ["e", Cell(-1, "x")]]
+    section = Section("s", "s", "", [table("t", "t", ["name", "value"], rows, "")])
+    document = Document("t", [], [section])
     page = open_page(write_html(document, {}, tmp_path / "report.html").as_uri())
     button = page.get_by_role("button", name="value")
     button.click()

@@ -16,6 +16,7 @@ import httpx
 import pytest
 from pages import HOSTILE_NAME, run_for_real, served, write_run
 
+from clientwise.report.document import Document
 from clientwise.report.html import to_json, write_html
 from clientwise.report.server import is_loopback
 
@@ -253,7 +254,7 @@ def test_what_is_loopback() -> None:
 
 def test_a_report_cannot_be_broken_out_of(tmp_path: Path) -> None:
     evil = "</script><script>alert(1)</script><!--"
-    document = {"title": evil, "lead": [evil], "sections": []}
+    document = Document(evil, [evil], [])
     text = write_html(document, {"round": {f"{evil}|1|1": document}}, tmp_path / "new" / "report.html").read_text()
     assert evil not in text
     assert text.count("<script") == 3

@@ -16,10 +16,10 @@ from ..core.round import first_state, run_round
 from ..core.types import RoundRecord, ServerState
 from ..engine.local import LocalEngine
 from ..engine.meeting import Meeting
+from ..runs.writer import Store
 from ..trackers import LaneInfo, Trackers
 from .build import build_federation
 from .schema import Experiment
-from .store import Store
 
 if TYPE_CHECKING:
     from ..engine.flower.server import FlowerEngine
@@ -74,7 +74,7 @@ class Lane:
         self._lane = store.open_lane(method.name, seed)
         self._federation = build_federation(experiment, engine.num_clients, seed)
         self.state = first_state(engine.initial_model, method, engine)
-        if (saved := store.load_checkpoint(self._lane, engine.device)) is not None:
+        if (saved := store.load_checkpoint(self._lane, self.state)) is not None:
             self.state, engine_state = saved
             engine.load_state(engine_state)
         self.engine_state: Mapping[str, Tensor] = engine.state()

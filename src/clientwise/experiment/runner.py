@@ -22,14 +22,17 @@ from ..core.types import RoundRecord
 from ..data.federated import FederatedData, Samples
 from ..engine.compute import Compute, Computing, pick_device, refuse_impossible, threads_for
 from ..engine.meeting import Meeting, Seat
-from ..errors import ConfigError
+from ..errors import ConfigError, RunError
+from ..runs.files import write_atomically
+from ..runs.lock import locked
+from ..runs.reader import is_finished
+from ..runs.writer import Store
 from ..trackers import Trackers
 from .build import build_compute, build_data, build_engine, build_federation, build_trackers
 from .config import load_experiment
 from .lanes import Lane, Progress, run_lanes
 from .schema import Experiment
 from .spread import run_on_ray
-from .store import RunError, Store, is_finished, locked, write_atomically
 from .validation import validate
 
 if TYPE_CHECKING:

@@ -35,7 +35,7 @@ from clientwise.experiment.build import (
 from clientwise.experiment.config import load_experiment
 from clientwise.experiment.flower.client_app import client_app
 from clientwise.experiment.flower.connections import simulated_clients
-from clientwise.experiment.store import Store
+from clientwise.runs.writer import Store
 
 METHODS: dict[str, dict[str, Any]] = {
     "FedAvg": {},

@@ -13,7 +13,7 @@ from clientwise.data.datasets import diabetes, digits
 from clientwise.data.federated import FederatedData, Samples
 from clientwise.data.partition import Pool, federate, iid, shards, table
 from clientwise.data.summary import DataSummary, summarise
-from clientwise.report.federation import BLOCKS, class_table, federation_charts, remarks, size_table
+from clientwise.report.data import BLOCKS, class_table, data_charts, remarks, size_table
 from clientwise.report.figures import draw
 
 COUNTS = [[30, 0, 5] + [0] * 7, [30, 40, 0] + [0] * 7, [100] + [0] * 9]
@@ -93,13 +93,13 @@ def test_regression_has_sizes_only(tmp_path: Path) -> None:
     assert class_table(summary) is None
     assert "classes" not in " ".join(printed(size_table(summary, "diabetes")))
     assert next(remarks(summary, True, [])) == "Server: 88 samples, to weigh by and to report on."
-    assert [chart["id"] for chart in federation_charts(summary, "diabetes")] == ["sizes"]
+    assert [chart.id for chart in data_charts(summary, "diabetes")] == ["sizes"]
 
 
 def test_charts(tabled: DataSummary, tmp_path: Path) -> None:
-    mixture, sizes = federation_charts(tabled, "digits")
-    assert mixture["data"][0]["z"][1][:2] == pytest.approx([3 / 7, 4 / 7])
-    assert sizes["data"][0]["y"] == [100, 70, 35]
-    assert len(sizes["data"]) == 1  # nobody tests anything
+    mixture, sizes = data_charts(tabled, "digits")
+    assert mixture.data[0]["z"][1][:2] == pytest.approx([3 / 7, 4 / 7])
+    assert sizes.data[0]["y"] == [100, 70, 35]
+    assert len(sizes.data) == 1  # nobody tests anything
     draw([mixture, sizes], tmp_path / "who.svg")
     assert "<svg" in (tmp_path / "who.svg").read_text()

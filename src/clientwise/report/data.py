@@ -1,4 +1,4 @@
-"""Who holds what, for people: tables for the terminal and charts."""
+"""Who holds what: tables for the terminal, and charts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rich.text import Text
 from torch import Tensor
 
 from ..data.summary import DataSummary
-from .document import Json, chart, counted
+from .document import Chart, Plotly, counted
 from .figures import COLOURS
 
 MOST_ROWS = 24
@@ -66,8 +66,8 @@ def class_table(summary: DataSummary) -> Table | None:
         return None
     shown = list(range(num_clients))
     if num_clients > MOST_ROWS:
-        places = torch.linspace(0, num_clients - 1, MOST_ROWS).round().long()
-        shown = summary.train.argsort(descending=True, stable=True)[places].tolist()
+        ranks = torch.linspace(0, num_clients - 1, MOST_ROWS).round().long()
+        shown = summary.train.argsort(descending=True, stable=True)[ranks].tolist()
     table = Table(
         title="Training samples of each class", title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0)
     )
@@ -98,7 +98,7 @@ def _cells(counts: Tensor) -> list[Text]:
     ]
 
 
-def federation_charts(summary: DataSummary, title: str) -> list[Json]:
+def data_charts(summary: DataSummary, title: str) -> list[Chart]:
     """Every client's mixture of classes, and the clients' sizes."""
     num_clients, num_classes = summary.classes.shape
     charts = []
@@ -114,18 +114,18 @@ def federation_charts(summary: DataSummary, title: str) -> list[Json]:
         }
         axes = {"xaxis": {"title": {"text": "class; the colour is its share of the client's training samples"}}}
         alt = f"Share of every class in the training samples of {num_clients} clients."
-        charts.append(chart("mixture", title, alt, [trace], axes))
+        charts.append(Chart("mixture", title, alt, [trace], axes))
     lines = [("training samples", summary.train), ("test samples", summary.test)]
-    traces = [
+    traces: list[Plotly] = [
         {
             "x": list(range(1, num_clients + 1)),
             "y": values.sort(descending=True).values.tolist(),
             "name": name,
-            "line": {"color": COLOURS[place], "dash": ("solid", "dash")[place]},
+            "line": {"color": COLOURS[index], "dash": ("solid", "dash")[index]},
         }
-        for place, (name, values) in enumerate(lines)
+        for index, (name, values) in enumerate(lines)
         if int(values.sum())
     ]
     alt = f"Samples of {num_clients} clients, from the largest to the smallest."
     axes = {"xaxis": {"title": {"text": "clients, from the largest to the smallest"}}}
-    return [*charts, chart("sizes", "Samples per client", alt, traces, axes)]
+    return [*charts, Chart("sizes", "Samples per client", alt, traces, axes)]

@@ -1,79 +1,21 @@
-"""A run folder: the resolved config, the versions, one SQLite database, checkpoints in safetensors. No pickle anywhere.
-
-config.toml                 the resolved config: every default written out
-versions.json               what ran it
-run.sqlite                  what happened, per round and per client (tables below)
-checkpoints/lane-N.safetensors   where method × seed number N can go on, or ended
-"""
+"""Writing a run: one transaction a round."""
 
 from __future__ import annotations
 
 import json
-import os
 import sqlite3
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 from torch import Tensor
 
-from ..core.loss import Loss
 from ..core.metrics import macro_f1, per_class_f1
 from ..core.types import Evaluation, Problem, RoundRecord, ServerState
-from ..errors import ClientwiseError
-
-SCHEMA = """
-CREATE TABLE IF NOT EXISTS facts (key TEXT PRIMARY KEY, value TEXT) WITHOUT ROWID;
-
-CREATE TABLE IF NOT EXISTS lanes (   -- one method with one seed
-    lane INTEGER PRIMARY KEY, method TEXT, seed INTEGER, finished INTEGER DEFAULT 0, UNIQUE (method, seed));
-
-CREATE TABLE IF NOT EXISTS clients ( -- who there is, under a seed
-    seed INTEGER, client INTEGER, num_train INTEGER, num_test INTEGER, hostile TEXT,
-    PRIMARY KEY (seed, client)) WITHOUT ROWID;
-
-CREATE TABLE IF NOT EXISTS rounds (
-    lane INTEGER, round_num INTEGER,
-    metric REAL, macro_f1 REAL, loss REAL,              -- on the server's reporting part; accuracy, or MAPE
-    local_mean REAL, local_p10 REAL, local_p90 REAL,    -- over the honest clients' own test sets
-    reached TEXT,    -- what 10, 20 ... 90% of the honest clients reach on theirs
-    priority TEXT, candidates TEXT, testing_rounds INTEGER,
-    class_weights TEXT, loss_shape REAL, per_class_f1 TEXT,
-    no_effect TEXT, notes TEXT, seconds REAL, models_moved INTEGER, evaluations INTEGER,
-    PRIMARY KEY (lane, round_num)) WITHOUT ROWID;
-
-CREATE TABLE IF NOT EXISTS participants ( -- everyone whose update arrived, accepted or refused
-    lane INTEGER, round_num INTEGER, client INTEGER, refusal TEXT, -- NULL: accepted
-    score REAL, weight REAL, training_loss REAL, seconds REAL);
--- None by client: rows would go all over it, and writing a round of a thousand would take twice as long.
-CREATE INDEX IF NOT EXISTS participants_by_round ON participants (lane, round_num, client, weight);
-CREATE INDEX IF NOT EXISTS refused_participants ON participants (lane) WHERE refusal IS NOT NULL;
-
-CREATE TABLE IF NOT EXISTS criteria (
-    lane INTEGER, round_num INTEGER, client INTEGER, criterion TEXT, raw REAL, normalised REAL,
-    PRIMARY KEY (lane, round_num, client, criterion)) WITHOUT ROWID;
-
-CREATE TABLE IF NOT EXISTS local (   -- every client's own test set, in the rounds in which it was evaluated
-    lane INTEGER, round_num INTEGER, client INTEGER, metric REAL, loss REAL,
-    PRIMARY KEY (lane, round_num, client)) WITHOUT ROWID;
-
-CREATE TABLE IF NOT EXISTS best (    -- which samples the model of the best round so far classified rightly
-    lane INTEGER, round_num INTEGER, metric REAL, num_samples INTEGER, bits BLOB, -- one bit per sample, the first first
-    PRIMARY KEY (lane, round_num)) WITHOUT ROWID;
-"""
-
-
-SCHEMA_VERSION = 3  # of the tables above: a run folder of another version cannot be added to
-
-
-class RunError(ClientwiseError, RuntimeError):
-    """A run folder that cannot be used, and why."""
+from ..errors import RunError
+from .checkpoint import load_checkpoint, save_checkpoint
+from .schema import DATABASE, SCHEMA, SCHEMA_VERSION
 
 
 class Store:
@@ -83,7 +25,7 @@ class Store:
         self.folder = folder
         self._checkpoints = folder / "checkpoints"
         self._checkpoints.mkdir(parents=True, exist_ok=True)
-        self._database = sqlite3.connect(folder / "run.sqlite")
+        self._database = sqlite3.connect(folder / DATABASE)
         self._database.execute("PRAGMA journal_mode = WAL")
         self._database.execute("PRAGMA synchronous = NORMAL")
         (version,) = self._database.execute("PRAGMA user_version").fetchone()
@@ -102,12 +44,23 @@ class Store:
             database.executemany("INSERT OR REPLACE INTO facts VALUES (?, ?)", rows)
 
     def set_clients(
-        self, seed: int, num_train: Sequence[int], num_test: Sequence[int], hostile: Mapping[int, str]
+        self,
+        seed: int,
+        num_train: Sequence[int],
+        num_test: Sequence[int],
+        hostile: Mapping[int, str],
+        names: Sequence[str] | None = None,
     ) -> None:
-        """Who there is under a seed; `hostile` names the attack of those who are."""
+        """Who there is under a seed; `hostile` names the attack of those who are, `names` the clients themselves."""
+        known: Sequence[str | None] = names if names is not None else [None] * len(num_train)
+        everyone = zip(known, num_train, num_test, strict=True)
+        rows = [(seed, client, *facts, hostile.get(client)) for client, facts in enumerate(everyone)]
         with self._database as database:
-            rows = [(seed, k, *sizes, hostile.get(k)) for k, sizes in enumerate(zip(num_train, num_test, strict=True))]
-            database.executemany("INSERT OR REPLACE INTO clients VALUES (?, ?, ?, ?, ?)", rows)
+            database.executemany(
+                """INSERT OR REPLACE INTO clients (seed, client, name, num_train, num_test, hostile)
+                   VALUES (?, ?, ?, ?, ?, ?)""",
+                rows,
+            )
 
     def open_lane(self, method: str, seed: int) -> int:
         """The lane of a method and seed."""
@@ -148,37 +101,6 @@ class Store:
         self, lane: int, record: RoundRecord, problem: Problem, hostile: Mapping[int, object], seconds: float
     ) -> None:
         """One round, in one transaction."""
-        accepted = zip(
-            record.client_ids,
-            record.scores.tolist(),
-            record.weights.tolist(),
-            record.training_loss.tolist(),
-            record.seconds.tolist(),
-            strict=True,
-        )
-        people = [(lane, record.round_num, client, None, *values) for client, *values in accepted]
-        people += [
-            (lane, record.round_num, refusal.client_id, refusal.reason, *[None] * 4) for refusal in record.refusals
-        ]
-        criteria = [
-            (lane, record.round_num, client, name, raw, normalised)
-            for client, raws, normaliseds in zip(
-                record.client_ids, record.raw.tolist(), record.normalised.tolist(), strict=True
-            )
-            for name, raw, normalised in zip(record.criteria, raws, normaliseds, strict=True)
-        ]
-        local = record.local
-        own = (
-            []
-            if local is None
-            else [
-                (lane, record.round_num, client, value, loss)
-                for client, (value, loss, size) in enumerate(
-                    zip(local.values[0].tolist(), local.losses[0].tolist(), local.num_samples.tolist(), strict=True)
-                )
-                if size
-            ]
-        )
         # Without a reporting set, what the honest clients measured.
         shown = record.report or (_of_honest(record.local, hostile) if record.local else None)
         with self._database as database:
@@ -188,9 +110,11 @@ class Store:
             )
             if shown is not None and shown.right is not None:
                 self._write_if_best(lane, record.round_num, float(shown.overall()[0]), shown.right[0])
-            database.executemany("INSERT INTO participants VALUES (?, ?, ?, ?, ?, ?, ?, ?)", people)
-            database.executemany("INSERT INTO criteria VALUES (?, ?, ?, ?, ?, ?)", criteria)
-            database.executemany("INSERT INTO local VALUES (?, ?, ?, ?, ?)", own)
+            database.executemany(
+                "INSERT INTO participants VALUES (?, ?, ?, ?, ?, ?, ?, ?)", _participants(lane, record)
+            )
+            database.executemany("INSERT INTO criteria VALUES (?, ?, ?, ?, ?, ?)", _criteria(lane, record))
+            database.executemany("INSERT INTO local VALUES (?, ?, ?, ?, ?)", _local(lane, record))
 
     def _write_if_best(self, lane: int, round_num: int, metric: float, right: Tensor) -> None:
         (before,) = self._database.execute("SELECT MAX(metric) FROM best WHERE lane = ?", (lane,)).fetchone()
@@ -217,22 +141,7 @@ class Store:
         """All that a lane needs to go on. The old checkpoint is there until the new one is whole."""
         # The database must not be behind the checkpoint, not even after a power cut.
         self._database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-        tensors = {
-            "model": state.model,
-            **{f"memory.{name}": tensor for name, tensor in state.memory.items()},
-            **{f"step.{name}": tensor for name, tensor in state.step_state.items()},
-            **{f"engine.{name}": tensor for name, tensor in engine_state.items()},
-        }
-        facts = {
-            "round_num": state.round_num,
-            "loss": asdict(state.loss),
-            "priority": state.priority,
-            "quality": state.quality,
-        }
-        write_atomically(
-            self._checkpoint(lane),
-            save({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, {"state": json.dumps(facts)}),
-        )
+        save_checkpoint(self._checkpoint(lane), state, engine_state)
         # Nobody goes back behind this checkpoint: of the rounds before it, the best will do.
         with self._database as database:
             database.execute(
@@ -241,90 +150,51 @@ class Store:
                 {"lane": lane, "until": state.round_num},
             )
 
-    def load_checkpoint(self, lane: int, device: torch.device) -> tuple[ServerState, dict[str, Tensor]] | None:
-        """The last checkpoint of a lane; None where there is none yet."""
+    def load_checkpoint(self, lane: int, first: ServerState) -> tuple[ServerState, dict[str, Tensor]] | None:
+        """The last checkpoint of a lane that began with `first`, and its engine's state; None where there is none."""
         path = self._checkpoint(lane)
-        if not path.exists():
-            return None
-        try:
-            with safe_open(path, framework="pt", device=str(device)) as file:
-                facts = json.loads(file.metadata()["state"])
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        except (SafetensorError, KeyError, ValueError, TypeError) as error:
-            raise RunError(
-                f"{path}: not a checkpoint of clientwise ({error}); delete it to start this lane again"
-            ) from None
-        loss = facts["loss"]
-        if loss["class_weights"] is not None:
-            loss["class_weights"] = tuple(loss["class_weights"])
-        state = ServerState(
-            round_num=facts["round_num"],
-            model=tensors["model"],
-            loss=Loss(**loss),
-            memory={name: tensor.cpu() for name, tensor in _under("memory.", tensors).items()},
-            priority=None if facts["priority"] is None else tuple(facts["priority"]),
-            quality=facts["quality"],
-            step_state=_under("step.", tensors),
-        )
-        return state, _under("engine.", tensors)
+        return load_checkpoint(path, first) if path.exists() else None
 
     def _checkpoint(self, lane: int) -> Path:
         return self._checkpoints / f"lane-{lane}.safetensors"
 
 
-def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file so that a reader, or a crash, sees the old one or the new one and nothing between."""
-    temporary = path.with_name(path.name + ".part")
-    with temporary.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+def _participants(lane: int, record: RoundRecord) -> list[tuple[object, ...]]:
+    """Rows of the table `participants`: the accepted, then the refused."""
+    accepted = zip(
+        record.client_ids,
+        record.scores.tolist(),
+        record.weights.tolist(),
+        record.training_loss.tolist(),
+        record.seconds.tolist(),
+        strict=True,
+    )
+    rows: list[tuple[object, ...]] = [(lane, record.round_num, client, None, *values) for client, *values in accepted]
+    return rows + [
+        (lane, record.round_num, refusal.client_id, refusal.reason, *[None] * 4) for refusal in record.refusals
+    ]
 
 
-@contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Hold a run folder for this process, so that two do not write into it."""
-    try:
-        import fcntl
-    except ImportError:  # not a POSIX system: nothing to hold it with
-        yield
-        return
-    with (folder / ".lock").open("a") as file:
-        for last_try in (False, False, False, True):
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if last_try:
-                    raise RunError(f"{folder}: another clientwise process is writing to this run") from None
-                time.sleep(0.05)  # it may only be somebody looking whether the run is going, see `is_locked`
-        yield
+def _criteria(lane: int, record: RoundRecord) -> list[tuple[object, ...]]:
+    """Rows of the table `criteria`."""
+    return [
+        (lane, record.round_num, client, name, raw, normalised)
+        for client, raws, normaliseds in zip(
+            record.client_ids, record.raw.tolist(), record.normalised.tolist(), strict=True
+        )
+        for name, raw, normalised in zip(record.criteria, raws, normaliseds, strict=True)
+    ]
 
 
-def is_finished(folder: Path) -> bool:
-    """Whether all lanes of a run have ended."""
-    try:
-        with closing(sqlite3.connect(f"{(folder / 'run.sqlite').resolve().as_uri()}?mode=ro", uri=True)) as database:
-            planned = database.execute("SELECT value FROM facts WHERE key = 'lanes'").fetchone()
-            (ended,) = database.execute("SELECT COUNT(*) FROM lanes WHERE finished").fetchone()
-            return planned is not None and ended == json.loads(planned[0])
-    except sqlite3.DatabaseError:
-        return False  # not begun, or damaged: whoever goes on with it will be told
-
-
-def is_locked(folder: Path) -> bool:
-    """Whether a process is writing to this run folder right now."""
-    try:
-        import fcntl
-
-        with (folder / ".lock").open() as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: those who look do not see each other
-    except BlockingIOError:
-        return True
-    except (ImportError, OSError):  # nothing to tell it by, or no such file
-        return False
-    return False
+def _local(lane: int, record: RoundRecord) -> list[tuple[object, ...]]:
+    """Rows of the table `local`: of those who have test data."""
+    local = record.local
+    if local is None:
+        return []
+    everyone = zip(local.values[0].tolist(), local.losses[0].tolist(), local.num_samples.tolist(), strict=True)
+    return [
+        (lane, record.round_num, client, value, loss) for client, (value, loss, size) in enumerate(everyone) if size
+    ]
 
 
 def _round_row(
@@ -389,7 +259,3 @@ def _honest_summary(local: Evaluation, hostile: Mapping[int, object], problem: P
     best_first = values[0].sort(descending=problem.higher_is_better).values
     reached = [float(best_first[-(-share * len(best_first) // 100) - 1]) for share in range(10, 100, 10)]
     return [float(mean[0]), low, high, json.dumps(reached)]
-
-
-def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
