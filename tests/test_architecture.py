@@ -15,6 +15,7 @@ ALLOWED = {  # package: the packages of clientwise it may import
     "models": {"models", "core", "registry"},
     "engine": {"engine", "core", "data", "models", "attacks", "registry", "errors"},
     "experiment": {"experiment", "engine", "core", "data", "models", "attacks", "trackers", "registry", "errors"},
+    "flower": {"flower", "experiment", "engine", "core", "data", "registry", "errors"},
     "report": {"report", "experiment", "data", "core", "registry", "errors"},
 }
 OUTSIDE_OF_CORE = {

@@ -430,7 +430,7 @@ def _seeds(text: str) -> list[int]:
 def _run(experiment: Experiment, folder: Path | None, resume: bool) -> Path:
     """Run with progress, then show what came of it."""
     from .experiment.runner import new_folder
-    from .experiment.runner import run as run_experiment
+    from .launch import run as run_experiment
     from .progress import show_progress
     from .report.figures import draw
     from .report.series import series_of

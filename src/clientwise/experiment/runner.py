@@ -11,7 +11,7 @@ from dataclasses import replace
 from datetime import datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,18 +21,19 @@ from ..core.method import Method
 from ..core.types import RoundRecord
 from ..data.federated import FederatedData, Samples
 from ..engine.compute import Compute, Computing, pick_device, refuse_impossible, threads_for
+from ..engine.local import LocalEngine
 from ..engine.meeting import Meeting, Seat
 from ..errors import ConfigError
 from ..trackers import Trackers
 from .build import build_compute, build_data, build_engine, build_federation, build_trackers, validate
 from .config import load_experiment
-from .lanes import Lane, Progress, run_lanes
+from .lanes import Lane, LaneEngine, Progress, run_lanes
 from .schema import Experiment
 from .spread import run_on_ray
 from .store import RunError, Store, is_finished, locked, write_atomically
 
-if TYPE_CHECKING:
-    from .flower.connections import Connect
+Connect = Callable[[LocalEngine, int], LaneEngine]  # the engine a lane is to use, from the embedded one and its seed
+EngineFactory = AbstractContextManager[Connect]  # a context: what it reaches clients through may have to be started
 
 # Keys that may change when a run is resumed: they change no bit of it.
 NO_PART_OF_THE_RESULT = {"data_dir", "plugin_dir", "checkpoint_seconds", "trackers", "workers", "flower"}
@@ -69,22 +70,16 @@ def find_unfinished(experiment: Experiment, parent: Path = Path("runs")) -> Path
 
 
 def run(
-    config: Experiment | str | Path | Mapping[str, Any],
+    experiment: Experiment,
     out: str | Path | None = None,
     *,
     data: FederatedData | None = None,
     resume: bool = False,
     on_round: Callable[[Progress], None] | None = None,
-    connect: Connect | None = None,
+    engines: EngineFactory | None = None,
 ) -> Path:
-    """Run an experiment and return its run folder.
-
-    `config` is a TOML file, a dictionary of the same shape, or an experiment already loaded. `data` are your own
-    arrays (`FederatedData.from_clients`) instead of the dataset and partition the config names. `resume` goes on
-    with a run folder; what it then computes is what an uninterrupted run would have. `connect` is for those who
-    reach their clients otherwise: it gets a lane's engine and its seed, and returns the engine to use.
-    """
-    experiment = config if isinstance(config, Experiment) else load_experiment(config)
+    """See `launch.run`. Without `engines` all clients are simulated in this process."""
+    assert engines or experiment.engine == "local", "`launch.run` knows how to reach other clients"
     folder = Path(out) if out is not None else new_folder(experiment.name)
     device = pick_device(experiment.device)
     refuse_impossible(experiment.mode, experiment.precision, device)
@@ -93,29 +88,16 @@ def run(
     if experiment.workers == "ray" and trackers:
         message = "they follow one lane at a time: not with workers = 'ray'"
         raise ConfigError(experiment.source, [("trackers", message)])
-    simulation = _flower_simulation(experiment, data) if experiment.engine == "flower" and connect is None else None
     try:
         _prepare(folder, experiment, resume)
     except OSError as error:
         raise RunError(f"{folder}: cannot be written to: {error.strerror}") from None
     with locked(folder), ExitStack() as stack:
-        if simulation is not None:
-            connect = stack.enter_context(simulation)
+        connect = stack.enter_context(engines) if engines else None
         store = Store(folder)
         stack.callback(store.close)
         _run_all(experiment, store, samples, data, device, trackers, on_round or (lambda progress: None), connect)
     return folder
-
-
-def _flower_simulation(experiment: Experiment, data: FederatedData | None) -> AbstractContextManager[Connect]:
-    if data is not None:
-        raise ConfigError(experiment.source, [("engine", "simulated nodes cannot see arrays of yours; use 'local'")])
-    try:
-        from .flower.simulation import simulation
-    except ModuleNotFoundError as error:
-        hint = f"needs Flower ({str(error.name).partition('.')[0]} is missing): pip install 'clientwise[flower]'"
-        raise ConfigError(experiment.source, [("engine", hint)]) from None
-    return simulation(experiment)
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -21,8 +21,6 @@ from grid import Behaviour, LoopGrid, client_of, dies, never
 from clientwise.core.method import Method
 from clientwise.core.round import first_state, run_round
 from clientwise.core.types import RoundRecord, ServerState
-from clientwise.engine.flower.server import CHUNK, FlowerEngine, Patience
-from clientwise.engine.flower.wire import ARRAYS, KEPT, NUMBERS, pack
 from clientwise.engine.local import LocalEngine
 from clientwise.experiment.build import (
     build_compute,
@@ -33,9 +31,11 @@ from clientwise.experiment.build import (
     load_samples,
 )
 from clientwise.experiment.config import load_experiment
-from clientwise.experiment.flower.client_app import client_app
-from clientwise.experiment.flower.connections import simulated_clients
 from clientwise.experiment.store import Store
+from clientwise.flower.client_app import client_app
+from clientwise.flower.connections import simulated_clients
+from clientwise.flower.engine import CHUNK, FlowerEngine, Patience
+from clientwise.flower.wire import ARRAYS, KEPT, NUMBERS, pack
 
 METHODS: dict[str, dict[str, Any]] = {
     "FedAvg": {},

@@ -19,9 +19,9 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from torch import Tensor
 
-from ...core.loss import Loss
-from ...core.types import Evaluation, LocalTraining, Problem, Task, Updates
-from ...registry import Part
+from ..core.loss import Loss
+from ..core.types import Evaluation, LocalTraining, Problem, Task, Updates
+from ..registry import Part
 
 ARRAYS, REQUEST, NUMBERS, KEPT = "arrays", "request", "numbers", "kept"  # the records of a message
 MOST_SAMPLES = 10**9  # of one client's test set

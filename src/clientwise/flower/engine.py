@@ -13,8 +13,8 @@ from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 from torch import Tensor
 
-from ...core.types import Evaluation, Problem, Refusal, Task, Updates
-from ..local import LocalEngine
+from ..core.types import Evaluation, Problem, Refusal, Task, Updates
+from ..engine.local import LocalEngine
 from .wire import Request, pack, read_evaluation, read_update, write_request
 
 CHUNK = 8  # answers fetched at a time: so many models the server holds at most

@@ -11,8 +11,8 @@ from flwr.app import MetricRecord, RecordDict
 
 from clientwise.core.loss import Loss
 from clientwise.core.types import Evaluation, LocalTraining, Problem, Task, Updates
-from clientwise.engine.flower import wire
-from clientwise.engine.flower.wire import Request, pack
+from clientwise.flower import wire
+from clientwise.flower.wire import Request, pack
 from clientwise.registry import Part
 
 DIGITS, VALUES = Problem("classification", 2), Problem("regression")

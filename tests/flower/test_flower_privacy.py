@@ -18,13 +18,13 @@ from grid import LoopGrid
 import clientwise as cw
 from clientwise.core.method import Method
 from clientwise.core.round import first_state, run_round
-from clientwise.engine.flower.server import FlowerEngine, Patience
 from clientwise.engine.local import LocalEngine
 from clientwise.experiment.build import build_compute, build_engine, build_federation
 from clientwise.experiment.config import load_experiment
-from clientwise.experiment.flower.client_app import client_app
-from clientwise.experiment.flower.data import load_npz, server_side, write_parts
 from clientwise.experiment.schema import Experiment
+from clientwise.flower.client_app import client_app
+from clientwise.flower.data import load_npz, server_side, write_parts
+from clientwise.flower.engine import FlowerEngine, Patience
 
 NUMBERS = {  # the documented names: docs/flower.md
     "train": {"training_loss", "seconds", "criterion.label_diversity", "criterion.dataset_size"},
@@ -134,7 +134,7 @@ def test_the_wire_needs_no_pickle() -> None:
     """An array of objects is refused by the sender, and by whoever would have to read it."""
     from flwr.app import Array, ArrayRecord
 
-    from clientwise.engine.flower.wire import unpack
+    from clientwise.flower.wire import unpack
 
     buffer = io.BytesIO()
     numpy.save(buffer, numpy.array([{"a": 1}], dtype=object), allow_pickle=True)
