@@ -11,18 +11,16 @@ from ..engine.local import LocalEngine
 from ..experiment.build import choose_hostile
 from ..experiment.runner import Connect
 from ..experiment.schema import Experiment
-from .engine import Connected, FlowerEngine, Patience
+from .engine import Connected, FlowerEngine
 
 
 def connector(experiment: Experiment, grid: Grid, connected: Connected) -> Connect:
     """What puts a grid between a lane's engine and its clients."""
-    settings = experiment.flower
-    patience = Patience(settings.train_seconds, settings.evaluate_seconds, settings.min_replies)
 
     def connect(local: LocalEngine, seed: int) -> FlowerEngine:
         hostile = choose_hostile(experiment, local.num_clients, seed)
         keepers = [client for client, one in hostile.items() if one.ignore_global]
-        return FlowerEngine(local, grid, connected, seed=seed, patience=patience, keepers=keepers)
+        return FlowerEngine(local, grid, connected, seed=seed, settings=experiment.flower, keepers=keepers)
 
     return connect
 
