@@ -4,8 +4,4 @@ from importlib.util import find_spec
 
 collect_ignore = ["src/clientwise/template"]
 if find_spec("flwr") is None:
-    collect_ignore += [
-        "src/clientwise/flower.py",
-        "src/clientwise/experiment/flower",
-        "src/clientwise/engine/flower",
-    ]
+    collect_ignore.append("src/clientwise/flower")

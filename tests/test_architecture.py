@@ -27,6 +27,7 @@ ALLOWED = {  # package: the packages of clientwise it may import
         "registry",
         "errors",
     },
+    "flower": {"flower", "experiment", "runs", "engine", "core", "data", "registry", "errors"},
     "report": {"report", "runs", "experiment", "data", "core", "registry", "errors"},
 }
 OUTSIDE_OF_CORE = {

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from .data.partition import PARTITIONS
     from .errors import ClientwiseError
     from .experiment.config import load_experiment as load
-    from .experiment.runner import run
     from .experiment.schema import Experiment
+    from .launch import run
     from .models.networks import MODELS
     from .runs.reader import Run
     from .trackers import TRACKERS, LaneInfo, Tracker
@@ -64,7 +64,7 @@ _PLACES = {
     "ClientwiseError": ("errors", "ClientwiseError"),
     "Experiment": ("experiment.schema", "Experiment"),
     "load": ("experiment.config", "load_experiment"),
-    "run": ("experiment.runner", "run"),
+    "run": ("launch", "run"),
     "MODELS": ("models.networks", "MODELS"),
     "Run": ("runs.reader", "Run"),
     "TRACKERS": ("trackers", "TRACKERS"),

@@ -429,8 +429,7 @@ def _seeds(text: str) -> list[int]:
 
 def _run(experiment: Experiment, folder: Path | None, resume: bool) -> Path:
     """Run with progress, then show what came of it."""
-    from .experiment.runner import new_folder
-    from .experiment.runner import run as run_experiment
+    from .launch import run as run_experiment
     from .progress import show_progress
     from .report.figures import draw
     from .report.series import series_of
@@ -438,9 +437,8 @@ def _run(experiment: Experiment, folder: Path | None, resume: bool) -> Path:
     from .report.views import headline, result_charts
     from .runs.reader import Run
 
-    folder = folder or new_folder(experiment.name)
-    with _stop_politely(folder), show_progress(out) as on_round:
-        run_experiment(experiment, folder, resume=resume, on_round=on_round)
+    with _stop_politely(), show_progress(out) as on_round:
+        folder = run_experiment(experiment, folder, resume=resume, on_round=on_round)
     finished = Run(folder)
     picture = folder / "curves.png"
     draw(result_charts(finished), picture)
@@ -461,12 +459,17 @@ def _file_errors() -> Iterator[None]:
 
 
 @contextmanager
-def _stop_politely(folder: Path) -> Iterator[None]:
+def _stop_politely() -> Iterator[None]:
     """Ctrl-C, or a kill that can be heard: stop after saving, and say how to go on."""
+    from .experiment.runner import Stopped
+
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield
-    except KeyboardInterrupt:
-        again = _escaped(f"{_command()} run {shlex.quote(str(folder))} --resume")
+    except Stopped as stopped:
+        again = _escaped(f"{_command()} run {shlex.quote(str(stopped.folder))} --resume")
         err.print(f"\nStopped; nothing is lost but the open round. Go on with:\n  {again}", soft_wrap=True)
+        sys.exit(130)
+    except KeyboardInterrupt:
+        err.print("\nStopped before anything was begun.")
         sys.exit(130)

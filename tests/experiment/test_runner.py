@@ -6,7 +6,9 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ import clientwise as cw
 from clientwise.core.types import Problem
 from clientwise.data.federated import Samples, Shares
 from clientwise.errors import ConfigError, RunError
+from clientwise.experiment import runner
 from clientwise.models.flat import FlatModel
 from clientwise.models.networks import MODELS
 from clientwise.runs.lock import locked
@@ -440,7 +443,7 @@ def test_a_folder_that_is_not_this_run_is_left_alone(tiny: dict[str, Any], tmp_p
     folder = cw.run(tiny, tmp_path / "run")
     with pytest.raises(RunError, match="there is a run already; go on with --resume"):
         cw.run(tiny, folder)
-    with pytest.raises(RunError, match=r"another config \(rounds, training differ\)"):
+    with pytest.raises(RunError, match=r"another config \(rounds, training.epochs differ\)"):
         cw.run(cw.load(tiny, ["rounds=9", "training.epochs=3"]), folder, resume=True)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").write_text("do not touch")
@@ -453,6 +456,61 @@ def test_a_folder_that_is_not_this_run_is_left_alone(tiny: dict[str, Any], tmp_p
     with locked(folder), pytest.raises(RunError, match="another clientwise process"):
         cw.run(tiny, folder, resume=True)
     assert cw.run(tiny, folder, resume=True) == folder  # finished: nothing to do, nothing changed
+
+
+def test_two_that_begin_at_once_do_not_meet_in_one_folder(
+    tiny: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both find nothing there; one runs, the other is told so, and the config is that of the one that runs."""
+    begin, refused = threading.Barrier(2), threading.Event()
+    original = runner.validate
+    monkeypatch.setattr(runner, "validate", lambda *given: (original(*given), begin.wait(60))[0])
+
+    def start(name: str) -> str:
+        try:
+            cw.run(tiny | {"name": name}, tmp_path / "run", on_round=lambda progress: refused.wait(60))
+        except RunError as error:
+            refused.set()
+            return str(error)
+        return name
+
+    with ThreadPoolExecutor(2) as threads:
+        said = set(threads.map(start, ("one", "two")))
+    (winner,) = said & {"one", "two"}
+    assert said - {winner} == {f"{tmp_path / 'run'}: another clientwise process is writing to this run"}
+    assert cw.load(tmp_path / "run" / "config.toml").name == winner
+
+
+def test_a_folder_is_locked_before_it_is_looked_at(tiny: dict[str, Any], tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    with locked(folder), pytest.raises(RunError, match="another clientwise process"):
+        cw.run(tiny, folder)
+    assert [path.name for path in folder.iterdir()] == [".lock"]
+    assert cw.Run(cw.run(tiny, folder)).finished  # whoever held it left before it wrote anything
+
+
+def test_runs_that_begin_in_one_second_have_folders_of_their_own(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(8) as threads:
+        folders = list(threads.map(lambda number: runner.new_folder("my run", tmp_path / "runs"), range(24)))
+    assert len(set(folders)) == 24
+    assert all(folder.is_dir() and folder.name.startswith("my-run-") for folder in folders)
+
+
+def test_nobody_becomes_somebody_else_when_a_run_is_resumed(tiny: dict[str, Any], tmp_path: Path) -> None:
+    tiny |= {"rounds": 1, "flower": {"clients": ["ward-a", "ward-b"], "min_replies": 2}}
+    folder = cw.run(tiny, tmp_path / "run")
+    for key, value in (
+        ("clients", ["ward-b", "ward-a"]),  # the trust of one would be the other's
+        ("clients", ["ward-a", "ward-c"]),
+        ("min_replies", 1),
+        ("num_classes", 3),
+    ):
+        other = tiny | {"flower": tiny["flower"] | {key: value}}
+        with pytest.raises(RunError, match=rf"another config \(flower.{key} differ\)"):
+            cw.run(other, folder, resume=True)
+    patient = tiny["flower"] | {"train_seconds": 9.0, "evaluate_seconds": 9.0}
+    assert cw.run(tiny | {"flower": patient}, folder, resume=True) == folder
 
 
 def test_a_resumed_run_must_be_the_same_run(tiny: dict[str, Any], tmp_path: Path) -> None:

@@ -6,14 +6,15 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from ..attacks import Hostile
 from ..core.method import Federation, Method
 from ..core.round import first_state, run_round
-from ..core.types import RoundRecord, ServerState
+from ..core.types import Engine, RoundRecord, ServerState
 from ..engine.local import LocalEngine
 from ..engine.meeting import Meeting
 from ..runs.writer import Store
@@ -21,11 +22,22 @@ from ..trackers import LaneInfo, Trackers
 from .build import build_federation
 from .schema import Experiment
 
-if TYPE_CHECKING:
-    from ..engine.flower.server import FlowerEngine
-
-
 SHORT = 0.5  # seconds: in longer rounds writing takes no time to speak of
+
+
+class LaneEngine(Engine, Protocol):
+    """What a lane asks of its engine beside what its rounds do: where to begin, and how to go on."""
+
+    initial_model: Tensor
+    device: torch.device
+
+    def state(self) -> dict[str, Tensor]:
+        """What has to survive beside the server's state; a checkpoint holds it."""
+        ...
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Continue from what `state` returned."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -50,7 +62,7 @@ class Round:
     seconds: float
 
     @staticmethod
-    def run(state: ServerState, method: Method, federation: Federation, engine: LocalEngine | FlowerEngine) -> Round:
+    def run(state: ServerState, method: Method, federation: Federation, engine: LaneEngine) -> Round:
         """Run one, and see how long it takes."""
         began = time.perf_counter()
         state, record = run_round(state, method, federation, engine)
@@ -65,7 +77,7 @@ class Lane:
         experiment: Experiment,
         store: Store,
         method: Method,
-        engine: LocalEngine | FlowerEngine,
+        engine: LaneEngine,
         hostile: Mapping[int, Hostile],
         seed: int,
     ) -> None:

@@ -18,13 +18,13 @@ from grid import LoopGrid
 import clientwise as cw
 from clientwise.core.method import Method
 from clientwise.core.round import first_state, run_round
-from clientwise.engine.flower.server import FlowerEngine, Patience
 from clientwise.engine.local import LocalEngine
 from clientwise.experiment.build import build_compute, build_engine, build_federation
 from clientwise.experiment.config import load_experiment
-from clientwise.experiment.flower.client_app import client_app
-from clientwise.experiment.flower.data import load_npz, server_side, write_parts
-from clientwise.experiment.schema import Experiment
+from clientwise.experiment.schema import Experiment, FlowerSettings
+from clientwise.flower.client_app import client_app
+from clientwise.flower.data import load_npz, server_side, write_parts
+from clientwise.flower.engine import FlowerEngine
 
 NUMBERS = {  # the documented names: docs/flower.md
     "train": {"training_loss", "seconds", "criterion.label_diversity", "criterion.dataset_size"},
@@ -52,7 +52,7 @@ def run_rounds(config: dict[str, Any], path: Path, app: Any) -> tuple[LoopGrid, 
     data = server_side(experiment, str(path.parent / "server.npz"))
     grid = LoopGrid(app, {"data": str(path)})
     local = embedded(experiment, data)
-    engine = FlowerEngine(local, grid, lambda: {0: 2, 1: 3, 2: 4}, seed=1, patience=Patience())
+    engine = FlowerEngine(local, grid, lambda: {0: 2, 1: 3, 2: 4}, seed=1, settings=FlowerSettings())
     (method,) = experiment.build_methods()
     state, records = first_state(local.initial_model, method, engine), []
     for _ in range(2):
@@ -107,7 +107,7 @@ def test_an_error_quotes_no_sample(config: dict[str, Any], tmp_path: Path) -> No
     grid = LoopGrid(client_app(config, load), {"data": str(path)})
     experiment = load_experiment(config)
     local = embedded(experiment, server_side(experiment, ""))
-    engine = FlowerEngine(local, grid, lambda: {0: 2}, seed=1, patience=Patience())
+    engine = FlowerEngine(local, grid, lambda: {0: 2}, seed=1, settings=FlowerSettings())
     method = Method()
     _, record = run_round(
         first_state(local.initial_model, method, engine), method, build_federation(experiment, 3, 1), engine
@@ -122,7 +122,7 @@ def test_a_node_without_a_path_trains_on_nothing(config: dict[str, Any]) -> None
     grid = LoopGrid(client_app(config), {"name": "a"})
     experiment = load_experiment(config)
     local = embedded(experiment, server_side(experiment, ""))
-    engine = FlowerEngine(local, grid, lambda: {0: 2}, seed=1, patience=Patience())
+    engine = FlowerEngine(local, grid, lambda: {0: 2}, seed=1, settings=FlowerSettings())
     assert (
         engine.evaluate([0], local.initial_model[None])
         .missing[0]
@@ -134,7 +134,7 @@ def test_the_wire_needs_no_pickle() -> None:
     """An array of objects is refused by the sender, and by whoever would have to read it."""
     from flwr.app import Array, ArrayRecord
 
-    from clientwise.engine.flower.wire import unpack
+    from clientwise.flower.wire import unpack
 
     buffer = io.BytesIO()
     numpy.save(buffer, numpy.array([{"a": 1}], dtype=object), allow_pickle=True)

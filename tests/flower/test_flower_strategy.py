@@ -18,9 +18,10 @@ from flwr.serverapp.strategy import FedAdam, FedAvg, FedAvgM, FedMedian, FedTrim
 from flwr.supercore.task_identity import TaskIdentity
 
 import clientwise as cw
-from clientwise.flower import WEIGHT, Weighted, measure
+from clientwise.flower import Weighted, measure
+from clientwise.flower.strategy import WEIGHT
 
-EXAMPLE = Path(__file__).parents[1] / "examples" / "flower_app"
+EXAMPLE = Path(__file__).parents[2] / "examples" / "flower_app"
 GLOBAL = ArrayRecord({"kernel": Array(numpy.zeros((2, 2), "float32")), "bias": Array(numpy.zeros(2, "float32"))})
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from flwr.app import Error, Message, RecordDict
 
-from ..local import LocalEngine
+from ..engine.local import LocalEngine
 from .wire import Request, read_request, write_evaluation, write_update
 
 log = logging.getLogger("clientwise")

@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from flwr.serverapp import Grid
 
-from ...engine.flower.server import Connected, FlowerEngine, Patience
-from ...engine.local import LocalEngine
-from ..build import choose_hostile
-from ..schema import Experiment
-
-Connect = Callable[[LocalEngine, int], FlowerEngine]  # puts Flower between a lane's engine and its clients
+from ..engine.local import LocalEngine
+from ..experiment.build import choose_hostile
+from ..experiment.runner import Connect
+from ..experiment.schema import Experiment
+from .engine import Connected, FlowerEngine
 
 
 def connector(experiment: Experiment, grid: Grid, connected: Connected) -> Connect:
-    """What connects the engine of a lane with the clients on a grid."""
-    settings = experiment.flower
-    patience = Patience(settings.train_seconds, settings.evaluate_seconds, settings.min_replies)
+    """What puts a grid between a lane's engine and its clients."""
 
     def connect(local: LocalEngine, seed: int) -> FlowerEngine:
         hostile = choose_hostile(experiment, local.num_clients, seed)
         keepers = [client for client, one in hostile.items() if one.ignore_global]
-        return FlowerEngine(local, grid, connected, seed=seed, patience=patience, keepers=keepers)
+        return FlowerEngine(local, grid, connected, seed=seed, settings=experiment.flower, keepers=keepers)
 
     return connect
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Literal, TypeVar
 
@@ -13,8 +12,9 @@ from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 from torch import Tensor
 
-from ...core.types import Evaluation, Problem, Refusal, Task, Updates
-from ..local import LocalEngine
+from ..core.types import Evaluation, Problem, Refusal, Task, Updates
+from ..engine.local import LocalEngine
+from ..experiment.schema import FlowerSettings
 from .wire import Request, pack, read_evaluation, read_update, write_request
 
 CHUNK = 8  # answers fetched at a time: so many models the server holds at most
@@ -22,15 +22,6 @@ POLL = (0.05, 1.0)  # seconds between two looks for answers, at first and at mos
 
 T = TypeVar("T")
 Connected = Callable[[], Mapping[int, int]]  # which client is reached at which node right now
-
-
-@dataclass(frozen=True)
-class Patience:
-    """How long the server waits, and how few answers make a round."""
-
-    train_seconds: float = 600.0
-    evaluate_seconds: float = 300.0
-    min_replies: int = 1
 
 
 class FlowerEngine:
@@ -43,19 +34,22 @@ class FlowerEngine:
         connected: Connected,
         *,
         seed: int,
-        patience: Patience,
+        settings: FlowerSettings,
         keepers: Collection[int] = (),
     ) -> None:
         self.num_clients, self.problem, self.spec = local.num_clients, local.problem, local.spec
-        self.initial_model, self.device, self.attributes = local.initial_model, local.device, local.attributes
-        self._local, self._grid, self._connected, self._seed, self._patience = local, grid, connected, seed, patience
+        self.initial_model, self.device = local.initial_model, local.device
+        self.attributes: Mapping[str, Tensor] = local.attributes  # the server's own: no client is asked for them
+        self._local, self._grid, self._connected, self._seed, self._settings = local, grid, connected, seed, settings
         self._keepers = keepers  # simulated hostile clients that train a model of their own
         self._kept: dict[int, Tensor] = {}  # and that model, since nodes keep nothing
+        self._test_sizes = torch.full((local.num_clients,), -1)  # of every client's first evaluation; −1: none yet
+        self._outputs = 1 if local.problem.sums else local.data.samples.targets.shape[1:].numel()  # per sample
 
     def train(self, client_ids: Sequence[int], model: Tensor, task: Task) -> Iterator[Updates]:
         """See `core.types.Engine`. With fewer answers than `min_replies` nobody's update is handed on."""
-        needed = min(self._patience.min_replies, len(client_ids))
-        deadline = time.monotonic() + self._patience.train_seconds
+        needed = min(self._settings.min_replies, len(client_ids))
+        deadline = time.monotonic() + self._settings.train_seconds
         nodes = self._wait_for(client_ids, needed, deadline)
         packed = pack(model)
         requests = {
@@ -86,7 +80,7 @@ class FlowerEngine:
 
     def evaluate(self, client_ids: Sequence[int], models: Tensor) -> Evaluation:
         """See `core.types.Engine`. Who does not answer has no say: zero samples, and a place among the missing."""
-        deadline = time.monotonic() + self._patience.evaluate_seconds
+        deadline = time.monotonic() + self._settings.evaluate_seconds
         nodes = self._wait_for(client_ids, 1, deadline)
         packed = pack(models)
         requests = {client: write_request(Request(client, self._seed), packed) for client in nodes}
@@ -94,7 +88,7 @@ class FlowerEngine:
         missing = [Refusal(client, "not connected") for client in client_ids if client not in nodes]
         for answers in self._exchange("evaluate", requests, nodes, deadline):
             for client, content in answers:
-                one = _read(client, content, lambda content: read_evaluation(content, len(models), self.problem))
+                one = _read(client, content, partial(self._read_evaluation, client, len(models)))
                 if isinstance(one, Refusal):
                     missing.append(one)
                 else:
@@ -109,13 +103,25 @@ class FlowerEngine:
         """See `core.types.Engine`."""
         return self._local.train_server(model, task)
 
+    def _read_evaluation(self, client: int, num_candidates: int, content: RecordDict) -> Evaluation:
+        """A client's evaluation; its test set stays as large as it was at first, or its say would grow at will."""
+        most, outputs = self._settings.max_test_samples, self._outputs
+        one = read_evaluation(content, num_candidates, self.problem, most_samples=most, outputs=outputs)
+        size, first = int(one.num_samples), int(self._test_sizes[client])
+        if first not in (-1, size):
+            raise ValueError(f"{size} test samples, {first} in its first answer")
+        self._test_sizes[client] = size
+        return one
+
     def state(self) -> dict[str, Tensor]:
-        """What the simulated clients keep between rounds."""
-        return {str(client): model for client, model in self._kept.items()}
+        """What the simulated clients keep between rounds, and how large everybody's test set is."""
+        kept = {str(client): model for client, model in self._kept.items()}
+        return kept | {"test_sizes": self._test_sizes.clone()}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Continue from what `state` returned."""
-        self._kept = {int(client): model for client, model in state.items()}
+        self._test_sizes = state.get("test_sizes", self._test_sizes).cpu().clone()
+        self._kept = {int(client): model for client, model in state.items() if client != "test_sizes"}
 
     def _wait_for(self, client_ids: Sequence[int], needed: int, deadline: float) -> dict[int, int]:
         """The nodes of these clients, as soon as enough are connected; what there is, when time is up."""
@@ -178,8 +184,11 @@ def _read(client: int, content: RecordDict | str, read: Callable[[RecordDict], T
         return Refusal(client, content)
     try:
         return read(content)
+    except ValueError as error:
+        reason = f"answer refused: {error}"
     except Exception as error:
-        return Refusal(client, " ".join(f"answer cannot be read: {type(error).__name__}: {error}".split())[:300])
+        reason = f"answer cannot be read: {type(error).__name__}: {error}"
+    return Refusal(client, " ".join(reason.split())[:300])
 
 
 def _slices(names: list[str], size: int) -> Iterator[list[str]]:

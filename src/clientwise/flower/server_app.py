@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -10,11 +11,11 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 from flwr.superlink.grid import InMemoryGrid
 
-from ..build import count_clients
-from ..config import load_experiment
-from ..lanes import Progress
-from ..runner import run
-from ..schema import Experiment
+from ..experiment.build import count_clients
+from ..experiment.config import load_experiment
+from ..experiment.lanes import Progress
+from ..experiment.runner import run
+from ..experiment.schema import Experiment
 from .connections import connector, registered_clients, simulated_clients
 from .data import Config, server_side
 
@@ -40,8 +41,8 @@ def server_app(config: Config) -> ServerApp:
             data, connected = server_side(experiment, own), registered_clients(grid, experiment.flower.clients)
         resume = (out / "config.toml").exists()
         log.info("%s %s", "going on with the run in" if resume else "beginning a run in", out.resolve())
-        connect = connector(experiment, grid, connected)
-        run(experiment, out, data=data, resume=resume, on_round=partial(_log_round, experiment), connect=connect)
+        engines = nullcontext(connector(experiment, grid, connected))
+        run(experiment, out, data=data, resume=resume, on_round=partial(_log_round, experiment), engines=engines)
         log.info("finished: %s", out.resolve())
 
     return app

@@ -19,12 +19,12 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from torch import Tensor
 
-from ...core.loss import Loss
-from ...core.types import Evaluation, LocalTraining, Problem, Task, Updates
-from ...registry import Part
+from ..core.loss import Loss
+from ..core.metrics import METRICS
+from ..core.types import Evaluation, LocalTraining, Problem, Task, Updates
+from ..registry import Part
 
 ARRAYS, REQUEST, NUMBERS, KEPT = "arrays", "request", "numbers", "kept"  # the records of a message
-MOST_SAMPLES = 10**9  # of one client's test set
 CRITERION = "criterion."  # before the name of a criterion among the numbers
 
 
@@ -89,8 +89,13 @@ def write_evaluation(evaluation: Evaluation) -> RecordDict:
     return RecordDict({ARRAYS: pack(evaluation.counts), NUMBERS: numbers})
 
 
-def read_evaluation(content: RecordDict, num_candidates: int, problem: Problem) -> Evaluation:
-    """One client's evaluation. ValueError where it cannot be true: nobody could average it."""
+def read_evaluation(
+    content: RecordDict, num_candidates: int, problem: Problem, *, most_samples: int, outputs: int = 1
+) -> Evaluation:
+    """One client's evaluation. ValueError where it cannot be true: what it says of itself must agree.
+
+    `most_samples` is the largest test set that is believed; `outputs` is how many numbers regression has per sample.
+    """
     numbers = content.metric_records[NUMBERS]
     num_samples = _number(numbers, "num_samples")
     values, losses = (
@@ -100,14 +105,18 @@ def read_evaluation(content: RecordDict, num_candidates: int, problem: Problem) 
     classes = problem.num_classes if problem.kind == "classification" else 0
     if counts.shape != (num_candidates, *((classes, classes) if classes else (4,))):
         raise ValueError(f"counts of shape {tuple(counts.shape)}")
-    if not bool(
-        ((num_samples >= 0) & (num_samples <= MOST_SAMPLES)).all() & (counts >= 0).all() & (counts < 1e300).all()
-    ):
-        raise ValueError(f"counts out of range, of {float(num_samples):g} samples")
-    if classes and not torch.equal(counts.sum((1, 2)), num_samples.expand(num_candidates)):
-        raise ValueError(f"counts that do not add up to {float(num_samples):g} samples")
-    if not bool(((values >= 0) & (values <= (1.0 if classes else torch.inf))).all()):
-        raise ValueError(f"{problem.metric} out of range: {values.flatten().tolist()}")
+    if not bool((counts >= 0).all() & (counts < 1e300).all()):
+        raise ValueError("counts that are negative, or beyond all bounds")
+    size = float(num_samples)
+    if not 0 <= size <= most_samples:
+        raise ValueError(f"{size:.12g} test samples, with flower.max_test_samples = {most_samples}")
+    counted = counts if classes else counts[:, :1] / outputs
+    if not torch.equal(counted, counted.round()) or bool((counted.flatten(1).sum(1) != num_samples).any()):
+        raise ValueError(f"counts that do not add up to {size:.12g} samples")
+    if not torch.allclose(values, METRICS.get(problem.metric)(counts)[:, None], rtol=1e-9, atol=1e-9):
+        raise ValueError(f"{problem.metric} is not what the counts say: {values.flatten().tolist()}")
+    if bool((losses < 0).any()):
+        raise ValueError(f"a loss below zero: {losses.flatten().tolist()}")
     return Evaluation(num_samples.long(), values, losses, counts.long() if classes else counts)
 
 

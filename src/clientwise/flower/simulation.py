@@ -15,11 +15,12 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 from flwr.simulation import run_simulation
 
-from ...errors import ClientwiseError
-from ..build import count_clients
-from ..schema import Experiment
+from ..errors import ClientwiseError
+from ..experiment.build import count_clients
+from ..experiment.runner import Connect
+from ..experiment.schema import Experiment
 from .client_app import client_app
-from .connections import Connect, connector, simulated_clients
+from .connections import connector, simulated_clients
 
 SIMULATED_NODES = 64  # at most: a node can play many clients, and Flower looks through its nodes one by one
 

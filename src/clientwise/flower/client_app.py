@@ -10,14 +10,14 @@ import torch
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from ...data.datasets import DataError
-from ...engine.compute import pick_device
-from ...engine.flower.client import answer, answer_failure
-from ...engine.flower.wire import Request
-from ...engine.local import LocalEngine
-from ..build import build_compute, build_data, build_engine, load_samples
-from ..config import load_experiment
+from ..data.datasets import DataError
+from ..engine.compute import pick_device
+from ..engine.local import LocalEngine
+from ..experiment.build import build_compute, build_data, build_engine, load_samples
+from ..experiment.config import load_experiment
+from .client import answer, answer_failure
 from .data import Config, OwnData, federation, load_npz
+from .wire import Request
 
 
 def client_app(config: Config, load: Callable[[str], OwnData] = load_npz) -> ClientApp:

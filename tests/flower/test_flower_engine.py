@@ -18,11 +18,10 @@ pytest.importorskip("flwr", reason="needs clientwise[flower]")
 from flwr.app import ArrayRecord, Error, Message, MetricRecord, RecordDict
 from grid import Behaviour, LoopGrid, client_of, dies, never
 
+from clientwise.core.criteria import make_criterion
 from clientwise.core.method import Method
 from clientwise.core.round import first_state, run_round
 from clientwise.core.types import RoundRecord, ServerState
-from clientwise.engine.flower.server import CHUNK, FlowerEngine, Patience
-from clientwise.engine.flower.wire import ARRAYS, KEPT, NUMBERS, pack
 from clientwise.engine.local import LocalEngine
 from clientwise.experiment.build import (
     build_compute,
@@ -33,8 +32,11 @@ from clientwise.experiment.build import (
     load_samples,
 )
 from clientwise.experiment.config import load_experiment
-from clientwise.experiment.flower.client_app import client_app
-from clientwise.experiment.flower.connections import simulated_clients
+from clientwise.experiment.schema import FlowerSettings
+from clientwise.flower.client_app import client_app
+from clientwise.flower.connections import simulated_clients
+from clientwise.flower.engine import CHUNK, FlowerEngine
+from clientwise.flower.wire import ARRAYS, KEPT, NUMBERS, pack, unpack
 from clientwise.runs.writer import Store
 
 METHODS: dict[str, dict[str, Any]] = {
@@ -54,7 +56,7 @@ METHODS: dict[str, dict[str, Any]] = {
 class Setup:
     """One experiment, twice: embedded, and with its clients behind a grid."""
 
-    def __init__(self, config: dict[str, Any], **patience: float) -> None:
+    def __init__(self, config: dict[str, Any], **settings: float) -> None:
         experiment = load_experiment(config)
         samples = load_samples(experiment)
         data, hostile = build_data(experiment, samples, 1)
@@ -69,7 +71,7 @@ class Setup:
             self.grid,
             lambda: {client: node for client, node in dealt().items() if client not in self.gone},
             seed=1,
-            patience=Patience(**{"train_seconds": 30.0, "evaluate_seconds": 30.0} | patience),  # type: ignore[arg-type]
+            settings=FlowerSettings(**{"train_seconds": 30.0, "evaluate_seconds": 30.0} | settings),
             keepers=keepers,
         )
         self.methods = {method.name: method for method in experiment.build_methods()}
@@ -143,7 +145,7 @@ def test_hostile_clients_keep_their_own_model_with_the_server(config: dict[str, 
     setup = Setup(config)
     (ours, _), (theirs, _) = (setup.rounds(engine, Method(), 3) for engine in (setup.local, setup.flower))
     assert torch.allclose(ours.model, theirs.model, rtol=1e-5, atol=1e-6)
-    assert set(setup.flower.state()) == {"2"}
+    assert set(setup.flower.state()) == {"2", "test_sizes"}
     assert torch.allclose(setup.flower.state()["2"], setup.local.state()["2"], rtol=1e-5, atol=1e-6)
 
 
@@ -185,7 +187,7 @@ def raises(message: Message, honest: Callable[[], Message]) -> Message:
         (with_model(torch.zeros(3)), "model of the wrong size: (3,), expected (650,)"),
         (with_model(torch.zeros(650, dtype=torch.int64)), "model of type torch.int64, expected floating point"),
         (with_number("criterion.dataset_size", -1.0), "dataset_size = -1 is outside [0, 1e+12]"),
-        (with_number("criterion.dataset_size", [1.0]), "answer cannot be read: ValueError"),
+        (with_number("criterion.dataset_size", [1.0]), "answer refused: criterion.dataset_size is not one number"),
         (sends(lambda content: content.pop(NUMBERS)), "answer cannot be read: KeyError"),
         (sends(lambda content: content.__setitem__(ARRAYS, ArrayRecord())), "answer cannot be read: KeyError"),
         (sends(lambda content: content.__setitem__(NUMBERS, MetricRecord({}))), "answer cannot be read: KeyError"),
@@ -293,12 +295,54 @@ def test_evaluations_of_liars_and_of_the_late_do_not_count(config: dict[str, Any
     _, record, refused = setup.round_with({0: lies, 1: late, 2: diverges, 3: dies})
     assert record.local is not None
     reasons = {refusal.client_id: refusal.reason for refusal in record.local.missing}
-    assert reasons[0].startswith("answer cannot be read: ValueError: accuracy out of range")
+    assert reasons[0] == "answer refused: accuracy is not what the counts say: [7.0]"
     assert reasons[1] == "no answer in time"
     assert reasons[2] == "its loss is not finite"
     assert reasons[3] == refused[3] == "its process died"
     assert record.local.num_samples.nonzero().flatten().tolist() == [4, 5]
     assert int(record.local.counts.sum()) == int(record.local.num_samples.sum())
+
+
+def claims(factor: int) -> Behaviour:
+    """So many times the test set it has; all numbers agree."""
+
+    def behave(message: Message, honest: Callable[[], Message]) -> Message:
+        reply = honest()
+        if message.metadata.message_type == "evaluate":
+            numbers = reply.content.metric_records[NUMBERS]
+            numbers["num_samples"] = numbers["num_samples"] * factor
+            reply.content[ARRAYS] = pack(unpack(reply.content.array_records[ARRAYS]) * factor)
+        return reply
+
+    return behave
+
+
+def test_a_claimed_test_set_does_not_decide_what_is_best(config: dict[str, Any]) -> None:
+    setup = Setup(config)
+    _, record, _ = setup.round_with({2: claims(10**8)})
+    assert record.local is not None
+    ((client, reason),) = [(refusal.client_id, refusal.reason) for refusal in record.local.missing]
+    assert client == 2
+    assert reason.startswith("answer refused: ")
+    assert reason.endswith("00 test samples, with flower.max_test_samples = 100000")
+    assert int(record.local.num_samples[2]) == 0
+
+
+def test_a_test_set_stays_as_large_as_it_was_at_first(config: dict[str, Any]) -> None:
+    def missing(setup: Setup, factor: int) -> list[str]:
+        setup.grid.behaviour = {2: claims(factor)}
+        evaluation = setup.flower.evaluate(range(6), setup.flower.initial_model[None])
+        return [refusal.reason for refusal in evaluation.missing]
+
+    setup, again = Setup(config), Setup(config)
+    size = int(setup.local.evaluate([2], setup.local.initial_model[None]).num_samples)
+    reason = f"answer refused: {10 * size} test samples, {size} in its first answer"
+    assert missing(setup, 1) == []
+    assert missing(setup, 10) == [reason]
+    assert missing(setup, 1) == []
+    again.flower.load_state(setup.flower.state())
+    assert missing(again, 10) == [reason]  # a resumed run remembers
+    assert missing(Setup(config), 10) == []  # nothing is known yet: it may be true
 
 
 def test_models_are_handed_on_as_they_arrive_and_few_are_held(config: dict[str, Any]) -> None:
@@ -324,7 +368,20 @@ def first_task(setup: Setup, method: Method) -> Any:
 def test_a_client_cannot_make_the_server_keep_anything(config: dict[str, Any]) -> None:
     setup = Setup(config)
     setup.round_with({1: sends(lambda content: content.__setitem__(KEPT, pack(torch.ones(650))))})
-    assert setup.flower.state() == {}
+    assert set(setup.flower.state()) == {"test_sizes"}
+
+
+@pytest.mark.skipif(
+    make_criterion("attribute", of="premium").measured_by == "client", reason="the server does not measure it yet"
+)
+def test_what_the_config_says_of_a_client_is_not_asked_of_it(config: dict[str, Any]) -> None:
+    config["attributes"] = {"premium": [0.0, 1.0, 1.0, 1.0, 1.0, 1.0]}
+    config["methods"] = [{"name": "premium", "criteria": [{"name": "attribute", "of": "premium"}]}]
+    setup = Setup(config)
+    setup.grid.behaviour = {0: with_number("criterion.attribute", 1e6)}
+    _, (record,) = setup.rounds(setup.flower, setup.methods["premium"])
+    assert sorted_weights(record) == pytest.approx([0.0, 0.2, 0.2, 0.2, 0.2, 0.2])
+    assert not any("attribute" in str(message.content.config_records) for message in setup.grid.sent)
 
 
 def test_one_message_carries_all_candidates(config: dict[str, Any]) -> None:

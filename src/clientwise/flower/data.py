@@ -11,12 +11,12 @@ from zipfile import BadZipFile
 import numpy
 import torch
 
-from ...data.datasets import DataError
-from ...data.federated import FederatedData, Shares
-from ...errors import ConfigError
-from ..build import build_data, load_samples
-from ..config import load_experiment
-from ..schema import Experiment
+from ..data.datasets import DataError
+from ..data.federated import FederatedData, Shares
+from ..errors import ConfigError
+from ..experiment.build import build_data, load_samples
+from ..experiment.config import load_experiment
+from ..experiment.schema import Experiment
 
 Config = str | Path | Mapping[str, Any]
 

@@ -1,18 +1,6 @@
-"""clientwise for Flower: whole apps (`server_app`, `client_app`), or the weighting alone in an app of your own.
-
-    strategy = Weighted(FedAvg(), criteria=["label_diversity", "num-examples"])
-    strategy.start(grid, initial_arrays, num_rounds=10)
-
-See docs/flower.md. Needs `clientwise[flower]`.
-"""
+"""The weighting alone, for Flower apps of others: `Weighted` goes around their strategy."""
 
 from __future__ import annotations
-
-from .experiment.flower.client_app import client_app
-from .experiment.flower.data import OwnData, load_npz, write_parts
-from .experiment.flower.server_app import server_app
-
-# isort: split
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -35,13 +23,11 @@ from flwr.serverapp.strategy import (
 )
 from torch import Tensor
 
-from .core.criteria import Arrivals, ClientFacts, measure_clients, model_divergence
-from .core.scores import Prioritized, Score
-from .core.types import Evaluation, ModelSpec
-from .core.weighting import weigh
-from .registry import Part
-
-__all__ = ["OwnData", "RoundWeights", "Weighted", "client_app", "load_npz", "measure", "server_app", "write_parts"]
+from ..core.criteria import Arrivals, ClientFacts, measure_clients, model_divergence
+from ..core.scores import Prioritized, Score
+from ..core.types import Evaluation, ModelSpec
+from ..core.weighting import weigh
+from ..registry import Part
 
 log = logging.getLogger("flwr.clientwise")
 WEIGHT = "clientwise-weight"  # what a reply's weight is called among its metrics
