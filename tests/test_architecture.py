@@ -101,6 +101,7 @@ def test_the_public_names_are_there() -> None:
 
     for name in cw.__all__:
         assert getattr(cw, name) is not None
+    assert {"weigh", "run", "load", "Run", "mean", "prioritized", "criterion", "needs", "RULES"} <= set(cw.__all__)
     assert set(cw.__all__) == set(dir(cw))
     with pytest.raises(AttributeError, match="no attribute 'wiegh'"):
         cw.wiegh  # noqa: B018
