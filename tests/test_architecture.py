@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import re
 from pathlib import Path
 
 import pytest
+
+from clientwise.reference import KINDS
 
 SOURCE = Path(__file__).parents[1] / "src" / "clientwise"
 ALLOWED = {  # package: the packages of clientwise it may import
@@ -83,6 +86,26 @@ def test_no_sql_outside_of_runs() -> None:
                     assert not SQL.search(node.value), f"{path}:{node.lineno}"
                 asks = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "query"
                 assert not asks, f"{path}: .query(...) is for users"
+
+
+# Words of a closed choice (`optimizer = "adam"`) that are also names of parts of another kind.
+NOT_A_PART = {"adam", "sgd"}
+
+
+def test_no_part_is_known_by_its_name_outside_of_its_file() -> None:
+    """An `if name == ...` elsewhere is a declaration that is missing."""
+    files = {
+        name: Path(inspect.getsourcefile(inspect.unwrap(registry.get(name))) or "").resolve()
+        for registry in KINDS.values()
+        for name in registry
+        if name not in NOT_A_PART
+    }
+    for path in SOURCE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Compare):
+                words = {word.value for word in ast.walk(node) if isinstance(word, ast.Constant)}
+                known = {word for word in words if word in files and files[str(word)] != path.resolve()}
+                assert not known, f"{path.name}:{node.lineno} knows {known} by name"
 
 
 def test_nothing_unpickles() -> None:

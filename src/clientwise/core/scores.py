@@ -39,8 +39,10 @@ class Score(ABC):
     def check(self, names: Sequence[str]) -> None:  # noqa: B027  (most scores suit any criteria)
         """Raise ValueError where this score does not fit these criteria."""
 
-    def check_normaliser(self, normaliser: str) -> None:  # noqa: B027
-        """Raise ValueError where this score does not go with values normalised so."""
+    @property
+    def needs_units(self) -> bool:
+        """Whether it compares values with numbers in the criterion's own units, so that they must stay as measured."""
+        return False
 
     @abstractmethod
     def __call__(self, names: Sequence[str], values: Tensor) -> Tensor:
@@ -307,10 +309,10 @@ class Product(Score):
                 if name not in names:
                     raise ValueError(f"{option} names {name!r}, which is not among the criteria{suggest(name, names)}")
 
-    def check_normaliser(self, normaliser: str) -> None:
+    @property
+    def needs_units(self) -> bool:
         """A threshold means nothing once the values are normalised."""
-        if self.thresholds and normaliser != "none":
-            raise ValueError('a threshold is in the criterion\'s own units: use normalise = "none"')
+        return bool(self.thresholds)
 
     def prepare(self, names: Sequence[str], raw: Tensor) -> Tensor:
         """Only what lies above the threshold counts."""

@@ -273,6 +273,7 @@ def _facts(
     return {
         "name": experiment.name,
         "metric": samples.problem.metric,
+        "higher is better": samples.problem.higher_is_better,
         "target": experiment.evaluation.target,
         "client targets": experiment.evaluation.client_targets,
         "rounds": experiment.rounds,

@@ -15,6 +15,7 @@ from ..core.criteria import Arrivals, ClientFacts, Criterion
 from ..core.method import Method
 from ..core.priority import MAX_CRITERIA
 from ..core.types import Evaluation, Problem
+from ..core.weighting import check_normaliser
 from ..data.federated import FederatedData, Samples, Shares
 from ..engine.compute import Compute
 from ..engine.local import LocalEngine
@@ -81,8 +82,8 @@ def _method_issues(settings: MethodSettings, experiment: Experiment) -> Iterator
     if method.training.optimizer == "adam" and method.training.momentum:
         yield "training.momentum", 'goes with optimizer = "sgd"; adam has its own'
     try:
-        method.score.check_normaliser(
-            settings.normalise.name if settings.normalise else method.score.default_normaliser
+        check_normaliser(
+            method.score, settings.normalise.name if settings.normalise else method.score.default_normaliser
         )
     except ValueError as error:
         yield "normalise", str(error)
@@ -140,7 +141,7 @@ def _problem_issues(experiment: Experiment, problem: Problem) -> Iterator[Issue]
     """Parts that do not fit what is to be learned."""
     targets = {"target": [experiment.evaluation.target or 0], "client_targets": experiment.evaluation.client_targets}
     for key, values in targets.items():
-        if problem.metric == "accuracy" and max(values, default=0) > 1:
+        if problem.kind == "classification" and max(values, default=0) > 1:
             yield f"evaluation.{key}", f"an accuracy is at most 1, got {max(values)}"
     for index, method in enumerate(experiment.methods):
         for key, registry, part in method.parts():

@@ -56,6 +56,7 @@ class _Facts(BaseModel, strict=True):
 
     name: str
     metric: str
+    higher_is_better: bool = Field(True, alias="higher is better")
     target: float | None
     client_targets: list[float] | None = Field(None, alias="client targets")
     rounds: PositiveInt
@@ -101,6 +102,7 @@ class Run:
         facts = self._read_facts()
         self.name = facts.name
         self.metric = facts.metric
+        self.higher_is_better = facts.higher_is_better  # whether a larger value of the metric is the better one
         self.target = facts.target
         self.client_targets = facts.client_targets or ([facts.target] if facts.target else [])
         self.rounds = facts.rounds  # planned, per lane
@@ -115,11 +117,6 @@ class Run:
         )
         self.lanes = self._rows(LaneRow, "SELECT lane, method, seed FROM lanes ORDER BY lane")
         self.finished = self._number("SELECT COUNT(*) FROM lanes WHERE finished") == self.num_lanes
-
-    @property
-    def higher_is_better(self) -> bool:
-        """Whether a larger value of the metric is the better one."""
-        return self.metric == "accuracy"
 
     @property
     def methods(self) -> list[str]:
