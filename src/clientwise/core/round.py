@@ -98,11 +98,7 @@ def _record(
         priority=chosen.priority,
         candidates=search.tried if search else (),
         testing_rounds=search.testing_rounds if search else 0,
-        models_moved=len(cohort.asked)
-        + len(cohort.client_ids)
-        + len(cohort.refusals)
-        + tested
-        + cohort.judgements_sent,
+        models_moved=trained + tested + cohort.judgements_sent,
         evaluations=tested + (cohort.judgements_sent or cohort.judged),
         loss=state.loss,
         notes=notes,
