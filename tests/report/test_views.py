@@ -293,6 +293,61 @@ def test_compared_runs_have_one_target_and_no_pairs_across_different_data(tmp_pa
     assert rows["other: A"][2] == "–"
 
 
+def test_runs_are_paired_on_the_seeds_they_share(tmp_path: Path) -> None:
+    data = {f"data of seed {seed}": f"x{seed}" for seed in (1, 2, 3)}
+    two = write_run(tmp_path / "two", 600, {("A", seed): 600 for seed in (1, 2)}, **dict(list(data.items())[:2]))
+    three = write_run(tmp_path / "three", 600, {("A", seed): 600 for seed in (1, 2, 3)}, **data)
+    found = items(overview(two, three))
+    assert {row[0]: row[2] for row in texts(found["summary"])} == {"two: A": "baseline", "three: A": "+0.0 ± 0.0"}
+    assert {row[0]: row[-1] for row in texts(found["target-0.5"])}["three: A"] == "+0.0 ± 0.0"
+    other = write_run(tmp_path / "other", 600, {("A", seed): 600 for seed in (1, 2)}, **data | {"data of seed 2": "y"})
+    found = items(overview(two, other))  # of seed 2 the data differ
+    assert {row[0]: row[2] for row in texts(found["summary"])}["other: A"] == "+0.0"
+    assert {row[0]: row[-1] for row in texts(found["target-0.5"])}["other: A"] == "+0.0 (one seed)"
+
+
+def test_methods_are_compared_at_the_same_round_or_not_at_all(tmp_path: Path) -> None:
+    lanes = {("A", seed): 50 for seed in (1, 2, 3)} | {("B", seed): 100 for seed in (1, 2, 3)}
+    document = overview(write_run(tmp_path / "run", 100, lanes))  # B leads by five points, and by fifty rounds
+    assert document["lead"] == [
+        "B is best: accuracy 10.0% at the last round.",
+        "Not all have run as many rounds: A 50, B 100. Differences are taken at the last round that both have.",
+        "Against A (the baseline): 0.0 points worse at round 50, the last that both have, 95% interval +0.0 to +0.0 "
+        "over 3 seeds, not sure: the interval includes zero.",
+    ]
+    assert {row[0]: row[2] for row in texts(items(document)["summary"])}["B"] == "+0.0 ± 0.0 (round 50)"
+
+    shorter = write_run(tmp_path / "shorter", 40, {("A", 1): 40, ("A", 2): 40})
+    longer = write_run(tmp_path / "longer", 90, {("A", 1): 90, ("A", 2): 7})
+    rows = {row[0]: row for row in texts(items(overview(shorter, longer))["summary"])}
+    assert rows["longer: A"][1:3] == ["9.0%", "+0.0 (round 40)"]  # of seed 1: seed 2 has not come that far
+
+    apart = write_run(tmp_path / "apart", 100, {("A", 9): 100})
+    assert overview(shorter, apart)["lead"][-1] == (
+        "Against shorter: A (the baseline): not compared, for they have no round of the same seed on the same data in "
+        "common."
+    )
+
+
+def test_best_rounds_are_only_compared_after_as_many_rounds(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", 30, {("A", 1): 30, ("A", 2): 30, ("B", 1): 30, ("B", 2): 5})
+    store = Store(run.folder)
+    with store._database as database:
+        database.execute("INSERT INTO best SELECT lane, 5, 0.5, 8, x'0f' FROM lanes")
+    store.close()
+    (table,) = sections.best_rounds(series_of([run])).items
+    assert [row[:2] for row in table.rows] == [["B", 1]]
+
+
+def test_a_bug_is_no_damage(shown: cw.Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def bug(series: object) -> None:
+        raise KeyError("a name that was mistyped")
+
+    monkeypatch.setattr(views, "series_of", bug)
+    with pytest.raises(KeyError, match="mistyped"):
+        views.run_row(shown.folder, "shown")
+
+
 def test_a_run_that_has_just_begun(tmp_path: Path, shown: cw.Run) -> None:
     store = Store(tmp_path / "young")
     store.set_facts({"name": "young", "metric": "accuracy", "target": None, "rounds": 5, "lanes": 1})

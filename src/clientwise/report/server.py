@@ -15,7 +15,6 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 from urllib.parse import quote, unquote
-from weakref import WeakValueDictionary
 
 import uvicorn
 from starlette.applications import Starlette
@@ -32,8 +31,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ..errors import ClientwiseError, NotBegunError, RunError
 from ..runs.lock import is_locked
 from ..runs.reader import Run
+from ..runs.schema import DATABASE
 from . import views
 from .document import Content, Document, as_json, counted, without_none
+from .export import unique_names
 from .html import ASSETS, asset, to_json
 
 # "[" is all that Starlette 1.3, which Flower needs, sees of "[::1]:8000". It lets any bare IPv6 address pass, which is
@@ -174,23 +175,19 @@ class _Runs:
         self._folders = [folder.resolve() for folder in folders]
         self._cached: OrderedDict[tuple[str, ...], tuple[str, _Packed]] = OrderedDict()  # ids: version, JSON
         self._rows: dict[Path, tuple[str, list[Content]]] = {}  # of the list of runs: version, row
-        # Gone as soon as nobody waits for the document: anyone can ask for any name.
-        self._locks: WeakValueDictionary[tuple[str, ...], asyncio.Lock] = WeakValueDictionary()
+        self._locks: dict[tuple[str, ...], asyncio.Lock] = {}  # of the documents that are being made
 
     def find(self) -> dict[str, Path]:
         """All run folders by id: what was given, or what lies in it."""
-        found: dict[str, Path] = {}
+        found: list[Path] = []
         for folder in self._folders:
-            is_run = (folder / "run.sqlite").exists() or (folder / "config.toml").exists()
+            is_run = (folder / DATABASE).exists() or (folder / "config.toml").exists()
             inside = [] if is_run or not folder.is_dir() else sorted(folder.iterdir())
             for run in [folder] if is_run else inside:
                 # A link that leads out of the folder is not followed: who wants that run served can name it.
                 if run.is_dir() and not run.name.startswith(".") and (is_run or not run.is_symlink()):
-                    name, number = run.name, 2
-                    while name in found:
-                        name, number = f"{run.name}~{number}", number + 1
-                    found[name] = run
-        return found
+                    found.append(run)
+        return unique_names(found)
 
     def folder(self, name: str) -> Path:
         """The folder with this id."""
@@ -220,16 +217,20 @@ class _Runs:
         """The overview of runs, or the list of all; made anew only when something changed, and once for all readers."""
         key = tuple(names)
         lock = self._locks.setdefault(key, asyncio.Lock())
-        async with lock:
-            standing = await run_in_threadpool(self.standing, names)
-            version, made = self._cached.get(key, ("", None))
-            if made is None or version != standing.version:
-                made = await run_in_threadpool(self._build, names, standing)
-                self._cached[key] = (standing.version, made)
-                if len(self._cached) > MAX_CACHED:
-                    self._cached.popitem(last=False)
-            self._cached.move_to_end(key)
-        return made
+        try:
+            async with lock:
+                standing = await run_in_threadpool(self.standing, names)
+                version, made = self._cached.get(key, ("", None))
+                if made is None or version != standing.version:
+                    made = await run_in_threadpool(self._build, names, standing)
+                    self._cached[key] = (standing.version, made)
+                    if len(self._cached) > MAX_CACHED:
+                        self._cached.popitem(last=False)
+                self._cached.move_to_end(key)
+            return made
+        finally:
+            # Anyone can ask for any name, so locks must not stay. Whoever waits for this one has it in hand already.
+            self._locks.pop(key, None)
 
     def _build(self, names: Sequence[str], standing: Standing) -> _Packed:
         try:
@@ -255,7 +256,7 @@ class _Runs:
 def _version(folder: Path) -> str:
     """Changes whenever something is written to a run, or whoever writes it begins or ends."""
     marks: list[object] = []
-    for name in ("run.sqlite", "run.sqlite-wal"):
+    for name in (DATABASE, f"{DATABASE}-wal"):
         try:
             facts = (folder / name).stat()
         except OSError:
@@ -267,7 +268,7 @@ def _version(folder: Path) -> str:
 
 def _modified(folder: Path) -> float:
     try:
-        return (folder / "run.sqlite").stat().st_mtime
+        return (folder / DATABASE).stat().st_mtime
     except OSError:
         return 0.0
 
