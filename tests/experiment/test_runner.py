@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import signal
 import sqlite3
 import subprocess
@@ -20,6 +21,7 @@ import torch
 from safetensors.torch import load_file
 
 import clientwise as cw
+from clientwise import launch
 from clientwise.core.types import Problem
 from clientwise.data.federated import Samples, Shares
 from clientwise.errors import ConfigError, RunError
@@ -370,20 +372,23 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[
 def test_killed_again_and_again_it_ends_with_the_same_bits(uninterrupted, tmp_path: Path) -> None:
     config, expected = uninterrupted
     folder = tmp_path / "run"
+    forks = multiprocessing.get_context("forkserver")  # what takes long to import is imported once for all of them
+    forks.set_forkserver_preload(["clientwise.launch", "sklearn.datasets"])
     kills = 0
     for rounds in (0, 1, 7, 23, 39, 40, 55):
-        again = ["--resume"] if kills else []
-        process = subprocess.Popen(command("run", config, "--out", folder, *again), stdout=subprocess.DEVNULL)
+        process = forks.Process(target=launch.run, args=(config, folder), kwargs={"resume": kills > 0})
+        process.start()
         wait_for(
             lambda rounds=rounds, process=process: (
-                (rounds_done(folder) >= rounds and (folder / "config.toml").exists()) or process.poll() is not None
+                (rounds_done(folder) >= rounds and (folder / "config.toml").exists()) or not process.is_alive()
             )
         )
         time.sleep(0.003 * kills)  # each time at another moment of the round
-        process.send_signal(signal.SIGKILL)
-        kills += process.wait() == -signal.SIGKILL
+        process.kill()
+        process.join()
+        kills += process.exitcode == -signal.SIGKILL
     assert kills == 7
-    subprocess.run(command("run", folder, "--resume"), check=True, stdout=subprocess.DEVNULL)
+    cw.run(config, folder, resume=True)
     assert content(folder) == expected
 
 

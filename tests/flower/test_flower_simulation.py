@@ -26,15 +26,6 @@ METHODS = [
 ]
 
 
-def clientwise(*arguments: object, check: bool = True) -> subprocess.CompletedProcess[str]:
-    """The command, in a process of its own: Ray leaves threads and handlers behind."""
-    command = [sys.executable, "-m", "clientwise", *map(str, arguments)]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=280, env=environment, check=False)
-    assert not check or done.returncode == 0, done.stdout + done.stderr
-    return done
-
-
 def weights(run: cw.Run) -> dict[tuple[str, int, int], float]:
     rows = run.query("SELECT method, round_num, client, weight FROM participants JOIN lanes USING (lane)")
     return {(method, round_num, client): weight for method, round_num, client, weight in rows}
@@ -53,33 +44,15 @@ def config(tiny: dict[str, Any], tmp_path: Path) -> Path:
     return path
 
 
-def test_both_engines_agree_round_by_round(config: Path, tmp_path: Path) -> None:
-    ours, theirs = tmp_path / "local", tmp_path / "flower"
-    cw.run(config, ours)
-    clientwise(
-        "run",
-        config,
-        "--engine",
-        "flower",
-        "--out",
-        theirs,
-    )
-    one, other = cw.Run(ours), cw.Run(theirs)
-    assert other.finished
-    assert weights(one) == pytest.approx(weights(other), abs=1e-6)
-    assert len(weights(one)) == 4 * 3 * 3  # methods, rounds, clients in a round
-    for name, model in models(ours).items():
-        assert model.numpy() == pytest.approx(models(theirs)[name].numpy(), rel=1e-4, abs=1e-5)
-    written = tomllib.loads((theirs / "config.toml").read_text(encoding="utf-8"))
-    assert written["engine"] == "flower"
-
-
 @pytest.mark.flower
-def test_a_simulation_that_was_stopped_goes_on_where_it_was(config: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    command = [sys.executable, "-m", "clientwise", "run", str(config), "--engine", "flower", "--out", str(folder)]
+def test_a_simulation_that_was_stopped_goes_on_to_the_local_engines_numbers(config: Path, tmp_path: Path) -> None:
+    """The command in processes of its own: Ray leaves threads and handlers behind."""
+    ours, theirs = tmp_path / "local", tmp_path / "flower"
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "clientwise", "run"]
     with (tmp_path / "log").open("w") as log:
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=os.environ)
+        start = [*command, str(config), "--engine", "flower", "--out", str(theirs)]
+        process = subprocess.Popen(start, stdout=subprocess.PIPE, stderr=log, text=True, env=environment)
         assert process.stdout is not None
         for line in process.stdout:  # one line per second or so: FedAvg, seed 1: round 1/3 ...
             if "round" in line:
@@ -88,12 +61,19 @@ def test_a_simulation_that_was_stopped_goes_on_where_it_was(config: Path, tmp_pa
         process.stdout.read()
         process.stdout.close()
         assert process.wait(60) == 130, (tmp_path / "log").read_text()
-    before = cw.Run(folder)
-    assert not before.finished
-    clientwise("run", folder, "--resume")
-    whole = tmp_path / "whole"
-    cw.run(config, whole)
-    assert weights(cw.Run(folder)) == pytest.approx(weights(cw.Run(whole)), abs=1e-6)
+    assert not cw.Run(theirs).finished
+    again = [*command, str(theirs), "--resume"]
+    done = subprocess.run(again, capture_output=True, text=True, timeout=280, env=environment, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+    cw.run(config, ours)
+    one, other = cw.Run(ours), cw.Run(theirs)
+    assert other.finished
+    assert weights(one) == pytest.approx(weights(other), abs=1e-6)
+    assert len(weights(one)) == 4 * 3 * 3  # methods, rounds, clients in a round
+    for name, model in models(ours).items():
+        assert model.numpy() == pytest.approx(models(theirs)[name].numpy(), rel=1e-4, abs=1e-5)
+    assert tomllib.loads((theirs / "config.toml").read_text(encoding="utf-8"))["engine"] == "flower"
 
 
 def test_arrays_of_ones_own_stay_where_they_are(tiny: dict[str, Any], tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,6 @@ def reply(node: int, value: float, **metrics: Any) -> Message:
 
 
 def aggregate(strategy: Weighted, *replies: Message) -> tuple[numpy.ndarray | None, MetricRecord | None]:
-    strategy._global = None
     with pytest.MonkeyPatch.context() as patch:  # nobody has to be sampled for this
         patch.setattr(strategy._strategy, "configure_train", lambda *arguments: [])
         strategy.configure_train(1, GLOBAL, ConfigRecord(), None)  # type: ignore[arg-type]
@@ -82,22 +82,117 @@ def test_divergence_and_whatever_the_server_measures() -> None:
     assert measured[3] == pytest.approx({"accuracy": 1.0, "model_divergence": (6**0.5 + 1) ** -0.5})
 
 
+def changed(change: Callable[[RecordDict], None]) -> Message:
+    """A good reply of node 4, spoilt."""
+    answer = reply(4, 1.0, label_diversity=1.0, num_examples=1)
+    change(answer.content)
+    return answer
+
+
+def with_arrays(**arrays: numpy.ndarray) -> Message:
+    record = ArrayRecord({name: Array(array) for name, array in arrays.items()})
+    return changed(lambda content: content.__setitem__("arrays", record))
+
+
+KERNEL, BIAS = numpy.ones((2, 2), "float32"), numpy.ones(2, "float32")
+
+
 @pytest.mark.parametrize(
     ("bad", "reason"),
     [
         (lambda: reply(4, float("nan"), label_diversity=1.0, num_examples=1), "model has NaN or Inf"),
-        (lambda: reply(4, 1.0, label_diversity=-1.0, num_examples=1), "label_diversity = -1.0 is not a number"),
-        (lambda: reply(4, 1.0, label_diversity=float("nan"), num_examples=1), "label_diversity = nan is not"),
-        (lambda: reply(4, 1.0, label_diversity=[1.0], num_examples=1), "is not a number of zero or more"),
-        (lambda: reply(4, 1.0, num_examples=1), "label_diversity"),
+        (lambda: reply(4, 1e38, label_diversity=1.0, num_examples=1), "its distance overflows"),
+        (lambda: reply(4, 1.0, label_diversity=-1.0, num_examples=1), "label_diversity = -1 is outside [0, 1e+12]"),
+        (lambda: reply(4, 1.0, label_diversity=float("nan"), num_examples=1), "label_diversity = nan is outside"),
+        (lambda: reply(4, 1.0, label_diversity=1e308, num_examples=1), "label_diversity = 1e+308 is outside"),
+        (lambda: reply(4, 1.0, label_diversity=10**400, num_examples=1), "too large"),
+        (lambda: reply(4, 1.0, label_diversity=[1.0], num_examples=1), "label_diversity is not one number"),
+        (lambda: reply(4, 1.0, num_examples=1), "no metric label_diversity"),
+        (lambda: changed(lambda content: content.__delitem__("arrays")), "one record of arrays and one of metrics"),
+        (lambda: changed(lambda content: content.__delitem__("metrics")), "one record of arrays and one of metrics"),
+        (lambda: changed(lambda content: content.__setitem__("more", GLOBAL)), "one record of arrays"),
+        (lambda: changed(lambda content: content.clear()), "one record of arrays and one of metrics"),
+        (lambda: with_arrays(kernel=KERNEL), "model of another shape"),
+        (lambda: with_arrays(kernel=KERNEL.T[:1], bias=BIAS), "model of another shape"),
+        (lambda: with_arrays(kernel=BIAS, bias=KERNEL), "model of another shape"),
+        (lambda: with_arrays(kernel=KERNEL, bias=numpy.array(["a", "b"])), "can't convert"),
+        (lambda: with_arrays(kernel=KERNEL, bias=BIAS * 1j), "model of complex numbers"),
+        (lambda: reply(4, 1.0, label_diversity=1.0, num_examples=1, extra=1.0), "not those that most others sent"),
+        (lambda: reply(4, 1.0, label_diversity=1.0, num_examples=[1]), "not those that most others sent"),
+        (lambda: reply(2, 1.0, label_diversity=1.0, num_examples=1), "second reply of the same node"),
     ],
 )
 def test_a_reply_that_cannot_be_used_is_left_out(bad: Any, reason: str) -> None:
     strategy = Weighted(FedAvg(), criteria=["label_diversity"])
-    kernel, _ = aggregate(strategy, reply(2, 1.0, label_diversity=1.0, num_examples=1), bad())
+    good = [reply(node, 1.0, label_diversity=1.0, num_examples=1) for node in (2, 3)]
+    spoilt = bad()
+    kernel, _ = aggregate(strategy, *good, spoilt)
     assert kernel == pytest.approx(numpy.ones((2, 2)))
-    assert reason in strategy.rounds[1].refusals[4]
+    assert reason in strategy.rounds[1].refusals[spoilt.metadata.src_node_id]
+    assert strategy.rounds[1].weights == {2: 0.5, 3: 0.5}
+
+
+def test_arrays_may_come_in_any_order() -> None:
+    strategy = Weighted(FedAvg(), criteria=["model_divergence"])
+    aggregate(strategy, with_arrays(bias=BIAS, kernel=KERNEL), reply(2, 1.0, label_diversity=1.0, num_examples=1))
+    assert list(strategy.rounds[1].weights.values()) == pytest.approx([0.5, 0.5])
+
+
+def test_what_is_measured_here_is_not_taken_from_a_client(caplog: pytest.LogCaptureFixture) -> None:
+    strategy = Weighted(
+        FedAvg(),
+        criteria=["accuracy", "model_divergence"],
+        score=cw.mean(),
+        measured_here={"accuracy": lambda record: float(record["bias"].numpy()[0])},
+    )
+    honest, liar = reply(2, 0.5, num_examples=1), reply(3, 0.5, num_examples=1, accuracy=1.0, model_divergence=1e6)
+    kernel, metrics = aggregate(strategy, honest, liar)
+    found = strategy.rounds[1]
+    assert found.criteria[3] == found.criteria[2]
+    assert found.weights == {2: 0.5, 3: 0.5}
+    assert found.remarks == (
+        "node 3 claims accuracy = 1.0, which is measured here: 0.5",
+        "node 3 claims model_divergence = 1000000.0, which is measured here: 0.67044",
+    )
+    assert all(f"round 1: {remark}" in caplog.text for remark in found.remarks)
+    assert kernel == pytest.approx(numpy.full((2, 2), 0.5))
+    assert metrics is not None
+    assert set(metrics) == {"num-examples"}
+
+
+@pytest.mark.parametrize("name", ["server_performance", "trust"])
+def test_what_only_a_server_can_measure_is_not_asked_of_clients(name: str) -> None:
+    with pytest.raises(ValueError, match=f"{name} is not for a client to say"):
+        Weighted(FedAvg(), criteria=[name])
+    Weighted(FedAvg(), criteria=[name], measured_here={name: lambda record: 1.0})
+
+
+def test_a_claim_has_the_bounds_of_its_criterion() -> None:
+    strategy = Weighted(FedAvg(), criteria=["class_balance", "label_diversity", "size"], num_classes=10)
+    good = {"class_balance": 1.0, "label_diversity": 10.0, "size": 1e12}
+    bad = [good | {"class_balance": 1.1}, good | {"label_diversity": 11.0}, good | {"size": 1.1e12}]
+    aggregate(strategy, *(reply(node, 1.0, **metrics) for node, metrics in enumerate([good, *bad], 2)))
     assert strategy.rounds[1].weights == {2: 1.0}
+    assert strategy.rounds[1].refusals == {
+        3: "class_balance = 1.1 is outside [0, 1]",
+        4: "label_diversity = 11 is outside [0, 10]",
+        5: "size = 1.1e+12 is outside [0, 1e+12]",
+    }
+
+
+def test_claims_that_overflow_the_score_keep_the_model() -> None:
+    strategy = Weighted(FedAvg(), criteria=["size"], score=cw.product({"size": 30}))
+    assert aggregate(strategy, *(reply(node, 1.0, size=1e12) for node in (2, 3))) == (None, None)
+    assert strategy.rounds[1].weights == {2: 0.0, 3: 0.0}
+    (remark,) = strategy.rounds[1].remarks
+    assert remark.startswith("nobody could be weighed: ")
+
+
+def test_what_does_not_fit_together_is_said_at_once() -> None:
+    with pytest.raises(ValueError, match="priority"):
+        Weighted(FedAvg(), criteria=["size"], score=cw.prioritized("age"))
+    with pytest.raises(KeyError, match="unknown normaliser"):
+        Weighted(FedAvg(), criteria=["size"], normalise="mean")
 
 
 def test_errors_are_left_out_and_nobody_left_keeps_the_model() -> None:

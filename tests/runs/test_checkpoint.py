@@ -25,7 +25,7 @@ def state() -> ServerState:
         round_num=7,
         model=torch.randn(5),
         loss=Loss("cross_entropy", class_weights=(0.1, 1 / 3)),
-        trust=torch.rand(3),
+        memory={"trust": torch.rand(3)},
         priority=("size", "trust"),
         quality=0.1 + 0.2,
         step_state={"first": torch.randn(5)},
@@ -39,7 +39,7 @@ def test_what_is_loaded_is_what_was_saved(state: ServerState, tmp_path: Path) ->
         assert (loaded.round_num, loaded.loss, loaded.priority) == (one.round_num, one.loss, one.priority)
         assert loaded.quality == one.quality
         assert torch.equal(loaded.model, one.model)
-        assert torch.equal(loaded.trust, one.trust)
+        assert torch.equal(loaded.memory["trust"], one.memory["trust"])
         assert {name: tensor.tolist() for name, tensor in loaded.step_state.items()} == {
             name: tensor.tolist() for name, tensor in one.step_state.items()
         }
@@ -49,7 +49,7 @@ def test_what_is_loaded_is_what_was_saved(state: ServerState, tmp_path: Path) ->
 def test_one_that_cannot_be_read_is_refused(state: ServerState, tmp_path: Path) -> None:
     path = tmp_path / "lane"
     save_checkpoint(path, state, {})
-    tensors, whole = {"model": state.model, "trust": state.trust}, path.read_bytes()
+    tensors, whole = {"model": state.model, "memory.trust": state.memory["trust"]}, path.read_bytes()
     for content in (
         b"garbage",
         whole[:-3],
@@ -72,14 +72,14 @@ def test_one_of_another_shape_or_without_numbers_is_refused(state: ServerState, 
     for wrong, reason in (
         (replace(state, model=torch.zeros(6)), r"model is of \[6\], not of \[5\]"),
         (replace(state, model=torch.zeros(5, dtype=torch.float64)), "model"),
-        (replace(state, trust=torch.ones(4)), r"trust is of \[4\], not of \[3\]"),
+        (replace(state, memory={"trust": torch.ones(4)}), r"memory\.trust is of \[4\], not of \[3\]"),
         (replace(state, model=torch.tensor([0.0, 1.0, float("nan"), 0.0, 0.0])), "its model has NaN or Inf"),
     ):
         save_checkpoint(path, wrong, {})
         with pytest.raises(RunError, match=f"{reason}.*; delete it to start this lane again"):
             load_checkpoint(path, FIRST)
     path.write_bytes(save({"model": state.model}, {"state": _state_of(path)}))
-    with pytest.raises(RunError, match="trust is missing"):
+    with pytest.raises(RunError, match=r"memory\.trust is missing"):
         load_checkpoint(path, FIRST)
 
 
