@@ -11,10 +11,21 @@ import pytest
 SOURCE = Path(__file__).parents[1] / "src" / "clientwise"
 ALLOWED = {  # package: the packages of clientwise it may import
     "core": {"core", "registry"},
-    "data": {"data", "core", "registry", "errors"},
-    "models": {"models", "core", "registry"},
+    "data": {"data", "core", "registry", "errors", "limits"},
+    "models": {"models", "core", "registry", "limits"},
     "engine": {"engine", "core", "data", "models", "attacks", "registry", "errors"},
-    "experiment": {"experiment", "engine", "core", "data", "models", "attacks", "trackers", "registry", "errors"},
+    "experiment": {
+        "experiment",
+        "engine",
+        "core",
+        "data",
+        "models",
+        "attacks",
+        "trackers",
+        "registry",
+        "errors",
+        "limits",
+    },
     "report": {"report", "experiment", "data", "core", "registry", "errors"},
 }
 OUTSIDE_OF_CORE = {

@@ -17,20 +17,24 @@ from ..core.metrics import ERROR_METRICS, METRICS
 from ..core.sampling import cohort_size
 from ..core.seeding import generator, seeded_default_generator
 from ..core.types import Problem
-from ..data.datasets import DATASETS
+from ..data.datasets import DATASETS, DataError
 from ..data.features import with_features
 from ..data.federated import FederatedData, Samples, Shares
 from ..data.partition import PARTITIONS, Division, contribute, divide, hand_out
 from ..engine.compute import Compute, Computing, pick_device
+from ..engine.evaluation import BATCH
 from ..engine.local import LocalEngine
 from ..errors import ClientwiseError, ConfigError
+from ..limits import gigabytes, memory
 from ..models.flat import FlatModel
 from ..models.networks import MODELS
+from ..models.size import check_batches, check_parameters
 from ..registry import suggest
 from ..trackers import TRACKERS, Tracker, Trackers
 from .schema import Experiment, make
 
 Relabel = Callable[[int, Tensor], Tensor]
+COPIES = 8  # of a model while it is trained: the global one, workers' models with their gradients, what they send
 
 
 def load_samples(experiment: Experiment) -> Samples:
@@ -42,9 +46,12 @@ def load_samples(experiment: Experiment) -> Samples:
     given = experiment.data_dir or os.environ.get("CLIENTWISE_DATA")
     folder = Path(given) if given else None
     load: Callable[[], Samples] = partial(make(DATASETS, experiment.data), folder)
-    if experiment.features is None:
-        return load()
-    return with_features(experiment.data, experiment.features, folder, pick_device(experiment.device), load)
+    try:
+        if experiment.features is None:
+            return load()
+        return with_features(experiment.data, experiment.features, folder, pick_device(experiment.device), load)
+    except DataError as error:  # it names the file; this is who asks for it
+        raise DataError(f"{experiment.source}: data: {error}") from None
 
 
 def build_trackers(experiment: Experiment) -> Trackers:
@@ -70,9 +77,11 @@ def validate(experiment: Experiment, own_data: FederatedData | None) -> Samples:
     issues = [*_problem_issues(experiment, samples.problem), *_client_issues(experiment, num_clients)]
     if not issues:
         data, hostile = build_data(experiment, samples, seed, own_data)
-        if not len(data.test.numbers):  # the clients test nothing; something must show whether the model fits
-            data = replace(data, test=Shares.of([(data.train.numbers[:2], data.train.targets[:2])]))
         module = build_module(experiment, data.samples, seed)
+        issues = [*_size_issues(experiment, module, data)]
+    if not issues:
+        # Two samples show whether the model fits, also where the clients test nothing.
+        data = replace(data, test=Shares.of([(data.train.numbers[:2], data.train.targets[:2])]))
         compute = Compute(data.samples, module, torch.device("cpu"), mode="loop", precision="float32")
         issues = [*_engine_issues(experiment, build_engine(experiment, data, hostile, seed, compute))]
     if issues:
@@ -110,16 +119,35 @@ def _client_issues(experiment: Experiment, num_clients: int) -> Iterator[tuple[s
     for name, values in experiment.attributes.items():
         if len(values) != num_clients:
             yield f"attributes.{name}", f"{len(values)} values for {num_clients} clients"
-    taken: list[int] = []
+    taken: set[int] = set()
+    count = 0
     for index, group in enumerate(experiment.hostile):
         key = f"hostile[{index}].clients"
         members = group.clients if isinstance(group.clients, list) else []
         wrong = [client for client in members if client in taken or not 0 <= client < num_clients]
         if wrong:
             yield key, f"{wrong} are not clients, or in two groups: there are 0 to {num_clients - 1}"
-        taken += members or [-1] * int(group.clients if isinstance(group.clients, int) else 0)
-        if len(taken) > num_clients:
-            yield key, f"{len(taken)} hostile clients of {num_clients}: too many"
+        taken |= set(members)
+        count += group.clients if isinstance(group.clients, int) else len(members)
+        if count > num_clients:
+            yield key, f"{count} hostile clients of {num_clients}: too many"
+
+
+def _size_issues(experiment: Experiment, module: nn.Module, data: FederatedData) -> Iterator[tuple[str, str]]:
+    """What takes more memory than there is."""
+    if not len(data.samples.inputs):  # a server whose clients are elsewhere
+        return
+    largest = int(data.train.sizes.max())
+    for index, method in enumerate(experiment.build_methods()):
+        epochs = method.training.epochs
+        if (needed := 16 * epochs * largest) > memory():  # which sample comes when, and the draws it is sorted by
+            message = f"{epochs:,} epochs of {largest:,} samples: their order takes {gigabytes(needed)}; ask for fewer"
+            yield f"methods[{index}]: training.epochs", message
+    batch = max(min(method.training.batch_size or largest, largest) for method in experiment.build_methods())
+    try:
+        check_batches(module, data.samples.batch(torch.zeros(1, dtype=torch.int64)), trained=batch, answered=BATCH)
+    except (RuntimeError, ValueError, IndexError) as error:
+        yield "model", f"does not fit these samples: {error}"
 
 
 def _engine_issues(experiment: Experiment, engine: LocalEngine) -> Iterator[tuple[str, str]]:
@@ -265,11 +293,13 @@ def build_module(experiment: Experiment, samples: Samples, seed: int) -> nn.Modu
         num_outputs = samples.targets.shape[1:].numel()
     else:  # two classes take one output, the logit of the second (`core.loss.class_scores`), as P1's CelebA network has
         num_outputs = 1 if problem.num_classes == 2 else problem.num_classes
-    with seeded_default_generator(seed, "initial model"):
-        try:
-            module: nn.Module = make(MODELS, experiment.model)(tuple(samples.inputs.shape[1:]), num_outputs)
-        except (ValueError, RuntimeError, MemoryError) as error:
-            raise ConfigError(experiment.source, [("model", str(error).splitlines()[0])]) from None
+    network = partial(make(MODELS, experiment.model), tuple(samples.inputs.shape[1:]), num_outputs)
+    try:
+        check_parameters(network, COPIES)
+        with seeded_default_generator(seed, "initial model"):
+            module: nn.Module = network()
+    except (ValueError, RuntimeError, MemoryError) as error:
+        raise ConfigError(experiment.source, [("model", str(error).splitlines()[0])]) from None
     return module
 
 
