@@ -15,7 +15,7 @@ from ..attacks import ATTACKS, Hostile
 from ..core.method import Federation
 from ..core.sampling import cohort_size
 from ..core.seeding import generator, seeded_default_generator
-from ..data.datasets import DATASETS
+from ..data.datasets import DATASETS, DataError
 from ..data.features import with_features
 from ..data.federated import FederatedData, Samples, Shares
 from ..data.partition import PARTITIONS, Division, contribute, divide, hand_out
@@ -23,10 +23,12 @@ from ..engine.compute import Compute, Computing, pick_device
 from ..engine.local import LocalEngine
 from ..errors import ClientwiseError, ConfigError
 from ..models.networks import MODELS
+from ..models.size import check_parameters
 from ..trackers import TRACKERS, Tracker, Trackers
 from .schema import Experiment, make
 
 Relabel = Callable[[int, Tensor], Tensor]
+COPIES = 8  # of a model while it is trained: the global one, workers' models with their gradients, what they send
 
 
 def load_samples(experiment: Experiment) -> Samples:
@@ -38,9 +40,12 @@ def load_samples(experiment: Experiment) -> Samples:
     given = experiment.data_dir or os.environ.get("CLIENTWISE_DATA")
     folder = Path(given) if given else None
     load: Callable[[], Samples] = partial(make(DATASETS, experiment.data), folder)
-    if experiment.features is None:
-        return load()
-    return with_features(experiment.data, experiment.features, folder, pick_device(experiment.device), load)
+    try:
+        if experiment.features is None:
+            return load()
+        return with_features(experiment.data, experiment.features, folder, pick_device(experiment.device), load)
+    except DataError as error:  # it names the file; this is who asks for it
+        raise DataError(f"{experiment.source}: data: {error}") from None
 
 
 def build_trackers(experiment: Experiment) -> Trackers:
@@ -178,11 +183,13 @@ def build_module(experiment: Experiment, samples: Samples, seed: int) -> nn.Modu
         num_outputs = samples.targets.shape[1:].numel()
     else:  # two classes take one output, the logit of the second (`core.loss.class_scores`), as P1's CelebA network has
         num_outputs = 1 if problem.num_classes == 2 else problem.num_classes
-    with seeded_default_generator(seed, "initial model"):
-        try:
-            module: nn.Module = make(MODELS, experiment.model)(tuple(samples.inputs.shape[1:]), num_outputs)
-        except (ValueError, RuntimeError, MemoryError) as error:
-            raise ConfigError(experiment.source, [("model", str(error).splitlines()[0])]) from None
+    network = partial(make(MODELS, experiment.model), tuple(samples.inputs.shape[1:]), num_outputs)
+    try:
+        check_parameters(network, COPIES)
+        with seeded_default_generator(seed, "initial model"):
+            module: nn.Module = network()
+    except (ValueError, RuntimeError, MemoryError) as error:
+        raise ConfigError(experiment.source, [("model", str(error).splitlines()[0])]) from None
     return module
 
 
