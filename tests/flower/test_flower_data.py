@@ -14,9 +14,10 @@ pytest.importorskip("flwr", reason="needs clientwise[flower]")
 
 from clientwise.data.datasets import DataError
 from clientwise.errors import ConfigError
-from clientwise.experiment.build import build_data, load_samples, validate
+from clientwise.experiment.build import build_data, load_samples
 from clientwise.experiment.config import load_experiment
 from clientwise.experiment.schema import Experiment
+from clientwise.experiment.validation import validate
 from clientwise.flower.connections import registered_clients, simulated_clients
 from clientwise.flower.data import OwnData, federation, load_npz, server_side, write_parts
 
