@@ -18,7 +18,6 @@ pytest.importorskip("flwr", reason="needs clientwise[flower]")
 from flwr.app import ArrayRecord, Error, Message, MetricRecord, RecordDict
 from grid import Behaviour, LoopGrid, client_of, dies, never
 
-from clientwise.core.criteria import make_criterion
 from clientwise.core.method import Method
 from clientwise.core.round import first_state, run_round
 from clientwise.core.types import RoundRecord, ServerState
@@ -371,9 +370,6 @@ def test_a_client_cannot_make_the_server_keep_anything(config: dict[str, Any]) -
     assert set(setup.flower.state()) == {"test_sizes"}
 
 
-@pytest.mark.skipif(
-    make_criterion("attribute", of="premium").measured_by == "client", reason="the server does not measure it yet"
-)
 def test_what_the_config_says_of_a_client_is_not_asked_of_it(config: dict[str, Any]) -> None:
     config["attributes"] = {"premium": [0.0, 1.0, 1.0, 1.0, 1.0, 1.0]}
     config["methods"] = [{"name": "premium", "criteria": [{"name": "attribute", "of": "premium"}]}]

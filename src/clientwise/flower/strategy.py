@@ -23,7 +23,7 @@ from flwr.serverapp.strategy import (
 )
 from torch import Tensor
 
-from ..core.criteria import CRITERIA, Arrivals, ClientFacts, make_criterion, measure_clients, model_divergence
+from ..core.criteria import ANY, CRITERIA, Arrivals, ClientFacts, make_criterion, measure_clients, model_divergence
 from ..core.scores import Prioritized, Score
 from ..core.types import Evaluation, ModelSpec, Problem
 from ..core.weighting import weigh
@@ -31,7 +31,6 @@ from ..registry import Part
 
 log = logging.getLogger("flwr.clientwise")
 WEIGHT = "clientwise-weight"  # what a reply's weight is called among its metrics
-MOST = 1e12  # of a criterion that is none of clientwise's own: no honest measurement exceeds it
 WITHOUT_WEIGHTS = (FedMedian, FedTrimmedAvg, Krum, MultiKrum, Bulyan, QFedAvg, FedXgbBagging, FedXgbCyclic)
 
 
@@ -94,8 +93,8 @@ class Weighted(Strategy):
         self._score, self._normalise = score or Prioritized(tuple(criteria)), normalise
         self._measured_here = {"model_divergence": self._divergence, **(measured_here or {})}
         ours = {name: make_criterion(name) for name in self._criteria if name in CRITERIA}
-        problem = Problem("classification", num_classes or int(MOST))
-        self._most = dict.fromkeys(criteria, MOST) | {name: one.high(problem) for name, one in ours.items()}
+        problem = Problem("classification", num_classes or int(ANY))
+        self._most = dict.fromkeys(criteria, ANY) | {name: one.high(problem) for name, one in ours.items()}
         for name, one in ours.items():
             if one.measured_by == "server" and name not in self._measured_here:
                 raise ValueError(f"{name} is not for a client to say: give a function for it as measured_here")
