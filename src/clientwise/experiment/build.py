@@ -21,13 +21,14 @@ from ..data.datasets import DATASETS
 from ..data.features import with_features
 from ..data.federated import FederatedData, Samples, Shares
 from ..data.partition import PARTITIONS, Division, contribute, divide, hand_out
-from ..engine.compute import Compute, Computing, pick_device
+from ..engine.device import pick_device
+from ..engine.executor import DeviceExecutor, Executor
 from ..engine.local import LocalEngine
 from ..errors import ClientwiseError, ConfigError
 from ..models.flat import FlatModel
 from ..models.networks import MODELS
 from ..registry import suggest
-from ..trackers import TRACKERS, Tracker, Trackers
+from ..trackers import TRACKERS, Tracker, Trackers, check_tracker
 from .schema import Experiment, make
 
 Relabel = Callable[[int, Tensor], Tensor]
@@ -52,7 +53,9 @@ def build_trackers(experiment: Experiment) -> Trackers:
     trackers: list[tuple[str, Tracker]] = []
     for index, part in enumerate(experiment.trackers):
         try:
-            trackers.append((part.name, TRACKERS.get(part.name)(**part.options)))
+            tracker = TRACKERS.get(part.name)(**part.options)
+            check_tracker(tracker)
+            trackers.append((part.name, tracker))
         except ClientwiseError as error:
             raise ConfigError(experiment.source, [(f"trackers[{index}]", str(error))]) from None
         except Exception as error:  # whatever a user's own tracker raises is theirs to know
@@ -70,11 +73,11 @@ def validate(experiment: Experiment, own_data: FederatedData | None) -> Samples:
     issues = [*_problem_issues(experiment, samples.problem), *_client_issues(experiment, num_clients)]
     if not issues:
         data, hostile = build_data(experiment, samples, seed, own_data)
-        if not len(data.test.numbers):  # the clients test nothing; something must show whether the model fits
-            data = replace(data, test=Shares.of([(data.train.numbers[:2], data.train.targets[:2])]))
+        if not len(data.test.indices):  # the clients test nothing; something must show whether the model fits
+            data = replace(data, test=Shares.of([(data.train.indices[:2], data.train.targets[:2])]))
         module = build_module(experiment, data.samples, seed)
-        compute = Compute(data.samples, module, torch.device("cpu"), mode="loop", precision="float32")
-        issues = [*_engine_issues(experiment, build_engine(experiment, data, hostile, seed, compute))]
+        executor = DeviceExecutor(data.samples, module, torch.device("cpu"), mode="loop", precision="float32")
+        issues = [*_engine_issues(experiment, build_engine(experiment, data, hostile, seed, executor))]
     if issues:
         raise ConfigError(experiment.source, issues)
     return samples
@@ -244,18 +247,21 @@ def _adopt(
     return replace(data, train=train, test=relabelled(data.test), weigh=weigh)
 
 
-def build_compute(experiment: Experiment, samples: Samples, device: torch.device) -> Compute:
+def build_executor(experiment: Experiment, samples: Samples, device: torch.device) -> DeviceExecutor:
     """What all lanes train and evaluate with."""
     module = build_module(experiment, samples, experiment.seeds[0])
     workers = experiment.workers if isinstance(experiment.workers, int) else 0
-    return Compute(samples, module, device, mode=experiment.mode, precision=experiment.precision, workers=workers)
+    return DeviceExecutor(
+        samples, module, device, mode=experiment.mode, precision=experiment.precision, workers=workers
+    )
 
 
 def build_engine(
-    experiment: Experiment, data: FederatedData, hostile: Mapping[int, Hostile], seed: int, compute: Computing
+    experiment: Experiment, data: FederatedData, hostile: Mapping[int, Hostile], seed: int, executor: Executor
 ) -> LocalEngine:
     """An engine with the initial model of this seed."""
-    return LocalEngine(data, build_module(experiment, data.samples, seed), seed=seed, compute=compute, hostile=hostile)
+    module = build_module(experiment, data.samples, seed)
+    return LocalEngine(data, module, seed=seed, executor=executor, hostile=hostile)
 
 
 def build_module(experiment: Experiment, samples: Samples, seed: int) -> nn.Module:
@@ -295,7 +301,7 @@ def describe(experiment: Experiment) -> list[str]:
     sizes = data.train.sizes
     cohort = build_federation(experiment, data.num_clients, seed).cohort_size
     parts = ((data.weigh, "weigh by"), (data.report, "report on"))
-    server = [f"{len(part.numbers):,} samples to {verb}" for part, verb in parts if part]
+    server = [f"{len(part.indices):,} samples to {verb}" for part, verb in parts if part]
     device = pick_device(experiment.device)
     seeds = f"{len(experiment.seeds)} seed{'s' if len(experiment.seeds) > 1 else ''}"
     return [
@@ -305,7 +311,7 @@ def describe(experiment: Experiment) -> list[str]:
         f"server set  {', '.join(server) or 'none'}"
         + ("; the cohort judges" if experiment.server_set.source == "clients" else ""),
         f"model       {experiment.model.name}: {spec.num_parameters:,} parameters",
-        f"device      {device}: {build_compute(experiment, data.samples, device)}",
+        f"device      {device}: {build_executor(experiment, data.samples, device)}",
         f"methods     {', '.join(method.name for method in experiment.methods)}",
         f"work        {len(experiment.methods)} methods × {seeds} × {experiment.rounds} rounds",
     ]
