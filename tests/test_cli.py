@@ -133,9 +133,9 @@ def test_data_says_who_would_hold_what(config: Path, tmp_path: Path) -> None:
     data, _ = build_data(cw.load(config), digits(None), 3)
     assert "digits, dirichlet, 6 clients, seed 3" in output
     sizes = data.train.sizes
-    for number in (int(sizes.min()), int(sizes.max()), f"{len(data.train.numbers):,}"):
+    for number in (int(sizes.min()), int(sizes.max()), f"{len(data.train.indices):,}"):
         assert f" {number} " in output
-    assert f"Server: {len(data.weigh.numbers)} samples to weigh by, {len(data.report.numbers)} to report on" in output
+    assert f"Server: {len(data.weigh.indices)} samples to weigh by, {len(data.report.indices)} to report on" in output
     for client, size in enumerate(sizes.tolist()):
         labels = data.train.targets[data.train.slice(client)]
         cells = [str(int((labels == label).sum()) or "·") for label in range(10)]

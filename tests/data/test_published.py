@@ -262,11 +262,11 @@ def test_copies_of_an_image_never_part(small_cells: Path) -> None:
     assert len(data.samples.inputs) == len(data.samples.targets) == 80
     holders = [data.train, data.test, data.weigh, data.report]
     assert data.train.sizes.tolist() == [24, 24]
-    assert sum(len(part.numbers) for part in holders) == 80
-    originals = [set((part.numbers // 8).tolist()) for part in holders]
+    assert sum(len(part.indices) for part in holders) == 80
+    originals = [set((part.indices // 8).tolist()) for part in holders]
     assert sum(map(len, originals)) == 10  # nobody's original is anybody else's
     for part in holders:
-        assert torch.equal(part.targets, data.samples.targets[part.numbers])
+        assert torch.equal(part.targets, data.samples.targets[part.indices])
     for original in range(10):
         eight = data.samples.inputs[8 * original : 8 * original + 8]
         assert len(eight.flatten(1).unique(dim=0)) == 8
@@ -319,10 +319,10 @@ def test_the_vocabulary_is_that_of_the_training_clients(tmp_path: Path, packed: 
     split = {"test_fraction": 0.25, "server_fraction": 0.2, "report_fraction": 0.5}
     data = federate(samples, lambda pool, seed: iid(pool, seed, clients=4), 1, **split)
     for part, knows in ((data.train, True), (data.test, False), (data.weigh, False), (data.report, False)):
-        for numbers in data.samples.inputs[part.numbers].tolist():
+        for numbers in data.samples.inputs[part.indices].tolist():
             assert numbers[:5] == [0, 0, 2, 2, 2]  # padding in front, then the most frequent word
             assert (1 in numbers) is not knows  # nobody but who trains decides which words are known
-    assert int(data.samples.inputs.max()) == 2 + 2 * len(data.train.numbers)
+    assert int(data.samples.inputs.max()) == 2 + 2 * len(data.train.indices)
     few = load("movie_reviews", tmp_path, words=4, length=2)
     limited = federate(few, lambda pool, seed: iid(pool, seed, clients=4), 1, **split).samples.inputs
     assert limited.shape == (40, 2)  # the last words of every text

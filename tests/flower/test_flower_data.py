@@ -46,7 +46,7 @@ def test_every_party_gets_its_part_and_no_other(config: dict[str, Any], experime
         mine, theirs = part.train.slice(client), whole.train.slice(client)
         assert torch.equal(part.train.targets[mine], whole.train.targets[theirs])
         assert torch.equal(
-            part.samples.batch(part.train.numbers[mine]), whole.samples.batch(whole.train.numbers[theirs])
+            part.samples.batch(part.train.indices[mine]), whole.samples.batch(whole.train.indices[theirs])
         )
     server = server_side(experiment, str(paths[3]))
     assert server.train.sizes.sum() == server.test.sizes.sum() == 0
@@ -76,8 +76,8 @@ def test_attributes_of_samples_arrive(experiment: Experiment) -> None:
         {"blurry": numpy.array([1.0, 0.0])},
     )
     data = federation(experiment, {1: own}, {})
-    numbers = data.train.numbers[data.train.slice(1)]
-    assert data.samples.sample_attributes["blurry"][numbers].tolist() == [1.0, 0.0]
+    indices = data.train.indices[data.train.slice(1)]
+    assert data.samples.sample_attributes["blurry"][indices].tolist() == [1.0, 0.0]
 
 
 @pytest.mark.parametrize(

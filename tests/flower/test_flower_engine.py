@@ -23,9 +23,9 @@ from clientwise.core.round import first_state, run_round
 from clientwise.core.types import RoundRecord, ServerState
 from clientwise.engine.local import LocalEngine
 from clientwise.experiment.build import (
-    build_compute,
     build_data,
     build_engine,
+    build_executor,
     build_federation,
     choose_hostile,
     load_samples,
@@ -59,8 +59,8 @@ class Setup:
         experiment = load_experiment(config)
         samples = load_samples(experiment)
         data, hostile = build_data(experiment, samples, 1)
-        compute = build_compute(experiment, samples, torch.device("cpu"))
-        self.local, behind = (build_engine(experiment, data, hostile, 1, compute) for _ in range(2))
+        executor = build_executor(experiment, samples, torch.device("cpu"))
+        self.local, behind = (build_engine(experiment, data, hostile, 1, executor) for _ in range(2))
         self.grid = LoopGrid(client_app(config))
         self.gone: set[int] = set()
         dealt = simulated_clients(self.grid, self.local.num_clients)

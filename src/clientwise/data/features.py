@@ -135,8 +135,8 @@ def extract(samples: Samples, backbone: Backbone, device: torch.device) -> Sampl
     network = backbone.network.to(device).eval()
     features = []
     with torch.no_grad():
-        for numbers in torch.split(torch.arange(len(samples.targets)), BATCH):
-            images = samples.batch(numbers).to(device)
+        for indices in torch.split(torch.arange(len(samples.targets)), BATCH):
+            images = samples.batch(indices).to(device)
             size = (backbone.resolution, backbone.resolution)
             if images.shape[2:] != size:
                 images = interpolate(images, size=size, mode="bicubic", align_corners=False)

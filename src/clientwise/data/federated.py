@@ -29,13 +29,13 @@ class Samples:
     scale: float = 1.0  # inputs · scale is what the model sees
     sample_attributes: Mapping[str, Tensor] = field(default_factory=dict)  # facts about the samples, each [N]
     ids: Tensor | None = None  # [N] whose they are by nature (writer, celebrity, patient); negative: nobody's
-    test_from: int | None = None  # from this number on they are the official test split, where there is one
+    test_from: int | None = None  # from this index on they are the official test split, where there is one
     # What can only be done once it is known who holds which samples: build a vocabulary, multiply images.
     after_partition: Callable[[FederatedData], FederatedData] | None = None
 
-    def batch(self, numbers: Tensor) -> Tensor:
-        """Samples as the model sees them: float32, scaled, where the numbers are."""
-        inputs = self.inputs[numbers.to(self.inputs.device)].to(numbers.device).float()
+    def batch(self, indices: Tensor) -> Tensor:
+        """Samples as the model sees them: float32, scaled, where the indices are."""
+        inputs = self.inputs[indices.to(self.inputs.device)].to(indices.device).float()
         return inputs if self.scale == 1 else inputs * self.scale
 
     def to(self, device: torch.device) -> Samples:
@@ -45,19 +45,19 @@ class Samples:
 
 @dataclass(frozen=True)
 class Shares:
-    """Who holds which samples: holder k has `numbers[offsets[k]:offsets[k+1]]`, and calls them `targets[...]`.
+    """Who holds which samples: holder k has `indices[offsets[k]:offsets[k+1]]`, and calls them `targets[...]`.
 
-    The targets are kept beside the numbers, not looked up, since a hostile client may call its samples otherwise.
+    The targets are kept beside the indices, not looked up, since a hostile client may call its samples otherwise.
     """
 
-    numbers: Tensor  # [total] places in Samples.inputs
+    indices: Tensor  # [total] into Samples.inputs
     targets: Tensor  # [total, ...]
     offsets: Tensor  # [K + 1]
 
     @staticmethod
     def of(parts: Sequence[tuple[Tensor, Tensor]]) -> Shares:
-        """From one pair (sample numbers, targets) per holder."""
-        sizes = torch.tensor([0, *(len(numbers) for numbers, _ in parts)])
+        """From one pair (sample indices, targets) per holder."""
+        sizes = torch.tensor([0, *(len(indices) for indices, _ in parts)])
         return Shares(torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts]), sizes.cumsum(0))
 
     def __len__(self) -> int:
@@ -73,19 +73,19 @@ class Shares:
         return slice(int(self.offsets[holder]), int(self.offsets[holder + 1]))
 
     def gather(self, holders: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
-        """Numbers and targets of the samples of several holders, and the place in `holders` of each sample's owner."""
+        """Indices and targets of the samples of several holders, and each sample's owner as an index into `holders`."""
         sizes = self.sizes
         if isinstance(holders, range) and holders == range(len(self)):  # everybody: nothing to pick
-            return self.numbers, self.targets, torch.repeat_interleave(torch.arange(len(self)), sizes)
-        rows = torch.tensor(list(holders), dtype=torch.int64)
-        owner = torch.repeat_interleave(torch.arange(len(rows)), sizes[rows])
-        starts = self.offsets[:-1][rows] - (sizes[rows].cumsum(0) - sizes[rows])
-        places = (torch.arange(len(owner)) + starts[owner]).to(self.numbers.device)
-        return self.numbers[places], self.targets[places], owner
+            return self.indices, self.targets, torch.repeat_interleave(torch.arange(len(self)), sizes)
+        wanted = torch.tensor(list(holders), dtype=torch.int64)
+        owner = torch.repeat_interleave(torch.arange(len(wanted)), sizes[wanted])
+        starts = self.offsets[:-1][wanted] - (sizes[wanted].cumsum(0) - sizes[wanted])
+        rows = (torch.arange(len(owner)) + starts[owner]).to(self.indices.device)
+        return self.indices[rows], self.targets[rows], owner
 
     def to(self, device: torch.device) -> Shares:
-        """The samples' numbers and targets on a device; the offsets stay on the CPU."""
-        return Shares(self.numbers.to(device), self.targets.to(device), self.offsets)
+        """The samples' indices and targets on a device; the offsets stay on the CPU."""
+        return Shares(self.indices.to(device), self.targets.to(device), self.offsets)
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ class FederatedData:
         digest = hashlib.blake2b(digest_size=16)
         for shares in (self.train, self.test, self.weigh, self.report):
             if shares is not None:
-                for tensor in (shares.numbers, shares.targets, shares.offsets):
+                for tensor in (shares.indices, shares.targets, shares.offsets):
                     digest.update(tensor.cpu().contiguous().numpy().tobytes())
         return digest.hexdigest()
 

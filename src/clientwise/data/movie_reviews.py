@@ -74,7 +74,7 @@ def tokens(text: str) -> list[str]:
 def _with_vocabulary(data: FederatedData, words: int) -> FederatedData:
     """Words by their rank among the training texts of the clients, who alone decide what the model knows."""
     inputs = data.samples.inputs
-    counts = torch.bincount(inputs[torch.unique(data.train.numbers)].flatten(), minlength=int(inputs.max()) + 1)
+    counts = torch.bincount(inputs[torch.unique(data.train.indices)].flatten(), minlength=int(inputs.max()) + 1)
     counts[0] = 0  # the padding is no word
     ranked = counts.argsort(descending=True, stable=True)[: min(words - FIRST_WORD, int((counts > 0).sum()))]
     number = torch.full((len(counts),), UNKNOWN, dtype=torch.int32)

@@ -82,8 +82,8 @@ def _augmented(data: FederatedData) -> FederatedData:
     def expanded(shares: Shares | None) -> Shares | None:
         if shares is None:
             return None
-        numbers = (8 * shares.numbers[:, None] + torch.arange(8)).flatten()
-        return Shares(numbers, eight_ways(shares.targets), 8 * shares.offsets)
+        indices = (8 * shares.indices[:, None] + torch.arange(8)).flatten()
+        return Shares(indices, eight_ways(shares.targets), 8 * shares.offsets)
 
     train, test = expanded(data.train), expanded(data.test)
     assert train is not None

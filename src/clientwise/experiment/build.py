@@ -19,12 +19,13 @@ from ..data.datasets import DATASETS, DataError
 from ..data.features import with_features
 from ..data.federated import FederatedData, Samples, Shares
 from ..data.partition import PARTITIONS, Division, contribute, divide, hand_out
-from ..engine.compute import Compute, Computing, pick_device
+from ..engine.device import pick_device
+from ..engine.executor import DeviceExecutor, Executor
 from ..engine.local import LocalEngine
 from ..errors import ClientwiseError, ConfigError
 from ..models.networks import MODELS
 from ..models.size import check_parameters
-from ..trackers import TRACKERS, Tracker, Trackers
+from ..trackers import TRACKERS, Tracker, Trackers, check_tracker
 from .schema import Experiment, make
 
 Relabel = Callable[[int, Tensor], Tensor]
@@ -53,7 +54,9 @@ def build_trackers(experiment: Experiment) -> Trackers:
     trackers: list[tuple[str, Tracker]] = []
     for index, part in enumerate(experiment.trackers):
         try:
-            trackers.append((part.name, TRACKERS.get(part.name)(**part.options)))
+            tracker = TRACKERS.get(part.name)(**part.options)
+            check_tracker(tracker)
+            trackers.append((part.name, tracker))
         except ClientwiseError as error:
             raise ConfigError(experiment.source, [(f"trackers[{index}]", str(error))]) from None
         except Exception as error:  # whatever a user's own tracker raises is theirs to know
@@ -162,18 +165,21 @@ def _adopt(
     return replace(data, train=train, test=relabelled(data.test), weigh=weigh)
 
 
-def build_compute(experiment: Experiment, samples: Samples, device: torch.device) -> Compute:
+def build_executor(experiment: Experiment, samples: Samples, device: torch.device) -> DeviceExecutor:
     """What all lanes train and evaluate with."""
     module = build_module(experiment, samples, experiment.seeds[0])
     workers = experiment.workers if isinstance(experiment.workers, int) else 0
-    return Compute(samples, module, device, mode=experiment.mode, precision=experiment.precision, workers=workers)
+    return DeviceExecutor(
+        samples, module, device, mode=experiment.mode, precision=experiment.precision, workers=workers
+    )
 
 
 def build_engine(
-    experiment: Experiment, data: FederatedData, hostile: Mapping[int, Hostile], seed: int, compute: Computing
+    experiment: Experiment, data: FederatedData, hostile: Mapping[int, Hostile], seed: int, executor: Executor
 ) -> LocalEngine:
     """An engine with the initial model of this seed."""
-    return LocalEngine(data, build_module(experiment, data.samples, seed), seed=seed, compute=compute, hostile=hostile)
+    module = build_module(experiment, data.samples, seed)
+    return LocalEngine(data, module, seed=seed, executor=executor, hostile=hostile)
 
 
 def build_module(experiment: Experiment, samples: Samples, seed: int) -> nn.Module:

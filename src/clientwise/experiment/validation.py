@@ -19,8 +19,8 @@ from ..core.priority import MAX_CRITERIA
 from ..core.types import Evaluation, Problem
 from ..core.weighting import check_normaliser
 from ..data.federated import FederatedData, Samples, Shares
-from ..engine.compute import Compute
 from ..engine.evaluation import BATCH
+from ..engine.executor import DeviceExecutor
 from ..engine.local import LocalEngine
 from ..errors import ConfigError
 from ..limits import gigabytes, memory
@@ -139,9 +139,9 @@ def validate(experiment: Experiment, own_data: FederatedData | None) -> Samples:
         issues = [*_size_issues(experiment, module, data)]
     if not issues:
         # Two samples show whether the model fits, also where the clients test nothing.
-        data = replace(data, test=Shares.of([(data.train.numbers[:2], data.train.targets[:2])]))
-        compute = Compute(data.samples, module, torch.device("cpu"), mode="loop", precision="float32")
-        issues = [*_engine_issues(experiment, build_engine(experiment, data, hostile, seed, compute))]
+        data = replace(data, test=Shares.of([(data.train.indices[:2], data.train.targets[:2])]))
+        executor = DeviceExecutor(data.samples, module, torch.device("cpu"), mode="loop", precision="float32")
+        issues = [*_engine_issues(experiment, build_engine(experiment, data, hostile, seed, executor))]
     if issues:
         raise ConfigError(experiment.source, issues)
     return samples

@@ -115,12 +115,12 @@ def write_parts(config: Config, folder: str | Path) -> list[Path]:
 
     def arrays(part: str, shares: Shares, holder: int) -> dict[str, Any]:
         held = shares.slice(holder)
-        inputs = data.samples.batch(shares.numbers[held])
+        inputs = data.samples.batch(shares.indices[held])
         return {f"{part}_inputs": inputs.numpy(), f"{part}_targets": shares.targets[held].numpy()}
 
     def attributes(holder: int) -> dict[str, Any]:
-        numbers = data.train.numbers[data.train.slice(holder)]
-        return {name: values[numbers].numpy() for name, values in data.samples.sample_attributes.items()}
+        indices = data.train.indices[data.train.slice(holder)]
+        return {name: values[indices].numpy() for name, values in data.samples.sample_attributes.items()}
 
     Path(folder).mkdir(parents=True, exist_ok=True)
     files = {
