@@ -26,7 +26,7 @@ from clientwise.experiment.build import (
     build_data,
     build_engine,
     build_executor,
-    build_federation,
+    build_plan,
     choose_hostile,
     load_samples,
 )
@@ -74,7 +74,7 @@ class Setup:
             keepers=keepers,
         )
         self.methods = {method.name: method for method in experiment.build_methods()}
-        self.federation = build_federation(experiment, self.local.num_clients, 1)
+        self.federation = build_plan(experiment, self.local.num_clients, 1)
 
     def rounds(
         self, engine: LocalEngine | FlowerEngine, method: Method, count: int = 1

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ..attacks import ATTACKS, Hostile
-from ..core.method import Federation
+from ..core.method import Plan
 from ..core.sampling import cohort_size
 from ..core.seeding import generator, seeded_default_generator
 from ..data.datasets import DATASETS, DataError
@@ -199,10 +199,10 @@ def build_module(experiment: Experiment, samples: Samples, seed: int) -> nn.Modu
     return module
 
 
-def build_federation(experiment: Experiment, num_clients: int, seed: int) -> Federation:
+def build_plan(experiment: Experiment, num_clients: int, seed: int) -> Plan:
     """What all methods of a seed share."""
     cohorts = experiment.federation
-    return Federation(
+    return Plan(
         seed=seed,
         cohort_size=cohort_size(num_clients, fraction=cohorts.fraction, clients_per_round=cohorts.clients_per_round),
         judged_by="clients" if experiment.server_set.source == "clients" else "server",

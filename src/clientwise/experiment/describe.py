@@ -6,7 +6,7 @@ import torch
 
 from ..engine.device import pick_device
 from ..models.flat import FlatModel
-from .build import build_data, build_executor, build_federation, build_module
+from .build import build_data, build_executor, build_module, build_plan
 from .schema import Experiment
 from .validation import validate
 
@@ -19,7 +19,7 @@ def describe(experiment: Experiment) -> list[str]:
     data, hostile = build_data(experiment, samples, seed)
     spec = FlatModel(build_module(experiment, data.samples, seed), torch.device("cpu")).spec
     sizes = data.train.sizes
-    cohort = build_federation(experiment, data.num_clients, seed).cohort_size
+    cohort = build_plan(experiment, data.num_clients, seed).cohort_size
     parts = ((data.weigh, "weigh by"), (data.report, "report on"))
     server = [f"{len(part.indices):,} samples to {verb}" for part, verb in parts if part]
     device = pick_device(experiment.device)

@@ -20,7 +20,7 @@ from ..attacks import Hostile
 from ..core.method import Method
 from ..core.types import Engine, RoundRecord
 from ..data.federated import FederatedData, Samples
-from ..engine.device import pick_device, refuse_impossible, threads_for
+from ..engine.device import pick_device, threads_for
 from ..engine.executor import DeviceExecutor, Executor
 from ..engine.local import LocalEngine
 from ..engine.scheduler import LaneExecutor, Scheduler
@@ -30,7 +30,7 @@ from ..runs.lock import locked
 from ..runs.reader import is_finished
 from ..runs.writer import Store
 from ..trackers import Trackers
-from .build import build_data, build_engine, build_executor, build_federation, build_trackers
+from .build import build_data, build_engine, build_executor, build_plan, build_trackers
 from .config import load_experiment
 from .lanes import Lane, Progress, run_lanes
 from .ray_lanes import run_on_ray
@@ -98,9 +98,8 @@ def run(
 ) -> Path:
     """See `launch.run`. Without `engines` all clients are simulated in this process."""
     assert engines or experiment.engine == "local", "`launch.run` knows how to reach other clients"
-    device = pick_device(experiment.device)
-    refuse_impossible(experiment.mode, experiment.precision, device)
     samples = validate(experiment, data)
+    device = pick_device(experiment.device)
     trackers = build_trackers(experiment)
     with ExitStack() as stack:
         try:
@@ -284,7 +283,7 @@ def _lanes_that_fit(
     executor: DeviceExecutor, methods: Sequence[Method], data: FederatedData, experiment: Experiment
 ) -> int:
     """How many lanes can train their cohorts as one batched computation."""
-    cohort = build_federation(experiment, data.num_clients, experiment.seeds[0]).cohort_size
+    cohort = build_plan(experiment, data.num_clients, experiment.seeds[0]).cohort_size
     largest = int(data.train.sizes.max())
     at_once = min(executor.clients_at_once(method.training, largest) for method in methods)
     return max(1, at_once * executor.workers // cohort) if executor.mode == "stacked" else 1

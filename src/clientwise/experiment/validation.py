@@ -19,6 +19,7 @@ from ..core.priority import MAX_CRITERIA
 from ..core.types import Evaluation, Problem
 from ..core.weighting import check_normaliser
 from ..data.federated import FederatedData, Samples, Shares
+from ..engine.device import pick_device, refuse_impossible
 from ..engine.evaluation import BATCH
 from ..engine.executor import DeviceExecutor
 from ..engine.local import LocalEngine
@@ -124,11 +125,23 @@ def _needs_server_set(settings: MethodSettings) -> bool:
     return judged or settings.fine_tune is not None
 
 
+def deployment_issues(experiment: Experiment) -> list[Issue]:
+    """What a deployment needs beyond other runs: its server sees no data of the clients."""
+    settings = experiment.flower
+    missing = [key for key in ("clients", "input_shape") if not getattr(settings, key)]
+    issues = [(f"flower.{key}", "is needed in a deployment, where the server sees no data") for key in missing]
+    if experiment.server_set.source == "contributed":
+        hint = 'no sample leaves a client of a deployment: use "held_out" with server-data, or "clients"'
+        issues.append(("server_set.source", hint))
+    return issues
+
+
 # What only the data can tell -------------------------------------------------------------------------------------
 
 
 def validate(experiment: Experiment, own_data: FederatedData | None) -> Samples:
-    """Everything that the data, one client and the model can tell; ConfigError with all that is wrong."""
+    """Everything that the device, the data, one client and the model can tell; ConfigError with all that is wrong."""
+    refuse_impossible(experiment.mode, experiment.precision, pick_device(experiment.device))
     samples = own_data.samples if own_data else load_samples(experiment)
     seed = experiment.seeds[0]
     num_clients = own_data.num_clients if own_data else len(divide_samples(experiment, samples, seed).train)

@@ -16,7 +16,7 @@ from ..engine.local import LocalEngine
 from ..experiment.build import build_data, build_engine, build_executor, load_samples
 from ..experiment.config import load_experiment
 from .client import answer, answer_failure
-from .data import Config, OwnData, federation, load_npz
+from .data import Config, OwnData, data_held_by, load_npz
 from .wire import Request
 
 
@@ -61,7 +61,7 @@ def _engine_of_node(text: str, load: Callable[[str], OwnData], path: str, reques
     """A federation in which only this client holds anything."""
     experiment = load_experiment(tomllib.loads(text))
     own = load(path)
-    data = federation(experiment, {request.client: own}, {})
+    data = data_held_by(experiment, {request.client: own}, {})
     data, hostile = build_data(experiment, data.samples, request.seed, data)
     executor = build_executor(experiment, data.samples, pick_device(experiment.device))
     return build_engine(experiment, data, hostile, request.seed, executor)
