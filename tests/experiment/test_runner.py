@@ -18,6 +18,7 @@ import torch
 from safetensors.torch import load_file
 
 import clientwise as cw
+import processes
 from clientwise.core.types import Problem
 from clientwise.data.federated import Samples, Shares
 from clientwise.errors import ConfigError
@@ -367,17 +368,18 @@ def test_killed_again_and_again_it_ends_with_the_same_bits(uninterrupted, tmp_pa
     kills = 0
     for rounds in (0, 1, 7, 23, 39, 40, 55):
         again = ["--resume"] if kills else []
-        process = subprocess.Popen(command("run", config, "--out", folder, *again), stdout=subprocess.DEVNULL)
+        process = processes.start(processes.COMMAND, "run", config, "--out", folder, *again)
         wait_for(
             lambda rounds=rounds, process=process: (
-                (rounds_done(folder) >= rounds and (folder / "config.toml").exists()) or process.poll() is not None
+                (rounds_done(folder) >= rounds and (folder / "config.toml").exists()) or not process.is_alive()
             )
         )
         time.sleep(0.003 * kills)  # each time at another moment of the round
-        process.send_signal(signal.SIGKILL)
-        kills += process.wait() == -signal.SIGKILL
+        process.kill()
+        process.join()
+        kills += process.exitcode == -signal.SIGKILL
     assert kills == 7
-    subprocess.run(command("run", folder, "--resume"), check=True, stdout=subprocess.DEVNULL)
+    processes.run(processes.COMMAND, "run", folder, "--resume").check_returncode()
     assert content(folder) == expected
 
 
@@ -400,8 +402,7 @@ def test_a_crash_at_the_worst_moment_is_mended(uninterrupted, tmp_path: Path) ->
     """After the database's commit, with the new checkpoint written but not yet in its place."""
     config, expected = uninterrupted
     folder = tmp_path / "run"
-    crashed = subprocess.run([sys.executable, "-c", CRASH, str(config), str(folder)], check=False)
-    assert crashed.returncode == 77
+    assert processes.run(CRASH, config, folder).returncode == 77
     assert rounds_done(folder) == 9
     assert list((folder / "checkpoints").glob("*.part"))
     cw.run(config, folder, resume=True)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import ast
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tomli_w
+
+import processes
 
 SOURCE = Path(__file__).parents[2] / "src" / "clientwise"
 FLOWER_PARTS = {SOURCE / "flower.py", *(SOURCE / "engine" / "flower").iterdir()}
@@ -29,19 +29,9 @@ def test_only_the_flower_parts_import_flower() -> None:
 
 def test_without_flower_a_run_says_what_to_install(tiny: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "tiny.toml").write_text(tomli_w.dumps(tiny), encoding="utf-8")
-    program = (
-        "import sys; sys.modules['flwr'] = None; from clientwise.cli import main; "
-        "sys.argv = ['clientwise', 'run', 'tiny.toml', '--engine', sys.argv[1]]; main()"
-    )
+    program = f"import sys; sys.modules['flwr'] = None; {processes.COMMAND}"
     for engine, code in (("flower", 2), ("local", 0)):
-        done = subprocess.run(
-            [sys.executable, "-c", program, engine],
-            capture_output=True,
-            text=True,
-            cwd=tmp_path,
-            timeout=200,
-            check=False,
-        )
+        done = processes.run(program, "run", "tiny.toml", "--engine", engine, cwd=tmp_path)
         assert done.returncode == code, done.stderr
         if code:
             said = " ".join(done.stderr.split())

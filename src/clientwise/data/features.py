@@ -159,7 +159,7 @@ def _digest(samples: Samples, network: nn.Module) -> str:
     digest = hashlib.blake2b(digest_size=8)
     for name, array in [*_arrays(samples).items(), *weights.items()]:
         digest.update(repr((name, array.dtype.str, array.shape)).encode())
-        digest.update(numpy.ascontiguousarray(array).reshape(-1).view(numpy.uint8))
+        digest.update(numpy.ascontiguousarray(array).reshape(-1).view(numpy.uint8).data)
     return digest.hexdigest()
 
 
