@@ -92,10 +92,12 @@ def test_side_by_side_or_one_after_the_other_is_the_same_run(
     monkeypatch.setattr(runner, "_lanes_that_fit", lambda *given: 1)
     apart = cw.Run(cw.run(tiny, tmp_path / "apart"))
     assert joined == [4, 1, 1, 1, 1]
-    query = "SELECT metric, loss FROM rounds JOIN lanes USING (lane) ORDER BY method, seed, round_num"
-    rows = [torch.tensor(run.query(query), dtype=torch.float64) for run in (together, apart)]
-    torch.testing.assert_close(*rows)
-    assert rows[0].shape == (12, 2)
+    for query in (
+        "SELECT method, seed, round_num, metric, loss FROM rounds JOIN lanes USING (lane) ORDER BY 1, 2, 3",
+        "SELECT method, seed, round_num, client, weight, training_loss FROM participants JOIN lanes USING (lane) "
+        "ORDER BY 1, 2, 3, 4",
+    ):
+        assert together.query(query) == apart.query(query)
 
 
 def test_no_more_jobs_are_made_than_are_worked_on(executor: DeviceExecutor) -> None:

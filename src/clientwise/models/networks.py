@@ -132,7 +132,11 @@ def lstm(
     if len(input_shape) != 1:
         raise ValueError(f"model lstm needs rows of word numbers, got samples of shape {input_shape}")
     _check_layer("a layer", 4 * hidden * input_shape[0], max(embedding, hidden) + hidden)
-    return _Reader(words, embedding, nn.LSTM(embedding, hidden, layers, batch_first=True, dropout=dropout), num_outputs)
+    if not dropout:
+        return _Reader(words, embedding, [nn.LSTM(embedding, hidden, layers, batch_first=True)], 0.0, num_outputs)
+    # Layer by layer: dropout inside `nn.LSTM` draws from a generator that all workers share, `nn.Dropout` need not.
+    recurrent = [nn.LSTM(hidden if layer else embedding, hidden, batch_first=True) for layer in range(layers)]
+    return _Reader(words, embedding, recurrent, dropout, num_outputs)
 
 
 def _check_layer(layer: str, values: int, products: int) -> None:
@@ -147,16 +151,21 @@ def _check_layer(layer: str, values: int, products: int) -> None:
 class _Reader(nn.Module):
     """Reads a text word by word and answers after the last."""
 
-    def __init__(self, words: int, embedding: int, recurrent: nn.LSTM, num_outputs: int) -> None:
+    def __init__(
+        self, words: int, embedding: int, recurrent: Sequence[nn.LSTM], dropout: float, num_outputs: int
+    ) -> None:
         super().__init__()
         self.embedding = nn.Embedding(words, embedding, padding_idx=0)
-        self.recurrent = recurrent
-        self.output = nn.Linear(recurrent.hidden_size, num_outputs)
+        self.recurrent = nn.ModuleList(recurrent)
+        self.dropouts = nn.ModuleList(nn.Dropout(dropout) for _ in recurrent[1:])
+        self.output = nn.Linear(recurrent[-1].hidden_size, num_outputs)
 
     def forward(self, samples: Tensor) -> Tensor:
         """Logits [N, C] of word numbers [N, T], which arrive as floats like all samples."""
         words = samples.long()
-        states, _ = self.recurrent(self.embedding(words))  # [N, T, H]
+        states = self.recurrent[0](self.embedding(words))[0]  # [N, T, H]
+        for dropout, layer in zip(self.dropouts, self.recurrent[1:], strict=True):
+            states = layer(dropout(states))[0]
         places = torch.arange(words.shape[1], device=words.device)
         last = (places * (words != 0)).amax(1)  # 0 for a text without words
         outputs: Tensor = self.output(states[torch.arange(len(words), device=words.device), last])
