@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from clientwise.data.federated import Shares
-from clientwise.engine.compute import Compute
+from clientwise.engine.executor import DeviceExecutor
 from clientwise.engine.local import LocalEngine
 from clientwise.models.networks import cnn, mlp
 from ours import federated, seconds_per_round
@@ -57,10 +57,10 @@ def plain_loop(work: Work, rounds: int, warmup: int = 2) -> list[float]:
 def six_candidates(precision: Any, repeats: int) -> list[float]:
     """Six models on the test sets of 100 clients, 100 images each."""
     data = federated(WORKS["W1"])
-    tests = Shares(data.train.numbers[:10_000], data.train.targets[:10_000], torch.arange(101) * 100)
+    tests = Shares(data.train.indices[:10_000], data.train.targets[:10_000], torch.arange(101) * 100)
     module = network(WORKS["W1"])
-    compute = Compute(data.samples, module, torch.device("cuda"), precision=precision)
-    engine = LocalEngine(replace(data, test=tests), module, seed=1, compute=compute)
+    executor = DeviceExecutor(data.samples, module, torch.device("cuda"), precision=precision)
+    engine = LocalEngine(replace(data, test=tests), module, seed=1, executor=executor)
     models = engine.initial_model.repeat(6, 1)
     took = []
     for _ in range(repeats + 3):

@@ -24,7 +24,7 @@ def evenly(samples: Samples, clients: int) -> FederatedData:
     """The same number of samples for every client; one to test and to report on, so that evaluation takes no time."""
     total = len(samples.targets)
     train = Shares(torch.arange(total), samples.targets, torch.arange(clients + 1) * (total // clients))
-    one = train.numbers[:1], train.targets[:1]
+    one = train.indices[:1], train.targets[:1]
     test = Shares(*one, torch.arange(clients + 1).clamp(max=1))
     return FederatedData(samples, train, test, None, Shares.of([one]))
 

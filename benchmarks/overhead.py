@@ -26,7 +26,7 @@ from rich.console import Console
 
 import clientwise as cw
 from clientwise.core.types import Task
-from clientwise.experiment.build import build_compute, build_engine
+from clientwise.experiment.build import build_engine, build_executor
 from clientwise.experiment.lanes import Progress
 from clientwise.progress import show_progress
 from ours import config, federated
@@ -64,8 +64,8 @@ def compare_rounds(work: Work, rounds: int) -> tuple[list[Took], list[Took]]:
     """What whole rounds took, and the bare training of the same clients right after each."""
     data = federated(work)
     experiment = cw.load(config(work, rounds + WARMUP, checkpoint_seconds=0, methods=[METHOD]))
-    compute = build_compute(experiment, data.samples, torch.device("cpu"))
-    engine = build_engine(experiment, data, {}, experiment.seeds[0], compute)
+    executor = build_executor(experiment, data.samples, torch.device("cpu"))
+    engine = build_engine(experiment, data, {}, experiment.seeds[0], executor)
     training, loss = experiment.build_methods()[0].training, engine.problem.loss
     whole: list[Took] = []
     bare: list[Took] = []

@@ -14,8 +14,8 @@ from clientwise.reference import KINDS
 SOURCE = Path(__file__).parents[1] / "src" / "clientwise"
 ALLOWED = {  # package: the packages of clientwise it may import
     "core": {"core", "registry"},
-    "data": {"data", "core", "registry", "errors"},
-    "models": {"models", "core", "registry"},
+    "data": {"data", "core", "registry", "errors", "limits"},
+    "models": {"models", "core", "registry", "limits"},
     "engine": {"engine", "core", "data", "models", "attacks", "registry", "errors"},
     "runs": {"runs", "core", "registry", "errors"},
     "experiment": {
@@ -29,6 +29,7 @@ ALLOWED = {  # package: the packages of clientwise it may import
         "trackers",
         "registry",
         "errors",
+        "limits",
     },
     "flower": {"flower", "experiment", "runs", "engine", "core", "data", "registry", "errors"},
     "report": {"report", "runs", "experiment", "data", "core", "registry", "errors"},

@@ -39,8 +39,8 @@ def test_works_are_the_same_for_everybody() -> None:
 def test_ours_holds_what_the_work_says() -> None:
     data = ours.federated(TINY)
     inputs, labels = make_data(TINY)
-    numbers, targets, _ = data.train.gather([7])
-    assert numpy.array_equal(data.samples.batch(numbers).numpy(), inputs[7])
+    indices, targets, _ = data.train.gather([7])
+    assert numpy.array_equal(data.samples.batch(indices).numpy(), inputs[7])
     assert targets.tolist() == labels[7].tolist()
     assert data.num_clients == TINY.clients
 

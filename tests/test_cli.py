@@ -16,20 +16,14 @@ import pytest
 import tomli_w
 
 import clientwise as cw
+import processes
 from clientwise.data.datasets import digits
 from clientwise.experiment.build import build_data
 
 
 def clientwise(*arguments: object, cwd: Path | None = None, expect: int = 0, **environment: str) -> str:
     """Run the command and return what it printed, line breaks and all."""
-    result = subprocess.run(
-        [sys.executable, "-m", "clientwise", *map(str, arguments)],
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        timeout=240,
-        env={**os.environ, "COLUMNS": "150", **environment},
-    )
+    result = processes.run(processes.COMMAND, *arguments, cwd=cwd, env={**os.environ, "COLUMNS": "150", **environment})
     output = result.stdout + result.stderr
     assert result.returncode == expect, output
     assert "Traceback" not in output
@@ -44,7 +38,8 @@ def config(tiny: dict[str, Any], tmp_path: Path) -> Path:
 
 
 def test_help_and_version() -> None:
-    assert re.search(r"clientwise \d+\.\d+\.\d+", clientwise("--version"))
+    version = subprocess.check_output([sys.executable, "-m", "clientwise", "--version"], text=True)
+    assert re.fullmatch(r"clientwise \d+\.\d+\.\d+\n", version)
     output = clientwise("--help")
     for command in ("run", "check", "data", "list", "show", "serve", "demo", "new"):
         assert f" {command} " in output
@@ -133,9 +128,9 @@ def test_data_says_who_would_hold_what(config: Path, tmp_path: Path) -> None:
     data, _ = build_data(cw.load(config), digits(None), 3)
     assert "digits, dirichlet, 6 clients, seed 3" in output
     sizes = data.train.sizes
-    for number in (int(sizes.min()), int(sizes.max()), f"{len(data.train.numbers):,}"):
+    for number in (int(sizes.min()), int(sizes.max()), f"{len(data.train.indices):,}"):
         assert f" {number} " in output
-    assert f"Server: {len(data.weigh.numbers)} samples to weigh by, {len(data.report.numbers)} to report on" in output
+    assert f"Server: {len(data.weigh.indices)} samples to weigh by, {len(data.report.indices)} to report on" in output
     for client, size in enumerate(sizes.tolist()):
         labels = data.train.targets[data.train.slice(client)]
         cells = [str(int((labels == label).sum()) or "·") for label in range(10)]

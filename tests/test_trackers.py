@@ -10,13 +10,14 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import tomli_w
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import clientwise as cw
+import processes
 from clientwise.experiment.lanes import Progress
 from clientwise.experiment.runner import find_unfinished
 
@@ -164,8 +165,7 @@ def test_killed_before_its_checkpoint_no_step_is_missing_or_twice(tiny: dict[str
     tiny["methods"] = [{"name": "FedAvg"}]
     config, folder = tmp_path / "config.toml", tmp_path / "run"
     config.write_text(tomli_w.dumps(tiny))
-    crashed = subprocess.run([sys.executable, "-c", CRASH, str(config), str(folder)], check=False, timeout=120)
-    assert crashed.returncode == 77
+    assert processes.run(CRASH, config, folder).returncode == 77
     uri = (folder / "mlruns").as_uri()
     assert len(mlflow_curves(uri, mlflow_runs(uri)["FedAvg", "1"])["loss"]) == 3
     seen: list[int] = []
@@ -200,7 +200,7 @@ def test_nothing_is_written_or_imported_by_default(tiny: dict[str, Any], tmp_pat
         "import sys, clientwise as cw; cw.run(sys.argv[1], sys.argv[2]); "
         "assert not {'mlflow', 'tensorboard'} & set(sys.modules), 'imported'"
     )
-    subprocess.run([sys.executable, "-c", program, str(config), str(tmp_path / "run")], check=True, timeout=120)
+    processes.run(program, config, tmp_path / "run").check_returncode()
     names = {path.name for path in (tmp_path / "run").iterdir() if not path.name.startswith(".")}
     assert names == {"checkpoints", "config.toml", "run.sqlite", "versions.json"}
 
@@ -238,6 +238,63 @@ def test_mlflow_sends_nothing_to_its_makers(tiny: dict[str, Any], tmp_path: Path
     assert len(mlflow_runs((tmp_path / "run" / "mlruns").as_uri())) == 2
 
 
+class Noting:
+    """Notes its calls."""
+
+    calls: ClassVar[list[tuple[str, str, int, object]]] = []
+
+    def begin(self, lane: cw.LaneInfo) -> None:
+        self.calls.append(("begin", lane.method, lane.seed, lane.rounds_done))
+
+    def log_round(self, lane: cw.LaneInfo, record: cw.RoundRecord, values: Mapping[str, float]) -> None:
+        self.calls.append(("log_round", lane.method, lane.seed, record.round_num))
+
+    def end(self, lane: cw.LaneInfo, finished: bool) -> None:
+        self.calls.append(("end", lane.method, lane.seed, finished))
+
+
+def test_lanes_that_are_followed_run_side_by_side(
+    tiny: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cw.TRACKERS.register("noting")(Noting)
+    monkeypatch.setattr(Noting, "calls", [])
+    cw.run({**tiny, "seeds": [1, 2], "trackers": ["noting"]}, tmp_path / "run")
+    lanes = [(method, seed) for seed in (1, 2) for method in ("FedAvg", "all of it")]
+    assert Noting.calls == [
+        *(("begin", *lane, 0) for lane in lanes),
+        *(("log_round", *lane, round_num) for round_num in (1, 2, 3) for lane in lanes),
+        *(("end", *lane, True) for lane in lanes),
+    ]
+
+
+class OneLaneAtATime:
+    """As trackers once were: no lane in the calls."""
+
+    def begin(self, lane: cw.LaneInfo) -> None: ...
+    def log_round(self, record: cw.RoundRecord, values: Mapping[str, float]) -> None: ...
+    def end(self, finished: bool) -> None: ...
+
+
+class Endless(Noting):
+    """Has no end."""
+
+    end = None  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize(
+    ("tracker", "call"),
+    [(OneLaneAtATime, "log_round(lane, record, values)"), (Endless, "end(lane, finished)"), (object, "begin(lane)")],
+)
+def test_a_tracker_that_cannot_take_its_calls_is_refused_before_the_run(
+    tiny: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tracker: type, call: str
+) -> None:
+    monkeypatch.setitem(cw.TRACKERS._parts, "mine", tracker)
+    needs = f"trackers[0]: a tracker needs the method {call}"
+    with pytest.raises(cw.ClientwiseError, match=re.escape(needs)):
+        cw.run({**tiny, "trackers": ["mine"]}, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
 class Faulty:
     """Raises in one of its methods."""
 
@@ -248,10 +305,10 @@ class Faulty:
     def begin(self, lane: cw.LaneInfo) -> None:
         self._maybe_raise("begin")
 
-    def log_round(self, record: cw.RoundRecord, values: Mapping[str, float]) -> None:
+    def log_round(self, lane: cw.LaneInfo, record: cw.RoundRecord, values: Mapping[str, float]) -> None:
         self._maybe_raise("log_round")
 
-    def end(self, finished: bool) -> None:
+    def end(self, lane: cw.LaneInfo, finished: bool) -> None:
         self._maybe_raise("end")
 
     def _maybe_raise(self, where: str) -> None:
@@ -303,14 +360,15 @@ def test_the_command(tiny: dict[str, Any], tmp_path: Path) -> None:
     tiny["trackers"] = [{"name": "tensorboard", "log_dir": "blocked"}]
     (tmp_path / "tiny.toml").write_text(tomli_w.dumps(tiny))
 
-    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "clientwise", "run", "tiny.toml", *arguments]
-        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=True)
+    def warnings(*arguments: str) -> str:
+        done = processes.run(processes.COMMAND, "run", "tiny.toml", *arguments, cwd=tmp_path)
+        done.check_returncode()
+        return done.stderr
 
-    warning = run("--out", "one").stderr.splitlines()
+    warning = warnings("--out", "one").splitlines()
     assert len(warning) == 1
     assert warning[0].startswith("warning: tracker tensorboard is switched off for the rest of this run: ")
-    assert run("--out", "two", "--tracker", "tensorboard", "--tracker", "mlflow").stderr == ""
+    assert warnings("--out", "two", "--tracker", "tensorboard", "--tracker", "mlflow") == ""
     assert_same(tensorboard(tmp_path / "two" / "tensorboard" / "FedAvg-seed1"), stored(tmp_path / "two", "FedAvg"))
     assert len(mlflow_runs((tmp_path / "two" / "mlruns").as_uri())) == 2
 

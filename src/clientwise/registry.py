@@ -16,12 +16,14 @@ from typing import Annotated, Any, Generic, Literal, TypeVar
 
 from annotated_types import Ge, Gt, Le, Lt
 
-# Types for options: a config with a value outside the range is refused before anything runs.
-PositiveInt = Annotated[int, Gt(0)]
-PositiveFloat = Annotated[float, Gt(0)]
-NonNegativeFloat = Annotated[float, Ge(0)]
+# Types for options: a config with a value outside the range is refused before anything runs. All have an upper end, far
+# above what makes sense and below what some tensor, clock or counter cannot hold.
+PositiveInt = Annotated[int, Gt(0), Le(10**9)]
+PositiveFloat = Annotated[float, Gt(0), Le(1e30)]
+NonNegativeFloat = Annotated[float, Ge(0), Le(1e30)]
 Share = Annotated[float, Ge(0), Le(1)]
 Decay = Annotated[float, Ge(0), Lt(1)]
+Pixels = Annotated[int, Gt(0), Le(1024)]  # width and height to which images are resized
 
 Need = Literal[
     "classes",  # the problem is a classification

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import logging
 import os
@@ -40,24 +41,37 @@ class LaneInfo:
 
 
 class Tracker(Protocol):
-    """Follows a run, one lane after the other. docs/trackers.md has an example."""
+    """Follows a run, whose lanes may run side by side: every call says which it is about. docs/trackers.md has more."""
 
     def begin(self, lane: LaneInfo) -> None:
         """A lane begins, or goes on."""
         ...
 
-    def log_round(self, record: RoundRecord, values: Mapping[str, float]) -> None:
+    def log_round(self, lane: LaneInfo, record: RoundRecord, values: Mapping[str, float]) -> None:
         """A round has ended: all about it, and the numbers worth a curve, as in run.sqlite."""
         ...
 
-    def end(self, finished: bool) -> None:
+    def end(self, lane: LaneInfo, finished: bool) -> None:
         """The lane is finished, or interrupted and may go on another day."""
         ...
+
+
+CALLS = {"begin": ("lane",), "log_round": ("lane", "record", "values"), "end": ("lane", "finished")}  # of a tracker
 
 
 TRACKERS: Registry[Callable[..., Tracker]] = Registry(
     "tracker", "trackers", "Where a run can be followed, beside its own folder; none by default"
 )
+
+
+def check_tracker(tracker: Tracker) -> None:
+    """Refuse a tracker that lacks a method or takes other arguments: that is known before a run begins."""
+    for name, arguments in CALLS.items():
+        try:
+            inspect.signature(getattr(tracker, name)).bind(*arguments)
+        except (AttributeError, TypeError):
+            call = f"{name}({', '.join(arguments)})"
+            raise ClientwiseError(f"a tracker needs the method {call}, see docs/trackers.md") from None
 
 
 class Trackers:
@@ -73,13 +87,13 @@ class Trackers:
         """Tell all of them that a lane begins."""
         self._tell(lambda tracker: tracker.begin(lane))
 
-    def log_round(self, record: RoundRecord, values: Mapping[str, float]) -> None:
+    def log_round(self, lane: LaneInfo, record: RoundRecord, values: Mapping[str, float]) -> None:
         """Tell all of them that a round has ended."""
-        self._tell(lambda tracker: tracker.log_round(record, values))
+        self._tell(lambda tracker: tracker.log_round(lane, record, values))
 
-    def end(self, finished: bool) -> None:
-        """Tell all of them that the lane has ended."""
-        self._tell(lambda tracker: tracker.end(finished))
+    def end(self, lane: LaneInfo, finished: bool) -> None:
+        """Tell all of them that a lane has ended."""
+        self._tell(lambda tracker: tracker.end(lane, finished))
 
     def _tell(self, news: Callable[[Tracker], None]) -> None:
         for entry in tuple(self._trackers):
@@ -111,6 +125,7 @@ class TensorBoard:
         with _needs("tensorboard"):
             from torch.utils.tensorboard import SummaryWriter
         self._log_dir, self._open = log_dir, SummaryWriter
+        self._writers: dict[str, Any] = {}  # of the lanes, by file name
 
     def begin(self, lane: LaneInfo) -> None:
         """Open the lane's event file; what an interrupted run logged after its checkpoint no longer counts."""
@@ -119,17 +134,18 @@ class TensorBoard:
         known = [int(path.name.split(".")[3]) for path in folder.glob("events.out.tfevents.*")]
         while int(time.time()) <= max(known, default=0):  # files are read in the order of the second in their names
             time.sleep(0.05)
-        self._writer = self._open(str(folder), purge_step=lane.rounds_done + 1)
+        self._writers[lane.file_name] = self._open(str(folder), purge_step=lane.rounds_done + 1)
 
-    def log_round(self, record: RoundRecord, values: Mapping[str, float]) -> None:
+    def log_round(self, lane: LaneInfo, record: RoundRecord, values: Mapping[str, float]) -> None:
         """One point on every curve."""
+        writer = self._writers[lane.file_name]
         for name, value in values.items():
-            self._writer.add_scalar(name, value, record.round_num)
-        self._writer.flush()  # before the checkpoint: a killed run leaves no hole
+            writer.add_scalar(name, value, record.round_num)
+        writer.flush()  # before the checkpoint: a killed run leaves no hole
 
-    def end(self, finished: bool) -> None:
+    def end(self, lane: LaneInfo, finished: bool) -> None:
         """Close the event file."""
-        self._writer.close()
+        self._writers.pop(lane.file_name).close()
 
 
 @TRACKERS.register("mlflow")
@@ -145,6 +161,7 @@ class MLflow:
             import mlflow
             from mlflow.tracking import MlflowClient
         self._tracking_uri, self._entities, self._connect = tracking_uri, mlflow.entities, MlflowClient
+        self._runs: dict[str, tuple[str, dict[str, int]]] = {}  # of the lanes, by file name: id, last steps logged
 
     def begin(self, lane: LaneInfo) -> None:
         """Start the lane's run, or find it again; mlflow.json in the run folder knows which it is."""
@@ -153,32 +170,35 @@ class MLflow:
         known = json.loads(known_file.read_text(encoding="utf-8")) if known_file.exists() else {}
         key = f"{lane.file_name} in {self._tracking_uri or 'mlruns'}"
         if key in known:
-            self._run_id = known[key]
-            self._client.update_run(self._run_id, status="RUNNING")
+            run_id = known[key]
+            self._client.update_run(run_id, status="RUNNING")
         else:
-            self._run_id = self._create_run(lane)
+            run_id = self._create_run(lane)
             temporary = known_file.with_suffix(".part")
-            temporary.write_text(json.dumps({**known, key: self._run_id}, indent=2), encoding="utf-8")
+            temporary.write_text(json.dumps({**known, key: run_id}, indent=2), encoding="utf-8")
             os.replace(temporary, known_file)
         # MLflow cannot take a point back, and rounds that are run again come out the same: they are not logged again.
-        self._logged = {
-            name: max(point.step for point in self._client.get_metric_history(self._run_id, name))
-            for name in self._client.get_run(self._run_id).data.metrics
+        logged = {
+            name: max(point.step for point in self._client.get_metric_history(run_id, name))
+            for name in self._client.get_run(run_id).data.metrics
         }
+        self._runs[lane.file_name] = run_id, logged
 
-    def log_round(self, record: RoundRecord, values: Mapping[str, float]) -> None:
+    def log_round(self, lane: LaneInfo, record: RoundRecord, values: Mapping[str, float]) -> None:
         """One point on every curve that does not have it yet."""
+        run_id, logged = self._runs[lane.file_name]
         now = int(time.time() * 1000)
         points = [
             self._entities.Metric(name, value, now, record.round_num)
             for name, value in values.items()
-            if record.round_num > self._logged.get(name, 0)
+            if record.round_num > logged.get(name, 0)
         ]
-        self._client.log_batch(self._run_id, metrics=points)
+        self._client.log_batch(run_id, metrics=points)
 
-    def end(self, finished: bool) -> None:
+    def end(self, lane: LaneInfo, finished: bool) -> None:
         """Say how it ended."""
-        self._client.set_terminated(self._run_id, "FINISHED" if finished else "KILLED")
+        run_id, _ = self._runs.pop(lane.file_name)
+        self._client.set_terminated(run_id, "FINISHED" if finished else "KILLED")
 
     def _create_run(self, lane: LaneInfo) -> str:
         name = lane.config["name"]

@@ -12,7 +12,7 @@ import torch
 
 from clientwise.core.adapt_loss import class_weights
 from clientwise.core.criteria import make_criterion
-from clientwise.core.method import Federation, Method
+from clientwise.core.method import Method, Plan
 from clientwise.core.priority import best_order
 from clientwise.core.round import first_state, run_round
 from clientwise.core.rules import median
@@ -96,11 +96,11 @@ class Hostile:
 
 def attack(make_engine: Callable[..., LocalEngine], rounds: int, seed: int) -> None:
     draw, engine = random.Random(seed), make_engine(chunk_size=1)
-    federation = Federation(seed=1, cohort_size=4, evaluate_clients_every=0)
+    plan = Plan(seed=1, cohort_size=4, evaluate_clients_every=0)
     for number in range(rounds):
         method = METHODS[number % len(METHODS)]
         state = first_state(engine.initial_model, method, engine)
-        after, record = run_round(state, method, federation, Hostile(engine, draw))
+        after, record = run_round(state, method, plan, Hostile(engine, draw))
         assert bool(after.model.isfinite().all())
         total = float(record.weights.sum())
         assert total == 0 or total == pytest.approx(1)

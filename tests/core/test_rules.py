@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clientwise.core.method import Federation, Method
+from clientwise.core.method import Method, Plan
 from clientwise.core.round import first_state, run_round
 from clientwise.core.rules import RULES, median
 from clientwise.core.types import LocalTraining
@@ -37,10 +37,10 @@ def test_a_rule_other_than_the_mean_sees_the_whole_matrix(make_engine: Callable[
     training = LocalTraining(epochs=1, batch_size=20, learning_rate=0.1)
     method = Method(rule=first, training=training)
     state = first_state(engine.initial_model, method, engine)
-    after, record = run_round(state, method, Federation(seed=1, cohort_size=8), engine)
+    after, record = run_round(state, method, Plan(seed=1, cohort_size=8), engine)
     assert seen == [(8, 650)]
     alone = Method(training=training)
-    only, _ = run_round(state, alone, Federation(seed=1, cohort_size=8), _Only(engine, record.client_ids[0]))
+    only, _ = run_round(state, alone, Plan(seed=1, cohort_size=8), _Only(engine, record.client_ids[0]))
     torch.testing.assert_close(after.model, only.model)
 
 
@@ -67,7 +67,7 @@ def test_the_median_of_a_round_shrugs_off_a_liar(make_engine: Callable[..., Loca
         engine = make_engine(hostile={0: Hostile(SignFlip(strength=50.0))})
         state = first_state(engine.initial_model, method, engine)
         for _ in range(10):
-            state, record = run_round(state, method, Federation(seed=1, cohort_size=8), engine)
+            state, record = run_round(state, method, Plan(seed=1, cohort_size=8), engine)
         assert record.report is not None
         accuracies.append(float(record.report.overall()[0]))
     assert accuracies[1] > accuracies[0] + 0.2

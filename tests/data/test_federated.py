@@ -22,14 +22,14 @@ def test_your_own_arrays() -> None:
     assert data.num_clients == 3
     assert data.train.sizes.tolist() == [5, 9, 2]
     assert data.weigh is None
-    numpy.testing.assert_allclose(data.samples.batch(data.train.numbers[data.train.slice(1)]), clients[1][0], rtol=1e-6)
+    numpy.testing.assert_allclose(data.samples.batch(data.train.indices[data.train.slice(1)]), clients[1][0], rtol=1e-6)
     assert data.report.targets.tolist() == report[1].tolist()
     assert data.samples.problem.num_classes == 4
     assert data.attributes["premium"].tolist() == [1, 0, 1]
     sharp = FederatedData.from_clients(
         clients, tests, sample_attributes={"Blurry": [numpy.ones(5), numpy.zeros(9), numpy.ones(2)]}
     )
-    assert sharp.samples.sample_attributes["Blurry"][sharp.train.numbers].tolist() == [1] * 5 + [0] * 9 + [1] * 2
+    assert sharp.samples.sample_attributes["Blurry"][sharp.train.indices].tolist() == [1] * 5 + [0] * 9 + [1] * 2
 
 
 @pytest.mark.parametrize(
@@ -56,10 +56,10 @@ def test_one_class_alone_is_still_a_problem_of_two() -> None:
 def test_gather_picks_clients_in_any_order() -> None:
     clients = [(torch.full((n, 1), float(n)), torch.full((n,), n)) for n in (1, 2, 3)]
     data = FederatedData.from_clients(clients, clients)
-    numbers, targets, owner = data.train.gather([2, 0])
+    indices, targets, owner = data.train.gather([2, 0])
     assert targets.tolist() == [3, 3, 3, 1]
     assert owner.tolist() == [0, 0, 0, 1]
-    assert data.samples.batch(numbers).flatten().tolist() == [3, 3, 3, 1]
+    assert data.samples.batch(indices).flatten().tolist() == [3, 3, 3, 1]
     for one, two in zip(data.train.gather(range(3)), data.train.gather([0, 1, 2]), strict=True):
         assert torch.equal(one, two)
 
@@ -83,7 +83,7 @@ def test_torch_datasets_one_per_client() -> None:
     train = [Squares(0, 4), Squares(10, 5)]
     data = FederatedData.from_datasets(train, [Squares(0, 2), Squares(1, 3)], report=Squares(0, 6))
     assert data.train.sizes.tolist() == [4, 5]
-    assert data.samples.batch(data.train.numbers[data.train.slice(1)])[:, 0].tolist() == [10, 11, 12, 13, 14]
+    assert data.samples.batch(data.train.indices[data.train.slice(1)])[:, 0].tolist() == [10, 11, 12, 13, 14]
     assert data.train.targets[data.train.slice(1)].tolist() == [0, 1, 0, 1, 0]
     assert data.report.sizes.tolist() == [6]
     digits_of = FederatedData.from_datasets([Subset(whole, range(30))], [Subset(whole, range(30, 40))], num_classes=10)
@@ -108,7 +108,7 @@ def test_partitions_of_flwr_datasets(tmp_path) -> None:
     data = FederatedData.from_flwr_datasets(partitioner, report=whole.select(range(20)))
     for client in range(3):
         assert data.train.sizes[client] + data.test.sizes[client] == len(partitioner.load_partition(client))
-    torch.testing.assert_close(data.samples.batch(data.report.numbers) * 255, samples.inputs[:20].float())
+    torch.testing.assert_close(data.samples.batch(data.report.indices) * 255, samples.inputs[:20].float())
     with pytest.raises(ValueError, match="no column \\['img'\\]"):
         FederatedData.from_flwr_datasets(partitioner, inputs="img")
     config = {"name": "flwr", "rounds": 1, "device": "cpu", "model": "linear"}
@@ -123,5 +123,5 @@ def test_samples_larger_than_memory_stay_on_disk(tmp_path) -> None:
     options = {"test_fraction": 0.2, "server_fraction": 0.2, "report_fraction": 0.5}
     data = federate(samples, lambda pool, seed: iid(pool, seed, clients=5), 1, **options)
     assert data.samples.inputs.data_ptr() == mapped.ctypes.data  # the file itself, not a copy of it
-    numbers = data.train.numbers[:50]
-    assert torch.equal(data.samples.batch(numbers), small.batch(numbers))
+    indices = data.train.indices[:50]
+    assert torch.equal(data.samples.batch(indices), small.batch(indices))

@@ -123,11 +123,11 @@ def split(**changes):
 
 def test_nobody_shares_a_sample_with_anybody() -> None:
     samples, data = split()
-    every = torch.cat([data.train.numbers, data.test.numbers, data.weigh.numbers, data.report.numbers])
+    every = torch.cat([data.train.indices, data.test.indices, data.weigh.indices, data.report.indices])
     assert every.sort().values.tolist() == list(range(len(samples.targets)))
-    assert len(data.weigh.numbers) + len(data.report.numbers) == round(0.2 * len(samples.targets))
+    assert len(data.weigh.indices) + len(data.report.indices) == round(0.2 * len(samples.targets))
     for part in (data.train, data.test, data.weigh, data.report):
-        assert torch.equal(part.targets, samples.targets[part.numbers])
+        assert torch.equal(part.targets, samples.targets[part.indices])
 
 
 def test_the_servers_parts_have_all_classes_in_proportion() -> None:
@@ -139,21 +139,21 @@ def test_the_servers_parts_have_all_classes_in_proportion() -> None:
 
 def test_shared_set_is_the_papers_way() -> None:
     _, data = split(shared_set=True)
-    assert torch.equal(data.weigh.numbers, data.report.numbers)
+    assert torch.equal(data.weigh.indices, data.report.indices)
 
 
 def test_a_contributed_set_comes_from_every_client_with_its_labels() -> None:
     samples, data = split(
         contributed_fraction=0.1, relabel=lambda client, targets: (targets + 1) % 10 if client == 2 else targets
     )
-    given = set(data.weigh.numbers.tolist())
+    given = set(data.weigh.indices.tolist())
     for client in range(7):
-        mine = data.train.numbers[data.train.slice(client)].tolist()
+        mine = data.train.indices[data.train.slice(client)].tolist()
         assert len(given.intersection(mine)) == round(0.1 * len(mine))
-    liar = set(data.train.numbers[data.train.slice(2)].tolist())
-    wrong = data.weigh.targets != samples.targets[data.weigh.numbers]
-    assert set(data.weigh.numbers[wrong].tolist()) == given & liar
-    assert len(data.report.numbers) == round(0.2 * len(samples.targets))
+    liar = set(data.train.indices[data.train.slice(2)].tolist())
+    wrong = data.weigh.targets != samples.targets[data.weigh.indices]
+    assert set(data.weigh.indices[wrong].tolist()) == given & liar
+    assert len(data.report.indices) == round(0.2 * len(samples.targets))
 
 
 def test_everyone_has_something_to_train_and_to_test_on() -> None:
@@ -202,19 +202,19 @@ def official(partition, **options):
 
 def test_the_official_test_split_may_be_the_servers() -> None:
     samples, data = official(lambda pool, seed: iid(pool, seed, clients=5), official_test="server", server_fraction=0.3)
-    assert sorted(data.weigh.numbers.tolist() + data.report.numbers.tolist()) == list(range(1500, 1797))
-    assert sorted(data.train.numbers.tolist() + data.test.numbers.tolist()) == list(range(1500))
-    counts = torch.bincount(samples.targets[data.report.numbers], minlength=10)
+    assert sorted(data.weigh.indices.tolist() + data.report.indices.tolist()) == list(range(1500, 1797))
+    assert sorted(data.train.indices.tolist() + data.test.indices.tolist()) == list(range(1500))
+    counts = torch.bincount(samples.targets[data.report.indices], minlength=10)
     assert int((counts - torch.bincount(samples.targets[1500:]) / 2).abs().max()) <= 1  # halves alike
     _, shared = official(lambda pool, seed: iid(pool, seed, clients=5), official_test="server", shared_set=True)
-    assert len(shared.weigh.numbers) == len(shared.report.numbers) == 297
+    assert len(shared.weigh.indices) == len(shared.report.indices) == 297
 
 
 def test_the_official_test_split_may_be_the_clients() -> None:
     _, data = official(lambda pool, seed: shards(pool, seed, clients=30), official_test="clients", server_fraction=0.2)
-    assert sorted(data.test.numbers.tolist()) == list(range(1500, 1797))
-    assert len(data.train.numbers) == 1200
-    assert len(data.report.numbers) + len(data.weigh.numbers) == 300
+    assert sorted(data.test.indices.tolist()) == list(range(1500, 1797))
+    assert len(data.train.indices) == 1200
+    assert len(data.report.indices) + len(data.weigh.indices) == 300
     assert set(data.test.sizes.tolist()) == {9, 10}
     known = 0
     for client in range(30):
@@ -243,10 +243,10 @@ def test_people_test_on_their_own_part_of_the_official_test_split() -> None:
     options = {"test_fraction": 0.2, "server_fraction": 0.0, "report_fraction": 0.5, "official_test": "clients"}
     data = federate(samples, lambda pool, seed: by_id(pool, seed, clients=12), 1, **options)
     for client in range(12):
-        (trains,) = samples.ids[data.train.numbers[data.train.slice(client)]].unique()
-        (tests,) = samples.ids[data.test.numbers[data.test.slice(client)]].unique()
+        (trains,) = samples.ids[data.train.indices[data.train.slice(client)]].unique()
+        (tests,) = samples.ids[data.test.indices[data.test.slice(client)]].unique()
         assert trains == tests
-    assert int(data.test.numbers.min()) >= 1500
+    assert int(data.test.indices.min()) >= 1500
     others = replace(samples, ids=torch.cat([samples.ids[:1500], samples.ids[1500:] + 25]))
     with pytest.raises(ValueError, match="25 of 30 clients have nothing in the official test split; use test_fraction"):
         federate(others, by_id, 1, **options)
@@ -278,4 +278,4 @@ def test_p1_on_the_published_mnist(published) -> None:
     )
     assert data.train.sizes.tolist() == [600] * 100
     assert data.test.sizes.tolist() == [100] * 100
-    assert sorted(data.test.numbers.tolist()) == list(range(60_000, 70_000))
+    assert sorted(data.test.indices.tolist()) == list(range(60_000, 70_000))

@@ -13,7 +13,7 @@ from clientwise.core.types import LocalTraining, Problem, Task
 from clientwise.data.datasets import diabetes
 from clientwise.data.federated import Shares
 from clientwise.data.partition import federate, iid
-from clientwise.engine.compute import pick_device
+from clientwise.engine.device import pick_device
 from clientwise.engine.local import LocalEngine
 from clientwise.errors import ClientwiseError
 from clientwise.models.networks import linear
@@ -45,7 +45,7 @@ def by_hand(engine: LocalEngine, client: int, what: Task) -> torch.Tensor:
     else:
         optimizer = torch.optim.SGD(module.parameters(), lr=training.learning_rate, momentum=training.momentum)
     share = engine.data.train.slice(client)
-    inputs = engine.data.samples.inputs[engine.data.train.numbers[share]].float() / 16
+    inputs = engine.data.samples.inputs[engine.data.train.indices[share]].float() / 16
     targets = engine.data.train.targets[share]
     weights = torch.ones(10) if what.loss.class_weights is None else torch.tensor(what.loss.class_weights)
     key = client_keys(1, "training", what.round_num, [client])
@@ -112,8 +112,8 @@ def test_a_cohort_is_cut_so_that_all_workers_have_equally_much_to_do(
     make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch, count: int, workers: int, at_once: int, sizes: list[int]
 ) -> None:
     engine = make_engine(chunk_size=None)
-    monkeypatch.setattr(engine.compute, "workers", workers)
-    monkeypatch.setattr(engine.compute, "at_once", lambda *given: at_once)
+    monkeypatch.setattr(engine.executor, "workers", workers)
+    monkeypatch.setattr(engine.executor, "clients_at_once", lambda *given: at_once)
     chunks = engine._cut(range(count), task())
     assert [len(chunk) for chunk in chunks] == sizes
     assert [client for chunk in chunks for client in chunk] == list(range(count))
@@ -127,12 +127,12 @@ def test_evaluation_of_many_candidates_on_all_clients(make_engine: MakeEngine) -
     assert together.counts.shape == (3, 10, 10)
     for client in range(8):
         share = engine.data.test.slice(client)
-        numbers, targets = engine.data.test.numbers[share], engine.data.test.targets[share]
+        indices, targets = engine.data.test.indices[share], engine.data.test.targets[share]
         module = linear((1, 8, 8), 10)
         for place, candidate in enumerate(candidates):
             nn.utils.vector_to_parameters(candidate, module.parameters())
             with torch.no_grad():
-                outputs = module(engine.data.samples.batch(numbers))
+                outputs = module(engine.data.samples.batch(indices))
             right = (outputs.argmax(1) == targets).double().mean()
             assert float(together.values[place, client]) == pytest.approx(float(right))
             assert float(together.losses[place, client]) == pytest.approx(
@@ -251,11 +251,11 @@ class Odd(Attack):
 
 
 def test_one_clients_misfortune_is_not_the_federations(make_engine: MakeEngine) -> None:
-    from clientwise.core.method import Federation, Method
+    from clientwise.core.method import Method, Plan
     from clientwise.core.round import first_state, run_round
 
     engine = make_engine(hostile={1: Hostile(Odd("raise")), 2: Hostile(Odd("short")), 3: Hostile(Odd("claim"))})
-    _, record = run_round(first_state(engine.initial_model, Method(), engine), Method(), Federation(1, 8), engine)
+    _, record = run_round(first_state(engine.initial_model, Method(), engine), Method(), Plan(1, 8), engine)
     assert record.client_ids == (0, 3, 4, 5, 6, 7)
     assert {refusal.client_id: refusal.reason for refusal in record.refusals} == {
         1: "OSError: disk full",
@@ -269,18 +269,19 @@ def test_if_nobody_can_train_the_error_is_shown(make_engine: MakeEngine) -> None
         list(engine.train(range(8), engine.initial_model, task()))
 
 
-def test_what_expected_clients_hold_is_looked_up_before_they_are_asked(
+def test_what_prefetched_clients_hold_is_looked_up_before_they_are_asked(
     make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain, engine, looked_up = make_engine(), make_engine(), []
-    engine.expect((1, 3))
+    monkeypatch.setattr(engine.executor, "workers", 1)
+    engine.prefetch((1, 3))
     gather = Shares.gather
     monkeypatch.setattr(Shares, "gather", lambda self, holders: looked_up.append(holders) or gather(self, holders))
     for cohort in [(1, 3), (3, 1), (1, 3)]:
-        (expected,) = engine.train(cohort, engine.initial_model, task())
+        (prefetched,) = engine.train(cohort, engine.initial_model, task())
         assert looked_up == ([] if cohort == (1, 3) else [cohort])
         (updates,) = plain.train(cohort, engine.initial_model, task())
-        assert torch.equal(expected.models, updates.models)
+        assert torch.equal(prefetched.models, updates.models)
         looked_up.clear()
 
 

@@ -15,11 +15,15 @@ import clientwise as cw
 from clientwise.core.loss import Loss
 from clientwise.core.types import LocalTraining, Task
 from clientwise.data.federated import FederatedData
-from clientwise.engine import evaluation, stacked, training
-from clientwise.engine.compute import Compute, Mode, Precision
+from clientwise.engine.device import Mode, Precision
+from clientwise.engine.executor import DeviceExecutor
+from clientwise.engine.jobs import EvaluateJob, TrainJob
 from clientwise.engine.local import LocalEngine
-from clientwise.engine.stacked import StackedNetwork
-from clientwise.engine.training import Bundle, Together
+from clientwise.engine.stacked import evaluate as stacked_evaluate
+from clientwise.engine.stacked import layers
+from clientwise.engine.stacked import train as stacked_train
+from clientwise.engine.stacked.network import StackedNetwork
+from clientwise.engine.stacked.train import StackedTrainer
 from clientwise.errors import ClientwiseError
 from clientwise.models.networks import cnn, linear, mlp
 
@@ -92,18 +96,18 @@ def train(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Models and losses of all clients, in the order of their numbers."""
     data, network = clients(sizes), copy.deepcopy(network)
-    compute = Compute(data.samples, network, DEVICE, mode=mode, precision="float32")
-    assert compute.mode == mode
-    engine = LocalEngine(data, network, seed=1, compute=compute, chunk_size=chunk_size)
-    original = compute.train
+    executor = DeviceExecutor(data.samples, network, DEVICE, mode=mode, precision="float32")
+    assert executor.mode == mode
+    engine = LocalEngine(data, network, seed=1, executor=executor, chunk_size=chunk_size)
+    original = executor.train
 
-    def strict(bundles: Any) -> Any:  # a chunk that fails would be tried in halves, and nobody would know
-        for result in original(bundles):
+    def strict(jobs: Any) -> Any:  # a chunk that fails would be tried in halves, and nobody would know
+        for result in original(jobs):
             if isinstance(result, Exception):
                 raise result
             yield result
 
-    compute.train = strict  # type: ignore[method-assign]
+    executor.train = strict  # type: ignore[method-assign]
     options = {"epochs": 2, "batch_size": 4, "learning_rate": 0.1} | training
     task = Task(3, LocalTraining(**options), loss, ())
     models, losses = {}, {}
@@ -137,8 +141,8 @@ def test_every_mode_agrees_with_the_loop(name: str, training: dict[str, Any], mo
 @pytest.mark.parametrize("limit", [0, 10**9])
 @pytest.mark.parametrize("name", ["cnn", "cnn without activation", "strides and averages"])
 def test_convolutions_agree_both_ways(name: str, limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stacked, "LARGE_CONVOLUTION", limit)
-    monkeypatch.setattr(stacked, "FEW", 0 if limit == 0 else stacked.FEW)
+    monkeypatch.setattr(layers, "LARGE_CONVOLUTION", limit)
+    monkeypatch.setattr(layers, "FEW", 0 if limit == 0 else layers.FEW)
     torch.manual_seed(0)
     network = NETWORKS[name]()
     assert_same(train(network, SIZES, "stacked"), train(network, SIZES, "loop"))
@@ -174,9 +178,9 @@ def test_a_single_channel_without_padding_agrees() -> None:
     results = []
     for mode in ("loop", "stacked"):
         module = copy.deepcopy(network)
-        compute = Compute(data.samples, module, DEVICE, mode=mode, precision="float32")  # type: ignore[arg-type]
-        assert compute.mode == mode, str(compute)
-        engine = LocalEngine(data, module, seed=1, compute=compute)
+        executor = DeviceExecutor(data.samples, module, DEVICE, mode=mode, precision="float32")  # type: ignore[arg-type]
+        assert executor.mode == mode, str(executor)
+        engine = LocalEngine(data, module, seed=1, executor=executor)
         updates = engine.train(range(2), engine.initial_model, Task(1, LocalTraining(2, 3), PLAIN, ()))
         results.append(torch.cat([one.models.cpu() for one in updates]))
     assert_same((results[0],), (results[1],))
@@ -192,8 +196,8 @@ def test_regression_and_its_robust_loss_agree() -> None:
     results = []
     for mode in ("loop", "stacked"):
         module = copy.deepcopy(network)
-        compute = Compute(data.samples, module, DEVICE, mode=mode, precision="float32")  # type: ignore[arg-type]
-        engine = LocalEngine(data, module, seed=1, compute=compute)
+        executor = DeviceExecutor(data.samples, module, DEVICE, mode=mode, precision="float32")  # type: ignore[arg-type]
+        engine = LocalEngine(data, module, seed=1, executor=executor)
         results.append(
             torch.cat([updates.models.cpu() for updates in engine.train(range(3), engine.initial_model, task)])
         )
@@ -209,9 +213,9 @@ def test_evaluation_agrees(name: str) -> None:
     evaluations = []
     for mode in ("loop", "stacked"):
         module = copy.deepcopy(network)
-        compute = Compute(data.samples, module, DEVICE, mode=mode, precision="float32")  # type: ignore[arg-type]
-        compute._answers_stacked = mode == "stacked"
-        engine = LocalEngine(data, module, seed=1, compute=compute)
+        executor = DeviceExecutor(data.samples, module, DEVICE, mode=mode, precision="float32")  # type: ignore[arg-type]
+        executor._evaluates_stacked = mode == "stacked"
+        engine = LocalEngine(data, module, seed=1, executor=executor)
         models = engine.initial_model + torch.linspace(0, 1, 5, device=DEVICE)[:, None]
         evaluations.append(engine.evaluate(range(3), models))
     loop, together = evaluations
@@ -222,9 +226,9 @@ def test_evaluation_agrees(name: str) -> None:
 def test_networks_that_cannot_be_stacked_say_why() -> None:
     samples = clients([4]).samples
     batch_norm = nn.Sequential(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.Flatten(), nn.Linear(48, CLASSES))
-    compute = Compute(samples, batch_norm, DEVICE)
-    assert compute.mode == ("graph" if DEVICE.type == "cuda" else "loop")
-    assert "batch norm" in str(compute)
+    executor = DeviceExecutor(samples, batch_norm, DEVICE)
+    assert executor.mode == ("graph" if DEVICE.type == "cuda" else "loop")
+    assert "batch norm" in str(executor)
 
     class Rows(nn.Module):
         def __init__(self) -> None:
@@ -234,18 +238,18 @@ def test_networks_that_cannot_be_stacked_say_why() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.last(self.recurrent(x.flatten(2).transpose(1, 2).reshape(6, -1, 12))[0][-1])
 
-    compute = Compute(samples, Rows(), DEVICE)
-    assert compute.mode != "stacked"
-    assert "cannot be stacked" in str(compute)
+    executor = DeviceExecutor(samples, Rows(), DEVICE)
+    assert executor.mode != "stacked"
+    assert "cannot be stacked" in str(executor)
 
 
 @pytest.mark.skipif(DEVICE.type == "cuda", reason="about CPUs")
 def test_wishes_a_cpu_cannot_fulfil_are_refused() -> None:
     samples = clients([4]).samples
     with pytest.raises(ClientwiseError, match="use 'auto' or 'loop'"):
-        Compute(samples, NETWORKS["mlp"](), DEVICE, mode="graph")
+        DeviceExecutor(samples, NETWORKS["mlp"](), DEVICE, mode="graph")
     with pytest.raises(ClientwiseError, match="'tf32' is a GPU's"):
-        Compute(samples, NETWORKS["mlp"](), DEVICE, precision="tf32")
+        DeviceExecutor(samples, NETWORKS["mlp"](), DEVICE, precision="tf32")
 
 
 @pytest.mark.parametrize("mode", ["loop", "stacked"])
@@ -256,8 +260,8 @@ def test_lower_precision_is_near_float32(rough: Precision, likeness: float, netw
     for precision in ("float32", rough):
         torch.manual_seed(0)
         module = NETWORKS[network]()
-        compute = Compute(data.samples, module, DEVICE, mode=mode, precision=precision)
-        engine = LocalEngine(data, module, seed=1, compute=compute, chunk_size=3)
+        executor = DeviceExecutor(data.samples, module, DEVICE, mode=mode, precision=precision)
+        engine = LocalEngine(data, module, seed=1, executor=executor, chunk_size=3)
         task = Task(1, LocalTraining(2, 4), PLAIN, ())
         updates = torch.cat([updates.models for updates in engine.train(range(4), engine.initial_model, task)])
         losses = engine.evaluate(range(4), torch.stack([engine.initial_model, *updates])).losses
@@ -268,7 +272,7 @@ def test_lower_precision_is_near_float32(rough: Precision, likeness: float, netw
 
 
 class Rehearsed:
-    """A recording as a CPU can have it: done again at every call, on tensors that must not have moved since."""
+    """A graph as a CPU can have it: done again at every call, on tensors that must not have moved since."""
 
     def __init__(self, work: Any, changes: object) -> None:
         self._work, self._owner = work, getattr(work, "func", work).__self__
@@ -277,7 +281,7 @@ class Rehearsed:
     def _look(self) -> list[int]:
         tables = self._owner._tables
         if self._work == self._owner._draw:
-            read = [tables["places"], self._owner._keys, self._owner._first, self._owner._timetable.epoch]
+            read = [tables["rows"], self._owner._keys, self._owner._first, self._owner._schedule.epoch]
         else:
             read = list(tables.values())
         return [tensor.data_ptr() for tensor in read]
@@ -287,23 +291,23 @@ class Rehearsed:
         self._work()
 
 
-def test_what_is_recorded_reads_what_is_new(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_graph_reads_what_is_new(monkeypatch: pytest.MonkeyPatch) -> None:
     """Round after round: other clients, other keys, class weights that come and go, sizes that change and return."""
-    monkeypatch.setattr(training, "Recording", Rehearsed)
+    monkeypatch.setattr(stacked_train, "CudaGraph", Rehearsed)
     data, module = clients([7, 7, 7, 7, 3, 9]), mlp((2, 6, 6), CLASSES, hidden=[9])
-    there = LocalEngine(data, module, seed=1, compute=Compute(data.samples, module, torch.device("cpu")))
-    recorded = Together(StackedNetwork(module, there.spec, 4, there.device), data.samples, record=True)
+    there = LocalEngine(data, module, seed=1, executor=DeviceExecutor(data.samples, module, torch.device("cpu")))
+    captured = StackedTrainer(StackedNetwork(module, there.spec, 4, there.device), data.samples, use_graphs=True)
     rounds = [([0, 1, 2], PLAIN), ([1, 2, 3], PLAIN), ([3, 0, 2], PLAIN), ([0, 1, 3], WEIGHTED), ([2, 1, 0], PLAIN),
               ([4, 5, 0], PLAIN), ([0, 2, 3], PLAIN), ([1, 0, 2], WEIGHTED), ([0, 1, 2, 3], PLAIN)]  # fmt: skip
     for number, (cohort, loss) in enumerate(rounds):
         task = Task(number, LocalTraining(2, 3, learning_rate=0.1), loss, ())
-        bundle = there._bundle(cohort, there.initial_model, task)
-        anew = Together(StackedNetwork(module, there.spec, 4, there.device), data.samples, record=False)
-        torch.testing.assert_close(recorded.train(bundle), anew.train(bundle))
+        job = there._train_job(cohort, there.initial_model, task)
+        anew = StackedTrainer(StackedNetwork(module, there.spec, 4, there.device), data.samples, use_graphs=False)
+        torch.testing.assert_close(captured.train(job), anew.train(job))
 
 
 class Again:
-    """A recording as a CPU can have it."""
+    """A graph as a CPU can have it."""
 
     def __init__(self, work: Any, changes: object) -> None:
         self._work = work
@@ -313,46 +317,46 @@ class Again:
 
 
 @pytest.mark.parametrize("network", ["mlp", "dropout", "own module"])
-def test_an_exam_that_comes_back_is_answered_by_a_recording(network: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    recordings = []
+def test_an_evaluation_that_comes_back_is_done_by_a_graph(network: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    graphs = []
 
-    class Counted(evaluation.Recording if DEVICE.type == "cuda" else Again):  # type: ignore[misc]
+    class Counted(stacked_evaluate.CudaGraph if DEVICE.type == "cuda" else Again):  # type: ignore[misc]
         def __init__(self, work: Any, changes: Any) -> None:
-            recordings.append(work)
+            graphs.append(work)
             super().__init__(work, changes)
 
-    monkeypatch.setattr(evaluation, "Recording", Counted)
+    monkeypatch.setattr(stacked_evaluate, "CudaGraph", Counted)
     data, module = clients([4, 4]), NETWORKS[network]()
-    compute = Compute(data.samples, module, DEVICE, mode="stacked", precision="float32")
-    engine = LocalEngine(data, module, seed=1, compute=compute)
-    exam, random = engine._all_tests, torch.Generator().manual_seed(1)
+    executor = DeviceExecutor(data.samples, module, DEVICE, mode="stacked", precision="float32")
+    engine = LocalEngine(data, module, seed=1, executor=executor)
+    job, random = engine._all_tests, torch.Generator().manual_seed(1)
     for count, expected in [(1, 0), (1, 1), (2, 1), (1, 1), (2, 2), (2, 2)]:
         models = (engine.initial_model + torch.rand(count, engine.spec.size, generator=random).to(DEVICE)).contiguous()
 
-        def answer(models: torch.Tensor) -> Any:
-            return compute._answer(models, exam.numbers, exam.targets)
+        def evaluate(models: torch.Tensor) -> Any:
+            return executor._evaluate(models, job.indices, job.targets)
 
-        again = [part.clone() for part in evaluation.answer_again(exam, models, answer)]
-        torch.testing.assert_close(again, list(answer(models)))
-        assert len(recordings) == expected
-    for limit in ("BATCH", "LARGE", "MOST_RECORDED"):  # more than one pass, too much to keep, too many
-        anew = evaluation.Exam(exam.numbers, exam.targets, exam.owner, exam.held)
+        again = [part.clone() for part in stacked_evaluate.evaluate_by_graph(job, models, evaluate)]
+        torch.testing.assert_close(again, list(evaluate(models)))
+        assert len(graphs) == expected
+    for limit in ("BATCH", "LARGE", "MAX_GRAPHS"):  # more than one pass, too much to keep, too many
+        anew = EvaluateJob(job.indices, job.targets, job.owner, job.sizes)
         with monkeypatch.context() as limited:
-            limited.setattr(evaluation, limit, 0)
+            limited.setattr(stacked_evaluate, limit, 0)
             for _ in range(3):
-                evaluation.answer_again(anew, models, answer)
-        assert len(recordings) == 2
+                stacked_evaluate.evaluate_by_graph(anew, models, evaluate)
+        assert len(graphs) == 2
 
 
 @pytest.mark.parametrize("where", ["training", "joining"])
 def test_a_gpu_that_is_suddenly_fuller_takes_fewer_clients(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     data, module = clients([6] * 8), NETWORKS["mlp"]()
-    compute = Compute(data.samples, module, DEVICE, mode="stacked", precision="float32", workers=1)
-    engine = LocalEngine(data, module, seed=1, compute=compute)
+    executor = DeviceExecutor(data.samples, module, DEVICE, mode="stacked", precision="float32", workers=1)
+    engine = LocalEngine(data, module, seed=1, executor=executor)
     task = Task(1, LocalTraining(1, 3, learning_rate=0.1), PLAIN, ())
     expected = torch.cat([updates.models for updates in engine.train(range(8), engine.initial_model, task)])
-    at_once = compute.at_once(task.training, 6)
-    original = Together.train if where == "training" else Bundle.joined
+    at_once = executor.clients_at_once(task.training, 6)
+    original = StackedTrainer.train if where == "training" else TrainJob.joined
 
     def full(first: Any, *others: Any) -> Any:
         if where == "joining" or len(others[0]) > 3:
@@ -360,11 +364,11 @@ def test_a_gpu_that_is_suddenly_fuller_takes_fewer_clients(where: str, monkeypat
         return original(first, *others)
 
     if where == "training":
-        monkeypatch.setattr(Together, "train", full)
+        monkeypatch.setattr(StackedTrainer, "train", full)
         models = torch.cat([updates.models for updates in engine.train(range(8), engine.initial_model, task)])
     else:
-        monkeypatch.setattr(Bundle, "joined", full)
-        bundles = [engine._bundle(half, engine.initial_model, task) for half in (range(4), range(4, 8))]
-        models = torch.cat([result[0] for result in compute.train_joined(bundles)])  # type: ignore[index]
+        monkeypatch.setattr(TrainJob, "joined", full)
+        jobs = [engine._train_job(half, engine.initial_model, task) for half in (range(4), range(4, 8))]
+        models = torch.cat([result[0] for result in executor.train_joined(jobs)])  # type: ignore[index]
     torch.testing.assert_close(models, expected, rtol=1e-4, atol=1e-5)
-    assert compute.at_once(task.training, 6) < at_once
+    assert executor.clients_at_once(task.training, 6) < at_once

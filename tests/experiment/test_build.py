@@ -43,7 +43,7 @@ def test_p3_clients_train_on_a_table_and_the_server_has_the_official_test_split(
     assert run.finished
     assert run.query("SELECT num_train, num_test FROM clients ORDER BY client") == [(200, 0)] * 3
     data, _ = build_data(cw.load(split), load_samples(cw.load(split)), 1)
-    assert sorted(data.report.numbers.tolist()) == list(range(1500, 1797))
+    assert sorted(data.report.indices.tolist()) == list(range(1500, 1797))
     assert cw.load(tmp_path / "run" / "config.toml").partition.options["counts"] == counts
 
 

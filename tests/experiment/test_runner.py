@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import signal
 import sqlite3
 import subprocess
@@ -21,7 +20,7 @@ import torch
 from safetensors.torch import load_file
 
 import clientwise as cw
-from clientwise import launch
+import processes
 from clientwise.core.types import Problem
 from clientwise.data.federated import Samples, Shares
 from clientwise.errors import ConfigError, RunError
@@ -372,12 +371,10 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[
 def test_killed_again_and_again_it_ends_with_the_same_bits(uninterrupted, tmp_path: Path) -> None:
     config, expected = uninterrupted
     folder = tmp_path / "run"
-    forks = multiprocessing.get_context("forkserver")  # what takes long to import is imported once for all of them
-    forks.set_forkserver_preload(["clientwise.launch", "sklearn.datasets"])
     kills = 0
     for rounds in (0, 1, 7, 23, 39, 40, 55):
-        process = forks.Process(target=launch.run, args=(config, folder), kwargs={"resume": kills > 0})
-        process.start()
+        again = ["--resume"] if kills else []
+        process = processes.start(processes.COMMAND, "run", config, "--out", folder, *again)
         wait_for(
             lambda rounds=rounds, process=process: (
                 (rounds_done(folder) >= rounds and (folder / "config.toml").exists()) or not process.is_alive()
@@ -388,7 +385,7 @@ def test_killed_again_and_again_it_ends_with_the_same_bits(uninterrupted, tmp_pa
         process.join()
         kills += process.exitcode == -signal.SIGKILL
     assert kills == 7
-    cw.run(config, folder, resume=True)
+    processes.run(processes.COMMAND, "run", folder, "--resume").check_returncode()
     assert content(folder) == expected
 
 
@@ -411,8 +408,7 @@ def test_a_crash_at_the_worst_moment_is_mended(uninterrupted, tmp_path: Path) ->
     """After the database's commit, with the new checkpoint written but not yet in its place."""
     config, expected = uninterrupted
     folder = tmp_path / "run"
-    crashed = subprocess.run([sys.executable, "-c", CRASH, str(config), str(folder)], check=False)
-    assert crashed.returncode == 77
+    assert processes.run(CRASH, config, folder).returncode == 77
     assert rounds_done(folder) == 9
     assert list((folder / "checkpoints").glob("*.part"))
     cw.run(config, folder, resume=True)

@@ -51,8 +51,8 @@ def test_what_is_held_back_was_for_training(tiny: dict[str, Any]) -> None:
     data, _ = build_data(experiment, load_samples(experiment), 1)
     held = hold_back(data, 0.25, 1)
     for client in range(data.num_clients):
-        before = data.train.numbers[data.train.slice(client)]
-        train, validation = (shares.numbers[shares.slice(client)] for shares in (held.train, held.test))
+        before = data.train.indices[data.train.slice(client)]
+        train, validation = (shares.indices[shares.slice(client)] for shares in (held.train, held.test))
         assert torch.equal(torch.cat([train, validation]).sort().values, before.sort().values)
         assert len(validation) == max(1, round(len(before) * 0.25))
         places = held.test.slice(client)

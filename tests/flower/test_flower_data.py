@@ -19,7 +19,7 @@ from clientwise.experiment.config import load_experiment
 from clientwise.experiment.schema import Experiment
 from clientwise.experiment.validation import validate
 from clientwise.flower.connections import registered_clients, simulated_clients
-from clientwise.flower.data import OwnData, federation, load_npz, server_side, write_parts
+from clientwise.flower.data import OwnData, data_held_by, load_npz, server_side, write_parts
 
 
 @pytest.fixture
@@ -39,14 +39,14 @@ def test_every_party_gets_its_part_and_no_other(config: dict[str, Any], experime
     assert [path.name for path in paths] == ["a.npz", "b.npz", "c.npz", "server.npz"]
     whole, _ = build_data(experiment, load_samples(experiment), 1)
     for client, path in enumerate(paths[:3]):
-        part = federation(experiment, {client: load_npz(str(path))}, {})
+        part = data_held_by(experiment, {client: load_npz(str(path))}, {})
         assert part.num_clients == 3
         sizes = [size if k == client else 0 for k, size in enumerate(whole.train.sizes.tolist())]
         assert part.train.sizes.tolist() == sizes
         mine, theirs = part.train.slice(client), whole.train.slice(client)
         assert torch.equal(part.train.targets[mine], whole.train.targets[theirs])
         assert torch.equal(
-            part.samples.batch(part.train.numbers[mine]), whole.samples.batch(whole.train.numbers[theirs])
+            part.samples.batch(part.train.indices[mine]), whole.samples.batch(whole.train.indices[theirs])
         )
     server = server_side(experiment, str(paths[3]))
     assert server.train.sizes.sum() == server.test.sizes.sum() == 0
@@ -75,9 +75,9 @@ def test_attributes_of_samples_arrive(experiment: Experiment) -> None:
         (numpy.zeros((1, 1, 8, 8)), numpy.array([3])),
         {"blurry": numpy.array([1.0, 0.0])},
     )
-    data = federation(experiment, {1: own}, {})
-    numbers = data.train.numbers[data.train.slice(1)]
-    assert data.samples.sample_attributes["blurry"][numbers].tolist() == [1.0, 0.0]
+    data = data_held_by(experiment, {1: own}, {})
+    indices = data.train.indices[data.train.slice(1)]
+    assert data.samples.sample_attributes["blurry"][indices].tolist() == [1.0, 0.0]
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_attributes_of_samples_arrive(experiment: Experiment) -> None:
 )
 def test_data_that_do_not_fit_are_refused(experiment: Experiment, inputs: Any, targets: Any, message: str) -> None:
     with pytest.raises(DataError, match=message):
-        federation(experiment, {0: OwnData((inputs, targets), (inputs, targets))}, {})
+        data_held_by(experiment, {0: OwnData((inputs, targets), (inputs, targets))}, {})
 
 
 def test_files_that_cannot_be_read_say_why(tmp_path: Path) -> None:

@@ -23,10 +23,10 @@ from clientwise.core.round import first_state, run_round
 from clientwise.core.types import RoundRecord, ServerState
 from clientwise.engine.local import LocalEngine
 from clientwise.experiment.build import (
-    build_compute,
     build_data,
     build_engine,
-    build_federation,
+    build_executor,
+    build_plan,
     choose_hostile,
     load_samples,
 )
@@ -59,8 +59,8 @@ class Setup:
         experiment = load_experiment(config)
         samples = load_samples(experiment)
         data, hostile = build_data(experiment, samples, 1)
-        compute = build_compute(experiment, samples, torch.device("cpu"))
-        self.local, behind = (build_engine(experiment, data, hostile, 1, compute) for _ in range(2))
+        executor = build_executor(experiment, samples, torch.device("cpu"))
+        self.local, behind = (build_engine(experiment, data, hostile, 1, executor) for _ in range(2))
         self.grid = LoopGrid(client_app(config))
         self.gone: set[int] = set()
         dealt = simulated_clients(self.grid, self.local.num_clients)
@@ -74,7 +74,7 @@ class Setup:
             keepers=keepers,
         )
         self.methods = {method.name: method for method in experiment.build_methods()}
-        self.federation = build_federation(experiment, self.local.num_clients, 1)
+        self.federation = build_plan(experiment, self.local.num_clients, 1)
 
     def rounds(
         self, engine: LocalEngine | FlowerEngine, method: Method, count: int = 1

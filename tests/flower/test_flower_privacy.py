@@ -19,7 +19,7 @@ import clientwise as cw
 from clientwise.core.method import Method
 from clientwise.core.round import first_state, run_round
 from clientwise.engine.local import LocalEngine
-from clientwise.experiment.build import build_compute, build_engine, build_federation
+from clientwise.experiment.build import build_engine, build_executor, build_federation
 from clientwise.experiment.config import load_experiment
 from clientwise.experiment.schema import Experiment, FlowerSettings
 from clientwise.flower.client_app import client_app
@@ -43,7 +43,7 @@ def config(tiny: dict[str, Any]) -> dict[str, Any]:
 
 
 def embedded(experiment: Experiment, data: cw.FederatedData) -> LocalEngine:
-    return build_engine(experiment, data, {}, 1, build_compute(experiment, data.samples, torch.device("cpu")))
+    return build_engine(experiment, data, {}, 1, build_executor(experiment, data.samples, torch.device("cpu")))
 
 
 def run_rounds(config: dict[str, Any], path: Path, app: Any) -> tuple[LoopGrid, list[Any]]:

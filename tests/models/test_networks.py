@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from clientwise.models.flat import flattened
 from clientwise.models.networks import MODELS
 
 KERAS = {
@@ -82,7 +83,7 @@ def test_the_counting_network_paints_an_image_and_is_as_large_as_the_paper_says(
 def test_a_reader_answers_after_the_last_word_wherever_the_text_was_filled_up() -> None:
     torch.manual_seed(1)
     module = MODELS.get("lstm")((6,), 1, words=20).eval()
-    assert module.recurrent.num_layers == 2
+    assert module.recurrent[0].num_layers == 2
     text = [3.0, 7.0, 11.0]
     short, filled = torch.tensor([text]), torch.tensor([[*text, 0.0, 0.0, 0.0]])
     torch.testing.assert_close(module(short), module(filled))
@@ -90,3 +91,16 @@ def test_a_reader_answers_after_the_last_word_wherever_the_text_was_filled_up() 
     assert module(torch.zeros(2, 6)).shape == (2, 1)  # no word at all is no error
     with pytest.raises(ValueError, match="rows of word numbers"):
         MODELS.get("lstm")((1, 8, 8), 2)
+
+
+def test_dropout_between_the_layers_of_a_reader_begins_with_the_same_model() -> None:
+    texts = torch.randint(20, (5, 6), generator=torch.Generator().manual_seed(1)).float()
+    plain, dropped = (_seeded("lstm", (6,), 2, words=20, layers=3, dropout=dropout) for dropout in (0.0, 0.5))
+    assert torch.equal(flattened(plain), flattened(dropped))
+    torch.testing.assert_close(plain.eval()(texts), dropped.eval()(texts))
+    assert not torch.allclose(plain.train()(texts), dropped.train()(texts))
+
+
+def _seeded(name: str, *given: object, **options: object) -> nn.Module:
+    torch.manual_seed(1)
+    return MODELS.get(name)(*given, **options)

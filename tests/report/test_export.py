@@ -31,11 +31,6 @@ def test_tables_in_three_formats() -> None:
     assert latex.count("{") == latex.count("}")
 
 
-@pytest.fixture(scope="module")
-def report(shown: cw.Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_report([shown], tmp_path_factory.mktemp("report")).parent
-
-
 def test_a_report_has_a_page_figures_and_tables(report: Path) -> None:
     names = {path.name for path in report.rglob("*")}
     assert "report.html" in names
@@ -52,11 +47,6 @@ def test_the_page_carries_its_audits(report: Path) -> None:
     page = (report / "report.html").read_text(encoding="utf-8")
     assert '"online|1|5"' in page
     assert "<b>AdaFed" not in page  # a name from a config is never markup
-
-
-def test_reports_of_several_runs(shown: cw.Run, tmp_path: Path) -> None:
-    page = write_report([shown, shown], tmp_path / "both")
-    assert "shown: online" in page.read_text(encoding="utf-8")
 
 
 def test_file_names_do_not_collide() -> None:
@@ -94,8 +84,10 @@ def test_the_shortest_runs_and_regression_can_be_reported(tmp_path: Path, rounds
     assert run.reported_on == expected
 
 
-def test_several_runs_carry_their_audits(shown: cw.Run, tmp_path: Path) -> None:
+def test_reports_of_several_runs_carry_their_audits(shown: cw.Run, tmp_path: Path) -> None:
     names = unique_names([shown.folder, shown.folder])
     assert list(names) == ["shown", "shown~2"]
     page = write_report([cw.Run(folder, name) for name, folder in names.items()], tmp_path / "both")
-    assert '"shown~2|online|1|5"' in page.read_text(encoding="utf-8")
+    text = page.read_text(encoding="utf-8")
+    assert "shown: online" in text
+    assert '"shown~2|online|1|5"' in text

@@ -344,12 +344,12 @@ def test_a_hostile_name_is_only_a_name(open_page: Any, tmp_path: Path) -> None:
     assert page.locator("img").count() == 0
 
 
-def test_a_report_file_needs_no_network(open_page: Any, shown: Any, tmp_path: Path) -> None:
-    report = write_report([shown], tmp_path)
+def test_a_report_file_needs_no_network(open_page: Any, report: Path) -> None:
+    file = (report / "report.html").as_uri()
     page = open_page("about:blank")
     asked: list[str] = []
     page.on("request", lambda request: asked.append(request.url))
-    page.goto(report.as_uri())
+    page.goto(file)
     wait_for_charts(page)
     page.locator("main .table a[href^='#client/']").first.click()
     page.locator("dialog[open] tbody tr").first.wait_for()
@@ -357,12 +357,11 @@ def test_a_report_file_needs_no_network(open_page: Any, shown: Any, tmp_path: Pa
     until(page, "location.hash === ''")
     page.evaluate("location.hash = '#round/FedAvg/1/999'")
     page.locator("dialog[open]").get_by_text("clientwise serve").wait_for()
-    assert [url for url in asked if not url.startswith(("data:", "blob:"))] == [report.as_uri()]
+    assert [url for url in asked if not url.startswith(("data:", "blob:"))] == [file]
 
 
-def test_a_report_prints(open_page: Any, shown: Any, tmp_path: Path) -> None:
-    report = write_report([shown], tmp_path)
-    page = open_page(report.as_uri(), color_scheme="dark")
+def test_a_report_prints(open_page: Any, report: Path) -> None:
+    page = open_page((report / "report.html").as_uri(), color_scheme="dark")
     wait_for_charts(page)
     paper = page.pdf(format="A4")
     assert paper.count(b"/Type /Page\n") > 3 or len(paper) > 100_000

@@ -15,7 +15,7 @@ from clientwise.core.types import ServerState
 from clientwise.errors import RunError
 from clientwise.runs.checkpoint import load_checkpoint, save_checkpoint
 
-FIRST = ServerState(0, torch.zeros(5), Loss("cross_entropy"), torch.ones(3))
+FIRST = ServerState(0, torch.zeros(5), Loss("cross_entropy"), {"trust": torch.ones(3)})
 
 
 @pytest.fixture

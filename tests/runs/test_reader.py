@@ -134,8 +134,9 @@ def test_what_is_no_run_is_said_to_be_none(finished: Path, altered: Callable[...
     assert is_finished(old)  # its version does not matter for that
     (old / "run.sqlite").write_bytes(b"garbage" * 1000)
     assert not is_finished(old)
-    with pytest.raises(RunError, match="cannot be read"):
-        cw.Run(old)
+    for use in (cw.Run, Store):
+        with pytest.raises(RunError, match="its database cannot be read"):
+            use(old)
 
 
 def test_a_run_is_called_as_it_was_opened(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 from .aggregate import Aggregator, Stack, SubsetSums, can_fold
 from .criteria import Arrivals, Outcome
 from .guard import inspect_measurements, inspect_updates
-from .method import Federation, Method
+from .method import Method, Plan
 from .types import Candidate, Engine, Evaluation, Refusal, ServerState, Updates
 from .weighting import divide, to_weights
 
@@ -18,9 +18,7 @@ from .weighting import divide, to_weights
 class Cohort:
     """The accepted clients of a round: their criteria, and their models as far as they must be kept."""
 
-    def __init__(
-        self, asked: Sequence[int], state: ServerState, method: Method, federation: Federation, engine: Engine
-    ) -> None:
+    def __init__(self, asked: Sequence[int], state: ServerState, method: Method, plan: Plan, engine: Engine) -> None:
         self.asked, self.num_clients, self.criteria = asked, engine.num_clients, method.names
         self.client_ids: list[int] = []
         self.refusals: list[Refusal] = []
@@ -29,7 +27,7 @@ class Cohort:
         self.seconds = torch.zeros(0)
         self.judged = 0  # models judged so far
         self._expected, self._seen = frozenset(asked), set[int]()
-        self._state, self._method, self._federation, self._engine = state, method, federation, engine
+        self._state, self._method, self._plan, self._engine = state, method, plan, engine
         self._aggregator = self._make_aggregator()
         self._held: list[Updates] | None = [] if method.needs("whole_cohort") else None
 
@@ -99,7 +97,7 @@ class Cohort:
     def judge(self, models: Tensor) -> Evaluation:
         """AdaFed's evaluation of models [c, d]: on the server's set, or without one by the cohort (P3 III.C)."""
         self.judged += len(models)
-        if self._federation.judged_by == "clients":
+        if self._plan.judged_by == "clients":
             return self._engine.evaluate(self.asked, models)
         evaluation = self._engine.evaluate_server(models, "weigh")
         if evaluation is None:
@@ -109,7 +107,7 @@ class Cohort:
     @property
     def judgements_sent(self) -> int:
         """Models that were sent to clients for their judgement."""
-        return self.judged * len(self.asked) if self._federation.judged_by == "clients" else 0
+        return self.judged * len(self.asked) if self._plan.judged_by == "clients" else 0
 
     @property
     def scales(self) -> Tensor:

@@ -53,7 +53,7 @@ class Method:
 
 
 @dataclass(frozen=True)
-class Federation:
+class Plan:
     """What all methods of a seed share: they meet the same cohorts, so that comparisons are paired."""
 
     seed: int

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from .adapt_loss import Adapted
 from .cohort import Cohort
-from .method import Federation, Method
+from .method import Method, Plan
 from .priority import Search, all_orders
 from .types import Candidate, Engine, Evaluation, RoundRecord, ServerState, Task
 from .weighting import divide, without_effect
@@ -30,15 +30,13 @@ def first_state(model: Tensor, method: Method, engine: Engine) -> ServerState:
     return ServerState(0, model, engine.problem.loss, memory, method.first_priority)
 
 
-def run_round(
-    state: ServerState, method: Method, federation: Federation, engine: Engine
-) -> tuple[ServerState, RoundRecord]:
+def run_round(state: ServerState, method: Method, plan: Plan, engine: Engine) -> tuple[ServerState, RoundRecord]:
     """The server's part of one round (P1 Eq. 2-6, P2 Algorithm 1, P3 Algorithm 1)."""
     round_num = state.round_num + 1
-    asked = federation.cohort(engine.num_clients, round_num)
+    asked = plan.cohort(engine.num_clients, round_num)
     task = Task(round_num, method.training, state.loss, method.client_criteria)
 
-    cohort = Cohort(asked, state, method, federation, engine)
+    cohort = Cohort(asked, state, method, plan, engine)
     for updates in engine.train(asked, state.model, task):
         cohort.admit(updates)  # guard -> criteria
     cohort.complete()
@@ -50,11 +48,11 @@ def run_round(
     if method.fine_tune and bool(chosen.model.isfinite().all()):
         tuned = engine.train_server(chosen.model, replace(task, training=method.fine_tune))
         chosen, local = replace(chosen, model=tuned), None
-    report, local = evaluate(chosen.model, local, round_num, federation, engine)
+    report, local = evaluate(chosen.model, local, round_num, plan, engine)
     notes = why_unusable(chosen, report, local)
     if notes:
         chosen = replace(chosen, model=state.model, step_state=state.step_state, priority=state.priority)
-        report, local = evaluate(chosen.model, None, round_num, federation, engine)
+        report, local = evaluate(chosen.model, None, round_num, plan, engine)
     quality = float(local.overall()[0]) if search and local and not notes else state.quality
     adapted = method.adapt_loss(state.loss, cohort.judge(chosen.model[None])) if method.adapt_loss else None
     adapted = adapted or Adapted(state.loss)
@@ -144,10 +142,10 @@ def _most_can_use(evaluation: Evaluation) -> bool:
 
 
 def evaluate(
-    model: Tensor, local: Evaluation | None, round_num: int, federation: Federation, engine: Engine
+    model: Tensor, local: Evaluation | None, round_num: int, plan: Plan, engine: Engine
 ) -> tuple[Evaluation | None, Evaluation | None]:
     """The model on the server's reporting part; and on every client's own test set, if known, due or all there is."""
     report = engine.evaluate_server(model[None], "report")
-    if local is None and (report is None or federation.evaluates_clients(round_num)):
+    if local is None and (report is None or plan.evaluates_clients(round_num)):
         local = engine.evaluate(range(engine.num_clients), model[None])
     return report, local

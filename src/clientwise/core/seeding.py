@@ -8,11 +8,14 @@ time or a thousand together, on every device.
 from __future__ import annotations
 
 import hashlib
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor
+
+_default_generator = threading.RLock()  # PyTorch has one for all threads: whoever seeds it has it alone
 
 
 def derive_seed(seed: int, purpose: str, *numbers: int) -> int:
@@ -38,10 +41,10 @@ def seeded_default_generator(
 ) -> Iterator[None]:
     """For code that can only draw from PyTorch's default generator (module initialisation, `nn.Dropout`).
 
-    The default generator is put back afterwards.
+    The default generator is put back afterwards. Threads wait for each other.
     """
     devices = [device] if device is not None and device.type == "cuda" else []
-    with torch.random.fork_rng(devices=devices):
+    with _default_generator, torch.random.fork_rng(devices=devices):
         torch.manual_seed(derive_seed(seed, purpose, *numbers))
         yield
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -229,16 +229,10 @@ class Engine(Protocol):
     num_clients: int
     problem: Problem
     spec: ModelSpec
-    attributes: Mapping[str, Tensor]  # facts about the clients that the server knows, each [K]
+    device: torch.device  # where models live
     initial_model: Tensor  # [d]
-
-    def state(self) -> Mapping[str, Tensor]:
-        """What simulated clients keep between rounds; a checkpoint holds it beside the server's state."""
-        ...
-
-    def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Continue from what `state` returned."""
-        ...
+    attributes: Mapping[str, Tensor]  # facts about the clients that the server knows without asking them, each [K]
+    idle_work: Callable[[], None] | None  # an engine calls it now and then while clients train
 
     def train(self, client_ids: Sequence[int], model: Tensor, task: Task) -> Iterator[Updates]:
         """Train `model` [d] on every client of the cohort; yield the updates in chunks as they arrive."""
@@ -254,4 +248,16 @@ class Engine(Protocol):
 
     def train_server(self, model: Tensor, task: Task) -> Tensor:
         """Train `model` [d] as a client would, on the samples the server weighs by (see `Method.fine_tune`)."""
+        ...
+
+    def prefetch(self, client_ids: Sequence[int]) -> None:
+        """These clients will be asked next: what takes time can be looked up before. Nothing to do is fine."""
+        ...
+
+    def state(self) -> Mapping[str, Tensor]:
+        """What simulated clients keep between rounds; a checkpoint holds it beside the `ServerState`."""
+        ...
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Go on from what `state` returned."""
         ...

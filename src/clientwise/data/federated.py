@@ -16,6 +16,8 @@ from torch.utils.data import Dataset, default_collate
 from ..core.seeding import generator
 from ..core.types import Problem
 
+MOST_CLASSES = 10_000  # evaluations count every class against every other
+
 
 @dataclass(frozen=True)
 class Samples:
@@ -27,13 +29,13 @@ class Samples:
     scale: float = 1.0  # inputs · scale is what the model sees
     sample_attributes: Mapping[str, Tensor] = field(default_factory=dict)  # facts about the samples, each [N]
     ids: Tensor | None = None  # [N] whose they are by nature (writer, celebrity, patient); negative: nobody's
-    test_from: int | None = None  # from this number on they are the official test split, where there is one
+    test_from: int | None = None  # from this index on they are the official test split, where there is one
     # What can only be done once it is known who holds which samples: build a vocabulary, multiply images.
     after_partition: Callable[[FederatedData], FederatedData] | None = None
 
-    def batch(self, numbers: Tensor) -> Tensor:
-        """Samples as the model sees them: float32, scaled, where the numbers are."""
-        inputs = self.inputs[numbers.to(self.inputs.device)].to(numbers.device).float()
+    def batch(self, indices: Tensor) -> Tensor:
+        """Samples as the model sees them: float32, scaled, where the indices are."""
+        inputs = self.inputs[indices.to(self.inputs.device)].to(indices.device).float()
         return inputs if self.scale == 1 else inputs * self.scale
 
     def to(self, device: torch.device) -> Samples:
@@ -43,19 +45,19 @@ class Samples:
 
 @dataclass(frozen=True)
 class Shares:
-    """Who holds which samples: holder k has `numbers[offsets[k]:offsets[k+1]]`, and calls them `targets[...]`.
+    """Who holds which samples: holder k has `indices[offsets[k]:offsets[k+1]]`, and calls them `targets[...]`.
 
-    The targets are kept beside the numbers, not looked up, since a hostile client may call its samples otherwise.
+    The targets are kept beside the indices, not looked up, since a hostile client may call its samples otherwise.
     """
 
-    numbers: Tensor  # [total] places in Samples.inputs
+    indices: Tensor  # [total] into Samples.inputs
     targets: Tensor  # [total, ...]
     offsets: Tensor  # [K + 1]
 
     @staticmethod
     def of(parts: Sequence[tuple[Tensor, Tensor]]) -> Shares:
-        """From one pair (sample numbers, targets) per holder."""
-        sizes = torch.tensor([0, *(len(numbers) for numbers, _ in parts)])
+        """From one pair (sample indices, targets) per holder."""
+        sizes = torch.tensor([0, *(len(indices) for indices, _ in parts)])
         return Shares(torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts]), sizes.cumsum(0))
 
     def __len__(self) -> int:
@@ -71,19 +73,19 @@ class Shares:
         return slice(int(self.offsets[holder]), int(self.offsets[holder + 1]))
 
     def gather(self, holders: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
-        """Numbers and targets of the samples of several holders, and the place in `holders` of each sample's owner."""
+        """Indices and targets of the samples of several holders, and each sample's owner as an index into `holders`."""
         sizes = self.sizes
         if isinstance(holders, range) and holders == range(len(self)):  # everybody: nothing to pick
-            return self.numbers, self.targets, torch.repeat_interleave(torch.arange(len(self)), sizes)
-        rows = torch.tensor(list(holders), dtype=torch.int64)
-        owner = torch.repeat_interleave(torch.arange(len(rows)), sizes[rows])
-        starts = self.offsets[:-1][rows] - (sizes[rows].cumsum(0) - sizes[rows])
-        places = (torch.arange(len(owner)) + starts[owner]).to(self.numbers.device)
-        return self.numbers[places], self.targets[places], owner
+            return self.indices, self.targets, torch.repeat_interleave(torch.arange(len(self)), sizes)
+        wanted = torch.tensor(list(holders), dtype=torch.int64)
+        owner = torch.repeat_interleave(torch.arange(len(wanted)), sizes[wanted])
+        starts = self.offsets[:-1][wanted] - (sizes[wanted].cumsum(0) - sizes[wanted])
+        rows = (torch.arange(len(owner)) + starts[owner]).to(self.indices.device)
+        return self.indices[rows], self.targets[rows], owner
 
     def to(self, device: torch.device) -> Shares:
-        """The samples' numbers and targets on a device; the offsets stay on the CPU."""
-        return Shares(self.numbers.to(device), self.targets.to(device), self.offsets)
+        """The samples' indices and targets on a device; the offsets stay on the CPU."""
+        return Shares(self.indices.to(device), self.targets.to(device), self.offsets)
 
 
 @dataclass(frozen=True)
@@ -107,7 +109,7 @@ class FederatedData:
         digest = hashlib.blake2b(digest_size=16)
         for shares in (self.train, self.test, self.weigh, self.report):
             if shares is not None:
-                for tensor in (shares.numbers, shares.targets, shares.offsets):
+                for tensor in (shares.indices, shares.targets, shares.offsets):
                     digest.update(tensor.cpu().contiguous().numpy().tobytes())
         return digest.hexdigest()
 
@@ -141,21 +143,12 @@ class FederatedData:
         if not train or len(train) != len(test):
             raise ValueError(f"{len(train)} clients have training data, {len(test)} have test data: give one of each")
         blocks = [*train, *test, *(block for block in (weigh, report) if block is not None)]
-        for place, (inputs, targets) in enumerate(blocks):
-            if len(inputs) != len(targets):
-                raise ValueError(
-                    f"block {place} (train, test, weigh, report) has {len(inputs)} inputs, {len(targets)} targets"
-                )
-        inputs = torch.cat([torch.as_tensor(block[0]) for block in blocks])
-        targets = torch.cat([torch.as_tensor(block[1]) for block in blocks])
+        inputs, targets = _joined(blocks)
         if targets.is_floating_point():
             problem, targets = Problem("regression"), targets.float()
         else:
             targets = targets.long()
-            problem = Problem("classification", num_classes or max(2, int(targets.max()) + 1))
-            labels = targets if len(targets) else targets.new_zeros(1)
-            if problem.num_classes < 2 or int(labels.min()) < 0 or int(labels.max()) >= problem.num_classes:
-                raise ValueError(f"labels must be 0 to {problem.num_classes - 1}, of two classes at least")
+            problem = _classes(targets, num_classes)
         for name, values in (attributes or {}).items():
             if len(values) != len(train):
                 raise ValueError(f"attribute {name!r} has {len(values)} values for {len(train)} clients")
@@ -233,6 +226,34 @@ class FederatedData:
         )
         pictures = data.samples.inputs.dtype == torch.uint8
         return replace(data, samples=replace(data.samples, scale=1 / 255)) if pictures else data
+
+
+def _joined(blocks: Sequence[tuple[Any, Any]]) -> tuple[Tensor, Tensor]:
+    """Inputs and targets of all blocks; ValueError for those that do not fit, or hold what is no number."""
+    tensors = [(torch.as_tensor(inputs), torch.as_tensor(targets)) for inputs, targets in blocks]
+    for place, pair in enumerate(tensors):
+        block = f"block {place} (train, test, weigh, report)"
+        if not all(part.ndim for part in pair):
+            raise ValueError(f"{block} has a single number where samples must be")
+        if len(pair[0]) != len(pair[1]):
+            raise ValueError(f"{block} has {len(pair[0])} inputs, {len(pair[1])} targets")
+        if not all(part.isfinite().all() for part in pair if part.is_floating_point()):
+            raise ValueError(f"{block} has values that are not finite numbers")
+    shapes = {(inputs.shape[1:], targets.shape[1:]) for inputs, targets in tensors if len(inputs)}
+    if len(shapes) > 1:
+        raise ValueError(f"samples must be of one shape, got {sorted((tuple(one), tuple(two)) for one, two in shapes)}")
+    return torch.cat([inputs for inputs, _ in tensors]), torch.cat([targets for _, targets in tensors])
+
+
+def _classes(targets: Tensor, num_classes: int | None) -> Problem:
+    """So many classes, or as many as there are labels; ValueError where they cannot be the labels of classes."""
+    least, largest = (int(targets.min()), int(targets.max())) if len(targets) else (0, 0)
+    problem = Problem("classification", num_classes or max(2, largest + 1))
+    if not 2 <= problem.num_classes <= MOST_CLASSES:
+        raise ValueError(f"there are {problem.num_classes:,} classes: must be 2 to {MOST_CLASSES:,}")
+    if least < 0 or largest >= problem.num_classes:
+        raise ValueError(f"labels must be 0 to {problem.num_classes - 1}, found {least} to {largest}")
+    return problem
 
 
 def _arrays(dataset: Dataset[Any]) -> tuple[Tensor, Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal
@@ -28,10 +29,10 @@ class Pool:
     least: int = 1  # samples everybody needs: one to train on, and one to test on where that comes from them, too
 
     @staticmethod
-    def of(samples: Samples, numbers: Tensor, least: int) -> Pool:
-        """The samples with these numbers."""
-        ids = None if samples.ids is None else samples.ids[numbers]
-        return Pool(samples.targets[numbers], samples.problem.num_classes, ids, least)
+    def of(samples: Samples, indices: Tensor, least: int) -> Pool:
+        """The samples with these indices."""
+        ids = None if samples.ids is None else samples.ids[indices]
+        return Pool(samples.targets[indices], samples.problem.num_classes, ids, least)
 
     @property
     def labels(self) -> Tensor:
@@ -66,6 +67,8 @@ def shards(pool: Pool, seed: int, *, clients: PositiveInt, per_client: PositiveI
     """Sorted by label, cut into shards, `per_client` shards to each (P1's non-IID MNIST: 100 clients, 2 of 200)."""
     if pool.targets.ndim > 1:
         raise ValueError("shards sorts the samples by their target, and these have more than one; use iid or quantity")
+    if clients * per_client > len(pool.targets):
+        raise ValueError(f"{clients:,} clients with {per_client:,} shards each, but only {len(pool.targets):,} samples")
     cut = pool.targets.argsort(stable=True).tensor_split(clients * per_client)
     deal = torch.randperm(len(cut), generator=generator(seed, "partition")).reshape(clients, per_client)
     return [torch.cat([cut[shard] for shard in mine]) for mine in deal.tolist()]
@@ -178,13 +181,13 @@ def divide(
     The official test split of the dataset is pooled with the rest; or it is the server's set, as in P3, and
     `server_fraction` does not count; or it is what the clients test on, as in P1, and `test_fraction` does not.
     """
-    numbers = torch.arange(len(samples.targets))
-    official = numbers[:0]
+    indices = torch.arange(len(samples.targets))
+    official = indices[:0]
     if official_test != "pooled":
         if samples.test_from is None:
             raise ValueError("this dataset has no official test split")
-        numbers, official = numbers[: samples.test_from], numbers[samples.test_from :]
-    server, rest = _hold_out(samples, numbers, 0.0 if official_test == "server" else server_fraction, seed)
+        indices, official = indices[: samples.test_from], indices[samples.test_from :]
+    server, rest = _hold_out(samples, indices, 0.0 if official_test == "server" else server_fraction, seed)
     if official_test == "server":
         server, _ = _hold_out(samples, official, 1.0, seed)
     splits = official_test != "clients" and test_fraction > 0
@@ -212,7 +215,7 @@ def _official_tests(samples: Samples, parts: Sequence[Tensor], official: Tensor,
     return tests
 
 
-def deal_alike(samples: Samples, parts: Sequence[Tensor], numbers: Tensor, seed: int) -> list[Tensor]:
+def deal_alike(samples: Samples, parts: Sequence[Tensor], indices: Tensor, seed: int) -> list[Tensor]:
     """Deal out samples so that everybody's are like those in `parts`: in proportion by size and by class.
 
     Every client gets its share of places by size, each asking for a class as its samples have them; then places and
@@ -223,13 +226,13 @@ def deal_alike(samples: Samples, parts: Sequence[Tensor], numbers: Tensor, seed:
     held = torch.cat(list(parts))
     every = _classes(samples)
     by_class = torch.argsort(owner * (int(every.max()) + 1) + every[held], stable=True)
-    places = by_class[(torch.arange(len(numbers)) + 0.5).mul(len(held) / len(numbers)).long().clamp(max=len(held) - 1)]
+    places = by_class[(torch.arange(len(indices)) + 0.5).mul(len(held) / len(indices)).long().clamp(max=len(held) - 1)]
     random = generator(seed, "test split")
     places = places[torch.randperm(len(places), generator=random)]
     places = places[every[held[places]].argsort(stable=True)]
-    numbers = numbers[torch.randperm(len(numbers), generator=random)]
-    numbers = numbers[every[numbers].argsort(stable=True)]
-    return [numbers[owner[places] == client] for client in range(len(parts))]
+    indices = indices[torch.randperm(len(indices), generator=random)]
+    indices = indices[every[indices].argsort(stable=True)]
+    return [indices[owner[places] == client] for client in range(len(parts))]
 
 
 def hand_out(
@@ -309,11 +312,11 @@ def contribute(train: Shares, fraction: float, seed: int) -> Shares:
         order = torch.randperm(size, generator=generator(seed, "contribution", 0, client))
         picked.append(int(train.offsets[client]) + order[: max(1, round(size * fraction))])
     places = torch.cat(picked)
-    return Shares.of([(train.numbers[places], train.targets[places])])
+    return Shares.of([(train.indices[places], train.targets[places])])
 
 
-def _server_share(samples: Samples, numbers: Tensor) -> Shares | None:
-    return Shares.of([(numbers, samples.targets[numbers])]) if len(numbers) else None
+def _server_share(samples: Samples, indices: Tensor) -> Shares | None:
+    return Shares.of([(indices, samples.targets[indices])]) if len(indices) else None
 
 
 def _at_least(count: int, parts: list[Tensor]) -> list[Tensor]:
@@ -321,11 +324,14 @@ def _at_least(count: int, parts: list[Tensor]) -> list[Tensor]:
     if sum(len(part) for part in parts) < count * len(parts):
         raise ValueError(f"{sum(map(len, parts))} samples are too few for {len(parts)} clients: each needs {count}")
     parts = list(parts)
+    givers = [(-len(part), client) for client, part in enumerate(parts)]  # the largest first, of equals the first
+    heapq.heapify(givers)
     for client in range(len(parts)):
         while len(parts[client]) < count:
-            largest = max(range(len(parts)), key=lambda other: len(parts[other]))
+            _, largest = heapq.heappop(givers)
             parts[client] = torch.cat([parts[client], parts[largest][-1:]])
             parts[largest] = parts[largest][:-1]
+            heapq.heappush(givers, (-len(parts[largest]), largest))
     return parts
 
 
@@ -336,9 +342,9 @@ def _classes(samples: Samples) -> Tensor:
     return torch.zeros(len(samples.targets), dtype=torch.int64)
 
 
-def _hold_out(samples: Samples, numbers: Tensor, fraction: float, seed: int) -> tuple[Tensor, Tensor]:
+def _hold_out(samples: Samples, indices: Tensor, fraction: float, seed: int) -> tuple[Tensor, Tensor]:
     """The samples held out, shuffled, and the rest; classes keep their proportions in every prefix."""
-    shuffled = numbers[torch.randperm(len(numbers), generator=generator(seed, "held out"))]
+    shuffled = indices[torch.randperm(len(indices), generator=generator(seed, "held out"))]
     count = round(len(shuffled) * fraction)
     if samples.problem.kind == "classification":
         # Rank every sample within its class and take the lowest relative ranks: a stratified draw of any size.
@@ -351,6 +357,6 @@ def _hold_out(samples: Samples, numbers: Tensor, fraction: float, seed: int) -> 
     return shuffled[:count], shuffled[count:].sort().values
 
 
-def _cut(numbers: Tensor, shares: numpy.ndarray) -> list[Tensor]:
-    edges = (numpy.cumsum(shares)[:-1] * len(numbers)).round().astype(int)
-    return list(numbers.tensor_split(torch.from_numpy(edges)))
+def _cut(indices: Tensor, shares: numpy.ndarray) -> list[Tensor]:
+    edges = (numpy.cumsum(shares)[:-1] * len(indices)).round().astype(int)
+    return list(indices.tensor_split(torch.from_numpy(edges)))

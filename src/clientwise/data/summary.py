@@ -36,19 +36,19 @@ def summarise(data: FederatedData) -> DataSummary:
     used = torch.zeros(len(samples.targets), dtype=torch.bool)
     for shares in (data.train, data.test, data.weigh, data.report):
         if shares is not None:
-            used[shares.numbers] = True
+            used[shares.indices] = True
     owner = torch.repeat_interleave(torch.arange(data.num_clients), data.train.sizes)
     classes = torch.zeros(data.num_clients, num_classes, dtype=torch.int64)
     if num_classes:
-        cells = owner * num_classes + samples.targets[data.train.numbers]
+        cells = owner * num_classes + samples.targets[data.train.indices]
         classes = torch.bincount(cells, minlength=classes.numel()).reshape(classes.shape)
 
     def count(shares: Shares | None) -> Tensor:
         if shares is None:
             return torch.zeros(max(1, num_classes), dtype=torch.int64)
         if not num_classes:
-            return torch.tensor([len(shares.numbers)])
-        return torch.bincount(samples.targets[shares.numbers], minlength=num_classes)
+            return torch.tensor([len(shares.indices)])
+        return torch.bincount(samples.targets[shares.indices], minlength=num_classes)
 
     return DataSummary(
         num_samples=len(samples.targets),
@@ -59,5 +59,5 @@ def summarise(data: FederatedData) -> DataSummary:
         weigh=count(data.weigh),
         report=count(data.report),
         unused=int((~used).sum()),
-        shared=int((torch.bincount(data.train.numbers) > 1).sum()),
+        shared=int((torch.bincount(data.train.indices) > 1).sum()),
     )

@@ -18,7 +18,7 @@ def num_steps(sizes: Tensor, training: LocalTraining) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Timetable:
+class BatchSchedule:
     """When G clients train on how many samples, side by side: client g does its steps and then rests.
 
     It depends on nothing but how many samples they have; which samples these are, `draw` says.
@@ -29,12 +29,12 @@ class Timetable:
     last_epoch: Tensor  # [S, G] share of the batch in the client's last epoch; 0 in earlier ones
     epochs: int
     epoch: Tensor  # [S, G]
-    places: Tensor  # [S, G, B] which sample of the epoch; past the count any of them
+    positions: Tensor  # [S, G, B] which sample of the epoch; past the count any of them
     beyond: Tensor  # [G, N] whether the client has fewer samples than this
     shuffled: Tensor | None  # [G] whether the client has more than one batch an epoch; None: nobody has
 
     @staticmethod
-    def of(sizes: Tensor, training: LocalTraining, width: int, device: torch.device) -> Timetable:
+    def of(sizes: Tensor, training: LocalTraining, width: int, device: torch.device) -> BatchSchedule:
         """For clients of these sizes [G], in batches of at most `width` samples."""
         steps = num_steps(sizes, training)
         batch = sizes.clamp(min=1) if training.batch_size is None else torch.full_like(sizes, training.batch_size)
@@ -43,14 +43,14 @@ class Timetable:
         epoch = (step // per_epoch).clamp(max=training.epochs - 1)
         first = step % per_epoch * batch  # [S, G] where the batch begins in its epoch
         counts = (sizes - first).clamp(min=0).minimum(batch) * (step < steps)
-        places = first[..., None] + torch.arange(width)
-        return Timetable(
+        positions = first[..., None] + torch.arange(width)
+        return BatchSchedule(
             sizes,
             counts.to(device),
             ((epoch == training.epochs - 1) * counts / sizes.clamp(min=1)).to(device),
             training.epochs,
             epoch.to(device),
-            places.minimum((sizes - 1).clamp(min=0)[:, None]).to(device),
+            positions.minimum((sizes - 1).clamp(min=0)[:, None]).to(device),
             (torch.arange(int(sizes.max())) >= sizes[:, None]).to(device),
             (sizes > batch).to(device) if bool((sizes > batch).any()) else None,
         )
@@ -58,11 +58,11 @@ class Timetable:
     def draw(self, keys: Tensor) -> Tensor:
         """Which of its samples [S, G, B] every client sees when; a client with one batch an epoch is not shuffled."""
         if self.shuffled is None:
-            return self.places
+            return self.positions
         device = keys.device
-        place = torch.arange(self.beyond.shape[1], device=device)
-        draws = mixed(mixed(keys[:, None] + torch.arange(self.epochs, device=device))[..., None] + place)  # [G, E, N]
-        draws = torch.where(self.shuffled[:, None, None], draws, place)
+        sample = torch.arange(self.beyond.shape[1], device=device)
+        draws = mixed(mixed(keys[:, None] + torch.arange(self.epochs, device=device))[..., None] + sample)  # [G, E, N]
+        draws = torch.where(self.shuffled[:, None, None], draws, sample)
         last = torch.iinfo(torch.int64).max
         orders = draws.masked_fill(self.beyond[:, None], last).argsort(dim=-1, stable=True)
-        return orders[torch.arange(len(keys), device=device)[:, None], self.epoch[..., None], self.places]
+        return orders[torch.arange(len(keys), device=device)[:, None], self.epoch[..., None], self.positions]

@@ -18,13 +18,12 @@ from ..core.seeding import client_keys, generator
 from ..core.types import Evaluation, Refusal, Task, Updates
 from ..data.federated import FederatedData, Shares
 from ..models.flat import flattened
-from .compute import Compute, Computing
-from .evaluation import Exam
-from .training import Bundle, Trained
+from .executor import DeviceExecutor, Executor
+from .jobs import EvaluateJob, TrainJob, TrainResult
 
 
 class LocalEngine:
-    """The clients of one seed: who holds what, who is hostile. How they are trained is `compute`'s business."""
+    """The clients of one seed: who holds what, who is hostile. How they are trained is the `executor`'s business."""
 
     def __init__(
         self,
@@ -33,37 +32,38 @@ class LocalEngine:
         *,
         seed: int,
         device: torch.device | None = None,
-        compute: Computing | None = None,
+        executor: Executor | None = None,
         hostile: Mapping[int, Hostile] | None = None,
         chunk_size: int | None = None,
     ) -> None:
-        self.compute: Computing = compute or Compute(data.samples, module, device or torch.device("cpu"))
-        self.device = self.compute.device
-        self.data = replace(data, samples=self.compute.samples).shares_to(self.device)
+        self.executor: Executor = executor or DeviceExecutor(data.samples, module, device or torch.device("cpu"))
+        self.device = self.executor.device
+        self.data = replace(data, samples=self.executor.samples).shares_to(self.device)
+        self.attributes = self.data.attributes
         self.problem = data.samples.problem
         self.num_clients = data.num_clients
-        self.attributes = data.attributes
-        self.spec = self.compute.spec
+        self.spec = self.executor.spec
         self.initial_model = flattened(module).to(self.device)  # [d] the module as it was given
         self._seed = seed
         self._hostile = hostile or {}
         self._chunk_size = chunk_size
-        self.meanwhile: Callable[[], None] | None = None  # called when a GPU is at work, or the first chunk is done
+        self.idle_work: Callable[[], None] | None = None  # done when a GPU is at work, or the first chunk is done
         self._sizes = data.train.sizes
         self._label_counts = _label_counts(data.train, self.problem.num_classes)
-        self._expected: tuple[Sequence[int], tuple[Tensor, Tensor, Tensor] | None] = (), None  # and what they hold
+        self._prefetched: tuple[Sequence[int], tuple[Tensor, Tensor, Tensor] | None] = (), None  # and what they hold
         self._private_models: dict[int, Tensor] = {}  # of hostile clients that keep a model of their own
-        self._weigh = _exam(self.data.weigh, range(1)) if self.data.weigh else None
-        self._report = _exam(self.data.report, range(1)) if self.data.report else None
+        self._weigh = _evaluate_job(self.data.weigh, range(1)) if self.data.weigh else None
+        self._report = _evaluate_job(self.data.report, range(1)) if self.data.report else None
 
     @functools.cached_property
-    def _all_tests(self) -> Exam:
-        return _exam(self.data.test, range(self.num_clients))
+    def _all_tests(self) -> EvaluateJob:
+        return _evaluate_job(self.data.test, range(self.num_clients))
 
-    def expect(self, client_ids: Sequence[int]) -> None:
-        """Who will be asked next: what they hold is looked up now, not when a GPU waits for it."""
-        if client_ids != self._expected[0]:
-            self._expected = client_ids, self.data.train.gather(client_ids)
+    def prefetch(self, client_ids: Sequence[int]) -> None:
+        """See `core.types.Engine`: what they hold is looked up now, not when a GPU waits for it."""
+        # Of no use where a cohort is cut for several workers.
+        if self.executor.workers == 1 and client_ids != self._prefetched[0]:
+            self._prefetched = client_ids, self.data.train.gather(client_ids)
 
     def train(self, client_ids: Sequence[int], model: Tensor, task: Task) -> Iterator[Updates]:
         """See `core.types.Engine`."""
@@ -95,11 +95,11 @@ class LocalEngine:
         """
         chunks = self._cut(client_ids, task)
         began = time.perf_counter()
-        results = self.compute.train(self._bundle(chunk, model, task) for chunk in chunks)
+        results = self.executor.train(self._train_job(chunk, model, task) for chunk in chunks)
         for chunk, result in zip(chunks, results, strict=True):
             seconds = (time.perf_counter() - began) / len(chunk)
-            if self.meanwhile:
-                self.meanwhile()
+            if self.idle_work:
+                self.idle_work()
             if isinstance(result, Exception) and len(chunk) > 1:
                 for half in (chunk[: len(chunk) // 2], chunk[len(chunk) // 2 :]):
                     yield from self._outcomes(half, model, task)
@@ -111,34 +111,35 @@ class LocalEngine:
 
     def _cut(self, client_ids: Sequence[int], task: Task) -> list[Sequence[int]]:
         """Chunks of as many clients as pay, but so that all workers have equally much to do."""
-        count, workers = len(client_ids), self.compute.workers
+        count, workers = len(client_ids), self.executor.workers
         if self._chunk_size:
             chunks = -(-count // self._chunk_size)
         else:
             largest = int(self._sizes[list(client_ids)].max()) if count else 0
-            each = -(-count // (workers * self.compute.at_once(task.training, largest)))  # chunks of every worker
+            at_once = self.executor.clients_at_once(task.training, largest)
+            each = -(-count // (workers * at_once))  # chunks of every worker
             chunks = min(count, workers * each)
-        ends = [count * number // chunks for number in range(chunks + 1)] if chunks else []
+        ends = [count * index // chunks for index in range(chunks + 1)] if chunks else []
         return [client_ids[first:end] for first, end in itertools.pairwise(ends)]
 
-    def _bundle(self, clients: Sequence[int], model: Tensor, task: Task) -> Bundle:
-        expected, held = self._expected
-        numbers, targets, _ = held if held and clients == expected else self.data.train.gather(clients)
+    def _train_job(self, clients: Sequence[int], model: Tensor, task: Task) -> TrainJob:
+        prefetched, held = self._prefetched
+        indices, targets, _ = held if held and clients == prefetched else self.data.train.gather(clients)
         starts = model.to(self.device).expand(len(clients), -1)
         if any(client in self._private_models for client in clients):
             starts = torch.stack(
                 [self._private_models.get(client, start) for client, start in zip(clients, starts, strict=True)]
             )
         keys = client_keys(self._seed, "training", task.round_num, clients)
-        return Bundle(
-            starts, numbers, targets, self._sizes[list(clients)], keys, task.training, [task.loss] * len(clients)
+        return TrainJob(
+            starts, indices, targets, self._sizes[list(clients)], keys, task.training, [task.loss] * len(clients)
         )
 
     def _send(
-        self, clients: Sequence[int], trained: Trained, model: Tensor, task: Task, seconds: float
+        self, clients: Sequence[int], trained: TrainResult, model: Tensor, task: Task, seconds: float
     ) -> tuple[Updates, dict[int, Tensor | Exception]]:
         """What the server gets; by row the models of hostile clients that cannot be stacked with the others."""
-        models, training_loss = trained[0], trained[1].double().cpu()
+        models, training_loss = trained.models, trained.losses.double().cpu()
         odd: dict[int, Tensor | Exception] = {}
         for row, client in enumerate(clients):
             if (hostile := self._hostile.get(client)) is None:
@@ -175,7 +176,7 @@ class LocalEngine:
         rows, samples = list(clients), self.data.samples
 
         @functools.cache
-        def numbers() -> Tensor:  # few criteria look at samples
+        def indices() -> Tensor:  # few criteria look at samples
             return self.data.train.gather(clients)[0]
 
         return ClientFacts(
@@ -183,8 +184,8 @@ class LocalEngine:
             label_counts=self._label_counts[rows],
             training_loss=training_loss,
             attributes={name: values[rows] for name, values in self.data.attributes.items()},
-            sample_attributes={name: values[numbers().cpu()] for name, values in samples.sample_attributes.items()},
-            load_inputs=lambda: samples.batch(numbers()),
+            sample_attributes={name: values[indices().cpu()] for name, values in samples.sample_attributes.items()},
+            load_inputs=lambda: samples.batch(indices()),
         )
 
     def train_server(self, model: Tensor, task: Task) -> Tensor:
@@ -192,34 +193,35 @@ class LocalEngine:
         share = self.data.weigh
         assert share is not None, "a config that trains on a server set without having one is refused before it runs"
         keys = client_keys(self._seed, "server training", task.round_num, [0])
-        sizes = torch.tensor([len(share.numbers)])
-        bundle = Bundle(model[None], share.numbers, share.targets, sizes, keys, task.training, [task.loss])
-        (result,) = self.compute.train([bundle])
+        sizes = torch.tensor([len(share.indices)])
+        job = TrainJob(model[None], share.indices, share.targets, sizes, keys, task.training, [task.loss])
+        (result,) = self.executor.train([job])
         if isinstance(result, Exception):
             raise result
-        return result[0][0]
+        return result.models[0]
 
     def evaluate(self, client_ids: Sequence[int], models: Tensor) -> Evaluation:
         """See `core.types.Engine`."""
         everybody = isinstance(client_ids, range) and client_ids == range(self.num_clients)
-        return self.compute.evaluate(models, self._all_tests if everybody else _exam(self.data.test, client_ids))
+        job = self._all_tests if everybody else _evaluate_job(self.data.test, client_ids)
+        return self.executor.evaluate(models, job)
 
     def evaluate_server(self, models: Tensor, part: Literal["weigh", "report"]) -> Evaluation | None:
         """See `core.types.Engine`."""
-        exam = self._weigh if part == "weigh" else self._report
-        return None if exam is None else self.compute.evaluate(models, exam)
+        job = self._weigh if part == "weigh" else self._report
+        return None if job is None else self.executor.evaluate(models, job)
 
     def state(self) -> dict[str, Tensor]:
-        """What the simulated clients keep between rounds; a checkpoint holds it beside the server's state."""
+        """See `core.types.Engine`: the models of hostile clients that keep one of their own."""
         return {str(client): model for client, model in self._private_models.items()}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Continue from what `state` returned."""
+        """See `core.types.Engine`."""
         self._private_models = {int(client): model.to(self.device) for client, model in state.items()}
 
 
-def _exam(shares: Shares, holders: Sequence[int]) -> Exam:
-    return Exam(*shares.gather(holders), shares.sizes[list(holders)])
+def _evaluate_job(shares: Shares, holders: Sequence[int]) -> EvaluateJob:
+    return EvaluateJob(*shares.gather(holders), shares.sizes[list(holders)])
 
 
 def _in_words(error: Exception) -> str:

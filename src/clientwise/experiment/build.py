@@ -12,21 +12,24 @@ import torch
 from torch import Tensor, nn
 
 from ..attacks import ATTACKS, Hostile
-from ..core.method import Federation
+from ..core.method import Plan
 from ..core.sampling import cohort_size
 from ..core.seeding import generator, seeded_default_generator
-from ..data.datasets import DATASETS
+from ..data.datasets import DATASETS, DataError
 from ..data.features import with_features
 from ..data.federated import FederatedData, Samples, Shares
 from ..data.partition import PARTITIONS, Division, contribute, divide, hand_out
-from ..engine.compute import Compute, Computing, pick_device
+from ..engine.device import pick_device
+from ..engine.executor import DeviceExecutor, Executor
 from ..engine.local import LocalEngine
 from ..errors import ClientwiseError, ConfigError
 from ..models.networks import MODELS
-from ..trackers import TRACKERS, Tracker, Trackers
+from ..models.size import check_parameters
+from ..trackers import TRACKERS, Tracker, Trackers, check_tracker
 from .schema import Experiment, make
 
 Relabel = Callable[[int, Tensor], Tensor]
+COPIES = 8  # of a model while it is trained: the global one, workers' models with their gradients, what they send
 
 
 def load_samples(experiment: Experiment) -> Samples:
@@ -38,9 +41,12 @@ def load_samples(experiment: Experiment) -> Samples:
     given = experiment.data_dir or os.environ.get("CLIENTWISE_DATA")
     folder = Path(given) if given else None
     load: Callable[[], Samples] = partial(make(DATASETS, experiment.data), folder)
-    if experiment.features is None:
-        return load()
-    return with_features(experiment.data, experiment.features, folder, pick_device(experiment.device), load)
+    try:
+        if experiment.features is None:
+            return load()
+        return with_features(experiment.data, experiment.features, folder, pick_device(experiment.device), load)
+    except DataError as error:  # it names the file; this is who asks for it
+        raise DataError(f"{experiment.source}: data: {error}") from None
 
 
 def build_trackers(experiment: Experiment) -> Trackers:
@@ -48,7 +54,9 @@ def build_trackers(experiment: Experiment) -> Trackers:
     trackers: list[tuple[str, Tracker]] = []
     for index, part in enumerate(experiment.trackers):
         try:
-            trackers.append((part.name, TRACKERS.get(part.name)(**part.options)))
+            tracker = TRACKERS.get(part.name)(**part.options)
+            check_tracker(tracker)
+            trackers.append((part.name, tracker))
         except ClientwiseError as error:
             raise ConfigError(experiment.source, [(f"trackers[{index}]", str(error))]) from None
         except Exception as error:  # whatever a user's own tracker raises is theirs to know
@@ -157,18 +165,21 @@ def _adopt(
     return replace(data, train=train, test=relabelled(data.test), weigh=weigh)
 
 
-def build_compute(experiment: Experiment, samples: Samples, device: torch.device) -> Compute:
+def build_executor(experiment: Experiment, samples: Samples, device: torch.device) -> DeviceExecutor:
     """What all lanes train and evaluate with."""
     module = build_module(experiment, samples, experiment.seeds[0])
     workers = experiment.workers if isinstance(experiment.workers, int) else 0
-    return Compute(samples, module, device, mode=experiment.mode, precision=experiment.precision, workers=workers)
+    return DeviceExecutor(
+        samples, module, device, mode=experiment.mode, precision=experiment.precision, workers=workers
+    )
 
 
 def build_engine(
-    experiment: Experiment, data: FederatedData, hostile: Mapping[int, Hostile], seed: int, compute: Computing
+    experiment: Experiment, data: FederatedData, hostile: Mapping[int, Hostile], seed: int, executor: Executor
 ) -> LocalEngine:
     """An engine with the initial model of this seed."""
-    return LocalEngine(data, build_module(experiment, data.samples, seed), seed=seed, compute=compute, hostile=hostile)
+    module = build_module(experiment, data.samples, seed)
+    return LocalEngine(data, module, seed=seed, executor=executor, hostile=hostile)
 
 
 def build_module(experiment: Experiment, samples: Samples, seed: int) -> nn.Module:
@@ -178,18 +189,20 @@ def build_module(experiment: Experiment, samples: Samples, seed: int) -> nn.Modu
         num_outputs = samples.targets.shape[1:].numel()
     else:  # two classes take one output, the logit of the second (`core.loss.class_scores`), as P1's CelebA network has
         num_outputs = 1 if problem.num_classes == 2 else problem.num_classes
-    with seeded_default_generator(seed, "initial model"):
-        try:
-            module: nn.Module = make(MODELS, experiment.model)(tuple(samples.inputs.shape[1:]), num_outputs)
-        except (ValueError, RuntimeError, MemoryError) as error:
-            raise ConfigError(experiment.source, [("model", str(error).splitlines()[0])]) from None
+    network = partial(make(MODELS, experiment.model), tuple(samples.inputs.shape[1:]), num_outputs)
+    try:
+        check_parameters(network, COPIES)
+        with seeded_default_generator(seed, "initial model"):
+            module: nn.Module = network()
+    except (ValueError, RuntimeError, MemoryError) as error:
+        raise ConfigError(experiment.source, [("model", str(error).splitlines()[0])]) from None
     return module
 
 
-def build_federation(experiment: Experiment, num_clients: int, seed: int) -> Federation:
+def build_plan(experiment: Experiment, num_clients: int, seed: int) -> Plan:
     """What all methods of a seed share."""
     cohorts = experiment.federation
-    return Federation(
+    return Plan(
         seed=seed,
         cohort_size=cohort_size(num_clients, fraction=cohorts.fraction, clients_per_round=cohorts.clients_per_round),
         judged_by="clients" if experiment.server_set.source == "clients" else "server",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 import sys
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -12,9 +13,10 @@ from typing import Any
 from pydantic import ValidationError
 
 from ..errors import ConfigError
-from .messages import issues_of
+from .messages import dotted, issues_of
 from .presets import apply_preset
 from .schema import (
+    MOST_PLUGINS,
     Cohorts,
     EvaluationSettings,
     Experiment,
@@ -43,7 +45,7 @@ def load_experiment(
     table = apply_preset(table, preset, where)
     for override in overrides:
         _override(table, override)
-    table |= replaced or {}
+    table = _copy({**table, **(replaced or {})}, where)
     if isinstance(table.get("data_dir"), str):
         table["data_dir"] = str(folder / table["data_dir"])
     issues = []
@@ -62,13 +64,22 @@ def load_experiment(
     return experiment
 
 
+def presets_of(source: str | Path) -> list[str]:
+    """The names of a config's presets."""
+    return list(_read(source)[2].get("presets", {}))
+
+
 def _read(source: str | Path | Mapping[str, Any]) -> tuple[str, Path, dict[str, Any]]:
     """What to call the source in messages, the folder its relative paths start from, and what it says."""
     if isinstance(source, Mapping):
-        return "config", Path.cwd(), _copy(source)
+        return "config", Path.cwd(), _copy(source, "config")
     where = str(source)
     try:
-        return where, Path(source).resolve().parent, tomllib.loads(Path(source).read_text(encoding="utf-8"))
+        with Path(source).open("rb") as file:
+            content = file.read(MOST_BYTES + 1)
+        if len(content) > MOST_BYTES:
+            raise ConfigError(where, [("", f"is larger than {MOST_BYTES:,} bytes: not a config")])
+        return where, Path(source).resolve().parent, _copy(_parse(content.decode()), where)
     except FileNotFoundError:
         raise ConfigError(where, [("", "no such file; `clientwise demo` runs without one")]) from None
     except IsADirectoryError:
@@ -79,17 +90,55 @@ def _read(source: str | Path | Mapping[str, Any]) -> tuple[str, Path, dict[str, 
         raise ConfigError(where, [("", f"not valid TOML: {error}")]) from None
 
 
+def _parse(text: str) -> dict[str, Any]:
+    """TOML; TOMLDecodeError also for what its reader only fails at in other ways, or in no time that is bearable."""
+    if _LONG_KEY.search(text):
+        raise tomllib.TOMLDecodeError(f"a key of more than {DEEPEST} parts")
+    try:
+        return tomllib.loads(text)
+    except RecursionError:
+        raise tomllib.TOMLDecodeError("brackets are nested too deep") from None
+    except tomllib.TOMLDecodeError:
+        raise
+    except ValueError:  # Python reads no integers of thousands of digits
+        raise tomllib.TOMLDecodeError(f"an integer of too many digits; {_INTEGERS}") from None
+
+
+def _copy(table: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """A copy, so that overrides do not reach the caller's config; what no config can mean is refused."""
+
+    def copied(value: Any, path: tuple[Any, ...]) -> Any:
+        if len(path) > DEEPEST:
+            raise ConfigError(where, [(str(path[0]), f"is nested more than {DEEPEST} deep")])
+        if isinstance(value, Mapping):
+            return {key: copied(item, (*path, key)) for key, item in value.items()}
+        if isinstance(value, (list, tuple)):
+            return [copied(item, (*path, place)) for place, item in enumerate(value)]
+        if isinstance(value, int) and not -(2**63) <= value < 2**63:
+            raise ConfigError(where, [(dotted(path), f"is too large; {_INTEGERS}")])
+        return value
+
+    return {key: copied(value, (key,)) for key, value in table.items()}
+
+
+MOST_BYTES = 2**20  # of a config file: reading one takes a second at most
+DEEPEST = 32  # tables and lists within each other
+_INTEGERS = "integers of a config go up to 9,223,372,036,854,775,807"
+_LONG_KEY = re.compile(rf"""(?<![\w-])(?:(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+){{{DEEPEST}}}""")
+
+
 def _load_plugins(names: Any, folder: str) -> list[tuple[str, str]]:
     issues = []
     if folder not in sys.path:
         sys.path.append(folder)  # last: a file beside a config must not stand in for an installed package
-    for index, name in enumerate(names if isinstance(names, list) else []):
+    wanted = names if isinstance(names, list) and len(names) <= MOST_PLUGINS else []  # the others are refused below
+    for index, name in enumerate(wanted):
         key = f"plugins[{index}]"
         try:
             importlib.import_module(str(name))
         except ModuleNotFoundError as error:
             issues.append((key, f"cannot import {name!r}: {error}; put {name}.py beside the config or install it"))
-        except Exception as error:  # whatever a user's module raises while it is imported is theirs to know
+        except (Exception, SystemExit) as error:  # whatever a user's module raises when imported is theirs to know
             issues.append((key, f"importing {name!r} failed: {type(error).__name__}: {error}"))
     return issues
 
@@ -100,7 +149,7 @@ def _override(table: dict[str, Any], text: str) -> None:
     if not equals or not key.strip():
         raise ConfigError(f"--set {text}", [("", "write key=value, for instance training.learning_rate=0.05")])
     try:
-        parsed = tomllib.loads(f"value = {value}")["value"]
+        parsed = _parse(f"value = {value}")["value"]
     except tomllib.TOMLDecodeError:
         parsed = value.strip()  # a bare word is a string: device=cpu
     *path, last = key.strip().split(".")
@@ -125,10 +174,3 @@ _KNOWN_KEYS: dict[tuple[str, ...], list[str]] = {
     ("methods", "training"): list(TrainingOverride.model_fields),
     ("methods", "fine_tune"): list(TrainingOverride.model_fields),
 }
-
-
-def _copy(value: Any) -> Any:
-    """A deep copy of dictionaries and lists, so that overrides do not reach the caller's."""
-    if isinstance(value, Mapping):
-        return {key: _copy(item) for key, item in value.items()}
-    return [_copy(item) for item in value] if isinstance(value, (list, tuple)) else value

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from ..engine.compute import pick_device
+from ..engine.device import pick_device
 from ..models.flat import FlatModel
-from .build import build_compute, build_data, build_federation, build_module
+from .build import build_data, build_executor, build_module, build_plan
 from .schema import Experiment
 from .validation import validate
 
@@ -19,9 +19,9 @@ def describe(experiment: Experiment) -> list[str]:
     data, hostile = build_data(experiment, samples, seed)
     spec = FlatModel(build_module(experiment, data.samples, seed), torch.device("cpu")).spec
     sizes = data.train.sizes
-    cohort = build_federation(experiment, data.num_clients, seed).cohort_size
+    cohort = build_plan(experiment, data.num_clients, seed).cohort_size
     parts = ((data.weigh, "weigh by"), (data.report, "report on"))
-    server = [f"{len(part.numbers):,} samples to {verb}" for part, verb in parts if part]
+    server = [f"{len(part.indices):,} samples to {verb}" for part, verb in parts if part]
     device = pick_device(experiment.device)
     seeds = f"{len(experiment.seeds)} seed{'s' if len(experiment.seeds) > 1 else ''}"
     return [
@@ -31,7 +31,7 @@ def describe(experiment: Experiment) -> list[str]:
         f"server set  {', '.join(server) or 'none'}"
         + ("; the cohort judges" if experiment.server_set.source == "clients" else ""),
         f"model       {experiment.model.name}: {spec.num_parameters:,} parameters",
-        f"device      {device}: {build_compute(experiment, data.samples, device)}",
+        f"device      {device}: {build_executor(experiment, data.samples, device)}",
         f"methods     {', '.join(method.name for method in experiment.methods)}",
         f"work        {len(experiment.methods)} methods × {seeds} × {experiment.rounds} rounds",
     ]

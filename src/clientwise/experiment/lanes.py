@@ -6,38 +6,20 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Protocol
 
-import torch
 from torch import Tensor
 
 from ..attacks import Hostile
-from ..core.method import Federation, Method
+from ..core.method import Method, Plan
 from ..core.round import first_state, run_round
 from ..core.types import Engine, RoundRecord, ServerState
-from ..engine.local import LocalEngine
-from ..engine.meeting import Meeting
+from ..engine.scheduler import Scheduler
 from ..runs.writer import Store
 from ..trackers import LaneInfo, Trackers
-from .build import build_federation
+from .build import build_plan
 from .schema import Experiment
 
 SHORT = 0.5  # seconds: in longer rounds writing takes no time to speak of
-
-
-class LaneEngine(Engine, Protocol):
-    """What a lane asks of its engine beside what its rounds do: where to begin, and how to go on."""
-
-    initial_model: Tensor
-    device: torch.device
-
-    def state(self) -> dict[str, Tensor]:
-        """What has to survive beside the server's state; a checkpoint holds it."""
-        ...
-
-    def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Continue from what `state` returned."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -62,10 +44,10 @@ class Round:
     seconds: float
 
     @staticmethod
-    def run(state: ServerState, method: Method, federation: Federation, engine: LaneEngine) -> Round:
+    def run(state: ServerState, method: Method, plan: Plan, engine: Engine) -> Round:
         """Run one, and see how long it takes."""
         began = time.perf_counter()
-        state, record = run_round(state, method, federation, engine)
+        state, record = run_round(state, method, plan, engine)
         return Round(state, engine.state(), record, time.perf_counter() - began)
 
 
@@ -77,14 +59,14 @@ class Lane:
         experiment: Experiment,
         store: Store,
         method: Method,
-        engine: LaneEngine,
+        engine: Engine,
         hostile: Mapping[int, Hostile],
         seed: int,
     ) -> None:
         self.method, self.engine, self.seed, self.rounds = method, engine, seed, experiment.rounds
         self._experiment, self._store, self._hostile = experiment, store, hostile
         self._lane = store.open_lane(method.name, seed)
-        self._federation = build_federation(experiment, engine.num_clients, seed)
+        self._plan = build_plan(experiment, engine.num_clients, seed)
         self.state = first_state(engine.initial_model, method, engine)
         if (saved := store.load_checkpoint(self._lane, self.state)) is not None:
             self.state, engine_state = saved
@@ -99,18 +81,18 @@ class Lane:
 
     def run_round(self, state: ServerState) -> Round:
         """The round after `state`; nothing counts before `keep`."""
-        return Round.run(state, self.method, self._federation, self.engine)
+        return Round.run(state, self.method, self._plan, self.engine)
 
-    def look_ahead(self, round_num: int) -> None:
-        """Tell the engine who will be asked then; where a cohort is cut for several workers, that is of no use."""
-        if isinstance(self.engine, LocalEngine) and self.engine.compute.workers == 1:
-            self.engine.expect(self._federation.cohort(self.engine.num_clients, round_num))
+    def prefetch(self, round_num: int) -> None:
+        """Tell the engine who will be asked then."""
+        self.engine.prefetch(self._plan.cohort(self.engine.num_clients, round_num))
 
     def begin(self, trackers: Trackers) -> None:
         """Before the first round of this sitting."""
         self._trackers, self._saved_at = trackers, time.monotonic()
         config, folder = self._experiment.to_dict(), self._store.folder
-        trackers.begin(LaneInfo(config, folder, self.method.name, self.seed, self.state.round_num))
+        self._info = LaneInfo(config, folder, self.method.name, self.seed, self.state.round_num)
+        trackers.begin(self._info)
 
     def keep(self, done: Round) -> None:
         """Write a round down; a checkpoint now and then."""
@@ -118,7 +100,7 @@ class Lane:
         self._store.write_round(self._lane, done.record, problem, self._hostile, done.seconds)
         if self._trackers:  # before the round counts as done: an interruption here leaves no hole in their curves
             values = self._store.round_values(self._lane, done.record.round_num, problem.metric)
-            self._trackers.log_round(done.record, values)
+            self._trackers.log_round(self._info, done.record, values)
         self.state, self.engine_state = done.state, done.engine_state
         if time.monotonic() - self._saved_at >= self._experiment.checkpoint_seconds:
             self._store.save_checkpoint(self._lane, self.state, self.engine_state)
@@ -127,13 +109,13 @@ class Lane:
     def end(self) -> None:
         """After the last round, or when interrupted."""
         self._store.save_checkpoint(self._lane, self.state, self.engine_state)
-        self._trackers.end(finished=self.is_done)
+        self._trackers.end(self._info, self.is_done)
         if self.is_done:
             self._store.finish_lane(self._lane)
 
 
 def run_lanes(
-    lanes: Sequence[Lane], meeting: Meeting, trackers: Trackers, on_round: Callable[[Lane, RoundRecord], None]
+    lanes: Sequence[Lane], scheduler: Scheduler, trackers: Trackers, on_round: Callable[[Lane, RoundRecord], None]
 ) -> None:
     """All rounds that are still to do, of all lanes side by side."""
     begun: list[Lane] = []
@@ -149,7 +131,7 @@ def run_lanes(
         if len(lanes) == 1:
             _run_alone(lanes[0], keep)
         else:
-            _run_together(lanes, meeting, keep)
+            _run_together(lanes, scheduler, keep)
     finally:
         for lane in begun:
             lane.end()
@@ -170,13 +152,12 @@ def _run_alone(lane: Lane, keep: Callable[[Lane, Round], None]) -> None:
             keep(lane, waiting.pop())
             spent += time.perf_counter() - began
 
-    def meanwhile() -> None:
+    def while_clients_train() -> None:
         write()
-        lane.look_ahead(state.round_num + 2)  # `state` is from before the round that runs
+        lane.prefetch(state.round_num + 2)  # `state` is from before the round that runs
 
-    state, can_wait = lane.state, isinstance(lane.engine, LocalEngine)
-    if isinstance(lane.engine, LocalEngine):
-        lane.engine.meanwhile = meanwhile
+    state = lane.state
+    lane.engine.idle_work = while_clients_train
     try:
         while state.round_num < lane.rounds:
             spent = 0.0
@@ -185,22 +166,21 @@ def _run_alone(lane: Lane, keep: Callable[[Lane, Round], None]) -> None:
             write()  # an engine may have found no time for it
             waiting.append(done)
             state = done.state
-            if done.seconds > SHORT or not can_wait:
+            if done.seconds > SHORT:
                 write()  # whoever is watching need not wait
     finally:
         write()
-        if isinstance(lane.engine, LocalEngine):
-            lane.engine.meanwhile = None
+        lane.engine.idle_work = None
 
 
-def _run_together(lanes: Sequence[Lane], meeting: Meeting, keep: Callable[[Lane, Round], None]) -> None:
-    """Rounds of every lane, in threads that meet where they train and evaluate.
+def _run_together(lanes: Sequence[Lane], scheduler: Scheduler, keep: Callable[[Lane, Round], None]) -> None:
+    """Rounds of every lane, in threads whose training and evaluation the scheduler joins.
 
     While rounds are written down, the next ones run already; what an interruption catches unwritten is run again.
     """
 
-    def attend(lane: Lane, state: ServerState) -> Round:
-        with meeting.attend():
+    def run_round(lane: Lane, state: ServerState) -> Round:
+        with scheduler.lane_round():
             done = lane.run_round(state)
         return replace(done, seconds=done.seconds / len(running))  # they shared the time
 
@@ -210,12 +190,12 @@ def _run_together(lanes: Sequence[Lane], meeting: Meeting, keep: Callable[[Lane,
         while done or states:
             running = [lane for lane in lanes if lane in states and states[lane].round_num < lane.rounds]
             try:
-                meeting.expect(len(running))
-                coming = [threads.submit(attend, lane, states[lane]) for lane in running]
+                scheduler.begin_round(len(running))
+                coming = [threads.submit(run_round, lane, states[lane]) for lane in running]
                 for lane, one in done.items():
                     keep(lane, one)
                 done = {lane: future.result() for lane, future in zip(running, coming, strict=True)}
             except BaseException:  # an interruption, a lane that failed: the others need not end their round
-                meeting.dismiss()
+                scheduler.stop()
                 raise
             states = {lane: one.state for lane, one in done.items()}

@@ -18,25 +18,26 @@ from torch import Tensor
 
 from ..attacks import Hostile
 from ..core.method import Method
-from ..core.types import RoundRecord
+from ..core.types import Engine, RoundRecord
 from ..data.federated import FederatedData, Samples
-from ..engine.compute import Compute, Computing, pick_device, refuse_impossible, threads_for
+from ..engine.device import pick_device, threads_for
+from ..engine.executor import DeviceExecutor, Executor
 from ..engine.local import LocalEngine
-from ..engine.meeting import Meeting, Seat
-from ..errors import ConfigError, RunError
+from ..engine.scheduler import LaneExecutor, Scheduler
+from ..errors import RunError
 from ..runs.files import write_atomically
 from ..runs.lock import locked
 from ..runs.reader import is_finished
 from ..runs.writer import Store
 from ..trackers import Trackers
-from .build import build_compute, build_data, build_engine, build_federation, build_trackers
+from .build import build_data, build_engine, build_executor, build_plan, build_trackers
 from .config import load_experiment
-from .lanes import Lane, LaneEngine, Progress, run_lanes
+from .lanes import Lane, Progress, run_lanes
+from .ray_lanes import run_on_ray
 from .schema import Experiment
-from .spread import run_on_ray
 from .validation import validate
 
-Connect = Callable[[LocalEngine, int], LaneEngine]  # the engine a lane is to use, from the embedded one and its seed
+Connect = Callable[[LocalEngine, int], Engine]  # the engine a lane is to use, from the embedded one and its seed
 EngineFactory = AbstractContextManager[Connect]  # a context: what it reaches clients through may have to be started
 
 # Keys that may change when a run is resumed: where things are, how it is watched, how long clients are waited for.
@@ -97,13 +98,9 @@ def run(
 ) -> Path:
     """See `launch.run`. Without `engines` all clients are simulated in this process."""
     assert engines or experiment.engine == "local", "`launch.run` knows how to reach other clients"
-    device = pick_device(experiment.device)
-    refuse_impossible(experiment.mode, experiment.precision, device)
     samples = validate(experiment, data)
+    device = pick_device(experiment.device)
     trackers = build_trackers(experiment)
-    if experiment.workers == "ray" and trackers:
-        message = "they follow one lane at a time: not with workers = 'ray'"
-        raise ConfigError(experiment.source, [("trackers", message)])
     with ExitStack() as stack:
         try:
             folder = Path(out) if out is not None else new_folder(experiment.name)
@@ -190,32 +187,32 @@ class _Seeds:
     ) -> None:
         self._experiment, self._store, self._samples = experiment, store, samples
         self._own_data, self._device, self._connect = own_data, device, connect
-        self._computes: dict[int, tuple[Tensor, Compute]] = {}  # one for all, but where samples differ by seed
+        self._executors: dict[int, tuple[Tensor, DeviceExecutor]] = {}  # one for all, but where samples differ by seed
         self._made = {seed: self._make(seed) for seed in experiment.seeds}  # all: with other data nothing may begin
 
-    def _make(self, seed: int) -> tuple[FederatedData, dict[int, Hostile], Compute]:
+    def _make(self, seed: int) -> tuple[FederatedData, dict[int, Hostile], DeviceExecutor]:
         data, hostile = build_data(self._experiment, self._samples, seed, self._own_data)
         self._store.check_fact(f"data of seed {seed}", data.fingerprint())
         names = {client: one.name for client, one in hostile.items()}
         self._store.set_clients(seed, data.train.sizes.tolist(), data.test.sizes.tolist(), names)
         inputs = data.samples.inputs
-        if id(inputs) not in self._computes:  # the tensor is kept with it, or its number might come to be another's
-            self._computes[id(inputs)] = inputs, build_compute(self._experiment, data.samples, self._device)
-        compute = self._computes[id(inputs)][1]
-        return replace(data, samples=compute.samples).shares_to(compute.device), hostile, compute
+        if id(inputs) not in self._executors:  # the tensor is kept with it, or its id might come to be another's
+            self._executors[id(inputs)] = inputs, build_executor(self._experiment, data.samples, self._device)
+        executor = self._executors[id(inputs)][1]
+        return replace(data, samples=executor.samples).shares_to(executor.device), hostile, executor
 
     def data(self, seed: int) -> FederatedData:
         """Who holds what."""
         return self._made[seed][0]
 
-    def compute(self, seed: int) -> Compute:
+    def executor(self, seed: int) -> DeviceExecutor:
         """Where its clients train."""
         return self._made[seed][2]
 
-    def open_lane(self, seed: int, method: Method, computing: Computing) -> Lane:
+    def open_lane(self, seed: int, method: Method, executor: Executor) -> Lane:
         """A method with this seed, where it stands."""
         data, hostile, _ = self._made[seed]
-        engine = build_engine(self._experiment, data, hostile, seed, computing)
+        engine = build_engine(self._experiment, data, hostile, seed, executor)
         connected = self._connect(engine, seed) if self._connect else engine
         return Lane(self._experiment, self._store, method, connected, hostile, seed)
 
@@ -235,7 +232,7 @@ def _run_all(
     todo = [(seed, method) for seed, method in planned if not store.is_lane_finished(method.name, seed)]
     total, done = len(planned) * rounds, (len(planned) - len(todo)) * rounds
     seeds = _Seeds(experiment, store, samples, own_data, device, connect)
-    store.set_facts(_facts(experiment, samples, own_data, seeds.compute(experiment.seeds[0]), len(planned)))
+    store.set_facts(_facts(experiment, samples, own_data, seeds.executor(experiment.seeds[0]), len(planned)))
 
     def tell(lane: Lane, record: RoundRecord) -> None:
         nonlocal done
@@ -243,30 +240,28 @@ def _run_all(
         on_round(Progress(lane.method.name, lane.seed, record, rounds, done, total))
 
     if experiment.workers == "ray":
-        lanes = [seeds.open_lane(seed, method, seeds.compute(seed)) for seed, method in todo]
+        lanes = [seeds.open_lane(seed, method, seeds.executor(seed)) for seed, method in todo]
         done += sum(lane.state.round_num for lane in lanes)
-        run_on_ray(lanes, experiment.to_dict(), own_data, tell)
+        run_on_ray(lanes, experiment.to_dict(), own_data, trackers, tell)
         return
-    with threads_for(seeds.compute(experiment.seeds[0]).spec.num_parameters):
+    with threads_for(seeds.executor(experiment.seeds[0]).spec.num_parameters):
         while todo:
             first = todo[0][0]
-            compute = seeds.compute(first)
-            alone = bool(trackers) or connect is not None  # trackers follow one lane at a time
-            most = 1 if alone else _lanes_that_fit(compute, methods, seeds.data(first), experiment)
-            group = [pair for pair in todo[:most] if seeds.compute(pair[0]) is compute]
+            executor = seeds.executor(first)
+            most = 1 if connect else _lanes_that_fit(executor, methods, seeds.data(first), experiment)
+            group = [pair for pair in todo[:most] if seeds.executor(pair[0]) is executor]
             todo = todo[len(group) :]
-            meeting = Meeting(compute)
-            seats: list[Computing] = [Seat(meeting, place) for place in range(len(group))]
+            scheduler = Scheduler(executor)
             lanes = [
-                seeds.open_lane(*pair, seat)
-                for pair, seat in zip(group, seats if len(group) > 1 else [compute], strict=True)
+                seeds.open_lane(seed, method, LaneExecutor(scheduler, index) if len(group) > 1 else executor)
+                for index, (seed, method) in enumerate(group)
             ]
             done += sum(lane.state.round_num for lane in lanes)
-            run_lanes(lanes, meeting, trackers, tell)
+            run_lanes(lanes, scheduler, trackers, tell)
 
 
 def _facts(
-    experiment: Experiment, samples: Samples, own_data: FederatedData | None, compute: Compute, lanes: int
+    experiment: Experiment, samples: Samples, own_data: FederatedData | None, executor: DeviceExecutor, lanes: int
 ) -> dict[str, object]:
     """About the whole run, for whoever reads it."""
     on_clients = _reports_on_clients(experiment, own_data)
@@ -279,17 +274,19 @@ def _facts(
         "rounds": experiment.rounds,
         "lanes": lanes,
         "reported on": "the honest clients' own test data" if on_clients else "held-out samples",
-        "computed": str(compute),
-        "model_bytes": 4 * compute.spec.size,
+        "computed": str(executor),
+        "model_bytes": 4 * executor.spec.size,
     }
 
 
-def _lanes_that_fit(compute: Compute, methods: Sequence[Method], data: FederatedData, experiment: Experiment) -> int:
+def _lanes_that_fit(
+    executor: DeviceExecutor, methods: Sequence[Method], data: FederatedData, experiment: Experiment
+) -> int:
     """How many lanes can train their cohorts as one batched computation."""
-    cohort = build_federation(experiment, data.num_clients, experiment.seeds[0]).cohort_size
+    cohort = build_plan(experiment, data.num_clients, experiment.seeds[0]).cohort_size
     largest = int(data.train.sizes.max())
-    at_once = min(compute.at_once(method.training, largest) for method in methods)
-    return max(1, at_once * compute.workers // cohort) if compute.mode == "stacked" else 1
+    at_once = min(executor.clients_at_once(method.training, largest) for method in methods)
+    return max(1, at_once * executor.workers // cohort) if executor.mode == "stacked" else 1
 
 
 def _reports_on_clients(experiment: Experiment, own_data: FederatedData | None) -> bool:

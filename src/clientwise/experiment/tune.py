@@ -17,9 +17,10 @@ from ..attacks import Hostile
 from ..core.round import first_state, run_round
 from ..core.seeding import generator
 from ..data.federated import FederatedData, Shares
-from ..engine.compute import Compute, pick_device, threads_for
+from ..engine.device import pick_device, threads_for
+from ..engine.executor import Executor
 from ..errors import ConfigError
-from .build import build_compute, build_data, build_engine, build_federation
+from .build import build_data, build_engine, build_executor, build_plan
 from .schema import Experiment
 from .validation import validate
 
@@ -51,9 +52,9 @@ def tune(
     for seed in experiment.seeds:
         data, hostile = build_data(experiment, samples, seed)
         data = hold_back(data, validation_fraction, seed)
-        compute = build_compute(experiment, data.samples, pick_device(experiment.device))
+        executor = build_executor(experiment, data.samples, pick_device(experiment.device))
         for rate in rates:
-            trials.append(_try(experiment, rate, seed, data, hostile, compute, target))
+            trials.append(_try(experiment, rate, seed, data, hostile, executor, target))
             on_trial(trials[-1])
     return trials, best_rate(trials, samples.problem.higher_is_better)
 
@@ -94,7 +95,7 @@ def hold_back(data: FederatedData, fraction: float, seed: int) -> FederatedData:
         )
         count = min(size - 1, max(1, round(size * fraction))) if size > 1 else 0
         for shares, places in ((validation, order[:count]), (train, order[count:])):
-            shares.append((data.train.numbers[places], data.train.targets[places]))
+            shares.append((data.train.indices[places], data.train.targets[places]))
     return replace(data, train=Shares.of(train), test=Shares.of(validation))
 
 
@@ -104,20 +105,20 @@ def _try(
     seed: int,
     data: FederatedData,
     hostile: dict[int, Hostile],
-    compute: Compute,
+    executor: Executor,
     target: float,
 ) -> Trial:
     """Run the baseline with a rate until half of the honest devices reach the target."""
     method = experiment.build_methods()[0]
     method = replace(method, training=replace(method.training, learning_rate=rate))
-    engine = build_engine(experiment, data, hostile, seed, compute)
-    federation = replace(build_federation(experiment, data.num_clients, seed), evaluate_clients_every=1)
+    engine = build_engine(experiment, data, hostile, seed, executor)
+    plan = replace(build_plan(experiment, data.num_clients, seed), evaluate_clients_every=1)
     state, better = first_state(engine.initial_model, method, engine), engine.problem.higher_is_better
     honest = torch.tensor([client not in hostile for client in range(data.num_clients)]) & (data.test.sizes > 0)
     metric = 0.0
     with threads_for(engine.spec.num_parameters):
         for round_num in range(1, experiment.rounds + 1):
-            state, record = run_round(state, method, federation, engine)
+            state, record = run_round(state, method, plan, engine)
             assert record.local is not None
             values, held = record.local.values[0][honest], data.test.sizes[honest]
             metric = float((values * held).sum() / held.sum())

@@ -4,11 +4,13 @@ do not allow, what shows when a client and a model are tried. All of it is found
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import nn
 
 from ..attacks import ATTACKS
 from ..core.criteria import Arrivals, ClientFacts, Criterion
@@ -17,9 +19,13 @@ from ..core.priority import MAX_CRITERIA
 from ..core.types import Evaluation, Problem
 from ..core.weighting import check_normaliser
 from ..data.federated import FederatedData, Samples, Shares
-from ..engine.compute import Compute
+from ..engine.device import pick_device, refuse_impossible
+from ..engine.evaluation import BATCH
+from ..engine.executor import DeviceExecutor
 from ..engine.local import LocalEngine
 from ..errors import ConfigError
+from ..limits import gigabytes, memory
+from ..models.size import check_batches
 from ..registry import Part, Registry
 from .build import build_data, build_engine, build_module, divide_samples, load_samples
 from .schema import Experiment, MethodSettings
@@ -42,8 +48,7 @@ def config_issues(experiment: Experiment) -> list[Issue]:
 
 def _repeated(experiment: Experiment) -> Iterator[Issue]:
     """Names, seeds and numbers that are given twice."""
-    names = [method.name for method in experiment.methods]
-    for name in sorted({name for name in names if names.count(name) > 1}):
+    for name in _twice([method.name for method in experiment.methods]):
         yield "methods", f"two methods are called {name!r}; tables could not tell them apart"
     if len(set(experiment.seeds)) < len(experiment.seeds):
         yield "seeds", "a seed is listed twice; it would repeat the same run"
@@ -51,6 +56,10 @@ def _repeated(experiment: Experiment) -> Iterator[Issue]:
         yield "flower.clients", "a name is listed twice; it could not be told who is meant"
     if experiment.federation.fraction is not None and experiment.federation.clients_per_round is not None:
         yield "federation", "give either fraction or clients_per_round"
+
+
+def _twice(names: Sequence[str]) -> list[str]:
+    return sorted(name for name, count in Counter(names).items() if count > 1)
 
 
 def _measures_nothing(experiment: Experiment) -> Iterator[Issue]:
@@ -71,7 +80,7 @@ def _measures_nothing(experiment: Experiment) -> Iterator[Issue]:
 def _method_issues(settings: MethodSettings, experiment: Experiment) -> Iterator[Issue]:
     """Parts of one method that do not go together."""
     names = [part.called for part in settings.criteria]
-    for name in sorted({name for name in names if names.count(name) > 1}):
+    for name in _twice(names):
         yield "criteria", f"{name} is listed twice; give one of them another name with `as`"
     try:
         method = settings.build(experiment.training)
@@ -116,22 +125,36 @@ def _needs_server_set(settings: MethodSettings) -> bool:
     return judged or settings.fine_tune is not None
 
 
+def deployment_issues(experiment: Experiment) -> list[Issue]:
+    """What a deployment needs beyond other runs: its server sees no data of the clients."""
+    settings = experiment.flower
+    missing = [key for key in ("clients", "input_shape") if not getattr(settings, key)]
+    issues = [(f"flower.{key}", "is needed in a deployment, where the server sees no data") for key in missing]
+    if experiment.server_set.source == "contributed":
+        hint = 'no sample leaves a client of a deployment: use "held_out" with server-data, or "clients"'
+        issues.append(("server_set.source", hint))
+    return issues
+
+
 # What only the data can tell -------------------------------------------------------------------------------------
 
 
 def validate(experiment: Experiment, own_data: FederatedData | None) -> Samples:
-    """Everything that the data, one client and the model can tell; ConfigError with all that is wrong."""
+    """Everything that the device, the data, one client and the model can tell; ConfigError with all that is wrong."""
+    refuse_impossible(experiment.mode, experiment.precision, pick_device(experiment.device))
     samples = own_data.samples if own_data else load_samples(experiment)
     seed = experiment.seeds[0]
     num_clients = own_data.num_clients if own_data else len(divide_samples(experiment, samples, seed).train)
     issues = [*_problem_issues(experiment, samples.problem), *_client_issues(experiment, num_clients)]
     if not issues:
         data, hostile = build_data(experiment, samples, seed, own_data)
-        if not len(data.test.numbers):  # the clients test nothing; something must show whether the model fits
-            data = replace(data, test=Shares.of([(data.train.numbers[:2], data.train.targets[:2])]))
         module = build_module(experiment, data.samples, seed)
-        compute = Compute(data.samples, module, torch.device("cpu"), mode="loop", precision="float32")
-        issues = [*_engine_issues(experiment, build_engine(experiment, data, hostile, seed, compute))]
+        issues = [*_size_issues(experiment, module, data)]
+    if not issues:
+        # Two samples show whether the model fits, also where the clients test nothing.
+        data = replace(data, test=Shares.of([(data.train.indices[:2], data.train.targets[:2])]))
+        executor = DeviceExecutor(data.samples, module, torch.device("cpu"), mode="loop", precision="float32")
+        issues = [*_engine_issues(experiment, build_engine(experiment, data, hostile, seed, executor))]
     if issues:
         raise ConfigError(experiment.source, issues)
     return samples
@@ -182,6 +205,23 @@ def _client_issues(experiment: Experiment, num_clients: int) -> Iterator[Issue]:
         count += group.clients if isinstance(group.clients, int) else len(members)
         if count > num_clients:
             yield key, f"{count} hostile clients of {num_clients}: too many"
+
+
+def _size_issues(experiment: Experiment, module: nn.Module, data: FederatedData) -> Iterator[Issue]:
+    """What takes more memory than there is."""
+    if not len(data.samples.inputs):  # a server whose clients are elsewhere
+        return
+    largest = int(data.train.sizes.max())
+    for index, method in enumerate(experiment.build_methods()):
+        epochs = method.training.epochs
+        if (needed := 16 * epochs * largest) > memory():  # which sample comes when, and the draws it is sorted by
+            message = f"{epochs:,} epochs of {largest:,} samples: their order takes {gigabytes(needed)}; ask for fewer"
+            yield f"methods[{index}]: training.epochs", message
+    batch = max(min(method.training.batch_size or largest, largest) for method in experiment.build_methods())
+    try:
+        check_batches(module, data.samples.batch(torch.zeros(1, dtype=torch.int64)), trained=batch, answered=BATCH)
+    except (RuntimeError, ValueError, IndexError) as error:
+        yield "model", f"does not fit these samples: {error}"
 
 
 def _engine_issues(experiment: Experiment, engine: LocalEngine) -> Iterator[Issue]:

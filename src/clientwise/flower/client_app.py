@@ -11,12 +11,12 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from ..data.datasets import DataError
-from ..engine.compute import pick_device
+from ..engine.device import pick_device
 from ..engine.local import LocalEngine
-from ..experiment.build import build_compute, build_data, build_engine, load_samples
+from ..experiment.build import build_data, build_engine, build_executor, load_samples
 from ..experiment.config import load_experiment
 from .client import answer, answer_failure
-from .data import Config, OwnData, federation, load_npz
+from .data import Config, OwnData, data_held_by, load_npz
 from .wire import Request
 
 
@@ -53,15 +53,15 @@ def _all_clients(text: str, seed: int) -> LocalEngine:
     """All clients of a simulation: whoever is asked for is there. Kept for the next message to this process."""
     experiment = load_experiment(tomllib.loads(text))
     data, hostile = build_data(experiment, load_samples(experiment), seed)
-    compute = build_compute(experiment, data.samples, torch.device("cpu"))
-    return build_engine(experiment, data, hostile, seed, compute)
+    executor = build_executor(experiment, data.samples, torch.device("cpu"))
+    return build_engine(experiment, data, hostile, seed, executor)
 
 
 def _engine_of_node(text: str, load: Callable[[str], OwnData], path: str, request: Request) -> LocalEngine:
     """A federation in which only this client holds anything."""
     experiment = load_experiment(tomllib.loads(text))
     own = load(path)
-    data = federation(experiment, {request.client: own}, {})
+    data = data_held_by(experiment, {request.client: own}, {})
     data, hostile = build_data(experiment, data.samples, request.seed, data)
-    compute = build_compute(experiment, data.samples, pick_device(experiment.device))
-    return build_engine(experiment, data, hostile, request.seed, compute)
+    executor = build_executor(experiment, data.samples, pick_device(experiment.device))
+    return build_engine(experiment, data, hostile, request.seed, executor)

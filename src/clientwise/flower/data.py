@@ -17,6 +17,7 @@ from ..errors import ConfigError
 from ..experiment.build import build_data, load_samples
 from ..experiment.config import load_experiment
 from ..experiment.schema import Experiment
+from ..experiment.validation import deployment_issues
 
 Config = str | Path | Mapping[str, Any]
 
@@ -45,27 +46,21 @@ def server_side(experiment: Experiment, path: str) -> FederatedData:
 
     The file holds the arrays weigh_inputs and weigh_targets, report_inputs and report_targets; either pair may lack.
     """
-    settings = experiment.flower
-    missing = [key for key in ("clients", "input_shape") if not getattr(settings, key)]
-    if missing:
-        hint = "is needed in a deployment, where the server sees no data"
-        raise ConfigError(experiment.source, [(f"flower.{key}", hint) for key in missing])
-    if experiment.server_set.source == "contributed":
-        hint = 'no sample leaves a client of a deployment: use "held_out" with server-data, or "clients"'
-        raise ConfigError(experiment.source, [("server_set.source", hint)])
+    if issues := deployment_issues(experiment):
+        raise ConfigError(experiment.source, issues)
     arrays = _read_npz(path) if path else {}
     parts = {
         part: (arrays[f"{part}_inputs"], arrays[f"{part}_targets"])
         for part in ("weigh", "report")
         if f"{part}_inputs" in arrays
     }
-    return federation(experiment, {}, parts)
+    return data_held_by(experiment, {}, parts)
 
 
-def federation(
+def data_held_by(
     experiment: Experiment, held: Mapping[int, OwnData], server: Mapping[str, tuple[Any, Any]]
 ) -> FederatedData:
-    """A federation of which only some clients' data are here."""
+    """The data of all clients, of which only some are here."""
     settings = experiment.flower
     shape, classes = tuple(settings.input_shape), settings.num_classes
     nothing = (torch.zeros(0, *shape), torch.zeros(0, dtype=torch.int64 if classes else torch.float32))
@@ -115,12 +110,12 @@ def write_parts(config: Config, folder: str | Path) -> list[Path]:
 
     def arrays(part: str, shares: Shares, holder: int) -> dict[str, Any]:
         held = shares.slice(holder)
-        inputs = data.samples.batch(shares.numbers[held])
+        inputs = data.samples.batch(shares.indices[held])
         return {f"{part}_inputs": inputs.numpy(), f"{part}_targets": shares.targets[held].numpy()}
 
     def attributes(holder: int) -> dict[str, Any]:
-        numbers = data.train.numbers[data.train.slice(holder)]
-        return {name: values[numbers].numpy() for name, values in data.samples.sample_attributes.items()}
+        indices = data.train.indices[data.train.slice(holder)]
+        return {name: values[indices].numpy() for name, values in data.samples.sample_attributes.items()}
 
     Path(folder).mkdir(parents=True, exist_ok=True)
     files = {

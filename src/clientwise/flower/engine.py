@@ -40,6 +40,7 @@ class FlowerEngine:
         self.num_clients, self.problem, self.spec = local.num_clients, local.problem, local.spec
         self.initial_model, self.device = local.initial_model, local.device
         self.attributes: Mapping[str, Tensor] = local.attributes  # the server's own: no client is asked for them
+        self.idle_work: Callable[[], None] | None = None
         self._local, self._grid, self._connected, self._seed, self._settings = local, grid, connected, seed, settings
         self._keepers = keepers  # simulated hostile clients that train a model of their own
         self._kept: dict[int, Tensor] = {}  # and that model, since nodes keep nothing
@@ -103,6 +104,9 @@ class FlowerEngine:
         """See `core.types.Engine`."""
         return self._local.train_server(model, task)
 
+    def prefetch(self, client_ids: Sequence[int]) -> None:
+        """See `core.types.Engine`: the clients hold their data themselves."""
+
     def state(self) -> dict[str, Tensor]:
         """What the simulated clients keep between rounds, and how large everybody's test set is."""
         kept = {str(client): model for client, model in self._kept.items()}
@@ -141,6 +145,8 @@ class FlowerEngine:
         ttl = 2 * max(1.0, deadline - time.monotonic())  # what arrives while the server is busy must not expire
         messages = {client: Message(content, nodes[client], kind, ttl=ttl) for client, content in requests.items()}
         taken = set(self._grid.push_messages(list(messages.values())))  # and every message has its id
+        if self.idle_work:
+            self.idle_work()
         names = {message.metadata.message_id: client for client, message in messages.items()}
         waiting = {name: client for name, client in names.items() if name in taken}
         if len(waiting) < len(names):

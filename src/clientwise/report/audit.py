@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import torch
 from pydantic import BaseModel, Field
@@ -135,7 +134,7 @@ class _Method(BaseModel):
 
     name: str
     criteria: list[_Named]
-    score: dict[str, Any]
+    score: dict[str, object]
     normalise: _Named | None = None
 
 
@@ -163,7 +162,7 @@ def weighing(config: Path, modified: int, method: str) -> Weighing | None:
     names = tuple(part.label or part.name for part in settings.criteria)
     options = {key: value for key, value in settings.score.items() if key not in ("name", "priority")}
     described = ", ".join(f"{key} {value}" for key, value in options.items()).replace("'", "")
-    text = settings.score["name"] + (f" ({described})" if described else "")
+    text = f"{settings.score['name']}" + (f" ({described})" if described else "")
     return Weighing(names, score, NORMALISERS.get(normaliser), text)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from .document import Chart, Plotly
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 # Okabe and Ito's colours: told apart by the colour-blind too; line styles tell them apart in print.
 COLOURS = ("#000000", "#E69F00", "#56B4E9", "#009E73", "#CC79A7", "#D55E00", "#0072B2", "#999999", "#B8A900")
 MANY_LINES = 5  # their names are written beside the picture, not into it
-_STYLES: dict[str, Any] = {
+_STYLES: dict[str, str | tuple[int, tuple[int, ...]]] = {
     "solid": "-",
     "dash": "--",
     "dashdot": "-.",
@@ -97,8 +97,11 @@ def _finish_lines(axes: Axes, count: int, *, over_rounds: bool) -> None:
     if over_rounds:
         axes.xaxis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 5, 10], integer=True))  # no round 2.5
     axes.grid(alpha=0.3)
-    beside: dict[str, Any] = {"loc": "center left", "bbox_to_anchor": (1, 0.5)} if count > MANY_LINES else {}
-    for text in axes.legend(fontsize=9, **beside).get_texts():
+    if count > MANY_LINES:
+        legend = axes.legend(fontsize=9, loc="center left", bbox_to_anchor=(1, 0.5))
+    else:
+        legend = axes.legend(fontsize=9)
+    for text in legend.get_texts():
         text.set_parse_math(False)  # a dollar sign in a name is a dollar sign
 
 

@@ -147,7 +147,7 @@ def make_app(folders: Sequence[Path], token: str | None = None) -> Starlette:
     app = Starlette(
         routes=routes,
         middleware=[Middleware(_Headers), guard],
-        exception_handlers={HTTPException: _refuse, RunError: _explain, Exception: _admit},
+        exception_handlers={HTTPException: _refuse, RunError: _explain, Exception: _fail},
     )
     app.router.redirect_slashes = False  # an address is right or it is not
     return app
@@ -229,7 +229,8 @@ class _Runs:
                 self._cached.move_to_end(key)
             return made
         finally:
-            # Anyone can ask for any name, so locks must not stay. Whoever waits for this one has it in hand already.
+            # Anyone can ask for any name, so locks must not stay. Who waits for this one holds it; at worst a document
+            # is made twice.
             self._locks.pop(key, None)
 
     def _build(self, names: Sequence[str], standing: Standing) -> _Packed:
@@ -337,7 +338,7 @@ async def _explain(request: Request, error: Exception) -> Response:
     return _error(request, 422, re.sub(r"/\S*/", "", str(error)))  # where it lies is nobody's business
 
 
-async def _admit(request: Request, error: Exception) -> Response:
+async def _fail(request: Request, error: Exception) -> Response:
     """A fault of ours. Starlette raises it again after this answer, so that the server logs it with its traceback."""
     return _error(request, 500, "the server failed; the terminal that runs it says where")
 

@@ -51,13 +51,14 @@ def load_checkpoint(path: Path, first: ServerState) -> tuple[ServerState, dict[s
         if name not in tensors or tensors[name].shape != expected.shape or tensors[name].dtype != expected.dtype:
             found = f"of {list(tensors[name].shape)}" if name in tensors else "missing"
             raise _refused(path, f"not a checkpoint of this run ({name} is {found}, not of {list(expected.shape)})")
+        tensors[name] = tensors[name].to(expected.device)
     if not bool(tensors["model"].isfinite().all()):
         raise _refused(path, "damaged (its model has NaN or Inf)")
     state = ServerState(
         round_num=scalars.round_num,
         model=tensors["model"],
         loss=scalars.loss,
-        memory={name: tensor.cpu() for name, tensor in _under("memory.", tensors).items()},
+        memory=_under("memory.", tensors),
         priority=scalars.priority,
         quality=scalars.quality,
         step_state=_under("step.", tensors),

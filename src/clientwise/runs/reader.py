@@ -91,8 +91,9 @@ def is_finished(folder: Path) -> bool:
 class Run:
     """A run folder, read-only. It may still be growing.
 
-    `run.summary()` is one line per method, `run.curve("metric", "AdaFed", seed=1)` a list over rounds, and
-    `run.query(sql)` asks the database; its tables are described in `clientwise/runs/schema.py`.
+    `run.summary()` is one line per method, `run.curve("metric", "AdaFed", seed=1)` a list over rounds,
+    `run.participants("AdaFed", seed=1, round_num=10)` who got which weight. For what no method answers there is
+    `run.query(sql)`, which asks the database; its tables are described in `clientwise/runs/schema.py`.
     """
 
     def __init__(self, folder: str | Path, name: str | None = None) -> None:

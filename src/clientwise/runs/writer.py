@@ -26,12 +26,15 @@ class Store:
         self._checkpoints = folder / "checkpoints"
         self._checkpoints.mkdir(parents=True, exist_ok=True)
         self._database = sqlite3.connect(folder / DATABASE)
-        self._database.execute("PRAGMA journal_mode = WAL")
-        self._database.execute("PRAGMA synchronous = NORMAL")
-        (version,) = self._database.execute("PRAGMA user_version").fetchone()
-        if version not in (0, SCHEMA_VERSION):
-            raise RunError(f"{folder}: was made by another version of clientwise; finish it with that one")
-        self._database.executescript(f"{SCHEMA} PRAGMA user_version = {SCHEMA_VERSION};")
+        try:
+            self._database.execute("PRAGMA journal_mode = WAL")
+            self._database.execute("PRAGMA synchronous = NORMAL")
+            (version,) = self._database.execute("PRAGMA user_version").fetchone()
+            if version not in (0, SCHEMA_VERSION):
+                raise RunError(f"{folder}: was made by another version of clientwise; finish it with that one")
+            self._database.executescript(f"{SCHEMA} PRAGMA user_version = {SCHEMA_VERSION};")
+        except sqlite3.DatabaseError as error:
+            raise RunError(f"{folder}: its database cannot be read ({error}); choose another --out") from None
 
     def close(self) -> None:
         """Close the database."""

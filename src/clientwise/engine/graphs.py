@@ -1,4 +1,4 @@
-"""Work of a GPU that is the same every time, as one launch: a CPU could not keep up with hundreds of small ones."""
+"""Work of a GPU that is the same every time, as one CUDA graph: a CPU could not keep up with hundreds of launches."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _capture = functools.partial(torch.cuda.graph, capture_error_mode="thread_local"
 
 @functools.cache
 def _scratch() -> torch.cuda.CUDAGraph:
-    """Whose memory all recordings share for what they forget: none begins before the last has ended.
+    """Whose memory all graphs share for what they forget: none begins before the last has ended.
 
-    It does nothing, but it stays: the memory is given back, and its name void, with the last recording that uses it.
+    It does nothing, but it stays: the memory is given back, and its name void, with the last graph that uses it.
     """
     nothing = torch.cuda.CUDAGraph()
     with _capture(nothing):
@@ -24,10 +24,10 @@ def _scratch() -> torch.cuda.CUDAGraph:
     return nothing
 
 
-class Recording:
-    """Work on tensors that stay where they are, recorded once as a CUDA graph: one launch instead of hundreds.
+class CudaGraph:
+    """Work on tensors that stay where they are, captured once: one launch instead of hundreds.
 
-    What the work makes on its way is lost with the next recording that runs; results belong into tensors made before.
+    What the work makes on its way is lost with the next graph that runs; results belong into tensors made before.
     """
 
     def __init__(self, work: Callable[[], object], changes: Sequence[Tensor]) -> None:
@@ -42,9 +42,9 @@ class Recording:
         torch.cuda.current_stream().wait_stream(stream)
         self._graph = torch.cuda.CUDAGraph()
         try:
-            with _capture(self._graph, pool=_scratch().pool()):  # recorded, not done
+            with _capture(self._graph, pool=_scratch().pool()):  # captured, not done
                 work()
-        except BaseException:  # to PyTorch that memory is still being recorded into: the next one needs another
+        except BaseException:  # to PyTorch that memory is still being captured into: the next one needs another
             _scratch.cache_clear()
             raise
 

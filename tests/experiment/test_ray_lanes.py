@@ -7,16 +7,20 @@ import pytest
 from test_runner import content
 
 import clientwise as cw
-from clientwise.errors import ClientwiseError, ConfigError
+from clientwise.errors import ClientwiseError
+from test_trackers import assert_same, stored, tensorboard
 
 
 @pytest.mark.filterwarnings("ignore")  # Ray's own
-def test_on_ray_the_run_is_the_same(tiny: dict[str, Any], tmp_path: Path) -> None:
+def test_on_ray_the_run_is_the_same_and_trackers_follow_it(tiny: dict[str, Any], tmp_path: Path) -> None:
     pytest.importorskip("ray", reason="Ray is not installed")
     tiny["seeds"] = [1, 2]
     here = cw.run({**tiny, "workers": 1}, tmp_path / "here")
-    there = cw.run({**tiny, "workers": "ray"}, tmp_path / "there")
+    there = cw.run({**tiny, "workers": "ray", "trackers": ["tensorboard"]}, tmp_path / "there")
     assert content(there) == content(here)
+    for method in ("FedAvg", "all of it"):
+        for seed in (1, 2):
+            assert_same(tensorboard(there / "tensorboard" / f"{method}-seed{seed}"), stored(there, method, seed))
 
 
 def test_without_ray_it_says_what_to_install(
@@ -25,9 +29,3 @@ def test_without_ray_it_says_what_to_install(
     monkeypatch.setitem(__import__("sys").modules, "ray", None)
     with pytest.raises(ClientwiseError, match=r"clientwise\[ray\]"):
         cw.run({**tiny, "workers": "ray"}, tmp_path / "run")
-
-
-def test_trackers_follow_one_lane_at_a_time(tiny: dict[str, Any], tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="one lane at a time"):
-        cw.run({**tiny, "workers": "ray", "trackers": ["tensorboard"]}, tmp_path / "run")
-    assert not (tmp_path / "run").exists()

@@ -9,10 +9,10 @@ from torch import Tensor
 
 from ..core.types import RoundRecord, ServerState
 from ..data.federated import FederatedData
-from ..engine.compute import pick_device
+from ..engine.device import pick_device
 from ..errors import ClientwiseError
 from ..trackers import Trackers
-from .build import build_compute, build_data, build_engine, build_federation, load_samples
+from .build import build_data, build_engine, build_executor, build_plan, load_samples
 from .config import load_experiment
 from .lanes import Lane, Round
 
@@ -24,21 +24,22 @@ class Remote:
         experiment = load_experiment(config)
         samples = own_data.samples if own_data else load_samples(experiment)
         data, hostile = build_data(experiment, samples, seed, own_data)
-        compute = build_compute(experiment, data.samples, pick_device(experiment.device))
-        self._engine = build_engine(experiment, data, hostile, seed, compute)
-        self._federation = build_federation(experiment, data.num_clients, seed)
+        executor = build_executor(experiment, data.samples, pick_device(experiment.device))
+        self._engine = build_engine(experiment, data, hostile, seed, executor)
+        self._plan = build_plan(experiment, data.num_clients, seed)
         (self._method,) = (one for one in experiment.build_methods() if one.name == method)
 
     def next_round(self, state: ServerState, engine_state: Mapping[str, Tensor]) -> Round:
         """A round from where the driver says the lane stands."""
         self._engine.load_state(engine_state)
-        return Round.run(state, self._method, self._federation, self._engine)
+        return Round.run(state, self._method, self._plan, self._engine)
 
 
 def run_on_ray(
     lanes: Sequence[Lane],
     config: Mapping[str, Any],
     own_data: FederatedData | None,
+    trackers: Trackers,
     on_round: Callable[[Lane, RoundRecord], None],
 ) -> None:
     """All rounds that are still to do, every lane at its own pace."""
@@ -56,7 +57,7 @@ def run_on_ray(
     try:
         pending = {}
         for lane in lanes:
-            lane.begin(Trackers([]))
+            lane.begin(trackers)
             begun.append(lane)
             remote = actor.remote(dict(config), data, lane.method.name, lane.seed)
             if not lane.is_done:

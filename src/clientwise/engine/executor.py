@@ -1,0 +1,255 @@
+"""Jobs are executed here: on one device, with the backend that pays, by as many workers as there are cores.
+
+Which backend pays was measured (docs/performance.md): on a GPU everything that can be stacked is, and every step is a
+CUDA graph; on a CPU small layers without convolutions are stacked, in chunks that fit its caches, one chunk per core.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from ..core.types import Evaluation, LocalTraining, ModelSpec
+from ..data.federated import Samples
+from ..models.dropout import count_dropout
+from ..models.flat import FlatModel
+from .device import Mode, Precision, keep_freed_memory, refuse_impossible, set_precision
+from .evaluation import summarise
+from .jobs import EvaluateJob, EvaluateResult, TrainJob, TrainResult
+from .loop import LoopBackend, draws_from_default_generator
+from .stacked.backend import StackedBackend
+from .stacked.evaluate import evaluate_by_graph
+from .stacked.network import NotStackableError, StackedNetwork
+
+CACHE_BYTES = 16 * 2**20  # of models side by side on one core
+HANDED_BYTES = 64 * 2**20  # of models trained one by one that a worker hands over at once: each time all sums are read
+MAX_CLIENTS = 1024  # trained at once
+SMALL_PART = 512  # samples to evaluate; fewer are not worth another worker
+GPU_SHARE = 0.4  # of its free memory, for the data and again for the models
+
+
+class Executor(Protocol):
+    """Whom an engine gives its jobs: a `DeviceExecutor`, or a lane's share of one (`scheduler.LaneExecutor`)."""
+
+    device: torch.device
+    samples: Samples
+    spec: ModelSpec
+    workers: int
+
+    def clients_at_once(self, training: LocalTraining, largest: int) -> int:
+        """How many clients of at most `largest` samples train together."""
+        ...
+
+    def train(self, jobs: Iterable[TrainJob]) -> Iterator[TrainResult | Exception]:
+        """The jobs in order; what goes wrong comes instead of a result."""
+        ...
+
+    def evaluate(self, models: Tensor, job: EvaluateJob) -> Evaluation:
+        """Every model [c, d] on all samples of the job."""
+        ...
+
+
+class Backend(Protocol):
+    """One way to do the arithmetic."""
+
+    def train(self, job: TrainJob) -> TrainResult:
+        """Every client of the job."""
+        ...
+
+    def evaluate(self, models: Tensor, indices: Tensor, targets: Tensor) -> EvaluateResult:
+        """Every model [c, d] on some samples."""
+        ...
+
+
+@dataclass(frozen=True)
+class _Worker:
+    """What one thread has to itself."""
+
+    loop: LoopBackend
+    stacked: StackedBackend
+
+
+class DeviceExecutor:
+    """One device, one architecture, one set of samples: shared by all methods and seeds of an experiment."""
+
+    def __init__(
+        self,
+        samples: Samples,
+        module: nn.Module,
+        device: torch.device,
+        *,
+        mode: Mode = "auto",
+        precision: Precision = "auto",
+        workers: int = 0,
+    ) -> None:
+        refuse_impossible(mode, precision, device)
+        self.device = device
+        on_gpu = device.type == "cuda"
+        too_large = on_gpu and samples.inputs.nbytes > GPU_SHARE * torch.cuda.mem_get_info(device)[0]
+        self.samples = samples if too_large else samples.to(device)
+        count_dropout(module)
+        self.flat = FlatModel(module, device)
+        self.spec = self.flat.spec
+        self.precision = set_precision(precision, device)
+        self._dtype = torch.bfloat16 if self.precision == "bf16" else torch.float32
+        self._values_per_sample, self._evaluates_stacked, self._has_convolutions = 0, False, True
+        if too_large:  # a graph cannot fetch anything from outside the GPU
+            self.mode, self.reason = "loop", "the data do not fit on the GPU: batches travel"
+        else:
+            self.mode, self.reason = self._choose(mode)
+        self.workers = 1 if on_gpu else workers or torch.get_num_threads()
+        self._at_once: dict[tuple[LocalTraining, int], int] = {}
+        draws = on_gpu or (self.mode != "stacked" and draws_from_default_generator(self.flat, self.samples))
+        equip = partial(_equip, samples=self.samples, draws=draws, use_graphs=self.mode == "graph", dtype=self._dtype)
+        self._own = threading.local()  # in a thread of the pool: its own worker
+        self._alone = equip(self.flat)  # for whichever thread calls where there is no pool: lanes take turns
+        self._pool = ThreadPoolExecutor(
+            self.workers, initializer=_begin_work, initargs=(self._own, equip, self.flat.module, device)
+        )
+
+    def __str__(self) -> str:
+        """What a person is told."""
+        words = {"loop": "one client after the other", "graph": "one client after the other, each step recorded"}
+        cores = f" on each of {self.workers} cores" if self.workers > 1 else ""
+        return f"{words.get(self.mode, 'many clients at once')}{cores}, in {self.precision}: {self.reason}"
+
+    def _choose(self, wanted: Mode) -> tuple[Mode, str]:
+        """How clients are trained, and why."""
+        on_gpu = self.device.type == "cuda"
+        if wanted in ("loop", "graph"):
+            return wanted, "as asked for"
+        one_by_one: Mode = "graph" if on_gpu else "loop"
+        if not len(self.samples.inputs):  # a server whose clients are elsewhere
+            return one_by_one, "there are no samples here"
+        try:
+            network = StackedNetwork(self.flat.module, self.spec, 2, self.device, self._dtype)
+            self._values_per_sample = network.try_out(self.flat, self.samples)
+            self._has_convolutions = network.has_convolutions
+            self._evaluates_stacked = on_gpu or not self._has_convolutions
+        except NotStackableError as error:
+            return one_by_one, f"the network cannot be stacked: {error}"
+        if wanted == "stacked":
+            return wanted, "as asked for"
+        if on_gpu:
+            return "stacked", "the network can be stacked"
+        if self._has_convolutions:
+            return "loop", "on a CPU convolutions gain nothing from stacking"
+        if 4 * self.spec.size > CACHE_BYTES / 2:
+            return "loop", "the network fills the caches alone"
+        return "stacked", "the network is small"
+
+    def clients_at_once(self, training: LocalTraining, largest: int) -> int:
+        """How many clients of at most `largest` samples train together."""
+        if (training, largest) not in self._at_once:  # asked once: a GPU takes its time to say what memory it has
+            self._at_once[training, largest] = self._count_at_once(training, largest)
+        return self._at_once[training, largest]
+
+    def _count_at_once(self, training: LocalTraining, largest: int) -> int:
+        samples = min(training.batch_size or largest, largest)
+        if self.mode != "stacked":
+            return max(1, min(16, HANDED_BYTES // (4 * self.spec.size)))
+        if self.device.type == "cuda":
+            free = torch.cuda.mem_get_info(self.device)[0] + torch.cuda.memory_reserved(self.device)
+            each = 4 * (6 * self.spec.size + 3 * samples * self._values_per_sample)
+            return int(max(1, min(MAX_CLIENTS, GPU_SHARE * free // each)))
+        return max(1, min(MAX_CLIENTS, CACHE_BYTES // (4 * (self.spec.size + samples * self._values_per_sample))))
+
+    def train(self, jobs: Iterable[TrainJob]) -> Iterator[TrainResult | Exception]:
+        """The jobs in order, a few at a time; what goes wrong comes instead of a result."""
+        if self.workers == 1:
+            yield from map(self._train, jobs)
+            return
+        pending: deque[Future[TrainResult | Exception]] = deque()
+        for job in jobs:
+            pending.append(self._pool.submit(self._train, job))
+            if len(pending) > self.workers:  # no more: memory must not grow with the cohort
+                yield pending.popleft().result()
+        while pending:
+            yield pending.popleft().result()
+
+    def train_joined(self, jobs: Sequence[TrainJob]) -> list[TrainResult | Exception]:
+        """Jobs that train alike, as one batched computation; one after the other where that fails."""
+        try:
+            results = self._train_as_one(jobs)
+        except torch.OutOfMemoryError:
+            self._take_fewer()
+            results = []
+        return results or list(self.train(jobs))
+
+    def _train_as_one(self, jobs: Sequence[TrainJob]) -> list[TrainResult | Exception]:
+        """Every worker takes a part; nothing where one of them fails: whose it is shows when they train apart."""
+        joined = TrainJob.joined(jobs)
+        largest = int(joined.sizes.max())
+        size = max(1, min(self.clients_at_once(joined.training, largest), -(-len(joined) // self.workers)))
+        parts = [joined.select(rows) for rows in torch.split(torch.arange(len(joined)), size)]
+        results = list(self.train(parts if len(parts) > 1 else [joined]))
+        if any(isinstance(result, Exception) for result in results):
+            return []
+        models, losses = (torch.cat(part) for part in zip(*(result for result in results), strict=True))
+        sizes = [len(job) for job in jobs]
+        return [TrainResult(*own) for own in zip(torch.split(models, sizes), torch.split(losses, sizes), strict=True)]
+
+    def _train(self, job: TrainJob) -> TrainResult | Exception:
+        worker = self._worker()
+        backend: Backend = worker.stacked if self.mode == "stacked" else worker.loop
+        try:
+            return backend.train(job)
+        except Exception as error:
+            if isinstance(error, torch.OutOfMemoryError):
+                self._take_fewer()
+            return error
+
+    def _take_fewer(self) -> None:
+        """Others have come to use this GPU since its memory was counted: half as many clients at once from now on."""
+        self._at_once = {work: max(1, count // 2) for work, count in self._at_once.items()}
+        torch.cuda.empty_cache()
+
+    def evaluate(self, models: Tensor, job: EvaluateJob) -> Evaluation:
+        """Every model [c, d] on all samples of the job; the samples are shared among the workers."""
+        models = models.to(self.device)
+
+        def evaluate(models: Tensor) -> EvaluateResult:
+            return self._evaluate(models, job.indices, job.targets)
+
+        if self.device.type == "cuda" and self.mode == "stacked":
+            return summarise([evaluate_by_graph(job, models, evaluate)], job)
+        if self.workers == 1:
+            return summarise([evaluate(models)], job)
+        part = max(SMALL_PART, -(-len(job.indices) // self.workers))
+        parts = zip(torch.split(job.indices, part), torch.split(job.targets, part), strict=True)
+        results = [self._pool.submit(self._evaluate, models, *some) for some in parts]
+        return summarise([result.result() for result in results], job)
+
+    def _evaluate(self, models: Tensor, indices: Tensor, targets: Tensor) -> EvaluateResult:
+        worker = self._worker()
+        stacked = self._evaluates_stacked and (len(models) > 1 or self._has_convolutions)
+        backend: Backend = worker.stacked if stacked else worker.loop
+        return backend.evaluate(models, indices, targets)
+
+    def _worker(self) -> _Worker:
+        worker: _Worker = getattr(self._own, "worker", self._alone)
+        return worker
+
+
+def _equip(flat: FlatModel, samples: Samples, draws: bool, use_graphs: bool, dtype: torch.dtype) -> _Worker:
+    """A worker that computes with this module."""
+    loop = LoopBackend(flat, samples, draws=draws, use_graphs=use_graphs, dtype=dtype)
+    return _Worker(loop, StackedBackend(flat.module, flat.spec, samples, flat.vector.device, dtype))
+
+
+def _begin_work(
+    own: threading.local, equip: Callable[[FlatModel], _Worker], module: nn.Module, device: torch.device
+) -> None:
+    """In every new thread of the pool. It knows no executor, or that would live as long as its threads: for ever."""
+    keep_freed_memory()
+    torch.set_num_threads(1)
+    own.worker = equip(FlatModel(copy.deepcopy(module), device))

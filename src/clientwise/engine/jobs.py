@@ -1,0 +1,79 @@
+"""What an engine asks of a backend and what comes back: jobs in, results out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..core.loss import Loss
+from ..core.types import LocalTraining
+
+if TYPE_CHECKING:
+    from .stacked.evaluate import EvaluationGraph
+
+
+@dataclass(frozen=True)
+class TrainJob:
+    """G clients to train alike: where each begins, what it holds, what its random draws come from."""
+
+    starts: Tensor  # [G, d]
+    indices: Tensor  # [N] of the samples, client after client
+    targets: Tensor  # [N, ...]
+    sizes: Tensor  # [G], on the CPU
+    keys: Tensor  # [G], on the CPU
+    training: LocalTraining
+    losses: Sequence[Loss]  # [G]; they differ in nothing but their class weights
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def select(self, order: Tensor) -> TrainJob:
+        """Some of the clients, in another order."""
+        ends = self.sizes.cumsum(0)
+        parts = [torch.arange(int(ends[row] - self.sizes[row]), int(ends[row])) for row in order.tolist()]
+        samples, rows = torch.cat(parts).to(self.indices.device), order.to(self.starts.device)
+        losses = [self.losses[row] for row in order.tolist()]
+        indices, targets = self.indices[samples], self.targets[samples]
+        return TrainJob(self.starts[rows], indices, targets, self.sizes[order], self.keys[order], self.training, losses)
+
+    @staticmethod
+    def joined(jobs: Sequence[TrainJob]) -> TrainJob:
+        """Several jobs that train alike, as one."""
+        if len(jobs) == 1:
+            return jobs[0]
+        tensors = {
+            name: torch.cat([getattr(job, name) for job in jobs])
+            for name in ("starts", "indices", "targets", "sizes", "keys")
+        }
+        losses = [loss for job in jobs for loss in job.losses]
+        return TrainJob(training=jobs[0].training, losses=losses, **tensors)
+
+
+class TrainResult(NamedTuple):
+    """What became of the clients of a job."""
+
+    models: Tensor  # [G, d]
+    losses: Tensor  # [G] mean losses of their last epochs
+
+
+@dataclass(frozen=True)
+class EvaluateJob:
+    """Samples to evaluate models on, and which holder (a client, or the server) each belongs to."""
+
+    indices: Tensor  # [N] of the samples
+    targets: Tensor  # [N, ...]
+    owner: Tensor  # [N] on the CPU
+    sizes: Tensor  # [K] samples of each holder
+    graphs: dict[int, EvaluationGraph | None] = field(default_factory=dict)  # by number of models; on a GPU
+
+
+class EvaluateResult(NamedTuple):
+    """How c models did on N samples."""
+
+    losses: Tensor  # [c, N]
+    values: Tensor  # [c, N] right or wrong; regression: relative error
+    counts: Tensor  # as `core.types.Evaluation` has them

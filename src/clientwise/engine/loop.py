@@ -1,0 +1,162 @@
+"""The loop backend: one client, or one model, after the other. Any network; on a GPU a step may be a CUDA graph."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from ..core.loss import Loss
+from ..core.seeding import mixed, seeded_default_generator
+from ..core.types import LocalTraining
+from ..data.federated import Samples
+from ..models.dropout import CountedDropout
+from ..models.flat import FlatModel
+from .batches import BatchSchedule
+from .evaluation import evaluate_batches, joined
+from .graphs import CudaGraph
+from .jobs import EvaluateResult, TrainJob, TrainResult
+from .optimizers import is_plain_sgd, make_optimizer, restart, state_of
+
+MAX_GRAPHS = 16  # for batches of different sizes; beyond that, batches run as they come
+
+
+class LoopBackend:
+    """Trains and evaluates with one module."""
+
+    def __init__(
+        self,
+        flat: FlatModel,
+        samples: Samples,
+        *,
+        draws: bool = True,
+        use_graphs: bool = False,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        self._flat, self._samples, self._draws, self._use_graphs, self._dtype = flat, samples, draws, use_graphs, dtype
+        self._parameters = list(flat.module.parameters())
+        self._dropouts = [module for module in flat.module.modules() if isinstance(module, CountedDropout)]
+        self._anchor = flat.parameter.detach().clone()
+        self._recipe: tuple[LocalTraining, Loss] | None = None
+        self._graphs: dict[int, tuple[tuple[Tensor, Tensor], CudaGraph]] = {}
+        self._loss = torch.zeros((), device=flat.vector.device)
+        self._class_weights: Tensor | None = None
+
+    def train(self, job: TrainJob) -> TrainResult:
+        """Every client of the job."""
+        ends = job.sizes.cumsum(0).tolist()
+        starts = [0, *ends[:-1]]
+        trained = [self._train_client(job, *client) for client in zip(range(len(job)), starts, ends, strict=True)]
+        return TrainResult(torch.stack([model for model, _ in trained]), torch.stack([loss for _, loss in trained]))
+
+    def _train_client(self, job: TrainJob, index: int, start: int, end: int) -> tuple[Tensor, Tensor]:
+        """The model of one client [d] and its loss []."""
+        training, flat, device = job.training, self._flat, job.starts.device
+        key, size = job.keys[index : index + 1], job.sizes[index : index + 1]
+        indices, targets = job.indices[start:end], job.targets[start:end]
+        self._prepare(training, job.losses[index])
+        flat.load(job.starts[index])
+        flat.module.train()
+        self._anchor.copy_(flat.parameter.detach())
+        for dropout in self._dropouts:
+            dropout.key.copy_(mixed(key[0]))
+        loss = torch.zeros((), dtype=torch.float64, device=device)
+        schedule = BatchSchedule.of(size, training, training.batch_size or int(size), device)
+        counts, last_epoch = schedule.counts[:, 0].tolist(), schedule.last_epoch[:, 0].tolist()
+        order = schedule.draw(key.to(device))
+        with seeded_default_generator(int(key), "modules", device=device) if self._draws else nullcontext():
+            for step, (count, share) in enumerate(zip(counts, last_epoch, strict=True)):
+                rows = order[step, 0, :count]
+                for dropout in self._dropouts:
+                    dropout.step.fill_(step)
+                loss += share * self._take_step(indices[rows], targets[rows])
+        return flat.vector.clone(), loss
+
+    def _prepare(self, training: LocalTraining, loss: Loss) -> None:
+        """An optimizer that has done nothing yet, and graphs that belong to this task."""
+        plain = replace(loss, class_weights=None)
+        if self._recipe != (training, plain):
+            self._optimizer = make_optimizer(self._flat.parameter, training)
+            self._recipe, self._graphs = (training, plain), {}
+        restart(self._optimizer)
+        if loss.class_weights is not None:  # kept in place: they change from round to round, the graphs do not
+            if self._class_weights is None:
+                self._class_weights, self._graphs = torch.ones(len(loss.class_weights), device=self._loss.device), {}
+            self._class_weights.copy_(torch.tensor(loss.class_weights))
+        elif self._class_weights is not None:
+            self._class_weights.fill_(1)
+
+    def _take_step(self, indices: Tensor, targets: Tensor) -> Tensor:
+        """One step on a batch; a graph for every size of batch."""
+        count = len(indices)
+        if not self._use_graphs or (count not in self._graphs and len(self._graphs) >= MAX_GRAPHS):
+            return self._step(indices, targets)
+        if count not in self._graphs:
+            batch = indices.clone(), targets.clone()
+            changes = [self._flat.vector, *self._flat.module.buffers(), *state_of(self._optimizer)]
+            self._graphs[count] = batch, CudaGraph(lambda: self._loss.copy_(self._step(*batch)), changes)
+        batch, graph = self._graphs[count]
+        for read, given in zip(batch, (indices, targets), strict=True):
+            read.copy_(given)
+        graph()
+        return self._loss
+
+    def _step(self, indices: Tensor, targets: Tensor) -> Tensor:
+        flat = self._flat
+        assert self._recipe is not None
+        training, criterion = self._recipe
+        inputs = self._samples.batch(indices)
+        if self._dtype == torch.bfloat16:
+            with torch.autocast(indices.device.type, torch.bfloat16):
+                outputs = flat.module(inputs).float()
+        else:
+            outputs = flat.module(inputs)
+        losses = criterion.per_sample(outputs, targets)
+        loss = (losses if self._class_weights is None else losses * self._class_weights[targets]).mean()
+        gradients = torch.autograd.grad(loss, self._parameters, materialize_grads=True)
+        with torch.no_grad():
+            if is_plain_sgd(training):  # without another pass over memory
+                for parameter, gradient in zip(self._parameters, gradients, strict=True):
+                    parameter.add_(gradient, alpha=-training.learning_rate)
+                return loss.detach()
+            for parameter, gradient in zip(self._parameters, gradients, strict=True):
+                assert parameter.grad is not None
+                parameter.grad.copy_(gradient)
+            if training.proximal:
+                assert flat.parameter.grad is not None
+                flat.parameter.grad.add_(flat.parameter - self._anchor, alpha=training.proximal)
+        self._optimizer.step()
+        return loss.detach()
+
+    def evaluate(self, models: Tensor, indices: Tensor, targets: Tensor) -> EvaluateResult:
+        """Model after model."""
+        self._flat.module.eval()
+        results = []
+        for model in models:
+            self._flat.load(model)
+            results.append(evaluate_batches(self._forward, 1, self._samples, indices, targets))
+        return joined(results)
+
+    def _forward(self, inputs: Tensor) -> Tensor:
+        with torch.autocast(inputs.device.type, torch.bfloat16, enabled=self._dtype == torch.bfloat16):
+            outputs: Tensor = self._flat.module(inputs)
+        return outputs.float()[None]
+
+
+def draws_from_default_generator(flat: FlatModel, samples: Samples) -> bool:
+    """Whether a network in training draws from PyTorch's one default generator, as the dropout inside `nn.LSTM` does.
+
+    The generator belongs to the whole process, so clients of such a network cannot train side by side.
+    """
+    before = flat.vector.clone()
+    with torch.no_grad(), seeded_default_generator(0, "trial"):
+        start = torch.get_rng_state()
+        try:
+            flat.module.train()(samples.batch(torch.zeros(2, dtype=torch.int64, device=before.device)))
+        except Exception:  # a network that does not fit these samples: whoever trains it will be told
+            return True
+        finally:
+            flat.load(before)  # batch norm has counted these samples
+        return not torch.equal(start, torch.get_rng_state())

@@ -1,0 +1,38 @@
+"""Optimizers that are restarted for every client instead of built anew."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from ..core.types import LocalTraining
+
+
+def make_optimizer(parameter: nn.Parameter, training: LocalTraining) -> torch.optim.Optimizer:
+    """An optimizer whose state exists from the start, so that `restart` and CUDA graphs find it."""
+    optimizer: torch.optim.Optimizer
+    rate, decay = training.learning_rate, training.weight_decay
+    if training.optimizer == "adam":
+        optimizer = torch.optim.Adam([parameter], rate, weight_decay=decay, capturable=parameter.is_cuda)
+    else:
+        optimizer = torch.optim.SGD([parameter], rate, momentum=training.momentum, weight_decay=decay)
+    assert parameter.grad is not None
+    parameter.grad.zero_()
+    optimizer.step()
+    return optimizer
+
+
+def state_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    """The tensors an optimizer keeps between steps."""
+    return [value for state in optimizer.state.values() for value in state.values() if isinstance(value, Tensor)]
+
+
+def restart(optimizer: torch.optim.Optimizer) -> None:
+    """Clients keep nothing between rounds: forget all steps. A momentum of zero is where a new optimizer begins."""
+    for value in state_of(optimizer):
+        value.zero_()
+
+
+def is_plain_sgd(training: LocalTraining) -> bool:
+    """Whether a step is nothing but θ −= η·∇: it can then be taken where the gradient is made."""
+    return training.optimizer == "sgd" and not (training.momentum or training.weight_decay or training.proximal)

@@ -1,0 +1,1 @@
+"""The stacked backend: many models of one architecture as one batched computation."""

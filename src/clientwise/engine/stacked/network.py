@@ -1,0 +1,150 @@
+"""Many models of one architecture as one batched computation: every layer runs for G models at once.
+
+The parameters of all models lie layer by layer in one vector, each layer's block [G, ...]. Backward passes are written
+out for the layers that matter, so that plain SGD folds its step into the product that makes the gradient: the gradient
+is never stored, and storing it is what limits small batches. Images are kept channels last, [G, B, H, W, C].
+
+A layer without a rule in `layers.py` is run by `torch.vmap`; a network that `vmap` cannot run either cannot be stacked.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from ...core.types import ModelSpec
+from ...data.federated import Samples
+from ...models.flat import FlatModel
+from .layers import Convolution, Parameter, Pooling, channels_first, channels_last, make_layer
+
+ALIGNMENT = 64  # numbers; matrix units want blocks that begin at round addresses
+
+
+class NotStackableError(Exception):
+    """Why the clients of a network must be trained one after the other."""
+
+
+class StackedNetwork:
+    """Up to `size` models of one architecture, side by side on one device."""
+
+    def __init__(
+        self, module: nn.Module, spec: ModelSpec, size: int, device: torch.device, dtype: torch.dtype = torch.float32
+    ) -> None:
+        if any(buffer.is_floating_point() for buffer in module.buffers()):
+            raise NotStackableError("it keeps running statistics (batch norm)")
+        self.size, self.spec, self.dtype = size, spec, dtype
+        self._starts, length = [], 0
+        for layer in spec.layers:
+            self._starts.append(length)
+            length += -(-size * math.prod(layer.shape) // ALIGNMENT) * ALIGNMENT
+        self.parameter = nn.Parameter(torch.zeros(length, device=device))
+        self.keys = torch.zeros(size, dtype=torch.int64, device=device)  # of dropout, one per model
+        self.step = torch.zeros((), dtype=torch.int64, device=device)  # of dropout
+        self._parameters = [Parameter(block, natural) for block, natural in self._blocks(self.parameter.detach())]
+        by_name = {layer.name: parameter for layer, parameter in zip(spec.layers, self._parameters, strict=True)}
+        self._layers = [
+            make_layer(leaf, [by_name[f"{name}.{key}" if name else key] for key, _ in leaf.named_parameters()], self)
+            for name, leaf in _reordered(list(_leaves("", module)))
+        ]
+        for one, following in itertools.pairwise(self._layers):
+            if isinstance(one, Convolution) and isinstance(following, Pooling):  # which adds the bias, see there
+                one.parameters, following.parameters = one.parameters[:1], one.parameters[1:]
+        learning = [index for index, layer in enumerate(self._layers) if layer.parameters]
+        self._first_to_learn = min(learning, default=len(self._layers))
+
+    def _blocks(self, vector: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """Per layer of the spec: its block as a matrix [G, rows, columns], and as the module has it [G, ...].
+
+        The kernels of convolutions lie channels last, so that a patch of the image and a row of the matrix agree.
+        """
+        for start, layer in zip(self._starts, self.spec.layers, strict=True):
+            block = vector[start : start + self.size * math.prod(layer.shape)]
+            if len(layer.shape) == 4:
+                outer, inner, *kernel = layer.shape
+                natural = block.view(self.size, outer, *kernel, inner).permute(0, 1, 4, 2, 3)
+            else:
+                natural = block.view(self.size, *layer.shape)
+            yield block.view(self.size, layer.shape[0] if layer.shape else 1, -1), natural
+
+    def make_gradient(self) -> None:
+        """Room for the gradients, for optimizers that need them; plain SGD does not."""
+        self.parameter.grad = torch.zeros_like(self.parameter)
+        for parameter, blocks in zip(self._parameters, self._blocks(self.parameter.grad), strict=True):
+            parameter.gradient_matrix, parameter.gradient = blocks
+
+    def load(self, models: Tensor) -> None:
+        """Make models [g, d] the first g."""
+        for parameter, layer in zip(self._parameters, self.spec.layers, strict=True):
+            values = models[:, layer.start : layer.stop].view(len(models), *layer.shape)
+            parameter.value[: len(models)].copy_(values)
+
+    def unload(self, rows: slice) -> Tensor:
+        """Some of the models [g, d]."""
+        return torch.cat([parameter.value[rows].flatten(1) for parameter in self._parameters], dim=1)
+
+    @property
+    def has_convolutions(self) -> bool:
+        """Whether any layer convolves."""
+        return any(isinstance(layer, Convolution) for layer in self._layers)
+
+    @torch.no_grad()
+    def try_out(self, flat: FlatModel, samples: Samples) -> int:
+        """Whether this really is the module, on one sample; returns how many values a sample leaves on its way.
+
+        NotStackableError says what `vmap` could not do.
+        """
+        indices = torch.zeros(self.size, 1, dtype=torch.int64, device=self.parameter.device)
+        self.load(flat.vector.expand(self.size, -1))
+        inputs = samples.batch(indices)
+        try:
+            outputs = self.forward(inputs, training=True)
+            self.backward(torch.zeros_like(outputs), 0.0)
+            outputs = self.forward(inputs, training=False)
+        except (RuntimeError, NotImplementedError, ValueError) as error:
+            raise NotStackableError(str(error).splitlines()[0]) from None
+        flat.module.eval()
+        expected = flat.module(inputs[0])
+        if outputs.shape[1:] != expected.shape or not torch.allclose(
+            outputs[0], expected.float(), rtol=0.05, atol=0.05
+        ):
+            raise NotStackableError("stacked it gives other results")
+        return sum(layer.kept // self.size for layer in self._layers)
+
+    def forward(self, inputs: Tensor, *, training: bool) -> Tensor:
+        """Outputs [g, B, ...] in float32 of the first g models for inputs [g, B, ...]."""
+        values = channels_last((inputs[:1] if inputs.stride(0) == 0 else inputs).to(self.dtype))
+        values = values.expand(len(inputs), *values.shape[1:])  # candidates see the same samples: kept once
+        for layer in self._layers:
+            values = layer.forward(values, training)
+            layer.kept = values.numel()
+        return channels_first(values).float()
+
+    def backward(self, gradient: Tensor, learning_rate: float | None) -> None:
+        """From the loss's gradient by the outputs: one step of plain SGD, or without a rate all gradients."""
+        gradient = channels_last(gradient.to(self.dtype))
+        for index in range(len(self._layers) - 1, self._first_to_learn - 1, -1):
+            gradient = self._layers[index].backward(gradient, learning_rate, index > self._first_to_learn)
+
+
+def _leaves(name: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """The layers of nested `nn.Sequential`s in order; any other module is one layer."""
+    if type(module) is nn.Sequential:
+        for key, child in module.named_children():
+            yield from _leaves(f"{name}.{key}" if name else key, child)
+    else:
+        yield name, module
+
+
+def _reordered(leaves: list[tuple[str, nn.Module]]) -> list[tuple[str, nn.Module]]:
+    """Pool before ReLU, not after, and as one layer: the same values and gradients with a quarter of the work."""
+    result: list[tuple[str, nn.Module]] = []
+    for name, leaf in leaves:
+        if result and type(leaf) is nn.MaxPool2d and type(result[-1][1]) is nn.ReLU:
+            result[-1] = name, nn.Sequential(leaf, result[-1][1])
+        else:
+            result.append((name, leaf))
+    return result

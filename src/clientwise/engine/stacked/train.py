@@ -1,0 +1,192 @@
+"""Trains many clients at once, as one stacked network.
+
+It reads the same batches and the same dropout masks as the loop, so both agree up to the rounding of their sums.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from ...core.loss import Loss
+from ...core.seeding import mixed
+from ...core.types import LocalTraining
+from ...data.federated import Samples
+from ..batches import BatchSchedule, num_steps
+from ..graphs import CudaGraph
+from ..jobs import TrainJob, TrainResult
+from ..optimizers import is_plain_sgd, make_optimizer, restart, state_of
+from .network import StackedNetwork
+
+
+class StackedTrainer:
+    """Trains the clients of a job at once. On a GPU the step is a CUDA graph.
+
+    A step reads everything from tensors that stay where they are, its own number included: replaying it is all a step
+    costs the CPU, which otherwise could not keep up with the GPU.
+    """
+
+    def __init__(self, network: StackedNetwork, samples: Samples, *, use_graphs: bool) -> None:
+        self.network, self._samples, self._use_graphs = network, samples, use_graphs
+        self._recipe: tuple[LocalTraining, Loss] | None = None
+        self._optimizer: torch.optim.Optimizer | None = None
+        self._anchor = network.parameter.detach()
+        self._tables: dict[str, Tensor] = {}
+        self._schedule: BatchSchedule | None = None
+        self._draw_graph: CudaGraph | None = None
+        self._laid_out: Tensor | None = None  # the shares that are in the tables now
+        self._step_graphs: dict[int, CudaGraph] = {}
+
+    @torch.no_grad()
+    def train(self, job: TrainJob) -> TrainResult:
+        """Every client of the job; those with most steps first, so that who is done can be left behind."""
+        training, device, network = job.training, job.starts.device, self.network
+        steps = num_steps(job.sizes, training)
+        if bool((steps.diff() > 0).any()):
+            order = steps.argsort(descending=True, stable=True)
+            models, losses = self.train(job.select(order))
+            back = order.argsort().to(device)
+            return TrainResult(models[back], losses[back])
+        self._prepare(training, replace(job.losses[0], class_weights=None))
+        self._lay_out(job)
+        network.load(job.starts)
+        network.step.zero_()
+        if training.proximal:
+            self._anchor.copy_(network.parameter)
+        done: list[Tensor] = []
+        running = len(job)
+        for still in (steps > torch.arange(int(steps.max()))[:, None]).sum(1).tolist():
+            if still < running:
+                done.insert(0, network.unload(slice(still, running)))
+                running = still
+            self._take_step(running)
+        models = network.unload(slice(0, running))
+        return TrainResult(torch.cat([models, *done]) if done else models, self._mean_losses())
+
+    def _prepare(self, training: LocalTraining, loss: Loss) -> None:
+        """An optimizer that has done nothing yet, and graphs that belong to this task."""
+        if self._recipe != (training, loss):
+            self._recipe, self._step_graphs, self._optimizer, self._schedule = (training, loss), {}, None, None
+            if not is_plain_sgd(training):
+                self.network.make_gradient()
+                self._optimizer = make_optimizer(self.network.parameter, training)
+                self._anchor = torch.zeros_like(self.network.parameter)
+        if self._optimizer is not None:
+            restart(self._optimizer)
+
+    def _lay_out(self, job: TrainJob) -> None:
+        """Put what the steps read where they read it."""
+        device, width, known = job.starts.device, self._width(job), self._schedule
+        if known is None or known.positions.shape[-1] != width or not torch.equal(known.sizes, job.sizes):
+            self._schedule = known = BatchSchedule.of(job.sizes, job.training, width, device)
+            counts = known.counts[..., None]
+            self._equal_shares = (torch.arange(width, device=device) < counts) / counts.clamp(min=1)
+            first = (job.sizes.cumsum(0) - job.sizes).clamp(max=len(job.indices) - 1)  # none past the end
+            self._first, self._keys = first.to(device)[:, None], job.keys.to(device, copy=True)
+            self._put("losses", torch.zeros_like(known.last_epoch))
+            self._put("rows", torch.zeros_like(known.positions))
+            self._draw_graph = None
+            self._draw()
+        else:  # clients of the same sizes as before: nothing but their keys is new
+            self._keys.copy_(job.keys)
+            if self._use_graphs and self._draw_graph is None:
+                self._draw_graph = CudaGraph(self._draw, [])
+            (self._draw_graph or self._draw)()
+        shares = self._shares(job)
+        if shares is not self._laid_out:
+            self._laid_out = shares
+            self._put("shares", shares)
+        self._put("indices", job.indices)
+        self._put("targets", job.targets)
+
+    def _draw(self) -> None:
+        """The clients' batches [S, G, B], and what their dropout draws from."""
+        assert self._schedule is not None
+        self.network.keys[: len(self._keys)].copy_(mixed(self._keys))
+        rows = self._schedule.draw(self._keys) + self._first
+        self._tables["rows"][: len(rows)].copy_(rows)
+
+    def _put(self, name: str, table: Tensor) -> None:
+        """A graph finds a table where it was when captured: it is copied there, or everything is captured anew."""
+        if not self._use_graphs:
+            self._tables[name] = table
+            return
+        room = self._tables.get(name)
+        if room is None or room.shape[1:] != table.shape[1:] or len(room) < len(table):
+            self._tables[name] = room = table.new_zeros(len(table) * 9 // 8, *table.shape[1:])
+            self._step_graphs = {}
+        room[: len(table)].copy_(table)
+
+    def _width(self, job: TrainJob) -> int:
+        """Samples in a batch, padding included. A graph has one width: few widths mean few graphs."""
+        largest, batch_size = int(job.sizes.max()), job.training.batch_size
+        if not self._use_graphs:
+            return min(batch_size or largest, largest)
+        unit = 1 << max(0, largest.bit_length() - 4)  # an eighth of padding at most
+        return batch_size or -(-largest // unit) * unit
+
+    def _shares(self, job: TrainJob) -> Tensor:
+        """What a sample counts in the loss of its batch [S, G, B]: 1/n, times its class weight κ; padding counts 0."""
+        weights = [loss.class_weights for loss in job.losses]
+        if not any(weights):
+            return self._equal_shares
+        num_classes = next(len(weight) for weight in weights if weight)
+        device, rows = job.targets.device, self._tables["rows"][: len(self._equal_shares)]
+        table = torch.tensor([weight or (1.0,) * num_classes for weight in weights], device=device)  # [G, C]
+        return self._equal_shares * table[torch.arange(len(table), device=device)[:, None], job.targets[rows]]
+
+    def _mean_losses(self) -> Tensor:
+        """Of the last epoch [G]."""
+        assert self._schedule is not None
+        last_epoch = self._schedule.last_epoch
+        # A client that is done has a share of 0; where its loss is NaN by now, 0 times that is none of its record.
+        losses = torch.where(last_epoch > 0, self._tables["losses"][: len(last_epoch)].double() * last_epoch, 0)
+        return _sum_in_order(losses, 0)
+
+    def _take_step(self, running: int) -> None:
+        """The next step of the first models; a graph may take along a few that are done."""
+        span = self.network.size
+        if not self._use_graphs:
+            self._step(running)
+            return
+        while span // 2 >= running:
+            span //= 2
+        if span not in self._step_graphs:
+            changes = [self.network.parameter, self.network.step]
+            changes += state_of(self._optimizer) if self._optimizer else []
+            self._step_graphs[span] = CudaGraph(partial(self._step, span), changes)
+        self._step_graphs[span]()
+
+    def _step(self, count: int) -> None:
+        network = self.network
+        assert self._recipe is not None
+        training, criterion = self._recipe
+        now = network.step[None]
+        rows, shares = (self._tables[name].index_select(0, now)[0, :count] for name in ("rows", "shares"))
+        inputs = self._samples.batch(self._tables["indices"][rows])
+        outputs = network.forward(inputs, training=True)
+        truth = self._tables["targets"][rows].flatten(0, 1)
+        losses, gradient = criterion.with_gradient(outputs.flatten(0, 1), truth, shares.flatten())  # weighted by κ
+        batch_losses = _sum_in_order(losses.view(rows.shape) * shares, 1)
+        self._tables["losses"][:, :count].index_copy_(0, now, batch_losses[None])
+        network.backward(gradient.view(outputs.shape), training.learning_rate if self._optimizer is None else None)
+        if self._optimizer is not None:
+            assert network.parameter.grad is not None
+            if training.proximal:
+                network.parameter.grad.add_(network.parameter - self._anchor, alpha=training.proximal)
+            self._optimizer.step()
+        network.step += 1
+
+
+def _sum_in_order(values: Tensor, dim: int) -> Tensor:
+    """A sum whose last bits depend neither on padding behind the values nor on what lies beside them.
+
+    One value is added after the other, where `sum` takes several at a time. On a GPU what is computed together changes
+    the last bits anyway.
+    """
+    if values.is_cuda or not values.shape[dim]:
+        return values.sum(dim)
+    return values.cumsum(dim).select(dim, -1)

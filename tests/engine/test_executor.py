@@ -1,0 +1,160 @@
+"""Workers: what they compute depends on nothing but the job, and they end with their executor."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import clientwise as cw
+from clientwise.core.loss import Loss
+from clientwise.core.types import LocalTraining, Task
+from clientwise.data.federated import FederatedData
+from clientwise.engine.device import threads_for
+from clientwise.engine.executor import DeviceExecutor
+from clientwise.engine.local import LocalEngine
+from clientwise.engine.stacked.train import _sum_in_order
+from clientwise.models.networks import lstm, mlp
+
+CPU = torch.device("cpu")
+LENGTH, CLASSES = 12, 3
+PLAIN, TRAINING = Loss("cross_entropy"), LocalTraining(3, 4)
+
+
+class Recurrent(nn.Module):
+    """With the dropout that is inside PyTorch's LSTM."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.recurrent, self.output = nn.LSTM(1, 8, 2, dropout=0.5, batch_first=True), nn.Linear(8, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs: Tensor = self.output(self.recurrent(x[..., None])[0][:, -1])
+        return outputs
+
+
+class Noisy(nn.Module):
+    """Draws without any module for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(LENGTH, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs: Tensor = self.layer(x + torch.randn_like(x) if self.training else x)
+        return outputs
+
+
+def clients(sizes: list[int]) -> FederatedData:
+    random = torch.Generator().manual_seed(0)
+    blocks = [
+        (torch.randint(20, (size, LENGTH), generator=random), torch.randint(CLASSES, (size,), generator=random))
+        for size in sizes
+    ]
+    tests = [(inputs[:1], targets[:1]) for inputs, targets in blocks]
+    return FederatedData.from_clients(blocks, tests, num_classes=CLASSES)
+
+
+def train(
+    network: nn.Module, sizes: list[int], cohort: list[int], training: LocalTraining = TRAINING, **options: Any
+) -> dict[int, tuple[bytes, float]]:
+    """By client its model, bit by bit, and its training loss."""
+    data, module = clients(sizes), copy.deepcopy(network)
+    engine = LocalEngine(data, module, seed=1, executor=DeviceExecutor(data.samples, module, CPU, **options))
+    with threads_for(engine.spec.num_parameters):
+        updates = list(engine.train(cohort, engine.initial_model, Task(1, training, PLAIN, ())))
+    return {
+        client: (model.numpy().tobytes(), float(loss))
+        for one in updates
+        for client, model, loss in zip(one.client_ids, one.models, one.training_loss, strict=True)
+    }
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda: lstm((LENGTH,), CLASSES, words=20, embedding=8, hidden=8, dropout=0.5), Recurrent, Noisy],
+    ids=["our lstm", "PyTorch's lstm", "noise"],
+)
+def test_networks_that_draw_train_alike_whatever_the_number_of_workers(make: Callable[[], nn.Module]) -> None:
+    torch.manual_seed(0)
+    network, before = make(), torch.get_rng_state()
+    alone = train(network, [40] * 6, list(range(6)), workers=1)
+    assert len(set(alone.values())) == 6
+    for _ in range(2):
+        assert train(network, [40] * 6, list(range(6)), workers=2) == alone
+    assert torch.equal(torch.get_rng_state(), before), "the default generator is the user's"
+
+
+def test_our_lstm_needs_no_turns() -> None:
+    """Workers need not wait for each other: its masks are counted."""
+    module = lstm((LENGTH,), CLASSES, words=20, embedding=8, hidden=8, dropout=0.5)
+    executor = DeviceExecutor(clients([4]).samples, module, CPU, workers=2)
+    assert not executor._alone.loop._draws
+    assert DeviceExecutor(clients([4]).samples, Recurrent(), CPU, workers=2)._alone.loop._draws
+
+
+def test_batch_norm_is_as_it_was_before_it_was_tried_out() -> None:
+    module = nn.Sequential(nn.Linear(LENGTH, 4), nn.BatchNorm1d(4), nn.Linear(4, CLASSES))
+    before = copy.deepcopy(module.state_dict())
+    executor = DeviceExecutor(clients([4]).samples, module, CPU)
+    assert executor.mode == "loop"
+    assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
+
+
+def test_a_client_s_loss_does_not_depend_on_whom_it_trains_with() -> None:
+    """Other clients change its row and how many steps there are."""
+    torch.manual_seed(0)
+    network = mlp((LENGTH,), CLASSES, hidden=[5])
+    sizes = [40 + 17 * client % 100 for client in range(40)]
+    everybody = list(range(40))
+    training = LocalTraining(1, 1, learning_rate=0.5)
+    together = train(network, sizes, everybody, training, workers=1)
+    for cohort in ([33, 0, 17], [1, 2, 3, 4, 5], everybody[::-1]):
+        assert train(network, sizes, cohort, training, workers=1) == {client: together[client] for client in cohort}
+    assert train(network, sizes, everybody, training, workers=3) == together
+
+
+def test_padding_and_neighbours_change_no_sum() -> None:
+    values = torch.rand(37, 5, generator=torch.Generator().manual_seed(1))
+    for rows, columns, first in [(37, 5, 0), (38, 6, 1), (64, 40, 30), (500, 99, 7)]:
+        padded = torch.zeros(rows, columns)
+        padded[:37, first : first + 5] = values
+        for wide, sums in ((padded, 0), (padded.T.contiguous(), 1)):
+            assert torch.equal(_sum_in_order(wide, sums)[first : first + 5], _sum_in_order(values, 0))
+    assert _sum_in_order(torch.zeros(0, 3), 0).tolist() == [0, 0, 0]
+
+
+def wait_for(condition: Callable[[], bool]) -> bool:
+    """Threads take a moment to end."""
+    for _ in range(200):
+        if condition():
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def test_an_executor_ends_with_its_last_user(tmp_path: Path, tiny: dict[str, Any]) -> None:
+    threads, executors = threading.active_count(), []
+    original = DeviceExecutor.__init__
+
+    def noted(self: DeviceExecutor, *given: Any, **options: Any) -> None:
+        original(self, *given, **options)
+        executors.append(weakref.ref(self))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(DeviceExecutor, "__init__", noted)
+        for number, mode in enumerate(("stacked", "loop")):
+            cw.run({**tiny, "workers": 2, "mode": mode}, tmp_path / str(number))
+    gc.collect()
+    assert len(executors) >= 4
+    assert [executor for executor in executors if executor() is not None] == []
+    assert wait_for(lambda: threading.active_count() <= threads)
