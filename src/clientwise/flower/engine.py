@@ -104,16 +104,6 @@ class FlowerEngine:
         """See `core.types.Engine`."""
         return self._local.train_server(model, task)
 
-    def _read_evaluation(self, client: int, num_candidates: int, content: RecordDict) -> Evaluation:
-        """A client's evaluation; its test set stays as large as it was at first, or its say would grow at will."""
-        most, outputs = self._settings.max_test_samples, self._outputs
-        one = read_evaluation(content, num_candidates, self.problem, most_samples=most, outputs=outputs)
-        size, first = int(one.num_samples), int(self._test_sizes[client])
-        if first not in (-1, size):
-            raise ValueError(f"{size} test samples, {first} in its first answer")
-        self._test_sizes[client] = size
-        return one
-
     def prefetch(self, client_ids: Sequence[int]) -> None:
         """See `core.types.Engine`: the clients hold their data themselves."""
 
@@ -126,6 +116,16 @@ class FlowerEngine:
         """Continue from what `state` returned."""
         self._test_sizes = state.get("test_sizes", self._test_sizes).cpu().clone()
         self._kept = {int(client): model for client, model in state.items() if client != "test_sizes"}
+
+    def _read_evaluation(self, client: int, num_candidates: int, content: RecordDict) -> Evaluation:
+        """A client's evaluation; its test set stays as large as it was at first, or its say would grow at will."""
+        most, outputs = self._settings.max_test_samples, self._outputs
+        one = read_evaluation(content, num_candidates, self.problem, most_samples=most, outputs=outputs)
+        size, first = int(one.num_samples), int(self._test_sizes[client])
+        if first not in (-1, size):
+            raise ValueError(f"{size} test samples, {first} in its first answer")
+        self._test_sizes[client] = size
+        return one
 
     def _wait_for(self, client_ids: Sequence[int], needed: int, deadline: float) -> dict[int, int]:
         """The nodes of these clients, as soon as enough are connected; what there is, when time is up."""
