@@ -4,20 +4,24 @@ BIN := .venv/bin
 # Processes that test side by side.
 WORKERS ?= 2
 
-.PHONY: demo test test-slow test-flower test-netns test-experiments lint docs reproduction bench bench-quick bench-gpu bench-peers clean
+.PHONY: demo test test-slow test-fire test-flower test-netns test-experiments lint docs reproduction bench bench-quick bench-gpu bench-peers clean
 
 demo: .venv/demo
 	$(BIN)/clientwise demo
 
 # What measures time has the machine for itself, after the others.
 test: .venv/ready lint
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m 'not (alone or slow or flower or netns or experiments)'
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m 'not (alone or slow or flower or netns or experiments or fire)'
 	$(BIN)/python -m pytest -m alone tests
 
 # What takes minutes, each: Flower's processes, network namespaces where one is root, and the experiments where there is
 # a data folder: those that show something in their quick size, the others for two rounds.
 test-slow: .venv/ready
 	$(BIN)/python -m pytest -m 'slow or flower or netns' tests
+
+# Thousands of hostile configs, files and updates.
+test-fire: .venv/ready
+	$(BIN)/python -m pytest -m fire tests
 
 # Real Flower processes on this machine: simulation, deployment with TLS, processes killed. About ten minutes.
 test-flower: .venv/ready
