@@ -35,7 +35,8 @@ from .store import RunError, Store, is_finished, locked, write_atomically
 if TYPE_CHECKING:
     from .flower.connections import Connect
 
-# Keys that may change when a run is resumed: they change no bit of it.
+# Keys that may change when a run is resumed: they change nothing of it, but `workers` may change the last bits
+# (docs/performance.md).
 NO_PART_OF_THE_RESULT = {"data_dir", "plugin_dir", "checkpoint_seconds", "trackers", "workers", "flower"}
 
 
