@@ -47,7 +47,7 @@ def measure(config: dict[str, Any]) -> dict[str, float]:
 
     with tempfile.TemporaryDirectory() as folder:
         run = cw.Run(cw.run(config, Path(folder) / "run"))
-        seconds = [row[0] for row in run.query("SELECT seconds FROM rounds ORDER BY round_num")]
+        seconds = [seconds for _, seconds in run.curve("seconds", "prioritized", 1)]
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     return {"seconds": statistics.median(seconds[1:]), "first_seconds": seconds[0], "peak_megabytes": peak}
 

@@ -25,7 +25,6 @@ import torch
 from rich.console import Console
 
 import clientwise as cw
-from clientwise.core.loss import plain_loss
 from clientwise.core.types import Task
 from clientwise.experiment.build import build_engine, build_executor
 from clientwise.experiment.lanes import Progress
@@ -67,7 +66,7 @@ def compare_rounds(work: Work, rounds: int) -> tuple[list[Took], list[Took]]:
     experiment = cw.load(config(work, rounds + WARMUP, checkpoint_seconds=0, methods=[METHOD]))
     executor = build_executor(experiment, data.samples, torch.device("cpu"))
     engine = build_engine(experiment, data, {}, experiment.seeds[0], executor)
-    training, loss = experiment.build_methods()[0].training, plain_loss(engine.problem)
+    training, loss = experiment.build_methods()[0].training, engine.problem.loss
     whole: list[Took] = []
     bare: list[Took] = []
     began = now()

@@ -9,7 +9,6 @@ are finished.
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 import tomllib
@@ -17,12 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import clientwise as cw
-from clientwise.experiment.store import is_finished
 from clientwise.report import sections
 from clientwise.report.document import percent_of
 from clientwise.report.figures import draw
 from clientwise.report.series import Series, difference_between, series_of, signed, signed_rounds
 from clientwise.report.statistics import Contingency, contingency, paired_difference
+from clientwise.runs.reader import is_finished
 
 DOCS = Path(__file__).parent
 PLACE = re.compile(r"(<!-- run (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -41,8 +40,8 @@ def main(runs: Path, docs: Path = DOCS) -> None:
         if not (folder / "run.sqlite").exists():
             return place[0]
         run, picture = cw.Run(folder, name), docs / "reproduction" / f"{name}.png"
-        if (own := run.query("SELECT value FROM facts WHERE key = 'name'")) != [(json.dumps(name),)]:
-            print(f"{name}: {folder} is another experiment ({own[0][0]}), left as it is")
+        if run.name != name:
+            print(f"{name}: {folder} is another experiment ({run.name!r}), left as it is")
             return place[0]
         print(f"{name}: {folder}{'' if run.finished else ' (not finished)'}")
         return f"{place[1]}\n{block(run, published.get(name.removesuffix('-long'), {}), picture)}\n{place[3]}"
@@ -67,7 +66,7 @@ def block(run: cw.Run, published: dict[str, Any], picture: Path) -> str:
         parts.append(best_rounds(series, published.get("contingency", {})))
     picture.parent.mkdir(exist_ok=True)
     draw([sections.metric_chart(series)], picture)
-    parts.append(f"![{sections.metric_chart(series)['alt']}](reproduction/{picture.name})")
+    parts.append(f"![{sections.metric_chart(series).alt}](reproduction/{picture.name})")
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -164,7 +163,7 @@ def best_rounds(series: list[Series], published: dict[str, list[int]]) -> str:
         pairs = [
             (run.best_round(one.method, seed), run.best_round(baseline.method, seed)) for seed in one.summary.seeds
         ]
-        known = [contingency(ours[2], theirs[2]) for ours, theirs in pairs if ours and theirs]
+        known = [contingency(ours.right, theirs.right) for ours, theirs in pairs if ours and theirs]
         if not known:
             return ""
         total = Contingency(*(sum(column) for column in zip(*map(_cells, known), strict=True)))

@@ -14,7 +14,7 @@ import uvicorn
 from playwright.sync_api import sync_playwright
 
 from clientwise.report.server import make_app
-from clientwise.report.summary import Run
+from clientwise.runs.reader import Run
 
 DOCS = Path(__file__).parent
 QUIET = ("headless", "no-sandbox", "disable-gpu", "disable-quic", "no-first-run", "disable-background-networking")
@@ -23,8 +23,8 @@ QUIET = ("headless", "no-sandbox", "disable-gpu", "disable-quic", "no-first-run"
 def main(folder: Path, out: Path = DOCS, scheme: str = "light") -> None:
     """Overview, audit and phone, of one run."""
     run = Run(folder)
-    lane, method, seed = next(lane for lane in reversed(run.lanes) if lane[2] == run.lanes[0][2])
-    (last,) = run.query("SELECT MAX(round_num) FROM rounds WHERE lane = ?", lane)[0]
+    _, method, seed = next(lane for lane in reversed(run.lanes) if lane.seed == run.lanes[0].seed)
+    last = run.last_round(method, seed)
     with served(folder) as address, sync_playwright() as playwright:
         arguments = [f"--{flag}" for flag in (*QUIET, "disable-component-update", "disable-sync", "hide-scrollbars")]
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=arguments)

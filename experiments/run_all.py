@@ -10,16 +10,14 @@ needs of every run, without the models, into a folder small enough to be sent; `
 from __future__ import annotations
 
 import argparse
-import shutil
-import sqlite3
 import sys
 import time
-from contextlib import closing
 from pathlib import Path
 
 import clientwise as cw
 from clientwise.experiment.runner import Progress
-from clientwise.experiment.store import is_finished
+from clientwise.runs.pack import pack
+from clientwise.runs.reader import is_finished
 
 HERE = Path(__file__).parent
 
@@ -67,22 +65,6 @@ def main() -> None:
 def _stop_at(until: float, progress: Progress) -> None:
     if time.monotonic() >= until:
         raise KeyboardInterrupt
-
-
-def pack(folder: Path, target: Path) -> None:
-    """Copy a run without its models, and with every client's own values at the last round only."""
-    shutil.rmtree(target, ignore_errors=True)
-    target.mkdir(parents=True)
-    for name in ("config.toml", "versions.json"):
-        shutil.copy(folder / name, target)
-    with closing(sqlite3.connect(folder / "run.sqlite")) as source:
-        source.execute("VACUUM INTO ?", (str(target / "run.sqlite"),))
-    with closing(sqlite3.connect(target / "run.sqlite", isolation_level=None)) as copy:
-        copy.execute(
-            """DELETE FROM local WHERE round_num < (SELECT MAX(round_num) FROM rounds
-               WHERE rounds.lane = local.lane AND reached IS NOT NULL)"""
-        )
-        copy.execute("VACUUM")
 
 
 if __name__ == "__main__":

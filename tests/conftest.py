@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import settings
 
-from clientwise.core.method import Federation, Method
+from clientwise.core.method import Method, Plan
 from clientwise.data.datasets import digits
 from clientwise.data.partition import dirichlet, federate
 from clientwise.engine.local import LocalEngine
@@ -99,8 +99,8 @@ def make_engine() -> Callable[..., LocalEngine]:
 
 
 @pytest.fixture
-def federation() -> Federation:
-    return Federation(seed=1, cohort_size=5)
+def plan() -> Plan:
+    return Plan(seed=1, cohort_size=5)
 
 
 @pytest.fixture

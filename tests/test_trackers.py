@@ -17,6 +17,7 @@ import tomli_w
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import clientwise as cw
+import processes
 from clientwise.experiment.lanes import Progress
 from clientwise.experiment.runner import find_unfinished
 
@@ -164,8 +165,7 @@ def test_killed_before_its_checkpoint_no_step_is_missing_or_twice(tiny: dict[str
     tiny["methods"] = [{"name": "FedAvg"}]
     config, folder = tmp_path / "config.toml", tmp_path / "run"
     config.write_text(tomli_w.dumps(tiny))
-    crashed = subprocess.run([sys.executable, "-c", CRASH, str(config), str(folder)], check=False, timeout=120)
-    assert crashed.returncode == 77
+    assert processes.run(CRASH, config, folder).returncode == 77
     uri = (folder / "mlruns").as_uri()
     assert len(mlflow_curves(uri, mlflow_runs(uri)["FedAvg", "1"])["loss"]) == 3
     seen: list[int] = []
@@ -200,7 +200,7 @@ def test_nothing_is_written_or_imported_by_default(tiny: dict[str, Any], tmp_pat
         "import sys, clientwise as cw; cw.run(sys.argv[1], sys.argv[2]); "
         "assert not {'mlflow', 'tensorboard'} & set(sys.modules), 'imported'"
     )
-    subprocess.run([sys.executable, "-c", program, str(config), str(tmp_path / "run")], check=True, timeout=120)
+    processes.run(program, config, tmp_path / "run").check_returncode()
     names = {path.name for path in (tmp_path / "run").iterdir() if not path.name.startswith(".")}
     assert names == {"checkpoints", "config.toml", "run.sqlite", "versions.json"}
 
@@ -360,14 +360,15 @@ def test_the_command(tiny: dict[str, Any], tmp_path: Path) -> None:
     tiny["trackers"] = [{"name": "tensorboard", "log_dir": "blocked"}]
     (tmp_path / "tiny.toml").write_text(tomli_w.dumps(tiny))
 
-    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "clientwise", "run", "tiny.toml", *arguments]
-        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=True)
+    def warnings(*arguments: str) -> str:
+        done = processes.run(processes.COMMAND, "run", "tiny.toml", *arguments, cwd=tmp_path)
+        done.check_returncode()
+        return done.stderr
 
-    warning = run("--out", "one").stderr.splitlines()
+    warning = warnings("--out", "one").splitlines()
     assert len(warning) == 1
     assert warning[0].startswith("warning: tracker tensorboard is switched off for the rest of this run: ")
-    assert run("--out", "two", "--tracker", "tensorboard", "--tracker", "mlflow").stderr == ""
+    assert warnings("--out", "two", "--tracker", "tensorboard", "--tracker", "mlflow") == ""
     assert_same(tensorboard(tmp_path / "two" / "tensorboard" / "FedAvg-seed1"), stored(tmp_path / "two", "FedAvg"))
     assert len(mlflow_runs((tmp_path / "two" / "mlruns").as_uri())) == 2
 

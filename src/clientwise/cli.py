@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import re
 import shlex
 import shutil
 import signal
 import sys
-import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
@@ -54,11 +55,15 @@ def main() -> None:
         app()
     except ClientwiseError as error:
         _fail(str(error))
+    except OSError as error:  # a name that is too long, a disk that is full, a folder that is not ours
+        _fail(f"{error.filename or 'clientwise'}: {error.strerror or error}")
 
 
 def _fail(message: str) -> NoReturn:
+    from .errors import shortened
+
     for line in message.splitlines():
-        err.print(f"[bold red]error:[/] {_escaped(line)}", soft_wrap=True)
+        err.print(f"[bold red]error:[/] {_escaped(shortened(line, 1_500))}", soft_wrap=True)
     sys.exit(2)
 
 
@@ -119,15 +124,14 @@ def run(
         _fail(f"{file}: is a folder; to go on with a run, add --resume")
     if file.is_dir():
         out_folder, file = out_folder or file, file / "config.toml"
-    where = data_dir and str(data_dir.resolve())
-    cores = int(workers) if workers and workers.isdigit() else workers
+    cores = int(workers) if workers and re.fullmatch("[0-9]{1,9}", workers) else workers
     given = {
         "engine": engine,
         "device": device,
         "workers": cores,
         "rounds": rounds,
         "trackers": trackers or None,
-        "data_dir": where,
+        "data_dir": _absolute(data_dir),
     }
     experiment = _load(file, changes, given, seeds, preset)
     if resume and out_folder is None:
@@ -143,10 +147,11 @@ def check(
     changes: SetOption = None,
 ) -> None:
     """Check a config and its presets, and say what it would run, without running it."""
-    from .experiment.build import describe
+    from .experiment.config import presets_of
+    from .experiment.describe import describe
 
-    experiment = _load(file, changes, {"data_dir": data_dir and str(data_dir.resolve())}, preset=preset)
-    presets = [] if preset else list(tomllib.loads(file.read_text(encoding="utf-8")).get("presets", {}))
+    experiment = _load(file, changes, {"data_dir": _absolute(data_dir)}, preset=preset)
+    presets = [] if preset else presets_of(file)
     for name in presets:
         _load(file, changes, preset=name)
     for line in describe(experiment):
@@ -173,7 +178,7 @@ def tune(
     from .experiment.tune import tune as try_rates
     from .report.terminal import trials_table
 
-    given = {"device": device, "rounds": rounds, "data_dir": data_dir and str(data_dir.resolve())}
+    given = {"device": device, "rounds": rounds, "data_dir": _absolute(data_dir)}
     experiment = _load(file, changes, given, seeds, preset)
     grid = GRID if rates is None else _rates(rates)
     with err.status("Trying learning rates") as status:
@@ -190,7 +195,7 @@ def _rates(text: str) -> list[float]:
     """Learning rates from "0.1,0.3"."""
     try:
         rates = [float(part) for part in text.split(",")]
-        if all(0 < rate < float("inf") for rate in rates):
+        if all(0 < rate <= 1e30 for rate in rates):
             return rates
         raise ValueError(text)
     except ValueError:
@@ -204,7 +209,10 @@ def data(
         Path | None, typer.Option("--out", help="Also draw it: a PNG or SVG file.", show_default=False)
     ] = None,
     seed: Annotated[
-        int | None, typer.Option(help="Seed of the partition; default: the config's first.", show_default=False)
+        int | None,
+        typer.Option(
+            help="Seed of the partition; default: the config's first.", min=0, max=2**63 - 1, show_default=False
+        ),
     ] = None,
     preset: PresetOption = None,
     data_dir: DataDirOption = None,
@@ -213,12 +221,12 @@ def data(
     """Show who would hold which samples: sizes, classes of every client, the server's set."""
     from .data.summary import summarise
     from .experiment.build import build_data, load_samples
-    from .report.federation import class_table, federation_charts, remarks, size_table
+    from .report.data import class_table, data_charts, remarks, size_table
     from .report.figures import draw
 
     if picture is not None and picture.suffix not in (".png", ".svg"):
         _fail(f"--out {picture}: write a name that ends in .png or .svg")
-    experiment = _load(file, changes, {"data_dir": data_dir and str(data_dir.resolve())}, preset=preset)
+    experiment = _load(file, changes, {"data_dir": _absolute(data_dir)}, preset=preset)
     seed = experiment.seeds[0] if seed is None else seed
     federated, hostile = build_data(experiment, load_samples(experiment), seed)
     summary = summarise(federated)
@@ -232,8 +240,8 @@ def data(
         out.print()
         out.print(table)
     if picture is not None:
-        with _readable():
-            draw(federation_charts(summary, title), picture)
+        with _file_errors():
+            draw(data_charts(summary, title), picture)
         out.print(_escaped(f"Picture  {picture}"), soft_wrap=True)
 
 
@@ -266,18 +274,20 @@ def show(
     ] = None,
     round_num: Annotated[
         int | None,
-        typer.Option("--round", help="Show who got which weight in this round, and why.", show_default=False),
+        typer.Option(
+            "--round", help="Show who got which weight in this round, and why.", max=10**9, show_default=False
+        ),
     ] = None,
     method: Annotated[str | None, typer.Option(help="Only this method's round.", show_default=False)] = None,
 ) -> None:
     """Show a run's tables in the terminal; it may still be running."""
     from .experiment.runner import newest_run
-    from .report.summary import Run
     from .report.terminal import audit_tables, remarks, summary_table
+    from .runs.reader import Run
 
     if method is not None and round_num is None:
         _fail("--method goes with --round: which round of it?")
-    with _readable():
+    with _file_errors():
         run = Run(folder or newest_run())
         if round_num is None:
             out.print(summary_table(run))
@@ -301,10 +311,10 @@ def report(
     """Write a report on a run: one HTML file, all figures (PNG, SVG), all tables (CSV, Markdown, LaTeX)."""
     from .experiment.runner import newest_run
     from .report.export import unique_names, write_report
-    from .report.summary import Run
+    from .runs.reader import Run
 
     names = unique_names(folders or [newest_run()])
-    with _readable(), err.status("Writing the report") as status:
+    with _file_errors(), err.status("Writing the report") as status:
         runs = [Run(folder, name) for name, folder in names.items()]
         target = out_folder or (runs[0].folder / "report" if len(runs) == 1 else Path("report"))
         page = write_report(runs, target, lambda path: status.update(f"Writing the report: {_escaped(path.name)}"))
@@ -418,29 +428,35 @@ def _load(
 
 def _seeds(text: str) -> list[int]:
     """Seeds from "1,2,3" or "1-5"."""
+    from .experiment.schema import MOST_SEEDS
+
     try:
         parts = [[int(number) for number in part.split("-")] for part in text.split(",")]
-        if all(len(part) <= 2 and part[0] <= part[-1] for part in parts):
-            return [seed for part in parts for seed in range(part[0], part[-1] + 1)]
-        raise ValueError(text)
+        if not all(len(part) <= 2 and part[0] <= part[-1] for part in parts):
+            raise ValueError(text)
     except ValueError:
         _fail(f"--seeds {text}: write 1,2,3 or 1-5")
+    if (count := sum(part[-1] + 1 - part[0] for part in parts)) > MOST_SEEDS:
+        _fail(f"--seeds {text}: {count:,} seeds; {MOST_SEEDS:,} at most")
+    return [seed for part in parts for seed in range(part[0], part[-1] + 1)]
+
+
+def _absolute(folder: Path | None) -> str | None:
+    return None if folder is None else os.path.realpath(folder)
 
 
 def _run(experiment: Experiment, folder: Path | None, resume: bool) -> Path:
     """Run with progress, then show what came of it."""
-    from .experiment.runner import new_folder
-    from .experiment.runner import run as run_experiment
+    from .launch import run as run_experiment
     from .progress import show_progress
     from .report.figures import draw
     from .report.series import series_of
-    from .report.summary import Run
     from .report.terminal import remarks, summary_table
     from .report.views import headline, result_charts
+    from .runs.reader import Run
 
-    folder = folder or new_folder(experiment.name)
-    with _stop_politely(folder), show_progress(out) as on_round:
-        run_experiment(experiment, folder, resume=resume, on_round=on_round)
+    with _stop_politely(), show_progress(out) as on_round:
+        folder = run_experiment(experiment, folder, resume=resume, on_round=on_round)
     finished = Run(folder)
     picture = folder / "curves.png"
     draw(result_charts(finished), picture)
@@ -452,25 +468,26 @@ def _run(experiment: Experiment, folder: Path | None, resume: bool) -> Path:
 
 
 @contextmanager
-def _readable() -> Iterator[None]:
-    """A damaged run folder, or a place that cannot be written to, is one line, never a traceback."""
-    from .report.summary import UNREADABLE, what_is_wrong
-
+def _file_errors() -> Iterator[None]:
+    """A file that cannot be read or written is one line, never a traceback."""
     try:
         yield
     except OSError as error:
         _fail(f"{error.filename}: {error.strerror}")
-    except UNREADABLE as error:
-        _fail(what_is_wrong(error))
 
 
 @contextmanager
-def _stop_politely(folder: Path) -> Iterator[None]:
+def _stop_politely() -> Iterator[None]:
     """Ctrl-C, or a kill that can be heard: stop after saving, and say how to go on."""
+    from .experiment.runner import Stopped
+
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield
-    except KeyboardInterrupt:
-        again = _escaped(f"{_command()} run {shlex.quote(str(folder))} --resume")
+    except Stopped as stopped:
+        again = _escaped(f"{_command()} run {shlex.quote(str(stopped.folder))} --resume")
         err.print(f"\nStopped; nothing is lost but the open round. Go on with:\n  {again}", soft_wrap=True)
+        sys.exit(130)
+    except KeyboardInterrupt:
+        err.print("\nStopped before anything was begun.")
         sys.exit(130)

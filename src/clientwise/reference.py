@@ -10,11 +10,12 @@ from typing import Any, Literal, get_args, get_origin
 from pydantic.fields import FieldInfo
 
 from .attacks import ATTACKS
+from .core.adapt_loss import LOSS_ADAPTERS
 from .core.aggregate import SERVER_STEPS
 from .core.criteria import CRITERIA, make_criterion
-from .core.loss import LOSS_ADAPTERS
 from .core.metrics import METRICS
 from .core.priority import ADJUSTMENTS
+from .core.rules import RULES
 from .core.scores import SCORES
 from .core.weighting import NORMALISERS
 from .data.datasets import DATASETS
@@ -29,6 +30,7 @@ _REGISTRIES = (
     CRITERIA,
     NORMALISERS,
     SCORES,
+    RULES,
     ADJUSTMENTS,
     LOSS_ADAPTERS,
     SERVER_STEPS,

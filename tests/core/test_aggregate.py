@@ -7,8 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clientwise.core.aggregate import SERVER_STEPS, Stack, SubsetSums
-from clientwise.core.scores import Mean, Prioritized, Product, WeightedMean, all_subset_terms
+from clientwise.core.aggregate import SERVER_STEPS, Stack, SubsetSums, can_fold
+from clientwise.core.scores import Mean, Prioritized, Product, WeightedMean
 from clientwise.core.weighting import NORMALISERS, divide, to_weights
 
 NAMES = ("a", "b", "c")
@@ -24,7 +24,7 @@ def random_cohort(seed: int, clients: int) -> tuple[torch.Tensor, torch.Tensor]:
 @given(seed=st.integers(0, 10_000), clients=st.integers(1, 9), cut=st.integers(0, 9))
 def test_subset_sums_equal_the_direct_form_for_every_order(normaliser: str, seed: int, clients: int, cut: int) -> None:
     raw, models = random_cohort(seed, clients)
-    sums = SubsetSums(NAMES, all_subset_terms(3), like=models[0])
+    sums = SubsetSums(NAMES, Prioritized().terms_of_all_orders(NAMES), like=models[0])
     sums.add(raw[:cut], models[:cut])  # in two chunks, wherever the cut falls
     sums.add(raw[cut:], models[cut:])
     scales = NORMALISERS.get(normaliser)(raw)
@@ -57,7 +57,7 @@ def test_every_score_with_terms_folds(score) -> None:
 def test_a_criterion_of_zeros_does_not_spoil_the_sums() -> None:
     raw, models = random_cohort(1, 4)
     raw[:, 1] = 0
-    sums = SubsetSums(NAMES, all_subset_terms(3), like=models[0])
+    sums = SubsetSums(NAMES, Prioritized().terms_of_all_orders(NAMES), like=models[0])
     sums.add(raw, models)
     score, scales = Prioritized(("a", "b", "c")), NORMALISERS.get("sum")(raw)
     weights = to_weights(score(NAMES, divide(raw, scales)))
@@ -95,3 +95,11 @@ def test_server_steps_by_hand() -> None:
     # Δ = (1, −2): m = 0.1·Δ, √v = 0.1·|Δ|
     assert adam.tolist() == pytest.approx([1 + 0.1 * 0.1 / 0.101, 2 - 0.1 * 0.2 / 0.201])
     assert set(state) == {"first", "second"}
+
+
+def test_terms_that_a_claim_could_make_overflow_are_not_folded() -> None:
+    modest, reckless = Product({"a": 3.0}).terms(["a"]), Product({"a": 30.0}).terms(["a"])
+    assert can_fold(modest, [1e12])
+    assert not can_fold(reckless, [1e12])  # (10¹²)³⁰ is no number any more
+    assert can_fold(reckless, [1.0])  # a share may have any power
+    assert can_fold(Prioritized().terms_of_all_orders(NAMES), [1e12] * 3)

@@ -11,18 +11,18 @@ from clientwise.core.criteria import (
     CRITERIA,
     Arrivals,
     ClientFacts,
+    Outcome,
+    Trust,
     agreement_with_others,
     criterion,
     laplacian_variance,
     make_criterion,
     measure_clients,
-    updated_trust,
 )
 from clientwise.core.types import Evaluation, Layer, ModelSpec, Problem
 from clientwise.registry import Part
 
 SPEC = ModelSpec((Layer("kernel", (2, 2), 0, 4), Layer("bias", (2,), 4, 6), Layer("buffer", (1,), 6, 7)), 6, 7)
-OPTIONS = {"attribute": {"of": "premium"}}
 
 
 def some_clients() -> ClientFacts:
@@ -48,7 +48,9 @@ def some_arrivals() -> Arrivals:
     def judge(models: Tensor) -> Evaluation:
         return Evaluation(torch.tensor([20]), torch.zeros(3, 1), torch.zeros(3, 1), counts)
 
-    return Arrivals((4, 5, 6), models, torch.zeros(7), SPEC, torch.tensor([1.0, 0.5, 0.2]), judge)
+    known = {"premium": torch.tensor([1.0, 0.0, 0.5])}
+    memory = {"trust": torch.tensor([1.0, 0.5, 0.2])}
+    return Arrivals((4, 5, 6), models, torch.zeros(7), SPEC, judge, memory, known)
 
 
 def measured(name: str, **options) -> list[float]:
@@ -141,21 +143,30 @@ def test_agreement_is_with_the_others_and_not_with_the_loudest() -> None:
 
 def test_trust_is_a_running_record() -> None:
     assert measured("trust") == pytest.approx([1, 0.5, 0.2])
-    before = torch.ones(4)
-    after = updated_trust(before, [0, 2], torch.tensor([0.5, -0.9]), refused=[3, 77, -1])
-    # 0.8 + 0.2·0.5; client 1 took no part; disagreement and refusal count as 0; nobody is number 77 or −1
-    assert after.tolist() == pytest.approx([0.9, 1.0, 0.8, 0.8])
-    assert before.tolist() == [1, 1, 1, 1]
+    right, left = torch.tensor([1.0, 0.0]), torch.tensor([-1.0, 0.0])
+    before = torch.ones(5)
+    after = Trust().after(before, Outcome([0, 2, 4], [right, right, left], refused=[3, 77, -1]))
+    # 0.8 + 0.2·1 with half of the others, a cosine of 0 with none; client 1 took no part; disagreement and refusal
+    # count as 0; nobody is number 77 or −1
+    agreement = agreement_with_others([right, right, left]).clamp(0, 1).tolist()
+    assert after.tolist() == pytest.approx([0.8 + 0.2 * agreement[0], 1.0, 0.8 + 0.2 * agreement[1], 0.8, 0.8])
+    assert before.tolist() == [1] * 5
 
 
-@pytest.mark.parametrize("name", list(CRITERIA))
-def test_every_criterion_is_finite_in_range_and_one_value_per_client(name: str) -> None:
-    one = make_criterion(name, **OPTIONS.get(name, {}))
-    values = one.measure(some_clients() if one.measured_by == "client" else some_arrivals())
-    assert values.shape == (3,)
-    assert bool(torch.isfinite(values.double()).all())
-    assert bool((values >= 0).all())
-    assert bool((values <= one.high(Problem("classification", 3))).all())
+def test_a_share_is_at_most_one_and_pixels_have_a_bound() -> None:
+    problem = Problem("classification", 3)
+    assert make_criterion("sharpness", blurry="Blurry").high(problem) == 1
+    assert make_criterion("sharpness").high(problem) == 16
+    assert make_criterion("sharpness", high=5.0).high(problem) == 5
+    board = (torch.arange(64).reshape(8, 8) + torch.arange(8)[:, None]) % 2  # as sharp as pixels of 0 and 1 can be
+    assert float(laplacian_variance(board[None].float())) == 16
+
+
+def test_needs_are_declared_and_those_of_a_named_metric_come_along() -> None:
+    assert make_criterion("label_diversity").needs == {"classes"}
+    assert make_criterion("server_performance").needs == {"server_set"}
+    assert make_criterion("server_performance", metric="mae").needs == {"server_set", "numbers"}
+    assert make_criterion("trust").needs == {"models"}
 
 
 def test_adding_a_criterion_takes_a_few_lines() -> None:

@@ -7,7 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clientwise.core.loss import LOSS_ADAPTERS, Loss, class_scores, plain_loss, robust_loss
+from clientwise.core.adapt_loss import LOSS_ADAPTERS
+from clientwise.core.loss import Loss, class_scores, robust_loss
 from clientwise.core.metrics import confusion, error_sums
 from clientwise.core.types import Evaluation, Problem
 
@@ -28,10 +29,16 @@ def test_p3_eq_2_is_the_mean_over_samples_not_over_the_weights() -> None:
 def test_class_weights_are_one_over_f1_plus_epsilon() -> None:
     counts = confusion(torch.tensor([0, 0, 1, 1, 2]), torch.tensor([0, 0, 1, 0, 0]), 3)
     # F1: class 0 = 2·2/(2+4), class 1 = 2·1/(2+1), class 2 = 0
-    adapted = LOSS_ADAPTERS.get("class_weights")(
-        plain_loss(Problem("classification", 3)), evaluation_of(counts), epsilon=0.1
-    )
-    assert adapted.class_weights == pytest.approx((1 / (2 / 3 + 0.1), 1 / (2 / 3 + 0.1), 10))
+    adapted = LOSS_ADAPTERS.get("class_weights")(Problem("classification", 3).loss, evaluation_of(counts), epsilon=0.1)
+    assert adapted.loss.class_weights == pytest.approx((1 / (2 / 3 + 0.1), 1 / (2 / 3 + 0.1), 10))
+    assert adapted.notes == ()
+
+
+def test_a_class_that_nobody_can_judge_keeps_its_weight_and_is_noted() -> None:
+    counts = confusion(torch.tensor([0, 0, 1]), torch.tensor([0, 0, 2]), 4)  # 2 is predicted, 3 is not; neither occurs
+    adapted = LOSS_ADAPTERS.get("class_weights")(Problem("classification", 4).loss, evaluation_of(counts))
+    assert adapted.loss.class_weights == pytest.approx((1 / 1.1, 10, 1, 1))
+    assert adapted.notes == ("no sample of class 2, 3 to weigh by: its weight in the loss stays 1",)
 
 
 @pytest.mark.parametrize("shape", [2.0, 1.0, 0.0, -2.0, -math.inf, 0.5])
@@ -57,7 +64,7 @@ def test_shape_two_is_exactly_the_squared_error() -> None:
 
 def shape_for(residuals: torch.Tensor) -> float:
     sums = error_sums(torch.zeros(len(residuals)), residuals)
-    return LOSS_ADAPTERS.get("robust_shape")(plain_loss(Problem("regression")), evaluation_of(sums), scale=2.0).shape
+    return LOSS_ADAPTERS.get("robust_shape")(Problem("regression").loss, evaluation_of(sums), scale=2.0).loss.shape
 
 
 def test_robust_shape_follows_the_tails() -> None:

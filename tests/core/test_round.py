@@ -9,21 +9,22 @@ from functools import partial
 
 import pytest
 import torch
+from torch import Tensor, nn
 
+from clientwise.core.adapt_loss import class_weights
 from clientwise.core.aggregate import momentum_step, sgd_step
-from clientwise.core.criteria import make_criterion
-from clientwise.core.loss import class_weights
-from clientwise.core.method import Federation, Method
+from clientwise.core.criteria import Arrivals, criterion, make_criterion
+from clientwise.core.method import Method, Plan
 from clientwise.core.metrics import accuracy, per_class_f1
 from clientwise.core.priority import best_order, first_improvement
 from clientwise.core.round import first_state, run_round
 from clientwise.core.scores import Choquet, Owa, Prioritized, Product
 from clientwise.core.types import LocalTraining, Refusal, Task, Updates
-from clientwise.core.weighting import max_scale, no_scale
+from clientwise.core.weighting import max_scale, no_scale, sum_scale
 from clientwise.data.datasets import digits
 from clientwise.data.partition import federate, iid
 from clientwise.engine.local import LocalEngine
-from clientwise.models.networks import mlp
+from clientwise.models.networks import linear, mlp
 
 TRAINING = LocalTraining(epochs=1, batch_size=20, learning_rate=0.1)
 P1_CRITERIA = tuple(make_criterion(name) for name in ("dataset_size", "label_diversity", "model_divergence"))
@@ -37,6 +38,7 @@ class Wire:
     def __init__(self, engine: LocalEngine, tamper: Tamper) -> None:
         self._engine, self._tamper = engine, tamper
         self.num_clients, self.problem, self.spec = engine.num_clients, engine.problem, engine.spec
+        self.attributes = engine.attributes
         self.evaluate, self.evaluate_server = engine.evaluate, engine.evaluate_server
 
     def train(self, client_ids, model, task) -> Iterator[Updates]:
@@ -50,20 +52,20 @@ def start(engine, method: Method = Method(training=TRAINING)):  # noqa: B008
     return first_state(model, method, engine)
 
 
-def all_updates(engine: LocalEngine, federation: Federation, state, method: Method) -> Updates:
+def all_updates(engine: LocalEngine, plan: Plan, state, method: Method) -> Updates:
     from clientwise.core.sampling import sample_clients
 
-    ids = sample_clients(engine.num_clients, federation.cohort_size, federation.seed, 1)
+    ids = sample_clients(engine.num_clients, plan.cohort_size, plan.seed, 1)
     task = Task(1, method.training, state.loss, method.client_criteria)
     (updates,) = engine.train(ids, state.model, task)
     return updates
 
 
-def test_fedavg_round_is_the_mean_weighted_by_size(make_engine: MakeEngine, federation: Federation) -> None:
+def test_fedavg_round_is_the_mean_weighted_by_size(make_engine: MakeEngine, plan: Plan) -> None:
     engine, method = make_engine(), Method(training=TRAINING)
     state = start(engine)
-    after, record = run_round(state, method, federation, engine)
-    updates = all_updates(engine, federation, state, method)
+    after, record = run_round(state, method, plan, engine)
+    updates = all_updates(engine, plan, state, method)
     sizes = engine.data.train.sizes[list(record.client_ids)].double()
     torch.testing.assert_close(record.weights, sizes / sizes.sum())
     torch.testing.assert_close(after.model, ((sizes / sizes.sum()) @ updates.models.double()).float())
@@ -72,12 +74,12 @@ def test_fedavg_round_is_the_mean_weighted_by_size(make_engine: MakeEngine, fede
     assert len(record.client_ids) == 5
 
 
-def test_prioritized_round_uses_eq_6(make_engine: MakeEngine, federation: Federation) -> None:
+def test_prioritized_round_uses_eq_6(make_engine: MakeEngine, plan: Plan) -> None:
     engine = make_engine()
     order = ("model_divergence", "label_diversity", "dataset_size")
     method = Method(criteria=P1_CRITERIA, score=Prioritized(order), training=TRAINING)
     state = start(engine, method)
-    _, record = run_round(state, method, federation, engine)
+    _, record = run_round(state, method, plan, engine)
     size, labels, divergence = (record.raw / record.raw.sum(0)).T
     score = divergence + divergence * labels + divergence * labels * size
     torch.testing.assert_close(record.scores, score)
@@ -98,10 +100,10 @@ def test_cohort_large_and_small_aggregate_alike(make_engine: MakeEngine, score) 
     engine = make_engine()
     method = Method(criteria=P1_CRITERIA, score=score, normaliser=max_scale, training=TRAINING)
     for size in (2, 8):  # the prioritized score has three terms: kept at 2, folded at 8
-        federation = Federation(seed=1, cohort_size=size)
+        plan = Plan(seed=1, cohort_size=size)
         state = start(engine, method)
-        after, record = run_round(state, method, federation, engine)
-        updates = all_updates(engine, federation, state, method)
+        after, record = run_round(state, method, plan, engine)
+        updates = all_updates(engine, plan, state, method)
         torch.testing.assert_close(after.model, (record.weights @ updates.models.double()).float())
 
 
@@ -113,13 +115,13 @@ def test_results_do_not_depend_on_the_chunk_size(make_engine: MakeEngine) -> Non
         adapt_loss=class_weights,
         training=TRAINING,
     )
-    federation = Federation(seed=1, cohort_size=8)
+    plan = Plan(seed=1, cohort_size=8)
     models = []
     for chunk_size in (1, 3, 16):
         engine = make_engine(chunk_size=chunk_size)
         state = start(engine, method)
         for _ in range(2):
-            state, _ = run_round(state, method, federation, engine)
+            state, _ = run_round(state, method, plan, engine)
         models.append(state.model)
     assert torch.equal(models[0], models[1])
     assert torch.equal(models[0], models[2])
@@ -128,14 +130,14 @@ def test_results_do_not_depend_on_the_chunk_size(make_engine: MakeEngine) -> Non
 def test_results_do_not_depend_on_the_order_of_arrival(make_engine: MakeEngine) -> None:
     engine = make_engine(chunk_size=1)
     method = Method(criteria=P1_CRITERIA, score=Prioritized(), training=TRAINING)
-    federation = Federation(seed=1, cohort_size=8)
+    plan = Plan(seed=1, cohort_size=8)
 
     class Late(Wire):
         def train(self, client_ids, model, task) -> Iterator[Updates]:
             yield from reversed(list(self._engine.train(client_ids, model, task)))
 
-    after, record = run_round(start(engine, method), method, federation, engine)
-    late, late_record = run_round(start(engine, method), method, federation, Late(engine, lambda updates: updates))
+    after, record = run_round(start(engine, method), method, plan, engine)
+    late, late_record = run_round(start(engine, method), method, plan, Late(engine, lambda updates: updates))
     torch.testing.assert_close(after.model, late.model, rtol=0, atol=1e-7)
     weights = dict(zip(record.client_ids, record.weights.tolist(), strict=True))
     assert dict(zip(late_record.client_ids, late_record.weights.tolist(), strict=True)) == pytest.approx(weights)
@@ -152,11 +154,11 @@ ADAFED = Method(
 )
 
 
-def test_adafed_weighs_by_the_server_set_and_adapts_the_loss(make_engine: MakeEngine, federation: Federation) -> None:
+def test_adafed_weighs_by_the_server_set_and_adapts_the_loss(make_engine: MakeEngine, plan: Plan) -> None:
     engine = make_engine()
     state = start(engine, ADAFED)
-    after, record = run_round(state, ADAFED, federation, engine)
-    updates = all_updates(engine, federation, state, ADAFED)
+    after, record = run_round(state, ADAFED, plan, engine)
+    updates = all_updates(engine, plan, state, ADAFED)
     measured = accuracy(engine.evaluate_server(updates.models, "weigh").counts)
     torch.testing.assert_close(record.raw[:, 0], measured)
     torch.testing.assert_close(record.weights, measured**2 / (measured**2).sum())
@@ -170,16 +172,16 @@ def test_adafed_weighs_by_the_server_set_and_adapts_the_loss(make_engine: MakeEn
             seen.append(task)
             return self._engine.train(client_ids, model, task)
 
-    run_round(after, ADAFED, federation, Spy(engine, lambda updates: updates))
+    run_round(after, ADAFED, plan, Spy(engine, lambda updates: updates))
     assert seen[0].loss == after.loss
 
 
 def test_without_a_server_set_the_cohort_judges(make_engine: MakeEngine) -> None:
     engine = make_engine()
-    federation = Federation(seed=1, cohort_size=5, judged_by="clients")
+    plan = Plan(seed=1, cohort_size=5, judged_by="clients")
     state = start(engine, ADAFED)
-    after, record = run_round(state, ADAFED, federation, engine)
-    updates = all_updates(engine, federation, state, ADAFED)
+    after, record = run_round(state, ADAFED, plan, engine)
+    updates = all_updates(engine, plan, state, ADAFED)
     judged = engine.evaluate(record.client_ids, updates.models)
     torch.testing.assert_close(record.raw[:, 0], judged.overall())
     f1 = per_class_f1(engine.evaluate(record.client_ids, after.model[None]).counts[0])
@@ -189,11 +191,11 @@ def test_without_a_server_set_the_cohort_judges(make_engine: MakeEngine) -> None
 # Online adjustment -------------------------------------------------------------------------------------------------
 
 
-def test_online_adjustment_carries_order_and_accuracy_over(make_engine: MakeEngine, federation: Federation) -> None:
+def test_online_adjustment_carries_order_and_accuracy_over(make_engine: MakeEngine, plan: Plan) -> None:
     engine = make_engine()
     method = Method(criteria=P1_CRITERIA, score=Prioritized(), adjust=first_improvement, training=TRAINING)
     state = replace(start(engine, method), quality=2.0)  # a past no order can match: all six are tried
-    after, record = run_round(state, method, federation, engine)
+    after, record = run_round(state, method, plan, engine)
     assert record.testing_rounds == len(record.candidates) == 6
     assert record.candidates[0][0] == method.names
     best = max(value for _, value in record.candidates)
@@ -203,16 +205,16 @@ def test_online_adjustment_carries_order_and_accuracy_over(make_engine: MakeEngi
     assert float(everyone.overall()[0]) == best
 
 
-def test_best_order_finds_the_best_of_all_orders(make_engine: MakeEngine, federation: Federation) -> None:
+def test_best_order_finds_the_best_of_all_orders(make_engine: MakeEngine, plan: Plan) -> None:
     engine = make_engine()
     method = Method(
         criteria=P1_CRITERIA, score=Prioritized(), normaliser=max_scale, adjust=best_order, training=TRAINING
     )
-    after, record = run_round(start(engine, method), method, federation, engine)
+    after, record = run_round(start(engine, method), method, plan, engine)
     by_hand = {}
     for order in itertools.permutations(method.names):
         fixed = replace(method, adjust=None, score=Prioritized(order))
-        one, _ = run_round(start(engine, fixed), fixed, federation, engine)
+        one, _ = run_round(start(engine, fixed), fixed, plan, engine)
         by_hand[order] = (float(engine.evaluate(range(8), one.model[None]).overall()[0]), one.model)
     assert dict(record.candidates) == pytest.approx({order: value for order, (value, _) in by_hand.items()})
     torch.testing.assert_close(after.model, by_hand[record.priority][1], rtol=0, atol=1e-6)
@@ -239,39 +241,142 @@ def test_trust_falls_for_those_who_push_the_other_way(make_engine: MakeEngine) -
 
     state, wire = start(engine, method), Wire(engine, flip)
     for _ in range(4):
-        state, record = run_round(state, method, Federation(seed=1, cohort_size=8), wire)
-    assert state.trust[victim] == state.trust.min() < state.trust.median()
-    assert float(state.trust[victim]) < 0.5
+        state, record = run_round(state, method, Plan(seed=1, cohort_size=8), wire)
+    trust = state.memory["trust"]
+    assert trust[victim] == trust.min() < trust.median()
+    assert float(trust[victim]) < 0.5
     weights = dict(zip(record.client_ids, record.weights.tolist(), strict=True))
     fair = engine.data.train.sizes.double() / engine.data.train.sizes.sum()
     assert weights[victim] < float(fair[victim])
 
 
-def test_server_steps_apply_the_weighted_update(make_engine: MakeEngine, federation: Federation) -> None:
+def test_trust_is_in_what_was_learned_and_not_in_statistics() -> None:
+    """Unrelated updates that share large batch-norm statistics do not agree."""
+    split = {"test_fraction": 0.2, "server_fraction": 0.2, "report_fraction": 0.5}
+    data = federate(digits(None), lambda targets, seed: iid(targets, seed, clients=4), 1, **split)
+    network = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.BatchNorm1d(16), nn.Linear(16, 10))
+    engine = LocalEngine(data, network, seed=1)
+    assert engine.spec.size > engine.spec.num_parameters
+
+    def unrelated(updates: Updates) -> Updates:
+        models = updates.models.clone()
+        for row, client in enumerate(updates.client_ids):
+            models[row] = torch.randn(models.shape[1], generator=torch.Generator().manual_seed(client))
+        models[:, engine.spec.num_parameters :] = 1000.0
+        return replace(updates, models=models)
+
+    method = Method(criteria=(make_criterion("trust"),), training=TRAINING)
+    state = first_state(engine.initial_model * 0, method, engine)
+    after, _ = run_round(state, method, Plan(seed=1, cohort_size=4), Wire(engine, unrelated))
+    assert float(after.memory["trust"].max()) < 0.85  # 0.8 and what chance agrees on; 1.0 with the statistics
+
+
+# Parts that need the whole cohort ------------------------------------------------------------------------------------
+
+
+def test_a_criterion_that_needs_the_whole_cohort_sees_it_however_it_arrives(make_engine: MakeEngine) -> None:
+    seen: list[tuple[int, ...]] = []
+
+    @criterion("closeness", measured_by="server", high=1.0, needs={"whole_cohort"})
+    def closeness(arrivals: Arrivals) -> Tensor:
+        """How near a model is to the mean of the cohort, against the farthest."""
+        seen.append(arrivals.client_ids)
+        distance = (arrivals.models - arrivals.models.mean(0)).norm(dim=1)
+        return 1 - distance / distance.max() / 2
+
+    method = Method(criteria=(make_criterion("closeness"), make_criterion("dataset_size")), training=TRAINING)
+    plan = Plan(seed=1, cohort_size=8)
+    records = []
+    for chunk_size in (1, 3, 16):
+        engine = make_engine(chunk_size=chunk_size)
+        _, record = run_round(start(engine, method), method, plan, engine)
+        records.append(record)
+    assert seen == [tuple(range(8))] * 3
+
+    class Backwards(Wire):
+        def train(self, client_ids, model, task) -> Iterator[Updates]:
+            yield from reversed(list(self._engine.train(client_ids, model, task)))
+
+    engine = make_engine(chunk_size=1)
+    _, late = run_round(start(engine, method), method, plan, Backwards(engine, lambda updates: updates))
+    for record in (*records, late):
+        assert torch.equal(record.weights, records[0].weights)
+        assert record.client_ids == tuple(range(8))
+
+
+def test_what_the_whole_cohort_makes_of_a_liar_is_refused(make_engine: MakeEngine, plan: Plan) -> None:
+    @criterion("above_one", measured_by="server", high=1.0, needs={"whole_cohort"})
+    def above_one(arrivals: Arrivals) -> Tensor:
+        """Two for the first of the cohort."""
+        return torch.tensor([2.0] + [0.5] * (len(arrivals.client_ids) - 1))
+
+    engine, method = make_engine(chunk_size=2), Method(criteria=(make_criterion("above_one"),), training=TRAINING)
+    _, record = run_round(start(engine, method), method, plan, engine)
+    assert [refusal.reason for refusal in record.refusals] == ["above_one = 2 is outside [0, 1]"]
+    assert len(record.client_ids) == 4
+
+
+def test_what_the_server_knows_about_clients_is_not_asked_of_them(make_engine: MakeEngine) -> None:
     engine = make_engine()
-    mean = run_round(start(engine), Method(training=TRAINING), federation, engine)[0].model
+    engine.attributes = {"age": torch.arange(8.0)}
+    method = Method(criteria=(make_criterion("attribute", of="age"),), training=TRAINING)
+    assert method.client_criteria == ()
+
+    def boast(updates: Updates) -> Updates:
+        lies = {"attribute": torch.full((len(updates.client_ids),), 1e6), "age": torch.full((8,), 1e6)}
+        return replace(updates, measurements=lies)
+
+    _, record = run_round(start(engine, method), method, Plan(seed=1, cohort_size=8), Wire(engine, boast))
+    assert record.raw[:, 0].tolist() == list(range(8))
+
+
+# Large powers --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("power", [30.0, 140.0])
+@pytest.mark.parametrize("normaliser", [sum_scale, max_scale, no_scale])
+@pytest.mark.parametrize("boast", [None, 4e9], ids=["honest", "one boasts"])
+def test_large_powers_neither_raise_nor_freeze_the_model(make_engine: MakeEngine, power, normaliser, boast) -> None:
+    engine = make_engine(chunk_size=3)
+    score = Product({"dataset_size": power})
+    method = Method(score=score, normaliser=normaliser, training=TRAINING)
+    state = start(engine, method)
+    tamper = (lambda updates: lie("dataset_size", boast)(updates)) if boast else (lambda updates: updates)
+    after, record = run_round(state, method, Plan(seed=1, cohort_size=8), Wire(engine, tamper))
+    assert record.notes == ()
+    assert float(record.weights.sum()) == pytest.approx(1)
+    assert bool(after.model.isfinite().all())
+    assert not torch.equal(after.model, state.model)
+    sizes = record.raw[:, 0]
+    expected = torch.softmax(power * sizes.log(), 0)
+    torch.testing.assert_close(record.weights, expected, rtol=1e-6, atol=1e-12)
+
+
+def test_server_steps_apply_the_weighted_update(make_engine: MakeEngine, plan: Plan) -> None:
+    engine = make_engine()
+    mean = run_round(start(engine), Method(training=TRAINING), plan, engine)[0].model
     half = Method(server_step=partial(sgd_step, learning_rate=0.5), training=TRAINING)
     state = start(engine, half)
-    torch.testing.assert_close(run_round(state, half, federation, engine)[0].model, (state.model + mean) / 2)
+    torch.testing.assert_close(run_round(state, half, plan, engine)[0].model, (state.model + mean) / 2)
     heavy = Method(server_step=momentum_step, training=TRAINING)
-    assert set(run_round(state, heavy, federation, engine)[0].step_state) == {"velocity"}
+    assert set(run_round(state, heavy, plan, engine)[0].step_state) == {"velocity"}
 
 
 def test_clients_are_evaluated_when_due(make_engine: MakeEngine) -> None:
     engine, method = make_engine(), Method(training=TRAINING)
-    federation = Federation(seed=1, cohort_size=5, evaluate_clients_every=2)
+    plan = Plan(seed=1, cohort_size=5, evaluate_clients_every=2)
     state, evaluated = start(engine), []
     for _ in range(4):
-        state, record = run_round(state, method, federation, engine)
+        state, record = run_round(state, method, plan, engine)
         evaluated.append(record.local is not None)
         assert record.report is not None
     assert evaluated == [False, True, False, True]
 
 
-def test_a_constant_criterion_is_reported(make_engine: MakeEngine, federation: Federation) -> None:
+def test_a_constant_criterion_is_reported(make_engine: MakeEngine, plan: Plan) -> None:
     engine = make_engine()
     method = Method(criteria=(make_criterion("trust"), make_criterion("dataset_size")), training=TRAINING)
-    _, record = run_round(start(engine, method), method, federation, engine)
+    _, record = run_round(start(engine, method), method, plan, engine)
     assert record.no_effect == ("trust",)  # everyone starts at 1
 
 
@@ -358,46 +463,44 @@ ATTACKS_ON_THE_WIRE: dict[str, tuple[Tamper, str]] = {
 
 
 @pytest.mark.parametrize("attack", list(ATTACKS_ON_THE_WIRE))
-def test_the_guard_refuses_with_a_reason_and_the_rest_goes_on(
-    make_engine: MakeEngine, federation: Federation, attack: str
-) -> None:
+def test_the_guard_refuses_with_a_reason_and_the_rest_goes_on(make_engine: MakeEngine, plan: Plan, attack: str) -> None:
     tamper, reason = ATTACKS_ON_THE_WIRE[attack]
     engine = make_engine()
     method = Method(criteria=P1_CRITERIA, score=Prioritized(), training=TRAINING)
-    _, honest_record = run_round(start(engine, method), method, federation, engine)
+    _, honest_record = run_round(start(engine, method), method, plan, engine)
     victim = honest_record.client_ids[0]
 
-    after, record = run_round(start(engine, method), method, federation, Wire(engine, tamper))
+    after, record = run_round(start(engine, method), method, plan, Wire(engine, tamper))
     assert [refusal.client_id for refusal in record.refusals] == [victim]
     assert reason in record.refusals[0].reason
     assert record.client_ids == honest_record.client_ids[1:]
-    without, _ = run_round(start(engine, method), method, federation, Wire(engine, rest))
+    without, _ = run_round(start(engine, method), method, plan, Wire(engine, rest))
     torch.testing.assert_close(after.model, without.model)  # it never reached the aggregate
 
 
-def test_the_guard_refuses_strangers_and_second_updates(make_engine: MakeEngine, federation: Federation) -> None:
+def test_the_guard_refuses_strangers_and_second_updates(make_engine: MakeEngine, plan: Plan) -> None:
     engine, method = make_engine(), Method(training=TRAINING)
-    honest, honest_record = run_round(start(engine), method, federation, engine)
+    honest, honest_record = run_round(start(engine), method, plan, engine)
     stranger = next(client for client in range(8) if client not in honest_record.client_ids)
 
     def tamper(updates: Updates) -> list[Updates]:
         strangers = [alone(updates, 2, client_ids=(name,)) for name in (stranger, 99, 2**70, "me")]
         return [updates, alone(updates, 1), *strangers]
 
-    after, record = run_round(start(engine), method, federation, Wire(engine, tamper))
+    after, record = run_round(start(engine), method, plan, Wire(engine, tamper))
     assert record.refusals[0].reason == "second update of the same client"
     assert {refusal.reason for refusal in record.refusals[1:]} == {"unknown client, or not asked this round"}
     assert [refusal.client_id for refusal in record.refusals[1:]] == [stranger, 99, -1, -1]
     assert torch.equal(after.model, honest.model)
 
 
-def test_the_same_client_twice_in_one_chunk_counts_once(make_engine: MakeEngine, federation: Federation) -> None:
+def test_the_same_client_twice_in_one_chunk_counts_once(make_engine: MakeEngine, plan: Plan) -> None:
     engine, method = make_engine(), Method(training=TRAINING)
 
     def tamper(updates: Updates) -> Updates:
         return replace(updates, client_ids=(updates.client_ids[0], *updates.client_ids[:-1]))
 
-    _, record = run_round(start(engine), method, federation, Wire(engine, tamper))
+    _, record = run_round(start(engine), method, plan, Wire(engine, tamper))
     assert len(record.client_ids) == len(set(record.client_ids)) == 4
     assert [refusal.reason for refusal in record.refusals] == ["second update of the same client"]
 
@@ -407,31 +510,31 @@ def test_the_same_client_twice_in_one_chunk_counts_once(make_engine: MakeEngine,
     [Method(training=TRAINING), ADAFED, Method(criteria=P1_CRITERIA, adjust=first_improvement, training=TRAINING)],
     ids=["FedAvg", "AdaFed", "online"],
 )
-def test_with_nobody_left_the_model_stays(make_engine: MakeEngine, federation: Federation, method: Method) -> None:
+def test_with_nobody_left_the_model_stays(make_engine: MakeEngine, plan: Plan, method: Method) -> None:
     engine = make_engine()
     state = start(engine, method)
     broken = Wire(engine, lambda updates: replace(updates, models=updates.models * float("nan")))
-    after, record = run_round(state, method, federation, broken)
+    after, record = run_round(state, method, plan, broken)
     assert torch.equal(after.model, state.model)
     assert record.notes == ("no update was accepted: the model stays as it was",)
     assert len(record.refusals) == 5
-    again, record = run_round(after, method, federation, engine)  # and the run goes on
+    again, record = run_round(after, method, plan, engine)  # and the run goes on
     assert record.notes == ()
     assert not torch.equal(again.model, state.model)
 
 
-def test_with_all_weights_zero_the_model_stays(make_engine: MakeEngine, federation: Federation) -> None:
+def test_with_all_weights_zero_the_model_stays(make_engine: MakeEngine, plan: Plan) -> None:
     engine = make_engine()
     method = replace(ADAFED, score=Product(thresholds={"server_performance": 0.999}))
     state = start(engine, method)
-    after, record = run_round(state, method, federation, engine)
+    after, record = run_round(state, method, plan, engine)
     assert record.notes == ("all weights are zero: the model stays as it was",)
     assert torch.equal(after.model, state.model)
     assert record.weights.tolist() == [0] * 5
 
 
 @pytest.mark.parametrize("reporting", [True, False], ids=["with a reporting set", "without"])
-def test_an_aggregate_that_answers_nan_is_not_taken(federation: Federation, reporting: bool) -> None:
+def test_an_aggregate_that_answers_nan_is_not_taken(plan: Plan, reporting: bool) -> None:
     """Finite models, at a finite distance, whose answers are not finite."""
     samples = digits(None)
     data = federate(
@@ -450,19 +553,37 @@ def test_an_aggregate_that_answers_nan_is_not_taken(federation: Federation, repo
         return replace(updates, models=1e16 * torch.randn(updates.models.shape, generator=random))
 
     state = start(engine)
-    federation = replace(federation, evaluate_clients_every=0)
-    after, record = run_round(state, method, federation, Wire(engine, enormous))
+    plan = replace(plan, evaluate_clients_every=0)
+    after, record = run_round(state, method, plan, Wire(engine, enormous))
     assert record.notes == ("the aggregate answers NaN or Inf: the model stays as it was",)
     assert torch.equal(after.model, state.model)
     shown = record.report or record.local
     assert bool(torch.isfinite(shown.losses).all())
 
 
+@pytest.mark.parametrize("liars", [1, 3, 5])
+def test_one_client_that_evaluates_has_no_veto(plan: Plan, liars: int) -> None:
+    split = {"test_fraction": 0.2, "server_fraction": 0.0, "report_fraction": 0.0}
+    data = federate(digits(None), lambda targets, seed: iid(targets, seed, clients=8), 1, **split)
+    engine = LocalEngine(data, linear((1, 8, 8), 10), seed=1)
+
+    class Liars(Wire):
+        def evaluate(self, client_ids, models):
+            evaluation = self._engine.evaluate(client_ids, models)
+            evaluation.losses[:, :liars] = 1e307
+            return evaluation
+
+    wire = Liars(engine, lambda updates: updates)
+    del wire.evaluate  # the class's own
+    _, record = run_round(start(engine), Method(training=TRAINING), plan, wire)
+    assert bool(record.notes) == (liars > 4)  # most of the eight
+
+
 def test_the_last_round_is_evaluated_in_any_case(make_engine: MakeEngine) -> None:
     engine, method = make_engine(), Method(training=TRAINING)
-    federation = Federation(seed=1, cohort_size=5, evaluate_clients_every=2, rounds=3)
+    plan = Plan(seed=1, cohort_size=5, evaluate_clients_every=2, rounds=3)
     state, evaluated = start(engine), []
     for _ in range(3):
-        state, record = run_round(state, method, federation, engine)
+        state, record = run_round(state, method, plan, engine)
         evaluated.append(record.local is not None)
     assert evaluated == [False, True, True]

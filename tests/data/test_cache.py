@@ -70,13 +70,16 @@ def test_options_have_entries_of_their_own(source: Path) -> None:
     assert len(list(cache_folder().iterdir())) == 2
 
 
-def test_a_damaged_entry_is_made_anew_and_a_failed_one_leaves_nothing(source: Path) -> None:
+def test_a_damaged_entry_is_made_anew_and_a_failed_one_leaves_nothing(
+    source: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     build = Builder(source)
     cached("set", [source], build)
     (entry,) = cache_folder().iterdir()
     (entry / "large.npy").write_bytes((entry / "large.npy").read_bytes()[:-3])
     assert int(cached("set", [source], build)["large"].min()) == 7
     assert build.built == 2
+    assert caplog.messages == [f"{entry}: damaged, so it is made anew"]
 
     def fail(arrays: Writer) -> None:
         arrays.save("small", numpy.zeros(3))

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from sklearn.linear_model import LogisticRegression
 
 import clientwise as cw
 from clientwise.core.types import Problem
-from clientwise.data.features import FEATURES, extract, vgg19_convolutions, with_features
+from clientwise.data.features import FEATURES, Backbone, extract, vgg19_convolutions, with_features
 from clientwise.data.federated import Samples
 from clientwise.data.folder import DATASETS, DataError
 from clientwise.registry import Part
@@ -68,30 +70,122 @@ def test_weights_that_are_none(tmp_path: Path) -> None:
         vgg19(tmp_path, weights="code.pth")
 
 
-def test_an_image_is_looked_at_once(weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CLIENTWISE_CACHE", str(tmp_path))
-    loaded: list[int] = []
+class Colours:
+    """A dataset in a data folder and a frozen network of one layer, whose weight is a file there too."""
 
-    def load() -> Samples:
-        loaded.append(1)
-        return coloured()
+    def __init__(self, folder: Path, shade: float = 1.0) -> None:
+        self.folder, self.samples = folder, coloured()
+        folder.mkdir()
+        self.paint(shade)
+        self.set_weight(1.0)
 
-    part = Part("vgg19", {"weights": "vgg19.pth", "resolution": 32})
-    first, again = (with_features(Part("coloured", {}), part, weights, CPU, load) for _ in range(2))
-    assert len(loaded) == 1
-    for samples in (first, again):
-        expected = extract(coloured(), FEATURES.get("vgg19")(weights, **part.options), CPU)
+    def paint(self, shade: float) -> None:
+        self.samples = replace(self.samples, inputs=(coloured().inputs * shade).to(torch.uint8))
+
+    def set_weight(self, weight: float) -> None:
+        save_file({"weight": torch.full((2, 3, 1, 1), weight)}, self.folder / "weight.safetensors")
+
+    def load(self) -> Samples:
+        if not self.folder.exists():
+            raise DataError("the images are missing")
+        return self.samples
+
+    def expected(self) -> Samples:
+        return extract(self.samples, FEATURES.get("one_layer")(self.folder), CPU)
+
+    def see(self, resolution: int = 32) -> Samples:
+        part = Part("one_layer", {"resolution": resolution})
+        return with_features(Part("coloured", {}), part, self.folder, CPU, self.load)
+
+
+@pytest.fixture
+def colours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Colours:
+    monkeypatch.setenv("CLIENTWISE_CACHE", str(tmp_path / "cache"))
+
+    @FEATURES.register("one_layer")
+    def one_layer(data_dir: Path, *, resolution: int = 32) -> Backbone:
+        """The mean of two linear colours."""
+        network = torch.nn.Sequential(torch.nn.Conv2d(3, 2, 1, bias=False), torch.nn.Flatten(2))
+        network[0].load_state_dict(load_file(data_dir / "weight.safetensors"))
+        return Backbone(network, resolution, lambda images: images, lambda features: features.mean(2))
+
+    return Colours(tmp_path / "data")
+
+
+def looks(caplog: pytest.LogCaptureFixture) -> int:
+    """How often all images were looked at since the last call."""
+    count = sum("looking at 12 images once" in message for message in caplog.messages)
+    caplog.clear()
+    return count
+
+
+def test_an_image_is_looked_at_once(colours: Colours, caplog: pytest.LogCaptureFixture) -> None:
+    expected = colours.expected()
+    for samples in (colours.see(), colours.see()):
         assert torch.equal(samples.inputs, expected.inputs)
         assert torch.equal(samples.targets, expected.targets)
         assert (samples.problem, samples.test_from, samples.scale) == (expected.problem, 10, expected.scale)
         assert torch.equal(samples.ids, expected.ids)
         assert torch.equal(samples.sample_attributes["blurry"], expected.sample_attributes["blurry"])
-    with_features(Part("coloured", {}), Part("vgg19", part.options | {"resolution": 40}), weights, CPU, load)
-    assert len(loaded) == 2  # another size is another view
-    for kept in tmp_path.glob("*.npz"):
-        kept.write_bytes(b"nothing")
-    with pytest.raises(DataError, match="delete it, and it is made again"):
-        with_features(Part("coloured", {}), part, weights, CPU, load)
+    assert looks(caplog) == 1
+    colours.see(resolution=40)
+    assert looks(caplog) == 1  # another size is another view
+
+
+def test_what_is_kept_belongs_to_its_samples_and_weights(
+    colours: Colours, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    colours.see()
+    other = Colours(tmp_path / "other", shade=0.5)
+    assert torch.equal(other.see().inputs, other.expected().inputs)  # another data folder
+    colours.paint(0.25)
+    assert torch.equal(colours.see().inputs, colours.expected().inputs)  # other files in the same folder
+    colours.samples = replace(colours.samples, targets=1 - colours.samples.targets)
+    assert torch.equal(colours.see().targets, colours.samples.targets)  # other labels
+    colours.set_weight(2.0)
+    assert torch.equal(colours.see().inputs, colours.expected().inputs)
+    assert looks(caplog) == 5
+    other.see()
+    assert looks(caplog) == 0
+
+
+def test_damaged_features_are_made_anew(colours: Colours, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    colours.see()
+    (kept,) = (tmp_path / "cache").iterdir()
+    whole = kept.read_bytes()
+    for damaged in (b"", b"nothing", whole[:-9], whole[:60] + b"?" + whole[61:]):
+        kept.write_bytes(damaged)
+        caplog.clear()
+        assert torch.equal(colours.see().inputs, colours.expected().inputs)
+        assert caplog.messages[0] == f"{kept}: damaged, so it is made anew"
+        assert kept.read_bytes()[:2] == b"PK"
+
+
+def test_a_machine_without_the_images_takes_the_features_of_another(
+    colours: Colours, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    expected = colours.see()
+    colours.folder.rename(tmp_path / "away")
+    with pytest.raises(DataError, match="the images are missing"):
+        colours.see(resolution=40)  # not those of another view
+    assert torch.equal(colours.see().inputs, expected.inputs)
+    (kept,) = (tmp_path / "cache").iterdir()
+    assert caplog.messages[-1] == f"the images are missing. Taken instead: the features in {kept}"
+    kept.with_name(kept.name.replace(".npz", "0.npz")).write_bytes(kept.read_bytes())
+    with pytest.raises(DataError, match="the images are missing"):
+        colours.see()  # which of the two, nobody knows
+
+
+def test_two_processes_may_write_the_same_features(colours: Colours, monkeypatch: pytest.MonkeyPatch) -> None:
+    save = numpy.savez_compressed
+
+    def overtaken(*file: Any, **arrays: Any) -> None:
+        monkeypatch.setattr(numpy, "savez_compressed", save)
+        save(*file, **arrays)
+        colours.see()  # another process finishes in the meantime
+
+    monkeypatch.setattr(numpy, "savez_compressed", overtaken)
+    assert torch.equal(colours.see().inputs, colours.expected().inputs)
 
 
 def test_what_is_no_image_has_no_features(weights: Path, tmp_path: Path, tiny: dict[str, Any]) -> None:

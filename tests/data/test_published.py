@@ -3,25 +3,35 @@
 from __future__ import annotations
 
 import gzip
-import io
 import json
-import struct
-import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy
 import pytest
 import torch
-from PIL import Image
-from sklearn.datasets import load_digits
+from small_files import (
+    LABELS,
+    PIXELS,
+    SMALL,
+    picture,
+    write_celeba,
+    write_cells,
+    write_cifar10,
+    write_files,
+    write_idx,
+    write_leaf,
+    write_malaria,
+    write_mnist,
+    write_reviews,
+    write_writers,
+)
 
-from clientwise.data import celeba, cifar10, malaria, mnist, movie_reviews, vgg_cells
+from clientwise.data import celeba, malaria, movie_reviews, vgg_cells
 from clientwise.data.datasets import DATASETS, DataError
 from clientwise.data.federated import Samples
 from clientwise.data.partition import by_id, federate, iid
 
-PIXELS, LABELS = load_digits(return_X_y=True)
 FOLDER_DATASETS = ("mnist", "cifar10", "celeba", "malaria", "vgg_cells", "movie_reviews", "femnist")
 
 
@@ -40,35 +50,19 @@ def test_what_is_missing_and_where_it_goes(name: str, tmp_path: Path) -> None:
 # MNIST -------------------------------------------------------------------------------------------------------------
 
 
-def write_idx(path: Path, array: numpy.ndarray, kind: int = 8) -> None:
-    header = struct.pack(f">BBBB{array.ndim}i", 0, 0, kind, array.ndim, *array.shape)
-    path.parent.mkdir(exist_ok=True)
-    path.write_bytes(gzip.compress(header + array.astype(">i4" if kind == 12 else numpy.uint8).tobytes()))
-
-
 @pytest.fixture
-def small_mnist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Sixty training and ten test digits, real ones put in a frame of 28×28."""
-    monkeypatch.setattr(mnist, "PARTS", {"train": 60, "t10k": 10})
-    counts = {
-        "train": numpy.bincount(LABELS[:60], minlength=10).tolist(),
-        "t10k": numpy.bincount(LABELS[60:70], minlength=10).tolist(),
-    }
-    monkeypatch.setattr(mnist, "CLASS_COUNTS", counts)
-    framed = numpy.zeros((70, 28, 28))
-    framed[:, 10:18, 10:18] = PIXELS[:70].reshape(-1, 8, 8)
-    for part, rows in (("train", slice(0, 60)), ("t10k", slice(60, 70))):
-        write_idx(tmp_path / "mnist" / f"{part}-images-idx3-ubyte.gz", framed[rows])
-        write_idx(tmp_path / "mnist" / f"{part}-labels-idx1-ubyte.gz", LABELS[:70][rows])
+def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A data folder for small files, which the loaders take for whole."""
+    for module, constants in SMALL.items():
+        for name, value in constants.items():
+            monkeypatch.setattr(module, name, value)
     return tmp_path
 
 
-def write_writers(folder: Path) -> None:
-    for name, rows, first in (("train", slice(0, 60), 100), ("test", slice(60, 80), 500)):
-        extended = numpy.zeros((len(LABELS[rows]), 8), int)
-        extended[:, 0] = LABELS[rows]
-        extended[:, 2] = first + numpy.arange(len(extended)) // 6  # six digits per writer
-        write_idx(folder / "mnist" / f"qmnist-{name}-labels-idx2-int.gz", extended, kind=12)
+@pytest.fixture
+def small_mnist(small: Path) -> Path:
+    write_mnist(small)
+    return small
 
 
 def test_mnist(small_mnist: Path) -> None:
@@ -122,31 +116,23 @@ def test_the_published_mnist(published: Callable[[str], Path]) -> None:
 # CIFAR-10 ----------------------------------------------------------------------------------------------------------
 
 
-def test_cifar10(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cifar10, "RECORDS", 10)
-    folder = tmp_path / "cifar10" / "cifar-10-batches-bin"
-    folder.mkdir(parents=True)
-    random = numpy.random.default_rng(0)
-    pixels = random.integers(0, 256, (60, 3, 32, 32), numpy.uint8)
-    for place, name in enumerate(cifar10.FILES):
-        labels = random.permutation(10).astype(numpy.uint8)
-        records = numpy.concatenate([labels[:, None], pixels[10 * place :][:10].reshape(10, -1)], 1)
-        (folder / name).write_bytes(records.tobytes())
-    monkeypatch.setattr(cifar10, "PER_CLASS", (5, 1))
-    samples = load("cifar10", tmp_path)
+def test_cifar10(small: Path) -> None:
+    pixels, labels = write_cifar10(small)
+    folder = small / "cifar10" / "cifar-10-batches-bin"
+    samples = load("cifar10", small)
     assert torch.equal(samples.inputs, torch.from_numpy(pixels))
     assert samples.targets[50:].tolist() == labels.tolist()
     assert samples.test_from == 50
     whole = (folder / "data_batch_3.bin").read_bytes()
     (folder / "data_batch_3.bin").write_bytes(bytes([whole[0] ^ 1]) + whole[1:])
     with pytest.raises(DataError, match="there are not 5 images of every class"):
-        load("cifar10", tmp_path)
+        load("cifar10", small)
     (folder / "data_batch_3.bin").write_bytes(whole[:-1])
     with pytest.raises(DataError, match="bytes expected, found"):
-        load("cifar10", tmp_path)
+        load("cifar10", small)
     (folder / "data_batch_3.bin").unlink()
     with pytest.raises(DataError, match=r"data_batch_3\.bin is missing; unpack the binary version of CIFAR-10"):
-        load("cifar10", tmp_path)
+        load("cifar10", small)
 
 
 def test_the_published_cifar10(published: Callable[[str], Path]) -> None:
@@ -155,35 +141,6 @@ def test_the_published_cifar10(published: Callable[[str], Path]) -> None:
 
 
 # Pictures in folders and zips --------------------------------------------------------------------------------------
-
-
-def picture(pixels: numpy.ndarray, kind: str = "PNG") -> bytes:
-    content = io.BytesIO()
-    Image.fromarray(pixels).save(content, kind)
-    return content.getvalue()
-
-
-def write_files(place: Path, files: Mapping[str, bytes], zipped: bool) -> None:
-    if zipped:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        with zipfile.ZipFile(place.with_suffix(".zip"), "w") as archive:
-            for name, content in files.items():
-                archive.writestr(f"{place.name}/{name}", content)
-    else:
-        for name, content in files.items():
-            (place / name).parent.mkdir(parents=True, exist_ok=True)
-            (place / name).write_bytes(content)
-
-
-def write_celeba(folder: Path, zipped: bool) -> None:
-    shades = numpy.arange(6, dtype=numpy.uint8) * 40
-    files = {f"{n + 1:06}.jpg": picture(numpy.full((218, 178, 3), shade), "JPEG") for n, shade in enumerate(shades)}
-    write_files(folder / "celeba" / "img_align_celeba", files, zipped)
-    smiling, blurry = [1, -1, 1, 1, -1, -1], [-1, -1, 1, -1, -1, 1]
-    rows = [f"{name} {' '.join(map(str, pair))}" for name, *pair in zip(files, blurry, smiling, strict=True)]
-    (folder / "celeba" / "list_attr_celeba.txt").write_text("\n".join(["6", "Blurry Smiling", *rows, ""]))
-    ids = "\n".join(f"{name} {7 + place // 3}" for place, name in enumerate(reversed(files)))  # in another order
-    (folder / "celeba" / "identity_CelebA.txt").write_text(ids)
 
 
 @pytest.mark.parametrize("zipped", [False, True])
@@ -256,21 +213,9 @@ def test_the_whole_of_celeba_has_its_identities(tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("zipped", [False, True])
-def test_malaria(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, zipped: bool) -> None:
-    monkeypatch.setattr(malaria, "PER_CLASS", 3)
-    monkeypatch.setattr(malaria, "PEOPLE", 4)
-    red, blue = (picture(numpy.full((30, 40, 3), colour, numpy.uint8)) for colour in ((255, 0, 0), (0, 0, 255)))
-    files = {
-        "Parasitized/C100P61ThinF_IMG_1_cell_1.png": red,
-        "Parasitized/C37BP2thinF_IMG_1_cell_1.png": red,
-        "Parasitized/C99P61ThinF_IMG_1_cell_2.png": red,
-        "Parasitized/Thumbs.db": b"not a picture, but published",
-        "Uninfected/C100P61ThinF_IMG_1_cell_3.png": blue,
-        "Uninfected/C12NThinF_IMG_1_cell_1.png": blue,
-        "Uninfected/C201ThinF_IMG_1_cell_1.png": blue,
-    }
-    write_files(tmp_path / "malaria" / "cell_images", files, zipped)
-    samples = load("malaria", tmp_path)
+def test_malaria(small: Path, monkeypatch: pytest.MonkeyPatch, zipped: bool) -> None:
+    write_malaria(small, zipped)
+    samples = load("malaria", small)
     assert samples.inputs.shape == (6, 3, 64, 64)
     assert samples.targets.tolist() == [0, 0, 0, 1, 1, 1]
     assert samples.ids.tolist() == [61, 1012, 1201, 61, 2, 61]
@@ -278,10 +223,10 @@ def test_malaria(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, zipped: bool) 
     assert samples.inputs[5, :, 0, 0].tolist() == [255, 0, 0]
     monkeypatch.setattr(malaria, "PEOPLE", 5)
     with pytest.raises(DataError, match="5 people expected, found 4"):
-        load("malaria", tmp_path, size=32)
+        load("malaria", small, size=32)
     monkeypatch.setattr(malaria, "PER_CLASS", 4)
     with pytest.raises(DataError, match="4 images expected in Uninfected/, found 3"):
-        load("malaria", tmp_path, size=16)
+        load("malaria", small, size=16)
 
 
 def test_a_cell_of_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -294,19 +239,9 @@ def test_a_cell_of_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.fixture
-def small_cells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Ten images of 16×16 with one to ten cells."""
-    for name, value in {"COUNT": 10, "SIZE": 16, "LEAST": 1, "MOST": 10}.items():
-        monkeypatch.setattr(vgg_cells, name, value)
-    random = numpy.random.default_rng(0)
-    files = {}
-    for number in range(1, 11):
-        dots = numpy.zeros((256, 3), numpy.uint8)
-        dots[random.permutation(256)[:number], 0] = 255
-        files[f"{number:03}cell.png"] = picture(random.integers(0, 256, (16, 16, 3), numpy.uint8))
-        files[f"{number:03}dots.png"] = picture(dots.reshape(16, 16, 3))
-    write_files(tmp_path / "vgg_cells" / "cells", files, zipped=False)
-    return tmp_path
+def small_cells(small: Path) -> Path:
+    write_cells(small, zipped=False)
+    return small
 
 
 def test_the_sum_of_a_density_image_is_the_count(small_cells: Path) -> None:
@@ -374,13 +309,6 @@ def test_the_published_images(
 # Movie reviews -----------------------------------------------------------------------------------------------------
 
 
-def write_reviews(folder: Path, rows: list[tuple[str, int]], packed: bool = False) -> None:
-    (folder / "movie_reviews").mkdir(exist_ok=True)
-    text = "text,label,source\n" + "\n".join(f'"{text}",{label},mine' for text, label in rows)
-    path = folder / "movie_reviews" / ("reviews.csv.gz" if packed else "reviews.csv")
-    path.write_bytes(gzip.compress(text.encode()) if packed else text.encode())
-
-
 @pytest.mark.parametrize("packed", [False, True])
 def test_the_vocabulary_is_that_of_the_training_clients(tmp_path: Path, packed: bool) -> None:
     rows = [(f"film <br />FILM film word{n} word{n}, rare{n}", n % 2) for n in range(40)]
@@ -423,15 +351,6 @@ def test_the_published_reviews(published: Callable[[str], Path]) -> None:
 
 
 # FEMNIST -----------------------------------------------------------------------------------------------------------
-
-
-def write_leaf(path: Path, users: Mapping[str, list[int]]) -> None:
-    data = {
-        user: {"x": [[1.0] * 783 + [label / 255] for label in labels], "y": labels} for user, labels in users.items()
-    }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    content = {"users": list(users), "num_samples": [len(labels) for labels in users.values()], "user_data": data}
-    path.write_text(json.dumps(content))
 
 
 def test_femnist(tmp_path: Path) -> None:

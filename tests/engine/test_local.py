@@ -251,11 +251,11 @@ class Odd(Attack):
 
 
 def test_one_clients_misfortune_is_not_the_federations(make_engine: MakeEngine) -> None:
-    from clientwise.core.method import Federation, Method
+    from clientwise.core.method import Method, Plan
     from clientwise.core.round import first_state, run_round
 
     engine = make_engine(hostile={1: Hostile(Odd("raise")), 2: Hostile(Odd("short")), 3: Hostile(Odd("claim"))})
-    _, record = run_round(first_state(engine.initial_model, Method(), engine), Method(), Federation(1, 8), engine)
+    _, record = run_round(first_state(engine.initial_model, Method(), engine), Method(), Plan(1, 8), engine)
     assert record.client_ids == (0, 3, 4, 5, 6, 7)
     assert {refusal.client_id: refusal.reason for refusal in record.refusals} == {
         1: "OSError: disk full",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,8 @@ def test_an_engine_that_finds_no_time_loses_no_round(tiny: dict[str, Any], tmp_p
         return engine
 
     told: list[int] = []
-    cw.run(alone(tiny), tmp_path / "run", connect=connect, on_round=lambda one: told.append(one.record.round_num))
+    engines = nullcontext(connect)
+    cw.run(alone(tiny), tmp_path / "run", engines=engines, on_round=lambda one: told.append(one.record.round_num))
     assert rounds(tmp_path / "run") == told == [1, 2, 3, 4, 5]
 
 
@@ -87,6 +89,7 @@ def test_who_is_asked_next_is_known_before(
     assert len(set(asked)) > 1
 
 
+@pytest.mark.alone
 def test_the_time_of_a_round_and_of_its_clients_is_theirs(
     tiny: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,7 +6,9 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -18,12 +20,14 @@ import torch
 from safetensors.torch import load_file
 
 import clientwise as cw
+import processes
 from clientwise.core.types import Problem
 from clientwise.data.federated import Samples, Shares
-from clientwise.errors import ConfigError
-from clientwise.experiment.store import RunError, Store, locked
+from clientwise.errors import ConfigError, RunError
+from clientwise.experiment import runner
 from clientwise.models.flat import FlatModel
 from clientwise.models.networks import MODELS
+from clientwise.runs.lock import locked
 
 TABLES = {  # everything but how long it took
     "lanes": "lane, method, seed, finished",
@@ -158,9 +162,12 @@ def test_regression_with_everything(tmp_path: Path) -> None:
     [
         (
             ["methods.1.adapt_loss='robust_shape'"],
-            ["methods[1].adapt_loss: this is classification: use 'class_weights'"],
+            ["methods[1].adapt_loss: robust_shape needs numbers to predict", "use 'class_weights'"],
         ),
-        (["methods.1.criteria=[{name='server_performance', metric='mape'}, 'trust']"], ["mape does not measure class"]),
+        (
+            ["methods.1.criteria=[{name='server_performance', metric='mape'}, 'trust']"],
+            ["metric: mape needs numbers to predict"],
+        ),
         (["methods.1.criteria=[{name='server_performance', metric='acuracy'}, 'trust']"], ["did you mean 'accuracy'"]),
         (["partition.clients=1000000000"], ["partition.clients: 1000000000 clients are too many for 1797 samples"]),
         (["hostile=[{clients=7, attack='broken'}]"], ["hostile[0].clients: 7 hostile clients of 6"]),
@@ -367,17 +374,18 @@ def test_killed_again_and_again_it_ends_with_the_same_bits(uninterrupted, tmp_pa
     kills = 0
     for rounds in (0, 1, 7, 23, 39, 40, 55):
         again = ["--resume"] if kills else []
-        process = subprocess.Popen(command("run", config, "--out", folder, *again), stdout=subprocess.DEVNULL)
+        process = processes.start(processes.COMMAND, "run", config, "--out", folder, *again)
         wait_for(
             lambda rounds=rounds, process=process: (
-                (rounds_done(folder) >= rounds and (folder / "config.toml").exists()) or process.poll() is not None
+                (rounds_done(folder) >= rounds and (folder / "config.toml").exists()) or not process.is_alive()
             )
         )
         time.sleep(0.003 * kills)  # each time at another moment of the round
-        process.send_signal(signal.SIGKILL)
-        kills += process.wait() == -signal.SIGKILL
+        process.kill()
+        process.join()
+        kills += process.exitcode == -signal.SIGKILL
     assert kills == 7
-    subprocess.run(command("run", folder, "--resume"), check=True, stdout=subprocess.DEVNULL)
+    processes.run(processes.COMMAND, "run", folder, "--resume").check_returncode()
     assert content(folder) == expected
 
 
@@ -400,8 +408,7 @@ def test_a_crash_at_the_worst_moment_is_mended(uninterrupted, tmp_path: Path) ->
     """After the database's commit, with the new checkpoint written but not yet in its place."""
     config, expected = uninterrupted
     folder = tmp_path / "run"
-    crashed = subprocess.run([sys.executable, "-c", CRASH, str(config), str(folder)], check=False)
-    assert crashed.returncode == 77
+    assert processes.run(CRASH, config, folder).returncode == 77
     assert rounds_done(folder) == 9
     assert list((folder / "checkpoints").glob("*.part"))
     cw.run(config, folder, resume=True)
@@ -437,7 +444,7 @@ def test_a_folder_that_is_not_this_run_is_left_alone(tiny: dict[str, Any], tmp_p
     folder = cw.run(tiny, tmp_path / "run")
     with pytest.raises(RunError, match="there is a run already; go on with --resume"):
         cw.run(tiny, folder)
-    with pytest.raises(RunError, match=r"another config \(rounds, training differ\)"):
+    with pytest.raises(RunError, match=r"another config \(rounds, training.epochs differ\)"):
         cw.run(cw.load(tiny, ["rounds=9", "training.epochs=3"]), folder, resume=True)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").write_text("do not touch")
@@ -450,6 +457,61 @@ def test_a_folder_that_is_not_this_run_is_left_alone(tiny: dict[str, Any], tmp_p
     with locked(folder), pytest.raises(RunError, match="another clientwise process"):
         cw.run(tiny, folder, resume=True)
     assert cw.run(tiny, folder, resume=True) == folder  # finished: nothing to do, nothing changed
+
+
+def test_two_that_begin_at_once_do_not_meet_in_one_folder(
+    tiny: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both find nothing there; one runs, the other is told so, and the config is that of the one that runs."""
+    begin, refused = threading.Barrier(2), threading.Event()
+    original = runner.validate
+    monkeypatch.setattr(runner, "validate", lambda *given: (original(*given), begin.wait(60))[0])
+
+    def start(name: str) -> str:
+        try:
+            cw.run(tiny | {"name": name}, tmp_path / "run", on_round=lambda progress: refused.wait(60))
+        except RunError as error:
+            refused.set()
+            return str(error)
+        return name
+
+    with ThreadPoolExecutor(2) as threads:
+        said = set(threads.map(start, ("one", "two")))
+    (winner,) = said & {"one", "two"}
+    assert said - {winner} == {f"{tmp_path / 'run'}: another clientwise process is writing to this run"}
+    assert cw.load(tmp_path / "run" / "config.toml").name == winner
+
+
+def test_a_folder_is_locked_before_it_is_looked_at(tiny: dict[str, Any], tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    with locked(folder), pytest.raises(RunError, match="another clientwise process"):
+        cw.run(tiny, folder)
+    assert [path.name for path in folder.iterdir()] == [".lock"]
+    assert cw.Run(cw.run(tiny, folder)).finished  # whoever held it left before it wrote anything
+
+
+def test_runs_that_begin_in_one_second_have_folders_of_their_own(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(8) as threads:
+        folders = list(threads.map(lambda number: runner.new_folder("my run", tmp_path / "runs"), range(24)))
+    assert len(set(folders)) == 24
+    assert all(folder.is_dir() and folder.name.startswith("my-run-") for folder in folders)
+
+
+def test_nobody_becomes_somebody_else_when_a_run_is_resumed(tiny: dict[str, Any], tmp_path: Path) -> None:
+    tiny |= {"rounds": 1, "flower": {"clients": ["ward-a", "ward-b"], "min_replies": 2}}
+    folder = cw.run(tiny, tmp_path / "run")
+    for key, value in (
+        ("clients", ["ward-b", "ward-a"]),  # the trust of one would be the other's
+        ("clients", ["ward-a", "ward-c"]),
+        ("min_replies", 1),
+        ("num_classes", 3),
+    ):
+        other = tiny | {"flower": tiny["flower"] | {key: value}}
+        with pytest.raises(RunError, match=rf"another config \(flower.{key} differ\)"):
+            cw.run(other, folder, resume=True)
+    patient = tiny["flower"] | {"train_seconds": 9.0, "evaluate_seconds": 9.0}
+    assert cw.run(tiny | {"flower": patient}, folder, resume=True) == folder
 
 
 def test_a_resumed_run_must_be_the_same_run(tiny: dict[str, Any], tmp_path: Path) -> None:
@@ -473,21 +535,3 @@ def test_a_resumed_run_must_be_the_same_run(tiny: dict[str, Any], tmp_path: Path
     alter("PRAGMA user_version = 99")
     with pytest.raises(RunError, match="another version"):
         cw.run(tiny, folder, data=data(2), resume=True)
-
-
-def test_a_damaged_checkpoint_or_database_is_named(tiny: dict[str, Any], tmp_path: Path) -> None:
-    folder = cw.run(tiny, tmp_path / "run")
-    (folder / "checkpoints" / "lane-1.safetensors").write_bytes(b"garbage")
-    store = Store(folder)
-    with pytest.raises(RunError, match="not a checkpoint"):
-        store.load_checkpoint(1, torch.device("cpu"))
-    store.close()
-    for name in ("run.sqlite", "run.sqlite-wal", "run.sqlite-shm"):
-        (folder / name).unlink(missing_ok=True)
-    (folder / "run.sqlite").write_bytes(b"garbage" * 1000)
-    with pytest.raises(RunError, match="cannot be read"):
-        cw.Run(folder)
-    with pytest.raises(RunError, match="no such folder"):
-        cw.Run(tmp_path / "absent")
-    with pytest.raises(RunError, match="not a run of clientwise"):
-        cw.Run(tmp_path)

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 import clientwise as cw
+from clientwise.report.export import write_report
 
 CONFIG: dict[str, Any] = {
     "name": "shown",
@@ -46,3 +47,9 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> cw.Run:
 @pytest.fixture(scope="session")
 def run_folder(shown: cw.Run) -> Path:
     return shown.folder
+
+
+@pytest.fixture(scope="session")
+def report(shown: cw.Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of its report; drawing the figures takes a while."""
+    return write_report([shown], tmp_path_factory.mktemp("report")).parent

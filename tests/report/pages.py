@@ -14,8 +14,8 @@ import uvicorn
 
 import clientwise as cw
 from clientwise.experiment.config import load_experiment
-from clientwise.experiment.store import Store
 from clientwise.report.server import make_app
+from clientwise.runs.writer import Store
 
 CONFIG: dict[str, Any] = {
     "name": "small",

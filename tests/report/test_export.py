@@ -8,16 +8,12 @@ import pytest
 
 import clientwise as cw
 from clientwise.report import views
+from clientwise.report.document import Cell, table
 from clientwise.report.export import _file_name, as_csv, as_latex, as_markdown, unique_names, write_report
 
-TABLE = {
-    "kind": "table",
-    "id": "t",
-    "title": "100% of a_b",
-    "note": "κ & co.",
-    "columns": [{"label": "method", "numeric": False}, {"label": "gain", "numeric": True}],
-    "rows": [["MW > LD | DS", {"value": 4.67, "text": "+4.7 ± 0.3"}], ["x^2", None]],
-}
+TABLE = table(
+    "t", "100% of a_b", ["method", "gain"], [["MW > LD | DS", Cell(4.67, "+4.7 ± 0.3")], ["x^2", None]], "κ & co."
+)
 
 
 def test_tables_in_three_formats() -> None:
@@ -33,11 +29,6 @@ def test_tables_in_three_formats() -> None:
     assert r"MW $\succ$ LD | DS & +4.7 $\pm$ 0.3 \\" in latex
     assert r"\caption{100\% of a\_b. $\kappa$ \& co.}" in latex
     assert latex.count("{") == latex.count("}")
-
-
-@pytest.fixture(scope="module")
-def report(shown: cw.Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_report([shown], tmp_path_factory.mktemp("report")).parent
 
 
 def test_a_report_has_a_page_figures_and_tables(report: Path) -> None:
@@ -56,11 +47,6 @@ def test_the_page_carries_its_audits(report: Path) -> None:
     page = (report / "report.html").read_text(encoding="utf-8")
     assert '"online|1|5"' in page
     assert "<b>AdaFed" not in page  # a name from a config is never markup
-
-
-def test_reports_of_several_runs(shown: cw.Run, tmp_path: Path) -> None:
-    page = write_report([shown, shown], tmp_path / "both")
-    assert "shown: online" in page.read_text(encoding="utf-8")
 
 
 def test_file_names_do_not_collide() -> None:
@@ -93,13 +79,15 @@ def test_the_shortest_runs_and_regression_can_be_reported(tmp_path: Path, rounds
     page = write_report([run], tmp_path / "report")
     head = (page.parent / "tables" / "result-summary.csv").read_text().splitlines()[0]
     assert head == "method,mape,against the baseline,worst decile of clients,rounds to 50%"  # no F1, nobody hostile
-    assert "points worse" not in views.overview([run])["lead"][0]
+    assert "points worse" not in views.overview([run]).lead[0]
     expected = "held-out samples" if rounds == 2 else "the honest clients' own test data"
     assert run.reported_on == expected
 
 
-def test_several_runs_carry_their_audits(shown: cw.Run, tmp_path: Path) -> None:
+def test_reports_of_several_runs_carry_their_audits(shown: cw.Run, tmp_path: Path) -> None:
     names = unique_names([shown.folder, shown.folder])
     assert list(names) == ["shown", "shown~2"]
     page = write_report([cw.Run(folder, name) for name, folder in names.items()], tmp_path / "both")
-    assert '"shown~2|online|1|5"' in page.read_text(encoding="utf-8")
+    text = page.read_text(encoding="utf-8")
+    assert "shown: online" in text
+    assert '"shown~2|online|1|5"' in text

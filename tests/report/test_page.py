@@ -16,8 +16,10 @@ import pytest
 import tomli_w
 from pages import HOSTILE_NAME, config, served, write_run
 
+from clientwise.report.document import Cell, Document, Section, table
 from clientwise.report.export import write_report
-from clientwise.report.summary import Run
+from clientwise.report.html import write_html
+from clientwise.runs.reader import Run
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -205,13 +207,9 @@ def test_tables_sort_by_mouse_and_by_keyboard(open_page: Any, address: str) -> N
 
 
 def test_nothing_sorts_last_either_way(open_page: Any, tmp_path: Path) -> None:
-    from clientwise.report.html import write_html
-
-    columns = [{"label": "name", "numeric": False}, {"label": "value", "numeric": True}]
-    rows = [["a", 9], ["b", None], ["c", 10], ["d", {"value": None, "text": "none"}], ["e", {"value": -1, "text": "x"}]]
-    table = {"kind": "table", "id": "t", "title": "t", "columns": columns, "rows": rows, "note": ""}
-    section = {"id": "s", "title": "s", "lead": "", "items": [table]}
-    document = {"title": "t", "lead": [], "sections": [section]}
+    rows = [["a", 9], ["b", None], ["c", 10], ["d", Cell(None, "none")], ["e", Cell(-1, "x")]]
+    section = Section("s", "s", "", [table("t", "t", ["name", "value"], rows, "")])
+    document = Document("t", [], [section])
     page = open_page(write_html(document, {}, tmp_path / "report.html").as_uri())
     button = page.get_by_role("button", name="value")
     button.click()
@@ -346,12 +344,12 @@ def test_a_hostile_name_is_only_a_name(open_page: Any, tmp_path: Path) -> None:
     assert page.locator("img").count() == 0
 
 
-def test_a_report_file_needs_no_network(open_page: Any, shown: Any, tmp_path: Path) -> None:
-    report = write_report([shown], tmp_path)
+def test_a_report_file_needs_no_network(open_page: Any, report: Path) -> None:
+    file = (report / "report.html").as_uri()
     page = open_page("about:blank")
     asked: list[str] = []
     page.on("request", lambda request: asked.append(request.url))
-    page.goto(report.as_uri())
+    page.goto(file)
     wait_for_charts(page)
     page.locator("main .table a[href^='#client/']").first.click()
     page.locator("dialog[open] tbody tr").first.wait_for()
@@ -359,12 +357,11 @@ def test_a_report_file_needs_no_network(open_page: Any, shown: Any, tmp_path: Pa
     until(page, "location.hash === ''")
     page.evaluate("location.hash = '#round/FedAvg/1/999'")
     page.locator("dialog[open]").get_by_text("clientwise serve").wait_for()
-    assert [url for url in asked if not url.startswith(("data:", "blob:"))] == [report.as_uri()]
+    assert [url for url in asked if not url.startswith(("data:", "blob:"))] == [file]
 
 
-def test_a_report_prints(open_page: Any, shown: Any, tmp_path: Path) -> None:
-    report = write_report([shown], tmp_path)
-    page = open_page(report.as_uri(), color_scheme="dark")
+def test_a_report_prints(open_page: Any, report: Path) -> None:
+    page = open_page((report / "report.html").as_uri(), color_scheme="dark")
     wait_for_charts(page)
     paper = page.pdf(format="A4")
     assert paper.count(b"/Type /Page\n") > 3 or len(paper) > 100_000
@@ -415,6 +412,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_run(folder, [f"method {number}" for number in range(1, 10)], rounds=1000, clients=100)
 
 
+@pytest.mark.alone
 def test_a_large_run_opens_at_once_and_stays_responsive(open_page: Any, large: Path) -> None:
     with served([large]) as address:
         page = open_page(address)

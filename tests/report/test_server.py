@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -15,9 +16,12 @@ from pathlib import Path
 import httpx
 import pytest
 from pages import HOSTILE_NAME, run_for_real, served, write_run
+from starlette.exceptions import HTTPException
 
+from clientwise.report import views
+from clientwise.report.document import Document
 from clientwise.report.html import to_json, write_html
-from clientwise.report.server import is_loopback
+from clientwise.report.server import _Runs, is_loopback, make_app
 
 
 @pytest.fixture(scope="module")
@@ -158,6 +162,58 @@ def test_two_runs_of_one_name_have_two_ids(tmp_path: Path) -> None:
     with served([tmp_path / "a", tmp_path / "b"]) as address:
         assert httpx.get(f"{address}/api/runs/same").json()["rounds"] == 5
         assert httpx.get(f"{address}/api/runs/same~2").json()["rounds"] == 7
+        query = {"method": "FedAvg", "seed": 1, "round": 7, "client": 2}  # the first of the two has no round 7
+        for kind, other in (("round", "client"), ("client", "round")):
+            document = httpx.get(f"{address}/api/runs/same~2/{kind}", params=query).json()
+            (*_, table) = document["sections"][0]["items"]
+            assert {row[0]["open"][other]["run"] for row in table["rows"]} == {"same~2"}
+
+
+def test_names_that_nobody_has_leave_nothing_behind(folder: Path) -> None:
+    runs = _Runs([folder])
+
+    async def ask(*names: str) -> None:
+        with pytest.raises(HTTPException, match="no run"):
+            await runs.document(names)
+
+    for number in range(5):
+        asyncio.run(ask(f"nobody {number}"))
+        asyncio.run(ask("real", f"nobody {number}"))
+    assert not runs._locks
+    assert not runs._cached
+
+
+def test_a_document_is_made_once_for_all_who_wait(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs, made = _Runs([folder]), []
+    original = views.overview
+    monkeypatch.setattr(views, "overview", lambda shown: made.append(1) or original(shown))
+
+    async def ask_twice() -> list[tuple[bytes, bytes]]:
+        return await asyncio.gather(runs.document(["real"]), runs.document(["real"]))
+
+    one, other = asyncio.run(ask_twice())
+    assert one is other
+    assert len(made) == 1
+    assert not runs._locks
+
+
+def test_a_bug_is_a_failure_of_the_server_and_not_of_the_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def bug(runs: object) -> None:
+        raise KeyError("a name that was mistyped")
+
+    monkeypatch.setattr(views, "overview", bug)
+    app = make_app([folder])
+
+    async def ask(raise_app_exceptions: bool) -> httpx.Response:
+        transport = httpx.ASGITransport(app, raise_app_exceptions)
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+            return await client.get("/api/runs/real")
+
+    answer = asyncio.run(ask(raise_app_exceptions=False))
+    assert answer.status_code == 500
+    assert "server failed" in answer.json()["error"]
+    with pytest.raises(KeyError, match="mistyped"):  # it comes out, for the server's log
+        asyncio.run(ask(raise_app_exceptions=True))
 
 
 def test_only_reading(client: httpx.Client) -> None:
@@ -253,7 +309,7 @@ def test_what_is_loopback() -> None:
 
 def test_a_report_cannot_be_broken_out_of(tmp_path: Path) -> None:
     evil = "</script><script>alert(1)</script><!--"
-    document = {"title": evil, "lead": [evil], "sections": []}
+    document = Document(evil, [evil], [])
     text = write_html(document, {"round": {f"{evil}|1|1": document}}, tmp_path / "new" / "report.html").read_text()
     assert evil not in text
     assert text.count("<script") == 3

@@ -16,15 +16,22 @@ import numpy
 import pytest
 
 import clientwise as cw
-from clientwise.experiment.store import RunError, Store, locked
+from clientwise.errors import RunError
 from clientwise.report import sections, views
 from clientwise.report.audit import audit
+from clientwise.report.document import as_json
 from clientwise.report.figures import draw
 from clientwise.report.series import series_of
 from clientwise.report.statistics import Contingency, Difference, contingency, paired_difference
 from clientwise.report.terminal import audit_tables, remarks, sparkline, summary_table
+from clientwise.runs.lock import locked
+from clientwise.runs.writer import Store
 
 Json = dict[str, Any]
+
+
+def overview(*runs: cw.Run) -> Json:
+    return as_json(views.overview(runs))
 
 
 def items(document: Json) -> dict[str, Json]:
@@ -40,7 +47,7 @@ def texts(table: Json) -> list[list[str]]:
 
 @pytest.fixture(scope="module")
 def document(shown: cw.Run) -> Json:
-    return views.overview([shown])
+    return overview(shown)
 
 
 def test_the_headline_says_who_won_by_how_much_and_how_surely(shown: cw.Run, document: Json) -> None:
@@ -90,9 +97,9 @@ def test_the_summary_is_paired_with_the_baseline(shown: cw.Run, document: Json) 
 
 def test_curves_are_means_over_the_seeds(shown: cw.Run, document: Json) -> None:
     trace = next(trace for trace in items(document)["metric"]["data"] if trace["name"] == "online")
-    for place, round_num in enumerate(trace["x"]):
+    for index, round_num in enumerate(trace["x"]):
         values = [dict(shown.curve("metric", "online", seed))[round_num] for seed in (1, 2, 3)]
-        assert trace["y"][place] == pytest.approx(statistics.fmean(values))
+        assert trace["y"][index] == pytest.approx(statistics.fmean(values))
     assert trace["meta"] == {"open": "round", "method": "online", "seed": 1, "run": shown.folder.name}
 
 
@@ -116,16 +123,16 @@ def test_rounds_to_target_counted_from_the_clients_themselves(shown: cw.Run) -> 
 
 def test_best_rounds_are_compared_sample_by_sample(shown: cw.Run) -> None:
     section = sections.best_rounds(series_of([shown]))
-    (table,) = section["items"]
-    assert len(table["rows"]) == (len(shown.methods) - 1) * 3  # every method but the baseline, three seeds
-    for name, seed, best, baseline, both_right, only_ours, only_theirs, both_wrong, p_value in table["rows"]:
+    (table,) = section.items
+    assert len(table.rows) == (len(shown.methods) - 1) * 3  # every method but the baseline, three seeds
+    for name, seed, best, baseline, both_right, only_ours, only_theirs, both_wrong, p_value in table.rows:
         for method, value, right in ((name, best, only_ours), (shown.methods[0], baseline, only_theirs)):
             curve = dict(shown.curve("metric", method, seed))
-            assert value["value"] == max(curve.values())
+            assert value.value == max(curve.values())
             total = both_right + both_wrong + only_ours + only_theirs
-            assert (both_right + right) / total == pytest.approx(value["value"])
-            assert f"round {min(r for r, v in curve.items() if v == value['value'])})" in value["text"]
-        assert 0 <= p_value["value"] <= 1
+            assert (both_right + right) / total == pytest.approx(value.value)
+            assert f"round {min(r for r, v in curve.items() if v == value.value)})" in value.text
+        assert 0 <= p_value.value <= 1
 
 
 def test_mcnemar_by_hand() -> None:
@@ -139,32 +146,32 @@ def test_mcnemar_by_hand() -> None:
 def test_an_audit_explains_every_weight(shown: cw.Run) -> None:
     found = audit(shown, "online", 1, 4)
     assert found.criteria == ("label_diversity", "dataset_size", "model_divergence")
-    accepted = [person for person in found.people if person.score is not None]
-    assert sum(person.weight for person in accepted) == pytest.approx(1)
-    best = {name: max(person.raw[place] for person in accepted) for place, name in enumerate(found.criteria)}
+    accepted = [one for one in found.participants if one.score is not None]
+    assert sum(one.weight for one in accepted) == pytest.approx(1)
+    best = {name: max(one.raw[index] for one in accepted) for index, name in enumerate(found.criteria)}
     order = [found.criteria.index(name) for name in found.priority]
-    for person in accepted:
-        assert person.normalised == pytest.approx(
-            [raw / best[name] for raw, name in zip(person.raw, found.criteria, strict=True)]
+    for one in accepted:
+        assert one.normalised == pytest.approx(
+            [raw / best[name] for raw, name in zip(one.raw, found.criteria, strict=True)]
         )
-        first, second, third = (person.normalised[place] for place in order)
-        assert person.score == pytest.approx(first + first * second + first * second * third)
-        assert person.weight == pytest.approx(person.score / sum(one.score for one in accepted))
-        for place, name in enumerate(found.criteria):  # what would change it: never less with a better value
-            assert person.what_if[place] >= person.weight - 1e-12
-            if person.raw[place] == best[name]:
-                assert person.what_if[place] == pytest.approx(person.weight)
-    refused = [person for person in audit(shown, "FedAvg", 1, 4).people if person.score is None]
-    assert all("refused: model has NaN or Inf" in person.remark for person in refused)
+        first, second, third = (one.normalised[index] for index in order)
+        assert one.score == pytest.approx(first + first * second + first * second * third)
+        assert one.weight == pytest.approx(one.score / sum(one.score for one in accepted))
+        for index, name in enumerate(found.criteria):  # what would change it: never less with a better value
+            assert one.what_if[index] >= one.weight - 1e-12
+            if one.raw[index] == best[name]:
+                assert one.what_if[index] == pytest.approx(one.weight)
+    refused = [one for one in audit(shown, "FedAvg", 1, 4).participants if one.score is None]
+    assert all("refused: model has NaN or Inf" in one.remark for one in refused)
 
 
 def test_what_if_by_hand(shown: cw.Run) -> None:
     found = audit(shown, "FedAvg", 1, 1)
-    sizes = {person.client: person.raw[0] for person in found.people if person.score is not None}
-    for person in found.people:
-        if person.score is not None:
-            bigger = sum(sizes.values()) - sizes[person.client] + max(sizes.values())
-            assert person.what_if[0] == pytest.approx(max(sizes.values()) / bigger)
+    sizes = {one.client: one.raw[0] for one in found.participants if one.score is not None}
+    for one in found.participants:
+        if one.score is not None:
+            bigger = sum(sizes.values()) - sizes[one.client] + max(sizes.values())
+            assert one.what_if[0] == pytest.approx(max(sizes.values()) / bigger)
 
 
 def test_looking_at_a_run_executes_nothing_it_names(shown: cw.Run, tmp_path: Path) -> None:
@@ -176,19 +183,19 @@ def test_looking_at_a_run_executes_nothing_it_names(shown: cw.Run, tmp_path: Pat
     )
     foreign = cw.Run(copied)
     assert audit(foreign, "FedAvg", 1, 1).what_if
-    views.overview([foreign])
+    overview(foreign)
     (copied / "config.toml").write_text("not toml at all [")
     assert not audit(foreign, "FedAvg", 1, 1).what_if
     assert "not known" in audit(foreign, "FedAvg", 1, 1).explanation
 
 
 def test_audits_as_documents(shown: cw.Run) -> None:
-    document = views.audit_round(shown, "online", 1, 3)
+    document = as_json(views.audit_round(shown, "online", 1, 3))
     tried = texts(items(document)["orders"])
     assert sum(row[2] == "chosen" for row in tried) == 1
     client = items(document)["audit"]["rows"][0][0]["open"]["client"]
     assert client.pop("run") == shown.folder.name
-    history = views.audit_client(shown, **client)
+    history = as_json(views.audit_client(shown, **client))
     assert f"Client {client['client']} under online" in history["title"]
     weights = items(history)["client-weight"]["data"][0]
     stored = shown.query(
@@ -204,9 +211,9 @@ def test_refusals_and_cost(shown: cw.Run, document: Json) -> None:
     (count,) = shown.query("SELECT COUNT(*) FROM participants WHERE refusal IS NOT NULL")[0]
     assert sum(row[4] for row in refused) == count > 0
     for row in refused:  # the audit a row opens does hold that refusal
-        place = row[5]["open"]["round"]
-        people = audit(shown, place["method"], place["seed"], place["round"]).people
-        assert any(person.client == row[1] and row[3] in person.remark for person in people)
+        link = row[5]["open"]["round"]
+        participants = audit(shown, link["method"], link["seed"], link["round"]).participants
+        assert any(one.client == row[1] and row[3] in one.remark for one in participants)
     cost = {row[0]: row for row in items(document)["costs"]["rows"]}
     assert cost["FedAvg"][2]["value"] == 2 * 6 * 650 * 4  # six clients, both ways, 650 parameters of four bytes
     assert cost["FedAvg"][3]["value"] == 0
@@ -215,7 +222,7 @@ def test_refusals_and_cost(shown: cw.Run, document: Json) -> None:
 
 
 def test_several_runs_compare(shown: cw.Run) -> None:
-    document = views.overview([shown, cw.Run(shown.folder, "shown~2")])  # two folders of one name
+    document = overview(shown, cw.Run(shown.folder, "shown~2"))  # two folders of one name
     labels = {row[0] for row in texts(items(document)["summary"])}
     assert labels == {f"{name}: {method}" for method in shown.methods for name in ("shown", "shown~2")}
     assert len(items(document)) == sum(len(section["items"]) for section in document["sections"])  # no id twice
@@ -257,7 +264,7 @@ def test_long_runs_keep_what_was_measured_now_and_then(tmp_path: Path) -> None:
     run = write_run(tmp_path / "long", 1000, {("online", 1): 1000})
     assert len(run.reached("online", 1, 500)) == 100  # every tenth round, none of them lost by thinning
     assert run.reached("online", 1, 30)[-1][0] == 1000
-    alt = items(views.overview([run]))["priority-online"]["alt"]
+    alt = items(overview(run))["priority-online"]["alt"]
     assert "of 1000 rounds), changed 999 times, 2000 testing rounds" in alt  # of all rounds, not of those drawn
 
 
@@ -265,14 +272,14 @@ def test_a_seed_that_has_only_begun_does_not_spoil_the_others(tmp_path: Path) ->
     run = write_run(tmp_path / "half", 100, {("A", 1): 100, ("A", 2): 3, ("B", 1): 100})
     lines = {line.method: line for line in run.summary()}
     assert lines["A"].metric == [0.1, None]
-    trace = items(views.overview([run]))["metric"]["data"][0]
+    trace = items(overview(run))["metric"]["data"][0]
     assert (trace["name"], trace["x"][-1]) == ("A", 100)
-    assert views.overview([run])["lead"] == ["A and B are level: accuracy 10.0% at the last round."]
+    assert overview(run)["lead"] == ["A and B are level: accuracy 10.0% at the last round."]
 
 
 def test_targets_that_were_missed_or_never_measured_are_no_numbers(tmp_path: Path) -> None:
     run = write_run(tmp_path / "missed", 600, {("A", 1): 600, ("A", 2): 400, ("B", 1): 5, ("B", 2): 5})
-    document = items(views.overview([run]))
+    document = items(overview(run))
     cell = next(row for row in document["summary"]["rows"] if row[0] == "A")[5]
     assert cell == {"value": None, "text": "500.0 (1 of 2 not)"}
     assert next(row for row in document["target-0.5"]["rows"] if row[0] == "B")[1] == "–"  # no client was asked yet
@@ -281,9 +288,74 @@ def test_targets_that_were_missed_or_never_measured_are_no_numbers(tmp_path: Pat
 def test_compared_runs_have_one_target_and_no_pairs_across_different_data(tmp_path: Path) -> None:
     one = write_run(tmp_path / "one", 600, {("A", 1): 600}, **{"data of seed 1": "x"})
     other = write_run(tmp_path / "other", 600, {("A", 1): 600}, target=0.1, **{"data of seed 1": "y"})
-    rows = {row[0]: row for row in texts(items(views.overview([one, other]))["summary"])}
+    rows = {row[0]: row for row in texts(items(overview(one, other))["summary"])}
     assert rows["other: A"][5] == "500.0"  # of the first run's target, as the heading says
     assert rows["other: A"][2] == "–"
+
+
+def test_runs_are_paired_on_the_seeds_they_share(tmp_path: Path) -> None:
+    data = {f"data of seed {seed}": f"x{seed}" for seed in (1, 2, 3)}
+    two = write_run(tmp_path / "two", 600, {("A", seed): 600 for seed in (1, 2)}, **dict(list(data.items())[:2]))
+    three = write_run(tmp_path / "three", 600, {("A", seed): 600 for seed in (1, 2, 3)}, **data)
+    found = items(overview(two, three))
+    assert {row[0]: row[2] for row in texts(found["summary"])} == {"two: A": "baseline", "three: A": "+0.0 ± 0.0"}
+    assert {row[0]: row[-1] for row in texts(found["target-0.5"])}["three: A"] == "+0.0 ± 0.0"
+    other = write_run(tmp_path / "other", 600, {("A", seed): 600 for seed in (1, 2)}, **data | {"data of seed 2": "y"})
+    found = items(overview(two, other))  # of seed 2 the data differ
+    assert {row[0]: row[2] for row in texts(found["summary"])}["other: A"] == "+0.0"
+    assert {row[0]: row[-1] for row in texts(found["target-0.5"])}["other: A"] == "+0.0 (one seed)"
+
+
+def test_methods_are_compared_at_the_same_round_or_not_at_all(tmp_path: Path) -> None:
+    lanes = {("A", seed): 50 for seed in (1, 2, 3)} | {("B", seed): 100 for seed in (1, 2, 3)}
+    document = overview(write_run(tmp_path / "run", 100, lanes))  # B leads by five points, and by fifty rounds
+    assert document["lead"] == [
+        "B is best: accuracy 10.0% at the last round.",
+        "Not all have run as many rounds: A 50, B 100. Differences are taken at the last round that both have.",
+        "Against A (the baseline): 0.0 points worse at round 50, the last that both have, 95% interval +0.0 to +0.0 "
+        "over 3 seeds, not sure: the interval includes zero.",
+    ]
+    assert {row[0]: row[2] for row in texts(items(document)["summary"])}["B"] == "+0.0 ± 0.0 (round 50)"
+
+    shorter = write_run(tmp_path / "shorter", 40, {("A", 1): 40, ("A", 2): 40})
+    longer = write_run(tmp_path / "longer", 90, {("A", 1): 90, ("A", 2): 7})
+    rows = {row[0]: row for row in texts(items(overview(shorter, longer))["summary"])}
+    assert rows["longer: A"][1:3] == ["9.0%", "+0.0 (round 40)"]  # of seed 1: seed 2 has not come that far
+
+    apart = write_run(tmp_path / "apart", 100, {("A", 9): 100})
+    assert overview(shorter, apart)["lead"][-1] == (
+        "Against shorter: A (the baseline): not compared, for they have no round of the same seed on the same data in "
+        "common."
+    )
+
+
+def test_rounds_to_target_gain_nothing_by_being_fewer(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", 600, {("A", 1): 600, ("B", 1): 150}, target=0.1, **{"client targets": [0.1]})
+    gain = {row[0]: row[-1] for row in texts(items(overview(run))["target-0.1"])}
+    assert gain == {"A": "baseline", "B": "+0.0 (one seed)"}  # both at round 100
+    with contextlib.closing(sqlite3.connect(run.folder / "run.sqlite", isolation_level=None)) as database:
+        database.execute("UPDATE rounds SET reached = NULL WHERE lane = 1 AND round_num < 200")
+    gain = {row[0]: row[-1] for row in texts(items(overview(run))["target-0.1"])}
+    assert gain["B"] == "–"  # A reached it when B had no such round
+
+
+def test_best_rounds_are_only_compared_after_as_many_rounds(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", 30, {("A", 1): 30, ("A", 2): 30, ("B", 1): 30, ("B", 2): 5})
+    store = Store(run.folder)
+    with store._database as database:
+        database.execute("INSERT INTO best SELECT lane, 5, 0.5, 8, x'0f' FROM lanes")
+    store.close()
+    (table,) = sections.best_rounds(series_of([run])).items
+    assert [row[:2] for row in table.rows] == [["B", 1]]
+
+
+def test_a_bug_is_no_damage(shown: cw.Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def bug(series: object) -> None:
+        raise KeyError("a name that was mistyped")
+
+    monkeypatch.setattr(views, "series_of", bug)
+    with pytest.raises(KeyError, match="mistyped"):
+        views.run_row(shown.folder, "shown")
 
 
 def test_a_run_that_has_just_begun(tmp_path: Path, shown: cw.Run) -> None:
@@ -291,7 +363,7 @@ def test_a_run_that_has_just_begun(tmp_path: Path, shown: cw.Run) -> None:
     store.set_facts({"name": "young", "metric": "accuracy", "target": None, "rounds": 5, "lanes": 1})
     store.open_lane("FedAvg", 1)
     young = cw.Run(tmp_path / "young")
-    assert views.overview([young])["lead"] == ["No round has been recorded yet."]
+    assert overview(young)["lead"] == ["No round has been recorded yet."]
     assert views.run_state(young) == "stopped"
     with locked(tmp_path / "young"):
         assert views.run_state(young) == "running"
@@ -307,7 +379,8 @@ def test_the_list_of_runs_says_why_one_cannot_be_read(shown: cw.Run, tmp_path: P
     (tmp_path / "damaged").mkdir()
     (tmp_path / "damaged" / "run.sqlite").write_bytes(b"not a database at all" * 100)
     folders = [shown.folder, tmp_path / "foreign", tmp_path / "damaged"]
-    rows = texts(items(views.runs_document([views.run_row(folder, folder.name) for folder in folders]))["runs"])
+    document = as_json(views.runs_document([views.run_row(folder, folder.name) for folder in folders]))
+    rows = texts(items(document)["runs"])
     by_name = {row[0]: row for row in rows}
     assert by_name["shown"][1:3] == ["finished", "45 of 45"]
     assert "not a run of clientwise" in by_name["foreign"][4]
@@ -371,7 +444,7 @@ def test_colours_and_dashes_tell_methods_apart(shown: cw.Run) -> None:
 
 def test_a_run_that_diverged_says_so(tmp_path: Path) -> None:
     def axis_of_the_loss() -> Json:
-        axis: Json = sections.curves_section(series_of([run]))["items"][-1]["layout"]["yaxis"]
+        axis: Json = sections.curves_section(series_of([run])).items[-1].layout["yaxis"]
         return axis
 
     run = write_run(tmp_path / "run", 5, {("FedAvg", 1): 5})
@@ -384,7 +457,7 @@ def test_a_run_that_diverged_says_so(tmp_path: Path) -> None:
     (said,) = [remark for remark in remarks(run) if "diverged" in remark]
     assert said.startswith("FedAvg, seed 1: diverged, with a loss of 9.5e+34 in its last round and 0.54 before")
     assert axis_of_the_loss()["type"] == "log"
-    draw(sections.curves_section(series_of([run]))["items"][-1:], tmp_path / "loss.png")
+    draw(sections.curves_section(series_of([run])).items[-1:], tmp_path / "loss.png")
     assert (tmp_path / "loss.png").stat().st_size > 5_000
 
 
@@ -393,9 +466,9 @@ def test_runs_on_different_data_are_compared_with_a_warning(tiny: dict[str, Any]
     first = cw.Run(cw.run(tiny, tmp_path / "first"))
     same = cw.Run(cw.run(tiny | {"rounds": 3}, tmp_path / "same"))
     other = cw.Run(cw.run(tiny | {"partition": {"name": "iid", "clients": 6}}, tmp_path / "other"))
-    document = views.overview([first, same])
+    document = overview(first, same)
     assert not any("same data" in line for line in document["lead"])
     assert document["subtitle"].endswith("2 rounds or 3 rounds")
-    assert views.overview([first, other])["lead"][0].startswith("These runs are not on the same data")
+    assert overview(first, other)["lead"][0].startswith("These runs are not on the same data")
     own = cw.Run(cw.run(tiny | {"server_set": {"fraction": 0.0}, "methods": [{"name": "FedAvg"}]}, tmp_path / "own"))
-    assert any("report on different samples" in line for line in views.overview([first, own])["lead"])
+    assert any("report on different samples" in line for line in overview(first, own)["lead"])

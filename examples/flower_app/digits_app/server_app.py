@@ -25,6 +25,7 @@ def main(grid: Grid, context: Context) -> None:
         FedAvg(),  # your strategy
         criteria=["server_accuracy", "label_diversity", "num-examples"],  # the most important first
         measured_here={"server_accuracy": server_accuracy},  # the others are metrics of the clients' replies
+        num_classes=10,  # nobody has more kinds of labels
     )
     strategy.start(
         grid,

@@ -5,7 +5,8 @@ Two ways to hold a cohort's models until the weights are known:
 - `SubsetSums` folds every model in as it arrives and forgets it. With raw criteria r and cohort scales s, a score
   that is a sum of terms is Σ_t a_t Π_j (r_j/s_j)^e_tj, so the aggregate needs only M_t = Σ_k Π_j r_jk^e_tj · Θ_k, one
   vector per term: memory does not grow with the cohort, and the 2^m − 1 subsets rebuild every order of priority.
-- `Stack` keeps the matrix [n, d], for scores that sort (OWA, Choquet) and criteria that look back (trust).
+- `Stack` keeps the matrix [n, d], for scores that sort (OWA, Choquet), criteria that look back (trust) and rules
+  other than the mean.
 
 Both add in float64, so how the cohort was cut into chunks changes nothing but the last bits of a float64.
 """
@@ -25,6 +26,17 @@ from .scores import Score, Term
 AT_ONCE = 64  # models
 CACHED = 2**16  # values copied to float64 at once, so that they stay in a core's cache
 ON_GPU = 2**26  # values copied to float64 at once on a GPU, which wants few and large pieces
+FLOAT64_BITS = 1000  # a product of values below 2 to this power is finite
+COHORT_BITS = 20  # of a criterion's sum over the cohort, beyond its largest value
+
+
+def can_fold(terms: Sequence[Term], highs: Sequence[float]) -> bool:
+    """Whether no client can make a term overflow by what it claims: criteria are at most `highs` [m]."""
+    bits = [math.log2(max(high, 1.0)) + COHORT_BITS for high in highs]
+    return all(
+        sum(exponent * size for exponent, size in zip(term.exponents, bits, strict=True)) < FLOAT64_BITS
+        for term in terms
+    )
 
 
 class Aggregator(Protocol):

@@ -14,20 +14,20 @@ the server checks it against the range [0, `high`] before it counts.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, Protocol
 
 import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity, normalize
 
-from ..registry import Part, Registry
-from .metrics import performance
+from ..registry import Declaration, Names, Need, Part, PositiveFloat, Registry
+from .metrics import METRICS, performance
 from .types import Evaluation, ModelSpec, Problem
 
-Upper = float | Callable[[Problem], float]
+ANY = 1e12  # without another bound: no honest measurement exceeds it, and no sum or product of a few overflows
 
 
 @dataclass(frozen=True)
@@ -60,14 +60,15 @@ class ClientFacts:
 
 @dataclass(frozen=True)
 class Arrivals:
-    """What the server sees when n updates arrive."""
+    """What the server sees when n updates arrive: some of a cohort, or all where a criterion needs that."""
 
     client_ids: tuple[int, ...]
     models: Tensor  # [n, d]
     global_model: Tensor  # [d]
     spec: ModelSpec
-    trust: Tensor  # [n]
     judge: Callable[[Tensor], Evaluation]  # evaluates models [c, d] on the server's set, or by the clients
+    memory: Mapping[str, Tensor] = field(default_factory=dict)  # what criteria remember of these clients, each [n]
+    attributes: Mapping[str, Tensor] = field(default_factory=dict)  # what the server knows about them, each [n]
     _cache: list[Evaluation] = field(default_factory=list)
 
     def evaluation(self) -> Evaluation:
@@ -77,8 +78,39 @@ class Arrivals:
         return self._cache[0]
 
 
+@dataclass(frozen=True)
+class Outcome:
+    """What a criterion that remembers learns at the end of a round."""
+
+    client_ids: Sequence[int]  # accepted
+    updates: Sequence[Tensor]  # of each, how far its parameters moved; without the buffers, which agree in any case
+    refused: Sequence[int]
+
+
+class Memory(Protocol):
+    """What a criterion remembers of every client from round to round."""
+
+    def first(self, num_clients: int) -> Tensor:
+        """Of all clients [K], before the first round."""
+        ...
+
+    def after(self, remembered: Tensor, outcome: Outcome) -> Tensor:
+        """The same after a round."""
+        ...
+
+
+Upper = float | Callable[..., float]  # a number, or a function of the problem and the criterion's options
 Measure = Callable[..., Tensor]
 CRITERIA: Registry[Measure] = Registry("criterion", "criteria", "What is measured about a client")
+
+
+@dataclass(frozen=True)
+class CriterionDeclaration(Declaration):
+    """What a criterion says about itself."""
+
+    measured_by: Literal["client", "server"] = "server"
+    high: Upper = ANY
+    memory: Memory | None = None
 
 
 @dataclass(frozen=True)
@@ -86,10 +118,11 @@ class Criterion:
     """A criterion with its options, ready to measure."""
 
     part: Part
-    measured_by: Literal["client", "server"]
     measure: Callable[[Any], Tensor]
+    measured_by: Literal["client", "server"]
     upper: Upper
-    needs_models: bool
+    needs: frozenset[Need]
+    memory: Memory | None
 
     @property
     def name(self) -> str:
@@ -98,30 +131,35 @@ class Criterion:
 
     def high(self, problem: Problem) -> float:
         """The largest value that can be true."""
-        return self.upper(problem) if callable(self.upper) else self.upper
+        return self.upper(problem, **self.part.options) if callable(self.upper) else self.upper
 
 
 def criterion(
-    name: str, *, measured_by: Literal["client", "server"], high: Upper = 1e12, needs_models: bool = False
+    name: str,
+    *,
+    measured_by: Literal["client", "server"],
+    high: Upper = ANY,
+    needs: Iterable[Need] = (),
+    memory: Memory | None = None,
 ) -> Callable[[Measure], Measure]:
     """Decorator: register a criterion.
 
-    `high` is the largest value that can be true; without one it is 10¹², which no honest measurement exceeds and no
-    sum or product of overflows. `needs_models` keeps the round's models until its end (see `trust`).
+    `high` is the largest value that can be true: a number, or a function of the problem and the criterion's options.
+    `needs={"whole_cohort"}` has a server-side criterion called once a round with all clients instead of chunk by chunk.
+    `memory` keeps a value per client from round to round (see `trust`).
     """
-
-    def decorate(function: Measure) -> Measure:
-        function.clientwise = (measured_by, high, needs_models)  # type: ignore[attr-defined]
-        return CRITERIA.register(name)(function)
-
-    return decorate
+    every_need = frozenset[Need]({*needs, *(("models",) if memory else ())})  # a round is remembered by its models
+    return CRITERIA.register(name, CriterionDeclaration(every_need, measured_by, high, memory))
 
 
 def make_criterion(name: str, label: str = "", /, **options: Any) -> Criterion:
-    """A registered criterion, bound to its options."""
-    function = CRITERIA.get(name)
-    measured_by, high, needs_models = function.clientwise  # type: ignore[attr-defined]
-    return Criterion(Part(name, options, label), measured_by, partial(function, **options), high, needs_models)
+    """A registered criterion, bound to its options; those not given have their defaults."""
+    declared = CRITERIA.declared(name)
+    if not isinstance(declared, CriterionDeclaration):
+        raise TypeError(f"criterion {name!r} does not say who measures it: register it with @criterion")
+    given = {option.name: option.default for option in CRITERIA.options(name) if not option.required} | options
+    part, measure = Part(name, given, label), partial(CRITERIA.get(name), **given)
+    return Criterion(part, measure, declared.measured_by, declared.high, CRITERIA.needs(part), declared.memory)
 
 
 def measure_clients(criteria: Sequence[Part], clients: ClientFacts) -> dict[str, Tensor]:
@@ -138,13 +176,13 @@ def dataset_size(clients: ClientFacts) -> Tensor:
     return clients.num_samples
 
 
-@criterion("label_diversity", measured_by="client", high=lambda problem: problem.num_classes)
+@criterion("label_diversity", measured_by="client", high=lambda problem: problem.num_classes, needs={"classes"})
 def label_diversity(clients: ClientFacts) -> Tensor:
     """Number of distinct labels a client holds (P1 5.1, LD)."""
     return (clients.label_counts > 0).sum(-1)
 
 
-@criterion("class_balance", measured_by="client", high=1.0)
+@criterion("class_balance", measured_by="client", high=1.0, needs={"classes"})
 def class_balance(clients: ClientFacts) -> Tensor:
     """Binary: min(#pos, #neg)/max(#pos, #neg) (P1 Eq. 9, CB). More classes: label entropy divided by log C."""
     counts = clients.label_counts.double()
@@ -155,11 +193,12 @@ def class_balance(clients: ClientFacts) -> Tensor:
     return (entropy / math.log(counts.shape[-1])).clamp(max=1.0)
 
 
-@criterion("sharpness", measured_by="client")
-def sharpness(clients: ClientFacts, *, blurry: str | None = None) -> Tensor:
+@criterion("sharpness", measured_by="client", high=lambda problem, blurry, high: high if blurry is None else 1.0)
+def sharpness(clients: ClientFacts, *, blurry: str | None = None, high: PositiveFloat = 16.0) -> Tensor:
     """Fraction of images not marked by the sample attribute `blurry` (P1 5.2, IS); without one, from the pixels.
 
-    From the pixels it is the mean variance of the Laplacian, the usual measure of focus.
+    From the pixels it is the mean variance of the Laplacian, the usual measure of focus. Of pixels between 0 and 1 it
+    is 16 at most; for others say with `high` what can be true.
     """
     if blurry is not None:
         if blurry not in clients.sample_attributes:
@@ -181,12 +220,12 @@ def laplacian_variance(images: Tensor) -> Tensor:
 # Fulfilment of commercial targets --------------------------------------------------------------------------------
 
 
-@criterion("attribute", measured_by="client")
-def attribute(clients: ClientFacts, *, of: str) -> Tensor:
-    """A boolean or graded fact about the client itself (P1 4.2, commercial targets), by its name in the data."""
-    if of not in clients.attributes:
-        raise KeyError(f"the clients have no attribute {of!r}; they have {sorted(clients.attributes)}")
-    return clients.attributes[of]
+@criterion("attribute", measured_by="server")
+def attribute(arrivals: Arrivals, *, of: str) -> Tensor:
+    """A boolean or graded fact about the client that the server knows (P1 4.2, commercial targets), by its name."""
+    if of not in arrivals.attributes:
+        raise KeyError(f"the clients have no attribute {of!r}; they have {sorted(arrivals.attributes)}")
+    return arrivals.attributes[of]
 
 
 # Quality of the local model --------------------------------------------------------------------------------------
@@ -215,8 +254,8 @@ def _row_norms(rows: Tensor) -> Tensor:
     return torch.stack([torch.linalg.vector_norm(row) for row in rows])
 
 
-@criterion("server_performance", measured_by="server")
-def server_performance(arrivals: Arrivals, *, metric: str | None = None) -> Tensor:
+@criterion("server_performance", measured_by="server", needs={"server_set"})
+def server_performance(arrivals: Arrivals, *, metric: Annotated[str | None, Names(METRICS)] = None) -> Tensor:
     """The model's performance on the server's set (P3): accuracy unless `metric` says otherwise; errors as 1/error."""
     evaluation = arrivals.evaluation()
     regression = evaluation.counts.ndim == 2
@@ -226,7 +265,25 @@ def server_performance(arrivals: Arrivals, *, metric: str | None = None) -> Tens
 # Trustworthiness of the device -----------------------------------------------------------------------------------
 
 
-@criterion("trust", measured_by="server", high=1.0, needs_models=True)
+class Trust:
+    """trust ← 0.8·trust + 0.2·agreement; everyone starts at 1, and who is refused agrees with nobody."""
+
+    def first(self, num_clients: int) -> Tensor:
+        """Everyone is trusted."""
+        return torch.ones(num_clients)
+
+    def after(self, remembered: Tensor, outcome: Outcome) -> Tensor:
+        """The trust [K] of all clients after a round."""
+        result = remembered.clone()
+        rows = torch.tensor(outcome.client_ids, dtype=torch.int64)
+        agreement = agreement_with_others(outcome.updates).clamp(0.0, 1.0)
+        result[rows] = 0.8 * result[rows] + 0.2 * agreement.to(result)
+        known = [client for client in outcome.refused if 0 <= client < len(result)]
+        result[known] = 0.8 * result[known]
+        return result
+
+
+@criterion("trust", measured_by="server", high=1.0, memory=Trust())
 def trust(arrivals: Arrivals) -> Tensor:
     """Running record of how far a client's updates pointed where those of the others did; everyone starts at 1.
 
@@ -234,7 +291,7 @@ def trust(arrivals: Arrivals) -> Tensor:
     mean direction of the others', zero where that is negative, and zero for a refused update. Every client has one
     vote whatever the size of its update or its weight, so nobody is trusted for being loud.
     """
-    return arrivals.trust
+    return arrivals.memory["trust"]
 
 
 def agreement_with_others(updates: Sequence[Tensor]) -> Tensor:
@@ -244,13 +301,3 @@ def agreement_with_others(updates: Sequence[Tensor]) -> Tensor:
     directions = [normalize(update.double(), dim=0) for update in updates]
     total = torch.stack(directions).sum(0)
     return torch.tensor([float(cosine_similarity(mine, total - mine, dim=0)) for mine in directions])
-
-
-def updated_trust(trusted: Tensor, client_ids: Sequence[int], agreement: Tensor, refused: Sequence[int]) -> Tensor:
-    """The trust [K] of all clients after a round, given the agreement [n] of those accepted."""
-    result = trusted.clone()
-    rows = torch.tensor(client_ids, dtype=torch.int64)
-    result[rows] = 0.8 * result[rows] + 0.2 * agreement.clamp(0.0, 1.0).to(result)
-    known = [client for client in refused if 0 <= client < len(result)]
-    result[known] = 0.8 * result[known]
-    return result

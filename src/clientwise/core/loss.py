@@ -1,20 +1,14 @@
-"""Losses, and how the server adapts them for the next round (P3's second feedback loop)."""
+"""Losses, as they travel with a task."""
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
 import torch.nn.functional as functional
 from torch import Tensor
-
-from ..registry import PositiveFloat, Registry
-from .metrics import mae, mse, per_class_f1
-from .types import Evaluation, Problem
 
 
 @dataclass(frozen=True)
@@ -59,11 +53,6 @@ class Loss:
         return self.per_sample(outputs, targets).mean()
 
 
-def plain_loss(problem: Problem) -> Loss:
-    """The loss before anything adapted it: cross-entropy, or the squared error."""
-    return Loss("cross_entropy" if problem.kind == "classification" else "robust")
-
-
 def class_scores(outputs: Tensor) -> Tensor:
     """Logits [N, C]. A single output is the logit of class 1 against 0 (P1's CelebA network)."""
     return torch.cat([torch.zeros_like(outputs), outputs], dim=-1) if outputs.shape[-1] == 1 else outputs
@@ -85,44 +74,3 @@ def robust_loss(errors: Tensor, shape: float, scale: float = 1.0) -> Tensor:
         distance = abs(shape - 2)
         value = distance / shape * ((squared / distance + 1).pow(shape / 2) - 1)
     return 2 * scale**2 * value
-
-
-LossAdapter = Callable[..., Loss]
-LOSS_ADAPTERS: Registry[LossAdapter] = Registry(
-    "loss adapter", "adapt_loss", "How the server changes the loss of the next round"
-)
-
-
-@LOSS_ADAPTERS.register("class_weights")
-def class_weights(loss: Loss, evaluation: Evaluation, *, epsilon: PositiveFloat = 0.1) -> Loss:
-    """κ_c = 1/(F1_c + ε) from the aggregated model's F1 on the server's set (P3 III.A; classification)."""
-    kappa = 1.0 / (per_class_f1(evaluation.counts[0]) + epsilon)
-    return replace(loss, class_weights=tuple(kappa.tolist()))
-
-
-@LOSS_ADAPTERS.register("robust_shape")
-def robust_shape(loss: Loss, evaluation: Evaluation, *, scale: PositiveFloat = 1.0) -> Loss:
-    """Shape α of the general robust loss from the tails of the model's errors on the server's set (P3 III.B).
-
-    The papers leave the rule open. Ours is the method of moments: α is the shape whose density, proportional to
-    exp(−ρ(x, α)), has the same ratio of mean absolute error to root mean squared error as the residuals. Gaussian
-    residuals give α = 2 (squared error); the heavier their tails, the smaller α, and the less outliers pull.
-    """
-    spread = float(mse(evaluation.counts[0])) ** 0.5
-    ratio = float(mae(evaluation.counts[0])) / spread if spread > 0 else 1.0
-    shapes, ratios = _moment_ratios()
-    nearest = min(range(len(shapes)), key=lambda index: abs(ratios[index] - ratio))
-    return replace(loss, shape=shapes[nearest], scale=scale)
-
-
-@functools.cache
-def _moment_ratios() -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """E|x| / √E[x²] under the density exp(−ρ(x, α)) for a grid of shapes α, by numerical integration."""
-    shapes = tuple(round(0.2 + 0.1 * step, 1) for step in range(19))  # 0.2 to 2.0: all moments exist above 0
-    x = torch.logspace(-4, 12, 40_001, dtype=torch.float64)  # one half of a symmetric density; tails can be long
-    ratios = []
-    for shape in shapes:
-        density = torch.exp(-robust_loss(x, shape) / 2)
-        total, first, second = (float(torch.trapezoid(density * x**power, x)) for power in (0, 1, 2))
-        ratios.append(first / total / math.sqrt(second / total))
-    return shapes, tuple(ratios)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from ..registry import Part
+from ..registry import Need, Part
+from .adapt_loss import LossAdapter
 from .aggregate import ServerStep, replace_model
 from .criteria import Criterion, make_criterion
-from .loss import LossAdapter
 from .priority import Adjustment
+from .rules import Rule
 from .sampling import sample_clients
 from .scores import Prioritized, Score
 from .types import LocalTraining
@@ -18,12 +19,13 @@ from .weighting import Normaliser, sum_scale
 
 @dataclass(frozen=True)
 class Method:
-    """Criteria -> normalise -> score -> weights -> aggregate, with its two feedback loops."""
+    """Criteria -> normalise -> score -> weights -> rule -> server step, with its two feedback loops."""
 
     name: str = "FedAvg"
     criteria: tuple[Criterion, ...] = field(default_factory=lambda: (make_criterion("dataset_size"),))
     normaliser: Normaliser = sum_scale
     score: Score = field(default_factory=Prioritized)
+    rule: Rule | None = None  # None: the mean, of models folded in as they arrive where that is possible
     adjust: Adjustment | None = None  # P2's loop: the order of priority, inside the round
     adapt_loss: LossAdapter | None = None  # P3's loop: the loss of the next round
     server_step: ServerStep = replace_model
@@ -43,11 +45,15 @@ class Method:
     @property
     def first_priority(self) -> tuple[str, ...] | None:
         """The order of priority a run starts with; None for scores that know no order."""
-        return self.score.order(self.names) if isinstance(self.score, Prioritized) else None
+        return self.score.order(self.names)
+
+    def needs(self, what: Need) -> bool:
+        """Whether one of the criteria needs it."""
+        return any(what in criterion.needs for criterion in self.criteria)
 
 
 @dataclass(frozen=True)
-class Federation:
+class Plan:
     """What all methods of a seed share: they meet the same cohorts, so that comparisons are paired."""
 
     seed: int

@@ -10,12 +10,18 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ..registry import Registry
+from ..registry import Declaration, Registry, needs
 
 Metric = Callable[[Tensor], Tensor]
 METRICS: Registry[Metric] = Registry("metric", "metrics", "How well a model did, from counts")
 
-ERROR_METRICS = {"mape", "mae", "mse"}  # of regression: the smaller, the better; a plugin may add its own
+
+class LessIsBetter(Declaration):
+    """Declared by a metric that is an error."""
+
+
+OF_CLASSES = needs("classes")
+OF_NUMBERS = LessIsBetter(frozenset({"numbers"}))
 
 
 def confusion(targets: Tensor, predictions: Tensor, num_classes: int) -> Tensor:
@@ -43,13 +49,13 @@ def relative_error(targets: Tensor, predictions: Tensor) -> Tensor:
     return (predictions - targets).double().abs() / targets.double().abs().clamp(min=1e-6)
 
 
-@METRICS.register("accuracy")
+@METRICS.register("accuracy", OF_CLASSES)
 def accuracy(counts: Tensor) -> Tensor:
     """Share of samples classified correctly."""
     return _ratio(counts.diagonal(dim1=-2, dim2=-1).sum(-1), counts.sum((-2, -1)))
 
 
-@METRICS.register("balanced_accuracy")
+@METRICS.register("balanced_accuracy", OF_CLASSES)
 def balanced_accuracy(counts: Tensor) -> Tensor:
     """Mean recall over the classes that occur."""
     occurring = counts.sum(-1)
@@ -57,14 +63,14 @@ def balanced_accuracy(counts: Tensor) -> Tensor:
     return recall.sum(-1) / (occurring > 0).sum(-1).clamp(min=1)
 
 
-@METRICS.register("macro_f1")
+@METRICS.register("macro_f1", OF_CLASSES)
 def macro_f1(counts: Tensor) -> Tensor:
     """Mean F1 over the classes that occur or were predicted."""
     involved = (counts.sum(-1) + counts.sum(-2)) > 0
     return per_class_f1(counts).sum(-1) / involved.sum(-1).clamp(min=1)
 
 
-@METRICS.register("diagnostic_odds_ratio")
+@METRICS.register("diagnostic_odds_ratio", OF_CLASSES)
 def diagnostic_odds_ratio(counts: Tensor) -> Tensor:
     """(TP·TN)/(FP·FN), each cell plus ½ so that no error is not infinity; mean over classes, one against the rest."""
     counts = counts.double()
@@ -76,19 +82,19 @@ def diagnostic_odds_ratio(counts: Tensor) -> Tensor:
     return odds.mean(-1)
 
 
-@METRICS.register("mape")
+@METRICS.register("mape", OF_NUMBERS)
 def mape(counts: Tensor) -> Tensor:
     """Mean absolute percentage error, as a fraction (regression)."""
     return _ratio(counts[..., 3], counts[..., 0])
 
 
-@METRICS.register("mae")
+@METRICS.register("mae", OF_NUMBERS)
 def mae(counts: Tensor) -> Tensor:
     """Mean absolute error (regression)."""
     return _ratio(counts[..., 1], counts[..., 0])
 
 
-@METRICS.register("mse")
+@METRICS.register("mse", OF_NUMBERS)
 def mse(counts: Tensor) -> Tensor:
     """Mean squared error (regression)."""
     return _ratio(counts[..., 2], counts[..., 0])
@@ -100,9 +106,9 @@ def per_class_f1(counts: Tensor) -> Tensor:
 
 
 def performance(name: str, counts: Tensor) -> Tensor:
-    """A metric as a quality, the larger the better: itself, or 1/(error + 10⁻⁶) for the metrics of regression."""
+    """A metric as a quality, the larger the better: itself, or 1/(error + 10⁻⁶)."""
     value = METRICS.get(name)(counts)
-    return 1.0 / (value + 1e-6) if name in ERROR_METRICS else value
+    return 1.0 / (value + 1e-6) if isinstance(METRICS.declared(name), LessIsBetter) else value
 
 
 def _ratio(part: Tensor, whole: Tensor) -> Tensor:

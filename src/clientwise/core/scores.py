@@ -39,16 +39,30 @@ class Score(ABC):
     def check(self, names: Sequence[str]) -> None:  # noqa: B027  (most scores suit any criteria)
         """Raise ValueError where this score does not fit these criteria."""
 
-    def check_normaliser(self, normaliser: str) -> None:  # noqa: B027
-        """Raise ValueError where this score does not go with values normalised so."""
+    @property
+    def needs_units(self) -> bool:
+        """Whether it compares values with numbers in the criterion's own units, so that they must stay as measured."""
+        return False
 
     @abstractmethod
     def __call__(self, names: Sequence[str], values: Tensor) -> Tensor:
         """Scores [n] of values [n, m], whose columns are `names`."""
 
+    def order(self, names: Sequence[str]) -> tuple[str, ...] | None:
+        """The criteria from the most to the least important; None for a score that knows no order."""
+        return None
+
+    def with_order(self, order: Sequence[str] | None) -> Score:
+        """The same score with another order of priority; itself where it knows none."""
+        return self
+
     def terms(self, names: Sequence[str]) -> tuple[Term, ...] | None:
         """The score as a sum of products of powers; None where it is not one."""
         return None
+
+    def terms_of_all_orders(self, names: Sequence[str]) -> tuple[Term, ...] | None:
+        """The terms of the score in every order of priority; None where it is no sum of such."""
+        return self.terms(names)
 
     def prepare(self, names: Sequence[str], raw: Tensor) -> Tensor:
         """What is done to the raw values [n, m] before the terms apply."""
@@ -78,9 +92,9 @@ class Prioritized(Score):
         """The criteria from the most to the least important."""
         return tuple(self.priority or names)
 
-    def with_priority(self, priority: Sequence[str]) -> Prioritized:
+    def with_order(self, order: Sequence[str] | None) -> Prioritized:
         """The same score with another order."""
-        return replace(self, priority=tuple(priority))
+        return replace(self, priority=tuple(order)) if order else self
 
     def __call__(self, names: Sequence[str], values: Tensor) -> Tensor:
         """See the class."""
@@ -92,6 +106,11 @@ class Prioritized(Score):
         order = self.order(names)
         prefixes = [set(order[:length]) for length in range(1, len(order) + 1)]
         return tuple(Term(1.0, tuple(float(name in prefix) for name in names)) for prefix in prefixes)
+
+    def terms_of_all_orders(self, names: Sequence[str]) -> tuple[Term, ...]:
+        """One term per non-empty subset of the criteria: every prefix of every order is one."""
+        exponents = itertools.product((0.0, 1.0), repeat=len(names))
+        return tuple(Term(1.0, chosen) for chosen in exponents if any(chosen))
 
 
 def prioritized(*priority: str) -> Prioritized:
@@ -270,7 +289,8 @@ class Product(Score):
     """Π_j max(0, c_j − threshold_j)^power_j (P3): accuracy², accuracy × size, accuracy above 55%; powers default to 1.
 
     A threshold is in the criterion's own units, so it goes with `normalise = "none"`, the default here. A product's
-    weights are the same under every other normalising.
+    weights are the same under every other normalising. Where powers are so large that the scores would overflow,
+    every criterion is first divided by its largest value, which does not change the weights either.
     """
 
     powers: Mapping[str, float] | None = None
@@ -289,10 +309,10 @@ class Product(Score):
                 if name not in names:
                     raise ValueError(f"{option} names {name!r}, which is not among the criteria{suggest(name, names)}")
 
-    def check_normaliser(self, normaliser: str) -> None:
+    @property
+    def needs_units(self) -> bool:
         """A threshold means nothing once the values are normalised."""
-        if self.thresholds and normaliser != "none":
-            raise ValueError('a threshold is in the criterion\'s own units: use normalise = "none"')
+        return bool(self.thresholds)
 
     def prepare(self, names: Sequence[str], raw: Tensor) -> Tensor:
         """Only what lies above the threshold counts."""
@@ -303,7 +323,12 @@ class Product(Score):
 
     def __call__(self, names: Sequence[str], values: Tensor) -> Tensor:
         """See the class."""
-        return self.prepare(names, values).pow(torch.tensor(self._exponents(names), dtype=values.dtype)).prod(1)
+        values, exponents = self.prepare(names, values), torch.tensor(self._exponents(names), dtype=values.dtype)
+        scores = values.pow(exponents).prod(1)
+        if bool(scores.sum().isfinite()):
+            return scores
+        largest = values.amax(0)
+        return (values / torch.where(largest > 0, largest, 1.0)).pow(exponents).prod(1)
 
     def terms(self, names: Sequence[str]) -> tuple[Term, ...]:
         """The product is a single term."""
@@ -311,12 +336,6 @@ class Product(Score):
 
     def _exponents(self, names: Sequence[str]) -> tuple[float, ...]:
         return tuple((self.powers or {}).get(name, 1.0) for name in names)
-
-
-def all_subset_terms(num_criteria: int) -> tuple[Term, ...]:
-    """One term per non-empty subset: enough for the prioritized score in every order of priority."""
-    exponents = itertools.product((0.0, 1.0), repeat=num_criteria)
-    return tuple(Term(1.0, chosen) for chosen in exponents if any(chosen))
 
 
 def _linear_terms(coefficients: Sequence[float]) -> tuple[Term, ...]:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
 
-from ..registry import Part
-
-if TYPE_CHECKING:
-    from .loss import Loss
+from ..registry import Need, Part
+from .loss import Loss
 
 
 @dataclass(frozen=True)
@@ -32,6 +30,16 @@ class Problem:
     def higher_is_better(self) -> bool:
         """Whether a larger value of `metric` is the better one."""
         return self.kind == "classification"
+
+    @property
+    def loss(self) -> Loss:
+        """The loss before anything adapted it: cross-entropy, or the squared error."""
+        return Loss("cross_entropy" if self.kind == "classification" else "robust")
+
+    def lacks(self, needs: frozenset[Need]) -> Need | None:
+        """What a part needs of a problem and this one does not have; None where it fits."""
+        other: Need = "numbers" if self.kind == "classification" else "classes"
+        return other if other in needs else None
 
 
 @dataclass(frozen=True)
@@ -104,6 +112,30 @@ class Updates:
         models = self.models[rows.to(self.models.device)]
         return Updates(ids, models, measurements, self.training_loss[rows], self.seconds[rows])
 
+    def by_client(self) -> Updates:
+        """The same updates, ordered by client."""
+        order = sorted(range(len(self.client_ids)), key=lambda row: self.client_ids[row])
+        rows = torch.tensor(order, dtype=torch.int64)
+        return Updates(
+            tuple(self.client_ids[row] for row in order),
+            self.models[rows.to(self.models.device)],
+            {name: values[rows] for name, values in self.measurements.items()},
+            self.training_loss[rows],
+            self.seconds[rows],
+        )
+
+    @staticmethod
+    def joined(chunks: Sequence[Updates]) -> Updates:
+        """Several chunks as one, with the measurements that all of them have."""
+        shared = [name for name in chunks[0].measurements if all(name in chunk.measurements for chunk in chunks)]
+        return Updates(
+            tuple(client for chunk in chunks for client in chunk.client_ids),
+            torch.cat([chunk.models for chunk in chunks]),
+            {name: torch.cat([chunk.measurements[name] for chunk in chunks]) for name in shared},
+            torch.cat([chunk.training_loss for chunk in chunks]),
+            torch.cat([chunk.seconds for chunk in chunks]),
+        )
+
 
 @dataclass(frozen=True)
 class Evaluation:
@@ -159,7 +191,7 @@ class ServerState:
     round_num: int
     model: Tensor  # [d]
     loss: Loss  # of the next round (P3)
-    trust: Tensor  # [K]
+    memory: Mapping[str, Tensor] = field(default_factory=dict)  # what criteria remember of all clients, each [K]
     priority: tuple[str, ...] | None = None  # the order of the last round (P2)
     quality: float | None = None  # metric of the last round over all clients (P2's acc_t)
     step_state: Mapping[str, Tensor] = field(default_factory=dict)  # of the server optimizer

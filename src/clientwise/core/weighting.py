@@ -10,13 +10,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..registry import Registry
+from ..registry import Declaration, Registry
 from .scores import Score
 
 Normaliser = Callable[[Tensor], Tensor]
 NORMALISERS: Registry[Normaliser] = Registry(
     "normaliser", "normalisers", "What a criterion is divided by so that criteria compare"
 )
+
+
+class KeepsUnits(Declaration):
+    """Declared by a normaliser that leaves the values in the criterion's own units."""
 
 
 @NORMALISERS.register("sum")
@@ -31,10 +35,16 @@ def max_scale(raw: Tensor) -> Tensor:
     return raw.max(0).values
 
 
-@NORMALISERS.register("none")
+@NORMALISERS.register("none", KeepsUnits())
 def no_scale(raw: Tensor) -> Tensor:
     """Leave the values as they were measured."""
     return torch.ones(raw.shape[1], dtype=raw.dtype)
+
+
+def check_normaliser(score: Score, normaliser: str) -> None:
+    """ValueError where a score does not go with values normalised so."""
+    if score.needs_units and not isinstance(NORMALISERS.declared(normaliser), KeepsUnits):
+        raise ValueError('a threshold is in the criterion\'s own units: use normalise = "none"')
 
 
 def divide(raw: Tensor, scales: Tensor) -> Tensor:
@@ -80,7 +90,7 @@ def weigh(criteria: Mapping[str, Any], *, score: Score, normalise: str | None = 
             raise ValueError(f"{name!r} has a value that is negative or not finite: {column.tolist()}")
     score.check(names)
     normaliser = normalise or score.default_normaliser
-    score.check_normaliser(normaliser)
+    check_normaliser(score, normaliser)
     raw = torch.stack(list(columns.values()), dim=1)
     if len(raw) == 0:
         return numpy.zeros(0)

@@ -8,6 +8,7 @@ were: when one of them changes, the entry is made anew.
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import shutil
 import tempfile
@@ -22,6 +23,7 @@ from torch import Tensor
 
 from .folder import DataError
 
+log = logging.getLogger("clientwise")
 FORMAT = 1  # to be raised when a loader writes something else than before
 
 
@@ -82,6 +84,7 @@ def _read(folder: Path) -> dict[str, Tensor] | None:
         # Copy on write: PyTorch wants memory it could write to, and the file must stay as it is.
         return {path.stem: torch.from_numpy(numpy.load(path, mmap_mode="c")) for path in sorted(folder.glob("*.npy"))}
     except (ValueError, EOFError, OSError):
+        log.warning("%s: damaged, so it is made anew", folder)
         shutil.rmtree(folder)
         return None
 

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy
 
 from ..core.types import Problem
-from ..registry import PositiveInt, suggest
+from ..errors import shortened
+from ..registry import Pixels, suggest
 from .cache import Writer, cached
 from .federated import Samples
-from .folder import DATASETS, Archive, DataError, find
+from .folder import DATASETS, Archive, DataError, find, read_file
 
 ALL_IMAGES, ALL_IDENTITIES = 202_599, 10_177
+MOST_TEXT, MOST_PICTURES = 2**26, 2**32  # bytes: published are 27 million and 1.4 billion
+_NUMBER = re.compile("[0-9]{1,9}")
 
 
 @DATASETS.register("celeba")
-def celeba(data_dir: Path | None, *, target: str = "Smiling", size: PositiveInt = 64) -> Samples:
+def celeba(data_dir: Path | None, *, target: str = "Smiling", size: Pixels = 64) -> Samples:
     """Faces of celebrities (CelebA, aligned) resized to size×size; an attribute is the target, all are sample facts."""
     get = "it belongs to the CelebA dataset (aligned and cropped images, attribute and identity annotations)"
     pictures = find(data_dir, "celeba", ["celeba/img_align_celeba", "celeba/img_align_celeba.zip"], get)
@@ -27,7 +31,7 @@ def celeba(data_dir: Path | None, *, target: str = "Smiling", size: PositiveInt 
         names, values = _read_attributes(attributes)
         arrays.save("attributes", values)
         arrays.save("ids", _read_identities(identities, names))
-        archive = Archive(pictures)
+        archive = Archive(pictures, MOST_PICTURES)
         there = archive.places()
         if missing := [name for name in names if name not in there]:
             raise DataError(f"{pictures}: {len(missing):,} of {len(names):,} images are missing, {missing[0]} for one")
@@ -37,7 +41,7 @@ def celeba(data_dir: Path | None, *, target: str = "Smiling", size: PositiveInt 
 
     known = _attribute_names(attributes)
     if target not in known:
-        raise DataError(f"celeba: no attribute {target!r}{suggest(target, known)}")
+        raise DataError(f"{attributes}: no attribute {target!r}{suggest(target, known)}")
     arrays = cached("celeba", [attributes, identities, pictures], build, [size])
     facts = {name: arrays["attributes"][:, column] for column, name in enumerate(known)}  # -1 or 1, as published
     return Samples(
@@ -52,24 +56,23 @@ def celeba(data_dir: Path | None, *, target: str = "Smiling", size: PositiveInt 
 
 def _lines(path: Path) -> list[str]:
     try:
-        return path.read_text(encoding="ascii").splitlines()
+        return read_file(path, MOST_TEXT).decode("ascii").splitlines()
     except UnicodeDecodeError:
         raise DataError(f"{path}: not a text file of CelebA; get it again") from None
 
 
 def _attribute_names(path: Path) -> list[str]:
-    with path.open(encoding="ascii", errors="replace") as lines:
-        lines.readline()
-        return lines.readline().split()
+    return "".join(_lines(path)[1:2]).split()
 
 
 def _read_attributes(path: Path) -> tuple[list[str], numpy.ndarray]:
     """File names [N] and attributes [N, A]: a line with N, a line with the names of the attributes, N lines."""
-    count, _, *lines = _lines(path)
+    count, attributes, *lines = _lines(path)
     rows = [line.split() for line in lines]
-    width = len(_attribute_names(path))
-    if not count.strip().isdigit() or int(count) != len(rows) or {len(row) for row in rows} != {width + 1}:
-        raise DataError(f"{path}: {count!r} images of {width} attributes announced, {len(rows):,} lines; get it again")
+    width = len(attributes.split())
+    if count.strip() != str(len(rows)) or {len(row) for row in rows} != {width + 1} or len(rows) > ALL_IMAGES:
+        announced = f"{shortened(count, 20)!r} images of {width} attributes announced"
+        raise DataError(f"{path}: {announced}, {len(rows):,} lines, {ALL_IMAGES:,} at most; get it again")
     if {value for row in rows for value in row[1:]} - {"-1", "1"}:
         raise DataError(f"{path}: an attribute is neither -1 nor 1; get the file again")
     return [row[0] for row in rows], numpy.array([row[1:] for row in rows], numpy.int8)
@@ -78,7 +81,7 @@ def _read_attributes(path: Path) -> tuple[list[str], numpy.ndarray]:
 def _read_identities(path: Path, names: list[str]) -> numpy.ndarray:
     """Whose face is on every image [N]."""
     whose = {name: identity for name, _, identity in (line.partition(" ") for line in _lines(path))}
-    missing = [name for name in names if not whose.get(name, "").strip().isdigit()]
+    missing = [name for name in names if not _NUMBER.fullmatch(whose.get(name, "").strip())]
     if missing:
         raise DataError(f"{path}: does not say who is on {missing[0]} and {len(missing) - 1:,} others; get it again")
     ids = numpy.array([int(whose[name]) for name in names], numpy.int64)

@@ -9,7 +9,7 @@ import numpy
 from ..core.types import Problem
 from .cache import Writer, cached
 from .federated import Samples
-from .folder import DATASETS, DataError, find
+from .folder import DATASETS, DataError, find, read_file
 
 FILES = [*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin"]
 RECORDS = 10_000  # per file, each one byte of label and 3·32·32 bytes of colour
@@ -29,7 +29,7 @@ def cifar10(data_dir: Path | None) -> Samples:
         inputs = arrays.create("inputs", (len(FILES) * RECORDS, 3, 32, 32), numpy.uint8)
         targets = numpy.zeros((len(FILES), RECORDS), numpy.int64)
         for place, path in enumerate(paths):
-            content = numpy.fromfile(path, numpy.uint8)
+            content = numpy.frombuffer(read_file(path, RECORDS * RECORD), numpy.uint8)
             if content.size != RECORDS * RECORD:
                 raise DataError(f"{path}: {RECORDS * RECORD:,} bytes expected, found {content.size:,}; get it again")
             records = content.reshape(RECORDS, RECORD)

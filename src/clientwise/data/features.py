@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
+import tempfile
 import zipfile
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,6 +28,7 @@ from .cache import cache_folder
 from .federated import Samples
 from .folder import DataError, find
 
+log = logging.getLogger("clientwise")
 BATCH = 100
 
 
@@ -112,22 +116,51 @@ class _Pooled(nn.Module):
 def with_features(
     data: Part, part: Part, data_dir: Path | None, device: torch.device, load: Callable[[], Samples]
 ) -> Samples:
-    """The dataset `data`, seen through a feature extractor; computed at the first time and kept in the cache folder."""
+    """The dataset `data`, seen through a feature extractor; computed at the first time and kept in the cache folder.
+
+    What is kept belongs to these samples and these weights, whatever folder or file they come from.
+    """
     options = hashlib.blake2b(repr([dict(data.options), dict(part.options)]).encode(), digest_size=4).hexdigest()
-    path = cache_folder() / f"features-{data.name}-{part.name}-{options}.npz"
-    if not path.exists():
-        samples = load()
-        backbone = FEATURES.get(part.name)(data_dir, **part.options)
-        if samples.after_partition is not None or samples.inputs.shape[1:2] != (3,) or samples.inputs.ndim != 4:
-            raise DataError(f"{part.name}: needs colour images [N, 3, height, width], {data.name} has none")
-        logging.getLogger("clientwise").warning(
-            "%s: looking at %s images once; on a CPU this takes minutes. Kept in %s",
-            part.name,
-            f"{len(samples.targets):,}",
-            path,
-        )
-        _save(path, extract(samples, backbone, device))
+    name = f"features-{data.name}-{part.name}-{options}"
+    try:
+        samples, backbone = load(), FEATURES.get(part.name)(data_dir, **part.options)
+    except DataError as error:
+        return _copied(name, error)
+    if samples.after_partition is not None or samples.inputs.shape[1:2] != (3,) or samples.inputs.ndim != 4:
+        raise DataError(f"{part.name}: needs colour images [N, 3, height, width], {data.name} has none")
+    path = cache_folder() / f"{name}-{_digest(samples, backbone.network)}.npz"
+    if path.exists():
+        try:
+            return _load(path)
+        except DataError:
+            log.warning("%s: damaged, so it is made anew", path)
+    log.warning(
+        "%s: looking at %s images once; on a CPU this takes minutes. Kept in %s",
+        part.name,
+        f"{len(samples.targets):,}",
+        path,
+    )
+    _save(path, extract(samples, backbone, device))
     return _load(path)
+
+
+def _copied(name: str, missing: DataError) -> Samples:
+    """The features of another machine, copied to one that lacks the images or the weights; nothing else is taken."""
+    found = list(cache_folder().glob(f"{name}-*.npz"))
+    if len(found) != 1:
+        raise missing
+    log.warning("%s. Taken instead: the features in %s", missing, found[0])
+    return _load(found[0])
+
+
+def _digest(samples: Samples, network: nn.Module) -> str:
+    """What the features depend on, to the last bit."""
+    weights = {name: tensor.numpy() for name, tensor in network.state_dict().items()}
+    digest = hashlib.blake2b(digest_size=8)
+    for name, array in [*_arrays(samples).items(), *weights.items()]:
+        digest.update(repr((name, array.dtype.str, array.shape)).encode())
+        digest.update(numpy.ascontiguousarray(array).reshape(-1).view(numpy.uint8).data)
+    return digest.hexdigest()
 
 
 def extract(samples: Samples, backbone: Backbone, device: torch.device) -> Samples:
@@ -144,9 +177,9 @@ def extract(samples: Samples, backbone: Backbone, device: torch.device) -> Sampl
     return replace(samples, inputs=torch.cat(features), scale=backbone.scale)
 
 
-def _save(path: Path, samples: Samples) -> None:
-    """Everything about the samples in one compressed file, whole or not at all."""
-    arrays: dict[str, Any] = {
+def _arrays(samples: Samples) -> dict[str, numpy.ndarray]:
+    """Everything about the samples, by name."""
+    arrays = {
         "inputs": samples.inputs.numpy(),
         "targets": samples.targets.numpy(),
         "scale": numpy.array(samples.scale),
@@ -157,12 +190,18 @@ def _save(path: Path, samples: Samples) -> None:
         arrays["ids"] = samples.ids.numpy()
     if samples.test_from is not None:
         arrays["test_from"] = numpy.array(samples.test_from)
-    temporary = path.with_name(path.name + ".part")
+    return arrays
+
+
+def _save(path: Path, samples: Samples) -> None:
+    """The samples in one compressed file, whole or not at all."""
+    arrays: dict[str, Any] = {**_arrays(samples)}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("wb") as file:
-            numpy.savez_compressed(file, **arrays)
-        temporary.replace(path)
+        with tempfile.TemporaryDirectory(prefix=".", dir=path.parent) as folder:  # others may write the same file now
+            whole = Path(folder) / path.name
+            numpy.savez_compressed(whole, **arrays)
+            os.replace(whole, path)
     except OSError as error:
         raise DataError(
             f"{path}: cannot be written ({error.strerror}); set CLIENTWISE_CACHE to another folder"
@@ -171,10 +210,10 @@ def _save(path: Path, samples: Samples) -> None:
 
 def _load(path: Path) -> Samples:
     try:
-        with numpy.load(path) as file:
-            arrays = {name: torch.from_numpy(file[name]) for name in file.files}
-    except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
-        raise DataError(f"{path}: cannot be read ({error}); delete it, and it is made again") from None
+        with path.open("rb") as file, numpy.load(file) as kept:
+            arrays = {name: torch.from_numpy(kept[name]) for name in kept.files}
+    except (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise DataError(f"{path}: cannot be read ({error}); copy it here again") from None
     num_classes = int(arrays["num_classes"])
     kind = "attribute "
     return Samples(

@@ -16,6 +16,8 @@ from torch.utils.data import Dataset, default_collate
 from ..core.seeding import generator
 from ..core.types import Problem
 
+MOST_CLASSES = 10_000  # evaluations count every class against every other
+
 
 @dataclass(frozen=True)
 class Samples:
@@ -141,21 +143,12 @@ class FederatedData:
         if not train or len(train) != len(test):
             raise ValueError(f"{len(train)} clients have training data, {len(test)} have test data: give one of each")
         blocks = [*train, *test, *(block for block in (weigh, report) if block is not None)]
-        for place, (inputs, targets) in enumerate(blocks):
-            if len(inputs) != len(targets):
-                raise ValueError(
-                    f"block {place} (train, test, weigh, report) has {len(inputs)} inputs, {len(targets)} targets"
-                )
-        inputs = torch.cat([torch.as_tensor(block[0]) for block in blocks])
-        targets = torch.cat([torch.as_tensor(block[1]) for block in blocks])
+        inputs, targets = _joined(blocks)
         if targets.is_floating_point():
             problem, targets = Problem("regression"), targets.float()
         else:
             targets = targets.long()
-            problem = Problem("classification", num_classes or max(2, int(targets.max()) + 1))
-            labels = targets if len(targets) else targets.new_zeros(1)
-            if problem.num_classes < 2 or int(labels.min()) < 0 or int(labels.max()) >= problem.num_classes:
-                raise ValueError(f"labels must be 0 to {problem.num_classes - 1}, of two classes at least")
+            problem = _classes(targets, num_classes)
         for name, values in (attributes or {}).items():
             if len(values) != len(train):
                 raise ValueError(f"attribute {name!r} has {len(values)} values for {len(train)} clients")
@@ -233,6 +226,34 @@ class FederatedData:
         )
         pictures = data.samples.inputs.dtype == torch.uint8
         return replace(data, samples=replace(data.samples, scale=1 / 255)) if pictures else data
+
+
+def _joined(blocks: Sequence[tuple[Any, Any]]) -> tuple[Tensor, Tensor]:
+    """Inputs and targets of all blocks; ValueError for those that do not fit, or hold what is no number."""
+    tensors = [(torch.as_tensor(inputs), torch.as_tensor(targets)) for inputs, targets in blocks]
+    for place, pair in enumerate(tensors):
+        block = f"block {place} (train, test, weigh, report)"
+        if not all(part.ndim for part in pair):
+            raise ValueError(f"{block} has a single number where samples must be")
+        if len(pair[0]) != len(pair[1]):
+            raise ValueError(f"{block} has {len(pair[0])} inputs, {len(pair[1])} targets")
+        if not all(part.isfinite().all() for part in pair if part.is_floating_point()):
+            raise ValueError(f"{block} has values that are not finite numbers")
+    shapes = {(inputs.shape[1:], targets.shape[1:]) for inputs, targets in tensors if len(inputs)}
+    if len(shapes) > 1:
+        raise ValueError(f"samples must be of one shape, got {sorted((tuple(one), tuple(two)) for one, two in shapes)}")
+    return torch.cat([inputs for inputs, _ in tensors]), torch.cat([targets for _, targets in tensors])
+
+
+def _classes(targets: Tensor, num_classes: int | None) -> Problem:
+    """So many classes, or as many as there are labels; ValueError where they cannot be the labels of classes."""
+    least, largest = (int(targets.min()), int(targets.max())) if len(targets) else (0, 0)
+    problem = Problem("classification", num_classes or max(2, largest + 1))
+    if not 2 <= problem.num_classes <= MOST_CLASSES:
+        raise ValueError(f"there are {problem.num_classes:,} classes: must be 2 to {MOST_CLASSES:,}")
+    if least < 0 or largest >= problem.num_classes:
+        raise ValueError(f"labels must be 0 to {problem.num_classes - 1}, found {least} to {largest}")
+    return problem
 
 
 def _arrays(dataset: Dataset[Any]) -> tuple[Tensor, Tensor]:

@@ -10,9 +10,10 @@ import numpy
 from ..core.types import Problem
 from .cache import Writer, cached
 from .federated import Samples
-from .folder import DATASETS, DataError, find
+from .folder import DATASETS, DataError, find, read_file, reason
 
 NUM_CLASSES, PIXELS = 62, 28 * 28
+MOST_BYTES = 2**29  # of a file, which LEAF fills with a hundred writers
 GET = "it is written by LEAF's data/femnist/preprocess.sh (train/ and test/ with -t sample, all_data/ without a split)"
 
 
@@ -53,8 +54,9 @@ def _read_folder(folder: Path, writers: dict[str, int]) -> list[numpy.ndarray]:
         raise DataError(f"{folder}: has no JSON files; {GET}")
     images, labels, ids = [], [], []
     for path in files:
+        text = read_file(path, MOST_BYTES)
         try:
-            content = json.loads(path.read_bytes())
+            content = json.loads(text)
             announced = zip(content["users"], content["num_samples"], strict=True)
             for user, count in announced:
                 pixels = numpy.array(content["user_data"][user]["x"], numpy.float32)
@@ -63,9 +65,13 @@ def _read_folder(folder: Path, writers: dict[str, int]) -> list[numpy.ndarray]:
                     raise ValueError(f"{user} should have {count} images of {PIXELS} pixels and as many classes")
                 if count and (classes.min() < 0 or classes.max() >= NUM_CLASSES):
                     raise ValueError(f"{user} has a class that is not 0 to {NUM_CLASSES - 1}")
+                if not ((pixels >= 0) & (pixels <= 1)).all():
+                    raise ValueError(f"{user} has a pixel that is not between 0 and 1")
                 images.append((255 * pixels).round().astype(numpy.uint8).reshape(-1, 1, 28, 28))
                 labels.append(classes)
                 ids.append(numpy.full(count, writers.setdefault(user, len(writers)), numpy.int64))
-        except (OSError, ValueError, KeyError, TypeError) as error:  # a JSONDecodeError is a ValueError
-            raise DataError(f"{path}: not a data file of LEAF ({error}); get it again") from None
+        except Exception as error:  # whatever JSON holds instead of users, numbers and arrays
+            raise DataError(f"{path}: not a data file of LEAF ({reason(error)}); get it again") from None
+    if not sum(map(len, labels)):
+        raise DataError(f"{folder}: its files hold no samples; {GET}")
     return [numpy.concatenate(part) for part in (images, labels, ids)]

@@ -8,25 +8,26 @@ from pathlib import Path, PurePosixPath
 import numpy
 
 from ..core.types import Problem
-from ..registry import PositiveInt
+from ..registry import Pixels
 from .cache import Writer, cached
 from .federated import Samples
 from .folder import DATASETS, Archive, DataError, find
 
 CLASSES = ("Uninfected", "Parasitized")
 PER_CLASS, PEOPLE = 13_779, 200
-_SLIDE = re.compile(r"C(\d+)[AB]?(?:P(\d+))?")  # C100P61ThinF_IMG_..._cell_162: slide 100, patient 61
+MOST_PICTURES = 2**30  # bytes: published are 340 million
+_SLIDE = re.compile(r"C([0-9]{1,9})[AB]?(?:P([0-9]{1,9}))?")  # C100P61ThinF_IMG_..._cell_162: slide 100, patient 61
 HEALTHY = 1000  # slides without a patient's number are of healthy people, one each: HEALTHY + slide
 
 
 @DATASETS.register("malaria")
-def malaria(data_dir: Path | None, *, size: PositiveInt = 64) -> Samples:
+def malaria(data_dir: Path | None, *, size: Pixels = 64) -> Samples:
     """27,558 blood cells, half of them with parasites (NIH malaria), resized to size×size; who they are from."""
     get = "it is the cell image dataset of the NIH (National Library of Medicine) malaria screener, cell_images.zip"
     source = find(data_dir, "malaria", ["malaria/cell_images", "malaria/cell_images.zip"], get)
 
     def build(arrays: Writer) -> None:
-        archive = Archive(source)
+        archive = Archive(source, MOST_PICTURES)
         by_class = [[name for name in archive.pictures if PurePosixPath(name).parent.name == kind] for kind in CLASSES]
         for kind, names in zip(CLASSES, by_class, strict=True):
             if len(names) != PER_CLASS:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import gzip
-import zlib
+import math
 from pathlib import Path
 
 import numpy
@@ -11,7 +10,7 @@ import numpy
 from ..core.types import Problem
 from .cache import Writer, cached
 from .federated import Samples
-from .folder import DATASETS, DataError, find
+from .folder import DATASETS, DataError, find, read_file
 
 PARTS = {"train": 60_000, "t10k": 10_000}
 CLASS_COUNTS = {  # so that a file of the right size with other digits in it is noticed
@@ -19,6 +18,7 @@ CLASS_COUNTS = {  # so that a file of the right size with other digits in it is 
     "t10k": [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009],
 }
 WRITER_FILES = ("qmnist-train-labels-idx2-int", "qmnist-test-labels-idx2-int")
+MOST_BYTES = 64 * 2**20  # of a file: 60,000 images are 47 million
 _TYPES = {0x08: ">u1", 0x0C: ">i4"}
 
 
@@ -32,8 +32,8 @@ def mnist(data_dir: Path | None) -> Samples:
 
     def build(arrays: Writer) -> None:
         inputs, targets = [_read_idx(path) for path in images], [_read_idx(path) for path in labels]
-        for part, found, known in zip(PARTS, inputs, targets, strict=True):
-            _check(images[0].parent, part, found, known)
+        for place, part in enumerate(PARTS):
+            _check(images[place], labels[place], part, inputs[place], targets[place])
         arrays.save("inputs", numpy.concatenate(inputs)[:, None])
         arrays.save("targets", numpy.concatenate(targets).astype(numpy.int64))
         if writers:
@@ -61,14 +61,14 @@ def _writer_files(folder: Path) -> list[Path]:
     return found if len(found) == len(WRITER_FILES) else []
 
 
-def _check(folder: Path, part: str, images: numpy.ndarray, labels: numpy.ndarray) -> None:
+def _check(pictures: Path, names: Path, part: str, images: numpy.ndarray, labels: numpy.ndarray) -> None:
     count = PARTS[part]
-    if images.shape != (count, 28, 28) or labels.shape != (count,):
-        raise DataError(
-            f"{folder}: expected {count:,} images of 28×28 in {part}, found {images.shape} and {labels.shape} labels"
-        )
+    if images.shape != (count, 28, 28) or images.dtype != numpy.uint8:
+        raise DataError(f"{pictures}: expected {count:,} images of 28×28 bytes, found {images.shape}; get it again")
+    if labels.shape != (count,) or labels.dtype != numpy.uint8:
+        raise DataError(f"{names}: expected {count:,} labels of one byte, found {labels.shape}; get the file again")
     if numpy.bincount(labels, minlength=10).tolist() != CLASS_COUNTS[part]:
-        raise DataError(f"{folder}: the labels of {part} are not those of MNIST; get the files again")
+        raise DataError(f"{names}: the labels of {part} are not those of MNIST; get the file again")
 
 
 def _read_writers(path: Path, labels: numpy.ndarray) -> numpy.ndarray:
@@ -81,15 +81,12 @@ def _read_writers(path: Path, labels: numpy.ndarray) -> numpy.ndarray:
 
 def _read_idx(path: Path) -> numpy.ndarray:
     """An array from an idx file: two zero bytes, type, number of dimensions, the dimensions, the values."""
-    try:
-        content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"{path}: cannot be read ({error}); get the file again") from None
+    content = read_file(path, MOST_BYTES)
     if len(content) < 4 or content[:2] != b"\x00\x00" or content[2] not in _TYPES or len(content) < 4 + 4 * content[3]:
         raise DataError(f"{path}: not an idx file of bytes or integers; get the file again")
     kind, start = numpy.dtype(_TYPES[content[2]]), 4 + 4 * content[3]
-    shape = numpy.frombuffer(content, ">i4", count=content[3], offset=4)
-    wanted, found = int(shape.prod()), (len(content) - start) // kind.itemsize
-    if found != wanted:
-        raise DataError(f"{path}: cut off; it should hold {wanted:,} values and has {found:,}; get the file again")
+    shape = numpy.frombuffer(content, ">u4", count=content[3], offset=4).tolist()
+    wanted, found = math.prod(shape), len(content) - start
+    if wanted * kind.itemsize != found:
+        raise DataError(f"{path}: cut off; it should hold {wanted:,} values and has {found:,} bytes; get it again")
     return numpy.frombuffer(content, kind, offset=start).reshape(shape)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import csv
-import gzip
+import io
 import re
-import zlib
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -14,22 +13,25 @@ from typing import Annotated
 
 import numpy
 import torch
-from annotated_types import Ge
+from annotated_types import Ge, Gt, Le
 
 from ..core.types import Problem
-from ..registry import PositiveInt
 from .cache import Writer, cached
 from .federated import FederatedData, Samples
-from .folder import DATASETS, DataError, find
+from .folder import DATASETS, DataError, find, read_file
 
 PADDING, UNKNOWN, FIRST_WORD = 0, 1, 2
+MOST_BYTES, MOST_REVIEWS = 2**29, 200_000
 PER_CLASS = {"imdb": 12_500, "rotten_tomatoes": 4_265}  # of the sources known
 _TAG, _WORD = re.compile(r"<[^>]*>"), re.compile(r"\w+(?:'\w+)?")
 
 
 @DATASETS.register("movie_reviews")
 def movie_reviews(
-    data_dir: Path | None, *, words: Annotated[int, Ge(3)] = 10_000, length: PositiveInt = 200
+    data_dir: Path | None,
+    *,
+    words: Annotated[int, Ge(3), Le(10**9)] = 10_000,
+    length: Annotated[int, Gt(0), Le(2_500)] = 200,
 ) -> Samples:
     """Movie reviews (CSV: text, label 0 or 1, source) as the last `length` words of each; `words` numbers in all.
 
@@ -41,7 +43,8 @@ def movie_reviews(
     def build(arrays: Writer) -> None:
         texts, labels, sources = _read_reviews(path)
         arrays.save("targets", numpy.array(labels, numpy.int64))
-        arrays.save("ids", numpy.unique(sources, return_inverse=True)[1].astype(numpy.int64))
+        place = {source: place for place, source in enumerate(sorted(set(sources)))}
+        arrays.save("ids", numpy.array([place[source] for source in sources], numpy.int64))
         numbers: dict[str, int] = {}  # of all words there are; which of them a model knows is settled later
         inputs = arrays.create("inputs", (len(texts), length), numpy.int32)
         for row, text in zip(inputs, texts, strict=True):
@@ -64,7 +67,8 @@ def tokens(text: str) -> list[str]:
     >>> tokens("It's <br />GOOD, isn't it?")
     ["it's", 'good', "isn't", 'it']
     """
-    return _WORD.findall(_TAG.sub(" ", text).lower())
+    end = text.rfind(">") + 1  # behind it there are no tags, and nothing is looked for in vain: time stays linear
+    return _WORD.findall((_TAG.sub(" ", text[:end]) + text[end:]).lower())
 
 
 def _with_vocabulary(data: FederatedData, words: int) -> FederatedData:
@@ -83,6 +87,8 @@ def _read_reviews(path: Path) -> tuple[list[str], list[int], list[str]]:
     """Texts, labels and sources."""
     texts, labels, sources = [], [], []
     for line, row in enumerate(_rows(path), start=1):
+        if line > MOST_REVIEWS:
+            raise DataError(f"{path}: has more than {MOST_REVIEWS:,} reviews; keep fewer")
         if row.get("text") is None or row.get("label") not in ("0", "1"):
             raise DataError(f"{path}: row {line} needs a column text and a column label with 0 or 1")
         texts.append(row["text"])
@@ -98,9 +104,8 @@ def _read_reviews(path: Path) -> tuple[list[str], list[int], list[str]]:
 
 
 def _rows(path: Path) -> Iterator[dict[str, str]]:
-    unpack = gzip.open if path.suffix == ".gz" else open
+    content = read_file(path, MOST_BYTES)
     try:
-        with unpack(path, "rt", encoding="utf-8", newline="") as file:
-            yield from csv.DictReader(file)
-    except (OSError, EOFError, zlib.error, UnicodeDecodeError, csv.Error) as error:
+        yield from csv.DictReader(io.TextIOWrapper(io.BytesIO(content), encoding="utf-8", newline=""))
+    except (UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{path}: cannot be read ({error}); get the file again") from None

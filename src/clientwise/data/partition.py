@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal
@@ -66,6 +67,8 @@ def shards(pool: Pool, seed: int, *, clients: PositiveInt, per_client: PositiveI
     """Sorted by label, cut into shards, `per_client` shards to each (P1's non-IID MNIST: 100 clients, 2 of 200)."""
     if pool.targets.ndim > 1:
         raise ValueError("shards sorts the samples by their target, and these have more than one; use iid or quantity")
+    if clients * per_client > len(pool.targets):
+        raise ValueError(f"{clients:,} clients with {per_client:,} shards each, but only {len(pool.targets):,} samples")
     cut = pool.targets.argsort(stable=True).tensor_split(clients * per_client)
     deal = torch.randperm(len(cut), generator=generator(seed, "partition")).reshape(clients, per_client)
     return [torch.cat([cut[shard] for shard in mine]) for mine in deal.tolist()]
@@ -321,11 +324,14 @@ def _at_least(count: int, parts: list[Tensor]) -> list[Tensor]:
     if sum(len(part) for part in parts) < count * len(parts):
         raise ValueError(f"{sum(map(len, parts))} samples are too few for {len(parts)} clients: each needs {count}")
     parts = list(parts)
+    givers = [(-len(part), client) for client, part in enumerate(parts)]  # the largest first, of equals the first
+    heapq.heapify(givers)
     for client in range(len(parts)):
         while len(parts[client]) < count:
-            largest = max(range(len(parts)), key=lambda other: len(parts[other]))
+            _, largest = heapq.heappop(givers)
             parts[client] = torch.cat([parts[client], parts[largest][-1:]])
             parts[largest] = parts[largest][:-1]
+            heapq.heappush(givers, (-len(parts[largest]), largest))
     return parts
 
 

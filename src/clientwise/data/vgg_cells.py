@@ -4,27 +4,29 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Annotated
 
 import numpy
 import torch
+from annotated_types import Ge, Gt, Le
 from torch import Tensor
 
 from ..core.types import Problem
-from ..registry import NonNegativeFloat, PositiveFloat, PositiveInt
 from .cache import Writer, cached
 from .federated import FederatedData, Samples, Shares
 from .folder import DATASETS, Archive, DataError, find
 
 COUNT, SIZE, LEAST, MOST = 200, 256, 74, 317  # images, their width and height, fewest and most cells
+MOST_PICTURES = 2**28  # bytes: published are 20 million
 
 
 @DATASETS.register("vgg_cells")
 def vgg_cells(
     data_dir: Path | None,
     *,
-    size: PositiveInt = SIZE,
-    sigma: NonNegativeFloat = 1.0,
-    density: PositiveFloat = 100.0,
+    size: Annotated[int, Gt(0), Le(SIZE)] = SIZE,
+    sigma: Annotated[float, Ge(0), Le(SIZE)] = 1.0,
+    density: Annotated[float, Gt(0), Le(1e6)] = 100.0,
     augment: bool = True,
 ) -> Samples:
     """200 synthetic microscope images (VGG cells); the target is a density image whose sum is `density` × cells.
@@ -38,7 +40,7 @@ def vgg_cells(
     def build(arrays: Writer) -> None:
         from scipy.ndimage import gaussian_filter
 
-        archive = Archive(source)
+        archive = Archive(source, MOST_PICTURES)
         there = archive.places()
         inputs = arrays.create("inputs", (COUNT, 3, size, size), numpy.uint8)
         targets = arrays.create("targets", (COUNT, size, size), numpy.float32)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from ..core.loss import class_scores, plain_loss
+from ..core.loss import class_scores
 from ..core.metrics import confusion, error_sums, relative_error
 from ..core.types import Evaluation
 from ..data.federated import Samples
@@ -25,7 +25,7 @@ def evaluate_batches(
     `forward` takes inputs [B, ...] to outputs [count, B, ...].
     """
     problem = samples.problem
-    plain, size = plain_loss(problem), max(1, (4 * BATCH if indices.is_cuda else BATCH) // count)
+    plain, size = problem.loss, max(1, (4 * BATCH if indices.is_cuda else BATCH) // count)
     losses, values, counts = [], [], []
     for some, truth in zip(torch.split(indices, size), torch.split(targets, size), strict=True):
         outputs = forward(samples.batch(some))

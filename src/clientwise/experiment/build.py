@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,12 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from ..attacks import ATTACKS, Hostile
-from ..core.method import Federation
-from ..core.metrics import ERROR_METRICS, METRICS
+from ..core.method import Plan
 from ..core.sampling import cohort_size
 from ..core.seeding import generator, seeded_default_generator
-from ..core.types import Problem
-from ..data.datasets import DATASETS
+from ..data.datasets import DATASETS, DataError
 from ..data.features import with_features
 from ..data.federated import FederatedData, Samples, Shares
 from ..data.partition import PARTITIONS, Division, contribute, divide, hand_out
@@ -25,13 +23,13 @@ from ..engine.device import pick_device
 from ..engine.executor import DeviceExecutor, Executor
 from ..engine.local import LocalEngine
 from ..errors import ClientwiseError, ConfigError
-from ..models.flat import FlatModel
 from ..models.networks import MODELS
-from ..registry import suggest
+from ..models.size import check_parameters
 from ..trackers import TRACKERS, Tracker, Trackers, check_tracker
 from .schema import Experiment, make
 
 Relabel = Callable[[int, Tensor], Tensor]
+COPIES = 8  # of a model while it is trained: the global one, workers' models with their gradients, what they send
 
 
 def load_samples(experiment: Experiment) -> Samples:
@@ -43,9 +41,12 @@ def load_samples(experiment: Experiment) -> Samples:
     given = experiment.data_dir or os.environ.get("CLIENTWISE_DATA")
     folder = Path(given) if given else None
     load: Callable[[], Samples] = partial(make(DATASETS, experiment.data), folder)
-    if experiment.features is None:
-        return load()
-    return with_features(experiment.data, experiment.features, folder, pick_device(experiment.device), load)
+    try:
+        if experiment.features is None:
+            return load()
+        return with_features(experiment.data, experiment.features, folder, pick_device(experiment.device), load)
+    except DataError as error:  # it names the file; this is who asks for it
+        raise DataError(f"{experiment.source}: data: {error}") from None
 
 
 def build_trackers(experiment: Experiment) -> Trackers:
@@ -63,89 +64,6 @@ def build_trackers(experiment: Experiment) -> Trackers:
                 experiment.source, [(f"trackers[{index}]", f"{part.name}: {type(error).__name__}: {error}")]
             ) from error
     return Trackers(trackers)
-
-
-def validate(experiment: Experiment, own_data: FederatedData | None) -> Samples:
-    """Everything about an experiment that only its data can tell, checked before anything runs."""
-    samples = own_data.samples if own_data else load_samples(experiment)
-    seed = experiment.seeds[0]
-    num_clients = own_data.num_clients if own_data else len(divide_samples(experiment, samples, seed).train)
-    issues = [*_problem_issues(experiment, samples.problem), *_client_issues(experiment, num_clients)]
-    if not issues:
-        data, hostile = build_data(experiment, samples, seed, own_data)
-        if not len(data.test.indices):  # the clients test nothing; something must show whether the model fits
-            data = replace(data, test=Shares.of([(data.train.indices[:2], data.train.targets[:2])]))
-        module = build_module(experiment, data.samples, seed)
-        executor = DeviceExecutor(data.samples, module, torch.device("cpu"), mode="loop", precision="float32")
-        issues = [*_engine_issues(experiment, build_engine(experiment, data, hostile, seed, executor))]
-    if issues:
-        raise ConfigError(experiment.source, issues)
-    return samples
-
-
-def _problem_issues(experiment: Experiment, problem: Problem) -> Iterator[tuple[str, str]]:
-    """Parts that do not fit what is to be learned."""
-    regression = problem.kind == "regression"
-    if not regression and (experiment.evaluation.target or 0) > 1:
-        yield "evaluation.target", f"an accuracy is at most 1, got {experiment.evaluation.target}"
-    if not regression and max(experiment.evaluation.client_targets, default=0) > 1:
-        yield "evaluation.client_targets", f"an accuracy is at most 1, got {experiment.evaluation.client_targets}"
-    for index, method in enumerate(experiment.methods):
-        for place, part in enumerate(method.criteria):
-            key = f"methods[{index}].criteria[{place}]"
-            metric = part.options.get("metric") if part.name == "server_performance" else None
-            if metric is not None and metric not in METRICS:
-                yield f"{key}.metric", f"unknown metric {metric!r}{suggest(metric, METRICS)}"
-            elif metric is not None and (metric in ERROR_METRICS) != regression:
-                yield f"{key}.metric", f"{metric} does not measure {problem.kind}"
-            if regression and part.name in ("label_diversity", "class_balance"):
-                yield key, f"{part.name} needs classes, this is regression"
-        if method.adapt_loss and method.adapt_loss.name == ("class_weights" if regression else "robust_shape"):
-            fitting = "robust_shape" if regression else "class_weights"
-            yield f"methods[{index}].adapt_loss", f"this is {problem.kind}: use {fitting!r}"
-
-
-def _client_issues(experiment: Experiment, num_clients: int) -> Iterator[tuple[str, str]]:
-    """What does not fit the number of clients."""
-    wanted = experiment.federation.clients_per_round
-    if wanted is not None and wanted > num_clients:
-        yield "federation.clients_per_round", f"{wanted} in a round, but there are only {num_clients} clients"
-    for name, values in experiment.attributes.items():
-        if len(values) != num_clients:
-            yield f"attributes.{name}", f"{len(values)} values for {num_clients} clients"
-    taken: list[int] = []
-    for index, group in enumerate(experiment.hostile):
-        key = f"hostile[{index}].clients"
-        members = group.clients if isinstance(group.clients, list) else []
-        wrong = [client for client in members if client in taken or not 0 <= client < num_clients]
-        if wrong:
-            yield key, f"{wrong} are not clients, or in two groups: there are 0 to {num_clients - 1}"
-        taken += members or [-1] * int(group.clients if isinstance(group.clients, int) else 0)
-        if len(taken) > num_clients:
-            yield key, f"{len(taken)} hostile clients of {num_clients}: too many"
-
-
-def _engine_issues(experiment: Experiment, engine: LocalEngine) -> Iterator[tuple[str, str]]:
-    """What shows when a client and a model are tried: networks that do not fit, criteria that cannot be measured."""
-    try:
-        engine.evaluate([0], engine.initial_model[None])
-    except (RuntimeError, ValueError, IndexError) as error:
-        yield "model", f"does not fit these samples: {error}"
-    facts = engine.facts([0], torch.zeros(1))
-    for index, method in enumerate(experiment.build_methods()):
-        for place, criterion in enumerate(method.criteria):
-            key = f"methods[{index}].criteria[{place}]"
-            if criterion.measured_by == "server" or not len(facts.owner):  # nobody's samples are here to try it on
-                continue
-            try:
-                shape = tuple(criterion.measure(facts).shape)
-                if shape != (1,):
-                    yield key, f"{criterion.name} must give one value per client, gave {shape} for one client"
-            except Exception as error:  # a user's own criterion may raise anything
-                yield key, str(error.args[0]) if isinstance(error, KeyError) else f"{type(error).__name__}: {error}"
-        judged = method.adapt_loss or any(criterion.part.name == "server_performance" for criterion in method.criteria)
-        if (judged or method.fine_tune) and engine.data.weigh is None and experiment.server_set.source != "clients":
-            yield f"methods[{index}]", "there are no samples to weigh by: enlarge server_set.fraction, or give `weigh`"
 
 
 def choose_hostile(experiment: Experiment, num_clients: int, seed: int) -> dict[int, Hostile]:
@@ -271,47 +189,23 @@ def build_module(experiment: Experiment, samples: Samples, seed: int) -> nn.Modu
         num_outputs = samples.targets.shape[1:].numel()
     else:  # two classes take one output, the logit of the second (`core.loss.class_scores`), as P1's CelebA network has
         num_outputs = 1 if problem.num_classes == 2 else problem.num_classes
-    with seeded_default_generator(seed, "initial model"):
-        try:
-            module: nn.Module = make(MODELS, experiment.model)(tuple(samples.inputs.shape[1:]), num_outputs)
-        except (ValueError, RuntimeError, MemoryError) as error:
-            raise ConfigError(experiment.source, [("model", str(error).splitlines()[0])]) from None
+    network = partial(make(MODELS, experiment.model), tuple(samples.inputs.shape[1:]), num_outputs)
+    try:
+        check_parameters(network, COPIES)
+        with seeded_default_generator(seed, "initial model"):
+            module: nn.Module = network()
+    except (ValueError, RuntimeError, MemoryError) as error:
+        raise ConfigError(experiment.source, [("model", str(error).splitlines()[0])]) from None
     return module
 
 
-def build_federation(experiment: Experiment, num_clients: int, seed: int) -> Federation:
+def build_plan(experiment: Experiment, num_clients: int, seed: int) -> Plan:
     """What all methods of a seed share."""
     cohorts = experiment.federation
-    return Federation(
+    return Plan(
         seed=seed,
         cohort_size=cohort_size(num_clients, fraction=cohorts.fraction, clients_per_round=cohorts.clients_per_round),
         judged_by="clients" if experiment.server_set.source == "clients" else "server",
         evaluate_clients_every=experiment.evaluation.clients_every,
         rounds=experiment.rounds,
     )
-
-
-def describe(experiment: Experiment) -> list[str]:
-    """What an experiment would run, found out by building its first seed."""
-    samples = validate(experiment, None)
-    assert experiment.data is not None
-    seed = experiment.seeds[0]
-    data, hostile = build_data(experiment, samples, seed)
-    spec = FlatModel(build_module(experiment, data.samples, seed), torch.device("cpu")).spec
-    sizes = data.train.sizes
-    cohort = build_federation(experiment, data.num_clients, seed).cohort_size
-    parts = ((data.weigh, "weigh by"), (data.report, "report on"))
-    server = [f"{len(part.indices):,} samples to {verb}" for part, verb in parts if part]
-    device = pick_device(experiment.device)
-    seeds = f"{len(experiment.seeds)} seed{'s' if len(experiment.seeds) > 1 else ''}"
-    return [
-        f"data        {experiment.data.name}: {len(samples.targets):,} samples, {samples.problem.kind}",
-        f"clients     {data.num_clients} with {sizes.min()} to {sizes.max()} training samples each, "
-        f"{cohort} in a round, {len(hostile)} hostile",
-        f"server set  {', '.join(server) or 'none'}"
-        + ("; the cohort judges" if experiment.server_set.source == "clients" else ""),
-        f"model       {experiment.model.name}: {spec.num_parameters:,} parameters",
-        f"device      {device}: {build_executor(experiment, data.samples, device)}",
-        f"methods     {', '.join(method.name for method in experiment.methods)}",
-        f"work        {len(experiment.methods)} methods × {seeds} × {experiment.rounds} rounds",
-    ]

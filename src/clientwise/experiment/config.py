@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 import sys
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -11,12 +12,11 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from ..core.priority import MAX_CRITERIA
-from ..core.scores import Prioritized
 from ..errors import ConfigError
-from .messages import issues_of
+from .messages import dotted, issues_of
 from .presets import apply_preset
 from .schema import (
+    MOST_PLUGINS,
     Cohorts,
     EvaluationSettings,
     Experiment,
@@ -27,6 +27,7 @@ from .schema import (
     Training,
     TrainingOverride,
 )
+from .validation import config_issues
 
 
 def load_experiment(
@@ -44,7 +45,7 @@ def load_experiment(
     table = apply_preset(table, preset, where)
     for override in overrides:
         _override(table, override)
-    table |= replaced or {}
+    table = _copy({**table, **(replaced or {})}, where)
     if isinstance(table.get("data_dir"), str):
         table["data_dir"] = str(folder / table["data_dir"])
     issues = []
@@ -56,20 +57,29 @@ def load_experiment(
         experiment = Experiment.model_validate(table)
     except ValidationError as error:
         raise ConfigError(where, issues + issues_of(error, _KNOWN_KEYS)) from None
-    issues += _impossible(experiment)
+    issues += config_issues(experiment)
     if issues:
         raise ConfigError(where, issues)
     experiment._source = where
     return experiment
 
 
+def presets_of(source: str | Path) -> list[str]:
+    """The names of a config's presets."""
+    return list(_read(source)[2].get("presets", {}))
+
+
 def _read(source: str | Path | Mapping[str, Any]) -> tuple[str, Path, dict[str, Any]]:
     """What to call the source in messages, the folder its relative paths start from, and what it says."""
     if isinstance(source, Mapping):
-        return "config", Path.cwd(), _copy(source)
+        return "config", Path.cwd(), _copy(source, "config")
     where = str(source)
     try:
-        return where, Path(source).resolve().parent, tomllib.loads(Path(source).read_text(encoding="utf-8"))
+        with Path(source).open("rb") as file:
+            content = file.read(MOST_BYTES + 1)
+        if len(content) > MOST_BYTES:
+            raise ConfigError(where, [("", f"is larger than {MOST_BYTES:,} bytes: not a config")])
+        return where, Path(source).resolve().parent, _copy(_parse(content.decode()), where)
     except FileNotFoundError:
         raise ConfigError(where, [("", "no such file; `clientwise demo` runs without one")]) from None
     except IsADirectoryError:
@@ -80,17 +90,55 @@ def _read(source: str | Path | Mapping[str, Any]) -> tuple[str, Path, dict[str, 
         raise ConfigError(where, [("", f"not valid TOML: {error}")]) from None
 
 
+def _parse(text: str) -> dict[str, Any]:
+    """TOML; TOMLDecodeError also for what its reader only fails at in other ways, or in no time that is bearable."""
+    if _LONG_KEY.search(text):
+        raise tomllib.TOMLDecodeError(f"a key of more than {DEEPEST} parts")
+    try:
+        return tomllib.loads(text)
+    except RecursionError:
+        raise tomllib.TOMLDecodeError("brackets are nested too deep") from None
+    except tomllib.TOMLDecodeError:
+        raise
+    except ValueError:  # Python reads no integers of thousands of digits
+        raise tomllib.TOMLDecodeError(f"an integer of too many digits; {_INTEGERS}") from None
+
+
+def _copy(table: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """A copy, so that overrides do not reach the caller's config; what no config can mean is refused."""
+
+    def copied(value: Any, path: tuple[Any, ...]) -> Any:
+        if len(path) > DEEPEST:
+            raise ConfigError(where, [(str(path[0]), f"is nested more than {DEEPEST} deep")])
+        if isinstance(value, Mapping):
+            return {key: copied(item, (*path, key)) for key, item in value.items()}
+        if isinstance(value, (list, tuple)):
+            return [copied(item, (*path, place)) for place, item in enumerate(value)]
+        if isinstance(value, int) and not -(2**63) <= value < 2**63:
+            raise ConfigError(where, [(dotted(path), f"is too large; {_INTEGERS}")])
+        return value
+
+    return {key: copied(value, (key,)) for key, value in table.items()}
+
+
+MOST_BYTES = 2**20  # of a config file: reading one takes a second at most
+DEEPEST = 32  # tables and lists within each other
+_INTEGERS = "integers of a config go up to 9,223,372,036,854,775,807"
+_LONG_KEY = re.compile(rf"""(?<![\w-])(?:(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+){{{DEEPEST}}}""")
+
+
 def _load_plugins(names: Any, folder: str) -> list[tuple[str, str]]:
     issues = []
     if folder not in sys.path:
         sys.path.append(folder)  # last: a file beside a config must not stand in for an installed package
-    for index, name in enumerate(names if isinstance(names, list) else []):
+    wanted = names if isinstance(names, list) and len(names) <= MOST_PLUGINS else []  # the others are refused below
+    for index, name in enumerate(wanted):
         key = f"plugins[{index}]"
         try:
             importlib.import_module(str(name))
         except ModuleNotFoundError as error:
             issues.append((key, f"cannot import {name!r}: {error}; put {name}.py beside the config or install it"))
-        except Exception as error:  # whatever a user's module raises while it is imported is theirs to know
+        except (Exception, SystemExit) as error:  # whatever a user's module raises when imported is theirs to know
             issues.append((key, f"importing {name!r} failed: {type(error).__name__}: {error}"))
     return issues
 
@@ -101,7 +149,7 @@ def _override(table: dict[str, Any], text: str) -> None:
     if not equals or not key.strip():
         raise ConfigError(f"--set {text}", [("", "write key=value, for instance training.learning_rate=0.05")])
     try:
-        parsed = tomllib.loads(f"value = {value}")["value"]
+        parsed = _parse(f"value = {value}")["value"]
     except tomllib.TOMLDecodeError:
         parsed = value.strip()  # a bare word is a string: device=cpu
     *path, last = key.strip().split(".")
@@ -112,93 +160,6 @@ def _override(table: dict[str, Any], text: str) -> None:
         here[int(last) if isinstance(here, list) else last] = parsed
     except (ValueError, IndexError, TypeError, AttributeError):
         raise ConfigError(f"--set {text}", [("", f"there is no place {key.strip()!r} in this config")]) from None
-
-
-def _impossible(experiment: Experiment) -> list[tuple[str, str]]:
-    """Combinations that cannot work, found before anything runs."""
-    issues: list[tuple[str, str]] = []
-    names = [method.name for method in experiment.methods]
-    for name in sorted({name for name in names if names.count(name) > 1}):
-        issues.append(("methods", f"two methods are called {name!r}; tables could not tell them apart"))
-    if len(set(experiment.seeds)) < len(experiment.seeds):
-        issues.append(("seeds", "a seed is listed twice; it would repeat the same run"))
-    if len(set(experiment.flower.clients)) < len(experiment.flower.clients):
-        issues.append(("flower.clients", "a name is listed twice; it could not be told who is meant"))
-    if experiment.federation.fraction is not None and experiment.federation.clients_per_round is not None:
-        issues.append(("federation", "give either fraction or clients_per_round"))
-    server, holds = experiment.server_set, experiment.server_holds_samples
-    if not holds and not experiment.evaluation.clients_every:
-        issues.append(("evaluation.clients_every", "0 with no held-out samples: nothing would be measured"))
-    weighs = server.source != "held_out" or (holds and (server.shared_set or server.report_fraction < 1))
-    if not experiment.clients_test:
-        issues += _impossible_without_tests(experiment)
-    for index, settings in enumerate(experiment.methods):
-        key = f"methods[{index}]"
-        issues += [
-            (f"{key}.{part}" if part else key, message)
-            for part, message in _impossible_method(settings, experiment.training)
-        ]
-        judges = any(part.name == "server_performance" for part in settings.criteria) or settings.adapt_loss
-        if settings.fine_tune and server.source == "clients":
-            issues.append((f"{key}.fine_tune", 'needs samples of the server: server_set.source = "clients" has none'))
-        if (judges or settings.fine_tune) and not weighs:
-            issues.append(
-                (
-                    key,
-                    "needs samples to weigh by: set server_set.fraction above 0 and report_fraction below 1",
-                )
-            )
-    return issues
-
-
-def _impossible_without_tests(experiment: Experiment) -> list[tuple[str, str]]:
-    """What needs the clients to have test sets."""
-    issues: list[tuple[str, str]] = []
-    server = experiment.server_set
-    if experiment.evaluation.clients_every:
-        issues.append(
-            ("evaluation.clients_every", "must be 0 where test_fraction is 0: clients have nothing to test on")
-        )
-    if server.source == "held_out" and not server.shared_set and not server.report_fraction:
-        issues.append(("server_set.report_fraction", "0 with test_fraction = 0: nothing would be measured"))
-    if server.source == "clients":
-        issues.append(
-            ("server_set.source", '"clients" evaluate models on their test sets: test_fraction must not be 0')
-        )
-    for index, method in enumerate(experiment.methods):
-        if method.adjust:
-            issues.append(
-                (f"methods[{index}].adjust", "evaluates on the clients' test sets: test_fraction must not be 0")
-            )
-    return issues
-
-
-def _impossible_method(settings: MethodSettings, training: Training) -> list[tuple[str, str]]:
-    issues: list[tuple[str, str]] = []
-    names = [part.called for part in settings.criteria]
-    for name in sorted({name for name in names if names.count(name) > 1}):
-        issues.append(("criteria", f"{name} is listed twice; give one of them another name with `as`"))
-    try:
-        method = settings.build(training)
-        method.score.check(names)
-    except ValueError as error:
-        return [*issues, ("score", str(error))]
-    if method.training.optimizer == "adam" and method.training.momentum:
-        issues.append(("training.momentum", 'goes with optimizer = "sgd"; adam has its own'))
-    try:
-        method.score.check_normaliser(
-            settings.normalise.name if settings.normalise else method.score.default_normaliser
-        )
-    except ValueError as error:
-        issues.append(("normalise", str(error)))
-    if method.adjust and method.fine_tune:
-        issues.append(("fine_tune", "does not go with adjust, which compares models before the server trains them"))
-    if method.adjust:
-        if not isinstance(method.score, Prioritized):
-            issues.append(("adjust", 'adjusts an order of priority: use score = "prioritized"'))
-        if not 2 <= len(names) <= MAX_CRITERIA:
-            issues.append(("adjust", f"needs 2 to {MAX_CRITERIA} criteria to put in order, got {len(names)}"))
-    return issues
 
 
 _KNOWN_KEYS: dict[tuple[str, ...], list[str]] = {
@@ -213,10 +174,3 @@ _KNOWN_KEYS: dict[tuple[str, ...], list[str]] = {
     ("methods", "training"): list(TrainingOverride.model_fields),
     ("methods", "fine_tune"): list(TrainingOverride.model_fields),
 }
-
-
-def _copy(value: Any) -> Any:
-    """A deep copy of dictionaries and lists, so that overrides do not reach the caller's."""
-    if isinstance(value, Mapping):
-        return {key: _copy(item) for key, item in value.items()}
-    return [_copy(item) for item in value] if isinstance(value, (list, tuple)) else value

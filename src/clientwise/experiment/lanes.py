@@ -10,14 +10,14 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from ..attacks import Hostile
-from ..core.method import Federation, Method
+from ..core.method import Method, Plan
 from ..core.round import first_state, run_round
 from ..core.types import Engine, RoundRecord, ServerState
 from ..engine.scheduler import Scheduler
+from ..runs.writer import Store
 from ..trackers import LaneInfo, Trackers
-from .build import build_federation
+from .build import build_plan
 from .schema import Experiment
-from .store import Store
 
 SHORT = 0.5  # seconds: in longer rounds writing takes no time to speak of
 
@@ -44,10 +44,10 @@ class Round:
     seconds: float
 
     @staticmethod
-    def run(state: ServerState, method: Method, federation: Federation, engine: Engine) -> Round:
+    def run(state: ServerState, method: Method, plan: Plan, engine: Engine) -> Round:
         """Run one, and see how long it takes."""
         began = time.perf_counter()
-        state, record = run_round(state, method, federation, engine)
+        state, record = run_round(state, method, plan, engine)
         return Round(state, engine.state(), record, time.perf_counter() - began)
 
 
@@ -66,9 +66,9 @@ class Lane:
         self.method, self.engine, self.seed, self.rounds = method, engine, seed, experiment.rounds
         self._experiment, self._store, self._hostile = experiment, store, hostile
         self._lane = store.open_lane(method.name, seed)
-        self._federation = build_federation(experiment, engine.num_clients, seed)
+        self._plan = build_plan(experiment, engine.num_clients, seed)
         self.state = first_state(engine.initial_model, method, engine)
-        if (saved := store.load_checkpoint(self._lane, engine.device)) is not None:
+        if (saved := store.load_checkpoint(self._lane, self.state)) is not None:
             self.state, engine_state = saved
             engine.load_state(engine_state)
         self.engine_state: Mapping[str, Tensor] = engine.state()
@@ -81,11 +81,11 @@ class Lane:
 
     def run_round(self, state: ServerState) -> Round:
         """The round after `state`; nothing counts before `keep`."""
-        return Round.run(state, self.method, self._federation, self.engine)
+        return Round.run(state, self.method, self._plan, self.engine)
 
     def prefetch(self, round_num: int) -> None:
         """Tell the engine who will be asked then."""
-        self.engine.prefetch(self._federation.cohort(self.engine.num_clients, round_num))
+        self.engine.prefetch(self._plan.cohort(self.engine.num_clients, round_num))
 
     def begin(self, trackers: Trackers) -> None:
         """Before the first round of this sitting."""

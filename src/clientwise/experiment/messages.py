@@ -9,12 +9,15 @@ from pydantic import ValidationError
 
 from ..registry import suggest
 
+MOST_ISSUES = 100  # that are told at once
+
 
 def issues_of(error: ValidationError, known: Mapping[tuple[str, ...], list[str]]) -> list[tuple[str, str]]:
     """Pydantic's errors as (key, message) in our words."""
     found: list[tuple[str, str]] = []
     wrong: dict[str, tuple[list[str], Any]] = {}  # a union fails once per alternative: one message for all of them
-    for detail in error.errors():
+    details = error.errors(include_url=False)
+    for detail in details[:MOST_ISSUES]:
         # Pydantic ends the place of a failed union with the name of the type it tried: not a key of the config.
         *path, last = detail["loc"]
         place = [step for step in path if not (isinstance(step, str) and ("[" in step or step in _TYPE_TAGS))]
@@ -22,7 +25,7 @@ def issues_of(error: ValidationError, known: Mapping[tuple[str, ...], list[str]]
             isinstance(last, str) and ("[" in last or last in _TYPE_TAGS)
         ):
             place.append(last)
-        key = _dotted(place)
+        key = dotted(place)
         if detail["type"] == "part":
             found += [(f"{key}.{inner}" if inner else key, message) for inner, message in detail["ctx"]["issues"]]
         elif detail["type"] == "extra_forbidden":
@@ -36,11 +39,14 @@ def issues_of(error: ValidationError, known: Mapping[tuple[str, ...], list[str]]
     found += [
         (key, f"{' or '.join(dict.fromkeys(messages))}, got {given!r}") for key, (messages, given) in wrong.items()
     ]
+    if len(details) > MOST_ISSUES:
+        found.append(("", f"and {len(details) - MOST_ISSUES:,} more like these"))
     return found
 
 
 _TYPE_TAGS = {"int", "float", "str", "constrained-int", "constrained-float", "function-plain"}
 
 
-def _dotted(place: Sequence[int | str]) -> str:
+def dotted(place: Sequence[int | str]) -> str:
+    """A place in the config as one writes it: methods[0].name."""
     return "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in place).lstrip(".")

@@ -12,7 +12,7 @@ from ..data.federated import FederatedData
 from ..engine.device import pick_device
 from ..errors import ClientwiseError
 from ..trackers import Trackers
-from .build import build_data, build_engine, build_executor, build_federation, load_samples
+from .build import build_data, build_engine, build_executor, build_plan, load_samples
 from .config import load_experiment
 from .lanes import Lane, Round
 
@@ -26,13 +26,13 @@ class Remote:
         data, hostile = build_data(experiment, samples, seed, own_data)
         executor = build_executor(experiment, data.samples, pick_device(experiment.device))
         self._engine = build_engine(experiment, data, hostile, seed, executor)
-        self._federation = build_federation(experiment, data.num_clients, seed)
+        self._plan = build_plan(experiment, data.num_clients, seed)
         (self._method,) = (one for one in experiment.build_methods() if one.name == method)
 
     def next_round(self, state: ServerState, engine_state: Mapping[str, Tensor]) -> Round:
         """A round from where the driver says the lane stands."""
         self._engine.load_state(engine_state)
-        return Round.run(state, self._method, self._federation, self._engine)
+        return Round.run(state, self._method, self._plan, self._engine)
 
 
 def run_on_ray(

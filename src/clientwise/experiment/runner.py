@@ -11,43 +11,61 @@ from dataclasses import replace
 from datetime import datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..attacks import Hostile
 from ..core.method import Method
-from ..core.types import RoundRecord
+from ..core.types import Engine, RoundRecord
 from ..data.federated import FederatedData, Samples
-from ..engine.device import pick_device, refuse_impossible, threads_for
+from ..engine.device import pick_device, threads_for
 from ..engine.executor import DeviceExecutor, Executor
+from ..engine.local import LocalEngine
 from ..engine.scheduler import LaneExecutor, Scheduler
-from ..errors import ConfigError
+from ..errors import RunError
+from ..runs.files import write_atomically
+from ..runs.lock import locked
+from ..runs.reader import is_finished
+from ..runs.writer import Store
 from ..trackers import Trackers
-from .build import build_data, build_engine, build_executor, build_federation, build_trackers, validate
+from .build import build_data, build_engine, build_executor, build_plan, build_trackers
 from .config import load_experiment
 from .lanes import Lane, Progress, run_lanes
 from .ray_lanes import run_on_ray
 from .schema import Experiment
-from .store import RunError, Store, is_finished, locked, write_atomically
+from .validation import validate
 
-if TYPE_CHECKING:
-    from .flower.connections import Connect
+Connect = Callable[[LocalEngine, int], Engine]  # the engine a lane is to use, from the embedded one and its seed
+EngineFactory = AbstractContextManager[Connect]  # a context: what it reaches clients through may have to be started
 
-# Keys that may change when a run is resumed: they change nothing of it, but `workers` may change the last bits
-# (docs/performance.md).
-NO_PART_OF_THE_RESULT = {"data_dir", "plugin_dir", "checkpoint_seconds", "trackers", "workers", "flower"}
+# Keys that may change when a run is resumed: where things are, how it is watched, how long clients are waited for.
+# `workers` may change the last bits of what follows (docs/performance.md); the others change none.
+MAY_CHANGE = {"data_dir", "plugin_dir", "checkpoint_seconds", "trackers", "workers"}
+MAY_CHANGE |= {"flower.train_seconds", "flower.evaluate_seconds"}
+
+
+class Stopped(KeyboardInterrupt):
+    """Interrupted while it ran: what is in `folder` can be gone on with."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.folder = folder
 
 
 def new_folder(name: str, parent: Path = Path("runs")) -> Path:
-    """A fresh folder for a run: runs/NAME-DATE-TIME."""
+    """Make a fresh folder for a run: runs/NAME-DATE-TIME, with a number behind it where another was faster."""
     plain = "".join(letter if letter.isalnum() or letter in "-_" else "-" for letter in name)
     stem = f"{plain}-{datetime.now():%Y%m%d-%H%M%S}"
+    parent.mkdir(parents=True, exist_ok=True)
     folder, number = parent / stem, 2
-    while folder.exists():
-        folder, number = parent / f"{stem}-{number}", number + 1
-    return folder
+    while True:
+        try:
+            folder.mkdir()
+            return folder
+        except FileExistsError:
+            folder, number = parent / f"{stem}-{number}", number + 1
 
 
 def newest_run(parent: Path = Path("runs")) -> Path:
@@ -71,50 +89,35 @@ def find_unfinished(experiment: Experiment, parent: Path = Path("runs")) -> Path
 
 
 def run(
-    config: Experiment | str | Path | Mapping[str, Any],
+    experiment: Experiment,
     out: str | Path | None = None,
     *,
     data: FederatedData | None = None,
     resume: bool = False,
     on_round: Callable[[Progress], None] | None = None,
-    connect: Connect | None = None,
+    engines: EngineFactory | None = None,
 ) -> Path:
-    """Run an experiment and return its run folder.
-
-    `config` is a TOML file, a dictionary of the same shape, or an experiment already loaded. `data` are your own
-    arrays (`FederatedData.from_clients`) instead of the dataset and partition the config names. `resume` goes on
-    with a run folder; what it then computes is what an uninterrupted run would have. `connect` is for those who
-    reach their clients otherwise: it gets a lane's engine and its seed, and returns the engine to use.
-    """
-    experiment = config if isinstance(config, Experiment) else load_experiment(config)
-    folder = Path(out) if out is not None else new_folder(experiment.name)
-    device = pick_device(experiment.device)
-    refuse_impossible(experiment.mode, experiment.precision, device)
+    """See `launch.run`. Without `engines` all clients are simulated in this process."""
+    assert engines or experiment.engine == "local", "`launch.run` knows how to reach other clients"
     samples = validate(experiment, data)
+    device = pick_device(experiment.device)
     trackers = build_trackers(experiment)
-    simulation = _flower_simulation(experiment, data) if experiment.engine == "flower" and connect is None else None
-    try:
-        _prepare(folder, experiment, resume)
-    except OSError as error:
-        raise RunError(f"{folder}: cannot be written to: {error.strerror}") from None
-    with locked(folder), ExitStack() as stack:
-        if simulation is not None:
-            connect = stack.enter_context(simulation)
-        store = Store(folder)
-        stack.callback(store.close)
-        _run_all(experiment, store, samples, data, device, trackers, on_round or (lambda progress: None), connect)
+    with ExitStack() as stack:
+        try:
+            folder = Path(out) if out is not None else new_folder(experiment.name)
+            _claim(folder, resume)
+            stack.enter_context(locked(folder))
+            _prepare(folder, experiment, resume)
+        except OSError as error:
+            raise RunError(f"{error.filename or out or 'runs'}: cannot be written to: {error.strerror}") from None
+        try:
+            connect = stack.enter_context(engines) if engines else None
+            store = Store(folder)
+            stack.callback(store.close)
+            _run_all(experiment, store, samples, data, device, trackers, on_round or (lambda progress: None), connect)
+        except KeyboardInterrupt:
+            raise Stopped(folder) from None
     return folder
-
-
-def _flower_simulation(experiment: Experiment, data: FederatedData | None) -> AbstractContextManager[Connect]:
-    if data is not None:
-        raise ConfigError(experiment.source, [("engine", "simulated nodes cannot see arrays of yours; use 'local'")])
-    try:
-        from .flower.simulation import simulation
-    except ModuleNotFoundError as error:
-        hint = f"needs Flower ({str(error.name).partition('.')[0]} is missing): pip install 'clientwise[flower]'"
-        raise ConfigError(experiment.source, [("engine", hint)]) from None
-    return simulation(experiment)
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -126,28 +129,45 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """The keys in which two resolved configs differ, if it matters for the result."""
-    return sorted(key for key in {*before, *now} - NO_PART_OF_THE_RESULT if before.get(key) != now.get(key))
+    """The keys in which two resolved configs differ, but for those that may."""
+    one, other = _dotted(before), _dotted(now)
+    return sorted(key for key in {*one, *other} - MAY_CHANGE if one.get(key) != other.get(key))
+
+
+def _dotted(table: Mapping[str, Any]) -> dict[str, Any]:
+    """What a table and the tables in it say, by keys like training.epochs."""
+    found: dict[str, Any] = {}
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            found |= {f"{key}.{name}": item for name, item in _dotted(value).items()}
+        else:
+            found[key] = value
+    return found
+
+
+def _claim(folder: Path, resume: bool) -> None:
+    """Make the folder, so that it can be locked; what is no run of ours is left alone."""
+    names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+    if not (folder / "config.toml").exists():  # the first that a run writes, so it is looked for last
+        if names - {".lock", "config.toml.part"}:
+            raise RunError(f"{folder}: not empty, and not a run of clientwise")
+        if resume and not names:
+            raise RunError(f"{folder}: there is no run here to resume; without --resume a new one begins")
+    folder.mkdir(parents=True, exist_ok=True)
 
 
 def _prepare(folder: Path, experiment: Experiment, resume: bool) -> None:
-    """Make the folder, or check that it is the one to go on with."""
+    """In a folder that is locked: begin a run, or check that it is the one to go on with."""
     written = folder / "config.toml"
     if written.exists():
         if not resume:
             raise RunError(f"{folder}: there is a run already; go on with --resume, or choose another --out")
-        before, now = load_experiment(written).to_dict(), experiment.to_dict()
-        if changed := _changed(before, now):
+        if changed := _changed(load_experiment(written).to_dict(), experiment.to_dict()):
             raise RunError(
                 f"{folder}: was run with another config ({', '.join(changed)} differ); "
                 "resume it with its own, or choose another --out"
             )
         return
-    if resume:
-        raise RunError(f"{folder}: there is no run here to resume; without --resume a new one begins")
-    if folder.exists() and any(folder.iterdir()):
-        raise RunError(f"{folder}: not empty, and not a run of clientwise")
-    folder.mkdir(parents=True, exist_ok=True)
     write_atomically(written, experiment.to_toml().encode())  # first: from here on the folder is a run
     versions = {name: version(name) for name in ("clientwise", "torch", "numpy", "pydantic", "safetensors")}
     versions |= {"python": platform.python_version(), "machine": f"{platform.system()} {platform.machine()}"}
@@ -249,6 +269,7 @@ def _facts(
     return {
         "name": experiment.name,
         "metric": samples.problem.metric,
+        "higher is better": samples.problem.higher_is_better,
         "target": experiment.evaluation.target,
         "client targets": experiment.evaluation.client_targets,
         "rounds": experiment.rounds,
@@ -263,7 +284,7 @@ def _lanes_that_fit(
     executor: DeviceExecutor, methods: Sequence[Method], data: FederatedData, experiment: Experiment
 ) -> int:
     """How many lanes can train their cohorts as one batched computation."""
-    cohort = build_federation(experiment, data.num_clients, experiment.seeds[0]).cohort_size
+    cohort = build_plan(experiment, data.num_clients, experiment.seeds[0]).cohort_size
     largest = int(data.train.sizes.max())
     at_once = min(executor.clients_at_once(method.training, largest) for method in methods)
     return max(1, at_once * executor.workers // cohort) if executor.mode == "stacked" else 1

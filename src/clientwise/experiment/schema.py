@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Annotated, Any, Literal, NoReturn
 
@@ -12,16 +13,18 @@ from pydantic import BaseModel, ConfigDict, Field, PlainValidator, PrivateAttr, 
 from pydantic_core import PydanticCustomError
 
 from ..attacks import ATTACKS
+from ..core.adapt_loss import LOSS_ADAPTERS
 from ..core.aggregate import SERVER_STEPS
 from ..core.criteria import CRITERIA, make_criterion
-from ..core.loss import LOSS_ADAPTERS
 from ..core.method import Method
 from ..core.priority import ADJUSTMENTS
+from ..core.rules import RULES
 from ..core.scores import SCORES, Score
 from ..core.types import LocalTraining
 from ..core.weighting import NORMALISERS
 from ..data.datasets import DATASETS
 from ..data.features import FEATURES
+from ..data.federated import MOST_CLASSES
 from ..data.partition import PARTITIONS, OfficialTest
 from ..models.networks import MODELS
 from ..registry import NonNegativeFloat, Part, PositiveFloat, PositiveInt, Registry, Share, suggest
@@ -40,18 +43,29 @@ def read_part(registry: Registry[Any], value: Any) -> Part:
     if name not in registry:
         place = "name" if isinstance(value, Mapping) else ""
         _raise([(place, f"unknown {registry.kind} {name!r}{suggest(name, registry)}")])
-    fields: dict[str, Any] = {
-        option.name: (option.type, ... if option.required else option.default) for option in registry.options(name)
-    }
+    table_of_options = _table_of_options(registry, name, registry.get(name))
     given = {key: option for key, option in table.items() if key != "name"}
     label = given.pop("as", "") if registry is CRITERIA else ""
     if not isinstance(label, str):
         _raise([("as", f"must be a name, got {label!r}")])
     try:
-        options = create_model(name, __base__=Section, **fields).model_validate(given)
+        options = table_of_options.model_validate(given)
     except ValidationError as error:
-        _raise(issues_of(error, {(): list(fields)}))
-    return Part(name, {option: getattr(options, option) for option in fields}, label)
+        _raise(issues_of(error, {(): list(table_of_options.model_fields)}))
+    for option in registry.options(name):
+        named, chosen = option.names_part_of, getattr(options, option.name)
+        if named is not None and chosen is not None and chosen not in named:
+            _raise([(option.name, f"unknown {named.kind} {chosen!r}{suggest(chosen, named)}")])
+    return Part(name, {option: getattr(options, option) for option in table_of_options.model_fields}, label)
+
+
+@functools.cache  # made in milliseconds, and a config may name a part a thousand times
+def _table_of_options(registry: Registry[Any], name: str, part: Any) -> type[Section]:
+    """The options of a part as a table of the config; `part` is what the name stands for now."""
+    fields: dict[str, Any] = {
+        option.name: (option.type, ... if option.required else option.default) for option in registry.options(name)
+    }
+    return create_model(name, __base__=Section, **fields)
 
 
 def make(registry: Registry[Any], part: Part) -> Any:
@@ -69,6 +83,10 @@ def _part(registry: Registry[Any]) -> Any:
 
 
 Fraction = Annotated[float, Field(ge=0, lt=1)]
+Name = Annotated[str, Field(min_length=1, max_length=200)]
+Epochs = Annotated[int, Field(gt=0, le=10_000)]
+MOST_SEEDS, MOST_PLUGINS = 10_000, 100
+Seconds = Annotated[float, Field(gt=0, le=10**8)]  # three years: clocks count no further
 
 
 class Section(BaseModel):
@@ -82,7 +100,7 @@ class Section(BaseModel):
 class Training(Section):
     """How every client trains."""
 
-    epochs: PositiveInt = Field(1, description="local epochs E")
+    epochs: Epochs = Field(1, description="local epochs E")
     batch_size: PositiveInt | Literal["full"] = Field(
         "full", description='batch size B; "full" is one batch of everything'
     )
@@ -96,7 +114,7 @@ class Training(Section):
 class TrainingOverride(Section):
     """What one method trains differently; see [training]."""
 
-    epochs: PositiveInt | None = None
+    epochs: Epochs | None = None
     batch_size: PositiveInt | Literal["full"] | None = None
     optimizer: Literal["sgd", "adam"] | None = None
     learning_rate: PositiveFloat | None = None
@@ -159,14 +177,19 @@ class EvaluationSettings(Section):
 class FlowerSettings(Section):
     """Clients reached through Flower (engine = "flower"): see docs/flower.md."""
 
-    train_seconds: PositiveFloat = Field(600.0, description="how long the server waits for trained models")
-    evaluate_seconds: PositiveFloat = Field(300.0, description="how long it waits for evaluations")
+    train_seconds: Seconds = Field(600.0, description="how long the server waits for trained models")
+    evaluate_seconds: Seconds = Field(300.0, description="how long it waits for evaluations")
     min_replies: PositiveInt = Field(1, description="with fewer answers a round leaves the model as it was")
+    max_test_samples: PositiveInt = Field(100_000, description="evaluations on more test samples are not believed")
     clients: list[str] = Field(
         [], description="deployment: the names under which the nodes are registered; the first is client 0"
     )
-    input_shape: list[PositiveInt] = Field([], description="deployment: the shape of a sample")
-    num_classes: Annotated[int, Field(ge=0)] = Field(0, description="deployment: number of classes; 0 is regression")
+    input_shape: Annotated[list[PositiveInt], Field(max_length=8)] = Field(
+        [], description="deployment: the shape of a sample"
+    )
+    num_classes: Annotated[int, Field(ge=0, le=MOST_CLASSES)] = Field(
+        0, description="deployment: number of classes; 0 is regression"
+    )
 
 
 class HostileClients(Section):
@@ -182,8 +205,8 @@ class HostileClients(Section):
 class MethodSettings(Section):
     """One way to weigh clients. With nothing but a name it is FedAvg."""
 
-    name: Annotated[str, Field(min_length=1)] = Field(description="what tables and figures call it")
-    criteria: Annotated[list[Annotated[Part, _part(CRITERIA)]], Field(min_length=1)] = Field(
+    name: Name = Field(description="what tables and figures call it")
+    criteria: Annotated[list[Annotated[Part, _part(CRITERIA)]], Field(min_length=1, max_length=64)] = Field(
         [Part("dataset_size", {})], description="what is measured about a client"
     )
     score: Annotated[Part, _part(SCORES)] = Field(
@@ -192,6 +215,7 @@ class MethodSettings(Section):
     normalise: Annotated[Part, _part(NORMALISERS)] | None = Field(
         None, description='default: "sum", but "none" for the score "product"'
     )
+    rule: Annotated[Part, _part(RULES)] = Field(Part("mean", {}), description="how the weighted updates become one")
     adjust: Annotated[Part, _part(ADJUSTMENTS)] | None = Field(
         None, description="online adjustment of the order of priority (P2)"
     )
@@ -206,6 +230,13 @@ class MethodSettings(Section):
         None, description="the server trains the mean on the samples it weighs by; what it does unlike the clients"
     )
 
+    def parts(self) -> Iterator[tuple[str, Registry[Any], Part]]:
+        """The parts that may need something, each with its key and its registry."""
+        yield from ((f"criteria[{index}]", CRITERIA, part) for index, part in enumerate(self.criteria))
+        yield "rule", RULES, self.rule
+        if self.adapt_loss:
+            yield "adapt_loss", LOSS_ADAPTERS, self.adapt_loss
+
     def build(self, training: Training) -> Method:
         """The method's parts, put together. ValueError where they do not fit."""
         score: Score = make(SCORES, self.score)
@@ -215,6 +246,7 @@ class MethodSettings(Section):
             criteria=tuple(make_criterion(part.name, part.label, **part.options) for part in self.criteria),
             normaliser=make(NORMALISERS, normalise),
             score=score,
+            rule=make(RULES, self.rule) if "models" in RULES.needs(self.rule) else None,
             adjust=make(ADJUSTMENTS, self.adjust) if self.adjust else None,
             adapt_loss=make(LOSS_ADAPTERS, self.adapt_loss) if self.adapt_loss else None,
             server_step=make(SERVER_STEPS, self.server_step),
@@ -234,12 +266,12 @@ def _local_training(training: Training, *changes: TrainingOverride) -> LocalTrai
 class Experiment(Section):
     """Everything about an experiment. Methods of one seed share data, partition, initial model and cohorts."""
 
-    name: Annotated[str, Field(min_length=1)] = Field(description="names the run folder")
+    name: Name = Field(description="names the run folder")
     rounds: PositiveInt = Field(description="rounds of federated learning, per method and seed")
-    seeds: Annotated[list[Annotated[int, Field(ge=0, lt=2**63)]], Field(min_length=1)] = Field(
+    seeds: Annotated[list[Annotated[int, Field(ge=0, lt=2**63)]], Field(min_length=1, max_length=MOST_SEEDS)] = Field(
         [1], description="one repetition each"
     )
-    plugins: list[str] = Field(
+    plugins: Annotated[list[str], Field(max_length=MOST_PLUGINS)] = Field(
         [], description="your own modules, imported first so that their parts are known; found beside the file"
     )
     plugin_dir: str | None = Field(None, description="where they lie; default: the folder of the config")
@@ -250,7 +282,9 @@ class Experiment(Section):
         10.0, description="at least this long between two checkpoints; 0: one after every round"
     )
     device: str = Field(
-        "auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description='"cpu", "cuda", or "auto": the GPU where there is one'
+        "auto",
+        pattern=r"^(auto|cpu|cuda(:[0-9]{1,2})?)$",
+        description='"cpu", "cuda", or "auto": the GPU where there is one',
     )
     mode: Literal["auto", "loop", "graph", "stacked"] = Field(
         "auto",
@@ -260,7 +294,7 @@ class Experiment(Section):
     precision: Literal["auto", "float32", "tf32", "bf16"] = Field(
         "auto", description='what products are computed in; "auto": float32 on a CPU, tf32 on a GPU'
     )
-    workers: PositiveInt | Literal["auto", "ray"] = Field(
+    workers: Annotated[int, Field(gt=0, le=1024)] | Literal["auto", "ray"] = Field(
         "auto",
         description='CPU cores that train clients side by side; "auto": as many as PyTorch has threads; '
         '"ray": methods and seeds are spread over Ray (`clientwise[ray]`)',
@@ -268,7 +302,7 @@ class Experiment(Section):
     data_dir: str | None = Field(
         None, description="folder with the datasets in their published layouts; better given as --data-dir"
     )
-    trackers: list[Annotated[Part, _part(TRACKERS)]] = Field(
+    trackers: Annotated[list[Annotated[Part, _part(TRACKERS)]], Field(max_length=100)] = Field(
         [], description="where else the run can be followed; nothing is sent anywhere by default"
     )
     data: Annotated[Part, _part(DATASETS)] | None = Field(
@@ -289,8 +323,10 @@ class Experiment(Section):
     server_set: ServerSet = Field(ServerSet(), description="what the server weighs by and reports on")
     evaluation: EvaluationSettings = Field(EvaluationSettings(), description="what is measured along the way")
     flower: FlowerSettings = Field(FlowerSettings(), description="clients reached through Flower")
-    hostile: list[HostileClients] = Field([], description="hostile or faulty clients")
-    methods: Annotated[list[MethodSettings], Field(min_length=1)] = Field(
+    hostile: Annotated[list[HostileClients], Field(max_length=1_000)] = Field(
+        [], description="hostile or faulty clients"
+    )
+    methods: Annotated[list[MethodSettings], Field(min_length=1, max_length=1_000)] = Field(
         [MethodSettings(name="FedAvg")], description="what is compared"
     )
 

@@ -20,8 +20,9 @@ from ..data.federated import FederatedData, Shares
 from ..engine.device import pick_device, threads_for
 from ..engine.executor import Executor
 from ..errors import ConfigError
-from .build import build_data, build_engine, build_executor, build_federation, validate
+from .build import build_data, build_engine, build_executor, build_plan
 from .schema import Experiment
+from .validation import validate
 
 # Ten to the power of thirds: P1's rates, 0.1 and 0.215, are of this grid.
 GRID = (0.01, 0.0215, 0.0464, 0.1, 0.215, 0.464, 1.0)
@@ -111,13 +112,13 @@ def _try(
     method = experiment.build_methods()[0]
     method = replace(method, training=replace(method.training, learning_rate=rate))
     engine = build_engine(experiment, data, hostile, seed, executor)
-    federation = replace(build_federation(experiment, data.num_clients, seed), evaluate_clients_every=1)
+    plan = replace(build_plan(experiment, data.num_clients, seed), evaluate_clients_every=1)
     state, better = first_state(engine.initial_model, method, engine), engine.problem.higher_is_better
     honest = torch.tensor([client not in hostile for client in range(data.num_clients)]) & (data.test.sizes > 0)
     metric = 0.0
     with threads_for(engine.spec.num_parameters):
         for round_num in range(1, experiment.rounds + 1):
-            state, record = run_round(state, method, federation, engine)
+            state, record = run_round(state, method, plan, engine)
             assert record.local is not None
             values, held = record.local.values[0][honest], data.test.sizes[honest]
             metric = float((values * held).sum() / held.sum())

@@ -5,15 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
+from annotated_types import Gt, Le, MaxLen
 from torch import Tensor, nn
 
 from ..registry import Decay, PositiveInt, Registry
 
 Network = Callable[..., nn.Module]
 MODELS: Registry[Network] = Registry("model", "models", "The network every client trains")
+
+Width = Annotated[int, Gt(0), Le(1_000_000)]  # of a layer
+Widths = Annotated[Sequence[Width], MaxLen(100)]
+MOST_VALUES, MOST_PRODUCTS = 10**8, 2 * 10**10  # that a layer makes of one sample: 400 MB, and about a second
 
 
 @MODELS.register("linear")
@@ -23,7 +28,7 @@ def linear(input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
 
 
 @MODELS.register("mlp")
-def mlp(input_shape: tuple[int, ...], num_outputs: int, *, hidden: Sequence[PositiveInt] = (200, 200)) -> nn.Module:
+def mlp(input_shape: tuple[int, ...], num_outputs: int, *, hidden: Widths = (200, 200)) -> nn.Module:
     """Fully connected layers with ReLU between them."""
     layers: list[nn.Module] = [nn.Flatten()]
     for wide, narrow in pairwise([math.prod(input_shape), *hidden]):
@@ -36,11 +41,11 @@ def cnn(
     input_shape: tuple[int, ...],
     num_outputs: int,
     *,
-    channels: Sequence[PositiveInt] = (32, 64),
-    kernel: PositiveInt = 5,
+    channels: Widths = (32, 64),
+    kernel: Annotated[int, Gt(0), Le(100)] = 5,
     pool_every: PositiveInt = 1,
     padding: Literal["same", "valid"] = "same",
-    dense: PositiveInt = 512,
+    dense: Width = 512,
     dropout: Decay = 0.0,
     dense_dropout: Decay = 0.0,
     activation: bool = True,
@@ -62,6 +67,7 @@ def cnn(
         layers += [nn.Conv2d(before, after, kernel, padding=padding), *([nn.ReLU()] if activation else [])]
         if padding == "valid":
             height, width = height - kernel + 1, width - kernel + 1
+        _check_layer(f"convolution {place}", after * height * width, before * kernel**2)
         if place % pool_every == 0:
             layers += [nn.MaxPool2d(2), *([nn.Dropout(dropout)] if dropout else [])]
             height, width = height // 2, width // 2
@@ -77,8 +83,8 @@ def fully_convolutional(
     input_shape: tuple[int, ...],
     num_outputs: int,
     *,
-    channels: Sequence[PositiveInt] = (32, 64, 128),
-    middle: Sequence[PositiveInt] = (512, 512),
+    channels: Widths = (32, 64, 128),
+    middle: Widths = (512, 512),
     batch_norm: bool = True,
 ) -> nn.Module:
     """Image in, image of the same size out: P3's counting network (3,727,105 parameters; the image sums to the count).
@@ -93,17 +99,18 @@ def fully_convolutional(
     if num_outputs != math.prod(input_shape[1:]):
         raise ValueError(f"model fully_convolutional gives one value per pixel, but {num_outputs} are to be predicted")
 
-    def convolution(before: int, after: int) -> list[nn.Module]:
+    def convolution(before: int, after: int, halved: int) -> list[nn.Module]:
+        _check_layer("a convolution", after * math.prod(input_shape[1:]) // 4**halved, 9 * before)
         norm = [nn.BatchNorm2d(after)] if batch_norm else []
         return [nn.Conv2d(before, after, 3, padding="same", bias=not batch_norm), *norm, nn.ReLU()]
 
     layers: list[nn.Module] = []
-    for before, after in pairwise([input_shape[0], *channels]):
-        layers += [*convolution(before, after), nn.MaxPool2d(2)]
+    for halved, (before, after) in enumerate(pairwise([input_shape[0], *channels])):
+        layers += [*convolution(before, after, halved), nn.MaxPool2d(2)]
     for before, after in pairwise([channels[-1], *middle]):
-        layers += convolution(before, after)
-    for before, after in pairwise([middle[-1], *reversed(channels)]):
-        layers += [nn.Upsample(scale_factor=2), *convolution(before, after)]
+        layers += convolution(before, after, len(channels))
+    for doubled, (before, after) in enumerate(pairwise([middle[-1], *reversed(channels)]), start=1):
+        layers += [nn.Upsample(scale_factor=2), *convolution(before, after, len(channels) - doubled)]
     return nn.Sequential(*layers, nn.Conv2d(channels[0], 1, 1))
 
 
@@ -113,9 +120,9 @@ def lstm(
     num_outputs: int,
     *,
     words: PositiveInt = 10_000,
-    embedding: PositiveInt = 64,
-    hidden: PositiveInt = 64,
-    layers: PositiveInt = 2,
+    embedding: Width = 64,
+    hidden: Width = 64,
+    layers: Annotated[int, Gt(0), Le(32)] = 2,
     dropout: Decay = 0.0,
 ) -> nn.Module:
     """Word vectors, LSTM layers (two in P3 1.D), and a linear layer on the state after the last word.
@@ -124,11 +131,21 @@ def lstm(
     """
     if len(input_shape) != 1:
         raise ValueError(f"model lstm needs rows of word numbers, got samples of shape {input_shape}")
+    _check_layer("a layer", 4 * hidden * input_shape[0], max(embedding, hidden) + hidden)
     if not dropout:
         return _Reader(words, embedding, [nn.LSTM(embedding, hidden, layers, batch_first=True)], 0.0, num_outputs)
     # Layer by layer: dropout inside `nn.LSTM` draws from a generator that all workers share, `nn.Dropout` need not.
     recurrent = [nn.LSTM(hidden if layer else embedding, hidden, batch_first=True) for layer in range(layers)]
     return _Reader(words, embedding, recurrent, dropout, num_outputs)
+
+
+def _check_layer(layer: str, values: int, products: int) -> None:
+    """ValueError where a layer makes too many values of a sample, or takes too many products for them."""
+    if values > MOST_VALUES or values * products > MOST_PRODUCTS:
+        raise ValueError(
+            f"{layer} makes {values:,} values of a sample, of {products:,} products each: "
+            f"{MOST_VALUES:,} values and {MOST_PRODUCTS:,} products at most; make it smaller"
+        )
 
 
 class _Reader(nn.Module):

@@ -1,1 +1,1 @@
-"""Reading a run: numbers, tables, figures."""
+"""What a run shows: documents of charts and tables, in the terminal, as files and on a live page."""

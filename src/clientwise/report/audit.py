@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-import json
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
 import torch
+from pydantic import BaseModel, Field
 from torch import Tensor
 
-from ..core.scores import SCORES, Prioritized, Score
+from ..core.scores import SCORES, Score
 from ..core.weighting import NORMALISERS, Normaliser, divide, to_weights
 from ..experiment.schema import make, read_part
-from ..experiment.store import RunError
-from .summary import Run
+from ..runs.reader import Run
+from ..runs.rows import CriterionRow, ParticipantRow
 
 MAX_COHORT = 500  # beyond this, what-if weights would take longer than anyone waits
 
 
 @dataclass(frozen=True)
-class Person:
+class Participant:
     """One participant of a round. What does not apply to a refused one is None."""
 
     client: int
@@ -43,7 +43,7 @@ class Audit:
     seed: int
     round_num: int
     criteria: tuple[str, ...]
-    people: tuple[Person, ...]  # heaviest first
+    participants: tuple[Participant, ...]  # heaviest first
     what_if: bool
     explanation: str
     priority: tuple[str, ...] | None
@@ -54,84 +54,64 @@ class Audit:
 
 def audit(run: Run, method: str, seed: int, round_num: int) -> Audit:
     """Everything about the weights of one round."""
-    lane = run.lane(method, seed)
-    rows = run.query(
-        "SELECT priority, candidates, testing_rounds, no_effect, notes FROM rounds WHERE lane = ? AND round_num = ?",
-        lane,
-        round_num,
-    )
-    if not rows:
-        raise RunError(f"{run.folder.name}: {method}, seed {seed}, has no round {round_num} (yet)")
-    priority, candidates, testing_rounds, no_effect, notes = rows[0]
-    order = tuple(json.loads(priority)) if priority else None
-    measured = _measured(run, lane, round_num)
+    record = run.round(method, seed, round_num)
+    measured = _measured(run.criteria(method, seed, round_num))
     config = run.folder / "config.toml"
     how = weighing(config, config.stat().st_mtime_ns if config.exists() else 0, method)
-    found = {name for values in measured.values() for name in values}
-    criteria = how.names if how else tuple(sorted(found))
+    criteria = how.names if how else tuple(sorted({name for values in measured.values() for name in values}))
     clients = [client for client in measured if set(measured[client]) == set(criteria)]
-    what_if = _what_if(
-        how,
-        order,
-        torch.tensor([[measured[client][name][0] for name in criteria] for client in clients], dtype=torch.float64),
-    )
+    raw = torch.tensor([[measured[client][name].raw for name in criteria] for client in clients], dtype=torch.float64)
+    what_if = _what_if(how, record.priority, raw)
     changed = dict(zip(clients, what_if, strict=True)) if what_if else {}
-    constant = json.loads(no_effect)
-    extra = (
-        (f"{', '.join(constant)}: equal for all clients of this round: no effect, it told nobody apart.",)
-        if constant
-        else ()
-    )
-    tried = tuple((tuple(one), value) for one, value in json.loads(candidates)) if candidates else ()
+    constant = ", ".join(record.no_effect)
+    extra = (f"{constant}: equal for all clients of this round: no effect, it told nobody apart.",) if constant else ()
     return Audit(
         run,
         method,
         seed,
         round_num,
         criteria,
-        tuple(_people(run, lane, round_num, criteria, measured, changed)),
+        tuple(
+            _participant(row, criteria, measured.get(row.client, {}), changed.get(row.client))
+            for row in run.participants(method, seed, round_num)
+        ),
         bool(what_if),
-        _explain(how, order),
-        order,
-        tried,
-        testing_rounds,
-        (*json.loads(notes), *extra),
+        _explain(how, record.priority),
+        record.priority,
+        record.candidates or (),
+        record.testing_rounds,
+        (*record.notes, *extra),
     )
 
 
-Measured = dict[int, dict[str, tuple[float, float]]]  # by client and criterion: raw, normalised
-
-
-def _measured(run: Run, lane: int, round_num: int) -> Measured:
-    measured: Measured = {}
-    query = "SELECT client, criterion, raw, normalised FROM criteria WHERE lane = ? AND round_num = ?"
-    for client, name, raw, normalised in run.query(query, lane, round_num):
-        measured.setdefault(client, {})[name] = (raw, normalised)
+def _measured(rows: Sequence[CriterionRow]) -> dict[int, dict[str, CriterionRow]]:
+    """By client and criterion."""
+    measured: dict[int, dict[str, CriterionRow]] = {}
+    for row in rows:
+        measured.setdefault(row.client, {})[row.criterion] = row
     return measured
 
 
-def _people(
-    run: Run,
-    lane: int,
-    round_num: int,
+def _participant(
+    row: ParticipantRow,
     criteria: Sequence[str],
-    measured: Measured,
-    changed: Mapping[int, Sequence[float]],
-) -> Iterator[Person]:
-    """Everyone whose update arrived, heaviest first; `changed` has the weights of those with another value."""
-    query = """SELECT client, hostile, score, weight, refusal FROM participants JOIN lanes USING (lane)
-        LEFT JOIN clients USING (seed, client) WHERE lane = ? AND round_num = ? ORDER BY weight DESC, client"""
-    for client, hostile, score, weight, refusal in run.query(query, lane, round_num):
-        values = measured.get(client, {}) if refusal is None else {}
-        raw, normalised = (
-            tuple(values[name][place] if name in values else None for name in criteria) for place in (0, 1)
-        )
-        what_if = changed.get(client) if refusal is None else None
-        remarks = [f"hostile ({hostile})"] if hostile else []
-        remarks += [f"refused: {refusal}"] if refusal else []
-        yield Person(
-            client, raw, normalised, score, weight, tuple(what_if or (None,) * len(criteria)), "; ".join(remarks)
-        )
+    measured: Mapping[str, CriterionRow],
+    what_if: tuple[float, ...] | None,
+) -> Participant:
+    """`what_if` has its weights with another value in each criterion; of a refused update only the remark counts."""
+    accepted = row.refusal is None
+    values = [measured.get(name) if accepted else None for name in criteria]
+    remarks = [f"hostile ({row.hostile})"] if row.hostile else []
+    remarks += [f"refused: {row.refusal}"] if row.refusal else []
+    return Participant(
+        client=row.client,
+        raw=tuple(None if value is None else value.raw for value in values),
+        normalised=tuple(None if value is None else value.normalised for value in values),
+        score=row.score,
+        weight=row.weight,
+        what_if=what_if if what_if and accepted else (None,) * len(criteria),
+        remark="; ".join(remarks),
+    )
 
 
 @dataclass(frozen=True)
@@ -144,6 +124,24 @@ class Weighing:
     description: str
 
 
+class _Named(BaseModel):
+    name: str
+    label: str = Field("", alias="as")
+
+
+class _Method(BaseModel):
+    """What of a method in a resolved config says how it weighs."""
+
+    name: str
+    criteria: list[_Named]
+    score: dict[str, object]
+    normalise: _Named | None = None
+
+
+class _Config(BaseModel):
+    methods: list[_Method]
+
+
 @lru_cache(maxsize=256)
 def weighing(config: Path, modified: int, method: str) -> Weighing | None:
     """A method's score and normaliser, from the run's config; None where they are not parts of this library.
@@ -151,26 +149,28 @@ def weighing(config: Path, modified: int, method: str) -> Weighing | None:
     Plugins are not imported: to look at a run must never execute what it names.
     """
     try:
-        methods = tomllib.loads(config.read_text(encoding="utf-8"))["methods"]
-        settings = next(table for table in methods if table["name"] == method)
-        score: Score = make(SCORES, read_part(SCORES, settings["score"]))
-        normaliser = settings.get("normalise", {"name": score.default_normaliser})["name"]
-        names = tuple(part.get("as") or part["name"] for part in settings["criteria"])
-        options = {key: value for key, value in settings["score"].items() if key not in ("name", "priority")}
-        described = ", ".join(f"{key} {value}" for key, value in options.items()).replace("'", "")
-        text = settings["score"]["name"] + (f" ({described})" if described else "")
-        return Weighing(names, score, NORMALISERS.get(normaliser), text)
-    except (OSError, ValueError, KeyError, StopIteration, TypeError, AttributeError):
+        methods = _Config.model_validate(tomllib.loads(config.read_text(encoding="utf-8"))).methods
+        settings = next((one for one in methods if one.name == method), None)
+        if settings is None:
+            return None
+        score: Score = make(SCORES, read_part(SCORES, settings.score))
+    except (OSError, ValueError):  # no such file, no TOML, another shape; a score that is a plugin's
         return None
+    normaliser = settings.normalise.name if settings.normalise else score.default_normaliser
+    if normaliser not in NORMALISERS:
+        return None
+    names = tuple(part.label or part.name for part in settings.criteria)
+    options = {key: value for key, value in settings.score.items() if key not in ("name", "priority")}
+    described = ", ".join(f"{key} {value}" for key, value in options.items()).replace("'", "")
+    text = f"{settings.score['name']}" + (f" ({described})" if described else "")
+    return Weighing(names, score, NORMALISERS.get(normaliser), text)
 
 
 def _what_if(how: Weighing | None, priority: Sequence[str] | None, raw: Tensor) -> list[tuple[float, ...]]:
     """For every client [n] and criterion [m]: its weight, had it the cohort's best value there and all else equal."""
     if how is None or not 0 < len(raw) <= MAX_COHORT:
         return []
-    score = how.score
-    if isinstance(score, Prioritized) and priority:
-        score = score.with_priority(priority)
+    score = how.score.with_order(priority)
     best = raw.max(0).values
     result = []
     for client in range(len(raw)):

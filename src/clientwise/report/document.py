@@ -1,56 +1,164 @@
 """The building blocks of what the report and the live page show: a page need only render them.
 
-    document = {"title", "lead": [str], "sections": [section]}
+A document has sections, a section has charts and tables. `as_json` turns a document into what `page/app.js` reads:
+
+    document = {"title", "lead": [str], "sections": [section]}, an overview with "id", "subtitle", "state" ... as well
     section  = {"id", "title", "lead", "items": [chart | table]}
     chart    = {"kind": "chart", "id", "title", "alt", "data": traces, "layout": partial layout}   (of plotly.js)
     table    = {"kind": "table", "id", "title", "columns": [{"label", "numeric", "lower"}], "rows": [[cell]], "note"}
     cell     = text | number | None | {"value", "text", "open" or "href"}
 
-`open` names an audit: {"round": {"method", "seed", "round"}} or {"client": {"method", "seed", "client"}}. A trace whose
-points open audits has one such object per point as `customdata`, or says it once as `meta`: {"open": "round" or
-"client", "method", "seed", "run"}, the number being the point's x, or that of a heat map's row in `numbers`.
+`open` names an audit: {"round": {"method", "seed", "round", "run"}} or {"client": {"method", "seed", "client", "run"}}.
+A trace whose points open audits has one such object per point as `customdata`, or says it once as `meta`: {"open":
+"round" or "client", "method", "seed", "run"}, the number being the point's x, or that of a heat map's row in `numbers`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
 
-Json = dict[str, Any]
-
-
-def section(name: str, title: str, lead: str, items: Sequence[Json]) -> Json:
-    """Charts and tables under a heading."""
-    return {"id": name, "title": title, "lead": lead, "items": list(items)}
+Plotly = dict[str, Any]  # a trace or a layout, in the words of plotly.js
 
 
-def chart(name: str, title: str, alt: str, data: Sequence[Json], layout: Json) -> Json:
+@dataclass(frozen=True, slots=True)
+class AuditLink:
+    """Opens the audit of a round or of a client."""
+
+    kind: Literal["round", "client"]
+    run: str  # its id
+    method: str
+    seed: int
+    number: int  # of the round or client
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A value to sort by, and how it reads."""
+
+    value: float | str | None
+    text: str
+    opens: AuditLink | None = None
+    href: str | None = None
+
+
+Content = str | float | None | Cell  # of a cell; plain text and numbers need no `Cell`
+
+
+@dataclass(frozen=True)
+class Column:
+    """The head of a column."""
+
+    label: str
+    numeric: bool
+    lower_is_better: bool = False
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table with a note beneath it."""
+
+    id: str
+    title: str
+    columns: Sequence[Column]
+    rows: Sequence[Sequence[Content]]
+    note: str
+
+
+@dataclass(frozen=True)
+class Chart:
     """A chart; `alt` says in words what it shows."""
-    return {"kind": "chart", "id": name, "title": title, "alt": alt, "data": list(data), "layout": layout}
+
+    id: str
+    title: str
+    alt: str
+    data: Sequence[Plotly]  # traces
+    layout: Plotly
+
+
+@dataclass(frozen=True)
+class Section:
+    """Charts and tables under a heading."""
+
+    id: str
+    title: str
+    lead: str
+    items: Sequence[Chart | Table]
+
+
+@dataclass(frozen=True)
+class Document:
+    """A page, or an audit. Those below `sections` are of overviews."""
+
+    title: str
+    lead: Sequence[str]
+    sections: Sequence[Section]
+    id: str | None = None
+    subtitle: str | None = None
+    is_comparison: bool | None = None
+    state: str | None = None
+    rounds: int | None = None
 
 
 def table(
     name: str,
     title: str,
     columns: Sequence[str],
-    rows: Sequence[Sequence[Any]],
+    rows: Sequence[Sequence[Content]],
     note: str,
     numeric: Sequence[bool] | None = None,
     lower: Sequence[str] = (),
-) -> Json:
+) -> Table:
     """A table; columns are numbers but for the first, unless `numeric` says otherwise; of `lower`, less is better."""
     kinds = numeric or [False] + [True] * (len(columns) - 1)
-    heads = [
-        {"label": label, "numeric": kind, **({"lower": True} if label in lower else {})}
-        for label, kind in zip(columns, kinds, strict=True)
+    heads = [Column(label, kind, label in lower) for label, kind in zip(columns, kinds, strict=True)]
+    return Table(name, title, heads, rows, note)
+
+
+def as_json(document: Document) -> dict[str, object]:
+    """A document as the page reads it."""
+    of_overviews = {
+        "id": document.id,
+        "subtitle": document.subtitle,
+        "isComparison": document.is_comparison,
+        "state": document.state,
+        "rounds": document.rounds,
+    }
+    sections = [
+        {"id": one.id, "title": one.title, "lead": one.lead, "items": [_item(item) for item in one.items]}
+        for one in document.sections
     ]
-    lines = [list(row) for row in rows]
-    return {"kind": "table", "id": name, "title": title, "columns": heads, "rows": lines, "note": note}
+    return {"title": document.title, "lead": list(document.lead), "sections": sections, **without_none(of_overviews)}
 
 
-def cell(value: float | None, text: str) -> Json:
-    """A value to sort by, and how it reads."""
-    return {"value": value, "text": text}
+def _item(item: Chart | Table) -> dict[str, object]:
+    if isinstance(item, Chart):
+        shown: dict[str, object] = {"kind": "chart", "alt": item.alt, "data": list(item.data), "layout": item.layout}
+    else:
+        rows = [[_cell(cell) if isinstance(cell, Cell) else cell for cell in row] for row in item.rows]
+        shown = {"kind": "table", "columns": [_column(one) for one in item.columns], "rows": rows, "note": item.note}
+    return {"id": item.id, "title": item.title, **shown}
+
+
+def _column(column: Column) -> dict[str, object]:
+    head: dict[str, object] = {"label": column.label, "numeric": column.numeric}
+    return {**head, "lower": True} if column.lower_is_better else head
+
+
+def _cell(cell: Cell) -> dict[str, object]:
+    shown: dict[str, object] = {"value": cell.value, "text": cell.text}
+    if cell.opens is not None:
+        to = cell.opens
+        shown["open"] = {to.kind: {"method": to.method, "seed": to.seed, to.kind: to.number, "run": to.run}}
+    if cell.href is not None:
+        shown["href"] = cell.href
+    return shown
+
+
+def without_none(values: Mapping[str, object]) -> dict[str, object]:
+    """What is known of these."""
+    return {key: value for key, value in values.items() if value is not None}
 
 
 def percent_of(value: float | None) -> str:

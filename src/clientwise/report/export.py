@@ -8,10 +8,10 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from .document import Json
+from ..runs.reader import Run
+from .document import Cell, Chart, Document, Table
 from .figures import draw
 from .html import write_html
-from .summary import Run
 from .views import audit_client, audit_round, overview
 
 MAX_AUDITED_ROUNDS = 40  # per method and seed, in the file; `clientwise serve` has all of them
@@ -26,10 +26,10 @@ def write_report(runs: Sequence[Run], folder: Path, on_file: Callable[[Path], No
     page = write_html(document, audits(runs), folder / "report.html")
     on_file(page)
     used: set[str] = set()
-    for section in document["sections"]:
-        for item in section["items"]:
-            name = _file_name(f"{section['id']}-{item['id']}", used)
-            if item["kind"] == "chart":
+    for section in document.sections:
+        for item in section.items:
+            name = _file_name(f"{section.id}-{item.id}", used)
+            if isinstance(item, Chart):
                 draw([item], *(folder / "figures" / f"{name}.{suffix}" for suffix in ("png", "svg")))
             else:
                 for suffix, write in (("csv", as_csv), ("md", as_markdown), ("tex", as_latex)):
@@ -49,58 +49,55 @@ def unique_names(folders: Sequence[Path]) -> dict[str, Path]:
     return names
 
 
-def audits(runs: Sequence[Run]) -> Json:
+def audits(runs: Sequence[Run]) -> dict[str, dict[str, Document]]:
     """The audits a page carries with it: evenly spaced rounds and the last, and every client, of every lane."""
-    found: Json = {"round": {}, "client": {}}
+    found: dict[str, dict[str, Document]] = {"round": {}, "client": {}}
     for run in runs:
         prefix = f"{run.id}|" if len(runs) > 1 else ""
-        for lane, method, seed in run.lanes:
-            rounds = [number for (number,) in run.query("SELECT round_num FROM rounds WHERE lane = ? ORDER BY 1", lane)]
+        for _, method, seed in run.lanes:
+            rounds = run.round_nums(method, seed)
             step = -(-len(rounds) // MAX_AUDITED_ROUNDS) or 1
             for round_num in sorted({*rounds[::step], *rounds[-1:]}):
                 found["round"][f"{prefix}{method}|{seed}|{round_num}"] = audit_round(run, method, seed, round_num)
-            clients = run.query(
-                "SELECT client FROM clients WHERE seed = ? ORDER BY 1 LIMIT ?", seed, MAX_AUDITED_CLIENTS
-            )
-            for (client,) in clients:
+            for client in (row.client for row in run.clients(seed, MAX_AUDITED_CLIENTS)):
                 found["client"][f"{prefix}{method}|{seed}|{client}"] = audit_client(run, method, seed, client)
     return found
 
 
-def as_csv(table: Json) -> str:
+def as_csv(table: Table) -> str:
     """Values, not their wording, for other programs."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(column["label"] for column in table["columns"])
-    for row in table["rows"]:
-        writer.writerow(cell["value"] if isinstance(cell, dict) else cell for cell in row)
+    writer.writerow(column.label for column in table.columns)
+    for row in table.rows:
+        writer.writerow(cell.value if isinstance(cell, Cell) else cell for cell in row)
     return out.getvalue()
 
 
-def as_markdown(table: Json) -> str:
+def as_markdown(table: Table) -> str:
     """A table for a README."""
-    columns = table["columns"]
-    lines = [[column["label"] for column in columns], ["--:" if column["numeric"] else ":--" for column in columns]]
+    columns = table.columns
+    lines = [[column.label for column in columns], ["--:" if column.numeric else ":--" for column in columns]]
     lines += list(_texts(table))
     rows = "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines)
-    return f"**{table['title']}**\n\n{rows}\n\n{table['note']}\n"
+    return f"**{table.title}**\n\n{rows}\n\n{table.note}\n"
 
 
-def as_latex(table: Json) -> str:
+def as_latex(table: Table) -> str:
     """A booktabs table for a paper, as P1 prints its tables."""
-    kinds = "".join("r" if column["numeric"] else "l" for column in table["columns"])
-    head = " & ".join(_latex(column["label"]) for column in table["columns"])
+    kinds = "".join("r" if column.numeric else "l" for column in table.columns)
+    head = " & ".join(_latex(column.label) for column in table.columns)
     body = "\n".join(f"  {' & '.join(map(_latex, line))} \\\\" for line in _texts(table))
     return (
-        f"\\begin{{table}}\n\\caption{{{_latex(table['title'])}. {_latex(table['note'])}}}\n"
+        f"\\begin{{table}}\n\\caption{{{_latex(table.title)}. {_latex(table.note)}}}\n"
         f"\\begin{{tabular}}{{{kinds}}}\n"
         f"  \\toprule\n  {head} \\\\\n  \\midrule\n{body}\n  \\bottomrule\n\\end{{tabular}}\n\\end{{table}}\n"
     )
 
 
-def _texts(table: Json) -> Iterator[list[str]]:
-    for row in table["rows"]:
-        yield [cell["text"] if isinstance(cell, dict) else "" if cell is None else str(cell) for cell in row]
+def _texts(table: Table) -> Iterator[list[str]]:
+    for row in table.rows:
+        yield [cell.text if isinstance(cell, Cell) else "" if cell is None else str(cell) for cell in row]
 
 
 _LATEX = str.maketrans(

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from .document import Json
+from .document import Chart, Plotly
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 # Okabe and Ito's colours: told apart by the colour-blind too; line styles tell them apart in print.
 COLOURS = ("#000000", "#E69F00", "#56B4E9", "#009E73", "#CC79A7", "#D55E00", "#0072B2", "#999999", "#B8A900")
 MANY_LINES = 5  # their names are written beside the picture, not into it
-_STYLES: dict[str, Any] = {
+_STYLES: dict[str, str | tuple[int, tuple[int, ...]]] = {
     "solid": "-",
     "dash": "--",
     "dashdot": "-.",
@@ -24,79 +24,85 @@ _STYLES: dict[str, Any] = {
 }
 
 
-def draw(charts: Sequence[Json], *paths: Path) -> None:
+def draw(charts: Sequence[Chart], *paths: Path) -> None:
     """Draw charts side by side into one picture, once per path; the ending of a path says in which format."""
     from matplotlib.figure import Figure  # imported here: it takes a while, and few commands draw
 
     figure = Figure(figsize=(6.4 * len(charts), 4.4), layout="constrained")
-    for place, chart in enumerate(charts):
-        _draw_chart(figure.add_subplot(1, len(charts), place + 1), chart)
+    for number, chart in enumerate(charts, start=1):
+        _draw_chart(figure.add_subplot(1, len(charts), number), chart)
     for path in paths:
-        about = {"Date": None} if path.suffix == ".svg" else {"Description": charts[0]["alt"]}
+        about = {"Date": None} if path.suffix == ".svg" else {"Description": charts[0].alt}
         figure.savefig(path, dpi=110, bbox_inches="tight", metadata=about)
 
 
-def _draw_chart(axes: Axes, chart: Json) -> None:
-    from matplotlib.ticker import MaxNLocator
-
-    named = False
-    boxes: list[Json] = []
-    for trace in chart["data"]:
-        kind = trace.get("type", "scatter")
-        if kind == "heatmap":
-            _draw_heat_map(axes, trace)
-        elif kind == "box":
-            boxes.append(trace)
-        elif kind == "bar":
-            below = axes.inset_axes((0, -0.44, 1, 0.22), sharex=axes)
-            below.bar(trace["x"], trace["y"], color=trace["marker"]["color"], alpha=trace["marker"]["opacity"])
-            below.set_ylabel(trace["name"].replace(" ", "\n"), fontsize=8)
-            below.tick_params(labelbottom=False)
-        elif trace.get("fill") == "toself":
-            half = len(trace["x"]) // 2
-            colour, opacity = _colour(trace["fillcolor"])
-            axes.fill_between(
-                trace["x"][:half], trace["y"][half:][::-1], trace["y"][:half], color=colour, alpha=opacity, linewidth=0
-            )
-        elif "line" not in trace:
-            labels = [str(label).replace(" > ", " >\n") for label in trace["y"]]  # orders of priority are long
-            axes.plot(trace["x"], labels, "o", markersize=4, color=trace["marker"]["color"])
-        else:
-            style = _STYLES.get(trace["line"].get("dash", "solid"), "-")
-            axes.plot(
-                trace["x"],
-                trace["y"],
-                linestyle=style,
-                color=trace["line"]["color"],
-                label=_short(trace["name"], 36),
-                linewidth=1.8,
-                marker="o" if len(trace["x"]) == 1 else None,
-            )
-            named = True
+def _draw_chart(axes: Axes, chart: Chart) -> None:
+    boxes = [trace for trace in chart.data if trace.get("type") == "box"]
+    for trace in chart.data:
+        if trace not in boxes:
+            _draw_trace(axes, trace)
     if boxes:
         axes.boxplot(
             [trace["y"] for trace in boxes], tick_labels=[_short(trace["name"], 20) for trace in boxes], widths=0.6
         )
-    for label in [*axes.get_xticklabels(), *axes.get_yticklabels()] if boxes else []:
-        label.set_parse_math(False)
-    for shape in chart["layout"].get("shapes", ()):
+        for label in [*axes.get_xticklabels(), *axes.get_yticklabels()]:
+            label.set_parse_math(False)
+    for shape in chart.layout.get("shapes", ()):
         axes.axhline(shape["y0"], color=shape["line"]["color"], linewidth=0.8)
-    layout = chart["layout"]
-    axes.set_title(_short(chart["title"]), fontsize=11, parse_math=False)
-    along = layout.get("xaxis", {}).get("title", {}).get("text", "")
-    axes.set_xlabel(along)
-    if layout.get("yaxis", {}).get("tickformat") == ".0%":
+    axes.set_title(_short(chart.title), fontsize=11, parse_math=False)
+    x_title = chart.layout.get("xaxis", {}).get("title", {}).get("text", "")
+    axes.set_xlabel(x_title)
+    if chart.layout.get("yaxis", {}).get("tickformat") == ".0%":
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
-    if layout.get("yaxis", {}).get("type") == "log":
+    if chart.layout.get("yaxis", {}).get("type") == "log":
         axes.set_yscale("log")
-    if named:
-        if along == "round":
-            axes.xaxis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 5, 10], integer=True))  # no round 2.5
-        axes.grid(alpha=0.3)
-        many = len(axes.get_legend_handles_labels()[1]) > MANY_LINES
-        beside: Any = {"loc": "center left", "bbox_to_anchor": (1, 0.5)} if many else {}
-        for text in axes.legend(fontsize=9, **beside).get_texts():
-            text.set_parse_math(False)  # a dollar sign in a name is a dollar sign
+    if names := axes.get_legend_handles_labels()[1]:
+        _finish_lines(axes, len(names), over_rounds=x_title == "round")
+
+
+def _draw_trace(axes: Axes, trace: Plotly) -> None:
+    kind = trace.get("type", "scatter")
+    if kind == "heatmap":
+        _draw_heat_map(axes, trace)
+    elif kind == "bar":
+        below = axes.inset_axes((0, -0.44, 1, 0.22), sharex=axes)
+        below.bar(trace["x"], trace["y"], color=trace["marker"]["color"], alpha=trace["marker"]["opacity"])
+        below.set_ylabel(trace["name"].replace(" ", "\n"), fontsize=8)
+        below.tick_params(labelbottom=False)
+    elif trace.get("fill") == "toself":
+        half = len(trace["x"]) // 2
+        colour, opacity = _colour(trace["fillcolor"])
+        axes.fill_between(
+            trace["x"][:half], trace["y"][half:][::-1], trace["y"][:half], color=colour, alpha=opacity, linewidth=0
+        )
+    elif "line" not in trace:
+        labels = [str(label).replace(" > ", " >\n") for label in trace["y"]]  # orders of priority are long
+        axes.plot(trace["x"], labels, "o", markersize=4, color=trace["marker"]["color"])
+    else:
+        axes.plot(
+            trace["x"],
+            trace["y"],
+            linestyle=_STYLES.get(trace["line"].get("dash", "solid"), "-"),
+            color=trace["line"]["color"],
+            label=_short(trace["name"], 36),
+            linewidth=1.8,
+            marker="o" if len(trace["x"]) == 1 else None,
+        )
+
+
+def _finish_lines(axes: Axes, count: int, *, over_rounds: bool) -> None:
+    """Grid and legend of a chart of lines."""
+    from matplotlib.ticker import MaxNLocator
+
+    if over_rounds:
+        axes.xaxis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 5, 10], integer=True))  # no round 2.5
+    axes.grid(alpha=0.3)
+    if count > MANY_LINES:
+        legend = axes.legend(fontsize=9, loc="center left", bbox_to_anchor=(1, 0.5))
+    else:
+        legend = axes.legend(fontsize=9)
+    for text in legend.get_texts():
+        text.set_parse_math(False)  # a dollar sign in a name is a dollar sign
 
 
 def _short(text: str, length: int = 60) -> str:
@@ -104,7 +110,7 @@ def _short(text: str, length: int = 60) -> str:
     return (text if len(text) <= length else f"{text[: length - 1]}…").lstrip("_") or "…"
 
 
-def _draw_heat_map(axes: Axes, trace: Json) -> None:
+def _draw_heat_map(axes: Axes, trace: Plotly) -> None:
     grid = [[float("nan") if value is None else value for value in row] for row in trace["z"]]
     height = len(grid)
     width = trace["x"][1] - trace["x"][0] if len(trace["x"]) > 1 else 1

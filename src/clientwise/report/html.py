@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
 
-from ..experiment.store import write_atomically
+from ..runs.files import write_atomically
+from .document import Document, as_json
 
 ASSETS = ("style.css", "app.js", "plotly.min.js")
 _TAGS = {
@@ -22,7 +22,7 @@ _TAGS = {
 }
 
 
-def write_html(document: Mapping[str, Any], audits: Mapping[str, Mapping[str, Any]], path: Path) -> Path:
+def write_html(document: Document, audits: Mapping[str, Mapping[str, Document]], path: Path) -> Path:
     """Write a document with its audits, {"round": {"METHOD|SEED|ROUND": document}, "client": {...}}, as one file."""
     style, plotly, app = (asset(name) for name in _TAGS)
     for script in (plotly, app):
@@ -33,7 +33,8 @@ def write_html(document: Mapping[str, Any], audits: Mapping[str, Mapping[str, An
         f"default-src 'none'; script-src {_digest(plotly)} {_digest(app)}; style-src 'unsafe-inline'; "
         "img-src data: blob:; base-uri 'none'; form-action 'none'"
     )
-    data = to_json({"document": document, "audits": audits})
+    carried = {kind: {key: as_json(one) for key, one in found.items()} for kind, found in audits.items()}
+    data = to_json({"document": as_json(document), "audits": carried})
     inline = {
         "style.css": f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n<style>{style}</style>',
         "plotly.min.js": f'<script type="application/json" id="embedded">{data}</script>\n<script>{plotly}</script>',
@@ -63,7 +64,7 @@ def to_json(value: object) -> str:
     return text.replace("<", "\\u003c")
 
 
-def _finite(value: Any) -> Any:
+def _finite(value: object) -> object:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):

@@ -5,17 +5,20 @@ from __future__ import annotations
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
 
-from .document import Json, chart, percent_of
+from ..runs.reader import Run
+from ..runs.rows import MethodSummary
+from .document import Chart, Plotly, percent_of
 from .figures import COLOURS
 from .statistics import Difference, paired_difference
-from .summary import MethodSummary, Run
 
 MAX_POINTS = 500  # of one curve: no more than a screen has pixels
 WIDE = 1000  # times the lowest value of a chart: from there on its axis is logarithmic
 DASHES = ("solid", "dash", "dashdot", "dot", "longdash", "longdashdot")
+Curve = list[tuple[int, float]]  # (round, value)
 
 
 @dataclass(frozen=True)
@@ -33,13 +36,18 @@ class Series:
         """Its name in the run."""
         return self.summary.method
 
-    def opens(self, kind: str, seed: int) -> Json:
-        """Says of a whole trace that a click on a point opens an audit; one by one they would fill megabytes."""
-        return {"open": kind, "method": self.method, "seed": seed, "run": self.run.id}
+    @property
+    def first_seed(self) -> int:
+        """The seed that stands for all where only one can be shown."""
+        return self.summary.seeds[0]
 
-    def lanes(self) -> list[tuple[int, int]]:
-        """(lane, seed) of every seed."""
-        return [(lane, seed) for lane, method, seed in self.run.lanes if method == self.method]
+    def rounds(self, seed: int) -> int:
+        """Rounds done with a seed."""
+        return self.summary.rounds[self.summary.seeds.index(seed)]
+
+    def opens(self, kind: Literal["round", "client"]) -> Plotly:
+        """Says of a whole trace that a click on a point opens an audit; one by one they would fill megabytes."""
+        return {"open": kind, "method": self.method, "seed": self.first_seed, "run": self.run.id}
 
 
 def series_of(runs: Sequence[Run]) -> list[Series]:
@@ -80,19 +88,37 @@ def spread_of(values: Sequence[float | None]) -> str:
     return f"{mean} ± {100 * statistics.stdev(known):.1f}" if len(known) > 1 else mean
 
 
+def shared_seeds(one: Series, other: Series) -> list[int]:
+    """The seeds that both have, on the same data."""
+    seeds = {*one.summary.seeds} & {*other.summary.seeds}
+    return sorted(seed for seed in seeds if one.run.data.get(seed) == other.run.data.get(seed))
+
+
 def difference_between(one: Series, other: Series) -> Difference | None:
-    """One minus the other at the last round, paired over the seeds both have; None where their data differ."""
-    if one.run.data != other.run.data:
-        return None
-    ours, theirs = (dict(zip(each.summary.seeds, each.summary.metric, strict=True)) for each in (one, other))
-    shared = sorted(ours.keys() & theirs.keys())
-    return paired_difference([ours[seed] for seed in shared], [theirs[seed] for seed in shared])
+    """One minus the other at the last round both have, paired over the seeds they share; None where they share none."""
+    ours, theirs = (
+        {seed: dict(each.run.curve("metric", each.method, seed)) for seed in each.summary.seeds}
+        for each in (one, other)
+    )
+    seeds = shared_seeds(one, other)
+    round_num = max((_last(ours[seed].keys() & theirs[seed].keys()) for seed in seeds), default=0)
+    difference = paired_difference(
+        [ours[seed].get(round_num) for seed in seeds], [theirs[seed].get(round_num) for seed in seeds]
+    )
+    is_end = all(_last(curve) <= round_num for curve in (*ours.values(), *theirs.values()))
+    return difference if difference is None or is_end else replace(difference, round_num=round_num)
+
+
+def _last(rounds: Iterable[int]) -> int:
+    return max(rounds, default=0)
 
 
 def in_words(difference: Difference, higher_is_better: bool) -> str:
     """A difference of shares in a sentence that says how sure it is."""
     better = "better" if (difference.mean > 0) == higher_is_better else "worse"
     points = f"{100 * abs(difference.mean):.1f} points {better}"
+    if difference.round_num is not None:
+        points += f" at round {difference.round_num}, the last that both have"
     if difference.margin is None:
         return f"{points} with one seed, so there is no telling how sure that is"
     low, high = 100 * (difference.mean - difference.margin), 100 * (difference.mean + difference.margin)
@@ -105,7 +131,8 @@ def in_words(difference: Difference, higher_is_better: bool) -> str:
 def signed(difference: Difference) -> str:
     """A difference of shares in percentage points, with its margin."""
     text = f"{100 * difference.mean:+.1f}"
-    return text if difference.margin is None else f"{text} ± {100 * difference.margin:.1f}"
+    text += "" if difference.margin is None else f" ± {100 * difference.margin:.1f}"
+    return text if difference.round_num is None else f"{text} (round {difference.round_num})"
 
 
 def signed_rounds(difference: Difference) -> str:
@@ -117,59 +144,62 @@ def signed_rounds(difference: Difference) -> str:
     )
 
 
-def line_chart(
-    name: str, title: str, lines: Sequence[tuple[Series, list[list[tuple[int, float]]]]], *, percent: bool
-) -> Json:
+def line_chart(name: str, title: str, lines: Sequence[tuple[Series, list[Curve]]], *, percent: bool) -> Chart:
     """Mean and range over the seeds, one line per method."""
-    traces: list[Json] = []
-    said = []
+    traces: list[Plotly] = []
+    messages = []
     for one, curves in lines:
-        values: dict[int, list[float]] = defaultdict(list)
         # A seed that has only begun takes no part: the line of the others must not shrink to its first rounds.
         farthest = max((curve[-1][0] for curve in curves if curve), default=0)
-        curves = [curve for curve in curves if curve and curve[-1][0] == farthest]
-        for curve in curves:
+        complete = [curve for curve in curves if curve and curve[-1][0] == farthest]
+        if not complete:
+            continue
+        values: dict[int, list[float]] = defaultdict(list)
+        for curve in complete:
             for round_num, value in curve:
                 values[round_num].append(value)
-        rounds = sorted(values)
-        if not rounds:
-            continue
-        if len(curves) > 1:
-            band = [max(values[r]) for r in rounds] + [min(values[r]) for r in reversed(rounds)]
-            traces.append(
-                {
-                    "x": rounds + rounds[::-1],
-                    "y": band,
-                    "fill": "toself",
-                    "fillcolor": _faint(one.colour, 0.4 / max(3, len(lines))),  # however many lie upon each other
-                    "line": {"width": 0},
-                    "hoverinfo": "skip",
-                    "showlegend": False,
-                    "legendgroup": one.label,
-                    "name": f"{one.label}, range",
-                    "mode": "lines",
-                }
-            )
-        middle = [statistics.fmean(values[r]) for r in rounds]
-        seed = one.summary.seeds[0]
-        traces.append(
-            {
-                "x": rounds,
-                "y": middle,
-                "name": one.label,
-                "mode": "lines" if len(rounds) > 1 else "markers",
-                "line": {"color": one.colour, "dash": one.dash, "width": 2},
-                "legendgroup": one.label,
-                "meta": one.opens("round", seed),
-            }
-        )
-        said.append(f"{one.label} from {_shown(middle[0], percent)} to {_shown(middle[-1], percent)}")
-    alt = f"{title} over the rounds: {'; '.join(said) or 'nothing recorded yet'}."
+        if len(complete) > 1:
+            traces.append(_band(one, values, 0.4 / max(3, len(lines))))  # however many lie upon each other
+        line = _mean_line(one, values)
+        traces.append(line)
+        messages.append(f"{one.label} from {_shown(line['y'][0], percent)} to {_shown(line['y'][-1], percent)}")
+    alt = f"{title} over the rounds: {'; '.join(messages) or 'nothing recorded yet'}."
     heights = [height for trace in traces for height in trace["y"] if 0 < height < math.inf]
-    upwards: Json = {"tickformat": ".0%"} if percent else {}
+    y_axis: Plotly = {"tickformat": ".0%"} if percent else {}
     if name == "loss" and heights and max(heights) > WIDE * min(heights):  # one that diverged presses all others flat
-        upwards, alt = {"type": "log", "uirevision": "log"}, f"{alt} The axis is logarithmic."
-    return chart(name, title, alt, traces, {"xaxis": {"title": {"text": "round"}}, "yaxis": upwards})
+        y_axis, alt = {"type": "log", "uirevision": "log"}, f"{alt} The axis is logarithmic."
+    return Chart(name, title, alt, traces, {"xaxis": {"title": {"text": "round"}}, "yaxis": y_axis})
+
+
+def _band(one: Series, values: dict[int, list[float]], opacity: float) -> Plotly:
+    """The range over the seeds, by round."""
+    rounds = sorted(values)
+    return {
+        "x": rounds + rounds[::-1],
+        "y": [max(values[r]) for r in rounds] + [min(values[r]) for r in reversed(rounds)],
+        "fill": "toself",
+        "fillcolor": _faint(one.colour, opacity),
+        "line": {"width": 0},
+        "hoverinfo": "skip",
+        "showlegend": False,
+        "legendgroup": one.label,
+        "name": f"{one.label}, range",
+        "mode": "lines",
+    }
+
+
+def _mean_line(one: Series, values: dict[int, list[float]]) -> Plotly:
+    """The mean over the seeds, by round."""
+    rounds = sorted(values)
+    return {
+        "x": rounds,
+        "y": [statistics.fmean(values[r]) for r in rounds],
+        "name": one.label,
+        "mode": "lines" if len(rounds) > 1 else "markers",
+        "line": {"color": one.colour, "dash": one.dash, "width": 2},
+        "legendgroup": one.label,
+        "meta": one.opens("round"),
+    }
 
 
 def _shown(value: float, percent: bool) -> str:
@@ -177,5 +207,5 @@ def _shown(value: float, percent: bool) -> str:
 
 
 def _faint(colour: str, opacity: float) -> str:
-    red, green, blue = (int(colour[place : place + 2], 16) for place in (1, 3, 5))
+    red, green, blue = (int(colour[start : start + 2], 16) for start in (1, 3, 5))
     return f"rgba({red}, {green}, {blue}, {opacity:.3f})"

@@ -9,11 +9,11 @@ import ipaddress
 import re
 import secrets
 import socket
-from collections import OrderedDict, defaultdict
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote, unquote
 
 import uvicorn
@@ -28,12 +28,14 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ..errors import ClientwiseError
-from ..experiment.store import RunError, is_locked
+from ..errors import ClientwiseError, NotBegunError, RunError
+from ..runs.lock import is_locked
+from ..runs.reader import Run
+from ..runs.schema import DATABASE
 from . import views
-from .document import Json, counted
+from .document import Content, Document, as_json, counted, without_none
+from .export import unique_names
 from .html import ASSETS, asset, to_json
-from .summary import UNREADABLE, NotBegunError, Run, what_is_wrong
 
 # "[" is all that Starlette 1.3, which Flower needs, sees of "[::1]:8000". It lets any bare IPv6 address pass, which is
 # harmless: the check is against names of others that resolve to this machine, and an address resolves to itself.
@@ -110,7 +112,7 @@ def make_app(folders: Sequence[Path], token: str | None = None) -> Starlette:
         return _pick(request, await runs.document(_names(request)), {"Cache-Control": "no-store"}, "application/json")
 
     async def version(request: Request) -> Response:
-        return _json(to_json(await run_in_threadpool(runs.standing, _names(request))))
+        return _json(to_json((await run_in_threadpool(runs.standing, _names(request))).as_json()))
 
     async def audit(request: Request) -> Response:
         kind, query = request.url.path.rpartition("/")[2], request.query_params
@@ -119,8 +121,8 @@ def make_app(folders: Sequence[Path], token: str | None = None) -> Starlette:
         except (KeyError, ValueError):
             raise RunError(f"an audit needs method, seed and {kind}, the last two as whole numbers") from None
         show = views.audit_round if kind == "round" else views.audit_client
-        folder = runs.folder(request.path_params["id"])
-        return _json(to_json(await run_in_threadpool(lambda: show(Run(folder), method, seed, number))))
+        found = await run_in_threadpool(lambda: show(runs.open(request.path_params["id"]), method, seed, number))
+        return _json(to_json(as_json(found)))
 
     routes = [
         Route("/", page),
@@ -145,10 +147,25 @@ def make_app(folders: Sequence[Path], token: str | None = None) -> Starlette:
     app = Starlette(
         routes=routes,
         middleware=[Middleware(_Headers), guard],
-        exception_handlers={HTTPException: _refuse, **dict.fromkeys(UNREADABLE, _explain)},
+        exception_handlers={HTTPException: _refuse, RunError: _explain, Exception: _fail},
     )
     app.router.redirect_slashes = False  # an address is right or it is not
     return app
+
+
+@dataclass(frozen=True)
+class Standing:
+    """How far a run is. With another version there is something new to show."""
+
+    version: str
+    state: str | None  # running, finished or stopped; None of the list of runs
+    status: str  # the same in a line
+    rounds: int | None = None  # done; of a single run
+    total: int | None = None  # planned
+
+    def as_json(self) -> dict[str, object]:
+        """As the page reads it."""
+        return {"state": self.state, **without_none(asdict(self))}
 
 
 class _Runs:
@@ -157,23 +174,20 @@ class _Runs:
     def __init__(self, folders: Sequence[Path]) -> None:
         self._folders = [folder.resolve() for folder in folders]
         self._cached: OrderedDict[tuple[str, ...], tuple[str, _Packed]] = OrderedDict()  # ids: version, JSON
-        self._rows: dict[Path, tuple[str, list[Any]]] = {}  # of the list of runs: version, row
-        self._locks: defaultdict[tuple[str, ...], asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._rows: dict[Path, tuple[str, list[Content]]] = {}  # of the list of runs: version, row
+        self._locks: dict[tuple[str, ...], asyncio.Lock] = {}  # of the documents that are being made
 
     def find(self) -> dict[str, Path]:
         """All run folders by id: what was given, or what lies in it."""
-        found: dict[str, Path] = {}
+        found: list[Path] = []
         for folder in self._folders:
-            is_run = (folder / "run.sqlite").exists() or (folder / "config.toml").exists()
+            is_run = (folder / DATABASE).exists() or (folder / "config.toml").exists()
             inside = [] if is_run or not folder.is_dir() else sorted(folder.iterdir())
             for run in [folder] if is_run else inside:
                 # A link that leads out of the folder is not followed: who wants that run served can name it.
                 if run.is_dir() and not run.name.startswith(".") and (is_run or not run.is_symlink()):
-                    name, number = run.name, 2
-                    while name in found:
-                        name, number = f"{run.name}~{number}", number + 1
-                    found[name] = run
-        return found
+                    found.append(run)
+        return unique_names(found)
 
     def folder(self, name: str) -> Path:
         """The folder with this id."""
@@ -182,47 +196,56 @@ class _Runs:
         except KeyError:
             raise HTTPException(404, f"there is no run {name!r} here") from None
 
-    def standing(self, names: Sequence[str]) -> Json:
+    def open(self, name: str) -> Run:
+        """The run with this id, under this id."""
+        return Run(self.folder(name), name)
+
+    def standing(self, names: Sequence[str]) -> Standing:
         """The version of what is shown, and how far it is; cheap, for it is asked every second."""
         if not names:
             folders = self.find()
             version = _hashed([(name, _version(folder)) for name, folder in folders.items()])
-            return {"version": version, "state": None, "status": counted(len(folders), "run")}
+            return Standing(version, None, counted(len(folders), "run"))
         runs = [(name, self.folder(name)) for name in names]
         version = _hashed([(name, _version(folder)) for name, folder in runs])
         if len(runs) == 1:
-            return {"version": version, **_progress(runs[0][1])}
-        running = any(_progress(folder)["state"] == "running" for _, folder in runs)
-        state = "running" if running else "finished"
-        return {"version": version, "state": state, "status": f"{len(runs)} runs compared"}
+            return _progress(runs[0][1], version)
+        running = any(_progress(folder, version).state == "running" for _, folder in runs)
+        return Standing(version, "running" if running else "finished", f"{len(runs)} runs compared")
 
     async def document(self, names: Sequence[str]) -> _Packed:
         """The overview of runs, or the list of all; made anew only when something changed, and once for all readers."""
         key = tuple(names)
-        async with self._locks[key]:
-            standing = await run_in_threadpool(self.standing, names)
-            version, made = self._cached.get(key, ("", None))
-            if made is None or version != standing["version"]:
-                made = await run_in_threadpool(self._build, names, standing)
-                self._cached[key] = (standing["version"], made)
-                if len(self._cached) > MAX_CACHED:
-                    self._cached.popitem(last=False)
-            self._cached.move_to_end(key)
-        return made
-
-    def _build(self, names: Sequence[str], standing: Json) -> _Packed:
+        lock = self._locks.setdefault(key, asyncio.Lock())
         try:
-            made = views.overview([Run(self.folder(name), name) for name in names]) if names else self._list()
-        except NotBegunError:
-            made = {"title": ", ".join(names), "lead": ["No round has been recorded yet."], "sections": []}
-        return _pack(to_json({**made, **standing, "id": " ".join(names)}))
+            async with lock:
+                standing = await run_in_threadpool(self.standing, names)
+                version, made = self._cached.get(key, ("", None))
+                if made is None or version != standing.version:
+                    made = await run_in_threadpool(self._build, names, standing)
+                    self._cached[key] = (standing.version, made)
+                    if len(self._cached) > MAX_CACHED:
+                        self._cached.popitem(last=False)
+                self._cached.move_to_end(key)
+            return made
+        finally:
+            # Anyone can ask for any name, so locks must not stay. Who waits for this one holds it; at worst a document
+            # is made twice.
+            self._locks.pop(key, None)
 
-    def _list(self) -> Json:
+    def _build(self, names: Sequence[str], standing: Standing) -> _Packed:
+        try:
+            made = views.overview([self.open(name) for name in names]) if names else self._list()
+        except NotBegunError:
+            made = views.not_begun(", ".join(names))
+        return _pack(to_json({**as_json(made), **standing.as_json(), "id": " ".join(names)}))
+
+    def _list(self) -> Document:
         """The list of runs, the newest first."""
         folders = sorted(self.find().items(), key=lambda item: _modified(item[1]), reverse=True)
         return views.runs_document([self._row(name, folder) for name, folder in folders])
 
-    def _row(self, name: str, folder: Path) -> list[Any]:
+    def _row(self, name: str, folder: Path) -> list[Content]:
         """A line of the list, made once for each version of its run."""
         version, row = self._rows.get(folder, ("", []))
         if version != (now := _version(folder)):
@@ -234,26 +257,19 @@ class _Runs:
 def _version(folder: Path) -> str:
     """Changes whenever something is written to a run, or whoever writes it begins or ends."""
     marks: list[object] = []
-    for name in ("run.sqlite", "run.sqlite-wal"):
+    for name in (DATABASE, f"{DATABASE}-wal"):
         try:
             facts = (folder / name).stat()
         except OSError:
             continue
         if facts.st_size:  # an empty log is a reader's doing
             marks.append((facts.st_ino, facts.st_size, facts.st_mtime_ns))
-    return _hashed([*marks, _is_locked(folder)])
-
-
-def _is_locked(folder: Path) -> bool:
-    try:
-        return is_locked(folder)
-    except OSError:  # somebody else's folder: it may be read, not locked
-        return False
+    return _hashed([*marks, is_locked(folder)])
 
 
 def _modified(folder: Path) -> float:
     try:
-        return (folder / "run.sqlite").stat().st_mtime
+        return (folder / DATABASE).stat().st_mtime
     except OSError:
         return 0.0
 
@@ -262,27 +278,24 @@ def _hashed(value: object) -> str:
     return hashlib.sha256(repr(value).encode()).hexdigest()[:16]
 
 
-def _progress(folder: Path) -> Json:
+def _progress(folder: Path, version: str) -> Standing:
     """How far a run is, in a line."""
     try:
         run = Run(folder)
     except NotBegunError:
-        return {"state": "running" if _is_locked(folder) else "stopped", "rounds": 0, "total": 0, "status": "starting"}
-    lanes = run.query(
-        """SELECT method, seed, finished, COUNT(round_num) FROM lanes LEFT JOIN rounds USING (lane)
-           GROUP BY lane ORDER BY lane"""
-    )
-    done, total = sum(count for *_, count in lanes), run.num_lanes * run.rounds
+        return Standing(version, "running" if is_locked(folder) else "stopped", "starting", 0, 0)
+    lanes = run.progress()
+    done, total = sum(lane.rounds for lane in lanes), run.num_lanes * run.rounds
     state = views.run_state(run)
     if state == "finished":
         status = f"finished, {counted(done, 'round')}"
     elif state == "stopped":
         status = f"stopped after {done} of {total} rounds"
     else:
-        current = next((lane for lane in lanes if not lane[2]), None)
-        where = f"round {current[3]} of {run.rounds} of {current[0]}, seed {current[1]}" if current else "starting"
+        now = next((lane for lane in lanes if not lane.finished), None)
+        where = f"round {now.rounds} of {run.rounds} of {now.method}, seed {now.seed}" if now else "starting"
         status = f"running, {where} ({done} of {total} in all)"
-    return {"state": state, "rounds": done, "total": total, "status": status}
+    return Standing(version, state, status, done, total)
 
 
 def _names(request: Request) -> list[str]:
@@ -322,7 +335,12 @@ async def _refuse(request: Request, error: Exception) -> Response:
 
 async def _explain(request: Request, error: Exception) -> Response:
     """A run that cannot be read."""
-    return _error(request, 422, re.sub(r"/\S*/", "", what_is_wrong(error)))  # where it lies is nobody's business
+    return _error(request, 422, re.sub(r"/\S*/", "", str(error)))  # where it lies is nobody's business
+
+
+async def _fail(request: Request, error: Exception) -> Response:
+    """A fault of ours. Starlette raises it again after this answer, so that the server logs it with its traceback."""
+    return _error(request, 500, "the server failed; the terminal that runs it says where")
 
 
 @cache

@@ -18,6 +18,7 @@ class Difference:
     mean: float
     margin: float | None  # None for a single pair, of which nothing can be said
     pairs: int
+    round_num: int | None = None  # at which it was taken, where that is not the last round of both
 
     @property
     def is_sure(self) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -12,9 +11,10 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table
 
-from ..experiment.store import RunError
+from ..errors import RunError
+from ..runs.reader import Run
+from ..runs.rows import MethodSummary
 from .audit import Audit, audit
-from .summary import MethodSummary, Run
 
 if TYPE_CHECKING:
     from ..experiment.tune import Trial
@@ -29,7 +29,7 @@ def summary_table(run: Run) -> Table:
     lines = run.summary()
     seeds = max((len(line.seeds) for line in lines), default=1)
     rounds = max((count for line in lines for count in line.rounds), default=0)
-    title = f"{run.folder.name}: {rounds} rounds" + (f", mean ± deviation of {seeds} seeds" if seeds > 1 else "")
+    title = f"{run.id}: {rounds} rounds" + (f", mean ± deviation of {seeds} seeds" if seeds > 1 else "")
     table = _table(title)
     table.add_column("method", overflow="fold", max_width=24)
     columns = _columns(run, lines)
@@ -80,7 +80,7 @@ def sparkline(values: Sequence[float]) -> str:
     if not values:
         return ""
     count = min(SPARK_WIDTH, len(values))
-    picked = [values[place * (len(values) - 1) // max(1, count - 1)] for place in range(count)]
+    picked = [values[index * (len(values) - 1) // max(1, count - 1)] for index in range(count)]
     low, span = min(picked), (max(picked) - min(picked)) or 1.0
     return "".join(BARS[min(len(BARS) - 1, int((value - low) / span * len(BARS)))] for value in picked)
 
@@ -100,20 +100,15 @@ def remarks(run: Run) -> list[str]:
                 f"{min(losses):.2g} before; its last values say nothing else. Try a smaller training.learning_rate."
             )
     for method in run.methods:
-        rows = run.query("SELECT no_effect, notes FROM rounds JOIN lanes USING (lane) WHERE method = ?", method)
-        constant = Counter(name for row in rows for name in json.loads(row[0]))
+        rounds = run.no_effect(method)
+        constant = Counter(name for names in rounds for name in names)
         found += [
-            f"{method}: {name} was equal for all clients in {count} of {len(rows)} rounds: no effect there, all alike"
+            f"{method}: {name} was equal for all clients in {count} of {len(rounds)} rounds: no effect there, all alike"
             for name, count in constant.items()
         ]
-        notes = Counter(note for row in rows for note in json.loads(row[1]))
+        notes = Counter(note for notes in run.notes(method) for note in notes)
         found += [f"{method}: {note} ({count} rounds)" for note, count in notes.items()]
-        refusals = run.query(
-            """SELECT refusal, COUNT(*) FROM participants JOIN lanes USING (lane)
-               WHERE method = ? AND refusal IS NOT NULL GROUP BY refusal""",
-            method,
-        )
-        found += [f"{method}: {count} updates refused: {reason}" for reason, count in refusals]
+        found += [f"{method}: {count} updates refused: {reason}" for reason, count in run.refusal_counts(method)]
     if not run.finished:
         found.append("This run is not finished.")
     return found
@@ -122,12 +117,11 @@ def remarks(run: Run) -> list[str]:
 def audit_tables(run: Run, round_num: int, method: str | None = None) -> list[Table]:
     """Who got which weight in a round, and from which criteria: one table per method and seed."""
     if method is not None:
-        run.lane(method, next((seed for _, name, seed in run.lanes if name == method), -1))  # says so if there is none
-    reached = {lane for (lane,) in run.query("SELECT lane FROM rounds WHERE round_num = ?", round_num)}
-    lanes = [(name, seed) for lane, name, seed in run.lanes if lane in reached and method in (None, name)]
+        run.lane(method, next(iter(run.seeds(method)), -1))  # says so if there is none
+    lanes = [lane for lane in run.lanes_with_round(round_num) if method in (None, lane.method)]
     if not lanes:
         raise RunError(f"{run.folder}: has no round {round_num} (yet)")
-    return [_audit_table(audit(run, name, seed, round_num)) for name, seed in lanes]
+    return [_audit_table(audit(run, lane.method, lane.seed, round_num)) for lane in lanes]
 
 
 def _audit_table(found: Audit) -> Table:
@@ -136,14 +130,14 @@ def _audit_table(found: Audit) -> Table:
     for heading in ("client", *(name.replace("_", "\n") for name in found.criteria), "score", "weight"):
         table.add_column(heading, justify="right")
     table.add_column("")
-    for person in found.people:
-        values = ["–" if value is None else f"{value:.4g}" for value in person.raw]
+    for one in found.participants:
+        values = ["–" if value is None else f"{value:.4g}" for value in one.raw]
         scored = (
             ["–", "–"]
-            if person.score is None
-            else [f"{person.score:.4g}", "–" if person.weight is None else f"{person.weight:.1%}"]
+            if one.score is None
+            else [f"{one.score:.4g}", "–" if one.weight is None else f"{one.weight:.1%}"]
         )
-        table.add_row(str(person.client), *values, *scored, escape(person.remark))
+        table.add_row(str(one.client), *values, *scored, escape(one.remark))
     return table
 
 

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote
 
-from ..experiment.store import RunError, is_locked
+from ..errors import RunError
+from ..runs.lock import is_locked
+from ..runs.reader import Run
 from . import sections
-from .document import Json, cell, counted, percent_of, section, table
+from .document import Cell, Chart, Content, Document, Section, counted, percent_of, table
 from .series import Series, difference_between, in_words, mean_of, ranked, series_of
-from .summary import UNREADABLE, Run, what_is_wrong
 from .weights import audit_client, audit_round, hostile_chart, weights
 
 __all__ = [
     "audit_client",
     "audit_round",
     "headline",
+    "not_begun",
     "overview",
     "result_charts",
     "run_row",
@@ -25,24 +26,20 @@ __all__ = [
     "runs_document",
 ]
 
+NOTHING_YET = "No round has been recorded yet."
+NOT_COMPARED = "not compared, for they have no round of the same seed on the same data in common"
 
-def overview(runs: Sequence[Run]) -> Json:
+
+def overview(runs: Sequence[Run]) -> Document:
     """All about one run, or several compared."""
     if not runs:
         raise RunError("no run to report on")
     if len({run.metric for run in runs}) > 1:
         measured = " and ".join(sorted({run.metric for run in runs}))
         raise RunError(f"these runs measure different things ({measured}): report on them one by one")
-    series = series_of(runs)
+    first, series = runs[0], series_of(runs)
     if not series:
-        return {
-            "id": runs[0].id,
-            "title": runs[0].name,
-            "lead": ["No round has been recorded yet."],
-            "sections": [],
-            "state": run_state(runs[0]),
-            "rounds": 0,
-        }
+        return not_begun(first.name, first.id, run_state(first))
     shown = [
         sections.result(series),
         sections.curves_section(series),
@@ -55,25 +52,29 @@ def overview(runs: Sequence[Run]) -> Json:
         sections.refusals(series),
         sections.cost(series),
     ]
-    first = runs[0]
     methods = ", ".join(dict.fromkeys(one.method for one in series))
     seeds = sorted({seed for one in series for seed in one.summary.seeds})
     rounds = " or ".join(counted(number, "round") for number in sorted({run.rounds for run in runs}))
-    return {
-        "id": first.id,
-        "title": " and ".join(run.name if len(runs) == 1 else run.id for run in runs),
-        "subtitle": f"{methods}; {counted(len(seeds), 'seed')}, {rounds}",
-        "isComparison": len(runs) > 1,
-        "state": "running" if any(run_state(run) == "running" for run in runs) else run_state(first),
-        "rounds": sum(sum(one.summary.rounds) for one in series),
-        "lead": [*_warnings(runs), *headline(series)],
-        "sections": [one for one in shown if one["items"]],
-    }
+    return Document(
+        id=first.id,
+        title=" and ".join(run.name if len(runs) == 1 else run.id for run in runs),
+        subtitle=f"{methods}; {counted(len(seeds), 'seed')}, {rounds}",
+        is_comparison=len(runs) > 1,
+        state="running" if any(run_state(run) == "running" for run in runs) else run_state(first),
+        rounds=sum(sum(one.summary.rounds) for one in series),
+        lead=[*_warnings(runs), *headline(series)],
+        sections=[one for one in shown if one.items],
+    )
+
+
+def not_begun(title: str, run_id: str | None = None, state: str | None = None) -> Document:
+    """A run without rounds."""
+    return Document(title, [NOTHING_YET], [], id=run_id, state=state, rounds=0)
 
 
 def _warnings(runs: Sequence[Run]) -> list[str]:
     """What a comparison of these runs must be read with."""
-    first, *others = (dict(run.query("SELECT key, value FROM facts WHERE key LIKE 'data of seed %'")) for run in runs)
+    first, *others = (run.data for run in runs)
     lines = []
     if any(first[seed] != other[seed] for other in others for seed in first.keys() & other.keys()):
         lines.append("These runs are not on the same data: a difference between them may be due to that.")
@@ -86,13 +87,14 @@ def headline(series: Sequence[Series]) -> list[str]:
     """Which method won, by how much and how surely; what happened to the hostile."""
     known = [one for one in ranked(series) if mean_of(one.summary.metric) is not None]
     if not known:
-        return ["No round has been recorded yet."]
+        return [NOTHING_YET]
     run, best, baseline = known[0].run, known[0], series[0]
     value = percent_of(mean_of(best.summary.metric))
     level = [one.label for one in known if mean_of(one.summary.metric) == mean_of(best.summary.metric)]
     lines = [f"{best.label} is best: {run.metric} {value} at the last round."]
     if len(level) > 1:
         lines = [f"{', '.join(level[:-1])} and {level[-1]} are level: {run.metric} {value} at the last round."]
+    lines += _unequal_rounds(known)
     for other, relation in (
         (baseline, "the baseline"),
         (known[1] if len(known) > 1 else baseline, "the second best"),
@@ -100,8 +102,8 @@ def headline(series: Sequence[Series]) -> list[str]:
         if other.label in level or (other is baseline and relation == "the second best"):
             continue
         difference = difference_between(best, other)
-        if difference:
-            lines.append(f"Against {other.label} ({relation}): {in_words(difference, run.higher_is_better)}.")
+        compared = in_words(difference, run.higher_is_better) if difference else NOT_COMPARED
+        lines.append(f"Against {other.label} ({relation}): {compared}.")
     heavy = mean_of(baseline.summary.hostile_weight)
     if heavy is not None and baseline.label not in level:
         light = percent_of(mean_of(best.summary.hostile_weight))
@@ -111,7 +113,19 @@ def headline(series: Sequence[Series]) -> list[str]:
     return lines
 
 
-def result_charts(run: Run) -> list[Json]:
+def _unequal_rounds(series: Sequence[Series]) -> list[str]:
+    """A warning where the last round of one is not that of another."""
+    rounds = {one.label: max(one.summary.rounds) for one in series}
+    if len({*rounds.values()}) < 2:
+        return []
+    least, most = min(rounds, key=lambda label: rounds[label]), max(rounds, key=lambda label: rounds[label])
+    return [
+        f"Not all have run as many rounds: {least} {rounds[least]}, {most} {rounds[most]}. "
+        "Differences are taken at the last round that both have."
+    ]
+
+
+def result_charts(run: Run) -> list[Chart]:
     """A run in one picture: the metric over the rounds, and the weight of the hostile if there are any."""
     series = series_of([run])
     return [sections.metric_chart(series), *([hostile_chart(series)] if run.has_hostile else [])]
@@ -124,29 +138,26 @@ def run_state(run: Run) -> str:
     return "running" if is_locked(run.folder) else "stopped"
 
 
-def run_row(folder: Path, name: str) -> list[Any]:
+def run_row(folder: Path, name: str) -> list[Content]:
     """A line of the list of runs; a folder that cannot be read says why."""
     try:
         run = Run(folder, name)
-        done, total = run.query("SELECT COUNT(*) FROM rounds")[0][0], run.num_lanes * run.rounds
+        done, total = run.rounds_done(), run.num_lanes * run.rounds
         best = next((one for one in ranked(series_of([run])) if mean_of(one.summary.metric) is not None), None)
         return [
-            {"value": name, "text": name, "href": f"/runs/{quote(name, safe='')}"},
+            Cell(name, name, href=f"/runs/{quote(name, safe='')}"),
             run_state(run),
-            cell(done / total, f"{done} of {total}"),
+            Cell(done / total, f"{done} of {total}"),
             ", ".join(run.methods),
             f"{best.label}: {run.metric} {percent_of(mean_of(best.summary.metric))}" if best else "–",
         ]
-    except UNREADABLE as error:
-        return [name, "unreadable", None, "", what_is_wrong(error, folder)]
+    except RunError as error:
+        return [name, "unreadable", None, "", str(error).replace(f"{folder}: ", "")]
 
 
-def runs_document(rows: Sequence[Sequence[Any]]) -> Json:
+def runs_document(rows: Sequence[Sequence[Content]]) -> Document:
     """The list of runs."""
     columns = ["run", "state", "rounds", "methods", "best so far"]
     runs = table("runs", "Runs", columns, rows, "", [False, False, True, False, False])
-    return {
-        "title": "Runs",
-        "lead": [] if rows else ["No run here yet; `clientwise demo` makes one."],
-        "sections": [section("runs", "Runs", "", [runs] if rows else [])],
-    }
+    lead = [] if rows else ["No run here yet; `clientwise demo` makes one."]
+    return Document("Runs", lead, [Section("runs", "Runs", "", [runs] if rows else [])])

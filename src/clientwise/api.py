@@ -1,0 +1,41 @@
+"""The public names, listed once: `clientwise` itself imports them from here when they are first used.
+
+`as` says to type checkers that a name is meant for users.
+"""
+
+from .attacks import ATTACKS as ATTACKS
+from .attacks import Attack as Attack
+from .core import scores as _scores
+from .core.adapt_loss import LOSS_ADAPTERS as LOSS_ADAPTERS
+from .core.aggregate import SERVER_STEPS as SERVER_STEPS
+from .core.criteria import CRITERIA as CRITERIA
+from .core.criteria import Arrivals as Arrivals
+from .core.criteria import ClientFacts as ClientFacts
+from .core.criteria import criterion as criterion
+from .core.metrics import METRICS as METRICS
+from .core.priority import ADJUSTMENTS as ADJUSTMENTS
+from .core.rules import RULES as RULES
+from .core.scores import SCORES as SCORES
+from .core.scores import Score as Score
+from .core.scores import prioritized as prioritized
+from .core.types import RoundRecord as RoundRecord
+from .core.weighting import NORMALISERS as NORMALISERS
+from .core.weighting import weigh as weigh
+from .data.datasets import DATASETS as DATASETS
+from .data.federated import FederatedData as FederatedData
+from .data.federated import Samples as Samples
+from .data.partition import PARTITIONS as PARTITIONS
+from .errors import ClientwiseError as ClientwiseError
+from .experiment.config import load_experiment as _load_experiment
+from .experiment.schema import Experiment as Experiment
+from .launch import run as run
+from .models.networks import MODELS as MODELS
+from .registry import needs as needs
+from .runs.reader import Run as Run
+from .trackers import TRACKERS as TRACKERS
+from .trackers import LaneInfo as LaneInfo
+from .trackers import Tracker as Tracker
+
+load = _load_experiment
+choquet, mean, owa = _scores.Choquet, _scores.Mean, _scores.Owa  # cw.mean() reads like the function it is
+product, weighted_mean = _scores.Product, _scores.WeightedMean

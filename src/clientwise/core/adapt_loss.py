@@ -1,0 +1,71 @@
+"""How the server adapts the loss of the next round (P3's second feedback loop)."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+
+from ..registry import PositiveFloat, Registry, needs
+from .loss import Loss, robust_loss
+from .metrics import mae, mse, per_class_f1
+from .types import Evaluation
+
+
+@dataclass(frozen=True)
+class Adapted:
+    """The loss of the next round, and what the record should say about it."""
+
+    loss: Loss
+    notes: tuple[str, ...] = ()
+
+
+LossAdapter = Callable[..., Adapted]
+LOSS_ADAPTERS: Registry[LossAdapter] = Registry(
+    "loss adapter", "adapt_loss", "How the server changes the loss of the next round"
+)
+
+
+@LOSS_ADAPTERS.register("class_weights", needs("classes", "server_set"))
+def class_weights(loss: Loss, evaluation: Evaluation, *, epsilon: PositiveFloat = 0.1) -> Adapted:
+    """κ_c = 1/(F1_c + ε) from the aggregated model's F1 on the server's set (P3 III.A; classification).
+
+    Of a class that the set lacks nothing is known: its κ stays 1, and the record says so.
+    """
+    counts = evaluation.counts[0]
+    lacking = counts.sum(-1) == 0
+    kappa = torch.where(lacking, 1.0, 1.0 / (per_class_f1(counts) + epsilon))
+    missing = ", ".join(map(str, lacking.nonzero().flatten().tolist()))
+    notes = (f"no sample of class {missing} to weigh by: its weight in the loss stays 1",) if missing else ()
+    return Adapted(replace(loss, class_weights=tuple(kappa.tolist())), notes)
+
+
+@LOSS_ADAPTERS.register("robust_shape", needs("numbers", "server_set"))
+def robust_shape(loss: Loss, evaluation: Evaluation, *, scale: PositiveFloat = 1.0) -> Adapted:
+    """Shape α of the general robust loss from the tails of the model's errors on the server's set (P3 III.B).
+
+    The papers leave the rule open. Ours is the method of moments: α is the shape whose density, proportional to
+    exp(−ρ(x, α)), has the same ratio of mean absolute error to root mean squared error as the residuals. Gaussian
+    residuals give α = 2 (squared error); the heavier their tails, the smaller α, and the less outliers pull.
+    """
+    spread = float(mse(evaluation.counts[0])) ** 0.5
+    ratio = float(mae(evaluation.counts[0])) / spread if spread > 0 else 1.0
+    shapes, ratios = _moment_ratios()
+    nearest = min(range(len(shapes)), key=lambda index: abs(ratios[index] - ratio))
+    return Adapted(replace(loss, shape=shapes[nearest], scale=scale))
+
+
+@functools.cache
+def _moment_ratios() -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """E|x| / √E[x²] under the density exp(−ρ(x, α)) for a grid of shapes α, by numerical integration."""
+    shapes = tuple(round(0.2 + 0.1 * step, 1) for step in range(19))  # 0.2 to 2.0: all moments exist above 0
+    x = torch.logspace(-4, 12, 40_001, dtype=torch.float64)  # one half of a symmetric density; tails can be long
+    ratios = []
+    for shape in shapes:
+        density = torch.exp(-robust_loss(x, shape) / 2)
+        total, first, second = (float(torch.trapezoid(density * x**power, x)) for power in (0, 1, 2))
+        ratios.append(first / total / math.sqrt(second / total))
+    return shapes, tuple(ratios)

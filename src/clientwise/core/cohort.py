@@ -1,0 +1,146 @@
+"""The clients of a round, from their updates to one model: guard -> criteria, normalise -> score -> weights -> rule."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from .aggregate import Aggregator, Stack, SubsetSums, can_fold
+from .criteria import Arrivals, Outcome
+from .guard import inspect_measurements, inspect_updates
+from .method import Method, Plan
+from .types import Candidate, Engine, Evaluation, Refusal, ServerState, Updates
+from .weighting import divide, to_weights
+
+
+class Cohort:
+    """The accepted clients of a round: their criteria, and their models as far as they must be kept."""
+
+    def __init__(self, asked: Sequence[int], state: ServerState, method: Method, plan: Plan, engine: Engine) -> None:
+        self.asked, self.num_clients, self.criteria = asked, engine.num_clients, method.names
+        self.client_ids: list[int] = []
+        self.refusals: list[Refusal] = []
+        self.raw = torch.zeros(0, len(method.criteria), dtype=torch.float64)  # [n, m]
+        self.training_loss = torch.zeros(0)
+        self.seconds = torch.zeros(0)
+        self.judged = 0  # models judged so far
+        self._expected, self._seen = frozenset(asked), set[int]()
+        self._state, self._method, self._plan, self._engine = state, method, plan, engine
+        self._aggregator = self._make_aggregator()
+        self._held: list[Updates] | None = [] if method.needs("whole_cohort") else None
+
+    def _make_aggregator(self) -> Aggregator:
+        """Sums where the score has terms, fewer of them than there are clients; the whole matrix otherwise."""
+        method, names = self._method, self._method.names
+        terms = method.score.terms_of_all_orders(names) if method.adjust else method.score.terms(names)
+        keeps_models = method.rule is not None or method.needs("models") or method.needs("whole_cohort")
+        if terms is None or keeps_models or len(terms) >= len(self.asked):
+            return Stack()
+        if not can_fold(terms, [criterion.high(self._engine.problem) for criterion in method.criteria]):
+            return Stack()
+        return SubsetSums(names, terms, like=self._state.model)
+
+    def admit(self, updates: Updates) -> None:
+        """Guard, measure and fold one chunk of updates as it arrives."""
+        state, method = self._state, self._method
+        updates, refused = inspect_updates(updates, state.model, self._expected, self._seen, method.criteria)
+        self._refuse(refused)
+        self._seen.update(updates.client_ids)
+        if self._held is not None:
+            self._held += [updates] if updates.client_ids else []
+        elif updates.client_ids:
+            self._take(updates)
+
+    def complete(self) -> None:
+        """All that will arrive has arrived: criteria that need the whole cohort see it now, ordered by client."""
+        if self._held:
+            self._take(Updates.joined(self._held).by_client())
+
+    def _take(self, updates: Updates) -> None:
+        method = self._method
+        updates, raw, refused = inspect_measurements(
+            updates, self._measure(updates), method.criteria, self._engine.problem
+        )
+        self._refuse(refused)
+        self._aggregator.add(method.score.prepare(method.names, raw), updates.models)
+        self.client_ids += updates.client_ids
+        self.raw = torch.cat([self.raw, raw])
+        self.training_loss = torch.cat([self.training_loss, updates.training_loss])
+        self.seconds = torch.cat([self.seconds, updates.seconds])
+
+    def _refuse(self, refusals: Sequence[Refusal]) -> None:
+        self.refusals += refusals
+        self._seen.update(refusal.client_id for refusal in refusals)
+
+    def _measure(self, updates: Updates) -> Tensor:
+        """The criteria [n, m]: what the clients reported, and what the server sees on arrival."""
+        state, rows = self._state, list(updates.client_ids)
+        arrivals = Arrivals(
+            updates.client_ids,
+            updates.models,
+            state.model,
+            self._engine.spec,
+            self.judge,
+            memory={name: values[rows] for name, values in state.memory.items()},
+            attributes={name: values[rows] for name, values in self._engine.attributes.items()},
+        )
+        columns = [
+            updates.measurements[criterion.name]
+            if criterion.measured_by == "client"
+            else criterion.measure(arrivals).cpu()
+            for criterion in self._method.criteria
+        ]
+        return torch.stack([column.double() for column in columns], dim=1)
+
+    def judge(self, models: Tensor) -> Evaluation:
+        """AdaFed's evaluation of models [c, d]: on the server's set, or without one by the cohort (P3 III.C)."""
+        self.judged += len(models)
+        if self._plan.judged_by == "clients":
+            return self._engine.evaluate(self.asked, models)
+        evaluation = self._engine.evaluate_server(models, "weigh")
+        if evaluation is None:
+            raise RuntimeError(f"{self._method.name} weighs by a server set, but the engine has none")
+        return evaluation
+
+    @property
+    def judgements_sent(self) -> int:
+        """Models that were sent to clients for their judgement."""
+        return self.judged * len(self.asked) if self._plan.judged_by == "clients" else 0
+
+    @property
+    def scales(self) -> Tensor:
+        """What each criterion is divided by [m]."""
+        return self._method.normaliser(self.raw) if self.client_ids else torch.ones(self.raw.shape[1])
+
+    def candidate(self, priority: tuple[str, ...] | None) -> Candidate:
+        """Score, weigh and aggregate the cohort, in the given order of priority."""
+        method, state, scales = self._method, self._state, self.scales
+        score = method.score.with_order(priority)
+        scores = score(method.names, divide(self.raw, scales))
+        weights = to_weights(scores)
+        if not weights.any():
+            return Candidate(priority, scores, weights, state.model, state.step_state)
+        if method.rule is None:
+            aggregate = self._aggregator.aggregate(score, scales, weights)
+        else:
+            aggregate = state.model + method.rule(self._updates(), weights)
+        model, step_state = method.server_step(state.model, aggregate, state.step_state)
+        return Candidate(priority, scores, weights, model, step_state)
+
+    def _updates(self) -> Tensor:
+        """How far every client's model moved [n, d]; for parts that need the models."""
+        assert isinstance(self._aggregator, Stack)
+        return torch.stack(self._aggregator.models) - self._state.model
+
+    def updated_memory(self) -> dict[str, Tensor]:
+        """What the criteria remember of everyone after the round; see `criteria.trust`."""
+        memory, remembering = dict(self._state.memory), [one for one in self._method.criteria if one.memory]
+        if remembering:
+            updates = self._updates()[:, : self._engine.spec.num_parameters] if self.client_ids else ()
+            outcome = Outcome(self.client_ids, tuple(updates), [refusal.client_id for refusal in self.refusals])
+            for one in remembering:
+                assert one.memory is not None
+                memory[one.part.name] = one.memory.after(memory[one.part.name], outcome)
+        return memory

@@ -1,0 +1,273 @@
+"""Everything about an experiment that no single key can tell, in one place: what does not go together, what the data
+do not allow, what shows when a client and a model are tried. All of it is found before anything runs.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..attacks import ATTACKS
+from ..core.criteria import Arrivals, ClientFacts, Criterion
+from ..core.method import Method
+from ..core.priority import MAX_CRITERIA
+from ..core.types import Evaluation, Problem
+from ..core.weighting import check_normaliser
+from ..data.federated import FederatedData, Samples, Shares
+from ..engine.device import pick_device, refuse_impossible
+from ..engine.evaluation import BATCH
+from ..engine.executor import DeviceExecutor
+from ..engine.local import LocalEngine
+from ..errors import ConfigError
+from ..limits import gigabytes, memory
+from ..models.size import check_batches
+from ..registry import Part, Registry
+from .build import build_data, build_engine, build_module, divide_samples, load_samples
+from .schema import Experiment, MethodSettings
+
+Issue = tuple[str, str]  # the key, and what is wrong with it
+NO_SAMPLES = "to weigh by: set server_set.fraction above 0 and report_fraction below 1"
+
+
+# What the config alone can tell ----------------------------------------------------------------------------------
+
+
+def config_issues(experiment: Experiment) -> list[Issue]:
+    """Combinations of keys that cannot work, whatever the data."""
+    issues = [*_repeated(experiment), *_measures_nothing(experiment)]
+    for index, settings in enumerate(experiment.methods):
+        found = [*_method_issues(settings, experiment), *_server_set_issues(settings, experiment)]
+        issues += [(f"methods[{index}].{key}".rstrip("."), message) for key, message in found]
+    return issues
+
+
+def _repeated(experiment: Experiment) -> Iterator[Issue]:
+    """Names, seeds and numbers that are given twice."""
+    for name in _twice([method.name for method in experiment.methods]):
+        yield "methods", f"two methods are called {name!r}; tables could not tell them apart"
+    if len(set(experiment.seeds)) < len(experiment.seeds):
+        yield "seeds", "a seed is listed twice; it would repeat the same run"
+    if len(set(experiment.flower.clients)) < len(experiment.flower.clients):
+        yield "flower.clients", "a name is listed twice; it could not be told who is meant"
+    if experiment.federation.fraction is not None and experiment.federation.clients_per_round is not None:
+        yield "federation", "give either fraction or clients_per_round"
+
+
+def _twice(names: Sequence[str]) -> list[str]:
+    return sorted(name for name, count in Counter(names).items() if count > 1)
+
+
+def _measures_nothing(experiment: Experiment) -> Iterator[Issue]:
+    """Runs of which nobody would learn how good they are."""
+    server = experiment.server_set
+    if not experiment.server_holds_samples and not experiment.evaluation.clients_every:
+        yield "evaluation.clients_every", "0 with no held-out samples: nothing would be measured"
+    if experiment.clients_test:
+        return
+    if experiment.evaluation.clients_every:
+        yield "evaluation.clients_every", "must be 0 where test_fraction is 0: clients have nothing to test on"
+    if server.source == "held_out" and not server.shared_set and not server.report_fraction:
+        yield "server_set.report_fraction", "0 with test_fraction = 0: nothing would be measured"
+    if server.source == "clients":
+        yield "server_set.source", '"clients" evaluate models on their test sets: test_fraction must not be 0'
+
+
+def _method_issues(settings: MethodSettings, experiment: Experiment) -> Iterator[Issue]:
+    """Parts of one method that do not go together."""
+    names = [part.called for part in settings.criteria]
+    for name in _twice(names):
+        yield "criteria", f"{name} is listed twice; give one of them another name with `as`"
+    try:
+        method = settings.build(experiment.training)
+        method.score.check(names)
+    except ValueError as error:
+        yield "score", str(error)
+        return
+    if method.training.optimizer == "adam" and method.training.momentum:
+        yield "training.momentum", 'goes with optimizer = "sgd"; adam has its own'
+    try:
+        check_normaliser(
+            method.score, settings.normalise.name if settings.normalise else method.score.default_normaliser
+        )
+    except ValueError as error:
+        yield "normalise", str(error)
+    if method.adjust:
+        yield from _adjust_issues(method, experiment)
+
+
+def _adjust_issues(method: Method, experiment: Experiment) -> Iterator[Issue]:
+    if method.first_priority is None:
+        yield "adjust", 'adjusts an order of priority: use score = "prioritized"'
+    if not 2 <= len(method.names) <= MAX_CRITERIA:
+        yield "adjust", f"needs 2 to {MAX_CRITERIA} criteria to put in order, got {len(method.names)}"
+    if method.fine_tune:
+        yield "fine_tune", "does not go with adjust, which compares models before the server trains them"
+    if not experiment.clients_test:
+        yield "adjust", "evaluates on the clients' test sets: test_fraction must not be 0"
+
+
+def _server_set_issues(settings: MethodSettings, experiment: Experiment) -> Iterator[Issue]:
+    server, holds = experiment.server_set, experiment.server_holds_samples
+    weighs = server.source != "held_out" or (holds and (server.shared_set or server.report_fraction < 1))
+    if settings.fine_tune and server.source == "clients":
+        yield "fine_tune", 'needs samples of the server: server_set.source = "clients" has none'
+    if _needs_server_set(settings) and not weighs:
+        yield "", f"needs samples {NO_SAMPLES}"
+
+
+def _needs_server_set(settings: MethodSettings) -> bool:
+    judged = any("server_set" in registry.needs(part) for _, registry, part in settings.parts())
+    return judged or settings.fine_tune is not None
+
+
+def deployment_issues(experiment: Experiment) -> list[Issue]:
+    """What a deployment needs beyond other runs: its server sees no data of the clients."""
+    settings = experiment.flower
+    missing = [key for key in ("clients", "input_shape") if not getattr(settings, key)]
+    issues = [(f"flower.{key}", "is needed in a deployment, where the server sees no data") for key in missing]
+    if experiment.server_set.source == "contributed":
+        hint = 'no sample leaves a client of a deployment: use "held_out" with server-data, or "clients"'
+        issues.append(("server_set.source", hint))
+    return issues
+
+
+# What only the data can tell -------------------------------------------------------------------------------------
+
+
+def validate(experiment: Experiment, own_data: FederatedData | None) -> Samples:
+    """Everything that the device, the data, one client and the model can tell; ConfigError with all that is wrong."""
+    refuse_impossible(experiment.mode, experiment.precision, pick_device(experiment.device))
+    samples = own_data.samples if own_data else load_samples(experiment)
+    seed = experiment.seeds[0]
+    num_clients = own_data.num_clients if own_data else len(divide_samples(experiment, samples, seed).train)
+    issues = [*_problem_issues(experiment, samples.problem), *_client_issues(experiment, num_clients)]
+    if not issues:
+        data, hostile = build_data(experiment, samples, seed, own_data)
+        module = build_module(experiment, data.samples, seed)
+        issues = [*_size_issues(experiment, module, data)]
+    if not issues:
+        # Two samples show whether the model fits, also where the clients test nothing.
+        data = replace(data, test=Shares.of([(data.train.indices[:2], data.train.targets[:2])]))
+        executor = DeviceExecutor(data.samples, module, torch.device("cpu"), mode="loop", precision="float32")
+        issues = [*_engine_issues(experiment, build_engine(experiment, data, hostile, seed, executor))]
+    if issues:
+        raise ConfigError(experiment.source, issues)
+    return samples
+
+
+def _problem_issues(experiment: Experiment, problem: Problem) -> Iterator[Issue]:
+    """Parts that do not fit what is to be learned."""
+    targets = {"target": [experiment.evaluation.target or 0], "client_targets": experiment.evaluation.client_targets}
+    for key, values in targets.items():
+        if problem.kind == "classification" and max(values, default=0) > 1:
+            yield f"evaluation.{key}", f"an accuracy is at most 1, got {max(values)}"
+    for index, method in enumerate(experiment.methods):
+        for key, registry, part in method.parts():
+            yield from _unfit(f"methods[{index}].{key}", registry, part, problem)
+    for index, group in enumerate(experiment.hostile):
+        yield from _unfit(f"hostile[{index}].attack", ATTACKS, group.attack, problem)
+
+
+def _unfit(key: str, registry: Registry[Any], part: Part, problem: Problem) -> Iterator[Issue]:
+    """What a part, or one that its options name, needs of a problem and this one has not."""
+    for option in registry.options(part.name):
+        named, value = option.names_part_of, part.options.get(option.name)
+        if named is not None and value is not None:
+            yield from _unfit(f"{key}.{option.name}", named, Part(value, {}), problem)
+    if lacking := problem.lacks(registry.declared(part.name).needs):
+        other = "numbers" if lacking == "classes" else "classes"
+        fitting = [name for name in registry if other in registry.declared(name).needs]
+        instead = f"; use {' or '.join(map(repr, fitting))}" if fitting else ""
+        yield key, f"{part.name} needs {lacking} to predict, and this is {problem.kind}{instead}"
+
+
+def _client_issues(experiment: Experiment, num_clients: int) -> Iterator[Issue]:
+    """What does not fit the number of clients."""
+    wanted = experiment.federation.clients_per_round
+    if wanted is not None and wanted > num_clients:
+        yield "federation.clients_per_round", f"{wanted} in a round, but there are only {num_clients} clients"
+    for name, values in experiment.attributes.items():
+        if len(values) != num_clients:
+            yield f"attributes.{name}", f"{len(values)} values for {num_clients} clients"
+    listed, count = set[int](), 0
+    for index, group in enumerate(experiment.hostile):
+        key = f"hostile[{index}].clients"
+        members = group.clients if isinstance(group.clients, list) else []
+        wrong = [client for client in members if client in listed or not 0 <= client < num_clients]
+        if wrong:
+            yield key, f"{wrong} are not clients, or in two groups: there are 0 to {num_clients - 1}"
+        listed.update(members)
+        count += group.clients if isinstance(group.clients, int) else len(members)
+        if count > num_clients:
+            yield key, f"{count} hostile clients of {num_clients}: too many"
+
+
+def _size_issues(experiment: Experiment, module: nn.Module, data: FederatedData) -> Iterator[Issue]:
+    """What takes more memory than there is."""
+    if not len(data.samples.inputs):  # a server whose clients are elsewhere
+        return
+    largest = int(data.train.sizes.max())
+    for index, method in enumerate(experiment.build_methods()):
+        epochs = method.training.epochs
+        if (needed := 16 * epochs * largest) > memory():  # which sample comes when, and the draws it is sorted by
+            message = f"{epochs:,} epochs of {largest:,} samples: their order takes {gigabytes(needed)}; ask for fewer"
+            yield f"methods[{index}]: training.epochs", message
+    batch = max(min(method.training.batch_size or largest, largest) for method in experiment.build_methods())
+    try:
+        check_batches(module, data.samples.batch(torch.zeros(1, dtype=torch.int64)), trained=batch, answered=BATCH)
+    except (RuntimeError, ValueError, IndexError) as error:
+        yield "model", f"does not fit these samples: {error}"
+
+
+def _engine_issues(experiment: Experiment, engine: LocalEngine) -> Iterator[Issue]:
+    """What shows when a client and a model are tried: networks that do not fit, criteria that cannot be measured."""
+    try:
+        engine.evaluate([0], engine.initial_model[None])
+    except (RuntimeError, ValueError, IndexError) as error:
+        yield "model", f"does not fit these samples: {error}"
+        return
+    facts = engine.facts([0], torch.zeros(1))
+    for index, method in enumerate(experiment.build_methods()):
+        no_set = engine.data.weigh is None and experiment.server_set.source != "clients"
+        if no_set and _needs_server_set(experiment.methods[index]):
+            yield f"methods[{index}]", "there are no samples to weigh by: enlarge server_set.fraction, or give `weigh`"
+            continue
+        for place, criterion in enumerate(method.criteria):
+            seen = facts if criterion.measured_by == "client" else _arrival(experiment, method, engine)
+            if not isinstance(seen, ClientFacts) or len(facts.owner):  # or nobody's samples are here to try it on
+                yield from _tried(f"methods[{index}].criteria[{place}]", criterion, seen, engine.problem)
+
+
+def _arrival(experiment: Experiment, method: Method, engine: LocalEngine) -> Arrivals:
+    """The first client, as the server would see it if it sent the initial model."""
+
+    def judge(models: torch.Tensor) -> Evaluation:
+        evaluation = engine.evaluate_server(models, "weigh")
+        return engine.evaluate([0], models) if evaluation is None else evaluation
+
+    return Arrivals(
+        (0,),
+        engine.initial_model[None],
+        engine.initial_model,
+        engine.spec,
+        judge,
+        memory={one.part.name: one.memory.first(1) for one in method.criteria if one.memory},
+        attributes={name: values[:1] for name, values in engine.attributes.items()},
+    )
+
+
+def _tried(key: str, criterion: Criterion, seen: ClientFacts | Arrivals, problem: Problem) -> Iterator[Issue]:
+    try:
+        values, high = criterion.measure(seen), criterion.high(problem)
+    except Exception as error:  # a user's own criterion may raise anything
+        yield key, str(error.args[0]) if isinstance(error, KeyError) else f"{type(error).__name__}: {error}"
+        return
+    if tuple(values.shape) != (1,):
+        yield key, f"{criterion.name} must give one value per client, gave {tuple(values.shape)} for one client"
+    elif float(values[0]) > high:
+        yield key, f"{criterion.name} = {float(values[0]):g} for the first client, above its upper bound {high:g}"

@@ -1,0 +1,33 @@
+"""The client's side: a request comes in, the embedded engine does the work for one client, an answer goes out."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from flwr.app import Error, Message, RecordDict
+
+from ..engine.local import LocalEngine
+from .wire import Request, read_request, write_evaluation, write_update
+
+log = logging.getLogger("clientwise")
+RAISED = 2  # Flower's code for a client app that raised
+
+
+def answer(content: RecordDict, engine_of: Callable[[Request], LocalEngine]) -> RecordDict:
+    """Train or evaluate as the one client that is meant, with the same code as on one machine."""
+    request, models, kept = read_request(content)
+    engine, client = engine_of(request), request.client
+    if request.task is None:
+        return write_evaluation(engine.evaluate([client], models))
+    engine.load_state({} if kept is None else {str(client): kept})
+    (updates,) = (one for one in engine.train([client], models.to(engine.device), request.task) if one.client_ids)
+    return write_update(updates, engine.state().get(str(client)))
+
+
+def answer_failure(message: Message, error: Exception, *, private: bool) -> Message:
+    """Says what went wrong; where the data are private only the kind of error, since its text may quote a sample."""
+    log.exception("clientwise could not answer a %s message", message.metadata.message_type)
+    kind = type(error).__name__
+    reason = f"{kind}; the node's log says more" if private else " ".join(f"{kind}: {error}".split())[:300]
+    return Message(Error(code=RAISED, reason=reason), reply_to=message)

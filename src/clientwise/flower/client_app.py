@@ -1,0 +1,67 @@
+"""The generic `ClientApp`: finds the data, does the work, says what went wrong where it cannot."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable
+from functools import lru_cache, partial
+
+import torch
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+
+from ..data.datasets import DataError
+from ..engine.device import pick_device
+from ..engine.local import LocalEngine
+from ..experiment.build import build_data, build_engine, build_executor, load_samples
+from ..experiment.config import load_experiment
+from .client import answer, answer_failure
+from .data import Config, OwnData, data_held_by, load_npz
+from .wire import Request
+
+
+def client_app(config: Config, load: Callable[[str], OwnData] = load_npz) -> ClientApp:
+    """A Flower `ClientApp` that trains, measures its criteria and evaluates models, as the config says.
+
+    `load` reads a node's own data from the path `data` in its node config.
+    """
+    text = load_experiment(config).to_toml()
+    app = ClientApp()
+    for register in (app.train(), app.evaluate()):
+        register(partial(_answer, text, load))
+    return app
+
+
+def _answer(text: str, load: Callable[[str], OwnData], message: Message, context: Context) -> Message:
+    """The answer to one message, by the client it means."""
+    path = context.node_config.get("data")
+    try:
+        if path is None and "partition-id" not in context.node_config:  # the mark of Flower's simulation
+            raise DataError("this node has no data: start it with --node-config 'data=\"/path/to/it\"'")
+        find = partial(_simulated_engine, text) if path is None else partial(_engine_of_node, text, load, str(path))
+        return Message(answer(message.content, find), reply_to=message)
+    except Exception as error:  # the server is to hear of it, whatever it is
+        return answer_failure(message, error, private=path is not None)
+
+
+def _simulated_engine(text: str, request: Request) -> LocalEngine:
+    return _all_clients(text, request.seed)
+
+
+@lru_cache(maxsize=2)
+def _all_clients(text: str, seed: int) -> LocalEngine:
+    """All clients of a simulation: whoever is asked for is there. Kept for the next message to this process."""
+    experiment = load_experiment(tomllib.loads(text))
+    data, hostile = build_data(experiment, load_samples(experiment), seed)
+    executor = build_executor(experiment, data.samples, torch.device("cpu"))
+    return build_engine(experiment, data, hostile, seed, executor)
+
+
+def _engine_of_node(text: str, load: Callable[[str], OwnData], path: str, request: Request) -> LocalEngine:
+    """A federation in which only this client holds anything."""
+    experiment = load_experiment(tomllib.loads(text))
+    own = load(path)
+    data = data_held_by(experiment, {request.client: own}, {})
+    data, hostile = build_data(experiment, data.samples, request.seed, data)
+    executor = build_executor(experiment, data.samples, pick_device(experiment.device))
+    return build_engine(experiment, data, hostile, request.seed, executor)

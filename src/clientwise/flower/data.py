@@ -1,0 +1,129 @@
+"""The data of a real federation: each party has its own file, and sees no other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from zipfile import BadZipFile
+
+import numpy
+import torch
+
+from ..data.datasets import DataError
+from ..data.federated import FederatedData, Shares
+from ..errors import ConfigError
+from ..experiment.build import build_data, load_samples
+from ..experiment.config import load_experiment
+from ..experiment.schema import Experiment
+from ..experiment.validation import deployment_issues
+
+Config = str | Path | Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class OwnData:
+    """What one node holds: (inputs, targets) to train on and to test on, as the model is to see them."""
+
+    train: tuple[Any, Any]
+    test: tuple[Any, Any]
+    sample_attributes: Mapping[str, Any] = field(default_factory=dict)  # facts about the training samples
+
+
+def load_npz(path: str) -> OwnData:
+    """Arrays train_inputs, train_targets, test_inputs, test_targets of a NumPy file; others are sample attributes."""
+    arrays = _read_npz(path)
+    names = ("train_inputs", "train_targets", "test_inputs", "test_targets")
+    if missing := [name for name in names if name not in arrays]:
+        raise DataError(f"{path}: has no array {', '.join(missing)}; numpy.savez writes such a file")
+    train_inputs, train_targets, test_inputs, test_targets = (arrays.pop(name) for name in names)
+    return OwnData((train_inputs, train_targets), (test_inputs, test_targets), arrays)
+
+
+def server_side(experiment: Experiment, path: str) -> FederatedData:
+    """A federation as its server sees it: nothing of the clients, and the server's own samples if it has any.
+
+    The file holds the arrays weigh_inputs and weigh_targets, report_inputs and report_targets; either pair may lack.
+    """
+    if issues := deployment_issues(experiment):
+        raise ConfigError(experiment.source, issues)
+    arrays = _read_npz(path) if path else {}
+    parts = {
+        part: (arrays[f"{part}_inputs"], arrays[f"{part}_targets"])
+        for part in ("weigh", "report")
+        if f"{part}_inputs" in arrays
+    }
+    return data_held_by(experiment, {}, parts)
+
+
+def data_held_by(
+    experiment: Experiment, held: Mapping[int, OwnData], server: Mapping[str, tuple[Any, Any]]
+) -> FederatedData:
+    """The data of all clients, of which only some are here."""
+    settings = experiment.flower
+    shape, classes = tuple(settings.input_shape), settings.num_classes
+    nothing = (torch.zeros(0, *shape), torch.zeros(0, dtype=torch.int64 if classes else torch.float32))
+    blocks = [block for own in held.values() for block in (own.train, own.test)] + list(server.values())
+    for inputs, targets in blocks:
+        if tuple(inputs.shape[1:]) != shape:
+            raise DataError(f"samples of shape {tuple(inputs.shape[1:])}, but flower.input_shape = {list(shape)}")
+        if torch.as_tensor(targets).is_floating_point() == bool(classes):
+            raise DataError(f"targets of type {targets.dtype}, but flower.num_classes = {classes}")
+    clients = range(len(settings.clients))
+    names = {name for own in held.values() for name in own.sample_attributes}
+    return FederatedData.from_clients(
+        [held[client].train if client in held else nothing for client in clients],
+        [held[client].test if client in held else nothing for client in clients],
+        num_classes=classes or None,
+        sample_attributes={
+            name: [held[client].sample_attributes[name] if client in held else [] for client in clients]
+            for name in names
+        },
+        weigh=server.get("weigh"),
+        report=server.get("report"),
+    )
+
+
+def _read_npz(path: str) -> dict[str, Any]:
+    try:
+        with Path(path).open("rb") as raw, numpy.load(raw) as file:
+            return dict(file)
+    except FileNotFoundError:
+        raise DataError(f"{path}: no such file") from None
+    except (OSError, ValueError, TypeError, BadZipFile) as error:
+        raise DataError(f"{path}: not a NumPy file of arrays (.npz): {error}") from None
+
+
+def write_parts(config: Config, folder: str | Path) -> list[Path]:
+    """Write what a config's partition gives every client, and the server, as the files a deployment reads.
+
+    For trying a deployment on data that are not in different places yet: one NAME.npz for each of flower.clients, and
+    server.npz.
+    """
+    experiment = load_experiment(config)
+    data, _ = build_data(experiment, load_samples(experiment), experiment.seeds[0])
+    names = experiment.flower.clients
+    if len(names) != data.num_clients:
+        hint = f"{len(names)} names for the {data.num_clients} clients of the partition"
+        raise ConfigError(experiment.source, [("flower.clients", hint)])
+
+    def arrays(part: str, shares: Shares, holder: int) -> dict[str, Any]:
+        held = shares.slice(holder)
+        inputs = data.samples.batch(shares.indices[held])
+        return {f"{part}_inputs": inputs.numpy(), f"{part}_targets": shares.targets[held].numpy()}
+
+    def attributes(holder: int) -> dict[str, Any]:
+        indices = data.train.indices[data.train.slice(holder)]
+        return {name: values[indices].numpy() for name, values in data.samples.sample_attributes.items()}
+
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    files = {
+        name: {**arrays("train", data.train, k), **arrays("test", data.test, k), **attributes(k)}
+        for k, name in enumerate(names)
+    }
+    server = [(part, shares) for part, shares in (("weigh", data.weigh), ("report", data.report)) if shares]
+    files["server"] = {name: array for part, shares in server for name, array in arrays(part, shares, 0).items()}
+    for name, content in files.items():
+        numpy.savez(Path(folder) / f"{name}.npz", **content)
+    return [Path(folder) / f"{name}.npz" for name in files]

@@ -1,0 +1,256 @@
+"""The server's side: `FlowerEngine` asks clients over a Flower grid, and is patient with them only so long."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Literal, TypeVar
+
+import torch
+from flwr.app import Message, RecordDict
+from flwr.serverapp import Grid
+from torch import Tensor
+
+from ..core.types import Evaluation, Problem, Refusal, Task, Updates
+from ..engine.local import LocalEngine
+from ..experiment.schema import FlowerSettings
+from .wire import Request, pack, read_evaluation, read_update, write_request
+
+CHUNK = 8  # answers fetched at a time: so many models the server holds at most
+POLL = (0.05, 1.0)  # seconds between two looks for answers, at first and at most
+
+T = TypeVar("T")
+Connected = Callable[[], Mapping[int, int]]  # which client is reached at which node right now
+
+
+class FlowerEngine:
+    """Trains and evaluates on Flower's nodes; what the server holds itself is left to the embedded engine."""
+
+    def __init__(
+        self,
+        local: LocalEngine,
+        grid: Grid,
+        connected: Connected,
+        *,
+        seed: int,
+        settings: FlowerSettings,
+        keepers: Collection[int] = (),
+    ) -> None:
+        self.num_clients, self.problem, self.spec = local.num_clients, local.problem, local.spec
+        self.initial_model, self.device = local.initial_model, local.device
+        self.attributes: Mapping[str, Tensor] = local.attributes  # the server's own: no client is asked for them
+        self.idle_work: Callable[[], None] | None = None
+        self._local, self._grid, self._connected, self._seed, self._settings = local, grid, connected, seed, settings
+        self._keepers = keepers  # simulated hostile clients that train a model of their own
+        self._kept: dict[int, Tensor] = {}  # and that model, since nodes keep nothing
+        self._test_sizes = torch.full((local.num_clients,), -1)  # of every client's first evaluation; −1: none yet
+        self._outputs = 1 if local.problem.sums else local.data.samples.targets.shape[1:].numel()  # per sample
+
+    def train(self, client_ids: Sequence[int], model: Tensor, task: Task) -> Iterator[Updates]:
+        """See `core.types.Engine`. With fewer answers than `min_replies` nobody's update is handed on."""
+        needed = min(self._settings.min_replies, len(client_ids))
+        deadline = time.monotonic() + self._settings.train_seconds
+        nodes = self._wait_for(client_ids, needed, deadline)
+        packed = pack(model)
+        requests = {
+            client: write_request(Request(client, self._seed, task), packed, self._kept.get(client)) for client in nodes
+        }
+        failures = [Refusal(client, "not connected") for client in client_ids if client not in nodes]
+        held: list[Updates] = []
+        arrived = 0
+        for answers in self._exchange("train", requests, nodes, deadline):
+            for client, content in answers:
+                answer = _read(client, content, partial(read_update, client))
+                if isinstance(answer, Refusal):
+                    failures.append(answer)
+                    continue
+                update, kept = answer
+                if kept is not None and client in self._keepers:
+                    self._kept[client] = kept
+                held.append(update)
+                arrived += 1
+            if arrived >= needed:
+                yield from _stacked(held, model)
+                held.clear()
+        too_few = f"only {arrived} of the {needed} answers that make a round arrived"
+        failures += [Refusal(update.client_ids[0], too_few) for update in held]
+        if failures:
+            nothing = torch.zeros(0, dtype=torch.float64)
+            yield Updates((), model.new_zeros(0, len(model)), {}, nothing, nothing, tuple(failures))
+
+    def evaluate(self, client_ids: Sequence[int], models: Tensor) -> Evaluation:
+        """See `core.types.Engine`. Who does not answer has no say: zero samples, and a place among the missing."""
+        deadline = time.monotonic() + self._settings.evaluate_seconds
+        nodes = self._wait_for(client_ids, 1, deadline)
+        packed = pack(models)
+        requests = {client: write_request(Request(client, self._seed), packed) for client in nodes}
+        found: dict[int, Evaluation] = {}
+        missing = [Refusal(client, "not connected") for client in client_ids if client not in nodes]
+        for answers in self._exchange("evaluate", requests, nodes, deadline):
+            for client, content in answers:
+                one = _read(client, content, partial(self._read_evaluation, client, len(models)))
+                if isinstance(one, Refusal):
+                    missing.append(one)
+                else:
+                    found[client] = one
+        return _merged(client_ids, found, tuple(missing), len(models), self.problem)
+
+    def evaluate_server(self, models: Tensor, part: Literal["weigh", "report"]) -> Evaluation | None:
+        """See `core.types.Engine`."""
+        return self._local.evaluate_server(models, part)
+
+    def train_server(self, model: Tensor, task: Task) -> Tensor:
+        """See `core.types.Engine`."""
+        return self._local.train_server(model, task)
+
+    def prefetch(self, client_ids: Sequence[int]) -> None:
+        """See `core.types.Engine`: the clients hold their data themselves."""
+
+    def state(self) -> dict[str, Tensor]:
+        """What the simulated clients keep between rounds, and how large everybody's test set is."""
+        kept = {str(client): model for client, model in self._kept.items()}
+        return kept | {"test_sizes": self._test_sizes.clone()}
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Continue from what `state` returned."""
+        self._test_sizes = state.get("test_sizes", self._test_sizes).cpu().clone()
+        self._kept = {int(client): model for client, model in state.items() if client != "test_sizes"}
+
+    def _read_evaluation(self, client: int, num_candidates: int, content: RecordDict) -> Evaluation:
+        """A client's evaluation; its test set stays as large as it was at first, or its say would grow at will."""
+        most, outputs = self._settings.max_test_samples, self._outputs
+        one = read_evaluation(content, num_candidates, self.problem, most_samples=most, outputs=outputs)
+        size, first = int(one.num_samples), int(self._test_sizes[client])
+        if first not in (-1, size):
+            raise ValueError(f"{size} test samples, {first} in its first answer")
+        self._test_sizes[client] = size
+        return one
+
+    def _wait_for(self, client_ids: Sequence[int], needed: int, deadline: float) -> dict[int, int]:
+        """The nodes of these clients, as soon as enough are connected; what there is, when time is up."""
+        while True:
+            connected = self._connected()
+            nodes = {client: connected[client] for client in client_ids if client in connected}
+            if len(nodes) >= needed or time.monotonic() >= deadline:
+                return nodes
+            time.sleep(0.5)
+
+    def _exchange(
+        self, kind: str, requests: Mapping[int, RecordDict], nodes: Mapping[int, int], deadline: float
+    ) -> Iterator[list[tuple[int, RecordDict | str]]]:
+        """Send all requests; yield (client, answer or why there is none) in chunks as they arrive."""
+        if not requests:
+            return
+        ttl = 2 * max(1.0, deadline - time.monotonic())  # what arrives while the server is busy must not expire
+        messages = {client: Message(content, nodes[client], kind, ttl=ttl) for client, content in requests.items()}
+        taken = set(self._grid.push_messages(list(messages.values())))  # and every message has its id
+        if self.idle_work:
+            self.idle_work()
+        names = {message.metadata.message_id: client for client, message in messages.items()}
+        waiting = {name: client for name, client in names.items() if name in taken}
+        if len(waiting) < len(names):
+            yield [
+                (client, "the SuperLink did not take the message")
+                for name, client in names.items()
+                if name not in taken
+            ]
+        pause = POLL[0]
+        while waiting:
+            in_time = time.monotonic() < deadline
+            arrived = False
+            for few in _slices(list(waiting), CHUNK):
+                answers = [(waiting.pop(name), content) for name, content in self._pull(few) if name in waiting]
+                if answers:
+                    arrived = True
+                    yield answers
+            if not arrived and not in_time:
+                yield [(client, "no answer in time") for client in waiting.values()]
+                return
+            pause = POLL[0] if arrived else min(2 * pause, POLL[1])
+            time.sleep(min(pause, max(0.0, deadline - time.monotonic())))
+
+    def _pull(self, names: Sequence[str]) -> Iterable[tuple[str, RecordDict | str]]:
+        """The answers that are there; by the message they answer, since a failed node's may carry another's id."""
+        for message in self._grid.pull_messages(names):
+            content = _why_failed(message) if message.has_error() else message.content
+            yield message.metadata.reply_to_message_id, content
+
+
+def _why_failed(message: Message) -> str:
+    """Flower's error codes in words."""
+    known = {3: "no answer in time", 4: "no answer in time", 5: "went away", 8: "its process died"}
+    code, reason = message.error.code, message.error.reason or "failed"
+    return known.get(code, reason)[:300]
+
+
+def _read(client: int, content: RecordDict | str, read: Callable[[RecordDict], T]) -> T | Refusal:
+    """What an answer says, or why it says nothing: nothing a client sends ends the run."""
+    if isinstance(content, str):
+        return Refusal(client, content)
+    try:
+        return read(content)
+    except ValueError as error:
+        reason = f"answer refused: {error}"
+    except Exception as error:
+        reason = f"answer cannot be read: {type(error).__name__}: {error}"
+    return Refusal(client, " ".join(reason.split())[:300])
+
+
+def _slices(names: list[str], size: int) -> Iterator[list[str]]:
+    for first in range(0, len(names), size):
+        yield names[first : first + size]
+
+
+def _stacked(updates: Sequence[Updates], model: Tensor) -> Iterator[Updates]:
+    """Updates of one shape and the same measurements as one chunk; odd ones alone, for the guard to see."""
+    names = [tuple(sorted(update.measurements)) for update in updates]
+    usual = max(names, key=names.count, default=())
+    fits = [
+        update.models.shape[1] == len(model) and update.models.is_floating_point() and name == usual
+        for update, name in zip(updates, names, strict=True)
+    ]
+    alike = [update for update, fit in zip(updates, fits, strict=True) if fit]
+    if alike:
+        yield Updates(
+            tuple(update.client_ids[0] for update in alike),
+            torch.cat([update.models.to(model) for update in alike]),
+            {name: torch.cat([update.measurements[name] for update in alike]) for name in usual},
+            torch.cat([update.training_loss for update in alike]),
+            torch.cat([update.seconds for update in alike]),
+        )
+    yield from (update for update, fit in zip(updates, fits, strict=True) if not fit)
+
+
+def _merged(
+    client_ids: Sequence[int],
+    found: Mapping[int, Evaluation],
+    missing: tuple[Refusal, ...],
+    num_candidates: int,
+    problem: Problem,
+) -> Evaluation:
+    """One evaluation over all clients, in their order, so that it does not depend on who answered first.
+
+    A loss that is not finite is the model's fault where everybody has it, and the client's where others do not.
+    """
+    finite = {client for client, one in found.items() if bool(one.losses.isfinite().all())}
+    if finite:
+        missing += tuple(Refusal(client, "its loss is not finite") for client in found if client not in finite)
+        found = {client: one for client, one in found.items() if client in finite}
+    shape = (problem.num_classes, problem.num_classes) if problem.kind == "classification" else (4,)
+    counts = torch.zeros(
+        num_candidates, *shape, dtype=torch.int64 if problem.kind == "classification" else torch.float64
+    )
+    num_samples = torch.zeros(len(client_ids), dtype=torch.int64)
+    values = torch.zeros(num_candidates, len(client_ids), dtype=torch.float64)
+    losses = torch.zeros_like(values)
+    for place, client in enumerate(client_ids):
+        if client in found:
+            one = found[client]
+            num_samples[place], values[:, place], losses[:, place] = (
+                one.num_samples[0],
+                one.values[:, 0],
+                one.losses[:, 0],
+            )
+            counts += one.counts
+    return Evaluation(num_samples, values, losses, counts, missing)

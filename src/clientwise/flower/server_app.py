@@ -1,0 +1,59 @@
+"""The `ServerApp`: the experiment as everywhere else, with its clients at the nodes of a grid."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import nullcontext
+from functools import partial
+from pathlib import Path
+
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+from flwr.superlink.grid import InMemoryGrid
+
+from ..experiment.build import count_clients
+from ..experiment.config import load_experiment
+from ..experiment.lanes import Progress
+from ..experiment.runner import run
+from ..experiment.schema import Experiment
+from .connections import connector, registered_clients, simulated_clients
+from .data import Config, server_side
+
+log = logging.getLogger("flwr.clientwise")  # below Flower's own logger, so that `flwr log` shows it
+
+
+def server_app(config: Config) -> ServerApp:
+    """A Flower `ServerApp` that runs the config's experiment, or goes on with it.
+
+    Run config: `out` is the run folder (if there is a run in it, it is resumed), `server-data` the path of the
+    server's own samples in a deployment ("" where it has none).
+    """
+    app = ServerApp()
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:
+        experiment = load_experiment(config, replaced={"engine": "flower"})
+        out = Path(str(context.run_config.get("out") or f"runs/{experiment.name}"))
+        own = str(context.run_config.get("server-data", ""))
+        if isinstance(grid, InMemoryGrid):
+            data, connected = None, simulated_clients(grid, count_clients(experiment))
+        else:
+            data, connected = server_side(experiment, own), registered_clients(grid, experiment.flower.clients)
+        resume = (out / "config.toml").exists()
+        log.info("%s %s", "going on with the run in" if resume else "beginning a run in", out.resolve())
+        engines = nullcontext(connector(experiment, grid, connected))
+        run(experiment, out, data=data, resume=resume, on_round=partial(_log_round, experiment), engines=engines)
+        log.info("finished: %s", out.resolve())
+
+    return app
+
+
+def _log_round(experiment: Experiment, progress: Progress) -> None:
+    record, shown = progress.record, progress.record.report or progress.record.local
+    quality = f", {'reported' if record.report else 'on the clients'} {float(shown.overall()[0]):.4f}" if shown else ""
+    where = f"{progress.method}, seed {progress.seed}, round {record.round_num} of {progress.rounds}"
+    log.info("%s: %d clients weighed%s", where, len(record.client_ids), quality)
+    names = dict(enumerate(experiment.flower.clients))
+    for refusal in (*record.refusals, *(record.local.missing if record.local else ())):
+        client = refusal.client_id
+        log.warning("%s: client %d (%s): %s", where, client, names.get(client, "simulated"), refusal.reason)

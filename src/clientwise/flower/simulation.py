@@ -1,0 +1,83 @@
+"""Flower's simulation on this machine, for `clientwise run --engine flower`."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import signal
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import ray
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+from flwr.simulation import run_simulation
+
+from ..errors import ClientwiseError
+from ..experiment.build import count_clients
+from ..experiment.runner import Connect
+from ..experiment.schema import Experiment
+from .client_app import client_app
+from .connections import connector, simulated_clients
+
+SIMULATED_NODES = 64  # at most: a node can play many clients, and Flower looks through its nodes one by one
+
+
+@contextmanager
+def simulation(experiment: Experiment) -> Iterator[Connect]:
+    """Flower's simulation on this machine, as long as the context lasts."""
+    for chatty in ("flwr", "ray._private.worker"):
+        logging.getLogger(chatty).setLevel(logging.ERROR)
+    num_clients = count_clients(experiment)
+    clients = client_app(experiment.to_dict())
+    begun: queue.Queue[Grid | BaseException] = queue.Queue()
+    ended = threading.Event()
+    server = ServerApp()
+
+    @server.main()
+    def main(grid: Grid, context: Context) -> None:
+        begun.put(grid)
+        ended.wait()  # the rounds are run by whoever entered this context
+
+    def simulate() -> None:
+        try:
+            run_simulation(
+                server,
+                clients,
+                min(num_clients, SIMULATED_NODES),
+                backend_config={
+                    "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
+                    "init_args": {"logging_level": "error", "log_to_driver": False},  # what fails is in the answers
+                },
+            )
+        except BaseException as error:  # told to whoever waits
+            begun.put(error)
+
+    thread = threading.Thread(target=simulate, name="flower-simulation")
+    thread.start()
+    try:
+        grid = begun.get()
+        if isinstance(grid, BaseException):
+            raise ClientwiseError(f"Flower's simulation did not start: {grid}") from grid
+        dealt = simulated_clients(grid, num_clients)
+
+        def connected() -> Mapping[int, int]:
+            if not thread.is_alive():
+                raise ClientwiseError("Flower's simulation has ended; go on with --resume")
+            return dealt()
+
+        _keep_signals(thread)
+        yield connector(experiment, grid, connected)
+    finally:
+        ended.set()
+        thread.join()
+
+
+def _keep_signals(thread: threading.Thread) -> None:
+    """Ray takes SIGTERM over when it starts, and aborts on it; whoever handled it before is to have it back."""
+    while not ray.is_initialized() and thread.is_alive():
+        time.sleep(0.05)
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))

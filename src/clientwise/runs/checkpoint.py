@@ -1,0 +1,83 @@
+"""A checkpoint: where a lane can go on. One file of tensors, with everything else as JSON beside them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from pydantic import TypeAdapter, ValidationError
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from ..core.loss import Loss
+from ..core.types import ServerState
+from ..errors import RunError
+from .files import write_atomically
+
+
+@dataclass(frozen=True)
+class _Scalars:
+    """What of a `ServerState` is no tensor."""
+
+    round_num: int
+    loss: Loss
+    priority: tuple[str, ...] | None
+    quality: float | None
+
+
+_SCALARS = TypeAdapter(_Scalars)
+
+
+def save_checkpoint(path: Path, state: ServerState, engine_state: Mapping[str, Tensor]) -> None:
+    """Write the state of a lane and of its engine. The old file is there until the new one is whole."""
+    tensors = {**_tensors(state), **_prefixed("engine.", engine_state)}
+    scalars = _Scalars(state.round_num, state.loss, state.priority, state.quality)
+    content = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
+    write_atomically(path, save(content, {"state": json.dumps(asdict(scalars))}))
+
+
+def load_checkpoint(path: Path, first: ServerState) -> tuple[ServerState, dict[str, Tensor]]:
+    """The state of a lane and of its engine. It must fit the state in which this lane began."""
+    try:
+        with safe_open(path, framework="pt", device=str(first.model.device)) as file:
+            scalars = _SCALARS.validate_json((file.metadata() or {}).get("state", ""), strict=True)
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, ValidationError, OSError) as error:
+        raise _refused(path, f"not a checkpoint of clientwise ({str(error).splitlines()[0]})") from None
+    for name, expected in _tensors(first).items():
+        if name not in tensors or tensors[name].shape != expected.shape or tensors[name].dtype != expected.dtype:
+            found = f"of {list(tensors[name].shape)}" if name in tensors else "missing"
+            raise _refused(path, f"not a checkpoint of this run ({name} is {found}, not of {list(expected.shape)})")
+        tensors[name] = tensors[name].to(expected.device)
+    if not bool(tensors["model"].isfinite().all()):
+        raise _refused(path, "damaged (its model has NaN or Inf)")
+    state = ServerState(
+        round_num=scalars.round_num,
+        model=tensors["model"],
+        loss=scalars.loss,
+        memory=_under("memory.", tensors),
+        priority=scalars.priority,
+        quality=scalars.quality,
+        step_state=_under("step.", tensors),
+    )
+    return state, _under("engine.", tensors)
+
+
+def _tensors(state: ServerState) -> dict[str, Tensor]:
+    """The tensors of a state by their names in the file."""
+    return {"model": state.model, **_prefixed("memory.", state.memory), **_prefixed("step.", state.step_state)}
+
+
+def _prefixed(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {f"{prefix}{name}": tensor for name, tensor in tensors.items()}
+
+
+def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+
+def _refused(path: Path, reason: str) -> RunError:
+    return RunError(f"{path}: {reason}; delete it to start this lane again")

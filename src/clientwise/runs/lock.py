@@ -1,0 +1,44 @@
+"""Who writes to a run folder: one process at a time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from ..errors import RunError
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold a run folder for this process, so that two do not write into it."""
+    try:
+        import fcntl
+    except ImportError:  # not a POSIX system: nothing to hold it with
+        yield
+        return
+    with (folder / ".lock").open("a") as file:
+        for last_try in (False, False, False, True):
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if last_try:
+                    raise RunError(f"{folder}: another clientwise process is writing to this run") from None
+                time.sleep(0.05)  # it may only be somebody looking whether the run is going, see `is_locked`
+        yield
+
+
+def is_locked(folder: Path) -> bool:
+    """Whether a process is writing to this run folder right now."""
+    try:
+        import fcntl
+
+        with (folder / ".lock").open() as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: those who look do not see each other
+    except BlockingIOError:
+        return True
+    except (ImportError, OSError):  # nothing to tell it by, or no such file
+        return False
+    return False

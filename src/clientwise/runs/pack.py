@@ -1,0 +1,26 @@
+"""A copy of a run that is small enough to be sent."""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+from .schema import DATABASE
+
+
+def pack(folder: Path, target: Path) -> None:
+    """Copy a run without its models, and with every client's own values at the last round only."""
+    shutil.rmtree(target, ignore_errors=True)
+    target.mkdir(parents=True)
+    for name in ("config.toml", "versions.json"):
+        shutil.copy(folder / name, target)
+    with closing(sqlite3.connect(folder / DATABASE)) as source:
+        source.execute("VACUUM INTO ?", (str(target / DATABASE),))
+    with closing(sqlite3.connect(target / DATABASE, isolation_level=None)) as copy:
+        copy.execute(
+            """DELETE FROM local WHERE round_num < (SELECT MAX(round_num) FROM rounds
+               WHERE rounds.lane = local.lane AND reached IS NOT NULL)"""
+        )
+        copy.execute("VACUUM")

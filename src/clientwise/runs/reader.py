@@ -1,0 +1,573 @@
+"""Reading a run: typed rows from its database, which may still be growing."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import statistics
+from collections.abc import Hashable, Iterator
+from contextlib import closing, contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, TypeVar
+
+import numpy
+from pydantic import BaseModel, Field, Json, PositiveInt, TypeAdapter, ValidationError
+
+from ..errors import NotBegunError, RunError
+from ..registry import suggest
+from .lock import is_locked
+from .rows import (
+    BestRound,
+    ClientRoundRow,
+    ClientRow,
+    CostRow,
+    CriterionRow,
+    Deciles,
+    LaneProgress,
+    LaneRow,
+    MethodSummary,
+    Names,
+    ParticipantRow,
+    PerClass,
+    PriorityRow,
+    RefusalRow,
+    RoundRow,
+    WeightGrid,
+)
+from .schema import DATABASE, SCHEMA_VERSION
+
+Row = TypeVar("Row", bound=tuple[Any, ...])
+T = TypeVar("T")
+CURVES = ("metric", "macro_f1", "loss", "local_mean", "local_p10", "local_p90", "testing_rounds", "seconds")
+
+
+class _Totals(NamedTuple):
+    """What the rounds of a seed add up to."""
+
+    seed: int
+    rounds: int
+    testing_rounds: int
+    seconds: float
+
+
+class _Facts(BaseModel, strict=True):
+    """Facts about the whole run."""
+
+    name: str
+    metric: str
+    higher_is_better: bool = Field(True, alias="higher is better")
+    target: float | None
+    client_targets: list[float] | None = Field(None, alias="client targets")
+    rounds: PositiveInt
+    lanes: PositiveInt
+    model_bytes: int = 0
+    reported_on: str = Field("held-out samples", alias="reported on")
+
+
+def thinned(rows: list[T], max_points: int | None) -> list[T]:
+    """At most about `max_points` of the rows, evenly spaced, and always the last.
+
+    >>> thinned([1, 2, 3, 4, 5, 6, 7, 8], 3)
+    [1, 4, 7, 8]
+    """
+    if max_points is None or len(rows) <= max_points:
+        return rows
+    step = -(-len(rows) // max_points)
+    return rows[::step] + ([] if (len(rows) - 1) % step == 0 else rows[-1:])
+
+
+def is_finished(folder: Path) -> bool:
+    """Whether all lanes of a run have ended."""
+    try:
+        with _database(folder) as database:
+            planned = database.execute("SELECT value FROM facts WHERE key = 'lanes'").fetchone()
+            (ended,) = database.execute("SELECT COUNT(*) FROM lanes WHERE finished").fetchone()
+            return bool(planned == (str(ended),))
+    except RunError:
+        return False  # not begun, or damaged: whoever goes on with it will be told
+
+
+class Run:
+    """A run folder, read-only. It may still be growing.
+
+    `run.summary()` is one line per method, `run.curve("metric", "AdaFed", seed=1)` a list over rounds,
+    `run.participants("AdaFed", seed=1, round_num=10)` who got which weight. For what no method answers there is
+    `run.query(sql)`, which asks the database; its tables are described in `clientwise/runs/schema.py`.
+    """
+
+    def __init__(self, folder: str | Path, name: str | None = None) -> None:
+        self.folder = Path(folder)
+        self.id = name or self.folder.resolve().name  # what pages and comparisons call it
+        self._must_be_there()
+        facts = self._read_facts()
+        self.name = facts.name
+        self.metric = facts.metric
+        self.higher_is_better = facts.higher_is_better  # whether a larger value of the metric is the better one
+        self.target = facts.target
+        self.client_targets = facts.client_targets or ([facts.target] if facts.target else [])
+        self.rounds = facts.rounds  # planned, per lane
+        self.num_lanes = facts.lanes  # planned
+        self.model_bytes = facts.model_bytes
+        self.reported_on = facts.reported_on
+        self.data = dict(  # by seed: tells its data from others
+            self._rows(
+                tuple[int, Json[str]],
+                "SELECT CAST(SUBSTR(key, 14) AS INTEGER), value FROM facts WHERE key LIKE 'data of seed %'",
+            )
+        )
+        self.lanes = self._rows(LaneRow, "SELECT lane, method, seed FROM lanes ORDER BY lane")
+        self.finished = self._number("SELECT COUNT(*) FROM lanes WHERE finished") == self.num_lanes
+
+    @property
+    def methods(self) -> list[str]:
+        """The methods in the order they ran."""
+        return list(dict.fromkeys(lane.method for lane in self.lanes))
+
+    @property
+    def has_hostile(self) -> bool:
+        """Whether any client of the run is hostile."""
+        return bool(self.query("SELECT 1 FROM clients WHERE hostile IS NOT NULL LIMIT 1"))
+
+    def query(self, sql: str, *values: Any) -> list[Any]:
+        """Rows of a query of your own against the run's database, as they are there."""
+        try:
+            with _database(self.folder) as database:
+                return database.execute(sql, values).fetchall()
+        except OverflowError:
+            raise RunError(f"{self.id}: has nothing of that number") from None
+
+    def lane(self, method: str, seed: int) -> int:
+        """The number of a method and seed in the database."""
+        for lane, name, number in self.lanes:
+            if (name, number) == (method, seed):
+                return lane
+        if method not in self.methods:
+            raise RunError(f"{self.id}: no method {method!r}{suggest(method, self.methods)}")
+        raise RunError(f"{self.id}: no seed {seed} of {method}")
+
+    def seeds(self, method: str) -> list[int]:
+        """The seeds of a method."""
+        return [lane.seed for lane in self.lanes if lane.method == method]
+
+    # How far it is -----------------------------------------------------------------------------------------------
+
+    def rounds_done(self) -> int:
+        """Rounds of all lanes together."""
+        return self._number("SELECT COUNT(*) FROM rounds")
+
+    def progress(self) -> list[LaneProgress]:
+        """How far every lane is."""
+        return self._rows(
+            LaneProgress,
+            """SELECT method, seed, finished, COUNT(round_num) FROM lanes LEFT JOIN rounds USING (lane)
+               GROUP BY lane ORDER BY lane""",
+        )
+
+    def round_nums(self, method: str, seed: int) -> list[int]:
+        """The rounds a lane has run."""
+        rows = self._rows(tuple[int], "SELECT round_num FROM rounds WHERE lane = ? ORDER BY 1", self.lane(method, seed))
+        return [number for (number,) in rows]
+
+    def last_round(self, method: str, seed: int) -> int | None:
+        """The last round of a lane; None before its first."""
+        ((last,),) = self._rows(
+            tuple[int | None], "SELECT MAX(round_num) FROM rounds WHERE lane = ?", self.lane(method, seed)
+        )
+        return last
+
+    def lanes_with_round(self, round_num: int) -> list[LaneRow]:
+        """The lanes that have run a round."""
+        found = set(self._rows(tuple[int], "SELECT lane FROM rounds WHERE round_num = ?", round_num))
+        return [lane for lane in self.lanes if (lane.lane,) in found]
+
+    # Over the rounds ---------------------------------------------------------------------------------------------
+
+    def curve(self, column: str, method: str, seed: int, max_points: int | None = None) -> list[tuple[int, float]]:
+        """(round, value) of a column of the table `rounds`, where it has one; at most about `max_points` of them."""
+        if column not in CURVES:
+            raise ValueError(f"{column!r} is not a curve")
+        return self._column(tuple[int, float], column, method, seed, max_points)
+
+    def reached(self, method: str, seed: int, max_points: int | None = None) -> list[tuple[int, tuple[float, ...]]]:
+        """(round, what 10, 20 ... 90% of the honest clients reach on their own test data)."""
+        return self._column(tuple[int, Json[Deciles]], "reached", method, seed, max_points)
+
+    def classes(
+        self, column: Literal["per_class_f1", "class_weights"], method: str, seed: int, max_points: int | None = None
+    ) -> list[tuple[int, tuple[float, ...]]]:
+        """(round, a value for every class)."""
+        rows = self._column(tuple[int, Json[PerClass]], column, method, seed, max_points)
+        if len({len(values) for _, values in rows}) > 1:
+            raise RunError(f"{self.folder}: its database is damaged ({column} of different lengths)")
+        return rows
+
+    def priorities(self, method: str, seed: int) -> list[PriorityRow]:
+        """The order of priority of every round that has one."""
+        return self._rows(
+            PriorityRow,
+            """SELECT round_num, priority, testing_rounds FROM rounds
+               WHERE lane = ? AND priority IS NOT NULL ORDER BY round_num""",
+            self.lane(method, seed),
+        )
+
+    def hostile_weights(self, method: str, seed: int, max_points: int | None = None) -> list[tuple[int, float]]:
+        """(round, weight all hostile clients had together)."""
+        rows = self._rows(
+            tuple[int, float],
+            """SELECT round_num, TOTAL(weight) FROM participants WHERE lane = ?
+               AND client IN (SELECT client FROM clients WHERE seed = ? AND hostile IS NOT NULL)
+               GROUP BY round_num""",
+            self.lane(method, seed),
+            seed,
+        )
+        weights = dict(rows)
+        return thinned([(number, weights.get(number, 0.0)) for number in self.round_nums(method, seed)], max_points)
+
+    def weight_grid(self, method: str, seed: int, max_cells: int) -> WeightGrid | None:
+        """Weight of every client over the rounds, at most `max_cells` in either direction; None without any."""
+        lane = self.lane(method, seed)
+        ((last, clients),) = self._rows(
+            tuple[int | None, int | None],
+            """SELECT (SELECT MAX(round_num) FROM rounds WHERE lane = ?),
+                      (SELECT MAX(client) + 1 FROM clients WHERE seed = ?)""",
+            lane,
+            seed,
+        )
+        if not last or not clients:
+            return None
+        rounds_per_cell, clients_per_cell = -(-last // max_cells), -(-clients // max_cells)
+        cells = self._rows(
+            tuple[int, int, float, float],
+            """SELECT (round_num - 1) / ?, client / ?, AVG(weight), TOTAL(weight)
+               FROM rounds CROSS JOIN participants INDEXED BY participants_by_round USING (lane, round_num)
+               WHERE lane = ? AND (round_num - 1) % ? = 0 AND weight IS NOT NULL GROUP BY 1, 2""",
+            rounds_per_cell,
+            clients_per_cell,
+            lane,
+            rounds_per_cell,
+        )
+        width, height = -(-last // rounds_per_cell), -(-clients // clients_per_cell)
+        means: list[list[float | None]] = [[None] * width for _ in range(height)]
+        totals = [0.0] * height
+        for column, row, mean, total in cells:
+            if 0 <= row < height and column < width:  # a round may have been added since its end was asked for
+                means[row][column] = mean
+                totals[row] += total
+        return WeightGrid(rounds_per_cell, clients_per_cell, means, totals)
+
+    def rounds_to(self, target: float | None, method: str, seed: int) -> int | None:
+        """The first round whose reported metric reaches a target; None where it was not reached, or there is none."""
+        if target is None:
+            return None
+        for round_num, value in self.curve("metric", method, seed):
+            if value >= target if self.higher_is_better else value <= target:
+                return round_num
+        return None
+
+    def rounds_until_clients_reach(self, method: str, seed: int, target: float) -> list[int | None]:
+        """The first round in which 10, 20 ... 90% of the honest clients reach a target (P1's tables)."""
+        first: list[int | None] = [None] * 9
+        for round_num, values in self.reached(method, seed):
+            for index, value in enumerate(values):
+                if first[index] is None and (value >= target if self.higher_is_better else value <= target):
+                    first[index] = round_num
+        return first
+
+    def best_round(self, method: str, seed: int) -> BestRound | None:
+        """The round with the best reported accuracy, that accuracy, and which samples were right in it."""
+        rows = self._rows(
+            tuple[int, float, int, bytes],
+            "SELECT round_num, metric, num_samples, bits FROM best WHERE lane = ? ORDER BY round_num DESC LIMIT 1",
+            self.lane(method, seed),
+        )
+        if not rows:
+            return None
+        round_num, metric, count, bits = rows[0]
+        if len(bits) != -(-count // 8):
+            raise RunError(f"{self.folder}: its database is damaged ({len(bits)} bytes for {count} samples)")
+        right = numpy.unpackbits(numpy.frombuffer(bits, numpy.uint8), count=count).astype(bool)
+        return BestRound(round_num, metric, right)
+
+    # One round, one client ---------------------------------------------------------------------------------------
+
+    def round(self, method: str, seed: int, round_num: int) -> RoundRow:
+        """How the weights of a round came about."""
+        rows = self._rows(
+            RoundRow,
+            """SELECT priority, candidates, testing_rounds, no_effect, notes FROM rounds
+               WHERE lane = ? AND round_num = ?""",
+            self.lane(method, seed),
+            round_num,
+        )
+        if not rows:
+            raise RunError(f"{self.id}: {method}, seed {seed}, has no round {round_num} (yet)")
+        return rows[0]
+
+    def participants(self, method: str, seed: int, round_num: int) -> list[ParticipantRow]:
+        """Everyone whose update arrived in a round, heaviest first."""
+        return self._rows(
+            ParticipantRow,
+            """SELECT client, hostile, score, weight, refusal FROM participants JOIN lanes USING (lane)
+               LEFT JOIN clients USING (seed, client) WHERE lane = ? AND round_num = ? ORDER BY weight DESC, client""",
+            self.lane(method, seed),
+            round_num,
+        )
+
+    def criteria(self, method: str, seed: int, round_num: int) -> list[CriterionRow]:
+        """What was measured in a round."""
+        return self._rows(
+            CriterionRow,
+            "SELECT client, criterion, raw, normalised FROM criteria WHERE lane = ? AND round_num = ?",
+            self.lane(method, seed),
+            round_num,
+        )
+
+    def clients(self, seed: int, limit: int = -1) -> list[ClientRow]:
+        """Who there is under a seed; the first of them, with a limit."""
+        return self._rows(
+            ClientRow,
+            """SELECT client, name, num_train, num_test, hostile FROM clients
+               WHERE seed = ? ORDER BY client LIMIT ?""",
+            seed,
+            limit,
+        )
+
+    def client(self, seed: int, client: int) -> ClientRow:
+        """A client under a seed."""
+        rows = self._rows(
+            ClientRow,
+            "SELECT client, name, num_train, num_test, hostile FROM clients WHERE seed = ? AND client = ?",
+            seed,
+            client,
+        )
+        if not rows:
+            raise RunError(f"{self.id}: no client {client} under seed {seed}")
+        return rows[0]
+
+    def hostile_clients(self, seed: int) -> set[int]:
+        """The hostile clients under a seed."""
+        rows = self._rows(tuple[int], "SELECT client FROM clients WHERE seed = ? AND hostile IS NOT NULL", seed)
+        return {client for (client,) in rows}
+
+    def client_rounds(self, method: str, seed: int, client: int) -> list[ClientRoundRow]:
+        """Every round in which a client took part."""
+        return self._rows(
+            ClientRoundRow,
+            """SELECT round_num, score, weight, training_loss, refusal
+               FROM rounds CROSS JOIN participants INDEXED BY participants_by_round USING (lane, round_num)
+               WHERE lane = ? AND client = ? ORDER BY round_num""",
+            self.lane(method, seed),
+            client,
+        )
+
+    def client_curve(self, method: str, seed: int, client: int) -> list[tuple[int, float | None]]:
+        """(round, metric) of a client on its own test data."""
+        return self._rows(
+            tuple[int, float | None],
+            "SELECT round_num, metric FROM local WHERE lane = ? AND client = ? ORDER BY round_num",
+            self.lane(method, seed),
+            client,
+        )
+
+    def honest_metrics(self, method: str, seed: int, limit: int) -> list[float]:
+        """The metric of honest clients on their own test data, in the last round in which they were asked."""
+        lane = self.lane(method, seed)
+        rows = self._rows(
+            tuple[float | None],
+            """SELECT local.metric FROM local JOIN clients ON clients.client = local.client AND clients.seed = ?
+               WHERE lane = ? AND hostile IS NULL
+                 AND round_num = (SELECT MAX(round_num) FROM rounds WHERE lane = ? AND reached IS NOT NULL)
+               LIMIT ?""",
+            seed,
+            lane,
+            lane,
+            limit,
+        )
+        return [value for (value,) in rows if value is not None]
+
+    # One method --------------------------------------------------------------------------------------------------
+
+    def no_effect(self, method: str) -> list[Names]:
+        """The criteria that were equal for all clients, in every round."""
+        rows = self._rows(
+            tuple[Json[Names]], "SELECT no_effect FROM rounds JOIN lanes USING (lane) WHERE method = ?", method
+        )
+        return [names for (names,) in rows]
+
+    def notes(self, method: str) -> list[Names]:
+        """The notes of every round that has any."""
+        rows = self._rows(
+            tuple[Json[Names]],
+            "SELECT notes FROM rounds JOIN lanes USING (lane) WHERE method = ? AND notes != '[]'",
+            method,
+        )
+        return [notes for (notes,) in rows]
+
+    def refusals(self, method: str, limit: int) -> list[RefusalRow]:
+        """Whose updates were refused and why, the most frequent first."""
+        return self._rows(
+            RefusalRow,
+            """SELECT refusal, client, seed, COUNT(*), MIN(round_num) FROM participants JOIN lanes USING (lane)
+               WHERE method = ? AND refusal IS NOT NULL GROUP BY refusal, client, seed ORDER BY 4 DESC LIMIT ?""",
+            method,
+            limit,
+        )
+
+    def refusal_counts(self, method: str) -> list[tuple[str, int]]:
+        """(reason, how many updates were refused for it)."""
+        return self._rows(
+            tuple[str, int],
+            """SELECT refusal, COUNT(*) FROM participants JOIN lanes USING (lane)
+               WHERE method = ? AND refusal IS NOT NULL GROUP BY refusal""",
+            method,
+        )
+
+    def cost(self, method: str) -> CostRow:
+        """What a method took, summed over its rounds and seeds."""
+        lanes = [self.lane(method, seed) for seed in self.seeds(method)]
+        (row,) = self._rows(
+            CostRow,
+            f"""SELECT TOTAL(seconds), TOTAL(models_moved), TOTAL(evaluations), TOTAL(testing_rounds), COUNT(*)
+                FROM rounds WHERE lane IN ({", ".join("?" * len(lanes))})""",
+            *lanes,
+        )
+        return row
+
+    def summary(self) -> list[MethodSummary]:
+        """One line per method."""
+        return [self._summarise(method) for method in self.methods]
+
+    def _summarise(self, method: str) -> MethodSummary:
+        seeds = self.seeds(method)
+        worst = "local_p10" if self.higher_is_better else "local_p90"
+        totals = {
+            row.seed: row
+            for row in self._rows(
+                _Totals,
+                """SELECT seed, COUNT(round_num), COALESCE(SUM(testing_rounds), 0), TOTAL(rounds.seconds)
+                   FROM lanes LEFT JOIN rounds USING (lane) WHERE method = ? GROUP BY seed""",
+                method,
+            )
+        }
+        refused = dict(
+            self._rows(
+                tuple[int, int],
+                """SELECT seed, (SELECT COUNT(*) FROM participants
+                                 WHERE participants.lane = lanes.lane AND refusal IS NOT NULL)
+                   FROM lanes WHERE method = ?""",
+                method,
+            )
+        )
+        farthest = max((totals[seed].rounds for seed in seeds), default=0)
+
+        def last(column: str) -> list[float | None]:
+            """Of the seeds that came as far as the farthest: round 3 of one and round 30 of another do not compare."""
+            curves = [self.curve(column, method, seed, 1) if totals[seed].rounds == farthest else [] for seed in seeds]
+            return [curve[-1][1] if curve else None for curve in curves]
+
+        return MethodSummary(
+            method=method,
+            seeds=seeds,
+            rounds=[totals[seed].rounds for seed in seeds],
+            metric=last("metric"),
+            macro_f1=last("macro_f1"),
+            worst_decile=last(worst),
+            rounds_to_target=[self.rounds_to(self.target, method, seed) for seed in seeds],
+            hostile_weight=[self._mean_hostile_weight(method, seed) for seed in seeds],
+            testing_rounds=[totals[seed].testing_rounds for seed in seeds],
+            refused=[refused[seed] for seed in seeds],
+            seconds=[totals[seed].seconds for seed in seeds],
+        )
+
+    def _mean_hostile_weight(self, method: str, seed: int) -> float | None:
+        if not self.has_hostile:
+            return None
+        weights = [weight for _, weight in self.hostile_weights(method, seed)]
+        return statistics.fmean(weights) if weights else None
+
+    # Reading -----------------------------------------------------------------------------------------------------
+
+    def _must_be_there(self) -> None:
+        """Refuse what is no run folder, or one of another version."""
+        try:
+            is_folder, has_database = self.folder.is_dir(), (self.folder / DATABASE).exists()
+        except OSError as error:
+            raise RunError(f"{self.folder}: cannot be read ({error.strerror})") from None
+        if not is_folder:
+            raise RunError(f"{self.folder}: no such folder")
+        if not has_database:
+            if is_locked(self.folder):
+                raise NotBegunError(f"{self.folder}: the run is just beginning")
+            raise RunError(f"{self.folder}: not a run of clientwise (it has no {DATABASE})")
+        version = self._number("PRAGMA user_version")
+        if version not in (0, SCHEMA_VERSION):  # 0: its tables are not made yet, or it is none of ours
+            raise RunError(f"{self.folder}: was made by another version of clientwise; look at it with that one")
+
+    def _read_facts(self) -> _Facts:
+        try:
+            rows = self._rows(tuple[str, str], "SELECT key, value FROM facts")
+        except RunError:
+            if is_locked(self.folder):  # its tables are being made at this moment
+                raise NotBegunError(f"{self.folder}: the run is just beginning") from None
+            raise
+        if not {"name", "metric", "target", "rounds", "lanes"} <= {key for key, _ in rows}:
+            raise NotBegunError(f"{self.folder}: the run has not begun; start it again with --resume")
+        try:
+            return _Facts.model_validate(dict(self._checked(tuple[str, Json[Any]], rows)))
+        except ValidationError as error:
+            raise self._damaged(error) from None
+
+    def _column(self, kind: type[Row], column: str, method: str, seed: int, max_points: int | None) -> list[Row]:
+        """A column of `rounds` where it is known, thinned."""
+        rows = self.query(
+            f"SELECT round_num, {column} FROM rounds WHERE lane = ? AND {column} IS NOT NULL ORDER BY round_num",
+            self.lane(method, seed),
+        )
+        return self._checked(kind, thinned(rows, max_points))
+
+    def _rows(self, kind: type[Row], sql: str, *values: object) -> list[Row]:
+        return self._checked(kind, self.query(sql, *values))
+
+    def _number(self, sql: str) -> int:
+        ((number,),) = self._rows(tuple[int], sql)
+        return number
+
+    def _checked(self, kind: type[Row], rows: list[Any]) -> list[Row]:
+        """Rows of a kind; SQLite keeps any type in any column, so that a damaged file is only seen here."""
+        try:
+            checked: list[Row] = _checker(kind).validate_python(rows, strict=True)
+        except ValidationError as error:
+            raise self._damaged(error) from None
+        return checked
+
+    def _damaged(self, error: ValidationError) -> RunError:
+        first = error.errors(include_url=False)[0]
+        found = f"{first['msg']}, not {first['input']!r}"
+        return RunError(f"{self.folder}: its database is damaged ({found[:200]})")
+
+
+@cache
+def _checker(kind: Hashable) -> TypeAdapter[Any]:
+    """Checks a list of rows of a kind; made once, for it takes a while."""
+    return TypeAdapter(list[kind])  # type: ignore[valid-type]
+
+
+@contextmanager
+def _database(folder: Path) -> Iterator[sqlite3.Connection]:
+    """The database of a run, for reading; trouble with the file is a `RunError`, a wrong call is not."""
+    path = folder / DATABASE
+    try:
+        # Where nothing can be written, SQLite cannot even look after a log, and there is none to look after.
+        mode = "immutable=1" if not os.access(folder, os.W_OK) and not _has_log(path) else "mode=ro"
+        with closing(sqlite3.connect(f"{path.resolve().as_uri()}?{mode}", uri=True)) as database:
+            yield database
+    except sqlite3.ProgrammingError:
+        raise
+    except (sqlite3.DatabaseError, OSError) as error:
+        raise RunError(f"{folder}: its database cannot be read ({error})") from None
+
+
+def _has_log(path: Path) -> bool:
+    log = path.with_name(path.name + "-wal")
+    return log.exists() and log.stat().st_size > 0

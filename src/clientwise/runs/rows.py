@@ -1,0 +1,149 @@
+"""What comes out of a run's database. `Run` checks every value against these types as it reads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, NamedTuple
+
+import numpy
+from annotated_types import Len, MinLen
+from numpy.typing import NDArray
+from pydantic import Json
+
+Names = tuple[str, ...]
+Deciles = Annotated[tuple[float, ...], Len(9, 9)]  # what 10, 20 ... 90% of the clients reach
+PerClass = Annotated[tuple[float, ...], MinLen(1)]
+
+
+class LaneRow(NamedTuple):
+    """One method with one seed."""
+
+    lane: int
+    method: str
+    seed: int
+
+
+class LaneProgress(NamedTuple):
+    """How far a lane is."""
+
+    method: str
+    seed: int
+    finished: int  # 0 or 1
+    rounds: int
+
+
+class RoundRow(NamedTuple):
+    """How the weights of a round came about."""
+
+    priority: Json[Names] | None
+    candidates: Json[tuple[tuple[Names, float], ...]] | None  # orders tried, with the metric of each
+    testing_rounds: int
+    no_effect: Json[Names]  # criteria that were equal for all clients
+    notes: Json[Names]
+
+
+class ParticipantRow(NamedTuple):
+    """A client whose update arrived in a round."""
+
+    client: int
+    hostile: str | None  # the name of its attack
+    score: float | None
+    weight: float | None
+    refusal: str | None  # None: accepted
+
+
+class CriterionRow(NamedTuple):
+    """One criterion of one client in a round."""
+
+    client: int
+    criterion: str
+    raw: float
+    normalised: float
+
+
+class ClientRow(NamedTuple):
+    """A client under a seed."""
+
+    client: int
+    name: str | None
+    num_train: int
+    num_test: int
+    hostile: str | None  # the name of its attack
+
+
+class ClientRoundRow(NamedTuple):
+    """A round in which a client took part."""
+
+    round_num: int
+    score: float | None
+    weight: float | None
+    training_loss: float | None
+    refusal: str | None
+
+
+class PriorityRow(NamedTuple):
+    """The order of priority of a round, and how many testing rounds it took."""
+
+    round_num: int
+    priority: Json[Names]
+    testing_rounds: int
+
+
+class RefusalRow(NamedTuple):
+    """A reason for which updates of a client were refused."""
+
+    reason: str
+    client: int
+    seed: int
+    times: int
+    first_round: int
+
+
+class CostRow(NamedTuple):
+    """What a method took, summed over its rounds and seeds."""
+
+    seconds: float
+    models_moved: float
+    evaluations: float
+    testing_rounds: float
+    rounds: int
+
+
+class BestRound(NamedTuple):
+    """The round with the best reported accuracy, and which samples were right in it."""
+
+    round_num: int
+    metric: float
+    right: NDArray[numpy.bool_]
+
+
+@dataclass(frozen=True)
+class WeightGrid:
+    """Weights of clients over rounds; a cell is one client in one round, or several clients in the first of several."""
+
+    rounds_per_cell: int
+    clients_per_cell: int
+    means: list[list[float | None]]  # [rows of clients][columns of rounds]; None: nobody took part
+    totals: list[float]  # of each row
+
+    @property
+    def width(self) -> int:
+        """Columns."""
+        return len(self.means[0])
+
+
+@dataclass(frozen=True)
+class MethodSummary:
+    """How one method did. A list has one value per seed, in the order of the seeds; None where there is none."""
+
+    method: str
+    seeds: list[int]
+    rounds: list[int]  # done so far
+    metric: list[float | None]  # at the last round, on the server's reporting part
+    macro_f1: list[float | None]
+    worst_decile: list[float | None]  # of the honest clients' own test sets
+    rounds_to_target: list[int | None]
+    hostile_weight: list[float | None]  # mean over the rounds of the weight all hostile clients had together
+    testing_rounds: list[int]
+    refused: list[int]
+    seconds: list[float]

@@ -1,0 +1,264 @@
+"""Writing a run: one transaction a round."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy
+import torch
+from torch import Tensor
+
+from ..core.metrics import macro_f1, per_class_f1
+from ..core.types import Evaluation, Problem, RoundRecord, ServerState
+from ..errors import RunError
+from .checkpoint import load_checkpoint, save_checkpoint
+from .schema import DATABASE, SCHEMA, SCHEMA_VERSION
+
+
+class Store:
+    """Writes a run folder. One transaction a round; a reader may look at any time."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._checkpoints = folder / "checkpoints"
+        self._checkpoints.mkdir(parents=True, exist_ok=True)
+        self._database = sqlite3.connect(folder / DATABASE)
+        try:
+            self._database.execute("PRAGMA journal_mode = WAL")
+            self._database.execute("PRAGMA synchronous = NORMAL")
+            (version,) = self._database.execute("PRAGMA user_version").fetchone()
+            if version not in (0, SCHEMA_VERSION):
+                raise RunError(f"{folder}: was made by another version of clientwise; finish it with that one")
+            self._database.executescript(f"{SCHEMA} PRAGMA user_version = {SCHEMA_VERSION};")
+        except sqlite3.DatabaseError as error:
+            raise RunError(f"{folder}: its database cannot be read ({error}); choose another --out") from None
+
+    def close(self) -> None:
+        """Close the database."""
+        self._database.close()
+
+    def set_facts(self, facts: Mapping[str, object]) -> None:
+        """Facts about the whole run, for whoever reads it."""
+        with self._database as database:
+            rows = [(key, json.dumps(value)) for key, value in facts.items()]
+            database.executemany("INSERT OR REPLACE INTO facts VALUES (?, ?)", rows)
+
+    def set_clients(
+        self,
+        seed: int,
+        num_train: Sequence[int],
+        num_test: Sequence[int],
+        hostile: Mapping[int, str],
+        names: Sequence[str] | None = None,
+    ) -> None:
+        """Who there is under a seed; `hostile` names the attack of those who are, `names` the clients themselves."""
+        known: Sequence[str | None] = names if names is not None else [None] * len(num_train)
+        everyone = zip(known, num_train, num_test, strict=True)
+        rows = [(seed, client, *facts, hostile.get(client)) for client, facts in enumerate(everyone)]
+        with self._database as database:
+            database.executemany(
+                """INSERT OR REPLACE INTO clients (seed, client, name, num_train, num_test, hostile)
+                   VALUES (?, ?, ?, ?, ?, ?)""",
+                rows,
+            )
+
+    def open_lane(self, method: str, seed: int) -> int:
+        """The lane of a method and seed."""
+        with self._database as database:
+            database.execute("INSERT OR IGNORE INTO lanes (method, seed) VALUES (?, ?)", (method, seed))
+        row = self._database.execute("SELECT lane FROM lanes WHERE method = ? AND seed = ?", (method, seed))
+        return int(row.fetchone()[0])
+
+    def is_lane_finished(self, method: str, seed: int) -> bool:
+        """Whether a method has run all its rounds with this seed."""
+        row = self._database.execute("SELECT finished FROM lanes WHERE method = ? AND seed = ?", (method, seed))
+        return bool((row.fetchone() or (0,))[0])
+
+    def finish_lane(self, lane: int) -> None:
+        """Mark a lane as finished."""
+        with self._database as database:
+            database.execute("UPDATE lanes SET finished = 1 WHERE lane = ?", (lane,))
+
+    def check_fact(self, key: str, value: object) -> None:
+        """Write a fact, or make sure that it is still what it was when the run began."""
+        row = self._database.execute("SELECT value FROM facts WHERE key = ?", (key,)).fetchone()
+        if row is not None and json.loads(row[0]) != value:
+            raise RunError(f"{self.folder}: cannot be resumed with other data ({key} differs from when it began)")
+        self.set_facts({key: value})
+
+    def forget_after(self, lane: int, round_num: int) -> None:
+        """Drop the rounds after a checkpoint: they are run again, and come out the same."""
+        (kept,) = self._database.execute(
+            "SELECT COUNT(*) FROM rounds WHERE lane = ? AND round_num <= ?", (lane, round_num)
+        ).fetchone()
+        if kept != round_num:
+            raise RunError(f"{self.folder}: its database has {kept} of the {round_num} rounds before the checkpoint")
+        with self._database as database:
+            for table in ("rounds", "participants", "criteria", "local", "best"):
+                database.execute(f"DELETE FROM {table} WHERE lane = ? AND round_num > ?", (lane, round_num))
+
+    def write_round(
+        self, lane: int, record: RoundRecord, problem: Problem, hostile: Mapping[int, object], seconds: float
+    ) -> None:
+        """One round, in one transaction."""
+        # Without a reporting set, what the honest clients measured.
+        shown = record.report or (_of_honest(record.local, hostile) if record.local else None)
+        with self._database as database:
+            database.execute(
+                f"INSERT INTO rounds VALUES ({', '.join('?' * 20)})",
+                _round_row(lane, record, shown, problem, hostile, seconds),
+            )
+            if shown is not None and shown.right is not None:
+                self._write_if_best(lane, record.round_num, float(shown.overall()[0]), shown.right[0])
+            database.executemany(
+                "INSERT INTO participants VALUES (?, ?, ?, ?, ?, ?, ?, ?)", _participants(lane, record)
+            )
+            database.executemany("INSERT INTO criteria VALUES (?, ?, ?, ?, ?, ?)", _criteria(lane, record))
+            database.executemany("INSERT INTO local VALUES (?, ?, ?, ?, ?)", _local(lane, record))
+
+    def _write_if_best(self, lane: int, round_num: int, metric: float, right: Tensor) -> None:
+        (before,) = self._database.execute("SELECT MAX(metric) FROM best WHERE lane = ?", (lane,)).fetchone()
+        if before is None or metric > before:
+            row = (lane, round_num, metric, len(right), numpy.packbits(right.numpy()).tobytes())
+            self._database.execute("INSERT INTO best VALUES (?, ?, ?, ?, ?)", row)
+
+    def round_values(self, lane: int, round_num: int, metric: str) -> dict[str, float]:
+        """The numbers of a round that are worth a curve, as they were written; `metric` is what theirs is called."""
+        row = self._database.execute(
+            """SELECT metric, macro_f1, loss, local_mean, local_p10, local_p90, testing_rounds,
+                (SELECT COUNT(*) FROM participants AS p
+                    WHERE p.lane = r.lane AND p.round_num = r.round_num AND refusal IS NOT NULL) AS refused,
+                (SELECT COUNT(*) FROM participants AS p
+                    WHERE p.lane = r.lane AND p.round_num = r.round_num AND refusal IS NULL AND weight = 0
+                ) AS without_weight,
+                seconds FROM rounds AS r WHERE lane = ? AND round_num = ?""",
+            (lane, round_num),
+        )
+        names = [metric, *(column[0] for column in row.description[1:])]
+        return {name: value for name, value in zip(names, row.fetchone(), strict=True) if value is not None}
+
+    def save_checkpoint(self, lane: int, state: ServerState, engine_state: Mapping[str, Tensor]) -> None:
+        """All that a lane needs to go on. The old checkpoint is there until the new one is whole."""
+        # The database must not be behind the checkpoint, not even after a power cut.
+        self._database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        save_checkpoint(self._checkpoint(lane), state, engine_state)
+        # Nobody goes back behind this checkpoint: of the rounds before it, the best will do.
+        with self._database as database:
+            database.execute(
+                """DELETE FROM best WHERE lane = :lane
+                   AND round_num < (SELECT MAX(round_num) FROM best WHERE lane = :lane AND round_num <= :until)""",
+                {"lane": lane, "until": state.round_num},
+            )
+
+    def load_checkpoint(self, lane: int, first: ServerState) -> tuple[ServerState, dict[str, Tensor]] | None:
+        """The last checkpoint of a lane that began with `first`, and its engine's state; None where there is none."""
+        path = self._checkpoint(lane)
+        return load_checkpoint(path, first) if path.exists() else None
+
+    def _checkpoint(self, lane: int) -> Path:
+        return self._checkpoints / f"lane-{lane}.safetensors"
+
+
+def _participants(lane: int, record: RoundRecord) -> list[tuple[object, ...]]:
+    """Rows of the table `participants`: the accepted, then the refused."""
+    accepted = zip(
+        record.client_ids,
+        record.scores.tolist(),
+        record.weights.tolist(),
+        record.training_loss.tolist(),
+        record.seconds.tolist(),
+        strict=True,
+    )
+    rows: list[tuple[object, ...]] = [(lane, record.round_num, client, None, *values) for client, *values in accepted]
+    return rows + [
+        (lane, record.round_num, refusal.client_id, refusal.reason, *[None] * 4) for refusal in record.refusals
+    ]
+
+
+def _criteria(lane: int, record: RoundRecord) -> list[tuple[object, ...]]:
+    """Rows of the table `criteria`."""
+    return [
+        (lane, record.round_num, client, name, raw, normalised)
+        for client, raws, normaliseds in zip(
+            record.client_ids, record.raw.tolist(), record.normalised.tolist(), strict=True
+        )
+        for name, raw, normalised in zip(record.criteria, raws, normaliseds, strict=True)
+    ]
+
+
+def _local(lane: int, record: RoundRecord) -> list[tuple[object, ...]]:
+    """Rows of the table `local`: of those who have test data."""
+    local = record.local
+    if local is None:
+        return []
+    everyone = zip(local.values[0].tolist(), local.losses[0].tolist(), local.num_samples.tolist(), strict=True)
+    return [
+        (lane, record.round_num, client, value, loss) for client, (value, loss, size) in enumerate(everyone) if size
+    ]
+
+
+def _round_row(
+    lane: int,
+    record: RoundRecord,
+    shown: Evaluation | None,
+    problem: Problem,
+    hostile: Mapping[int, object],
+    seconds: float,
+) -> tuple[object, ...]:
+    """A row of the table `rounds`; `shown` is what the run reports on."""
+    # The counts of classes are of all clients, and so only of use where all are honest.
+    counted = shown is not None and problem.kind == "classification" and (record.report is not None or not hostile)
+    return (
+        lane,
+        record.round_num,
+        float(shown.overall()[0]) if shown else None,
+        float(macro_f1(shown.counts[0])) if shown and counted else None,
+        float(shown.overall_loss()[0]) if shown else None,
+        *(_honest_summary(record.local, hostile, problem) if record.local else [None] * 4),
+        json.dumps(record.priority) if record.priority else None,
+        json.dumps(record.candidates) if record.candidates else None,
+        record.testing_rounds,
+        json.dumps(record.loss.class_weights) if record.loss.class_weights else None,
+        record.loss.shape if record.loss.kind == "robust" else None,
+        json.dumps(per_class_f1(shown.counts[0]).tolist()) if shown and counted else None,
+        json.dumps(record.no_effect),
+        json.dumps([*record.notes, *_not_evaluated(record.local)]),
+        seconds,
+        record.models_moved,
+        record.evaluations,
+    )
+
+
+def _not_evaluated(local: Evaluation | None) -> list[str]:
+    """Who did not evaluate the model on its own test set, and why."""
+    missing = sorted(local.missing, key=lambda refusal: refusal.client_id) if local else []
+    return [f"client {refusal.client_id} did not evaluate: {refusal.reason}" for refusal in missing]
+
+
+def _of_honest(local: Evaluation, hostile: Mapping[int, object]) -> Evaluation | None:
+    """The evaluation on the honest clients that have test data; None where there are none."""
+    honest = torch.tensor([client not in hostile for client in range(len(local.num_samples))])
+    counted = honest & (local.num_samples > 0)
+    if not bool(counted.any()):
+        return None
+    chosen = (local.num_samples[counted], local.values[:, counted], local.losses[:, counted])
+    right = None if local.right is None else local.right[:, counted.repeat_interleave(local.num_samples)]
+    return Evaluation(*chosen, local.counts, right=right)
+
+
+def _honest_summary(local: Evaluation, hostile: Mapping[int, object], problem: Problem) -> list[float | str | None]:
+    """Mean weighted by test size, 10th and 90th percentile, and what 10 ... 90% of the clients reach.
+
+    Of honest clients: a liar's labels measure nothing.
+    """
+    honest = _of_honest(local, hostile)
+    if honest is None:
+        return [None] * 4
+    values, mean = honest.values, honest.overall()
+    low, high = torch.quantile(values[0], torch.tensor([0.1, 0.9], dtype=values.dtype)).tolist()
+    best_first = values[0].sort(descending=problem.higher_is_better).values
+    reached = [float(best_first[-(-share * len(best_first) // 100) - 1]) for share in range(10, 100, 10)]
+    return [float(mean[0]), low, high, json.dumps(reached)]

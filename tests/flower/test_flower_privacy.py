@@ -1,0 +1,143 @@
+"""No sample and no label leaves a client: every message a client app sends is looked through, byte by byte."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+import torch
+
+pytest.importorskip("flwr", reason="needs clientwise[flower]")
+
+from flwr.app import Message
+from grid import LoopGrid
+
+import clientwise as cw
+from clientwise.core.method import Method
+from clientwise.core.round import first_state, run_round
+from clientwise.engine.local import LocalEngine
+from clientwise.experiment.build import build_engine, build_executor, build_federation
+from clientwise.experiment.config import load_experiment
+from clientwise.experiment.schema import Experiment, FlowerSettings
+from clientwise.flower.client_app import client_app
+from clientwise.flower.data import load_npz, server_side, write_parts
+from clientwise.flower.engine import FlowerEngine
+
+NUMBERS = {  # the documented names: docs/flower.md
+    "train": {"training_loss", "seconds", "criterion.label_diversity", "criterion.dataset_size"},
+    "evaluate": {"num_samples", "values", "losses"},
+}
+
+
+@pytest.fixture
+def config(tiny: dict[str, Any]) -> dict[str, Any]:
+    tiny["partition"]["clients"] = 3
+    tiny["flower"] = {"clients": ["a", "b", "c"], "input_shape": [1, 8, 8], "num_classes": 10}
+    tiny["federation"] = {}
+    criteria = ["label_diversity", "dataset_size", "model_divergence"]
+    tiny["methods"] = [{"name": "online", "criteria": criteria, "adjust": "best_order"}]
+    return tiny
+
+
+def embedded(experiment: Experiment, data: cw.FederatedData) -> LocalEngine:
+    return build_engine(experiment, data, {}, 1, build_executor(experiment, data.samples, torch.device("cpu")))
+
+
+def run_rounds(config: dict[str, Any], path: Path, app: Any) -> tuple[LoopGrid, list[Any]]:
+    """Two rounds in which every message goes to the node that holds the file; all that was sent and answered."""
+    experiment = load_experiment(config)
+    data = server_side(experiment, str(path.parent / "server.npz"))
+    grid = LoopGrid(app, {"data": str(path)})
+    local = embedded(experiment, data)
+    engine = FlowerEngine(local, grid, lambda: {0: 2, 1: 3, 2: 4}, seed=1, settings=FlowerSettings())
+    (method,) = experiment.build_methods()
+    state, records = first_state(local.initial_model, method, engine), []
+    for _ in range(2):
+        state, record = run_round(state, method, build_federation(experiment, 3, 1), engine)
+        records.append(record)
+    return grid, records
+
+
+def everything_in(message: Message) -> bytes:
+    """All bytes of a message: keys, numbers, texts, raw arrays."""
+    if message.has_error():
+        return message.error.reason.encode()
+    parts = [repr(message.content.config_records), repr(message.content.metric_records)]
+    arrays = [array.numpy() for record in message.content.array_records.values() for array in record.values()]
+    return "".join(parts).encode() + b"".join(array.tobytes() for array in arrays)
+
+
+def test_nothing_leaves_a_client_but_what_is_documented(config: dict[str, Any], tmp_path: Path) -> None:
+    path = write_parts(config, tmp_path)[1]
+    grid, records = run_rounds(config, path, client_app(config))
+    assert [len(record.client_ids) for record in records] == [3, 3]
+    own = load_npz(str(path))
+    requests = {message.metadata.message_id: message for message in grid.sent}
+    for reply in grid.answers:
+        kind = requests[reply.metadata.reply_to_message_id].metadata.message_type
+        assert set(reply.content) == {"arrays", "numbers"}
+        assert set(reply.content.metric_records["numbers"]) == NUMBERS[kind]
+        (array,) = (array.numpy() for array in reply.content.array_records["arrays"].values())
+        if kind == "train":
+            assert array.shape == (650,)  # the model
+            assert array.dtype == numpy.float32
+        else:
+            candidates = len(reply.content.metric_records["numbers"]["values"])
+            assert array.shape == (candidates, 10, 10)  # counts: how many of a class were taken for which
+        content = everything_in(reply)
+        for inputs, targets in (own.train, own.test):
+            for sample in inputs.reshape(len(inputs), -1):
+                forms = (sample.astype("float32"), sample.astype("float64"), (sample * 16).astype("uint8"))
+                assert not any(form.tobytes() in content for form in forms)
+            for kind_of in (numpy.int64, numpy.int32, numpy.uint8, numpy.float32):
+                for first in range(0, len(targets) - 8, 8):  # eight labels in a row, in any likely type
+                    run = targets[first : first + 8].astype(kind_of)
+                    assert len(set(run.tolist())) == 1 or run.tobytes() not in content
+
+
+def test_an_error_quotes_no_sample(config: dict[str, Any], tmp_path: Path) -> None:
+    path = write_parts(config, tmp_path)[0]
+
+    def load(where: str) -> Any:
+        raise ValueError(f"cannot parse {load_npz(where).train[0][0].tolist()}")
+
+    grid = LoopGrid(client_app(config, load), {"data": str(path)})
+    experiment = load_experiment(config)
+    local = embedded(experiment, server_side(experiment, ""))
+    engine = FlowerEngine(local, grid, lambda: {0: 2}, seed=1, settings=FlowerSettings())
+    method = Method()
+    _, record = run_round(
+        first_state(local.initial_model, method, engine), method, build_federation(experiment, 3, 1), engine
+    )
+    reasons = {refusal.client_id: refusal.reason for refusal in record.refusals}
+    assert reasons[0] == "ValueError; the node's log says more"
+    assert all(reply.has_error() for reply in grid.answers)
+    assert not any("[" in reply.error.reason for reply in grid.answers)
+
+
+def test_a_node_without_a_path_trains_on_nothing(config: dict[str, Any]) -> None:
+    grid = LoopGrid(client_app(config), {"name": "a"})
+    experiment = load_experiment(config)
+    local = embedded(experiment, server_side(experiment, ""))
+    engine = FlowerEngine(local, grid, lambda: {0: 2}, seed=1, settings=FlowerSettings())
+    assert (
+        engine.evaluate([0], local.initial_model[None])
+        .missing[0]
+        .reason.startswith("DataError: this node has no data: start it with --node-config")
+    )
+
+
+def test_the_wire_needs_no_pickle() -> None:
+    """An array of objects is refused by the sender, and by whoever would have to read it."""
+    from flwr.app import Array, ArrayRecord
+
+    from clientwise.flower.wire import unpack
+
+    buffer = io.BytesIO()
+    numpy.save(buffer, numpy.array([{"a": 1}], dtype=object), allow_pickle=True)
+    forged = Array("object", (1,), "numpy.ndarray", buffer.getvalue())
+    with pytest.raises(ValueError, match="allow_pickle"):
+        unpack(ArrayRecord({"data": forged}))

@@ -1,0 +1,255 @@
+"""The weighting for Flower apps of others: `clientwise.flower.Weighted` around their strategy."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+
+pytest.importorskip("flwr", reason="needs clientwise[flower]")
+
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
+from flwr.serverapp.strategy import FedAdam, FedAvg, FedAvgM, FedMedian, FedTrimmedAvg, Krum
+from flwr.supercore.task_identity import TaskIdentity
+
+import clientwise as cw
+from clientwise.flower import Weighted, measure
+from clientwise.flower.strategy import WEIGHT
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "flower_app"
+GLOBAL = ArrayRecord({"kernel": Array(numpy.zeros((2, 2), "float32")), "bias": Array(numpy.zeros(2, "float32"))})
+
+
+def arrays(value: float) -> ArrayRecord:
+    return ArrayRecord({name: Array(numpy.full(array.shape, value, "float32")) for name, array in GLOBAL.items()})
+
+
+def reply(node: int, value: float, **metrics: Any) -> Message:
+    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
+    asked = Message(RecordDict({"arrays": GLOBAL}), node, "train")
+    asked.metadata.__dict__["_message_id"] = f"to {node}"
+    numbers = MetricRecord(
+        {name.replace("_", "-") if name == "num_examples" else name: v for name, v in metrics.items()}
+    )
+    answer = Message(RecordDict({"arrays": arrays(value), "metrics": numbers}), reply_to=asked)
+    answer.metadata.__dict__["_src_node_id"] = node
+    return answer
+
+
+def aggregate(strategy: Weighted, *replies: Message) -> tuple[numpy.ndarray | None, MetricRecord | None]:
+    with pytest.MonkeyPatch.context() as patch:  # nobody has to be sampled for this
+        patch.setattr(strategy._strategy, "configure_train", lambda *arguments: [])
+        strategy.configure_train(1, GLOBAL, ConfigRecord(), None)  # type: ignore[arg-type]
+    result, metrics = strategy.aggregate_train(1, list(replies))
+    return None if result is None else result["kernel"].numpy(), metrics
+
+
+def test_the_aggregate_has_the_weights_of_the_papers() -> None:
+    strategy = Weighted(FedAvg(), criteria=["label_diversity", "num-examples"])
+    replies = [
+        reply(2, 1.0, label_diversity=2.0, num_examples=900, loss=1.0),
+        reply(3, 3.0, label_diversity=8.0, num_examples=100, loss=3.0),
+    ]
+    kernel, metrics = aggregate(strategy, *replies)
+    criteria = {"label_diversity": [2, 8], "num-examples": [900, 100]}
+    expected = cw.weigh(criteria, score=cw.prioritized("label_diversity", "num-examples"))
+    found = strategy.rounds[1]
+    assert list(found.weights.values()) == pytest.approx(expected.tolist())
+    assert list(found.weights) == [2, 3]
+    assert kernel == pytest.approx(numpy.full((2, 2), expected @ [1.0, 3.0]), rel=1e-6)
+    assert metrics is not None
+    assert metrics["loss"] == pytest.approx(expected @ [1.0, 3.0])  # metrics are averaged alike
+    assert WEIGHT not in metrics
+    assert strategy._strategy.weighted_by_key == "num-examples"  # evaluation goes on as it was
+
+
+def test_divergence_and_whatever_the_server_measures() -> None:
+    strategy = Weighted(
+        FedAvg(),
+        criteria=["accuracy", "model_divergence"],
+        score=cw.mean(),
+        measured_here={"accuracy": lambda record: float(record["bias"].numpy()[0])},
+    )
+    aggregate(strategy, reply(2, 0.5, num_examples=1), reply(3, 1.0, num_examples=1))
+    measured = strategy.rounds[1].criteria
+    assert measured[2] == pytest.approx({"accuracy": 0.5, "model_divergence": (6**0.5 * 0.5 + 1) ** -0.5})
+    assert measured[3] == pytest.approx({"accuracy": 1.0, "model_divergence": (6**0.5 + 1) ** -0.5})
+
+
+def changed(change: Callable[[RecordDict], None]) -> Message:
+    """A good reply of node 4, spoilt."""
+    answer = reply(4, 1.0, label_diversity=1.0, num_examples=1)
+    change(answer.content)
+    return answer
+
+
+def with_arrays(**arrays: numpy.ndarray) -> Message:
+    record = ArrayRecord({name: Array(array) for name, array in arrays.items()})
+    return changed(lambda content: content.__setitem__("arrays", record))
+
+
+KERNEL, BIAS = numpy.ones((2, 2), "float32"), numpy.ones(2, "float32")
+
+
+@pytest.mark.parametrize(
+    ("bad", "reason"),
+    [
+        (lambda: reply(4, float("nan"), label_diversity=1.0, num_examples=1), "model has NaN or Inf"),
+        (lambda: reply(4, 1e38, label_diversity=1.0, num_examples=1), "its distance overflows"),
+        (lambda: reply(4, 1.0, label_diversity=-1.0, num_examples=1), "label_diversity = -1 is outside [0, 1e+12]"),
+        (lambda: reply(4, 1.0, label_diversity=float("nan"), num_examples=1), "label_diversity = nan is outside"),
+        (lambda: reply(4, 1.0, label_diversity=1e308, num_examples=1), "label_diversity = 1e+308 is outside"),
+        (lambda: reply(4, 1.0, label_diversity=10**400, num_examples=1), "too large"),
+        (lambda: reply(4, 1.0, label_diversity=[1.0], num_examples=1), "label_diversity is not one number"),
+        (lambda: reply(4, 1.0, num_examples=1), "no metric label_diversity"),
+        (lambda: changed(lambda content: content.__delitem__("arrays")), "one record of arrays and one of metrics"),
+        (lambda: changed(lambda content: content.__delitem__("metrics")), "one record of arrays and one of metrics"),
+        (lambda: changed(lambda content: content.__setitem__("more", GLOBAL)), "one record of arrays"),
+        (lambda: changed(lambda content: content.clear()), "one record of arrays and one of metrics"),
+        (lambda: with_arrays(kernel=KERNEL), "model of another shape"),
+        (lambda: with_arrays(kernel=KERNEL.T[:1], bias=BIAS), "model of another shape"),
+        (lambda: with_arrays(kernel=BIAS, bias=KERNEL), "model of another shape"),
+        (lambda: with_arrays(kernel=KERNEL, bias=numpy.array(["a", "b"])), "can't convert"),
+        (lambda: with_arrays(kernel=KERNEL, bias=BIAS * 1j), "model of complex numbers"),
+        (lambda: reply(4, 1.0, label_diversity=1.0, num_examples=1, extra=1.0), "not those that most others sent"),
+        (lambda: reply(4, 1.0, label_diversity=1.0, num_examples=[1]), "not those that most others sent"),
+        (lambda: reply(2, 1.0, label_diversity=1.0, num_examples=1), "second reply of the same node"),
+    ],
+)
+def test_a_reply_that_cannot_be_used_is_left_out(bad: Any, reason: str) -> None:
+    strategy = Weighted(FedAvg(), criteria=["label_diversity"])
+    good = [reply(node, 1.0, label_diversity=1.0, num_examples=1) for node in (2, 3)]
+    spoilt = bad()
+    kernel, _ = aggregate(strategy, *good, spoilt)
+    assert kernel == pytest.approx(numpy.ones((2, 2)))
+    assert reason in strategy.rounds[1].refusals[spoilt.metadata.src_node_id]
+    assert strategy.rounds[1].weights == {2: 0.5, 3: 0.5}
+
+
+def test_arrays_may_come_in_any_order() -> None:
+    strategy = Weighted(FedAvg(), criteria=["model_divergence"])
+    aggregate(strategy, with_arrays(bias=BIAS, kernel=KERNEL), reply(2, 1.0, label_diversity=1.0, num_examples=1))
+    assert list(strategy.rounds[1].weights.values()) == pytest.approx([0.5, 0.5])
+
+
+def test_what_is_measured_here_is_not_taken_from_a_client(caplog: pytest.LogCaptureFixture) -> None:
+    strategy = Weighted(
+        FedAvg(),
+        criteria=["accuracy", "model_divergence"],
+        score=cw.mean(),
+        measured_here={"accuracy": lambda record: float(record["bias"].numpy()[0])},
+    )
+    honest, liar = reply(2, 0.5, num_examples=1), reply(3, 0.5, num_examples=1, accuracy=1.0, model_divergence=1e6)
+    kernel, metrics = aggregate(strategy, honest, liar)
+    found = strategy.rounds[1]
+    assert found.criteria[3] == found.criteria[2]
+    assert found.weights == {2: 0.5, 3: 0.5}
+    assert found.remarks == (
+        "node 3 claims accuracy = 1.0, which is measured here: 0.5",
+        "node 3 claims model_divergence = 1000000.0, which is measured here: 0.67044",
+    )
+    assert all(f"round 1: {remark}" in caplog.text for remark in found.remarks)
+    assert kernel == pytest.approx(numpy.full((2, 2), 0.5))
+    assert metrics is not None
+    assert set(metrics) == {"num-examples"}
+
+
+@pytest.mark.parametrize("name", ["server_performance", "trust"])
+def test_what_only_a_server_can_measure_is_not_asked_of_clients(name: str) -> None:
+    with pytest.raises(ValueError, match=f"{name} is not for a client to say"):
+        Weighted(FedAvg(), criteria=[name])
+    Weighted(FedAvg(), criteria=[name], measured_here={name: lambda record: 1.0})
+
+
+def test_a_claim_has_the_bounds_of_its_criterion() -> None:
+    strategy = Weighted(FedAvg(), criteria=["class_balance", "label_diversity", "size"], num_classes=10)
+    good = {"class_balance": 1.0, "label_diversity": 10.0, "size": 1e12}
+    bad = [good | {"class_balance": 1.1}, good | {"label_diversity": 11.0}, good | {"size": 1.1e12}]
+    aggregate(strategy, *(reply(node, 1.0, **metrics) for node, metrics in enumerate([good, *bad], 2)))
+    assert strategy.rounds[1].weights == {2: 1.0}
+    assert strategy.rounds[1].refusals == {
+        3: "class_balance = 1.1 is outside [0, 1]",
+        4: "label_diversity = 11 is outside [0, 10]",
+        5: "size = 1.1e+12 is outside [0, 1e+12]",
+    }
+
+
+def test_claims_that_overflow_the_score_keep_the_model() -> None:
+    most = {f"criterion {number}": 1e12 for number in range(30)}
+    strategy = Weighted(FedAvg(), criteria=list(most), normalise="none")
+    assert aggregate(strategy, *(reply(node, 1.0, **most) for node in (2, 3))) == (None, None)
+    assert strategy.rounds[1].weights == {2: 0.0, 3: 0.0}
+    (remark,) = strategy.rounds[1].remarks
+    assert remark.startswith("nobody could be weighed: ")
+
+
+def test_what_does_not_fit_together_is_said_at_once() -> None:
+    with pytest.raises(ValueError, match="priority"):
+        Weighted(FedAvg(), criteria=["size"], score=cw.prioritized("age"))
+    with pytest.raises(KeyError, match="unknown normaliser"):
+        Weighted(FedAvg(), criteria=["size"], normalise="mean")
+
+
+def test_errors_are_left_out_and_nobody_left_keeps_the_model() -> None:
+    asked = reply(2, 1.0, num_examples=1)
+    asked.metadata.__dict__["_message_id"] = "x"
+    strategy = Weighted(FedAvg(), criteria=["num-examples"])
+    failed = Message(Error(code=2, reason="it broke"), reply_to=asked)
+    assert aggregate(strategy, failed) == (None, None)
+    assert list(strategy.rounds[1].refusals.values()) == ["it broke"]
+    assert aggregate(strategy, reply(2, 1.0, num_examples=0)) == (None, None)
+
+
+@pytest.mark.parametrize("theirs", [FedAvgM(server_momentum=0.0), FedAdam(eta=0.1)])
+def test_strategies_that_build_on_a_weighted_mean_can_serve(theirs: FedAvg) -> None:
+    theirs_alone = type(theirs)(**({"server_momentum": 0.0} if isinstance(theirs, FedAvgM) else {"eta": 0.1}))
+    for one in (theirs, theirs_alone):
+        one.current_arrays = {name: array.numpy() for name, array in GLOBAL.items()}  # type: ignore[attr-defined]
+    replies = [reply(2, 1.0, size=1.0, num_examples=1), reply(3, 2.0, size=3.0, num_examples=3)]
+    kernel, _ = aggregate(Weighted(theirs, criteria=["size"]), *replies)
+    expected, _ = theirs_alone.aggregate_train(1, [reply(2, 1.0, num_examples=1), reply(3, 2.0, num_examples=3)])
+    assert expected is not None
+    assert kernel == pytest.approx(expected["kernel"].numpy(), rel=1e-6)
+
+
+@pytest.mark.parametrize("theirs", [FedMedian(), FedTrimmedAvg(), Krum(), object()])
+def test_strategies_without_weights_cannot(theirs: Any) -> None:
+    with pytest.raises(TypeError, match="takes no weighted mean"):
+        Weighted(theirs, criteria=["num-examples"])
+
+
+def test_measurements_are_those_of_the_criteria() -> None:
+    found = measure(["dataset_size", "label_diversity", "training_loss"], [3, 3, 7], num_classes=10, training_loss=1.0)
+    assert found == {"dataset_size": 3.0, "label_diversity": 2.0, "training_loss": 0.5}
+
+
+@pytest.mark.flower
+def test_the_example_app_runs_and_weighs() -> None:
+    program = (
+        "from digits_app.server_app import app as server; from digits_app.client_app import app as client; "
+        "from flwr.simulation import run_simulation; run_simulation(server, client, 4)"
+    )
+    environment = os.environ | {"PYTHONPATH": str(EXAMPLE), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280, env=environment, check=True)
+    assert [line for line in done.stdout.splitlines() if line.startswith("round 3: weights")], done.stderr[-3000:]
+
+
+def test_the_example_needs_at_most_ten_lines_for_it() -> None:
+    lines = (EXAMPLE / "digits_app" / "server_app.py").read_text(encoding="utf-8").splitlines()
+    first = next(number for number, line in enumerate(lines) if "strategy = Weighted(" in line)
+    last = next(number for number, line in enumerate(lines) if number > first and line == "    )")
+    assert last - first + 1 + 1 <= 10  # with the import
+
+
+def test_the_guide_shows_the_example() -> None:
+    example = (EXAMPLE / "digits_app" / "server_app.py").read_text(encoding="utf-8")
+    guide = (EXAMPLE.parents[1] / "docs" / "flower.md").read_text(encoding="utf-8")
+    shown = guide.split("strategy = Weighted(")[1].split("\n)\n")[0]
+    assert shown.split() == example.split("strategy = Weighted(")[1].split("\n    )\n")[0].split()

@@ -1,0 +1,155 @@
+"""What travels arrives as it was sent; what cannot be true is not read."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+pytest.importorskip("flwr", reason="needs clientwise[flower]")
+
+from flwr.app import MetricRecord, RecordDict
+
+from clientwise.core.loss import Loss
+from clientwise.core.types import Evaluation, LocalTraining, Problem, Task, Updates
+from clientwise.flower import wire
+from clientwise.flower.wire import Request, pack
+from clientwise.registry import Part
+
+DIGITS, VALUES = Problem("classification", 2), Problem("regression")
+TASK = Task(
+    3,
+    LocalTraining(epochs=2, batch_size=None, optimizer="adam", proximal=0.1),
+    Loss("cross_entropy", class_weights=(1.0, 1 / 3)),
+    (Part("dataset_size", {}), Part("attribute", {"of": "age"}, "age")),
+)
+
+
+@pytest.mark.parametrize("task", [TASK, Task(1, LocalTraining(), Loss("robust", shape=0.2), ()), None])
+def test_a_request_arrives_as_it_was_sent(task: Task | None) -> None:
+    model = torch.randn(7)
+    request, models, kept = wire.read_request(wire.write_request(Request(4, 2**62, task), pack(model)))
+    assert request == Request(4, 2**62, task)
+    assert torch.equal(models, model)
+    assert kept is None
+
+
+def test_an_update_arrives_as_it_was_sent() -> None:
+    sent = Updates(
+        (5,),
+        torch.randn(1, 7),
+        {"age": torch.tensor([0.1])},
+        torch.tensor([1.5]).double(),
+        torch.tensor([2.0]).double(),
+    )
+    got, kept = wire.read_update(5, wire.write_update(sent, torch.ones(7)))
+    assert got.client_ids == (5,)
+    assert torch.equal(got.models, sent.models)
+    assert torch.equal(got.measurements["age"], sent.measurements["age"].double())
+    assert (float(got.training_loss), float(got.seconds)) == (1.5, 2.0)
+    assert kept is not None
+    assert torch.equal(kept, torch.ones(7))
+
+
+def classification() -> Evaluation:
+    counts = torch.tensor([[[2, 1], [0, 1]], [[3, 0], [0, 1]]])
+    return Evaluation(torch.tensor([4]), torch.tensor([[0.75], [1.0]]), torch.tensor([[0.5], [0.1]]), counts)
+
+
+def regression(outputs: int = 1) -> Evaluation:
+    """Two candidates on four samples, each with so many numbers to answer."""
+    counts = torch.tensor([[4.0 * outputs, 2.0, 3.0, 1.2], [4.0 * outputs, 0.0, 0.0, 0.0]], dtype=torch.float64)
+    return Evaluation(torch.tensor([4]), counts[:, 3:] / counts[:, :1], torch.tensor([[0.5], [0.1]]), counts)
+
+
+def read(content: RecordDict, problem: Problem, outputs: int = 1) -> Evaluation:
+    return wire.read_evaluation(content, 2, problem, most_samples=1000, outputs=outputs)
+
+
+@pytest.mark.parametrize(
+    ("sent", "problem", "outputs"),
+    [(classification(), DIGITS, 1), (regression(), VALUES, 1), (regression(3), VALUES, 3)],
+)
+def test_an_evaluation_arrives_as_it_was_sent(sent: Evaluation, problem: Problem, outputs: int) -> None:
+    got = read(wire.write_evaluation(sent), problem, outputs)
+    for name in ("num_samples", "values", "losses", "counts"):
+        assert torch.equal(getattr(got, name), getattr(sent, name).to(getattr(got, name).dtype))
+
+
+def changed(sent: Evaluation, **changes: object) -> RecordDict:
+    content = wire.write_evaluation(sent)
+    for name, value in changes.items():
+        if name == "counts":
+            content[wire.ARRAYS] = pack(value)  # type: ignore[arg-type]
+        else:
+            content.metric_records[wire.NUMBERS][name] = value  # type: ignore[assignment]
+    return content
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"num_samples": -4},
+        {"num_samples": 5},
+        {"num_samples": float("nan")},
+        {"num_samples": float("inf")},
+        {"num_samples": [4, 4]},
+        {"values": [0.75]},
+        {"values": [0.75, 1.5]},
+        {"values": [0.75, float("nan")]},
+        {"values": [0.75, 0.99]},  # the counts say 0.75 and 1
+        {"losses": [0.1, 0.2, 0.3]},
+        {"losses": [0.1, -0.2]},
+        {"losses": [0.1, -float("inf")]},
+        {"counts": torch.ones(2, 3, 3)},
+        {"counts": torch.tensor([[[5, -1], [0, 0]], [[4, 0], [0, 0]]])},
+        {"counts": torch.full((2, 2, 2), torch.nan)},
+        {"counts": torch.tensor([[[2.5, 1], [0, 0.5]], [[3, 0], [0, 1]]])},
+        {"counts": classification().counts * torch.tensor([1, 2])[:, None, None]},  # of twice as many samples
+        {"counts": classification().counts * 1000, "num_samples": 4000},  # more than anybody has
+        {"counts": torch.zeros(2, 2, 2)},
+    ],
+    ids=str,
+)
+def test_an_evaluation_that_cannot_be_true_is_not_read(changes: dict[str, object]) -> None:
+    with pytest.raises((ValueError, RuntimeError)):
+        read(changed(classification(), **changes), DIGITS)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"num_samples": -1},
+        {"num_samples": 5},
+        {"num_samples": float("nan")},
+        {"num_samples": 4.5, "counts": regression().counts + torch.tensor([0.5, 0, 0, 0])},
+        {"num_samples": 4000, "counts": regression().counts * 1000},
+        {"values": [0.0, 0.0]},
+        {"losses": [-0.1, 0.1]},
+        {"counts": regression(2).counts},
+        {"counts": torch.full((2, 4), torch.inf)},
+    ],
+    ids=str,
+)
+def test_sums_of_errors_must_agree_too(changes: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match=r"counts|samples|mape|loss"):
+        read(changed(regression(), **changes), VALUES)
+
+
+def test_a_model_may_answer_nothing_that_is_a_number() -> None:
+    """That is the model's fault, not the client's."""
+    for loss in (float("nan"), float("inf")):
+        assert not read(changed(classification(), losses=[loss, loss]), DIGITS).losses.isfinite().any()
+
+
+def test_counts_come_as_the_server_adds_them_up() -> None:
+    floats = read(changed(classification(), counts=classification().counts.float()), DIGITS)
+    assert torch.equal(floats.counts, classification().counts)
+    assert floats.counts.dtype == torch.int64
+
+
+def test_nothing_is_read_that_is_not_there() -> None:
+    for content in (RecordDict(), RecordDict({wire.NUMBERS: MetricRecord({"seconds": [1.0]})})):
+        with pytest.raises((KeyError, ValueError)):
+            wire.read_update(0, content)
+        with pytest.raises((KeyError, ValueError)):
+            read(content, DIGITS)

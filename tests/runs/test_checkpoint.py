@@ -1,0 +1,90 @@
+"""A checkpoint holds all of a lane's state, to the bit; one that does not fit is refused with what to do."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save
+
+from clientwise.core.loss import Loss
+from clientwise.core.types import ServerState
+from clientwise.errors import RunError
+from clientwise.runs.checkpoint import load_checkpoint, save_checkpoint
+
+FIRST = ServerState(0, torch.zeros(5), Loss("cross_entropy"), {"trust": torch.ones(3)})
+
+
+@pytest.fixture
+def state() -> ServerState:
+    torch.manual_seed(1)
+    return ServerState(
+        round_num=7,
+        model=torch.randn(5),
+        loss=Loss("cross_entropy", class_weights=(0.1, 1 / 3)),
+        memory={"trust": torch.rand(3)},
+        priority=("size", "trust"),
+        quality=0.1 + 0.2,
+        step_state={"first": torch.randn(5)},
+    )
+
+
+def test_what_is_loaded_is_what_was_saved(state: ServerState, tmp_path: Path) -> None:
+    for one in (state, replace(state, priority=None, quality=None, step_state={}, loss=Loss("robust", shape=0.7))):
+        save_checkpoint(tmp_path / "lane", one, {"4": one.model + 1})
+        loaded, engine_state = load_checkpoint(tmp_path / "lane", FIRST)
+        assert (loaded.round_num, loaded.loss, loaded.priority) == (one.round_num, one.loss, one.priority)
+        assert loaded.quality == one.quality
+        assert torch.equal(loaded.model, one.model)
+        assert torch.equal(loaded.memory["trust"], one.memory["trust"])
+        assert {name: tensor.tolist() for name, tensor in loaded.step_state.items()} == {
+            name: tensor.tolist() for name, tensor in one.step_state.items()
+        }
+        assert torch.equal(engine_state["4"], one.model + 1)
+
+
+def test_one_that_cannot_be_read_is_refused(state: ServerState, tmp_path: Path) -> None:
+    path = tmp_path / "lane"
+    save_checkpoint(path, state, {})
+    tensors, whole = {"model": state.model, "memory.trust": state.memory["trust"]}, path.read_bytes()
+    for content in (
+        b"garbage",
+        whole[:-3],
+        save(tensors),
+        save(tensors, {"state": "{"}),
+        save(tensors, {"state": json.dumps({"round_num": 7})}),
+        save(tensors, {"state": json.dumps({"round_num": "7", "loss": {}, "priority": None, "quality": None})}),
+    ):
+        path.write_bytes(content)
+        with pytest.raises(RunError, match=r"lane: not a checkpoint of clientwise \(.*\); delete it to start"):
+            load_checkpoint(path, FIRST)
+        path.unlink()
+    path.mkdir()
+    with pytest.raises(RunError, match="not a checkpoint of clientwise"):
+        load_checkpoint(path, FIRST)
+
+
+def test_one_of_another_shape_or_without_numbers_is_refused(state: ServerState, tmp_path: Path) -> None:
+    path = tmp_path / "lane"
+    for wrong, reason in (
+        (replace(state, model=torch.zeros(6)), r"model is of \[6\], not of \[5\]"),
+        (replace(state, model=torch.zeros(5, dtype=torch.float64)), "model"),
+        (replace(state, memory={"trust": torch.ones(4)}), r"memory\.trust is of \[4\], not of \[3\]"),
+        (replace(state, model=torch.tensor([0.0, 1.0, float("nan"), 0.0, 0.0])), "its model has NaN or Inf"),
+    ):
+        save_checkpoint(path, wrong, {})
+        with pytest.raises(RunError, match=f"{reason}.*; delete it to start this lane again"):
+            load_checkpoint(path, FIRST)
+    path.write_bytes(save({"model": state.model}, {"state": _state_of(path)}))
+    with pytest.raises(RunError, match=r"memory\.trust is missing"):
+        load_checkpoint(path, FIRST)
+
+
+def _state_of(path: Path) -> str:
+    from safetensors import safe_open
+
+    with safe_open(path, framework="pt") as file:
+        return file.metadata()["state"]

@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import clientwise as cw
+from clientwise.errors import RunError
+from clientwise.runs.lock import is_locked, locked
+from clientwise.runs.writer import Store
+
+FACTS = {"name": "made", "metric": "accuracy", "target": None, "rounds": 1, "lanes": 1}
+
+
+def test_clients_may_have_names(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    store.set_facts(FACTS)
+    store.set_clients(1, [5, 6], [1, 2], {1: "boast"}, names=["Oslo", "Turin"])
+    store.set_clients(2, [5, 6], [1, 2], {})
+    store.close()
+    run = cw.Run(tmp_path)
+    assert [(row.name, row.num_train, row.num_test, row.hostile) for row in run.clients(1)] == [
+        ("Oslo", 5, 1, None),
+        ("Turin", 6, 2, "boast"),
+    ]
+    assert [row.name for row in run.clients(2)] == [None, None]
+
+
+def test_facts_that_must_not_change(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    store.check_fact("data of seed 1", "x")
+    store.check_fact("data of seed 1", "x")
+    with pytest.raises(RunError, match="cannot be resumed with other data"):
+        store.check_fact("data of seed 1", "y")
+    store.close()
+
+
+def test_one_process_at_a_time(tmp_path: Path) -> None:
+    assert not is_locked(tmp_path)
+    with locked(tmp_path):
+        assert is_locked(tmp_path)
+        with pytest.raises(RunError, match="another clientwise process"), locked(tmp_path):
+            pass
+    assert not is_locked(tmp_path)

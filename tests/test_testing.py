@@ -1,0 +1,120 @@
+"""The checks for parts: all of ours pass them, and parts that declare wrongly do not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import clientwise as cw
+from clientwise.core.criteria import CRITERIA, Arrivals
+from clientwise.core.rules import RULES
+from clientwise.core.scores import SCORES, Score, Term
+from clientwise.engine.local import LocalEngine
+from clientwise.registry import needs
+from clientwise.testing import check_criterion, check_engine, check_rule, check_score
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "attribute": {"of": "premium", "attributes": {"premium": [1.0, 0.0, 0.5]}},
+    "sharpness": {"blurry": "Blurry", "sample_attributes": {"Blurry": [-1, -1, -1, 1, 1, 1, -1, -1, -1]}},
+}
+NAMES = ("a", "b", "c")
+SCORE_OPTIONS: dict[str, dict[str, Any]] = {
+    "weighted_mean": {"weights": {"a": 2.0, "b": 0.0, "c": 1.0}},
+    "owa": {"quantifier": "most"},
+    "choquet": {"importances": {"a": 0.5, "b": 0.3, "c": 0.2}, "interactions": {"a+b": 0.2}},
+    "product": {"powers": {"a": 2.0}, "thresholds": {"b": 0.3}},
+}
+
+
+@pytest.mark.parametrize("name", list(CRITERIA))
+def test_every_criterion_passes(name: str) -> None:
+    check_criterion(name, **OPTIONS.get(name, {}))
+
+
+@pytest.mark.parametrize("name", list(SCORES))
+def test_every_score_passes(name: str) -> None:
+    check_score(SCORES.get(name)(**SCORE_OPTIONS.get(name, {})))
+
+
+@pytest.mark.parametrize("name", list(RULES))
+def test_every_rule_passes(name: str) -> None:
+    check_rule(name)
+
+
+@pytest.mark.parametrize("options", [{}, {"chunk_size": 1}], ids=["together", "one by one"])
+def test_the_embedded_engine_passes(make_engine: Callable[..., LocalEngine], options: dict[str, Any]) -> None:
+    check_engine(make_engine(**options))
+
+
+def test_a_criterion_that_compares_clients_must_say_so() -> None:
+    @cw.criterion("rank", measured_by="server", high=1.0)
+    def rank(arrivals: Arrivals) -> Tensor:
+        """How many of the others moved farther."""
+        distance = (arrivals.models - arrivals.global_model).norm(dim=1)
+        return (distance[:, None] <= distance).double().mean(1)
+
+    with pytest.raises(AssertionError, match=r"declare needs=\{'whole_cohort'\}"):
+        check_criterion("rank")
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (lambda clients: clients.num_samples[:1], "one value per client"),
+        (lambda clients: clients.num_samples / 0, "not finite"),
+        (lambda clients: -clients.num_samples, "negative"),
+        (lambda clients: clients.num_samples, "above its declared upper bound 1"),
+    ],
+)
+def test_criteria_that_cannot_be_right(value: Callable[[Any], Tensor], message: str) -> None:
+    @cw.criterion("wrong", measured_by="client", high=1.0)
+    def wrong(clients: cw.ClientFacts) -> Tensor:
+        """Wrong in one way or another."""
+        return value(clients)
+
+    with pytest.raises(AssertionError, match=message):
+        check_criterion("wrong")
+
+
+def test_scores_that_cannot_be_right() -> None:
+    class Falling(Score):
+        def __call__(self, names: Any, values: Tensor) -> Tensor:
+            return 1 / (1 + values.sum(1))
+
+    class Boasting(Score):
+        def __call__(self, names: Any, values: Tensor) -> Tensor:
+            return values.sum(1)
+
+        def terms(self, names: Any) -> tuple[Term, ...]:
+            return (Term(1.0, (1.0,) * len(names)),)
+
+    with pytest.raises(AssertionError, match="falls when a rises"):
+        check_score(Falling())
+    with pytest.raises(AssertionError, match="terms do not add up"):
+        check_score(Boasting())
+
+
+def test_rules_that_cannot_be_right() -> None:
+    @RULES.register("unweighted", needs("models"))
+    def unweighted(updates: Tensor, weights: Tensor) -> Tensor:
+        """The plain mean, whatever the weights."""
+        return updates.mean(0)
+
+    with pytest.raises(AssertionError, match="without weight must not count"):
+        check_rule("unweighted")
+
+
+def test_an_engine_that_forgets_clients_is_found(make_engine: Callable[..., LocalEngine]) -> None:
+    class Forgetful(LocalEngine):
+        def train(self, client_ids: Any, model: Tensor, task: Any) -> Any:
+            return super().train(client_ids[1:], model, task)
+
+    engine = make_engine()
+    engine.__class__ = Forgetful
+    with pytest.raises(AssertionError, match=r"asked \(0, 1, 2\) to train, got \(1, 2\)"):
+        check_engine(engine)
+    assert torch.isfinite(engine.initial_model).all()
