@@ -19,7 +19,7 @@ import clientwise as cw
 from clientwise.core.method import Method
 from clientwise.core.round import first_state, run_round
 from clientwise.engine.local import LocalEngine
-from clientwise.experiment.build import build_engine, build_executor, build_federation
+from clientwise.experiment.build import build_engine, build_executor, build_plan
 from clientwise.experiment.config import load_experiment
 from clientwise.experiment.schema import Experiment, FlowerSettings
 from clientwise.flower.client_app import client_app
@@ -56,7 +56,7 @@ def run_rounds(config: dict[str, Any], path: Path, app: Any) -> tuple[LoopGrid, 
     (method,) = experiment.build_methods()
     state, records = first_state(local.initial_model, method, engine), []
     for _ in range(2):
-        state, record = run_round(state, method, build_federation(experiment, 3, 1), engine)
+        state, record = run_round(state, method, build_plan(experiment, 3, 1), engine)
         records.append(record)
     return grid, records
 
@@ -110,7 +110,7 @@ def test_an_error_quotes_no_sample(config: dict[str, Any], tmp_path: Path) -> No
     engine = FlowerEngine(local, grid, lambda: {0: 2}, seed=1, settings=FlowerSettings())
     method = Method()
     _, record = run_round(
-        first_state(local.initial_model, method, engine), method, build_federation(experiment, 3, 1), engine
+        first_state(local.initial_model, method, engine), method, build_plan(experiment, 3, 1), engine
     )
     reasons = {refusal.client_id: refusal.reason for refusal in record.refusals}
     assert reasons[0] == "ValueError; the node's log says more"
