@@ -72,7 +72,7 @@ def test_the_shortest_runs_and_regression_can_be_reported(tmp_path: Path, rounds
         "evaluation": {"target": 0.5},
         "methods": [
             {"name": "FedAvg"},
-            {"name": "m" * 250, "criteria": ["dataset_size", "model_divergence"], "adjust": "best_order"},
+            {"name": "m" * 200, "criteria": ["dataset_size", "model_divergence"], "adjust": "best_order"},
         ],
     }
     run = cw.Run(cw.run(config, tmp_path / "run"))
