@@ -1,14 +1,27 @@
 # The two commands: `make demo` and `make test`. Both set themselves up; nothing but Python 3.11 or newer is needed.
 PYTHON ?= python3
 BIN := .venv/bin
+# Processes that test side by side.
+WORKERS ?= 2
 
-.PHONY: demo test test-flower test-netns test-experiments lint docs reproduction bench bench-quick bench-gpu bench-peers clean
+.PHONY: demo test test-slow test-fire test-flower test-netns test-experiments lint docs reproduction bench bench-quick bench-gpu bench-peers clean
 
-demo: .venv/ready
+demo: .venv/demo
 	$(BIN)/clientwise demo
 
+# What measures time has the machine for itself, after the others.
 test: .venv/ready lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m 'not (alone or slow or flower or netns or experiments or fire)'
+	$(BIN)/python -m pytest -m alone tests
+
+# What takes minutes, each: Flower's processes, network namespaces where one is root, and the experiments where there is
+# a data folder: those that show something in their quick size, the others for two rounds.
+test-slow: .venv/ready
+	$(BIN)/python -m pytest -m 'slow or flower or netns' tests
+
+# Thousands of hostile configs, files and updates.
+test-fire: .venv/ready
+	$(BIN)/python -m pytest -m fire tests
 
 # Real Flower processes on this machine: simulation, deployment with TLS, processes killed. About ten minutes.
 test-flower: .venv/ready
@@ -51,10 +64,17 @@ bench-quick: .venv/ready  # ratios, under a minute
 bench-gpu: .venv/ready
 	$(BIN)/python benchmarks/gpu.py
 
-.venv/ready: pyproject.toml constraints.txt
+# The environment in two steps: what runs, then what tests.
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable
+
+.venv/demo: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "clientwise needs Python 3.11 or newer: make PYTHON=python3.12 ...")'
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	$(INSTALL) .
+	touch $@
+
+.venv/ready: .venv/demo
+	$(INSTALL) '.[dev]'
 	touch $@
 
 clean:

@@ -190,20 +190,6 @@ def test_in_a_terminal_there_is_a_live_bar(config: Path, tmp_path: Path) -> None
     child.expect(pexpect.EOF)
 
 
-def test_the_demo_shows_why_one_would_want_this(tmp_path: Path) -> None:
-    """The packaged demo, whole: it must end in time and its own claims must hold."""
-    output = clientwise("demo", "--out", tmp_path / "demo")
-    assert "Next" in output
-    run = cw.Run(tmp_path / "demo")
-    lines = {line.method: line for line in run.summary()}
-    assert list(lines) == ["FedAvg", "prioritized", "online", "AdaFed", "combined"]
-    fedavg, adafed, combined = lines["FedAvg"], lines["AdaFed"], lines["combined"]
-    assert adafed.metric[0] > fedavg.metric[0] + 0.05
-    assert combined.metric[0] > fedavg.metric[0] + 0.05
-    assert adafed.hostile_weight[0] < 0.25 * fedavg.hostile_weight[0]
-    assert sum(line.seconds[0] for line in lines.values()) < 110
-
-
 def test_names_are_never_markup(config: Path, tmp_path: Path, tiny: dict[str, Any]) -> None:
     names = ["[/]x", "acc [bold] $x_$ y", "_hidden", "<b>&"]
     tiny["methods"] = [{"name": name} for name in names]

@@ -1,6 +1,7 @@
 """The shipped experiments: every size of every one loads, the networks are the papers', and quick sizes run.
 
-The last is `make test-experiments`: it needs the data folder and a quarter of an hour.
+The last is `make test-experiments`: it needs the data folder and a quarter of an hour. `make test-slow` runs those that
+show something, and two rounds of the others.
 """
 
 from __future__ import annotations
@@ -90,15 +91,29 @@ SHOWS = {
 }
 
 
-@pytest.mark.experiments
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize("name", FILES)
-def test_the_quick_size_shows_what_the_experiment_shows(name: str, tmp_path: Path) -> None:
+def run_quick(name: str, folder: Path, *changes: str) -> cw.Run:
     try:
-        run = cw.Run(cw.run(cw.load(FILES[name], preset="quick"), tmp_path / "run"))
+        run = cw.Run(cw.run(cw.load(FILES[name], changes, preset="quick"), folder))
     except DataError as error:
         pytest.skip(str(error))
     assert run.finished
+    return run
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(FILES.keys() - SHOWS.keys()))
+def test_every_experiment_runs(name: str, tmp_path: Path) -> None:
+    run = run_quick(name, tmp_path / "run", "rounds=2", "seeds=[1]")
+    assert {len(run.curve("metric", method, seed)) for _, method, seed in run.lanes} == {2}
+
+
+@pytest.mark.experiments
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] if name in SHOWS else []) for name in FILES]
+)
+def test_the_quick_size_shows_what_the_experiment_shows(name: str, tmp_path: Path) -> None:
+    run = run_quick(name, tmp_path / "run")
     last = {line.method: statistics.fmean(line.metric) for line in run.summary()}
     for _, method, seed in run.lanes:  # everything learns something, if not in every single round
         first, *_ = curve = [value for _, value in run.curve("metric", method, seed)]

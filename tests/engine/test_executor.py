@@ -102,6 +102,14 @@ def test_our_lstm_needs_no_turns() -> None:
     assert DeviceExecutor(clients([4]).samples, Recurrent(), CPU, workers=2)._alone.loop._draws
 
 
+@pytest.mark.parametrize("mode", ["loop", "stacked"])
+def test_a_batch_larger_than_all_clients_takes_no_more_room_than_they_need(mode: str) -> None:
+    torch.manual_seed(0)
+    network = mlp((LENGTH,), CLASSES, hidden=[5])
+    full, huge = (train(network, [9, 4], [0, 1], LocalTraining(2, size), mode=mode) for size in (None, 10**12))
+    assert full == huge
+
+
 def test_batch_norm_is_as_it_was_before_it_was_tried_out() -> None:
     module = nn.Sequential(nn.Linear(LENGTH, 4), nn.BatchNorm1d(4), nn.Linear(4, CLASSES))
     before = copy.deepcopy(module.state_dict())

@@ -129,13 +129,13 @@ def test_evaluation_of_many_candidates_on_all_clients(make_engine: MakeEngine) -
         share = engine.data.test.slice(client)
         indices, targets = engine.data.test.indices[share], engine.data.test.targets[share]
         module = linear((1, 8, 8), 10)
-        for place, candidate in enumerate(candidates):
+        for index, candidate in enumerate(candidates):
             nn.utils.vector_to_parameters(candidate, module.parameters())
             with torch.no_grad():
                 outputs = module(engine.data.samples.batch(indices))
             right = (outputs.argmax(1) == targets).double().mean()
-            assert float(together.values[place, client]) == pytest.approx(float(right))
-            assert float(together.losses[place, client]) == pytest.approx(
+            assert float(together.values[index, client]) == pytest.approx(float(right))
+            assert float(together.losses[index, client]) == pytest.approx(
                 float(nn.functional.cross_entropy(outputs, targets)), rel=1e-5
             )
     assert together.num_samples.tolist() == engine.data.test.sizes.tolist()
@@ -294,7 +294,7 @@ def test_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     assert pick_device("cuda:0").type == pick_device("cuda").type == "cuda"
-    with pytest.raises(ClientwiseError, match="CUDA_VISIBLE_DEVICES=1"):  # what is recorded there would do nothing
+    with pytest.raises(ClientwiseError, match="CUDA_VISIBLE_DEVICES=1"):  # a graph captured there would do nothing
         pick_device("cuda:1")
 
 

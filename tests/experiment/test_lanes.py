@@ -89,6 +89,7 @@ def test_who_is_asked_next_is_known_before(
     assert len(set(asked)) > 1
 
 
+@pytest.mark.alone
 def test_the_time_of_a_round_and_of_its_clients_is_theirs(
     tiny: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

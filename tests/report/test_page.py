@@ -412,6 +412,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_run(folder, [f"method {number}" for number in range(1, 10)], rounds=1000, clients=100)
 
 
+@pytest.mark.alone
 def test_a_large_run_opens_at_once_and_stays_responsive(open_page: Any, large: Path) -> None:
     with served([large]) as address:
         page = open_page(address)

@@ -329,6 +329,16 @@ def test_methods_are_compared_at_the_same_round_or_not_at_all(tmp_path: Path) ->
     )
 
 
+def test_rounds_to_target_gain_nothing_by_being_fewer(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", 600, {("A", 1): 600, ("B", 1): 150}, target=0.1, **{"client targets": [0.1]})
+    gain = {row[0]: row[-1] for row in texts(items(overview(run))["target-0.1"])}
+    assert gain == {"A": "baseline", "B": "+0.0 (one seed)"}  # both at round 100
+    with contextlib.closing(sqlite3.connect(run.folder / "run.sqlite", isolation_level=None)) as database:
+        database.execute("UPDATE rounds SET reached = NULL WHERE lane = 1 AND round_num < 200")
+    gain = {row[0]: row[-1] for row in texts(items(overview(run))["target-0.1"])}
+    assert gain["B"] == "–"  # A reached it when B had no such round
+
+
 def test_best_rounds_are_only_compared_after_as_many_rounds(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", 30, {("A", 1): 30, ("A", 2): 30, ("B", 1): 30, ("B", 2): 5})
     store = Store(run.folder)

@@ -38,7 +38,7 @@ def refuse_impossible(mode: Mode, precision: Precision, device: torch.device) ->
     if device.type == "cuda":
         return
     if mode == "graph":
-        raise ClientwiseError("mode: 'graph' records steps of a GPU, and this is a CPU; use 'auto' or 'loop'")
+        raise ClientwiseError("mode: 'graph' is about CUDA graphs, and this is a CPU; use 'auto' or 'loop'")
     if precision == "tf32":
         raise ClientwiseError("precision: 'tf32' is a GPU's, and this is a CPU; use 'auto', 'float32' or 'bf16'")
 

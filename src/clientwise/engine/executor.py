@@ -118,7 +118,7 @@ class DeviceExecutor:
 
     def __str__(self) -> str:
         """What a person is told."""
-        words = {"loop": "one client after the other", "graph": "one client after the other, each step recorded"}
+        words = {"loop": "one client after the other", "graph": "one client after the other, each step a CUDA graph"}
         cores = f" on each of {self.workers} cores" if self.workers > 1 else ""
         return f"{words.get(self.mode, 'many clients at once')}{cores}, in {self.precision}: {self.reason}"
 

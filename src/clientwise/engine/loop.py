@@ -63,7 +63,7 @@ class LoopBackend:
         for dropout in self._dropouts:
             dropout.key.copy_(mixed(key[0]))
         loss = torch.zeros((), dtype=torch.float64, device=device)
-        schedule = BatchSchedule.of(size, training, training.batch_size or int(size), device)
+        schedule = BatchSchedule.of(size, training, min(training.batch_size or int(size), int(size)), device)
         counts, last_epoch = schedule.counts[:, 0].tolist(), schedule.last_epoch[:, 0].tolist()
         order = schedule.draw(key.to(device))
         with seeded_default_generator(int(key), "modules", device=device) if self._draws else nullcontext():

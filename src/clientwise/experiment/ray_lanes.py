@@ -55,25 +55,36 @@ def run_on_ray(
     data = ray.put(own_data)
     begun: list[Lane] = []
     try:
-        pending = {}
         for lane in lanes:
             lane.begin(trackers)
             begun.append(lane)
-            remote = actor.remote(dict(config), data, lane.method.name, lane.seed)
-            if not lane.is_done:
-                pending[remote.next_round.remote(lane.state, lane.engine_state)] = lane, remote
-        while pending:
-            (ready,), _ = ray.wait(list(pending), num_returns=1)
-            lane, remote = pending.pop(ready)
-            done = ray.get(ready)
-            lane.keep(done)
-            on_round(lane, done.record)
-            if not lane.is_done:
-                pending[remote.next_round.remote(lane.state, lane.engine_state)] = lane, remote
-            else:
-                ray.kill(remote)  # makes room for a lane that waits
+        remotes = [actor.remote(dict(config), data, lane.method.name, lane.seed) for lane in lanes]
+        _run_rounds(list(zip(lanes, remotes, strict=True)), on_round)
     finally:
         for lane in begun:
             lane.end()
         if started:
             ray.shutdown()
+
+
+def _run_rounds(lanes: Sequence[tuple[Lane, Any]], on_round: Callable[[Lane, RoundRecord], None]) -> None:
+    """Round after round of every lane, computed by its actor and written down here."""
+    import ray
+
+    pending = {}
+
+    def ask(lane: Lane, remote: Any) -> None:
+        if lane.is_done:
+            ray.kill(remote)  # makes room for a lane that waits
+        else:
+            pending[remote.next_round.remote(lane.state, lane.engine_state)] = lane, remote
+
+    for lane, remote in lanes:
+        ask(lane, remote)
+    while pending:
+        (ready,), _ = ray.wait(list(pending), num_returns=1)
+        lane, remote = pending.pop(ready)
+        done = ray.get(ready)
+        lane.keep(done)
+        on_round(lane, done.record)
+        ask(lane, remote)

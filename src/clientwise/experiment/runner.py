@@ -41,6 +41,7 @@ Connect = Callable[[LocalEngine, int], Engine]  # the engine a lane is to use, f
 EngineFactory = AbstractContextManager[Connect]  # a context: what it reaches clients through may have to be started
 
 # Keys that may change when a run is resumed: where things are, how it is watched, how long clients are waited for.
+# `workers` may change the last bits of what follows (docs/performance.md); the others change none.
 MAY_CHANGE = {"data_dir", "plugin_dir", "checkpoint_seconds", "trackers", "workers"}
 MAY_CHANGE |= {"flower.train_seconds", "flower.evaluate_seconds"}
 

@@ -11,7 +11,7 @@ from ..core.seeding import mixed
 
 
 class CountedDropout(nn.Module):
-    """`nn.Dropout` with masks that are a function of the client's key, the step, the layer and the place of a value."""
+    """`nn.Dropout` with masks that are a function of the client's key, the step, the layer and the index of a value."""
 
     key: Tensor
     step: Tensor

@@ -155,15 +155,15 @@ def _target_table(series: Sequence[Series], target: float) -> Table:
         if one is series[0]:
             cells.append(Cell(None, "baseline"))
         else:
-            shared = shared_seeds(one, series[0])
-            gain = average_gain({seed: baseline[seed] for seed in shared}, {seed: reached[seed] for seed in shared})
+            both = {seed: min(one.rounds(seed), series[0].rounds(seed)) for seed in shared_seeds(one, series[0])}
+            gain = average_gain(_until(baseline, both), _until(reached, both))
             cells.append(Cell(gain.mean, signed_rounds(gain)) if gain else Cell(None, "–"))
         rows.append(cells)
     shares = [f"{share}%" for share in range(10, 100, 10)]
     note = (
         "Rounds until that share of the honest clients reaches the target on its own test data, mean over the "
-        "seeds. The gain is in rounds against the first method, over all shares both reach, with a 95% confidence "
-        "interval over the seeds; with one seed there is none."
+        "seeds. The gain is in rounds against the first method, over all shares both reach in the rounds both have "
+        "run, with a 95% confidence interval over the seeds; with one seed there is none."
     )
     title = f"{run.metric} {'of at least' if run.higher_is_better else 'of at most'} {target:.0%}"
     return table(f"target-{target:g}", title, ["method", *shares, "average gain"], rows, note, lower=shares)
@@ -185,6 +185,14 @@ def target_choices(series: Sequence[Series]) -> list[float]:
 def _until_reached(one: Series, target: float) -> dict[int, list[int | None]]:
     """By seed, the first rounds in which 10 ... 90% of the clients reach a target."""
     return {seed: one.run.rounds_until_clients_reach(one.method, seed, target) for seed in one.summary.seeds}
+
+
+def _until(reached: Mapping[int, Sequence[int | None]], last: Mapping[int, int]) -> dict[int, list[int | None]]:
+    """What was reached up to a round of each seed: of one that has run longer, the rest would not be fair."""
+    return {
+        seed: [number if number is not None and number <= end else None for number in reached[seed]]
+        for seed, end in last.items()
+    }
 
 
 def average_gain(
@@ -242,8 +250,7 @@ def best_rounds(series: Sequence[Series]) -> Section:
 
 def _equally_far(one: Series, other: Series) -> list[int]:
     """The seeds they share in which both have run as many rounds."""
-    ours, theirs = (dict(zip(each.summary.seeds, each.summary.rounds, strict=True)) for each in (one, other))
-    return [seed for seed in shared_seeds(one, other) if ours[seed] == theirs[seed]]
+    return [seed for seed in shared_seeds(one, other) if one.rounds(seed) == other.rounds(seed)]
 
 
 def clients_section(series: Sequence[Series]) -> Section:

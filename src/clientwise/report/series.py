@@ -41,6 +41,10 @@ class Series:
         """The seed that stands for all where only one can be shown."""
         return self.summary.seeds[0]
 
+    def rounds(self, seed: int) -> int:
+        """Rounds done with a seed."""
+        return self.summary.rounds[self.summary.seeds.index(seed)]
+
     def opens(self, kind: Literal["round", "client"]) -> Plotly:
         """Says of a whole trace that a click on a point opens an audit; one by one they would fill megabytes."""
         return {"open": kind, "method": self.method, "seed": self.first_seed, "run": self.run.id}
