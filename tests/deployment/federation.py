@@ -36,16 +36,12 @@ def load(path: str) -> OwnData:
     if mood == "raise":
         raise OSError(f"disk full while reading {own.train[0][0].tolist()}")
     if mood == "nan":
-        own.train[0][:] = float("nan")
+        own.train[0][:] = 3e38  # finite, as data must be; what is computed from it is not
     if mood.startswith("sleep"):
         Path(path + ".pid").write_text(str(os.getpid()))
         time.sleep(float(mood.split()[1]))
     return own
 """
-
-# How often Flower's processes say that they are alive; twice as long without a word, and they are taken for dead.
-HEARTBEAT = 15
-IMPATIENT = f"import flwr.common.constant\nflwr.common.constant.HEARTBEAT_DEFAULT_INTERVAL = {HEARTBEAT}  # of 30\n"
 
 
 def free_port() -> int:
@@ -69,9 +65,6 @@ class Federation:
         self.state, self.logs = folder / "state", folder / "logs"
         self.run_folder = self.state / "run"
         self.logs.mkdir(parents=True)
-        site = folder / "site"
-        site.mkdir()
-        (site / "sitecustomize.py").write_text(IMPATIENT)  # every Python process below reads it when it starts
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self.environment = os.environ | {
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
@@ -79,7 +72,6 @@ class Federation:
             "PORT": str(free_port()),
             "STATE": str(self.state),
             "OMP_NUM_THREADS": "1",
-            "PYTHONPATH": f"{site}:{os.environ.get('PYTHONPATH', '')}".rstrip(":"),
         }
         subprocess.run([sys.executable, "-m", "clientwise", "new", str(self.app)], check=True, capture_output=True)
 
