@@ -53,6 +53,7 @@ def config(tiny: dict[str, Any], tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.flower
 def test_both_engines_agree_round_by_round(config: Path, tmp_path: Path) -> None:
     ours, theirs = tmp_path / "local", tmp_path / "flower"
     cw.run(config, ours)
