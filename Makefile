@@ -38,7 +38,7 @@ test-experiments: .venv/ready
 lint: .venv/ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
+	$(BIN)/mypy --num-workers $(WORKERS)
 
 # What the documentation takes from the code and from a real run: the config reference and the demo's picture.
 docs: .venv/ready  # needs Chromium for the screenshots
