@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-flower test-netns test-experiments lint docs reproduction bench bench-quick bench-gpu bench-peers clean
+.PHONY: demo test test-flower test-netns test-experiments test-fire lint docs reproduction bench bench-quick bench-gpu bench-peers clean
 
 demo: .venv/ready
 	$(BIN)/clientwise demo
@@ -21,6 +21,10 @@ test-netns: .venv/ready
 # Every experiment in its quick size: needs a data folder (make test-experiments CLIENTWISE_DATA=...) and a quarter of an hour.
 test-experiments: .venv/ready
 	$(BIN)/python -m pytest -m experiments tests/test_experiments.py
+
+# Thousands of hostile configs and files, in processes with limits of time and memory. Ten minutes at most.
+test-fire: .venv/ready
+	$(BIN)/python -m pytest -m fire tests/fire
 
 lint: .venv/ready
 	$(BIN)/ruff check .

@@ -120,7 +120,7 @@ class OneByOne:
         for dropout in self._dropouts:
             dropout.key.copy_(mixed(key[0]))
         loss = torch.zeros((), dtype=torch.float64, device=device)
-        table = Timetable.of(held, training, training.batch_size or int(held), device)
+        table = Timetable.of(held, training, min(training.batch_size or int(held), int(held)), device)
         counts, last_epoch = table.counts[:, 0].tolist(), table.last_epoch[:, 0].tolist()
         order = table.draw(key.to(device))
         with seeded_default_generator(int(key), "modules", device=device):  # for whatever else in a module draws

@@ -26,14 +26,14 @@ from ..engine.evaluation import BATCH
 from ..engine.local import LocalEngine
 from ..errors import ClientwiseError, ConfigError
 from ..limits import gigabytes, memory
-from ..models.flat import FlatModel
 from ..models.networks import MODELS
-from ..models.size import check_batches, check_parameters
+from ..models.size import check_batches, check_parameters, count_parameters, described, zeros
 from ..registry import suggest
 from ..trackers import TRACKERS, Tracker, Trackers
 from .schema import Experiment, make
 
 Relabel = Callable[[int, Tensor], Tensor]
+LARGE = 2**24  # parameters
 COPIES = 8  # of a model while it is trained: the global one, workers' models with their gradients, what they send
 
 
@@ -73,17 +73,18 @@ def validate(experiment: Experiment, own_data: FederatedData | None) -> Samples:
     """Everything about an experiment that only its data can tell, checked before anything runs."""
     samples = own_data.samples if own_data else load_samples(experiment)
     seed = experiment.seeds[0]
-    num_clients = own_data.num_clients if own_data else len(divide_samples(experiment, samples, seed).train)
-    issues = [*_problem_issues(experiment, samples.problem), *_client_issues(experiment, num_clients)]
+    divided = own_data or divide_samples(experiment, samples, seed)
+    issues = [*_problem_issues(experiment, samples.problem), *_client_issues(experiment, len(divided.train))]
     if not issues:
-        data, hostile = build_data(experiment, samples, seed, own_data)
-        module = build_module(experiment, data.samples, seed)
+        data, hostile = build_data(experiment, samples, seed, divided)
+        module = build_module(experiment, data.samples, seed, to_try=True)
         issues = [*_size_issues(experiment, module, data)]
     if not issues:
         # Two samples show whether the model fits, also where the clients test nothing.
         data = replace(data, test=Shares.of([(data.train.numbers[:2], data.train.targets[:2])]))
         compute = Compute(data.samples, module, torch.device("cpu"), mode="loop", precision="float32")
-        issues = [*_engine_issues(experiment, build_engine(experiment, data, hostile, seed, compute))]
+        engine = LocalEngine(data, module, seed=seed, compute=compute, hostile=hostile)
+        issues = [*_engine_issues(experiment, engine)]
     if issues:
         raise ConfigError(experiment.source, issues)
     return samples
@@ -137,13 +138,16 @@ def _size_issues(experiment: Experiment, module: nn.Module, data: FederatedData)
     """What takes more memory than there is."""
     if not len(data.samples.inputs):  # a server whose clients are elsewhere
         return
-    largest = int(data.train.sizes.max())
+    largest, weighing = int(data.train.sizes.max()), len(data.weigh.numbers) if data.weigh else 0
+    batch = 0
     for index, method in enumerate(experiment.build_methods()):
-        epochs = method.training.epochs
-        if (needed := 16 * epochs * largest) > memory():  # which sample comes when, and the draws it is sorted by
-            message = f"{epochs:,} epochs of {largest:,} samples: their order takes {gigabytes(needed)}; ask for fewer"
-            yield f"methods[{index}]: training.epochs", message
-    batch = max(min(method.training.batch_size or largest, largest) for method in experiment.build_methods())
+        for key, training, count in (("training", method.training, largest), ("fine_tune", method.fine_tune, weighing)):
+            if training is None:
+                continue
+            batch = max(batch, min(training.batch_size or count, count))
+            if (needed := 16 * training.epochs * count) > memory():  # which sample comes when
+                message = f"the order of {count:,} samples in {training.epochs:,} epochs takes {gigabytes(needed)}"
+                yield f"methods[{index}].{key}.epochs", f"{message}; ask for fewer"
     try:
         check_batches(module, data.samples.batch(torch.zeros(1, dtype=torch.int64)), trained=batch, answered=BATCH)
     except (RuntimeError, ValueError, IndexError) as error:
@@ -189,10 +193,13 @@ def choose_hostile(experiment: Experiment, num_clients: int, seed: int) -> dict[
 
 
 def build_data(
-    experiment: Experiment, samples: Samples, seed: int, own_data: FederatedData | None = None
+    experiment: Experiment, samples: Samples, seed: int, divided: FederatedData | Division | None = None
 ) -> tuple[FederatedData, dict[int, Hostile]]:
-    """Who holds which samples under this seed, and who is hostile; hostile clients may call their samples otherwise."""
-    divided = own_data or divide_samples(experiment, samples, seed)
+    """Who holds which samples under this seed, and who is hostile; hostile clients may call their samples otherwise.
+
+    `divided` are arrays of the user's own, or a division that is already known.
+    """
+    divided = divided or divide_samples(experiment, samples, seed)
     hostile = choose_hostile(experiment, len(divided.train), seed)
 
     def relabel(client: int, targets: Tensor) -> Tensor:
@@ -272,9 +279,9 @@ def _adopt(
     return replace(data, train=train, test=relabelled(data.test), weigh=weigh)
 
 
-def build_compute(experiment: Experiment, samples: Samples, device: torch.device) -> Compute:
+def build_compute(experiment: Experiment, samples: Samples, device: torch.device, *, to_try: bool = False) -> Compute:
     """What all lanes train and evaluate with."""
-    module = build_module(experiment, samples, experiment.seeds[0])
+    module = build_module(experiment, samples, experiment.seeds[0], to_try=to_try)
     workers = experiment.workers if isinstance(experiment.workers, int) else 0
     return Compute(samples, module, device, mode=experiment.mode, precision=experiment.precision, workers=workers)
 
@@ -286,21 +293,28 @@ def build_engine(
     return LocalEngine(data, build_module(experiment, data.samples, seed), seed=seed, compute=compute, hostile=hostile)
 
 
-def build_module(experiment: Experiment, samples: Samples, seed: int) -> nn.Module:
-    """The network, initialised by the seed."""
+def build_module(experiment: Experiment, samples: Samples, seed: int, *, to_try: bool = False) -> nn.Module:
+    """The network, initialised by the seed; one that is only `to_try` is left at zeros where drawing takes seconds."""
+    network = _network(experiment, samples)
+    try:
+        count = count_parameters(described(network))
+        check_parameters(count, COPIES)
+        if to_try and count > LARGE:
+            return zeros(network)
+        with seeded_default_generator(seed, "initial model"):
+            return network()
+    except (ValueError, RuntimeError, MemoryError) as error:
+        raise ConfigError(experiment.source, [("model", str(error).splitlines()[0])]) from None
+
+
+def _network(experiment: Experiment, samples: Samples) -> Callable[[], nn.Module]:
+    """What makes the network for these samples."""
     problem = samples.problem
     if problem.kind == "regression":
         num_outputs = samples.targets.shape[1:].numel()
     else:  # two classes take one output, the logit of the second (`core.loss.class_scores`), as P1's CelebA network has
         num_outputs = 1 if problem.num_classes == 2 else problem.num_classes
-    network = partial(make(MODELS, experiment.model), tuple(samples.inputs.shape[1:]), num_outputs)
-    try:
-        check_parameters(network, COPIES)
-        with seeded_default_generator(seed, "initial model"):
-            module: nn.Module = network()
-    except (ValueError, RuntimeError, MemoryError) as error:
-        raise ConfigError(experiment.source, [("model", str(error).splitlines()[0])]) from None
-    return module
+    return partial(make(MODELS, experiment.model), tuple(samples.inputs.shape[1:]), num_outputs)
 
 
 def build_federation(experiment: Experiment, num_clients: int, seed: int) -> Federation:
@@ -321,12 +335,12 @@ def describe(experiment: Experiment) -> list[str]:
     assert experiment.data is not None
     seed = experiment.seeds[0]
     data, hostile = build_data(experiment, samples, seed)
-    spec = FlatModel(build_module(experiment, data.samples, seed), torch.device("cpu")).spec
     sizes = data.train.sizes
     cohort = build_federation(experiment, data.num_clients, seed).cohort_size
     parts = ((data.weigh, "weigh by"), (data.report, "report on"))
     server = [f"{len(part.numbers):,} samples to {verb}" for part, verb in parts if part]
     device = pick_device(experiment.device)
+    compute = build_compute(experiment, data.samples, device, to_try=True)
     seeds = f"{len(experiment.seeds)} seed{'s' if len(experiment.seeds) > 1 else ''}"
     return [
         f"data        {experiment.data.name}: {len(samples.targets):,} samples, {samples.problem.kind}",
@@ -334,8 +348,8 @@ def describe(experiment: Experiment) -> list[str]:
         f"{cohort} in a round, {len(hostile)} hostile",
         f"server set  {', '.join(server) or 'none'}"
         + ("; the cohort judges" if experiment.server_set.source == "clients" else ""),
-        f"model       {experiment.model.name}: {spec.num_parameters:,} parameters",
-        f"device      {device}: {build_compute(experiment, data.samples, device)}",
+        f"model       {experiment.model.name}: {compute.spec.num_parameters:,} parameters",
+        f"device      {device}: {compute}",
         f"methods     {', '.join(method.name for method in experiment.methods)}",
         f"work        {len(experiment.methods)} methods × {seeds} × {experiment.rounds} rounds",
     ]
