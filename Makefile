@@ -35,6 +35,10 @@ test-netns: .venv/ready
 test-experiments: .venv/ready
 	$(BIN)/python -m pytest -m experiments tests/test_experiments.py
 
+# Thousands of hostile configs and files, in processes with limits of time and memory. Ten minutes at most.
+test-fire: .venv/ready
+	$(BIN)/python -m pytest -m fire tests/fire
+
 lint: .venv/ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
