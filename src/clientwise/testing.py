@@ -53,7 +53,6 @@ def check_criterion(
     assert bool((values <= high).all()), f"{name}: {values.tolist()} is above its declared upper bound {high:g}"
     torch.testing.assert_close(_measured(one, seen), values, msg=f"{name}: measured twice, it gives two answers")
     if "whole_cohort" in one.needs:
-        assert one.measured_by == "server", f"{name}: a client never sees the whole cohort; measure it on the server"
         return
     alone = torch.cat([_measured(one, _only(seen, row)) for row in range(CLIENTS)])
     message = (

@@ -14,6 +14,7 @@ from clientwise.data.datasets import DATASETS, digits
 from clientwise.data.federated import Samples
 from clientwise.errors import ConfigError
 from clientwise.experiment.build import build_data, load_samples
+from clientwise.experiment.validation import validate
 
 
 @pytest.fixture
@@ -68,3 +69,46 @@ def test_by_id_the_data_say_how_many_clients_there_are(split: dict[str, Any], tm
     split["partition"]["minimum"] = 100
     with pytest.raises(ConfigError, match="partition: 0 of 30 ids have at least 100 samples"):
         cw.run(split, tmp_path / "other")
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (lambda seen: None, "must give a tensor of one value per client, gave NoneType"),
+        (lambda seen: torch.ones(1), r"gave \(1,\) for 2"),
+        (lambda seen: torch.full((2,), torch.nan), "must be a number of zero or more"),
+        (lambda seen: torch.full((2,), 7.0), "above its bound 1"),
+    ],
+)
+@pytest.mark.parametrize("measured_by", ["client", "server"])
+def test_a_criterion_that_cannot_work_is_found_before_the_run(
+    tiny: dict[str, Any], given, message, measured_by
+) -> None:
+    @cw.criterion("wrong", measured_by=measured_by, high=1.0)
+    def wrong(seen: Any) -> torch.Tensor:
+        """Wrong in one way or another."""
+        return given(seen)
+
+    tiny["methods"] = [{"name": "mine", "criteria": ["wrong"]}]
+    with pytest.raises(ConfigError, match=rf"methods\[0\]\.criteria\[0\]: wrong .*{message}"):
+        validate(cw.load(tiny), None)
+
+
+@pytest.mark.parametrize(
+    ("result", "message"),
+    [(lambda updates: updates[0, :3], "gave \\(3,\\)"), (lambda updates: updates.no_such, "AttributeError")],
+)
+def test_a_rule_that_cannot_work_is_found_before_the_run(tiny: dict[str, Any], result, message) -> None:
+    @cw.RULES.register("wrong", cw.needs("models"))
+    def wrong(updates: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """Wrong in one way or another."""
+        return result(updates)
+
+    tiny["methods"] = [{"name": "mine", "rule": "wrong"}]
+    with pytest.raises(ConfigError, match=rf"methods\[0\]\.rule: .*{message}"):
+        validate(cw.load(tiny), None)
+
+
+def test_no_client_sees_the_whole_cohort() -> None:
+    with pytest.raises(ValueError, match="measure it on the server"):
+        cw.criterion("mine", measured_by="client", needs={"whole_cohort"})

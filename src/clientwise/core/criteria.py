@@ -148,6 +148,8 @@ def criterion(
     `needs={"whole_cohort"}` has a server-side criterion called once a round with all clients instead of chunk by chunk.
     `memory` keeps a value per client from round to round (see `trust`).
     """
+    if measured_by == "client" and "whole_cohort" in needs:
+        raise ValueError(f"criterion {name!r}: a client never sees the whole cohort; measure it on the server")
     every_need = frozenset[Need]({*needs, *(("models",) if memory else ())})  # a round is remembered by its models
     return CRITERIA.register(name, CriterionDeclaration(every_need, measured_by, high, memory))
 

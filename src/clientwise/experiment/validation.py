@@ -10,12 +10,13 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ..attacks import ATTACKS
 from ..core.criteria import Arrivals, ClientFacts, Criterion
 from ..core.method import Method
 from ..core.priority import MAX_CRITERIA
+from ..core.rules import Rule
 from ..core.types import Evaluation, Problem
 from ..core.weighting import check_normaliser
 from ..data.federated import FederatedData, Samples, Shares
@@ -235,43 +236,63 @@ def _engine_issues(experiment: Experiment, engine: LocalEngine) -> Iterator[Issu
     except (RuntimeError, ValueError, IndexError) as error:
         yield "model", f"does not fit these samples: {error}"
         return
-    facts = engine.facts([0], torch.zeros(1))
+    tried = list(range(min(2, engine.num_clients)))  # two: what gives one value for all shows
+    facts = engine.facts(tried, torch.zeros(len(tried)))
     for index, method in enumerate(experiment.build_methods()):
         no_set = engine.data.weigh is None and experiment.server_set.source != "clients"
         if no_set and _needs_server_set(experiment.methods[index]):
             yield f"methods[{index}]", "there are no samples to weigh by: enlarge server_set.fraction, or give `weigh`"
             continue
         for place, criterion in enumerate(method.criteria):
-            seen = facts if criterion.measured_by == "client" else _arrival(experiment, method, engine)
+            seen = facts if criterion.measured_by == "client" else _arrivals(tried, method, engine)
             if not isinstance(seen, ClientFacts) or len(facts.owner):  # or nobody's samples are here to try it on
-                yield from _tried(f"methods[{index}].criteria[{place}]", criterion, seen, engine.problem)
+                yield from _try_criterion(f"methods[{index}].criteria[{place}]", criterion, seen, engine.problem)
+        if method.rule is not None:
+            yield from _try_rule(f"methods[{index}].rule", method.rule, engine.spec.size)
 
 
-def _arrival(experiment: Experiment, method: Method, engine: LocalEngine) -> Arrivals:
-    """The first client, as the server would see it if it sent the initial model."""
+def _arrivals(clients: Sequence[int], method: Method, engine: LocalEngine) -> Arrivals:
+    """Some clients, as the server would see them if they sent the initial model."""
 
-    def judge(models: torch.Tensor) -> Evaluation:
+    def judge(models: Tensor) -> Evaluation:
         evaluation = engine.evaluate_server(models, "weigh")
         return engine.evaluate([0], models) if evaluation is None else evaluation
 
+    rows = list(clients)
     return Arrivals(
-        (0,),
-        engine.initial_model[None],
+        tuple(clients),
+        engine.initial_model.repeat(len(clients), 1),
         engine.initial_model,
         engine.spec,
         judge,
-        memory={one.part.name: one.memory.first(1) for one in method.criteria if one.memory},
-        attributes={name: values[:1] for name, values in engine.attributes.items()},
+        memory={one.part.name: one.memory.first(engine.num_clients)[rows] for one in method.criteria if one.memory},
+        attributes={name: values[rows] for name, values in engine.attributes.items()},
     )
 
 
-def _tried(key: str, criterion: Criterion, seen: ClientFacts | Arrivals, problem: Problem) -> Iterator[Issue]:
+def _try_criterion(key: str, criterion: Criterion, seen: ClientFacts | Arrivals, problem: Problem) -> Iterator[Issue]:
+    count = len(seen.num_samples) if isinstance(seen, ClientFacts) else len(seen.client_ids)
     try:
-        values, high = criterion.measure(seen), criterion.high(problem)
+        values: object = criterion.measure(seen)
+        high = criterion.high(problem)
     except Exception as error:  # a user's own criterion may raise anything
         yield key, str(error.args[0]) if isinstance(error, KeyError) else f"{type(error).__name__}: {error}"
         return
-    if tuple(values.shape) != (1,):
-        yield key, f"{criterion.name} must give one value per client, gave {tuple(values.shape)} for one client"
-    elif float(values[0]) > high:
-        yield key, f"{criterion.name} = {float(values[0]):g} for the first client, above its upper bound {high:g}"
+    if not isinstance(values, Tensor) or tuple(values.shape) != (count,):
+        given = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
+        yield key, f"{criterion.name} must give a tensor of one value per client, gave {given} for {count}"
+    elif not bool((values.isfinite() & (values >= 0)).all()):
+        yield key, f"{criterion.name} must be a number of zero or more, gave {values.tolist()} for the first clients"
+    elif float(values.max()) > high:
+        yield key, f"{criterion.name} = {float(values.max()):g} for one of the first clients, above its bound {high:g}"
+
+
+def _try_rule(key: str, rule: Rule, size: int) -> Iterator[Issue]:
+    try:
+        result: object = rule(torch.zeros(3, size), torch.full((3,), 1 / 3, dtype=torch.float64))
+    except Exception as error:  # a user's own rule may raise anything
+        yield key, f"{type(error).__name__}: {error}"
+        return
+    if not isinstance(result, Tensor) or tuple(result.shape) != (size,):
+        given = tuple(result.shape) if isinstance(result, Tensor) else type(result).__name__
+        yield key, f"must give one update of {size} values, gave {given}"
