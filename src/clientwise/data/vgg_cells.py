@@ -17,6 +17,8 @@ from .federated import FederatedData, Samples, Shares
 from .folder import DATASETS, Archive, DataError, find
 
 COUNT, SIZE, LEAST, MOST = 200, 256, 74, 317  # images, their width and height, fewest and most cells
+Side = Annotated[int, Gt(0), Le(SIZE)]
+Spread = Annotated[float, Ge(0), Le(SIZE)]
 MOST_PICTURES = 2**28  # bytes: published are 20 million
 
 
@@ -24,8 +26,8 @@ MOST_PICTURES = 2**28  # bytes: published are 20 million
 def vgg_cells(
     data_dir: Path | None,
     *,
-    size: Annotated[int, Gt(0), Le(SIZE)] = SIZE,
-    sigma: Annotated[float, Ge(0), Le(SIZE)] = 1.0,
+    size: Side = SIZE,
+    sigma: Spread = 1.0,
     density: Annotated[float, Gt(0), Le(1e6)] = 100.0,
     augment: bool = True,
 ) -> Samples:
