@@ -35,10 +35,14 @@ test-netns: .venv/ready
 test-experiments: .venv/ready
 	$(BIN)/python -m pytest -m experiments tests/test_experiments.py
 
+# Thousands of hostile configs and files, in processes with limits of time and memory. Ten minutes at most.
+test-fire: .venv/ready
+	$(BIN)/python -m pytest -m fire tests/fire
+
 lint: .venv/ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
+	$(BIN)/mypy --num-workers $(WORKERS)
 
 # What the documentation takes from the code and from a real run: the config reference and the demo's picture.
 docs: .venv/ready  # needs Chromium for the screenshots

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import sys
 from collections.abc import Mapping
 from multiprocessing.process import BaseProcess
@@ -50,6 +51,7 @@ def run(
 def _main(program: str, argv: list[str], cwd: Path, env: dict[str, str], files: list[str]) -> None:
     for number, file in enumerate(files, 1):
         os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell starts in the background ignores it
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(env)

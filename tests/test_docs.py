@@ -64,9 +64,11 @@ def test_examples_run(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_page_on_criteria_shows_the_example() -> None:
-    (code,) = blocks("own-criterion.md", "python")
+    code, test = blocks("own-criterion.md", "python")
     body = code.split("@cw.criterion")[1].strip()
     assert body in (ROOT / "examples" / "my_criteria.py").read_text(encoding="utf-8")
+    exec(code + test, scope := {})
+    scope["test_battery"]()
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.toml")), ids=lambda path: path.name)

@@ -275,7 +275,7 @@ def show(
     round_num: Annotated[
         int | None,
         typer.Option(
-            "--round", help="Show who got which weight in this round, and why.", max=10**9, show_default=False
+            "--round", help="Show who got which weight in this round, and why.", min=0, max=10**9, show_default=False
         ),
     ] = None,
     method: Annotated[str | None, typer.Option(help="Only this method's round.", show_default=False)] = None,

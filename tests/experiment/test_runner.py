@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sqlite3
-import subprocess
-import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -340,10 +339,6 @@ def killable(tmp_path: Path) -> Path:
     return path
 
 
-def command(*arguments: object) -> list[str]:
-    return [sys.executable, "-m", "clientwise", *map(str, arguments)]
-
-
 def rounds_done(folder: Path) -> int:
     """How many rounds are in the database of a run that another process is writing."""
     try:
@@ -419,18 +414,13 @@ def test_a_crash_at_the_worst_moment_is_mended(uninterrupted, tmp_path: Path) ->
 def test_interrupted_it_says_how_to_go_on(uninterrupted, tmp_path: Path, how: signal.Signals) -> None:
     config, expected = uninterrupted
     folder = tmp_path / "run"
-    process = subprocess.Popen(
-        command("run", config, "--out", folder, "--set", "checkpoint_seconds=1000"),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        # What a shell starts in the background ignores Ctrl-C, and so do its children; these tests may be such.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )
+    arguments = ("run", config, "--out", folder, "--set", "checkpoint_seconds=1000")
+    process = processes.start(processes.COMMAND, *arguments, stderr=tmp_path / "stderr")
     wait_for(lambda: rounds_done(folder) >= 5)
-    process.send_signal(how)
-    _, message = process.communicate(timeout=60)
-    assert process.returncode == 130
+    os.kill(process.pid, how)
+    process.join(60)
+    message = (tmp_path / "stderr").read_text()
+    assert process.exitcode == 130, message
     assert f"run {folder} --resume" in " ".join(message.split())
     assert "Traceback" not in message
     before = rounds_done(folder)

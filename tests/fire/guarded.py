@@ -1,4 +1,4 @@
-"""Try many hostile inputs in a process with limits of time and memory, and name those that break it.
+"""Try many hostile inputs in processes with limits of time and memory, and name those that break them.
 
 `python guarded.py MODULE:FUNCTION` calls the function with every line of its input; what the function raises is a
 fault. A case that takes too long ends the process, and a new one goes on behind it.
@@ -15,36 +15,40 @@ import subprocess
 import sys
 import traceback
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 SECONDS = 5.0  # of CPU, for one case
-ADDRESSES = 6 * 2**30  # bytes the process may ask for
+ADDRESSES = 6 * 2**30  # bytes a process may ask for
 RESIDENT = 2**30  # bytes a case may use
 
 
-def faults(function: str, cases: Sequence[str]) -> dict[str, str]:
+def faults(function: str, cases: Sequence[str], processes: int = 1, **environment: str) -> dict[str, str]:
     """The cases that did not end as they must, and how they ended."""
-    found: dict[str, str] = {}
-    todo = list(cases)
-    while todo:
-        ended, result = _some(function, todo)
-        found |= {case: what for case, what in zip(todo, ended, strict=False) if what}
-        if len(ended) < len(todo):
-            reason = f"over {SECONDS:.0f} s" if result == -signal.SIGPROF else f"the process ended with {result}"
-            found[todo[len(ended)]] = reason
-        todo = todo[len(ended) + 1 :]
-    return found
+
+    def some(first: int) -> dict[str, str]:
+        todo, found = list(cases[first::processes]), dict[str, str]()
+        while todo:
+            ended, result = _try(function, todo, environment)
+            found |= {case: what for case, what in zip(todo, ended, strict=False) if what}
+            if len(ended) < len(todo):
+                reason = f"over {SECONDS:.0f} s" if result == -signal.SIGPROF else f"the process ended with {result}"
+                found[todo[len(ended)]] = reason
+            todo = todo[len(ended) + 1 :]
+        return found
+
+    with ThreadPoolExecutor(processes) as threads:
+        return {case: what for part in threads.map(some, range(processes)) for case, what in part.items()}
 
 
-def _some(function: str, cases: Sequence[str]) -> tuple[list[str], int]:
+def _try(function: str, cases: Sequence[str], environment: dict[str, str]) -> tuple[list[str], int]:
     """How as many of the cases ended as a process got through, and what it ended with."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2", "COLUMNS": "200"}
     process = subprocess.run(
         [sys.executable, __file__, function],
         input="\n".join(cases),
         stdout=subprocess.PIPE,
         text=True,
-        env=environment,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2", "COLUMNS": "200", **environment},
         check=False,
     )
     return [json.loads(line) for line in process.stdout.splitlines()], process.returncode
@@ -66,14 +70,14 @@ def _main(function: str) -> None:
     _peak()
     for case in sys.stdin.read().split("\n"):
         before, what = _peak(), ""
-        signal.setitimer(signal.ITIMER_PROF, SECONDS)
+        signal.setitimer(signal.ITIMER_PROF, SECONDS)  # whose signal ends the process
         try:
             attempt(case)
         except BaseException:
             what = traceback.format_exc(limit=-3)
         signal.setitimer(signal.ITIMER_PROF, 0)
-        if (grown := _peak() - before) > RESIDENT:
-            what += f"used {grown / 2**30:.1f} GB"
+        if (used := _peak() - before) > RESIDENT:
+            what += f"used {used / 2**30:.1f} GB"
         answers.write(json.dumps(what) + "\n")
         answers.flush()
 

@@ -5,6 +5,7 @@ import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import pytest
+from pages import write_run
 
 import clientwise as cw
 from clientwise.report import views
@@ -72,7 +73,7 @@ def test_the_shortest_runs_and_regression_can_be_reported(tmp_path: Path, rounds
         "evaluation": {"target": 0.5},
         "methods": [
             {"name": "FedAvg"},
-            {"name": "m" * 250, "criteria": ["dataset_size", "model_divergence"], "adjust": "best_order"},
+            {"name": "m" * 200, "criteria": ["dataset_size", "model_divergence"], "adjust": "best_order"},
         ],
     }
     run = cw.Run(cw.run(config, tmp_path / "run"))
@@ -84,8 +85,9 @@ def test_the_shortest_runs_and_regression_can_be_reported(tmp_path: Path, rounds
     assert run.reported_on == expected
 
 
-def test_reports_of_several_runs_carry_their_audits(shown: cw.Run, tmp_path: Path) -> None:
-    names = unique_names([shown.folder, shown.folder])
+def test_reports_of_several_runs_carry_their_audits(tmp_path: Path) -> None:
+    shown = write_run(tmp_path / "shown", ["online"])
+    names = unique_names([shown, shown])
     assert list(names) == ["shown", "shown~2"]
     page = write_report([cw.Run(folder, name) for name, folder in names.items()], tmp_path / "both")
     text = page.read_text(encoding="utf-8")

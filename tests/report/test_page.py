@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ import pytest
 import tomli_w
 from pages import HOSTILE_NAME, config, served, write_run
 
+import processes
 from clientwise.report.document import Cell, Document, Section, table
 from clientwise.report.export import write_report
 from clientwise.report.html import write_html
@@ -102,16 +102,16 @@ def wait_for_charts(page: Any) -> None:
 
 
 @contextmanager
-def running(folder: Path, rounds: int) -> Iterator[subprocess.Popen[bytes]]:
+def running(folder: Path, rounds: int) -> Iterator[BaseProcess]:
     """A real run, in a process of its own."""
     file = folder.parent / "live.toml"
     file.write_text(tomli_w.dumps(config(["FedAvg", "other"], rounds)))
-    command = [sys.executable, "-m", "clientwise", "run", str(file), "--out", str(folder)]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
+    process = processes.start(processes.COMMAND, "run", file, "--out", folder)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.join()
 
 
 def test_a_live_run_is_followed_without_reload(open_page: Any, tmp_path: Path) -> None:
@@ -140,7 +140,6 @@ def test_a_live_run_is_followed_without_reload(open_page: Any, tmp_path: Path) -
             assert focused(page) == "method"
             assert page.locator(FIRST_TABLE).locator("[aria-sort=ascending]").count() == 1
             process.kill()
-            process.wait()
             page.wait_for_selector("#status[data-state=stopped]")
             assert "stopped after" in page.locator("#status").inner_text()
         open_page.close_all()

@@ -34,14 +34,17 @@ def celeba(data_dir: Path | None, *, target: str = "Smiling", size: Pixels = 64)
         archive = Archive(pictures, MOST_PICTURES)
         there = archive.places()
         if missing := [name for name in names if name not in there]:
-            raise DataError(f"{pictures}: {len(missing):,} of {len(names):,} images are missing, {missing[0]} for one")
+            raise DataError(
+                f"{pictures}: {len(missing):,} of {len(names):,} images are missing, {missing[0]} for one; {get}"
+            )
         inputs = arrays.create("inputs", (len(names), 3, size, size), numpy.uint8)
         for place, name in enumerate(names):
             inputs[place] = archive.image(there[name], size)
 
     known = _attribute_names(attributes)
     if target not in known:
-        raise DataError(f"{attributes}: no attribute {target!r}{suggest(target, known)}")
+        hint = suggest(target, known) or "; get the file again"
+        raise DataError(f"{attributes}: no attribute {target!r}{hint}")
     arrays = cached("celeba", [attributes, identities, pictures], build, [size])
     facts = {name: arrays["attributes"][:, column] for column, name in enumerate(known)}  # -1 or 1, as published
     return Samples(

@@ -90,16 +90,18 @@ def _read_reviews(path: Path) -> tuple[list[str], list[int], list[str]]:
         if line > MOST_REVIEWS:
             raise DataError(f"{path}: has more than {MOST_REVIEWS:,} reviews; keep fewer")
         if row.get("text") is None or row.get("label") not in ("0", "1"):
-            raise DataError(f"{path}: row {line} needs a column text and a column label with 0 or 1")
+            raise DataError(f"{path}: row {line} needs a column text and a column label with 0 or 1; put it right")
         texts.append(row["text"])
         labels.append(int(row["label"]))
         sources.append(row.get("source") or "")
     for source, wanted in PER_CLASS.items():
         found = numpy.bincount([label for label, of in zip(labels, sources, strict=True) if of == source], minlength=2)
         if found.any() and found.tolist() != [wanted, wanted]:
-            raise DataError(f"{path}: {wanted:,} reviews of each class expected from {source}, found {found.tolist()}")
+            raise DataError(
+                f"{path}: {wanted:,} reviews of each class expected from {source}, found {found.tolist()}; get it again"
+            )
     if len(set(labels)) < 2:
-        raise DataError(f"{path}: needs reviews of both classes")
+        raise DataError(f"{path}: needs reviews of both classes; add some")
     return texts, labels, sources
 
 

@@ -24,11 +24,12 @@ from ..engine.executor import DeviceExecutor, Executor
 from ..engine.local import LocalEngine
 from ..errors import ClientwiseError, ConfigError
 from ..models.networks import MODELS
-from ..models.size import check_parameters
+from ..models.size import check_parameters, count_parameters, described, zeros
 from ..trackers import TRACKERS, Tracker, Trackers, check_tracker
 from .schema import Experiment, make
 
 Relabel = Callable[[int, Tensor], Tensor]
+LARGE = 2**24  # parameters
 COPIES = 8  # of a model while it is trained: the global one, workers' models with their gradients, what they send
 
 
@@ -82,10 +83,13 @@ def choose_hostile(experiment: Experiment, num_clients: int, seed: int) -> dict[
 
 
 def build_data(
-    experiment: Experiment, samples: Samples, seed: int, own_data: FederatedData | None = None
+    experiment: Experiment, samples: Samples, seed: int, divided: FederatedData | Division | None = None
 ) -> tuple[FederatedData, dict[int, Hostile]]:
-    """Who holds which samples under this seed, and who is hostile; hostile clients may call their samples otherwise."""
-    divided = own_data or divide_samples(experiment, samples, seed)
+    """Who holds which samples under this seed, and who is hostile; hostile clients may call their samples otherwise.
+
+    `divided` are arrays of the user's own, or a division that is already known.
+    """
+    divided = divided or divide_samples(experiment, samples, seed)
     hostile = choose_hostile(experiment, len(divided.train), seed)
 
     def relabel(client: int, targets: Tensor) -> Tensor:
@@ -165,9 +169,11 @@ def _adopt(
     return replace(data, train=train, test=relabelled(data.test), weigh=weigh)
 
 
-def build_executor(experiment: Experiment, samples: Samples, device: torch.device) -> DeviceExecutor:
+def build_executor(
+    experiment: Experiment, samples: Samples, device: torch.device, *, to_try: bool = False
+) -> DeviceExecutor:
     """What all lanes train and evaluate with."""
-    module = build_module(experiment, samples, experiment.seeds[0])
+    module = build_module(experiment, samples, experiment.seeds[0], to_try=to_try)
     workers = experiment.workers if isinstance(experiment.workers, int) else 0
     return DeviceExecutor(
         samples, module, device, mode=experiment.mode, precision=experiment.precision, workers=workers
@@ -182,21 +188,28 @@ def build_engine(
     return LocalEngine(data, module, seed=seed, executor=executor, hostile=hostile)
 
 
-def build_module(experiment: Experiment, samples: Samples, seed: int) -> nn.Module:
-    """The network, initialised by the seed."""
+def build_module(experiment: Experiment, samples: Samples, seed: int, *, to_try: bool = False) -> nn.Module:
+    """The network, initialised by the seed; one that is only `to_try` is left at zeros where drawing takes seconds."""
+    network = _network(experiment, samples)
+    try:
+        count = count_parameters(described(network))
+        check_parameters(count, COPIES)
+        if to_try and count > LARGE:
+            return zeros(network)
+        with seeded_default_generator(seed, "initial model"):
+            return network()
+    except (ValueError, RuntimeError, MemoryError) as error:
+        raise ConfigError(experiment.source, [("model", str(error).splitlines()[0])]) from None
+
+
+def _network(experiment: Experiment, samples: Samples) -> Callable[[], nn.Module]:
+    """What makes the network for these samples."""
     problem = samples.problem
     if problem.kind == "regression":
         num_outputs = samples.targets.shape[1:].numel()
     else:  # two classes take one output, the logit of the second (`core.loss.class_scores`), as P1's CelebA network has
         num_outputs = 1 if problem.num_classes == 2 else problem.num_classes
-    network = partial(make(MODELS, experiment.model), tuple(samples.inputs.shape[1:]), num_outputs)
-    try:
-        check_parameters(network, COPIES)
-        with seeded_default_generator(seed, "initial model"):
-            module: nn.Module = network()
-    except (ValueError, RuntimeError, MemoryError) as error:
-        raise ConfigError(experiment.source, [("model", str(error).splitlines()[0])]) from None
-    return module
+    return partial(make(MODELS, experiment.model), tuple(samples.inputs.shape[1:]), num_outputs)
 
 
 def build_plan(experiment: Experiment, num_clients: int, seed: int) -> Plan:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import torch
-
 from ..engine.device import pick_device
-from ..models.flat import FlatModel
-from .build import build_data, build_executor, build_module, build_plan
+from .build import build_data, build_executor, build_plan
 from .schema import Experiment
 from .validation import validate
 
@@ -17,12 +14,12 @@ def describe(experiment: Experiment) -> list[str]:
     assert experiment.data is not None
     seed = experiment.seeds[0]
     data, hostile = build_data(experiment, samples, seed)
-    spec = FlatModel(build_module(experiment, data.samples, seed), torch.device("cpu")).spec
     sizes = data.train.sizes
     cohort = build_plan(experiment, data.num_clients, seed).cohort_size
     parts = ((data.weigh, "weigh by"), (data.report, "report on"))
     server = [f"{len(part.indices):,} samples to {verb}" for part, verb in parts if part]
     device = pick_device(experiment.device)
+    executor = build_executor(experiment, data.samples, device, to_try=True)
     seeds = f"{len(experiment.seeds)} seed{'s' if len(experiment.seeds) > 1 else ''}"
     return [
         f"data        {experiment.data.name}: {len(samples.targets):,} samples, {samples.problem.kind}",
@@ -30,8 +27,8 @@ def describe(experiment: Experiment) -> list[str]:
         f"{cohort} in a round, {len(hostile)} hostile",
         f"server set  {', '.join(server) or 'none'}"
         + ("; the cohort judges" if experiment.server_set.source == "clients" else ""),
-        f"model       {experiment.model.name}: {spec.num_parameters:,} parameters",
-        f"device      {device}: {build_executor(experiment, data.samples, device)}",
+        f"model       {experiment.model.name}: {executor.spec.num_parameters:,} parameters",
+        f"device      {device}: {executor}",
         f"methods     {', '.join(method.name for method in experiment.methods)}",
         f"work        {len(experiment.methods)} methods × {seeds} × {experiment.rounds} rounds",
     ]

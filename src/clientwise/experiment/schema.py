@@ -9,7 +9,16 @@ from functools import partial
 from typing import Annotated, Any, Literal, NoReturn
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, Field, PlainValidator, PrivateAttr, ValidationError, create_model
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    PrivateAttr,
+    ValidationError,
+    create_model,
+)
 from pydantic_core import PydanticCustomError
 
 from ..attacks import ATTACKS
@@ -82,8 +91,15 @@ def _part(registry: Registry[Any]) -> Any:
     return PlainValidator(partial(read_part, registry))
 
 
+def _name(text: str) -> str:
+    """Folders, tables and figures are called by it."""
+    if not 0 < len(text.encode()) <= 200 or any(letter < " " for letter in text):
+        raise PydanticCustomError("name", "a name has 1 to 200 bytes, and no control characters")
+    return text
+
+
 Fraction = Annotated[float, Field(ge=0, lt=1)]
-Name = Annotated[str, Field(min_length=1, max_length=200)]
+Name = Annotated[str, AfterValidator(_name)]
 Epochs = Annotated[int, Field(gt=0, le=10_000)]
 MOST_SEEDS, MOST_PLUGINS = 10_000, 100
 Seconds = Annotated[float, Field(gt=0, le=10**8)]  # three years: clocks count no further

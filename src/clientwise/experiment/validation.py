@@ -27,7 +27,7 @@ from ..errors import ConfigError
 from ..limits import gigabytes, memory
 from ..models.size import check_batches
 from ..registry import Part, Registry
-from .build import build_data, build_engine, build_module, divide_samples, load_samples
+from .build import build_data, build_module, divide_samples, load_samples
 from .schema import Experiment, MethodSettings
 
 Issue = tuple[str, str]  # the key, and what is wrong with it
@@ -144,17 +144,18 @@ def validate(experiment: Experiment, own_data: FederatedData | None) -> Samples:
     refuse_impossible(experiment.mode, experiment.precision, pick_device(experiment.device))
     samples = own_data.samples if own_data else load_samples(experiment)
     seed = experiment.seeds[0]
-    num_clients = own_data.num_clients if own_data else len(divide_samples(experiment, samples, seed).train)
-    issues = [*_problem_issues(experiment, samples.problem), *_client_issues(experiment, num_clients)]
+    divided = own_data or divide_samples(experiment, samples, seed)
+    issues = [*_problem_issues(experiment, samples.problem), *_client_issues(experiment, len(divided.train))]
     if not issues:
-        data, hostile = build_data(experiment, samples, seed, own_data)
-        module = build_module(experiment, data.samples, seed)
+        data, hostile = build_data(experiment, samples, seed, divided)
+        module = build_module(experiment, data.samples, seed, to_try=True)
         issues = [*_size_issues(experiment, module, data)]
     if not issues:
         # Two samples show whether the model fits, also where the clients test nothing.
         data = replace(data, test=Shares.of([(data.train.indices[:2], data.train.targets[:2])]))
         executor = DeviceExecutor(data.samples, module, torch.device("cpu"), mode="loop", precision="float32")
-        issues = [*_engine_issues(experiment, build_engine(experiment, data, hostile, seed, executor))]
+        engine = LocalEngine(data, module, seed=seed, executor=executor, hostile=hostile)
+        issues = [*_engine_issues(experiment, engine)]
     if issues:
         raise ConfigError(experiment.source, issues)
     return samples
@@ -211,13 +212,16 @@ def _size_issues(experiment: Experiment, module: nn.Module, data: FederatedData)
     """What takes more memory than there is."""
     if not len(data.samples.inputs):  # a server whose clients are elsewhere
         return
-    largest = int(data.train.sizes.max())
+    largest, weighing = int(data.train.sizes.max()), len(data.weigh.indices) if data.weigh else 0
+    batch = 0
     for index, method in enumerate(experiment.build_methods()):
-        epochs = method.training.epochs
-        if (needed := 16 * epochs * largest) > memory():  # which sample comes when, and the draws it is sorted by
-            message = f"{epochs:,} epochs of {largest:,} samples: their order takes {gigabytes(needed)}; ask for fewer"
-            yield f"methods[{index}]: training.epochs", message
-    batch = max(min(method.training.batch_size or largest, largest) for method in experiment.build_methods())
+        for key, training, count in (("training", method.training, largest), ("fine_tune", method.fine_tune, weighing)):
+            if training is None:
+                continue
+            batch = max(batch, min(training.batch_size or count, count))
+            if (needed := 16 * training.epochs * count) > memory():  # which sample comes when
+                message = f"the order of {count:,} samples in {training.epochs:,} epochs takes {gigabytes(needed)}"
+                yield f"methods[{index}].{key}.epochs", f"{message}; ask for fewer"
     try:
         check_batches(module, data.samples.batch(torch.zeros(1, dtype=torch.int64)), trained=batch, answered=BATCH)
     except (RuntimeError, ValueError, IndexError) as error:

@@ -18,7 +18,7 @@ MODELS: Registry[Network] = Registry("model", "models", "The network every clien
 
 Width = Annotated[int, Gt(0), Le(1_000_000)]  # of a layer
 Widths = Annotated[Sequence[Width], MaxLen(100)]
-MOST_VALUES, MOST_PRODUCTS = 10**8, 2 * 10**10  # that a layer makes of one sample: 400 MB, and about a second
+MOST_VALUES, MOST_PRODUCTS = 10**8, 5 * 10**9  # for a layer and one sample: 400 MB, and a part of a second
 
 
 @MODELS.register("linear")
@@ -42,7 +42,7 @@ def cnn(
     num_outputs: int,
     *,
     channels: Widths = (32, 64),
-    kernel: Annotated[int, Gt(0), Le(100)] = 5,
+    kernel: Annotated[int, Gt(0), Le(31)] = 5,
     pool_every: PositiveInt = 1,
     padding: Literal["same", "valid"] = "same",
     dense: Width = 512,

@@ -4,20 +4,40 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy
 import torch
 from torch import Tensor, nn
 
 from ..limits import gigabytes, memory
 
 
-def check_parameters(network: Callable[[], nn.Module], copies: int) -> None:
-    """ValueError where `copies` of a network's parameters exceed the memory there is; none of them is allocated."""
+def described(network: Callable[[], nn.Module]) -> nn.Module:
+    """The network without numbers, for which no memory is needed."""
     try:
         with torch.device("meta"):
-            module = network()
-    except Exception:  # a network that cannot be made without memory, or at all: what is wrong shows when it is made
-        return
-    count = sum(parameter.numel() for parameter in module.parameters())
+            return network()
+    except Exception:  # a user's network that needs real numbers while it is made; or what is wrong shows now
+        return network()
+
+
+def count_parameters(module: nn.Module) -> int:
+    """How many parameters a network has; it may be without numbers."""
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def zeros(network: Callable[[], nn.Module]) -> nn.Module:
+    """The network with zeros for numbers, made in no time: to try whether it fits."""
+
+    def zero(tensor: Tensor) -> Tensor:  # NumPy's zeros take memory only when they are read
+        return torch.from_numpy(numpy.zeros(tensor.shape, numpy.float32)).to(tensor.dtype)
+
+    module = described(network)
+    module._apply(zero)  # type: ignore[no-untyped-call]
+    return module
+
+
+def check_parameters(count: int, copies: int) -> None:
+    """ValueError where `copies` of so many parameters exceed the memory there is."""
     if (needed := 4 * copies * count) > memory():
         raise ValueError(
             f"has {count:,} parameters: training takes {copies} copies of them, {gigabytes(needed)}, "

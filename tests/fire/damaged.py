@@ -1,0 +1,219 @@
+"""Data folders in which one file is damaged or hostile: the same ones for the same name."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import random
+import struct
+import sys
+import tempfile
+import zipfile
+import zlib
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import numpy
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "data"))
+from small_files import (
+    write_celeba,
+    write_cells,
+    write_cifar10,
+    write_leaf,
+    write_malaria,
+    write_mnist,
+    write_reviews,
+    write_writers,
+)
+
+GIGABYTES = 3  # to which a hostile file unpacks
+
+
+def _mnist(folder: Path) -> None:
+    write_mnist(folder)
+    write_writers(folder)
+
+
+def _reviews(folder: Path, packed: bool = True) -> None:
+    write_reviews(folder, [(f"film <br />FILM film word{number}", number % 2) for number in range(30)], packed)
+
+
+def _femnist(folder: Path) -> None:
+    write_leaf(folder / "femnist" / "train" / "data.json", {"f0000_14": [3, 61], "f0001_41": [0]})
+    write_leaf(folder / "femnist" / "test" / "data.json", {"f0001_41": [7], "f0000_14": [8]})
+
+
+def _npz(folder: Path) -> None:
+    inputs, targets = numpy.random.default_rng(0).random((6, 4)), numpy.arange(6) % 2
+    numpy.savez_compressed(folder / "own.npz", train_inputs=inputs, train_targets=targets)
+
+
+WHOLE: dict[str, tuple[str, Callable[[Path], object]]] = {  # the dataset, and what writes its files
+    "mnist": ("mnist", _mnist),
+    "cifar10": ("cifar10", write_cifar10),
+    "celeba": ("celeba", lambda folder: write_celeba(folder, zipped=False)),
+    "celeba.zip": ("celeba", lambda folder: write_celeba(folder, zipped=True)),
+    "malaria": ("malaria", lambda folder: write_malaria(folder, zipped=False)),
+    "malaria.zip": ("malaria", lambda folder: write_malaria(folder, zipped=True)),
+    "vgg_cells": ("vgg_cells", lambda folder: write_cells(folder, zipped=False)),
+    "vgg_cells.zip": ("vgg_cells", lambda folder: write_cells(folder, zipped=True)),
+    "movie_reviews": ("movie_reviews", _reviews),
+    "movie_reviews.csv": ("movie_reviews", lambda folder: _reviews(folder, packed=False)),
+    "femnist": ("femnist", _femnist),
+    "npz": ("npz", _npz),
+}
+
+
+@cache
+def whole(kind: str) -> dict[str, bytes]:
+    """The undamaged files by their paths."""
+    with tempfile.TemporaryDirectory() as place:
+        WHOLE[kind][1](Path(place))
+        files = sorted(path for path in Path(place).rglob("*") if path.is_file())
+        return {str(path.relative_to(place)): path.read_bytes() for path in files}
+
+
+def write_damaged(kind: str, how: str, folder: Path) -> None:
+    """The files of a dataset, one of which is damaged, or a "bomb"."""
+    draw, files = random.Random(f"{kind} {how}"), dict(whole(kind))
+    name = draw.choice(list(files))
+    files[name] = (_bomb if how == "bomb" else draw.choice(_DAMAGES))(draw, name, files[name])
+    for path, content in files.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_bytes(content)
+
+
+def _cut_off(draw: random.Random, name: str, content: bytes) -> bytes:
+    return content[: draw.randrange(len(content) + 1)]
+
+
+def _flipped(draw: random.Random, name: str, content: bytes) -> bytes:
+    changed = bytearray(content)
+    for _ in range(draw.choice((1, 1, 5, 100))):
+        changed[draw.randrange(len(changed))] = draw.choice((0, 255, draw.randrange(256)))
+    return bytes(changed)
+
+
+def _overwritten(draw: random.Random, name: str, content: bytes) -> bytes:
+    """A few bytes in one place, often one that says how large something is."""
+    at = draw.randrange(min(len(content), draw.choice((16, 64, len(content)))))
+    return content[:at] + draw.choice((b"\xff" * 4, b"\x7f\xff\xff\xff", b"\0" * 8, b"\xff" * 8)) + content[at + 4 :]
+
+
+def _inserted(draw: random.Random, name: str, content: bytes) -> bytes:
+    at = draw.randrange(len(content) + 1)
+    return content[:at] + draw.choice((draw.randbytes(20), b"\n", b'"', b"<" * 100_000, b"[" * 3_000)) + content[at:]
+
+
+def _other(draw: random.Random, name: str, content: bytes) -> bytes:
+    """Another file altogether."""
+    other = whole(draw.choice(list(WHOLE)))
+    return draw.choice([b"", b"<html>", draw.randbytes(500), b"\0" * 500, b"PK\x05\x06" + b"\0" * 18, *other.values()])
+
+
+def _inner(draw: random.Random, name: str, content: bytes) -> bytes:
+    """What is inside is damaged, and the packing is whole."""
+    if name.endswith(".gz"):
+        return gzip.compress(draw.choice(_PLAIN)(draw, name, gzip.decompress(content)), 1)
+    if name.endswith((".zip", ".npz")):
+        packed = io.BytesIO()
+        with zipfile.ZipFile(io.BytesIO(content)) as old, zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as new:
+            chosen = draw.choice(old.namelist())
+            for member in old.namelist():
+                inside = old.read(member)
+                new.writestr(member, draw.choice(_PLAIN)(draw, member, inside) if member == chosen else inside)
+        return packed.getvalue()
+    return draw.choice(_PLAIN)(draw, name, content)
+
+
+def _words(draw: random.Random, name: str, content: bytes) -> bytes:
+    """A number or a name in a text becomes another."""
+    words = content.split(b" ") if b" " in content else content.split(b",")
+    odd = [
+        "1" + "0" * 30,
+        "9" * 5_000,
+        "-1",
+        "NaN",
+        "Infinity",
+        "null",
+        "²",
+        "1e999",
+        '""',
+        "[]",
+        "{}",
+        "true",
+        "x" * 9_999,
+    ]
+    words[draw.randrange(len(words))] = draw.choice(odd).encode()
+    return (b" " if b" " in content else b",").join(words)
+
+
+def _packed(draw: random.Random, name: str, content: bytes) -> bytes:
+    """Members that are encrypted, of a compression nobody has, or of one that few use."""
+    if not name.endswith((".zip", ".npz")):
+        return _flipped(draw, name, content)
+    packed = io.BytesIO()
+    method = draw.choice((zipfile.ZIP_LZMA, zipfile.ZIP_BZIP2, zipfile.ZIP_DEFLATED))
+    with zipfile.ZipFile(io.BytesIO(content)) as old, zipfile.ZipFile(packed, "w", method) as new:
+        for member in old.namelist():
+            new.writestr(member, old.read(member))
+    changed = packed.getvalue()
+    for signature, place in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):  # the flags, and behind them the compression
+        at = changed.find(signature) + place
+        mark = draw.choice((b"\x01\x00", changed[at : at + 2]))
+        kind = draw.choice((b"\x63\x00", changed[at + 2 : at + 4]))
+        changed = changed[:at] + mark + kind + changed[at + 4 :]
+    return changed if draw.random() < 0.5 else _flipped(draw, name, changed)
+
+
+def _bomb(draw: random.Random, name: str, content: bytes) -> bytes:
+    """A few megabytes that unpack to gigabytes."""
+    if name.endswith(".gz"):
+        return gzip.compress(bytes(2**26), 1) * (16 * GIGABYTES)
+    if name.endswith((".zip", ".npz")):
+        with zipfile.ZipFile(io.BytesIO(content)) as old:
+            return _zip_of_zeros(draw.choice(old.namelist()), _npy_header() if name.endswith(".npz") else b"")
+    if name.endswith((".png", ".jpg")):
+        return _huge_picture()
+    return _flipped(draw, name, content)
+
+
+def _deflated(head: bytes, blocks: int, wbits: int) -> bytes:
+    """`head`, and so many blocks of 64 MB of zeros behind it."""
+    packer = zlib.compressobj(1, wbits=wbits)
+    first = packer.compress(head) + packer.flush(zlib.Z_FULL_FLUSH)
+    return first + (packer.compress(bytes(2**26)) + packer.flush(zlib.Z_FULL_FLUSH)) * blocks + b"\x03\x00"
+
+
+def _zip_of_zeros(name: str, head: bytes) -> bytes:
+    """A zip with one member that begins with `head` and goes on with gigabytes of zeros."""
+    data, path = _deflated(head, 16 * GIGABYTES, -15), name.encode()
+    size = len(head) + GIGABYTES * 2**30
+    facts = struct.pack("<HHHHHIIIHH", 20, 0, 8, 0, 0, 0, len(data), size, len(path), 0)
+    local = b"PK\x03\x04" + facts + path + data
+    entry = b"PK\x01\x02" + struct.pack("<H", 20) + facts + struct.pack("<HHHII", 0, 0, 0, 0, 0) + path
+    return local + entry + b"PK\x05\x06" + struct.pack("<HHHHIIH", 0, 0, 1, 1, len(entry), len(local), 0)
+
+
+def _npy_header() -> bytes:
+    header = io.BytesIO()
+    shape = (GIGABYTES * 2**27,)
+    numpy.lib.format.write_array_header_1_0(header, {"descr": "<f8", "fortran_order": False, "shape": shape})
+    return header.getvalue()
+
+
+def _huge_picture() -> bytes:
+    """A PNG that claims 13,000×13,000 pixels, half a gigabyte of colours: below what Pillow itself refuses."""
+
+    def chunk(kind: bytes, content: bytes) -> bytes:
+        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+    rows = _deflated(b"", 8, 15)
+    header = struct.pack(">IIBBBBB", 13_000, 13_000, 8, 2, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", rows) + chunk(b"IEND", b"")
+
+
+_PLAIN = [_cut_off, _flipped, _overwritten, _inserted, _words, _other]
+_DAMAGES = [*_PLAIN, _inner, _inner, _packed, _packed]

@@ -1,0 +1,35 @@
+"""No argument of the command ends in a traceback, takes seconds or gigabytes."""
+
+from __future__ import annotations
+
+import json
+
+import guarded
+
+LONG, DIGITS = "x" * 5_000, "9" * 5_000
+ODD = [
+    *(["run", "{config}", "--seeds", seeds] for seeds in ("1-300000000", "1-", "-1", "²", "1,,2", DIGITS)),
+    *(["run", "{config}", "--workers", cores] for cores in ("²", "-1", "1e3", "9" * 30, DIGITS, "", "1025")),
+    *(["run", "{config}", "--rounds", rounds] for rounds in ("99999999999999999999", "-1", DIGITS, "²")),
+    *(["show", "{run}", "--round", number] for number in ("99999999999999999999", "-99999999999999999999", "0")),
+    *(["data", "{config}", "--seed", seed] for seed in ("99999999999999999999", "-1", DIGITS)),
+    *(["tune", "{config}", "--rates", rates] for rates in ("1e308", "1e-400", "nan", "²", "", LONG)),
+    *([command, path] for command in ("run", "check", "tune", "data", "show", "report", "new", "serve", "list")
+      for path in (LONG, "\udcff", "{config}/x")),
+    *([command, "/dev/zero"] for command in ("check", "data", "tune")),
+    *(["check", "{config}", "--set", "data=mnist", "--data-dir", folder] for folder in (LONG, "/dev/null", "\udcff")),
+    *(["check", "{config}", "--set", change] for change in ("=", "a", "rounds=" + "[" * 3_000, "rounds=" + DIGITS,
+      "a." * 5_000 + "b=1", "methods.99999999999999999999.name=1", "seeds.0.0=1", f"name={LONG}", f"{LONG}=1",
+      f"plugins=['{LONG}']", "plugins=['..x']", f"data_dir={LONG}")),
+    *([command, "{config}", "--out", "{config}/x"] for command in ("run", "data")),
+    *(["run", "{config}", option, LONG] for option in ("--device", "--engine", "--tracker", "--preset", "--out")),
+    ["show", "{run}", "--round", "1", "--method", LONG],
+    ["report", "{run}", "--out", "{config}/x"],
+    ["demo", "--out", "{config}/x"],
+    *(["serve", "{run}", "--host", host, "--port", port] for host, port in (("999.999.999.999", "0"), (LONG, "0"),
+      ("127.0.0.1", "99999999"))),
+]  # fmt: skip
+
+
+def test_odd_arguments() -> None:
+    assert guarded.faults("attempts:arguments", [json.dumps(arguments) for arguments in ODD]) == {}
