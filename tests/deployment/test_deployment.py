@@ -40,7 +40,7 @@ def test_a_federation_survives_its_clients_its_nodes_and_its_superlink(federatio
     federation.set_moods("ward-a", *["", "", "sleep 600"])
     federation.set_moods("ward-b", *["", "raise", "sleep 600"])
     federation.set_moods("ward-c", *["", "nan", "", "", "sleep 600"])
-    federation.set_moods("ward-d", *["", "", f"sleep {TRAIN_SECONDS + 20}"])
+    federation.set_moods("ward-d", *["", "", f"sleep {TRAIN_SECONDS + 1}"])
     federation.start()
 
     # A node whose key nobody registered is refused, whatever it calls itself.
