@@ -19,10 +19,6 @@ test: .venv/ready lint
 test-slow: .venv/ready
 	$(BIN)/python -m pytest -m 'slow or flower or netns' tests
 
-# Thousands of hostile configs, files and updates.
-test-fire: .venv/ready
-	$(BIN)/python -m pytest -m fire tests
-
 # Real Flower processes on this machine: simulation, deployment with TLS, processes killed. About ten minutes.
 test-flower: .venv/ready
 	$(BIN)/python -m pytest -m flower tests
@@ -35,9 +31,9 @@ test-netns: .venv/ready
 test-experiments: .venv/ready
 	$(BIN)/python -m pytest -m experiments tests/test_experiments.py
 
-# Thousands of hostile configs and files, in processes with limits of time and memory. Ten minutes at most.
+# Thousands of hostile configs, files and updates, in processes with limits of time and memory. Ten minutes at most.
 test-fire: .venv/ready
-	$(BIN)/python -m pytest -m fire tests/fire
+	$(BIN)/python -m pytest -m fire tests
 
 lint: .venv/ready
 	$(BIN)/ruff check .

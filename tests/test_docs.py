@@ -5,16 +5,19 @@ from __future__ import annotations
 import re
 import runpy
 import tomllib
+from importlib.metadata import version
 from pathlib import Path
 
 import numpy
 import pytest
+import typer
 
 import clientwise as cw
+from clientwise.cli import app
 from clientwise.reference import markdown
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
 
 
 def blocks(page: str, language: str) -> list[str]:
@@ -82,3 +85,18 @@ def test_links_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)", page.read_text(encoding="utf-8")):
         if not target.startswith("http"):
             assert (page.parent / target).exists(), target
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_commands_are_there(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    code = "\n".join([*re.findall(r"```\w*\n(.*?)```", text, re.DOTALL), *re.findall(r"`([^`\n]+)`", text)])
+    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    assert set(re.findall(r"(?:^|[:;] )make ([a-z-]+)", code, re.MULTILINE)) <= set(targets)
+    commands = typer.main.get_command(app)
+    assert isinstance(commands, typer.core.TyperGroup)
+    assert set(re.findall(r"^clientwise ([a-z]+)", code, re.MULTILINE)) <= commands.commands.keys()
+
+
+def test_what_to_cite_is_this_version() -> None:
+    assert f"\nversion: {version('clientwise')}\n" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
