@@ -35,13 +35,16 @@ methods = [{ name = "FedAvg" }]
 """
 OPTIONS = {"celeba": {"size": 16}, "malaria": {"size": 16}, "vgg_cells": {"size": 16}, "movie_reviews": {"length": 8}}
 
-for _module, _constants in SMALL.items():
-    for _name, _value in _constants.items():
-        setattr(_module, _name, _value)
-for _name in ("digits", "mnist5k", "diabetes"):  # read once, not once per config
-    DATASETS._parts[_name] = functools.cache(DATASETS.get(_name))
-    DATASETS.get(_name)(None)
-cli.app = typer.main.get_command(cli.app)  # built once likewise
+
+def prepare() -> None:
+    """Small published files, and what every case would build again; only for a process of its own."""
+    for module, constants in SMALL.items():
+        for name, value in constants.items():
+            setattr(module, name, value)
+    for name in ("digits", "mnist5k", "diabetes"):
+        DATASETS._parts[name] = functools.cache(DATASETS.get(name))
+        DATASETS.get(name)(None)
+    cli.app = typer.main.get_command(cli.app)
 
 
 def command(*arguments: str) -> tuple[int, str, str]:

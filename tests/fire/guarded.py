@@ -1,7 +1,7 @@
 """Try many hostile inputs in processes with limits of time and memory, and name those that break them.
 
-`python guarded.py MODULE:FUNCTION` calls the function with every line of its input; what the function raises is a
-fault. A case that takes too long ends the process, and a new one goes on behind it.
+`python guarded.py MODULE:FUNCTION` calls the module's `prepare`, then the function with every line of its input; what
+the function raises is a fault. A case that takes too long ends the process, and a new one goes on behind it.
 """
 
 from __future__ import annotations
@@ -63,7 +63,9 @@ def _peak() -> int:
 
 def _main(function: str) -> None:
     module, _, name = function.partition(":")
-    attempt = getattr(importlib.import_module(module), name)
+    attempts = importlib.import_module(module)
+    attempts.prepare()
+    attempt = getattr(attempts, name)
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what a case prints is no answer
     resource.setrlimit(resource.RLIMIT_AS, (ADDRESSES, ADDRESSES))
