@@ -48,7 +48,11 @@ class ParticipantRow(NamedTuple):
     client: int
     hostile: str | None  # the name of its attack
     score: float | None
-    weight: float | None
+    prior: float | None  # the weight by the score alone; None where nothing moved it
+    z: float | None  # what the evidence says against it, in standard errors
+    posterior: float | None  # the weight after the evidence
+    weight: float | None  # after the bounds
+    influence: float | None  # what the rule made of it; None where it was the mean
     refusal: str | None  # None: accepted
 
 
@@ -144,6 +148,7 @@ class MethodSummary:
     worst_decile: list[float | None]  # of the honest clients' own test sets
     rounds_to_target: list[int | None]
     hostile_weight: list[float | None]  # mean over the rounds of the weight all hostile clients had together
+    attack_success: list[float | None]  # at the last round: how often a backdoor's trigger works
     testing_rounds: list[int]
     refused: list[int]
     seconds: list[float]
