@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -11,19 +12,22 @@ from torch import Tensor
 
 from clientwise import attacks
 from clientwise.attacks import ATTACKS, Attack, Honest, Hostile, Knowledge
-from clientwise.core.method import Method
 from clientwise.core.round import first_state, run_round
 from clientwise.core.seeding import generator
-from clientwise.core.types import Evaluation, Problem, RoundRecord, ServerState
+from clientwise.core.types import Evaluation, Problem, RoundRecord, ServerState, Task
+from clientwise.data.federated import Samples
 from clientwise.engine.local import LocalEngine
 from clientwise.errors import ConfigError
 from clientwise.experiment.build import build_data, build_engine, build_executor, build_plan, load_samples
 from clientwise.experiment.config import load_experiment
 from clientwise.experiment.runner import run
 from clientwise.experiment.validation import deployment_issues, validate
-from clientwise.report.export import write_report
+from clientwise.report.document import Table
+from clientwise.report.terminal import summary_table
+from clientwise.report.views import overview
 from clientwise.runs.reader import Run
 
+TINY = {"name": "tiny", "rounds": 1, "data": "digits", "partition": {"name": "iid", "clients": 2}, "model": "linear"}
 CLASSES = Problem("classification", 10)
 OPTIONS = {"semantic_backdoor": {"source": 1}}  # what has no default
 
@@ -37,12 +41,17 @@ def knowing(honest: Honest, model: Tensor | None = None) -> Knowledge:
     return Knowledge(start if model is None else model, start, generator(1, "test"), cohort=honest)
 
 
+@functools.cache
+def digits() -> Samples:
+    return load_samples(load_experiment(TINY))
+
+
 class Federation:
     """One seed of a config, round after round."""
 
     def __init__(self, config: dict[str, Any], chunk_size: int | None = None) -> None:
         self.experiment = load_experiment(config)
-        self.data, self.hostile = build_data(self.experiment, load_samples(self.experiment), 1)
+        self.data, self.hostile = build_data(self.experiment, digits(), 1)
         executor = build_executor(self.experiment, self.data.samples, torch.device("cpu"))
         self.engine: LocalEngine = build_engine(self.experiment, self.data, self.hostile, 1, executor)
         self.engine._chunk_size = chunk_size
@@ -76,7 +85,9 @@ def attacked(config: dict[str, Any], attack: Any, **options: Any) -> dict[str, A
     [("alie", "ALittleIsEnough", 1.5), ("inner_product", "InnerProductManipulation", 2.0), ("mimic", "Mimic", 3)],
 )
 def test_who_sees_the_honest_updates_sends_what_byzfl_sends(ours: str, theirs: str, option: float) -> None:
-    byzfl = pytest.importorskip("byzfl", reason="the oracle: pip install --no-deps byzfl")
+    byzfl = pytest.importorskip("oracles", reason="ByzFL is not installed; `make test` does it").byzfl("attacks")
+    if byzfl is None:
+        pytest.skip("ByzFL is not installed; `make test` does it")
     updates = torch.randn(7, 200, generator=generator(1, "updates")) + 0.3
     expected = getattr(byzfl, theirs)(option)(updates)
     forged = ATTACKS.get(ours)(option).forge(knowing(seen(updates)))
@@ -115,25 +126,17 @@ def test_one_honest_client_or_equal_ones_are_no_trouble(name: str) -> None:
 
 
 def test_hostile_clients_send_one_vector_or_spread_around_it(config: dict[str, Any]) -> None:
-    for spread, equal in ((0.0, True), (0.5, False)):
-        for collude, same in ((False, equal), (True, True)):
-            federation = Federation(attacked(config, {"name": "alie", "spread": spread}, collude=collude))
-            models = sent(federation)
-            assert torch.equal(models[1], models[4]) is same
+    for spread, collude, same in ((0.0, False, True), (0.5, False, False), (0.5, True, True)):
+        models = sent(Federation(attacked(config, {"name": "alie", "spread": spread}, collude=collude)))
+        assert torch.equal(models[1], models[4]) is same
 
 
 def sent(federation: Federation, round_num: int = 1) -> dict[int, Tensor]:
     """What every client sends in a round that begins with the initial model."""
-    from clientwise.core.types import Task
-
     engine, method = federation.engine, federation.method
     task = Task(round_num, method.training, engine.problem.loss, method.client_criteria)
     chunks = list(engine.train(range(engine.num_clients), engine.initial_model, task))
-    return {
-        client: model
-        for chunk in chunks
-        for client, model in zip(chunk.client_ids, chunk.models, strict=True)
-    }
+    return {client: model for chunk in chunks for client, model in zip(chunk.client_ids, chunk.models, strict=True)}
 
 
 def test_model_replacement_makes_the_mean_its_model(config: dict[str, Any]) -> None:
@@ -162,17 +165,15 @@ def test_scaled_and_free_riding_updates(config: dict[str, Any]) -> None:
 def test_no_attack_ends_a_run_and_all_resume_to_the_same_bits(config: dict[str, Any], name: str, mode: str) -> None:
     part = {"name": name, **OPTIONS.get(name, {})}
     whole = attacked(config, part, ignore_global=True) | {"mode": mode}
-    federation, again = Federation(whole), Federation(whole)
-    records = federation.play(2)
-    assert all(record.client_ids for record in records)
-    assert not any("stays as it was" in note for record in records for note in record.notes)
-    again.play()
-    resumed = Federation(whole)
-    resumed.state = again.state
-    resumed.engine.load_state(again.engine.state())
+    federation, resumed = Federation(whole), Federation(whole)
+    records = federation.play()
+    resumed.state = federation.state
+    resumed.engine.load_state(federation.engine.state())
+    records += federation.play()
     resumed.play()
     assert torch.equal(resumed.state.model, federation.state.model)
-    assert federation.state.model.isfinite().all()
+    assert all(record.client_ids for record in records)
+    assert not any("stays as it was" in note for record in records for note in record.notes)
 
 
 @pytest.mark.parametrize("name", ["alie", "min_max", "exaggerate", "free_rider", "noise", "pixel_backdoor"])
@@ -243,7 +244,9 @@ def test_the_stamp_is_where_it_should_be(config: dict[str, Any], place: str) -> 
     stamp = {"name": "pixel_backdoor", "size": 2, "place": place, "value": 0.5, "fraction": 0.25, "target": 3}
     federation, honest = Federation(attacked(config, stamp)), Federation(config)
     data = federation.data
-    assert data.poisoned is not None and data.triggered is not None and data.report is not None
+    assert data.poisoned is not None
+    assert data.triggered is not None
+    assert data.report is not None
     mine = data.train.slice(1)
     changed = (data.poisoned.indices[mine] != data.train.indices[mine]).nonzero().flatten()
     others = int((data.train.targets[mine] != 3).sum())
@@ -266,18 +269,24 @@ def test_a_backdoor_is_measured_and_reported(config: dict[str, Any], tmp_path: A
     stamp = attacked(config, {"name": "pixel_backdoor", "target": 3, "place": "top_left", "value": 2.0}, clients=3)
     folder = run(load_experiment(stamp), tmp_path / "run")
     (line,) = Run(folder).summary()
-    assert line.attack_success[0] is not None and line.metric[0] is not None
-    assert line.attack_success[0] > 0.7 and line.metric[0] > 0.7
-    write_report([Run(folder)], tmp_path / "report")
-    assert "success of the backdoor" in (tmp_path / "report/tables/result-summary.csv").read_text()
-    clean = Federation(stamp | {"hostile": []})
-    assert clean.play(1)[0].attack_success is None
+    assert line.attack_success[0] is not None
+    assert line.metric[0] is not None
+    assert line.attack_success[0] > 0.7
+    assert line.metric[0] > 0.7
+    assert [round_num for round_num, _ in Run(folder).curve("attack_success", "FedAvg", 1)] == [1, 2, 3, 4]
+    (summary,) = (item for item in overview([Run(folder)]).sections[0].items if item.id == "summary")
+    assert isinstance(summary, Table)
+    assert "success of the backdoor" in [column.label for column in summary.columns]
+    assert "backdoor" in str([column.header for column in summary_table(Run(folder)).columns])
+    assert Federation(stamp | {"hostile": []}).play()[0].attack_success is None
 
 
 def test_a_semantic_backdoor_needs_no_stamp(config: dict[str, Any]) -> None:
     federation = Federation(attacked(config, {"name": "semantic_backdoor", "source": 1, "target": 7}))
     data = federation.data
-    assert data.poisoned is not None and data.triggered is not None and data.report is not None
+    assert data.poisoned is not None
+    assert data.triggered is not None
+    assert data.report is not None
     mine = data.train.slice(4)
     truth, called = data.train.targets[mine], data.poisoned.targets[mine]
     assert bool((truth == 1).any())
@@ -297,7 +306,7 @@ def test_exaggerated_criteria_are_within_their_range(config: dict[str, Any]) -> 
     config["methods"] = [{"name": "all", "criteria": criteria}]
     (truth,), (record,) = Federation(config).play(), Federation(attacked(config, "exaggerate")).play()
     assert not record.refusals
-    rows = {client: raw for client, raw in zip(record.client_ids, record.raw, strict=True)}
+    rows = dict(zip(record.client_ids, record.raw, strict=True))
     honest = torch.stack([rows[client] for client in (0, 2, 3, 5)])
     assert torch.equal(honest, truth.raw[[0, 2, 3, 5]])
     for liar in (1, 4):
@@ -334,7 +343,7 @@ def test_lying_judges_gain_weight_where_clients_judge(config: dict[str, Any]) ->
         (record,) = Federation(attacked(config, attack)).play()
         return sum(float(w) for c, w in zip(record.client_ids, record.weights, strict=True) if c in (1, 4))
 
-    assert weight(["mirrored_labels", "lying_judge"]) > 1.5 * weight("mirrored_labels")
+    assert weight(["sign_flip", "lying_judge"]) > 1.25 * weight("sign_flip")
 
 
 def test_what_honest_judges_say_stays(config: dict[str, Any]) -> None:
@@ -374,7 +383,6 @@ def test_the_control_that_knows_who_is_honest(config: dict[str, Any]) -> None:
     assert [key for key, _ in deployment_issues(load_experiment(config | {"methods": [control]}))][-1] == (
         "methods[0].criteria[0]"
     )
-    assert Method().name == "FedAvg"
 
 
 @pytest.mark.parametrize(
