@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -27,6 +27,7 @@ class Honest:
     measurements: Mapping[str, Tensor]  # the criteria they report, each [h]
     highest: Mapping[str, float]  # of every criterion, the largest value that the server believes
     num_hostile: int  # clients of this round that see all this
+    _agreed: dict[object, Tensor] = field(default_factory=dict)
 
     @functools.cached_property
     def mean(self) -> Tensor:
@@ -37,6 +38,12 @@ class Honest:
     def deviation(self) -> Tensor:
         """Standard deviation of every coordinate [d]; zero for a client alone."""
         return self.updates.std(0) if len(self.updates) > 1 else torch.zeros_like(self.mean)
+
+    def agreed(self, attack: object, make: Callable[[Honest], Tensor]) -> Tensor:
+        """What all who commit the same attack make of it [d]: made once, by the first of them."""
+        if attack not in self._agreed:
+            self._agreed[attack] = make(self)
+        return self._agreed[attack]
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ class Omniscient(Attack, ABC):
 
     def forge(self, known: Knowledge) -> Tensor:
         """Θ + the update, with the client's own noise."""
-        sent = known.global_model + self.update(known.honest)
+        sent = known.global_model + known.honest.agreed(self, self.update)
         if not self.spread:
             return sent
         noise = torch.randn(len(sent), generator=known.random).to(sent.device)
@@ -95,9 +95,9 @@ class MinMax(Omniscient):
 @ATTACKS.register("min_sum", SEES_ALL)
 @dataclass(frozen=True)
 class MinSum(Omniscient):
-    """μ − γ·σ, its distances to all honest ones summing up to no more than an honest one's (the same authors).
+    """μ − γ·σ, no farther from all honest ones together than one of them is (Shejwalkar and Houmansadr 2021).
 
-    Σ_i ‖μ − γσ − x_i‖² ≤ max_i Σ_j ‖x_i − x_j‖² (Shejwalkar and Houmansadr 2021).
+    Σ_i ‖μ − γσ − x_i‖² ≤ max_i Σ_j ‖x_i − x_j‖².
     """
 
     def update(self, honest: Honest) -> Tensor:
@@ -119,9 +119,9 @@ class ModelReplacement(Attack):
 
     def forge(self, known: Knowledge) -> Tensor:
         """Θ + (n·(Θ_a − Θ) − Σ x_i)/b."""
-        honest, hostile = known.honest.updates, known.honest.num_hostile
-        own = (len(honest) + hostile) * (known.model - known.global_model)
-        return known.global_model + (own - honest.sum(0)) / hostile
+        honest, hostile = len(known.honest.updates), known.honest.num_hostile
+        own = (honest + hostile) * (known.model - known.global_model)
+        return known.global_model + (own - honest * known.honest.mean) / hostile
 
 
 def _geometry(honest: Honest) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -225,7 +225,7 @@ class HostileClients(Section):
         None, description="instead: the share of all clients; those of a small share are among those of a larger one"
     )
     attack: Annotated[list[Annotated[Part, _part(ATTACKS)]], BeforeValidator(_as_list), Field(min_length=1)] = Field(
-        description="what they do; several in a list act one after the other"
+        description="what they do: one attack, or several in a list, which act one after the other"
     )
     ignore_global: bool = Field(
         False, description="they keep training a model of their own instead of the global one (P3 1.C)"
