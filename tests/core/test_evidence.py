@@ -4,15 +4,17 @@ import torch
 from torch import Tensor
 
 from clientwise.core.evidence.significance import LEAST_WITNESSES, Significance, z_despite, z_values
-from clientwise.core.types import Evaluation, Gathered, Layer, ModelSpec
+from clientwise.core.types import Evaluation, Gathered, Layer, ModelSpec, Posterior
 
 SPEC = ModelSpec((Layer("kernel", (2,), 0, 2),), 2, 2)
 TRUTH = torch.tensor([1.0, 0.0])  # where the loss of every sample is least, about
 
 
-def gathered(updates: Tensor, num_samples: int = 200, *, by_clients: bool = False, lies: int = 0) -> Gathered:
+def gathered(
+    updates: Tensor, num_samples: int = 200, *, by_clients: bool = False, lies: int = 0, spread: float = 0.3
+) -> Gathered:
     """Samples with losses |Θ − TRUTH − noise|²; the first `lies` witnesses say the opposite of what they see."""
-    noise = 0.3 * torch.randn(num_samples, 2, generator=torch.Generator().manual_seed(1))
+    noise = spread * torch.randn(num_samples, 2, generator=torch.Generator().manual_seed(1))
 
     def judge(models: Tensor) -> Evaluation:
         losses = (models[:, None] - TRUTH - noise).square().sum(-1).double()
@@ -65,13 +67,15 @@ def test_with_few_samples_it_does_nothing_and_says_so() -> None:
 
 
 def test_judges_of_whom_a_third_lie_together() -> None:
-    honest = Significance()(gathered(UPDATES, 30, by_clients=True), PRIOR, Significance().first(9))
-    lied_to = Significance()(gathered(UPDATES, 30, by_clients=True, lies=9), PRIOR, Significance().first(9))
+    def found(lies: int, liars: float | None = None) -> Posterior:
+        seen = gathered(UPDATES, 30, by_clients=True, lies=lies, spread=0.1)
+        return Significance(liars=liars)(seen, PRIOR, Significance().first(9))
+
+    honest, lied_to, naive = found(0), found(9), found(9, 0.0)
     assert honest.weights[6:].sum() < 0.1
     assert lied_to.z is not None
     assert bool((lied_to.z[:6] <= 3).all())  # the liars convict nobody
     assert lied_to.weights[6:].sum() < 0.3  # and save nobody
-    naive = Significance(liars=0.0)(gathered(UPDATES, 30, by_clients=True, lies=9), PRIOR, Significance().first(9))
     assert naive.weights[6:].sum() > lied_to.weights[6:].sum()
 
 
