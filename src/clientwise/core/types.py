@@ -262,6 +262,14 @@ class RoundRecord:
     notes: tuple[str, ...]
     report: Evaluation | None  # on the server's reporting part
     local: Evaluation | None  # on every client's own test set
+    attack_success: float | None = None  # of simulated backdoors: the share of samples with the trigger that work
+
+
+ServerPart = Literal[
+    "weigh",  # what the server weighs models by
+    "report",  # what it reports on
+    "triggered",  # the latter with the trigger of a simulated backdoor: right is what the attacker wants
+]
 
 
 class Engine(Protocol):
@@ -283,7 +291,7 @@ class Engine(Protocol):
         """Every candidate [c, d] on the test set of every client, in one pass."""
         ...
 
-    def evaluate_server(self, models: Tensor, part: Literal["weigh", "report"]) -> Evaluation | None:
+    def evaluate_server(self, models: Tensor, part: ServerPart) -> Evaluation | None:
         """Every candidate [c, d] on a part of the server's set; None where the server has none."""
         ...
 

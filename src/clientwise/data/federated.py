@@ -38,6 +38,18 @@ class Samples:
         inputs = self.inputs[indices.to(self.inputs.device)].to(indices.device).float()
         return inputs if self.scale == 1 else inputs * self.scale
 
+    def with_copies(self, of: Tensor, inputs: Tensor) -> Samples:
+        """Also copies of some samples, with other inputs, behind all others."""
+        return replace(
+            self,
+            inputs=torch.cat([self.inputs, inputs]),
+            targets=torch.cat([self.targets, self.targets[of]]),
+            sample_attributes={
+                name: torch.cat([values, values[of]]) for name, values in self.sample_attributes.items()
+            },
+            ids=None if self.ids is None else torch.cat([self.ids, self.ids[of]]),
+        )
+
     def to(self, device: torch.device) -> Samples:
         """The inputs on a device: there they stay compact, and are scaled batch by batch."""
         return replace(self, inputs=self.inputs.to(device))
@@ -98,6 +110,8 @@ class FederatedData:
     weigh: Shares | None  # one holder, the server: what it weighs models by
     report: Shares | None  # one holder, the server: what it reports on
     attributes: Mapping[str, Tensor] = field(default_factory=dict)  # facts about the clients, each [K]
+    poisoned: Shares | None = None  # `train` as hostile clients have it in the rounds in which they attack
+    triggered: Shares | None = None  # of `report`, with the trigger of a backdoor and called as it wants them
 
     @property
     def num_clients(self) -> int:
@@ -107,7 +121,7 @@ class FederatedData:
     def fingerprint(self) -> str:
         """Tells these data from others: who holds which samples, and how they are called."""
         digest = hashlib.blake2b(digest_size=16)
-        for shares in (self.train, self.test, self.weigh, self.report):
+        for shares in (self.train, self.test, self.weigh, self.report, self.poisoned, self.triggered):
             if shares is not None:
                 for tensor in (shares.indices, shares.targets, shares.offsets):
                     digest.update(tensor.cpu().contiguous().numpy().tobytes())
@@ -121,6 +135,8 @@ class FederatedData:
             test=self.test.to(device),
             weigh=self.weigh.to(device) if self.weigh else None,
             report=self.report.to(device) if self.report else None,
+            poisoned=self.poisoned.to(device) if self.poisoned else None,
+            triggered=self.triggered.to(device) if self.triggered else None,
         )
 
     @staticmethod
