@@ -276,8 +276,8 @@ def _joined(blocks: Sequence[tuple[Any, Any]]) -> tuple[Tensor, Tensor]:
 
 
 def _is_finite(values: Tensor) -> bool:
-    """In one pass over data that may lie on disk: a sum is not finite where a number is not."""
-    return not values.is_floating_point() or bool(values.sum(dtype=torch.float64).isfinite())
+    """In one pass over data that may lie on disk: a sum is not finite where a number is not (or overflows)."""
+    return not values.is_floating_point() or bool(values.sum().isfinite())
 
 
 def _classes(targets: Tensor, num_classes: int | None) -> Problem:
