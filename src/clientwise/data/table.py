@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame, Series
 
 log = logging.getLogger("clientwise")
+LARGEST = 1e30  # number, either sign: squares of larger ones are infinite
 MOST_CATEGORIES = 1_000  # of a column: more are names or numbers, not categories
 KINDS = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".parquet")
 Kind = Literal["classification", "regression"]
@@ -148,13 +149,20 @@ def join(
 ) -> Table:
     """Sheets as one table. They have the same columns, in any order."""
     sheets = [_with_target(sheet, target) for sheet in sheets]
-    first = sheets[0]
+    first, used = sheets[0], [name for name in sheets[0].rows.columns if name not in ignore]
     for sheet in sheets:
         known = list(sheet.rows.columns)
-        for name in [target, *([client] if client else []), *categories, *ignore, *first.rows.columns]:
+        for name in [*([client] if client else []), *categories, *used]:
             if name not in known:
                 raise DataError(f"{sheet.path}: no column {shortened(name)!r}{suggest(name, known)}")
-    inputs = [name for name in first.rows.columns if name not in {target, client, *ignore}]
+        if more := [name for name in known if name not in [*used, *ignore]]:
+            name = shortened(more[0])
+            raise DataError(f"{sheet.path}: has a column {name!r} and {first.path} has none; put it into `ignore`")
+    everywhere = {name for sheet in sheets for name in sheet.rows.columns}
+    for name in ignore:
+        if name not in everywhere:
+            raise DataError(f"{first.path}: no column {shortened(name)!r} to ignore{suggest(name, everywhere)}")
+    inputs = [name for name in used if name not in (target, client)]
     if not inputs:
         raise DataError(f"{first.path}: no column is left to learn from; it needs others than the target's")
     made: list[tuple[Column, numpy.ndarray]] = []
@@ -230,13 +238,13 @@ def _numbers(sheets: Sequence[Sheet], name: str) -> numpy.ndarray:
     for sheet in sheets:
         column = sheet.rows[name]
         numbers = _parsed(column)
-        wrong = (numpy.isnan(numbers) & column.notna().to_numpy()) | numpy.isinf(numbers)
+        wrong = (numpy.isnan(numbers) & column.notna().to_numpy()) | (numpy.abs(numbers) > LARGEST)
         if wrong.any():
             place = int(wrong.argmax())
             value = shortened(str(column.iloc[place]), 40)
             raise DataError(
-                f"{sheet.path}: column {name!r}, row {int(column.index[place]) + 1}: {value!r} is no number, nor are "
-                f"{int(wrong.sum()) - 1} others; put the column into `categories` or `ignore`, or the cell right"
+                f"{sheet.path}: column {name!r}, row {int(column.index[place]) + 1}: {value!r} is no number (below "
+                f"{LARGEST:g}), nor are {int(wrong.sum()) - 1} others; put the column into `categories` or `ignore`, or the cell right"
             )
         parts.append(numbers)
     return numpy.concatenate(parts)
