@@ -242,9 +242,10 @@ def _numbers(sheets: Sequence[Sheet], name: str) -> numpy.ndarray:
         if wrong.any():
             place = int(wrong.argmax())
             value = shortened(str(column.iloc[place]), 40)
+            where = f"{sheet.path}: column {name!r}, row {int(column.index[place]) + 1}"
             raise DataError(
-                f"{sheet.path}: column {name!r}, row {int(column.index[place]) + 1}: {value!r} is no number (below "
-                f"{LARGEST:g}), nor are {int(wrong.sum()) - 1} others; put the column into `categories` or `ignore`, or the cell right"
+                f"{where}: {value!r} is no number (below {LARGEST:g}), nor are {int(wrong.sum()) - 1} others; "
+                "put the column into `categories` or `ignore`, or the cell right"
             )
         parts.append(numbers)
     return numpy.concatenate(parts)
