@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import platform
 import tomllib
@@ -70,7 +71,8 @@ def new_folder(name: str, parent: Path = Path("runs")) -> Path:
 
 def newest_run(parent: Path = Path("runs")) -> Path:
     """The newest run folder in runs/."""
-    folders = sorted(parent.glob("*/config.toml"), key=lambda path: path.stat().st_mtime)
+    written = itertools.chain(parent.glob("*/config.toml"), parent.glob("*/matrix.toml"))
+    folders = sorted(written, key=lambda path: path.stat().st_mtime)
     if not folders:
         raise RunError(f"{parent}/: no run here yet; `clientwise demo` makes one")
     return folders[-1].parent

@@ -15,6 +15,7 @@ from ..errors import RunError
 from ..runs.reader import Run
 from ..runs.rows import MethodSummary
 from .audit import Audit, audit
+from .document import Cell, Chart, Document
 
 if TYPE_CHECKING:
     from ..experiment.tune import Trial
@@ -56,6 +57,18 @@ def _columns(run: Run, lines: Sequence[MethodSummary]) -> list[tuple[str, Callab
     if any(any(line.testing_rounds) for line in lines):
         columns.append(("tests", lambda line: _mean(line.testing_rounds, "{:.0f}")))
     return columns
+
+
+def matrix_table(document: Document) -> Table:
+    """The standings of all methods in a matrix."""
+    found = document.sections[0].items[0]
+    assert not isinstance(found, Chart)
+    table = _table(f"{document.title}: {document.subtitle}")
+    for column in found.columns:
+        table.add_column(column.label, justify="right" if column.numeric else "left", overflow="fold")
+    for row in found.rows:
+        table.add_row(*(escape(cell.text if isinstance(cell, Cell) else str(cell)) for cell in row))
+    return table
 
 
 def trials_table(trials: Sequence[Trial], method: str, target: float) -> Table:
