@@ -196,8 +196,9 @@ class _Seeds:
     def _make(self, seed: int) -> tuple[FederatedData, dict[int, Hostile], DeviceExecutor]:
         data, hostile = build_data(self._experiment, self._samples, seed, self._own_data)
         self._store.check_fact(f"data of seed {seed}", data.fingerprint())
-        names = {client: one.name for client, one in hostile.items()}
-        self._store.set_clients(seed, data.train.sizes.tolist(), data.test.sizes.tolist(), names)
+        attacks = {client: one.name for client, one in hostile.items()}
+        sizes = data.train.sizes.tolist(), data.test.sizes.tolist()
+        self._store.set_clients(seed, *sizes, attacks, data.names or None)
         inputs = data.samples.inputs
         if id(inputs) not in self._executors:  # the tensor is kept with it, or its id might come to be another's
             self._executors[id(inputs)] = inputs, build_executor(self._experiment, data.samples, self._device)

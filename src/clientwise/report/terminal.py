@@ -107,6 +107,11 @@ def remarks(run: Run) -> list[str]:
         if _clients_tested(run.summary())
         else []
     )
+    for method in run.methods:
+        if named := run.named_clients(method):
+            found.append(
+                f"{method}: the worst client is {named[0].name} with {named[0].metric:.1%} on its own test data."
+            )
     for _, method, seed in run.lanes:
         losses = [loss for _, loss in run.curve("loss", method, seed)] or [0.0]
         if losses[-1] > max(losses[0], DIVERGED * min(losses)):  # worse than it began, not merely than its best
