@@ -15,6 +15,7 @@ from ..errors import RunError
 from ..runs.reader import Run
 from ..runs.rows import MethodSummary
 from .audit import Audit, audit
+from .document import Cell, Chart, Document
 
 if TYPE_CHECKING:
     from ..experiment.tune import Trial
@@ -60,6 +61,18 @@ def _columns(run: Run, lines: Sequence[MethodSummary]) -> list[tuple[str, Callab
     return columns
 
 
+def matrix_table(document: Document) -> Table:
+    """The standings of all methods in a matrix."""
+    found = document.sections[0].items[0]
+    assert not isinstance(found, Chart)
+    table = _table(f"{document.title}: {document.subtitle}")
+    for column in found.columns:
+        table.add_column(column.label, justify="right" if column.numeric else "left", overflow="fold")
+    for row in found.rows:
+        table.add_row(*(escape(cell.text if isinstance(cell, Cell) else str(cell)) for cell in row))
+    return table
+
+
 def trials_table(trials: Sequence[Trial], method: str, target: float) -> Table:
     """One line per learning rate: rounds until half of the clients reached the target, and how good it was then."""
     seeds = list(dict.fromkeys(trial.seed for trial in trials))
@@ -94,6 +107,11 @@ def remarks(run: Run) -> list[str]:
         if _clients_tested(run.summary())
         else []
     )
+    for method in run.methods:
+        if named := run.named_clients(method):
+            found.append(
+                f"{method}: the worst client is {named[0].name} with {named[0].metric:.1%} on its own test data."
+            )
     for _, method, seed in run.lanes:
         losses = [loss for _, loss in run.curve("loss", method, seed)] or [0.0]
         if losses[-1] > max(losses[0], DIVERGED * min(losses)):  # worse than it began, not merely than its best

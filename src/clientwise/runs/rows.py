@@ -54,6 +54,14 @@ class ParticipantRow(NamedTuple):
     weight: float | None  # after the bounds
     influence: float | None  # what the rule made of it; None where it was the mean
     refusal: str | None  # None: accepted
+    name: str | None  # of the client
+
+
+class NamedClient(NamedTuple):
+    """A client that has a name, and how it did."""
+
+    name: str
+    metric: float  # on its own test data, in the last round it was asked, over the seeds in which it is honest
 
 
 class CriterionRow(NamedTuple):
