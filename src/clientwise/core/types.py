@@ -73,6 +73,11 @@ class LocalTraining:
     weight_decay: float = 0.0
     proximal: float = 0.0  # μ of FedProx: (μ/2)·‖Θ_a − Θ‖² is added to the loss
 
+    def num_steps(self, sizes: Tensor) -> Tensor:
+        """How many batches clients of these sizes [n] train on in a round [n]."""
+        batch = self.batch_size or sizes.clamp(min=1)
+        return self.epochs * -(-sizes // batch)
+
 
 @dataclass(frozen=True)
 class Task:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from ..attacks import Hostile
 from ..core.criteria import ClientFacts, measure_clients
 from ..core.seeding import client_keys, generator
-from ..core.types import Evaluation, Refusal, Task, Updates
+from ..core.types import Evaluation, LocalTraining, Refusal, Task, Updates
 from ..data.federated import FederatedData, Shares
 from ..models.flat import flattened
 from .executor import DeviceExecutor, Executor
@@ -157,12 +157,12 @@ class LocalEngine:
                 else:
                     odd[row] = forged
         took = torch.full((len(clients),), seconds, dtype=torch.float64)
-        measured = self._measure(clients, training_loss, task)
+        measured = self._measure(clients, training_loss, model, task)
         return Updates(tuple(clients), models, measured, training_loss, took), odd
 
-    def _measure(self, clients: Sequence[int], training_loss: Tensor, task: Task) -> dict[str, Tensor]:
+    def _measure(self, clients: Sequence[int], training_loss: Tensor, model: Tensor, task: Task) -> dict[str, Tensor]:
         """The criteria the clients report: the truth, but for those who lie."""
-        measured = measure_clients(task.criteria, self.facts(clients, training_loss))
+        measured = measure_clients(task.criteria, self.facts(clients, training_loss, model, task.training))
         for row, client in enumerate(clients):
             if client in self._hostile:
                 mine = {name: values[row] for name, values in measured.items()}
@@ -171,8 +171,10 @@ class LocalEngine:
                     measured[name][row] = claimed[name]
         return measured
 
-    def facts(self, clients: Sequence[int], training_loss: Tensor) -> ClientFacts:
-        """What these clients know about themselves."""
+    def facts(
+        self, clients: Sequence[int], training_loss: Tensor, model: Tensor, training: LocalTraining
+    ) -> ClientFacts:
+        """What these clients know about themselves, who were sent this model and asked to train like that."""
         rows, samples = list(clients), self.data.samples
 
         @functools.cache
@@ -186,7 +188,13 @@ class LocalEngine:
             attributes={name: values[rows] for name, values in self.data.attributes.items()},
             sample_attributes={name: values[indices().cpu()] for name, values in samples.sample_attributes.items()},
             load_inputs=lambda: samples.batch(indices()),
+            training=training,
+            load_start_loss=lambda: self._losses_before_training(clients, model),
         )
+
+    def _losses_before_training(self, clients: Sequence[int], model: Tensor) -> Tensor:
+        """Of the model [d] on the training samples of each client [n]; 0 for a client without."""
+        return self.executor.evaluate(model[None], _evaluate_job(self.data.train, clients)).losses[0]
 
     def train_server(self, model: Tensor, task: Task) -> Tensor:
         """See `core.types.Engine`."""

@@ -115,15 +115,22 @@ def _adjust_issues(method: Method, experiment: Experiment) -> Iterator[Issue]:
 def _server_set_issues(settings: MethodSettings, experiment: Experiment) -> Iterator[Issue]:
     server, holds = experiment.server_set, experiment.server_holds_samples
     weighs = server.source != "held_out" or (holds and (server.shared_set or server.report_fraction < 1))
-    if settings.fine_tune and server.source == "clients":
-        yield "fine_tune", 'needs samples of the server: server_set.source = "clients" has none'
+    if server.source == "clients":
+        for key in _trains_on_server_set(settings):
+            yield key, 'needs samples of the server: server_set.source = "clients" has none'
     if _needs_server_set(settings) and not weighs:
         yield "", f"needs samples {NO_SAMPLES}"
 
 
 def _needs_server_set(settings: MethodSettings) -> bool:
     judged = any("server_set" in registry.needs(part) for _, registry, part in settings.parts())
-    return judged or settings.fine_tune is not None
+    return judged or bool(_trains_on_server_set(settings))
+
+
+def _trains_on_server_set(settings: MethodSettings) -> list[str]:
+    """The keys that have the server train on its samples."""
+    keys = [key for key, registry, part in settings.parts() if "server_samples" in registry.needs(part)]
+    return [*keys, *(["fine_tune"] if settings.fine_tune else [])]
 
 
 def deployment_issues(experiment: Experiment) -> list[Issue]:
@@ -237,12 +244,12 @@ def _engine_issues(experiment: Experiment, engine: LocalEngine) -> Iterator[Issu
         yield "model", f"does not fit these samples: {error}"
         return
     tried = list(range(min(2, engine.num_clients)))  # two: what gives one value for all shows
-    facts = engine.facts(tried, torch.zeros(len(tried)))
     for index, method in enumerate(experiment.build_methods()):
         no_set = engine.data.weigh is None and experiment.server_set.source != "clients"
         if no_set and _needs_server_set(experiment.methods[index]):
             yield f"methods[{index}]", "there are no samples to weigh by: enlarge server_set.fraction, or give `weigh`"
             continue
+        facts = engine.facts(tried, torch.zeros(len(tried)), engine.initial_model, method.training)
         for place, criterion in enumerate(method.criteria):
             seen = facts if criterion.measured_by == "client" else _arrivals(tried, method, engine)
             if not isinstance(seen, ClientFacts) or len(facts.owner):  # or nobody's samples are here to try it on
@@ -267,6 +274,7 @@ def _arrivals(clients: Sequence[int], method: Method, engine: LocalEngine) -> Ar
         judge,
         memory={one.part.name: one.memory.first(engine.num_clients)[rows] for one in method.criteria if one.memory},
         attributes={name: values[rows] for name, values in engine.attributes.items()},
+        server_update=lambda: torch.zeros_like(engine.initial_model),
     )
 
 

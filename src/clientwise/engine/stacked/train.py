@@ -15,7 +15,7 @@ from ...core.loss import Loss
 from ...core.seeding import mixed
 from ...core.types import LocalTraining
 from ...data.federated import Samples
-from ..batches import BatchSchedule, num_steps
+from ..batches import BatchSchedule
 from ..graphs import CudaGraph
 from ..jobs import TrainJob, TrainResult
 from ..optimizers import is_plain_sgd, make_optimizer, restart, state_of
@@ -44,7 +44,7 @@ class StackedTrainer:
     def train(self, job: TrainJob) -> TrainResult:
         """Every client of the job; those with most steps first, so that who is done can be left behind."""
         training, device, network = job.training, job.starts.device, self.network
-        steps = num_steps(job.sizes, training)
+        steps = training.num_steps(job.sizes)
         if bool((steps.diff() > 0).any()):
             order = steps.argsort(descending=True, stable=True)
             models, losses = self.train(job.select(order))
