@@ -232,7 +232,8 @@ def uniform(arrivals: Arrivals) -> Tensor:
 def label_closeness(clients: ClientFacts) -> Tensor:
     """1 − d with d = ‖label shares − 1/C‖₂, the distance from all classes alike (FedDisco, Ye et al., 2023)."""
     share = clients.label_counts / clients.label_counts.sum(-1, keepdim=True).clamp(min=1)
-    return 1.0 - (share.double() - 1.0 / share.shape[-1]).norm(dim=-1)  # d is below 1: √(1 − 1/C) at most
+    distance: Tensor = torch.linalg.vector_norm(share.double() - 1.0 / share.shape[-1], dim=-1)
+    return 1.0 - distance  # which is √(1 − 1/C) at most
 
 
 # Fulfilment of commercial targets --------------------------------------------------------------------------------

@@ -402,7 +402,7 @@ class Iowa(Score):
         others = [place for place in range(len(names)) if place != column]
         counts = values[:, others].prod(1)
         counts = counts / counts.sum().clamp(min=1e-300)
-        _, group = values[:, column].unique(return_inverse=True)  # groups of equals, the best last
+        _, group = torch.unique(values[:, column], return_inverse=True)  # groups of equals, the best last
         sizes = torch.zeros(int(group.max()) + 1, dtype=values.dtype).index_add_(0, group, counts).flip(0)
         gains = self._quantifier(sizes.cumsum(0)).diff(prepend=torch.zeros(1, dtype=values.dtype))
         per_count = torch.where(sizes > 0, gains / sizes, 0.0).flip(0)
