@@ -43,11 +43,12 @@ class Declaration:
     """What a part says about itself. Kinds of parts that have more to say extend it."""
 
     needs: frozenset[Need] = frozenset()
+    criteria: frozenset[str] = frozenset()  # columns it reads: the method must have them measured
 
 
-def needs(*what: Need) -> Declaration:
-    """The declaration of a part that needs something and has nothing else to say."""
-    return Declaration(frozenset(what))
+def needs(*what: Need, criteria: Iterable[str] = ()) -> Declaration:
+    """The declaration of a part that needs something, or reads some criteria, and has nothing else to say."""
+    return Declaration(frozenset(what), frozenset(criteria))
 
 
 def suggest(word: str, known: Iterable[str]) -> str:

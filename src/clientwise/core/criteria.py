@@ -154,7 +154,7 @@ def criterion(
     if measured_by == "client" and "whole_cohort" in needs:
         raise ValueError(f"criterion {name!r}: a client never sees the whole cohort; measure it on the server")
     every_need = frozenset[Need]({*needs, *(("models",) if memory else ())})  # a round is remembered by its models
-    return CRITERIA.register(name, CriterionDeclaration(every_need, measured_by, high, memory))
+    return CRITERIA.register(name, CriterionDeclaration(every_need, measured_by=measured_by, high=high, memory=memory))
 
 
 def make_criterion(name: str, label: str = "", /, **options: Any) -> Criterion:

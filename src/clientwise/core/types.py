@@ -189,7 +189,10 @@ class Gathered:
     spec: ModelSpec
     criteria: Mapping[str, Tensor]  # raw values by the name of their column, each [n]
     judge: Callable[[Tensor], Evaluation]  # evaluates models [c, d] on the server's set, or by the clients
-    train_server: Callable[[Tensor], Tensor]  # a model [d], trained on the server's set as a client would
+    training: LocalTraining  # of the clients
+    server_update: Callable[[], Tensor]  # [d] how far training on the server's set, as a client would, moves the model
+    gradient: Callable[[Tensor], Tensor]  # [d] of the loss on the server's set, at a model [d]
+    random: torch.Generator  # of this round
 
 
 @dataclass(frozen=True)

@@ -97,6 +97,9 @@ def _method_issues(settings: MethodSettings, experiment: Experiment) -> Iterator
         )
     except ValueError as error:
         yield "normalise", str(error)
+    for key, registry, part in settings.parts():
+        for name in sorted(registry.declared(part.name).criteria - {*names}):
+            yield key, f"{part.name} reads the criterion {name!r}: add it to the criteria"
     if method.adjust:
         yield from _adjust_issues(method, experiment)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from . import agnostic, greedy, law, shapley
 from .protocol import EVIDENCE, Evidence
 
-__all__ = ["EVIDENCE", "Evidence"]
+__all__ = ["EVIDENCE", "Evidence", "agnostic", "greedy", "law", "shapley"]
