@@ -31,25 +31,30 @@ def apply_preset(table: dict[str, Any], preset: str | None, where: str) -> dict[
     chosen = changes.get("methods")
     if isinstance(chosen, list) and all(isinstance(name, str) for name in chosen):
         changes["methods"] = _pick_methods(table.get("methods", []), chosen, f"presets.{preset}.methods", where)
-    return _merge({**table, "name": f"{table.get('name', 'experiment')}-{preset}"}, changes)
+    return merge({**table, "name": f"{table.get('name', 'experiment')}-{preset}"}, changes)
 
 
 def _pick_methods(methods: Any, chosen: list[str], key: str, where: str) -> list[Any]:
     """The methods of these names, in the order of the config: the first of them is the baseline."""
-    names = [method.get("name") for method in methods if isinstance(method, Mapping)]
+    named = [(_name_of(method), method) for method in methods] if isinstance(methods, list) else []
+    names = [name for name, _ in named]
     for name in chosen:
         if name not in names:
             raise ConfigError(where, [(key, f"there is no method {name!r}{suggest(name, map(str, names))}")])
-    return [method for method in methods if method.get("name") in chosen]
+    return [method for name, method in named if name in chosen]
 
 
-def _merge(table: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+def _name_of(method: Any) -> Any:
+    return method.get("name", method.get("like")) if isinstance(method, Mapping) else method
+
+
+def merge(table: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     """Tables are merged key by key, but for parts of another name; everything else is replaced."""
     merged = dict(table)
     for key, value in changes.items():
         before = {"name": merged[key]} if isinstance(merged.get(key), str) else merged.get(key)
         if isinstance(value, Mapping) and isinstance(before, Mapping) and not _is_other_part(before, value):
-            merged[key] = _merge(before, value)
+            merged[key] = merge(before, value)
         else:
             merged[key] = value
     return merged
