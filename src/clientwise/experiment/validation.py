@@ -102,6 +102,11 @@ def _method_issues(settings: MethodSettings, experiment: Experiment) -> Iterator
             yield key, f"{part.name} reads the criterion {name!r}: add it to the criteria"
     if method.adjust:
         yield from _adjust_issues(method, experiment)
+    if settings.control:
+        if idle := [key for key in settings.unlike_fedavg() if key not in ("training", "control")]:
+            yield "control", f"is no federated learning: {', '.join(idle)} would do nothing"
+        if experiment.engine == "flower":
+            yield "control", 'needs all samples in this process: use engine = "local"'
 
 
 def _adjust_issues(method: Method, experiment: Experiment) -> Iterator[Issue]:
@@ -133,7 +138,8 @@ def _needs_server_set(settings: MethodSettings) -> bool:
 def _trains_on_server_set(settings: MethodSettings) -> list[str]:
     """The keys that have the server train on its samples."""
     keys = [key for key, registry, part in settings.parts() if "server_samples" in registry.needs(part)]
-    return [*keys, *(["fine_tune"] if settings.fine_tune else [])]
+    others = {"fine_tune": settings.fine_tune is not None, "control": settings.control == "server_only"}
+    return [*keys, *(key for key, trains in others.items() if trains)]
 
 
 def deployment_issues(experiment: Experiment) -> list[Issue]:
@@ -229,6 +235,8 @@ def _size_issues(experiment: Experiment, module: nn.Module, data: FederatedData)
         for key, training, count in (("training", method.training, largest), ("fine_tune", method.fine_tune, weighing)):
             if training is None:
                 continue
+            if method.control == "pooled":
+                count = len(data.train.indices)
             batch = max(batch, min(training.batch_size or count, count))
             if (needed := 16 * training.epochs * count) > memory():  # which sample comes when
                 message = f"the order of {count:,} samples in {training.epochs:,} epochs takes {gigabytes(needed)}"
