@@ -72,6 +72,7 @@ class LocalTraining:
     momentum: float = 0.0
     weight_decay: float = 0.0
     proximal: float = 0.0  # μ of FedProx: (μ/2)·‖Θ_a − Θ‖² is added to the loss
+    control_variates: bool = False  # SCAFFOLD: c − c_a is added to every gradient
 
     def num_steps(self, sizes: Tensor) -> Tensor:
         """How many batches clients of these sizes [n] train on in a round [n]."""

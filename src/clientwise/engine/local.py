@@ -21,6 +21,8 @@ from ..models.flat import flattened
 from .executor import DeviceExecutor, Executor
 from .jobs import EvaluateJob, TrainJob, TrainResult
 
+VARIATE = "variate "  # what a control variate is called in the engine's state, before its client
+
 
 class LocalEngine:
     """The clients of one seed: who holds what, who is hostile. How they are trained is the `executor`'s business."""
@@ -52,6 +54,8 @@ class LocalEngine:
         self._label_counts = _label_counts(data.train, self.problem.num_classes)
         self._prefetched: tuple[Sequence[int], tuple[Tensor, Tensor, Tensor] | None] = (), None  # and what they hold
         self._private_models: dict[int, Tensor] = {}  # of hostile clients that keep a model of their own
+        self._variates: dict[int, Tensor] = {}  # SCAFFOLD's c_a [d], of clients that have trained
+        self._mean_variate = torch.zeros_like(self.initial_model)  # its c, of the round that runs
         self._weigh = _evaluate_job(self.data.weigh, range(1)) if self.data.weigh else None
         self._report = _evaluate_job(self.data.report, range(1)) if self.data.report else None
 
@@ -68,11 +72,15 @@ class LocalEngine:
     def train(self, client_ids: Sequence[int], model: Tensor, task: Task) -> Iterator[Updates]:
         """See `core.types.Engine`."""
         failures: list[tuple[int, Exception]] = []
+        if task.training.control_variates:
+            self._mean_variate = self._find_mean_variate()  # c, the same for the whole cohort
         for clients, outcome in self._outcomes(client_ids, model, task):
             if isinstance(outcome, Exception):
                 failures += [(client, outcome) for client in clients]
                 continue
             updates, odd = outcome
+            if task.training.control_variates:
+                self._update_variates(updates, model, task.training)
             yield updates.select(torch.tensor([row not in odd for row in range(len(clients))]))
             for row, forged in odd.items():
                 if isinstance(forged, Exception):
@@ -131,9 +139,31 @@ class LocalEngine:
                 [self._private_models.get(client, start) for client, start in zip(clients, starts, strict=True)]
             )
         keys = client_keys(self._seed, "training", task.round_num, clients)
-        return TrainJob(
-            starts, indices, targets, self._sizes[list(clients)], keys, task.training, [task.loss] * len(clients)
-        )
+        sizes, losses = self._sizes[list(clients)], [task.loss] * len(clients)
+        corrections = None
+        if task.training.control_variates:
+            corrections = self._mean_variate - torch.stack([self._variate(client) for client in clients])
+        return TrainJob(starts, indices, targets, sizes, keys, task.training, losses, corrections)
+
+    def _variate(self, client: int) -> Tensor:
+        return self._variates.get(client, torch.zeros_like(self.initial_model))
+
+    def _find_mean_variate(self) -> Tensor:
+        """SCAFFOLD's c = Σ c_a/K over all clients, also those that were never asked; the same bits after a resume."""
+        total = torch.zeros_like(self.initial_model, dtype=torch.float64)
+        for _, variate in sorted(self._variates.items()):
+            total += variate
+        return (total / self.num_clients).float()
+
+    def _update_variates(self, updates: Updates, model: Tensor, training: LocalTraining) -> None:
+        """c_a ← c_a − c + (Θ − Θ_a)/(τη), option II (Karimireddy et al., 2020): by the model that was sent."""
+        steps = training.num_steps(self._sizes[list(updates.client_ids)]).clamp(min=1).tolist()
+        for client, sent, count in zip(updates.client_ids, updates.models, steps, strict=True):
+            moved = (model.to(self.device) - sent) / (count * training.learning_rate)
+            moved[self.spec.num_parameters :] = 0  # buffers have no gradient
+            renewed = self._variate(client) - self._mean_variate + moved
+            if bool(renewed.isfinite().all()):  # what is no number must not reach the others by the mean
+                self._variates[client] = renewed
 
     def _send(
         self, clients: Sequence[int], trained: TrainResult, model: Tensor, task: Task, seconds: float
@@ -202,7 +232,8 @@ class LocalEngine:
         assert share is not None, "a config that trains on a server set without having one is refused before it runs"
         keys = client_keys(self._seed, "server training", task.round_num, [0])
         sizes = torch.tensor([len(share.indices)])
-        job = TrainJob(model[None], share.indices, share.targets, sizes, keys, task.training, [task.loss])
+        training = replace(task.training, control_variates=False)  # the server has none of its own
+        job = TrainJob(model[None], share.indices, share.targets, sizes, keys, training, [task.loss])
         (result,) = self.executor.train([job])
         if isinstance(result, Exception):
             raise result
@@ -220,12 +251,17 @@ class LocalEngine:
         return None if job is None else self.executor.evaluate(models, job)
 
     def state(self) -> dict[str, Tensor]:
-        """See `core.types.Engine`: the models of hostile clients that keep one of their own."""
-        return {str(client): model for client, model in self._private_models.items()}
+        """See `core.types.Engine`: the models of hostile clients that keep one of their own, and control variates."""
+        variates = {f"{VARIATE}{client}": variate for client, variate in self._variates.items()}
+        return {str(client): model for client, model in self._private_models.items()} | variates
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """See `core.types.Engine`."""
-        self._private_models = {int(client): model.to(self.device) for client, model in state.items()}
+        models = {name: model.to(self.device) for name, model in state.items()}
+        self._variates = {
+            int(name.removeprefix(VARIATE)): models.pop(name) for name in state if name.startswith(VARIATE)
+        }
+        self._private_models = {int(client): model for client, model in models.items()}
 
 
 def _evaluate_job(shares: Shares, holders: Sequence[int]) -> EvaluateJob:

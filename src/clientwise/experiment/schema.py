@@ -128,6 +128,9 @@ class Training(Section):
     momentum: Fraction = Field(0.0, description="of sgd")
     weight_decay: NonNegativeFloat = Field(0.0, description="L2 penalty on the weights")
     proximal: NonNegativeFloat = Field(0.0, description="FedProx's μ: (μ/2)·‖Θ_a − Θ‖² is added to the loss")
+    control_variates: bool = Field(
+        False, description="SCAFFOLD: gradients are corrected by what all clients, and this one, found before"
+    )
 
 
 class TrainingOverride(Section):
@@ -140,6 +143,7 @@ class TrainingOverride(Section):
     momentum: Fraction | None = None
     weight_decay: NonNegativeFloat | None = None
     proximal: NonNegativeFloat | None = None
+    control_variates: bool | None = None
 
 
 class Cohorts(Section):

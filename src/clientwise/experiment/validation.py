@@ -91,6 +91,8 @@ def _method_issues(settings: MethodSettings, experiment: Experiment) -> Iterator
         return
     if method.training.optimizer == "adam" and method.training.momentum:
         yield "training.momentum", 'goes with optimizer = "sgd"; adam has its own'
+    if method.training.control_variates:
+        yield from _variate_issues(method, experiment)
     try:
         check_normaliser(
             method.score, settings.normalise.name if settings.normalise else method.score.default_normaliser
@@ -107,6 +109,14 @@ def _method_issues(settings: MethodSettings, experiment: Experiment) -> Iterator
             yield "control", f"is no federated learning: {', '.join(idle)} would do nothing"
         if experiment.engine == "flower":
             yield "control", 'needs all samples in this process: use engine = "local"'
+
+
+def _variate_issues(method: Method, experiment: Experiment) -> Iterator[Issue]:
+    training = method.training
+    if training.optimizer != "sgd" or training.momentum or training.proximal:
+        yield "training.control_variates", "are mean gradients: they go with plain sgd, no momentum, no proximal term"
+    if experiment.engine == "flower":
+        yield "training.control_variates", 'are kept by the clients, who keep nothing on Flower: use engine = "local"'
 
 
 def _adjust_issues(method: Method, experiment: Experiment) -> Iterator[Issue]:
@@ -150,6 +160,10 @@ def deployment_issues(experiment: Experiment) -> list[Issue]:
     if experiment.server_set.source == "contributed":
         hint = 'no sample leaves a client of a deployment: use "held_out" with server-data, or "clients"'
         issues.append(("server_set.source", hint))
+    for index, method in enumerate(experiment.build_methods()):
+        if method.control or method.training.control_variates:
+            hint = "is for simulations: a deployment's clients keep their samples, and nothing between rounds"
+            issues.append((f"methods[{index}]", f"{method.name} {hint}"))
     return issues
 
 
