@@ -16,7 +16,8 @@ from .criteria import Arrivals, Outcome
 from .guard import inspect_measurements, inspect_updates
 from .method import Method, Plan
 from .rules import Ruled, mean
-from .types import Candidate, Engine, Evaluation, Gathered, Refusal, ServerState, Task, Updates
+from .seeding import generator
+from .types import Candidate, Engine, Evaluation, Gathered, LocalTraining, Refusal, ServerState, Task, Updates
 from .weighting import divide, to_weights
 
 
@@ -89,6 +90,7 @@ class Cohort:
             self.judge,
             memory={name: values[rows] for name, values in state.memory.items()},
             attributes={name: values[rows] for name, values in self._engine.attributes.items()},
+            server_update=lambda: self._server_update,
         )
         columns = [
             updates.measurements[criterion.name]
@@ -134,7 +136,10 @@ class Cohort:
         weights, notes = method.bounds.apply(weights) if method.bounds else (weights, ())
         ruled = self._ruled(weights)
         aggregate = state.model + ruled.update if ruled else self._aggregator.aggregate(score, scales, weights)
-        aggregate = aggregate * posterior.scale if posterior else aggregate
+        if posterior and posterior.scale != 1:
+            aggregate[: self._engine.spec.num_parameters] *= (
+                posterior.scale
+            )  # statistics of the data stay what they are
         model, step_state = method.server_step(state.model, aggregate, state.step_state)
         return Candidate(
             priority,
@@ -161,15 +166,33 @@ class Cohort:
 
     @cached_property
     def _gathered(self) -> Gathered:
-        engine, state, method = self._engine, self._state, self._method
-
-        def train_server(model: Tensor) -> Tensor:
-            return engine.train_server(model, Task(state.round_num + 1, method.training, state.loss, ()))
-
-        criteria = dict(zip(method.names, self.raw.T, strict=True))
+        method, state = self._method, self._state
         return Gathered(
-            tuple(self.client_ids), self._updates(), state.model, engine.spec, criteria, self.judge, train_server
+            tuple(self.client_ids),
+            self._updates(),
+            state.model,
+            self._engine.spec,
+            dict(zip(method.names, self.raw.T, strict=True)),
+            self.judge,
+            method.training,
+            lambda: self._server_update,
+            self._server_gradient,
+            generator(self._plan.seed, "cohort", state.round_num + 1),
         )
+
+    @cached_property
+    def _server_update(self) -> Tensor:
+        """How far training on the server's set moves the global model [d]."""
+        return self._train_server(self._state.model, self._method.training) - self._state.model
+
+    def _server_gradient(self, model: Tensor) -> Tensor:
+        """Of the loss on the server's set at a model [d]: one step with all samples and a rate of 1 takes it away."""
+        gradient = model - self._train_server(model, LocalTraining(learning_rate=1.0))
+        gradient[self._engine.spec.num_parameters :] = 0  # buffers have none
+        return gradient
+
+    def _train_server(self, model: Tensor, training: LocalTraining) -> Tensor:
+        return self._engine.train_server(model, Task(self._state.round_num + 1, training, self._state.loss, ()))
 
     def _updates(self) -> Tensor:
         """How far every client's model moved [n, d]; for parts that need the models."""

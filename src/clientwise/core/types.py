@@ -72,6 +72,12 @@ class LocalTraining:
     momentum: float = 0.0
     weight_decay: float = 0.0
     proximal: float = 0.0  # μ of FedProx: (μ/2)·‖Θ_a − Θ‖² is added to the loss
+    control_variates: bool = False  # SCAFFOLD: c − c_a is added to every gradient
+
+    def num_steps(self, sizes: Tensor) -> Tensor:
+        """How many batches clients of these sizes [n] train on in a round [n]."""
+        batch = self.batch_size or sizes.clamp(min=1)
+        return self.epochs * -(-sizes // batch)
 
 
 @dataclass(frozen=True)
@@ -189,7 +195,10 @@ class Gathered:
     spec: ModelSpec
     criteria: Mapping[str, Tensor]  # raw values by the name of their column, each [n]
     judge: Callable[[Tensor], Evaluation]  # evaluates models [c, d] on the server's set, or by the clients
-    train_server: Callable[[Tensor], Tensor]  # a model [d], trained on the server's set as a client would
+    training: LocalTraining  # of the clients
+    server_update: Callable[[], Tensor]  # [d] how far training on the server's set, as a client would, moves the model
+    gradient: Callable[[Tensor], Tensor]  # [d] of the loss on the server's set, at a model [d]
+    random: torch.Generator  # of this round
 
 
 @dataclass(frozen=True)

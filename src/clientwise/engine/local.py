@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ..attacks import Honest, Hostile, Knowledge
 from ..core.criteria import HONEST, ClientFacts, make_criterion, measure_clients
 from ..core.seeding import client_keys
-from ..core.types import Evaluation, Refusal, ServerPart, Task, Updates
+from ..core.types import Evaluation, LocalTraining, Refusal, ServerPart, Task, Updates
 from ..data.federated import FederatedData, Shares
 from ..models.flat import flattened
 from ..registry import Need
@@ -22,6 +22,7 @@ from .executor import DeviceExecutor, Executor
 from .jobs import EvaluateJob, TrainJob, TrainResult
 
 LAST_MODEL = "last_model"  # in the state, beside the clients' numbers
+VARIATE = "variate "  # what a control variate is called in the engine's state, before its client
 
 
 class LocalEngine:
@@ -59,6 +60,8 @@ class LocalEngine:
         self._last_model: Tensor | None = None  # the global model of the round before, where an attack goes by it
         self._attacking: dict[int, Hostile] = {}  # who attacks in the round that was begun last
         self._theirs: list[Tensor] = []  # models of those who lie about models, in that round
+        self._variates: dict[int, Tensor] = {}  # SCAFFOLD's c_a [d], of clients that have trained
+        self._mean_variate = torch.zeros_like(self.initial_model)  # its c, of the round that runs
         self._weigh = _evaluate_job(self.data.weigh, range(1)) if self.data.weigh else None
         self._report = _evaluate_job(self.data.report, range(1)) if self.data.report else None
         shown = self.data.triggered
@@ -79,6 +82,8 @@ class LocalEngine:
         self._begin(task.round_num)
         waits = {client for client in client_ids if "whole_cohort" in self._needs(client)}
         failures: list[tuple[int, Exception]] = []
+        if task.training.control_variates:
+            self._mean_variate = self._find_mean_variate()  # c, the same for the whole cohort
         honest, late = list[Updates](), list[Updates]()  # where somebody waits for what the honest send
         untrained = 0
         for clients, updates in self._outcomes(client_ids, model, task):
@@ -90,11 +95,11 @@ class LocalEngine:
                 honest.append(_of(updates, [client not in self._attacking for client in clients]))
                 late.append(_of(updates, [client in waits for client in clients]))
                 updates = _of(updates, [client not in waits for client in clients])
-            yield from self._send(updates, model, task, failures)
+            yield from self._sent(self._send(updates, model, task, failures), model, task)
         if late:
             liars = Updates.joined(late)
             seen = self._seen(Updates.joined(honest), liars, model, task)
-            yield from self._send(liars, model, task, failures, seen)
+            yield from self._sent(self._send(liars, model, task, failures, seen), model, task)
         if self._remembers:
             self._last_model = model
         if untrained and untrained == len(client_ids):
@@ -124,7 +129,7 @@ class LocalEngine:
             elif isinstance(result, Exception):
                 yield chunk, result
             else:
-                yield chunk, self._trained(chunk, result, task, seconds)
+                yield chunk, self._trained(chunk, result, model, task, seconds)
             began = time.perf_counter()
 
     def _cut(self, client_ids: Sequence[int], task: Task) -> list[Sequence[int]]:
@@ -150,17 +155,49 @@ class LocalEngine:
             poisoned = torch.tensor([client in attackers for client in clients])[owner].to(self.device)
             indices, targets = torch.where(poisoned, theirs, indices), targets.clone()
             targets[poisoned] = called[poisoned]
-        if private := {client: self._private_models[client] for client in attackers & self._private_models.keys()}:
+        sleepers = self._hostile.keys() - attackers
+        if private := {client: self._private_models[client] for client in self._private_models.keys() - sleepers}:
             starts = torch.stack([private.get(client, start) for client, start in zip(clients, starts, strict=True)])
         keys = client_keys(self._seed, "training", task.round_num, clients)
-        return TrainJob(
-            starts, indices, targets, self._sizes[list(clients)], keys, task.training, [task.loss] * len(clients)
-        )
+        sizes, losses = self._sizes[list(clients)], [task.loss] * len(clients)
+        corrections = None
+        if task.training.control_variates:
+            corrections = self._mean_variate - torch.stack([self._variate(client) for client in clients])
+        return TrainJob(starts, indices, targets, sizes, keys, task.training, losses, corrections)
 
-    def _trained(self, clients: Sequence[int], trained: TrainResult, task: Task, seconds: float) -> Updates:
+    def _variate(self, client: int) -> Tensor:
+        return self._variates.get(client, torch.zeros_like(self.initial_model))
+
+    def _find_mean_variate(self) -> Tensor:
+        """SCAFFOLD's c = Σ c_a/K over all clients, also those that were never asked; the same bits after a resume."""
+        total = torch.zeros_like(self.initial_model, dtype=torch.float64)
+        for _, variate in sorted(self._variates.items()):
+            total += variate
+        return (total / self.num_clients).float()
+
+    def _sent(self, sent: Iterator[Updates], model: Tensor, task: Task) -> Iterator[Updates]:
+        """The same updates; SCAFFOLD's clients learn from what they sent."""
+        for updates in sent:
+            if task.training.control_variates and updates.models.shape[1] == len(model):
+                self._update_variates(updates, model, task.training)
+            yield updates
+
+    def _update_variates(self, updates: Updates, model: Tensor, training: LocalTraining) -> None:
+        """c_a ← c_a − c + (Θ − Θ_a)/(τη), option II (Karimireddy et al., 2020): by the model that was sent."""
+        steps = training.num_steps(self._sizes[list(updates.client_ids)]).clamp(min=1).tolist()
+        for client, sent, count in zip(updates.client_ids, updates.models, steps, strict=True):
+            moved = (model.to(self.device) - sent) / (count * training.learning_rate)
+            moved[self.spec.num_parameters :] = 0  # buffers have no gradient
+            renewed = self._variate(client) - self._mean_variate + moved
+            if bool(renewed.isfinite().all()):  # what is no number must not reach the others by the mean
+                self._variates[client] = renewed
+
+    def _trained(
+        self, clients: Sequence[int], trained: TrainResult, model: Tensor, task: Task, seconds: float
+    ) -> Updates:
         """What these clients have to send, if they are honest."""
         training_loss = trained.losses.double().cpu()
-        measured = measure_clients(task.criteria, self.facts(clients, training_loss))
+        measured = measure_clients(task.criteria, self.facts(clients, training_loss, model, task.training))
         took = torch.full((len(clients),), seconds, dtype=torch.float64)
         return Updates(tuple(clients), trained.models, measured, training_loss, took)
 
@@ -229,8 +266,10 @@ class LocalEngine:
             updates.measurements[name][row] = claimed[name]
         return forged
 
-    def facts(self, clients: Sequence[int], training_loss: Tensor) -> ClientFacts:
-        """What these clients know about themselves."""
+    def facts(
+        self, clients: Sequence[int], training_loss: Tensor, model: Tensor, training: LocalTraining
+    ) -> ClientFacts:
+        """What these clients know about themselves, who were sent this model and asked to train like that."""
         rows, samples = list(clients), self.data.samples
 
         @functools.cache
@@ -244,7 +283,13 @@ class LocalEngine:
             attributes={name: values[rows] for name, values in self.data.attributes.items()},
             sample_attributes={name: values[indices().cpu()] for name, values in samples.sample_attributes.items()},
             load_inputs=lambda: samples.batch(indices()),
+            training=training,
+            load_start_loss=lambda: self._losses_before_training(clients, model),
         )
+
+    def _losses_before_training(self, clients: Sequence[int], model: Tensor) -> Tensor:
+        """Of the model [d] on the training samples of each client [n]; 0 for a client without."""
+        return self.executor.evaluate(model[None], _evaluate_job(self.data.train, clients)).losses[0]
 
     def train_server(self, model: Tensor, task: Task) -> Tensor:
         """See `core.types.Engine`."""
@@ -252,7 +297,8 @@ class LocalEngine:
         assert share is not None, "a config that trains on a server set without having one is refused before it runs"
         keys = client_keys(self._seed, "server training", task.round_num, [0])
         sizes = torch.tensor([len(share.indices)])
-        job = TrainJob(model[None], share.indices, share.targets, sizes, keys, task.training, [task.loss])
+        training = replace(task.training, control_variates=False)  # the server has none of its own
+        job = TrainJob(model[None], share.indices, share.targets, sizes, keys, training, [task.loss])
         (result,) = self.executor.train([job])
         if isinstance(result, Exception):
             raise result
@@ -284,14 +330,18 @@ class LocalEngine:
         return None if job is None else self.executor.evaluate(models, job)
 
     def state(self) -> dict[str, Tensor]:
-        """See `core.types.Engine`: the models of hostile clients that keep one of their own, and what they remember."""
+        """See `core.types.Engine`: what hostile clients keep and remember, and SCAFFOLD's control variates."""
         remembered = {} if self._last_model is None else {LAST_MODEL: self._last_model}
-        return remembered | {str(client): model for client, model in self._private_models.items()}
+        variates = {f"{VARIATE}{client}": variate for client, variate in self._variates.items()}
+        return remembered | {str(client): model for client, model in self._private_models.items()} | variates
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """See `core.types.Engine`."""
         models = {key: model.to(self.device) for key, model in state.items()}
         self._last_model = models.pop(LAST_MODEL, None)
+        self._variates = {
+            int(name.removeprefix(VARIATE)): models.pop(name) for name in state if name.startswith(VARIATE)
+        }
         self._private_models = {int(client): model for client, model in models.items()}
 
 
