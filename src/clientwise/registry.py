@@ -33,6 +33,9 @@ Need = Literal[
     "server_samples",  # the server trains on samples of its own
     "models",  # the round's models are kept until its end
     "whole_cohort",  # it sees all clients of the round at once, however they arrive
+    "last_model",  # an attack: it goes by the global model of the round before
+    "judgements",  # an attack: what the client says of models goes through it
+    "simulation",  # it is known who is hostile
 ]
 
 T = TypeVar("T", bound=Callable[..., Any])
