@@ -130,14 +130,6 @@ class FederatedData:
                     digest.update(tensor.cpu().contiguous().numpy().tobytes())
         return digest.hexdigest()
 
-    def in_one_place(self, what: Literal["pooled", "server_only"]) -> FederatedData:
-        """The same data with all training samples at client 0: everybody's, or those the server weighs by."""
-        held = self.train if what == "pooled" else self.weigh
-        assert held is not None, "a config that trains on a server set without having one is refused before it runs"
-        offsets = torch.full_like(self.train.offsets, len(held.indices))
-        offsets[0] = 0
-        return replace(self, train=Shares(held.indices, held.targets, offsets))
-
     def check_finite(self) -> None:
         """DataError where an input or a target is NaN or infinite: whose, how many, and which is the first."""
         kinds = {"inputs": self.samples.inputs, "targets": self.samples.targets}
@@ -158,6 +150,14 @@ class FederatedData:
     def called(self, client: int) -> str:
         """A client for a person: its number, and its name where it has one."""
         return f"client {client} ({self.names[client]})" if self.names else f"client {client}"
+
+    def in_one_place(self, what: Literal["pooled", "server_only"]) -> FederatedData:
+        """The same data with all training samples at client 0: everybody's, or those the server weighs by."""
+        held = self.train if what == "pooled" else self.weigh
+        assert held is not None, "a config that trains on a server set without having one is refused before it runs"
+        offsets = torch.full_like(self.train.offsets, len(held.indices))
+        offsets[0] = 0
+        return replace(self, train=Shares(held.indices, held.targets, offsets))
 
     def shares_to(self, device: torch.device) -> FederatedData:
         """Who holds what, on a device; the samples stay where they are."""

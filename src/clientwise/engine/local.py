@@ -309,9 +309,8 @@ class LocalEngine:
     def state(self) -> dict[str, Tensor]:
         """See `core.types.Engine`: the models of hostile clients that keep one of their own, and what they remember."""
         remembered = {} if self._last_model is None else {LAST_MODEL: self._last_model}
-        return (
-            self._variates.state() | remembered | {str(client): model for client, model in self._private_models.items()}
-        )
+        private = {str(client): model for client, model in self._private_models.items()}
+        return self._variates.state() | remembered | private
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """See `core.types.Engine`."""
