@@ -40,8 +40,11 @@ def gathered(
         losses = loss(models)[:, None]
         return Evaluation(torch.tensor([10]), 1 - losses, losses, torch.zeros(len(models), 2, 2))
 
-    def gradient(model: Tensor) -> Tensor:
-        return torch.cat([2 * (model[:3] - TARGET), torch.zeros(1)])
+    def train_server(model: Tensor, training: LocalTraining | None = None) -> Tensor:
+        if training is None:
+            return model + torch.tensor([3.0, 0.0, 4.0, 9.0])
+        assert training == LocalTraining(epochs=1, batch_size=None, learning_rate=1.0)
+        return model - torch.cat([2 * (model[:3] - TARGET), torch.ones(1)])
 
     return Gathered(
         tuple(ids or range(len(updates))),
@@ -50,10 +53,8 @@ def gathered(
         ModelSpec((), 3, 4),
         {name: torch.tensor(values, dtype=torch.float64) for name, values in criteria.items()},
         judge,
-        LocalTraining(learning_rate=0.1),
-        lambda: torch.tensor([3.0, 0.0, 4.0, 9.0]),
-        gradient,
-        torch.Generator().manual_seed(1),
+        train_server,
+        training=LocalTraining(learning_rate=0.1),
     )
 
 

@@ -16,7 +16,7 @@ from .criteria import Arrivals, Outcome
 from .guard import inspect_measurements, inspect_updates
 from .method import Method, Plan
 from .rules import Ruled, mean
-from .seeding import generator
+from .seeding import derive_seed
 from .types import Candidate, Engine, Evaluation, Gathered, LocalTraining, Refusal, ServerState, Task, Updates
 from .weighting import divide, to_weights
 
@@ -90,7 +90,7 @@ class Cohort:
             self.judge,
             memory={name: values[rows] for name, values in state.memory.items()},
             attributes={name: values[rows] for name, values in self._engine.attributes.items()},
-            server_update=lambda: self._server_update,
+            server_update=lambda: self._trained_by_server - state.model,
         )
         columns = [
             updates.measurements[criterion.name]
@@ -168,31 +168,27 @@ class Cohort:
     def _gathered(self) -> Gathered:
         method, state = self._method, self._state
         return Gathered(
-            tuple(self.client_ids),
-            self._updates(),
-            state.model,
-            self._engine.spec,
-            dict(zip(method.names, self.raw.T, strict=True)),
-            self.judge,
-            method.training,
-            lambda: self._server_update,
-            self._server_gradient,
-            generator(self._plan.seed, "cohort", state.round_num + 1),
+            client_ids=tuple(self.client_ids),
+            updates=self._updates(),
+            global_model=state.model,
+            spec=self._engine.spec,
+            criteria=dict(zip(method.names, self.raw.T, strict=True)),
+            judge=self.judge,
+            train_server=self._train_server,
+            seed=derive_seed(self._plan.seed, "gathered", state.round_num + 1),
+            training=method.training,
         )
 
+    def _train_server(self, model: Tensor, training: LocalTraining | None = None) -> Tensor:
+        """A model trained on the server's set: the global one, as a client would, once a round however many ask."""
+        if model is self._state.model and training is None:
+            return self._trained_by_server
+        task = Task(self._state.round_num + 1, training or self._method.training, self._state.loss, ())
+        return self._engine.train_server(model, task)
+
     @cached_property
-    def _server_update(self) -> Tensor:
-        """How far training on the server's set moves the global model [d]."""
-        return self._train_server(self._state.model, self._method.training) - self._state.model
-
-    def _server_gradient(self, model: Tensor) -> Tensor:
-        """Of the loss on the server's set at a model [d]: one step with all samples and a rate of 1 takes it away."""
-        gradient = model - self._train_server(model, LocalTraining(learning_rate=1.0))
-        gradient[self._engine.spec.num_parameters :] = 0  # buffers have none
-        return gradient
-
-    def _train_server(self, model: Tensor, training: LocalTraining) -> Tensor:
-        return self._engine.train_server(model, Task(self._state.round_num + 1, training, self._state.loss, ()))
+    def _trained_by_server(self) -> Tensor:
+        return self._train_server(self._state.model, self._method.training)
 
     def _updates(self) -> Tensor:
         """How far every client's model moved [n, d]; for parts that need the models."""

@@ -195,10 +195,19 @@ class Gathered:
     spec: ModelSpec
     criteria: Mapping[str, Tensor]  # raw values by the name of their column, each [n]
     judge: Callable[[Tensor], Evaluation]  # evaluates models [c, d] on the server's set, or by the clients
-    training: LocalTraining  # of the clients
-    server_update: Callable[[], Tensor]  # [d] how far training on the server's set, as a client would, moves the model
-    gradient: Callable[[Tensor], Tensor]  # [d] of the loss on the server's set, at a model [d]
-    random: torch.Generator  # of this round
+    train_server: Callable[..., Tensor]  # a model [d], trained on the server's set: as a client would, or otherwise
+    seed: int = 0  # of this round, for what a part draws by chance
+    training: LocalTraining = LocalTraining()  # of the clients
+
+    def server_update(self) -> Tensor:
+        """How far training on the server's set, as a client would, moves the global model [d]."""
+        return self.train_server(self.global_model) - self.global_model
+
+    def gradient(self, model: Tensor) -> Tensor:
+        """Of the loss on the server's set [d]: one step with all samples and a rate of 1 takes it away from a model."""
+        gradient = model - self.train_server(model, LocalTraining(learning_rate=1.0))
+        gradient[self.spec.num_parameters :] = 0  # buffers have none
+        return gradient
 
 
 @dataclass(frozen=True)

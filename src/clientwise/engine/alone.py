@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..core.types import Evaluation, ServerPart, Task, Updates
+from .jobs import TrainJob
 from .local import LocalEngine
 
 
@@ -21,16 +23,20 @@ class AloneEngine(LocalEngine):
 
     def __init__(self, *given: Any, hostile: Collection[int] = (), **options: Any) -> None:
         super().__init__(*given, **options)
+        self._models: dict[int, Tensor] = {}  # of clients that have trained
         self._reported = [client for client in range(self.num_clients) if client not in hostile]
 
     def train(self, client_ids: Sequence[int], model: Tensor, task: Task) -> Iterator[Updates]:
         """See `core.types.Engine`: `model` is nobody's."""
-        for updates in super().train(client_ids, self.initial_model, task):
-            self._private_models |= dict(zip(updates.client_ids, updates.models.clone(), strict=True))
+        for updates in super().train(client_ids, model, task):
+            self._models |= dict(zip(updates.client_ids, updates.models.clone(), strict=True))
             yield updates
 
+    def _train_job(self, clients: Sequence[int], model: Tensor, task: Task) -> TrainJob:
+        return replace(super()._train_job(clients, model, task), starts=self._own(clients))
+
     def _own(self, clients: Sequence[int]) -> Tensor:
-        return torch.stack([self._private_models.get(client, self.initial_model) for client in clients])
+        return torch.stack([self._models.get(client, self.initial_model) for client in clients])
 
     def evaluate(self, client_ids: Sequence[int], models: Tensor) -> Evaluation:
         """See `core.types.Engine`: every client's own model on its own test set."""
@@ -53,3 +59,11 @@ class AloneEngine(LocalEngine):
             return None
         mean_value, mean_loss = every.values.mean(0, keepdim=True), every.losses.mean(0, keepdim=True)
         return Evaluation(every.num_samples, mean_value, mean_loss, every.counts.sum(0, keepdim=True))
+
+    def state(self) -> dict[str, Tensor]:
+        """See `core.types.Engine`: everybody's model."""
+        return {str(client): model for client, model in self._models.items()}
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """See `core.types.Engine`."""
+        self._models = {int(client): model.to(self.device) for client, model in state.items()}

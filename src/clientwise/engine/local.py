@@ -20,9 +20,10 @@ from ..models.flat import flattened
 from ..registry import Need
 from .executor import DeviceExecutor, Executor
 from .jobs import EvaluateJob, TrainJob, TrainResult
+from .variates import KEY as VARIATE
+from .variates import ControlVariates
 
 LAST_MODEL = "last_model"  # in the state, beside the clients' numbers
-VARIATE = "variate "  # what a control variate is called in the engine's state, before its client
 
 
 class LocalEngine:
@@ -56,12 +57,11 @@ class LocalEngine:
         self._label_counts = _label_counts(data.train, self.problem.num_classes)
         self._prefetched: tuple[Sequence[int], tuple[Tensor, Tensor, Tensor] | None] = (), None  # and what they hold
         self._private_models: dict[int, Tensor] = {}  # of hostile clients that keep a model of their own
+        self._variates = ControlVariates(self.num_clients, self.initial_model, self.spec.num_parameters)
         self._remembers = any("last_model" in one.needs for one in self._hostile.values())
         self._last_model: Tensor | None = None  # the global model of the round before, where an attack goes by it
         self._attacking: dict[int, Hostile] = {}  # who attacks in the round that was begun last
         self._theirs: list[Tensor] = []  # models of those who lie about models, in that round
-        self._variates: dict[int, Tensor] = {}  # SCAFFOLD's c_a [d], of clients that have trained
-        self._mean_variate = torch.zeros_like(self.initial_model)  # its c, of the round that runs
         self._weigh = _evaluate_job(self.data.weigh, range(1)) if self.data.weigh else None
         self._report = _evaluate_job(self.data.report, range(1)) if self.data.report else None
         shown = self.data.triggered
@@ -79,11 +79,18 @@ class LocalEngine:
 
     def train(self, client_ids: Sequence[int], model: Tensor, task: Task) -> Iterator[Updates]:
         """See `core.types.Engine`."""
+        if not task.training.control_variates:
+            yield from self._train(client_ids, model, task)
+            return
+        self._variates.begin_round()
+        for updates in self._train(client_ids, model, task):
+            self._variates.update(updates, model, self._sizes, task.training)
+            yield updates
+
+    def _train(self, client_ids: Sequence[int], model: Tensor, task: Task) -> Iterator[Updates]:
         self._begin(task.round_num)
         waits = {client for client in client_ids if "whole_cohort" in self._needs(client)}
         failures: list[tuple[int, Exception]] = []
-        if task.training.control_variates:
-            self._mean_variate = self._find_mean_variate()  # c, the same for the whole cohort
         honest, late = list[Updates](), list[Updates]()  # where somebody waits for what the honest send
         untrained = 0
         for clients, updates in self._outcomes(client_ids, model, task):
@@ -95,11 +102,11 @@ class LocalEngine:
                 honest.append(_of(updates, [client not in self._attacking for client in clients]))
                 late.append(_of(updates, [client in waits for client in clients]))
                 updates = _of(updates, [client not in waits for client in clients])
-            yield from self._sent(self._send(updates, model, task, failures), model, task)
+            yield from self._send(updates, model, task, failures)
         if late:
             liars = Updates.joined(late)
             seen = self._seen(Updates.joined(honest), liars, model, task)
-            yield from self._sent(self._send(liars, model, task, failures, seen), model, task)
+            yield from self._send(liars, model, task, failures, seen)
         if self._remembers:
             self._last_model = model
         if untrained and untrained == len(client_ids):
@@ -155,42 +162,12 @@ class LocalEngine:
             poisoned = torch.tensor([client in attackers for client in clients])[owner].to(self.device)
             indices, targets = torch.where(poisoned, theirs, indices), targets.clone()
             targets[poisoned] = called[poisoned]
-        sleepers = self._hostile.keys() - attackers
-        if private := {client: self._private_models[client] for client in self._private_models.keys() - sleepers}:
+        if private := {client: self._private_models[client] for client in attackers & self._private_models.keys()}:
             starts = torch.stack([private.get(client, start) for client, start in zip(clients, starts, strict=True)])
         keys = client_keys(self._seed, "training", task.round_num, clients)
         sizes, losses = self._sizes[list(clients)], [task.loss] * len(clients)
-        corrections = None
-        if task.training.control_variates:
-            corrections = self._mean_variate - torch.stack([self._variate(client) for client in clients])
+        corrections = self._variates.corrections(clients) if task.training.control_variates else None
         return TrainJob(starts, indices, targets, sizes, keys, task.training, losses, corrections)
-
-    def _variate(self, client: int) -> Tensor:
-        return self._variates.get(client, torch.zeros_like(self.initial_model))
-
-    def _find_mean_variate(self) -> Tensor:
-        """SCAFFOLD's c = Σ c_a/K over all clients, also those that were never asked; the same bits after a resume."""
-        total = torch.zeros_like(self.initial_model, dtype=torch.float64)
-        for _, variate in sorted(self._variates.items()):
-            total += variate
-        return (total / self.num_clients).float()
-
-    def _sent(self, sent: Iterator[Updates], model: Tensor, task: Task) -> Iterator[Updates]:
-        """The same updates; SCAFFOLD's clients learn from what they sent."""
-        for updates in sent:
-            if task.training.control_variates and updates.models.shape[1] == len(model):
-                self._update_variates(updates, model, task.training)
-            yield updates
-
-    def _update_variates(self, updates: Updates, model: Tensor, training: LocalTraining) -> None:
-        """c_a ← c_a − c + (Θ − Θ_a)/(τη), option II (Karimireddy et al., 2020): by the model that was sent."""
-        steps = training.num_steps(self._sizes[list(updates.client_ids)]).clamp(min=1).tolist()
-        for client, sent, count in zip(updates.client_ids, updates.models, steps, strict=True):
-            moved = (model.to(self.device) - sent) / (count * training.learning_rate)
-            moved[self.spec.num_parameters :] = 0  # buffers have no gradient
-            renewed = self._variate(client) - self._mean_variate + moved
-            if bool(renewed.isfinite().all()):  # what is no number must not reach the others by the mean
-                self._variates[client] = renewed
 
     def _trained(
         self, clients: Sequence[int], trained: TrainResult, model: Tensor, task: Task, seconds: float
@@ -330,19 +307,17 @@ class LocalEngine:
         return None if job is None else self.executor.evaluate(models, job)
 
     def state(self) -> dict[str, Tensor]:
-        """See `core.types.Engine`: what hostile clients keep and remember, and SCAFFOLD's control variates."""
+        """See `core.types.Engine`: the models of hostile clients that keep one of their own, and what they remember."""
         remembered = {} if self._last_model is None else {LAST_MODEL: self._last_model}
-        variates = {f"{VARIATE}{client}": variate for client, variate in self._variates.items()}
-        return remembered | {str(client): model for client, model in self._private_models.items()} | variates
+        private = {str(client): model for client, model in self._private_models.items()}
+        return self._variates.state() | remembered | private
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """See `core.types.Engine`."""
         models = {key: model.to(self.device) for key, model in state.items()}
         self._last_model = models.pop(LAST_MODEL, None)
-        self._variates = {
-            int(name.removeprefix(VARIATE)): models.pop(name) for name in state if name.startswith(VARIATE)
-        }
-        self._private_models = {int(client): model for client, model in models.items()}
+        self._variates.load_state(models)
+        self._private_models = {int(key): model for key, model in models.items() if not key.startswith(VARIATE)}
 
 
 def _of(updates: Updates, rows: Sequence[bool]) -> Updates:

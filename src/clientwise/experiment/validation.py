@@ -172,16 +172,16 @@ def deployment_issues(experiment: Experiment) -> list[Issue]:
     if experiment.server_set.source == "contributed":
         hint = 'no sample leaves a client of a deployment: use "held_out" with server-data, or "clients"'
         issues.append(("server_set.source", hint))
-    for index, settings_of_method in enumerate(experiment.methods):
-        for key, registry, part in settings_of_method.parts():
+    for index, method in enumerate(experiment.methods):
+        for key, registry, part in method.parts():
             if "simulation" in registry.needs(part):
                 issues.append(
                     (f"methods[{index}].{key}", f"{part.name} is for simulations: nobody knows who is honest")
                 )
-    for index, method in enumerate(experiment.build_methods()):
-        if method.control or method.training.control_variates:
+    for index, built in enumerate(experiment.build_methods()):
+        if built.control or built.training.control_variates:
             hint = "is for simulations: a deployment's clients keep their samples, and nothing between rounds"
-            issues.append((f"methods[{index}]", f"{method.name} {hint}"))
+            issues.append((f"methods[{index}]", f"{built.name} {hint}"))
     return issues
 
 

@@ -12,6 +12,7 @@ from annotated_types import Ge, Le
 from torch import Tensor
 
 from ...registry import NonNegativeFloat, PositiveInt, needs
+from ..seeding import generator
 from ..types import Gathered, Posterior
 from ..weighting import to_weights
 from .protocol import EVIDENCE
@@ -65,10 +66,10 @@ class Shapley:
     def _sampled(self, gathered: Gathered, prior: Tensor) -> Tensor:
         count = len(prior)
         whole = float(_worth(gathered, prior, torch.ones(1, count, dtype=torch.int64)))
-        values = torch.zeros(count, dtype=torch.float64)
+        values, random = torch.zeros(count, dtype=torch.float64), generator(gathered.seed, "shapley")
         for _ in range(self.orders):
             coalition, before = torch.zeros(1, count, dtype=torch.int64), 0.0
-            for client in torch.randperm(count, generator=gathered.random).tolist():
+            for client in torch.randperm(count, generator=random).tolist():
                 if abs(whole - before) < self.tolerance * abs(whole):
                     break
                 coalition[0, client] = 1
