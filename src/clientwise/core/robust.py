@@ -1,0 +1,115 @@
+"""What robust rules and the steps before them share: who is within a share of the weight, and who is near to whom.
+
+All of it is in terms of weight, never of the number of clients: a client of weight 2w is the same as two of weight w.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated
+
+import torch
+from annotated_types import Ge, Le
+from torch import Tensor
+
+Minority = Annotated[float, Ge(0), Le(0.49)]  # a share of the weight that is less than half
+
+IN_CACHE = 2**19  # values worked on at once, so that memory does not grow with the model and a core's cache is used
+ON_GPU = 2**26  # a GPU wants few and large pieces
+TIE = 1e-12  # cumulative weights this close to each other are the same
+
+
+def column_blocks(updates: Tensor) -> Iterator[Tensor]:
+    """The updates [n, d], some columns at a time."""
+    at_once = (ON_GPU if updates.is_cuda else IN_CACHE) // max(1, len(updates))
+    return iter(torch.split(updates, max(1, at_once), dim=1))
+
+
+def combine(shares: Tensor, updates: Tensor) -> Tensor:
+    """Σ_a s_a·Δ_a for shares [n], or for every row of shares [m, n]; added in float64.
+
+    >>> combine(torch.tensor([0.5, 0.0, 0.5]), torch.tensor([[1.0, 2.0], [9.0, 9.0], [3.0, 4.0]]))
+    tensor([2., 3.])
+    """
+    shares = shares.to(updates.device, torch.float64)
+    used = (shares != 0).reshape(-1, len(updates)).any(0)
+    rows, shares = (slice(None), shares) if bool(used.all()) else (used, shares[..., used])
+    return torch.cat([(shares @ block[rows].double()).to(updates.dtype) for block in column_blocks(updates)], -1)
+
+
+def gram(updates: Tensor) -> Tensor:
+    """⟨Δ_a, Δ_b⟩ for all pairs [n, n]; in float64, which holds the square of 1e30 and what tells near ones apart."""
+    products = torch.zeros(len(updates), len(updates), dtype=torch.float64, device=updates.device)
+    for block in column_blocks(updates):
+        exact = block.double()
+        products.addmm_(exact, exact.T)
+    return products
+
+
+def squared_distances(updates: Tensor) -> Tensor:
+    """‖Δ_a − Δ_b‖² for all pairs [n, n], float64."""
+    products = gram(updates)
+    norms = products.diag()
+    return (norms[:, None] + norms - 2 * products).clamp(min=0).fill_diagonal_(0)
+
+
+def distances_to(centre: Tensor, updates: Tensor) -> Tensor:
+    """‖Δ_a − centre‖ for all clients [n], float64."""
+    squares = torch.zeros(len(updates), dtype=torch.float64, device=updates.device)
+    for block, middle in zip(column_blocks(updates), column_blocks(centre[None].expand_as(updates)), strict=True):
+        squares += (block.double() - middle[0].double()).square().sum(1)
+    return squares.sqrt()
+
+
+def edges(keys: Tensor, weights: Tensor, *shares: float) -> list[Tensor]:
+    """For every share, the key [1, c] of every column at which that much of the weight [n] is reached from below.
+
+    >>> edges(torch.tensor([[3.0], [1.0], [2.0]]), torch.tensor([0.5, 0.25, 0.25]).double(), 0.5, 0.75)
+    [tensor([[2.]]), tensor([[3.]])]
+    """
+    values, order = keys.sort(0)
+    weights, equal = weights.double(), bool((weights == weights[0]).all())
+    reached = weights.cumsum(0)[:, None] if equal else weights[order].cumsum(0)
+    last = len(values) - 1
+    ranks = [(reached < share - TIE).sum(0, keepdim=True).clamp(max=last) for share in shares]
+    return [values.take_along_dim(rank, 0) for rank in ranks]
+
+
+def median_edges(keys: Tensor, weights: Tensor) -> list[Tensor]:
+    """The two keys [1, c] of every column that half of the weight lies below and above; mostly the same one twice."""
+    return edges(keys, weights, 0.5, 0.5 + 2 * TIE)
+
+
+def weighted_median(values: Tensor, weights: Tensor) -> Tensor:
+    """The median of values [n], a number.
+
+    >>> weighted_median(torch.tensor([3.0, 1.0, 2.0]), torch.tensor([0.5, 0.25, 0.25]))
+    tensor(2.5000)
+    """
+    low, high = median_edges(values[:, None], weights)
+    return (low + high)[0, 0] / 2
+
+
+def at_edge(keys: Tensor, weights: Tensor, edge: Tensor) -> Tensor:
+    """Those whose key is the edge, with shares [n, c] in proportion to their weights; they sum to 1."""
+    at = (keys == edge) * weights[:, None]
+    return at / at.sum(0)
+
+
+def up_to(keys: Tensor, weights: Tensor, edge: Tensor, share: float) -> Tensor:
+    """The weight [n, c] of those below the edge, and as much at the edge as makes the sum `share`."""
+    below = (keys < edge) * weights[:, None]
+    return below + at_edge(keys, weights, edge) * (share - below.sum(0))
+
+
+def lowest(keys: Tensor, weights: Tensor, share: float) -> Tensor:
+    """The weight [n, c] of those with the lowest keys [n, c], column by column, until it sums to `share`.
+
+    Who stands at the edge counts in part; those that tie there share what is left in proportion to their weights.
+    The keys are compared in float32, so that what differs by rounding alone is a tie.
+
+    >>> lowest(torch.tensor([[3.0], [1.0], [2.0]]), torch.tensor([0.5, 0.25, 0.25]).double(), 0.75).T
+    tensor([[0.2500, 0.2500, 0.2500]], dtype=torch.float64)
+    """
+    keys = keys.float()
+    return up_to(keys, weights, edges(keys, weights, share)[0], share)
