@@ -11,7 +11,7 @@ from torch import Tensor
 
 import clientwise as cw
 from clientwise.core.criteria import CRITERIA, Arrivals
-from clientwise.core.rules import RULES
+from clientwise.core.rules import RULES, Ruled, State
 from clientwise.core.scores import SCORES, Score, Term
 from clientwise.engine.local import LocalEngine
 from clientwise.registry import needs
@@ -100,9 +100,9 @@ def test_scores_that_cannot_be_right() -> None:
 
 def test_rules_that_cannot_be_right() -> None:
     @RULES.register("unweighted", needs("models"))
-    def unweighted(updates: Tensor, weights: Tensor) -> Tensor:
+    def unweighted(updates: Tensor, weights: Tensor, state: State) -> Ruled:
         """The plain mean, whatever the weights."""
-        return updates.mean(0)
+        return Ruled(updates.mean(0), weights)
 
     with pytest.raises(AssertionError, match="without weight must not count"):
         check_rule("unweighted")

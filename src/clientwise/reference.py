@@ -12,7 +12,9 @@ from pydantic.fields import FieldInfo
 from .attacks import ATTACKS
 from .core.adapt_loss import LOSS_ADAPTERS
 from .core.aggregate import SERVER_STEPS
+from .core.before import BEFORE
 from .core.criteria import CRITERIA, make_criterion
+from .core.evidence import EVIDENCE
 from .core.metrics import METRICS
 from .core.priority import ADJUSTMENTS
 from .core.rules import RULES
@@ -30,6 +32,8 @@ _REGISTRIES = (
     CRITERIA,
     NORMALISERS,
     SCORES,
+    EVIDENCE,
+    BEFORE,
     RULES,
     ADJUSTMENTS,
     LOSS_ADAPTERS,

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from clientwise.core.method import Method, Plan
 from clientwise.core.round import first_state, run_round
-from clientwise.core.rules import RULES, median
+from clientwise.core.rules import RULES, Ruled, State, median
 from clientwise.core.types import LocalTraining
 from clientwise.engine.local import LocalEngine
 
@@ -21,17 +21,17 @@ def test_a_weight_counts_as_so_many_equal_clients(seed: int, copies: list[int]) 
     weights = torch.tensor(copies, dtype=torch.float64) / sum(copies)
     repeated = updates.repeat_interleave(torch.tensor(copies), 0)
     plain = torch.from_numpy(numpy.median(repeated.numpy(), axis=0))
-    torch.testing.assert_close(median(updates, weights), plain)
+    torch.testing.assert_close(median(updates, weights).update, plain)
 
 
 def test_a_rule_other_than_the_mean_sees_the_whole_matrix(make_engine: Callable[..., LocalEngine]) -> None:
     seen: list[tuple[int, ...]] = []
 
     @RULES.register("first", RULES.declared("median"))
-    def first(updates: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    def first(updates: torch.Tensor, weights: torch.Tensor, state: State) -> Ruled:
         """The first client's update."""
         seen.append(tuple(updates.shape))
-        return updates[0]
+        return Ruled(updates[0], weights)
 
     engine = make_engine(chunk_size=3)
     training = LocalTraining(epochs=1, batch_size=20, learning_rate=0.1)

@@ -96,13 +96,13 @@ def test_a_criterion_that_cannot_work_is_found_before_the_run(
 
 @pytest.mark.parametrize(
     ("result", "message"),
-    [(lambda updates: updates[0, :3], "gave \\(3,\\)"), (lambda updates: updates.no_such, "AttributeError")],
+    [(lambda updates: updates[0, :3], "gave \\(3,\\) and"), (lambda updates: updates.no_such, "AttributeError")],
 )
 def test_a_rule_that_cannot_work_is_found_before_the_run(tiny: dict[str, Any], result, message) -> None:
     @cw.RULES.register("wrong", cw.needs("models"))
-    def wrong(updates: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    def wrong(updates: torch.Tensor, weights: torch.Tensor, state: Any) -> cw.Ruled:
         """Wrong in one way or another."""
-        return result(updates)
+        return cw.Ruled(result(updates), weights)
 
     tiny["methods"] = [{"name": "mine", "rule": "wrong"}]
     with pytest.raises(ConfigError, match=rf"methods\[0\]\.rule: .*{message}"):

@@ -67,7 +67,8 @@ def _write_rounds(store: Store, lane: int, rounds: int, clients: int) -> None:
         )
         database.execute(
             f"""{grid} INSERT INTO participants SELECT {lane}, round_num, client,
-                CASE WHEN client = 3 AND round_num = 2 THEN 'not finite' END, {share}, 1.0 / {clients}, 0.5, 0.1
+                CASE WHEN client = 3 AND round_num = 2 THEN 'not finite' END, {share},
+                NULL, NULL, NULL, 1.0 / {clients}, NULL, 0.5, 0.1
                 FROM r, k"""
         )
         database.execute(

@@ -1,8 +1,12 @@
-"""The clients of a round, from their updates to one model: guard -> criteria, normalise -> score -> weights -> rule."""
+"""The clients of a round, from their updates to one model: guard -> criteria, then normalise -> score -> evidence ->
+bounds -> rule -> server step.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -11,7 +15,9 @@ from .aggregate import Aggregator, Stack, SubsetSums, can_fold
 from .criteria import Arrivals, Outcome
 from .guard import inspect_measurements, inspect_updates
 from .method import Method, Plan
-from .types import Candidate, Engine, Evaluation, Refusal, ServerState, Updates
+from .rules import Ruled, mean
+from .seeding import derive_seed
+from .types import Candidate, Engine, Evaluation, Gathered, Refusal, ServerState, Task, Updates
 from .weighting import divide, to_weights
 
 
@@ -29,14 +35,13 @@ class Cohort:
         self._expected, self._seen = frozenset(asked), set[int]()
         self._state, self._method, self._plan, self._engine = state, method, plan, engine
         self._aggregator = self._make_aggregator()
-        self._held: list[Updates] | None = [] if method.needs("whole_cohort") else None
+        self._held: list[Updates] | None = [] if method.sees_whole_cohort else None
 
     def _make_aggregator(self) -> Aggregator:
         """Sums where the score has terms, fewer of them than there are clients; the whole matrix otherwise."""
         method, names = self._method, self._method.names
         terms = method.score.terms_of_all_orders(names) if method.adjust else method.score.terms(names)
-        keeps_models = method.rule is not None or method.needs("models") or method.needs("whole_cohort")
-        if terms is None or keeps_models or len(terms) >= len(self.asked):
+        if terms is None or method.keeps_models or len(terms) >= len(self.asked):
             return Stack()
         if not can_fold(terms, [criterion.high(self._engine.problem) for criterion in method.criteria]):
             return Stack()
@@ -119,15 +124,60 @@ class Cohort:
         method, state, scales = self._method, self._state, self.scales
         score = method.score.with_order(priority)
         scores = score(method.names, divide(self.raw, scales))
-        weights = to_weights(scores)
-        if not weights.any():
-            return Candidate(priority, scores, weights, state.model, state.step_state)
-        if method.rule is None:
-            aggregate = self._aggregator.aggregate(score, scales, weights)
-        else:
-            aggregate = state.model + method.rule(self._updates(), weights)
+        prior = to_weights(scores)
+        if not prior.any():
+            return Candidate(
+                priority, scores, prior, None, prior, None, state.model, state.step_state, state.rule_state
+            )
+        posterior = method.evidence(self._gathered, prior, state.evidence) if method.evidence else None
+        weights = posterior.weights if posterior else prior
+        weights, notes = method.bounds.apply(weights) if method.bounds else (weights, ())
+        ruled = self._ruled(weights)
+        aggregate = state.model + ruled.update if ruled else self._aggregator.aggregate(score, scales, weights)
+        aggregate = aggregate * posterior.scale if posterior else aggregate
         model, step_state = method.server_step(state.model, aggregate, state.step_state)
-        return Candidate(priority, scores, weights, model, step_state)
+        return Candidate(
+            priority,
+            scores,
+            prior,
+            posterior,
+            weights,
+            ruled.influence if ruled else None,
+            model,
+            step_state,
+            ruled.state if ruled else {},
+            notes + (posterior.notes if posterior else ()),
+        )
+
+    def _ruled(self, weights: Tensor) -> Ruled | None:
+        """What the steps before the rule and the rule make of the updates; None where they are simply averaged."""
+        method = self._method
+        if not method.before and method.rule is None:
+            return None
+        gathered, shares = self._gathered, torch.eye(len(weights), dtype=torch.float64)
+        for step in method.before:
+            mixed = step(gathered, weights)
+            gathered, shares = replace(gathered, updates=mixed.updates), mixed.shares @ shares
+        ruled = (method.rule or mean)(gathered.updates, weights, self._state.rule_state)
+        return replace(ruled, influence=ruled.influence @ shares)
+
+    @cached_property
+    def _gathered(self) -> Gathered:
+        engine, state, method = self._engine, self._state, self._method
+
+        def train_server(model: Tensor) -> Tensor:
+            return engine.train_server(model, Task(state.round_num + 1, method.training, state.loss, ()))
+
+        return Gathered(
+            client_ids=tuple(self.client_ids),
+            updates=self._updates(),
+            global_model=state.model,
+            spec=engine.spec,
+            criteria=dict(zip(method.names, self.raw.T, strict=True)),
+            judge=self.judge,
+            train_server=train_server,
+            seed=derive_seed(self._plan.seed, "gathered", state.round_num + 1),
+        )
 
     def _updates(self) -> Tensor:
         """How far every client's model moved [n, d]; for parts that need the models."""

@@ -8,7 +8,10 @@ from typing import Literal
 from ..registry import Need, Part
 from .adapt_loss import LossAdapter
 from .aggregate import ServerStep, replace_model
+from .before import Before
+from .bounds import Bounds
 from .criteria import Criterion, make_criterion
+from .evidence import Evidence
 from .priority import Adjustment
 from .rules import Rule
 from .sampling import sample_clients
@@ -19,12 +22,15 @@ from .weighting import Normaliser, sum_scale
 
 @dataclass(frozen=True)
 class Method:
-    """Criteria -> normalise -> score -> weights -> rule -> server step, with its two feedback loops."""
+    """Criteria -> normalise -> score -> evidence -> bounds -> rule -> server step, with its two feedback loops."""
 
     name: str = "FedAvg"
     criteria: tuple[Criterion, ...] = field(default_factory=lambda: (make_criterion("dataset_size"),))
     normaliser: Normaliser = sum_scale
     score: Score = field(default_factory=Prioritized)
+    evidence: Evidence | None = None  # moves the weights by what the updates do to data nobody trained on
+    bounds: Bounds | None = None  # on any client's share
+    before: tuple[Before, ...] = ()  # what happens to the updates before the rule
     rule: Rule | None = None  # None: the mean, of models folded in as they arrive where that is possible
     adjust: Adjustment | None = None  # P2's loop: the order of priority, inside the round
     adapt_loss: LossAdapter | None = None  # P3's loop: the loss of the next round
@@ -46,6 +52,17 @@ class Method:
     def first_priority(self) -> tuple[str, ...] | None:
         """The order of priority a run starts with; None for scores that know no order."""
         return self.score.order(self.names)
+
+    @property
+    def keeps_models(self) -> bool:
+        """Whether the weights are not the score's alone, or more than a sum of the models is asked for."""
+        sums = not (self.evidence or self.bounds or self.before or self.rule)
+        return not sums or self.needs("models") or self.needs("whole_cohort")
+
+    @property
+    def sees_whole_cohort(self) -> bool:
+        """Whether clients are put in order before anything looks at them, however they arrive."""
+        return self.needs("whole_cohort") or bool(self.evidence or self.before or self.rule)
 
     def needs(self, what: Need) -> bool:
         """Whether one of the criteria needs it."""

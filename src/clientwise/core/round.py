@@ -1,9 +1,9 @@
 """One round of federated learning: `run_round` is the papers, step by step.
 
-sample -> train -> guard -> criteria -> normalise -> score -> weights -> rule -> server step -> tune -> evaluate
-                                                       ^                                                  |
-                               P2: order adjusted here +--------------------------------------------------+
-                                                          P3: loss of the next round <--------------------+
+sample -> train -> guard -> criteria -> normalise -> score -> evidence -> bounds -> rule -> server step -> tune ->+
+                                                       ^                                                          |
+                               P2: order adjusted here +------------------------ evaluate ------------------------+
+                                                                P3: loss of the next round <----------------------+
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ LARGEST_LOSS = 1e30  # beyond what a model in float32 that still learns could ha
 def first_state(model: Tensor, method: Method, engine: Engine) -> ServerState:
     """Where a run begins: the initial model, the plain loss, nothing known of anybody."""
     memory = {one.part.name: one.memory.first(engine.num_clients) for one in method.criteria if one.memory}
-    return ServerState(0, model, engine.problem.loss, memory, method.first_priority)
+    evidence = method.evidence.first(engine.num_clients) if method.evidence else {}
+    return ServerState(0, model, engine.problem.loss, memory, method.first_priority, evidence=evidence)
 
 
 def run_round(state: ServerState, method: Method, plan: Plan, engine: Engine) -> tuple[ServerState, RoundRecord]:
@@ -41,7 +42,7 @@ def run_round(state: ServerState, method: Method, plan: Plan, engine: Engine) ->
         cohort.admit(updates)  # guard -> criteria
     cohort.complete()
 
-    # normalise -> score -> weights -> rule -> server step, in the order of priority that serves best
+    # normalise -> score -> evidence -> bounds -> rule -> server step, in the order of priority that serves best
     search = adjust_priority(cohort, state, method, engine)
     chosen = search.chosen if search else cohort.candidate(state.priority)
     local = search.evaluation if search else None  # the search has just evaluated this very model on all clients
@@ -51,7 +52,8 @@ def run_round(state: ServerState, method: Method, plan: Plan, engine: Engine) ->
     report, local = evaluate(chosen.model, local, round_num, plan, engine)
     notes = why_unusable(chosen, report, local)
     if notes:
-        chosen = replace(chosen, model=state.model, step_state=state.step_state, priority=state.priority)
+        chosen = replace(chosen, model=state.model, priority=state.priority)
+        chosen = replace(chosen, step_state=state.step_state, rule_state=state.rule_state)
         report, local = evaluate(chosen.model, None, round_num, plan, engine)
     quality = float(local.overall()[0]) if search and local and not notes else state.quality
     adapted = method.adapt_loss(state.loss, cohort.judge(chosen.model[None])) if method.adapt_loss else None
@@ -65,8 +67,10 @@ def run_round(state: ServerState, method: Method, plan: Plan, engine: Engine) ->
         priority=chosen.priority,
         quality=quality,
         step_state=chosen.step_state,
+        evidence=chosen.posterior.memory if chosen.posterior else state.evidence,
+        rule_state=chosen.rule_state,
     )
-    return next_state, _record(next_state, cohort, chosen, search, notes + adapted.notes, report, local)
+    return next_state, _record(next_state, cohort, chosen, search, chosen.notes + notes + adapted.notes, report, local)
 
 
 def _record(
@@ -88,7 +92,11 @@ def _record(
         raw=cohort.raw,
         normalised=divide(cohort.raw, cohort.scales),
         scores=chosen.scores,
+        prior=chosen.prior,
+        z=chosen.posterior.z if chosen.posterior else None,
+        posterior=chosen.posterior.weights if chosen.posterior else None,
         weights=chosen.weights,
+        influence=chosen.influence,
         training_loss=cohort.training_loss,
         seconds=cohort.seconds,
         refusals=tuple(cohort.refusals),

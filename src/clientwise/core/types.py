@@ -147,6 +147,7 @@ class Evaluation:
     counts: Tensor  # [c, C, C] confusion (true class, predicted class) over all clients; regression: [c, 4] error sums
     missing: tuple[Refusal, ...] = ()  # clients that were asked and have no say, with the engine's reason
     right: Tensor | None = None  # [c, N] classified rightly, sample by sample, client after client; where it is known
+    sample_losses: Tensor | None = None  # [c, N] likewise
 
     def overall(self) -> Tensor:
         """The metric over all clients, weighted by test-set size (P2 Algorithm 1, line 16). Shape [c]."""
@@ -162,9 +163,9 @@ class Evaluation:
 
     def part(self, rows: slice) -> Evaluation:
         """The evaluation of some candidates."""
-        right = None if self.right is None else self.right[rows]
+        by_sample = [None if values is None else values[rows] for values in (self.right, self.sample_losses)]
         return Evaluation(
-            self.num_samples, self.values[rows], self.losses[rows], self.counts[rows], self.missing, right
+            self.num_samples, self.values[rows], self.losses[rows], self.counts[rows], self.missing, *by_sample
         )
 
     def _weighted(self, values: Tensor) -> Tensor:
@@ -174,14 +175,44 @@ class Evaluation:
 
 
 @dataclass(frozen=True)
+class Gathered:
+    """What the server holds when all have answered: for parts that look at the whole cohort."""
+
+    client_ids: tuple[int, ...]
+    updates: Tensor  # [n, d] how far every model moved
+    global_model: Tensor  # [d]
+    spec: ModelSpec
+    criteria: Mapping[str, Tensor]  # raw values by the name of their column, each [n]
+    judge: Callable[[Tensor], Evaluation]  # evaluates models [c, d] on the server's set, or by the clients
+    train_server: Callable[[Tensor], Tensor]  # a model [d], trained on the server's set as a client would
+    seed: int = 0  # of this round, for what a part draws by chance
+
+
+@dataclass(frozen=True)
+class Posterior:
+    """What evidence makes of the weights."""
+
+    weights: Tensor  # [n], sum 1
+    memory: Mapping[str, Tensor] = field(default_factory=dict)  # of all clients, each [K]; for the next round
+    z: Tensor | None = None  # [n] how many standard errors speak against each client; NaN: not known
+    notes: tuple[str, ...] = ()
+    scale: float = 1.0  # the new model is multiplied by it
+
+
+@dataclass(frozen=True)
 class Candidate:
     """One way to aggregate this round's updates: an order of priority and what came of it."""
 
     priority: tuple[str, ...] | None
     scores: Tensor  # [n]
-    weights: Tensor  # [n]
+    prior: Tensor  # [n] weights by the score alone
+    posterior: Posterior | None  # after the evidence; None where the method asks for none
+    weights: Tensor  # [n] within the bounds: what the rule was given
+    influence: Tensor | None  # [n] each client's share of the result; None: its weight
     model: Tensor  # [d]
     step_state: Mapping[str, Tensor]
+    rule_state: Mapping[str, Tensor] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -195,6 +226,8 @@ class ServerState:
     priority: tuple[str, ...] | None = None  # the order of the last round (P2)
     quality: float | None = None  # metric of the last round over all clients (P2's acc_t)
     step_state: Mapping[str, Tensor] = field(default_factory=dict)  # of the server optimizer
+    evidence: Mapping[str, Tensor] = field(default_factory=dict)  # what the evidence remembers of all clients, each [K]
+    rule_state: Mapping[str, Tensor] = field(default_factory=dict)  # what the rule wants to find again
 
 
 @dataclass(frozen=True)
@@ -207,7 +240,11 @@ class RoundRecord:
     raw: Tensor  # [n, m]
     normalised: Tensor  # [n, m]
     scores: Tensor  # [n]
-    weights: Tensor  # [n]
+    prior: Tensor  # [n] weights by the score alone
+    z: Tensor | None  # [n] what the evidence says against each client, in standard errors
+    posterior: Tensor | None  # [n] weights after the evidence
+    weights: Tensor  # [n] after the bounds
+    influence: Tensor | None  # [n] what the rule made of them; None where it was the mean
     training_loss: Tensor  # [n]
     seconds: Tensor  # [n]
     refusals: tuple[Refusal, ...]

@@ -59,4 +59,4 @@ def summarise(parts: Sequence[EvaluateResult], job: EvaluateJob) -> Evaluation:
 
     counts = torch.stack([part.counts.cpu() for part in parts]).sum(0)
     right = values.bool() if counts.ndim == 3 else None  # of classes, not of numbers
-    return Evaluation(job.sizes, per_owner(values), per_owner(losses), counts, right=right)
+    return Evaluation(job.sizes, per_owner(values), per_owner(losses), counts, right=right, sample_losses=losses)

@@ -24,7 +24,10 @@ from pydantic_core import PydanticCustomError
 from ..attacks import ATTACKS
 from ..core.adapt_loss import LOSS_ADAPTERS
 from ..core.aggregate import SERVER_STEPS
+from ..core.before import BEFORE
+from ..core.bounds import Bounds
 from ..core.criteria import CRITERIA, make_criterion
+from ..core.evidence import EVIDENCE
 from ..core.method import Method
 from ..core.priority import ADJUSTMENTS
 from ..core.rules import RULES
@@ -218,6 +221,13 @@ class HostileClients(Section):
     )
 
 
+class WeightBounds(Section):
+    """Bounds on any client's share of the weight."""
+
+    cap: Annotated[float, Field(gt=0, le=1)] = Field(1.0, description="the largest share")
+    floor: Fraction = Field(0.0, description="the smallest share of an accepted client")
+
+
 class MethodSettings(Section):
     """One way to weigh clients. With nothing but a name it is FedAvg."""
 
@@ -230,6 +240,13 @@ class MethodSettings(Section):
     )
     normalise: Annotated[Part, _part(NORMALISERS)] | None = Field(
         None, description='default: "sum", but "none" for the score "product"'
+    )
+    evidence: Annotated[Part, _part(EVIDENCE)] | None = Field(
+        None, description="what moves the weights by what the updates do to data nobody trained on"
+    )
+    bounds: WeightBounds | None = Field(None, description="bounds on any client's share of the weight")
+    before: Annotated[list[Annotated[Part, _part(BEFORE)]], Field(max_length=16)] = Field(
+        [], description="what happens to the updates before the rule, in this order"
     )
     rule: Annotated[Part, _part(RULES)] = Field(Part("mean", {}), description="how the weighted updates become one")
     adjust: Annotated[Part, _part(ADJUSTMENTS)] | None = Field(
@@ -249,7 +266,10 @@ class MethodSettings(Section):
     def parts(self) -> Iterator[tuple[str, Registry[Any], Part]]:
         """The parts that may need something, each with its key and its registry."""
         yield from ((f"criteria[{index}]", CRITERIA, part) for index, part in enumerate(self.criteria))
+        yield from ((f"before[{index}]", BEFORE, part) for index, part in enumerate(self.before))
         yield "rule", RULES, self.rule
+        if self.evidence:
+            yield "evidence", EVIDENCE, self.evidence
         if self.adapt_loss:
             yield "adapt_loss", LOSS_ADAPTERS, self.adapt_loss
 
@@ -262,6 +282,9 @@ class MethodSettings(Section):
             criteria=tuple(make_criterion(part.name, part.label, **part.options) for part in self.criteria),
             normaliser=make(NORMALISERS, normalise),
             score=score,
+            evidence=make(EVIDENCE, self.evidence) if self.evidence else None,
+            bounds=Bounds(self.bounds.cap, self.bounds.floor) if self.bounds else None,
+            before=tuple(make(BEFORE, part) for part in self.before),
             rule=make(RULES, self.rule) if "models" in RULES.needs(self.rule) else None,
             adjust=make(ADJUSTMENTS, self.adjust) if self.adjust else None,
             adapt_loss=make(LOSS_ADAPTERS, self.adapt_loss) if self.adapt_loss else None,

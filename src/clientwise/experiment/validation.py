@@ -16,7 +16,7 @@ from ..attacks import ATTACKS
 from ..core.criteria import Arrivals, ClientFacts, Criterion
 from ..core.method import Method
 from ..core.priority import MAX_CRITERIA
-from ..core.rules import Rule
+from ..core.rules import Rule, Ruled
 from ..core.types import Evaluation, Problem
 from ..core.weighting import check_normaliser
 from ..data.federated import FederatedData, Samples, Shares
@@ -289,10 +289,12 @@ def _try_criterion(key: str, criterion: Criterion, seen: ClientFacts | Arrivals,
 
 def _try_rule(key: str, rule: Rule, size: int) -> Iterator[Issue]:
     try:
-        result: object = rule(torch.zeros(3, size), torch.full((3,), 1 / 3, dtype=torch.float64))
+        result: object = rule(torch.zeros(3, size), torch.full((3,), 1 / 3, dtype=torch.float64), {})
     except Exception as error:  # a user's own rule may raise anything
         yield key, f"{type(error).__name__}: {error}"
         return
-    if not isinstance(result, Tensor) or tuple(result.shape) != (size,):
-        given = tuple(result.shape) if isinstance(result, Tensor) else type(result).__name__
-        yield key, f"must give one update of {size} values, gave {given}"
+    if not isinstance(result, Ruled):
+        yield key, f"must give a Ruled, gave {type(result).__name__}"
+    elif tuple(result.update.shape) != (size,) or tuple(result.influence.shape) != (3,):
+        shapes = f"{tuple(result.update.shape)} and {tuple(result.influence.shape)}"
+        yield key, f"must give one update of {size} values and the influence of 3 clients, gave {shapes}"

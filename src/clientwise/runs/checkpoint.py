@@ -62,13 +62,21 @@ def load_checkpoint(path: Path, first: ServerState) -> tuple[ServerState, dict[s
         priority=scalars.priority,
         quality=scalars.quality,
         step_state=_under("step.", tensors),
+        evidence=_under("evidence.", tensors),
+        rule_state=_under("rule.", tensors),
     )
     return state, _under("engine.", tensors)
 
 
 def _tensors(state: ServerState) -> dict[str, Tensor]:
     """The tensors of a state by their names in the file."""
-    return {"model": state.model, **_prefixed("memory.", state.memory), **_prefixed("step.", state.step_state)}
+    return {
+        "model": state.model,
+        **_prefixed("memory.", state.memory),
+        **_prefixed("step.", state.step_state),
+        **_prefixed("evidence.", state.evidence),
+        **_prefixed("rule.", state.rule_state),
+    }
 
 
 def _prefixed(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

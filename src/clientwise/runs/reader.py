@@ -308,7 +308,8 @@ class Run:
         """Everyone whose update arrived in a round, heaviest first."""
         return self._rows(
             ParticipantRow,
-            """SELECT client, hostile, score, weight, refusal FROM participants JOIN lanes USING (lane)
+            """SELECT client, hostile, score, prior, z, posterior, weight, influence, refusal
+               FROM participants JOIN lanes USING (lane)
                LEFT JOIN clients USING (seed, client) WHERE lane = ? AND round_num = ? ORDER BY weight DESC, client""",
             self.lane(method, seed),
             round_num,

@@ -48,7 +48,11 @@ class ParticipantRow(NamedTuple):
     client: int
     hostile: str | None  # the name of its attack
     score: float | None
-    weight: float | None
+    prior: float | None  # the weight by the score alone; None where nothing moved it
+    z: float | None  # what the evidence says against it, in standard errors
+    posterior: float | None  # the weight after the evidence
+    weight: float | None  # after the bounds
+    influence: float | None  # what the rule made of it; None where it was the mean
     refusal: str | None  # None: accepted
 
 

@@ -25,7 +25,8 @@ CREATE TABLE IF NOT EXISTS rounds (
 
 CREATE TABLE IF NOT EXISTS participants ( -- everyone whose update arrived, accepted or refused
     lane INTEGER, round_num INTEGER, client INTEGER, refusal TEXT, -- NULL: accepted
-    score REAL, weight REAL, training_loss REAL, seconds REAL);
+    score REAL, prior REAL, z REAL, posterior REAL, weight REAL, influence REAL, -- NULL where nothing moved it
+    training_loss REAL, seconds REAL);
 -- None by client: rows would go all over it, and writing a round of a thousand would take twice as long.
 CREATE INDEX IF NOT EXISTS participants_by_round ON participants (lane, round_num, client, weight);
 CREATE INDEX IF NOT EXISTS refused_participants ON participants (lane) WHERE refusal IS NOT NULL;
@@ -43,4 +44,4 @@ CREATE TABLE IF NOT EXISTS best (    -- which samples the model of the best roun
     PRIMARY KEY (lane, round_num)) WITHOUT ROWID;
 """
 
-SCHEMA_VERSION = 3  # of the tables above and of the checkpoints: a run folder of another version cannot be added to
+SCHEMA_VERSION = 4  # of the tables above and of the checkpoints: a run folder of another version cannot be added to

@@ -114,7 +114,7 @@ class Store:
             if shown is not None and shown.right is not None:
                 self._write_if_best(lane, record.round_num, float(shown.overall()[0]), shown.right[0])
             database.executemany(
-                "INSERT INTO participants VALUES (?, ?, ?, ?, ?, ?, ?, ?)", _participants(lane, record)
+                f"INSERT INTO participants VALUES ({', '.join('?' * 12)})", _participants(lane, record)
             )
             database.executemany("INSERT INTO criteria VALUES (?, ?, ?, ?, ?, ?)", _criteria(lane, record))
             database.executemany("INSERT INTO local VALUES (?, ?, ?, ?, ?)", _local(lane, record))
@@ -164,17 +164,24 @@ class Store:
 
 def _participants(lane: int, record: RoundRecord) -> list[tuple[object, ...]]:
     """Rows of the table `participants`: the accepted, then the refused."""
+    moved = record.posterior is not None or not torch.equal(record.prior, record.weights)
+    columns = (
+        record.scores,
+        record.prior if moved else None,
+        record.z,
+        record.posterior,
+        record.weights,
+        record.influence,
+        record.training_loss,
+        record.seconds,
+    )
+    nothing = [None] * len(record.client_ids)
     accepted = zip(
-        record.client_ids,
-        record.scores.tolist(),
-        record.weights.tolist(),
-        record.training_loss.tolist(),
-        record.seconds.tolist(),
-        strict=True,
+        record.client_ids, *(nothing if column is None else column.tolist() for column in columns), strict=True
     )
     rows: list[tuple[object, ...]] = [(lane, record.round_num, client, None, *values) for client, *values in accepted]
     return rows + [
-        (lane, record.round_num, refusal.client_id, refusal.reason, *[None] * 4) for refusal in record.refusals
+        (lane, record.round_num, refusal.client_id, refusal.reason, *[None] * 8) for refusal in record.refusals
     ]
 
 

@@ -1,0 +1,7 @@
+"""Evidence: what the updates do to data nobody trained on moves the weights of the score, and may be remembered."""
+
+from __future__ import annotations
+
+from .protocol import EVIDENCE, Evidence
+
+__all__ = ["EVIDENCE", "Evidence"]
