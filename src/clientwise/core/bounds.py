@@ -42,7 +42,8 @@ class Bounds:
         except ValueError as error:
             return torch.full_like(weights, 1 / len(weights)), (f"bounds: {error}: all have the same",)
         some = weights > NONE
-        factors = sorted(torch.cat([self.floor / weights[some], self.cap / weights[some]]).tolist())  # where one is bounded
+        limits = torch.cat([self.floor / weights[some], self.cap / weights[some]])
+        factors = sorted(limits.tolist())  # a client meets a bound at each
         index = bisect_left(factors, 1.0, key=lambda factor: float(self._scaled(weights, factor).sum()))
         if index == len(factors):  # all that have weight are at the cap, and still it is not enough
             return self._with_rest(some)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated
 
+import numpy
 import torch
 from annotated_types import Ge, Le
 from torch import Tensor
@@ -67,12 +68,24 @@ def edges(keys: Tensor, weights: Tensor, *shares: float) -> list[Tensor]:
     >>> edges(torch.tensor([[3.0], [1.0], [2.0]]), torch.tensor([0.5, 0.25, 0.25]).double(), 0.5, 0.75)
     [tensor([[2.]]), tensor([[3.]])]
     """
-    values, order = keys.sort(0)
-    weights, equal = weights.double(), bool((weights == weights[0]).all())
-    reached = weights.cumsum(0)[:, None] if equal else weights[order].cumsum(0)
-    last = len(values) - 1
-    ranks = [(reached < share - TIE).sum(0, keepdim=True).clamp(max=last) for share in shares]
-    return [values.take_along_dim(rank, 0) for rank in ranks]
+    rows = keys.T.contiguous()
+    if bool((weights == weights[0]).all()):
+        values, reached = _sort(rows), weights.double().cumsum(0)[None]
+    else:
+        order = _argsort(rows)
+        values, reached = rows.gather(1, order), weights.double()[order].cumsum(1)
+    last = len(keys) - 1
+    ranks = [(reached < share - TIE).sum(1, keepdim=True).clamp(max=last) for share in shares]
+    return [values.take_along_dim(rank, 1).T for rank in ranks]
+
+
+def _sort(rows: Tensor) -> Tensor:
+    """Every row sorted: on a CPU by NumPy, which uses vector instructions and is several times as fast as PyTorch."""
+    return rows.sort(1).values if rows.is_cuda else torch.from_numpy(numpy.sort(rows.numpy(), axis=1))
+
+
+def _argsort(rows: Tensor) -> Tensor:
+    return rows.argsort(1) if rows.is_cuda else torch.from_numpy(numpy.argsort(rows.numpy(), axis=1))
 
 
 def median_edges(keys: Tensor, weights: Tensor) -> list[Tensor]:
@@ -90,26 +103,23 @@ def weighted_median(values: Tensor, weights: Tensor) -> Tensor:
     return (low + high)[0, 0] / 2
 
 
-def at_edge(keys: Tensor, weights: Tensor, edge: Tensor) -> Tensor:
-    """Those whose key is the edge, with shares [n, c] in proportion to their weights; they sum to 1."""
-    at = (keys == edge) * weights[:, None]
-    return at / at.sum(0)
+def within(keys: Tensor, weights: Tensor, edge: Tensor, share: float) -> Tensor:
+    """What part of each client [n, c], from 0 to 1, is below the edge [1, c] at which `share` of the weight is reached.
 
-
-def up_to(keys: Tensor, weights: Tensor, edge: Tensor, share: float) -> Tensor:
-    """The weight [n, c] of those below the edge, and as much at the edge as makes the sum `share`."""
-    below = (keys < edge) * weights[:, None]
-    return below + at_edge(keys, weights, edge) * (share - below.sum(0))
+    Those at the edge count in part, all in the same one.
+    """
+    below, at = (keys < edge).double(), (keys == edge).double()
+    rest = (share - weights @ below) / (weights @ at).clamp(min=TIE)  # the edge of no share has perhaps no weight
+    return at.mul_(rest).add_(below)
 
 
 def lowest(keys: Tensor, weights: Tensor, share: float) -> Tensor:
     """The weight [n, c] of those with the lowest keys [n, c], column by column, until it sums to `share`.
 
-    Who stands at the edge counts in part; those that tie there share what is left in proportion to their weights.
     The keys are compared in float32, so that what differs by rounding alone is a tie.
 
     >>> lowest(torch.tensor([[3.0], [1.0], [2.0]]), torch.tensor([0.5, 0.25, 0.25]).double(), 0.75).T
     tensor([[0.2500, 0.2500, 0.2500]], dtype=torch.float64)
     """
     keys = keys.float()
-    return up_to(keys, weights, edges(keys, weights, share)[0], share)
+    return weights[:, None] * within(keys, weights, edges(keys, weights, share)[0], share)

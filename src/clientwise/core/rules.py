@@ -22,7 +22,6 @@ from torch import Tensor
 from ..registry import PositiveFloat, Registry, needs
 from .robust import (
     Minority,
-    at_edge,
     column_blocks,
     combine,
     distances_to,
@@ -31,8 +30,8 @@ from .robust import (
     lowest,
     median_edges,
     squared_distances,
-    up_to,
     weighted_median,
+    within,
 )
 
 
@@ -75,7 +74,7 @@ def median(updates: Tensor, weights: Tensor, state: State = NOTHING) -> Ruled:
 
     def middle(columns: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
         low, high = median_edges(columns, weights)
-        return (low + high)[0] / 2, (at_edge(columns, weights, low) + at_edge(columns, weights, high)) / 2
+        return (low + high)[0] / 2, (_holders(columns, weights, low) + _holders(columns, weights, high)) / 2
 
     return _by_coordinate(middle, updates, weights)
 
@@ -90,8 +89,8 @@ def trimmed_mean(updates: Tensor, weights: Tensor, state: State = NOTHING, *, ho
 
     def trimmed(columns: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
         low, high = edges(columns, weights, hostile, 1 - hostile)
-        kept = up_to(columns, weights, high, 1 - hostile) - up_to(columns, weights, low, hostile)
-        return _mean_of(kept / (1 - 2 * hostile), columns)
+        kept = within(columns, weights, high, 1 - hostile) - within(columns, weights, low, hostile)
+        return _mean_of(kept, columns, weights / (1 - 2 * hostile))
 
     return _by_coordinate(trimmed, updates, weights)
 
@@ -106,8 +105,9 @@ def meamed(updates: Tensor, weights: Tensor, state: State = NOTHING, *, hostile:
 
     def around(columns: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
         low, high = median_edges(columns, weights)
-        kept = lowest((columns - (low + high) / 2).abs(), weights, 1 - hostile)
-        return _mean_of(kept / (1 - hostile), columns)
+        distances = (columns - (low + high) / 2).abs()
+        kept = within(distances, weights, edges(distances, weights, 1 - hostile)[0], 1 - hostile)
+        return _mean_of(kept, columns, weights / (1 - hostile))
 
     return _by_coordinate(around, updates, weights)
 
@@ -148,9 +148,9 @@ def krum(updates: Tensor, weights: Tensor, state: State = NOTHING, *, hostile: M
     >>> krum(torch.tensor([[1.0], [2.0], [2.5], [900.0]]), torch.full((4,), 0.25), hostile=0.25).update
     tensor([2.])
     """
-    scores = _krum_scores(updates, weights, hostile)
-    best = scores[weights.to(scores.device) > 0].min()
-    return _combined(at_edge(scores, weights.to(scores), best)[:, 0], updates)
+    weights, scores = weights.cpu().double(), _krum_scores(updates, weights, hostile)
+    best = weights * (scores == scores[weights > 0].min())
+    return _combined(best / best.sum(), updates)
 
 
 @RULES.register("multi_krum", needs("models"))
@@ -160,15 +160,16 @@ def multi_krum(updates: Tensor, weights: Tensor, state: State = NOTHING, *, host
     >>> multi_krum(torch.tensor([[1.0], [2.0], [3.0], [900.0]]), torch.full((4,), 0.25), hostile=0.25).update
     tensor([2.])
     """
-    scores = _krum_scores(updates, weights, hostile)
-    kept = lowest(scores, weights.to(updates.device, torch.float64), 1 - hostile)[:, 0]
+    weights, scores = weights.cpu().double(), _krum_scores(updates, weights, hostile)
+    kept = lowest(scores[:, None], weights, 1 - hostile)[:, 0]
     return _combined(kept / (1 - hostile), updates)
 
 
 def _krum_scores(updates: Tensor, weights: Tensor, hostile: float) -> Tensor:
-    """How far the share 1 − h of the weight nearest to every client is from it, [n, 1]; ties are exact in float32."""
-    squares, weights = squared_distances(updates), weights.to(updates.device, torch.float64)
-    return (lowest(squares, weights, 1 - hostile) * squares).sum(0).float()[:, None]
+    """How far the share 1 − h of the weight nearest to every client is from it, [n]; ties are exact in float32."""
+    squares = squared_distances(updates)
+    nearest = lowest(squares, weights.to(squares), 1 - hostile)
+    return (nearest * squares).sum(0).float().cpu()
 
 
 @RULES.register("centred_clipping", needs("models"))
@@ -182,8 +183,8 @@ def centred_clipping(
 ) -> Ruled:
     """The last result v, moved by Σ_a w_a·clip(Δ_a − v), what clients differ from it (Karimireddy et al., 2021).
 
-    Differences are clipped to the norm `radius`; without one to the weighted median of ‖Δ_a − v‖. In the first round v is 0. A client's
-    influence is its weight times what clipping left of it; what is missing to 1 is the last round's.
+    Differences are clipped to the norm `radius`; without one to the weighted median of ‖Δ_a − v‖. In the first round v
+    is 0. A client's influence is its weight times what clipping left of it; what is missing to 1 is the last result's.
 
     >>> ruled = centred_clipping(torch.tensor([[1.0], [2.0], [900.0]]), torch.full((3,), 1 / 3), radius=3.0)
     >>> ruled.update, ruled.influence
@@ -226,19 +227,23 @@ def _combined(shares: Tensor, updates: Tensor) -> Ruled:
     return Ruled(combine(shares, updates), shares.double().cpu())
 
 
-def _mean_of(shares: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
-    return (shares * columns).sum(0).to(columns.dtype), shares
+def _holders(columns: Tensor, weights: Tensor, value: Tensor) -> Tensor:
+    """How often each client [n] holds the value [1, c] of a column; those that share it count by their weights."""
+    at = (columns == value).double()
+    return weights * (at @ (weights @ at).reciprocal())
+
+
+def _mean_of(parts: Tensor, columns: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """The mean of some part of each client [n, c], and how much of each that is [n]."""
+    return (weights @ (parts * columns)).to(columns.dtype), weights * parts.sum(1)
 
 
 def _by_coordinate(rule: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]], updates: Tensor, weights: Tensor) -> Ruled:
-    """A rule for columns [n, c] and weights [n], which gives values [c] and shares [n, c], on all coordinates.
-
-    A client's influence is the mean of its shares.
-    """
+    """All coordinates by a rule that gives the values [c] of some columns [n, c], and what came from each client [n]."""
     weights = weights.to(updates.device, torch.float64)
     values, influence = [], torch.zeros_like(weights)
     for columns in column_blocks(updates):
         value, shares = rule(columns, weights)
         values.append(value)
-        influence += shares.sum(1)
+        influence += shares
     return Ruled(torch.cat(values), (influence / updates.shape[1]).cpu())
