@@ -56,10 +56,9 @@ def squared_distances(updates: Tensor) -> Tensor:
 
 def distances_to(centre: Tensor, updates: Tensor) -> Tensor:
     """‖Δ_a − centre‖ for all clients [n], float64."""
-    squares = torch.zeros(len(updates), dtype=torch.float64, device=updates.device)
-    for block, middle in zip(column_blocks(updates), column_blocks(centre[None].expand_as(updates)), strict=True):
-        squares += (block.double() - middle[0].double()).square().sum(1)
-    return squares.sqrt()
+    pairs = zip(column_blocks(updates), column_blocks(centre[None].expand_as(updates)), strict=True)
+    norms = [(block - middle[0]).norm(dim=1, dtype=torch.float64) for block, middle in pairs]
+    return torch.stack(norms).norm(dim=0)
 
 
 def edges(keys: Tensor, weights: Tensor, *shares: float) -> list[Tensor]:
@@ -88,9 +87,12 @@ def _argsort(rows: Tensor) -> Tensor:
     return rows.argsort(1) if rows.is_cuda else torch.from_numpy(numpy.argsort(rows.numpy(), axis=1))
 
 
-def median_edges(keys: Tensor, weights: Tensor) -> list[Tensor]:
-    """The two keys [1, c] of every column that half of the weight lies below and above; mostly the same one twice."""
-    return edges(keys, weights, 0.5, 0.5 + 2 * TIE)
+def middle_edges(keys: Tensor, weights: Tensor, outside: float) -> list[Tensor]:
+    """The first and the last key [1, c] of every column that are not within the lowest and the highest share `outside`.
+
+    Without half on each side, these are the two neighbours of the middle: mostly the same one twice.
+    """
+    return edges(keys, weights, outside + 2 * TIE, 1 - outside)
 
 
 def weighted_median(values: Tensor, weights: Tensor) -> Tensor:
@@ -99,18 +101,33 @@ def weighted_median(values: Tensor, weights: Tensor) -> Tensor:
     >>> weighted_median(torch.tensor([3.0, 1.0, 2.0]), torch.tensor([0.5, 0.25, 0.25]))
     tensor(2.5000)
     """
-    low, high = median_edges(values[:, None], weights)
+    low, high = middle_edges(values[:, None], weights, 0.5)
     return (low + high)[0, 0] / 2
 
 
-def within(keys: Tensor, weights: Tensor, edge: Tensor, share: float) -> Tensor:
-    """What part of each client [n, c], from 0 to 1, is below the edge [1, c] at which `share` of the weight is reached.
-
-    Those at the edge count in part, all in the same one.
-    """
+def _below_and_at(keys: Tensor, weights: Tensor, edge: Tensor, share: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Who is below the edge [n, c] and who at it, and what part of these makes the weight `share` [c]."""
     below, at = (keys < edge).double(), (keys == edge).double()
-    rest = (share - weights @ below) / (weights @ at).clamp(min=TIE)  # the edge of no share has perhaps no weight
-    return at.mul_(rest).add_(below)
+    return (
+        below,
+        at,
+        (share - weights @ below) / (weights @ at).clamp(min=TIE),
+    )  # the edge of no share may have no weight
+
+
+def within(keys: Tensor, weights: Tensor, edge: Tensor, share: float) -> Tensor:
+    """The weight [n, c] of those below the edge [1, c], and as much of that at the edge as makes it sum to `share`.
+
+    Who stands at the edge counts in part; those that tie there do so in proportion to their weights.
+    """
+    below, at, part = _below_and_at(keys, weights, edge, share)
+    return at.mul_(part).add_(below).mul_(weights[:, None])
+
+
+def total_within(keys: Tensor, weights: Tensor, edge: Tensor, share: float) -> Tensor:
+    """The sum of `within` over the columns, [n]."""
+    below, at, part = _below_and_at(keys, weights, edge, share)
+    return weights * (below.sum(1) + at @ part)
 
 
 def lowest(keys: Tensor, weights: Tensor, share: float) -> Tensor:
@@ -122,4 +139,4 @@ def lowest(keys: Tensor, weights: Tensor, share: float) -> Tensor:
     tensor([[0.2500, 0.2500, 0.2500]], dtype=torch.float64)
     """
     keys = keys.float()
-    return weights[:, None] * within(keys, weights, edges(keys, weights, share)[0], share)
+    return within(keys, weights, edges(keys, weights, share)[0], share)

@@ -25,13 +25,12 @@ from .robust import (
     column_blocks,
     combine,
     distances_to,
-    edges,
     gram,
     lowest,
-    median_edges,
+    middle_edges,
     squared_distances,
+    total_within,
     weighted_median,
-    within,
 )
 
 
@@ -73,7 +72,7 @@ def median(updates: Tensor, weights: Tensor, state: State = NOTHING) -> Ruled:
     """
 
     def middle(columns: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-        low, high = median_edges(columns, weights)
+        low, high = middle_edges(columns, weights, 0.5)
         return (low + high)[0] / 2, (_holders(columns, weights, low) + _holders(columns, weights, high)) / 2
 
     return _by_coordinate(middle, updates, weights)
@@ -88,9 +87,11 @@ def trimmed_mean(updates: Tensor, weights: Tensor, state: State = NOTHING, *, ho
     """
 
     def trimmed(columns: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-        low, high = edges(columns, weights, hostile, 1 - hostile)
-        kept = within(columns, weights, high, 1 - hostile) - within(columns, weights, low, hostile)
-        return _mean_of(kept, columns, weights / (1 - 2 * hostile))
+        low, high = middle_edges(columns, weights, hostile)
+        clipped = weights @ columns.clamp(low, high).double()  # what is too much in it is known: h at each edge
+        upper, lower = total_within(columns, weights, high, 1 - hostile), total_within(columns, weights, low, hostile)
+        value = (clipped - hostile * (low.double() + high)[0]) / (1 - 2 * hostile)
+        return value.to(columns.dtype), (upper - lower) / (1 - 2 * hostile)
 
     return _by_coordinate(trimmed, updates, weights)
 
@@ -104,10 +105,10 @@ def meamed(updates: Tensor, weights: Tensor, state: State = NOTHING, *, hostile:
     """
 
     def around(columns: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-        low, high = median_edges(columns, weights)
+        low, high = middle_edges(columns, weights, 0.5)
         distances = (columns - (low + high) / 2).abs()
-        kept = within(distances, weights, edges(distances, weights, 1 - hostile)[0], 1 - hostile)
-        return _mean_of(kept, columns, weights / (1 - hostile))
+        shares = lowest(distances, weights, 1 - hostile) / (1 - hostile)
+        return (shares * columns).sum(0).to(columns.dtype), shares.sum(1)
 
     return _by_coordinate(around, updates, weights)
 
@@ -233,13 +234,8 @@ def _holders(columns: Tensor, weights: Tensor, value: Tensor) -> Tensor:
     return weights * (at @ (weights @ at).reciprocal())
 
 
-def _mean_of(parts: Tensor, columns: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-    """The mean of some part of each client [n, c], and how much of each that is [n]."""
-    return (weights @ (parts * columns)).to(columns.dtype), weights * parts.sum(1)
-
-
 def _by_coordinate(rule: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]], updates: Tensor, weights: Tensor) -> Ruled:
-    """All coordinates by a rule that gives the values [c] of some columns [n, c], and what came from each client [n]."""
+    """All coordinates by a rule that gives the values [c] of columns [n, c], and what came from each client [n]."""
     weights = weights.to(updates.device, torch.float64)
     values, influence = [], torch.zeros_like(weights)
     for columns in column_blocks(updates):
