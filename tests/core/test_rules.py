@@ -122,7 +122,7 @@ def test_huge_values_of_a_few_move_nobody_far(name: str) -> None:
 def test_memory_is_used_piece_by_piece(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     updates, weights = some(7, size=40), torch.arange(1, 8).double() / 28
     whole = RULES.get(name)(updates, weights, {})
-    monkeypatch.setattr(robust, "IN_CACHE", 7 * 11)
+    monkeypatch.setattr(robust, "AT_ONCE", 7 * 11)
     pieces = RULES.get(name)(updates, weights, {})
     close(pieces.update, whole.update)
     close(pieces.influence, whole.influence)

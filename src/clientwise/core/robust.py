@@ -5,7 +5,6 @@ All of it is in terms of weight, never of the number of clients: a client of wei
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Annotated
 
 import numpy
@@ -15,15 +14,15 @@ from torch import Tensor
 
 Minority = Annotated[float, Ge(0), Le(0.49)]  # a share of the weight that is less than half
 
-IN_CACHE = 2**19  # values worked on at once, so that memory does not grow with the model and a core's cache is used
+AT_ONCE = 2**21  # values worked on at once: memory does not grow with the model, and threads are not started for little
 ON_GPU = 2**26  # a GPU wants few and large pieces
 TIE = 1e-12  # cumulative weights this close to each other are the same
 
 
-def column_blocks(updates: Tensor) -> Iterator[Tensor]:
+def column_blocks(updates: Tensor) -> tuple[Tensor, ...]:
     """The updates [n, d], some columns at a time."""
-    at_once = (ON_GPU if updates.is_cuda else IN_CACHE) // max(1, len(updates))
-    return iter(torch.split(updates, max(1, at_once), dim=1))
+    at_once = (ON_GPU if updates.is_cuda else AT_ONCE) // len(updates)
+    return torch.split(updates, max(1, at_once), dim=1)
 
 
 def combine(shares: Tensor, updates: Tensor) -> Tensor:
@@ -58,7 +57,8 @@ def distances_to(centre: Tensor, updates: Tensor) -> Tensor:
     """‖Δ_a − centre‖ for all clients [n], float64."""
     pairs = zip(column_blocks(updates), column_blocks(centre[None].expand_as(updates)), strict=True)
     norms = [(block - middle[0]).norm(dim=1, dtype=torch.float64) for block, middle in pairs]
-    return torch.stack(norms).norm(dim=0)
+    distances: Tensor = torch.stack(norms).norm(dim=0)
+    return distances
 
 
 def edges(keys: Tensor, weights: Tensor, *shares: float) -> list[Tensor]:
@@ -108,11 +108,8 @@ def weighted_median(values: Tensor, weights: Tensor) -> Tensor:
 def _below_and_at(keys: Tensor, weights: Tensor, edge: Tensor, share: float) -> tuple[Tensor, Tensor, Tensor]:
     """Who is below the edge [n, c] and who at it, and what part of these makes the weight `share` [c]."""
     below, at = (keys < edge).double(), (keys == edge).double()
-    return (
-        below,
-        at,
-        (share - weights @ below) / (weights @ at).clamp(min=TIE),
-    )  # the edge of no share may have no weight
+    held = (weights @ at).clamp(min=TIE)  # at the edge of no share there may be none
+    return below, at, (share - weights @ below) / held
 
 
 def within(keys: Tensor, weights: Tensor, edge: Tensor, share: float) -> Tensor:
