@@ -19,6 +19,7 @@ import typer
 from rich.console import Console
 
 if TYPE_CHECKING:
+    from .experiment.matrix import Matrix
     from .experiment.schema import Experiment
 
 app = typer.Typer(
@@ -109,6 +110,9 @@ def run(
     preset: PresetOption = None,
     data_dir: DataDirOption = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted run.")] = False,
+    jobs: Annotated[
+        int, typer.Option(help="Of a [matrix]: cells to run side by side, each in a process.", min=1, max=256)
+    ] = 1,
     trackers: Annotated[
         list[str] | None,
         typer.Option(
@@ -117,13 +121,14 @@ def run(
     ] = None,
     changes: SetOption = None,
 ) -> None:
-    """Run an experiment: every method with every seed."""
+    """Run an experiment: every method with every seed; of a [matrix], under every attack on every federation."""
+    from .experiment.matrix import FILE, find_unfinished_matrix
     from .experiment.runner import find_unfinished
 
     if file.is_dir() and not resume:
         _fail(f"{file}: is a folder; to go on with a run, add --resume")
     if file.is_dir():
-        out_folder, file = out_folder or file, file / "config.toml"
+        out_folder, file = out_folder or file, file / (FILE if (file / FILE).exists() else "config.toml")
     cores = int(workers) if workers and re.fullmatch("[0-9]{1,9}", workers) else workers
     given = {
         "engine": engine,
@@ -133,10 +138,13 @@ def run(
         "trackers": trackers or None,
         "data_dir": _absolute(data_dir),
     }
+    if matrix := _load_matrix(file, changes, given, seeds, preset):
+        _run_matrix(matrix, out_folder or (find_unfinished_matrix(matrix) if resume else None), resume, jobs)
+        return
+    if jobs > 1:
+        _fail("--jobs goes with a [matrix]; an experiment takes --workers")
     experiment = _load(file, changes, given, seeds, preset)
-    if resume and out_folder is None:
-        out_folder = find_unfinished(experiment)
-    _run(experiment, out_folder, resume)
+    _run(experiment, out_folder or (find_unfinished(experiment) if resume else None), resume)
 
 
 @app.command()
@@ -150,7 +158,11 @@ def check(
     from .experiment.config import presets_of
     from .experiment.describe import describe
 
-    experiment = _load(file, changes, {"data_dir": _absolute(data_dir)}, preset=preset)
+    given = {"data_dir": _absolute(data_dir)}
+    if matrix := _load_matrix(file, changes, given, preset=preset):
+        _check_matrix(matrix)
+        return
+    experiment = _load(file, changes, given, preset=preset)
     presets = [] if preset else presets_of(file)
     for name in presets:
         _load(file, changes, preset=name)
@@ -281,6 +293,7 @@ def show(
     method: Annotated[str | None, typer.Option(help="Only this method's round.", show_default=False)] = None,
 ) -> None:
     """Show a run's tables in the terminal; it may still be running."""
+    from .experiment.matrix import FILE
     from .experiment.runner import newest_run
     from .report.terminal import audit_tables, remarks, summary_table
     from .runs.reader import Run
@@ -288,7 +301,13 @@ def show(
     if method is not None and round_num is None:
         _fail("--method goes with --round: which round of it?")
     with _file_errors():
-        run = Run(folder or newest_run())
+        folder = folder or newest_run()
+        if (folder / FILE).exists():
+            if round_num is not None:
+                _fail(f"{folder}: is a matrix; --round goes with one of the runs in it")
+            _show_matrix(folder)
+            return
+        run = Run(folder)
         if round_num is None:
             out.print(summary_table(run))
             for remark in remarks(run):
@@ -309,15 +328,27 @@ def report(
     ] = None,
 ) -> None:
     """Write a report on a run: one HTML file, all figures (PNG, SVG), all tables (CSV, Markdown, LaTeX)."""
+    from .experiment.matrix import FILE
     from .experiment.runner import newest_run
+    from .report.arena import write_arena
     from .report.export import unique_names, write_report
     from .runs.reader import Run
 
     names = unique_names(folders or [newest_run()])
     with _file_errors(), err.status("Writing the report") as status:
-        runs = [Run(folder, name) for name, folder in names.items()]
-        target = out_folder or (runs[0].folder / "report" if len(runs) == 1 else Path("report"))
-        page = write_report(runs, target, lambda path: status.update(f"Writing the report: {_escaped(path.name)}"))
+
+        def on_file(path: Path) -> None:
+            status.update(f"Writing the report: {_escaped(path.name)}")
+
+        matrices = [folder for folder in names.values() if (folder / FILE).exists()]
+        if matrices and len(names) > 1:
+            _fail(f"{matrices[0]}: is a matrix; a report is on one matrix, or on runs")
+        first = next(iter(names.values()))
+        target = out_folder or (first / "report" if len(names) == 1 else Path("report"))
+        if matrices:
+            page = write_arena(first, target, on_file)
+        else:
+            page = write_report([Run(folder, name) for name, folder in names.items()], target, on_file)
     out.print(
         f"Report       {_escaped(str(page))}\nBeside it    figures (PNG, SVG) and tables (CSV, Markdown, LaTeX)",
         soft_wrap=True,
@@ -420,10 +451,26 @@ def _load(
     """The config with what the command line changes."""
     from .experiment.config import load_experiment
 
+    return load_experiment(file, changes or [], _options(given, seeds), preset)
+
+
+def _load_matrix(
+    file: Path,
+    changes: list[str] | None,
+    given: dict[str, Any] | None = None,
+    seeds: str | None = None,
+    preset: str | None = None,
+) -> Matrix | None:
+    """Likewise, where it describes more than one experiment."""
+    from .experiment.matrix import load_matrix
+
+    return load_matrix(file, changes or [], _options(given, seeds), preset)
+
+
+def _options(given: dict[str, Any] | None, seeds: str | None) -> dict[str, Any]:
+    """What the command line says about keys of the top level."""
     options = {key: value for key, value in (given or {}).items() if value is not None}
-    if seeds is not None:
-        options["seeds"] = _seeds(seeds)
-    return load_experiment(file, changes or [], options, preset)
+    return options if seeds is None else {**options, "seeds": _seeds(seeds)}
 
 
 def _seeds(text: str) -> list[int]:
@@ -465,6 +512,48 @@ def _run(experiment: Experiment, folder: Path | None, resume: bool) -> Path:
         out.print(_escaped(line))
     out.print(_escaped(f"\nRun folder  {folder}\nPicture     {picture}"), soft_wrap=True)
     return folder
+
+
+def _run_matrix(matrix: Matrix, folder: Path | None, resume: bool, jobs: int) -> None:
+    """Run cell after cell with progress, then show what came of it."""
+    from .experiment.matrix import Cell, run_matrix
+    from .progress import show_progress
+    from .report.arena import write_arena
+
+    def on_cell(cell: Cell, number: int) -> None:
+        out.print(_escaped(f"{number} of {len(matrix.cells)}: {cell.data}, {cell.column}"), soft_wrap=True)
+
+    with _stop_politely(), show_progress(out) as on_round:
+        folder = run_matrix(matrix, folder, resume=resume, jobs=jobs, on_cell=on_cell, on_round=on_round)
+    _show_matrix(folder)
+    with err.status("Writing the report"):
+        page = write_arena(folder, folder / "report")
+    out.print(_escaped(f"\nFolder  {folder}\nReport  {page}"), soft_wrap=True)
+
+
+def _check_matrix(matrix: Matrix) -> None:
+    """Every federation in words, and every attack tried on it."""
+    from .experiment.describe import describe
+    from .experiment.validation import validate
+
+    for name in matrix.federations:
+        first, *others = [cell for cell in matrix.cells if cell.data == name]
+        for line in describe(first.experiment):
+            out.print(_escaped(line))
+        with err.status(f"Checking the attacks on {_escaped(name)}"):
+            for cell in {cell.attack: cell for cell in others}.values():
+                validate(cell.experiment, None)
+    out.print(f"ok: {len(matrix.cells)} cells on {len(matrix.federations)} federations")
+
+
+def _show_matrix(folder: Path) -> None:
+    from .report.arena import arena
+    from .report.terminal import matrix_table
+
+    document = arena(folder)
+    out.print(matrix_table(document))
+    for line in document.lead:
+        out.print(_escaped(line))
 
 
 @contextmanager

@@ -31,6 +31,9 @@ Need = Literal[
     "server_set",  # somebody judges models: the server on samples of its own, or clients for it
     "models",  # the round's models are kept until its end
     "whole_cohort",  # it sees all clients of the round at once, however they arrive
+    "last_model",  # an attack: it goes by the global model of the round before
+    "judgements",  # an attack: what the client says of models goes through it
+    "simulation",  # it is known who is hostile
 ]
 
 T = TypeVar("T", bound=Callable[..., Any])

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .core.criteria import Arrivals, ClientFacts, Criterion, make_criterion
+from .core.criteria import HONEST, Arrivals, ClientFacts, Criterion, make_criterion
 from .core.rules import RULES
 from .core.scores import Score
 from .core.types import Engine, Evaluation, Layer, LocalTraining, ModelSpec, Problem, Task, Updates
@@ -93,7 +93,8 @@ def _some_arrivals(one: Criterion, attributes: Mapping[str, Tensor]) -> Arrivals
         return Evaluation(torch.tensor([30]), values, 1 - values, counts)
 
     memory = {one.part.name: one.memory.first(CLIENTS)} if one.memory else {}
-    return Arrivals(tuple(range(CLIENTS)), models, torch.zeros(7), spec, judge, memory, attributes)
+    known = {HONEST: torch.tensor([1.0, 0.0, 1.0]), **attributes}
+    return Arrivals(tuple(range(CLIENTS)), models, torch.zeros(7), spec, judge, memory, known)
 
 
 def _only(seen: ClientFacts | Arrivals, row: int) -> ClientFacts | Arrivals:

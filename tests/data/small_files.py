@@ -16,7 +16,7 @@ import numpy
 from PIL import Image
 from sklearn.datasets import load_digits
 
-from clientwise.data import cifar10, malaria, mnist, vgg_cells
+from clientwise.data import beijing_air, cifar10, digit_domains, heart, malaria, mnist, parkinsons, vgg_cells, wisdm
 
 PIXELS, LABELS = load_digits(return_X_y=True)
 SMALL: dict[ModuleType, dict[str, Any]] = {
@@ -30,6 +30,11 @@ SMALL: dict[ModuleType, dict[str, Any]] = {
     cifar10: {"RECORDS": 10, "PER_CLASS": (5, 1)},
     malaria: {"PER_CLASS": 3, "PEOPLE": 4},
     vgg_cells: {"COUNT": 10, "SIZE": 16, "LEAST": 1, "MOST": 10},
+    heart: {"HOSPITALS": {"Cleveland": 6, "Hungarian": 5, "Switzerland": 4, "VA": 4}},
+    parkinsons: {"RECORDINGS": 12, "PATIENTS": 3},
+    wisdm: {"WINDOWS": 12, "PEOPLE": 3, "ACTIVITIES": 2},
+    beijing_air: {"STATIONS": ("Dongsi", "Tiantan"), "HOURS": 8},
+    digit_domains: {"USPS": {"zip.train": 6, "zip.test": 4}, "SEMEION": 5},
 }
 
 
@@ -139,3 +144,81 @@ def write_leaf(path: Path, users: Mapping[str, list[int]]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     content = {"users": list(users), "num_samples": [len(labels) for labels in users.values()], "user_data": data}
     path.write_text(json.dumps(content))
+
+
+def write_heart(folder: Path) -> None:
+    """Four hospitals; Cleveland writes 1.0 where others write 1, Switzerland knows no cholesterol."""
+    (folder / "heart").mkdir(parents=True)
+    for place, (hospital, count) in enumerate(SMALL[heart]["HOSPITALS"].items()):
+        cholesterol, one = ("0", "1") if hospital == "Switzerland" else ("233", "1.0" if place == 0 else "1")
+        rows = [
+            f"{40 + n},{n % 2},{one},145,{cholesterol},?,2,{150 + n},0,.7,?,0,{3 + n % 2},{n % 5}" for n in range(count)
+        ]
+        (folder / "heart" / f"processed.{hospital.lower()}.data").write_text("\n".join(rows) + "\n")
+
+
+def write_parkinsons(folder: Path, separator: str = ",") -> None:
+    (folder / "parkinsons").mkdir(parents=True)
+    rows = [["subject#", "age", "sex", "motor_UPDRS", "total_UPDRS", "HNR"]]
+    rows += [
+        [str(1 + 9 * (n % 3)), str(60 + n % 3), str(n % 2), f"{20 + n}", f"{30 + n}", f"2{n}.64"] for n in range(12)
+    ]
+    path = folder / "parkinsons" / "parkinsons_updrs.data"
+    path.write_text("\n".join(separator.join(row) for row in rows))
+
+
+def write_wisdm(folder: Path) -> None:
+    (folder / "wisdm").mkdir(parents=True)
+    head = [
+        "@relation windows",
+        "",
+        '@attribute "UNIQUE_ID" numeric',
+        '@attribute "user" ',
+        '@attribute "XPEAK" numeric',
+    ]
+    rows = [f"{n},{33 - n % 3},{'?' if n == 4 else n / 8},{'Jogging' if n % 2 else 'Walking'}" for n in range(12)]
+    path = folder / "wisdm" / "WISDM_ar_v1.1_transformed.arff"
+    path.write_text("\n".join([*head, "@attribute class", "", "@data", *rows]))
+
+
+def write_air(folder: Path) -> None:
+    (folder / "beijing_air").mkdir(parents=True)
+    head = '"No","year","month","day","hour","PM2.5","PM10","SO2","wd","WSPM","station"'
+    for station in SMALL[beijing_air]["STATIONS"]:
+        rows = [
+            f'{n},2013,3,1,{n},{"NA" if n == 2 else 10 * n + 10},9,{n},"{"NNW"[n % 3 :]}",0.5,"{station}"'
+            for n in range(8)
+        ]
+        path = folder / "beijing_air" / f"PRSA_Data_{station}_20130301-20170228.csv.gz"
+        path.write_bytes(gzip.compress("\n".join([head, *rows]).encode()))
+
+
+def write_domains(folder: Path) -> None:
+    """Ten digits of USPS and five of Semeion beside MNIST's."""
+    write_mnist(folder)
+    for name in ("usps", "semeion"):
+        (folder / name).mkdir()
+    for name, count in SMALL[digit_domains]["USPS"].items():
+        lines = [f"{n} " + " ".join(["-1.000"] * 255 + ["1.000"]) + " " for n in range(count)]
+        (folder / "usps" / f"{name}.gz").write_bytes(gzip.compress("\n".join(lines).encode()))
+    lines = [",".join(["0"] * 255 + ["1", str(n + 1)]) for n in range(5)]
+    (folder / "semeion" / "semeion.csv").write_text("\n".join(lines))
+
+
+def write_cifar10n(folder: Path) -> None:
+    """Human labels of the fifty training images: `worse` is wrong everywhere."""
+    write_cifar10(folder)
+    (folder / "cifar10n").mkdir()
+    batches = [folder / "cifar10" / "cifar-10-batches-bin" / name for name in cifar10.FILES[:-1]]
+    clean = numpy.concatenate([numpy.frombuffer(path.read_bytes(), numpy.uint8)[:: cifar10.RECORD] for path in batches])
+    labels = dict.fromkeys(["clean_label", "aggre_label", "random_label1", "random_label2", "random_label3"], clean)
+    path = folder / "cifar10n" / "CIFAR-10_human.npz"
+    numpy.savez_compressed(path, **labels, worse_label=(clean + 1) % 10)
+
+
+def write_table(folder: Path) -> None:
+    """Two clients of a user's own."""
+    (folder / "own").mkdir(parents=True)
+    for name in ("north", "south"):
+        rows = [f"{40 + n},{'?' if n == 3 else ('male', 'female')[n % 2]},{('no', 'yes')[n % 3 > 0]}" for n in range(9)]
+        (folder / "own" / f"{name}.csv").write_text("\n".join(["age,sex,ill", *rows]))

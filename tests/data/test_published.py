@@ -13,7 +13,6 @@ import torch
 from small_files import (
     LABELS,
     PIXELS,
-    SMALL,
     picture,
     write_celeba,
     write_cells,
@@ -32,7 +31,10 @@ from clientwise.data.datasets import DATASETS, DataError
 from clientwise.data.federated import Samples
 from clientwise.data.partition import by_id, federate, iid
 
-FOLDER_DATASETS = ("mnist", "cifar10", "celeba", "malaria", "vgg_cells", "movie_reviews", "femnist")
+FOLDER_DATASETS = (
+    *("mnist", "cifar10", "celeba", "malaria", "vgg_cells", "movie_reviews", "femnist"),
+    *("heart", "parkinsons", "wisdm", "beijing_air", "digit_domains", "cifar10n"),
+)
 
 
 def load(name: str, folder: Path | None, **options: object) -> Samples:
@@ -48,15 +50,6 @@ def test_what_is_missing_and_where_it_goes(name: str, tmp_path: Path) -> None:
 
 
 # MNIST -------------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A data folder for small files, which the loaders take for whole."""
-    for module, constants in SMALL.items():
-        for name, value in constants.items():
-            monkeypatch.setattr(module, name, value)
-    return tmp_path
 
 
 @pytest.fixture

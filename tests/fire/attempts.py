@@ -12,13 +12,13 @@ from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import damaged
-import torch
 import typer.main
 from small_files import SMALL
 
 from clientwise import Run, cli
 from clientwise.data.datasets import DATASETS, DataError
 from clientwise.data.folder import read_npz
+from clientwise.data.partition import federate, iid
 from clientwise.experiment.config import load_experiment
 from clientwise.experiment.runner import run as run_experiment
 
@@ -33,7 +33,10 @@ model = "linear"
 partition = { name = "iid", clients = 6 }
 methods = [{ name = "FedAvg" }]
 """
-OPTIONS = {"celeba": {"size": 16}, "malaria": {"size": 16}, "vgg_cells": {"size": 16}, "movie_reviews": {"length": 8}}
+OPTIONS = {
+    **{"celeba": {"size": 16}, "malaria": {"size": 16}, "vgg_cells": {"size": 16}, "movie_reviews": {"length": 8}},
+    "table": {"files": "own/*", "target": "ill", "categories": ["sex"]},
+}
 
 
 def prepare() -> None:
@@ -99,7 +102,9 @@ def _load(dataset: str, folder: Path) -> None:
         read_npz(folder / "own.npz")
     else:
         samples = DATASETS.get(dataset)(folder, **OPTIONS.get(dataset, {}))
-        assert samples.batch(torch.arange(len(samples.targets))).isfinite().all()
+        options = {"test_fraction": 0.0, "server_fraction": 0.0, "report_fraction": 0.0}
+        data = federate(samples, functools.partial(iid, clients=2), 1, **options)
+        assert data.samples.batch(data.train.indices).isfinite().all()
 
 
 def run(case: str) -> None:

@@ -18,13 +18,20 @@ import numpy
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "data"))
 from small_files import (
+    write_air,
     write_celeba,
     write_cells,
     write_cifar10,
+    write_cifar10n,
+    write_domains,
+    write_heart,
     write_leaf,
     write_malaria,
     write_mnist,
+    write_parkinsons,
     write_reviews,
+    write_table,
+    write_wisdm,
     write_writers,
 )
 
@@ -62,6 +69,13 @@ WHOLE: dict[str, tuple[str, Callable[[Path], object]]] = {  # the dataset, and w
     "movie_reviews": ("movie_reviews", _reviews),
     "movie_reviews.csv": ("movie_reviews", lambda folder: _reviews(folder, packed=False)),
     "femnist": ("femnist", _femnist),
+    "heart": ("heart", write_heart),
+    "parkinsons": ("parkinsons", write_parkinsons),
+    "wisdm": ("wisdm", write_wisdm),
+    "beijing_air": ("beijing_air", write_air),
+    "digit_domains": ("digit_domains", write_domains),
+    "cifar10n": ("cifar10n", write_cifar10n),
+    "table": ("table", write_table),
     "npz": ("npz", _npz),
 }
 

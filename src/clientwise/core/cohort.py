@@ -103,7 +103,8 @@ class Cohort:
         """AdaFed's evaluation of models [c, d]: on the server's set, or without one by the cohort (P3 III.C)."""
         self.judged += len(models)
         if self._plan.judged_by == "clients":
-            return self._engine.evaluate(self.asked, models)
+            judged = self._engine.evaluate(self.asked, models)
+            return replace(judged, right=None, sample_losses=None, sample_classes=None)  # none of it leaves a client
         evaluation = self._engine.evaluate_server(models, "weigh")
         if evaluation is None:
             raise RuntimeError(f"{self._method.name} weighs by a server set, but the engine has none")

@@ -29,6 +29,8 @@ from .types import Evaluation, ModelSpec, Problem
 
 ANY = 1e12  # without another bound: no honest measurement exceeds it, and no sum or product of a few overflows
 
+HONEST = "honest, as the simulation knows"  # an attribute of the clients
+
 
 @dataclass(frozen=True)
 class ClientFacts:
@@ -228,6 +230,17 @@ def attribute(arrivals: Arrivals, *, of: str) -> Tensor:
     if of not in arrivals.attributes:
         raise KeyError(f"the clients have no attribute {of!r}; they have {sorted(arrivals.attributes)}")
     return arrivals.attributes[of]
+
+
+@criterion("honest", measured_by="server", high=1.0, needs={"simulation"})
+def honest(arrivals: Arrivals) -> Tensor:
+    """1 for honest clients and 0 for hostile ones: the control that knows who is who, in simulations alone.
+
+    Whatever else a method weighs by: `criteria = ["honest", "dataset_size"]` with `score = "product"`.
+    """
+    if HONEST not in arrivals.attributes:
+        raise KeyError("nobody knows who is honest: this criterion is for simulations")
+    return arrivals.attributes[HONEST]
 
 
 # Quality of the local model --------------------------------------------------------------------------------------

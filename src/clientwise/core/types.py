@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
 
 import torch
@@ -148,6 +148,7 @@ class Evaluation:
     missing: tuple[Refusal, ...] = ()  # clients that were asked and have no say, with the engine's reason
     right: Tensor | None = None  # [c, N] classified rightly, sample by sample, client after client; where it is known
     sample_losses: Tensor | None = None  # [c, N] likewise
+    sample_classes: Tensor | None = None  # [N] likewise, of a classification
 
     def overall(self) -> Tensor:
         """The metric over all clients, weighted by test-set size (P2 Algorithm 1, line 16). Shape [c]."""
@@ -163,9 +164,13 @@ class Evaluation:
 
     def part(self, rows: slice) -> Evaluation:
         """The evaluation of some candidates."""
-        by_sample = [None if values is None else values[rows] for values in (self.right, self.sample_losses)]
-        return Evaluation(
-            self.num_samples, self.values[rows], self.losses[rows], self.counts[rows], self.missing, *by_sample
+        return replace(
+            self,
+            values=self.values[rows],
+            losses=self.losses[rows],
+            counts=self.counts[rows],
+            right=None if self.right is None else self.right[rows],
+            sample_losses=None if self.sample_losses is None else self.sample_losses[rows],
         )
 
     def _weighted(self, values: Tensor) -> Tensor:
@@ -258,6 +263,14 @@ class RoundRecord:
     notes: tuple[str, ...]
     report: Evaluation | None  # on the server's reporting part
     local: Evaluation | None  # on every client's own test set
+    attack_success: float | None = None  # of simulated backdoors: the share of samples with the trigger that work
+
+
+ServerPart = Literal[
+    "weigh",  # what the server weighs models by
+    "report",  # what it reports on
+    "triggered",  # the latter with the trigger of a simulated backdoor: right is what the attacker wants
+]
 
 
 class Engine(Protocol):
@@ -279,7 +292,7 @@ class Engine(Protocol):
         """Every candidate [c, d] on the test set of every client, in one pass."""
         ...
 
-    def evaluate_server(self, models: Tensor, part: Literal["weigh", "report"]) -> Evaluation | None:
+    def evaluate_server(self, models: Tensor, part: ServerPart) -> Evaluation | None:
         """Every candidate [c, d] on a part of the server's set; None where the server has none."""
         ...
 

@@ -11,7 +11,22 @@ import numpy
 import torch
 
 from ..core.types import Problem
-from . import celeba, cifar10, femnist, malaria, mnist, movie_reviews, vgg_cells  # noqa: F401  they register
+from . import (  # noqa: F401  they register
+    beijing_air,
+    celeba,
+    cifar10,
+    cifar10n,
+    digit_domains,
+    femnist,
+    heart,
+    malaria,
+    mnist,
+    movie_reviews,
+    parkinsons,
+    table,
+    vgg_cells,
+    wisdm,
+)
 from .federated import Samples
 from .folder import DATASETS, DataError
 

@@ -15,6 +15,7 @@ from torch.utils.data import Dataset, default_collate
 
 from ..core.seeding import generator
 from ..core.types import Problem
+from .folder import DataError
 
 MOST_CLASSES = 10_000  # evaluations count every class against every other
 
@@ -32,11 +33,24 @@ class Samples:
     test_from: int | None = None  # from this index on they are the official test split, where there is one
     # What can only be done once it is known who holds which samples: build a vocabulary, multiply images.
     after_partition: Callable[[FederatedData], FederatedData] | None = None
+    names: tuple[str, ...] = ()  # what the ids are called, where they have names: id 2 is names[2]
 
     def batch(self, indices: Tensor) -> Tensor:
         """Samples as the model sees them: float32, scaled, where the indices are."""
         inputs = self.inputs[indices.to(self.inputs.device)].to(indices.device).float()
         return inputs if self.scale == 1 else inputs * self.scale
+
+    def with_copies(self, of: Tensor, inputs: Tensor) -> Samples:
+        """Also copies of some samples, with other inputs, behind all others."""
+        return replace(
+            self,
+            inputs=torch.cat([self.inputs, inputs]),
+            targets=torch.cat([self.targets, self.targets[of]]),
+            sample_attributes={
+                name: torch.cat([values, values[of]]) for name, values in self.sample_attributes.items()
+            },
+            ids=None if self.ids is None else torch.cat([self.ids, self.ids[of]]),
+        )
 
     def to(self, device: torch.device) -> Samples:
         """The inputs on a device: there they stay compact, and are scaled batch by batch."""
@@ -98,6 +112,9 @@ class FederatedData:
     weigh: Shares | None  # one holder, the server: what it weighs models by
     report: Shares | None  # one holder, the server: what it reports on
     attributes: Mapping[str, Tensor] = field(default_factory=dict)  # facts about the clients, each [K]
+    poisoned: Shares | None = None  # `train` as hostile clients have it in the rounds in which they attack
+    triggered: Shares | None = None  # of `report`, with the trigger of a backdoor and called as it wants them
+    names: tuple[str, ...] = ()  # of the clients, where they have some
 
     @property
     def num_clients(self) -> int:
@@ -107,11 +124,32 @@ class FederatedData:
     def fingerprint(self) -> str:
         """Tells these data from others: who holds which samples, and how they are called."""
         digest = hashlib.blake2b(digest_size=16)
-        for shares in (self.train, self.test, self.weigh, self.report):
+        for shares in (self.train, self.test, self.weigh, self.report, self.poisoned, self.triggered):
             if shares is not None:
                 for tensor in (shares.indices, shares.targets, shares.offsets):
                     digest.update(tensor.cpu().contiguous().numpy().tobytes())
         return digest.hexdigest()
+
+    def check_finite(self) -> None:
+        """DataError where an input or a target is NaN or infinite: whose, how many, and which is the first."""
+        kinds = {"inputs": self.samples.inputs, "targets": self.samples.targets}
+        wrong = {what: values for what, values in kinds.items() if not _is_finite(values)}
+        holders = [(self.called(k), shares, k) for shares in (self.train, self.test) for k in range(self.num_clients)]
+        holders += [("the server", shares, 0) for shares in (self.weigh, self.report) if shares is not None]
+        for what, values in wrong.items():
+            for holder, shares, place in holders:
+                bad = ~values[shares.indices[shares.slice(place)]].isfinite()
+                if bool(bad.any()):
+                    row, *column = bad.nonzero()[0].tolist()
+                    where = f"sample {row}" + (f", column {column[0]}" if len(column) == 1 else "")
+                    raise DataError(
+                        f"{holder}: {int(bad.sum()):,} of its {what} are not finite numbers, the first in {where}; "
+                        "put them right, or leave those samples out"
+                    )
+
+    def called(self, client: int) -> str:
+        """A client for a person: its number, and its name where it has one."""
+        return f"client {client} ({self.names[client]})" if self.names else f"client {client}"
 
     def shares_to(self, device: torch.device) -> FederatedData:
         """Who holds what, on a device; the samples stay where they are."""
@@ -121,6 +159,8 @@ class FederatedData:
             test=self.test.to(device),
             weigh=self.weigh.to(device) if self.weigh else None,
             report=self.report.to(device) if self.report else None,
+            poisoned=self.poisoned.to(device) if self.poisoned else None,
+            triggered=self.triggered.to(device) if self.triggered else None,
         )
 
     @staticmethod
@@ -131,14 +171,15 @@ class FederatedData:
         weigh: tuple[Any, Any] | None = None,
         report: tuple[Any, Any] | None = None,
         num_classes: int | None = None,
+        names: Sequence[str] = (),
         attributes: Mapping[str, Any] | None = None,
         sample_attributes: Mapping[str, Sequence[Any]] | None = None,
     ) -> FederatedData:
         """Your own arrays: (inputs, targets) per client for training and for testing, and optionally the server's.
 
         Targets of integers are classes, targets of floats are values to predict. `num_classes` is taken from the
-        largest label where it is not given. `attributes` are facts about the clients, one value each;
-        `sample_attributes` facts about their training samples, one array per client.
+        largest label where it is not given. `names` are what reports call the clients. `attributes` are facts about
+        the clients, one value each; `sample_attributes` facts about their training samples, one array per client.
         """
         if not train or len(train) != len(test):
             raise ValueError(f"{len(train)} clients have training data, {len(test)} have test data: give one of each")
@@ -149,13 +190,15 @@ class FederatedData:
         else:
             targets = targets.long()
             problem = _classes(targets, num_classes)
+        if names and len(names) != len(train):
+            raise ValueError(f"{len(names)} names for {len(train)} clients: give one of each")
         for name, values in (attributes or {}).items():
             if len(values) != len(train):
                 raise ValueError(f"attribute {name!r} has {len(values)} values for {len(train)} clients")
         sizes = [len(block[1]) for block in blocks]
         parts = list(zip(torch.split(torch.arange(len(targets)), sizes), torch.split(targets, sizes), strict=True))
         server = iter(parts[2 * len(train) :])
-        return FederatedData(
+        data = FederatedData(
             Samples(
                 inputs.float() if inputs.is_floating_point() else inputs,
                 targets,
@@ -170,7 +213,10 @@ class FederatedData:
             weigh=Shares.of([next(server)]) if weigh is not None else None,
             report=Shares.of([next(server)]) if report is not None else None,
             attributes={name: torch.as_tensor(values).double() for name, values in (attributes or {}).items()},
+            names=tuple(names),
         )
+        data.check_finite()
+        return data
 
     @staticmethod
     def from_datasets(
@@ -180,6 +226,7 @@ class FederatedData:
         weigh: Dataset[Any] | None = None,
         report: Dataset[Any] | None = None,
         num_classes: int | None = None,
+        names: Sequence[str] = (),
         attributes: Mapping[str, Any] | None = None,
     ) -> FederatedData:
         """Your own PyTorch datasets of pairs (input, target), one per client; each is read once, into memory."""
@@ -189,6 +236,7 @@ class FederatedData:
             weigh=None if weigh is None else _arrays(weigh),
             report=None if report is None else _arrays(report),
             num_classes=num_classes,
+            names=names,
             attributes=attributes,
         )
 
@@ -229,7 +277,7 @@ class FederatedData:
 
 
 def _joined(blocks: Sequence[tuple[Any, Any]]) -> tuple[Tensor, Tensor]:
-    """Inputs and targets of all blocks; ValueError for those that do not fit, or hold what is no number."""
+    """Inputs and targets of all blocks; ValueError for those that do not fit."""
     tensors = [(torch.as_tensor(inputs), torch.as_tensor(targets)) for inputs, targets in blocks]
     for place, pair in enumerate(tensors):
         block = f"block {place} (train, test, weigh, report)"
@@ -237,12 +285,15 @@ def _joined(blocks: Sequence[tuple[Any, Any]]) -> tuple[Tensor, Tensor]:
             raise ValueError(f"{block} has a single number where samples must be")
         if len(pair[0]) != len(pair[1]):
             raise ValueError(f"{block} has {len(pair[0])} inputs, {len(pair[1])} targets")
-        if not all(part.isfinite().all() for part in pair if part.is_floating_point()):
-            raise ValueError(f"{block} has values that are not finite numbers")
     shapes = {(inputs.shape[1:], targets.shape[1:]) for inputs, targets in tensors if len(inputs)}
     if len(shapes) > 1:
         raise ValueError(f"samples must be of one shape, got {sorted((tuple(one), tuple(two)) for one, two in shapes)}")
     return torch.cat([inputs for inputs, _ in tensors]), torch.cat([targets for _, targets in tensors])
+
+
+def _is_finite(values: Tensor) -> bool:
+    """In one pass over data that may lie on disk: a sum is not finite where a number is not (or overflows)."""
+    return not values.is_floating_point() or bool(values.sum().isfinite())
 
 
 def _classes(targets: Tensor, num_classes: int | None) -> Problem:

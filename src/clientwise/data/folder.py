@@ -30,7 +30,7 @@ Loader = Callable[..., "Samples"]
 DATASETS: Registry[Loader] = Registry("dataset", "datasets", "Where the samples come from")
 
 
-class DataError(ClientwiseError):
+class DataError(ClientwiseError, ValueError):
     """Data that is missing or not what it should be, and what to do about it."""
 
 

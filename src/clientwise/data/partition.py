@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal
@@ -129,15 +130,17 @@ def by_id(
     clients: PositiveInt | None = None,
     fraction: PartOfAll | None = None,
     sample_fraction: PartOfAll = 1.0,
+    per_id: PositiveInt = 1,
 ) -> list[Tensor]:
-    """A client per writer, celebrity or patient with at least `minimum` samples; all, or a number or share of them.
+    """A client per writer, hospital or patient with at least `minimum` samples; all, or a number or share of them.
 
-    `sample_fraction` is the share of all samples that is kept before anything else (P1's CelebA: 0.5).
+    `sample_fraction` is the share of all samples that is kept before anything else (P1's CelebA: 0.5). With `per_id`
+    everybody's samples are dealt out to so many clients, each with `minimum` at least.
     """
     if pool.ids is None:
         raise ValueError(
-            "by_id needs to know whose the samples are: celeba, malaria and femnist say so, "
-            "mnist does with QMNIST's label files beside it (docs/data.md)"
+            "by_id needs to know whose the samples are: this dataset does not say so; "
+            "mnist does with QMNIST's label files beside it (docs/data.md has a list)"
         )
     if clients is not None and fraction is not None:
         raise ValueError("give either clients or fraction")
@@ -146,13 +149,16 @@ def by_id(
     kept = kept[pool.ids[kept] >= 0]
     owners, counts = torch.unique(pool.ids[kept], return_counts=True)
     parts = torch.split(kept[pool.ids[kept].argsort(stable=True)], counts.tolist())
-    minimum = max(minimum, pool.least)
+    minimum = max(minimum, pool.least) * per_id
     large = [part for part in parts if len(part) >= minimum]
     wanted = clients or (len(large) if fraction is None else max(1, round(fraction * len(large))))
     if not large or wanted > len(large):
         raise ValueError(f"{len(large)} of {len(owners)} ids have at least {minimum} samples; {max(1, wanted)} wanted")
     chosen = torch.randperm(len(large), generator=random)[:wanted].sort().values
-    return [large[place] for place in chosen.tolist()]
+    if per_id == 1:
+        return [large[place] for place in chosen.tolist()]
+    shuffled = [large[place][torch.randperm(len(large[place]), generator=random)] for place in chosen.tolist()]
+    return [part for own in shuffled for part in own.tensor_split(per_id)]
 
 
 # From a partition to a federation ---------------------------------------------------------------------------------
@@ -268,8 +274,11 @@ def hand_out(
         if contributed_fraction is not None
         else _server_share(samples, weigh),
         report=_server_share(samples, report),
+        names=_names(samples, division.train),
     )
-    return samples.after_partition(data) if samples.after_partition else data
+    data = samples.after_partition(data) if samples.after_partition else data
+    data.check_finite()
+    return data
 
 
 def federate(
@@ -313,6 +322,21 @@ def contribute(train: Shares, fraction: float, seed: int) -> Shares:
         picked.append(int(train.offsets[client]) + order[: max(1, round(size * fraction))])
     places = torch.cat(picked)
     return Shares.of([(train.indices[places], train.targets[places])])
+
+
+def _names(samples: Samples, parts: Sequence[Tensor]) -> tuple[str, ...]:
+    """The clients by the names of their ids, numbered where an id has several; none where a client has several ids."""
+    if samples.ids is None or not samples.names:
+        return ()
+    whose = [torch.unique(samples.ids[part]).tolist() for part in parts]
+    if any(len(ids) != 1 or ids[0] < 0 for ids in whose):
+        return ()
+    names = [samples.names[ids[0]] for ids in whose]
+    clients, so_far = Counter(names), Counter[str]()
+    for place, name in enumerate(names):
+        so_far[name] += 1
+        names[place] = f"{name} {so_far[name]}" if clients[name] > 1 else name
+    return tuple(names)
 
 
 def _server_share(samples: Samples, indices: Tensor) -> Shares | None:

@@ -23,6 +23,7 @@ class DataSummary:
     report: Tensor  # [C], or [1]: what it reports on
     unused: int  # samples nobody holds
     shared: int  # training samples that more than one client holds
+    names: tuple[str, ...] = ()  # of the clients, where they have some
 
     @property
     def classes_per_client(self) -> Tensor:
@@ -60,4 +61,5 @@ def summarise(data: FederatedData) -> DataSummary:
         report=count(data.report),
         unused=int((~used).sum()),
         shared=int((torch.bincount(data.train.indices) > 1).sum()),
+        names=data.names,
     )

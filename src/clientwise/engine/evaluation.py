@@ -58,5 +58,7 @@ def summarise(parts: Sequence[EvaluateResult], job: EvaluateJob) -> Evaluation:
         return sums.index_add_(1, job.owner, values) / job.sizes.clamp(min=1)
 
     counts = torch.stack([part.counts.cpu() for part in parts]).sum(0)
-    right = values.bool() if counts.ndim == 3 else None  # of classes, not of numbers
-    return Evaluation(job.sizes, per_owner(values), per_owner(losses), counts, right=right, sample_losses=losses)
+    is_classification = counts.ndim == 3
+    right, classes = (values.bool(), job.targets_on_cpu) if is_classification else (None, None)
+    by_owner = (per_owner(values), per_owner(losses))
+    return Evaluation(job.sizes, *by_owner, counts, right=right, sample_losses=losses, sample_classes=classes)

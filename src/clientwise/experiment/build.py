@@ -11,7 +11,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from ..attacks import ATTACKS, Hostile
+from ..attacks import ATTACKS, Hostile, Several
+from ..attacks.backdoors import plant
 from ..core.method import Plan
 from ..core.sampling import cohort_size
 from ..core.seeding import generator, seeded_default_generator
@@ -72,12 +73,21 @@ def choose_hostile(experiment: Experiment, num_clients: int, seed: int) -> dict[
     listed = {client for group in experiment.hostile if isinstance(group.clients, list) for client in group.clients}
     chosen: dict[int, Hostile] = {}
     for index, group in enumerate(experiment.hostile):
-        members = group.clients
+        members = group.wanted(num_clients)
         if isinstance(members, int):
             free = [client for client in range(num_clients) if client not in chosen and client not in listed]
             draw = torch.randperm(len(free), generator=generator(seed, "hostile", index))[:members]
             members = [free[place] for place in draw.tolist()]
-        hostile = Hostile(make(ATTACKS, group.attack), group.ignore_global, group.attack.name)
+        attacks = [make(ATTACKS, part) for part in group.attack]
+        hostile = Hostile(
+            attacks[0] if len(attacks) == 1 else Several(attacks),
+            group.ignore_global,
+            name=", ".join(part.name for part in group.attack),
+            needs=frozenset(need for part in group.attack for need in ATTACKS.needs(part)),
+            from_round=group.from_round,
+            probability=group.probability,
+            leader=min(members) if group.collude and members else None,
+        )
         chosen |= dict.fromkeys(members, hostile)
     return chosen
 
@@ -93,16 +103,17 @@ def build_data(
     hostile = choose_hostile(experiment, len(divided.train), seed)
 
     def relabel(client: int, targets: Tensor) -> Tensor:
-        if client not in hostile:
+        one = hostile.get(client)
+        if one is None or not one.always:
             return targets
-        return hostile[client].attack.relabel(targets, samples.problem, generator(seed, "relabel", 0, client))
+        return one.attack.relabel(targets, samples.problem, one.draws(seed, "relabel", 0, client))
 
     if isinstance(divided, FederatedData):
         data = _adopt(experiment, divided, seed, hostile, relabel)
     else:
         data = _hand_out(experiment, samples, divided, seed, relabel)
     given = {name: torch.tensor(values, dtype=torch.float64) for name, values in experiment.attributes.items()}
-    return replace(data, attributes={**data.attributes, **given}), hostile
+    return plant(replace(data, attributes={**data.attributes, **given}), hostile, seed), hostile
 
 
 def count_clients(experiment: Experiment) -> int:

@@ -41,6 +41,16 @@ def load_experiment(
     `preset` is one of its presets; `overrides` are texts `key=value` as in `--set`; `replaced` are values for keys of
     the top level. Later ones win.
     """
+    return make_experiment(*read_config(source, overrides, replaced, preset))
+
+
+def read_config(
+    source: str | Path | Mapping[str, Any],
+    overrides: Sequence[str] = (),
+    replaced: Mapping[str, Any] | None = None,
+    preset: str | None = None,
+) -> tuple[str, dict[str, Any]]:
+    """What to call the source in messages, and what it says after all changes; its paths start from the root."""
     where, folder, table = _read(source)
     table = apply_preset(table, preset, where)
     for override in overrides:
@@ -48,11 +58,17 @@ def load_experiment(
     table = _copy({**table, **(replaced or {})}, where)
     if isinstance(table.get("data_dir"), str):
         table["data_dir"] = str(folder / table["data_dir"])
-    issues = []
     if table.get("plugins"):
         # Written into the resolved config, so that a run can be resumed from its own folder.
         table.setdefault("plugin_dir", str(folder))
-        issues = _load_plugins(table["plugins"], str(table["plugin_dir"]))
+    return where, table
+
+
+def make_experiment(where: str, table: Mapping[str, Any]) -> Experiment:
+    """The experiment a config describes, validated."""
+    if "matrix" in table:
+        raise ConfigError(where, [("matrix", "is more than one experiment: `clientwise run` runs all of them")])
+    issues = _load_plugins(table["plugins"], str(table["plugin_dir"])) if table.get("plugins") else []
     try:
         experiment = Experiment.model_validate(table)
     except ValidationError as error:

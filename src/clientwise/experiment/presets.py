@@ -31,7 +31,7 @@ def apply_preset(table: dict[str, Any], preset: str | None, where: str) -> dict[
     chosen = changes.get("methods")
     if isinstance(chosen, list) and all(isinstance(name, str) for name in chosen):
         changes["methods"] = _pick_methods(table.get("methods", []), chosen, f"presets.{preset}.methods", where)
-    return _merge({**table, "name": f"{table.get('name', 'experiment')}-{preset}"}, changes)
+    return merge({**table, "name": f"{table.get('name', 'experiment')}-{preset}"}, changes)
 
 
 def _pick_methods(methods: Any, chosen: list[str], key: str, where: str) -> list[Any]:
@@ -43,13 +43,13 @@ def _pick_methods(methods: Any, chosen: list[str], key: str, where: str) -> list
     return [method for method in methods if method.get("name") in chosen]
 
 
-def _merge(table: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+def merge(table: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     """Tables are merged key by key, but for parts of another name; everything else is replaced."""
     merged = dict(table)
     for key, value in changes.items():
         before = {"name": merged[key]} if isinstance(merged.get(key), str) else merged.get(key)
         if isinstance(value, Mapping) and isinstance(before, Mapping) and not _is_other_part(before, value):
-            merged[key] = _merge(before, value)
+            merged[key] = merge(before, value)
         else:
             merged[key] = value
     return merged

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import platform
 import tomllib
@@ -70,7 +71,8 @@ def new_folder(name: str, parent: Path = Path("runs")) -> Path:
 
 def newest_run(parent: Path = Path("runs")) -> Path:
     """The newest run folder in runs/."""
-    folders = sorted(parent.glob("*/config.toml"), key=lambda path: path.stat().st_mtime)
+    written = itertools.chain(parent.glob("*/config.toml"), parent.glob("*/matrix.toml"))
+    folders = sorted(written, key=lambda path: path.stat().st_mtime)
     if not folders:
         raise RunError(f"{parent}/: no run here yet; `clientwise demo` makes one")
     return folders[-1].parent
@@ -194,8 +196,9 @@ class _Seeds:
     def _make(self, seed: int) -> tuple[FederatedData, dict[int, Hostile], DeviceExecutor]:
         data, hostile = build_data(self._experiment, self._samples, seed, self._own_data)
         self._store.check_fact(f"data of seed {seed}", data.fingerprint())
-        names = {client: one.name for client, one in hostile.items()}
-        self._store.set_clients(seed, data.train.sizes.tolist(), data.test.sizes.tolist(), names)
+        attacks = {client: one.name for client, one in hostile.items()}
+        sizes = data.train.sizes.tolist(), data.test.sizes.tolist()
+        self._store.set_clients(seed, *sizes, attacks, data.names or None)
         inputs = data.samples.inputs
         if id(inputs) not in self._executors:  # the tensor is kept with it, or its id might come to be another's
             self._executors[id(inputs)] = inputs, build_executor(self._experiment, data.samples, self._device)

@@ -12,6 +12,7 @@ import tomli_w
 from pydantic import (
     AfterValidator,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     PlainValidator,
@@ -92,6 +93,11 @@ def _raise(issues: list[tuple[str, str]]) -> NoReturn:
 
 def _part(registry: Registry[Any]) -> Any:
     return PlainValidator(partial(read_part, registry))
+
+
+def _as_list(value: Any) -> Any:
+    """One part where several may stand."""
+    return value if isinstance(value, list) else [value]
 
 
 def _name(text: str) -> str:
@@ -212,13 +218,27 @@ class FlowerSettings(Section):
 
 
 class HostileClients(Section):
-    """A group of hostile or faulty clients."""
+    """A group of hostile or faulty clients; see docs/attacks.md."""
 
-    clients: PositiveInt | list[int] = Field(description="how many (chosen by the seed), or which")
-    attack: Annotated[Part, _part(ATTACKS)] = Field(description="what they do")
+    clients: PositiveInt | list[int] | None = Field(None, description="how many (chosen by the seed), or which")
+    share: Share | None = Field(
+        None, description="instead: the share of all clients; those of a small share are among those of a larger one"
+    )
+    attack: Annotated[list[Annotated[Part, _part(ATTACKS)]], BeforeValidator(_as_list), Field(min_length=1)] = Field(
+        description="what they do: one attack, or several in a list, which act one after the other"
+    )
     ignore_global: bool = Field(
         False, description="they keep training a model of their own instead of the global one (P3 1.C)"
     )
+    from_round: PositiveInt = Field(1, description="the first round in which they attack; honest before")
+    probability: Share = Field(1.0, description="with which each of them attacks in a round")
+    collude: bool = Field(
+        False, description="they draw the same random numbers: the same noise, and attacks in the same rounds"
+    )
+
+    def wanted(self, num_clients: int) -> int | list[int]:
+        """How many clients are hostile, or which."""
+        return round(num_clients * (self.share or 0)) if self.clients is None else self.clients
 
 
 class WeightBounds(Section):

@@ -29,7 +29,7 @@ from ..limits import gigabytes, memory
 from ..models.size import check_batches
 from ..registry import Part, Registry
 from .build import build_data, build_module, divide_samples, load_samples
-from .schema import Experiment, MethodSettings
+from .schema import Experiment, MethodSettings, make
 
 Issue = tuple[str, str]  # the key, and what is wrong with it
 NO_SAMPLES = "to weigh by: set server_set.fraction above 0 and report_fraction below 1"
@@ -40,7 +40,7 @@ NO_SAMPLES = "to weigh by: set server_set.fraction above 0 and report_fraction b
 
 def config_issues(experiment: Experiment) -> list[Issue]:
     """Combinations of keys that cannot work, whatever the data."""
-    issues = [*_repeated(experiment), *_measures_nothing(experiment)]
+    issues = [*_repeated(experiment), *_measures_nothing(experiment), *_hostile_issues(experiment)]
     for index, settings in enumerate(experiment.methods):
         found = [*_method_issues(settings, experiment), *_server_set_issues(settings, experiment)]
         issues += [(f"methods[{index}].{key}".rstrip("."), message) for key, message in found]
@@ -76,6 +76,18 @@ def _measures_nothing(experiment: Experiment) -> Iterator[Issue]:
         yield "server_set.report_fraction", "0 with test_fraction = 0: nothing would be measured"
     if server.source == "clients":
         yield "server_set.source", '"clients" evaluate models on their test sets: test_fraction must not be 0'
+
+
+def _hostile_issues(experiment: Experiment) -> Iterator[Issue]:
+    """Groups of hostile clients that are nobody, or cannot do what they are to do."""
+    for index, group in enumerate(experiment.hostile):
+        if (group.clients is None) == (group.share is None):
+            yield f"hostile[{index}]", "give either clients or share"
+        for part in group.attack:
+            beyond = ATTACKS.needs(part) & {"whole_cohort", "last_model", "judgements"}
+            if experiment.engine == "flower" and beyond:
+                hint = 'must know what one node alone cannot: use engine = "local"'
+                yield f"hostile[{index}].attack", f"{part.name} {hint}"
 
 
 def _method_issues(settings: MethodSettings, experiment: Experiment) -> Iterator[Issue]:
@@ -134,6 +146,12 @@ def deployment_issues(experiment: Experiment) -> list[Issue]:
     if experiment.server_set.source == "contributed":
         hint = 'no sample leaves a client of a deployment: use "held_out" with server-data, or "clients"'
         issues.append(("server_set.source", hint))
+    for index, method in enumerate(experiment.methods):
+        for key, registry, part in method.parts():
+            if "simulation" in registry.needs(part):
+                issues.append(
+                    (f"methods[{index}].{key}", f"{part.name} is for simulations: nobody knows who is honest")
+                )
     return issues
 
 
@@ -147,6 +165,7 @@ def validate(experiment: Experiment, own_data: FederatedData | None) -> Samples:
     seed = experiment.seeds[0]
     divided = own_data or divide_samples(experiment, samples, seed)
     issues = [*_problem_issues(experiment, samples.problem), *_client_issues(experiment, len(divided.train))]
+    issues = issues or [*_attack_issues(experiment, samples)]
     if not issues:
         data, hostile = build_data(experiment, samples, seed, divided)
         module = build_module(experiment, data.samples, seed, to_try=True)
@@ -172,7 +191,18 @@ def _problem_issues(experiment: Experiment, problem: Problem) -> Iterator[Issue]
         for key, registry, part in method.parts():
             yield from _unfit(f"methods[{index}].{key}", registry, part, problem)
     for index, group in enumerate(experiment.hostile):
-        yield from _unfit(f"hostile[{index}].attack", ATTACKS, group.attack, problem)
+        for part in group.attack:
+            yield from _unfit(f"hostile[{index}].attack", ATTACKS, part, problem)
+
+
+def _attack_issues(experiment: Experiment, samples: Samples) -> Iterator[Issue]:
+    """Attacks that these samples do not allow."""
+    for index, group in enumerate(experiment.hostile):
+        for part in group.attack:
+            try:
+                make(ATTACKS, part).check(samples)
+            except ValueError as error:
+                yield f"hostile[{index}].attack", f"{part.name}: {error}"
 
 
 def _unfit(key: str, registry: Registry[Any], part: Part, problem: Problem) -> Iterator[Issue]:
@@ -199,12 +229,13 @@ def _client_issues(experiment: Experiment, num_clients: int) -> Iterator[Issue]:
     listed, count = set[int](), 0
     for index, group in enumerate(experiment.hostile):
         key = f"hostile[{index}].clients"
-        members = group.clients if isinstance(group.clients, list) else []
+        wanted_here = group.wanted(num_clients)
+        members = wanted_here if isinstance(wanted_here, list) else []
         wrong = [client for client in members if client in listed or not 0 <= client < num_clients]
         if wrong:
             yield key, f"{wrong} are not clients, or in two groups: there are 0 to {num_clients - 1}"
         listed.update(members)
-        count += group.clients if isinstance(group.clients, int) else len(members)
+        count += wanted_here if isinstance(wanted_here, int) else len(members)
         if count > num_clients:
             yield key, f"{count} hostile clients of {num_clients}: too many"
 

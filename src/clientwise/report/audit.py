@@ -31,7 +31,7 @@ class Participant:
     score: float | None
     weight: float | None
     what_if: tuple[float | None, ...]  # its weight, had it the cohort's best value in each criterion
-    remark: str  # hostile, refused and why
+    remark: str  # its name, hostile, refused and why
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,8 @@ def _participant(
     """`what_if` has its weights with another value in each criterion; of a refused update only the remark counts."""
     accepted = row.refusal is None
     values = [measured.get(name) if accepted else None for name in criteria]
-    remarks = [f"hostile ({row.hostile})"] if row.hostile else []
+    remarks = [row.name] if row.name else []
+    remarks += [f"hostile ({row.hostile})"] if row.hostile else []
     remarks += [f"refused: {row.refusal}"] if row.refusal else []
     return Participant(
         client=row.client,

@@ -79,7 +79,8 @@ def class_table(summary: DataSummary) -> Table | None:
     else:
         table.add_column(f"classes 0 to {num_classes - 1}", no_wrap=True)
     for client in shown:
-        table.add_row(str(client), f"{int(summary.train[client]):,}", *_cells(summary.classes[client]))
+        name = f"{client} {escape(summary.names[client])}" if summary.names else str(client)
+        table.add_row(name, f"{int(summary.train[client]):,}", *_cells(summary.classes[client]))
     table.add_section()
     table.add_row("all", f"{int(summary.train.sum()):,}", *_cells(summary.classes.sum(0)))
     if int(summary.report.sum()):

@@ -21,10 +21,16 @@ MAX_AUDITED_CLIENTS = 100
 def write_report(runs: Sequence[Run], folder: Path, on_file: Callable[[Path], None] = lambda path: None) -> Path:
     """Write the report on one run, or several compared, and return the path of its page."""
     document = overview(runs)
-    for kind in ("figures", "tables"):
-        (folder / kind).mkdir(parents=True, exist_ok=True)
     page = write_html(document, audits(runs), folder / "report.html")
     on_file(page)
+    write_items(document, folder, on_file)
+    return page
+
+
+def write_items(document: Document, folder: Path, on_file: Callable[[Path], None]) -> None:
+    """Every figure as PNG and SVG, every table as CSV, Markdown and LaTeX."""
+    for kind in ("figures", "tables"):
+        (folder / kind).mkdir(parents=True, exist_ok=True)
     used: set[str] = set()
     for section in document.sections:
         for item in section.items:
@@ -35,7 +41,6 @@ def write_report(runs: Sequence[Run], folder: Path, on_file: Callable[[Path], No
                 for suffix, write in (("csv", as_csv), ("md", as_markdown), ("tex", as_latex)):
                     (folder / "tables" / f"{name}.{suffix}").write_text(write(item), encoding="utf-8")
             on_file(folder / name)
-    return page
 
 
 def unique_names(folders: Sequence[Path]) -> dict[str, Path]:

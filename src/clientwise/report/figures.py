@@ -111,6 +111,9 @@ def _short(text: str, length: int = 60) -> str:
 
 
 def _draw_heat_map(axes: Axes, trace: Plotly) -> None:
+    if "text" in trace:
+        _draw_labelled_cells(axes, trace)
+        return
     grid = [[float("nan") if value is None else value for value in row] for row in trace["z"]]
     height = len(grid)
     width = trace["x"][1] - trace["x"][0] if len(trace["x"]) > 1 else 1
@@ -128,6 +131,25 @@ def _draw_heat_map(axes: Axes, trace: Plotly) -> None:
     axes.set_yticks(range(0, height, step), trace["y"][::step], fontsize=7)
     assert axes.figure is not None
     axes.figure.colorbar(image, ax=axes)
+
+
+def _draw_labelled_cells(axes: Axes, trace: Plotly) -> None:
+    """Categories × categories, every cell with its value."""
+    width, height = len(trace["x"]), len(trace["y"])
+    if (figure := axes.get_figure(root=True)) is not None:
+        figure.set_size_inches(3.2 + 0.5 * width, 1.8 + 0.26 * height)
+    colours = "cividis_r" if trace["reversescale"] else "cividis"
+    axes.imshow(
+        trace["z"], aspect="auto", cmap=colours, origin="lower", vmin=trace["zmin"], vmax=trace["zmax"], alpha=0.9
+    )
+    axes.set_xticks(range(width), trace["x"], rotation=40, ha="right", fontsize=7)
+    axes.set_yticks(range(height), trace["y"], fontsize=7)
+    for label in [*axes.get_xticklabels(), *axes.get_yticklabels()]:
+        label.set_parse_math(False)
+    for row, (texts, values) in enumerate(zip(trace["text"], trace["z"], strict=True)):
+        for column, (text, value) in enumerate(zip(texts, values, strict=True)):
+            dark = (value < 0.5) != trace["reversescale"]
+            axes.text(column, row, text, ha="center", va="center", fontsize=6.5, color="white" if dark else "black")
 
 
 def _colour(text: str) -> tuple[tuple[float, ...], float]:

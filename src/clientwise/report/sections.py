@@ -41,6 +41,7 @@ from .statistics import Difference, contingency, paired_difference
 
 MAX_CELLS = 150  # of a heat map, in either direction
 MAX_REFUSALS = 100  # of a method, in the table
+MAX_NAMED = 200  # clients in the table of those with names
 MAX_CLIENTS = 2000  # of a box plot, per seed
 
 
@@ -61,6 +62,9 @@ def result(series: Sequence[Series]) -> Section:
         columns.append((f"rounds to {target:.0%}", lambda one: _rounds_to(one, target)))
     if any(one.run.has_hostile for one in series):
         columns.append(("weight of the hostile", lambda one: _share(one.summary.hostile_weight)))
+    if any(value is not None for one in series for value in one.summary.attack_success):
+        columns.append(("success of the backdoor", lambda one: _share(one.summary.attack_success)))
+        lower.append("success of the backdoor")
     rows = [[make(one) for _, make in columns] for one in ranked(series)]
     note = (
         f"Values of the last round on {run.reported_on}; ± is the standard deviation over the seeds. Differences are "
@@ -256,8 +260,22 @@ def _equally_far(one: Series, other: Series) -> list[int]:
 def clients_section(series: Sequence[Series]) -> Section:
     """Distribution of the local metric over the clients, by round."""
     charts = [_reached_chart(series, 50, "half"), _reached_chart(series, 90, "nine of ten"), _distribution(series)]
-    shown = [chart for chart in charts if chart.data]
-    return Section("clients", "Clients", "Honest clients, each on its own test data.", shown)
+    shown: list[Chart | Table] = [chart for chart in charts if chart.data]
+    named = _named_clients(series)
+    return Section("clients", "Clients", "Honest clients, each on its own test data.", [*named, *shown])
+
+
+def _named_clients(series: Sequence[Series]) -> list[Table]:
+    """Every client that has a name under every method, the worst under the first method on top."""
+    values = [{row.name: row.metric for row in one.run.named_clients(one.method)} for one in series]
+    names = list(dict.fromkeys(name for own in values for name in own))[:MAX_NAMED]
+    rows: list[list[Content]] = [
+        [name, *(Cell(own.get(name), percent_of(own.get(name))) for own in values)] for name in names
+    ]
+    run, columns = series[0].run, ["client", *(one.label for one in series)]
+    note = f"{run.metric} on the client's own test data at the last round, mean over the seeds."
+    lower = [] if run.higher_is_better else columns
+    return [table("named", "Client by client, the worst first", columns, rows, note, lower=lower)] if rows else []
 
 
 def _reached_chart(series: Sequence[Series], share: int, words: str) -> Chart:

@@ -15,6 +15,7 @@ from ..errors import RunError
 from ..runs.reader import Run
 from ..runs.rows import MethodSummary
 from .audit import Audit, audit
+from .document import Cell, Chart, Document
 
 if TYPE_CHECKING:
     from ..experiment.tune import Trial
@@ -53,9 +54,23 @@ def _columns(run: Run, lines: Sequence[MethodSummary]) -> list[tuple[str, Callab
         columns.append((f"rounds\nto {run.target:.0%}", _rounds_to_target))
     if run.has_hostile:
         columns.append(("hostile\nweight", lambda line: _mean(line.hostile_weight)))
+    if any(value is not None for line in lines for value in line.attack_success):
+        columns.append(("backdoor\nsuccess", lambda line: _mean(line.attack_success)))
     if any(any(line.testing_rounds) for line in lines):
         columns.append(("tests", lambda line: _mean(line.testing_rounds, "{:.0f}")))
     return columns
+
+
+def matrix_table(document: Document) -> Table:
+    """The standings of all methods in a matrix."""
+    found = document.sections[0].items[0]
+    assert not isinstance(found, Chart)
+    table = _table(f"{document.title}: {document.subtitle}")
+    for column in found.columns:
+        table.add_column(column.label, justify="right" if column.numeric else "left", overflow="fold")
+    for row in found.rows:
+        table.add_row(*(escape(cell.text if isinstance(cell, Cell) else str(cell)) for cell in row))
+    return table
 
 
 def trials_table(trials: Sequence[Trial], method: str, target: float) -> Table:
@@ -92,6 +107,11 @@ def remarks(run: Run) -> list[str]:
         if _clients_tested(run.summary())
         else []
     )
+    for method in run.methods:
+        if named := run.named_clients(method):
+            found.append(
+                f"{method}: the worst client is {named[0].name} with {named[0].metric:.1%} on its own test data."
+            )
     for _, method, seed in run.lanes:
         losses = [loss for _, loss in run.curve("loss", method, seed)] or [0.0]
         if losses[-1] > max(losses[0], DIVERGED * min(losses)):  # worse than it began, not merely than its best

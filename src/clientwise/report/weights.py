@@ -63,7 +63,8 @@ def heat_map(one: Series) -> Chart | None:
     hostile = one.run.hostile_clients(seed)
     size = grid.clients_per_cell
     firsts = [row * size for row in range(len(grid.means))]
-    labels = [f"{k}{' hostile' if hostile & set(range(k, k + size)) else ''}" for k in firsts]
+    names = {row.client: f" {row.name}" for row in one.run.clients(seed, MAX_CELLS) if row.name and size == 1}
+    labels = [f"{k}{names.get(k, '')}{' hostile' if hostile & set(range(k, k + size)) else ''}" for k in firsts]
     trace = {
         "type": "heatmap",
         "x": [column * grid.rounds_per_cell + 1 for column in range(grid.width)],
@@ -149,7 +150,7 @@ def audit_client(run: Run, method: str, seed: int, client: int) -> Document:
         else "Its samples are with it, uncounted."
     )
     lead = held + (f" Hostile: {facts.hostile}." if facts.hostile else "")
-    title = f"Client {client} under {method}, seed {seed}"
+    title = f"Client {client}{f' ({facts.name})' if facts.name else ''} under {method}, seed {seed}"
     return Document(title, [lead], [Section("client", "Over the rounds", "", items)])
 
 

@@ -27,6 +27,7 @@ from .rows import (
     LaneProgress,
     LaneRow,
     MethodSummary,
+    NamedClient,
     Names,
     ParticipantRow,
     PerClass,
@@ -39,7 +40,8 @@ from .schema import DATABASE, SCHEMA_VERSION
 
 Row = TypeVar("Row", bound=tuple[Any, ...])
 T = TypeVar("T")
-CURVES = ("metric", "macro_f1", "loss", "local_mean", "local_p10", "local_p90", "testing_rounds", "seconds")
+CURVES = {"metric", "macro_f1", "loss", "local_mean", "local_p10", "local_p90"}
+CURVES |= {"attack_success", "testing_rounds", "seconds"}
 
 
 class _Totals(NamedTuple):
@@ -308,7 +310,7 @@ class Run:
         """Everyone whose update arrived in a round, heaviest first."""
         return self._rows(
             ParticipantRow,
-            """SELECT client, hostile, score, prior, z, posterior, weight, influence, refusal
+            """SELECT client, hostile, score, prior, z, posterior, weight, influence, refusal, name
                FROM participants JOIN lanes USING (lane)
                LEFT JOIN clients USING (seed, client) WHERE lane = ? AND round_num = ? ORDER BY weight DESC, client""",
             self.lane(method, seed),
@@ -386,6 +388,18 @@ class Run:
             limit,
         )
         return [value for (value,) in rows if value is not None]
+
+    def named_clients(self, method: str) -> list[NamedClient]:
+        """The clients that have names, those that did worst first."""
+        rows = self._rows(
+            NamedClient,
+            """SELECT name, AVG(local.metric) FROM local JOIN lanes USING (lane) JOIN clients USING (seed, client)
+               WHERE method = ? AND name IS NOT NULL AND hostile IS NULL AND local.metric IS NOT NULL
+                 AND round_num = (SELECT MAX(round_num) FROM rounds WHERE lane = lanes.lane AND reached IS NOT NULL)
+               GROUP BY name""",
+            method,
+        )
+        return sorted(rows, key=lambda row: row.metric, reverse=not self.higher_is_better)
 
     # One method --------------------------------------------------------------------------------------------------
 
@@ -476,6 +490,7 @@ class Run:
             worst_decile=last(worst),
             rounds_to_target=[self.rounds_to(self.target, method, seed) for seed in seeds],
             hostile_weight=[self._mean_hostile_weight(method, seed) for seed in seeds],
+            attack_success=last("attack_success"),
             testing_rounds=[totals[seed].testing_rounds for seed in seeds],
             refused=[refused[seed] for seed in seeds],
             seconds=[totals[seed].seconds for seed in seeds],

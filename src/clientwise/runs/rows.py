@@ -54,6 +54,14 @@ class ParticipantRow(NamedTuple):
     weight: float | None  # after the bounds
     influence: float | None  # what the rule made of it; None where it was the mean
     refusal: str | None  # None: accepted
+    name: str | None  # of the client
+
+
+class NamedClient(NamedTuple):
+    """A client that has a name, and how it did."""
+
+    name: str
+    metric: float  # on its own test data, in the last round it was asked, over the seeds in which it is honest
 
 
 class CriterionRow(NamedTuple):
@@ -148,6 +156,7 @@ class MethodSummary:
     worst_decile: list[float | None]  # of the honest clients' own test sets
     rounds_to_target: list[int | None]
     hostile_weight: list[float | None]  # mean over the rounds of the weight all hostile clients had together
+    attack_success: list[float | None]  # at the last round: how often a backdoor's trigger works
     testing_rounds: list[int]
     refused: list[int]
     seconds: list[float]

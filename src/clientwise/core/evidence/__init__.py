@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from . import significance as significance
 from .protocol import EVIDENCE, Evidence
 
 __all__ = ["EVIDENCE", "Evidence"]

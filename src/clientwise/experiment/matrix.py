@@ -1,0 +1,202 @@
+"""A matrix: the same methods under many attacks, with many hostile clients or few, on several federations.
+
+    [matrix]
+    shares = [0.2, 0.4]                       # of the clients are hostile; nobody is in the first column, "clean"
+    oracle = "knows who is honest"            # the method that regrets are counted against
+    [matrix.attacks]
+    "sign flip" = { attack = { name = "sign_flip", strength = 2.0 } }
+    [matrix.data.heart]                       # what is different there, as in a preset; without any: one federation
+    data = "heart"
+
+Every cell is an ordinary run in a folder of its own, with all methods and seeds.
+"""
+
+from __future__ import annotations
+
+import itertools
+import multiprocessing
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import tomli_w
+from pydantic import Field, ValidationError
+
+from ..errors import ConfigError, RunError
+from ..runs.files import write_atomically
+from ..runs.reader import is_finished
+from .config import make_experiment, read_config
+from .lanes import Progress
+from .messages import issues_of
+from .presets import merge
+from .runner import Stopped, new_folder
+from .runner import run as run_experiment
+from .schema import Experiment, Name, Section
+
+CLEAN = "clean"
+FILE = "matrix.toml"
+MOST_CELLS = 2_000
+HostileShare = Annotated[float, Field(gt=0, lt=1)]
+
+
+class MatrixSettings(Section):
+    """The table [matrix] of a config."""
+
+    attacks: dict[Name, dict[str, Any]] = Field(description="by name: an entry of [[hostile]], without how many")
+    shares: Annotated[list[HostileShare], Field(min_length=1, max_length=20)] = Field(
+        [0.2], description="shares of hostile clients"
+    )
+    data: dict[Name, dict[str, Any]] = Field({}, description="by name: what is different on another federation")
+    oracle: Name | None = Field(None, description="the method that regrets are counted against")
+    clean: bool = Field(True, description="whether there is a column without hostile clients")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One federation under one attack: an experiment with all methods and seeds."""
+
+    data: str
+    attack: str
+    share: float  # of the clients; 0: clean
+    experiment: Experiment
+
+    @property
+    def column(self) -> str:
+        """What the cell is called beside others on the same data."""
+        return f"{self.attack} {self.share:.0%}" if self.share else CLEAN
+
+    @property
+    def folder(self) -> str:
+        """The name of its run folder."""
+        parts = [self.data, self.attack] + ([f"{self.share:.0%}".rstrip("%")] if self.share else [])
+        return "--".join(re.sub(r"[^A-Za-z0-9.]+", "-", part).strip("-.") or "x" for part in parts)
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """All cells, and the config they were made from."""
+
+    name: str
+    oracle: str | None
+    cells: tuple[Cell, ...]
+    table: Mapping[str, Any]
+
+    @property
+    def federations(self) -> list[str]:
+        """The names of the federations, in the order of the config."""
+        return list(dict.fromkeys(cell.data for cell in self.cells))
+
+
+def load_matrix(
+    source: str | Path | Mapping[str, Any],
+    overrides: Sequence[str] = (),
+    replaced: Mapping[str, Any] | None = None,
+    preset: str | None = None,
+) -> Matrix | None:
+    """The matrix a config describes; None where it describes a single experiment."""
+    where, table = read_config(source, overrides, replaced, preset)
+    if "matrix" not in table:
+        return None
+    try:
+        settings = MatrixSettings.model_validate(table["matrix"])
+    except ValidationError as error:
+        issues = issues_of(error, {(): list(MatrixSettings.model_fields)})
+        raise ConfigError(where, [(f"matrix.{key}".rstrip("."), message) for key, message in issues]) from None
+    base = {key: value for key, value in table.items() if key != "matrix"}
+    name = str(base.get("name", "matrix"))
+    cells = tuple(_cells(settings, {"name": name, **base}, where))
+    for one, other in itertools.combinations(cells, 2):
+        if one.folder == other.folder:
+            raise ConfigError(where, [("matrix", f"{one.column!r} and {other.column!r} would share a folder")])
+    methods = [method.name for method in cells[0].experiment.methods]
+    if settings.oracle is not None and settings.oracle not in methods:
+        raise ConfigError(where, [("matrix.oracle", f"there is no method {settings.oracle!r}")])
+    return Matrix(name, settings.oracle, cells, table)
+
+
+def _cells(settings: MatrixSettings, base: Mapping[str, Any], where: str) -> Iterator[Cell]:
+    attacks = [(attack, share) for attack in settings.attacks for share in settings.shares]
+    columns = [*([(CLEAN, 0.0)] if settings.clean else []), *attacks]
+    federations: Mapping[str, Mapping[str, Any]] = settings.data or {str(base["name"]): {}}
+    if not columns or len(columns) * len(federations) > MOST_CELLS:
+        raise ConfigError(where, [("matrix", f"has {len(columns) * len(federations):,} cells; 1 to {MOST_CELLS:,} go")])
+    for data, changes in federations.items():
+        for attack, share in columns:
+            hostile = [{"share": share, **settings.attacks[attack]}] if share else []
+            table = {**merge(base, changes), "name": f"{data}, {attack}" + (f" {share:.0%}" if share else "")}
+            place = f"{where}: matrix, {table['name']}"
+            yield Cell(data, attack, share, make_experiment(place, {**table, "hostile": hostile}))
+
+
+def open_matrix(folder: Path) -> Matrix:
+    """The matrix that was run in a folder."""
+    matrix = load_matrix(folder / FILE)
+    if matrix is None:
+        raise RunError(f"{folder / FILE}: has no [matrix]")
+    return matrix
+
+
+def find_unfinished_matrix(matrix: Matrix, parent: Path = Path("runs")) -> Path:
+    """The newest folder in runs/ that was made by this very config."""
+    written = [path for path in parent.glob(f"*/{FILE}") if read_config(path)[1] == matrix.table]
+    if not written:
+        raise RunError(f"{parent}/: no unfinished run of this config; name its folder: clientwise run FOLDER --resume")
+    return max(written, key=lambda path: path.stat().st_mtime).parent
+
+
+def run_matrix(
+    matrix: Matrix,
+    out: Path | None = None,
+    *,
+    resume: bool = False,
+    jobs: int = 1,
+    on_cell: Callable[[Cell, int], None] = lambda cell, number: None,
+    on_round: Callable[[Progress], None] | None = None,
+) -> Path:
+    """Run what is not yet finished, in so many processes; return the folder of the matrix."""
+    folder = out if out is not None else new_folder(matrix.name)
+    _prepare(matrix, folder, resume)
+    todo = [place for place, cell in enumerate(matrix.cells) if not is_finished(folder / cell.folder)]
+    try:
+        if jobs > 1:
+            with ProcessPoolExecutor(min(jobs, len(todo) or 1), multiprocessing.get_context("spawn")) as pool:
+                running = {pool.submit(_run_cell, folder, place): place for place in todo}
+                for number, done in enumerate(as_completed(running), start=1):
+                    done.result()
+                    on_cell(matrix.cells[running[done]], len(matrix.cells) - len(todo) + number)
+        for number, place in enumerate(todo if jobs == 1 else [], start=1):
+            on_cell(matrix.cells[place], len(matrix.cells) - len(todo) + number)
+            _run(folder, matrix.cells[place], on_round)
+    except KeyboardInterrupt:
+        raise Stopped(folder) from None
+    return folder
+
+
+def _prepare(matrix: Matrix, folder: Path, resume: bool) -> None:
+    """Write down what is to be run, or make sure that it is what was begun."""
+    written = folder / FILE
+    if not written.exists():
+        if folder.is_dir() and any(folder.iterdir()):
+            raise RunError(f"{folder}: not empty, and not a matrix of clientwise")
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(written, tomli_w.dumps(matrix.table).encode())
+    elif not resume:
+        raise RunError(f"{folder}: there is a matrix already; go on with --resume, or choose another --out")
+    elif read_config(written)[1] != matrix.table:
+        raise RunError(f"{folder}: was run with another config; resume it with its own, or choose another --out")
+
+
+def _run_cell(folder: Path, place: int) -> None:
+    """In a process of its own, with one thread: the others have their own cells."""
+    import torch
+
+    torch.set_num_threads(1)
+    _run(folder, open_matrix(folder).cells[place], None)
+
+
+def _run(folder: Path, cell: Cell, on_round: Callable[[Progress], None] | None) -> None:
+    place = folder / cell.folder
+    run_experiment(cell.experiment, place, resume=(place / "config.toml").exists(), on_round=on_round)

@@ -1,0 +1,155 @@
+"""Federations whose clients really differ: their loaders on small files, and on the published ones where they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import numpy
+import pytest
+import torch
+from small_files import (
+    LABELS,
+    write_air,
+    write_cifar10n,
+    write_domains,
+    write_heart,
+    write_parkinsons,
+    write_wisdm,
+)
+
+from clientwise.data.datasets import DATASETS
+from clientwise.data.federated import FederatedData, Samples
+from clientwise.data.folder import DataError
+from clientwise.data.partition import by_id, divide, federate, hand_out, iid
+
+
+def load(name: str, folder: Path, **options: object) -> Samples:
+    return DATASETS.get(name)(folder, **options)
+
+
+def naturally(samples: Samples, **options: int) -> FederatedData:
+    partition = partial(by_id, **options)
+    return federate(samples, partition, 1, test_fraction=0.25, server_fraction=0.0, report_fraction=0.0)
+
+
+def test_heart(small: Path) -> None:
+    write_heart(small)
+    samples = load("heart", small)
+    assert samples.targets.tolist() == [0, 1, 1, 1, 1, 0, 0, 1, 1, 1, 1, 0, 1, 1, 1, 0, 1, 1, 1]
+    cholesterol, pain = samples.inputs[:, 4], samples.inputs[:, 2]
+    assert cholesterol.isnan().tolist() == [False] * 11 + [True] * 4 + [False] * 4  # a zero is no measurement
+    assert pain.tolist() == [0] * 19  # one category, written 1.0 and 1
+    assert naturally(samples).names == ("Cleveland", "Hungarian", "Switzerland", "VA")
+    path = small / "heart" / "processed.va.data"
+    path.write_text(path.read_text().replace("\n", "\n\n", 1).rsplit("\n", 2)[0])
+    with pytest.raises(DataError, match=r"processed.va.data: 4 patients .* found 3 rows"):
+        load("heart", small)
+
+
+def test_the_published_heart(published: Callable[[str], Path]) -> None:
+    samples = load("heart", published("heart"))
+    assert torch.bincount(samples.ids).tolist() == [303, 294, 123, 200]
+    assert torch.bincount(samples.ids[samples.targets == 1]).tolist() == [139, 106, 115, 149]  # heart-disease.names
+    assert samples.inputs[samples.ids == 2, 4].isnan().all()
+
+
+@pytest.mark.parametrize("separator", [",", "\t"])
+def test_parkinsons(small: Path, separator: str) -> None:
+    write_parkinsons(small, separator)
+    samples = load("parkinsons", small)
+    torch.testing.assert_close(samples.targets, torch.arange(30, 42) / 10)
+    assert load("parkinsons", small, target="motor_UPDRS").targets[0] == 2
+    assert samples.inputs.shape == (12, 3)  # age, sex, voice: the other score is no input
+    assert naturally(samples).names == ("patient 1", "patient 10", "patient 19")
+
+
+def test_wisdm(small: Path) -> None:
+    write_wisdm(small)
+    samples = load("wisdm", small)
+    assert samples.targets.tolist() == [1, 0] * 6  # Jogging, Walking
+    assert samples.inputs.shape == (12, 1)
+    assert samples.inputs.isnan().flatten().tolist() == [place == 4 for place in range(12)]
+    assert naturally(samples).names == ("person 31", "person 32", "person 33")
+    path = small / "wisdm" / "WISDM_ar_v1.1_transformed.arff"
+    path.write_text(path.read_text().replace("@data", "@nothing"))
+    with pytest.raises(DataError, match="not the ARFF file"):
+        load("wisdm", small)
+
+
+def test_air(small: Path) -> None:
+    write_air(small)
+    samples = load("beijing_air", small)
+    hours = torch.tensor([0, 1, 3, 4, 5, 6, 7])  # one has no measurement
+    torch.testing.assert_close(samples.targets, torch.log10(10.0 * hours + 10).repeat(2))
+    data = naturally(samples)
+    assert data.names == ("Dongsi", "Tiantan")
+    assert data.samples.inputs.shape == (14, 1 + 7 + 1 + 3 + 1)  # month, hours, SO2, winds, WSPM
+
+
+def test_digits_of_four_domains(small: Path) -> None:
+    write_domains(small)
+    samples = load("digit_domains", small)
+    assert torch.bincount(samples.ids).tolist() == [70, 10, 5, len(LABELS)]
+    assert samples.inputs.shape[1:] == (1, 16, 16)
+    corner = samples.inputs[:, 0, -1, -1]
+    assert corner[70:85].tolist() == [255] * 15  # black is 1 in both
+    assert samples.targets[70:85].tolist() == [*range(6), *range(4), *range(5)]
+    some = load("digit_domains", small, most=8, size=28)
+    assert torch.bincount(some.ids).tolist() == [8, 8, 5, 8]
+    data = naturally(some, per_id=2)
+    assert data.names == tuple(f"{name} {n}" for name in ("MNIST", "USPS", "Semeion", "scikit-learn") for n in (1, 2))
+    assert (data.train.sizes + data.test.sizes).tolist() == [4, 4, 4, 4, 3, 2, 4, 4]
+
+
+def test_cifar10n_gives_tiers_of_noise_to_the_clients_that_train(small: Path) -> None:
+    write_cifar10n(small)
+    samples = load("cifar10n", small, tiers=["clean", "worse"])
+    division = divide(samples, partial(iid, clients=4), 1, test_fraction=0.3, server_fraction=0.2)
+    hostile = 3
+
+    def relabel(client: int, targets: torch.Tensor) -> torch.Tensor:
+        return (targets + 5) % 10 if client == hostile else targets
+
+    data = hand_out(samples, division, 1, report_fraction=0.5, contributed_fraction=0.5, relabel=relabel)
+    assert data.names == ("clean 0", "worse 1", "clean 2", "worse 3")
+    told = [0, 1, 0, 5]  # how far from the truth; who lies does so by its own lie
+    for client, off in enumerate(told):
+        mine = data.train.slice(client)
+        people = data.train.indices[mine] < 50  # nobody labelled the official test images
+        wrong = (data.train.targets[mine] - samples.targets[data.train.indices[mine]]) % 10
+        assert (wrong[people] == off).all()
+    tested = data.test.slice(1)
+    assert torch.equal(data.test.targets[tested], samples.targets[data.test.indices[tested]])
+    called = dict(zip(data.train.indices.tolist(), data.train.targets.tolist(), strict=True))
+    assert data.weigh.targets.tolist() == [called[place] for place in data.weigh.indices.tolist()]  # as contributed
+    assert torch.equal(data.report.targets, samples.targets[data.report.indices])
+
+
+def test_labels_of_other_images(small: Path) -> None:
+    write_cifar10n(small)
+    path = small / "cifar10n" / "CIFAR-10_human.npz"
+    arrays = dict(numpy.load(path))
+    numpy.savez(path, **arrays | {"clean_label": arrays["worse_label"]})
+    with pytest.raises(DataError, match="clean_label are not the labels of CIFAR-10"):
+        load("cifar10n", small)
+    numpy.savez(path, **arrays | {"worse_label": arrays["worse_label"][:9]})
+    with pytest.raises(DataError, match="worse_label is not 50 classes"):
+        load("cifar10n", small)
+
+
+@pytest.mark.parametrize(
+    ("name", "folder", "sizes"),
+    [
+        ("parkinsons", "parkinsons", (5_875, 42)),
+        ("wisdm", "wisdm", (5_418, 36)),
+        ("digit_domains", "semeion", (70_000 + 9_298 + 1_593 + 1_797, 4)),
+    ],
+)
+def test_the_published_federations(
+    published: Callable[[str], Path], name: str, folder: str, sizes: tuple[int, int]
+) -> None:
+    samples = load(name, published(folder))
+    assert (len(samples.targets), len(samples.names)) == sizes
+    assert len(torch.unique(samples.ids)) == sizes[1]

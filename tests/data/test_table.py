@@ -1,0 +1,168 @@
+"""Tables: a user's own and the published ones, and what becomes of their columns once it is known who trains."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import pandas
+import pytest
+import torch
+
+import clientwise as cw
+from clientwise.data.columns import Column, Standardise, prepare
+from clientwise.data.datasets import DATASETS
+from clientwise.data.federated import FederatedData, Samples
+from clientwise.data.folder import DataError
+from clientwise.data.partition import by_id, federate
+
+NAN = float("nan")
+COLUMNS = (Column("age"), Column("stage", ("I", "II", "III")))
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path_factory, monkeypatch) -> None:
+    monkeypatch.setenv("CLIENTWISE_CACHE", str(tmp_path_factory.mktemp("cache")))
+
+
+def held(train: list, test: list, server: list) -> FederatedData:
+    """Rows (age, place of the stage) of two clients, and of the server."""
+    rows = [(torch.tensor(part).reshape(-1, 2), torch.zeros(len(part), dtype=torch.int64)) for part in (*train, *test)]
+    data = FederatedData.from_clients(
+        [(values.nan_to_num(), targets) for values, targets in rows[:2]],
+        [(values.nan_to_num(), targets) for values, targets in rows[2:]],
+        report=(torch.tensor(server), torch.zeros(len(server), dtype=torch.int64)),
+    )
+    raw = torch.cat([values for values, _ in rows] + [torch.tensor(server)]).double()
+    return FederatedData(
+        Samples(raw, data.samples.targets, data.samples.problem), data.train, data.test, None, data.report
+    )
+
+
+def prepared(standardise: Standardise) -> torch.Tensor:
+    train = [[(10.0, 0), (20.0, 0)], [(30.0, 1), (40.0, NAN)]]
+    test = [[(NAN, 2)], [(25.0, 1)]]
+    return prepare(held(train, test, [[35.0, 0.0]]), COLUMNS, standardise).samples.inputs
+
+
+def test_statistics_are_of_the_training_samples() -> None:
+    inputs = prepared("pooled")  # age, whether it is missing, three stages, whether that is missing
+    assert inputs.shape == (7, 6)
+    spread = 125**0.5  # of 10, 20, 30, 40 around 25
+    torch.testing.assert_close(inputs[:4, 0], torch.tensor([-15, -5, 5, 15]) / spread)
+    assert inputs[4:, 0].tolist() == pytest.approx([0, 0, 10 / spread])  # missing is the mean; 25 is it, too
+    assert inputs[:, 1].tolist() == [0] * 7  # nobody trained on a row without age
+    assert inputs[:, 2:5].tolist() == [[1, 0, 0]] * 2 + [[0, 1, 0], [0, 0, 0], [0, 0, 0], [0, 1, 0], [1, 0, 0]]
+    assert inputs[:, 5].tolist() == [0, 0, 0, 1, 0, 0, 0]
+
+
+def test_every_client_by_its_own_and_the_server_by_everybodys() -> None:
+    ages = prepared("client")[:, 0]
+    torch.testing.assert_close(ages, torch.tensor([-1, 1, -1, 1, 0, -2, 10 / 125**0.5]))
+    torch.testing.assert_close(prepared("none")[:, 0], torch.tensor([10.0, 20, 30, 40, 25, 25, 35]))
+
+
+def test_a_column_that_is_constant_or_empty_in_training_says_nothing() -> None:
+    train = [[(0.1, 0), (0.1, 0)], [(0.1, 0), (0.1, 0)]]
+    inputs = prepare(held(train, [[(9.0, 1)], [(0.1, 0)]], [[0.1, 0.0]]), COLUMNS, "pooled").samples.inputs
+    assert inputs[:, 0].tolist() == [0] * 7
+    gone = [[(NAN, 0), (NAN, 0)], [(NAN, 0), (NAN, 0)]]
+    inputs = prepare(held(gone, [[(9.0, 1)], [(0.1, 0)]], [[0.1, 0.0]]), COLUMNS, "pooled").samples.inputs
+    assert inputs[:, 0].tolist() == [0] * 7
+
+
+# The user's own table ---------------------------------------------------------------------------------------------
+
+HOSPITALS = {
+    "north.csv": "age,sex,ill\n63,male,yes\n41,female,no\n?,male,no\n55,,yes\n60,male,\n",
+    "south.csv": "sex,age,ill\nfemale,70,yes\nmale,NA,no\nfemale,33,no\nother,48,yes\n",
+}
+OPTIONS = {"files": "hospitals/*.csv", "target": "ill", "categories": ["sex"]}
+
+
+def write(folder: Path, files: dict[str, str] = HOSPITALS) -> Path:
+    (folder / "hospitals").mkdir(exist_ok=True)
+    for name, text in files.items():
+        (folder / "hospitals" / name).write_text(text, encoding="utf-8")
+    return folder
+
+
+def load(folder: Path, **options) -> Samples:
+    return DATASETS.get("table")(folder, **OPTIONS | options)
+
+
+def federated(samples: Samples) -> FederatedData:
+    partition = partial(by_id, minimum=2)
+    return federate(samples, partition, 1, test_fraction=0.25, server_fraction=0.0, report_fraction=0.0)
+
+
+def test_a_file_per_client(tmp_path: Path, caplog) -> None:
+    samples = load(write(tmp_path))
+    assert "1 rows without a value in ill" in caplog.text
+    assert samples.targets.tolist() == [1, 0, 0, 1, 1, 0, 0, 1]  # no, yes
+    assert samples.ids.tolist() == [0] * 4 + [1] * 4
+    data = federated(samples)
+    assert data.names == ("north", "south")
+    assert data.samples.inputs.shape == (8, 6)  # age, its holes, three sexes, their holes
+    assert torch.equal(federated(load(tmp_path)).samples.inputs, data.samples.inputs)  # from the cache
+
+
+def test_a_column_that_names_the_client_and_numbers_to_predict(tmp_path: Path) -> None:
+    rows = "site,dose,code,effect\nb,1,1.0,2.5\na,2,2,3.5\nb,3,1,4\na,4,2.0,1\n"
+    write(tmp_path, {"all.csv": rows})
+    options = {"kind": "regression", "target": "effect", "client": "site", "categories": ["code"]}
+    samples = load(tmp_path, files="hospitals/all.csv", **options)
+    assert samples.problem.kind == "regression"
+    assert samples.targets.tolist() == [2.5, 3.5, 4, 1]
+    data = federated(samples)
+    assert data.names == ("a", "b")
+    assert data.samples.inputs.shape == (4, 3)  # 1.0 and 1 are the same code
+    frame = pandas.read_csv(tmp_path / "hospitals" / "all.csv")
+    pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+    frame.to_parquet(tmp_path / "hospitals" / "all.parquet")
+    assert torch.equal(load(tmp_path, files="hospitals/all.parquet", **options).inputs, samples.inputs)
+
+
+@pytest.mark.parametrize(
+    ("files", "options", "message"),
+    [
+        ({}, {"files": "elsewhere/*.csv"}, "elsewhere/.*no such file"),
+        ({}, {"target": "il"}, "north.csv: no column 'il' for the target; did you mean 'ill'"),
+        ({}, {"categories": []}, "north.csv: column 'sex', row 1: 'male' is no number \\(below 1e\\+30\\), nor are 2"),
+        ({}, {"ignore": ["smoker"]}, "north.csv: no column 'smoker'"),
+        ({}, {"client": "sex"}, "north.csv: column 'sex', row 4 does not say whose"),
+        ({"south.csv": "age,ill\n1,yes\n"}, {}, "south.csv: no column 'sex'"),
+        ({"south.csv": "sex,age,ill\nmale,inf,yes\n"}, {}, "south.csv: column 'age', row 1: 'inf' is no number"),
+        ({"south.csv": "sex,age,ill\nmale,1,yes,2\n"}, {}, "south.csv: not a table"),
+        (
+            {"south.csv": "sex,age,age,ill\nmale,1,1,yes\n"},
+            {},
+            "south.csv: has a column 'age.1' and .*north.csv has none",
+        ),
+        ({"south.csv": "sex,age,ill\nmale,1,\n"}, {}, "south.csv: no row has a value in column 'ill'"),
+        ({"south.csv": ""}, {}, "south.csv: not a table"),
+        ({"notes.txt": "hello"}, {"files": "hospitals/*"}, "notes.txt: a table is a file .csv"),
+        ({"south.parquet": "no"}, {"files": "hospitals/*.parquet"}, "south.parquet: (not a Parquet|Parquet needs)"),
+        ({"north.csv": "sex,age,ill\nmale,1,no\n", "south.csv": "sex,age,ill\nmale,1,no\n"}, {}, "nothing to learn"),
+    ],
+)
+def test_what_is_wrong_with_a_table(tmp_path: Path, files, options, message: str) -> None:
+    folder = write(tmp_path, HOSPITALS | files)
+    with pytest.raises(DataError, match=message):
+        load(folder, **options)
+
+
+def test_a_table_by_toml_alone(tmp_path: Path) -> None:
+    """Five lines, and clients with names in the run."""
+    write(tmp_path)
+    config = {
+        **{"name": "mine", "rounds": 2, "model": "linear", "device": "cpu", "data_dir": str(tmp_path)},
+        "data": {"name": "table", **OPTIONS},
+        "partition": "by_id",
+        "server_set": {"fraction": 0.0},
+    }
+    run = cw.Run(cw.run(config, tmp_path / "run"))
+    assert [row.name for row in run.clients(1)] == ["north", "south"]
+    assert {row.name for row in run.participants("FedAvg", 1, 2)} == {"north", "south"}
+    worst, best = run.named_clients("FedAvg")
+    assert worst.metric <= best.metric
