@@ -6,7 +6,7 @@ import functools
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy
 import torch
@@ -150,6 +150,14 @@ class FederatedData:
     def called(self, client: int) -> str:
         """A client for a person: its number, and its name where it has one."""
         return f"client {client} ({self.names[client]})" if self.names else f"client {client}"
+
+    def in_one_place(self, what: Literal["pooled", "server_only"]) -> FederatedData:
+        """The same data with all training samples at client 0: everybody's, or those the server weighs by."""
+        held = self.train if what == "pooled" else self.weigh
+        assert held is not None, "a config that trains on a server set without having one is refused before it runs"
+        offsets = torch.full_like(self.train.offsets, len(held.indices))
+        offsets[0] = 0
+        return replace(self, train=Shares(held.indices, held.targets, offsets))
 
     def shares_to(self, device: torch.device) -> FederatedData:
         """Who holds what, on a device; the samples stay where they are."""

@@ -14,12 +14,14 @@ from torch import Tensor, nn
 from ..attacks import Honest, Hostile, Knowledge
 from ..core.criteria import HONEST, ClientFacts, make_criterion, measure_clients
 from ..core.seeding import client_keys
-from ..core.types import Evaluation, Refusal, ServerPart, Task, Updates
+from ..core.types import Evaluation, LocalTraining, Refusal, ServerPart, Task, Updates
 from ..data.federated import FederatedData, Shares
 from ..models.flat import flattened
 from ..registry import Need
 from .executor import DeviceExecutor, Executor
 from .jobs import EvaluateJob, TrainJob, TrainResult
+from .variates import KEY as VARIATE
+from .variates import ControlVariates
 
 LAST_MODEL = "last_model"  # in the state, beside the clients' numbers
 
@@ -55,6 +57,7 @@ class LocalEngine:
         self._label_counts = _label_counts(data.train, self.problem.num_classes)
         self._prefetched: tuple[Sequence[int], tuple[Tensor, Tensor, Tensor] | None] = (), None  # and what they hold
         self._private_models: dict[int, Tensor] = {}  # of hostile clients that keep a model of their own
+        self._variates = ControlVariates(self.num_clients, self.initial_model, self.spec.num_parameters)
         self._remembers = any("last_model" in one.needs for one in self._hostile.values())
         self._last_model: Tensor | None = None  # the global model of the round before, where an attack goes by it
         self._attacking: dict[int, Hostile] = {}  # who attacks in the round that was begun last
@@ -76,6 +79,15 @@ class LocalEngine:
 
     def train(self, client_ids: Sequence[int], model: Tensor, task: Task) -> Iterator[Updates]:
         """See `core.types.Engine`."""
+        if not task.training.control_variates:
+            yield from self._train(client_ids, model, task)
+            return
+        self._variates.begin_round()
+        for updates in self._train(client_ids, model, task):
+            self._variates.update(updates, model, self._sizes, task.training)
+            yield updates
+
+    def _train(self, client_ids: Sequence[int], model: Tensor, task: Task) -> Iterator[Updates]:
         self._begin(task.round_num)
         seeing = {client for client, one in self._attacking.items() if "whole_cohort" in one.needs}
         waits = seeing.intersection(client_ids)
@@ -125,7 +137,7 @@ class LocalEngine:
             elif isinstance(result, Exception):
                 yield chunk, result
             else:
-                yield chunk, self._trained(chunk, result, task, seconds)
+                yield chunk, self._trained(chunk, result, model, task, seconds)
             began = time.perf_counter()
 
     def _cut(self, client_ids: Sequence[int], task: Task) -> list[Sequence[int]]:
@@ -154,14 +166,16 @@ class LocalEngine:
         if private := {client: self._private_models[client] for client in attackers & self._private_models.keys()}:
             starts = torch.stack([private.get(client, start) for client, start in zip(clients, starts, strict=True)])
         keys = client_keys(self._seed, "training", task.round_num, clients)
-        return TrainJob(
-            starts, indices, targets, self._sizes[list(clients)], keys, task.training, [task.loss] * len(clients)
-        )
+        sizes, losses = self._sizes[list(clients)], [task.loss] * len(clients)
+        corrections = self._variates.corrections(clients) if task.training.control_variates else None
+        return TrainJob(starts, indices, targets, sizes, keys, task.training, losses, corrections)
 
-    def _trained(self, clients: Sequence[int], trained: TrainResult, task: Task, seconds: float) -> Updates:
+    def _trained(
+        self, clients: Sequence[int], trained: TrainResult, model: Tensor, task: Task, seconds: float
+    ) -> Updates:
         """What these clients have to send, if they are honest."""
         training_loss = trained.losses.double().cpu()
-        measured = measure_clients(task.criteria, self.facts(clients, training_loss))
+        measured = measure_clients(task.criteria, self.facts(clients, training_loss, model, task.training))
         took = torch.full((len(clients),), seconds, dtype=torch.float64)
         return Updates(tuple(clients), trained.models, measured, training_loss, took)
 
@@ -233,8 +247,10 @@ class LocalEngine:
             updates.measurements[name][row] = claimed[name]
         return forged
 
-    def facts(self, clients: Sequence[int], training_loss: Tensor) -> ClientFacts:
-        """What these clients know about themselves."""
+    def facts(
+        self, clients: Sequence[int], training_loss: Tensor, model: Tensor, training: LocalTraining
+    ) -> ClientFacts:
+        """What these clients know about themselves, who were sent this model and asked to train like that."""
         rows, samples = list(clients), self.data.samples
 
         @functools.cache
@@ -248,7 +264,13 @@ class LocalEngine:
             attributes={name: values[rows] for name, values in self.data.attributes.items()},
             sample_attributes={name: values[indices().cpu()] for name, values in samples.sample_attributes.items()},
             load_inputs=lambda: samples.batch(indices()),
+            training=training,
+            load_start_loss=lambda: self._losses_before_training(clients, model),
         )
+
+    def _losses_before_training(self, clients: Sequence[int], model: Tensor) -> Tensor:
+        """Of the model [d] on the training samples of each client [n]; 0 for a client without."""
+        return self.executor.evaluate(model[None], _evaluate_job(self.data.train, clients)).losses[0]
 
     def train_server(self, model: Tensor, task: Task) -> Tensor:
         """See `core.types.Engine`."""
@@ -256,7 +278,8 @@ class LocalEngine:
         assert share is not None, "a config that trains on a server set without having one is refused before it runs"
         keys = client_keys(self._seed, "server training", task.round_num, [0])
         sizes = torch.tensor([len(share.indices)])
-        job = TrainJob(model[None], share.indices, share.targets, sizes, keys, task.training, [task.loss])
+        training = replace(task.training, control_variates=False)  # the server has none of its own
+        job = TrainJob(model[None], share.indices, share.targets, sizes, keys, training, [task.loss])
         (result,) = self.executor.train([job])
         if isinstance(result, Exception):
             raise result
@@ -290,13 +313,15 @@ class LocalEngine:
     def state(self) -> dict[str, Tensor]:
         """See `core.types.Engine`: the models of hostile clients that keep one of their own, and what they remember."""
         remembered = {} if self._last_model is None else {LAST_MODEL: self._last_model}
-        return remembered | {str(client): model for client, model in self._private_models.items()}
+        private = {str(client): model for client, model in self._private_models.items()}
+        return self._variates.state() | remembered | private
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """See `core.types.Engine`."""
         models = {key: model.to(self.device) for key, model in state.items()}
         self._last_model = models.pop(LAST_MODEL, None)
-        self._private_models = {int(client): model for client, model in models.items()}
+        self._variates.load_state(models)
+        self._private_models = {int(key): model for key, model in models.items() if not key.startswith(VARIATE)}
 
 
 def _of(updates: Updates, rows: Sequence[bool]) -> Updates:

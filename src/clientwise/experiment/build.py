@@ -13,13 +13,14 @@ from torch import Tensor, nn
 
 from ..attacks import ATTACKS, Hostile, Several
 from ..attacks.backdoors import plant
-from ..core.method import Plan
+from ..core.method import Control, Plan
 from ..core.sampling import cohort_size
 from ..core.seeding import generator, seeded_default_generator
 from ..data.datasets import DATASETS, DataError
 from ..data.features import with_features
 from ..data.federated import FederatedData, Samples, Shares
 from ..data.partition import PARTITIONS, Division, contribute, divide, hand_out
+from ..engine.alone import AloneEngine
 from ..engine.device import pick_device
 from ..engine.executor import DeviceExecutor, Executor
 from ..engine.local import LocalEngine
@@ -192,11 +193,20 @@ def build_executor(
 
 
 def build_engine(
-    experiment: Experiment, data: FederatedData, hostile: Mapping[int, Hostile], seed: int, executor: Executor
+    experiment: Experiment,
+    data: FederatedData,
+    hostile: Mapping[int, Hostile],
+    seed: int,
+    executor: Executor,
+    control: Control | None = None,
 ) -> LocalEngine:
-    """An engine with the initial model of this seed."""
+    """An engine with the initial model of this seed. In a control nobody sends anything, so nobody attacks."""
     module = build_module(experiment, data.samples, seed)
-    return LocalEngine(data, module, seed=seed, executor=executor, hostile=hostile)
+    if control is None:
+        return LocalEngine(data, module, seed=seed, executor=executor, hostile=hostile)
+    if control == "alone":
+        return AloneEngine(data, module, seed=seed, executor=executor, hostile=hostile)
+    return LocalEngine(data.in_one_place(control), module, seed=seed, executor=executor)
 
 
 def build_module(experiment: Experiment, samples: Samples, seed: int, *, to_try: bool = False) -> nn.Module:
@@ -223,8 +233,8 @@ def _network(experiment: Experiment, samples: Samples) -> Callable[[], nn.Module
     return partial(make(MODELS, experiment.model), tuple(samples.inputs.shape[1:]), num_outputs)
 
 
-def build_plan(experiment: Experiment, num_clients: int, seed: int) -> Plan:
-    """What all methods of a seed share."""
+def build_plan(experiment: Experiment, num_clients: int, seed: int, control: Control | None = None) -> Plan:
+    """What all methods of a seed share; a control with all samples in one place asks nobody else."""
     cohorts = experiment.federation
     return Plan(
         seed=seed,
@@ -232,4 +242,5 @@ def build_plan(experiment: Experiment, num_clients: int, seed: int) -> Plan:
         judged_by="clients" if experiment.server_set.source == "clients" else "server",
         evaluate_clients_every=experiment.evaluation.clients_every,
         rounds=experiment.rounds,
+        asks=(0,) if control in ("pooled", "server_only") else None,
     )

@@ -29,7 +29,7 @@ from ..core.before import BEFORE
 from ..core.bounds import Bounds
 from ..core.criteria import CRITERIA, make_criterion
 from ..core.evidence import EVIDENCE
-from ..core.method import Method
+from ..core.method import Control, Method
 from ..core.priority import ADJUSTMENTS
 from ..core.rules import RULES
 from ..core.scores import SCORES, Score
@@ -134,6 +134,9 @@ class Training(Section):
     momentum: Fraction = Field(0.0, description="of sgd")
     weight_decay: NonNegativeFloat = Field(0.0, description="L2 penalty on the weights")
     proximal: NonNegativeFloat = Field(0.0, description="FedProx's μ: (μ/2)·‖Θ_a − Θ‖² is added to the loss")
+    control_variates: bool = Field(
+        False, description="SCAFFOLD: gradients are corrected by what all clients, and this one, found before"
+    )
 
 
 class TrainingOverride(Section):
@@ -146,6 +149,7 @@ class TrainingOverride(Section):
     momentum: Fraction | None = None
     weight_decay: NonNegativeFloat | None = None
     proximal: NonNegativeFloat | None = None
+    control_variates: bool | None = None
 
 
 class Cohorts(Section):
@@ -283,6 +287,18 @@ class MethodSettings(Section):
         None, description="the server trains the mean on the samples it weighs by; what it does unlike the clients"
     )
 
+    control: Control | None = Field(
+        None,
+        description='no federated learning, to compare with: "pooled" trains on all clients\' samples in one place, '
+        '"server_only" on those the server weighs by; "alone": every client keeps a model of its own, and reported is '
+        "the mean over the honest clients' models",
+    )
+
+    def unlike_fedavg(self) -> list[str]:
+        """The keys that change something."""
+        mine, fedavg = _plain(self), _plain(MethodSettings(name=self.name))
+        return sorted(key for key in {*mine, *fedavg} if mine.get(key) != fedavg.get(key))
+
     def parts(self) -> Iterator[tuple[str, Registry[Any], Part]]:
         """The parts that may need something, each with its key and its registry."""
         yield from ((f"criteria[{index}]", CRITERIA, part) for index, part in enumerate(self.criteria))
@@ -310,6 +326,7 @@ class MethodSettings(Section):
             adapt_loss=make(LOSS_ADAPTERS, self.adapt_loss) if self.adapt_loss else None,
             server_step=make(SERVER_STEPS, self.server_step),
             training=_local_training(training, self.training),
+            control=self.control,
             fine_tune=None if self.fine_tune is None else _local_training(training, self.training, self.fine_tune),
         )
 

@@ -103,14 +103,32 @@ def _method_issues(settings: MethodSettings, experiment: Experiment) -> Iterator
         return
     if method.training.optimizer == "adam" and method.training.momentum:
         yield "training.momentum", 'goes with optimizer = "sgd"; adam has its own'
+    if method.training.control_variates:
+        yield from _variate_issues(method, experiment)
     try:
         check_normaliser(
             method.score, settings.normalise.name if settings.normalise else method.score.default_normaliser
         )
     except ValueError as error:
         yield "normalise", str(error)
+    for key, registry, part in settings.parts():
+        for name in sorted(registry.declared(part.name).criteria - {*names}):
+            yield key, f"{part.name} reads the criterion {name!r}: add it to the criteria"
     if method.adjust:
         yield from _adjust_issues(method, experiment)
+    if settings.control:
+        if idle := [key for key in settings.unlike_fedavg() if key not in ("training", "control")]:
+            yield "control", f"is no federated learning: {', '.join(idle)} would do nothing"
+        if experiment.engine == "flower":
+            yield "control", 'needs all samples in this process: use engine = "local"'
+
+
+def _variate_issues(method: Method, experiment: Experiment) -> Iterator[Issue]:
+    training = method.training
+    if training.optimizer != "sgd" or training.momentum or training.proximal:
+        yield "training.control_variates", "are mean gradients: they go with plain sgd, no momentum, no proximal term"
+    if experiment.engine == "flower":
+        yield "training.control_variates", 'are kept by the clients, who keep nothing on Flower: use engine = "local"'
 
 
 def _adjust_issues(method: Method, experiment: Experiment) -> Iterator[Issue]:
@@ -127,15 +145,23 @@ def _adjust_issues(method: Method, experiment: Experiment) -> Iterator[Issue]:
 def _server_set_issues(settings: MethodSettings, experiment: Experiment) -> Iterator[Issue]:
     server, holds = experiment.server_set, experiment.server_holds_samples
     weighs = server.source != "held_out" or (holds and (server.shared_set or server.report_fraction < 1))
-    if settings.fine_tune and server.source == "clients":
-        yield "fine_tune", 'needs samples of the server: server_set.source = "clients" has none'
+    if server.source == "clients":
+        for key in _trains_on_server_set(settings):
+            yield key, 'needs samples of the server: server_set.source = "clients" has none'
     if _needs_server_set(settings) and not weighs:
         yield "", f"needs samples {NO_SAMPLES}"
 
 
 def _needs_server_set(settings: MethodSettings) -> bool:
     judged = any("server_set" in registry.needs(part) for _, registry, part in settings.parts())
-    return judged or settings.fine_tune is not None
+    return judged or bool(_trains_on_server_set(settings))
+
+
+def _trains_on_server_set(settings: MethodSettings) -> list[str]:
+    """The keys that have the server train on its samples."""
+    keys = [key for key, registry, part in settings.parts() if "server_samples" in registry.needs(part)]
+    others = {"fine_tune": settings.fine_tune is not None, "control": settings.control == "server_only"}
+    return [*keys, *(key for key, trains in others.items() if trains)]
 
 
 def deployment_issues(experiment: Experiment) -> list[Issue]:
@@ -152,6 +178,10 @@ def deployment_issues(experiment: Experiment) -> list[Issue]:
                 issues.append(
                     (f"methods[{index}].{key}", f"{part.name} is for simulations: nobody knows who is honest")
                 )
+    for index, built in enumerate(experiment.build_methods()):
+        if built.control or built.training.control_variates:
+            hint = "is for simulations: a deployment's clients keep their samples, and nothing between rounds"
+            issues.append((f"methods[{index}]", f"{built.name} {hint}"))
     return issues
 
 
@@ -250,6 +280,8 @@ def _size_issues(experiment: Experiment, module: nn.Module, data: FederatedData)
         for key, training, count in (("training", method.training, largest), ("fine_tune", method.fine_tune, weighing)):
             if training is None:
                 continue
+            if method.control == "pooled":
+                count = len(data.train.indices)
             batch = max(batch, min(training.batch_size or count, count))
             if (needed := 16 * training.epochs * count) > memory():  # which sample comes when
                 message = f"the order of {count:,} samples in {training.epochs:,} epochs takes {gigabytes(needed)}"
@@ -268,12 +300,12 @@ def _engine_issues(experiment: Experiment, engine: LocalEngine) -> Iterator[Issu
         yield "model", f"does not fit these samples: {error}"
         return
     tried = list(range(min(2, engine.num_clients)))  # two: what gives one value for all shows
-    facts = engine.facts(tried, torch.zeros(len(tried)))
     for index, method in enumerate(experiment.build_methods()):
         no_set = engine.data.weigh is None and experiment.server_set.source != "clients"
         if no_set and _needs_server_set(experiment.methods[index]):
             yield f"methods[{index}]", "there are no samples to weigh by: enlarge server_set.fraction, or give `weigh`"
             continue
+        facts = engine.facts(tried, torch.zeros(len(tried)), engine.initial_model, method.training)
         for place, criterion in enumerate(method.criteria):
             seen = facts if criterion.measured_by == "client" else _arrivals(tried, method, engine)
             if not isinstance(seen, ClientFacts) or len(facts.owner):  # or nobody's samples are here to try it on
@@ -298,6 +330,7 @@ def _arrivals(clients: Sequence[int], method: Method, engine: LocalEngine) -> Ar
         judge,
         memory={one.part.name: one.memory.first(engine.num_clients)[rows] for one in method.criteria if one.memory},
         attributes={name: values[rows] for name, values in engine.attributes.items()},
+        server_update=lambda: torch.zeros_like(engine.initial_model),
     )
 
 
