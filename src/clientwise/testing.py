@@ -148,7 +148,7 @@ def check_score(score: Score, names: Sequence[str] = ("a", "b", "c")) -> None:
 
 
 def check_rule(name: str, **options: Any) -> None:
-    """A registered rule counts a client by its weight alone, ignores who has none, and moves with the updates."""
+    """A registered rule counts a client by its weight alone, ignores who has none, and says what came from whom."""
     random = torch.Generator().manual_seed(1)
     updates = torch.randn(7, 40, generator=random)
     weights = torch.rand(7, generator=random, dtype=torch.float64)
@@ -169,6 +169,10 @@ def check_rule(name: str, **options: Any) -> None:
     _agree(rule(*with_nobody), result, f"{name}: a client without weight must not count")
     same = rule(updates[:1].expand(7, -1).clone(), weights)
     _agree(same, updates[0], f"{name}: clients that agree must get what they agree on")
+    influence = RULES.get(name)(*with_nobody, {}, **options).influence
+    assert influence.shape == (8,), f"{name}: one influence per client, got shape {tuple(influence.shape)} for 8"
+    assert bool(((influence >= 0) & (influence < 1 + 1e-9)).all()), f"{name}: an influence is between 0 and 1"
+    assert influence[7] == 0, f"{name}: a client without weight must have no influence, got {float(influence[7]):g}"
 
 
 def _agree(found: Tensor, expected: Tensor, message: str) -> None:

@@ -159,10 +159,12 @@ class Cohort:
         method = self._method
         if not method.before and method.rule is None:
             return None
-        gathered = self._gathered
+        gathered, shares = self._gathered, torch.eye(len(weights), dtype=torch.float64)
         for step in method.before:
-            gathered = replace(gathered, updates=step(gathered, weights))
-        return (method.rule or mean)(gathered.updates, weights, self._state.rule_state)
+            mixed = step(gathered, weights)
+            gathered, shares = replace(gathered, updates=mixed.updates), mixed.shares @ shares
+        ruled = (method.rule or mean)(gathered.updates, weights, self._state.rule_state)
+        return replace(ruled, influence=ruled.influence @ shares)
 
     @cached_property
     def _gathered(self) -> Gathered:
