@@ -4,6 +4,7 @@ import copy
 import functools
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -205,6 +206,22 @@ def test_an_attack_that_fails_is_a_refusal_even_if_everybody_attacks(config: dic
     assert "register it with needs" in record.refusals[0].reason
 
 
+def test_what_is_remembered_is_checkpointed_even_if_the_model_stays(config: dict[str, Any], tmp_path: Path) -> None:
+    config["methods"] = [{"name": "control", "criteria": ["honest"], "score": "product"}]
+    alone = load_experiment(attacked(config, "free_rider", clients=6) | {"checkpoint_seconds": 0})
+    folder = run(alone, tmp_path / "run")
+    assert Run(folder).rounds_done() == 3
+    assert "all weights are zero" in str(Run(folder).round("control", 1, 3))
+
+
+def test_the_attack_of_the_docs_works_as_printed(config: dict[str, Any]) -> None:
+    page = (Path(__file__).parents[1] / "docs" / "attacks.md").read_text(encoding="utf-8")
+    exec(page.split("```python\n")[1].split("```")[0], {"__name__": "an_attack_of_ones_own"})
+    federation = Federation(attacked(config, "stubborn"))
+    federation.engine.load_state({"last_model": torch.ones_like(federation.engine.initial_model)})
+    assert sent(federation)[4].tolist() == [1.0] * 650
+
+
 # Labels and backdoors ----------------------------------------------------------------------------------------------
 
 
@@ -264,7 +281,7 @@ def test_the_stamp_is_where_it_should_be(config: dict[str, Any], place: str) -> 
     assert data.fingerprint() != honest.data.fingerprint()
 
 
-def test_a_backdoor_is_measured_and_reported(config: dict[str, Any], tmp_path: Any) -> None:
+def test_a_backdoor_is_measured_and_reported(config: dict[str, Any], tmp_path: Path) -> None:
     config |= {"rounds": 4, "training": {"epochs": 4, "batch_size": 20, "learning_rate": 0.3}}
     stamp = attacked(config, {"name": "pixel_backdoor", "target": 3, "place": "top_left", "value": 2.0}, clients=3)
     folder = run(load_experiment(stamp), tmp_path / "run")

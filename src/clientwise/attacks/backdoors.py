@@ -114,14 +114,13 @@ def plant(data: FederatedData, hostile: Mapping[int, Hostile], seed: int) -> Fed
     A sample with a trigger is a copy of its own behind all others. Who attacks in every round has its labels already.
     """
     indices, targets = data.train.indices.clone(), data.train.targets.clone()
-    samples = data.samples
+    samples, copies = data.samples, list[tuple[Tensor, Tensor]]()
 
     def copied(of: Tensor, found: Triggered) -> Tensor:
-        """Add the samples, and say where they are."""
-        nonlocal samples
-        first = len(samples.inputs)
-        samples = samples.with_copies(of[found.places], found.inputs)
-        return torch.arange(first, len(samples.inputs))
+        """Where copies with the trigger will be."""
+        first = len(samples.inputs) + sum(len(inputs) for _, inputs in copies)
+        copies.append((of[found.places], found.inputs))
+        return first + torch.arange(len(found.inputs))
 
     for client, one in sorted(hostile.items()):
         mine = data.train.slice(client)
@@ -138,5 +137,7 @@ def plant(data: FederatedData, hostile: Mapping[int, Hostile], seed: int) -> Fed
             shown.append((copied(data.report.indices, found), found.targets))
     if torch.equal(indices, data.train.indices) and torch.equal(targets, data.train.targets):
         return data
+    if copies:
+        samples = samples.with_copies(*(torch.cat(part) for part in zip(*copies, strict=True)))
     poisoned, triggered = replace(data.train, indices=indices, targets=targets), Shares.of(shown) if shown else None
     return replace(data, samples=samples, poisoned=poisoned, triggered=triggered)

@@ -28,7 +28,6 @@ from .metrics import METRICS, performance
 from .types import Evaluation, LocalTraining, ModelSpec, Problem
 
 ANY = 1e12  # without another bound: no honest measurement exceeds it, and no sum or product of a few overflows
-
 HONEST = "honest, as the simulation knows"  # an attribute of the clients
 
 

@@ -89,7 +89,8 @@ class LocalEngine:
 
     def _train(self, client_ids: Sequence[int], model: Tensor, task: Task) -> Iterator[Updates]:
         self._begin(task.round_num)
-        waits = {client for client in client_ids if "whole_cohort" in self._needs(client)}
+        seeing = {client for client, one in self._attacking.items() if "whole_cohort" in one.needs}
+        waits = seeing.intersection(client_ids)
         failures: list[tuple[int, Exception]] = []
         honest, late = list[Updates](), list[Updates]()  # where somebody waits for what the honest send
         untrained = 0
@@ -104,11 +105,11 @@ class LocalEngine:
                 updates = _of(updates, [client not in waits for client in clients])
             yield from self._send(updates, model, task, failures)
         if late:
-            liars = Updates.joined(late)
-            seen = self._seen(Updates.joined(honest), liars, model, task)
-            yield from self._send(liars, model, task, failures, seen)
+            hostile = Updates.joined(late)
+            seen = self._seen(Updates.joined(honest), hostile, model, task)
+            yield from self._send(hostile, model, task, failures, seen)
         if self._remembers:
-            self._last_model = model
+            self._last_model = model.clone()  # of its own: a checkpoint takes no two tensors of one memory
         if untrained and untrained == len(client_ids):
             raise failures[-1][1]  # nobody could train: that is no client's fault
         if failures:
@@ -156,7 +157,7 @@ class LocalEngine:
         prefetched, held = self._prefetched
         indices, targets, owner = held if held and clients == prefetched else self.data.train.gather(clients)
         starts = model.to(self.device).expand(len(clients), -1)
-        attackers = self._attacking.keys() & set(clients)
+        attackers = self._attacking.keys() & clients
         if attackers and self.data.poisoned is not None:
             theirs, called, _ = self.data.poisoned.gather(clients)
             poisoned = torch.tensor([client in attackers for client in clients])[owner].to(self.device)
@@ -205,6 +206,9 @@ class LocalEngine:
         cohort: Honest | None = None,
     ) -> Iterator[Updates]:
         """What the server gets: hostile clients forge and lie. Forged models of another size come one by one."""
+        if not self._attacking:
+            yield updates
+            return
         odd: dict[int, Tensor] = {}
         failed = set[int]()
         for row, client in enumerate(updates.client_ids):

@@ -259,13 +259,13 @@ def _client_issues(experiment: Experiment, num_clients: int) -> Iterator[Issue]:
     listed, count = set[int](), 0
     for index, group in enumerate(experiment.hostile):
         key = f"hostile[{index}].clients"
-        wanted_here = group.wanted(num_clients)
-        members = wanted_here if isinstance(wanted_here, list) else []
+        hostile = group.wanted(num_clients)
+        members = hostile if isinstance(hostile, list) else []
         wrong = [client for client in members if client in listed or not 0 <= client < num_clients]
         if wrong:
             yield key, f"{wrong} are not clients, or in two groups: there are 0 to {num_clients - 1}"
         listed.update(members)
-        count += wanted_here if isinstance(wanted_here, int) else len(members)
+        count += hostile if isinstance(hostile, int) else len(members)
         if count > num_clients:
             yield key, f"{count} hostile clients of {num_clients}: too many"
 
