@@ -59,7 +59,7 @@ def test_statistics_are_of_the_training_samples() -> None:
 def test_every_client_by_its_own_and_the_server_by_everybodys() -> None:
     ages = prepared("client")[:, 0]
     torch.testing.assert_close(ages, torch.tensor([-1, 1, -1, 1, 0, -2, 10 / 125**0.5]))
-    torch.testing.assert_close(prepared("none")[:, 0], torch.tensor([10.0, 20, 30, 40, 25, 25, 35]))
+    torch.testing.assert_close(prepared("off")[:, 0], torch.tensor([10.0, 20, 30, 40, 25, 25, 35]))
 
 
 def test_a_column_that_is_constant_or_empty_in_training_says_nothing() -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .federated import FederatedData
 
-Standardise = Literal["pooled", "client", "none"]
+Standardise = Literal["pooled", "client", "off"]
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ def _filled(values: Tensor, owner: Tensor, trained: Tensor, standardise: Standar
     mean = mean_of(seen, seen.mean())
     deviation = mean_of((seen - mean[whose]).square(), seen.var(correction=0)).sqrt()
     filled = torch.where(values.isnan(), mean[owner], values.double())
-    if standardise == "none":
+    if standardise == "off":
         return filled
     varies = deviation > 1e-12 * mean.abs()  # or it is rounding
     return torch.where(varies[owner], (filled - mean[owner]) / deviation[owner], 0.0)
