@@ -73,8 +73,9 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --co
 	$(INSTALL) .
 	touch $@
 
-.venv/ready: .venv/demo
+.venv/ready: .venv/demo oracles.txt
 	$(INSTALL) '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --requirement oracles.txt
 	touch $@
 
 clean:

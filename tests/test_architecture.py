@@ -16,6 +16,7 @@ ALLOWED = {  # package: the packages of clientwise it may import
     "core": {"core", "registry"},
     "data": {"data", "core", "registry", "errors", "limits"},
     "models": {"models", "core", "registry", "limits"},
+    "attacks": {"attacks", "core", "data", "registry"},
     "engine": {"engine", "core", "data", "models", "attacks", "registry", "errors"},
     "runs": {"runs", "core", "registry", "errors"},
     "experiment": {

@@ -26,6 +26,8 @@ SCORE_OPTIONS: dict[str, dict[str, Any]] = {
     "weighted_mean": {"weights": {"a": 2.0, "b": 0.0, "c": 1.0}},
     "owa": {"quantifier": "most"},
     "choquet": {"importances": {"a": 0.5, "b": 0.3, "c": 0.2}, "interactions": {"a+b": 0.2}},
+    "disco": {"size": "a", "closeness": "b"},
+    "iowa": {"by": "b"},
     "product": {"powers": {"a": 2.0}, "thresholds": {"b": 0.3}},
 }
 

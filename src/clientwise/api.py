@@ -5,6 +5,7 @@
 
 from .attacks import ATTACKS as ATTACKS
 from .attacks import Attack as Attack
+from .attacks import Knowledge as Knowledge
 from .core import scores as _scores
 from .core.adapt_loss import LOSS_ADAPTERS as LOSS_ADAPTERS
 from .core.aggregate import SERVER_STEPS as SERVER_STEPS

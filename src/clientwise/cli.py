@@ -260,17 +260,29 @@ def data(
 @app.command("list")
 def list_parts(
     kind: Annotated[
-        str | None, typer.Argument(help="criteria, scores, models ...; default: all kinds.", show_default=False)
+        str | None,
+        typer.Argument(
+            help="criteria, scores, methods ...; default: all kinds. Or a method: what it stands for.",
+            show_default=False,
+        ),
     ] = None,
 ) -> None:
-    """List every registered part with its description and options."""
+    """List every registered part with its description and options, and the methods that have a name."""
     from .core.criteria import CRITERIA, make_criterion
+    from .experiment.named import METHODS, method_toml
     from .reference import KINDS, signature
     from .registry import suggest
 
-    if kind is not None and kind not in KINDS:
-        _fail(f"unknown kind {kind!r}{suggest(kind, KINDS)}")
-    for name in [kind] if kind else KINDS:
+    if kind in METHODS:
+        out.print(_escaped(f"# {METHODS[kind]}\n{method_toml(kind)}"), soft_wrap=True)
+        return
+    if kind is not None and kind not in ("methods", *KINDS):
+        _fail(f"unknown kind {kind!r}{suggest(kind, ['methods', *KINDS, *METHODS])}")
+    if kind in (None, "methods"):
+        out.print("\n[bold]methods[/]: What a name stands for: `clientwise list FedYogi` shows one as TOML")
+        for name, about in METHODS.items():
+            out.print(f"  [cyan]{_escaped(name)}[/]\n      {_escaped(about)}", soft_wrap=True)
+    for name in KINDS if kind is None else [kind] if kind in KINDS else []:
         registry = KINDS[name]
         out.print(f"\n[bold]{name}[/]: {_escaped(registry.description)}")
         for part in registry:

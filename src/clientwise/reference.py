@@ -24,6 +24,7 @@ from .data.datasets import DATASETS
 from .data.features import FEATURES
 from .data.partition import PARTITIONS
 from .experiment import schema
+from .experiment.named import METHODS
 from .models.networks import MODELS
 from .registry import Part, Registry
 from .trackers import TRACKERS
@@ -112,6 +113,11 @@ _SECTIONS: tuple[tuple[str, type[schema.Section]], ...] = (
 )
 
 
+NAMED = """Where a method is expected, its name will do: `methods = ["FedAvg", "FedYogi"]`. With `like` it is changed:
+`{ name = "mine", like = "FedYogi", server_step.learning_rate = 0.1 }`. `clientwise list FedYogi` shows what one stands
+for; [methods.md](methods.md) tells what each trusts and where it differs from its paper."""
+
+
 def markdown() -> str:
     """The whole reference as a page."""
     lines = [
@@ -138,7 +144,9 @@ def markdown() -> str:
         ]
         lines += [_field_row(name, field) for name, field in section.model_fields.items()]
         lines.append("")
-    lines += ["# Parts", ""]
+    lines += ["# Methods by name", "", NAMED, "", "| name | meaning |", "|---|---|"]
+    lines += [f"| `{name}` | {_cell(about)} |" for name, about in METHODS.items()]
+    lines += ["", "# Parts", ""]
     for plural, registry in KINDS.items():
         lines += [f"## {plural}", "", f"{registry.description}.", "", "| name | options | meaning |", "|---|---|---|"]
         for name in registry:

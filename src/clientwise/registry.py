@@ -22,6 +22,7 @@ PositiveInt = Annotated[int, Gt(0), Le(10**9)]
 PositiveFloat = Annotated[float, Gt(0), Le(1e30)]
 NonNegativeFloat = Annotated[float, Ge(0), Le(1e30)]
 Share = Annotated[float, Ge(0), Le(1)]
+OpenShare = Annotated[float, Gt(0), Le(1)]
 Decay = Annotated[float, Ge(0), Lt(1)]
 Pixels = Annotated[int, Gt(0), Le(1024)]  # width and height to which images are resized
 
@@ -29,8 +30,12 @@ Need = Literal[
     "classes",  # the problem is a classification
     "numbers",  # the problem is a regression
     "server_set",  # somebody judges models: the server on samples of its own, or clients for it
+    "server_samples",  # the server trains on samples of its own
     "models",  # the round's models are kept until its end
     "whole_cohort",  # it sees all clients of the round at once, however they arrive
+    "last_model",  # an attack: it goes by the global model of the round before
+    "judgements",  # an attack: what the client says of models goes through it
+    "simulation",  # it is known who is hostile
 ]
 
 T = TypeVar("T", bound=Callable[..., Any])
@@ -41,11 +46,12 @@ class Declaration:
     """What a part says about itself. Kinds of parts that have more to say extend it."""
 
     needs: frozenset[Need] = frozenset()
+    criteria: frozenset[str] = frozenset()  # columns it reads: the method must have them measured
 
 
-def needs(*what: Need) -> Declaration:
-    """The declaration of a part that needs something and has nothing else to say."""
-    return Declaration(frozenset(what))
+def needs(*what: Need, criteria: Iterable[str] = ()) -> Declaration:
+    """The declaration of a part that needs something, or reads some criteria, and has nothing else to say."""
+    return Declaration(frozenset(what), frozenset(criteria))
 
 
 def suggest(word: str, known: Iterable[str]) -> str:

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .core.criteria import Arrivals, ClientFacts, Criterion, make_criterion
+from .core.criteria import HONEST, Arrivals, ClientFacts, Criterion, make_criterion
 from .core.rules import RULES
 from .core.scores import Score
 from .core.types import Engine, Evaluation, Layer, LocalTraining, ModelSpec, Problem, Task, Updates
@@ -75,6 +75,8 @@ def _some_clients(attributes: Mapping[str, Tensor], sample_attributes: Mapping[s
         attributes=attributes,
         sample_attributes=sample_attributes,
         load_inputs=lambda: images,
+        training=LocalTraining(epochs=2, batch_size=3),
+        load_start_loss=lambda: torch.tensor([0.5, 2.0, 1.0]),
     )
 
 
@@ -93,7 +95,8 @@ def _some_arrivals(one: Criterion, attributes: Mapping[str, Tensor]) -> Arrivals
         return Evaluation(torch.tensor([30]), values, 1 - values, counts)
 
     memory = {one.part.name: one.memory.first(CLIENTS)} if one.memory else {}
-    return Arrivals(tuple(range(CLIENTS)), models, torch.zeros(7), spec, judge, memory, attributes)
+    known = {HONEST: torch.tensor([1.0, 0.0, 1.0]), **attributes}
+    return Arrivals(tuple(range(CLIENTS)), models, torch.zeros(7), spec, judge, memory, known, lambda: torch.ones(7))
 
 
 def _only(seen: ClientFacts | Arrivals, row: int) -> ClientFacts | Arrivals:
@@ -102,9 +105,9 @@ def _only(seen: ClientFacts | Arrivals, row: int) -> ClientFacts | Arrivals:
     if isinstance(seen, Arrivals):
         memory = {name: values[this] for name, values in seen.memory.items()}
         attributes = {name: values[this] for name, values in seen.attributes.items()}
-        mine = (seen.client_ids[this], seen.models[this], seen.global_model, seen.spec, seen.judge, memory, attributes)
-        return Arrivals(*mine)
-    samples = seen.owner == row
+        mine, models = seen.client_ids[this], seen.models[this]
+        return replace(seen, client_ids=mine, models=models, memory=memory, attributes=attributes, _cache=[])
+    samples, start_loss = seen.owner == row, seen.load_start_loss
     return ClientFacts(
         num_samples=seen.num_samples[this],
         label_counts=seen.label_counts[this],
@@ -112,6 +115,8 @@ def _only(seen: ClientFacts | Arrivals, row: int) -> ClientFacts | Arrivals:
         attributes={name: values[this] for name, values in seen.attributes.items()},
         sample_attributes={name: values[samples] for name, values in seen.sample_attributes.items()},
         load_inputs=lambda: seen.inputs[samples],
+        training=seen.training,
+        load_start_loss=(lambda: start_loss()[this]) if start_loss else None,
     )
 
 
@@ -128,9 +133,10 @@ def check_score(score: Score, names: Sequence[str] = ("a", "b", "c")) -> None:
         score(names, values[order]), scores[order], msg=f"{label}: depends on the clients' order"
     )
     for column, name in enumerate(names):
-        more = values.clone()
-        more[:, column] += 0.1
-        assert bool((score(names, more) >= scores - 1e-9).all()), f"{label}: falls when {name} rises"
+        for client in range(len(values)):
+            more = values.clone()
+            more[client, column] += 0.1
+            assert score(names, more)[client] >= scores[client] - 1e-9, f"{label}: falls when {name} rises"
     priority = score.order(names)
     assert priority is None or sorted(priority) == sorted(names), f"{label}: its order leaves out criteria"
     terms = score.terms(names)
@@ -142,7 +148,7 @@ def check_score(score: Score, names: Sequence[str] = ("a", "b", "c")) -> None:
 
 
 def check_rule(name: str, **options: Any) -> None:
-    """A registered rule counts a client by its weight alone, ignores who has none, and moves with the updates."""
+    """A registered rule counts a client by its weight alone, ignores who has none, and says what came from whom."""
     random = torch.Generator().manual_seed(1)
     updates = torch.randn(7, 40, generator=random)
     weights = torch.rand(7, generator=random, dtype=torch.float64)
@@ -163,6 +169,10 @@ def check_rule(name: str, **options: Any) -> None:
     _agree(rule(*with_nobody), result, f"{name}: a client without weight must not count")
     same = rule(updates[:1].expand(7, -1).clone(), weights)
     _agree(same, updates[0], f"{name}: clients that agree must get what they agree on")
+    influence = RULES.get(name)(*with_nobody, {}, **options).influence
+    assert influence.shape == (8,), f"{name}: one influence per client, got shape {tuple(influence.shape)} for 8"
+    assert bool(((influence >= 0) & (influence < 1 + 1e-9)).all()), f"{name}: an influence is between 0 and 1"
+    assert influence[7] == 0, f"{name}: a client without weight must have no influence, got {float(influence[7]):g}"
 
 
 def _agree(found: Tensor, expected: Tensor, message: str) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import itertools
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -95,6 +96,21 @@ def test_server_steps_by_hand() -> None:
     # Δ = (1, −2): m = 0.1·Δ, √v = 0.1·|Δ|
     assert adam.tolist() == pytest.approx([1 + 0.1 * 0.1 / 0.101, 2 - 0.1 * 0.2 / 0.201])
     assert set(state) == {"first", "second"}
+
+
+@pytest.mark.parametrize("name", ["yogi", "adagrad"])
+def test_adaptive_steps_are_reddis_algorithm_2(name: str) -> None:
+    rate, beta1, beta2, tau = 0.1, 0.9, 0.99, 0.5
+    options = {"learning_rate": rate, "beta1": beta1, "tau": tau} | ({"beta2": beta2} if name == "yogi" else {})
+    model, state = torch.tensor([1.0, 2.0]), {}
+    x, m, v = np.array([1.0, 2.0]), np.zeros(2), np.full(2, tau**2)
+    for update in ([1.0, -0.1], [0.2, 3.0], [0.0, -1.0]):
+        model, state = SERVER_STEPS.get(name)(model, model + torch.tensor(update), state, **options)
+        delta = np.array(update)
+        m = beta1 * m + (1 - beta1) * delta
+        v = v - (1 - beta2) * delta**2 * np.sign(v - delta**2) if name == "yogi" else v + delta**2
+        x = x + rate * m / (np.sqrt(v) + tau)
+    assert model.tolist() == pytest.approx(x.tolist(), rel=1e-5)
 
 
 def test_terms_that_a_claim_could_make_overflow_are_not_folded() -> None:

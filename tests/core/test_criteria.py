@@ -19,7 +19,7 @@ from clientwise.core.criteria import (
     make_criterion,
     measure_clients,
 )
-from clientwise.core.types import Evaluation, Layer, ModelSpec, Problem
+from clientwise.core.types import Evaluation, Layer, LocalTraining, ModelSpec, Problem
 from clientwise.registry import Part
 
 SPEC = ModelSpec((Layer("kernel", (2, 2), 0, 4), Layer("bias", (2,), 4, 6), Layer("buffer", (1,), 6, 7)), 6, 7)
@@ -35,6 +35,8 @@ def some_clients() -> ClientFacts:
         attributes={"premium": torch.tensor([1.0, 0.0, 0.5])},
         sample_attributes={"Blurry": torch.tensor([-1, -1, -1, 1, 1, 1, -1, -1, -1])},
         load_inputs=lambda: images,
+        training=LocalTraining(epochs=2, batch_size=3),
+        load_start_loss=lambda: torch.tensor([0.5, 2.0, 1.0]),
     )
 
 
@@ -50,7 +52,7 @@ def some_arrivals() -> Arrivals:
 
     known = {"premium": torch.tensor([1.0, 0.0, 0.5])}
     memory = {"trust": torch.tensor([1.0, 0.5, 0.2])}
-    return Arrivals((4, 5, 6), models, torch.zeros(7), SPEC, judge, memory, known)
+    return Arrivals((4, 5, 6), models, torch.zeros(7), SPEC, judge, memory, known, lambda: 3 * torch.ones(7))
 
 
 def measured(name: str, **options) -> list[float]:
@@ -108,6 +110,55 @@ def test_client_attribute() -> None:
 
 def test_training_loss_is_better_when_smaller() -> None:
     assert measured("training_loss") == [1, 0.5, 0.25]
+
+
+def test_uniform_weights_tell_nobody_apart() -> None:
+    assert measured("uniform") == [1, 1, 1]
+
+
+def test_label_closeness_is_the_distance_from_all_classes_alike() -> None:
+    # Shares (½, ¼, ¼), (1, 0, 0), (⅓, ⅓, ⅓)
+    far = math.sqrt((1 / 6) ** 2 + 2 * (1 / 12) ** 2)
+    assert measured("label_closeness") == pytest.approx([1 - far, 1 - math.sqrt(2 / 3), 1])
+
+
+def test_exp_loss_is_a_softmax_of_the_loss() -> None:
+    assert measured("exp_loss", beta=2.0) == pytest.approx([1, math.exp(-2), math.exp(-6)])
+
+
+def test_the_loss_before_training_is_measured_by_who_trains() -> None:
+    assert measured("start_loss") == [0.5, 2.0, 1.0]
+    with pytest.raises(KeyError, match="where clientwise trains"):
+        make_criterion("start_loss").measure(replace(some_clients(), load_start_loss=None))
+
+
+def test_local_steps_count_what_a_gradient_does_to_the_model() -> None:
+    def steps(**training) -> list[float]:
+        clients = replace(some_clients(), training=LocalTraining(**training))
+        return make_criterion("local_steps").measure(clients).tolist()
+
+    def displacement(count: int, momentum: float = 0.0, pull: float = 0.0) -> float:
+        """How far a constant gradient of −1 moves a model that starts at 0, step by step."""
+        place = velocity = 0.0
+        for _ in range(count):
+            velocity = momentum * velocity + 1.0 - pull * place / 0.1
+            place += 0.1 * velocity
+        return place / 0.1
+
+    assert steps(epochs=2, batch_size=3) == [4, 2, 2]
+    assert steps(epochs=5) == [5, 5, 5]  # one batch of everything
+    momentum = steps(epochs=2, batch_size=3, momentum=0.9)
+    assert momentum == pytest.approx([displacement(count, momentum=0.9) for count in (4, 2, 2)])
+    proximal = steps(epochs=2, batch_size=3, learning_rate=0.1, proximal=0.5)
+    assert proximal == pytest.approx([displacement(count, pull=0.05) for count in (4, 2, 2)])
+
+
+def test_server_cosine_trusts_who_goes_where_the_server_goes() -> None:
+    arrivals = some_arrivals()
+    # The server moves all six parameters alike; the second client four of them, the third one of them.
+    assert measured("server_cosine") == pytest.approx([0, 4 / math.sqrt(4 * 6), 1 / math.sqrt(6)])
+    backwards = replace(arrivals, server_update=lambda: -torch.ones(7))
+    assert make_criterion("server_cosine").measure(backwards).tolist() == [0, 0, 0]
 
 
 def test_model_divergence_whole_vector() -> None:

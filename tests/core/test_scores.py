@@ -6,6 +6,7 @@ import itertools
 import re
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -13,12 +14,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import clientwise as cw
-from clientwise.core.scores import SCORES, Choquet, Mean, Owa, Prioritized, Product, Score, WeightedMean
+from clientwise.core.scores import SCORES, Choquet, Disco, Iowa, Mean, Owa, Prioritized, Product, Score, WeightedMean
 
 NAMES = ("a", "b", "c")
 ALICE, BOB = (0.9, 0.2, 0.4), (0.1, 0.8, 0.5)  # P1 Example 4.1: dataset size, clothes diversity, image sharpness
 
 EVERY_SCORE: list[Score] = [
+    Disco(size="a", closeness="b"),
+    Iowa(by="b"),
     Prioritized(),
     Prioritized(("c", "a", "b")),
     Mean(),
@@ -105,7 +108,7 @@ def test_columns_are_known_by_name_not_by_place(score: Score) -> None:
 def test_terms_are_the_score(score: Score, clients: list[tuple[float, ...]]) -> None:
     terms = score.terms(NAMES)
     if terms is None:
-        assert isinstance(score, (Owa, Choquet))
+        assert isinstance(score, (Owa, Choquet, Disco, Iowa))
         return
     values = score.prepare(NAMES, torch.tensor(clients, dtype=torch.float64))
     total: Tensor = sum(term.coefficient * values.pow(torch.tensor(term.exponents)).prod(1) for term in terms)
@@ -129,6 +132,34 @@ def test_owa_weighs_places_not_criteria() -> None:
 )
 def test_owa_quantifiers_on_four_criteria(quantifier, expected: list[float]) -> None:
     assert Owa(quantifier=quantifier).position_weights(4).tolist() == pytest.approx(expected)
+
+
+def test_disco_is_the_papers_formula() -> None:
+    sizes, discrepancy = np.array([60.0, 30.0, 10.0]), np.array([0.9, 0.2, 0.6])
+    expected = np.maximum(0, sizes / 100 - 0.5 * discrepancy + 0.1)
+    values = torch.tensor(np.stack([1 - discrepancy, sizes], 1))
+    found = Disco(a=0.5, b=0.1)(["label_closeness", "dataset_size"], values)
+    assert found.tolist() == pytest.approx(expected.tolist())
+    assert found[2] == 0  # 0.1 − 0.3 + 0.1: left out
+    with pytest.raises(ValueError, match="reads 'label_closeness', which is not among the criteria"):
+        Disco().check(["dataset_size"])
+
+
+def test_iowa_gives_weights_to_places_in_the_order_that_another_criterion_induces() -> None:
+    # Q at 1/5 ... 5/5 is 0.4, 0.6, 0.8, 1, 1: the best client has 0.4, the last none, wherever they stand.
+    accuracy = torch.tensor([[0.3], [0.9], [0.1], [0.5], [0.7]], dtype=torch.float64)
+    assert Iowa(by="accuracy")(["accuracy"], accuracy).tolist() == pytest.approx([0.2, 0.4, 0, 0.2, 0.2])
+    # A client of three times the size takes three places; equal ones share theirs.
+    values = torch.tensor([[0.9, 1.0], [0.5, 3.0], [0.5, 1.0]], dtype=torch.float64)
+    by_size = Iowa(by="accuracy", best=0.2, most=0.6, end=0.6)(["accuracy", "size"], values)
+    assert by_size.tolist() == pytest.approx([0.6, 0.3, 0.1])
+
+
+def test_iowa_never_weighs_a_better_client_less() -> None:
+    with pytest.raises(ValueError, match="better clients would weigh less"):
+        Iowa(by="a", best=0.5, most=0.1, end=0.8)
+    with pytest.raises(ValueError, match="best must be below end"):
+        Iowa(by="a", best=0.8, end=0.8)
 
 
 def test_choquet_by_hand() -> None:

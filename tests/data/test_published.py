@@ -151,6 +151,7 @@ def test_celeba(tmp_path: Path, zipped: bool) -> None:
 
 def test_the_criterion_sharpness_reads_celebas_attribute(tmp_path: Path) -> None:
     from clientwise.core.criteria import make_criterion
+    from clientwise.core.types import LocalTraining
     from clientwise.engine.local import LocalEngine
     from clientwise.models.networks import linear
 
@@ -158,7 +159,8 @@ def test_the_criterion_sharpness_reads_celebas_attribute(tmp_path: Path) -> None
     samples = load("celeba", tmp_path, size=8)
     split = {"test_fraction": 0.0, "server_fraction": 0.0, "report_fraction": 0.0}
     data = federate(samples, lambda pool, seed: by_id(pool, seed), 1, **split)
-    facts = LocalEngine(data, linear((3, 8, 8), 2), seed=1).facts([0, 1], torch.zeros(2))
+    engine = LocalEngine(data, linear((3, 8, 8), 2), seed=1)
+    facts = engine.facts([0, 1], torch.zeros(2), engine.initial_model, LocalTraining())
     sharp = make_criterion("sharpness", blurry="Blurry").measure(facts)
     assert sharp.tolist() == pytest.approx([2 / 3, 2 / 3])
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from clientwise.attacks import Attack, Boast, Broken, Hostile, Noise, SignFlip, WrongLabels
+from clientwise.attacks import Attack, Boast, Broken, Hostile, Knowledge, Noise, SignFlip, WrongLabels
 from clientwise.core.loss import Loss
 from clientwise.core.seeding import client_keys, generator, mixed
 from clientwise.core.types import LocalTraining, Problem, Task
@@ -241,12 +241,12 @@ class Odd(Attack):
     def __init__(self, what: str) -> None:
         self.what = what
 
-    def forge(self, model: torch.Tensor, global_model: torch.Tensor, random: torch.Generator) -> torch.Tensor:
+    def forge(self, known: Knowledge) -> torch.Tensor:
         if self.what == "raise":
             raise OSError("disk full")
-        return model[:-1] if self.what == "short" else model
+        return known.model[:-1] if self.what == "short" else known.model
 
-    def claim(self, measurements):
+    def claim(self, measurements, known):
         return {**measurements, "extra": torch.tensor(1.0)}
 
 

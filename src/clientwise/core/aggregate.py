@@ -140,7 +140,7 @@ def momentum_step(
     learning_rate: PositiveFloat = 1.0,
     momentum: Decay = 0.9,
 ) -> tuple[Tensor, StepState]:
-    """v ← β·v + Δ; Θ ← Θ + η·v (FedAvgM)."""
+    """v ← β·v + Δ; Θ ← Θ + η·v (FedAvgM, Hsu et al., 2019)."""
     velocity = momentum * state.get("velocity", torch.zeros_like(model)) + (mean - model)
     return model + learning_rate * velocity, {"velocity": velocity}
 
@@ -156,8 +156,45 @@ def adam_step(
     beta2: Decay = 0.99,
     tau: PositiveFloat = 1e-3,
 ) -> tuple[Tensor, StepState]:
-    """m ← β₁m + (1−β₁)Δ; v ← β₂v + (1−β₂)Δ²; Θ ← Θ + η·m/(√v + τ) (FedAdam)."""
+    """m ← β₁m + (1−β₁)Δ; v ← β₂v + (1−β₂)Δ²; Θ ← Θ + η·m/(√v + τ) (FedAdam, Reddi et al., 2021)."""
     update = mean - model
     first = beta1 * state.get("first", torch.zeros_like(model)) + (1 - beta1) * update
     second = beta2 * state.get("second", torch.zeros_like(model)) + (1 - beta2) * update.square()
+    return model + learning_rate * first / (second.sqrt() + tau), {"first": first, "second": second}
+
+
+@SERVER_STEPS.register("yogi")
+def yogi_step(
+    model: Tensor,
+    mean: Tensor,
+    state: StepState,
+    *,
+    learning_rate: PositiveFloat = 0.01,
+    beta1: Decay = 0.9,
+    beta2: Decay = 0.99,
+    tau: PositiveFloat = 1e-3,
+) -> tuple[Tensor, StepState]:
+    """As adam, but v ← v − (1−β₂)·Δ²·sign(v − Δ²), from v = τ² (FedYogi, Reddi et al., 2021)."""
+    update = mean - model
+    squared = update.square()
+    first = beta1 * state.get("first", torch.zeros_like(model)) + (1 - beta1) * update
+    second = state.get("second", torch.full_like(model, tau**2))
+    second = second - (1 - beta2) * squared * (second - squared).sign()
+    return model + learning_rate * first / (second.sqrt() + tau), {"first": first, "second": second}
+
+
+@SERVER_STEPS.register("adagrad")
+def adagrad_step(
+    model: Tensor,
+    mean: Tensor,
+    state: StepState,
+    *,
+    learning_rate: PositiveFloat = 0.01,
+    beta1: Decay = 0.0,
+    tau: PositiveFloat = 1e-3,
+) -> tuple[Tensor, StepState]:
+    """m ← β₁m + (1−β₁)Δ; v ← v + Δ², from v = τ²; Θ ← Θ + η·m/(√v + τ) (FedAdagrad, Reddi et al., 2021)."""
+    update = mean - model
+    first = beta1 * state.get("first", torch.zeros_like(model)) + (1 - beta1) * update
+    second = state.get("second", torch.full_like(model, tau**2)) + update.square()
     return model + learning_rate * first / (second.sqrt() + tau), {"first": first, "second": second}

@@ -1,15 +1,107 @@
 """What happens to the updates before the rule: clipping, mixing, rescaling.
 
-A step is a function of what the server has gathered and the weights [n], and returns the updates [n, d] that go on.
+A step is a function of what the server has gathered and the weights [n], and returns what takes the place of the
+updates. All n clients stay, with their weights.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
-from ..registry import Registry
+from ..registry import NonNegativeFloat, PositiveFloat, PositiveInt, Registry, needs
+from .robust import Minority, combine, distances_to, lowest, squared_distances, weighted_median
+from .seeding import generator
+from .types import Gathered
 
-Before = Callable[..., Tensor]
+
+@dataclass(frozen=True)
+class Mixed:
+    """What takes the place of the updates."""
+
+    updates: Tensor  # [n, d]
+    shares: Tensor  # [n, n] how much of every client (column) is in every row
+
+
+Before = Callable[..., Mixed]
 BEFORE: Registry[Before] = Registry("step before the rule", "before", "What happens to the updates before the rule")
+
+
+@BEFORE.register("nova", needs("models", criteria=["local_steps"]))
+def nova(gathered: Gathered, weights: Tensor) -> Mixed:
+    """Δ_a·τ̄/τ_a with τ̄ = Σ w_a·τ_a: who takes more local steps pulls no harder (FedNova, Wang et al., 2020)."""
+    steps = gathered.criteria["local_steps"].clamp(min=1)
+    return _scaled(gathered, (weights @ steps) / steps)
+
+
+@BEFORE.register("server_norm", needs("models", "server_samples"))
+def server_norm(gathered: Gathered, weights: Tensor) -> Mixed:
+    """Δ_a·‖Δ_s‖/‖Δ_a‖: all as long as what the server's own training does to the model (FLTrust, Cao et al., 2021)."""
+    trusted = gathered.server_update()[: gathered.spec.num_parameters].double().norm().cpu()
+    return _scaled(gathered, trusted / _norms(gathered).clamp(min=1e-12))
+
+
+@BEFORE.register("q_fair", needs("models", criteria=["start_loss"]))
+def q_fair(gathered: Gathered, weights: Tensor, *, q: NonNegativeFloat = 1.0) -> Mixed:
+    """Δ_a·F_a^q / Σ w_b·(F_b^q + q·F_b^(q−1)·‖Δ_b‖²/η): high losses F count more (q-FedAvg, Li et al., 2020)."""
+    losses = gathered.criteria["start_loss"].clamp(min=1e-10)
+    curvature = q * losses ** (q - 1) * _norms(gathered) ** 2 / gathered.training.learning_rate
+    return _scaled(gathered, losses**q / (weights @ (losses**q + curvature)))
+
+
+def _norms(gathered: Gathered) -> Tensor:
+    """How far each client's parameters moved [n]; buffers do not count."""
+    moved = gathered.updates[:, : gathered.spec.num_parameters]
+    return torch.stack([torch.linalg.vector_norm(row, dtype=torch.float64) for row in moved]).cpu()
+
+
+def _scaled(gathered: Gathered, factors: Tensor) -> Mixed:
+    """The updates times a factor each [n]; buffers are statistics of the data and stay what they are."""
+    updates = gathered.updates.clone()
+    updates[:, : gathered.spec.num_parameters] *= factors.to(updates)[:, None]
+    return Mixed(updates, factors.double().diag().cpu())
+
+
+def scaled(updates: Tensor, factors: Tensor) -> Mixed:
+    """Every update times a factor of its own [n]."""
+    factors = factors.to(updates.device, updates.dtype)
+    return Mixed(factors[:, None] * updates, factors.double().diag().cpu())
+
+
+def mixed(updates: Tensor, shares: Tensor) -> Mixed:
+    """Every update replaced by a mean of updates, with the shares [n, n] of its row."""
+    return Mixed(combine(shares, updates), shares.double().cpu())
+
+
+@BEFORE.register("clip")
+def clip(gathered: Gathered, weights: Tensor, *, radius: PositiveFloat | None = None) -> Mixed:
+    """Δ_a ← Δ_a·min(1, r/‖Δ_a‖): no update is longer than r, by default the weighted median of all lengths."""
+    norms = distances_to(torch.zeros_like(gathered.updates[0]), gathered.updates)
+    longest = weighted_median(norms, weights.to(norms)) if radius is None else radius
+    return scaled(gathered.updates, (longest / norms).clamp(max=1).nan_to_num(1.0))
+
+
+@BEFORE.register("nearest_neighbours")
+def nearest_neighbours(gathered: Gathered, weights: Tensor, *, hostile: Minority = 0.2) -> Mixed:
+    """Δ_a ← the mean of the share 1 − h of the weight nearest to it, itself first (NNM; Allouah et al., 2023)."""
+    squares = squared_distances(gathered.updates)
+    nearest = lowest(squares, weights.to(squares), 1 - hostile).T  # row a: the weight nearest to a
+    return mixed(gathered.updates, nearest / (1 - hostile))
+
+
+@BEFORE.register("bucketing")
+def bucketing(gathered: Gathered, weights: Tensor, *, size: PositiveInt = 2) -> Mixed:
+    """Δ_a ← the weighted mean of its bucket, `size` clients drawn anew every round (Karimireddy et al., 2022).
+
+    A bucket holds clients, whatever their weights; its mean has the weight of all its members.
+    """
+    count = len(gathered.client_ids)
+    drawn = torch.randperm(count, generator=generator(gathered.seed, "buckets"))
+    bucket = torch.empty(count, dtype=torch.int64)
+    bucket[drawn] = torch.arange(count) // size
+    shares = (bucket[:, None] == bucket) * weights.double().cpu()
+    totals = shares.sum(1, keepdim=True)
+    return mixed(gathered.updates, torch.where(totals > 0, shares / totals, torch.eye(count, dtype=torch.float64)))

@@ -16,7 +16,8 @@ from .criteria import Arrivals, Outcome
 from .guard import inspect_measurements, inspect_updates
 from .method import Method, Plan
 from .rules import Ruled, mean
-from .types import Candidate, Engine, Evaluation, Gathered, Refusal, ServerState, Task, Updates
+from .seeding import derive_seed
+from .types import Candidate, Engine, Evaluation, Gathered, LocalTraining, Refusal, ServerState, Task, Updates
 from .weighting import divide, to_weights
 
 
@@ -89,6 +90,7 @@ class Cohort:
             self.judge,
             memory={name: values[rows] for name, values in state.memory.items()},
             attributes={name: values[rows] for name, values in self._engine.attributes.items()},
+            server_update=lambda: self._trained_by_server - state.model,
         )
         columns = [
             updates.measurements[criterion.name]
@@ -102,7 +104,8 @@ class Cohort:
         """AdaFed's evaluation of models [c, d]: on the server's set, or without one by the cohort (P3 III.C)."""
         self.judged += len(models)
         if self._plan.judged_by == "clients":
-            return self._engine.evaluate(self.asked, models)
+            judged = self._engine.evaluate(self.asked, models)
+            return replace(judged, right=None, sample_losses=None, sample_classes=None)  # none of it leaves a client
         evaluation = self._engine.evaluate_server(models, "weigh")
         if evaluation is None:
             raise RuntimeError(f"{self._method.name} weighs by a server set, but the engine has none")
@@ -133,7 +136,10 @@ class Cohort:
         weights, notes = method.bounds.apply(weights) if method.bounds else (weights, ())
         ruled = self._ruled(weights)
         aggregate = state.model + ruled.update if ruled else self._aggregator.aggregate(score, scales, weights)
-        aggregate = aggregate * posterior.scale if posterior else aggregate
+        if posterior and posterior.scale != 1:
+            aggregate[: self._engine.spec.num_parameters] *= (
+                posterior.scale
+            )  # statistics of the data stay what they are
         model, step_state = method.server_step(state.model, aggregate, state.step_state)
         return Candidate(
             priority,
@@ -153,22 +159,38 @@ class Cohort:
         method = self._method
         if not method.before and method.rule is None:
             return None
-        gathered = self._gathered
+        gathered, shares = self._gathered, torch.eye(len(weights), dtype=torch.float64)
         for step in method.before:
-            gathered = replace(gathered, updates=step(gathered, weights))
-        return (method.rule or mean)(gathered.updates, weights, self._state.rule_state)
+            mixed = step(gathered, weights)
+            gathered, shares = replace(gathered, updates=mixed.updates), mixed.shares @ shares
+        ruled = (method.rule or mean)(gathered.updates, weights, self._state.rule_state)
+        return replace(ruled, influence=ruled.influence @ shares)
 
     @cached_property
     def _gathered(self) -> Gathered:
-        engine, state, method = self._engine, self._state, self._method
-
-        def train_server(model: Tensor) -> Tensor:
-            return engine.train_server(model, Task(state.round_num + 1, method.training, state.loss, ()))
-
-        criteria = dict(zip(method.names, self.raw.T, strict=True))
+        method, state = self._method, self._state
         return Gathered(
-            tuple(self.client_ids), self._updates(), state.model, engine.spec, criteria, self.judge, train_server
+            client_ids=tuple(self.client_ids),
+            updates=self._updates(),
+            global_model=state.model,
+            spec=self._engine.spec,
+            criteria=dict(zip(method.names, self.raw.T, strict=True)),
+            judge=self.judge,
+            train_server=self._train_server,
+            seed=derive_seed(self._plan.seed, "gathered", state.round_num + 1),
+            training=method.training,
         )
+
+    def _train_server(self, model: Tensor, training: LocalTraining | None = None) -> Tensor:
+        """A model trained on the server's set: the global one, as a client would, once a round however many ask."""
+        if model is self._state.model and training is None:
+            return self._trained_by_server
+        task = Task(self._state.round_num + 1, training or self._method.training, self._state.loss, ())
+        return self._engine.train_server(model, task)
+
+    @cached_property
+    def _trained_by_server(self) -> Tensor:
+        return self._train_server(self._state.model, self._method.training)
 
     def _updates(self) -> Tensor:
         """How far every client's model moved [n, d]; for parts that need the models."""

@@ -25,9 +25,10 @@ from torch.nn.functional import cosine_similarity, normalize
 
 from ..registry import Declaration, Names, Need, Part, PositiveFloat, Registry
 from .metrics import METRICS, performance
-from .types import Evaluation, ModelSpec, Problem
+from .types import Evaluation, LocalTraining, ModelSpec, Problem
 
 ANY = 1e12  # without another bound: no honest measurement exceeds it, and no sum or product of a few overflows
+HONEST = "honest, as the simulation knows"  # an attribute of the clients
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,8 @@ class ClientFacts:
     attributes: Mapping[str, Tensor]  # facts about the client, each [n]
     sample_attributes: Mapping[str, Tensor]  # facts about the samples, each [N]
     load_inputs: Callable[[], Tensor]  # the samples themselves; a function, since few criteria need them
+    training: LocalTraining | None = None  # how they were asked to train; None where clientwise does not train them
+    load_start_loss: Callable[[], Tensor] | None = None  # the received model's mean loss on their samples [n]; likewise
 
     @cached_property
     def inputs(self) -> Tensor:
@@ -69,6 +72,7 @@ class Arrivals:
     judge: Callable[[Tensor], Evaluation]  # evaluates models [c, d] on the server's set, or by the clients
     memory: Mapping[str, Tensor] = field(default_factory=dict)  # what criteria remember of these clients, each [n]
     attributes: Mapping[str, Tensor] = field(default_factory=dict)  # what the server knows about them, each [n]
+    server_update: Callable[[], Tensor] | None = None  # [d] how far the server's own training moves the global model
     _cache: list[Evaluation] = field(default_factory=list)
 
     def evaluation(self) -> Evaluation:
@@ -151,7 +155,7 @@ def criterion(
     if measured_by == "client" and "whole_cohort" in needs:
         raise ValueError(f"criterion {name!r}: a client never sees the whole cohort; measure it on the server")
     every_need = frozenset[Need]({*needs, *(("models",) if memory else ())})  # a round is remembered by its models
-    return CRITERIA.register(name, CriterionDeclaration(every_need, measured_by, high, memory))
+    return CRITERIA.register(name, CriterionDeclaration(every_need, measured_by=measured_by, high=high, memory=memory))
 
 
 def make_criterion(name: str, label: str = "", /, **options: Any) -> Criterion:
@@ -219,6 +223,20 @@ def laplacian_variance(images: Tensor) -> Tensor:
     return (neighbours - 4 * centre).flatten(1).var(1, unbiased=False)
 
 
+@criterion("uniform", measured_by="server", high=1.0)
+def uniform(arrivals: Arrivals) -> Tensor:
+    """1 for everybody: the plain mean of the models, whoever holds how much."""
+    return torch.ones(len(arrivals.client_ids))
+
+
+@criterion("label_closeness", measured_by="client", high=1.0, needs={"classes"})
+def label_closeness(clients: ClientFacts) -> Tensor:
+    """1 − d with d = ‖label shares − 1/C‖₂, the distance from all classes alike (FedDisco, Ye et al., 2023)."""
+    share = clients.label_counts / clients.label_counts.sum(-1, keepdim=True).clamp(min=1)
+    distance: Tensor = torch.linalg.vector_norm(share.double() - 1.0 / share.shape[-1], dim=-1)
+    return 1.0 - distance  # which is √(1 − 1/C) at most
+
+
 # Fulfilment of commercial targets --------------------------------------------------------------------------------
 
 
@@ -230,6 +248,17 @@ def attribute(arrivals: Arrivals, *, of: str) -> Tensor:
     return arrivals.attributes[of]
 
 
+@criterion("honest", measured_by="server", high=1.0, needs={"simulation"})
+def honest(arrivals: Arrivals) -> Tensor:
+    """1 for honest clients and 0 for hostile ones: the control that knows who is who, in simulations alone.
+
+    Whatever else a method weighs by: `criteria = ["honest", "dataset_size"]` with `score = "product"`.
+    """
+    if HONEST not in arrivals.attributes:
+        raise KeyError("nobody knows who is honest: this criterion is for simulations")
+    return arrivals.attributes[HONEST]
+
+
 # Quality of the local model --------------------------------------------------------------------------------------
 
 
@@ -237,6 +266,36 @@ def attribute(arrivals: Arrivals, *, of: str) -> Tensor:
 def training_loss(clients: ClientFacts) -> Tensor:
     """1/(1 + loss) of the last local epoch: clients whose model fits their data weigh more."""
     return 1.0 / (1.0 + clients.training_loss.double())
+
+
+@criterion("exp_loss", measured_by="client", high=1.0)
+def exp_loss(clients: ClientFacts, *, beta: PositiveFloat = 1.0) -> Tensor:
+    """exp(−β·loss) of the last local epoch: divided by the cohort's sum, a softmax (DGA, Dimitriadis et al., 2021)."""
+    return (-beta * clients.training_loss.double()).exp()
+
+
+@criterion("start_loss", measured_by="client")
+def start_loss(clients: ClientFacts) -> Tensor:
+    """Loss of the received model on the client's training samples, before it trains (q-FedAvg, AFL)."""
+    if clients.load_start_loss is None:
+        raise KeyError("start_loss is measured where clientwise trains the clients; here it does not")
+    return clients.load_start_loss()
+
+
+@criterion("local_steps", measured_by="client")
+def local_steps(clients: ClientFacts) -> Tensor:
+    """Local steps τ, with momentum or a proximal term as many as plain ones (FedNova's ‖a‖₁, Wang et al., 2020)."""
+    training = clients.training
+    if training is None:
+        raise KeyError("local_steps is measured where clientwise trains the clients; here it does not")
+    steps = training.num_steps(clients.num_samples).double()
+    if training.momentum:  # Σ_t (1 − ρ^t)/(1 − ρ): the gradient of an early step still moves the model in later ones
+        rest = training.momentum * (1 - training.momentum**steps) / (1 - training.momentum)
+        return (steps - rest) / (1 - training.momentum)
+    if training.proximal:  # Σ_t (1 − ημ)^t: the gradient of an early step is pulled back in later ones
+        kept = 1 - training.learning_rate * training.proximal
+        return (1 - kept**steps) / (1 - kept)
+    return steps
 
 
 @criterion("model_divergence", measured_by="server", high=1.0)
@@ -262,6 +321,18 @@ def server_performance(arrivals: Arrivals, *, metric: Annotated[str | None, Name
     evaluation = arrivals.evaluation()
     regression = evaluation.counts.ndim == 2
     return performance(metric or ("mape" if regression else "accuracy"), evaluation.counts)
+
+
+@criterion("server_cosine", measured_by="server", high=1.0, needs={"server_samples"})
+def server_cosine(arrivals: Arrivals) -> Tensor:
+    """max(0, cos(Δ_a, Δ_s)) with Δ_s, what the server's own training does to the model (FLTrust, Cao et al., 2021)."""
+    if arrivals.server_update is None:
+        raise KeyError("server_cosine needs a server that trains; here it does not")
+    count = arrivals.spec.num_parameters
+    trusted = arrivals.server_update()[:count].double()
+    updates = (arrivals.models - arrivals.global_model)[:, :count]
+    # Row by row: on a GPU a product of a row may otherwise depend on how many there are.
+    return torch.stack([cosine_similarity(row.double(), trusted, dim=0) for row in updates]).clamp(0.0, 1.0)
 
 
 # Trustworthiness of the device -----------------------------------------------------------------------------------

@@ -19,6 +19,8 @@ from .scores import Prioritized, Score
 from .types import LocalTraining
 from .weighting import Normaliser, sum_scale
 
+Control = Literal["pooled", "server_only", "alone"]
+
 
 @dataclass(frozen=True)
 class Method:
@@ -37,6 +39,7 @@ class Method:
     server_step: ServerStep = replace_model
     training: LocalTraining = field(default_factory=LocalTraining)
     fine_tune: LocalTraining | None = None  # the server goes on training the mean on the samples it weighs by
+    control: Control | None = None  # no federated learning at all, to compare with
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -78,9 +81,12 @@ class Plan:
     judged_by: Literal["server", "clients"] = "server"  # who evaluates models for AdaFed (P3 III.C)
     evaluate_clients_every: int = 1  # rounds; 0: never
     rounds: int | None = None  # of the whole run, if known: the last one is evaluated in any case
+    asks: tuple[int, ...] | None = None  # these in every round, instead of a sample
 
     def cohort(self, num_clients: int, round_num: int) -> tuple[int, ...]:
         """A⁻, the clients that are asked in a round; known before it begins."""
+        if self.asks is not None:
+            return self.asks
         return sample_clients(num_clients, self.cohort_size, self.seed, round_num)
 
     def evaluates_clients(self, round_num: int) -> bool:

@@ -58,6 +58,7 @@ def run_round(state: ServerState, method: Method, plan: Plan, engine: Engine) ->
     quality = float(local.overall()[0]) if search and local and not notes else state.quality
     adapted = method.adapt_loss(state.loss, cohort.judge(chosen.model[None])) if method.adapt_loss else None
     adapted = adapted or Adapted(state.loss)
+    triggered = engine.evaluate_server(chosen.model[None], "triggered")
 
     next_state = ServerState(
         round_num=round_num,
@@ -70,7 +71,8 @@ def run_round(state: ServerState, method: Method, plan: Plan, engine: Engine) ->
         evidence=chosen.posterior.memory if chosen.posterior else state.evidence,
         rule_state=chosen.rule_state,
     )
-    return next_state, _record(next_state, cohort, chosen, search, chosen.notes + notes + adapted.notes, report, local)
+    record = _record(next_state, cohort, chosen, search, chosen.notes + notes + adapted.notes, report, local)
+    return next_state, replace(record, attack_success=float(triggered.overall()[0]) if triggered else None)
 
 
 def _record(

@@ -18,7 +18,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from ..registry import Registry, suggest
+from ..registry import NonNegativeFloat, OpenShare, Registry, Share, suggest
 
 Quantifier = Literal["any", "at_least_half", "most", "as_many_as_possible", "all"]
 
@@ -338,6 +338,82 @@ class Product(Score):
         return tuple((self.powers or {}).get(name, 1.0) for name in names)
 
 
+@SCORES.register("disco")
+@dataclass(frozen=True)
+class Disco(Score):
+    """max(0, n − a·d + b): a client's share n of the cohort's samples, less its label discrepancy d (Ye et al., 2023).
+
+    d = 1 − closeness, in its own units, so it goes with `normalise = "none"`, the default here.
+
+    >>> Disco(a=0.5, b=0.1)(["dataset_size", "label_closeness"], torch.tensor([[30.0, 0.8], [10.0, 0.1]]))
+    tensor([0.7500, 0.0000])
+    """
+
+    a: NonNegativeFloat = 0.5
+    b: NonNegativeFloat = 0.1
+    size: str = "dataset_size"
+    closeness: str = "label_closeness"
+
+    default_normaliser = "none"
+    needs_units = True
+
+    def check(self, names: Sequence[str]) -> None:
+        """Both criteria must be there."""
+        _require_some((self.size, self.closeness), names)
+
+    def __call__(self, names: Sequence[str], values: Tensor) -> Tensor:
+        """See the class."""
+        size, closeness = (values[:, list(names).index(name)] for name in (self.size, self.closeness))
+        share = size / size.sum().clamp(min=1e-300)
+        return (share - self.a * (1 - closeness) + self.b).clamp(min=0)
+
+
+@SCORES.register("iowa")
+@dataclass(frozen=True)
+class Iowa(Score):
+    """Induced OWA over the *clients*: the criterion `by` orders them, weights belong to places (Yager, 1999).
+
+    w_i = Q(S_i) − Q(S_(i−1)), with S_i the share of the best i clients: each counts one, or the product of its other
+    criteria. Q rises to `most` over the best clients up to the share `best`, then to 1 at the share `end`: who comes
+    after that has no weight (Rodríguez-Barroso et al., 2022). Clients that are equal by `by` share their places.
+
+    >>> Iowa(by="accuracy", best=0.25, most=0.4, end=0.75)(["accuracy"], torch.tensor([[0.9], [0.1], [0.7], [0.8]]))
+    tensor([0.4000, 0.0000, 0.3000, 0.3000])
+    """
+
+    by: str
+    best: OpenShare = 0.2
+    most: Share = 0.4
+    end: OpenShare = 0.8
+
+    def __post_init__(self) -> None:
+        if not self.best < self.end:
+            raise ValueError(f"best must be below end, got {self.best:g} and {self.end:g}")
+        if self.most / self.best < (1 - self.most) / (self.end - self.best):
+            raise ValueError("most is so small that better clients would weigh less: raise it, or lower best")
+
+    def check(self, names: Sequence[str]) -> None:
+        """The criterion that orders must be there."""
+        _require_some((self.by,), names)
+
+    def __call__(self, names: Sequence[str], values: Tensor) -> Tensor:
+        """See the class."""
+        column = list(names).index(self.by)
+        others = [place for place in range(len(names)) if place != column]
+        counts = values[:, others].prod(1)
+        counts = counts / counts.sum().clamp(min=1e-300)
+        _, group = torch.unique(values[:, column], return_inverse=True)  # groups of equals, the best last
+        sizes = torch.zeros(int(group.max()) + 1, dtype=values.dtype).index_add_(0, group, counts).flip(0)
+        gains = self._quantifier(sizes.cumsum(0)).diff(prepend=torch.zeros(1, dtype=values.dtype))
+        per_count = torch.where(sizes > 0, gains / sizes, 0.0).flip(0)
+        return counts * per_count[group]
+
+    def _quantifier(self, share: Tensor) -> Tensor:
+        first = share / self.best * self.most
+        second = self.most + (share - self.best) / (self.end - self.best) * (1 - self.most)
+        return torch.where(share < self.best, first, second.clamp(max=1))
+
+
 def _linear_terms(coefficients: Sequence[float]) -> tuple[Term, ...]:
     count = len(coefficients)
     return tuple(
@@ -360,6 +436,12 @@ def _subset(key: str, names: Sequence[str]) -> frozenset[str]:
 
 def _joined(subset: frozenset[str]) -> str:
     return "+".join(sorted(subset))
+
+
+def _require_some(wanted: Sequence[str], names: Sequence[str]) -> None:
+    for name in wanted:
+        if name not in names:
+            raise ValueError(f"it reads {name!r}, which is not among the criteria{suggest(name, names)}")
 
 
 def _require_same(option: str, given: Sequence[str] | Mapping[str, Any], names: Sequence[str]) -> None:

@@ -72,6 +72,12 @@ class LocalTraining:
     momentum: float = 0.0
     weight_decay: float = 0.0
     proximal: float = 0.0  # μ of FedProx: (μ/2)·‖Θ_a − Θ‖² is added to the loss
+    control_variates: bool = False  # SCAFFOLD: c − c_a is added to every gradient
+
+    def num_steps(self, sizes: Tensor) -> Tensor:
+        """How many batches clients of these sizes [n] train on in a round [n]."""
+        batch = self.batch_size or sizes.clamp(min=1)
+        return self.epochs * -(-sizes // batch)
 
 
 @dataclass(frozen=True)
@@ -189,7 +195,19 @@ class Gathered:
     spec: ModelSpec
     criteria: Mapping[str, Tensor]  # raw values by the name of their column, each [n]
     judge: Callable[[Tensor], Evaluation]  # evaluates models [c, d] on the server's set, or by the clients
-    train_server: Callable[[Tensor], Tensor]  # a model [d], trained on the server's set as a client would
+    train_server: Callable[..., Tensor]  # a model [d], trained on the server's set: as a client would, or otherwise
+    seed: int = 0  # of this round, for what a part draws by chance
+    training: LocalTraining = LocalTraining()  # of the clients
+
+    def server_update(self) -> Tensor:
+        """How far training on the server's set, as a client would, moves the global model [d]."""
+        return self.train_server(self.global_model) - self.global_model
+
+    def gradient(self, model: Tensor) -> Tensor:
+        """Of the loss on the server's set [d]: one step with all samples and a rate of 1 takes it away from a model."""
+        gradient = model - self.train_server(model, LocalTraining(learning_rate=1.0))
+        gradient[self.spec.num_parameters :] = 0  # buffers have none
+        return gradient
 
 
 @dataclass(frozen=True)
@@ -262,6 +280,14 @@ class RoundRecord:
     notes: tuple[str, ...]
     report: Evaluation | None  # on the server's reporting part
     local: Evaluation | None  # on every client's own test set
+    attack_success: float | None = None  # of simulated backdoors: the share of samples with the trigger that work
+
+
+ServerPart = Literal[
+    "weigh",  # what the server weighs models by
+    "report",  # what it reports on
+    "triggered",  # the latter with the trigger of a simulated backdoor: right is what the attacker wants
+]
 
 
 class Engine(Protocol):
@@ -283,7 +309,7 @@ class Engine(Protocol):
         """Every candidate [c, d] on the test set of every client, in one pass."""
         ...
 
-    def evaluate_server(self, models: Tensor, part: Literal["weigh", "report"]) -> Evaluation | None:
+    def evaluate_server(self, models: Tensor, part: ServerPart) -> Evaluation | None:
         """Every candidate [c, d] on a part of the server's set; None where the server has none."""
         ...
 

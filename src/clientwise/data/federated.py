@@ -6,7 +6,7 @@ import functools
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy
 import torch
@@ -39,6 +39,18 @@ class Samples:
         """Samples as the model sees them: float32, scaled, where the indices are."""
         inputs = self.inputs[indices.to(self.inputs.device)].to(indices.device).float()
         return inputs if self.scale == 1 else inputs * self.scale
+
+    def with_copies(self, of: Tensor, inputs: Tensor) -> Samples:
+        """Also copies of some samples, with other inputs, behind all others."""
+        return replace(
+            self,
+            inputs=torch.cat([self.inputs, inputs]),
+            targets=torch.cat([self.targets, self.targets[of]]),
+            sample_attributes={
+                name: torch.cat([values, values[of]]) for name, values in self.sample_attributes.items()
+            },
+            ids=None if self.ids is None else torch.cat([self.ids, self.ids[of]]),
+        )
 
     def to(self, device: torch.device) -> Samples:
         """The inputs on a device: there they stay compact, and are scaled batch by batch."""
@@ -100,6 +112,8 @@ class FederatedData:
     weigh: Shares | None  # one holder, the server: what it weighs models by
     report: Shares | None  # one holder, the server: what it reports on
     attributes: Mapping[str, Tensor] = field(default_factory=dict)  # facts about the clients, each [K]
+    poisoned: Shares | None = None  # `train` as hostile clients have it in the rounds in which they attack
+    triggered: Shares | None = None  # of `report`, with the trigger of a backdoor and called as it wants them
     names: tuple[str, ...] = ()  # of the clients, where they have some
 
     @property
@@ -110,7 +124,7 @@ class FederatedData:
     def fingerprint(self) -> str:
         """Tells these data from others: who holds which samples, and how they are called."""
         digest = hashlib.blake2b(digest_size=16)
-        for shares in (self.train, self.test, self.weigh, self.report):
+        for shares in (self.train, self.test, self.weigh, self.report, self.poisoned, self.triggered):
             if shares is not None:
                 for tensor in (shares.indices, shares.targets, shares.offsets):
                     digest.update(tensor.cpu().contiguous().numpy().tobytes())
@@ -137,6 +151,14 @@ class FederatedData:
         """A client for a person: its number, and its name where it has one."""
         return f"client {client} ({self.names[client]})" if self.names else f"client {client}"
 
+    def in_one_place(self, what: Literal["pooled", "server_only"]) -> FederatedData:
+        """The same data with all training samples at client 0: everybody's, or those the server weighs by."""
+        held = self.train if what == "pooled" else self.weigh
+        assert held is not None, "a config that trains on a server set without having one is refused before it runs"
+        offsets = torch.full_like(self.train.offsets, len(held.indices))
+        offsets[0] = 0
+        return replace(self, train=Shares(held.indices, held.targets, offsets))
+
     def shares_to(self, device: torch.device) -> FederatedData:
         """Who holds what, on a device; the samples stay where they are."""
         return replace(
@@ -145,6 +167,8 @@ class FederatedData:
             test=self.test.to(device),
             weigh=self.weigh.to(device) if self.weigh else None,
             report=self.report.to(device) if self.report else None,
+            poisoned=self.poisoned.to(device) if self.poisoned else None,
+            triggered=self.triggered.to(device) if self.triggered else None,
         )
 
     @staticmethod

@@ -11,12 +11,6 @@ from ..core.seeding import mixed
 from ..core.types import LocalTraining
 
 
-def num_steps(sizes: Tensor, training: LocalTraining) -> Tensor:
-    """How many batches clients of these sizes [G] train on in a round [G]."""
-    batch = training.batch_size or sizes.clamp(min=1)
-    return training.epochs * -(-sizes // batch)
-
-
 @dataclass(frozen=True)
 class BatchSchedule:
     """When G clients train on how many samples, side by side: client g does its steps and then rests.
@@ -36,7 +30,7 @@ class BatchSchedule:
     @staticmethod
     def of(sizes: Tensor, training: LocalTraining, width: int, device: torch.device) -> BatchSchedule:
         """For clients of these sizes [G], in batches of at most `width` samples."""
-        steps = num_steps(sizes, training)
+        steps = training.num_steps(sizes)
         batch = sizes.clamp(min=1) if training.batch_size is None else torch.full_like(sizes, training.batch_size)
         per_epoch = (steps // training.epochs).clamp(min=1)
         step = torch.arange(int(steps.max()))[:, None]  # [S, 1]

@@ -28,6 +28,7 @@ class TrainJob:
     keys: Tensor  # [G], on the CPU
     training: LocalTraining
     losses: Sequence[Loss]  # [G]; they differ in nothing but their class weights
+    corrections: Tensor | None = None  # [G, d] added to every gradient; there where `training.control_variates` is set
 
     def __len__(self) -> int:
         return len(self.starts)
@@ -39,7 +40,9 @@ class TrainJob:
         samples, rows = torch.cat(parts).to(self.indices.device), order.to(self.starts.device)
         losses = [self.losses[row] for row in order.tolist()]
         indices, targets = self.indices[samples], self.targets[samples]
-        return TrainJob(self.starts[rows], indices, targets, self.sizes[order], self.keys[order], self.training, losses)
+        corrections = None if self.corrections is None else self.corrections[rows]
+        sizes, keys = self.sizes[order], self.keys[order]
+        return TrainJob(self.starts[rows], indices, targets, sizes, keys, self.training, losses, corrections)
 
     @staticmethod
     def joined(jobs: Sequence[TrainJob]) -> TrainJob:
@@ -51,7 +54,9 @@ class TrainJob:
             for name in ("starts", "indices", "targets", "sizes", "keys")
         }
         losses = [loss for job in jobs for loss in job.losses]
-        return TrainJob(training=jobs[0].training, losses=losses, **tensors)
+        corrections = [job.corrections for job in jobs if job.corrections is not None]
+        together = torch.cat(corrections) if corrections else None
+        return TrainJob(training=jobs[0].training, losses=losses, corrections=together, **tensors)
 
 
 class TrainResult(NamedTuple):

@@ -7,19 +7,23 @@ import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from ..attacks import Hostile
-from ..core.criteria import ClientFacts, measure_clients
-from ..core.seeding import client_keys, generator
-from ..core.types import Evaluation, Refusal, Task, Updates
+from ..attacks import Honest, Hostile, Knowledge
+from ..core.criteria import HONEST, ClientFacts, make_criterion, measure_clients
+from ..core.seeding import client_keys
+from ..core.types import Evaluation, LocalTraining, Refusal, ServerPart, Task, Updates
 from ..data.federated import FederatedData, Shares
 from ..models.flat import flattened
+from ..registry import Need
 from .executor import DeviceExecutor, Executor
 from .jobs import EvaluateJob, TrainJob, TrainResult
+from .variates import KEY as VARIATE
+from .variates import ControlVariates
+
+LAST_MODEL = "last_model"  # in the state, beside the clients' numbers
 
 
 class LocalEngine:
@@ -39,21 +43,29 @@ class LocalEngine:
         self.executor: Executor = executor or DeviceExecutor(data.samples, module, device or torch.device("cpu"))
         self.device = self.executor.device
         self.data = replace(data, samples=self.executor.samples).shares_to(self.device)
-        self.attributes = self.data.attributes
         self.problem = data.samples.problem
         self.num_clients = data.num_clients
         self.spec = self.executor.spec
         self.initial_model = flattened(module).to(self.device)  # [d] the module as it was given
         self._seed = seed
         self._hostile = hostile or {}
+        honest = torch.tensor([float(client not in self._hostile) for client in range(data.num_clients)])
+        self.attributes: Mapping[str, Tensor] = {**self.data.attributes, HONEST: honest.double()}
         self._chunk_size = chunk_size
         self.idle_work: Callable[[], None] | None = None  # done when a GPU is at work, or the first chunk is done
         self._sizes = data.train.sizes
         self._label_counts = _label_counts(data.train, self.problem.num_classes)
         self._prefetched: tuple[Sequence[int], tuple[Tensor, Tensor, Tensor] | None] = (), None  # and what they hold
         self._private_models: dict[int, Tensor] = {}  # of hostile clients that keep a model of their own
+        self._variates = ControlVariates(self.num_clients, self.initial_model, self.spec.num_parameters)
+        self._remembers = any("last_model" in one.needs for one in self._hostile.values())
+        self._last_model: Tensor | None = None  # the global model of the round before, where an attack goes by it
+        self._attacking: dict[int, Hostile] = {}  # who attacks in the round that was begun last
+        self._theirs: list[Tensor] = []  # models of those who lie about models, in that round
         self._weigh = _evaluate_job(self.data.weigh, range(1)) if self.data.weigh else None
         self._report = _evaluate_job(self.data.report, range(1)) if self.data.report else None
+        shown = self.data.triggered
+        self._triggered = _evaluate_job(shown, range(len(shown))) if shown else None
 
     @functools.cached_property
     def _all_tests(self) -> EvaluateJob:
@@ -67,19 +79,38 @@ class LocalEngine:
 
     def train(self, client_ids: Sequence[int], model: Tensor, task: Task) -> Iterator[Updates]:
         """See `core.types.Engine`."""
+        if not task.training.control_variates:
+            yield from self._train(client_ids, model, task)
+            return
+        self._variates.begin_round()
+        for updates in self._train(client_ids, model, task):
+            self._variates.update(updates, model, self._sizes, task.training)
+            yield updates
+
+    def _train(self, client_ids: Sequence[int], model: Tensor, task: Task) -> Iterator[Updates]:
+        self._begin(task.round_num)
+        seeing = {client for client, one in self._attacking.items() if "whole_cohort" in one.needs}
+        waits = seeing.intersection(client_ids)
         failures: list[tuple[int, Exception]] = []
-        for clients, outcome in self._outcomes(client_ids, model, task):
-            if isinstance(outcome, Exception):
-                failures += [(client, outcome) for client in clients]
+        honest, late = list[Updates](), list[Updates]()  # where somebody waits for what the honest send
+        untrained = 0
+        for clients, updates in self._outcomes(client_ids, model, task):
+            if isinstance(updates, Exception):
+                failures += [(client, updates) for client in clients]
+                untrained += len(clients)
                 continue
-            updates, odd = outcome
-            yield updates.select(torch.tensor([row not in odd for row in range(len(clients))]))
-            for row, forged in odd.items():
-                if isinstance(forged, Exception):
-                    failures.append((clients[row], forged))
-                else:
-                    yield replace(updates.select(torch.arange(len(clients)) == row), models=forged[None])
-        if failures and len(failures) == len(client_ids):
+            if waits:
+                honest.append(_of(updates, [client not in self._attacking for client in clients]))
+                late.append(_of(updates, [client in waits for client in clients]))
+                updates = _of(updates, [client not in waits for client in clients])
+            yield from self._send(updates, model, task, failures)
+        if late:
+            hostile = Updates.joined(late)
+            seen = self._seen(Updates.joined(honest), hostile, model, task)
+            yield from self._send(hostile, model, task, failures, seen)
+        if self._remembers:
+            self._last_model = model.clone()  # of its own: a checkpoint takes no two tensors of one memory
+        if untrained and untrained == len(client_ids):
             raise failures[-1][1]  # nobody could train: that is no client's fault
         if failures:
             nothing = torch.zeros(0, dtype=torch.float64)
@@ -88,8 +119,8 @@ class LocalEngine:
 
     def _outcomes(
         self, client_ids: Sequence[int], model: Tensor, task: Task
-    ) -> Iterator[tuple[Sequence[int], tuple[Updates, dict[int, Tensor | Exception]] | Exception]]:
-        """Chunk after chunk, what its clients send; one that fails is tried again in halves.
+    ) -> Iterator[tuple[Sequence[int], Updates | Exception]]:
+        """Chunk after chunk, what its clients trained and measured; one that fails is tried again in halves.
 
         One client's misfortune is not the federation's, and half as many need half of the memory.
         """
@@ -106,7 +137,7 @@ class LocalEngine:
             elif isinstance(result, Exception):
                 yield chunk, result
             else:
-                yield chunk, self._send(chunk, result, model, task, seconds)
+                yield chunk, self._trained(chunk, result, model, task, seconds)
             began = time.perf_counter()
 
     def _cut(self, client_ids: Sequence[int], task: Task) -> list[Sequence[int]]:
@@ -124,55 +155,102 @@ class LocalEngine:
 
     def _train_job(self, clients: Sequence[int], model: Tensor, task: Task) -> TrainJob:
         prefetched, held = self._prefetched
-        indices, targets, _ = held if held and clients == prefetched else self.data.train.gather(clients)
+        indices, targets, owner = held if held and clients == prefetched else self.data.train.gather(clients)
         starts = model.to(self.device).expand(len(clients), -1)
-        if any(client in self._private_models for client in clients):
-            starts = torch.stack(
-                [self._private_models.get(client, start) for client, start in zip(clients, starts, strict=True)]
-            )
+        attackers = self._attacking.keys() & clients
+        if attackers and self.data.poisoned is not None:
+            theirs, called, _ = self.data.poisoned.gather(clients)
+            poisoned = torch.tensor([client in attackers for client in clients])[owner].to(self.device)
+            indices, targets = torch.where(poisoned, theirs, indices), targets.clone()
+            targets[poisoned] = called[poisoned]
+        if private := {client: self._private_models[client] for client in attackers & self._private_models.keys()}:
+            starts = torch.stack([private.get(client, start) for client, start in zip(clients, starts, strict=True)])
         keys = client_keys(self._seed, "training", task.round_num, clients)
-        return TrainJob(
-            starts, indices, targets, self._sizes[list(clients)], keys, task.training, [task.loss] * len(clients)
-        )
+        sizes, losses = self._sizes[list(clients)], [task.loss] * len(clients)
+        corrections = self._variates.corrections(clients) if task.training.control_variates else None
+        return TrainJob(starts, indices, targets, sizes, keys, task.training, losses, corrections)
+
+    def _trained(
+        self, clients: Sequence[int], trained: TrainResult, model: Tensor, task: Task, seconds: float
+    ) -> Updates:
+        """What these clients have to send, if they are honest."""
+        training_loss = trained.losses.double().cpu()
+        measured = measure_clients(task.criteria, self.facts(clients, training_loss, model, task.training))
+        took = torch.full((len(clients),), seconds, dtype=torch.float64)
+        return Updates(tuple(clients), trained.models, measured, training_loss, took)
+
+    def _begin(self, round_num: int) -> None:
+        """Who attacks in this round."""
+        self._theirs = []
+        self._attacking = {
+            client: one for client, one in self._hostile.items() if one.acts(self._seed, round_num, client)
+        }
+
+    def _needs(self, client: int) -> frozenset[Need]:
+        """What the attack of a client needs in this round; nothing for the honest."""
+        return self._attacking[client].needs if client in self._attacking else frozenset()
+
+    def _seen(self, honest: Updates, hostile: Updates, model: Tensor, task: Task) -> Honest:
+        """What clients that see the whole cohort go by."""
+        seen = honest if honest.client_ids else hostile
+        criteria = [make_criterion(part.name, part.label, **part.options) for part in task.criteria]
+        highest = {criterion.name: criterion.high(self.problem) for criterion in criteria}
+        return Honest(seen.models - model, seen.measurements, highest, len(hostile.client_ids))
 
     def _send(
-        self, clients: Sequence[int], trained: TrainResult, model: Tensor, task: Task, seconds: float
-    ) -> tuple[Updates, dict[int, Tensor | Exception]]:
-        """What the server gets; by row the models of hostile clients that cannot be stacked with the others."""
-        models, training_loss = trained.models, trained.losses.double().cpu()
-        odd: dict[int, Tensor | Exception] = {}
-        for row, client in enumerate(clients):
-            if (hostile := self._hostile.get(client)) is None:
-                continue
-            if hostile.ignore_global:
-                self._private_models[client] = models[row].clone()
-            random = generator(self._seed, "attack", task.round_num, client)
-            try:
-                forged = hostile.attack.forge(models[row], model, random)
-            except Exception as error:
-                odd[row] = error
-            else:
-                if forged.shape == model.shape:
-                    models[row] = forged
+        self,
+        updates: Updates,
+        model: Tensor,
+        task: Task,
+        failures: list[tuple[int, Exception]],
+        cohort: Honest | None = None,
+    ) -> Iterator[Updates]:
+        """What the server gets: hostile clients forge and lie. Forged models of another size come one by one."""
+        if not self._attacking:
+            yield updates
+            return
+        odd: dict[int, Tensor] = {}
+        failed = set[int]()
+        for row, client in enumerate(updates.client_ids):
+            if client in self._attacking:
+                try:
+                    forged = self._attack(client, row, updates, model, task, cohort)
+                except Exception as error:
+                    failed.add(row)
+                    failures.append((client, error))
                 else:
-                    odd[row] = forged
-        took = torch.full((len(clients),), seconds, dtype=torch.float64)
-        measured = self._measure(clients, training_loss, task)
-        return Updates(tuple(clients), models, measured, training_loss, took), odd
+                    if forged.shape == model.shape:
+                        updates.models[row] = forged
+                    else:
+                        odd[row] = forged
+        usual = _of(updates, [row not in odd and row not in failed for row in range(len(updates.client_ids))])
+        if usual.client_ids:
+            yield usual
+        for row, forged in odd.items():
+            alone = _of(updates, [place == row for place in range(len(updates.client_ids))])
+            yield replace(alone, models=forged[None])
 
-    def _measure(self, clients: Sequence[int], training_loss: Tensor, task: Task) -> dict[str, Tensor]:
-        """The criteria the clients report: the truth, but for those who lie."""
-        measured = measure_clients(task.criteria, self.facts(clients, training_loss))
-        for row, client in enumerate(clients):
-            if client in self._hostile:
-                mine = {name: values[row] for name, values in measured.items()}
-                claimed = self._hostile[client].attack.claim(mine)
-                for name in measured.keys() & claimed.keys():
-                    measured[name][row] = claimed[name]
-        return measured
+    def _attack(
+        self, client: int, row: int, updates: Updates, model: Tensor, task: Task, cohort: Honest | None
+    ) -> Tensor:
+        """The model that a hostile client sends; its measurements become what it claims."""
+        one, trained = self._attacking[client], updates.models[row]
+        if one.ignore_global:
+            self._private_models[client] = trained.clone()
+        random = one.draws(self._seed, "attack", task.round_num, client)
+        known = Knowledge(trained, model, random, self._last_model, cohort)
+        forged = one.attack.forge(known)
+        if "judgements" in one.needs:
+            self._theirs.append(forged)
+        claimed = one.attack.claim({name: values[row] for name, values in updates.measurements.items()}, known)
+        for name in updates.measurements.keys() & claimed.keys():
+            updates.measurements[name][row] = claimed[name]
+        return forged
 
-    def facts(self, clients: Sequence[int], training_loss: Tensor) -> ClientFacts:
-        """What these clients know about themselves."""
+    def facts(
+        self, clients: Sequence[int], training_loss: Tensor, model: Tensor, training: LocalTraining
+    ) -> ClientFacts:
+        """What these clients know about themselves, who were sent this model and asked to train like that."""
         rows, samples = list(clients), self.data.samples
 
         @functools.cache
@@ -186,7 +264,13 @@ class LocalEngine:
             attributes={name: values[rows] for name, values in self.data.attributes.items()},
             sample_attributes={name: values[indices().cpu()] for name, values in samples.sample_attributes.items()},
             load_inputs=lambda: samples.batch(indices()),
+            training=training,
+            load_start_loss=lambda: self._losses_before_training(clients, model),
         )
+
+    def _losses_before_training(self, clients: Sequence[int], model: Tensor) -> Tensor:
+        """Of the model [d] on the training samples of each client [n]; 0 for a client without."""
+        return self.executor.evaluate(model[None], _evaluate_job(self.data.train, clients)).losses[0]
 
     def train_server(self, model: Tensor, task: Task) -> Tensor:
         """See `core.types.Engine`."""
@@ -194,7 +278,8 @@ class LocalEngine:
         assert share is not None, "a config that trains on a server set without having one is refused before it runs"
         keys = client_keys(self._seed, "server training", task.round_num, [0])
         sizes = torch.tensor([len(share.indices)])
-        job = TrainJob(model[None], share.indices, share.targets, sizes, keys, task.training, [task.loss])
+        training = replace(task.training, control_variates=False)  # the server has none of its own
+        job = TrainJob(model[None], share.indices, share.targets, sizes, keys, training, [task.loss])
         (result,) = self.executor.train([job])
         if isinstance(result, Exception):
             raise result
@@ -204,20 +289,43 @@ class LocalEngine:
         """See `core.types.Engine`."""
         everybody = isinstance(client_ids, range) and client_ids == range(self.num_clients)
         job = self._all_tests if everybody else _evaluate_job(self.data.test, client_ids)
-        return self.executor.evaluate(models, job)
+        evaluation = self.executor.evaluate(models, job)
+        for place, client in enumerate(client_ids) if self._attacking else ():
+            if "judgements" in self._needs(client):
+                evaluation = self._lied(evaluation, place, client, models)
+        return evaluation
 
-    def evaluate_server(self, models: Tensor, part: Literal["weigh", "report"]) -> Evaluation | None:
+    def _lied(self, evaluation: Evaluation, place: int, client: int, models: Tensor) -> Evaluation:
+        """The evaluation with what a client says of the models in the place of what it found."""
+        truth = self.executor.evaluate(models, _evaluate_job(self.data.test, [client]))
+        own = [any(torch.equal(model, one) for one in self._theirs) for model in models]
+        said = self._attacking[client].attack.judge(truth, torch.tensor(own), self.problem)
+        values, losses = evaluation.values.clone(), evaluation.losses.clone()
+        values[:, place], losses[:, place] = said.values[:, 0], said.losses[:, 0]
+        counts = evaluation.counts - truth.counts + said.counts
+        return replace(evaluation, values=values, losses=losses, counts=counts)
+
+    def evaluate_server(self, models: Tensor, part: ServerPart) -> Evaluation | None:
         """See `core.types.Engine`."""
-        job = self._weigh if part == "weigh" else self._report
+        job = {"weigh": self._weigh, "report": self._report, "triggered": self._triggered}[part]
         return None if job is None else self.executor.evaluate(models, job)
 
     def state(self) -> dict[str, Tensor]:
-        """See `core.types.Engine`: the models of hostile clients that keep one of their own."""
-        return {str(client): model for client, model in self._private_models.items()}
+        """See `core.types.Engine`: the models of hostile clients that keep one of their own, and what they remember."""
+        remembered = {} if self._last_model is None else {LAST_MODEL: self._last_model}
+        private = {str(client): model for client, model in self._private_models.items()}
+        return self._variates.state() | remembered | private
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """See `core.types.Engine`."""
-        self._private_models = {int(client): model.to(self.device) for client, model in state.items()}
+        models = {key: model.to(self.device) for key, model in state.items()}
+        self._last_model = models.pop(LAST_MODEL, None)
+        self._variates.load_state(models)
+        self._private_models = {int(key): model for key, model in models.items() if not key.startswith(VARIATE)}
+
+
+def _of(updates: Updates, rows: Sequence[bool]) -> Updates:
+    return updates.select(torch.tensor(rows, dtype=torch.bool))
 
 
 def _evaluate_job(shares: Shares, holders: Sequence[int]) -> EvaluateJob:

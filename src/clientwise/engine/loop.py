@@ -39,6 +39,7 @@ class LoopBackend:
         self._parameters = list(flat.module.parameters())
         self._dropouts = [module for module in flat.module.modules() if isinstance(module, CountedDropout)]
         self._anchor = flat.parameter.detach().clone()
+        self._correction = torch.zeros_like(self._anchor)
         self._recipe: tuple[LocalTraining, Loss] | None = None
         self._graphs: dict[int, tuple[tuple[Tensor, Tensor], CudaGraph]] = {}
         self._loss = torch.zeros((), device=flat.vector.device)
@@ -60,6 +61,8 @@ class LoopBackend:
         flat.load(job.starts[index])
         flat.module.train()
         self._anchor.copy_(flat.parameter.detach())
+        if job.corrections is not None:
+            self._correction.copy_(job.corrections[index, : len(self._correction)])
         for dropout in self._dropouts:
             dropout.key.copy_(mixed(key[0]))
         loss = torch.zeros((), dtype=torch.float64, device=device)
@@ -127,6 +130,9 @@ class LoopBackend:
             if training.proximal:
                 assert flat.parameter.grad is not None
                 flat.parameter.grad.add_(flat.parameter - self._anchor, alpha=training.proximal)
+            if training.control_variates:
+                assert flat.parameter.grad is not None
+                flat.parameter.grad.add_(self._correction)
         self._optimizer.step()
         return loss.detach()
 

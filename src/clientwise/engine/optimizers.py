@@ -35,4 +35,5 @@ def restart(optimizer: torch.optim.Optimizer) -> None:
 
 def is_plain_sgd(training: LocalTraining) -> bool:
     """Whether a step is nothing but θ −= η·∇: it can then be taken where the gradient is made."""
-    return training.optimizer == "sgd" and not (training.momentum or training.weight_decay or training.proximal)
+    more = training.momentum or training.weight_decay or training.proximal or training.control_variates
+    return training.optimizer == "sgd" and not more

@@ -11,14 +11,16 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from ..attacks import ATTACKS, Hostile
-from ..core.method import Plan
+from ..attacks import ATTACKS, Hostile, Several
+from ..attacks.backdoors import plant
+from ..core.method import Control, Plan
 from ..core.sampling import cohort_size
 from ..core.seeding import generator, seeded_default_generator
 from ..data.datasets import DATASETS, DataError
 from ..data.features import with_features
 from ..data.federated import FederatedData, Samples, Shares
 from ..data.partition import PARTITIONS, Division, contribute, divide, hand_out
+from ..engine.alone import AloneEngine
 from ..engine.device import pick_device
 from ..engine.executor import DeviceExecutor, Executor
 from ..engine.local import LocalEngine
@@ -72,12 +74,21 @@ def choose_hostile(experiment: Experiment, num_clients: int, seed: int) -> dict[
     listed = {client for group in experiment.hostile if isinstance(group.clients, list) for client in group.clients}
     chosen: dict[int, Hostile] = {}
     for index, group in enumerate(experiment.hostile):
-        members = group.clients
+        members = group.wanted(num_clients)
         if isinstance(members, int):
             free = [client for client in range(num_clients) if client not in chosen and client not in listed]
             draw = torch.randperm(len(free), generator=generator(seed, "hostile", index))[:members]
             members = [free[place] for place in draw.tolist()]
-        hostile = Hostile(make(ATTACKS, group.attack), group.ignore_global, group.attack.name)
+        attacks = [make(ATTACKS, part) for part in group.attack]
+        hostile = Hostile(
+            attacks[0] if len(attacks) == 1 else Several(attacks),
+            group.ignore_global,
+            name=", ".join(part.name for part in group.attack),
+            needs=frozenset(need for part in group.attack for need in ATTACKS.needs(part)),
+            from_round=group.from_round,
+            probability=group.probability,
+            leader=min(members) if group.collude and members else None,
+        )
         chosen |= dict.fromkeys(members, hostile)
     return chosen
 
@@ -93,16 +104,17 @@ def build_data(
     hostile = choose_hostile(experiment, len(divided.train), seed)
 
     def relabel(client: int, targets: Tensor) -> Tensor:
-        if client not in hostile:
+        one = hostile.get(client)
+        if one is None or not one.always:
             return targets
-        return hostile[client].attack.relabel(targets, samples.problem, generator(seed, "relabel", 0, client))
+        return one.attack.relabel(targets, samples.problem, one.draws(seed, "relabel", 0, client))
 
     if isinstance(divided, FederatedData):
         data = _adopt(experiment, divided, seed, hostile, relabel)
     else:
         data = _hand_out(experiment, samples, divided, seed, relabel)
     given = {name: torch.tensor(values, dtype=torch.float64) for name, values in experiment.attributes.items()}
-    return replace(data, attributes={**data.attributes, **given}), hostile
+    return plant(replace(data, attributes={**data.attributes, **given}), hostile, seed), hostile
 
 
 def count_clients(experiment: Experiment) -> int:
@@ -181,11 +193,20 @@ def build_executor(
 
 
 def build_engine(
-    experiment: Experiment, data: FederatedData, hostile: Mapping[int, Hostile], seed: int, executor: Executor
+    experiment: Experiment,
+    data: FederatedData,
+    hostile: Mapping[int, Hostile],
+    seed: int,
+    executor: Executor,
+    control: Control | None = None,
 ) -> LocalEngine:
-    """An engine with the initial model of this seed."""
+    """An engine with the initial model of this seed. In a control nobody sends anything, so nobody attacks."""
     module = build_module(experiment, data.samples, seed)
-    return LocalEngine(data, module, seed=seed, executor=executor, hostile=hostile)
+    if control is None:
+        return LocalEngine(data, module, seed=seed, executor=executor, hostile=hostile)
+    if control == "alone":
+        return AloneEngine(data, module, seed=seed, executor=executor, hostile=hostile)
+    return LocalEngine(data.in_one_place(control), module, seed=seed, executor=executor)
 
 
 def build_module(experiment: Experiment, samples: Samples, seed: int, *, to_try: bool = False) -> nn.Module:
@@ -212,8 +233,8 @@ def _network(experiment: Experiment, samples: Samples) -> Callable[[], nn.Module
     return partial(make(MODELS, experiment.model), tuple(samples.inputs.shape[1:]), num_outputs)
 
 
-def build_plan(experiment: Experiment, num_clients: int, seed: int) -> Plan:
-    """What all methods of a seed share."""
+def build_plan(experiment: Experiment, num_clients: int, seed: int, control: Control | None = None) -> Plan:
+    """What all methods of a seed share; a control with all samples in one place asks nobody else."""
     cohorts = experiment.federation
     return Plan(
         seed=seed,
@@ -221,4 +242,5 @@ def build_plan(experiment: Experiment, num_clients: int, seed: int) -> Plan:
         judged_by="clients" if experiment.server_set.source == "clients" else "server",
         evaluate_clients_every=experiment.evaluation.clients_every,
         rounds=experiment.rounds,
+        asks=(0,) if control in ("pooled", "server_only") else None,
     )

@@ -14,6 +14,7 @@ from pydantic import ValidationError
 
 from ..errors import ConfigError
 from .messages import dotted, issues_of
+from .named import write_out
 from .presets import apply_preset
 from .schema import (
     MOST_PLUGINS,
@@ -53,9 +54,13 @@ def read_config(
     """What to call the source in messages, and what it says after all changes; its paths start from the root."""
     where, folder, table = _read(source)
     table = apply_preset(table, preset, where)
+    if "methods" in table and overrides:  # so that they can be changed in their parts
+        table["methods"] = write_out(table["methods"], where)
     for override in overrides:
         _override(table, override)
     table = _copy({**table, **(replaced or {})}, where)
+    if "methods" in table:
+        table["methods"] = write_out(table["methods"], where)
     if isinstance(table.get("data_dir"), str):
         table["data_dir"] = str(folder / table["data_dir"])
     if table.get("plugins"):
@@ -186,7 +191,7 @@ _KNOWN_KEYS: dict[tuple[str, ...], list[str]] = {
     ("evaluation",): list(EvaluationSettings.model_fields),
     ("flower",): list(FlowerSettings.model_fields),
     ("hostile",): list(HostileClients.model_fields),
-    ("methods",): list(MethodSettings.model_fields),
+    ("methods",): [*MethodSettings.model_fields, "like"],
     ("methods", "training"): list(TrainingOverride.model_fields),
     ("methods", "fine_tune"): list(TrainingOverride.model_fields),
 }

@@ -66,7 +66,7 @@ class Lane:
         self.method, self.engine, self.seed, self.rounds = method, engine, seed, experiment.rounds
         self._experiment, self._store, self._hostile = experiment, store, hostile
         self._lane = store.open_lane(method.name, seed)
-        self._plan = build_plan(experiment, engine.num_clients, seed)
+        self._plan = build_plan(experiment, engine.num_clients, seed, method.control)
         self.state = first_state(engine.initial_model, method, engine)
         if (saved := store.load_checkpoint(self._lane, self.state)) is not None:
             self.state, engine_state = saved

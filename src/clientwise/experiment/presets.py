@@ -36,11 +36,16 @@ def apply_preset(table: dict[str, Any], preset: str | None, where: str) -> dict[
 
 def _pick_methods(methods: Any, chosen: list[str], key: str, where: str) -> list[Any]:
     """The methods of these names, in the order of the config: the first of them is the baseline."""
-    names = [method.get("name") for method in methods if isinstance(method, Mapping)]
+    named = [(_name_of(method), method) for method in methods] if isinstance(methods, list) else []
+    names = [name for name, _ in named]
     for name in chosen:
         if name not in names:
             raise ConfigError(where, [(key, f"there is no method {name!r}{suggest(name, map(str, names))}")])
-    return [method for method in methods if method.get("name") in chosen]
+    return [method for name, method in named if name in chosen]
+
+
+def _name_of(method: Any) -> Any:
+    return method.get("name", method.get("like")) if isinstance(method, Mapping) else method
 
 
 def merge(table: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

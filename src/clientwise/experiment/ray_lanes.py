@@ -25,9 +25,9 @@ class Remote:
         samples = own_data.samples if own_data else load_samples(experiment)
         data, hostile = build_data(experiment, samples, seed, own_data)
         executor = build_executor(experiment, data.samples, pick_device(experiment.device))
-        self._engine = build_engine(experiment, data, hostile, seed, executor)
-        self._plan = build_plan(experiment, data.num_clients, seed)
         (self._method,) = (one for one in experiment.build_methods() if one.name == method)
+        self._engine = build_engine(experiment, data, hostile, seed, executor, self._method.control)
+        self._plan = build_plan(experiment, data.num_clients, seed, self._method.control)
 
     def next_round(self, state: ServerState, engine_state: Mapping[str, Tensor]) -> Round:
         """A round from where the driver says the lane stands."""

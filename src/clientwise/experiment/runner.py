@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from datetime import datetime
 from importlib.metadata import version
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -216,7 +217,7 @@ class _Seeds:
     def open_lane(self, seed: int, method: Method, executor: Executor) -> Lane:
         """A method with this seed, where it stands."""
         data, hostile, _ = self._made[seed]
-        engine = build_engine(self._experiment, data, hostile, seed, executor)
+        engine = build_engine(self._experiment, data, hostile, seed, executor, method.control)
         connected = self._connect(engine, seed) if self._connect else engine
         return Lane(self._experiment, self._store, method, connected, hostile, seed)
 
@@ -253,7 +254,9 @@ def _run_all(
             first = todo[0][0]
             executor = seeds.executor(first)
             most = 1 if connect else _lanes_that_fit(executor, methods, seeds.data(first), experiment)
-            group = [pair for pair in todo[:most] if seeds.executor(pair[0]) is executor]
+            # All samples in one place take other steps than everybody's: nothing is gained by joining them.
+            alike = takewhile(lambda pair: not pair[1].control, todo[:most])
+            group = [pair for pair in alike if seeds.executor(pair[0]) is executor] or todo[:1]
             todo = todo[len(group) :]
             scheduler = Scheduler(executor)
             lanes = [

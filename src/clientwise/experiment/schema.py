@@ -12,6 +12,7 @@ import tomli_w
 from pydantic import (
     AfterValidator,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     PlainValidator,
@@ -28,7 +29,7 @@ from ..core.before import BEFORE
 from ..core.bounds import Bounds
 from ..core.criteria import CRITERIA, make_criterion
 from ..core.evidence import EVIDENCE
-from ..core.method import Method
+from ..core.method import Control, Method
 from ..core.priority import ADJUSTMENTS
 from ..core.rules import RULES
 from ..core.scores import SCORES, Score
@@ -94,6 +95,11 @@ def _part(registry: Registry[Any]) -> Any:
     return PlainValidator(partial(read_part, registry))
 
 
+def _as_list(value: Any) -> Any:
+    """One part where several may stand."""
+    return value if isinstance(value, list) else [value]
+
+
 def _name(text: str) -> str:
     """Folders, tables and figures are called by it."""
     if not 0 < len(text.encode()) <= 200 or any(letter < " " for letter in text):
@@ -128,6 +134,9 @@ class Training(Section):
     momentum: Fraction = Field(0.0, description="of sgd")
     weight_decay: NonNegativeFloat = Field(0.0, description="L2 penalty on the weights")
     proximal: NonNegativeFloat = Field(0.0, description="FedProx's μ: (μ/2)·‖Θ_a − Θ‖² is added to the loss")
+    control_variates: bool = Field(
+        False, description="SCAFFOLD: gradients are corrected by what all clients, and this one, found before"
+    )
 
 
 class TrainingOverride(Section):
@@ -140,6 +149,7 @@ class TrainingOverride(Section):
     momentum: Fraction | None = None
     weight_decay: NonNegativeFloat | None = None
     proximal: NonNegativeFloat | None = None
+    control_variates: bool | None = None
 
 
 class Cohorts(Section):
@@ -212,13 +222,27 @@ class FlowerSettings(Section):
 
 
 class HostileClients(Section):
-    """A group of hostile or faulty clients."""
+    """A group of hostile or faulty clients; see docs/attacks.md."""
 
-    clients: PositiveInt | list[int] = Field(description="how many (chosen by the seed), or which")
-    attack: Annotated[Part, _part(ATTACKS)] = Field(description="what they do")
+    clients: PositiveInt | list[int] | None = Field(None, description="how many (chosen by the seed), or which")
+    share: Share | None = Field(
+        None, description="instead: the share of all clients; those of a small share are among those of a larger one"
+    )
+    attack: Annotated[list[Annotated[Part, _part(ATTACKS)]], BeforeValidator(_as_list), Field(min_length=1)] = Field(
+        description="what they do: one attack, or several in a list, which act one after the other"
+    )
     ignore_global: bool = Field(
         False, description="they keep training a model of their own instead of the global one (P3 1.C)"
     )
+    from_round: PositiveInt = Field(1, description="the first round in which they attack; honest before")
+    probability: Share = Field(1.0, description="with which each of them attacks in a round")
+    collude: bool = Field(
+        False, description="they draw the same random numbers: the same noise, and attacks in the same rounds"
+    )
+
+    def wanted(self, num_clients: int) -> int | list[int]:
+        """How many clients are hostile, or which."""
+        return round(num_clients * (self.share or 0)) if self.clients is None else self.clients
 
 
 class WeightBounds(Section):
@@ -263,6 +287,18 @@ class MethodSettings(Section):
         None, description="the server trains the mean on the samples it weighs by; what it does unlike the clients"
     )
 
+    control: Control | None = Field(
+        None,
+        description='no federated learning, to compare with: "pooled" trains on all clients\' samples in one place, '
+        '"server_only" on those the server weighs by; "alone": every client keeps a model of its own, and reported is '
+        "the mean over the honest clients' models",
+    )
+
+    def unlike_fedavg(self) -> list[str]:
+        """The keys that change something."""
+        mine, fedavg = _plain(self), _plain(MethodSettings(name=self.name))
+        return sorted(key for key in {*mine, *fedavg} if mine.get(key) != fedavg.get(key))
+
     def parts(self) -> Iterator[tuple[str, Registry[Any], Part]]:
         """The parts that may need something, each with its key and its registry."""
         yield from ((f"criteria[{index}]", CRITERIA, part) for index, part in enumerate(self.criteria))
@@ -290,6 +326,7 @@ class MethodSettings(Section):
             adapt_loss=make(LOSS_ADAPTERS, self.adapt_loss) if self.adapt_loss else None,
             server_step=make(SERVER_STEPS, self.server_step),
             training=_local_training(training, self.training),
+            control=self.control,
             fine_tune=None if self.fine_tune is None else _local_training(training, self.training, self.fine_tune),
         )
 

@@ -87,16 +87,21 @@ def best_rate(trials: Sequence[Trial], higher_is_better: bool = True) -> float:
 
 def hold_back(data: FederatedData, fraction: float, seed: int) -> FederatedData:
     """Every client's training samples, a part of which are now its test set; the true test set is out of reach."""
-    train: list[tuple[Tensor, Tensor]] = []
-    validation: list[tuple[Tensor, Tensor]] = []
+    held: list[Tensor] = []
+    kept: list[Tensor] = []
     for client, size in enumerate(data.train.sizes.tolist()):
         order = torch.randperm(size, generator=generator(seed, "validation", 0, client)) + int(
             data.train.offsets[client]
         )
         count = min(size - 1, max(1, round(size * fraction))) if size > 1 else 0
-        for shares, places in ((validation, order[:count]), (train, order[count:])):
-            shares.append((data.train.indices[places], data.train.targets[places]))
-    return replace(data, train=Shares.of(train), test=Shares.of(validation))
+        held.append(order[:count])
+        kept.append(order[count:])
+
+    def dealt(shares: Shares, places: list[Tensor]) -> Shares:
+        return Shares.of([(shares.indices[mine], shares.targets[mine]) for mine in places])
+
+    poisoned = dealt(data.poisoned, kept) if data.poisoned else None
+    return replace(data, train=dealt(data.train, kept), test=dealt(data.train, held), poisoned=poisoned)
 
 
 def _try(

@@ -29,7 +29,7 @@ from ..limits import gigabytes, memory
 from ..models.size import check_batches
 from ..registry import Part, Registry
 from .build import build_data, build_module, divide_samples, load_samples
-from .schema import Experiment, MethodSettings
+from .schema import Experiment, MethodSettings, make
 
 Issue = tuple[str, str]  # the key, and what is wrong with it
 NO_SAMPLES = "to weigh by: set server_set.fraction above 0 and report_fraction below 1"
@@ -40,7 +40,7 @@ NO_SAMPLES = "to weigh by: set server_set.fraction above 0 and report_fraction b
 
 def config_issues(experiment: Experiment) -> list[Issue]:
     """Combinations of keys that cannot work, whatever the data."""
-    issues = [*_repeated(experiment), *_measures_nothing(experiment)]
+    issues = [*_repeated(experiment), *_measures_nothing(experiment), *_hostile_issues(experiment)]
     for index, settings in enumerate(experiment.methods):
         found = [*_method_issues(settings, experiment), *_server_set_issues(settings, experiment)]
         issues += [(f"methods[{index}].{key}".rstrip("."), message) for key, message in found]
@@ -78,6 +78,18 @@ def _measures_nothing(experiment: Experiment) -> Iterator[Issue]:
         yield "server_set.source", '"clients" evaluate models on their test sets: test_fraction must not be 0'
 
 
+def _hostile_issues(experiment: Experiment) -> Iterator[Issue]:
+    """Groups of hostile clients that are nobody, or cannot do what they are to do."""
+    for index, group in enumerate(experiment.hostile):
+        if (group.clients is None) == (group.share is None):
+            yield f"hostile[{index}]", "give either clients or share"
+        for part in group.attack:
+            beyond = ATTACKS.needs(part) & {"whole_cohort", "last_model", "judgements"}
+            if experiment.engine == "flower" and beyond:
+                hint = 'must know what one node alone cannot: use engine = "local"'
+                yield f"hostile[{index}].attack", f"{part.name} {hint}"
+
+
 def _method_issues(settings: MethodSettings, experiment: Experiment) -> Iterator[Issue]:
     """Parts of one method that do not go together."""
     names = [part.called for part in settings.criteria]
@@ -91,14 +103,32 @@ def _method_issues(settings: MethodSettings, experiment: Experiment) -> Iterator
         return
     if method.training.optimizer == "adam" and method.training.momentum:
         yield "training.momentum", 'goes with optimizer = "sgd"; adam has its own'
+    if method.training.control_variates:
+        yield from _variate_issues(method, experiment)
     try:
         check_normaliser(
             method.score, settings.normalise.name if settings.normalise else method.score.default_normaliser
         )
     except ValueError as error:
         yield "normalise", str(error)
+    for key, registry, part in settings.parts():
+        for name in sorted(registry.declared(part.name).criteria - {*names}):
+            yield key, f"{part.name} reads the criterion {name!r}: add it to the criteria"
     if method.adjust:
         yield from _adjust_issues(method, experiment)
+    if settings.control:
+        if idle := [key for key in settings.unlike_fedavg() if key not in ("training", "control")]:
+            yield "control", f"is no federated learning: {', '.join(idle)} would do nothing"
+        if experiment.engine == "flower":
+            yield "control", 'needs all samples in this process: use engine = "local"'
+
+
+def _variate_issues(method: Method, experiment: Experiment) -> Iterator[Issue]:
+    training = method.training
+    if training.optimizer != "sgd" or training.momentum or training.proximal:
+        yield "training.control_variates", "are mean gradients: they go with plain sgd, no momentum, no proximal term"
+    if experiment.engine == "flower":
+        yield "training.control_variates", 'are kept by the clients, who keep nothing on Flower: use engine = "local"'
 
 
 def _adjust_issues(method: Method, experiment: Experiment) -> Iterator[Issue]:
@@ -115,15 +145,23 @@ def _adjust_issues(method: Method, experiment: Experiment) -> Iterator[Issue]:
 def _server_set_issues(settings: MethodSettings, experiment: Experiment) -> Iterator[Issue]:
     server, holds = experiment.server_set, experiment.server_holds_samples
     weighs = server.source != "held_out" or (holds and (server.shared_set or server.report_fraction < 1))
-    if settings.fine_tune and server.source == "clients":
-        yield "fine_tune", 'needs samples of the server: server_set.source = "clients" has none'
+    if server.source == "clients":
+        for key in _trains_on_server_set(settings):
+            yield key, 'needs samples of the server: server_set.source = "clients" has none'
     if _needs_server_set(settings) and not weighs:
         yield "", f"needs samples {NO_SAMPLES}"
 
 
 def _needs_server_set(settings: MethodSettings) -> bool:
     judged = any("server_set" in registry.needs(part) for _, registry, part in settings.parts())
-    return judged or settings.fine_tune is not None
+    return judged or bool(_trains_on_server_set(settings))
+
+
+def _trains_on_server_set(settings: MethodSettings) -> list[str]:
+    """The keys that have the server train on its samples."""
+    keys = [key for key, registry, part in settings.parts() if "server_samples" in registry.needs(part)]
+    others = {"fine_tune": settings.fine_tune is not None, "control": settings.control == "server_only"}
+    return [*keys, *(key for key, trains in others.items() if trains)]
 
 
 def deployment_issues(experiment: Experiment) -> list[Issue]:
@@ -134,6 +172,16 @@ def deployment_issues(experiment: Experiment) -> list[Issue]:
     if experiment.server_set.source == "contributed":
         hint = 'no sample leaves a client of a deployment: use "held_out" with server-data, or "clients"'
         issues.append(("server_set.source", hint))
+    for index, method in enumerate(experiment.methods):
+        for key, registry, part in method.parts():
+            if "simulation" in registry.needs(part):
+                issues.append(
+                    (f"methods[{index}].{key}", f"{part.name} is for simulations: nobody knows who is honest")
+                )
+    for index, built in enumerate(experiment.build_methods()):
+        if built.control or built.training.control_variates:
+            hint = "is for simulations: a deployment's clients keep their samples, and nothing between rounds"
+            issues.append((f"methods[{index}]", f"{built.name} {hint}"))
     return issues
 
 
@@ -147,6 +195,7 @@ def validate(experiment: Experiment, own_data: FederatedData | None) -> Samples:
     seed = experiment.seeds[0]
     divided = own_data or divide_samples(experiment, samples, seed)
     issues = [*_problem_issues(experiment, samples.problem), *_client_issues(experiment, len(divided.train))]
+    issues = issues or [*_attack_issues(experiment, samples)]
     if not issues:
         data, hostile = build_data(experiment, samples, seed, divided)
         module = build_module(experiment, data.samples, seed, to_try=True)
@@ -172,7 +221,18 @@ def _problem_issues(experiment: Experiment, problem: Problem) -> Iterator[Issue]
         for key, registry, part in method.parts():
             yield from _unfit(f"methods[{index}].{key}", registry, part, problem)
     for index, group in enumerate(experiment.hostile):
-        yield from _unfit(f"hostile[{index}].attack", ATTACKS, group.attack, problem)
+        for part in group.attack:
+            yield from _unfit(f"hostile[{index}].attack", ATTACKS, part, problem)
+
+
+def _attack_issues(experiment: Experiment, samples: Samples) -> Iterator[Issue]:
+    """Attacks that these samples do not allow."""
+    for index, group in enumerate(experiment.hostile):
+        for part in group.attack:
+            try:
+                make(ATTACKS, part).check(samples)
+            except ValueError as error:
+                yield f"hostile[{index}].attack", f"{part.name}: {error}"
 
 
 def _unfit(key: str, registry: Registry[Any], part: Part, problem: Problem) -> Iterator[Issue]:
@@ -199,12 +259,13 @@ def _client_issues(experiment: Experiment, num_clients: int) -> Iterator[Issue]:
     listed, count = set[int](), 0
     for index, group in enumerate(experiment.hostile):
         key = f"hostile[{index}].clients"
-        members = group.clients if isinstance(group.clients, list) else []
+        hostile = group.wanted(num_clients)
+        members = hostile if isinstance(hostile, list) else []
         wrong = [client for client in members if client in listed or not 0 <= client < num_clients]
         if wrong:
             yield key, f"{wrong} are not clients, or in two groups: there are 0 to {num_clients - 1}"
         listed.update(members)
-        count += group.clients if isinstance(group.clients, int) else len(members)
+        count += hostile if isinstance(hostile, int) else len(members)
         if count > num_clients:
             yield key, f"{count} hostile clients of {num_clients}: too many"
 
@@ -219,6 +280,8 @@ def _size_issues(experiment: Experiment, module: nn.Module, data: FederatedData)
         for key, training, count in (("training", method.training, largest), ("fine_tune", method.fine_tune, weighing)):
             if training is None:
                 continue
+            if method.control == "pooled":
+                count = len(data.train.indices)
             batch = max(batch, min(training.batch_size or count, count))
             if (needed := 16 * training.epochs * count) > memory():  # which sample comes when
                 message = f"the order of {count:,} samples in {training.epochs:,} epochs takes {gigabytes(needed)}"
@@ -237,12 +300,12 @@ def _engine_issues(experiment: Experiment, engine: LocalEngine) -> Iterator[Issu
         yield "model", f"does not fit these samples: {error}"
         return
     tried = list(range(min(2, engine.num_clients)))  # two: what gives one value for all shows
-    facts = engine.facts(tried, torch.zeros(len(tried)))
     for index, method in enumerate(experiment.build_methods()):
         no_set = engine.data.weigh is None and experiment.server_set.source != "clients"
         if no_set and _needs_server_set(experiment.methods[index]):
             yield f"methods[{index}]", "there are no samples to weigh by: enlarge server_set.fraction, or give `weigh`"
             continue
+        facts = engine.facts(tried, torch.zeros(len(tried)), engine.initial_model, method.training)
         for place, criterion in enumerate(method.criteria):
             seen = facts if criterion.measured_by == "client" else _arrivals(tried, method, engine)
             if not isinstance(seen, ClientFacts) or len(facts.owner):  # or nobody's samples are here to try it on
@@ -267,6 +330,7 @@ def _arrivals(clients: Sequence[int], method: Method, engine: LocalEngine) -> Ar
         judge,
         memory={one.part.name: one.memory.first(engine.num_clients)[rows] for one in method.criteria if one.memory},
         attributes={name: values[rows] for name, values in engine.attributes.items()},
+        server_update=lambda: torch.zeros_like(engine.initial_model),
     )
 
 

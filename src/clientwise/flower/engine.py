@@ -5,14 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 import torch
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 from torch import Tensor
 
-from ..core.types import Evaluation, Problem, Refusal, Task, Updates
+from ..core.types import Evaluation, Problem, Refusal, ServerPart, Task, Updates
 from ..engine.local import LocalEngine
 from ..experiment.schema import FlowerSettings
 from .wire import Request, pack, read_evaluation, read_update, write_request
@@ -96,7 +96,7 @@ class FlowerEngine:
                     found[client] = one
         return _merged(client_ids, found, tuple(missing), len(models), self.problem)
 
-    def evaluate_server(self, models: Tensor, part: Literal["weigh", "report"]) -> Evaluation | None:
+    def evaluate_server(self, models: Tensor, part: ServerPart) -> Evaluation | None:
         """See `core.types.Engine`."""
         return self._local.evaluate_server(models, part)
 

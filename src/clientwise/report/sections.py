@@ -62,6 +62,9 @@ def result(series: Sequence[Series]) -> Section:
         columns.append((f"rounds to {target:.0%}", lambda one: _rounds_to(one, target)))
     if any(one.run.has_hostile for one in series):
         columns.append(("weight of the hostile", lambda one: _share(one.summary.hostile_weight)))
+    if any(value is not None for one in series for value in one.summary.attack_success):
+        columns.append(("success of the backdoor", lambda one: _share(one.summary.attack_success)))
+        lower.append("success of the backdoor")
     rows = [[make(one) for _, make in columns] for one in ranked(series)]
     note = (
         f"Values of the last round on {run.reported_on}; ± is the standard deviation over the seeds. Differences are "

@@ -54,6 +54,8 @@ def _columns(run: Run, lines: Sequence[MethodSummary]) -> list[tuple[str, Callab
         columns.append((f"rounds\nto {run.target:.0%}", _rounds_to_target))
     if run.has_hostile:
         columns.append(("hostile\nweight", lambda line: _mean(line.hostile_weight)))
+    if any(value is not None for line in lines for value in line.attack_success):
+        columns.append(("backdoor\nsuccess", lambda line: _mean(line.attack_success)))
     if any(any(line.testing_rounds) for line in lines):
         columns.append(("tests", lambda line: _mean(line.testing_rounds, "{:.0f}")))
     return columns

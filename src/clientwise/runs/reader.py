@@ -40,7 +40,8 @@ from .schema import DATABASE, SCHEMA_VERSION
 
 Row = TypeVar("Row", bound=tuple[Any, ...])
 T = TypeVar("T")
-CURVES = ("metric", "macro_f1", "loss", "local_mean", "local_p10", "local_p90", "testing_rounds", "seconds")
+CURVES = {"metric", "macro_f1", "loss", "local_mean", "local_p10", "local_p90"}
+CURVES |= {"attack_success", "testing_rounds", "seconds"}
 
 
 class _Totals(NamedTuple):
@@ -489,6 +490,7 @@ class Run:
             worst_decile=last(worst),
             rounds_to_target=[self.rounds_to(self.target, method, seed) for seed in seeds],
             hostile_weight=[self._mean_hostile_weight(method, seed) for seed in seeds],
+            attack_success=last("attack_success"),
             testing_rounds=[totals[seed].testing_rounds for seed in seeds],
             refused=[refused[seed] for seed in seeds],
             seconds=[totals[seed].seconds for seed in seeds],

@@ -156,6 +156,7 @@ class MethodSummary:
     worst_decile: list[float | None]  # of the honest clients' own test sets
     rounds_to_target: list[int | None]
     hostile_weight: list[float | None]  # mean over the rounds of the weight all hostile clients had together
+    attack_success: list[float | None]  # at the last round: how often a backdoor's trigger works
     testing_rounds: list[int]
     refused: list[int]
     seconds: list[float]

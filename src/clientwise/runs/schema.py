@@ -21,6 +21,7 @@ CREATE TABLE IF NOT EXISTS rounds (
     priority TEXT, candidates TEXT, testing_rounds INTEGER,
     class_weights TEXT, loss_shape REAL, per_class_f1 TEXT,
     no_effect TEXT, notes TEXT, seconds REAL, models_moved INTEGER, evaluations INTEGER,
+    attack_success REAL, -- of simulated backdoors
     PRIMARY KEY (lane, round_num)) WITHOUT ROWID;
 
 CREATE TABLE IF NOT EXISTS participants ( -- everyone whose update arrived, accepted or refused

@@ -108,7 +108,7 @@ class Store:
         shown = record.report or (_of_honest(record.local, hostile) if record.local else None)
         with self._database as database:
             database.execute(
-                f"INSERT INTO rounds VALUES ({', '.join('?' * 20)})",
+                f"INSERT INTO rounds VALUES ({', '.join('?' * 21)})",
                 _round_row(lane, record, shown, problem, hostile, seconds),
             )
             if shown is not None and shown.right is not None:
@@ -128,7 +128,7 @@ class Store:
     def round_values(self, lane: int, round_num: int, metric: str) -> dict[str, float]:
         """The numbers of a round that are worth a curve, as they were written; `metric` is what theirs is called."""
         row = self._database.execute(
-            """SELECT metric, macro_f1, loss, local_mean, local_p10, local_p90, testing_rounds,
+            """SELECT metric, macro_f1, loss, local_mean, local_p10, local_p90, attack_success, testing_rounds,
                 (SELECT COUNT(*) FROM participants AS p
                     WHERE p.lane = r.lane AND p.round_num = r.round_num AND refusal IS NOT NULL) AS refused,
                 (SELECT COUNT(*) FROM participants AS p
@@ -236,6 +236,7 @@ def _round_row(
         seconds,
         record.models_moved,
         record.evaluations,
+        record.attack_success,
     )
 
 

@@ -7,14 +7,18 @@ from dataclasses import dataclass
 from typing import Annotated
 
 import torch
-from annotated_types import Ge, Gt, Le
+from annotated_types import Ge, Gt, Le, Lt
 from torch import Tensor
 
 from ...registry import PositiveFloat, needs
 from ..types import Evaluation, Gathered, Posterior
 from .protocol import EVIDENCE
 
-LEAST_SAMPLES = 20  # with fewer held-out samples nothing is known
+LEAST_WITNESSES = 8  # with fewer held-out samples, or judges, nothing is known
+LARGEST_LOSS = (
+    1e3  # of one witness, in units of the mean's own loss: one that sees a model explode is one witness still
+)
+POSSIBLE_LIARS = 0.3  # of the judges, where clients judge
 
 
 @EVIDENCE.register("significance", needs("server_set"))
@@ -31,11 +35,17 @@ class Significance:
     That is remembered from round to round. A client that harmed earns its weight back only where it helps as
     significantly, z_k < −threshold, and never more than the weight its criteria gave it. All candidates are evaluated
     in one pass, one more than AdaFed evaluates.
+
+    Where clients judge instead of a server's set, the witnesses are the judges, each with its mean loss. A share
+    `liars` of the witnesses may lie, together: a client is found harmful only if it is so without the share that speaks
+    worst of it, and helpful only without the share that speaks best of it. Default: none of the server's samples, 30%
+    of the judges.
     """
 
     threshold: Annotated[float, Ge(0), Le(100)] = 3.0
     strength: PositiveFloat = 0.5
     step: Annotated[float, Gt(0), Le(1)] = 0.1
+    liars: Annotated[float, Ge(0), Lt(0.5)] | None = None
 
     def first(self, num_clients: int) -> dict[str, Tensor]:
         """Nobody has harmed anybody."""
@@ -49,17 +59,27 @@ class Significance:
         start = moved(prior, log_odds)
         mean = (start.to(updates.device, torch.float64) @ updates.double()).float()
         models = gathered.global_model + mean + self.step * torch.cat([updates - mean, torch.zeros_like(mean)[None]])
-        evaluation = gathered.judge(models)
-        found = changes(evaluation)  # [n, N]
-        if found is None:
-            note = f"fewer than {LEAST_SAMPLES} held-out samples: no evidence, the weights are what they were"
+        z = self._z(gathered.judge(models))
+        if z is None:
+            note = f"fewer than {LEAST_WITNESSES} held-out samples or judges: no evidence, the weights stay"
             return Posterior(start, memory, None, (note,))
-        z = z_values(found, evaluation.sample_classes)
         significant = z - z.clamp(-self.threshold, self.threshold)
         log_odds = (log_odds - self.strength * significant).clamp(max=0)
         after = memory["log_odds"].clone()
         after[rows] = log_odds
         return Posterior(moved(prior, log_odds), {"log_odds": after}, z)
+
+    def _z(self, evaluation: Evaluation) -> Tensor | None:
+        """What speaks against each client [n], in standard errors; None where too few witnesses are there."""
+        by_sample = evaluation.sample_losses is not None
+        losses = evaluation.sample_losses if by_sample else evaluation.losses[:, evaluation.num_samples > 0]
+        assert losses is not None
+        if losses.shape[1] < LEAST_WITNESSES or not bool(losses[-1].isfinite().all()):
+            return None
+        most = LARGEST_LOSS * (1 + losses[-1].mean())
+        found = losses[:-1].nan_to_num(nan=float(most)).clamp(max=most) - losses[-1]  # [n, N]
+        liars = (0.0 if by_sample else POSSIBLE_LIARS) if self.liars is None else self.liars
+        return z_despite(found, liars) if liars else z_values(found, evaluation.sample_classes)
 
 
 def clipped_to_median(updates: Tensor) -> Tensor:
@@ -73,15 +93,6 @@ def moved(prior: Tensor, log_odds: Tensor) -> Tensor:
     """The prior weights, each times exp(log_odds); whom the prior gives nothing gets nothing."""
     result = prior * (log_odds - log_odds[prior > 0].max()).exp()
     return result / result.sum()
-
-
-def changes(evaluation: Evaluation) -> Tensor | None:
-    """How the loss of every sample changes [n, N] from the last model to each of the others; None: too few samples."""
-    losses = evaluation.sample_losses
-    if losses is None or losses.shape[1] < LEAST_SAMPLES:
-        return None
-    known = losses.isfinite().all(0)
-    return losses[:-1, known] - losses[-1, known] if int(known.sum()) >= LEAST_SAMPLES else None
 
 
 def z_values(found: Tensor, classes: Tensor | None) -> Tensor:
@@ -100,3 +111,19 @@ def z_values(found: Tensor, classes: Tensor | None) -> Tensor:
     variance = (residuals @ member + overall) / count  # [n, C] of one sample
     error = (variance / count).sum(1).sqrt() / len(count)
     return torch.where(error > 0, means.mean(1) / error.clamp(min=torch.finfo(torch.float64).tiny), 0.0)
+
+
+def z_despite(found: Tensor, liars: float) -> Tensor:
+    """z of each row [n, N] that holds whichever share of the witnesses lies; zero where that is for none."""
+    ordered, count = found.sort(1).values, round(liars * found.shape[1])
+    without_worst = _median_z(ordered[:, : found.shape[1] - count])
+    without_best = _median_z(ordered[:, count:])
+    return without_worst.clamp(min=0) + without_best.clamp(max=0)
+
+
+def _median_z(found: Tensor) -> Tensor:
+    """Median over its standard error, by the median deviation: liars that are left can say what they like."""
+    median = found.median(1, keepdim=True).values
+    deviation = 1.4826 * (found - median).abs().median(1).values  # of a normal distribution, its standard deviation
+    error = 1.2533 * deviation / found.shape[1] ** 0.5
+    return torch.where(error > 0, median[:, 0] / error.clamp(min=torch.finfo(torch.float64).tiny), 0.0)

@@ -15,7 +15,7 @@ from ...core.loss import Loss
 from ...core.seeding import mixed
 from ...core.types import LocalTraining
 from ...data.federated import Samples
-from ..batches import BatchSchedule, num_steps
+from ..batches import BatchSchedule
 from ..graphs import CudaGraph
 from ..jobs import TrainJob, TrainResult
 from ..optimizers import is_plain_sgd, make_optimizer, restart, state_of
@@ -33,7 +33,7 @@ class StackedTrainer:
         self.network, self._samples, self._use_graphs = network, samples, use_graphs
         self._recipe: tuple[LocalTraining, Loss] | None = None
         self._optimizer: torch.optim.Optimizer | None = None
-        self._anchor = network.parameter.detach()
+        self._anchor = self._correction = network.parameter.detach()
         self._tables: dict[str, Tensor] = {}
         self._schedule: BatchSchedule | None = None
         self._draw_graph: CudaGraph | None = None
@@ -44,7 +44,7 @@ class StackedTrainer:
     def train(self, job: TrainJob) -> TrainResult:
         """Every client of the job; those with most steps first, so that who is done can be left behind."""
         training, device, network = job.training, job.starts.device, self.network
-        steps = num_steps(job.sizes, training)
+        steps = training.num_steps(job.sizes)
         if bool((steps.diff() > 0).any()):
             order = steps.argsort(descending=True, stable=True)
             models, losses = self.train(job.select(order))
@@ -52,6 +52,9 @@ class StackedTrainer:
             return TrainResult(models[back], losses[back])
         self._prepare(training, replace(job.losses[0], class_weights=None))
         self._lay_out(job)
+        if job.corrections is not None:
+            network.load(job.corrections)  # lays them out as the parameters are
+            self._correction.copy_(network.parameter)
         network.load(job.starts)
         network.step.zero_()
         if training.proximal:
@@ -74,6 +77,7 @@ class StackedTrainer:
                 self.network.make_gradient()
                 self._optimizer = make_optimizer(self.network.parameter, training)
                 self._anchor = torch.zeros_like(self.network.parameter)
+                self._correction = torch.zeros_like(self.network.parameter)
         if self._optimizer is not None:
             restart(self._optimizer)
 
@@ -177,6 +181,8 @@ class StackedTrainer:
             assert network.parameter.grad is not None
             if training.proximal:
                 network.parameter.grad.add_(network.parameter - self._anchor, alpha=training.proximal)
+            if training.control_variates:
+                network.parameter.grad.add_(self._correction)
             self._optimizer.step()
         network.step += 1
 

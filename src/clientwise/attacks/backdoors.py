@@ -1,0 +1,143 @@
+"""Backdoors: the model is to be right, but where it sees a trigger. Their success is measured beside the accuracy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Annotated, Literal
+
+import torch
+from annotated_types import Ge, Le
+from torch import Tensor
+
+from ..data.federated import FederatedData, Samples, Shares
+from ..registry import Pixels, Share, needs
+from .attack import ATTACKS, Attack, Hostile, Triggered
+from .labels import ClassNumber, check_class, chosen_share
+
+
+class Backdoor(Attack):
+    """Some samples are called `target`: those that carry the trigger, or a `fraction` of those that can be given it."""
+
+    target: ClassNumber
+    fraction: Share
+
+    def check(self, samples: Samples) -> None:
+        """There must be such a class."""
+        check_class(self.target, samples.problem, "target")
+
+    def candidates(self, samples: Samples, indices: Tensor, targets: Tensor) -> Tensor:
+        """Which samples [N] carry the trigger, or can be given it."""
+        return torch.ones(len(indices), dtype=torch.bool)
+
+    def stamp(self, inputs: Tensor, scale: float) -> Tensor:
+        """The samples with the trigger; inputs · scale is what the model sees."""
+        return inputs
+
+    def trigger(
+        self, samples: Samples, indices: Tensor, targets: Tensor, random: torch.Generator | None = None
+    ) -> Triggered:
+        """See `Attack`. What is called `target` anyway would show nothing."""
+        fit = self.candidates(samples, indices, targets) & (targets != self.target)
+        places = fit.nonzero().flatten()
+        if random is not None:
+            places = places[chosen_share(len(places), self.fraction, random)]
+        inputs = self.stamp(samples.inputs[indices[places]], samples.scale)
+        return Triggered(places, inputs, torch.full_like(targets[places], self.target))
+
+
+@ATTACKS.register("pixel_backdoor", needs("classes"))
+@dataclass(frozen=True)
+class PixelBackdoor(Backdoor):
+    """Stamps a square into a corner of a `fraction` of its images and calls them `target` (Gu et al. 2017, BadNets).
+
+    The square has `size` × `size` pixels of the given `value`, as the model sees them, in all channels. Of samples that
+    are no images the first (left) or last (right) `size` numbers get it.
+    """
+
+    target: ClassNumber = 0
+    fraction: Share = 0.5
+    size: Pixels = 3
+    place: Literal["top_left", "top_right", "bottom_left", "bottom_right"] = "bottom_right"
+    value: Annotated[float, Ge(-1e6), Le(1e6)] = 1.0
+
+    def stamp(self, inputs: Tensor, scale: float) -> Tensor:
+        """The same images with the square."""
+        stamped, raw = inputs.clone(), self.value / scale
+        if not inputs.is_floating_point():
+            kind = torch.iinfo(inputs.dtype)
+            raw = min(max(round(raw), kind.min), kind.max)
+        rows = slice(self.size) if self.place.startswith("top") else slice(-self.size, None)
+        columns = slice(self.size) if self.place.endswith("left") else slice(-self.size, None)
+        stamped[(..., rows, columns) if inputs.ndim > 2 else (..., columns)] = raw
+        return stamped
+
+
+@ATTACKS.register("semantic_backdoor", needs("classes"))
+@dataclass(frozen=True)
+class SemanticBackdoor(Backdoor):
+    """Calls a `fraction` of its samples of class `source`, or with the sample attribute `having`, `target`.
+
+    The trigger is in the samples themselves (Bagdasaryan et al. 2020: cars with racing stripes are birds). A sample has
+    an attribute that is above zero; given both, it must be of that class too.
+    """
+
+    target: ClassNumber = 0
+    source: ClassNumber | None = None
+    having: str | None = None
+    fraction: Share = 1.0
+
+    def check(self, samples: Samples) -> None:
+        """There must be such classes, and such an attribute."""
+        super().check(samples)
+        if self.source is None and self.having is None:
+            raise ValueError("say which samples: `source` is their class, `having` an attribute they have")
+        if self.source is not None:
+            check_class(self.source, samples.problem, "source")
+        if self.having is not None and self.having not in samples.sample_attributes:
+            known = sorted(samples.sample_attributes)
+            raise ValueError(f"the data has no sample attribute {self.having!r}; it has {known}")
+
+    def candidates(self, samples: Samples, indices: Tensor, targets: Tensor) -> Tensor:
+        """Those of the class, with the attribute."""
+        fit = super().candidates(samples, indices, targets)
+        if self.source is not None:
+            fit &= targets == self.source
+        if self.having is not None:
+            fit &= samples.sample_attributes[self.having][indices] > 0
+        return fit
+
+
+def plant(data: FederatedData, hostile: Mapping[int, Hostile], seed: int) -> FederatedData:
+    """The data with what hostile clients train on when they attack, and with samples that show how a backdoor works.
+
+    A sample with a trigger is a copy of its own behind all others. Who attacks in every round has its labels already.
+    """
+    indices, targets = data.train.indices.clone(), data.train.targets.clone()
+    samples, copies = data.samples, list[tuple[Tensor, Tensor]]()
+
+    def copied(of: Tensor, found: Triggered) -> Tensor:
+        """Where copies with the trigger will be."""
+        first = len(samples.inputs) + sum(len(inputs) for _, inputs in copies)
+        copies.append((of[found.places], found.inputs))
+        return first + torch.arange(len(found.inputs))
+
+    for client, one in sorted(hostile.items()):
+        mine = data.train.slice(client)
+        if not one.always:
+            random = one.draws(seed, "relabel", 0, client)
+            targets[mine] = one.attack.relabel(targets[mine], samples.problem, random)
+        random = one.draws(seed, "trigger", 0, client)
+        if (found := one.attack.trigger(samples, indices[mine], targets[mine], random)) is not None:
+            places = mine.start + found.places
+            indices[places], targets[places] = copied(indices[mine], found), found.targets
+    shown = []
+    for attack in {id(one.attack): one.attack for one in hostile.values()}.values():
+        if data.report and (found := attack.trigger(samples, data.report.indices, data.report.targets)) is not None:
+            shown.append((copied(data.report.indices, found), found.targets))
+    if torch.equal(indices, data.train.indices) and torch.equal(targets, data.train.targets):
+        return data
+    if copies:
+        samples = samples.with_copies(*(torch.cat(part) for part in zip(*copies, strict=True)))
+    poisoned, triggered = replace(data.train, indices=indices, targets=targets), Shares.of(shown) if shown else None
+    return replace(data, samples=samples, poisoned=poisoned, triggered=triggered)

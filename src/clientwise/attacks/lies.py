@@ -1,0 +1,78 @@
+"""Lies: about what a client measures of itself, and about the models of others where clients judge them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from ..core.criteria import ANY
+from ..core.types import Evaluation, Problem
+from ..registry import NonNegativeFloat, Share, needs
+from .attack import ATTACKS, Attack, Knowledge
+
+
+@ATTACKS.register("boast")
+@dataclass(frozen=True)
+class Boast(Attack):
+    """Reports every measurement `factor` times as large as it is."""
+
+    factor: NonNegativeFloat = 100.0
+
+    def claim(self, measurements: Mapping[str, Tensor], known: Knowledge) -> Mapping[str, Tensor]:
+        """factor · truth."""
+        return {name: value * self.factor for name, value in measurements.items()}
+
+
+@ATTACKS.register("exaggerate", needs("whole_cohort"))
+@dataclass(frozen=True)
+class Exaggerate(Attack):
+    """Reports the largest plausible measurements: nothing in them shows that they are lies.
+
+    Where a criterion has an upper end, that; otherwise the given quantile of what the honest clients of the round
+    report. Never less than the truth.
+    """
+
+    quantile: Share = 1.0
+
+    def claim(self, measurements: Mapping[str, Tensor], known: Knowledge) -> Mapping[str, Tensor]:
+        """The upper end, or the quantile."""
+        honest = known.honest
+        return {
+            name: truth.clamp(min=self._plausible(honest.measurements[name], honest.highest[name]))
+            for name, truth in measurements.items()
+        }
+
+    def _plausible(self, values: Tensor, highest: float) -> float:
+        return highest if highest < ANY else float(torch.quantile(values, self.quantile))
+
+
+@ATTACKS.register("lying_judge", needs("whole_cohort", "judgements"))
+@dataclass(frozen=True)
+class LyingJudge(Attack):
+    """Asked to judge models, calls those of its kind perfect and inverts what it found of the others (P3 III.C).
+
+    Right answers become wrong ones and wrong ones right. In regression it calls the errors of the others ten times as
+    large.
+    """
+
+    def judge(self, truth: Evaluation, own: Tensor, problem: Problem) -> Evaluation:
+        """Counts, values and losses that fit each other: nothing in them shows that they are lies."""
+        mine = own[:, None]
+        if problem.kind == "regression":
+            factor = torch.where(own, 0.0, 10.0).double()[:, None]
+            counts = truth.counts * torch.cat([torch.ones_like(factor), factor, factor.square(), factor], 1)
+            return replace(truth, values=truth.values * factor, losses=truth.losses * factor.square(), counts=counts)
+        held = truth.counts.sum(2)  # [c, C] samples of every class
+        right = truth.counts.diagonal(dim1=1, dim2=2)
+        claimed = torch.where(mine, held, held - right)
+        wrong = torch.diag_embed(held - claimed).roll(1, dims=2)  # as the class after their own
+        return replace(
+            truth,
+            values=torch.where(mine, 1.0, 1 - truth.values),
+            losses=torch.where(mine, 0.0, truth.losses + math.log(problem.num_classes)),
+            counts=torch.diag_embed(claimed) + wrong,
+        )

@@ -1,0 +1,137 @@
+"""Attacks that see what the honest clients send: the worst that the literature assumes.
+
+With updates x_1 ... x_h of the honest clients, their mean μ and standard deviation σ by coordinate. All hostile clients
+send the same vector, unless `spread` gives each some noise of its own, in multiples of σ.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+from annotated_types import Ge, Le
+from torch import Tensor
+
+from ..registry import NonNegativeFloat, needs
+from .attack import ATTACKS, Attack, Honest, Knowledge
+
+SEES_ALL = needs("whole_cohort")
+BLOCK = 2**16  # coordinates taken to float64 at once
+
+
+@dataclass(frozen=True, kw_only=True)
+class Omniscient(Attack, ABC):
+    """Sends an update made from those of the honest clients."""
+
+    spread: NonNegativeFloat = 0.0  # of the clients around the common vector
+
+    @abstractmethod
+    def update(self, honest: Honest) -> Tensor:
+        """What they agree on [d]."""
+
+    def forge(self, known: Knowledge) -> Tensor:
+        """Θ + the update, with the client's own noise."""
+        sent = known.global_model + known.honest.agreed(self, self.update)
+        if not self.spread:
+            return sent
+        noise = torch.randn(len(sent), generator=known.random).to(sent.device)
+        return sent + self.spread * known.honest.deviation * noise
+
+
+@ATTACKS.register("alie", SEES_ALL)
+@dataclass(frozen=True)
+class Alie(Omniscient):
+    """A little is enough: μ + factor·σ, within what honest clients could send (Baruch et al. 2019)."""
+
+    factor: Annotated[float, Ge(-1e30), Le(1e30)] = 1.5
+
+    def update(self, honest: Honest) -> Tensor:
+        """μ + factor·σ."""
+        return honest.mean + self.factor * honest.deviation
+
+
+@ATTACKS.register("inner_product", SEES_ALL)
+@dataclass(frozen=True)
+class InnerProduct(Omniscient):
+    """Inner product manipulation: −factor·μ, against the honest direction (Xie et al. 2020)."""
+
+    factor: NonNegativeFloat = 2.0
+
+    def update(self, honest: Honest) -> Tensor:
+        """−factor·μ."""
+        return -self.factor * honest.mean
+
+
+@ATTACKS.register("mimic", SEES_ALL)
+@dataclass(frozen=True)
+class Mimic(Omniscient):
+    """All send what one honest client sends, so that it counts many times (Karimireddy et al. 2022).
+
+    `place` says which: 0 is the first honest client of the round.
+    """
+
+    place: Annotated[int, Ge(0), Le(10**9)] = 0
+
+    def update(self, honest: Honest) -> Tensor:
+        """x_place."""
+        return honest.updates[self.place % len(honest.updates)]
+
+
+@ATTACKS.register("min_max", SEES_ALL)
+@dataclass(frozen=True)
+class MinMax(Omniscient):
+    """μ − γ·σ, as far as nobody is farther from it than two honest ones are apart (Shejwalkar and Houmansadr 2021)."""
+
+    def update(self, honest: Honest) -> Tensor:
+        """The largest γ with ‖μ − γσ − x_i‖² ≤ max ‖x_i − x_j‖² for all i: the smallest root of h quadratics."""
+        distances, squares, along, length = _geometry(honest)
+        room = distances.max() - squares
+        gamma = (-along + (along.square() + length * room).sqrt()) / length
+        return honest.mean - float(gamma.min()) * honest.deviation
+
+
+@ATTACKS.register("min_sum", SEES_ALL)
+@dataclass(frozen=True)
+class MinSum(Omniscient):
+    """μ − γ·σ, no farther from all honest ones together than one of them is (Shejwalkar and Houmansadr 2021).
+
+    Σ_i ‖μ − γσ − x_i‖² ≤ max_i Σ_j ‖x_i − x_j‖².
+    """
+
+    def update(self, honest: Honest) -> Tensor:
+        """The largest such γ: around the mean the sum is Σ‖μ − x_i‖² + h·γ²·‖σ‖²."""
+        distances, squares, _, length = _geometry(honest)
+        room = distances.sum(1).max() - squares.sum()
+        gamma = (room / (len(squares) * length)).sqrt()
+        return honest.mean - float(gamma) * honest.deviation
+
+
+@ATTACKS.register("model_replacement", SEES_ALL)
+@dataclass(frozen=True)
+class ModelReplacement(Attack):
+    """Sends what makes the unweighted mean of the round its own model (Bagdasaryan et al. 2020).
+
+    With n clients of which b are hostile: Θ + (n·(Θ_a − Θ) − Σ x_i)/b. Put it behind a backdoor:
+    `attack = ["pixel_backdoor", "model_replacement"]`.
+    """
+
+    def forge(self, known: Knowledge) -> Tensor:
+        """Θ + (n·(Θ_a − Θ) − Σ x_i)/b."""
+        honest, hostile = len(known.honest.updates), known.honest.num_hostile
+        own = (honest + hostile) * (known.model - known.global_model)
+        return known.global_model + (own - honest * known.honest.mean) / hostile
+
+
+def _geometry(honest: Honest) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """‖x_i − x_j‖² [h, h], ‖x_i − μ‖² [h], ⟨σ, x_i − μ⟩ [h] and ‖σ‖²; around μ differences lose no digits."""
+    products = torch.zeros(len(honest.updates) + 1, len(honest.updates) + 1, dtype=torch.float64)
+    for start in range(0, len(honest.mean), BLOCK):
+        part = slice(start, start + BLOCK)
+        rows = torch.cat([honest.updates[:, part] - honest.mean[part], honest.deviation[None, part]]).double()
+        products += (rows @ rows.T).cpu()
+    squares, along, length = products.diagonal()[:-1], products[-1, :-1], products[-1, -1]
+    distances = squares[:, None] + squares[None] - 2 * products[:-1, :-1]
+    tiny = torch.finfo(torch.float64).tiny  # all alike: any step in no direction will do
+    return distances.clamp(min=0), squares, along, length.clamp(min=tiny)

@@ -1,0 +1,47 @@
+"""Weights, and the size of the model, that are learned on the server's set."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ...registry import PositiveFloat, PositiveInt, needs
+from ..types import Gathered, Posterior
+from .protocol import EVIDENCE
+
+
+@EVIDENCE.register("law", needs("models", "server_samples"))
+@dataclass(frozen=True)
+class Law:
+    """Learns γ and λ so that γ·Σ λ_a·Θ_a has the least loss on the server's set (FedLAW, Li et al., 2023).
+
+    λ = softmax(x) starts at the weights of the score and γ = exp(s) at 1; both take steps of Adam. The gradient by λ_a
+    is γ·⟨∇, Θ_a⟩: each step costs one pass over the server's set, whatever the number of clients.
+    """
+
+    steps: PositiveInt = 50
+    learning_rate: PositiveFloat = 0.01
+
+    def first(self, num_clients: int) -> Mapping[str, Tensor]:
+        """Nothing is remembered."""
+        return {}
+
+    def __call__(self, gathered: Gathered, prior: Tensor, memory: Mapping[str, Tensor]) -> Posterior:
+        """See the class."""
+        count = gathered.spec.num_parameters
+        logits, log_scale = prior.log(), torch.zeros(1, dtype=torch.float64)
+        adam = torch.optim.Adam([logits, log_scale], lr=self.learning_rate)
+        for _ in range(self.steps):
+            weights, scale = logits.softmax(0), log_scale.exp()
+            mean = gathered.global_model + weights.to(gathered.updates) @ gathered.updates
+            model = mean.clone()
+            model[:count] *= float(scale)
+            slope = gathered.gradient(model)
+            along = (gathered.updates @ slope).double().cpu() + float(gathered.global_model @ slope)  # ⟨∇, Θ_a⟩ [n]
+            logits.grad = scale * weights * (along - weights @ along)
+            log_scale.grad = scale * (weights @ along)
+            adam.step()
+        return Posterior(logits.softmax(0), scale=float(log_scale.exp()))

@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from clientwise.core.evidence.significance import LEAST_WITNESSES, Significance, z_despite, z_values
+from clientwise.core.types import Evaluation, Gathered, Layer, ModelSpec, Posterior
+
+SPEC = ModelSpec((Layer("kernel", (2,), 0, 2),), 2, 2)
+TRUTH = torch.tensor([1.0, 0.0])  # where the loss of every sample is least, about
+
+
+def gathered(
+    updates: Tensor, num_samples: int = 200, *, by_clients: bool = False, lies: int = 0, spread: float = 0.3
+) -> Gathered:
+    """Samples with losses |Θ − TRUTH − noise|²; the first `lies` witnesses say the opposite of what they see."""
+    noise = spread * torch.randn(num_samples, 2, generator=torch.Generator().manual_seed(1))
+
+    def judge(models: Tensor) -> Evaluation:
+        losses = (models[:, None] - TRUTH - noise).square().sum(-1).double()
+        losses[:, :lies] = 5 - losses[:, :lies]
+        sizes = torch.ones(num_samples, dtype=torch.int64) if by_clients else torch.tensor([num_samples])
+        shown = losses if by_clients else losses.mean(1, keepdim=True)
+        found = None if by_clients else losses
+        return Evaluation(sizes, torch.zeros_like(shown), shown, torch.zeros(len(models), 4), sample_losses=found)
+
+    ids = tuple(range(len(updates)))
+    return Gathered(ids, updates, torch.zeros(2), SPEC, {}, judge, lambda model: model)
+
+
+HONEST = torch.tensor([[0.3, 0.05], [0.3, -0.05], [0.28, 0.0], [0.32, 0.02], [0.3, -0.02], [0.29, 0.0]])
+UPDATES = torch.cat([HONEST, -HONEST[:3]])  # three send the opposite
+PRIOR = torch.full((9,), 1 / 9, dtype=torch.float64)
+
+
+def test_who_harms_loses_weight_and_it_is_remembered() -> None:
+    evidence = Significance()
+    memory = evidence.first(9)
+    once = evidence(gathered(UPDATES), PRIOR, memory)
+    assert once.z is not None
+    assert bool((once.z[6:] > 3).all())
+    assert bool((once.z[:6] < 0).all())
+    assert once.weights[6:].sum() < 0.05
+    torch.testing.assert_close(once.weights.sum(), torch.ones((), dtype=torch.float64))
+    torch.testing.assert_close(
+        once.weights[:6], (1 - once.weights[6:].sum()).expand(6) / 6
+    )  # nobody rises above others
+    again = evidence(gathered(UPDATES), PRIOR, once.memory)
+    assert again.weights[6:].sum() < once.weights[6:].sum()
+
+
+def test_who_helps_as_surely_earns_its_weight_back_and_no_more() -> None:
+    evidence = Significance()
+    accused = {"log_odds": torch.tensor([-2.0] + [0.0] * 8, dtype=torch.float64)}
+    after = evidence(gathered(UPDATES), PRIOR, accused)
+    assert -2 < after.memory["log_odds"][0] <= 0
+    for _ in range(30):
+        after = evidence(gathered(UPDATES), PRIOR, after.memory)
+    assert after.memory["log_odds"].max() <= 0
+
+
+def test_with_few_samples_it_does_nothing_and_says_so() -> None:
+    found = Significance()(gathered(UPDATES, LEAST_WITNESSES - 1), PRIOR, Significance().first(9))
+    assert found.z is None
+    assert "no evidence" in found.notes[0]
+    torch.testing.assert_close(found.weights, PRIOR)
+
+
+def test_judges_of_whom_a_third_lie_together() -> None:
+    def found(lies: int, liars: float | None = None) -> Posterior:
+        seen = gathered(UPDATES, 30, by_clients=True, lies=lies, spread=0.1)
+        return Significance(liars=liars)(seen, PRIOR, Significance().first(9))
+
+    honest, lied_to, naive = found(0), found(9), found(9, 0.0)
+    assert honest.weights[6:].sum() < 0.1
+    assert lied_to.z is not None
+    assert bool((lied_to.z[:6] <= 3).all())  # the liars convict nobody
+    assert lied_to.weights[6:].sum() < 0.3  # and save nobody
+    assert naive.weights[6:].sum() > lied_to.weights[6:].sum()
+
+
+def test_every_class_counts_alike_whatever_its_number_of_samples() -> None:
+    generator = torch.Generator().manual_seed(2)
+    found = torch.randn(1, 200, generator=generator, dtype=torch.float64) * 0.1
+    classes = torch.zeros(200, dtype=torch.int64)
+    classes[:10] = 1  # a class with few samples, to which this client does much good
+    found[0, classes == 1] -= 2.0
+    found[0, classes == 0] += 0.3
+    assert z_values(found, None)[0] > 3
+    assert z_values(found, classes)[0] < -3
+
+
+def test_no_spread_no_evidence() -> None:
+    assert z_values(torch.zeros(3, 50, dtype=torch.float64), None).tolist() == [0, 0, 0]
+    assert z_despite(torch.zeros(3, 50, dtype=torch.float64), 0.3).tolist() == [0, 0, 0]
+
+
+def test_an_exploding_model_convicts_its_sender_and_stops_nobody() -> None:
+    updates = UPDATES.clone()
+    seen = gathered(updates)
+
+    def judge(models: Tensor) -> Evaluation:
+        evaluation = seen.judge(models)
+        assert evaluation.sample_losses is not None
+        evaluation.sample_losses[8] = torch.inf
+        return evaluation
+
+    exploding = Gathered(seen.client_ids, updates, seen.global_model, SPEC, {}, judge, seen.train_server)
+    found = Significance()(exploding, PRIOR, Significance().first(9))
+    assert bool(found.weights.isfinite().all())
+    assert found.weights[8] < 0.01

@@ -1,0 +1,207 @@
+"""The parts of published methods that look at the whole cohort, each against a few lines written apart from it."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from clientwise.core.before import BEFORE
+from clientwise.core.evidence.agnostic import Agnostic, onto_simplex
+from clientwise.core.evidence.greedy import Greedy
+from clientwise.core.evidence.law import Law
+from clientwise.core.evidence.shapley import Shapley
+from clientwise.core.types import Evaluation, Gathered, LocalTraining, ModelSpec
+
+TARGET = torch.tensor([1.0, -2.0, 0.5])  # the server's loss is the squared distance from here
+START = torch.tensor([0.0, 0.0, 0.0, 7.0])  # three parameters and a buffer
+WEIGHTS = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
+
+
+def squared_distance(models: Tensor) -> Tensor:
+    return (models[:, :3] - TARGET).double().square().sum(1)
+
+
+def gathered(
+    updates: Sequence[Sequence[float]],
+    loss: Callable[[Tensor], Tensor] = squared_distance,
+    ids: Sequence[int] | None = None,
+    **criteria: Sequence[float],
+) -> Gathered:
+    """What a server holds: updates of three parameters; every buffer moved by 1."""
+
+    def judge(models: Tensor) -> Evaluation:
+        losses = loss(models)[:, None]
+        return Evaluation(torch.tensor([10]), 1 - losses, losses, torch.zeros(len(models), 2, 2))
+
+    def train_server(model: Tensor, training: LocalTraining | None = None) -> Tensor:
+        if training is None:
+            return model + torch.tensor([3.0, 0.0, 4.0, 9.0])
+        assert training == LocalTraining(epochs=1, batch_size=None, learning_rate=1.0)
+        return model - torch.cat([2 * (model[:3] - TARGET), torch.ones(1)])
+
+    return Gathered(
+        tuple(ids or range(len(updates))),
+        torch.cat([torch.tensor(updates), torch.ones(len(updates), 1)], 1),
+        START,
+        ModelSpec((), 3, 4),
+        {name: torch.tensor(values, dtype=torch.float64) for name, values in criteria.items()},
+        judge,
+        train_server,
+        training=LocalTraining(learning_rate=0.1),
+    )
+
+
+def result(name: str, seen: Gathered, **options: Any) -> Tensor:
+    """The weighted mean of what a step makes of the updates."""
+    changed = BEFORE.get(name)(seen, WEIGHTS, **options)
+    assert bool((changed[:, 3] == 1).all()), "a buffer is no parameter"
+    return (WEIGHTS @ changed.double())[:3]
+
+
+UPDATES = [[1.0, 0.0, 0.0], [0.0, 2.0, 0.0], [1.0, 1.0, -2.0]]
+
+
+def test_fednova_averages_the_steps_and_not_their_sums() -> None:
+    steps = np.array([10.0, 2.0, 5.0])
+    weights, updates = WEIGHTS.numpy(), np.array(UPDATES)
+    per_step = (weights[:, None] * updates / steps[:, None]).sum(0)  # Σ p_i d_i
+    expected = (weights * steps).sum() * per_step  # τ_eff times that
+    found = result("nova", gathered(UPDATES, local_steps=steps.tolist()))
+    assert found.tolist() == pytest.approx(expected.tolist())
+    equal = result("nova", gathered(UPDATES, local_steps=[7, 7, 7]))
+    assert equal.tolist() == pytest.approx((weights @ updates).tolist()), "with equal steps it is FedAvg"
+
+
+def test_fltrust_gives_everybody_the_length_of_the_servers_update() -> None:
+    changed = BEFORE.get("server_norm")(gathered([*UPDATES, [0.0, 0.0, 0.0]]), torch.ones(4) / 4)
+    assert changed[:, :3].norm(dim=1).tolist() == pytest.approx([5, 5, 5, 0])  # ‖(3, 0, 4)‖; who did nothing, nothing
+    assert changed[2, :3].tolist() == pytest.approx([5 / math.sqrt(6), 5 / math.sqrt(6), -10 / math.sqrt(6)])
+
+
+@pytest.mark.parametrize("q", [0.0, 0.5, 2.0])
+def test_q_fedavg_is_the_papers_algorithm_2(q: float) -> None:
+    losses, lipschitz = np.array([0.5, 2.0, 1.0]), 1 / 0.1
+    numerator, denominator = np.zeros(3), 0.0
+    for weight, loss, update in zip(WEIGHTS.numpy(), losses, np.array(UPDATES), strict=True):
+        gradient = -lipschitz * update
+        numerator += weight * loss**q * gradient
+        denominator += weight * (q * loss ** (q - 1) * (gradient**2).sum() + lipschitz * loss**q)
+    found = result("q_fair", gathered(UPDATES, start_loss=losses.tolist()), q=q)
+    assert found.tolist() == pytest.approx((-numerator / denominator).tolist())
+
+
+def test_afl_rises_with_the_losses_and_stays_on_the_simplex() -> None:
+    part = Agnostic(step=0.1)
+    memory = {"lambda": torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64)}
+    # Clients 3 and 1 answer: the round weighs them by the λ it began with.
+    seen = gathered(UPDATES[:2], ids=[3, 1], start_loss=[1.0, 4.0])
+    after = part(seen, torch.tensor([0.5, 0.5]), memory)
+    assert after.weights.tolist() == pytest.approx([0.4 / 0.6, 0.2 / 0.6])
+    # 0.1, 0.6, 0.3, 0.5: the first falls to 0, the others by a third of 0.4
+    assert after.memory["lambda"].tolist() == pytest.approx([0, 0.6 - 0.4 / 3, 0.3 - 0.4 / 3, 0.5 - 0.4 / 3])
+    assert part.first(4)["lambda"].tolist() == [0.25] * 4
+    nobody = part(seen, torch.tensor([0.5, 0.5]), {"lambda": torch.tensor([0.5, 0, 0.5, 0], dtype=torch.float64)})
+    assert nobody.weights.tolist() == [0.5, 0.5]
+    assert "λ is zero" in nobody.notes[0]
+
+
+def test_the_simplex_has_no_nearer_point() -> None:
+    values = torch.tensor([0.7, -0.3, 0.9, 0.2], dtype=torch.float64)
+    nearest = onto_simplex(values)
+    assert float(nearest.sum()) == pytest.approx(1)
+    others = torch.distributions.Dirichlet(torch.ones(4)).sample((2000,)).double()
+    assert bool(((others - values).norm(dim=1) >= (nearest - values).norm()).all())
+
+
+def test_greedy_takes_the_best_while_they_help() -> None:
+    # The first is best alone, then the second, with whom it is better still; the others go the wrong way.
+    updates = [[1.0, -1.0, 0.0], [0.0, -2.0, 1.0], [-3.0, 0.0, 0.0], [1.0, 5.0, 1.0]]
+    prior = torch.tensor([0.2, 0.2, 0.5, 0.1], dtype=torch.float64)
+    assert Greedy()(gathered(updates), prior, {}).weights.tolist() == pytest.approx([0.5, 0.5, 0, 0])
+    without = torch.tensor([0.0, 0.2, 0.7, 0.1], dtype=torch.float64)
+    assert Greedy()(gathered(updates), without, {}).weights.tolist() == pytest.approx([0, 1, 0, 0])
+    lost = Greedy()(gathered(updates, lambda models: torch.full((len(models),), torch.nan)), prior, {})
+    assert lost.weights.tolist() == prior.tolist()
+    assert "as by the score" in lost.notes[0]
+
+
+def test_fedlaw_finds_the_weights_and_the_size_of_the_best_model() -> None:
+    # The target lies on γ·(λ₁·a + λ₂·b) with λ = (0.8, 0.2) and γ = 0.9; the third client points away from it.
+    a = torch.tensor([1.0, -3.0, 0.5])
+    b = (TARGET / 0.9 - 0.8 * a) / 0.2
+    updates = [a.tolist(), b.tolist(), (-10 * TARGET).tolist()]
+    found = Law(steps=150, learning_rate=0.1)(gathered(updates), WEIGHTS, {})
+    model = found.scale * (found.weights @ torch.tensor(updates).double())
+    assert model.tolist() == pytest.approx(TARGET.tolist(), abs=0.05)
+    assert found.weights[2] < 0.05
+    nobody = torch.tensor([0.5, 0.5, 0.0], dtype=torch.float64)
+    assert Law(steps=3)(gathered(updates), nobody, {}).weights[2] == 0
+
+
+def test_fedlaws_first_step_goes_down_the_gradient_by_autograd() -> None:
+    logits, log_scale = WEIGHTS.log().requires_grad_(), torch.zeros(1, dtype=torch.float64, requires_grad=True)
+    model = log_scale.exp() * (logits.softmax(0) @ torch.tensor(UPDATES).double())
+    (model - TARGET).square().sum().backward()
+    found = Law(steps=1, learning_rate=0.01)(gathered(UPDATES), WEIGHTS, {})
+    expected = (WEIGHTS.log() - 0.01 * logits.grad.sign()).softmax(0)  # the first step of Adam
+    assert found.weights.tolist() == pytest.approx(expected.tolist(), rel=1e-4)
+    assert found.scale == pytest.approx(math.exp(-0.01 * float(log_scale.grad.sign())), rel=1e-4)
+
+
+def brute_force(updates: Sequence[Sequence[float]], prior: Tensor) -> list[float]:
+    """The mean over all orders of what a client adds to those before it."""
+
+    def loss(coalition: tuple[int, ...]) -> float:
+        rows = list(coalition)
+        mean = prior[rows] @ torch.tensor(updates)[rows].double() / prior[rows].sum() if rows else torch.zeros(3)
+        return float((mean - TARGET).square().sum())
+
+    values = np.zeros(len(updates))
+    orders = list(itertools.permutations(range(len(updates))))
+    for order in orders:
+        for place, client in enumerate(order):
+            values[client] += (loss(order[:place]) - loss(order[: place + 1])) / len(orders)
+    return list(values)
+
+
+def test_shapley_values_are_the_mean_over_all_orders() -> None:
+    updates = [[1.0, -1.0, 0.0], [0.0, -2.0, 1.0], [-1.0, 0.0, 0.0], [0.5, 0.5, 0.5], [1.0, -2.0, 0.0]]
+    prior = torch.tensor([0.3, 0.2, 0.1, 0.25, 0.15], dtype=torch.float64)
+    expected = brute_force(updates, prior)
+    assert Shapley().values(gathered(updates), prior).tolist() == pytest.approx(expected)
+    weights = Shapley()(gathered(updates), prior, {}).weights
+    positive = np.maximum(expected, 0)
+    assert weights.tolist() == pytest.approx((positive / positive.sum()).tolist())
+    sampled = Shapley(exact=0, orders=200, tolerance=0).values(gathered(updates), prior)
+    assert sampled.tolist() == pytest.approx(expected, abs=0.5)
+    assert float(sampled.sum()) == pytest.approx(sum(expected)), "every order shares out the same whole"
+
+
+def test_shapley_cuts_an_order_short_where_nothing_is_left_to_gain() -> None:
+    judged: list[int] = []
+
+    def counting(models: Tensor) -> Tensor:
+        judged.append(len(models))
+        return squared_distance(models)
+
+    same = [TARGET.tolist()] * 8
+    values = Shapley(orders=5).values(gathered(same, counting), torch.full((8,), 1 / 8, dtype=torch.float64))
+    assert float(values.sum()) == pytest.approx(float(TARGET.square().sum()))
+    assert int((values > 0).sum()) <= 5, "whoever comes first has it all"
+    assert sum(judged) < 5 * 8
+
+
+def test_a_client_that_ruins_every_model_has_no_shapley_weight() -> None:
+    updates = [[1.0, -1.0, 0.0], [0.0, -2.0, 1.0], [1e30, 0.0, 0.0]]
+    weights = Shapley()(gathered(updates), WEIGHTS, {}).weights
+    assert weights[2] == 0
+    assert float(weights[:2].sum()) == pytest.approx(1)
+    worse = Shapley()(gathered([[-1.0, 1.0, 0.0]]), torch.ones(1, dtype=torch.float64), {})
+    assert "no client lowers the loss" in worse.notes[0]

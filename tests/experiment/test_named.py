@@ -1,0 +1,79 @@
+"""Methods by name: what a name stands for, how it is changed, and that every one of them runs."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import clientwise as cw
+from clientwise.errors import ConfigError
+from clientwise.experiment.config import load_experiment
+from clientwise.experiment.named import METHODS, method_toml
+
+
+def test_a_name_is_what_its_toml_says(tiny: dict[str, Any]) -> None:
+    by_name = load_experiment(tiny | {"methods": list(METHODS)})
+    written = [method for name in METHODS for method in tomllib.loads(method_toml(name))["methods"]]
+    assert by_name == load_experiment(tiny | {"methods": written})
+    assert by_name == load_experiment(tiny | {"methods": [{"name": name} for name in METHODS]})
+    assert by_name.to_dict() == load_experiment(by_name.to_dict()).to_dict(), "a run folder needs no names"
+
+
+def test_like_takes_what_is_not_said_otherwise(tiny: dict[str, Any]) -> None:
+    mine = {"name": "mine", "like": "FedYogi", "server_step": {"learning_rate": 0.5}, "training": {"epochs": 3}}
+    (method,) = load_experiment(tiny | {"methods": [mine]}).methods
+    assert (method.name, method.server_step.name, method.server_step.options["learning_rate"]) == ("mine", "yogi", 0.5)
+    assert method.training.epochs == 3
+    other = {"like": "FedYogi", "server_step": "sgd"}
+    (method,) = load_experiment(tiny | {"methods": [other]}).methods
+    assert (method.name, method.server_step.name) == ("FedYogi", "sgd")
+    for proximal in (0.5, 0.1):  # and what the name stands for stays as it is
+        changes = [f"methods.0.training.proximal={proximal}"] if proximal == 0.5 else []
+        (method,) = load_experiment(tiny | {"methods": ["FedProx"]}, changes).methods
+        assert method.training.proximal == proximal
+    assert load_experiment(tiny, ['methods=["DGA"]']).methods[0].criteria[0].name == "exp_loss"
+
+
+def test_an_unknown_name_is_refused_with_the_nearest(tiny: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"methods\[1\]: there is no method 'FedYogy'; did you mean 'FedYogi'"):
+        load_experiment(tiny | {"methods": ["FedAvg", "FedYogy"]})
+    with pytest.raises(ConfigError, match=r"methods\[0\].like: there is no method 3"):
+        load_experiment(tiny | {"methods": [{"name": "mine", "like": 3}]})
+
+
+def test_a_preset_picks_methods_by_their_names(tiny: dict[str, Any]) -> None:
+    config = tiny | {"methods": ["FedAvg", {"like": "DGA"}, "AFL"], "presets": {"quick": {"methods": ["AFL", "DGA"]}}}
+    assert [method.name for method in load_experiment(config, preset="quick").methods] == ["DGA", "AFL"]
+
+
+def test_a_part_that_reads_a_criterion_needs_it_measured(tiny: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"before\[0\]: nova reads the criterion 'local_steps': add it"):
+        load_experiment(tiny | {"methods": [{"name": "nova", "before": ["nova"]}]})
+
+
+def test_a_server_without_samples_cannot_train(tiny: dict[str, Any]) -> None:
+    judged_by_clients = tiny | {"server_set": {"source": "clients"}, "methods": ["FLTrust"]}
+    with pytest.raises(ConfigError, match=r"criteria\[0\]: needs samples of the server"):
+        load_experiment(judged_by_clients)
+
+
+def test_every_method_runs_and_learns(tiny: dict[str, Any], tmp_path: Path) -> None:
+    config = tiny | {"rounds": 2, "federation": {}, "methods": list(METHODS)}
+    run = cw.Run(cw.run(config, tmp_path / "run"))
+    for name in METHODS:
+        column, sign = ("loss", -1) if name != "Alone" else ("local_mean", 1)  # alone they learn what they hold
+        (_, before), (_, after) = run.curve(column, name, 1)
+        assert sign * after > sign * before, f"{name}: {before:.3f}, {after:.3f}"
+        assert not run.notes(name), f"{name}: {run.notes(name)}"
+
+
+def test_a_control_federates_nothing(tiny: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="control: is no federated learning: rule would do nothing"):
+        load_experiment(tiny | {"methods": [{"like": "Pooled", "rule": "median"}]})
+    with pytest.raises(ConfigError, match=r'control: needs all samples in this process: use engine = "local"'):
+        load_experiment(tiny | {"engine": "flower", "methods": ["Alone"]})
+    with pytest.raises(ConfigError, match="control: needs samples of the server"):
+        load_experiment(tiny | {"server_set": {"source": "clients"}, "methods": ["ServerOnly"]})
