@@ -42,6 +42,8 @@ def test_an_unknown_name_is_refused_with_the_nearest(tiny: dict[str, Any]) -> No
         load_experiment(tiny | {"methods": ["FedAvg", "FedYogy"]})
     with pytest.raises(ConfigError, match=r"methods\[0\].like: there is no method 3"):
         load_experiment(tiny | {"methods": [{"name": "mine", "like": 3}]})
+    with pytest.raises(ConfigError, match=r"methods\[0\].name"):
+        load_experiment(tiny | {"methods": [{"name": ["FedAvg"]}]})
 
 
 def test_a_preset_picks_methods_by_their_names(tiny: dict[str, Any]) -> None:

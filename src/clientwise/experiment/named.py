@@ -34,7 +34,7 @@ def _written_out(method: Any, key: str, where: str) -> Any:
     table = {"name": method, "like": method} if isinstance(method, str) else method
     if not isinstance(table, Mapping):
         return method
-    if table.keys() == {"name"} and table["name"] in METHODS:  # nobody means FedAvg by { name = "FedYogi" }
+    if table.keys() == {"name"} and table["name"] in list(METHODS):  # nobody means FedAvg by { name = "FedYogi" }
         table = {**table, "like": table["name"]}
     if "like" not in table:
         return table
