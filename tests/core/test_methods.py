@@ -60,7 +60,7 @@ def gathered(
 
 def result(name: str, seen: Gathered, **options: Any) -> Tensor:
     """The weighted mean of what a step makes of the updates."""
-    changed = BEFORE.get(name)(seen, WEIGHTS, **options)
+    changed = BEFORE.get(name)(seen, WEIGHTS, **options).updates
     assert bool((changed[:, 3] == 1).all()), "a buffer is no parameter"
     return (WEIGHTS @ changed.double())[:3]
 
@@ -80,7 +80,7 @@ def test_fednova_averages_the_steps_and_not_their_sums() -> None:
 
 
 def test_fltrust_gives_everybody_the_length_of_the_servers_update() -> None:
-    changed = BEFORE.get("server_norm")(gathered([*UPDATES, [0.0, 0.0, 0.0]]), torch.ones(4) / 4)
+    changed = BEFORE.get("server_norm")(gathered([*UPDATES, [0.0, 0.0, 0.0]]), torch.ones(4) / 4).updates
     assert changed[:, :3].norm(dim=1).tolist() == pytest.approx([5, 5, 5, 0])  # ‖(3, 0, 4)‖; who did nothing, nothing
     assert changed[2, :3].tolist() == pytest.approx([5 / math.sqrt(6), 5 / math.sqrt(6), -10 / math.sqrt(6)])
 

@@ -6,8 +6,10 @@ import torch
 from torch.utils.data import Dataset, Subset, TensorDataset
 
 import clientwise as cw
+from clientwise.core.types import Problem
 from clientwise.data.datasets import digits
 from clientwise.data.federated import FederatedData, Samples
+from clientwise.data.folder import DataError
 from clientwise.data.partition import federate, iid
 
 
@@ -46,6 +48,31 @@ def test_arrays_that_do_not_fit(changes, reason: str) -> None:
     fine = [(numpy.zeros((2, 2)), [0, 1])] * 2
     with pytest.raises(ValueError, match=reason):
         FederatedData.from_clients(**({"train": fine, "test": fine} | changes))
+
+
+def test_what_is_not_finite_is_refused_with_its_place() -> None:
+    fine = (numpy.zeros((4, 3)), [0, 1, 0, 1])
+    holes = numpy.zeros((4, 3))
+    holes[2, 1] = holes[3, 0] = numpy.nan
+    names = ["north", "south"]
+    message = r"client 1 \(south\): 2 of its inputs are not finite numbers, the first in sample 2, column 1; "
+    with pytest.raises(DataError, match=message):
+        FederatedData.from_clients([fine, (holes, fine[1])], [fine] * 2, names=names)
+    with pytest.raises(DataError, match="client 0: 1 of its targets are not finite numbers, the first in sample 0"):
+        FederatedData.from_clients([(fine[0], [numpy.inf, 1.0, 0.0, 1.0])], [(fine[0], [1.0] * 4)])
+    with pytest.raises(DataError, match="the server: 2 of its inputs"):
+        FederatedData.from_clients([fine], [fine], report=(holes, fine[1]))
+    samples = Samples(torch.from_numpy(holes), torch.tensor([0, 1, 0, 1]), Problem("classification", 2))
+    options = {"test_fraction": 0.5, "server_fraction": 0.0, "report_fraction": 0.0}
+    with pytest.raises(DataError, match=r"client 0: \d of its inputs"):  # a dataset of a plugin
+        federate(samples, lambda pool, seed: iid(pool, seed, clients=1), 1, **options)
+
+
+def test_clients_with_names() -> None:
+    fine = [(numpy.zeros((2, 2)), [0, 1])] * 2
+    assert FederatedData.from_clients(fine, fine, names=["north", "south"]).called(1) == "client 1 (south)"
+    with pytest.raises(ValueError, match="1 names for 2 clients"):
+        FederatedData.from_clients(fine, fine, names=["north"])
 
 
 def test_one_class_alone_is_still_a_problem_of_two() -> None:

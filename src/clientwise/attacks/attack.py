@@ -37,7 +37,8 @@ class Honest:
     @functools.cached_property
     def deviation(self) -> Tensor:
         """Standard deviation of every coordinate [d]; zero for a client alone."""
-        return self.updates.std(0) if len(self.updates) > 1 else torch.zeros_like(self.mean)
+        squares = (self.updates - self.mean).square_().sum(0)  # `std` takes three times as long
+        return (squares / max(1, len(self.updates) - 1)).sqrt()
 
     def agreed(self, attack: object, make: Callable[[Honest], Tensor]) -> Tensor:
         """What all who commit the same attack make of it [d]: made once, by the first of them."""

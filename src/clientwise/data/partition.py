@@ -16,6 +16,7 @@ from torch import Tensor
 from ..core.seeding import derive_seed, generator
 from ..registry import PositiveFloat, PositiveInt, Registry
 from .federated import FederatedData, Samples, Shares
+from .folder import DataError
 
 OfficialTest = Literal["pooled", "server", "clients"]
 
@@ -331,6 +332,10 @@ def _names(samples: Samples, parts: Sequence[Tensor]) -> tuple[str, ...]:
     whose = [torch.unique(samples.ids[part]).tolist() for part in parts]
     if any(len(ids) != 1 or ids[0] < 0 for ids in whose):
         return ()
+    if max(ids[0] for ids in whose) >= len(samples.names):
+        raise DataError(
+            f"the dataset has {len(samples.names)} names for ids up to {int(samples.ids.max())}; name them all"
+        )
     names = [samples.names[ids[0]] for ids in whose]
     clients, so_far = Counter(names), Counter[str]()
     for place, name in enumerate(names):
