@@ -2,9 +2,9 @@
 
 python benchmarks/rules.py [--device cuda] [--clients 100] [--parameters 1700000] [--turns 3] [--only krum ...]
 
-Turn by turn, the best of each, so that a busy machine is unfair to nobody. "weighted" is ours with unequal weights,
-which ByzFL does not have. ByzFL's nearest neighbours copy every client's neighbours, n·(n − f)·d values: left out
-where there is no memory for that.
+On a CPU the seconds are those that one core worked, which hold on a busy machine, too; on a GPU those that passed.
+Turn by turn, the best of each. "weighted" is ours with unequal weights, which ByzFL does not have. ByzFL's nearest
+neighbours copy every client's neighbours, n·(n − f)·d values: left out where there is no memory for that.
 """
 
 from __future__ import annotations
@@ -63,12 +63,13 @@ def ours(name: str, updates: Tensor, weights: Tensor) -> Callable[[], object]:
 
 
 def seconds(call: Callable[[], object], device: str) -> float:
-    """How long one call takes."""
-    start = time.perf_counter()
+    """How long one call takes: the processor's time, or on a GPU what passes."""
+    clock = time.perf_counter if device == "cuda" else time.process_time
+    start = clock()
     call()
     if device == "cuda":
         torch.cuda.synchronize()
-    return time.perf_counter() - start
+    return clock() - start
 
 
 def measure(name: str, updates: Tensor, oracle: ByzFL | None, turns: int) -> tuple[float, float, float | None]:
@@ -96,6 +97,7 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--only", nargs="*", metavar="NAME")
     given = parser.parse_args()
+    torch.set_num_threads(1)
     generator = torch.Generator().manual_seed(1)
     updates = (torch.randn(given.clients, given.parameters, generator=generator) * 0.01).to(given.device)
     oracles_by_name = theirs()
@@ -103,7 +105,8 @@ def main() -> None:
     if (1 - HOSTILE) * given.clients**2 * given.parameters * 4 > room / 2:
         del oracles_by_name["nearest_neighbours"]
     print("| rule | seconds | weighted | ByzFL | ByzFL / ours |\n|---|---|---|---|---|")
-    for name in given.only or [*RULES, *BEFORE]:
+    steps = [name for name in BEFORE if not BEFORE.declared(name).needs]  # the others ask for criteria or a server set
+    for name in given.only or [*RULES, *steps]:
         own, weighted, other = measure(name, updates, oracles_by_name.get(name), given.turns)
         compared = f"{other:.3g} | {other / own:.1f}" if other is not None else "– | –"
         print(f"| {name} | {own:.3g} | {weighted:.3g} | {compared} |", flush=True)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..registry import NonNegativeFloat, PositiveFloat, PositiveInt, Registry, needs
-from .robust import Minority, combine, distances_to, lowest, squared_distances, weighted_median
+from .robust import Minority, combine, lowest, squared_distances, weighted_median
 from .seeding import generator
 from .types import Gathered
 
@@ -34,14 +34,14 @@ BEFORE: Registry[Before] = Registry("step before the rule", "before", "What happ
 def nova(gathered: Gathered, weights: Tensor) -> Mixed:
     """Δ_a·τ̄/τ_a with τ̄ = Σ w_a·τ_a: who takes more local steps pulls no harder (FedNova, Wang et al., 2020)."""
     steps = gathered.criteria["local_steps"].clamp(min=1)
-    return _scaled(gathered, (weights @ steps) / steps)
+    return scaled(gathered, (weights @ steps) / steps)
 
 
 @BEFORE.register("server_norm", needs("models", "server_samples"))
 def server_norm(gathered: Gathered, weights: Tensor) -> Mixed:
     """Δ_a·‖Δ_s‖/‖Δ_a‖: all as long as what the server's own training does to the model (FLTrust, Cao et al., 2021)."""
     trusted = gathered.server_update()[: gathered.spec.num_parameters].double().norm().cpu()
-    return _scaled(gathered, trusted / _norms(gathered).clamp(min=1e-12))
+    return scaled(gathered, trusted / _norms(gathered).clamp(min=1e-12))
 
 
 @BEFORE.register("q_fair", needs("models", criteria=["start_loss"]))
@@ -49,7 +49,7 @@ def q_fair(gathered: Gathered, weights: Tensor, *, q: NonNegativeFloat = 1.0) ->
     """Δ_a·F_a^q / Σ w_b·(F_b^q + q·F_b^(q−1)·‖Δ_b‖²/η): high losses F count more (q-FedAvg, Li et al., 2020)."""
     losses = gathered.criteria["start_loss"].clamp(min=1e-10)
     curvature = q * losses ** (q - 1) * _norms(gathered) ** 2 / gathered.training.learning_rate
-    return _scaled(gathered, losses**q / (weights @ (losses**q + curvature)))
+    return scaled(gathered, losses**q / (weights @ (losses**q + curvature)))
 
 
 def _norms(gathered: Gathered) -> Tensor:
@@ -58,17 +58,11 @@ def _norms(gathered: Gathered) -> Tensor:
     return torch.stack([torch.linalg.vector_norm(row, dtype=torch.float64) for row in moved]).cpu()
 
 
-def _scaled(gathered: Gathered, factors: Tensor) -> Mixed:
+def scaled(gathered: Gathered, factors: Tensor) -> Mixed:
     """The updates times a factor each [n]; buffers are statistics of the data and stay what they are."""
     updates = gathered.updates.clone()
     updates[:, : gathered.spec.num_parameters] *= factors.to(updates)[:, None]
     return Mixed(updates, factors.double().diag().cpu())
-
-
-def scaled(updates: Tensor, factors: Tensor) -> Mixed:
-    """Every update times a factor of its own [n]."""
-    factors = factors.to(updates.device, updates.dtype)
-    return Mixed(factors[:, None] * updates, factors.double().diag().cpu())
 
 
 def mixed(updates: Tensor, shares: Tensor) -> Mixed:
@@ -79,9 +73,9 @@ def mixed(updates: Tensor, shares: Tensor) -> Mixed:
 @BEFORE.register("clip")
 def clip(gathered: Gathered, weights: Tensor, *, radius: PositiveFloat | None = None) -> Mixed:
     """Δ_a ← Δ_a·min(1, r/‖Δ_a‖): no update is longer than r, by default the weighted median of all lengths."""
-    norms = distances_to(torch.zeros_like(gathered.updates[0]), gathered.updates)
-    longest = weighted_median(norms, weights.to(norms)) if radius is None else radius
-    return scaled(gathered.updates, (longest / norms).clamp(max=1).nan_to_num(1.0))
+    norms = _norms(gathered)
+    longest = weighted_median(norms, weights.cpu()) if radius is None else radius
+    return scaled(gathered, (longest / norms).clamp(max=1).nan_to_num(1.0))
 
 
 @BEFORE.register("nearest_neighbours")
