@@ -71,10 +71,12 @@ def mixed(updates: Tensor, shares: Tensor) -> Mixed:
 
 
 @BEFORE.register("clip")
-def clip(gathered: Gathered, weights: Tensor, *, radius: PositiveFloat | None = None) -> Mixed:
-    """Δ_a ← Δ_a·min(1, r/‖Δ_a‖): no update is longer than r, by default the weighted median of all lengths."""
+def clip(
+    gathered: Gathered, weights: Tensor, *, radius: PositiveFloat | None = None, times: PositiveFloat = 1.0
+) -> Mixed:
+    """Δ_a ← Δ_a·min(1, r/‖Δ_a‖): no update is longer than r, by default `times` the weighted median of all lengths."""
     norms = _norms(gathered)
-    longest = weighted_median(norms, weights.cpu()) if radius is None else radius
+    longest = times * weighted_median(norms, weights.cpu()) if radius is None else radius
     return scaled(gathered, (longest / norms).clamp(max=1).nan_to_num(1.0))
 
 
