@@ -15,7 +15,10 @@ from __future__ import annotations
 
 import itertools
 import multiprocessing
+import os
 import re
+import signal
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
@@ -23,6 +26,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import tomli_w
+import torch
 from pydantic import Field, ValidationError
 
 from ..errors import ConfigError, RunError
@@ -111,7 +115,10 @@ def load_matrix(
     for one, other in itertools.combinations(cells, 2):
         if one.folder == other.folder:
             raise ConfigError(where, [("matrix", f"{one.column!r} and {other.column!r} would share a folder")])
-    methods = [method.name for method in cells[0].experiment.methods]
+    methods, seeds = [method.name for method in cells[0].experiment.methods], cells[0].experiment.seeds
+    for cell in cells:
+        if [method.name for method in cell.experiment.methods] != methods or cell.experiment.seeds != seeds:
+            raise ConfigError(where, [(f"matrix.data.{cell.data}", "all cells need the same methods and seeds")])
     if settings.oracle is not None and settings.oracle not in methods:
         raise ConfigError(where, [("matrix.oracle", f"there is no method {settings.oracle!r}")])
     return Matrix(name, settings.oracle, cells, table)
@@ -160,19 +167,33 @@ def run_matrix(
     folder = out if out is not None else new_folder(matrix.name)
     _prepare(matrix, folder, resume)
     todo = [place for place, cell in enumerate(matrix.cells) if not is_finished(folder / cell.folder)]
+    finished = len(matrix.cells) - len(todo)
     try:
         if jobs > 1:
-            with ProcessPoolExecutor(min(jobs, len(todo) or 1), multiprocessing.get_context("spawn")) as pool:
-                running = {pool.submit(_run_cell, folder, place): place for place in todo}
-                for number, done in enumerate(as_completed(running), start=1):
-                    done.result()
-                    on_cell(matrix.cells[running[done]], len(matrix.cells) - len(todo) + number)
-        for number, place in enumerate(todo if jobs == 1 else [], start=1):
-            on_cell(matrix.cells[place], len(matrix.cells) - len(todo) + number)
-            _run(folder, matrix.cells[place], on_round)
+            for number, place in enumerate(_run_in_processes(folder, todo, jobs), start=1):
+                on_cell(matrix.cells[place], finished + number)
+        else:
+            for number, place in enumerate(todo, start=1):
+                on_cell(matrix.cells[place], finished + number)
+                _run(folder, matrix.cells[place], on_round)
     except KeyboardInterrupt:
         raise Stopped(folder) from None
     return folder
+
+
+def _run_in_processes(folder: Path, todo: Sequence[int], jobs: int) -> Iterator[int]:
+    """Cells side by side; gives those that are done."""
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(max(1, min(jobs, len(todo))), context, initializer=_begin_process) as pool:
+        running = {pool.submit(_run_cell, folder, place): place for place in todo}
+        try:
+            for done in as_completed(running):
+                done.result()
+                yield running[done]
+        except BaseException:
+            for process in multiprocessing.active_children():  # every run can go on from its last checkpoint
+                process.terminate()
+            raise
 
 
 def _prepare(matrix: Matrix, folder: Path, resume: bool) -> None:
@@ -189,11 +210,22 @@ def _prepare(matrix: Matrix, folder: Path, resume: bool) -> None:
         raise RunError(f"{folder}: was run with another config; resume it with its own, or choose another --out")
 
 
-def _run_cell(folder: Path, place: int) -> None:
-    """In a process of its own, with one thread: the others have their own cells."""
-    import torch
+def _begin_process() -> None:
+    """One thread, since the others have cells of their own; and no work for a parent that is gone."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears it, and ends this process
 
+    def end_with_parent() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=end_with_parent, daemon=True).start()
     torch.set_num_threads(1)
+
+
+def _run_cell(folder: Path, place: int) -> None:
+    """In a process of its own."""
     _run(folder, open_matrix(folder).cells[place], None)
 
 

@@ -28,7 +28,7 @@ from ..errors import ConfigError
 from ..limits import gigabytes, memory
 from ..models.size import check_batches
 from ..registry import Part, Registry
-from .build import build_data, build_module, divide_samples, load_samples
+from .build import build_data, build_module, build_plan, divide_samples, load_samples
 from .schema import Experiment, MethodSettings, make
 
 Issue = tuple[str, str]  # the key, and what is wrong with it
@@ -253,6 +253,13 @@ def _client_issues(experiment: Experiment, num_clients: int) -> Iterator[Issue]:
     wanted = experiment.federation.clients_per_round
     if wanted is not None and wanted > num_clients:
         yield "federation.clients_per_round", f"{wanted} in a round, but there are only {num_clients} clients"
+    size = build_plan(experiment, num_clients, experiment.seeds[0]).cohort_size
+    for index, method in enumerate(experiment.build_methods()):
+        try:
+            if method.bounds:
+                method.bounds.check(size)
+        except ValueError as error:
+            yield f"methods[{index}].bounds", f"{error}: {size} take part in a round"
     for name, values in experiment.attributes.items():
         if len(values) != num_clients:
             yield f"attributes.{name}", f"{len(values)} values for {num_clients} clients"

@@ -1,0 +1,190 @@
+"""A matrix: its cells, running and resuming it, and what the report makes of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+
+import clientwise as cw
+from clientwise.errors import ConfigError, RunError
+from clientwise.experiment.matrix import Matrix, load_matrix, open_matrix, run_matrix
+from clientwise.report.arena import arena, critical_difference, read_results, standings, worst_case_difference
+from clientwise.report.document import Chart, Table
+from clientwise.report.export import as_csv
+from clientwise.runs.reader import is_finished
+
+ATTACKS = {"flip": {"attack": {"name": "sign_flip", "strength": 5.0}}, "labels": {"attack": "wrong_labels"}}
+
+
+def loaded(config: dict[str, Any]) -> Matrix:
+    matrix = load_matrix(config)
+    assert matrix is not None
+    return matrix
+
+
+@pytest.fixture
+def config(tiny: dict[str, Any]) -> dict[str, Any]:
+    methods = [{"name": "FedAvg"}, "Median", "KnowsHonest"]
+    matrix = {"attacks": ATTACKS, "shares": [0.2, 0.4], "oracle": "KnowsHonest"}
+    return tiny | {"rounds": 2, "seeds": [1, 2], "methods": methods, "matrix": matrix}
+
+
+def test_every_cell_is_an_experiment(config: dict[str, Any]) -> None:
+    config["matrix"]["data"] = {"one": {}, "two": {"partition": {"clients": 10}, "rounds": 3}}
+    matrix = loaded(config)
+    assert [cell.column for cell in matrix.cells[:5]] == ["clean", "flip 20%", "flip 40%", "labels 20%", "labels 40%"]
+    assert matrix.federations == ["one", "two"]
+    assert {cell.experiment.rounds for cell in matrix.cells if cell.data == "two"} == {3}
+    clean, flip = matrix.cells[:2]
+    assert clean.experiment.hostile == []
+    assert (flip.experiment.hostile[0].share, flip.experiment.hostile[0].attack[0].name) == (0.2, "sign_flip")
+    assert len({cell.folder for cell in matrix.cells}) == len(matrix.cells) == 10
+    assert load_matrix({key: value for key, value in config.items() if key != "matrix"}) is None
+    with pytest.raises(ConfigError, match="matrix: is more than one experiment"):
+        cw.load(config)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"shares": [1.0]}, r"matrix\.shares\[0\]"),
+        ({"share": [0.2]}, r"matrix\.share: .*did you mean 'shares'"),
+        ({"oracle": "nobody"}, r"matrix\.oracle: there is no method 'nobody'"),
+        ({"attacks": {"flip": {"attack": "sing_flip"}}}, r"flip 20%.*did you mean 'sign_flip'"),
+        ({"attacks": {}, "clean": False}, r"matrix: has 0 cells"),
+        ({"attacks": {"a b": ATTACKS["flip"], "a-b": ATTACKS["flip"]}}, "would share a folder"),
+        ({"data": {"one": {}, "two": {"seeds": [7]}}}, "same methods and seeds"),
+    ],
+)
+def test_what_cannot_be_run_is_refused(config: dict[str, Any], change: dict[str, Any], message: str) -> None:
+    config["matrix"] |= change
+    with pytest.raises(ConfigError, match=message):
+        load_matrix(config)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from conftest import TINY
+
+    config = json.loads(json.dumps(TINY)) | {"rounds": 2, "seeds": [1, 2]}
+    config["methods"] = [{"name": "FedAvg"}, "Median", "KnowsHonest"]
+    config["matrix"] = {"attacks": {"flip": ATTACKS["flip"]}, "shares": [0.4], "oracle": "KnowsHonest"}
+    return run_matrix(loaded(config), tmp_path_factory.mktemp("matrix") / "run")
+
+
+def test_a_cell_is_an_ordinary_run(finished: Path, tmp_path: Path) -> None:
+    matrix = open_matrix(finished)
+    assert all(is_finished(finished / cell.folder) for cell in matrix.cells)
+    alone = cw.Run(cw.run(matrix.cells[1].experiment, tmp_path / "alone"))
+    assert [one.metric for one in cw.Run(finished / matrix.cells[1].folder).summary()] == [
+        one.metric for one in alone.summary()
+    ]
+
+
+def test_going_on_computes_what_is_missing_only(finished: Path) -> None:
+    matrix, seen = open_matrix(finished), list[str]()
+    with pytest.raises(RunError, match="there is a matrix already"):
+        run_matrix(matrix, finished)
+    run_matrix(matrix, finished, resume=True, on_cell=lambda cell, number: seen.append(cell.column))
+    assert seen == []
+    shutil.rmtree(finished / matrix.cells[1].folder)
+    run_matrix(matrix, finished, resume=True, on_cell=lambda cell, number: seen.append(f"{number} {cell.column}"))
+    assert seen == ["2 flip 40%"]
+    other = loaded({**matrix.table, "rounds": 3})
+    with pytest.raises(RunError, match="was run with another config"):
+        run_matrix(other, finished, resume=True)
+
+
+def test_the_report_counts_regret_by_seed(finished: Path) -> None:
+    results = read_results(finished)
+    (one,) = results.federations
+    assert one.values.shape == (3, 2, 2)
+    assert results.missing == 0
+    by_name = {standing.method: standing for standing in standings(results, [one])}
+    fedavg, oracle = one.values[0], one.values[2]
+    assert by_name["FedAvg"].worst == pytest.approx(fedavg.min(0).mean())
+    regret = by_name["FedAvg"].regret
+    assert regret is not None
+    assert regret.mean == pytest.approx((oracle - fedavg).mean())
+    oracle_regret = by_name["KnowsHonest"].regret
+    assert oracle_regret is not None
+    assert oracle_regret.mean == 0
+    difference = worst_case_difference(results, [one], "KnowsHonest", "FedAvg")
+    assert difference is not None
+    assert difference.mean == pytest.approx((oracle.min(0) - fedavg.min(0)).mean())
+    assert sum(standing.rank for standing in by_name.values()) == pytest.approx(1 + 2 + 3)
+
+
+def test_the_page_has_a_heat_map_and_its_numbers(finished: Path) -> None:
+    document = arena(finished)
+    assert any("worst case" in line for line in document.lead)
+    items = [item for section in document.sections for item in section.items]
+    (chart,) = (item for item in items if isinstance(item, Chart))
+    values = next(item for item in items if isinstance(item, Table) and item.id.endswith("values"))
+    assert chart.data[0]["x"] == ["clean", "flip 40%"]
+    assert len(chart.data[0]["z"]) == 3
+    first = as_csv(values).splitlines()[1].split(",")
+    results = read_results(finished)
+    method = results.methods.index(first[0])
+    numpy.testing.assert_allclose([float(v) for v in first[1:]], results.federations[0].values[method].mean(1))
+
+
+def test_what_is_not_there_yet_is_said(finished: Path, tmp_path: Path) -> None:
+    begun = tmp_path / "begun"
+    begun.mkdir()
+    (begun / "matrix.toml").write_bytes((finished / "matrix.toml").read_bytes())
+    os.symlink(finished / open_matrix(finished).cells[0].folder, begun / open_matrix(finished).cells[0].folder)
+    assert arena(begun).lead[0].startswith("Not finished: 1 of 2 cells")
+
+
+def test_demsar_critical_difference() -> None:
+    assert critical_difference(4, 14) == pytest.approx(1.25, abs=0.005)  # Demšar (2006), section 3.2.2
+    assert critical_difference(1, 14) is None
+
+
+@pytest.mark.slow
+def test_jobs_end_with_their_parent(finished: Path, tmp_path: Path) -> None:
+    config = dict(open_matrix(finished).table) | {"rounds": 5000, "seeds": [1]}
+    folder = tmp_path / "killed"
+    text = f"""
+import json
+from pathlib import Path
+from clientwise.experiment.matrix import load_matrix, run_matrix
+if __name__ == "__main__":
+    run_matrix(load_matrix(json.loads({json.dumps(json.dumps(config))})), Path({str(folder)!r}), jobs=2)
+"""
+    script = tmp_path / "start.py"
+    script.write_text(text)
+    parent = subprocess.Popen([sys.executable, str(script)])
+    _wait(lambda: len(list(folder.glob("*/run.sqlite"))) == 2)
+    parent.send_signal(signal.SIGKILL)
+    parent.wait()
+    _wait(lambda: not _runs_in(folder))
+
+
+def _runs_in(folder: Path) -> list[str]:
+    """Processes that have a file of this folder open."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*/fd"):
+        try:
+            found += [str(process) for link in process.iterdir() if str(folder) in os.readlink(link)]
+        except OSError:
+            continue  # not ours, or gone
+    return found
+
+
+def _wait(condition: Any, seconds: float = 60.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "in vain"
+        time.sleep(0.1)
