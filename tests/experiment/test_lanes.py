@@ -126,3 +126,9 @@ def test_interrupted_before_all_lanes_have_begun_nobody_waits_for_the_others(
     assert rounds(tmp_path / "run") == []
     cw.run(tiny, tmp_path / "run", resume=True)
     assert len(rounds(tmp_path / "run")) == 4 * tiny["rounds"]
+
+
+def test_lanes_that_train_on_the_server_set_do_not_wait_for_each_other(tiny: dict[str, Any], tmp_path: Path) -> None:
+    """FLTrust's server trains in the middle of a round: lanes of two seeds must still meet."""
+    folder = cw.run(tiny | {"rounds": 2, "seeds": [1, 2, 3], "methods": ["FLTrust"]}, tmp_path / "run")
+    assert cw.Run(folder).finished

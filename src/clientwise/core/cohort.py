@@ -32,6 +32,7 @@ class Cohort:
         self.training_loss = torch.zeros(0)
         self.seconds = torch.zeros(0)
         self.judged = 0  # models judged so far
+        self._server_model: Tensor | None = None  # the global one, trained on the server's set
         self._expected, self._seen = frozenset(asked), set[int]()
         self._state, self._method, self._plan, self._engine = state, method, plan, engine
         self._aggregator = self._make_aggregator()
@@ -90,7 +91,7 @@ class Cohort:
             self.judge,
             memory={name: values[rows] for name, values in state.memory.items()},
             attributes={name: values[rows] for name, values in self._engine.attributes.items()},
-            server_update=lambda: self._trained_by_server - state.model,
+            server_update=lambda: self._train_server(state.model) - state.model,
         )
         columns = [
             updates.measurements[criterion.name]
@@ -183,14 +184,14 @@ class Cohort:
 
     def _train_server(self, model: Tensor, training: LocalTraining | None = None) -> Tensor:
         """A model trained on the server's set: the global one, as a client would, once a round however many ask."""
-        if model is self._state.model and training is None:
-            return self._trained_by_server
+        is_usual = model is self._state.model and training is None
+        if is_usual and self._server_model is not None:
+            return self._server_model
         task = Task(self._state.round_num + 1, training or self._method.training, self._state.loss, ())
-        return self._engine.train_server(model, task)
-
-    @cached_property
-    def _trained_by_server(self) -> Tensor:
-        return self._train_server(self._state.model, self._method.training)
+        trained = self._engine.train_server(model, task)
+        if is_usual:  # kept by hand: a cached property locks all cohorts, and lanes that train together would wait
+            self._server_model = trained
+        return trained
 
     def _updates(self) -> Tensor:
         """How far every client's model moved [n, d]; for parts that need the models."""
