@@ -111,7 +111,7 @@ def run(
     data_dir: DataDirOption = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted run.")] = False,
     jobs: Annotated[
-        int, typer.Option(help="Of a [matrix]: cells to run side by side, each in a process.", min=1, max=256)
+        int, typer.Option(help="Of a matrix: cells to run side by side, each in a process.", min=1, max=256)
     ] = 1,
     trackers: Annotated[
         list[str] | None,
@@ -121,7 +121,7 @@ def run(
     ] = None,
     changes: SetOption = None,
 ) -> None:
-    """Run an experiment: every method with every seed; of a [matrix], under every attack on every federation."""
+    """Run an experiment: every method with every seed; of a matrix, under every attack on every federation."""
     from .experiment.matrix import FILE, find_unfinished_matrix
     from .experiment.runner import find_unfinished
 
@@ -547,6 +547,7 @@ def _check_matrix(matrix: Matrix) -> None:
     """Every federation in words, and every attack tried on it."""
     from .experiment.describe import describe
     from .experiment.validation import validate
+    from .report.document import counted
 
     for name in matrix.federations:
         first, *others = [cell for cell in matrix.cells if cell.data == name]
@@ -555,7 +556,8 @@ def _check_matrix(matrix: Matrix) -> None:
         with err.status(f"Checking the attacks on {_escaped(name)}"):
             for cell in {cell.attack: cell for cell in others}.values():
                 validate(cell.experiment, None)
-    out.print(f"ok: {len(matrix.cells)} cells on {len(matrix.federations)} federations")
+    work = f"{counted(len(matrix.cells), 'cell')}, each as above, on {counted(len(matrix.federations), 'federation')}"
+    out.print(f"[green]ok:[/] {work}", soft_wrap=True)
 
 
 def _show_matrix(folder: Path) -> None:

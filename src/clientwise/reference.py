@@ -24,6 +24,7 @@ from .data.datasets import DATASETS
 from .data.features import FEATURES
 from .data.partition import PARTITIONS
 from .experiment import schema
+from .experiment.matrix import MatrixSettings
 from .experiment.named import METHODS
 from .models.networks import MODELS
 from .registry import Part, Registry
@@ -110,6 +111,7 @@ _SECTIONS: tuple[tuple[str, type[schema.Section]], ...] = (
     ("[flower]", schema.FlowerSettings),
     ("[[hostile]]", schema.HostileClients),
     ("[[methods]]", schema.MethodSettings),
+    ("[matrix]", MatrixSettings),
 )
 
 

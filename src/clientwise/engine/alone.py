@@ -24,7 +24,8 @@ class AloneEngine(LocalEngine):
     def __init__(self, *given: Any, hostile: Collection[int] = (), **options: Any) -> None:
         super().__init__(*given, **options)
         self._models: dict[int, Tensor] = {}  # of clients that have trained
-        self._reported = [client for client in range(self.num_clients) if client not in hostile]
+        honest = [client for client in range(self.num_clients) if client not in hostile]
+        self._reported = honest or range(self.num_clients)
 
     def train(self, client_ids: Sequence[int], model: Tensor, task: Task) -> Iterator[Updates]:
         """See `core.types.Engine`: `model` is nobody's."""

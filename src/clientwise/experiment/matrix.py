@@ -47,7 +47,10 @@ HostileShare = Annotated[float, Field(gt=0, lt=1)]
 
 
 class MatrixSettings(Section):
-    """The table [matrix] of a config."""
+    """Many experiments by one file: every federation, clean and under every attack, each with all methods and seeds.
+
+    `clientwise run` runs what is not yet finished, `--jobs 4` four cells at once; `show` and `report` take the folder.
+    """
 
     attacks: dict[Name, dict[str, Any]] = Field(description="by name: an entry of [[hostile]], without how many")
     shares: Annotated[list[HostileShare], Field(min_length=1, max_length=20)] = Field(
@@ -109,6 +112,11 @@ def load_matrix(
     except ValidationError as error:
         issues = issues_of(error, {(): list(MatrixSettings.model_fields)})
         raise ConfigError(where, [(f"matrix.{key}".rstrip("."), message) for key, message in issues]) from None
+    if table.get("hostile"):
+        raise ConfigError(where, [("hostile", "does not go with [matrix], whose attacks say who is hostile")])
+    for name, group in settings.attacks.items():
+        if given := sorted({"clients", "share"} & group.keys()):
+            raise ConfigError(where, [(f"matrix.attacks.{name}.{given[0]}", "is given by matrix.shares")])
     base = {key: value for key, value in table.items() if key != "matrix"}
     name = str(base.get("name", "matrix"))
     cells = tuple(_cells(settings, {"name": name, **base}, where))

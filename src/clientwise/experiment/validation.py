@@ -265,8 +265,11 @@ def _client_issues(experiment: Experiment, num_clients: int) -> Iterator[Issue]:
             yield f"attributes.{name}", f"{len(values)} values for {num_clients} clients"
     listed, count = set[int](), 0
     for index, group in enumerate(experiment.hostile):
-        key = f"hostile[{index}].clients"
+        key = f"hostile[{index}].{'share' if group.clients is None else 'clients'}"
         hostile = group.wanted(num_clients)
+        if group.share and group.share < 1 and hostile in (0, num_clients):
+            whom = "nobody" if hostile == 0 else "everybody"
+            yield key, f"{group.share:g} of {num_clients} clients is {whom}: name another share, or clients"
         members = hostile if isinstance(hostile, list) else []
         wrong = [client for client in members if client in listed or not 0 <= client < num_clients]
         if wrong:

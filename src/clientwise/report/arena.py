@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 
 from ..errors import RunError
 from ..experiment.matrix import Matrix, open_matrix
+from ..experiment.schema import MethodSettings
 from ..runs.reader import Run
-from .document import Cell, Chart, Content, Document, Section, counted, percent_of, table
+from .document import Cell, Chart, Content, Document, Section, Table, counted, percent_of, table
 from .export import write_items
 from .html import write_html
 from .statistics import Difference, paired_difference
@@ -30,6 +31,7 @@ class Federation:
     higher_is_better: bool
     columns: tuple[str, ...]
     values: Values  # [methods, columns, seeds] of the metric; NaN: not there yet
+    success: Values  # likewise, how often the trigger of a backdoor works; NaN: there is none
 
     @property
     def goodness(self) -> Values:
@@ -43,6 +45,7 @@ class Results:
 
     matrix: Matrix
     methods: tuple[str, ...]
+    controls: frozenset[str]  # methods that nobody could use: they know who is honest, or are not federated
     seeds: int
     federations: tuple[Federation, ...]
 
@@ -60,7 +63,7 @@ def read_results(folder: Path) -> Results:
     federations = []
     for name in matrix.federations:
         cells = [cell for cell in matrix.cells if cell.data == name]
-        values = numpy.full((len(methods), len(cells), len(experiment.seeds)), numpy.nan)
+        values, success = numpy.full((2, len(methods), len(cells), len(experiment.seeds)), numpy.nan)
         metric, higher = "accuracy", True
         for column, cell in enumerate(cells):
             try:
@@ -70,11 +73,22 @@ def read_results(folder: Path) -> Results:
                 continue
             metric, higher = run.metric, run.higher_is_better
             for line in summary:
-                for seed, rounds, value in zip(line.seeds, line.rounds, line.metric, strict=True):
+                found = zip(line.seeds, line.rounds, line.metric, line.attack_success, strict=True)
+                for seed, rounds, value, works in found:
+                    place = methods.index(line.method), column, experiment.seeds.index(seed)
                     if rounds == cell.experiment.rounds and value is not None:
-                        values[methods.index(line.method), column, experiment.seeds.index(seed)] = value
-        federations.append(Federation(name, metric, higher, tuple(cell.column for cell in cells), values))
-    return Results(matrix, methods, len(experiment.seeds), tuple(federations))
+                        values[place] = value
+                        success[place] = numpy.nan if works is None else works
+        federations.append(Federation(name, metric, higher, tuple(cell.column for cell in cells), values, success))
+    controls = frozenset(method.name for method in experiment.methods if is_control(method))
+    return Results(matrix, methods, controls, len(experiment.seeds), tuple(federations))
+
+
+def is_control(method: MethodSettings) -> bool:
+    """Whether a method is there to compare with, not to be used."""
+    return method.control is not None or any(
+        "simulation" in registry.needs(part) for _, registry, part in method.parts()
+    )
 
 
 @dataclass(frozen=True)
@@ -85,7 +99,7 @@ class Standing:
     mean: float
     worst: float  # the worst column, mean over seeds and federations
     worst_at: str
-    rank: float  # mean over federations and columns; 1 is best
+    rank: float | None  # mean over federations and columns, without the controls; 1 is best
     regret: Difference | None  # to the method that knows who is honest, mean over the columns
     worst_regret: Difference | None  # the largest over the columns
 
@@ -99,7 +113,8 @@ def standings(results: Results, federations: Sequence[Federation]) -> list[Stand
     good, methods = good[:, complete], [results.methods[place] for place in complete]
     sign = 1 if federations[0].higher_is_better else -1
     by_cell = good.mean(3)  # [federations, methods, columns]
-    ranks = rankdata(-by_cell, axis=1).mean((0, 2)) if methods else []
+    rivals = [place for place, method in enumerate(methods) if method not in results.controls]
+    ranked = dict(zip(rivals, rankdata(-by_cell[:, rivals], axis=1).mean((0, 2)).tolist(), strict=True))
     oracle = methods.index(results.matrix.oracle) if results.matrix.oracle in methods else None
     found = []
     for place, method in enumerate(methods):
@@ -110,8 +125,8 @@ def standings(results: Results, federations: Sequence[Federation]) -> list[Stand
                 method,
                 sign * float(good[:, place].mean()),
                 sign * float(good[:, place].min(1).mean()),
-                f"{federations[at[0]].name}: {federations[at[0]].columns[at[1]]}",
-                float(ranks[place]),
+                (f"{federations[at[0]].name}: " if len(federations) > 1 else "") + federations[at[0]].columns[at[1]],
+                ranked.get(place),
                 None if behind is None else _interval(behind.mean((0, 1))),
                 None if behind is None else _interval(behind.max(1).mean(0)),
             )
@@ -170,7 +185,7 @@ def arena(folder: Path) -> Document:
 
 
 def _verdict(results: Results, metric: str, federations: Sequence[Federation]) -> list[str]:
-    lines = [one for one in standings(results, federations) if one.method != results.matrix.oracle]
+    lines = [one for one in standings(results, federations) if one.method not in results.controls]
     if len(lines) < 2:
         return []
     best, second = lines[:2]
@@ -180,21 +195,25 @@ def _verdict(results: Results, metric: str, federations: Sequence[Federation]) -
         f"next {second.method} with {percent_of(second.worst)}"
     )
     surely = worst_case_difference(results, federations, best.method, second.method)
-    text += f" ({_points(surely)} between them, paired over the seeds)." if surely else "."
-    ranked = min(lines, key=lambda one: one.rank)
-    return [text, f"Best mean rank{where}: {ranked.method} with {ranked.rank:.1f} of {len(lines)}."]
+    if surely and surely.margin is not None:
+        text += f" ({_points(surely)} points between them, paired over {results.seeds} seeds)."
+    else:
+        text += "; with one seed there is no telling how sure that is."
+    ranks = {one.method: one.rank for one in lines if one.rank is not None}
+    first = min(ranks, key=lambda method: ranks[method])
+    return [text, f"Best mean rank{where}: {first} with {ranks[first]:.1f} among {len(ranks)}."]
 
 
 def _points(difference: Difference) -> str:
     """A difference of percentages, with its interval."""
     margin = "" if difference.margin is None else f" ± {100 * difference.margin:.1f}"
-    return f"{100 * difference.mean:.1f}{margin} points"
+    return f"{100 * difference.mean:.1f}{margin}"
 
 
 def _standing_section(results: Results, metric: str, federations: Sequence[Federation]) -> Section:
     lines = standings(results, federations)
     oracle = results.matrix.oracle
-    columns = ["method", f"mean {metric}", "worst case", "where it is worst", "mean rank"]
+    columns = ["method", f"mean {metric}", "worst case", "worst at", "mean rank"]
     if oracle:
         columns += ["regret", "largest regret"]
     rows: list[list[Content]] = []
@@ -204,13 +223,13 @@ def _standing_section(results: Results, metric: str, federations: Sequence[Feder
             Cell(one.mean, percent_of(one.mean)),
             Cell(one.worst, percent_of(one.worst)),
             one.worst_at,
-            Cell(one.rank, f"{one.rank:.1f}"),
+            "control" if one.rank is None else Cell(one.rank, f"{one.rank:.1f}"),
         ]
         if oracle:
             row += [Cell(d.mean, _points(d)) if d else "–" for d in (one.regret, one.worst_regret)]
         rows.append(row)
     blocks = sum(len(one.columns) for one in federations)
-    difference = critical_difference(len(lines), blocks)
+    difference = critical_difference(sum(one.rank is not None for one in lines), blocks)
     note = (
         "Mean over the federations and their columns; the worst case is the worst column of a federation, in its mean "
         "over the seeds and federations."
@@ -222,7 +241,7 @@ def _standing_section(results: Results, metric: str, federations: Sequence[Feder
         )
     if difference:
         note += f" Mean ranks that differ by less than {difference:.1f} cannot be told apart (Nemenyi, 5%)."
-    numeric = [label not in ("method", "where it is worst") for label in columns]
+    numeric = [label not in ("method", "worst at") for label in columns]
     lower = ["mean rank", "regret", "largest regret"]
     if not federations[0].higher_is_better:
         lower += columns[1:3]
@@ -242,7 +261,18 @@ def _federation_section(results: Results, one: Federation) -> Section:
     lower = () if one.higher_is_better else one.columns
     note = f"{one.metric}, mean of {counted(results.seeds, 'seed')}; the best worst case first."
     values = table(f"{one.name}-values", f"{one.name}: {one.metric}", ["method", *one.columns], rows, note, None, lower)
-    return Section(f"data-{one.name}", one.name, "", [_heat_map(one, names, grid), values])
+    items: list[Chart | Table] = [_heat_map(one, names, grid), values]
+    planted = [column for column in range(len(one.columns)) if not numpy.isnan(one.success[order, column]).all()]
+    if planted:
+        note = "How often samples with the trigger are called what the attacker wants; accuracy does not show it."
+        works: list[list[Content]] = [
+            [method, *(Cell(value, percent_of(value)) for value in row)]
+            for method, row in zip(names, one.success[order][:, planted].mean(2).tolist(), strict=True)
+        ]
+        heads = [one.columns[column] for column in planted]
+        title = f"{one.name}: success of backdoors"
+        items.append(table(f"{one.name}-backdoors", title, ["method", *heads], works, note, None, heads))
+    return Section(f"data-{one.name}", one.name, "", items)
 
 
 def _heat_map(one: Federation, methods: Sequence[str], grid: Sequence[Sequence[float]]) -> Chart:
@@ -268,7 +298,7 @@ def _heat_map(one: Federation, methods: Sequence[str], grid: Sequence[Sequence[f
         "height": 160 + 24 * len(methods),
     }
     alt = f"{one.metric} of {len(methods)} methods in {len(one.columns)} columns on {one.name}, in percent."
-    title = f"{one.name}: {one.metric} in percent, the best worst case at the top"
+    title = f"{one.name}: {one.metric} in %, the best worst case on top"
     return Chart(f"{one.name}-heat", title, alt, [trace], layout)
 
 

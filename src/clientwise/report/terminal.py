@@ -67,7 +67,8 @@ def matrix_table(document: Document) -> Table:
     assert not isinstance(found, Chart)
     table = _table(f"{document.title}: {document.subtitle}")
     for column in found.columns:
-        table.add_column(column.label, justify="right" if column.numeric else "left", overflow="fold")
+        label = column.label.replace(" ", "\n", 1)
+        table.add_column(label, justify="right" if column.numeric else "left", overflow="fold", max_width=22)
     for row in found.rows:
         table.add_row(*(escape(cell.text if isinstance(cell, Cell) else str(cell)) for cell in row))
     return table
