@@ -64,7 +64,7 @@ def audit(run: Run, method: str, seed: int, round_num: int) -> Audit:
     measured = _measured(run.criteria(method, seed, round_num))
     rows, chain = run.participants(method, seed, round_num), Chain.of(run, method)
     passed = places(rows)
-    moved = chain.remarks(run, method, seed, round_num, {row.client: row for row in rows})
+    moved = chain.remarks(run, method, seed, round_num, {row.client: row for row in rows if row.refusal is None})
     how = weighing(chain.parts) if chain.parts else None
     criteria = how.names if how else tuple(sorted({name for values in measured.values() for name in values}))
     clients = [client for client in measured if set(measured[client]) == set(criteria)]
@@ -87,7 +87,7 @@ def audit(run: Run, method: str, seed: int, round_num: int) -> Audit:
                 measured.get(row.client, {}),
                 passed,
                 changed.get(row.client),
-                moved[row.client],
+                moved[row.client] if row.refusal is None else (),
             )
             for row in rows
         ),

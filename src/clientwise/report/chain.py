@@ -42,7 +42,7 @@ class Place:
 
 SCORE = Place("score", lambda row: row.score, lambda value: number(value, 4))
 PRIOR = Place("prior weight", lambda row: row.prior)
-Z = Place("z against it", lambda row: row.z, lambda value: number(value, 1))
+Z = Place("z", lambda row: row.z, lambda value: number(value, 1))
 POSTERIOR = Place("weight after evidence", lambda row: row.posterior)
 WEIGHT = Place("weight", lambda row: row.weight)
 INFLUENCE = Place("influence", lambda row: row.influence)
@@ -51,10 +51,10 @@ INFLUENCE = Place("influence", lambda row: row.influence)
 def places(rows: Sequence[Weighed]) -> list[Place]:
     """The places that moved these rows, in order; none that is empty, none that only repeats the one before it."""
     bounded = any(row.weight != _before_bounds(row) for row in rows)
-    chain = [SCORE, PRIOR, Z, *([POSTERIOR] if bounded else [])]
-    chain = [place for place in chain if place is SCORE or any(place.value(row) is not None for row in rows)]
-    chain.append(replace(WEIGHT, label="weight within bounds") if bounded else WEIGHT)
-    return chain + [INFLUENCE] * any(row.influence is not None for row in rows)
+    weight = [POSTERIOR, replace(WEIGHT, label="weight within bounds")] if bounded else [WEIGHT]
+    chain = [SCORE, PRIOR, Z, *weight, INFLUENCE]
+    always = (SCORE, weight[-1])
+    return [place for place in chain if place in always or any(place.value(row) is not None for row in rows)]
 
 
 def _before_bounds(row: Weighed) -> float | None:
@@ -74,7 +74,7 @@ class _Bounds(BaseModel):
 
     def __str__(self) -> str:
         cap, floor = f"cap {_share(self.cap)}", f"floor {_share(self.floor)}"
-        return f"{cap}, {floor}" if 0 < self.floor and self.cap < 1 else floor if self.floor else cap
+        return f"{cap}, {floor}" if self.floor > 0 and self.cap < 1 else floor if self.floor else cap
 
 
 class MethodParts(BaseModel):
@@ -139,7 +139,7 @@ class Chain:
     def remarks(
         self, run: Run, method: str, seed: int, round_num: int, rows: Mapping[int, Weighed]
     ) -> dict[int, tuple[str, ...]]:
-        """What moved the weights of clients in a round, in words; `rows` by client."""
+        """What moved the weights of clients in a round, in words; `rows` are of accepted updates, by client."""
         judged = [client for client, row in rows.items() if row.posterior is not None]
         threshold = self.parts.threshold if self.parts else 0.0
         found = run.lowered_by_evidence(method, seed, round_num, judged, threshold) if judged else []
@@ -223,4 +223,4 @@ def described(part: Mapping[str, object]) -> str:
     'trimmed_mean (hostile 0.2)'
     """
     options = ", ".join(f"{key} {value}" for key, value in part.items() if key not in ("name", "priority"))
-    return f"{part['name']}" + (f" ({options})" if options else "").replace("'", "")
+    return f"{part.get('name', 'without a name')}" + (f" ({options})" if options else "").replace("'", "")

@@ -145,7 +145,7 @@ def audit_client(run: Run, method: str, seed: int, client: int) -> Document:
     shares, own = (WEIGHT, PRIOR, INFLUENCE), f"{run.metric} on its own test data"
     curves: tuple[tuple[str, str, dict[str, Curve], Text], ...] = (
         ("weight", "weight", {place.label: _curve(place, rows) for place in shares}, percent_of),
-        ("z", Z.label, {Z.label: _curve(Z, rows)}, Z.text),
+        ("z", "z: what the evidence says against it, in standard errors", {Z.label: _curve(Z, rows)}, Z.text),
         ("own", own, {own: run.client_curve(method, seed, client)}, percent_of),
     )
     charts = [_client_chart(run, method, seed, client, *chart) for chart in curves if any(chart[2].values())]
@@ -156,10 +156,10 @@ def audit_client(run: Run, method: str, seed: int, client: int) -> Document:
         else "Its samples are with it, uncounted."
     )
     lead = [held + (f" Hostile: {facts.hostile}." if facts.hostile else "")]
-    if rows:
-        last = rows[-1].round_num
-        moved = Chain.of(run, method).remarks(run, method, seed, last, {client: rows[-1]})[client]
-        lead += [f"Round {last}: {'; '.join(moved)}."] if moved else []
+    if accepted := [row for row in rows if row.refusal is None]:
+        last = accepted[-1]
+        moved = Chain.of(run, method).remarks(run, method, seed, last.round_num, {client: last})[client]
+        lead += [f"Round {last.round_num}: {'; '.join(moved)}."] if moved else []
     title = f"Client {client}{f' ({facts.name})' if facts.name else ''} under {method}, seed {seed}"
     return Document(title, lead, [Section("client", "Over the rounds", "", items)])
 
