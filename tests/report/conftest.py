@@ -53,3 +53,30 @@ def run_folder(shown: cw.Run) -> Path:
 def report(shown: cw.Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of its report; drawing the figures takes a while."""
     return write_report([shown], tmp_path_factory.mktemp("report")).parent
+
+
+MOVED: dict[str, Any] = CONFIG | {
+    "name": "moved",
+    "seeds": [1],
+    "federation": {"fraction": 1.0},
+    "hostile": [{"clients": 2, "attack": "wrong_labels"}],
+    "methods": [
+        {
+            "name": "all of it",
+            "criteria": ["dataset_size", "label_diversity"],
+            "evidence": "significance",
+            "bounds": {"cap": 0.2, "floor": 0.02},
+            "before": ["clip"],
+            "rule": {"name": "multi_krum", "hostile": 0.3},
+        },
+        {"name": "evidence", "evidence": "significance"},
+        {"name": "bounds", "bounds": {"cap": 0.15}},
+        {"name": "rule", "rule": "median"},
+    ],
+}
+
+
+@pytest.fixture(scope="session")
+def moved(tmp_path_factory: pytest.TempPathFactory) -> cw.Run:
+    """A real run whose weights are moved by evidence, bounds and rules."""
+    return cw.Run(cw.run(MOVED, tmp_path_factory.mktemp("runs") / "moved"))

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from pathlib import Path
 
 import torch
-from pydantic import BaseModel, Field
 from torch import Tensor
 
 from ..core.scores import SCORES, Score
@@ -17,6 +13,8 @@ from ..core.weighting import NORMALISERS, Normaliser, divide, to_weights
 from ..experiment.schema import make, read_part
 from ..runs.reader import Run
 from ..runs.rows import CriterionRow, ParticipantRow
+from .chain import PRIOR, Chain, MethodParts, Place, described, places
+from .document import Cell
 
 MAX_COHORT = 500  # beyond this, what-if weights would take longer than anyone waits
 
@@ -30,8 +28,10 @@ class Participant:
     normalised: tuple[float | None, ...]
     score: float | None
     weight: float | None
-    what_if: tuple[float | None, ...]  # its weight, had it the cohort's best value in each criterion
+    chain: tuple[Cell, ...]  # one per place, from score to influence
+    what_if: tuple[float | None, ...]  # its weight by the score, had it the cohort's best value in each criterion
     remark: str  # its name, hostile, refused and why
+    moved: tuple[str, ...]  # what moved its weight, in words
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,7 @@ class Audit:
     seed: int
     round_num: int
     criteria: tuple[str, ...]
+    places: tuple[Place, ...]  # of the chain from score to influence that this round has
     participants: tuple[Participant, ...]  # heaviest first
     what_if: bool
     explanation: str
@@ -51,13 +52,20 @@ class Audit:
     testing_rounds: int
     notes: tuple[str, ...]
 
+    @property
+    def what_if_label(self) -> str:
+        """What `what_if` would be: the weight, or what it is before anything else moves it."""
+        return "prior weight with the best" if PRIOR in self.places else "weight with the best"
+
 
 def audit(run: Run, method: str, seed: int, round_num: int) -> Audit:
     """Everything about the weights of one round."""
     record = run.round(method, seed, round_num)
     measured = _measured(run.criteria(method, seed, round_num))
-    config = run.folder / "config.toml"
-    how = weighing(config, config.stat().st_mtime_ns if config.exists() else 0, method)
+    rows, chain = run.participants(method, seed, round_num), Chain.of(run, method)
+    passed = places(rows)
+    moved = chain.remarks(run, method, seed, round_num, {row.client: row for row in rows if row.refusal is None})
+    how = weighing(chain.parts) if chain.parts else None
     criteria = how.names if how else tuple(sorted({name for values in measured.values() for name in values}))
     clients = [client for client in measured if set(measured[client]) == set(criteria)]
     raw = torch.tensor([[measured[client][name].raw for name in criteria] for client in clients], dtype=torch.float64)
@@ -71,12 +79,20 @@ def audit(run: Run, method: str, seed: int, round_num: int) -> Audit:
         seed,
         round_num,
         criteria,
+        tuple(passed),
         tuple(
-            _participant(row, criteria, measured.get(row.client, {}), changed.get(row.client))
-            for row in run.participants(method, seed, round_num)
+            _participant(
+                row,
+                criteria,
+                measured.get(row.client, {}),
+                passed,
+                changed.get(row.client),
+                moved[row.client] if row.refusal is None else (),
+            )
+            for row in rows
         ),
         bool(what_if),
-        _explain(how, record.priority),
+        " ".join([_explain(how, record.priority, PRIOR in passed), *chain.explain(passed)]),
         record.priority,
         record.candidates or (),
         record.testing_rounds,
@@ -96,7 +112,9 @@ def _participant(
     row: ParticipantRow,
     criteria: Sequence[str],
     measured: Mapping[str, CriterionRow],
+    passed: Sequence[Place],
     what_if: tuple[float, ...] | None,
+    moved: tuple[str, ...],
 ) -> Participant:
     """`what_if` has its weights with another value in each criterion; of a refused update only the remark counts."""
     accepted = row.refusal is None
@@ -110,8 +128,10 @@ def _participant(
         normalised=tuple(None if value is None else value.normalised for value in values),
         score=row.score,
         weight=row.weight,
+        chain=tuple(place.cell(row) for place in passed),
         what_if=what_if if what_if and accepted else (None,) * len(criteria),
         remark="; ".join(remarks),
+        moved=moved,
     )
 
 
@@ -125,46 +145,17 @@ class Weighing:
     description: str
 
 
-class _Named(BaseModel):
-    name: str
-    label: str = Field("", alias="as")
-
-
-class _Method(BaseModel):
-    """What of a method in a resolved config says how it weighs."""
-
-    name: str
-    criteria: list[_Named]
-    score: dict[str, object]
-    normalise: _Named | None = None
-
-
-class _Config(BaseModel):
-    methods: list[_Method]
-
-
-@lru_cache(maxsize=256)
-def weighing(config: Path, modified: int, method: str) -> Weighing | None:
-    """A method's score and normaliser, from the run's config; None where they are not parts of this library.
-
-    Plugins are not imported: to look at a run must never execute what it names.
-    """
+def weighing(parts: MethodParts) -> Weighing | None:
+    """A method's score and normaliser; None where they are not parts of this library."""
     try:
-        methods = _Config.model_validate(tomllib.loads(config.read_text(encoding="utf-8"))).methods
-        settings = next((one for one in methods if one.name == method), None)
-        if settings is None:
-            return None
-        score: Score = make(SCORES, read_part(SCORES, settings.score))
-    except (OSError, ValueError):  # no such file, no TOML, another shape; a score that is a plugin's
+        score: Score = make(SCORES, read_part(SCORES, parts.score))
+    except ValueError:  # a score that is a plugin's
         return None
-    normaliser = settings.normalise.name if settings.normalise else score.default_normaliser
+    normaliser = parts.normalise.name if parts.normalise else score.default_normaliser
     if normaliser not in NORMALISERS:
         return None
-    names = tuple(part.label or part.name for part in settings.criteria)
-    options = {key: value for key, value in settings.score.items() if key not in ("name", "priority")}
-    described = ", ".join(f"{key} {value}" for key, value in options.items()).replace("'", "")
-    text = f"{settings.score['name']}" + (f" ({described})" if described else "")
-    return Weighing(names, score, NORMALISERS.get(normaliser), text)
+    names = tuple(part.label or part.name for part in parts.criteria)
+    return Weighing(names, score, NORMALISERS.get(normaliser), described(parts.score))
 
 
 def _what_if(how: Weighing | None, priority: Sequence[str] | None, raw: Tensor) -> list[tuple[float, ...]]:
@@ -184,12 +175,10 @@ def _what_if(how: Weighing | None, priority: Sequence[str] | None, raw: Tensor) 
     return result
 
 
-def _explain(how: Weighing | None, priority: Sequence[str] | None) -> str:
-    """How the weights came about, in a sentence."""
+def _explain(how: Weighing | None, priority: Sequence[str] | None, moved: bool) -> str:
+    """How the weights by the score came about, in a sentence."""
     if how is None:
         return "The score is not one of this library's, so what would change a weight is not known."
     order = f" in the order {' > '.join(priority)}" if priority and len(priority) > 1 else ""
-    return (
-        f"Weight = score / sum of scores; the score is {how.description}{order} of {', '.join(how.names)}. "
-        "“Weight with the best” says what a client would weigh, had it the best value of the round in that criterion."
-    )
+    subject = "Prior weight" if moved else "Weight"
+    return f"{subject} = score / sum of scores; the score is {how.description}{order} of {', '.join(how.names)}."

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from rich import box
+from rich.console import Group
 from rich.markup import escape
 from rich.table import Table
 
@@ -135,31 +136,44 @@ def remarks(run: Run) -> list[str]:
     return found
 
 
-def audit_tables(run: Run, round_num: int, method: str | None = None) -> list[Table]:
-    """Who got which weight in a round, and from which criteria: one table per method and seed."""
+def audit_tables(run: Run, round_num: int, method: str | None = None) -> list[Group]:
+    """Who got which weight in a round, and why: one table per method and seed, with what moved the weights below it."""
     if method is not None:
         run.lane(method, next(iter(run.seeds(method)), -1))  # says so if there is none
     lanes = [lane for lane in run.lanes_with_round(round_num) if method in (None, lane.method)]
     if not lanes:
         raise RunError(f"{run.folder}: has no round {round_num} (yet)")
-    return [_audit_table(audit(run, lane.method, lane.seed, round_num)) for lane in lanes]
+    found = [audit(run, lane.method, lane.seed, round_num) for lane in lanes]
+    return [Group(_audit_table(one), *map(escape, _audit_remarks(one))) for one in found]
 
 
 def _audit_table(found: Audit) -> Table:
     order = f", priority {' > '.join(found.priority)}" if found.priority and len(found.priority) > 1 else ""
     table = _table(f"{found.method}, seed {found.seed}, round {found.round_num}{order}")
-    for heading in ("client", *(name.replace("_", "\n") for name in found.criteria), "score", "weight"):
-        table.add_column(heading, justify="right")
-    table.add_column("")
+    headings = [*(name.replace("_", "\n") for name in found.criteria), *(place.label for place in found.places)]
+    for heading in ("client", *headings):
+        table.add_column(heading.replace(" ", "\n"), justify="right", overflow="fold")
+    if beside := not _is_explained(found):
+        table.add_column("")
     for one in found.participants:
         values = ["–" if value is None else f"{value:.4g}" for value in one.raw]
-        scored = (
-            ["–", "–"]
-            if one.score is None
-            else [f"{one.score:.4g}", "–" if one.weight is None else f"{one.weight:.1%}"]
-        )
-        table.add_row(str(one.client), *values, *scored, escape(one.remark))
+        remark = [escape(one.remark)] if beside else []
+        table.add_row(str(one.client), *values, *(cell.text for cell in one.chain), *remark)
     return table
+
+
+def _audit_remarks(found: Audit) -> Iterator[str]:
+    """How the weights came about, what moved each, and what is to be known about the round."""
+    yield found.explanation
+    for one in found.participants if _is_explained(found) else ():
+        if said := "; ".join(filter(None, [one.remark, *one.moved])):
+            yield f"Client {one.client}: {said}."
+    yield from found.notes
+
+
+def _is_explained(found: Audit) -> bool:
+    """Whether there is more to say about a client than fits into a column."""
+    return any(one.moved for one in found.participants)
 
 
 def _clients_tested(lines: Sequence[MethodSummary]) -> bool:

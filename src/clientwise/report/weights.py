@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from ..runs.reader import Run, thinned
 from ..runs.rows import ClientRoundRow, WeightGrid
 from .audit import Audit, audit
+from .chain import INFLUENCE, PRIOR, WEIGHT, Chain, Place, Z, places
 from .document import (
     AuditLink,
     Cell,
@@ -24,6 +25,9 @@ from .document import (
 from .figures import COLOURS
 from .sections import MAX_CELLS
 from .series import MAX_POINTS, Series, line_chart
+
+Curve = list[tuple[int, float | None]]  # (round, value)
+Text = Callable[[float | None], str]
 
 
 def weights(series: Sequence[Series]) -> Section:
@@ -96,25 +100,25 @@ def _heaviest(grid: WeightGrid) -> str:
 
 
 def audit_table(found: Audit, title: str, name: str, note: str = "") -> Table:
-    """Every participant of a round: criteria as measured and normalised, score, weight, and what would change it."""
-    columns = [
-        "client",
-        "remark",
-        "weight",
-        "score",
-        *(f"{name}, {kind}" for name in found.criteria for kind in ("measured", "normalised")),
-    ]
-    columns += [f"weight with the best {name}" for name in found.criteria] if found.what_if else []
+    """Every participant of a round: what became of it from score to influence, why, and what would change it."""
+    explained = any(one.moved for one in found.participants)
+    columns = ["client", "remark", *(place.label for place in found.places)]
+    columns += ["what moved it"] if explained else []
+    columns += [f"{name}, {kind}" for name in found.criteria for kind in ("measured", "normalised")]
+    columns += [f"{found.what_if_label} {name}" for name in found.criteria] if found.what_if else []
     rows: list[list[Content]] = []
     for one in found.participants:
         link = AuditLink("client", found.run.id, found.method, found.seed, one.client)
-        cells: list[Content] = [Cell(one.client, f"{one.client}", link), one.remark]
-        cells += [Cell(one.weight, percent_of(one.weight)), Cell(one.score, number(one.score, 4))]
+        cells: list[Content] = [Cell(one.client, f"{one.client}", link), one.remark, *one.chain]
+        cells += ["; ".join(one.moved)] if explained else []
         for raw, normalised in zip(one.raw, one.normalised, strict=True):
             cells += [Cell(raw, number(raw, 4)), Cell(normalised, number(normalised, 3))]
         cells += [Cell(value, percent_of(value)) for value in one.what_if] if found.what_if else []
         rows.append(cells)
-    numeric = [True, False] + [True] * (len(columns) - 2)
+    numeric = [column not in ("remark", "what moved it") for column in columns]
+    if found.what_if:
+        best = f"“{found.what_if_label.capitalize()}” is what a client would have"
+        note = f"{note} {best}, had it the best value of the round in that criterion.".strip()
     return table(name, title, columns, rows, note, numeric)
 
 
@@ -138,50 +142,75 @@ def audit_client(run: Run, method: str, seed: int, client: int) -> Document:
     run.lane(method, seed)  # says so if there is none
     facts = run.client(seed, client)
     rows = run.client_rounds(method, seed, client)
-    curves = (
-        ("weight", "weight", [(row.round_num, row.weight) for row in rows if row.weight is not None]),
-        ("own", f"{run.metric} on its own test data", run.client_curve(method, seed, client)),
+    shares, own = (WEIGHT, PRIOR, INFLUENCE), f"{run.metric} on its own test data"
+    curves: tuple[tuple[str, str, dict[str, Curve], Text], ...] = (
+        ("weight", "weight", {place.label: _curve(place, rows) for place in shares}, percent_of),
+        ("z", "z: what the evidence says against it, in standard errors", {Z.label: _curve(Z, rows)}, Z.text),
+        ("own", own, {own: run.client_curve(method, seed, client)}, percent_of),
     )
-    charts = [_client_chart(run, method, seed, client, name, title, curve) for name, title, curve in curves if curve]
+    charts = [_client_chart(run, method, seed, client, *chart) for chart in curves if any(chart[2].values())]
     items: list[Chart | Table] = [*charts, _client_rounds(run, method, seed, rows)]
     held = (
         f"{facts.num_train} training and {facts.num_test} test samples."
         if facts.num_train
         else "Its samples are with it, uncounted."
     )
-    lead = held + (f" Hostile: {facts.hostile}." if facts.hostile else "")
+    lead = [held + (f" Hostile: {facts.hostile}." if facts.hostile else "")]
+    if accepted := [row for row in rows if row.refusal is None]:
+        last = accepted[-1]
+        moved = Chain.of(run, method).remarks(run, method, seed, last.round_num, {client: last})[client]
+        lead += [f"Round {last.round_num}: {'; '.join(moved)}."] if moved else []
     title = f"Client {client}{f' ({facts.name})' if facts.name else ''} under {method}, seed {seed}"
-    return Document(title, [lead], [Section("client", "Over the rounds", "", items)])
+    return Document(title, lead, [Section("client", "Over the rounds", "", items)])
+
+
+def _curve(place: Place, rows: Sequence[ClientRoundRow]) -> Curve:
+    known = [(row.round_num, place.value(row)) for row in rows]
+    return [(round_num, value) for round_num, value in known if value is not None]
 
 
 def _client_chart(
-    run: Run, method: str, seed: int, client: int, name: str, title: str, curve: Sequence[tuple[int, float | None]]
+    run: Run,
+    method: str,
+    seed: int,
+    client: int,
+    name: str,
+    title: str,
+    curves: Mapping[str, Curve],
+    text: Text,
 ) -> Chart:
-    change = f"from {percent_of(curve[0][1])} to {percent_of(curve[-1][1])}"
-    curve = thinned(list(curve), MAX_POINTS)
-    trace = {
-        "x": [r for r, _ in curve],
-        "y": [v for _, v in curve],
-        "mode": "lines+markers",
-        "name": title,
-        "line": {"color": COLOURS[run.methods.index(method) % len(COLOURS)]},
-        "meta": {"open": "round", "method": method, "seed": seed, "run": run.id},
-    }
-    layout = {"xaxis": {"title": {"text": "round"}}, "yaxis": {"tickformat": ".0%"}, "height": 260}
-    return Chart(f"client-{name}", title, f"{title} of client {client}: {change}.", [trace], layout)
+    """Curves over the rounds, the first in the method's colour."""
+    curves = {label: curve for label, curve in curves.items() if curve}
+    changes = [f"{label} from {text(curve[0][1])} to {text(curve[-1][1])}" for label, curve in curves.items()]
+    colour = run.methods.index(method)
+    traces = [
+        {
+            "x": [r for r, _ in curve],
+            "y": [v for _, v in curve],
+            "mode": "lines+markers",
+            "name": label,
+            "line": {"color": COLOURS[(colour + index) % len(COLOURS)]},
+            "meta": {"open": "round", "method": method, "seed": seed, "run": run.id},
+        }
+        for index, (label, whole) in enumerate(curves.items())
+        for curve in [thinned(whole, MAX_POINTS)]
+    ]
+    axis = {"tickformat": ".0%"} if text is percent_of else {}
+    layout = {"xaxis": {"title": {"text": "round"}}, "yaxis": axis, "height": 260}
+    return Chart(f"client-{name}", title, f"Client {client}: {', '.join(changes)}.", traces, layout)
 
 
 def _client_rounds(run: Run, method: str, seed: int, rows: Sequence[ClientRoundRow]) -> Table:
+    passed = places(rows)
     lines: list[list[Content]] = [
         [
             Cell(row.round_num, str(row.round_num), AuditLink("round", run.id, method, seed, row.round_num)),
-            Cell(row.score, number(row.score, 4)),
-            Cell(row.weight, percent_of(row.weight)),
+            *(place.cell(row) for place in passed),
             Cell(row.training_loss, number(row.training_loss, 3)),
             row.refusal or "",
         ]
         for row in rows[-200:]
     ]
     note = f"The last {len(lines)} of {len(rows)} rounds it took part in." if len(rows) > len(lines) else ""
-    head = ["round", "score", "weight", "training loss", "refused because"]
-    return table("rounds", "Rounds it took part in", head, lines, note, [True] * 4 + [False])
+    head = ["round", *(place.label for place in passed), "training loss", "refused because"]
+    return table("rounds", "Rounds it took part in", head, lines, note, [True] * (len(head) - 1) + [False])

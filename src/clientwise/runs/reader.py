@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sqlite3
 import statistics
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from functools import cache
 from pathlib import Path
@@ -26,6 +27,7 @@ from .rows import (
     Deciles,
     LaneProgress,
     LaneRow,
+    LoweredRow,
     MethodSummary,
     NamedClient,
     Names,
@@ -317,6 +319,30 @@ class Run:
             round_num,
         )
 
+    def lowered_by_evidence(
+        self, method: str, seed: int, round_num: int, clients: Sequence[int], threshold: float
+    ) -> list[LoweredRow]:
+        """What evidence did to clients up to a round: it lowers a weight, and speaks against a client above this z."""
+        return self._rows(
+            LoweredRow,
+            """WITH known AS (
+                   SELECT client, round_num, z, posterior < prior * (1 - 1e-9) AS lowered -- by more than rounding
+                   FROM rounds CROSS JOIN participants INDEXED BY participants_by_round USING (lane, round_num)
+                   WHERE lane = ? AND round_num <= ? AND client IN (SELECT value FROM json_each(?))
+                       AND posterior IS NOT NULL),
+               turns AS (
+                   SELECT client, MAX(CASE WHEN lowered THEN 0 ELSE round_num END) AS not_lowered,
+                       MAX(CASE WHEN z > ? THEN round_num END) AS harmful
+                   FROM known GROUP BY client)
+               SELECT client, MIN(CASE WHEN round_num > not_lowered THEN round_num END), harmful,
+                   MAX(CASE WHEN round_num = harmful THEN z END)
+               FROM known JOIN turns USING (client) GROUP BY client""",
+            self.lane(method, seed),
+            round_num,
+            json.dumps(list(clients)),
+            threshold,
+        )
+
     def criteria(self, method: str, seed: int, round_num: int) -> list[CriterionRow]:
         """What was measured in a round."""
         return self._rows(
@@ -357,7 +383,7 @@ class Run:
         """Every round in which a client took part."""
         return self._rows(
             ClientRoundRow,
-            """SELECT round_num, score, weight, training_loss, refusal
+            """SELECT round_num, score, prior, z, posterior, weight, influence, training_loss, refusal
                FROM rounds CROSS JOIN participants INDEXED BY participants_by_round USING (lane, round_num)
                WHERE lane = ? AND client = ? ORDER BY round_num""",
             self.lane(method, seed),

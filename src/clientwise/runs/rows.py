@@ -83,12 +83,25 @@ class ClientRow(NamedTuple):
     hostile: str | None  # the name of its attack
 
 
+class LoweredRow(NamedTuple):
+    """What evidence did to a client up to a round."""
+
+    client: int
+    since: int | None  # the first of the rounds, up to this one, that all lowered its weight; None: this one did not
+    harmful: int | None  # the last round in which it spoke against the client
+    z: float | None  # in that round
+
+
 class ClientRoundRow(NamedTuple):
-    """A round in which a client took part."""
+    """A round in which a client took part; see `ParticipantRow`."""
 
     round_num: int
     score: float | None
+    prior: float | None
+    z: float | None
+    posterior: float | None
     weight: float | None
+    influence: float | None
     training_loss: float | None
     refusal: str | None
 

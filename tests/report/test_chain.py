@@ -1,0 +1,229 @@
+"""The audit of weights that evidence, bounds and rules moved."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import shutil
+import sqlite3
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+import clientwise as cw
+from clientwise.report import views
+from clientwise.report.audit import Audit, audit
+from clientwise.report.document import Table
+from clientwise.report.terminal import audit_tables
+
+CHAINS = {
+    "all of it": {
+        "score": "score",
+        "prior weight": "prior",
+        "z": "z",
+        "weight after evidence": "posterior",
+        "weight within bounds": "weight",
+        "influence": "influence",
+    },
+    "evidence": {"score": "score", "prior weight": "prior", "z": "z", "weight": "weight"},
+    "bounds": {"score": "score", "prior weight": "prior", "weight within bounds": "weight"},
+    "rule": {"score": "score", "weight": "weight", "influence": "influence"},
+}
+
+
+@pytest.mark.parametrize("method", list(CHAINS))
+def test_the_audit_has_the_places_of_the_method_and_no_others(moved: cw.Run, method: str) -> None:
+    chain = CHAINS[method]
+    stored = {row.client: row for row in moved.participants(method, 1, 5)}
+    found = audit(moved, method, 1, 5)
+    assert [place.label for place in found.places] == list(chain)
+    for one in found.participants:
+        assert [cell.value for cell in one.chain] == [getattr(stored[one.client], key) for key in chain.values()]
+    (table,) = views.audit_round(moved, method, 1, 5).sections[0].items
+    assert isinstance(table, Table)
+    labels = [column.label for column in table.columns]
+    assert labels[2 : 2 + len(chain)] == list(chain)
+    assert all(len(row) == len(labels) for row in table.rows)
+    assert [row[2:][: len(chain)] for row in table.rows] == [list(one.chain) for one in found.participants]
+
+
+def said(found: Audit) -> dict[int, tuple[str, ...]]:
+    assert not any(one.moved for one in found.participants if "refused" in one.remark)
+    return {one.client: one.moved for one in reversed(found.participants)}  # those refused are the last
+
+
+def test_what_would_change_a_weight_is_said_of_the_prior(moved: cw.Run) -> None:
+    found = audit(moved, "all of it", 1, 5)
+    for one, row in zip(found.participants, moved.participants("all of it", 1, 5), strict=True):
+        for index in range(len(found.criteria)):
+            assert one.what_if[index] >= row.prior - 1e-12
+    (table,) = views.audit_round(moved, "all of it", 1, 5).sections[0].items
+    assert table.columns[-1].label == "prior weight with the best label_diversity"
+    assert table.note.startswith("“Prior weight with the best” is")
+    (table,) = views.audit_round(moved, "rule", 1, 5).sections[0].items
+    assert table.columns[-1].label == "weight with the best dataset_size"
+
+
+def test_the_explanation_names_all_that_moved_the_weights(moved: cw.Run) -> None:
+    assert audit(moved, "all of it", 1, 5).explanation == (
+        "Prior weight = score / sum of scores; the score is prioritized in the order dataset_size > label_diversity of "
+        "dataset_size, label_diversity. The weight is moved by the evidence significance (threshold 3.0, strength 0.5, "
+        "step 0.1) and then by the bounds (cap 20%, floor 2%). z is what the evidence says against a client, in "
+        "standard errors. Influence is what clip (times 1.0) and then the rule multi_krum (hostile 0.3) made of the "
+        "weight: the share of the result that came from the client."
+    )
+    assert audit(moved, "rule", 1, 5).explanation == (
+        "Weight = score / sum of scores; the score is prioritized of dataset_size. Influence is what the rule median "
+        "made of the weight: the share of the result that came from the client."
+    )
+
+
+def test_since_when_evidence_lowers_a_weight(moved: cw.Run) -> None:
+    rounds = [{row.client: row for row in moved.participants("evidence", 1, r)} for r in range(1, 6)]
+    remarks = said(audit(moved, "evidence", 1, 5))
+    for client, last in rounds[-1].items():
+        assert last.z is not None
+        lowered = [row[client].posterior < row[client].prior * (1 - 1e-9) for row in rounds]
+        harmful = [number for number, row in enumerate(rounds, 1) if row[client].z > 3]
+        if not lowered[-1]:
+            assert bool(remarks[client]) == (last.z > 3)
+            continue
+        since = max((number for number, low in enumerate(lowered, 1) if not low), default=0) + 1
+        when = "" if harmful[-1] == 5 else f"last in round {harmful[-1]}, "
+        assert remarks[client] == (
+            f"lowered by the evidence since round {since}: on held-out samples the model got worse in its direction, "
+            f"{when}{rounds[harmful[-1] - 1][client].z:.1f} standard errors",
+        )
+    assert all(remarks[client] for client in moved.hostile_clients(1))
+
+
+@pytest.fixture
+def made(moved: cw.Run, tmp_path: Path) -> cw.Run:
+    """The run with a made-up history of its clients under `all of it`."""
+    folder = shutil.copytree(moved.folder, tmp_path / "made")
+    lane = moved.lane("all of it", 1)
+    with contextlib.closing(sqlite3.connect(folder / "run.sqlite", isolation_level=None)) as database:
+
+        def put(client: int, rounds: str, **values: float) -> None:
+            columns = ", ".join(f"{key} = {value}" for key, value in values.items())
+            database.execute(
+                f"UPDATE participants SET {columns} WHERE lane = {lane} AND client = {client} AND round_num {rounds}"
+            )
+
+        for client in range(8):
+            put(client, "> 0", prior=0.1, z=0.0, posterior=0.1, weight=0.1, influence=0.1)
+        put(0, "IN (1, 3, 4, 5)", z=4.1, posterior=0.05, weight=0.05, influence=0.05)
+        put(1, "IN (2, 3, 4, 5)", posterior=0.05, weight=0.05, influence=0.031)
+        put(1, "= 2", z=7.0)
+        put(2, "= 5", z=3.2, posterior=0.5, weight=0.2, influence=0.2)
+        put(3, "= 5", posterior=0.001, weight=0.02, influence=0.0)
+        put(4, "= 5", weight=0.15, influence=0.15)
+        put(5, "= 5", weight=0.105, influence=0.1)  # too little for words
+        database.execute(
+            f"UPDATE participants SET refusal = 'late', score = NULL, prior = NULL, z = NULL, posterior = NULL, "
+            f"weight = NULL, influence = NULL WHERE lane = {lane} AND ((client = 6 AND round_num = 5) "
+            "OR (client = 0 AND round_num = 4))"
+        )
+        database.execute(  # what a client sends twice is refused, the first one counts
+            "INSERT INTO participants (lane, round_num, client, refusal) VALUES (?, 5, 0, 'sent twice')", (lane,)
+        )
+    return cw.Run(folder)
+
+
+def test_remarks_say_what_the_record_shows(made: cw.Run) -> None:
+    worse = "on held-out samples the model got worse in its direction"
+    assert said(audit(made, "all of it", 1, 5)) == {
+        0: (
+            f"lowered by the evidence since round 3: {worse}, 4.1 standard errors",
+        ),  # refused in 4: no round of its own
+        1: (
+            f"lowered by the evidence since round 2: {worse}, last in round 2, 7.0 standard errors",
+            "the rule and the steps before it counted it 3.1% instead of 5.0%",
+        ),
+        2: (
+            f"{worse}, 3.2 standard errors, but others lost as much weight or more",
+            "held down by the cap of 20%",
+        ),
+        3: (
+            "lowered by the evidence since round 5",
+            "lifted by the floor of 2%",
+            "the rule and the steps before it left it out",
+        ),
+        4: ("raised by the bounds from 10.0% to 15.0%",),
+        5: (),
+        6: (),
+        7: (),
+    }
+    assert said(audit(made, "all of it", 1, 1))[0][0].startswith("lowered by the evidence since round 1")  # not later
+    assert said(audit(made, "all of it", 1, 2))[0] == ()
+    assert views.audit_client(made, "all of it", 1, 0).lead[1].startswith("Round 5: lowered by the evidence since")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ('source = "held_out"', 'source = "clients"', "in the judgement of clients the model got worse"),
+        ("threshold = 3.0", "threshold = 100.0", "lowered by the evidence since round 3"),
+        ('name = "multi_krum"', 'name = "a_plugin"', "lowered by the evidence since round 3: on held-out"),
+        ('name = "significance"', 'name = "a_plugin"', "lowered by the evidence since round 3: on held-out"),
+        ("threshold = 3.0", 'threshold = "high"', "lowered by the evidence since round 3: on held-out"),
+        ("[[methods]]", "not toml [", "lowered by the evidence since round 3: the model got worse"),
+    ],
+)
+def test_the_config_only_names_what_the_record_shows(made: cw.Run, old: str, new: str, words: str) -> None:
+    path = made.folder / "config.toml"
+    path.write_text(path.read_text().replace(old, new))
+    found = audit(made, "all of it", 1, 5)
+    assert [place.label for place in found.places] == list(CHAINS["all of it"])
+    assert words in said(found)[0][0]
+    assert ("standard errors" in said(found)[0][0]) == ("100.0" not in new)
+    if "not toml" in new:
+        assert said(found)[2][-1] == "lowered by the bounds from 50.0% to 20.0%"  # by which, it does not know
+        assert said(found)[3][-1] == "the rule left it out"
+
+
+def test_bounds_that_moved_nothing_say_so(moved: cw.Run, tmp_path: Path) -> None:
+    folder = shutil.copytree(moved.folder, tmp_path / "within")
+    with contextlib.closing(sqlite3.connect(folder / "run.sqlite", isolation_level=None)) as database:
+        database.execute("UPDATE participants SET prior = NULL WHERE lane = ?", (moved.lane("bounds", 1),))
+    found = audit(cw.Run(folder), "bounds", 1, 5)
+    assert [place.label for place in found.places] == ["score", "weight"]
+    assert "by the bounds (cap 15%); in this round that changed nothing." in found.explanation
+
+
+def test_a_client_over_the_rounds(moved: cw.Run) -> None:
+    client = min(moved.hostile_clients(1))
+    document = views.audit_client(moved, "all of it", 1, client)
+    weight, z, _, table = document.sections[0].items
+    rows = moved.client_rounds("all of it", 1, client)
+    assert {trace["name"]: trace["y"] for trace in weight.data} == {
+        "weight": [row.weight for row in rows],
+        "prior weight": [row.prior for row in rows],
+        "influence": [row.influence for row in rows],
+    }
+    assert (z.id, z.data[0]["y"]) == ("client-z", [row.z for row in rows])
+    assert "tickformat" not in z.layout["yaxis"]
+    labels = [column.label for column in table.columns]
+    assert labels == ["round", *CHAINS["all of it"], "training loss", "refused because"]
+    assert [row[4].value for row in table.rows] == [row.posterior for row in rows]
+    remarks = said(audit(moved, "all of it", 1, 5))[client]
+    assert document.lead[1:] == [f"Round 5: {'; '.join(remarks)}."]
+    plain = views.audit_client(moved, "rule", 1, client).sections[0].items
+    assert [item.id for item in plain] == ["client-weight", "client-own", "rounds"]
+
+
+def test_the_terminal_shows_the_chain(moved: cw.Run) -> None:
+    console = Console(width=80, record=True, file=io.StringIO())
+    for shown in audit_tables(moved, 5, "all of it"):
+        console.print(shown)
+    text = console.export_text()
+    assert "…" not in text  # nothing cut off at 80 columns
+    words = " ".join(text.split())
+    found = audit(moved, "all of it", 1, 5)
+    assert found.explanation in words
+    for one in found.participants:
+        assert (
+            " ".join([str(one.client), *(f"{raw:.4g}" for raw in one.raw), *(cell.text for cell in one.chain)]) in words
+        )
+        assert f"Client {one.client}: {'; '.join(filter(None, [one.remark, *one.moved]))}." in words
