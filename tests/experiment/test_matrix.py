@@ -18,6 +18,7 @@ import pytest
 import clientwise as cw
 from clientwise.errors import ConfigError, RunError
 from clientwise.experiment.matrix import Matrix, load_matrix, open_matrix, run_matrix
+from clientwise.experiment.validation import validate
 from clientwise.report.arena import arena, critical_difference, read_results, standings, worst_case_difference
 from clientwise.report.document import Chart, Table
 from clientwise.report.export import as_csv
@@ -63,6 +64,7 @@ def test_every_cell_is_an_experiment(config: dict[str, Any]) -> None:
         ({"attacks": {"flip": {"attack": "sing_flip"}}}, r"flip 20%.*did you mean 'sign_flip'"),
         ({"attacks": {}, "clean": False}, r"matrix: has 0 cells"),
         ({"attacks": {"a b": ATTACKS["flip"], "a-b": ATTACKS["flip"]}}, "would share a folder"),
+        ({"attacks": {"a": ATTACKS["flip"] | {"share": 0.5}}}, r"matrix\.attacks\.a\.share: is given by"),
         ({"data": {"one": {}, "two": {"seeds": [7]}}}, "same methods and seeds"),
     ],
 )
@@ -72,13 +74,27 @@ def test_what_cannot_be_run_is_refused(config: dict[str, Any], change: dict[str,
         load_matrix(config)
 
 
+def test_hostile_clients_are_the_matrix_s_business(config: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"hostile: does not go with \[matrix\]"):
+        load_matrix(config | {"hostile": [{"clients": 1, "attack": "noise"}]})
+
+
+@pytest.mark.parametrize(("share", "whom"), [(0.05, "nobody"), (0.99, "everybody")])
+def test_a_share_is_some_of_the_clients(tiny: dict[str, Any], share: float, whom: str) -> None:
+    hostile = [{"share": share, "attack": "noise"}]
+    with pytest.raises(ConfigError, match=rf"hostile\[0\]\.share: {share} of 6 clients is {whom}"):
+        validate(cw.load(tiny | {"hostile": hostile}), None)
+
+
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from conftest import TINY
 
     config = json.loads(json.dumps(TINY)) | {"rounds": 2, "seeds": [1, 2]}
     config["methods"] = [{"name": "FedAvg"}, "Median", "KnowsHonest"]
-    config["matrix"] = {"attacks": {"flip": ATTACKS["flip"]}, "shares": [0.4], "oracle": "KnowsHonest"}
+    backdoor = {"attack": {"name": "pixel_backdoor", "target": 3}}
+    attacks = {"flip": ATTACKS["flip"], "door": backdoor}
+    config["matrix"] = {"attacks": attacks, "shares": [0.4], "oracle": "KnowsHonest"}
     return run_matrix(loaded(config), tmp_path_factory.mktemp("matrix") / "run")
 
 
@@ -99,7 +115,7 @@ def test_going_on_computes_what_is_missing_only(finished: Path) -> None:
     assert seen == []
     shutil.rmtree(finished / matrix.cells[1].folder)
     run_matrix(matrix, finished, resume=True, on_cell=lambda cell, number: seen.append(f"{number} {cell.column}"))
-    assert seen == ["2 flip 40%"]
+    assert seen == ["3 flip 40%"]
     other = loaded({**matrix.table, "rounds": 3})
     with pytest.raises(RunError, match="was run with another config"):
         run_matrix(other, finished, resume=True)
@@ -108,7 +124,7 @@ def test_going_on_computes_what_is_missing_only(finished: Path) -> None:
 def test_the_report_counts_regret_by_seed(finished: Path) -> None:
     results = read_results(finished)
     (one,) = results.federations
-    assert one.values.shape == (3, 2, 2)
+    assert one.values.shape == (3, 3, 2)
     assert results.missing == 0
     by_name = {standing.method: standing for standing in standings(results, [one])}
     fedavg, oracle = one.values[0], one.values[2]
@@ -122,16 +138,20 @@ def test_the_report_counts_regret_by_seed(finished: Path) -> None:
     difference = worst_case_difference(results, [one], "KnowsHonest", "FedAvg")
     assert difference is not None
     assert difference.mean == pytest.approx((oracle.min(0) - fedavg.min(0)).mean())
-    assert sum(standing.rank for standing in by_name.values()) == pytest.approx(1 + 2 + 3)
+    assert by_name["KnowsHonest"].rank is None, "nobody could use it"
+    assert (by_name["FedAvg"].rank or 0) + (by_name["Median"].rank or 0) == pytest.approx(1 + 2)
 
 
 def test_the_page_has_a_heat_map_and_its_numbers(finished: Path) -> None:
     document = arena(finished)
     assert any("worst case" in line for line in document.lead)
+    assert not any("KnowsHonest" in line for line in document.lead)
     items = [item for section in document.sections for item in section.items]
     (chart,) = (item for item in items if isinstance(item, Chart))
     values = next(item for item in items if isinstance(item, Table) and item.id.endswith("values"))
-    assert chart.data[0]["x"] == ["clean", "flip 40%"]
+    doors = next(item for item in items if isinstance(item, Table) and item.id.endswith("backdoors"))
+    assert [column.label for column in doors.columns] == ["method", "door 40%"]
+    assert chart.data[0]["x"] == ["clean", "flip 40%", "door 40%"]
     assert len(chart.data[0]["z"]) == 3
     first = as_csv(values).splitlines()[1].split(",")
     results = read_results(finished)
@@ -144,7 +164,7 @@ def test_what_is_not_there_yet_is_said(finished: Path, tmp_path: Path) -> None:
     begun.mkdir()
     (begun / "matrix.toml").write_bytes((finished / "matrix.toml").read_bytes())
     os.symlink(finished / open_matrix(finished).cells[0].folder, begun / open_matrix(finished).cells[0].folder)
-    assert arena(begun).lead[0].startswith("Not finished: 1 of 2 cells")
+    assert arena(begun).lead[0].startswith("Not finished: 2 of 3 cells")
 
 
 def test_demsar_critical_difference() -> None:

@@ -198,6 +198,9 @@ def _read(path: Path, texts: Sequence[str]) -> DataFrame:
     if path.suffix == ".parquet":
         return _read_parquet(path)
     separator = "\t" if ".tsv" in path.name else ","
+    heads = read_csv(path, memory() // 8, sep=separator, header=None, nrows=1, dtype=str).iloc[0].dropna()
+    if twice := sorted(heads[heads.duplicated()].unique()):
+        raise DataError(f"{path}: two columns are called {twice[0]!r}; one could be the answer in another's clothes")
     return read_csv(path, memory() // 8, sep=separator, dtype=dict.fromkeys(texts, str))
 
 
