@@ -17,11 +17,13 @@ import pytest
 
 import clientwise as cw
 from clientwise.data.folder import DataError
+from clientwise.experiment.matrix import load_matrix
 from clientwise.experiment.schema import make
 from clientwise.models.networks import MODELS
 
 FOLDER = Path(__file__).parents[1] / "experiments"
-FILES = {path.stem: path for path in sorted(FOLDER.glob("*.toml"))}
+MATRICES = sorted(FOLDER.glob("arena*.toml"))
+FILES = {path.stem: path for path in sorted(FOLDER.glob("*.toml")) if path not in MATRICES}
 PAPERS = {
     "p1-mnist-iid",
     "p1-mnist-shards",
@@ -60,6 +62,14 @@ def test_every_size_of_every_experiment_loads(name: str, preset: str | None) -> 
     assert experiment.name == (f"{name}-{preset}" if preset else name)
     experiment.build_methods()
     assert tomllib.loads(experiment.to_toml()) == experiment.to_dict()
+
+
+@pytest.mark.parametrize("path", MATRICES, ids=lambda path: path.stem)
+def test_every_matrix_loads(path: Path) -> None:
+    matrix = load_matrix(path)
+    assert matrix is not None
+    assert matrix.name == path.stem
+    assert matrix.oracle in {method.name for method in matrix.cells[0].experiment.methods}
 
 
 @pytest.mark.parametrize(

@@ -88,9 +88,8 @@ def test_a_share_is_some_of_the_clients(tiny: dict[str, Any], share: float, whom
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from conftest import TINY
-
-    config = json.loads(json.dumps(TINY)) | {"rounds": 2, "seeds": [1, 2]}
+    config: dict[str, Any] = {"name": "tiny", "rounds": 2, "seeds": [1, 2], "device": "cpu", "data": "digits"}
+    config |= {"partition": {"name": "iid", "clients": 6}, "model": "linear", "training": {"batch_size": 20}}
     config["methods"] = [{"name": "FedAvg"}, "Median", "KnowsHonest"]
     backdoor = {"attack": {"name": "pixel_backdoor", "target": 3}}
     attacks = {"flip": ATTACKS["flip"], "door": backdoor}
