@@ -100,22 +100,19 @@ def _heaviest(grid: WeightGrid) -> str:
 
 
 def audit_table(found: Audit, title: str, name: str, note: str = "") -> Table:
-    """Every participant of a round: what became of it from score to influence, why, and what would change it."""
-    explained = any(one.moved for one in found.participants)
+    """Every participant of a round: from score to influence, its criteria, and what would change its weight."""
     columns = ["client", "remark", *(place.label for place in found.places)]
-    columns += ["what moved it"] if explained else []
     columns += [f"{name}, {kind}" for name in found.criteria for kind in ("measured", "normalised")]
     columns += [f"{found.what_if_label} {name}" for name in found.criteria] if found.what_if else []
     rows: list[list[Content]] = []
     for one in found.participants:
         link = AuditLink("client", found.run.id, found.method, found.seed, one.client)
         cells: list[Content] = [Cell(one.client, f"{one.client}", link), one.remark, *one.chain]
-        cells += ["; ".join(one.moved)] if explained else []
         for raw, normalised in zip(one.raw, one.normalised, strict=True):
             cells += [Cell(raw, number(raw, 4)), Cell(normalised, number(normalised, 3))]
         cells += [Cell(value, percent_of(value)) for value in one.what_if] if found.what_if else []
         rows.append(cells)
-    numeric = [column not in ("remark", "what moved it") for column in columns]
+    numeric = [True, False] + [True] * (len(columns) - 2)
     if found.what_if:
         best = f"“{found.what_if_label.capitalize()}” is what a client would have"
         note = f"{note} {best}, had it the best value of the round in that criterion.".strip()
@@ -126,6 +123,15 @@ def audit_round(run: Run, method: str, seed: int, round_num: int) -> Document:
     """The audit of one round as a document of its own."""
     found = audit(run, method, seed, round_num)
     items = [audit_table(found, "Clients", "audit")]
+    if moved := [one for one in found.participants if one.moved]:
+        said: list[list[Content]] = [
+            [
+                Cell(one.client, f"{one.client}", AuditLink("client", run.id, method, seed, one.client)),
+                "; ".join(one.moved),
+            ]
+            for one in moved
+        ]
+        items.append(table("moved", "What moved the weights", ["client", "its weight"], said, "", [True, False]))
     if found.candidates:
         rows = [
             [" > ".join(order), Cell(value, percent_of(value)), "chosen" if order == found.priority else ""]

@@ -325,12 +325,12 @@ class Run:
         """What evidence did to clients up to a round: it lowers a weight, and speaks against a client above this z."""
         return self._rows(
             LoweredRow,
-            """WITH known AS (
+            """WITH known AS MATERIALIZED (
                    SELECT client, round_num, z, posterior < prior * (1 - 1e-9) AS lowered -- by more than rounding
-                   FROM rounds CROSS JOIN participants INDEXED BY participants_by_round USING (lane, round_num)
+                   FROM participants NOT INDEXED
                    WHERE lane = ? AND round_num <= ? AND client IN (SELECT value FROM json_each(?))
                        AND posterior IS NOT NULL),
-               turns AS (
+               turns AS MATERIALIZED (
                    SELECT client, MAX(CASE WHEN lowered THEN 0 ELSE round_num END) AS not_lowered,
                        MAX(CASE WHEN z > ? THEN round_num END) AS harmful
                    FROM known GROUP BY client)
