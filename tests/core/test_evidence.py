@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -51,7 +52,8 @@ def test_who_harms_loses_weight_and_it_is_remembered() -> None:
 
 def test_who_helps_as_surely_earns_its_weight_back_and_no_more() -> None:
     evidence = Significance()
-    accused = {"log_odds": torch.tensor([-2.0] + [0.0] * 8, dtype=torch.float64)}
+    accused = evidence.first(9)
+    accused["log_odds"][0] = -2.0
     after = evidence(gathered(UPDATES), PRIOR, accused)
     assert -2 < after.memory["log_odds"][0] <= 0
     for _ in range(30):
@@ -79,19 +81,45 @@ def test_judges_of_whom_a_third_lie_together() -> None:
     assert naive.weights[6:].sum() > lied_to.weights[6:].sum()
 
 
-def test_every_class_counts_alike_whatever_its_number_of_samples() -> None:
-    generator = torch.Generator().manual_seed(2)
-    found = torch.randn(1, 200, generator=generator, dtype=torch.float64) * 0.1
-    classes = torch.zeros(200, dtype=torch.int64)
-    classes[:10] = 1  # a class with few samples, to which this client does much good
-    found[0, classes == 1] -= 2.0
-    found[0, classes == 0] += 0.3
-    assert z_values(found, None)[0] > 3
-    assert z_values(found, classes)[0] < -3
+def seen(z: float) -> Gathered:
+    """One client against which a round speaks with z standard errors, and one for which it does."""
+    noise = torch.randn(100, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    noise = (noise - noise.mean()) / noise.std()
+
+    def judge(models: Tensor) -> Evaluation:
+        losses = torch.stack([noise + z / 10, noise - z / 10, torch.zeros(100, dtype=torch.float64)])
+        return Evaluation(torch.tensor([100]), losses, losses, torch.zeros(3, 4), sample_losses=losses)
+
+    return Gathered((0, 1), torch.eye(2), torch.zeros(2), SPEC, {}, judge, lambda model: model)
+
+
+def test_what_speaks_against_a_client_is_summed_over_the_rounds_as_by_hand() -> None:
+    evidence, prior = Significance(threshold=2.0, slack=1.0, strength=0.5), torch.tensor([0.5, 0.5]).double()
+    once = evidence(seen(2.5), prior, evidence.first(2))  # 1.5 against it, and 1.5 in favour of the other
+    assert once.z is not None
+    torch.testing.assert_close(once.z, torch.tensor([1.5, -1.5]).double())
+    torch.testing.assert_close(once.weights, prior)
+    twice = evidence(seen(2.5), prior, once.memory)  # 3: one beyond the threshold, half of it is the log of the weight
+    lowered = torch.exp(torch.tensor(-0.5)).double()
+    torch.testing.assert_close(twice.weights, torch.stack([lowered, torch.ones(()).double()]) / (1 + lowered))
+    assert twice.memory["against"].tolist() == [2, 0]  # what had its effect is not counted again
+    calm = evidence(seen(0.0), prior, twice.memory)
+    torch.testing.assert_close(calm.weights, twice.weights)  # it is not forgotten
+    assert calm.memory["against"].tolist() == pytest.approx([1, 0])
+
+
+def test_nothing_that_a_client_did_well_before_excuses_harm() -> None:
+    evidence, prior = Significance(), torch.tensor([0.5, 0.5]).double()
+    sleeper = evidence(seen(-9.0), prior, evidence.first(2))
+    for _ in range(5):
+        sleeper = evidence(seen(-9.0), prior, sleeper.memory)
+    found = evidence(seen(6.0), prior, sleeper.memory)
+    fresh = evidence(seen(6.0), prior, evidence.first(2))
+    assert found.memory["log_odds"][0] == fresh.memory["log_odds"][0] == pytest.approx(-1.5)
 
 
 def test_no_spread_no_evidence() -> None:
-    assert z_values(torch.zeros(3, 50, dtype=torch.float64), None).tolist() == [0, 0, 0]
+    assert z_values(torch.zeros(3, 50, dtype=torch.float64)).tolist() == [0, 0, 0]
     assert z_despite(torch.zeros(3, 50, dtype=torch.float64), 0.3).tolist() == [0, 0, 0]
 
 

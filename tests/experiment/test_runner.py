@@ -230,6 +230,19 @@ def test_fine_tuning_on_the_servers_set(tiny: dict[str, Any], tmp_path: Path) ->
         cw.load(tiny)
 
 
+def test_the_server_tunes_only_as_far_as_its_samples_get_better(tiny: dict[str, Any], tmp_path: Path) -> None:
+    wild = {"epochs": 3, "batch_size": 10, "learning_rate": 30.0}
+    tiny["methods"] = [
+        {"name": "FedAvg"},
+        {"name": "searched", "fine_tune": wild},
+        {"name": "all the way", "fine_tune": wild | {"line_search": False}},
+    ]
+    run = cw.Run(cw.run(tiny, tmp_path / "run"))
+    plain, searched, wildly = (dict(run.curve("loss", name, 1)) for name in run.methods)
+    assert wildly[1] > 2 * plain[1]
+    assert searched[1] < 1.2 * plain[1]
+
+
 def test_the_best_round_of_the_honest_is_kept_bit_by_bit(tiny: dict[str, Any], tmp_path: Path) -> None:
     tiny |= {"server_set": {"fraction": 0.0}, "methods": [{"name": "FedAvg"}], "checkpoint_seconds": 0.0}
     tiny["hostile"] = [{"clients": [0], "attack": "wrong_labels"}]

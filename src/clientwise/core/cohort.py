@@ -106,7 +106,7 @@ class Cohort:
         self.judged += len(models)
         if self._plan.judged_by == "clients":
             judged = self._engine.evaluate(self.asked, models)
-            return replace(judged, right=None, sample_losses=None, sample_classes=None)  # none of it leaves a client
+            return replace(judged, right=None, sample_losses=None)  # none of it leaves a client
         evaluation = self._engine.evaluate_server(models, "weigh")
         if evaluation is None:
             raise RuntimeError(f"{self._method.name} weighs by a server set, but the engine has none")
@@ -138,9 +138,8 @@ class Cohort:
         ruled = self._ruled(weights)
         aggregate = state.model + ruled.update if ruled else self._aggregator.aggregate(score, scales, weights)
         if posterior and posterior.scale != 1:
-            aggregate[: self._engine.spec.num_parameters] *= (
-                posterior.scale
-            )  # statistics of the data stay what they are
+            # Buffers are statistics of the data and stay what they are.
+            aggregate[: self._engine.spec.num_parameters] *= posterior.scale
         model, step_state = method.server_step(state.model, aggregate, state.step_state)
         return Candidate(
             priority,

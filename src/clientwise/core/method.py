@@ -39,6 +39,7 @@ class Method:
     server_step: ServerStep = replace_model
     training: LocalTraining = field(default_factory=LocalTraining)
     fine_tune: LocalTraining | None = None  # the server goes on training the mean on the samples it weighs by
+    line_search: bool = True  # ... and goes only as far towards the result as makes those samples better
     control: Control | None = None  # no federated learning at all, to compare with
 
     @property

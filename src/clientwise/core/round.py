@@ -47,8 +47,7 @@ def run_round(state: ServerState, method: Method, plan: Plan, engine: Engine) ->
     chosen = search.chosen if search else cohort.candidate(state.priority)
     local = search.evaluation if search else None  # the search has just evaluated this very model on all clients
     if method.fine_tune and bool(chosen.model.isfinite().all()):
-        tuned = engine.train_server(chosen.model, replace(task, training=method.fine_tune))
-        chosen, local = replace(chosen, model=tuned), None
+        chosen, local = replace(chosen, model=tune(chosen.model, task, method, cohort, engine)), None
     report, local = evaluate(chosen.model, local, round_num, plan, engine)
     notes = why_unusable(chosen, report, local)
     if notes:
@@ -73,6 +72,17 @@ def run_round(state: ServerState, method: Method, plan: Plan, engine: Engine) ->
     )
     record = _record(next_state, cohort, chosen, search, chosen.notes + notes + adapted.notes, report, local)
     return next_state, replace(record, attack_success=float(triggered.overall()[0]) if triggered else None)
+
+
+def tune(model: Tensor, task: Task, method: Method, cohort: Cohort, engine: Engine) -> Tensor:
+    """The server goes on training the model [d] on its samples; see `Method.line_search`."""
+    assert method.fine_tune is not None
+    tuned = engine.train_server(model, replace(task, training=method.fine_tune))
+    if not method.line_search:
+        return tuned
+    on_the_way = model + torch.linspace(0, 1, 5, device=model.device)[:, None] * (tuned - model)
+    losses = cohort.judge(on_the_way).losses[:, 0]
+    return on_the_way[int(losses.nan_to_num(nan=torch.inf).argmin())]
 
 
 def _record(

@@ -154,7 +154,6 @@ class Evaluation:
     missing: tuple[Refusal, ...] = ()  # clients that were asked and have no say, with the engine's reason
     right: Tensor | None = None  # [c, N] classified rightly, sample by sample, client after client; where it is known
     sample_losses: Tensor | None = None  # [c, N] likewise
-    sample_classes: Tensor | None = None  # [N] likewise, of a classification
 
     def overall(self) -> Tensor:
         """The metric over all clients, weighted by test-set size (P2 Algorithm 1, line 16). Shape [c]."""

@@ -59,6 +59,6 @@ def summarise(parts: Sequence[EvaluateResult], job: EvaluateJob) -> Evaluation:
 
     counts = torch.stack([part.counts.cpu() for part in parts]).sum(0)
     is_classification = counts.ndim == 3
-    right, classes = (values.bool(), job.targets_on_cpu) if is_classification else (None, None)
     by_owner = (per_owner(values), per_owner(losses))
-    return Evaluation(job.sizes, *by_owner, counts, right=right, sample_losses=losses, sample_classes=classes)
+    right = values.bool() if is_classification else None
+    return Evaluation(job.sizes, *by_owner, counts, right=right, sample_losses=losses)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -75,11 +74,6 @@ class EvaluateJob:
     owner: Tensor  # [N] on the CPU
     sizes: Tensor  # [K] samples of each holder
     graphs: dict[int, EvaluationGraph | None] = field(default_factory=dict)  # by number of models; on a GPU
-
-    @cached_property
-    def targets_on_cpu(self) -> Tensor:
-        """The targets where evaluations are summed up."""
-        return self.targets.cpu()
 
 
 class EvaluateResult(NamedTuple):

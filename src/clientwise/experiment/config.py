@@ -21,6 +21,7 @@ from .schema import (
     Cohorts,
     EvaluationSettings,
     Experiment,
+    FineTune,
     FlowerSettings,
     HostileClients,
     MethodSettings,
@@ -193,5 +194,5 @@ _KNOWN_KEYS: dict[tuple[str, ...], list[str]] = {
     ("hostile",): list(HostileClients.model_fields),
     ("methods",): [*MethodSettings.model_fields, "like"],
     ("methods", "training"): list(TrainingOverride.model_fields),
-    ("methods", "fine_tune"): list(TrainingOverride.model_fields),
+    ("methods", "fine_tune"): list(FineTune.model_fields),
 }

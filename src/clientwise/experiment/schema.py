@@ -152,6 +152,16 @@ class TrainingOverride(Section):
     control_variates: bool | None = None
 
 
+class FineTune(TrainingOverride):
+    """What the server trains unlike the clients, and how far it goes."""
+
+    line_search: bool = Field(
+        True,
+        description="of five points on the way from the mean to what training made of it, take the one with the least "
+        "loss on the samples it trained on",
+    )
+
+
 class Cohorts(Section):
     """Who takes part in a round: a fraction of the clients or a number of them, drawn uniformly, seeded per round."""
 
@@ -283,7 +293,7 @@ class MethodSettings(Section):
         Part("replace", {}), description="what the server makes of the weighted mean"
     )
     training: TrainingOverride = Field(TrainingOverride(), description="what this method trains differently")
-    fine_tune: TrainingOverride | None = Field(
+    fine_tune: FineTune | None = Field(
         None, description="the server trains the mean on the samples it weighs by; what it does unlike the clients"
     )
 
@@ -328,6 +338,7 @@ class MethodSettings(Section):
             training=_local_training(training, self.training),
             control=self.control,
             fine_tune=None if self.fine_tune is None else _local_training(training, self.training, self.fine_tune),
+            line_search=self.fine_tune is not None and self.fine_tune.line_search,
         )
 
 
@@ -335,7 +346,7 @@ def _local_training(training: Training, *changes: TrainingOverride) -> LocalTrai
     """The experiment's training with what a method changes, later changes last."""
     options = training.model_dump()
     for change in changes:
-        options |= {key: value for key, value in change.model_dump().items() if value is not None}
+        options |= {key: value for key, value in change.model_dump().items() if key in options and value is not None}
     return LocalTraining(**options | {"batch_size": None if options["batch_size"] == "full" else options["batch_size"]})
 
 

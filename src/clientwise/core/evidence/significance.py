@@ -10,14 +10,13 @@ import torch
 from annotated_types import Ge, Gt, Le, Lt
 from torch import Tensor
 
-from ...registry import PositiveFloat, needs
+from ...registry import NonNegativeFloat, PositiveFloat, needs
+from ..before import clip
 from ..types import Evaluation, Gathered, Posterior
 from .protocol import EVIDENCE
 
 LEAST_WITNESSES = 8  # with fewer held-out samples, or judges, nothing is known
-LARGEST_LOSS = (
-    1e3  # of one witness, in units of the mean's own loss: one that sees a model explode is one witness still
-)
+LARGEST_LOSS = 1e3  # of one witness, in units of the mean's own loss: who sees a model explode is one witness still
 POSSIBLE_LIARS = 0.3  # of the judges, where clients judge
 
 
@@ -28,12 +27,17 @@ class Significance:
 
     Δ_k are the updates, clipped to the cohort's median norm, Δ̄ their weighted mean. Seen from the mean, a small step
     towards client k changes the loss of sample i by d_ik = ℓ_i(Θ + Δ̄ + step·(Δ_k − Δ̄)) − ℓ_i(Θ + Δ̄). With the mean of
-    d_ik over the samples (every class counts alike) and its standard error, z_k = mean / error, and
+    d_ik over the samples and its standard error, z_k = mean / error. What speaks against a client, and for it, is
+    summed over the rounds, less `slack` a round for what chance and differing data do (the test of Page, 1954):
 
-        log w_k ← log w_k − strength · (z_k − threshold)   where z_k > threshold.
+        against_k ← max(0, against_k + z_k − slack),    favour_k ← max(0, favour_k − z_k − slack),
 
-    That is remembered from round to round. A client that harmed earns its weight back only where it helps as
-    significantly, z_k < −threshold, and never more than the weight its criteria gave it. All candidates are evaluated
+    and what goes beyond the threshold moves its weight, up to the weight that its criteria gave it:
+
+        log w_k ← min(0, log w_k − strength · (against_k − threshold)₊ + strength · (favour_k − threshold)₊)
+
+    So three standard errors in one round count, two in each of two rounds, and nothing that a client did well before
+    excuses harm. Beyond the threshold nothing is summed up, since it has had its effect. All candidates are evaluated
     in one pass, one more than AdaFed evaluates.
 
     Where clients judge instead of a server's set, the witnesses are the judges, each with its mean loss. A share
@@ -42,51 +46,50 @@ class Significance:
     of the judges.
     """
 
-    threshold: Annotated[float, Ge(0), Le(100)] = 3.0
+    threshold: Annotated[float, Ge(0), Le(100)] = 2.0
+    slack: NonNegativeFloat = 1.0
     strength: PositiveFloat = 0.5
     step: Annotated[float, Gt(0), Le(1)] = 0.1
     liars: Annotated[float, Ge(0), Lt(0.5)] | None = None
 
     def first(self, num_clients: int) -> dict[str, Tensor]:
         """Nobody has harmed anybody."""
-        return {"log_odds": torch.zeros(num_clients, dtype=torch.float64)}
+        return {name: torch.zeros(num_clients, dtype=torch.float64) for name in ("against", "favour", "log_odds")}
 
     def __call__(self, gathered: Gathered, prior: Tensor, memory: Mapping[str, Tensor]) -> Posterior:
-        """See the class."""
+        """See the class; z is what speaks against each client by now, or, below zero, for it."""
         rows = torch.tensor(gathered.client_ids, dtype=torch.int64)
         log_odds = memory["log_odds"][rows]
-        updates = clipped_to_median(gathered.updates)
+        updates = clip(gathered, torch.full_like(prior, 1 / len(prior))).updates
         start = moved(prior, log_odds)
         mean = (start.to(updates.device, torch.float64) @ updates.double()).float()
         models = gathered.global_model + mean + self.step * torch.cat([updates - mean, torch.zeros_like(mean)[None]])
-        z = self._z(gathered.judge(models))
+        z, why_not = self._z(gathered.judge(models))
         if z is None:
-            note = f"fewer than {LEAST_WITNESSES} held-out samples or judges: no evidence, the weights stay"
-            return Posterior(start, memory, None, (note,))
-        significant = z - z.clamp(-self.threshold, self.threshold)
-        log_odds = (log_odds - self.strength * significant).clamp(max=0)
-        after = memory["log_odds"].clone()
-        after[rows] = log_odds
-        return Posterior(moved(prior, log_odds), {"log_odds": after}, z)
+            return Posterior(start, memory, None, (f"{why_not}: no evidence, the weights stay",))
+        against = (memory["against"][rows] + z - self.slack).clamp(min=0)
+        favour = (memory["favour"][rows] - z - self.slack).clamp(min=0)
+        beyond = (against - self.threshold).clamp(min=0) - (favour - self.threshold).clamp(min=0)
+        log_odds = (log_odds - self.strength * beyond).clamp(max=0)
+        after = {name: values.clone() for name, values in memory.items()}
+        after["against"][rows] = against.clamp(max=self.threshold)
+        after["favour"][rows] = favour.clamp(max=self.threshold)
+        after["log_odds"][rows] = log_odds
+        return Posterior(moved(prior, log_odds), after, torch.where(against >= favour, against, -favour))
 
-    def _z(self, evaluation: Evaluation) -> Tensor | None:
-        """What speaks against each client [n], in standard errors; None where too few witnesses are there."""
+    def _z(self, evaluation: Evaluation) -> tuple[Tensor | None, str]:
+        """What speaks against each client in this round [n], in standard errors; or None, and why nothing does."""
         by_sample = evaluation.sample_losses is not None
         losses = evaluation.sample_losses if by_sample else evaluation.losses[:, evaluation.num_samples > 0]
         assert losses is not None
-        if losses.shape[1] < LEAST_WITNESSES or not bool(losses[-1].isfinite().all()):
-            return None
+        if losses.shape[1] < LEAST_WITNESSES:
+            return None, f"fewer than {LEAST_WITNESSES} held-out samples or judges"
+        if not bool(losses[-1].isfinite().all()):
+            return None, "the loss of the mean is no number"
         most = LARGEST_LOSS * (1 + losses[-1].mean())
         found = losses[:-1].nan_to_num(nan=float(most)).clamp(max=most) - losses[-1]  # [n, N]
         liars = (0.0 if by_sample else POSSIBLE_LIARS) if self.liars is None else self.liars
-        return z_despite(found, liars) if liars else z_values(found, evaluation.sample_classes)
-
-
-def clipped_to_median(updates: Tensor) -> Tensor:
-    """No update [n, d] longer than the median one."""
-    norms = torch.stack([torch.linalg.vector_norm(update.double()) for update in updates])
-    factors = (norms.median() / norms.clamp(min=torch.finfo(torch.float64).tiny)).clamp(max=1)
-    return updates * factors.to(updates.dtype)[:, None]
+        return (z_despite(found, liars) if liars else z_values(found)), ""
 
 
 def moved(prior: Tensor, log_odds: Tensor) -> Tensor:
@@ -95,22 +98,9 @@ def moved(prior: Tensor, log_odds: Tensor) -> Tensor:
     return result / result.sum()
 
 
-def z_values(found: Tensor, classes: Tensor | None) -> Tensor:
-    """Mean over standard error of each row [n, N]; every class counts alike, whatever its number of samples.
-
-    So a client with a class that few others have is judged by what it does to that class as much as to any other.
-    Of a class with few samples the spread is hardly known: the spread over all samples counts as one more.
-    """
-    groups = classes if classes is not None else torch.zeros(found.shape[1], dtype=torch.int64)
-    group = torch.searchsorted(torch.unique(groups), groups)
-    count = torch.bincount(group).double()  # [C]
-    member = torch.nn.functional.one_hot(group, len(count)).double()  # [N, C]
-    means = found @ member / count  # [n, C]
-    residuals = (found - means @ member.T).square()
-    overall = residuals.mean(1, keepdim=True)
-    variance = (residuals @ member + overall) / count  # [n, C] of one sample
-    error = (variance / count).sum(1).sqrt() / len(count)
-    return torch.where(error > 0, means.mean(1) / error.clamp(min=torch.finfo(torch.float64).tiny), 0.0)
+def z_values(found: Tensor) -> Tensor:
+    """Mean over standard error of each row [n, N]."""
+    return _ratio(found.mean(1), found.std(1) / found.shape[1] ** 0.5)
 
 
 def z_despite(found: Tensor, liars: float) -> Tensor:
@@ -125,5 +115,9 @@ def _median_z(found: Tensor) -> Tensor:
     """Median over its standard error, by the median deviation: liars that are left can say what they like."""
     median = found.median(1, keepdim=True).values
     deviation = 1.4826 * (found - median).abs().median(1).values  # of a normal distribution, its standard deviation
-    error = 1.2533 * deviation / found.shape[1] ** 0.5
-    return torch.where(error > 0, median[:, 0] / error.clamp(min=torch.finfo(torch.float64).tiny), 0.0)
+    return _ratio(median[:, 0], 1.2533 * deviation / found.shape[1] ** 0.5)
+
+
+def _ratio(value: Tensor, error: Tensor) -> Tensor:
+    """value / error; zero where nothing varies, of which nothing can be said."""
+    return torch.where(error > 0, value / error.clamp(min=torch.finfo(error.dtype).tiny), 0.0)
