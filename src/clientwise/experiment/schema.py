@@ -194,7 +194,7 @@ class EvaluationSettings(Section):
         1, description="rounds between evaluations on all clients' test sets; 0: never"
     )
     target: PositiveFloat | None = Field(
-        None, description="rounds-to-target counts the rounds until the reported accuracy (regression: MAPE) gets there"
+        None, description="rounds-to-target counts the rounds until the reported metric (accuracy, MAPE, concordance) gets there"
     )
     client_targets: list[PositiveFloat] = Field(
         [],
