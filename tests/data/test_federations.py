@@ -63,9 +63,7 @@ def test_breast_cancer(small: Path) -> None:
     assert samples.targets.tolist() == [0, 400, -900, 1000, -200, -500, 700, 100, -600, -300, -800]
     assert samples.targets[:1].signbit().all()  # watched for no day, and alive
     assert samples.inputs[:, 0].tolist() == [50, 54, 59, 60, 52, 55, 57, 51, 56, 53, 58]
-    data = federate(
-        samples, by_id, 1, test_fraction=0, server_fraction=0, report_fraction=0, official_test="clients"
-    )
+    data = federate(samples, by_id, 1, test_fraction=0, server_fraction=0, report_fraction=0, official_test="clients")
     assert data.names == ("Northeast", "Canada")
     assert (data.train.sizes.tolist(), data.test.sizes.tolist()) == ([4, 3], [2, 2])
     path = small / "tcga_brca" / "brca.csv"
@@ -86,9 +84,7 @@ def test_the_published_breast_cancer(published: Callable[[str], Path]) -> None:
     assert samples.inputs.shape == (1088, 39)
     died = samples.ids[samples.targets > 0]
     assert torch.bincount(died).tolist() == [59, 39, 22, 19, 9, 3]
-    data = federate(
-        samples, by_id, 1, test_fraction=0, server_fraction=0, report_fraction=0, official_test="clients"
-    )
+    data = federate(samples, by_id, 1, test_fraction=0, server_fraction=0, report_fraction=0, official_test="clients")
     assert data.train.sizes.tolist() == [248, 156, 164, 129, 129, 40]
     assert data.test.sizes.tolist() == [63, 40, 42, 33, 33, 11]
 

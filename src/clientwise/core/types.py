@@ -12,7 +12,6 @@ from torch import Tensor
 from ..registry import Need, Part
 from .loss import Loss
 
-
 PREDICTED: Mapping[str, Need] = {"classification": "classes", "regression": "numbers", "survival": "times"}
 LOSSES = {"classification": Loss("cross_entropy"), "regression": Loss("robust"), "survival": Loss("cox")}
 

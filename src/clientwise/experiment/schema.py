@@ -194,7 +194,9 @@ class EvaluationSettings(Section):
         1, description="rounds between evaluations on all clients' test sets; 0: never"
     )
     target: PositiveFloat | None = Field(
-        None, description="rounds-to-target counts the rounds until the reported metric (accuracy, MAPE, concordance) gets there"
+        None,
+        description="rounds-to-target counts the rounds until the reported metric gets there: accuracy, MAPE "
+        "(regression) or concordance (survival)",
     )
     client_targets: list[PositiveFloat] = Field(
         [],

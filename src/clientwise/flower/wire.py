@@ -3,7 +3,7 @@
 server -> client   train:    the model [d], the task, and which client is meant
                    evaluate: c candidate models [c, d], and which client is meant
 client -> server   trained:  the model [d], training loss, seconds, one number per criterion it was asked for
-                   judged:   number of test samples; metric, loss and counts (confusion, error sums or pairs) per candidate
+                   judged:   number of test samples; metric, loss and counts (confusion, sums, pairs) per candidate
 
 Simulated hostile clients that keep a model of their own get it from the server and give it back: nodes keep nothing.
 """
