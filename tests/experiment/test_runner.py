@@ -206,7 +206,7 @@ def test_survival_with_everything(tmp_path: Path) -> None:
         (["hostile=[{clients=[6], attack='broken'}]"], ["[6] are not clients"]),
         (["hostile=[{clients=[1], attack='broken'}, {clients=[1], attack='boast'}]"], ["hostile[1].clients: [1]"]),
         (["federation={clients_per_round=7}"], ["7 in a round, but there are only 6 clients"]),
-        (["evaluation.target=85.0"], ["evaluation.target: an accuracy is at most 1"]),
+        (["evaluation.target=85.0"], ["evaluation.target: accuracy is at most 1"]),
         (["attributes={age=[1.0]}"], ["attributes.age: 1 values for 6 clients"]),
         (["methods.0.criteria=[{name='attribute', of='age'}]"], ["the clients have no attribute 'age'"]),
         (["methods.0.criteria=[{name='sharpness', blurry='Blurry'}]"], ["no sample attribute 'Blurry'"]),
