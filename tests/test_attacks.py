@@ -233,6 +233,8 @@ def test_labels_of_one_class_and_mirrored_ones() -> None:
     assert int((half != targets).sum()) == 50
     numbers = attacks.MirroredLabels().relabel(torch.tensor([1.0, 2.0, 5.0]), Problem("regression"), random)
     assert numbers.tolist() == [5, 4, 1]
+    times = attacks.WrongLabels().relabel(torch.tensor([1.0, -2.0, 5.0]), Problem("survival"), random)
+    assert times.tolist() == [5, -4, 1]  # who died is still dead
 
 
 def test_labels_change_in_the_rounds_of_the_attack_alone(config: dict[str, Any]) -> None:
@@ -330,6 +332,15 @@ def test_exaggerated_criteria_are_within_their_range(config: dict[str, Any]) -> 
         size, diversity, balance, loss = rows[liar].tolist()
         assert size == max(float(honest[:, 0].max()), float(truth.raw[liar, 0]))
         assert (diversity, balance, loss) == (10, 1, 1)
+
+
+def test_a_lying_judge_turns_the_order_of_patients_around() -> None:
+    counts = torch.tensor([[8.0, 20.0, 15.5], [8.0, 20.0, 3.0]], dtype=torch.float64)
+    truth = Evaluation(torch.tensor([8]), counts[:, 2:] / counts[:, 1:2], torch.ones(2, 1), counts)
+    said = attacks.LyingJudge().judge(truth, torch.tensor([False, True]), Problem("survival"))
+    assert said.counts.tolist() == [[8, 20, 4.5], [8, 20, 20]]
+    assert said.values.tolist() == [[4.5 / 20], [1]]
+    assert float(said.losses[0]) > 1 > float(said.losses[1]) == 0
 
 
 @pytest.mark.parametrize("kind", ["classification", "regression"])

@@ -29,6 +29,7 @@ Pixels = Annotated[int, Gt(0), Le(1024)]  # width and height to which images are
 Need = Literal[
     "classes",  # the problem is a classification
     "numbers",  # the problem is a regression
+    "times",  # the problem is one of survival
     "server_set",  # somebody judges models: the server on samples of its own, or clients for it
     "server_samples",  # the server trains on samples of its own
     "models",  # the round's models are kept until its end

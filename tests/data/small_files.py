@@ -16,7 +16,18 @@ import numpy
 from PIL import Image
 from sklearn.datasets import load_digits
 
-from clientwise.data import beijing_air, cifar10, digit_domains, heart, malaria, mnist, parkinsons, vgg_cells, wisdm
+from clientwise.data import (
+    beijing_air,
+    cifar10,
+    digit_domains,
+    heart,
+    malaria,
+    mnist,
+    parkinsons,
+    tcga_brca,
+    vgg_cells,
+    wisdm,
+)
 
 PIXELS, LABELS = load_digits(return_X_y=True)
 SMALL: dict[ModuleType, dict[str, Any]] = {
@@ -32,6 +43,7 @@ SMALL: dict[ModuleType, dict[str, Any]] = {
     vgg_cells: {"COUNT": 10, "SIZE": 16, "LEAST": 1, "MOST": 10},
     heart: {"HOSPITALS": {"Cleveland": 6, "Hungarian": 5, "Switzerland": 4, "VA": 4}},
     parkinsons: {"RECORDINGS": 12, "PATIENTS": 3},
+    tcga_brca: {"REGIONS": ("Northeast", "Canada"), "TRAIN": (4, 3), "TEST": (2, 2)},
     wisdm: {"WINDOWS": 12, "PEOPLE": 3, "ACTIVITIES": 2},
     beijing_air: {"STATIONS": ("Dongsi", "Tiantan"), "HOURS": 8},
     digit_domains: {"USPS": {"zip.train": 6, "zip.test": 4}, "SEMEION": 5},
@@ -155,6 +167,18 @@ def write_heart(folder: Path) -> None:
             f"{40 + n},{n % 2},{one},145,{cholesterol},?,2,{150 + n},0,.7,?,0,{3 + n % 2},{n % 5}" for n in range(count)
         ]
         (folder / "heart" / f"processed.{hospital.lower()}.data").write_text("\n".join(rows) + "\n")
+
+
+def write_brca(folder: Path) -> None:
+    """Twelve patients of two regions, mixed; the last one is in no part of the split."""
+    (folder / "tcga_brca").mkdir(parents=True)
+    parts = ["train_0", "test_0", "train_1", "test_1", "train_0", "train_1", "test_0", "train_1", "test_1"]
+    parts += ["train_0"] * 2
+    patients = [f"TCGA-{n},{50 + n},{n % 2},{n % 3 % 2}.0,{100 * n}.0" for n in range(12)]
+    rows = ["pid,age_at_index,race_white,E,T", *patients]
+    (folder / "tcga_brca" / "brca.csv").write_text("\n".join(rows) + "\n")
+    split = ["pid,fold,fold2", *(f"TCGA-{n},{part.partition('_')[0]},{part}" for n, part in enumerate(parts))]
+    (folder / "tcga_brca" / "train_test_split.csv").write_text("\n".join(split) + "\n")
 
 
 def write_parkinsons(folder: Path, separator: str = ",") -> None:

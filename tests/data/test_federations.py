@@ -12,6 +12,7 @@ import torch
 from small_files import (
     LABELS,
     write_air,
+    write_brca,
     write_cifar10n,
     write_domains,
     write_heart,
@@ -53,6 +54,39 @@ def test_the_published_heart(published: Callable[[str], Path]) -> None:
     assert torch.bincount(samples.ids).tolist() == [303, 294, 123, 200]
     assert torch.bincount(samples.ids[samples.targets == 1]).tolist() == [139, 106, 115, 149]  # heart-disease.names
     assert samples.inputs[samples.ids == 2, 4].isnan().all()
+
+
+def test_breast_cancer(small: Path) -> None:
+    write_brca(small)
+    samples = load("tcga_brca", small)
+    assert (samples.problem.kind, samples.test_from) == ("survival", 7)
+    assert samples.targets.tolist() == [0, 400, -900, 1000, -200, -500, 700, 100, -600, -300, -800]
+    assert samples.targets[:1].signbit().all()  # watched for no day, and alive
+    assert samples.inputs[:, 0].tolist() == [50, 54, 59, 60, 52, 55, 57, 51, 56, 53, 58]
+    data = federate(samples, by_id, 1, test_fraction=0, server_fraction=0, report_fraction=0, official_test="clients")
+    assert data.names == ("Northeast", "Canada")
+    assert (data.train.sizes.tolist(), data.test.sizes.tolist()) == ([4, 3], [2, 2])
+    path = small / "tcga_brca" / "brca.csv"
+    whole = path.read_text()
+    for old, new, message in (
+        ("1.0,400.0", "1.0,0.0", "T days, one at least where E is 1"),
+        ("1.0,400.0", "1.0,long", "T days, one at least where E is 1"),
+        ("TCGA-3", "TCGA-x", r"patients expected in its parts, found \(4, 3, 2, 1\)"),
+        ("E,T", "E,time", "no column 'T'"),
+    ):
+        path.write_text(whole.replace(old, new))
+        with pytest.raises(DataError, match=message):
+            load("tcga_brca", small)
+
+
+def test_the_published_breast_cancer(published: Callable[[str], Path]) -> None:
+    samples = load("tcga_brca", published("tcga_brca"))
+    assert samples.inputs.shape == (1088, 39)
+    died = samples.ids[samples.targets > 0]
+    assert torch.bincount(died).tolist() == [59, 39, 22, 19, 9, 3]
+    data = federate(samples, by_id, 1, test_fraction=0, server_fraction=0, report_fraction=0, official_test="clients")
+    assert data.train.sizes.tolist() == [248, 156, 164, 129, 129, 40]
+    assert data.test.sizes.tolist() == [63, 40, 42, 33, 33, 11]
 
 
 @pytest.mark.parametrize("separator", [",", "\t"])

@@ -33,7 +33,7 @@ from clientwise.data.partition import by_id, federate, iid
 
 FOLDER_DATASETS = (
     *("mnist", "cifar10", "celeba", "malaria", "vgg_cells", "movie_reviews", "femnist"),
-    *("heart", "parkinsons", "wisdm", "beijing_air", "digit_domains", "cifar10n"),
+    *("heart", "tcga_brca", "parkinsons", "wisdm", "beijing_air", "digit_domains", "cifar10n"),
 )
 
 

@@ -156,6 +156,39 @@ def test_regression_with_everything(tmp_path: Path) -> None:
     assert all(0.2 <= shape <= 2.0 for (shape,) in shapes)
 
 
+def test_survival_with_everything(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    inputs = torch.randn(240, 4)
+    times = torch.exp(-2 * inputs[:, 0] + 0.3 * torch.randn(240))
+    targets = torch.where(torch.rand(240) < 0.5, times, -0.7 * times)  # half are lost before it happens
+    blocks = list(zip(inputs.split(40), targets.split(40), strict=True))
+    data = cw.FederatedData.from_clients(blocks[:3], blocks[3:], weigh=blocks[0], report=blocks[1], survival=True)
+    config: dict[str, Any] = {
+        "name": "survival",
+        "rounds": 4,
+        "model": "linear",
+        "training": {"epochs": 2, "batch_size": 8, "learning_rate": 0.1},
+        "evaluation": {"target": 0.8},
+        "hostile": [{"clients": [1], "attack": "mirrored_labels"}],
+        "methods": [
+            "FedAvg",
+            "AdaFed",
+            "Evidence",
+            "ServerTuning",
+            "Alone",
+            "Pooled",
+            {"name": "online", "criteria": ["server_performance", "dataset_size"], "adjust": "best_order"},
+        ],
+    }
+    run = cw.Run(cw.run(config, tmp_path / "run", data=data))
+    assert (run.metric, run.higher_is_better) == ("concordance", True)
+    found = {line.method: line.metric[0] for line in run.summary()}
+    assert 0.8 < min(found.values()) <= found["FedAvg"] < found["Evidence"] < 1  # it sees who mirrors times
+    config["methods"] = [{"name": "AdaFed", "criteria": [{"name": "server_performance", "metric": "mape"}]}]
+    with pytest.raises(ConfigError, match="mape needs numbers to predict, and this is survival; use 'concordance'"):
+        cw.run(config, tmp_path / "refused", data=data)
+
+
 @pytest.mark.parametrize(
     ("changes", "reasons"),
     [
@@ -173,7 +206,7 @@ def test_regression_with_everything(tmp_path: Path) -> None:
         (["hostile=[{clients=[6], attack='broken'}]"], ["[6] are not clients"]),
         (["hostile=[{clients=[1], attack='broken'}, {clients=[1], attack='boast'}]"], ["hostile[1].clients: [1]"]),
         (["federation={clients_per_round=7}"], ["7 in a round, but there are only 6 clients"]),
-        (["evaluation.target=85.0"], ["evaluation.target: an accuracy is at most 1"]),
+        (["evaluation.target=85.0"], ["evaluation.target: accuracy is at most 1"]),
         (["attributes={age=[1.0]}"], ["attributes.age: 1 values for 6 clients"]),
         (["methods.0.criteria=[{name='attribute', of='age'}]"], ["the clients have no attribute 'age'"]),
         (["methods.0.criteria=[{name='sharpness', blurry='Blurry'}]"], ["no sample attribute 'Blurry'"]),

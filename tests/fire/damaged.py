@@ -19,6 +19,7 @@ import numpy
 sys.path.insert(0, str(Path(__file__).parents[1] / "data"))
 from small_files import (
     write_air,
+    write_brca,
     write_celeba,
     write_cells,
     write_cifar10,
@@ -70,6 +71,7 @@ WHOLE: dict[str, tuple[str, Callable[[Path], object]]] = {  # the dataset, and w
     "movie_reviews.csv": ("movie_reviews", lambda folder: _reviews(folder, packed=False)),
     "femnist": ("femnist", _femnist),
     "heart": ("heart", write_heart),
+    "tcga_brca": ("tcga_brca", write_brca),
     "parkinsons": ("parkinsons", write_parkinsons),
     "wisdm": ("wisdm", write_wisdm),
     "beijing_air": ("beijing_air", write_air),

@@ -139,6 +139,18 @@ def test_regression_has_the_same_results_too(config: dict[str, Any]) -> None:
     assert torch.allclose(ours[1][-1].local.counts, theirs[1][-1].local.counts)  # type: ignore[union-attr]
 
 
+def test_survival_has_the_same_results_too(config: dict[str, Any], published: Callable[[str], Path]) -> None:
+    published("tcga_brca")
+    config |= {"data": {"name": "tcga_brca", "standardise": "off"}, "partition": "by_id", "model": "linear"}
+    config |= {"methods": ["AdaFed"], "evaluation": {"official_test": "clients"}}
+    setup = Setup(config)
+    ours, theirs = (setup.rounds(engine, setup.methods["AdaFed"], 2) for engine in (setup.local, setup.flower))
+    assert torch.allclose(ours[0].model, theirs[0].model, rtol=1e-5, atol=1e-6)
+    one, other = ours[1][-1].local, theirs[1][-1].local
+    assert torch.equal(one.counts, other.counts)  # type: ignore[union-attr]
+    assert other.counts[:, :2].tolist() == [[222, 608]]  # type: ignore[union-attr]
+
+
 def test_hostile_clients_keep_their_own_model_with_the_server(config: dict[str, Any]) -> None:
     config["hostile"] = [{"clients": [2], "attack": "wrong_labels", "ignore_global": True}]
     setup = Setup(config)

@@ -15,7 +15,7 @@ from clientwise.flower import wire
 from clientwise.flower.wire import Request, pack
 from clientwise.registry import Part
 
-DIGITS, VALUES = Problem("classification", 2), Problem("regression")
+DIGITS, VALUES, TIMES = Problem("classification", 2), Problem("regression"), Problem("survival")
 TASK = Task(
     3,
     LocalTraining(epochs=2, batch_size=None, optimizer="adam", proximal=0.1),
@@ -61,13 +61,18 @@ def regression(outputs: int = 1) -> Evaluation:
     return Evaluation(torch.tensor([4]), counts[:, 3:] / counts[:, :1], torch.tensor([[0.5], [0.1]]), counts)
 
 
+def survival() -> Evaluation:
+    counts = torch.tensor([[4.0, 5.0, 2.5], [4.0, 0.0, 0.0]], dtype=torch.float64)
+    return Evaluation(torch.tensor([4]), torch.tensor([[0.5], [0.5]]), torch.tensor([[0.5], [0.1]]), counts)
+
+
 def read(content: RecordDict, problem: Problem, outputs: int = 1) -> Evaluation:
     return wire.read_evaluation(content, 2, problem, most_samples=1000, outputs=outputs)
 
 
 @pytest.mark.parametrize(
     ("sent", "problem", "outputs"),
-    [(classification(), DIGITS, 1), (regression(), VALUES, 1), (regression(3), VALUES, 3)],
+    [(classification(), DIGITS, 1), (regression(), VALUES, 1), (regression(3), VALUES, 3), (survival(), TIMES, 1)],
 )
 def test_an_evaluation_arrives_as_it_was_sent(sent: Evaluation, problem: Problem, outputs: int) -> None:
     got = read(wire.write_evaluation(sent), problem, outputs)
@@ -133,6 +138,14 @@ def test_an_evaluation_that_cannot_be_true_is_not_read(changes: dict[str, object
 def test_sums_of_errors_must_agree_too(changes: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=r"counts|samples|mape|loss"):
         read(changed(regression(), **changes), VALUES)
+
+
+@pytest.mark.parametrize("counts", [[4.0, 7.0, 3.5], [4.0, 5.0, 5.5], [3.0, 3.0, 1.5]], ids=str)
+def test_there_are_so_many_pairs_and_no_more(counts: list[float]) -> None:
+    claimed = torch.tensor([counts, counts], dtype=torch.float64)
+    values = (claimed[:, 2] / claimed[:, 1]).tolist()
+    with pytest.raises(ValueError, match=r"more pairs than 4 samples have|do not add up"):
+        read(changed(survival(), counts=claimed, values=values), TIMES)
 
 
 def test_a_model_may_answer_nothing_that_is_a_number() -> None:

@@ -31,14 +31,14 @@ def chosen_share(count: int, fraction: float, random: torch.Generator) -> Tensor
 @ATTACKS.register("wrong_labels")
 @dataclass(frozen=True)
 class WrongLabels(Attack):
-    """A `fraction` of the client's labels is wrong (P3 1.C); in regression the values are mirrored in their range."""
+    """A `fraction` of the client's labels is wrong (P3 1.C); values and times are mirrored in their range."""
 
     fraction: Share = 1.0
 
     def relabel(self, targets: Tensor, problem: Problem, random: torch.Generator) -> Tensor:
         """Every chosen label becomes another one, each with equal chance."""
         chosen = chosen_share(len(targets), self.fraction, random)
-        if problem.kind == "regression":
+        if problem.kind != "classification":
             return _mirrored(targets, chosen, problem)
         result = targets.clone()
         shift = torch.randint(1, problem.num_classes, (len(chosen),), generator=random)
@@ -78,10 +78,13 @@ class OneLabel(Attack):
 
 
 def _mirrored(targets: Tensor, chosen: Tensor, problem: Problem) -> Tensor:
-    """The chosen labels mirrored: in all classes, or between a client's smallest and largest value."""
+    """The chosen labels mirrored: in all classes, or between a client's smallest and largest value or time."""
     result = targets.clone()
     if problem.kind == "classification":
         result[chosen] = problem.num_classes - 1 - targets[chosen]
+    elif problem.kind == "survival" and len(targets):  # what happened stays: the sign says it
+        times = targets.abs()
+        result[chosen] = (times.min() + times.max() - times[chosen]).copysign(targets[chosen])
     elif len(targets):
         result[chosen] = targets.min() + targets.max() - targets[chosen]
     return result

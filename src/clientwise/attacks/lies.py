@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ..core.criteria import ANY
+from ..core.metrics import concordance
 from ..core.types import Evaluation, Problem
 from ..registry import NonNegativeFloat, Share, needs
 from .attack import ATTACKS, Attack, Knowledge
@@ -55,8 +56,8 @@ class Exaggerate(Attack):
 class LyingJudge(Attack):
     """Asked to judge models, calls those of its kind perfect and inverts what it found of the others (P3 III.C).
 
-    Right answers become wrong ones and wrong ones right. In regression it calls the errors of the others ten times as
-    large.
+    Right answers, and pairs of survival in the right order, become wrong ones and wrong ones right. In regression it
+    calls the errors of the others ten times as large.
     """
 
     def judge(self, truth: Evaluation, own: Tensor, problem: Problem) -> Evaluation:
@@ -66,6 +67,11 @@ class LyingJudge(Attack):
             factor = torch.where(own, 0.0, 10.0).double()[:, None]
             counts = truth.counts * torch.cat([torch.ones_like(factor), factor, factor.square(), factor], 1)
             return replace(truth, values=truth.values * factor, losses=truth.losses * factor.square(), counts=counts)
+        if problem.kind == "survival":
+            samples, pairs, right = truth.counts.unbind(1)
+            counts = torch.stack([samples, pairs, torch.where(own, pairs, pairs - right)], 1)
+            losses = torch.where(mine, 0.0, truth.losses + samples[:, None].log1p())
+            return replace(truth, values=concordance(counts)[:, None], losses=losses, counts=counts)
         held = truth.counts.sum(2)  # [c, C] samples of every class
         right = truth.counts.diagonal(dim1=1, dim2=2)
         claimed = torch.where(mine, held, held - right)

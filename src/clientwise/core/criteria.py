@@ -73,6 +73,7 @@ class Arrivals:
     memory: Mapping[str, Tensor] = field(default_factory=dict)  # what criteria remember of these clients, each [n]
     attributes: Mapping[str, Tensor] = field(default_factory=dict)  # what the server knows about them, each [n]
     server_update: Callable[[], Tensor] | None = None  # [d] how far the server's own training moves the global model
+    metric: str = "accuracy"  # the problem's
     _cache: list[Evaluation] = field(default_factory=list)
 
     def evaluation(self) -> Evaluation:
@@ -318,9 +319,7 @@ def _row_norms(rows: Tensor) -> Tensor:
 @criterion("server_performance", measured_by="server", needs={"server_set"})
 def server_performance(arrivals: Arrivals, *, metric: Annotated[str | None, Names(METRICS)] = None) -> Tensor:
     """The model's performance on the server's set (P3): accuracy unless `metric` says otherwise; errors as 1/error."""
-    evaluation = arrivals.evaluation()
-    regression = evaluation.counts.ndim == 2
-    return performance(metric or ("mape" if regression else "accuracy"), evaluation.counts)
+    return performance(metric or arrivals.metric, arrivals.evaluation().counts)
 
 
 @criterion("server_cosine", measured_by="server", high=1.0, needs={"server_samples"})

@@ -15,13 +15,20 @@ from torch import Tensor
 class Loss:
     """The loss of one round, as it travels with the task."""
 
-    kind: Literal["cross_entropy", "robust"]
+    kind: Literal["cross_entropy", "robust", "cox"]
     class_weights: tuple[float, ...] | None = None  # κ of P3 Eq. 2
     shape: float = 2.0  # α of the general robust loss; 2 is the squared error
     scale: float = 1.0  # c of the general robust loss: where outliers begin
 
+    @property
+    def compares_samples(self) -> bool:
+        """Whether the loss of a sample depends on the others of its batch: then batches cannot be joined."""
+        return self.kind == "cox"
+
     def per_sample(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Loss of every sample [N]."""
+        if self.kind == "cox":
+            return cox_losses(outputs.reshape(targets.shape), targets)
         if self.kind == "robust":
             errors = (outputs.reshape(targets.shape) - targets).reshape(len(targets), -1)
             return robust_loss(errors, self.shape, self.scale).mean(1)
@@ -56,6 +63,20 @@ class Loss:
 def class_scores(outputs: Tensor) -> Tensor:
     """Logits [N, C]. A single output is the logit of class 1 against 0 (P1's CelebA network)."""
     return torch.cat([torch.zeros_like(outputs), outputs], dim=-1) if outputs.shape[-1] == 1 else outputs
+
+
+def cox_losses(scores: Tensor, targets: Tensor) -> Tensor:
+    """Cox's negative partial log-likelihood, event by event [..., N]; 0 for who had none. Ties as Breslow has them.
+
+    Targets [N] are times, negative (or −0) where nothing happened until then. An event costs the log of Σ exp(score)
+    over all who were still watched at that time, less its own score.
+    """
+    times = targets.abs()
+    latest_first, order = times.sort(descending=True)
+    watched = scores[..., order].logcumsumexp(-1)
+    last = torch.searchsorted(-latest_first, -times, right=True) - 1  # of those who were watched as long
+    # Rounding must not make a loss negative: a server refuses that.
+    return torch.where(targets > 0, (watched[..., last] - scores).clamp(min=0), 0.0)
 
 
 def robust_loss(errors: Tensor, shape: float, scale: float = 1.0) -> Tensor:

@@ -1,4 +1,4 @@
-"""Metrics from counts: a confusion matrix, or sums of errors. Counts of clients add up, so no sample need travel.
+"""Metrics from counts: a confusion matrix, sums of errors, or pairs. Counts of clients add up: no sample need travel.
 
 Every metric takes counts with any leading dimensions and returns one value for each.
 """
@@ -22,6 +22,7 @@ class LessIsBetter(Declaration):
 
 OF_CLASSES = needs("classes")
 OF_NUMBERS = LessIsBetter(frozenset({"numbers"}))
+MOST_PAIRS = 2**22  # looked at together
 
 
 def confusion(targets: Tensor, predictions: Tensor, num_classes: int) -> Tensor:
@@ -47,6 +48,24 @@ def error_sums(targets: Tensor, predictions: Tensor) -> Tensor:
 def relative_error(targets: Tensor, predictions: Tensor) -> Tensor:
     """|e|/|y|; where y is zero |e|/ε with ε = 10⁻⁶, so that a wrong answer there is not a right one."""
     return (predictions - targets).double().abs() / targets.double().abs().clamp(min=1e-6)
+
+
+def pair_counts(targets: Tensor, scores: Tensor) -> Tensor:
+    """Of N samples [..., 3]: how many, the pairs that can be compared, those in the right order (Harrell's C).
+
+    Targets [N] are times, negative where nothing happened until then; scores [..., N] are larger at a higher risk. A
+    pair can be compared if one had the event while the other was still watched. Equal scores are half right.
+    """
+    times, happened = targets.abs(), targets > 0
+    counts = torch.zeros(*scores.shape[:-1], 3, dtype=torch.float64)
+    counts[..., 0] = len(targets)
+    for events in torch.split(happened.nonzero()[:, 0], max(1, MOST_PAIRS // max(1, scores.numel()))):
+        first = times[events, None]
+        later = (times > first) | ((times == first) & ~happened)
+        mine, others = scores[..., events, None], scores[..., None, :]
+        counts[..., 1] += later.sum()
+        counts[..., 2] += ((mine > others) & later).sum((-2, -1)) + 0.5 * ((mine == others) & later).sum((-2, -1))
+    return counts
 
 
 @METRICS.register("accuracy", OF_CLASSES)
@@ -98,6 +117,12 @@ def mae(counts: Tensor) -> Tensor:
 def mse(counts: Tensor) -> Tensor:
     """Mean squared error (regression)."""
     return _ratio(counts[..., 2], counts[..., 0])
+
+
+@METRICS.register("concordance", needs("times"))
+def concordance(counts: Tensor) -> Tensor:
+    """Share of comparable pairs in the right order (Harrell's C, survival); ½, as by chance, where there are none."""
+    return torch.where(counts[..., 1] == 0, 0.5, _ratio(counts[..., 2], counts[..., 1]))
 
 
 def per_class_f1(counts: Tensor) -> Tensor:

@@ -12,34 +12,48 @@ from torch import Tensor
 from ..registry import Need, Part
 from .loss import Loss
 
+PREDICTED: Mapping[str, Need] = {"classification": "classes", "regression": "numbers", "survival": "times"}
+LOSSES = {"classification": Loss("cross_entropy"), "regression": Loss("robust"), "survival": Loss("cox")}
+
 
 @dataclass(frozen=True)
 class Problem:
     """What the model is to learn."""
 
-    kind: Literal["classification", "regression"]
-    num_classes: int = 0  # 0 for regression
+    kind: Literal["classification", "regression", "survival"]
+    num_classes: int = 0  # 0 where there are none
     sums: bool = False  # regression: the answer is the sum of an image, as a density sums to a count (P3 3.B)
 
     @property
-    def metric(self) -> Literal["accuracy", "mape"]:
+    def predicts(self) -> Need:
+        """What a part can need of a problem, and this one has."""
+        return PREDICTED[self.kind]
+
+    @property
+    def metric(self) -> str:
         """The measure a client's own test set is scored with."""
-        return "accuracy" if self.kind == "classification" else "mape"
+        return {"classification": "accuracy", "regression": "mape", "survival": "concordance"}[self.kind]
 
     @property
     def higher_is_better(self) -> bool:
         """Whether a larger value of `metric` is the better one."""
-        return self.kind == "classification"
+        return self.kind != "regression"
 
     @property
     def loss(self) -> Loss:
-        """The loss before anything adapted it: cross-entropy, or the squared error."""
-        return Loss("cross_entropy" if self.kind == "classification" else "robust")
+        """The loss before anything adapted it: cross-entropy, the squared error, or Cox's."""
+        return LOSSES[self.kind]
+
+    @property
+    def counts_shape(self) -> tuple[int, ...]:
+        """What one model is counted by: a confusion matrix, sums of errors, or pairs; see `core.metrics`."""
+        if self.kind == "classification":
+            return self.num_classes, self.num_classes
+        return (4,) if self.kind == "regression" else (3,)
 
     def lacks(self, needs: frozenset[Need]) -> Need | None:
         """What a part needs of a problem and this one does not have; None where it fits."""
-        other: Need = "numbers" if self.kind == "classification" else "classes"
-        return other if other in needs else None
+        return next((need for need in PREDICTED.values() if need in needs and need != self.predicts), None)
 
 
 @dataclass(frozen=True)
@@ -148,9 +162,9 @@ class Evaluation:
     """How c candidate models did on the test sets of K clients (or on one server set: K = 1)."""
 
     num_samples: Tensor  # [K]
-    values: Tensor  # [c, K] the problem's metric: accuracy, or MAPE
+    values: Tensor  # [c, K] the problem's metric: accuracy, MAPE, or concordance
     losses: Tensor  # [c, K] mean loss, never the adapted one, so that methods compare
-    counts: Tensor  # [c, C, C] confusion (true class, predicted class) over all clients; regression: [c, 4] error sums
+    counts: Tensor  # [c, ...] over all clients: confusion (true, predicted class), error sums, or pairs
     missing: tuple[Refusal, ...] = ()  # clients that were asked and have no say, with the engine's reason
     right: Tensor | None = None  # [c, N] classified rightly, sample by sample, client after client; where it is known
     sample_losses: Tensor | None = None  # [c, N] likewise

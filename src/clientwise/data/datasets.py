@@ -24,6 +24,7 @@ from . import (  # noqa: F401  they register
     movie_reviews,
     parkinsons,
     table,
+    tcga_brca,
     vgg_cells,
     wisdm,
 )

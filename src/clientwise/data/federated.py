@@ -179,22 +179,26 @@ class FederatedData:
         weigh: tuple[Any, Any] | None = None,
         report: tuple[Any, Any] | None = None,
         num_classes: int | None = None,
+        survival: bool = False,
         names: Sequence[str] = (),
         attributes: Mapping[str, Any] | None = None,
         sample_attributes: Mapping[str, Sequence[Any]] | None = None,
     ) -> FederatedData:
         """Your own arrays: (inputs, targets) per client for training and for testing, and optionally the server's.
 
-        Targets of integers are classes, targets of floats are values to predict. `num_classes` is taken from the
-        largest label where it is not given. `names` are what reports call the clients. `attributes` are facts about
+        Targets of integers are classes, targets of floats are values to predict; with `survival` they are times until
+        something happened, negative where it had not by then. `num_classes` is taken from the largest label where
+        it is not given. `names` are what reports call the clients. `attributes` are facts about
         the clients, one value each; `sample_attributes` facts about their training samples, one array per client.
         """
         if not train or len(train) != len(test):
             raise ValueError(f"{len(train)} clients have training data, {len(test)} have test data: give one of each")
         blocks = [*train, *test, *(block for block in (weigh, report) if block is not None)]
         inputs, targets = _joined(blocks)
-        if targets.is_floating_point():
-            problem, targets = Problem("regression"), targets.float()
+        if survival and targets.ndim > 1:
+            raise ValueError(f"targets of shape {tuple(targets.shape)}: survival has one time per sample")
+        if survival or targets.is_floating_point():
+            problem, targets = Problem("survival" if survival else "regression"), targets.float()
         else:
             targets = targets.long()
             problem = _classes(targets, num_classes)

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from ..core.loss import class_scores
-from ..core.metrics import confusion, error_sums, relative_error
-from ..core.types import Evaluation
+from ..core.loss import class_scores, cox_losses
+from ..core.metrics import concordance, confusion, error_sums, pair_counts, relative_error
+from ..core.types import Evaluation, Problem
 from ..data.federated import Samples
 from .jobs import EvaluateJob, EvaluateResult
 
@@ -29,6 +29,12 @@ def evaluate_batches(
     losses, values, counts = [], [], []
     for some, truth in zip(torch.split(indices, size), torch.split(targets, size), strict=True):
         outputs = forward(samples.batch(some))
+        if problem.kind == "survival":  # what becomes of the scores depends on whose they are: see `_compared`
+            scores = outputs.reshape(count, len(truth))
+            losses.append(torch.zeros_like(scores))
+            values.append(scores)
+            counts.append(scores.new_zeros(count, *problem.counts_shape))
+            continue
         truths = truth.expand(count, *truth.shape)
         losses.append(plain.per_sample(outputs.flatten(0, 1), truths.flatten(0, 1)).view(count, -1))
         if problem.kind == "classification":
@@ -49,7 +55,7 @@ def joined(results: Sequence[EvaluateResult]) -> EvaluateResult:
     return EvaluateResult(*(torch.cat(kind) for kind in zip(*results, strict=True)))
 
 
-def summarise(parts: Sequence[EvaluateResult], job: EvaluateJob) -> Evaluation:
+def summarise(parts: Sequence[EvaluateResult], job: EvaluateJob, problem: Problem) -> Evaluation:
     """The results, part after part of the job, by holder: summed on the CPU, where the order of a sum is fixed."""
     losses, values = (torch.cat([part[kind].cpu() for part in parts], 1).double() for kind in (0, 1))
 
@@ -57,8 +63,19 @@ def summarise(parts: Sequence[EvaluateResult], job: EvaluateJob) -> Evaluation:
         sums = torch.zeros(len(values), len(job.sizes), dtype=torch.float64)
         return sums.index_add_(1, job.owner, values) / job.sizes.clamp(min=1)
 
+    if problem.kind == "survival":
+        losses, counts = _compared(values, job)
+        by_holder = concordance(counts), per_owner(losses)
+        return Evaluation(job.sizes, *by_holder, counts.sum(1), sample_losses=losses)
     counts = torch.stack([part.counts.cpu() for part in parts]).sum(0)
-    is_classification = counts.ndim == 3
     by_owner = (per_owner(values), per_owner(losses))
-    right = values.bool() if is_classification else None
+    right = values.bool() if problem.kind == "classification" else None
     return Evaluation(job.sizes, *by_owner, counts, right=right, sample_losses=losses)
+
+
+def _compared(scores: Tensor, job: EvaluateJob) -> tuple[Tensor, Tensor]:
+    """Cox losses [c, N] and counts of pairs [c, K, 3]: a sample is compared with those of the same holder."""
+    sizes = job.sizes.tolist()
+    held = list(zip(torch.split(scores, sizes, 1), torch.split(job.targets_on_cpu, sizes), strict=True))
+    losses = torch.cat([cox_losses(mine, targets) for mine, targets in held], 1)
+    return losses, torch.stack([pair_counts(targets, mine) for mine, targets in held], 1)

@@ -137,6 +137,8 @@ class DeviceExecutor:
             self._evaluates_stacked = on_gpu or not self._has_convolutions
         except NotStackableError as error:
             return one_by_one, f"the network cannot be stacked: {error}"
+        if self.samples.problem.loss.compares_samples:
+            return one_by_one, "the loss compares the samples of a batch"
         if wanted == "stacked":
             return wanted, "as asked for"
         if on_gpu:
@@ -215,19 +217,19 @@ class DeviceExecutor:
 
     def evaluate(self, models: Tensor, job: EvaluateJob) -> Evaluation:
         """Every model [c, d] on all samples of the job; the samples are shared among the workers."""
-        models = models.to(self.device)
+        models, problem = models.to(self.device), self.samples.problem
 
         def evaluate(models: Tensor) -> EvaluateResult:
             return self._evaluate(models, job.indices, job.targets)
 
         if self.device.type == "cuda" and self.mode == "stacked":
-            return summarise([evaluate_by_graph(job, models, evaluate)], job)
+            return summarise([evaluate_by_graph(job, models, evaluate)], job, problem)
         if self.workers == 1:
-            return summarise([evaluate(models)], job)
+            return summarise([evaluate(models)], job, problem)
         part = max(SMALL_PART, -(-len(job.indices) // self.workers))
         parts = zip(torch.split(job.indices, part), torch.split(job.targets, part), strict=True)
         results = [self._pool.submit(self._evaluate, models, *some) for some in parts]
-        return summarise([result.result() for result in results], job)
+        return summarise([result.result() for result in results], job, problem)
 
     def _evaluate(self, models: Tensor, indices: Tensor, targets: Tensor) -> EvaluateResult:
         worker = self._worker()

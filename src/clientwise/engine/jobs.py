@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -75,10 +76,15 @@ class EvaluateJob:
     sizes: Tensor  # [K] samples of each holder
     graphs: dict[int, EvaluationGraph | None] = field(default_factory=dict)  # by number of models; on a GPU
 
+    @cached_property
+    def targets_on_cpu(self) -> Tensor:
+        """The targets where evaluations are summed up."""
+        return self.targets.cpu()
+
 
 class EvaluateResult(NamedTuple):
     """How c models did on N samples."""
 
     losses: Tensor  # [c, N]
-    values: Tensor  # [c, N] right or wrong; regression: relative error
+    values: Tensor  # [c, N] right or wrong; regression: relative error; survival: the score
     counts: Tensor  # as `core.types.Evaluation` has them

@@ -226,7 +226,7 @@ def build_module(experiment: Experiment, samples: Samples, seed: int, *, to_try:
 def _network(experiment: Experiment, samples: Samples) -> Callable[[], nn.Module]:
     """What makes the network for these samples."""
     problem = samples.problem
-    if problem.kind == "regression":
+    if problem.kind != "classification":
         num_outputs = samples.targets.shape[1:].numel()
     else:  # two classes take one output, the logit of the second (`core.loss.class_scores`), as P1's CelebA network has
         num_outputs = 1 if problem.num_classes == 2 else problem.num_classes

@@ -204,7 +204,9 @@ class EvaluationSettings(Section):
         1, description="rounds between evaluations on all clients' test sets; 0: never"
     )
     target: PositiveFloat | None = Field(
-        None, description="rounds-to-target counts the rounds until the reported accuracy (regression: MAPE) gets there"
+        None,
+        description="rounds-to-target counts the rounds until the reported metric gets there: accuracy, MAPE "
+        "(regression) or concordance (survival)",
     )
     client_targets: list[PositiveFloat] = Field(
         [],

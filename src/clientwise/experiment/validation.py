@@ -215,8 +215,8 @@ def _problem_issues(experiment: Experiment, problem: Problem) -> Iterator[Issue]
     """Parts that do not fit what is to be learned."""
     targets = {"target": [experiment.evaluation.target or 0], "client_targets": experiment.evaluation.client_targets}
     for key, values in targets.items():
-        if problem.kind == "classification" and max(values, default=0) > 1:
-            yield f"evaluation.{key}", f"an accuracy is at most 1, got {max(values)}"
+        if problem.higher_is_better and max(values, default=0) > 1:
+            yield f"evaluation.{key}", f"{problem.metric} is at most 1, got {max(values)}"
     for index, method in enumerate(experiment.methods):
         for key, registry, part in method.parts():
             yield from _unfit(f"methods[{index}].{key}", registry, part, problem)
@@ -242,8 +242,7 @@ def _unfit(key: str, registry: Registry[Any], part: Part, problem: Problem) -> I
         if named is not None and value is not None:
             yield from _unfit(f"{key}.{option.name}", named, Part(value, {}), problem)
     if lacking := problem.lacks(registry.declared(part.name).needs):
-        other = "numbers" if lacking == "classes" else "classes"
-        fitting = [name for name in registry if other in registry.declared(name).needs]
+        fitting = [name for name in registry if problem.predicts in registry.declared(name).needs]
         instead = f"; use {' or '.join(map(repr, fitting))}" if fitting else ""
         yield key, f"{part.name} needs {lacking} to predict, and this is {problem.kind}{instead}"
 
@@ -341,6 +340,7 @@ def _arrivals(clients: Sequence[int], method: Method, engine: LocalEngine) -> Ar
         memory={one.part.name: one.memory.first(engine.num_clients)[rows] for one in method.criteria if one.memory},
         attributes={name: values[rows] for name, values in engine.attributes.items()},
         server_update=lambda: torch.zeros_like(engine.initial_model),
+        metric=engine.problem.metric,
     )
 
 

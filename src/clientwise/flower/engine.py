@@ -237,10 +237,8 @@ def _merged(
     if finite:
         missing += tuple(Refusal(client, "its loss is not finite") for client in found if client not in finite)
         found = {client: one for client, one in found.items() if client in finite}
-    shape = (problem.num_classes, problem.num_classes) if problem.kind == "classification" else (4,)
-    counts = torch.zeros(
-        num_candidates, *shape, dtype=torch.int64 if problem.kind == "classification" else torch.float64
-    )
+    dtype = torch.int64 if problem.kind == "classification" else torch.float64
+    counts = torch.zeros(num_candidates, *problem.counts_shape, dtype=dtype)
     num_samples = torch.zeros(len(client_ids), dtype=torch.int64)
     values = torch.zeros(num_candidates, len(client_ids), dtype=torch.float64)
     losses = torch.zeros_like(values)

@@ -3,7 +3,7 @@
 server -> client   train:    the model [d], the task, and which client is meant
                    evaluate: c candidate models [c, d], and which client is meant
 client -> server   trained:  the model [d], training loss, seconds, one number per criterion it was asked for
-                   judged:   number of test samples; metric, loss and counts (confusion or error sums) per candidate
+                   judged:   number of test samples; metric, loss and counts (confusion, sums, pairs) per candidate
 
 Simulated hostile clients that keep a model of their own get it from the server and give it back: nodes keep nothing.
 """
@@ -103,7 +103,7 @@ def read_evaluation(
     )
     counts = unpack(content.array_records[ARRAYS]).double()
     classes = problem.num_classes if problem.kind == "classification" else 0
-    if counts.shape != (num_candidates, *((classes, classes) if classes else (4,))):
+    if counts.shape != (num_candidates, *problem.counts_shape):
         raise ValueError(f"counts of shape {tuple(counts.shape)}")
     if not bool((counts >= 0).all() & (counts < 1e300).all()):
         raise ValueError("counts that are negative, or beyond all bounds")
@@ -113,6 +113,10 @@ def read_evaluation(
     counted = counts if classes else counts[:, :1] / outputs
     if not torch.equal(counted, counted.round()) or bool((counted.flatten(1).sum(1) != num_samples).any()):
         raise ValueError(f"counts that do not add up to {size:.12g} samples")
+    if problem.kind == "survival":
+        pairs, right = counts[:, 1], counts[:, 2]
+        if bool(((pairs > size * (size - 1) / 2) | (right > pairs)).any()):
+            raise ValueError(f"more pairs than {size:.12g} samples have")
     if not torch.allclose(values, METRICS.get(problem.metric)(counts)[:, None], rtol=1e-9, atol=1e-9):
         raise ValueError(f"{problem.metric} is not what the counts say: {values.flatten().tolist()}")
     if bool((losses < 0).any()):
