@@ -120,6 +120,32 @@ def test_as_far_as_honest_clients_are_apart(name: str) -> None:
     torch.testing.assert_close(forged, mean - farthest(allowed) * deviation, rtol=1e-6, atol=1e-6)
 
 
+def test_as_far_as_evidence_does_not_notice_on_the_attackers_own_samples() -> None:
+    truth = torch.randn(400, 3, generator=generator(3, "samples"), dtype=torch.float64) + torch.tensor([0.15, 0, 0])
+    updates = torch.tensor([[0.3, 0.01, 0], [0.28, -0.02, 0.01], [0.33, 0.0, 0.0]], dtype=torch.float64)
+    mean = updates.mean(0)
+
+    def losses(models: Tensor) -> Tensor:
+        return (models[:, None] - truth).square().sum(-1)
+
+    def judge(models: Tensor) -> Evaluation:
+        found = losses(models)
+        return Evaluation(torch.tensor([400]), found, found, found, sample_losses=found)
+
+    def z(gamma: float) -> float:  # two of five are hostile, and the server has a quarter of the samples
+        middle = mean * (3 + 2 * (1 - gamma)) / 5
+        little = middle + 0.1 * ((1 - gamma) * mean - middle)
+        found = losses(little[None])[0] - losses(middle[None])[0]
+        return float(found.mean() / found.std() * 100**0.5)
+
+    honest = Honest(updates, {}, {}, 2, judge)
+    for limit in (0.5, 1.5, 4.0):
+        (forged,) = attacks.omniscient.Unnoticed(z=limit, samples=100, most=4.0).forge(knowing(honest))[None] / mean[0]
+        gamma = 1 - float(forged[0])
+        assert z(gamma) <= limit < z(gamma + 0.2) or gamma == pytest.approx(4)
+    assert attacks.omniscient.Unnoticed(z=4.0).forge(knowing(honest))[0] < 0 < mean[0]
+
+
 @pytest.mark.parametrize("name", ["alie", "inner_product", "mimic", "min_max", "min_sum"])
 def test_one_honest_client_or_equal_ones_are_no_trouble(name: str) -> None:
     for updates in (torch.ones(1, 5), torch.ones(4, 5), torch.zeros(3, 5)):
@@ -177,7 +203,7 @@ def test_no_attack_ends_a_run_and_all_resume_to_the_same_bits(config: dict[str, 
     assert not any("stays as it was" in note for record in records for note in record.notes)
 
 
-@pytest.mark.parametrize("name", ["alie", "min_max", "exaggerate", "free_rider", "noise", "pixel_backdoor"])
+@pytest.mark.parametrize("name", ["alie", "min_max", "unnoticed", "exaggerate", "free_rider", "noise", "pixel_backdoor"])
 def test_an_attack_does_not_depend_on_how_a_cohort_is_cut(config: dict[str, Any], name: str) -> None:
     whole, cut = (sent(Federation(attacked(config, name), chunk_size=size)) for size in (6, 2))
     for client in range(6):

@@ -27,6 +27,7 @@ class Honest:
     measurements: Mapping[str, Tensor]  # the criteria they report, each [h]
     highest: Mapping[str, float]  # of every criterion, the largest value that the server believes
     num_hostile: int  # clients of this round that see all this
+    judge: Callable[[Tensor], Evaluation] | None = None  # Θ plus updates [c, d], on the training samples of those
     _agreed: dict[object, Tensor] = field(default_factory=dict)
 
     @functools.cached_property

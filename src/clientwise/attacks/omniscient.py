@@ -14,10 +14,12 @@ import torch
 from annotated_types import Ge, Le
 from torch import Tensor
 
-from ..registry import NonNegativeFloat, needs
+from ..core.evidence.significance import z_values
+from ..registry import NonNegativeFloat, PositiveFloat, PositiveInt, needs
 from .attack import ATTACKS, Attack, Honest, Knowledge
 
 SEES_ALL = needs("whole_cohort")
+LITTLE = 0.1  # of the way, as evidence looks
 BLOCK = 2**16  # coordinates taken to float64 at once
 
 
@@ -106,6 +108,34 @@ class MinSum(Omniscient):
         room = distances.sum(1).max() - squares.sum()
         gamma = (room / (len(squares) * length)).sqrt()
         return honest.mean - float(gamma) * honest.deviation
+
+
+@ATTACKS.register("unnoticed", SEES_ALL)
+@dataclass(frozen=True)
+class Unnoticed(Omniscient):
+    """Against the honest direction as far as evidence on held-out samples does not notice: it knows how that is found.
+
+    (1 − γ)·μ with the largest γ ≤ `most` for which a small step towards it, seen from the mean of all, has a z-value of
+    at most `z`; found on the hostile clients' own samples, as if the server had `samples` of their kind. The default is
+    what `significance` takes off a round for chance: so much can be done for ever.
+    """
+
+    z: NonNegativeFloat = 1.0
+    samples: PositiveInt = 200
+    most: PositiveFloat = 4.0
+
+    def update(self, honest: Honest) -> Tensor:
+        """(1 − γ)·μ with the largest γ of twenty that goes unnoticed."""
+        assert honest.judge is not None
+        gamma = torch.linspace(self.most / 20, self.most, 20, device=honest.mean.device)[:, None]
+        share = honest.num_hostile / (honest.num_hostile + len(honest.updates))
+        means, sent = (1 - share * gamma) * honest.mean, (1 - gamma) * honest.mean
+        judged = honest.judge(torch.cat([means + LITTLE * (sent - means), means])).sample_losses
+        assert judged is not None
+        found = judged[:20] - judged[20:]
+        z = z_values(found) * (self.samples / found.shape[1]) ** 0.5
+        unnoticed = gamma[z.to(gamma.device) <= self.z]  # NaN is noticed
+        return (1 - unnoticed.max()) * honest.mean if len(unnoticed) else honest.mean
 
 
 @ATTACKS.register("model_replacement", SEES_ALL)

@@ -195,7 +195,12 @@ class LocalEngine:
         seen = honest if honest.client_ids else hostile
         criteria = [make_criterion(part.name, part.label, **part.options) for part in task.criteria]
         highest = {criterion.name: criterion.high(self.problem) for criterion in criteria}
-        return Honest(seen.models - model, seen.measurements, highest, len(hostile.client_ids))
+        samples = _evaluate_job(self.data.train, hostile.client_ids)
+
+        def judge(updates: Tensor) -> Evaluation:
+            return self.executor.evaluate(model + updates, samples)
+
+        return Honest(seen.models - model, seen.measurements, highest, len(hostile.client_ids), judge)
 
     def _send(
         self,
