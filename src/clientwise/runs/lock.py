@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -35,7 +36,8 @@ def is_locked(folder: Path) -> bool:
     try:
         import fcntl
 
-        with (folder / ".lock").open() as file:
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK  # neither out of the folder, nor into a pipe without an end
+        with open(os.open(folder / ".lock", flags)) as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: those who look do not see each other
     except BlockingIOError:
         return True
