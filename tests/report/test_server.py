@@ -24,7 +24,6 @@ from clientwise.report.document import Document
 from clientwise.report.html import to_json, write_html
 from clientwise.report.server import _Runs, is_loopback, make_app
 
-
 ODD_PORTS = ("127.0.0.1:99999999", "localhost:65536", "localhost:-1", "localhost:x", "localhost:")
 
 

@@ -91,7 +91,7 @@ def _fingerprint(scalars: str, tensors: Mapping[str, Tensor]) -> str:
     found = hashlib.sha256(scalars.encode())
     for name, tensor in sorted(tensors.items()):
         found.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
-        found.update(tensor.cpu().flatten().view(torch.uint8).numpy())
+        found.update(tensor.cpu().flatten().view(torch.uint8).numpy().data)
     return found.hexdigest()
 
 

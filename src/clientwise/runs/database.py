@@ -1,22 +1,26 @@
-"""The database of a run, for reading. Anybody may have made it: it is a file of its folder, and reading it has limits."""
+"""The database of a run, for reading. Anybody may have made it: it is a file of its folder, and read with limits."""
 
 from __future__ import annotations
 
 import math
 import os
+import re
 import sqlite3
 import stat
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from contextvars import ContextVar
+from functools import cache, lru_cache
 from pathlib import Path
 
 from ..errors import RunError
-from .schema import DATABASE
+from .schema import DATABASE, SCHEMA
 
-LONGEST = 2**26  # bytes of a value
+LONGEST = 2**24  # bytes of a value
+MOST_CHARACTERS = 5_000  # of what makes a table
 STEPS = 500_000  # of SQLite's machine between two looks at the clock
+DAMAGE = (sqlite3.DatabaseError, UnicodeDecodeError)  # the second where SQLite's message quotes what is damaged
 _until = ContextVar("_until", default=math.inf)  # the processor time of this thread at which to stop reading
 
 
@@ -48,7 +52,7 @@ def reading(folder: Path) -> Iterator[sqlite3.Connection]:
             yield database
     except sqlite3.ProgrammingError:
         raise
-    except (sqlite3.DatabaseError, OSError) as error:
+    except (*DAMAGE, OSError) as error:
         reason = "it takes too long" if str(error) == "interrupted" else error
         raise RunError(f"{folder}: its database cannot be read ({reason})") from None
 
@@ -62,14 +66,28 @@ def refuse_links(folder: Path) -> None:
 
 
 def refuse_programs(database: sqlite3.Connection) -> None:
-    """Only tables and their indexes: views and triggers can do anything, for any time."""
+    """Nothing but our own tables: views, triggers and computed columns can do anything, for any time."""
     database.execute("PRAGMA trusted_schema = OFF")
-    found = database.execute(
-        """SELECT name FROM sqlite_master WHERE NOT (sql LIKE 'CREATE TABLE %' OR sql LIKE 'CREATE INDEX %'
-           OR sql LIKE 'CREATE UNIQUE INDEX %') LIMIT 1"""
-    ).fetchone()
-    if found is not None:
-        raise sqlite3.DatabaseError(f"{str(found[0])[:100]!r} in it is neither a table nor an index")
+    for name, sql in database.execute("SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL"):
+        if len(str(sql)) > MOST_CHARACTERS or not _is_ours(str(sql)):
+            raise sqlite3.DatabaseError(f"{str(name)[:100]!r} in it is no table of this version of clientwise")
+
+
+@lru_cache(64)
+def _is_ours(sql: str) -> bool:
+    return _without_comments(sql) in _our_tables()
+
+
+@cache
+def _our_tables() -> frozenset[str]:
+    with closing(sqlite3.connect(":memory:")) as database:
+        database.executescript(SCHEMA)
+        made = database.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL").fetchall()
+        return frozenset(_without_comments(sql) for (sql,) in made)
+
+
+def _without_comments(sql: str) -> str:
+    return " ".join(re.sub("--[^\n]*", "", sql).split())
 
 
 def _is_late() -> bool:

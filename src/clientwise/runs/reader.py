@@ -121,6 +121,8 @@ class Run:
             )
         )
         self.lanes = self._rows(LaneRow, "SELECT lane, method, seed FROM lanes ORDER BY lane")
+        if len(self.lanes) > self.num_lanes:
+            raise RunError(f"{self.folder}: its database is damaged ({len(self.lanes)} lanes of {self.num_lanes})")
         self.finished = self._number("SELECT COUNT(*) FROM lanes WHERE finished") == self.num_lanes
 
     @property
@@ -604,4 +606,4 @@ class Run:
 @cache
 def _checker(kind: Hashable) -> TypeAdapter[Any]:
     """Checks a list of rows of a kind, up to the first that is wrong; made once, for it takes a while."""
-    return TypeAdapter(Annotated[list[kind], FailFast()])  # type: ignore[valid-type]
+    return TypeAdapter(Annotated[list[kind], FailFast()])  # type: ignore[valid-type, arg-type]

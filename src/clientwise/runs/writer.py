@@ -16,7 +16,7 @@ from ..core.metrics import macro_f1, per_class_f1
 from ..core.types import Evaluation, Problem, RoundRecord, ServerState
 from ..errors import RunError, shortened
 from .checkpoint import load_checkpoint, save_checkpoint
-from .database import refuse_links, refuse_programs
+from .database import DAMAGE, refuse_links, refuse_programs
 from .schema import DATABASE, SCHEMA, SCHEMA_VERSION
 
 
@@ -49,7 +49,7 @@ class Store:
             (found,) = self._database.execute("PRAGMA quick_check(1)").fetchone()
             if found != "ok":
                 raise sqlite3.DatabaseError(shortened(found, 200))
-        except sqlite3.DatabaseError as error:
+        except DAMAGE as error:
             raise RunError(f"{self.folder}: its database cannot be read ({error}); choose another --out") from None
 
     @contextmanager
@@ -59,7 +59,7 @@ class Store:
             yield
         except sqlite3.ProgrammingError:
             raise
-        except (sqlite3.DatabaseError, OSError) as error:
+        except (*DAMAGE, OSError) as error:
             reason = error.strerror if isinstance(error, OSError) else error
             message = f"{self.folder}: its files cannot be used ({reason}); what is in them is kept"
             raise RunError(f"{message}: once that is mended, go on with --resume") from error
