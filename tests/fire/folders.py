@@ -79,7 +79,7 @@ JSON += [
 ]
 VALUES: list[object] = [None, 0, -1, 1, 2**31, 2**62, -(2**63), 0.5, 1e308, -1e308, 5e-324, float("inf"), float("-inf")]
 VALUES += ["", "x", "x" * 1_000_000, "<img src=x onerror=alert(1)>", "\x00", "\u202e\u0301", b"", b"\xff\x00", *JSON]
-EXPENSIVE = "length(hex(zeroblob(30000000)))"
+EXPENSIVE = "length(hex(zeroblob(3000000)))"
 ENDLESS = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c)"
 
 

@@ -231,6 +231,7 @@ def test_what_was_told_is_told_again_before_a_run_is_read_again(folder: Path, mo
     runs = _Runs([folder])
     read: list[str] = []
     monkeypatch.setattr(server, "REST", 1e6)
+    monkeypatch.setattr(server, "MOST_REST", 1e6)
     monkeypatch.setattr(server, "_version", lambda folder: read.append("") or str(len(read)))
 
     async def ask() -> None:

@@ -43,7 +43,7 @@ from .html import ASSETS, asset, to_json
 # harmless: the check is against names of others that resolve to this machine, and an address resolves to itself.
 LOOPBACK_NAMES = ("127.0.0.1", "localhost", "[::1]", "::1", "[")
 MAX_CACHED = 32  # documents
-REST = 10  # times as long as an answer took to make it is given again: a run that is read must not be slowed by it
+REST, MOST_REST = 20, 15.0  # an answer holds for so many times what it took, and seconds: reading must not slow a run
 DOCUMENT_SECONDS, ROW_SECONDS = (
     20.0,
     2.0,
@@ -119,7 +119,8 @@ def make_app(folders: Sequence[Path], token: str | None = None) -> Starlette:
         return _pick(request, await runs.document(_names(request)), {"Cache-Control": "no-store"}, "application/json")
 
     async def version(request: Request) -> Response:
-        return _json(to_json((await runs.standing(_names(request))).as_json()))
+        standing, again = await runs.standing(_names(request))
+        return _json(to_json({**standing.as_json(), "again": again}))
 
     async def audit(request: Request) -> Response:
         kind, query = _path(request).rpartition("/")[2], request.query_params
@@ -220,9 +221,10 @@ class _Runs:
         """The run with this id, under this id."""
         return Run(self.folder(name), name)
 
-    async def standing(self, names: Sequence[str]) -> Standing:
-        """The version of what is shown, and how far it is; asked every second."""
-        return (await self._answer(tuple(names), whole=False)).standing
+    async def standing(self, names: Sequence[str]) -> tuple[Standing, float]:
+        """The version of what is shown, and how far it is; and in how many seconds there may be something new."""
+        answer = await self._answer(tuple(names), whole=False)
+        return answer.standing, max(0.0, answer.again - time.monotonic())
 
     async def document(self, names: Sequence[str]) -> _Packed:
         """The overview of runs, or the list of all."""
@@ -257,10 +259,12 @@ class _Runs:
         began, last = time.thread_time(), self._answers.get(names)
         with time_limit(DOCUMENT_SECONDS):
             standing = self._standing(names)
-            document = last.document if last and last.standing.version == standing.version else None
-            if whole and document is None:
+            document = last.document if last else None
+            is_old = document is None or last is None or last.standing.version != standing.version
+            if is_old and (whole or document is not None):  # also unasked: what is told to be new is there for all
                 document = self._build(names, standing)
-        return _Answer(standing, document, time.monotonic() + REST * (time.thread_time() - began))
+        rest = min(MOST_REST, REST * (time.thread_time() - began))
+        return _Answer(standing, document, time.monotonic() + rest)
 
     def _standing(self, names: Sequence[str]) -> Standing:
         if not names:

@@ -156,7 +156,9 @@ class Store:
             database.executemany("INSERT INTO local VALUES (?, ?, ?, ?, ?)", _local(lane, record))
 
     def _write_if_best(self, lane: int, round_num: int, metric: float, right: Tensor) -> None:
-        (before,) = self._database.execute("SELECT MAX(metric) FROM best WHERE lane = ?", (lane,)).fetchone()
+        (before,) = self._database.execute(
+            "SELECT MAX(CAST(metric AS REAL)) FROM best WHERE lane = ?", (lane,)
+        ).fetchone()
         if before is None or metric > before:
             row = (lane, round_num, metric, len(right), numpy.packbits(right.numpy()).tobytes())
             self._database.execute("INSERT INTO best VALUES (?, ?, ?, ?, ?)", row)
