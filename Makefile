@@ -31,7 +31,8 @@ test-netns: .venv/ready
 test-experiments: .venv/ready
 	$(BIN)/python -m pytest -m experiments tests/test_experiments.py
 
-# Thousands of hostile configs, files and updates, in processes with limits of time and memory. Ten minutes at most.
+# Thousands of hostile configs, files, updates and run folders, in processes with limits of time and memory; kills, and many
+# readers of a live run. Ten minutes at most on two cores that have nothing else to do.
 test-fire: .venv/ready
 	$(BIN)/python -m pytest -m fire tests
 

@@ -42,6 +42,10 @@ def test_your_own_arrays() -> None:
         ({"train": [(numpy.zeros((2, 2)), [0, -1])] * 2}, "labels must be 0 to 1"),
         ({"num_classes": 2, "report": (numpy.zeros((1, 2)), [5])}, "labels must be 0 to 1"),
         ({"attributes": {"age": [1, 2, 3]}}, "'age' has 3 values for 2 clients"),
+        ({"report": (numpy.zeros((1, 2)), [10**9])}, "there are 1,000,000,001 classes: must be 2 to 10,000"),
+        ({"report": (numpy.full((1, 2), numpy.nan), [0])}, "the server: 2 of its inputs are not finite numbers"),
+        ({"report": (numpy.zeros((1, 3)), [0])}, r"samples must be of one shape, got \[\(\(2,\), \(\)\), \(\(3,\)"),
+        ({"report": (numpy.zeros(()), numpy.zeros((), int))}, "has a single number where samples must be"),
     ],
 )
 def test_arrays_that_do_not_fit(changes, reason: str) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 
 import pytest
@@ -11,6 +12,7 @@ from clientwise.data.datasets import DATASETS, diabetes, digits
 from clientwise.data.partition import (
     PARTITIONS,
     Pool,
+    _at_least,
     by_id,
     deal_alike,
     dirichlet,
@@ -279,3 +281,30 @@ def test_p1_on_the_published_mnist(published) -> None:
     assert data.train.sizes.tolist() == [600] * 100
     assert data.test.sizes.tolist() == [100] * 100
     assert sorted(data.test.indices.tolist()) == list(range(60_000, 70_000))
+
+
+@given(sizes=st.lists(st.integers(0, 9), min_size=1, max_size=12), count=st.integers(1, 2))
+def test_who_has_too_few_gets_from_the_largest(sizes: list[int], count: int) -> None:
+    parts = list(torch.arange(sum(sizes)).split(sizes))
+    if sum(sizes) < count * len(sizes):
+        with pytest.raises(ValueError, match="too few"):
+            _at_least(count, parts)
+        return
+    wanted = [part.tolist() for part in parts]
+    for mine in wanted:
+        while len(mine) < count:
+            mine.append(max(wanted, key=len).pop())  # the first of the largest gives its last
+    assert [part.tolist() for part in _at_least(count, parts)] == wanted
+
+
+def test_thousands_with_too_few_take_no_time() -> None:
+    parts = [torch.arange(40_000), *[torch.arange(0)] * 19_999]
+    began = time.process_time()
+    assert {len(part) for part in _at_least(2, parts)} == {2}
+    assert time.process_time() - began < 5
+
+
+def test_a_shard_has_a_sample() -> None:
+    assert {len(part) for part in shards(POOL, 1, clients=10, per_client=100)} == {100}
+    with pytest.raises(ValueError, match="10 clients with 1,000,000,000 shards each, but only 1,000 samples"):
+        shards(POOL, 1, clients=10, per_client=10**9)

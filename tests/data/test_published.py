@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
+import struct
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -96,6 +98,29 @@ def test_mnist_that_is_not_mnist(small_mnist: Path) -> None:
     (folder / "train-images-idx3-ubyte.gz").write_bytes(gzip.compress(b"abc")[:-4])
     with pytest.raises(DataError, match="cannot be read"):
         load("mnist", small_mnist)
+
+
+@pytest.mark.parametrize(
+    ("labels", "kind", "reason"),
+    [
+        (numpy.full(60, 2**31 - 1), 12, "expected 60 labels of one byte"),  # counted, they would take gigabytes
+        (numpy.full(60, -1), 12, "expected 60 labels of one byte"),
+        (numpy.zeros((60, 1)), 8, "expected 60 labels of one byte, found \\(60, 1\\)"),
+    ],
+)
+def test_labels_that_are_no_digits(small_mnist: Path, labels: numpy.ndarray, kind: int, reason: str) -> None:
+    write_idx(small_mnist / "mnist" / "train-labels-idx1-ubyte.gz", labels, kind)
+    with pytest.raises(DataError, match=f"train-labels-idx1-ubyte.gz: {reason}"):
+        load("mnist", small_mnist)
+
+
+def test_dimensions_that_multiply_to_nothing_or_too_much(small_mnist: Path) -> None:
+    path = small_mnist / "mnist" / "train-images-idx3-ubyte.gz"
+    for sizes in ((-1, -4), (2**16,) * 4, (2**31 - 1,) * 255):
+        header = struct.pack(f">BBBB{len(sizes)}i", 0, 0, 8, len(sizes), *sizes)
+        path.write_bytes(gzip.compress(header + bytes(4)))
+        with pytest.raises(DataError, match=r"cut off; it should hold .* values and has 4 bytes"):
+            load("mnist", small_mnist)
 
 
 def test_the_published_mnist(published: Callable[[str], Path]) -> None:
@@ -198,6 +223,15 @@ def test_images_that_are_missing_or_none(tmp_path: Path) -> None:
     archive.write_bytes(archive.read_bytes()[:-30])
     with pytest.raises(DataError, match="cannot be read"):
         load("celeba", other)
+
+
+@pytest.mark.parametrize("identity", ["²", "1" + "0" * 30])
+def test_an_identity_is_a_number(tmp_path: Path, identity: str) -> None:
+    write_celeba(tmp_path, zipped=False)
+    path = tmp_path / "celeba" / "identity_CelebA.txt"
+    path.write_text(path.read_text().replace(" 8", f" {identity}"), encoding="utf-8")
+    with pytest.raises(DataError, match=r"does not say who is on|not a text file"):
+        load("celeba", tmp_path)
 
 
 def test_the_whole_of_celeba_has_its_identities(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -340,6 +374,25 @@ def test_reviews_that_are_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         load("movie_reviews", tmp_path)
 
 
+def test_markup_that_never_ends_takes_no_time(tmp_path: Path) -> None:
+    began = time.process_time()
+    assert movie_reviews.tokens("good <b>film</b> " + "<" * 100_000) == ["good", "film"]
+    assert movie_reviews.tokens("<" * 100_000 + "b> one < two <i> three") == ["one", "three"]
+    assert time.process_time() - began < 1
+
+
+def test_sources_are_numbered_by_name_and_may_be_long(tmp_path: Path) -> None:
+    rows = [(f"text{number}", number % 2) for number in range(4)]
+    write_reviews(tmp_path, rows)
+    path = tmp_path / "movie_reviews" / "reviews.csv"
+    names = ["z" * 100_000, "b", "z" * 100_000, "é"]
+    path.write_text(
+        "text,label,source\n"
+        + "\n".join(f"{text},{label},{name}" for (text, label), name in zip(rows, names, strict=True))
+    )
+    assert load("movie_reviews", tmp_path).ids.tolist() == [1, 0, 1, 2]
+
+
 def test_the_published_reviews(published: Callable[[str], Path]) -> None:
     samples = load("movie_reviews", published("movie_reviews"))
     assert torch.bincount(samples.targets).tolist() == [16_765, 16_765]
@@ -365,18 +418,25 @@ def test_femnist(tmp_path: Path) -> None:
     assert load("femnist", tmp_path).test_from is None
 
 
+def leaf(pixels: list[float], label: int) -> str:
+    """A file with one image of one writer."""
+    return json.dumps({"users": ["a"], "num_samples": [1], "user_data": {"a": {"x": [pixels], "y": [label]}}})
+
+
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
         ("{", "not a data file of LEAF"),
         ("[]", "not a data file of LEAF"),
         ('{"users": ["a"], "num_samples": [2], "user_data": {"a": {"x": [[0]], "y": [1]}}}', "a should have 2 images"),
-        (
-            json.dumps({"users": ["a"], "num_samples": [1], "user_data": {"a": {"x": [[0] * 784], "y": [62]}}}),
-            "not 0 to 61",
-        ),
+        (leaf([0] * 784, 62), "not 0 to 61"),
         ('{"users": ["a"], "num_samples": [], "user_data": {}}', "not a data file of LEAF"),
         ('{"users": ["a"], "num_samples": [1], "user_data": {}}', "not a data file of LEAF"),
+        ('{"users": [], "num_samples": [], "user_data": {}}', "its files hold no samples"),
+        (leaf([0.5] * 784, 10**30), "too large"),
+        (leaf([float("nan")] * 784, 1), "a has a pixel that is not between 0 and 1"),
+        (leaf([256.0] * 784, 1), "a has a pixel that is not between 0 and 1"),
+        ("[" * 100_000, "not a data file of LEAF"),
     ],
 )
 def test_femnist_that_is_damaged(tmp_path: Path, content: str, reason: str) -> None:

@@ -10,10 +10,12 @@ import pytest
 import torch
 
 import clientwise as cw
-from clientwise.data.datasets import DATASETS, digits
+from clientwise.data.datasets import DATASETS, DataError, digits
 from clientwise.data.federated import Samples
 from clientwise.errors import ConfigError
+from clientwise.experiment import build, validation
 from clientwise.experiment.build import build_data, load_samples
+from clientwise.experiment.describe import describe
 from clientwise.experiment.validation import validate
 
 
@@ -69,6 +71,41 @@ def test_by_id_the_data_say_how_many_clients_there_are(split: dict[str, Any], tm
     split["partition"]["minimum"] = 100
     with pytest.raises(ConfigError, match="partition: 0 of 30 ids have at least 100 samples"):
         cw.run(split, tmp_path / "other")
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        (["hostile=[{clients=1000000000,attack='noise'}]"], "clients: 1000000000 hostile clients of 6: too many"),
+        (["partition={name='shards',clients=6,per_client=1000000000}"], "partition: 6 clients with 1,000,000,000 sh"),
+        (["model={name='mlp',hidden=[1000000,1000000]}"], "model: has 1,000,076,000,010 parameters: training takes 8"),
+        (["model={name='cnn',channels=[100000,100000]}"], "model: convolution 2 makes 1,600,000 values of a sample"),
+    ],
+)
+def test_what_check_refuses_for_its_size(tiny: dict[str, Any], changes: list[str], reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason.replace("[", r"\[")):
+        describe(cw.load(tiny, changes))
+
+
+def test_check_refuses_what_exceeds_the_memory_there_is(tiny: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(validation, "memory", lambda: 10**6)
+    tiny["methods"] = [{"name": "a", "training": {"epochs": 500}, "fine_tune": {"epochs": 1}}]
+    with pytest.raises(ConfigError, match=r"methods\[0\].training.epochs: the order of .* samples in 500 epochs takes"):
+        describe(cw.load(tiny))
+
+
+def test_a_large_network_is_described_without_drawing_its_numbers(
+    tiny: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small = describe(cw.load(tiny))
+    monkeypatch.setattr(build, "LARGE", 100)
+    monkeypatch.setattr(build, "seeded_default_generator", None)  # would be called
+    assert describe(cw.load(tiny)) == small
+
+
+def test_errors_about_data_name_the_config_and_its_key(tiny: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"^config: data: .*train-images-idx3-ubyte.* is missing; put the four files"):
+        load_samples(cw.load(tiny | {"data": "mnist", "data_dir": str(tmp_path)}))
 
 
 @pytest.mark.parametrize(

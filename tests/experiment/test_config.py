@@ -273,3 +273,71 @@ def test_the_official_test_split_is_a_server_set(tiny: dict[str, Any]) -> None:
     assert load_experiment(tiny).server_holds_samples
     tiny["evaluation"] = {"official_test": "sever"}
     assert "'pooled', 'server' or 'clients'" in dict(issues(tiny))["evaluation.official_test"]
+
+
+# What no config can mean ------------------------------------------------------------------------------------------
+
+LEAST = """name = "least"
+rounds = 1
+data = "digits"
+model = "linear"
+partition = { name = "iid", clients = 3 }
+"""
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("x = " + "[" * 5_000 + "]" * 5_000, "not valid TOML: brackets are nested too deep"),
+        ("x = " + "[" * 40 + "]" * 40, "x: is nested more than 32 deep"),
+        ("a." * 20_000 + "b = 1", "not valid TOML: a key of more than 32 parts"),
+        ("[" + '"a" . ' * 20_000 + "b]", "not valid TOML: a key of more than 32 parts"),
+        ("x = " + "9" * 5_000, "not valid TOML: an integer of too many digits; integers of a config go up to 9,223"),
+        (f"training.epochs = {10**30}", "training.epochs: is too large; integers of a config go up to 9,223"),
+        (f"seeds = [1, {2**63}]", r"seeds\[1\]: is too large"),
+        ("#" * 2**21, "is larger than 1,048,576 bytes: not a config"),
+        ('device = "cuda:99999999999"', "device: string should match pattern"),
+        ("training.epochs = 1000000000", "training.epochs: input should be less than or equal to 10000"),
+        ("training.learning_rate = 1e308", "training.learning_rate: input should be less than or equal to 10{30}, got"),
+        ("workers = 1000000", "workers: input should be less than or equal to 1024"),
+        (f"seeds = {list(range(20_000))}", "seeds: list should have at most 10000 items"),
+        (f"methods = [{{name = '{'é' * 101}'}}]", r"methods\[0\].name: a name has 1 to 200 bytes"),
+        ('methods = [{name = "a\\nb"}]', "and no control characters"),
+    ],
+)
+def test_what_no_config_can_mean(tmp_path: Path, line: str, reason: str) -> None:
+    path = tmp_path / "config.toml"
+    path.write_text(LEAST + line, encoding="utf-8")
+    with pytest.raises(ConfigError, match=reason) as caught:
+        load_experiment(path)
+    assert all(len(message) <= 600 for _, message in caught.value.issues)
+
+
+def test_dictionaries_have_the_same_bounds(tiny: dict[str, Any]) -> None:
+    assert issues(tiny | {"rounds": 10**30}) == [
+        ("rounds", "is too large; integers of a config go up to 9,223,372,036,854,775,807")
+    ]
+    endless: dict[str, Any] = {}
+    endless["again"] = endless
+    assert issues(tiny | {"x": endless}) == [("x", "is nested more than 32 deep")]
+    assert issues(tiny, "rounds=" + "[" * 3_000)[0][0] == "rounds"
+    assert issues(tiny, "a." * 5_000 + "b=1") == [("a", "is nested more than 32 deep")]
+
+
+def test_of_many_mistakes_the_first_hundred_are_told(tiny: dict[str, Any]) -> None:
+    found = issues(tiny | {f"x{number}": 1 for number in range(5_000)})
+    assert len(found) == 101
+    assert found[-1] == ("", "and 4,900 more like these")
+
+
+def test_long_values_are_shortened_where_they_are_told_of(tiny: dict[str, Any]) -> None:
+    ((_, message),) = issues(tiny | {"rounds": "9" * 100_000})
+    assert message.startswith("input should be a valid integer, got '999")
+    assert message.endswith("999'")
+    assert len(message) == 600
+
+
+def test_a_plugin_that_exits_does_not_end_the_command(tiny: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "leaving.py").write_text("import sys\nsys.exit(0)\n")
+    ((key, message),) = issues(tiny | {"plugins": ["leaving"], "plugin_dir": str(tmp_path)})
+    assert (key, message) == ("plugins[0]", "importing 'leaving' failed: SystemExit: 0")

@@ -74,6 +74,11 @@ def test_what_cannot_be_run_is_refused(config: dict[str, Any], change: dict[str,
         load_matrix(config)
 
 
+def test_a_matrix_is_a_table(config: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"config: matrix: input should be a valid dictionary.*, got 'x'"):
+        load_matrix(config | {"matrix": "x"})
+
+
 def test_hostile_clients_are_the_matrix_s_business(config: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=r"hostile: does not go with \[matrix\]"):
         load_matrix(config | {"hostile": [{"clients": 1, "attack": "noise"}]})

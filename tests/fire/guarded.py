@@ -19,6 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 SECONDS = 5.0  # of CPU, for one case
+WAITING = 60  # seconds by the clock, for one case
 ADDRESSES = 6 * 2**30  # bytes a process may ask for
 RESIDENT = 2**30  # bytes a case may use
 
@@ -32,8 +33,8 @@ def faults(function: str, cases: Sequence[str], processes: int = 1, **environmen
             ended, result = _try(function, todo, environment)
             found |= {case: what for case, what in zip(todo, ended, strict=False) if what}
             if len(ended) < len(todo):
-                reason = f"over {SECONDS:.0f} s" if result == -signal.SIGPROF else f"the process ended with {result}"
-                found[todo[len(ended)]] = reason
+                late = {-signal.SIGPROF: f"over {SECONDS:.0f} s of CPU", -signal.SIGALRM: f"over {WAITING} s"}
+                found[todo[len(ended)]] = late.get(result, f"the process ended with {result}")
             todo = todo[len(ended) + 1 :]
         return found
 
@@ -72,12 +73,14 @@ def _main(function: str) -> None:
     _peak()
     for case in sys.stdin.read().split("\n"):
         before, what = _peak(), ""
-        signal.setitimer(signal.ITIMER_PROF, SECONDS)  # whose signal ends the process
+        signal.setitimer(signal.ITIMER_PROF, SECONDS)  # whose signals end the process
+        signal.alarm(WAITING)
         try:
             attempt(case)
         except BaseException:
             what = traceback.format_exc(limit=-3)
         signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.alarm(0)
         if (used := _peak() - before) > RESIDENT:
             what += f"used {used / 2**30:.1f} GB"
         answers.write(json.dumps(what) + "\n")

@@ -93,6 +93,19 @@ def test_a_reader_answers_after_the_last_word_wherever_the_text_was_filled_up() 
         MODELS.get("lstm")((1, 8, 8), 2)
 
 
+def test_layers_that_no_machine_could_compute() -> None:
+    with pytest.raises(ValueError, match="convolution 1 makes 784,000,000 values of a sample"):
+        MODELS.get("cnn")((1, 28, 28), 10, channels=[1_000_000])
+    with pytest.raises(ValueError, match="convolution 2 makes 156,800 values of a sample, of 150,000 products each"):
+        MODELS.get("cnn")((1, 28, 28), 10, channels=[6_000, 800])
+    with pytest.raises(ValueError, match="a convolution makes"):
+        MODELS.get("fully_convolutional")((3, 256, 256), 256 * 256, channels=[10_000])
+    with pytest.raises(ValueError, match="a layer makes"):
+        MODELS.get("lstm")((2_500,), 1, hidden=100_000)
+    options = {option.name: option.type for option in MODELS.options("lstm")}
+    assert options["layers"].__metadata__[1].le == 32
+
+
 def test_dropout_between_the_layers_of_a_reader_begins_with_the_same_model() -> None:
     texts = torch.randint(20, (5, 6), generator=torch.Generator().manual_seed(1)).float()
     plain, dropped = (_seeded("lstm", (6,), 2, words=20, layers=3, dropout=dropout) for dropout in (0.0, 0.5))

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -33,6 +32,7 @@ class Cohort:
         self.seconds = torch.zeros(0)
         self.judged = 0  # models judged so far
         self._server_model: Tensor | None = None  # the global one, trained on the server's set
+        self._moved: Tensor | None = None  # how far every client's model moved, once all are there
         self._expected, self._seen = frozenset(asked), set[int]()
         self._state, self._method, self._plan, self._engine = state, method, plan, engine
         self._aggregator = self._make_aggregator()
@@ -167,8 +167,8 @@ class Cohort:
         ruled = (method.rule or mean)(gathered.updates, weights, self._state.rule_state)
         return replace(ruled, influence=ruled.influence @ shares)
 
-    @cached_property
-    def _gathered(self) -> Gathered:
+    @property
+    def _gathered(self) -> Gathered:  # not kept: it leads back here, and a circle would keep all models for a while
         method, state = self._method, self._state
         return Gathered(
             client_ids=tuple(self.client_ids),
@@ -195,8 +195,10 @@ class Cohort:
 
     def _updates(self) -> Tensor:
         """How far every client's model moved [n, d]; for parts that need the models."""
-        assert isinstance(self._aggregator, Stack)
-        return torch.stack(self._aggregator.models) - self._state.model
+        if self._moved is None:
+            assert isinstance(self._aggregator, Stack)
+            self._moved = torch.stack(self._aggregator.models) - self._state.model
+        return self._moved
 
     def updated_memory(self) -> dict[str, Tensor]:
         """What the criteria remember of everyone after the round; see `criteria.trust`."""

@@ -19,7 +19,7 @@ def issues_of(error: ValidationError, known: Mapping[tuple[str, ...], list[str]]
     details = error.errors(include_url=False)
     for detail in details[:MOST_ISSUES]:
         # Pydantic ends the place of a failed union with the name of the type it tried: not a key of the config.
-        *path, last = detail["loc"]
+        *path, last = detail["loc"] or ("",)  # nothing: all of it
         place = [step for step in path if not (isinstance(step, str) and ("[" in step or step in _TYPE_TAGS))]
         if detail["type"] in ("extra_forbidden", "missing") or not (
             isinstance(last, str) and ("[" in last or last in _TYPE_TAGS)

@@ -127,7 +127,7 @@ def _read(path: Path) -> dict[str, Any]:
     """A config as it was written, unchecked: another run's plugins are none of our business."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError):
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError, OSError):
         return {}
 
 

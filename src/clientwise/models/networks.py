@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Annotated, Literal
 
 import torch
-from annotated_types import Gt, Le, MaxLen
+from annotated_types import Gt, Le, MaxLen, MinLen
 from torch import Tensor, nn
 
 from ..registry import Decay, PositiveInt, Registry
@@ -64,10 +64,10 @@ def cnn(
     depth, height, width = input_shape
     layers: list[nn.Module] = []
     for place, (before, after) in enumerate(pairwise([depth, *channels]), start=1):
-        layers += [nn.Conv2d(before, after, kernel, padding=padding), *([nn.ReLU()] if activation else [])]
         if padding == "valid":
             height, width = height - kernel + 1, width - kernel + 1
-        _check_layer(f"convolution {place}", after * height * width, before * kernel**2)
+        _check_layer(f"convolution {place}", after * height * width, before * kernel**2)  # before it takes memory
+        layers += [nn.Conv2d(before, after, kernel, padding=padding), *([nn.ReLU()] if activation else [])]
         if place % pool_every == 0:
             layers += [nn.MaxPool2d(2), *([nn.Dropout(dropout)] if dropout else [])]
             height, width = height // 2, width // 2
@@ -83,8 +83,8 @@ def fully_convolutional(
     input_shape: tuple[int, ...],
     num_outputs: int,
     *,
-    channels: Widths = (32, 64, 128),
-    middle: Widths = (512, 512),
+    channels: Annotated[Widths, MinLen(1)] = (32, 64, 128),
+    middle: Annotated[Widths, MinLen(1)] = (512, 512),
     batch_norm: bool = True,
 ) -> nn.Module:
     """Image in, image of the same size out: P3's counting network (3,727,105 parameters; the image sums to the count).

@@ -6,9 +6,11 @@ import asyncio
 import gzip
 import hashlib
 import ipaddress
+import math
 import re
 import secrets
 import socket
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -29,6 +31,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..errors import ClientwiseError, NotBegunError, RunError
+from ..runs.database import time_limit
 from ..runs.lock import is_locked
 from ..runs.reader import Run
 from ..runs.schema import DATABASE
@@ -41,6 +44,11 @@ from .html import ASSETS, asset, to_json
 # harmless: the check is against names of others that resolve to this machine, and an address resolves to itself.
 LOOPBACK_NAMES = ("127.0.0.1", "localhost", "[::1]", "::1", "[")
 MAX_CACHED = 32  # documents
+REST, MOST_REST = 20, 15.0  # an answer holds for so many times what it took, and seconds: reading must not slow a run
+DOCUMENT_SECONDS, ROW_SECONDS = (
+    20.0,
+    2.0,
+)  # of processor time, to read what a page shows and what a line of the list does
 MAX_COMPARED = 20  # runs on one page
 HEADERS = {
     "Content-Security-Policy": (
@@ -112,17 +120,22 @@ def make_app(folders: Sequence[Path], token: str | None = None) -> Starlette:
         return _pick(request, await runs.document(_names(request)), {"Cache-Control": "no-store"}, "application/json")
 
     async def version(request: Request) -> Response:
-        return _json(to_json((await run_in_threadpool(runs.standing, _names(request))).as_json()))
+        standing, again = await runs.standing(_names(request))
+        return _json(to_json({**standing.as_json(), "again": again}))
 
     async def audit(request: Request) -> Response:
-        kind, query = request.url.path.rpartition("/")[2], request.query_params
+        kind, query = _path(request).rpartition("/")[2], request.query_params
         try:
             method, seed, number = query["method"], _whole(query["seed"]), _whole(query[kind])
         except (KeyError, ValueError):
             raise RunError(f"an audit needs method, seed and {kind}, the last two as whole numbers") from None
         show = views.audit_round if kind == "round" else views.audit_client
-        found = await run_in_threadpool(lambda: show(runs.open(request.path_params["id"]), method, seed, number))
-        return _json(to_json(as_json(found)))
+
+        def found() -> Document:
+            with time_limit(DOCUMENT_SECONDS):
+                return show(runs.open(request.path_params["id"]), method, seed, number)
+
+        return _json(to_json(as_json(await run_in_threadpool(found))))
 
     routes = [
         Route("/", page),
@@ -168,14 +181,23 @@ class Standing:
         return {"state": self.state, **without_none(asdict(self))}
 
 
+@dataclass(frozen=True)
+class _Answer:
+    """What is told of runs, to all who ask until it is to be looked at again."""
+
+    standing: Standing
+    document: _Packed | None  # None: nobody has asked for more than how far it is
+    again: float  # by the clock
+
+
 class _Runs:
     """The run folders, looked up by id, and the documents made of them. No path ever comes from a request."""
 
     def __init__(self, folders: Sequence[Path]) -> None:
         self._folders = [folder.resolve() for folder in folders]
-        self._cached: OrderedDict[tuple[str, ...], tuple[str, _Packed]] = OrderedDict()  # ids: version, JSON
+        self._answers: OrderedDict[tuple[str, ...], _Answer] = OrderedDict()  # by ids; none: the list of all
+        self._making: dict[tuple[str, ...], asyncio.Task[_Answer]] = {}  # one at a time of each
         self._rows: dict[Path, tuple[str, list[Content]]] = {}  # of the list of runs: version, row
-        self._locks: dict[tuple[str, ...], asyncio.Lock] = {}  # of the documents that are being made
 
     def find(self) -> dict[str, Path]:
         """All run folders by id: what was given, or what lies in it."""
@@ -200,8 +222,52 @@ class _Runs:
         """The run with this id, under this id."""
         return Run(self.folder(name), name)
 
-    def standing(self, names: Sequence[str]) -> Standing:
-        """The version of what is shown, and how far it is; cheap, for it is asked every second."""
+    async def standing(self, names: Sequence[str]) -> tuple[Standing, float]:
+        """The version of what is shown, and how far it is; and in how many seconds there may be something new."""
+        answer = await self._answer(tuple(names), whole=False)
+        return answer.standing, max(0.0, answer.again - time.monotonic())
+
+    async def document(self, names: Sequence[str]) -> _Packed:
+        """The overview of runs, or the list of all."""
+        answer = await self._answer(tuple(names), whole=True)
+        assert answer.document is not None
+        return answer.document
+
+    async def _answer(self, names: tuple[str, ...], whole: bool) -> _Answer:
+        """What was told last, for a while and while it is made anew; whoever comes first makes it for all who wait."""
+        while True:
+            answer = self._answers.get(names)
+            if answer and (answer.document or not whole) and (names in self._making or time.monotonic() < answer.again):
+                return answer
+            if names not in self._making:
+                self._making[names] = asyncio.create_task(self._make(names, whole))
+            answer = await asyncio.shield(self._making[names])  # that one reader leaves is nothing to the others
+            if answer.document or not whole:
+                return answer
+
+    async def _make(self, names: tuple[str, ...], whole: bool) -> _Answer:
+        try:
+            answer = await run_in_threadpool(self._look, names, whole)
+            self._answers[names] = answer
+            self._answers.move_to_end(names)
+            if len(self._answers) > MAX_CACHED:
+                self._answers.popitem(last=False)
+            return answer
+        finally:
+            del self._making[names]  # known or not: anyone can ask for any name
+
+    def _look(self, names: tuple[str, ...], whole: bool) -> _Answer:
+        began, last = time.thread_time(), self._answers.get(names)
+        with time_limit(DOCUMENT_SECONDS if names else math.inf):  # of the list every line has a limit of its own
+            standing = self._standing(names)
+            document = last.document if last else None
+            is_old = document is None or last is None or last.standing.version != standing.version
+            if is_old and (whole or document is not None):  # also unasked: what is told to be new is there for all
+                document = self._build(names, standing)
+        rest = min(MOST_REST, REST * (time.thread_time() - began))
+        return _Answer(standing, document, time.monotonic() + rest)
+
+    def _standing(self, names: Sequence[str]) -> Standing:
         if not names:
             folders = self.find()
             version = _hashed([(name, _version(folder)) for name, folder in folders.items()])
@@ -212,26 +278,6 @@ class _Runs:
             return _progress(runs[0][1], version)
         running = any(_progress(folder, version).state == "running" for _, folder in runs)
         return Standing(version, "running" if running else "finished", f"{len(runs)} runs compared")
-
-    async def document(self, names: Sequence[str]) -> _Packed:
-        """The overview of runs, or the list of all; made anew only when something changed, and once for all readers."""
-        key = tuple(names)
-        lock = self._locks.setdefault(key, asyncio.Lock())
-        try:
-            async with lock:
-                standing = await run_in_threadpool(self.standing, names)
-                version, made = self._cached.get(key, ("", None))
-                if made is None or version != standing.version:
-                    made = await run_in_threadpool(self._build, names, standing)
-                    self._cached[key] = (standing.version, made)
-                    if len(self._cached) > MAX_CACHED:
-                        self._cached.popitem(last=False)
-                self._cached.move_to_end(key)
-            return made
-        finally:
-            # Anyone can ask for any name, so locks must not stay. Who waits for this one holds it; at worst a document
-            # is made twice.
-            self._locks.pop(key, None)
 
     def _build(self, names: Sequence[str], standing: Standing) -> _Packed:
         try:
@@ -249,7 +295,8 @@ class _Runs:
         """A line of the list, made once for each version of its run."""
         version, row = self._rows.get(folder, ("", []))
         if version != (now := _version(folder)):
-            row = views.run_row(folder, name)
+            with time_limit(ROW_SECONDS):
+                row = views.run_row(folder, name)
             self._rows[folder] = (now, row)
         return row
 
@@ -259,7 +306,7 @@ def _version(folder: Path) -> str:
     marks: list[object] = []
     for name in (DATABASE, f"{DATABASE}-wal"):
         try:
-            facts = (folder / name).stat()
+            facts = (folder / name).lstat()
         except OSError:
             continue
         if facts.st_size:  # an empty log is a reader's doing
@@ -269,7 +316,7 @@ def _version(folder: Path) -> str:
 
 def _modified(folder: Path) -> float:
     try:
-        return (folder / DATABASE).stat().st_mtime
+        return (folder / DATABASE).lstat().st_mtime
     except OSError:
         return 0.0
 
@@ -298,11 +345,17 @@ def _progress(folder: Path, version: str) -> Standing:
     return Standing(version, state, status, done, total)
 
 
+def _path(request: Request) -> str:
+    return str(
+        request.scope["path"]
+    )  # not of its `url`: that holds what the reader calls this host, which may be anything
+
+
 def _names(request: Request) -> list[str]:
     """The ids of the runs a request is about; none for the list of runs."""
     if "id" in request.path_params:
         return [request.path_params["id"]]
-    if "compare" not in request.url.path:
+    if "compare" not in _path(request):
         return []
     names = list(dict.fromkeys(request.query_params.getlist("run")))
     if not 0 < len(names) <= MAX_COMPARED:
@@ -322,7 +375,7 @@ def _json(text: str, status: int = 200) -> Response:
 
 
 def _error(request: Request, status: int, message: str) -> Response:
-    if request.url.path.startswith("/api/"):
+    if _path(request).startswith("/api/"):
         return _json(to_json({"error": message}), status)
     return PlainTextResponse(message, status)
 
@@ -407,7 +460,8 @@ class _Token:
         if scope["type"] != "http":
             return
         request = Request(scope)
-        cookie = f"clientwise-{request.url.port or 80}"  # cookies do not tell ports apart, and two servers may run
+        _, port = scope["server"]
+        cookie = f"clientwise-{port}"  # cookies do not tell ports apart, and two servers may run
         given = request.query_params.get("token")
         if not self._fits(given) and not self._fits(unquote(request.cookies.get(cookie, ""))):
             message = "This page needs a token: open the address that `clientwise serve` printed, with its ?token=..."

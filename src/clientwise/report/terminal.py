@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -99,6 +100,8 @@ def sparkline(values: Sequence[float]) -> str:
     count = min(SPARK_WIDTH, len(values))
     picked = [values[index * (len(values) - 1) // max(1, count - 1)] for index in range(count)]
     low, span = min(picked), (max(picked) - min(picked)) or 1.0
+    if not math.isfinite(span):
+        return ""  # no bar is high enough
     return "".join(BARS[min(len(BARS) - 1, int((value - low) / span * len(BARS)))] for value in picked)
 
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Annotated
 
+import torch
+from annotated_types import Ge, Le
 from pydantic import TypeAdapter, ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
@@ -22,7 +26,7 @@ from .files import write_atomically
 class _Scalars:
     """What of a `ServerState` is no tensor."""
 
-    round_num: int
+    round_num: Annotated[int, Ge(0), Le(10**9)]
     loss: Loss
     priority: tuple[str, ...] | None
     quality: float | None
@@ -34,16 +38,17 @@ _SCALARS = TypeAdapter(_Scalars)
 def save_checkpoint(path: Path, state: ServerState, engine_state: Mapping[str, Tensor]) -> None:
     """Write the state of a lane and of its engine. The old file is there until the new one is whole."""
     tensors = {**_tensors(state), **_prefixed("engine.", engine_state)}
-    scalars = _Scalars(state.round_num, state.loss, state.priority, state.quality)
+    scalars = json.dumps(asdict(_Scalars(state.round_num, state.loss, state.priority, state.quality)))
     content = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
-    write_atomically(path, save(content, {"state": json.dumps(asdict(scalars))}))
+    write_atomically(path, save(content, {"state": scalars, "fingerprint": _fingerprint(scalars, content)}))
 
 
 def load_checkpoint(path: Path, first: ServerState) -> tuple[ServerState, dict[str, Tensor]]:
     """The state of a lane and of its engine. It must fit the state in which this lane began."""
     try:
         with safe_open(path, framework="pt", device=str(first.model.device)) as file:
-            scalars = _SCALARS.validate_json((file.metadata() or {}).get("state", ""), strict=True)
+            about = file.metadata() or {}
+            scalars = _SCALARS.validate_json(about.get("state", ""), strict=True)
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, ValidationError, OSError) as error:
         raise _refused(path, f"not a checkpoint of clientwise ({str(error).splitlines()[0]})") from None
@@ -54,6 +59,8 @@ def load_checkpoint(path: Path, first: ServerState) -> tuple[ServerState, dict[s
         tensors[name] = tensors[name].to(expected.device)
     if not bool(tensors["model"].isfinite().all()):
         raise _refused(path, "damaged (its model has NaN or Inf)")
+    if "fingerprint" in about and about["fingerprint"] != _fingerprint(about["state"], tensors):  # old files have none
+        raise _refused(path, "damaged (it is not as it was written)")
     state = ServerState(
         round_num=scalars.round_num,
         model=tensors["model"],
@@ -77,6 +84,15 @@ def _tensors(state: ServerState) -> dict[str, Tensor]:
         **_prefixed("evidence.", state.evidence),
         **_prefixed("rule.", state.rule_state),
     }
+
+
+def _fingerprint(scalars: str, tensors: Mapping[str, Tensor]) -> str:
+    """Tells a file that was changed in any place from the one that was written."""
+    found = hashlib.sha256(scalars.encode())
+    for name, tensor in sorted(tensors.items()):
+        found.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
+        found.update(tensor.cpu().flatten().view(torch.uint8).numpy().data)
+    return found.hexdigest()
 
 
 def _prefixed(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 from ..errors import RunError
 
@@ -18,7 +20,7 @@ def locked(folder: Path) -> Iterator[None]:
     except ImportError:  # not a POSIX system: nothing to hold it with
         yield
         return
-    with (folder / ".lock").open("a") as file:
+    with _opened(folder, os.O_WRONLY | os.O_CREAT) as file:
         for last_try in (False, False, False, True):
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -35,10 +37,16 @@ def is_locked(folder: Path) -> bool:
     try:
         import fcntl
 
-        with (folder / ".lock").open() as file:
+        with _opened(folder, os.O_RDONLY) as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: those who look do not see each other
     except BlockingIOError:
         return True
     except (ImportError, OSError):  # nothing to tell it by, or no such file
         return False
     return False
+
+
+def _opened(folder: Path, flags: int) -> IO[bytes]:
+    """The file by which a folder is locked: not one elsewhere to which a link leads, nor a pipe that never opens."""
+    file = os.open(folder / ".lock", flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+    return os.fdopen(file, "wb" if flags & os.O_WRONLY else "rb")

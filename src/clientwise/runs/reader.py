@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
-import sqlite3
 import statistics
-from collections.abc import Hashable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Hashable, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 import numpy
-from pydantic import BaseModel, Field, Json, PositiveInt, TypeAdapter, ValidationError
+from pydantic import BaseModel, FailFast, Field, Json, PositiveInt, TypeAdapter, ValidationError
 
 from ..errors import NotBegunError, RunError
 from ..registry import suggest
+from .database import reading, time_limit
 from .lock import is_locked
 from .rows import (
     BestRound,
@@ -42,6 +40,8 @@ from .schema import DATABASE, SCHEMA_VERSION
 
 Row = TypeVar("Row", bound=tuple[Any, ...])
 T = TypeVar("T")
+MOST_SECONDS = 10.0  # of processor time, for one query
+MOST_ROWS = 2_000_000  # that one query finds
 CURVES = {"metric", "macro_f1", "loss", "local_mean", "local_p10", "local_p90"}
 CURVES |= {"attack_success", "testing_rounds", "seconds"}
 
@@ -84,7 +84,7 @@ def thinned(rows: list[T], max_points: int | None) -> list[T]:
 def is_finished(folder: Path) -> bool:
     """Whether all lanes of a run have ended."""
     try:
-        with _database(folder) as database:
+        with time_limit(MOST_SECONDS), reading(folder) as database:
             planned = database.execute("SELECT value FROM facts WHERE key = 'lanes'").fetchone()
             (ended,) = database.execute("SELECT COUNT(*) FROM lanes WHERE finished").fetchone()
             return bool(planned == (str(ended),))
@@ -121,6 +121,8 @@ class Run:
             )
         )
         self.lanes = self._rows(LaneRow, "SELECT lane, method, seed FROM lanes ORDER BY lane")
+        if len(self.lanes) > self.num_lanes:
+            raise RunError(f"{self.folder}: its database is damaged ({len(self.lanes)} lanes of {self.num_lanes})")
         self.finished = self._number("SELECT COUNT(*) FROM lanes WHERE finished") == self.num_lanes
 
     @property
@@ -131,15 +133,11 @@ class Run:
     @property
     def has_hostile(self) -> bool:
         """Whether any client of the run is hostile."""
-        return bool(self.query("SELECT 1 FROM clients WHERE hostile IS NOT NULL LIMIT 1"))
+        return bool(self._rows(tuple[int], "SELECT 1 FROM clients WHERE hostile IS NOT NULL LIMIT 1"))
 
     def query(self, sql: str, *values: Any) -> list[Any]:
-        """Rows of a query of your own against the run's database, as they are there."""
-        try:
-            with _database(self.folder) as database:
-                return database.execute(sql, values).fetchall()
-        except OverflowError:
-            raise RunError(f"{self.id}: has nothing of that number") from None
+        """Rows of a query of your own against the run's database, as they are there: all of them, unchecked."""
+        return self._fetch(sql, values, -1)
 
     def lane(self, method: str, seed: int) -> int:
         """The number of a method and seed in the database."""
@@ -562,14 +560,30 @@ class Run:
 
     def _column(self, kind: type[Row], column: str, method: str, seed: int, max_points: int | None) -> list[Row]:
         """A column of `rounds` where it is known, thinned."""
-        rows = self.query(
+        rows = self._limited(
             f"SELECT round_num, {column} FROM rounds WHERE lane = ? AND {column} IS NOT NULL ORDER BY round_num",
             self.lane(method, seed),
         )
         return self._checked(kind, thinned(rows, max_points))
 
     def _rows(self, kind: type[Row], sql: str, *values: object) -> list[Row]:
-        return self._checked(kind, self.query(sql, *values))
+        return self._checked(kind, self._limited(sql, *values))
+
+    def _limited(self, sql: str, *values: object) -> list[Any]:
+        """Rows of a query of ours; a database that makes it long or large is none of ours."""
+        with time_limit(MOST_SECONDS):
+            rows = self._fetch(sql, values, MOST_ROWS + 1)
+        if len(rows) > MOST_ROWS:
+            raise RunError(f"{self.folder}: its database is damaged (more than {MOST_ROWS:,} rows where few belong)")
+        return rows
+
+    def _fetch(self, sql: str, values: Sequence[object], most: int) -> list[Any]:
+        try:
+            with reading(self.folder) as database:
+                found = database.execute(sql, values)
+                return found.fetchall() if most < 0 else found.fetchmany(most)
+        except OverflowError:
+            raise RunError(f"{self.id}: has nothing of that number") from None
 
     def _number(self, sql: str) -> int:
         ((number,),) = self._rows(tuple[int], sql)
@@ -591,25 +605,5 @@ class Run:
 
 @cache
 def _checker(kind: Hashable) -> TypeAdapter[Any]:
-    """Checks a list of rows of a kind; made once, for it takes a while."""
-    return TypeAdapter(list[kind])  # type: ignore[valid-type]
-
-
-@contextmanager
-def _database(folder: Path) -> Iterator[sqlite3.Connection]:
-    """The database of a run, for reading; trouble with the file is a `RunError`, a wrong call is not."""
-    path = folder / DATABASE
-    try:
-        # Where nothing can be written, SQLite cannot even look after a log, and there is none to look after.
-        mode = "immutable=1" if not os.access(folder, os.W_OK) and not _has_log(path) else "mode=ro"
-        with closing(sqlite3.connect(f"{path.resolve().as_uri()}?{mode}", uri=True)) as database:
-            yield database
-    except sqlite3.ProgrammingError:
-        raise
-    except (sqlite3.DatabaseError, OSError) as error:
-        raise RunError(f"{folder}: its database cannot be read ({error})") from None
-
-
-def _has_log(path: Path) -> bool:
-    log = path.with_name(path.name + "-wal")
-    return log.exists() and log.stat().st_size > 0
+    """Checks a list of rows of a kind, up to the first that is wrong; made once, for it takes a while."""
+    return TypeAdapter(Annotated[list[kind], FailFast()])  # type: ignore[valid-type, arg-type]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy
@@ -13,8 +14,9 @@ from torch import Tensor
 
 from ..core.metrics import macro_f1, per_class_f1
 from ..core.types import Evaluation, Problem, RoundRecord, ServerState
-from ..errors import RunError
+from ..errors import RunError, shortened
 from .checkpoint import load_checkpoint, save_checkpoint
+from .database import DAMAGE, refuse_links, refuse_programs
 from .schema import DATABASE, SCHEMA, SCHEMA_VERSION
 
 
@@ -24,17 +26,48 @@ class Store:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._checkpoints = folder / "checkpoints"
-        self._checkpoints.mkdir(parents=True, exist_ok=True)
-        self._database = sqlite3.connect(folder / DATABASE)
+        refuse_links(folder)
+        with self._explained():
+            self._checkpoints.mkdir(parents=True, exist_ok=True)
+            self._database = sqlite3.connect(folder / DATABASE)
         try:
-            self._database.execute("PRAGMA journal_mode = WAL")
-            self._database.execute("PRAGMA synchronous = NORMAL")
+            self._refuse_what_cannot_be_added_to()
+            with self._explained():
+                self._database.execute("PRAGMA journal_mode = WAL")
+                self._database.execute("PRAGMA synchronous = NORMAL")
+                self._database.executescript(f"{SCHEMA} PRAGMA user_version = {SCHEMA_VERSION};")
+        except BaseException:
+            self._database.close()
+            raise
+
+    def _refuse_what_cannot_be_added_to(self) -> None:
+        try:
+            refuse_programs(self._database)
             (version,) = self._database.execute("PRAGMA user_version").fetchone()
             if version not in (0, SCHEMA_VERSION):
-                raise RunError(f"{folder}: was made by another version of clientwise; finish it with that one")
-            self._database.executescript(f"{SCHEMA} PRAGMA user_version = {SCHEMA_VERSION};")
-        except sqlite3.DatabaseError as error:
-            raise RunError(f"{folder}: its database cannot be read ({error}); choose another --out") from None
+                raise RunError(f"{self.folder}: was made by another version of clientwise; finish it with that one")
+            (found,) = self._database.execute("PRAGMA quick_check(1)").fetchone()
+            if found != "ok":
+                raise sqlite3.DatabaseError(shortened(found, 200))
+        except DAMAGE as error:
+            raise RunError(f"{self.folder}: its database cannot be read ({error}); choose another --out") from None
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        """What keeps files from being used, a full disk above all, is told in a line; a fault of ours is not."""
+        try:
+            yield
+        except sqlite3.ProgrammingError:
+            raise
+        except (*DAMAGE, OSError) as error:
+            reason = error.strerror if isinstance(error, OSError) else error
+            message = f"{self.folder}: its files cannot be used ({reason}); what is in them is kept"
+            raise RunError(f"{message}: once that is mended, go on with --resume") from error
+
+    @contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        with self._explained(), self._database as database:
+            yield database
 
     def close(self) -> None:
         """Close the database."""
@@ -42,7 +75,7 @@ class Store:
 
     def set_facts(self, facts: Mapping[str, object]) -> None:
         """Facts about the whole run, for whoever reads it."""
-        with self._database as database:
+        with self._transaction() as database:
             rows = [(key, json.dumps(value)) for key, value in facts.items()]
             database.executemany("INSERT OR REPLACE INTO facts VALUES (?, ?)", rows)
 
@@ -58,7 +91,7 @@ class Store:
         known: Sequence[str | None] = names if names is not None else [None] * len(num_train)
         everyone = zip(known, num_train, num_test, strict=True)
         rows = [(seed, client, *facts, hostile.get(client)) for client, facts in enumerate(everyone)]
-        with self._database as database:
+        with self._transaction() as database:
             database.executemany(
                 """INSERT OR REPLACE INTO clients (seed, client, name, num_train, num_test, hostile)
                    VALUES (?, ?, ?, ?, ?, ?)""",
@@ -67,36 +100,39 @@ class Store:
 
     def open_lane(self, method: str, seed: int) -> int:
         """The lane of a method and seed."""
-        with self._database as database:
+        with self._transaction() as database:
             database.execute("INSERT OR IGNORE INTO lanes (method, seed) VALUES (?, ?)", (method, seed))
-        row = self._database.execute("SELECT lane FROM lanes WHERE method = ? AND seed = ?", (method, seed))
-        return int(row.fetchone()[0])
+            row = database.execute("SELECT lane FROM lanes WHERE method = ? AND seed = ?", (method, seed))
+            return int(row.fetchone()[0])
 
     def is_lane_finished(self, method: str, seed: int) -> bool:
         """Whether a method has run all its rounds with this seed."""
-        row = self._database.execute("SELECT finished FROM lanes WHERE method = ? AND seed = ?", (method, seed))
-        return bool((row.fetchone() or (0,))[0])
+        with self._explained():
+            row = self._database.execute("SELECT finished FROM lanes WHERE method = ? AND seed = ?", (method, seed))
+            return (row.fetchone() or (0,))[0] == 1
 
     def finish_lane(self, lane: int) -> None:
         """Mark a lane as finished."""
-        with self._database as database:
+        with self._transaction() as database:
             database.execute("UPDATE lanes SET finished = 1 WHERE lane = ?", (lane,))
 
     def check_fact(self, key: str, value: object) -> None:
         """Write a fact, or make sure that it is still what it was when the run began."""
-        row = self._database.execute("SELECT value FROM facts WHERE key = ?", (key,)).fetchone()
-        if row is not None and json.loads(row[0]) != value:
+        with self._explained():
+            row = self._database.execute("SELECT value FROM facts WHERE key = ?", (key,)).fetchone()
+        if row is not None and row[0] != json.dumps(value):
             raise RunError(f"{self.folder}: cannot be resumed with other data ({key} differs from when it began)")
         self.set_facts({key: value})
 
     def forget_after(self, lane: int, round_num: int) -> None:
         """Drop the rounds after a checkpoint: they are run again, and come out the same."""
-        (kept,) = self._database.execute(
-            "SELECT COUNT(*) FROM rounds WHERE lane = ? AND round_num <= ?", (lane, round_num)
-        ).fetchone()
-        if kept != round_num:
-            raise RunError(f"{self.folder}: its database has {kept} of the {round_num} rounds before the checkpoint")
-        with self._database as database:
+        with self._transaction() as database:
+            (kept,) = database.execute(
+                "SELECT COUNT(*) FROM rounds WHERE lane = ? AND round_num <= ?", (lane, round_num)
+            ).fetchone()
+            if kept != round_num:
+                missing = f"its database has {kept} of the {round_num} rounds before the checkpoint"
+                raise RunError(f"{self.folder}: {missing}; choose another --out")
             for table in ("rounds", "participants", "criteria", "local", "best"):
                 database.execute(f"DELETE FROM {table} WHERE lane = ? AND round_num > ?", (lane, round_num))
 
@@ -106,7 +142,7 @@ class Store:
         """One round, in one transaction."""
         # Without a reporting set, what the honest clients measured.
         shown = record.report or (_of_honest(record.local, hostile) if record.local else None)
-        with self._database as database:
+        with self._transaction() as database:
             database.execute(
                 f"INSERT INTO rounds VALUES ({', '.join('?' * 21)})",
                 _round_row(lane, record, shown, problem, hostile, seconds),
@@ -120,7 +156,9 @@ class Store:
             database.executemany("INSERT INTO local VALUES (?, ?, ?, ?, ?)", _local(lane, record))
 
     def _write_if_best(self, lane: int, round_num: int, metric: float, right: Tensor) -> None:
-        (before,) = self._database.execute("SELECT MAX(metric) FROM best WHERE lane = ?", (lane,)).fetchone()
+        (before,) = self._database.execute(
+            "SELECT MAX(CAST(metric AS REAL)) FROM best WHERE lane = ?", (lane,)
+        ).fetchone()
         if before is None or metric > before:
             row = (lane, round_num, metric, len(right), numpy.packbits(right.numpy()).tobytes())
             self._database.execute("INSERT INTO best VALUES (?, ?, ?, ?, ?)", row)
@@ -143,10 +181,11 @@ class Store:
     def save_checkpoint(self, lane: int, state: ServerState, engine_state: Mapping[str, Tensor]) -> None:
         """All that a lane needs to go on. The old checkpoint is there until the new one is whole."""
         # The database must not be behind the checkpoint, not even after a power cut.
-        self._database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-        save_checkpoint(self._checkpoint(lane), state, engine_state)
+        with self._explained():
+            self._database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            save_checkpoint(self._checkpoint(lane), state, engine_state)
         # Nobody goes back behind this checkpoint: of the rounds before it, the best will do.
-        with self._database as database:
+        with self._transaction() as database:
             database.execute(
                 """DELETE FROM best WHERE lane = :lane
                    AND round_num < (SELECT MAX(round_num) FROM best WHERE lane = :lane AND round_num <= :until)""",

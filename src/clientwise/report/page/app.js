@@ -710,7 +710,8 @@ async function followDocument() {
       }
       showTrouble("");
       failures = 0;
-      pause = Math.max(1000, 4 * (performance.now() - began)); // a large run is not to keep the server busy
+      // A large run is not to keep the server busy, which knows when there can be something new.
+      pause = Math.max(1000, 1000 * (standing?.again ?? 0), 4 * (performance.now() - began));
     } catch (error) {
       failures += 1;
       if (error instanceof Refusal) {

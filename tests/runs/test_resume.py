@@ -1,0 +1,159 @@
+"""What keeps a run from going on is a line that says what to do, and nothing is lost by it."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+import clientwise as cw
+import processes
+from clientwise.errors import RunError
+
+LANE = "checkpoints/lane-1.safetensors"
+
+
+@pytest.fixture
+def config(tiny: dict[str, Any]) -> dict[str, Any]:
+    return tiny | {"rounds": 6, "checkpoint_seconds": 0.0, "methods": [{"name": "FedAvg", "server_step": "adam"}]}
+
+
+@pytest.fixture
+def stopped(config: dict[str, Any], tmp_path: Path) -> Path:
+    """A run of which half of the rounds are done."""
+
+    def stop(progress: cw.Progress) -> None:
+        if progress.done == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        cw.run(config, tmp_path / "stopped", on_round=stop)
+    return tmp_path / "stopped"
+
+
+def left(folder: Path) -> tuple[dict[str, bytes], list[Any]]:
+    """The model and the rest of the checkpoint, and what was recorded, without the times."""
+    tensors = {name: tensor.numpy().tobytes() for name, tensor in load_file(folder / LANE).items()}
+    return tensors, cw.Run(folder).query("SELECT round_num, metric, loss FROM rounds ORDER BY 1")
+
+
+def rewrite(path: Path, change: Callable[[dict[str, torch.Tensor], dict[str, str]], object]) -> None:
+    with safe_open(path, framework="pt") as file:
+        about, tensors = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    change(tensors, about)
+    save_file(tensors, path, about)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda tensors, about: tensors.update(model=tensors["model"][1:].clone()), r"model is of \[649\], not of"),
+        (lambda tensors, about: tensors["model"][7:].fill_(torch.nan), "its model has NaN or Inf"),
+        (lambda tensors, about: tensors["step.first"].fill_(torch.nan), "it is not as it was written"),
+        (lambda tensors, about: tensors.update({"step.first": torch.zeros(3)}), "it is not as it was written"),
+        (lambda tensors, about: tensors.pop("step.first"), "it is not as it was written"),
+        (lambda tensors, about: about.update(state=about["state"].replace("3", "2", 1)), "it is not as it was written"),
+        (lambda tensors, about: about.update(state=about["state"].replace("3", str(10**30))), "not a checkpoint"),
+    ],
+)
+def test_a_checkpoint_that_was_changed(
+    config: dict[str, Any], stopped: Path, change: Callable[..., object], reason: str
+) -> None:
+    rewrite(stopped / LANE, change)
+    changed = (stopped / LANE).read_bytes()
+    with pytest.raises(RunError, match=rf"lane-1\.safetensors: .*{reason}.*; delete it to start this lane again"):
+        cw.run(config, stopped, resume=True)
+    assert (stopped / LANE).read_bytes() == changed
+
+
+def test_a_checkpoint_from_before_they_had_a_fingerprint(config: dict[str, Any], stopped: Path, tmp_path: Path) -> None:
+    rewrite(stopped / LANE, lambda tensors, about: about.pop("fingerprint"))
+    assert left(cw.run(config, stopped, resume=True)) == left(cw.run(config, tmp_path / "whole"))
+
+
+@pytest.mark.parametrize("size", [0, 100, 4096, 20_000])
+def test_a_database_that_was_cut_off(config: dict[str, Any], stopped: Path, size: int) -> None:
+    path = stopped / "run.sqlite"
+    path.write_bytes(path.read_bytes()[:size])
+    before = (stopped / LANE).read_bytes()
+    with pytest.raises(
+        RunError, match=r"its database (cannot be read \(.*\)|has 0 of the 3 rounds .*); choose another"
+    ):
+        cw.run(config, stopped, resume=True)
+    assert (stopped / LANE).read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "odd",
+    ["CREATE TRIGGER t AFTER INSERT ON rounds BEGIN DELETE FROM lanes; END", "CREATE VIEW v AS SELECT 1", "ANALYZE"],
+)
+def test_a_database_with_more_in_it_than_tables_of_ours(config: dict[str, Any], stopped: Path, odd: str) -> None:
+    with closing(sqlite3.connect(stopped / "run.sqlite")) as database, database:
+        database.execute(odd)
+    with pytest.raises(RunError, match="is no table of this version of clientwise"):
+        cw.run(config, stopped, resume=True)
+    with pytest.raises(RunError, match="is no table of this version of clientwise"):
+        cw.Run(stopped)
+
+
+@pytest.mark.parametrize("name", ["run.sqlite", "run.sqlite-wal", "run.sqlite-shm"])
+def test_a_database_that_lies_elsewhere(config: dict[str, Any], stopped: Path, tmp_path: Path, name: str) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    (stopped / name).rename(elsewhere) if (stopped / name).exists() else elsewhere.write_bytes(b"precious")
+    (stopped / name).symlink_to(elsewhere)
+    before = elsewhere.read_bytes()
+    for use in (lambda: cw.run(config, stopped, resume=True), lambda: cw.Run(stopped)):
+        with pytest.raises(RunError, match=f"its {name} cannot be read .it is a link"):
+            use()
+    assert elsewhere.read_bytes() == before
+
+
+FULL = """
+import resource, signal, sys
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv.pop()),) * 2)
+from clientwise.cli import main
+main()
+"""
+POWERLESS = """
+import ctypes, struct
+nothing = struct.pack("6I", *[0] * 6)  # no capability: folders are read-only for root as well
+assert ctypes.CDLL(None).capset(struct.pack("Ii", 0x20080522, 0), nothing) == 0
+from clientwise.cli import main
+main()
+"""
+
+
+@pytest.mark.parametrize("more", [-100, 30_000])
+def test_a_disk_that_is_full(config: dict[str, Any], stopped: Path, tmp_path: Path, more: int) -> None:
+    """No file can grow over a size that is reached at once, or after a while."""
+    size = max((stopped / name).stat().st_size for name in ("run.sqlite", LANE))
+    done = processes.run(FULL, "run", stopped, "--resume", "--set", "rounds=6", size + more)
+    assert done.returncode == 2 or more > 0
+    if done.returncode:
+        assert done.stderr.startswith(f"error: {stopped}: its files cannot be used ("), done.stderr
+        assert done.stderr.count("\n") == 1
+    assert left(cw.run(config, stopped, resume=True)) == left(cw.run(config, tmp_path / "whole"))
+
+
+def test_a_folder_that_is_read_only(config: dict[str, Any], stopped: Path, tmp_path: Path) -> None:
+    try:
+        for path in (stopped, stopped / "checkpoints", *stopped.rglob("*.s*"), stopped / ".lock"):
+            path.chmod(0o555)
+        done = processes.run(POWERLESS, "run", stopped, "--resume")
+        assert done.returncode == 2, done.stderr
+        assert "cannot be written to: Permission denied" in done.stderr
+        assert done.stderr.count("\n") == 1
+        shown = processes.run(POWERLESS, "show", stopped)  # looking is allowed
+        assert (shown.returncode, shown.stderr) == (0, "")
+    finally:
+        for path in (stopped, *stopped.rglob("*"), stopped / ".lock"):
+            path.chmod(0o755)
+    assert left(cw.run(config, stopped, resume=True)) == left(cw.run(config, tmp_path / "whole"))
