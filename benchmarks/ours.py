@@ -49,9 +49,12 @@ def config(work: Work, rounds: int, **options: object) -> dict[str, object]:
     }
 
 
-def seconds_per_round(work: Work, rounds: int, warmup: int = WARMUP, **options: object) -> list[float]:
+def seconds_per_round(
+    work: Work, rounds: int, warmup: int = WARMUP, data: FederatedData | None = None, **options: object
+) -> list[float]:
     """Wall-clock seconds between the ends of rounds."""
     ends: list[float] = []
+    data = data or federated(work)
 
     def note(progress: object) -> None:
         if torch.cuda.is_available():
@@ -60,7 +63,7 @@ def seconds_per_round(work: Work, rounds: int, warmup: int = WARMUP, **options: 
 
     with tempfile.TemporaryDirectory() as folder:
         # One more than is timed: a round is told of while the next one trains, and the last has no next one.
-        cw.run(config(work, rounds + warmup + 1, **options), Path(folder) / "run", data=federated(work), on_round=note)
+        cw.run(config(work, rounds + warmup + 1, **options), Path(folder) / "run", data=data, on_round=note)
     return [after - before for before, after in zip(ends[warmup - 1 : -1], ends[warmup:-1], strict=False)]
 
 

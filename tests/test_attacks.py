@@ -203,7 +203,9 @@ def test_no_attack_ends_a_run_and_all_resume_to_the_same_bits(config: dict[str, 
     assert not any("stays as it was" in note for record in records for note in record.notes)
 
 
-@pytest.mark.parametrize("name", ["alie", "min_max", "unnoticed", "exaggerate", "free_rider", "noise", "pixel_backdoor"])
+@pytest.mark.parametrize(
+    "name", ["alie", "min_max", "unnoticed", "exaggerate", "free_rider", "noise", "pixel_backdoor"]
+)
 def test_an_attack_does_not_depend_on_how_a_cohort_is_cut(config: dict[str, Any], name: str) -> None:
     whole, cut = (sent(Federation(attacked(config, name), chunk_size=size)) for size in (6, 2))
     for client in range(6):
