@@ -22,7 +22,7 @@ from clientwise.experiment.schema import make
 from clientwise.models.networks import MODELS
 
 FOLDER = Path(__file__).parents[1] / "experiments"
-MATRICES = sorted(FOLDER.glob("arena*.toml"))
+MATRICES = [path for path in sorted(FOLDER.glob("*.toml")) if "[matrix]" in path.read_text(encoding="utf-8")]
 FILES = {path.stem: path for path in sorted(FOLDER.glob("*.toml")) if path not in MATRICES}
 PAPERS = {
     "p1-mnist-iid",

@@ -68,9 +68,9 @@ def test_what_would_change_a_weight_is_said_of_the_prior(moved: cw.Run) -> None:
 def test_the_explanation_names_all_that_moved_the_weights(moved: cw.Run) -> None:
     assert audit(moved, "all of it", 1, 5).explanation == (
         "Prior weight = score / sum of scores; the score is prioritized in the order dataset_size > label_diversity of "
-        "dataset_size, label_diversity. The weight is moved by the evidence significance (threshold 3.0, strength 0.5, "
-        "step 0.1) and then by the bounds (cap 20%, floor 2%). z is what the evidence says against a client, in "
-        "standard errors. Influence is what clip (times 1.0) and then the rule multi_krum (hostile 0.3) made of the "
+        "dataset_size, label_diversity. The weight is moved by the evidence significance (threshold 2.0, slack 1.0, "
+        "strength 0.5, step 0.1) and then by the bounds (cap 20%, floor 2%). z is what the evidence says against a "
+        "client, in standard errors. Influence is what clip (times 1.0) and then the rule multi_krum (hostile 0.3) made of the "
         "weight: the share of the result that came from the client."
     )
     assert audit(moved, "rule", 1, 5).explanation == (
@@ -85,9 +85,9 @@ def test_since_when_evidence_lowers_a_weight(moved: cw.Run) -> None:
     for client, last in rounds[-1].items():
         assert last.z is not None
         lowered = [row[client].posterior < row[client].prior * (1 - 1e-9) for row in rounds]
-        harmful = [number for number, row in enumerate(rounds, 1) if row[client].z > 3]
+        harmful = [number for number, row in enumerate(rounds, 1) if row[client].z > 2]
         if not lowered[-1]:
-            assert bool(remarks[client]) == (last.z > 3)
+            assert bool(remarks[client]) == (last.z > 2)
             continue
         since = max((number for number, low in enumerate(lowered, 1) if not low), default=0) + 1
         when = "" if harmful[-1] == 5 else f"last in round {harmful[-1]}, "
@@ -168,10 +168,10 @@ def test_remarks_say_what_the_record_shows(made: cw.Run) -> None:
     ("old", "new", "words"),
     [
         ('source = "held_out"', 'source = "clients"', "in the judgement of clients the model got worse"),
-        ("threshold = 3.0", "threshold = 100.0", "lowered by the evidence since round 3"),
+        ("threshold = 2.0", "threshold = 100.0", "lowered by the evidence since round 3"),
         ('name = "multi_krum"', 'name = "a_plugin"', "lowered by the evidence since round 3: on held-out"),
         ('name = "significance"', 'name = "a_plugin"', "lowered by the evidence since round 3: on held-out"),
-        ("threshold = 3.0", 'threshold = "high"', "lowered by the evidence since round 3: on held-out"),
+        ("threshold = 2.0", 'threshold = "high"', "lowered by the evidence since round 3: on held-out"),
         ("[[methods]]", "not toml [", "lowered by the evidence since round 3: the model got worse"),
     ],
 )

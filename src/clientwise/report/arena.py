@@ -68,17 +68,14 @@ def read_results(folder: Path) -> Results:
         for column, cell in enumerate(cells):
             try:
                 run = Run(folder / cell.folder)
-                summary = run.summary()
+                found = run.at_round(cell.experiment.rounds)
             except RunError:  # not begun
                 continue
             metric, higher = run.metric, run.higher_is_better
-            for line in summary:
-                found = zip(line.seeds, line.rounds, line.metric, line.attack_success, strict=True)
-                for seed, rounds, value, works in found:
-                    place = methods.index(line.method), column, experiment.seeds.index(seed)
-                    if rounds == cell.experiment.rounds and value is not None:
-                        values[place] = value
-                        success[place] = numpy.nan if works is None else works
+            for method, seed, value, works in found:
+                place = methods.index(method), column, experiment.seeds.index(seed)
+                values[place] = numpy.nan if value is None else value
+                success[place] = numpy.nan if works is None else works
         federations.append(Federation(name, metric, higher, tuple(cell.column for cell in cells), values, success))
     controls = frozenset(method.name for method in experiment.methods if is_control(method))
     return Results(matrix, methods, controls, len(experiment.seeds), tuple(federations))
@@ -285,7 +282,7 @@ def _heat_map(one: Federation, methods: Sequence[str], grid: Sequence[Sequence[f
         "z": shown[::-1],
         "zmin": 0,
         "zmax": 1,
-        "text": [[f"{100 * value:.0f}" for value in row] for row in grid][::-1],
+        "text": [[f"{100 * value:.0f}" if value < 9.995 else "> 999" for value in row] for row in grid][::-1],
         "texttemplate": "%{text}",
         "hovertemplate": "%{y}<br>%{x}: %{text}%<extra></extra>",
         "reversescale": not one.higher_is_better,

@@ -162,8 +162,12 @@ def without_none(values: Mapping[str, object]) -> dict[str, object]:
 
 
 def percent_of(value: float | None) -> str:
-    """A share as it reads."""
-    return "–" if value is None else f"{value:.1%}"
+    """A share as it reads; an error beyond all use is not spelt out.
+
+    >>> percent_of(0.1234), percent_of(3.4e8), percent_of(None)
+    ('12.3%', '> 999%', '–')
+    """
+    return "–" if value is None else "> 999%" if value > 9.99 else f"{value:.1%}"
 
 
 def number(value: float | None, digits: int) -> str:

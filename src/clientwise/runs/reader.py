@@ -341,6 +341,14 @@ class Run:
             threshold,
         )
 
+    def at_round(self, round_num: int) -> list[tuple[str, int, float | None, float | None]]:
+        """Method, seed, metric and success of backdoors of all lanes that have come to a round."""
+        return self._rows(
+            tuple[str, int, float | None, float | None],
+            "SELECT method, seed, metric, attack_success FROM rounds JOIN lanes USING (lane) WHERE round_num = ?",
+            round_num,
+        )
+
     def criteria(self, method: str, seed: int, round_num: int) -> list[CriterionRow]:
         """What was measured in a round."""
         return self._rows(

@@ -1,0 +1,68 @@
+"""The four aims of docs/evidence.md, from the runs of experiments/arena.toml.
+
+python docs/make_evidence.py FOLDER
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy
+
+from clientwise.report.arena import Federation, Results, read_results, worst_case_difference
+from clientwise.report.statistics import Difference, paired_difference
+from clientwise.runs.reader import Run
+
+OURS, ORACLE = "Recommended", "KnowsHonestTuned"
+
+
+def shown(difference: Difference | None) -> str:
+    """In points."""
+    assert difference is not None
+    return f"{100 * difference.mean:+.1f} ± {100 * (difference.margin or 0):.1f}"
+
+
+def against(results: Results, one: Federation, other: str, column: int) -> Difference:
+    """Ours minus another in a column, the higher the better."""
+    ours, theirs = (one.goodness[results.methods.index(name), column] for name in (OURS, other))
+    found = paired_difference(ours.tolist(), theirs.tolist())
+    assert found is not None
+    return found
+
+
+def worst_hospital(folder: Path, cell: str, method: str) -> list[float]:
+    """The accuracy of the honest hospital with the lowest one, seed by seed."""
+    rows = Run(folder / cell).query(
+        """SELECT seed, MIN(metric) FROM local JOIN lanes USING (lane) JOIN clients USING (seed, client)
+           WHERE method = ? AND round_num = (SELECT MAX(round_num) FROM local) AND hostile IS NULL
+           GROUP BY seed ORDER BY seed""",
+        method,
+    )
+    return [float(metric) for _, metric in rows]
+
+
+def main(folder: Path) -> None:
+    """Four tables in Markdown."""
+    results = read_results(folder)
+    usable = [name for name in results.methods if name not in results.controls and name != OURS]
+    print("| federation | clean: FedAvg | clean: ServerTuning | largest regret | at | next best worst case | by |")
+    print("| :-- | --: | --: | --: | :-- | :-- | --: |")
+    for one in results.federations:
+        regrets = [against(results, one, ORACLE, column) for column in range(len(one.columns))]
+        largest = int(numpy.argmin([regret.mean for regret in regrets]))
+        worst = {name: float(one.goodness[results.methods.index(name)].mean(1).min()) for name in usable}
+        second = max(worst, key=worst.__getitem__)
+        ahead = worst_case_difference(results, [one], OURS, second)
+        clean = [shown(against(results, one, name, 0)) for name in ("FedAvg", "ServerTuning")]
+        at = one.columns[largest]
+        print(f"| {one.name} | {' | '.join(clean)} | {shown(regrets[largest])} | {at} | {second} | {shown(ahead)} |")
+    print("\n| heart, worst honest hospital | FedAvg | Recommended | difference |\n| :-- | --: | --: | --: |")
+    for cell in sorted(folder.glob("heart--*")):
+        theirs, ours = (worst_hospital(folder, cell.name, name) for name in ("FedAvg", OURS))
+        means = f"{100 * numpy.mean(theirs):.1f}% | {100 * numpy.mean(ours):.1f}%"
+        print(f"| {cell.name[7:]} | {means} | {shown(paired_difference(ours, theirs))} |")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
