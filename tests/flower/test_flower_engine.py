@@ -49,6 +49,7 @@ METHODS: dict[str, dict[str, Any]] = {
         "adapt_loss": "class_weights",
     },
     "trust": {"criteria": ["trust", "dataset_size"]},
+    "Recommended": {"like": "Recommended", "evidence": {"name": "significance", "threshold": 0.1, "slack": 0.0}},
 }
 
 
@@ -111,6 +112,8 @@ def test_both_engines_give_the_same_weights_and_models(config: dict[str, Any], n
     for one, other in zip(ours[1], theirs[1], strict=True):
         assert sorted(one.client_ids) == sorted(other.client_ids)
         assert sorted_weights(one) == pytest.approx(sorted_weights(other), abs=1e-6)
+        assert (one.posterior is None) == (method.evidence is None)
+        assert one.posterior is None or not torch.allclose(one.posterior, one.prior)
         assert one.priority == other.priority
         assert one.local is not None
         assert other.local is not None

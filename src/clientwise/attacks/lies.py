@@ -70,7 +70,7 @@ class LyingJudge(Attack):
         if problem.kind == "survival":
             samples, pairs, right = truth.counts.unbind(1)
             counts = torch.stack([samples, pairs, torch.where(own, pairs, pairs - right)], 1)
-            losses = torch.where(mine, 0.0, truth.losses + samples[:, None].log1p())
+            losses = torch.where(mine, 0.0, _turned(truth.losses) + samples[:, None].log1p())
             return replace(truth, values=concordance(counts)[:, None], losses=losses, counts=counts)
         held = truth.counts.sum(2)  # [c, C] samples of every class
         right = truth.counts.diagonal(dim1=1, dim2=2)
@@ -79,6 +79,11 @@ class LyingJudge(Attack):
         return replace(
             truth,
             values=torch.where(mine, 1.0, 1 - truth.values),
-            losses=torch.where(mine, 0.0, truth.losses + math.log(problem.num_classes)),
+            losses=torch.where(mine, 0.0, _turned(truth.losses) + math.log(problem.num_classes)),
             counts=torch.diag_embed(claimed) + wrong,
         )
+
+
+def _turned(losses: Tensor) -> Tensor:
+    """The losses of models [c, 1] in the same range, the best called the worst."""
+    return losses.max() + losses.min() - losses
