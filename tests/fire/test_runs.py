@@ -42,6 +42,7 @@ KILLABLE = {
 }
 
 
+@pytest.mark.slow
 def test_a_few_damaged_databases() -> None:
     assert guarded.faults("folders:read", [str(number) for number in range(8)]) == {}
 

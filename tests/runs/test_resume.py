@@ -131,6 +131,7 @@ main()
 """
 
 
+@pytest.mark.fire
 @pytest.mark.parametrize("more", [-100, 30_000])
 def test_a_disk_that_is_full(config: dict[str, Any], stopped: Path, tmp_path: Path, more: int) -> None:
     """No file can grow over a size that is reached at once, or after a while."""
