@@ -51,7 +51,7 @@ def main(folder: Path) -> None:
     for one in results.federations:
         regrets = [against(results, one, ORACLE, column) for column in range(len(one.columns))]
         largest = int(numpy.argmin([regret.mean for regret in regrets]))
-        worst = {name: float(one.goodness[results.methods.index(name)].mean(1).min()) for name in usable}
+        worst = {name: float(one.goodness[results.methods.index(name)].min(0).mean()) for name in usable}
         second = max(worst, key=worst.__getitem__)
         ahead = worst_case_difference(results, [one], OURS, second)
         clean = [shown(against(results, one, name, 0)) for name in ("FedAvg", "ServerTuning")]

@@ -70,8 +70,8 @@ def test_the_explanation_names_all_that_moved_the_weights(moved: cw.Run) -> None
         "Prior weight = score / sum of scores; the score is prioritized in the order dataset_size > label_diversity of "
         "dataset_size, label_diversity. The weight is moved by the evidence significance (threshold 2.0, slack 1.0, "
         "strength 0.5, step 0.1) and then by the bounds (cap 20%, floor 2%). z is what the evidence says against a "
-        "client, in standard errors. Influence is what clip (times 1.0) and then the rule multi_krum (hostile 0.3) "
-        "made of the weight: the share of the result that came from the client."
+        "client by then, in standard errors. Influence is what clip (times 1.0) and then the rule multi_krum (hostile "
+        "0.3) made of the weight: the share of the result that came from the client."
     )
     assert audit(moved, "rule", 1, 5).explanation == (
         "Weight = score / sum of scores; the score is prioritized of dataset_size. Influence is what the rule median "

@@ -147,7 +147,8 @@ def _server_set_issues(settings: MethodSettings, experiment: Experiment) -> Iter
     weighs = server.source != "held_out" or (holds and (server.shared_set or server.report_fraction < 1))
     if server.source == "clients":
         for key in _trains_on_server_set(settings):
-            yield key, 'needs samples of the server: server_set.source = "clients" has none'
+            hint = "; RecommendedJudged does without" if key == "fine_tune" else ""
+            yield key, f'needs samples of the server: server_set.source = "clients" has none{hint}'
     if _needs_server_set(settings) and not weighs:
         yield "", f"needs samples {NO_SAMPLES}"
 

@@ -198,7 +198,7 @@ class Chain:
             found = "" if PRIOR in passed else "; in this round that changed nothing"
             sentences.append(f"The weight is moved by {' and then by '.join(movers)}{found}.")
         if Z in passed:
-            sentences.append("z is what the evidence says against a client, in standard errors.")
+            sentences.append("z is what the evidence says against a client by then, in standard errors.")
         shapers = [described(step) for step in parts.before]
         shapers += [f"the rule {described(parts.rule)}"] if parts.rule and parts.has_rule else []
         if shapers:

@@ -36,9 +36,9 @@ class Significance:
 
         log w_k ← min(0, log w_k − strength · (against_k − threshold)₊ + strength · (favour_k − threshold)₊)
 
-    So three standard errors in one round count, two in each of two rounds, and nothing that a client did well before
-    excuses harm. Beyond the threshold nothing is summed up, since it has had its effect. All candidates are evaluated
-    in one pass, one more than AdaFed evaluates.
+    So more than three standard errors in one round count, or more than two in each of two, and nothing that a client
+    did well before excuses harm. Beyond the threshold nothing is summed up, since it has had its effect. All candidates
+    are evaluated in one pass, one more than AdaFed evaluates.
 
     Where clients judge instead of a server's set, the witnesses are the judges, each with its mean loss. A share
     `liars` of the witnesses may lie, together: a client is found harmful only if it is so without the share that speaks
