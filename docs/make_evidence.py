@@ -15,6 +15,7 @@ from clientwise.report.statistics import Difference, paired_difference
 from clientwise.runs.reader import Run
 
 OURS, ORACLE = "Recommended", "KnowsHonestTuned"
+HOSPITALS = 4
 
 
 def shown(difference: Difference | None) -> str:
@@ -33,13 +34,8 @@ def against(results: Results, one: Federation, other: str, column: int) -> Diffe
 
 def worst_hospital(folder: Path, cell: str, method: str) -> list[float]:
     """The accuracy of the honest hospital with the lowest one, seed by seed."""
-    rows = Run(folder / cell).query(
-        """SELECT seed, MIN(metric) FROM local JOIN lanes USING (lane) JOIN clients USING (seed, client)
-           WHERE method = ? AND round_num = (SELECT MAX(round_num) FROM local) AND hostile IS NULL
-           GROUP BY seed ORDER BY seed""",
-        method,
-    )
-    return [float(metric) for _, metric in rows]
+    run = Run(folder / cell)
+    return [min(run.honest_metrics(method, seed, HOSPITALS)) for seed in run.seeds(method)]
 
 
 def main(folder: Path) -> None:

@@ -83,9 +83,10 @@ def test_the_demo_shows_why_one_would_want_this(installed: Path, tmp_path: Path)
 
     assert "Next" in run(installed / "clientwise", "demo", "--out", "demo", cwd=tmp_path)
     lines = {line.method: line for line in cw.Run(tmp_path / "demo").summary()}
-    assert list(lines) == ["FedAvg", "prioritized", "online", "AdaFed", "combined"]
+    assert list(lines) == ["FedAvg", "prioritized", "online", "AdaFed", "combined", "Recommended"]
     fedavg, adafed, combined = lines["FedAvg"], lines["AdaFed"], lines["combined"]
     assert adafed.metric[0] > fedavg.metric[0] + 0.05
     assert combined.metric[0] > fedavg.metric[0] + 0.05
+    assert lines["Recommended"].metric[0] > adafed.metric[0]
     assert adafed.hostile_weight[0] < 0.25 * fedavg.hostile_weight[0]
     assert sum(line.seconds[0] for line in lines.values()) < 110

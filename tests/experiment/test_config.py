@@ -247,7 +247,7 @@ def test_every_shipped_config_loads() -> None:
         experiment = load_experiment(path)
         assert tomllib.loads(experiment.to_toml()) == experiment.to_dict()
     demo = load_experiment(shipped[0]).build_methods()
-    assert [method.name for method in demo] == ["FedAvg", "prioritized", "online", "AdaFed", "combined"]
+    assert [method.name for method in demo] == ["FedAvg", "prioritized", "online", "AdaFed", "combined", "Recommended"]
     assert isinstance(demo[1].score, Prioritized)
 
 

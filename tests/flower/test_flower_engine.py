@@ -125,6 +125,7 @@ def test_both_engines_give_the_same_weights_and_models(config: dict[str, Any], n
 
 def test_the_cohort_can_judge_while_it_trains(config: dict[str, Any]) -> None:
     config["server_set"] = {"source": "clients"}
+    config["methods"] = [{"name": "AdaFed", **METHODS["AdaFed"]}]
     setup = Setup(config)
     ours, theirs = (setup.rounds(engine, setup.methods["AdaFed"], 2) for engine in (setup.local, setup.flower))
     assert torch.allclose(ours[0].model, theirs[0].model, rtol=1e-5, atol=1e-6)
