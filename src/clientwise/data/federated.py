@@ -122,11 +122,28 @@ class FederatedData:
         return len(self.train)
 
     def fingerprint(self) -> str:
-        """Tells these data from others: who holds which samples, and how they are called."""
-        digest = hashlib.blake2b(digest_size=16)
-        for shares in (self.train, self.test, self.weigh, self.report, self.poisoned, self.triggered):
+        """Tells these data from others."""
+        return hashlib.blake2b("".join(self.fingerprints()).encode(), digest_size=16).hexdigest()
+
+    def fingerprints(self) -> list[str]:
+        """One for every client and, last, one for the server: tells what each holds from other data, value by value."""
+        of_clients, of_server = (self.train, self.test, self.poisoned), (self.weigh, self.report, self.triggered)
+        clients = [self._fingerprint(of_clients, client) for client in range(self.num_clients)]
+        return [*clients, self._fingerprint(of_server, 0)]
+
+    def _fingerprint(self, held: Sequence[Shares | None], holder: int) -> str:
+        samples = self.samples
+        facts = (
+            {name: float(values[holder]) for name, values in self.attributes.items()} if held[0] is self.train else {}
+        )
+        digest = hashlib.blake2b(f"{samples.problem} {samples.scale} {facts}".encode(), digest_size=8)
+        for shares in held:
             if shares is not None:
-                for tensor in (shares.indices, shares.targets, shares.offsets):
+                mine = shares.slice(holder)
+                rows = shares.indices[mine].cpu()
+                kinds = (samples.inputs, *samples.sample_attributes.values())
+                for tensor in (shares.targets[mine], *(values[rows.to(values.device)] for values in kinds)):
+                    digest.update(f"{tensor.dtype} {list(tensor.shape)}".encode())
                     digest.update(tensor.cpu().contiguous().numpy().tobytes())
         return digest.hexdigest()
 

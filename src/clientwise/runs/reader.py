@@ -18,6 +18,7 @@ from .database import reading, time_limit
 from .lock import is_locked
 from .rows import (
     BestRound,
+    Change,
     ClientRoundRow,
     ClientRow,
     CostRow,
@@ -67,6 +68,7 @@ class _Facts(BaseModel, strict=True):
     lanes: PositiveInt
     model_bytes: int = 0
     reported_on: str = Field("held-out samples", alias="reported on")
+    changes: list[Change] = []
 
 
 def thinned(rows: list[T], max_points: int | None) -> list[T]:
@@ -114,6 +116,7 @@ class Run:
         self.num_lanes = facts.lanes  # planned
         self.model_bytes = facts.model_bytes
         self.reported_on = facts.reported_on
+        self.changes = facts.changes  # accepted when it was resumed: data, code or versions
         self.data = dict(  # by seed: tells its data from others
             self._rows(
                 tuple[int, Json[str]],

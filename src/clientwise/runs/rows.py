@@ -15,6 +15,14 @@ Deciles = Annotated[tuple[float, ...], Len(9, 9)]  # what 10, 20 ... 90% of the 
 PerClass = Annotated[tuple[float, ...], MinLen(1)]
 
 
+class Change(NamedTuple):
+    """What was not as before when a run was resumed, and accepted."""
+
+    date: str
+    rounds: int  # of all lanes, done by then
+    what: list[str]
+
+
 class LaneRow(NamedTuple):
     """One method with one seed."""
 
