@@ -110,6 +110,7 @@ def build_data(
         return one.attack.relabel(targets, samples.problem, one.draws(seed, "relabel", 0, client))
 
     if isinstance(divided, FederatedData):
+        divided.check_finite()
         data = _adopt(experiment, divided, seed, hostile, relabel)
     else:
         data = _hand_out(experiment, samples, divided, seed, relabel)

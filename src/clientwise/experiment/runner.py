@@ -119,6 +119,7 @@ def run(
             stack.callback(store.close)
             seeds = _Seeds(experiment, store, samples, data, device, connect, accept_changes)
             _run_all(experiment, store, samples, data, seeds, trackers, on_round or (lambda progress: None), connect)
+            store.refuse_nothing_learned()
         except KeyboardInterrupt:
             raise Stopped(folder) from None
     return folder
