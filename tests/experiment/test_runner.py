@@ -151,7 +151,7 @@ def test_regression_with_everything(tmp_path: Path) -> None:
     for line in run.summary():
         assert 0.2 < line.metric[0] < 0.7
         assert line.macro_f1 == [None]
-        assert line.worst_decile[0] >= line.metric[0] * 0.8
+        assert line.worst_client[0] >= line.metric[0] * 0.8
     shapes = run.query("SELECT loss_shape FROM rounds WHERE lane = 2")
     assert all(0.2 <= shape <= 2.0 for (shape,) in shapes)
 
