@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 
 import clientwise as cw
-from clientwise.errors import RunError
+from clientwise.errors import ConfigError, RunError
 from clientwise.report import sections, views
 from clientwise.report.document import Cell, Table
 from clientwise.report.export import as_csv
@@ -207,3 +208,29 @@ def test_refused_updates_come_first_with_the_likely_cause(tiny: dict[str, Any], 
     with pytest.raises(RunError, match=r"all: no update was ever accepted \(model is .*, 9 times\): .*rate"):
         cw.run(tiny | {"methods": [diverging]}, tmp_path / "all")
     assert lead(cw.Run(tmp_path / "all"))[:2] == [said[0], said[1]]  # what there is can be looked at
+
+
+def test_clients_have_their_names_everywhere(tiny: dict[str, Any], tmp_path: Path) -> None:
+    share = (numpy.random.default_rng(0).normal(size=(20, 4)), [0, 1] * 10)
+    data = cw.FederatedData.from_clients([share] * 3, [share] * 3, report=share, names=["Oslo", "Turin", "Graz"])
+    del tiny["data"], tiny["partition"]
+    config = tiny | {"federation": {}, "hostile": [{"clients": ["Graz"], "attack": "broken"}], "methods": ["FedAvg"]}
+    run = cw.Run(cw.run(config, tmp_path / "run", data=data))
+    assert [row.hostile for row in run.clients(1)] == [None, None, "broken"]
+    assert lead(run)[-1] == "Updates were refused, of hostile clients alone: FedAvg (3 of 9)."
+    refused = sections.refusals(series_of([run])).items[0]
+    assert isinstance(refused, Table)
+    assert as_csv(refused).splitlines()[:2] == [
+        "method,client,client name,seed,reason,times,first in round",
+        "FedAvg,2,Graz,1,model has NaN or Inf,3,1",
+    ]
+    document = views.audit_round(run, "FedAvg", 1, 1)
+    table = document.sections[0].items[0]
+    assert isinstance(table, Table)
+    assert {cell.text for row in table.rows for cell in row[:1] if isinstance(cell, Cell)} == {
+        "0 Oslo",
+        "1 Turin",
+        "2 Graz",
+    }
+    with pytest.raises(ConfigError, match=r"hostile\[0\]\.clients: no client is called 'Grazz'; did you mean 'Graz'"):
+        cw.run(config | {"hostile": [{"clients": ["Grazz"], "attack": "broken"}]}, tmp_path / "other", data=data)

@@ -214,7 +214,7 @@ def test_refusals_and_cost(shown: cw.Run, document: Json) -> None:
     for row in refused:  # the audit a row opens does hold that refusal
         link = row[5]["open"]["round"]
         participants = audit(shown, link["method"], link["seed"], link["round"]).participants
-        assert any(one.client == row[1] and row[3] in one.remark for one in participants)
+        assert any(one.client == row[1]["value"] and row[3] in one.remark for one in participants)
     cost = {row[0]: row for row in items(document)["costs"]["rows"]}
     assert cost["FedAvg"][2]["value"] == 2 * 6 * 650 * 4  # six clients, both ways, 650 parameters of four bytes
     assert cost["FedAvg"][3]["value"] == 0

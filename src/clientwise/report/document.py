@@ -44,6 +44,11 @@ class Cell:
     numbers: Mapping[str, float | str | None] = field(default_factory=dict)  # all that its text says, for a CSV
 
 
+def client_cell(client: int, name: str | None, opens: AuditLink | None = None) -> Cell:
+    """A client: its number, and its name where it has one."""
+    return Cell(client, f"{client} {name}" if name else f"{client}", opens, numbers={"": client, "name": name})
+
+
 Content = str | float | None | Cell  # of a cell; plain text and numbers need no `Cell`
 
 

@@ -20,6 +20,7 @@ from .document import (
     Plotly,
     Section,
     Table,
+    client_cell,
     in_bytes,
     number,
     percent_of,
@@ -375,7 +376,9 @@ def _client_table(series: Sequence[Series]) -> list[Table]:
     rows: list[list[Content]] = [
         [
             name,
-            *_marked([_client_cell(own.get(name, {}), baseline.get(name, {})) for own in values], run.higher_is_better),
+            *_marked(
+                [_under_method(own.get(name, {}), baseline.get(name, {})) for own in values], run.higher_is_better
+            ),
         ]
         for name in names[:MAX_LISTED]
     ]
@@ -391,7 +394,7 @@ def _client_table(series: Sequence[Series]) -> list[Table]:
     return [table("by-client", f"{title}, the worst under {series[0].label} first", columns, rows, note, lower=lower)]
 
 
-def _client_cell(own: Mapping[int, float], baseline: Mapping[int, float]) -> Cell:
+def _under_method(own: Mapping[int, float], baseline: Mapping[int, float]) -> Cell:
     """A client under a method, by seed."""
     if not own:
         return Cell(None, "–")
@@ -551,7 +554,7 @@ def refusals(series: Sequence[Series]) -> Section:
         for row in one.run.refusals(one.method, MAX_REFUSALS):
             link = AuditLink("round", one.run.id, one.method, row.seed, row.first_round)
             first = Cell(row.first_round, str(row.first_round), link)
-            rows.append([one.label, row.client, row.seed, row.reason, row.times, first])
+            rows.append([one.label, client_cell(row.client, row.name), row.seed, row.reason, row.times, first])
         notes = Counter(note for notes in one.run.notes(one.method) for note in notes)
         rows += [[one.label, None, None, note, count, None] for note, count in notes.items()]
     refused = table(

@@ -16,7 +16,7 @@ from rich.table import Table
 from ..errors import RunError
 from ..runs.reader import Run
 from .audit import Audit, audit
-from .document import Cell, Chart, Document, percent_of
+from .document import Cell, Chart, Document, client_cell, percent_of
 from .sections import rounds_cell, worst_client
 from .series import Series, series_of, spread_of
 
@@ -165,7 +165,9 @@ def _audit_table(found: Audit) -> Table:
     for one in found.participants:
         values = ["–" if value is None else f"{value:.4g}" for value in one.raw]
         remark = [escape(one.remark)] if beside else []
-        table.add_row(str(one.client), *values, *(cell.text for cell in one.chain), *remark)
+        table.add_row(
+            escape(client_cell(one.client, one.name).text), *values, *(cell.text for cell in one.chain), *remark
+        )
     return table
 
 
@@ -174,7 +176,7 @@ def _audit_remarks(found: Audit) -> Iterator[str]:
     yield found.explanation
     for one in found.participants if _is_explained(found) else ():
         if said := "; ".join(filter(None, [one.remark, *one.moved])):
-            yield f"Client {one.client}: {said}."
+            yield f"Client {client_cell(one.client, one.name).text}: {said}."
     yield from found.notes
 
 

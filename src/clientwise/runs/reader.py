@@ -460,8 +460,9 @@ class Run:
         """Whose updates were refused and why, the most frequent first."""
         return self._rows(
             RefusalRow,
-            """SELECT refusal, client, seed, COUNT(*), MIN(round_num) FROM participants JOIN lanes USING (lane)
-               WHERE method = ? AND refusal IS NOT NULL GROUP BY refusal, client, seed ORDER BY 4 DESC LIMIT ?""",
+            """SELECT refusal, client, name, seed, COUNT(*), MIN(round_num) FROM participants JOIN lanes USING (lane)
+               LEFT JOIN clients USING (seed, client)
+               WHERE method = ? AND refusal IS NOT NULL GROUP BY refusal, client, seed ORDER BY 5 DESC LIMIT ?""",
             method,
             limit,
         )

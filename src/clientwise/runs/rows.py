@@ -139,6 +139,7 @@ class RefusalRow(NamedTuple):
 
     reason: str
     client: int
+    name: str | None  # of the client
     seed: int
     times: int
     first_round: int
