@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Annotated, Any, Literal, NoReturn
 
@@ -236,7 +236,9 @@ class FlowerSettings(Section):
 class HostileClients(Section):
     """A group of hostile or faulty clients; see docs/attacks.md."""
 
-    clients: PositiveInt | list[int] | None = Field(None, description="how many (chosen by the seed), or which")
+    clients: PositiveInt | list[int | str] | None = Field(
+        None, description="how many (chosen by the seed), or which, by number or name"
+    )
     share: Share | None = Field(
         None, description="instead: the share of all clients; those of a small share are among those of a larger one"
     )
@@ -252,9 +254,15 @@ class HostileClients(Section):
         False, description="they draw the same random numbers: the same noise, and attacks in the same rounds"
     )
 
-    def wanted(self, num_clients: int) -> int | list[int]:
-        """How many clients are hostile, or which."""
-        return round(num_clients * (self.share or 0)) if self.clients is None else self.clients
+    def wanted(self, num_clients: int, names: Sequence[str]) -> int | list[int]:
+        """How many clients are hostile, or which; ValueError for a name that nobody has."""
+        if self.clients is None:
+            return round(num_clients * (self.share or 0))
+        if isinstance(self.clients, int):
+            return self.clients
+        if unknown := [client for client in self.clients if isinstance(client, str) and client not in names]:
+            raise ValueError(f"no client is called {unknown[0]!r}{suggest(str(unknown[0]), names)}")
+        return [names.index(client) if isinstance(client, str) else client for client in self.clients]
 
 
 class WeightBounds(Section):

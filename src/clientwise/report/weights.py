@@ -19,6 +19,7 @@ from .document import (
     Plotly,
     Section,
     Table,
+    client_cell,
     counted,
     number,
     percent_of,
@@ -184,7 +185,7 @@ def audit_table(found: Audit, title: str, name: str, note: str = "") -> Table:
     rows: list[list[Content]] = []
     for one in found.participants:
         link = AuditLink("client", found.run.id, found.method, found.seed, one.client)
-        cells: list[Content] = [Cell(one.client, f"{one.client}", link), one.remark, *one.chain]
+        cells: list[Content] = [client_cell(one.client, one.name, link), one.remark, *one.chain]
         for raw, normalised in zip(one.raw, one.normalised, strict=True):
             cells += [Cell(raw, number(raw, 4)), Cell(normalised, number(normalised, 3))]
         cells += [Cell(value, percent_of(value)) for value in one.what_if] if found.what_if else []
@@ -204,7 +205,7 @@ def audit_round(run: Run, method: str, seed: int, round_num: int) -> Document:
     if moved := [one for one in found.participants if one.moved]:
         said: list[list[Content]] = [
             [
-                Cell(one.client, f"{one.client}", AuditLink("client", run.id, method, seed, one.client)),
+                client_cell(one.client, one.name, AuditLink("client", run.id, method, seed, one.client)),
                 "; ".join(one.moved),
             ]
             for one in moved
