@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -47,9 +48,10 @@ def unique_names(folders: Sequence[Path]) -> dict[str, Path]:
     """What to call run folders: by their names, numbered where two have the same."""
     names: dict[str, Path] = {}
     for folder in folders:
-        name, number = folder.resolve().name, 2
+        plain, number = os.fsencode(folder.resolve().name).decode(errors="replace"), 2
+        name = plain
         while name in names:
-            name, number = f"{folder.resolve().name}~{number}", number + 1
+            name, number = f"{plain}~{number}", number + 1
         names[name] = folder
     return names
 
