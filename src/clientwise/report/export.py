@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from ..runs.files import make_way
 from ..runs.reader import Run
 from .document import Cell, Chart, Document, Table
 from .figures import draw
@@ -40,7 +41,7 @@ def write_items(document: Document, folder: Path, on_file: Callable[[Path], None
                 draw([item], *(folder / "figures" / f"{name}.{suffix}" for suffix in ("png", "svg")))
             else:
                 for suffix, write in (("csv", as_csv), ("md", as_markdown), ("tex", as_latex)):
-                    (folder / "tables" / f"{name}.{suffix}").write_text(write(item), encoding="utf-8")
+                    make_way(folder / "tables" / f"{name}.{suffix}").write_text(write(item), encoding="utf-8")
             on_file(folder / name)
 
 
