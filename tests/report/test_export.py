@@ -48,7 +48,7 @@ def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:
         (tmp_path / name).parent.mkdir()
         (tmp_path / name).symlink_to(precious)
     os.mkfifo(tmp_path / "tables" / "s-t.md")
-    line = Chart("c", "a chart", "a line", [{"x": [1, 2], "y": [1, 2], "name": "a"}], {})
+    line = Chart("c", "a chart", "a line", [{"x": [1], "y": ["a"], "marker": {"color": "#000000"}}], {})
     write_items(Document("report", [], [Section("s", "all", "", [TABLE, line])]), tmp_path, lambda path: None)
     assert precious.read_bytes() == b"precious"
     assert (tmp_path / "figures" / "s-c.png").read_bytes()[:4] == b"\x89PNG"
