@@ -28,6 +28,8 @@ class Store:
         self.folder = folder
         self._checkpoints = folder / "checkpoints"
         refuse_links(folder)
+        if self._checkpoints.is_symlink():
+            raise RunError(f"{self._checkpoints}: is a link; it must be a folder of the run")
         with self._explained():
             self._checkpoints.mkdir(parents=True, exist_ok=True)
             self._database = sqlite3.connect(folder / DATABASE)
