@@ -562,7 +562,7 @@ def test_a_resumed_run_must_be_the_same_run(tiny: dict[str, Any], tmp_path: Path
 
     del tiny["data"], tiny["partition"], tiny["methods"][1]
     folder = cw.run(tiny, tmp_path / "own", data=data(2))
-    with pytest.raises(RunError, match="3 clients under seed 1, not 2"):
+    with pytest.raises(RunError, match=r"other data \(seed 1\): 3 clients, not 2"):
         cw.run(tiny, folder, data=data(3), resume=True)
     alter("DELETE FROM rounds WHERE round_num = 2")
     alter("UPDATE lanes SET finished = 0")

@@ -135,6 +135,7 @@ def _changes(series: Sequence[Series]) -> list[str]:
         f"{'; '.join(change.what)}. Its rounds before and after are not of one experiment."
         for run in runs
         for change in run.changes
+        if change.rounds < run.rounds_done()  # or it came to nothing
     ]
 
 
