@@ -368,6 +368,36 @@ def report(
 
 
 @app.command()
+def export(
+    folder: Annotated[
+        Path | None, typer.Argument(help="A run folder; default: the newest in runs/.", show_default=False)
+    ] = None,
+    method: Annotated[str | None, typer.Option(help="Only this method.", show_default=False)] = None,
+    seed: Annotated[int | None, typer.Option(help="Only this seed.", show_default=False)] = None,
+    out_folder: Annotated[
+        Path | None, typer.Option("--out", help="Where to; default: models in the run.", show_default=False)
+    ] = None,
+    onnx: Annotated[
+        bool, typer.Option("--onnx", help="Also as ONNX; imports the plugins that the run's config names.")
+    ] = False,
+) -> None:
+    """Write the trained models: tensors by name (safetensors), which any program reads."""
+    from .experiment.runner import newest_run
+    from .results import Run
+
+    run = Run(folder or newest_run())
+    chosen = [(name, number) for _, name, number in run.lanes if method in (None, name) and seed in (None, number)]
+    if not chosen:  # says what there is
+        run.lane(method or run.methods[0], seed if seed is not None else run.first_seed(method or run.methods[0]))
+    with _file_errors(), err.status("Writing the models"):
+        for name, number in chosen:
+            if method is None and not run.has_model(name):
+                continue
+            for path in run.export(name, number, out_folder or run.folder / "models", onnx=onnx):
+                out.print(_escaped(str(path)), soft_wrap=True)
+
+
+@app.command()
 def serve(
     folders: Annotated[
         list[Path] | None,

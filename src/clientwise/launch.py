@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from .data.federated import FederatedData
 from .errors import ConfigError
 from .experiment import runner
@@ -13,6 +15,7 @@ from .experiment.config import load_experiment
 from .experiment.lanes import Progress
 from .experiment.runner import EngineFactory
 from .experiment.schema import Experiment
+from .models.own import OwnModel
 
 
 def run(
@@ -20,6 +23,7 @@ def run(
     out: str | Path | None = None,
     *,
     data: FederatedData | None = None,
+    model: nn.Module | Callable[..., nn.Module] | None = None,
     resume: bool = False,
     on_round: Callable[[Progress], None] | None = None,
     engines: EngineFactory | None = None,
@@ -27,11 +31,18 @@ def run(
     """Run an experiment and return its run folder.
 
     `config` is a TOML file, a dictionary of the same shape, or an experiment already loaded. `data` are your own
-    arrays (`FederatedData.from_clients`) instead of the dataset and partition the config names. `resume` goes on
-    with a run folder; what it then computes is what an uninterrupted run would have. `engines` is for those who
+    arrays (`FederatedData.from_clients`) instead of the dataset and partition the config names, `model` your own
+    network instead of its `model`: a module, with whose numbers every seed begins, or a function or class that makes
+    one (of nothing, or of the shape of a sample and the number of outputs), called anew for every seed. `resume` goes
+    on with a run folder; what it then computes is what an uninterrupted run would have. `engines` is for those who
     reach their clients otherwise: a context whose value gets a lane's engine and seed and returns the engine to use.
     """
     experiment = config if isinstance(config, Experiment) else load_experiment(config)
+    if model is not None:
+        experiment = experiment.with_model(OwnModel(model))
+        if experiment.engine != "local" or experiment.workers == "ray":
+            hint = "other processes cannot see a model of yours: register it in a plugin (`cw.MODELS.register`)"
+            raise ConfigError(experiment.source, [("workers" if experiment.engine == "local" else "engine", hint)])
     if engines is None and experiment.engine == "flower":
         engines = _flower_simulation(experiment, data)
     return runner.run(experiment, out, data=data, resume=resume, on_round=on_round, engines=engines)

@@ -27,7 +27,7 @@ def describe(experiment: Experiment) -> list[str]:
         f"{cohort} in a round, {len(hostile)} hostile",
         f"server set  {', '.join(server) or 'none'}"
         + ("; the cohort judges" if experiment.server_set.source == "clients" else ""),
-        f"model       {experiment.model.name}: {executor.spec.num_parameters:,} parameters",
+        f"model       {experiment.model_name}: {executor.spec.num_parameters:,} parameters",
         f"device      {device}: {executor}",
         f"methods     {', '.join(method.name for method in experiment.methods)}",
         f"work        {len(experiment.methods)} methods × {seeds} × {experiment.rounds} rounds",

@@ -27,12 +27,12 @@ from ..engine.executor import DeviceExecutor, Executor
 from ..engine.local import LocalEngine
 from ..engine.scheduler import LaneExecutor, Scheduler
 from ..errors import RunError
-from ..runs.files import write_atomically
+from ..runs.files import plain_name, write_atomically
 from ..runs.lock import locked
 from ..runs.reader import is_finished
 from ..runs.writer import Store
 from ..trackers import Trackers
-from .build import build_data, build_engine, build_executor, build_plan, build_trackers
+from .build import build_data, build_engine, build_executor, build_plan, build_trackers, count_outputs
 from .config import load_experiment
 from .lanes import Lane, Progress, run_lanes
 from .ray_lanes import run_on_ray
@@ -58,8 +58,7 @@ class Stopped(KeyboardInterrupt):
 
 def new_folder(name: str, parent: Path = Path("runs")) -> Path:
     """Make a fresh folder for a run: runs/NAME-DATE-TIME, with a number behind it where another was faster."""
-    plain = "".join(letter if letter.isalnum() or letter in "-_" else "-" for letter in name)
-    stem = f"{plain}-{datetime.now():%Y%m%d-%H%M%S}"
+    stem = f"{plain_name(name)}-{datetime.now():%Y%m%d-%H%M%S}"
     parent.mkdir(parents=True, exist_ok=True)
     folder, number = parent / stem, 2
     while True:
@@ -204,6 +203,7 @@ class _Seeds:
         if id(inputs) not in self._executors:  # the tensor is kept with it, or its id might come to be another's
             self._executors[id(inputs)] = inputs, build_executor(self._experiment, data.samples, self._device)
         executor = self._executors[id(inputs)][1]
+        self._store.set_facts({f"model of seed {seed}": _model_facts(self._experiment, data.samples, executor)})
         return replace(data, samples=executor.samples).shares_to(executor.device), hostile, executor
 
     def data(self, seed: int) -> FederatedData:
@@ -283,6 +283,17 @@ def _facts(
         "reported on": "the honest clients' own test data" if on_clients else "held-out samples",
         "computed": str(executor),
         "model_bytes": 4 * executor.spec.size,
+    }
+
+
+def _model_facts(experiment: Experiment, samples: Samples, executor: DeviceExecutor) -> dict[str, object]:
+    """What `ModelFacts` reads."""
+    return {
+        "name": experiment.model_name,
+        "input_shape": list(samples.inputs.shape[1:]),
+        "outputs": count_outputs(samples),
+        "scale": samples.scale,
+        "tensors": [[layer.name, layer.shape] for layer in executor.spec.layers],
     }
 
 

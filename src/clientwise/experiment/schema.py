@@ -40,6 +40,7 @@ from ..data.features import FEATURES
 from ..data.federated import MOST_CLASSES
 from ..data.partition import PARTITIONS, OfficialTest
 from ..models.networks import MODELS
+from ..models.own import OwnModel
 from ..registry import NonNegativeFloat, Part, PositiveFloat, PositiveInt, Registry, Share, suggest
 from ..trackers import TRACKERS
 from .messages import issues_of
@@ -84,7 +85,8 @@ def _table_of_options(registry: Registry[Any], name: str, part: Any) -> type[Sec
 def make(registry: Registry[Any], part: Part) -> Any:
     """Call or bind a part: classes are constructed, functions wait for what the library passes in."""
     found = registry.get(part.name)
-    return found(**part.options) if inspect.isclass(found) else partial(found, **part.options)
+    constructed = inspect.isclass(found) and not registry.passes
+    return found(**part.options) if constructed else partial(found, **part.options)
 
 
 def _raise(issues: list[tuple[str, str]]) -> NoReturn:
@@ -406,7 +408,9 @@ class Experiment(Section):
     attributes: dict[str, list[float]] = Field(
         {}, description="facts about the clients, one value each, for the criterion `attribute` and your own"
     )
-    model: Annotated[Part, _part(MODELS)] = Field(description="the network every client trains")
+    model: Annotated[Part, _part(MODELS)] | None = Field(
+        None, description="the network every client trains; left out when one is handed to `cw.run`"
+    )
     training: Training = Field(Training(), description="how every client trains")
     federation: Cohorts = Field(Cohorts(), description="who takes part in a round")
     server_set: ServerSet = Field(ServerSet(), description="what the server weighs by and reports on")
@@ -420,11 +424,28 @@ class Experiment(Section):
     )
 
     _source: str = PrivateAttr("config")
+    _own_model: OwnModel | None = PrivateAttr(None)
 
     @property
     def source(self) -> str:
         """What messages call the config: its file."""
         return self._source
+
+    @property
+    def own_model(self) -> OwnModel | None:
+        """The network that was handed over, which no config can hold."""
+        return self._own_model
+
+    def with_model(self, model: OwnModel) -> Experiment:
+        """The same with a network of the user's own instead of one by name."""
+        changed = self.model_copy(update={"model": None})
+        changed._own_model = model
+        return changed
+
+    @property
+    def model_name(self) -> str:
+        """What the network is called."""
+        return self.own_model.name if self.own_model else self.model.name if self.model else "none"
 
     @property
     def server_holds_samples(self) -> bool:

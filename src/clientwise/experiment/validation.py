@@ -28,7 +28,7 @@ from ..errors import ConfigError
 from ..limits import gigabytes, memory
 from ..models.size import check_batches
 from ..registry import Part, Registry
-from .build import build_data, build_module, build_plan, divide_samples, load_samples
+from .build import build_data, build_module, build_plan, count_outputs, divide_samples, load_samples
 from .schema import Experiment, MethodSettings, make
 
 Issue = tuple[str, str]  # the key, and what is wrong with it
@@ -296,10 +296,25 @@ def _size_issues(experiment: Experiment, module: nn.Module, data: FederatedData)
             if (needed := 16 * training.epochs * count) > memory():  # which sample comes when
                 message = f"the order of {count:,} samples in {training.epochs:,} epochs takes {gigabytes(needed)}"
                 yield f"methods[{index}].{key}.epochs", f"{message}; ask for fewer"
+    sample, wanted = data.samples.batch(torch.zeros(1, dtype=torch.int64)), count_outputs(data.samples)
     try:
-        check_batches(module, data.samples.batch(torch.zeros(1, dtype=torch.int64)), trained=batch, answered=BATCH)
-    except (RuntimeError, ValueError, IndexError) as error:
-        yield "model", f"does not fit these samples: {error}"
+        check_batches(module, sample, trained=batch, answered=BATCH)
+        with torch.no_grad():
+            answer: object = module.eval()(sample)
+    except ValueError as error:  # ours
+        yield "model", str(error)
+        return
+    except Exception as error:  # PyTorch's, or whatever a user's own network raises
+        yield "model", f"does not take samples of shape {tuple(sample.shape[1:])} ({_first_line(error)})"
+        return
+    if not isinstance(answer, Tensor):
+        yield "model", f"must give a tensor, gave {type(answer).__name__}"
+    elif answer.numel() not in (wanted, data.samples.problem.num_classes):  # two classes may have an output each
+        yield "model", f"gives {answer.numel()} numbers for a sample, and there must be {wanted}"
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
 
 
 def _engine_issues(experiment: Experiment, engine: LocalEngine) -> Iterator[Issue]:
@@ -307,7 +322,7 @@ def _engine_issues(experiment: Experiment, engine: LocalEngine) -> Iterator[Issu
     try:
         engine.evaluate([0], engine.initial_model[None])
     except (RuntimeError, ValueError, IndexError) as error:
-        yield "model", f"does not fit these samples: {error}"
+        yield "model", f"does not fit these samples ({_first_line(error)})"
         return
     tried = list(range(min(2, engine.num_clients)))  # two: what gives one value for all shows
     for index, method in enumerate(experiment.build_methods()):

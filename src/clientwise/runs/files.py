@@ -14,3 +14,17 @@ def write_atomically(path: Path, content: bytes) -> None:
         file.flush()
         os.fsync(file.fileno())
     os.replace(temporary, path)
+
+
+def plain_name(text: str) -> str:
+    """A name as a file can have it.
+
+    >>> plain_name("size/2, then loss")
+    'size-2--then-loss'
+    """
+    return "".join(letter if letter.isalnum() or letter in "-_" else "-" for letter in text)
+
+
+def checkpoint_path(folder: Path, lane: int) -> Path:
+    """Where a run folder keeps the checkpoint of a lane."""
+    return folder / "checkpoints" / f"lane-{lane}.safetensors"

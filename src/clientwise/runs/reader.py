@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import statistics
 from collections.abc import Hashable, Sequence
 from functools import cache
@@ -11,10 +12,13 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 import numpy
 from pydantic import BaseModel, FailFast, Field, Json, PositiveInt, TypeAdapter, ValidationError
+from torch import Tensor
 
 from ..errors import NotBegunError, RunError
 from ..registry import suggest
+from .checkpoint import load_model
 from .database import reading, time_limit
+from .files import checkpoint_path
 from .lock import is_locked
 from .rows import (
     BestRound,
@@ -27,6 +31,7 @@ from .rows import (
     LaneRow,
     LoweredRow,
     MethodSummary,
+    ModelFacts,
     NamedClient,
     Names,
     ParticipantRow,
@@ -37,6 +42,7 @@ from .rows import (
     WeightGrid,
 )
 from .schema import DATABASE, SCHEMA_VERSION
+from .written import written_config
 
 Row = TypeVar("Row", bound=tuple[Any, ...])
 T = TypeVar("T")
@@ -44,6 +50,7 @@ MOST_SECONDS = 10.0  # of processor time, for one query
 MOST_ROWS = 2_000_000  # that one query finds
 CURVES = {"metric", "macro_f1", "loss", "local_mean", "local_p10", "local_p90"}
 CURVES |= {"attack_success", "testing_rounds", "seconds"}
+_MODEL = TypeAdapter(ModelFacts)
 
 
 class _Totals(NamedTuple):
@@ -151,6 +158,34 @@ class Run:
     def seeds(self, method: str) -> list[int]:
         """The seeds of a method."""
         return [lane.seed for lane in self.lanes if lane.method == method]
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The resolved config as it was written, with every default; nothing where it cannot be read."""
+        return written_config(self.folder)
+
+    # What was trained -------------------------------------------------------------------------------------------
+
+    def trained(self, method: str, seed: int) -> tuple[int, dict[str, Tensor]]:
+        """The last round of which a lane has kept the model, and the model's tensors by name."""
+        lane, about = self.lane(method, seed), self.model_facts(seed)
+        path = checkpoint_path(self.folder, lane)
+        if not path.exists():
+            raise RunError(f"{self.id}: {method}, seed {seed}, has kept no model yet")
+        round_num, vector = load_model(path)
+        if vector.numel() != sum(math.prod(shape) for _, shape in about.tensors):
+            raise RunError(f"{path}: not a checkpoint of this run (its model has another size)")
+        return round_num, about.named(vector)
+
+    def model_facts(self, seed: int) -> ModelFacts:
+        """What the network of a seed is made of."""
+        rows = self._rows(tuple[str], "SELECT value FROM facts WHERE key = ?", f"model of seed {seed}")
+        if not rows:
+            raise RunError(f"{self.id}: was made by a version of clientwise that did not describe its model")
+        try:
+            return _MODEL.validate_json(rows[0][0])
+        except ValidationError as error:
+            raise self._damaged(error) from None
 
     # How far it is -----------------------------------------------------------------------------------------------
 

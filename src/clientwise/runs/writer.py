@@ -17,6 +17,7 @@ from ..core.types import Evaluation, Problem, RoundRecord, ServerState
 from ..errors import RunError, shortened
 from .checkpoint import load_checkpoint, save_checkpoint
 from .database import DAMAGE, refuse_links, refuse_programs
+from .files import checkpoint_path
 from .schema import DATABASE, SCHEMA, SCHEMA_VERSION
 
 
@@ -25,10 +26,9 @@ class Store:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._checkpoints = folder / "checkpoints"
         refuse_links(folder)
         with self._explained():
-            self._checkpoints.mkdir(parents=True, exist_ok=True)
+            checkpoint_path(folder, 0).parent.mkdir(parents=True, exist_ok=True)
             self._database = sqlite3.connect(folder / DATABASE)
         try:
             self._refuse_what_cannot_be_added_to()
@@ -198,7 +198,7 @@ class Store:
         return load_checkpoint(path, first) if path.exists() else None
 
     def _checkpoint(self, lane: int) -> Path:
-        return self._checkpoints / f"lane-{lane}.safetensors"
+        return checkpoint_path(self.folder, lane)
 
 
 def _participants(lane: int, record: RoundRecord) -> list[tuple[object, ...]]:

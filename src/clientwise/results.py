@@ -1,0 +1,120 @@
+"""A run as one meets it in Python: what `runs.reader` reads, and the trained model as a network."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+
+import torch
+from safetensors.torch import save
+from torch import nn
+
+from .errors import ClientwiseError, RunError
+from .experiment.config import load_experiment
+from .experiment.schema import make
+from .models.networks import MODELS
+from .models.own import OwnModel
+from .runs import reader
+from .runs.files import plain_name, write_atomically
+from .runs.rows import ModelFacts
+
+OwnNetwork = nn.Module | Callable[..., nn.Module]
+
+
+class Run(reader.Run):
+    """A run folder, read-only. It may still be growing.
+
+    `run.summary()` is one line per method, `run.curve("metric", "AdaFed", seed=1)` a list over rounds,
+    `run.participants("AdaFed", seed=1, round_num=10)` who got which weight, `run.model("AdaFed")` the trained network.
+    For what no method answers there is `run.query(sql)`, which asks the database; its tables are described in
+    `clientwise/runs/schema.py`.
+    """
+
+    def model(self, method: str, seed: int | None = None, module: OwnNetwork | None = None) -> nn.Module:
+        """The network that a method has trained, after the last round it has kept; by default of its first seed.
+
+        It is made as the run's config says, whose plugins are imported for it. `module` is the network where the run
+        was given one of your own: a module, which is filled with the trained numbers, or what makes one.
+        """
+        seed = self.first_seed(method) if seed is None else seed
+        _, tensors = self._trained(method, seed)
+        network = module if isinstance(module, nn.Module) else self._network(seed, module)()
+        counters = {name for name, buffer in network.named_buffers() if not buffer.is_floating_point()}
+        try:
+            missing, unknown = network.load_state_dict(tensors, strict=False)
+        except RuntimeError as error:
+            raise RunError(f"{self.id}: its model does not fit this network ({str(error).splitlines()[-1]})") from None
+        if wrong := [*(set(missing) - counters), *unknown]:
+            raise RunError(f"{self.id}: its model does not fit this network (it has, or lacks, {', '.join(wrong[:5])})")
+        return network.eval()
+
+    def export(
+        self, method: str, seed: int, folder: str | Path, *, onnx: bool = False, module: OwnNetwork | None = None
+    ) -> list[Path]:
+        """Write a method's trained model as named tensors (safetensors), and as ONNX; returns the files.
+
+        Any program reads them. Without `onnx` nothing that the run's config names is imported for it; with it `module`
+        is a network of your own, as for `model`.
+        """
+        if onnx and not find_spec("onnxscript"):  # by which PyTorch writes it
+            raise ClientwiseError("ONNX needs two packages more: pip install 'clientwise[onnx]'")
+        round_num, tensors = self._trained(method, seed)
+        about = self.model_facts(seed)
+        facts = {"run": self.name, "method": method, "seed": seed, "round": round_num, "model": about.name}
+        facts |= {"input_shape": about.input_shape, "outputs": about.outputs, "input_scale": about.scale}
+        alike = [name for name in self.methods if plain_name(name) == plain_name(method)]
+        number = f"-{alike.index(method) + 1}" if len(alike) > 1 else ""
+        path = Path(folder) / f"{plain_name(method)}{number}-seed{seed}.safetensors"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        texts = {key: value if isinstance(value, str) else json.dumps(value) for key, value in facts.items()}
+        write_atomically(path, save(tensors, texts))
+        if not onnx:
+            return [path]
+        return [path, _write_onnx(self.model(method, seed, module), about, path.with_suffix(".onnx"))]
+
+    def first_seed(self, method: str) -> int:
+        """The seed that a method ran first."""
+        return next(iter(self.seeds(method)), -1)
+
+    def has_model(self, method: str) -> bool:
+        """Whether a method makes one model for all, not one for every client."""
+        settings = [one for one in self.config.get("methods", []) if one.get("name") == method]
+        return not any(one.get("control") == "alone" for one in settings)
+
+    def _trained(self, method: str, seed: int) -> tuple[int, dict[str, torch.Tensor]]:
+        if not self.has_model(method):
+            raise RunError(f"{self.id}: {method} has no model: every client keeps one of its own")
+        return self.trained(method, seed)
+
+    def _network(self, seed: int, own: Callable[..., nn.Module] | None) -> Callable[[], nn.Module]:
+        """What makes the network that was trained."""
+        about = self.model_facts(seed)
+        shapes = about.input_shape, about.outputs
+        if own is not None:
+            return partial(OwnModel(own), *shapes)
+        part = load_experiment(self.folder / "config.toml").model
+        if part is None:
+            raise RunError(f"{self.id}: was given a network of your own: run.model(..., module={about.name}) fills it")
+        return partial(make(MODELS, part), *shapes)
+
+
+def _write_onnx(network: nn.Module, about: ModelFacts, path: Path) -> Path:
+    samples = torch.zeros(2, *about.input_shape)
+    try:
+        torch.onnx.export(
+            network,
+            (samples,),
+            path,
+            input_names=["samples"],
+            output_names=["outputs"],
+            dynamic_shapes=({0: torch.export.Dim("count")},),  # as many samples as one likes
+            external_data=False,
+            verbose=False,
+        )
+    except torch.onnx.OnnxExporterError as error:
+        reason = str(error).splitlines()[0]
+        raise ClientwiseError(f"{about.name}: cannot be written as ONNX ({reason})") from None
+    return path

@@ -1,0 +1,150 @@
+"""A run in Python: a network of one's own goes in, and the trained one comes out."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import clientwise as cw
+from clientwise.errors import ClientwiseError, ConfigError, RunError
+
+
+class Net(nn.Module):
+    def __init__(self, hidden: int = 8) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(5, hidden), nn.BatchNorm1d(hidden), nn.ReLU(), nn.Linear(hidden, 3))
+
+    def forward(self, samples: Tensor) -> Tensor:
+        outputs: Tensor = self.body(samples)
+        return outputs
+
+
+def share(count: int) -> tuple[Tensor, Tensor]:
+    inputs = torch.randn(count, 5, generator=torch.Generator().manual_seed(count))
+    return inputs, inputs[:, :3].argmax(1)
+
+
+CONFIG: dict[str, Any] = {
+    "name": "mine",
+    "rounds": 3,
+    "seeds": [1, 2],
+    "device": "cpu",
+    "training": {"learning_rate": 0.3, "batch_size": 20},
+    "methods": ["FedAvg", {"name": "alone", "control": "alone"}],
+}
+
+
+@pytest.fixture(scope="module")
+def data() -> cw.FederatedData:
+    return cw.FederatedData.from_clients(
+        [share(n) for n in (60, 40, 90)], [share(n) for n in (20, 21, 22)], report=share(70)
+    )
+
+
+@pytest.fixture(scope="module")
+def run(data: cw.FederatedData, tmp_path_factory: pytest.TempPathFactory) -> cw.Run:
+    return cw.Run(cw.run(CONFIG, tmp_path_factory.mktemp("runs") / "mine", data=data, model=Net))
+
+
+def accuracy(network: nn.Module) -> float:
+    inputs, targets = share(70)
+    return float((network(inputs).argmax(1) == targets).double().mean())
+
+
+def test_a_network_of_ones_own_comes_back_trained(run: cw.Run) -> None:
+    for seed in (1, 2):
+        network = run.model("FedAvg", seed, module=Net)
+        assert accuracy(network) == run.summary()[0].metric[seed - 1]
+        assert not network.training
+    filled = Net()
+    assert run.model("FedAvg", 2, module=filled) is filled
+    with pytest.raises(RunError, match=r"given a network of your own: run.model\(..., module=Net\) fills it"):
+        run.model("FedAvg")
+    with pytest.raises(RunError, match="alone has no model: every client keeps one of its own"):
+        run.model("alone", module=Net)
+    with pytest.raises(RunError, match="does not fit this network"):
+        run.model("FedAvg", module=nn.Linear(5, 3))
+    with pytest.raises(RunError, match="does not fit this network"):
+        run.model("FedAvg", module=Net(9))
+
+
+def test_a_module_begins_with_its_own_numbers(data: cw.FederatedData, tmp_path: Path) -> None:
+    network = Net()
+    still = CONFIG | {"rounds": 1, "methods": ["FedAvg"], "training": {"learning_rate": 1e-30, "batch_size": 20}}
+    run = cw.Run(cw.run(still, tmp_path / "run", data=data, model=network))
+    for seed in (1, 2):
+        assert torch.equal(run.model("FedAvg", seed, module=Net).body[0].weight, network.body[0].weight)
+
+
+def test_what_is_exported_needs_no_clientwise(run: cw.Run, tmp_path: Path) -> None:
+    (path,) = run.export("FedAvg", 1, tmp_path)
+    program = f"""
+import sys
+from safetensors import safe_open
+with safe_open({str(path)!r}, "np") as file:
+    print(file.metadata()["method"], file.metadata()["round"], file.metadata()["input_shape"], sorted(file.keys())[0])
+assert "clientwise" not in sys.modules
+"""
+    printed = subprocess.check_output([sys.executable, "-c", program], text=True)
+    assert printed.split() == ["FedAvg", "3", "[5]", "body.0.bias"]
+    if not any(name.startswith("onnxscript") for name in sys.modules):
+        with pytest.raises(ClientwiseError, match=r"pip install 'clientwise\[onnx\]'"):
+            run.export("FedAvg", 1, tmp_path, onnx=True)
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        (nn.Linear(4, 3), r"does not take samples of shape \(5,\)"),
+        (nn.Linear(5, 2), "gives 2 numbers for a sample, and there must be 3"),
+        (lambda: 3, "must give a torch.nn.Module, gave int"),
+        (lambda width: nn.Linear(5, width), "must be called with nothing, or with the shape .* it asks for width"),
+        (3, "must be a module or make one, got int"),
+        (lambda shape, outputs: nn.Linear(5 // 0, 2), "cannot be made: ZeroDivisionError"),
+    ],
+)
+def test_what_is_no_network_is_refused_in_words(model: Any, said: str, data: cw.FederatedData, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=f"model: .*{said}"):
+        cw.run(CONFIG, tmp_path / "run", data=data, model=model)
+    assert not (tmp_path / "run").exists()
+
+
+def test_other_processes_cannot_see_a_model(data: cw.FederatedData, tmp_path: Path) -> None:
+    for key, value in {"engine": "flower", "workers": "ray"}.items():
+        with pytest.raises(ConfigError, match=f"{key}: other processes cannot see a model of yours"):
+            cw.run(CONFIG | {key: value, "methods": ["FedAvg"]}, tmp_path / "run", data=data, model=Net)
+    with pytest.raises(ConfigError, match="model: is missing: name one, or hand a module"):
+        cw.run(CONFIG, tmp_path / "run", data=data)
+
+
+def test_a_class_of_a_plugin_is_a_model_with_options(tmp_path: Path, data: cw.FederatedData) -> None:
+    (tmp_path / "my_net.py").write_text(
+        '''
+import clientwise as cw
+from torch import nn
+
+@cw.MODELS.register("my_net")
+class MyNet(nn.Module):
+    """Two layers."""
+
+    def __init__(self, input_shape, num_outputs, *, hidden: int = 4):
+        super().__init__()
+        self.first, self.last = nn.Linear(input_shape[0], hidden), nn.Linear(hidden, num_outputs)
+
+    def forward(self, samples):
+        return self.last(self.first(samples).relu())
+'''
+    )
+    config = CONFIG | {"plugins": ["my_net"], "plugin_dir": str(tmp_path), "model": {"name": "my_net", "hidden": 6}}
+    run = cw.Run(cw.run(config, tmp_path / "run", data=data))
+    network = run.model("FedAvg")
+    assert network.first.weight.shape == (6, 5)
+    assert accuracy(network) == run.summary()[0].metric[0]
+    with pytest.raises(ConfigError, match=r"model\.hiden: unknown option; did you mean 'hidden'"):
+        cw.load(config | {"model": {"name": "my_net", "hiden": 6}})
