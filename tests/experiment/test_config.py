@@ -20,10 +20,23 @@ def issues(config: dict[str, Any], *overrides: str) -> list[tuple[str, str]]:
     return caught.value.issues
 
 
-def test_the_least_config_is_fedavg(tiny: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("server_set", "name"),
+    [
+        ({}, "Recommended"),
+        ({"source": "contributed", "fraction": 0.0}, "Recommended"),
+        ({"source": "clients"}, "RecommendedJudged"),
+        ({"fraction": 0.0}, "FedAvg"),
+    ],
+)
+def test_who_names_no_method_gets_what_the_samples_allow(
+    tiny: dict[str, Any], server_set: dict[str, Any], name: str
+) -> None:
     least = {key: tiny[key] for key in ("name", "rounds", "data", "partition", "model")}
-    (method,) = load_experiment(least).build_methods()
-    assert (method.name, method.names, method.adjust, method.adapt_loss) == ("FedAvg", ("dataset_size",), None, None)
+    assert (
+        load_experiment({**least, "server_set": server_set}).methods
+        == load_experiment({**tiny, "methods": [name]}).methods
+    )
 
 
 def test_every_error_at_once_with_key_and_suggestion(tiny: dict[str, Any]) -> None:

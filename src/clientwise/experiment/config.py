@@ -77,6 +77,9 @@ def make_experiment(where: str, table: Mapping[str, Any]) -> Experiment:
     issues = _load_plugins(table["plugins"], str(table["plugin_dir"])) if table.get("plugins") else []
     try:
         experiment = Experiment.model_validate(table)
+        if "methods" not in table:
+            methods = write_out([experiment.recommended], where)
+            experiment = Experiment.model_validate({**table, "methods": methods})
     except ValidationError as error:
         raise ConfigError(where, issues + issues_of(error, _KNOWN_KEYS)) from None
     issues += config_issues(experiment)

@@ -420,7 +420,9 @@ class Experiment(Section):
         [], description="hostile or faulty clients"
     )
     methods: Annotated[list[MethodSettings], Field(min_length=1, max_length=1_000)] = Field(
-        [MethodSettings(name="FedAvg")], description="what is compared"
+        [MethodSettings(name="FedAvg")],
+        description="what is compared; default: `Recommended`, or `RecommendedJudged` where clients judge "
+        '(server_set.source = "clients"), or `FedAvg` where there are no samples to judge by',
     )
 
     _source: str = PrivateAttr("config")
@@ -451,6 +453,13 @@ class Experiment(Section):
     def server_holds_samples(self) -> bool:
         """Whether samples are set aside for the server."""
         return self.evaluation.official_test == "server" or self.server_set.fraction > 0
+
+    @property
+    def recommended(self) -> str:
+        """The method for whoever names none: the best that the samples to judge by allow (docs/evidence.md)."""
+        if self.server_set.source == "clients":
+            return "RecommendedJudged"
+        return "Recommended" if self.server_holds_samples or self.server_set.source == "contributed" else "FedAvg"
 
     @property
     def clients_test(self) -> bool:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from urllib.parse import quote
 
 from ..errors import RunError
+from ..runs.database import reading
 from ..runs.lock import is_locked
 from ..runs.reader import Run
 from . import sections
@@ -37,6 +39,13 @@ def overview(runs: Sequence[Run]) -> Document:
     if len({run.metric for run in runs}) > 1:
         measured = " and ".join(sorted({run.metric for run in runs}))
         raise RunError(f"these runs measure different things ({measured}): report on them one by one")
+    with ExitStack() as stack:
+        for run in runs:
+            stack.enter_context(reading(run.folder))
+        return _overview(runs)
+
+
+def _overview(runs: Sequence[Run]) -> Document:
     first, series = runs[0], series_of(runs)
     if not series:
         return not_begun(first.name, first.id, run_state(first))

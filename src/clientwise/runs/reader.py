@@ -252,14 +252,14 @@ class Run:
         """(round, weight all hostile clients had together)."""
         rows = self._rows(
             tuple[int, float],
-            """SELECT round_num, TOTAL(weight) FROM participants WHERE lane = ?
-               AND client IN (SELECT client FROM clients WHERE seed = ? AND hostile IS NOT NULL)
-               GROUP BY round_num""",
-            self.lane(method, seed),
+            """SELECT round_num, (SELECT TOTAL(weight) FROM participants
+                 WHERE lane = rounds.lane AND round_num = rounds.round_num
+                 AND client IN (SELECT client FROM clients WHERE seed = ? AND hostile IS NOT NULL))
+               FROM rounds WHERE lane = ? ORDER BY round_num""",
             seed,
+            self.lane(method, seed),
         )
-        weights = dict(rows)
-        return thinned([(number, weights.get(number, 0.0)) for number in self.round_nums(method, seed)], max_points)
+        return thinned(rows, max_points)
 
     def weight_grid(self, method: str, seed: int, max_cells: int) -> WeightGrid | None:
         """Weight of every client over the rounds, at most `max_cells` in either direction; None without any."""
