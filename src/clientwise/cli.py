@@ -37,6 +37,15 @@ SetOption = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Change a key of the config: training.epochs=5, methods.0.name=X."),
 ]
+MethodsOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--methods",
+        metavar="NAME,NAME",
+        help="Only these of the config's methods, or others that have a name (`clientwise list methods`).",
+        show_default=False,
+    ),
+]
 PresetOption = Annotated[
     str | None, typer.Option(metavar="NAME", help="A preset of the config, for instance quick.", show_default=False)
 ]
@@ -104,6 +113,7 @@ def run(
     ] = None,
     seeds: Annotated[str | None, typer.Option(help="Seeds: 1,2,3 or 1-5.", show_default=False)] = None,
     rounds: Annotated[int | None, typer.Option(help="Rounds per method and seed.", show_default=False)] = None,
+    methods: MethodsOption = None,
     out_folder: Annotated[
         Path | None, typer.Option("--out", help="Run folder; default: runs/NAME-DATE-TIME.", show_default=False)
     ] = None,
@@ -135,6 +145,7 @@ def run(
         "device": device,
         "workers": cores,
         "rounds": rounds,
+        "methods": methods or None,
         "trackers": trackers or None,
         "data_dir": _absolute(data_dir),
     }
@@ -150,6 +161,7 @@ def run(
 @app.command()
 def check(
     file: Annotated[Path, typer.Argument(help="A TOML file.", show_default=False)],
+    methods: MethodsOption = None,
     preset: PresetOption = None,
     data_dir: DataDirOption = None,
     changes: SetOption = None,
@@ -158,7 +170,7 @@ def check(
     from .experiment.config import presets_of
     from .experiment.describe import describe
 
-    given = {"data_dir": _absolute(data_dir)}
+    given = {"methods": methods or None, "data_dir": _absolute(data_dir)}
     if matrix := _load_matrix(file, changes, given, preset=preset):
         _check_matrix(matrix)
         return

@@ -46,6 +46,7 @@ EngineFactory = AbstractContextManager[Connect]  # a context: what it reaches cl
 # `workers` may change the last bits of what follows (docs/performance.md); the others change none.
 MAY_CHANGE = {"data_dir", "plugin_dir", "checkpoint_seconds", "trackers", "workers"}
 MAY_CHANGE |= {"flower.train_seconds", "flower.evaluate_seconds"}
+MAY_GROW = {"rounds", "seeds", "methods"}  # what is there stays as it is: see `_with_what_is_there`
 
 
 class Stopped(KeyboardInterrupt):
@@ -101,6 +102,8 @@ def run(
 ) -> Path:
     """See `launch.run`. Without `engines` all clients are simulated in this process."""
     assert engines or experiment.engine == "local", "`launch.run` knows how to reach other clients"
+    if resume and out is not None:
+        experiment = _with_what_is_there(Path(out), experiment)
     samples = validate(experiment, data)
     device = pick_device(experiment.device)
     trackers = build_trackers(experiment)
@@ -158,17 +161,38 @@ def _claim(folder: Path, resume: bool) -> None:
     folder.mkdir(parents=True, exist_ok=True)
 
 
+def _with_what_is_there(folder: Path, experiment: Experiment) -> Experiment:
+    """The experiment and what its run folder has already: rounds, seeds and methods may be added, and none is lost."""
+    written = folder / "config.toml"
+    if not written.exists():
+        return experiment
+    before = load_experiment(written)
+    mine = {method.name: method for method in experiment.methods}
+    for method in before.methods:
+        if mine.pop(method.name, method).to_dict() != method.to_dict():
+            raise RunError(f"{folder}: was run with another {method.name!r}; give the new one another name")
+    grown = {
+        "rounds": max(before.rounds, experiment.rounds),
+        "seeds": list(dict.fromkeys([*before.seeds, *experiment.seeds])),
+        "methods": [*before.methods, *mine.values()],
+    }
+    return experiment.model_copy(update=grown)
+
+
 def _prepare(folder: Path, experiment: Experiment, resume: bool) -> None:
     """In a folder that is locked: begin a run, or check that it is the one to go on with."""
     written = folder / "config.toml"
     if written.exists():
         if not resume:
             raise RunError(f"{folder}: there is a run already; go on with --resume, or choose another --out")
-        if changed := _changed(load_experiment(written).to_dict(), experiment.to_dict()):
+        changed = _changed(load_experiment(written).to_dict(), experiment.to_dict())
+        if others := [key for key in changed if key not in MAY_GROW]:
             raise RunError(
-                f"{folder}: was run with another config ({', '.join(changed)} differ); "
+                f"{folder}: was run with another config ({', '.join(others)} differ); "
                 "resume it with its own, or choose another --out"
             )
+        if changed:
+            write_atomically(written, experiment.to_toml().encode())
         return
     write_atomically(written, experiment.to_toml().encode())  # first: from here on the folder is a run
     versions = {name: version(name) for name in ("clientwise", "torch", "numpy", "pydantic", "safetensors")}
@@ -233,6 +257,10 @@ def _run_all(
     connect: Connect | None,
 ) -> None:
     methods, rounds = experiment.build_methods(), experiment.rounds
+    store.reopen_lanes(rounds)
+    if not _reports_on_clients(experiment, own_data):
+        every = experiment.evaluation.clients_every
+        store.forget_undue(rounds, every, [method.name for method in methods if method.adjust is None])
     planned = [(seed, method) for seed in experiment.seeds for method in methods]
     todo = [(seed, method) for seed, method in planned if not store.is_lane_finished(method.name, seed)]
     total, done = len(planned) * rounds, (len(planned) - len(todo)) * rounds

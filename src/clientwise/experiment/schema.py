@@ -123,6 +123,12 @@ class Section(BaseModel):
         extra="forbid", strict=True, frozen=True, arbitrary_types_allowed=True, allow_inf_nan=False
     )
 
+    def to_dict(self) -> dict[str, Any]:
+        """The table as plain values: every default written out, nothing left to the version."""
+        plain = _plain(self)
+        assert isinstance(plain, dict)
+        return plain
+
 
 class Training(Section):
     """How every client trains."""
@@ -469,12 +475,6 @@ class Experiment(Section):
     def build_methods(self) -> list[Method]:
         """All methods, ready to run."""
         return [method.build(self.training) for method in self.methods]
-
-    def to_dict(self) -> dict[str, Any]:
-        """The resolved config as plain values: every default written out, nothing left to the version."""
-        plain = _plain(self)
-        assert isinstance(plain, dict)
-        return plain
 
     def to_toml(self) -> str:
         """The resolved config as TOML."""

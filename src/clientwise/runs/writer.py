@@ -21,6 +21,9 @@ from .files import checkpoint_path
 from .schema import DATABASE, SCHEMA, SCHEMA_VERSION
 
 
+_ROUNDS = "(SELECT COUNT(*) FROM rounds WHERE rounds.lane = lanes.lane)"
+
+
 class Store:
     """Writes a run folder. One transaction a round; a reader may look at any time."""
 
@@ -115,6 +118,24 @@ class Store:
         """Mark a lane as finished."""
         with self._transaction() as database:
             database.execute("UPDATE lanes SET finished = 1 WHERE lane = ?", (lane,))
+
+    def reopen_lanes(self, rounds: int) -> None:
+        """Lanes that have run fewer rounds than are asked for now are not finished."""
+        with self._transaction() as database:
+            database.execute(f"UPDATE lanes SET finished = 0 WHERE {_ROUNDS} < ?", (rounds,))
+
+    def forget_undue(self, rounds: int, every: int, methods: Sequence[str]) -> None:
+        """Lanes that go on lose an evaluation of all clients that was made only because their last round ended then."""
+        undue = f"""SELECT lane, {_ROUNDS} AS last FROM lanes
+                    WHERE last < ? AND last % ? > 0 AND method IN ({", ".join("?" * len(methods))})"""
+        with self._transaction() as database:
+            for place in database.execute(undue, (rounds, max(1, every), *methods)).fetchall():
+                database.execute("DELETE FROM local WHERE lane = ? AND round_num = ?", place)
+                database.execute(
+                    """UPDATE rounds SET local_mean = NULL, local_p10 = NULL, local_p90 = NULL, reached = NULL
+                       WHERE lane = ? AND round_num = ?""",
+                    place,
+                )
 
     def check_fact(self, key: str, value: object) -> None:
         """Write a fact, or make sure that it is still what it was when the run began."""
