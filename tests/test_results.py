@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from sklearn import metrics as reference
 from torch import Tensor, nn
 
 import clientwise as cw
@@ -72,6 +73,40 @@ def test_a_network_of_ones_own_comes_back_trained(run: cw.Run) -> None:
         run.model("FedAvg", module=nn.Linear(5, 3))
     with pytest.raises(RunError, match="does not fit this network"):
         run.model("FedAvg", module=Net(9))
+
+
+@pytest.mark.parametrize("metric", ["balanced_accuracy", "macro_f1", "auc"])
+def test_the_metric_is_what_was_asked_for(metric: str, data: cw.FederatedData, tmp_path: Path) -> None:
+    config = CONFIG | {"rounds": 2, "seeds": [1], "evaluation": {"metric": metric, "target": 0.01}}
+    run = cw.Run(cw.run(config, tmp_path / "run", data=data, model=Net))
+    inputs, targets = share(70)
+    scores = run.model("FedAvg", module=Net)(inputs).detach()
+    expected = {
+        "balanced_accuracy": lambda: reference.balanced_accuracy_score(targets, scores.argmax(1)),
+        "macro_f1": lambda: reference.f1_score(targets, scores.argmax(1), average="macro"),
+        "auc": lambda: reference.roc_auc_score(targets, scores.softmax(1), multi_class="ovr"),
+    }[metric]()
+    first = run.summary()[0]
+    assert (run.metric, first.rounds_to_target) == (metric, [1])
+    assert first.metric[0] == pytest.approx(expected, abs=1e-6)
+    local = run.client_curve("FedAvg", 1, 0)[-1][1]
+    inputs, targets = share(20)
+    if metric == "balanced_accuracy":  # of every client, too
+        predictions = run.model("FedAvg", module=Net)(inputs).argmax(1)
+        assert local == pytest.approx(reference.balanced_accuracy_score(targets, predictions))
+
+
+def test_a_metric_must_fit(tiny: dict[str, Any], tmp_path: Path) -> None:
+    for metric, said in {
+        "aucc": "unknown metric 'aucc'; did you mean 'auc'",
+        "mape": "mape needs numbers to predict, and this is classification",
+        "diagnostic_odds_ratio": "is no share",
+    }.items():
+        with pytest.raises(ConfigError, match=f"evaluation.metric: .*{said}"):
+            cw.run(tiny | {"evaluation": {"metric": metric}}, tmp_path / "run")
+    tiny["methods"] = [{"name": "wrong", "criteria": [{"name": "server_performance", "metric": "auc"}]}]
+    with pytest.raises(ConfigError, match=r"methods\[0\].criteria\[0\]: .*it is for evaluation.metric"):
+        cw.run(tiny, tmp_path / "run")
 
 
 def test_a_module_begins_with_its_own_numbers(data: cw.FederatedData, tmp_path: Path) -> None:

@@ -193,6 +193,10 @@ def tune(
     seeds: Annotated[str | None, typer.Option(help="Seeds: 1,2,3 or 1-5.", show_default=False)] = None,
     rounds: Annotated[int | None, typer.Option(help="Rounds at most.", show_default=False)] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda or auto.", show_default=False)] = None,
+    each: Annotated[
+        bool, typer.Option("--each", help="A rate for every method; otherwise one for all, that of the first.")
+    ] = False,
+    methods: MethodsOption = None,
     preset: PresetOption = None,
     data_dir: DataDirOption = None,
     changes: SetOption = None,
@@ -202,17 +206,23 @@ def tune(
     from .experiment.tune import tune as try_rates
     from .report.terminal import trials_table
 
-    given = {"device": device, "rounds": rounds, "data_dir": _absolute(data_dir)}
+    given = {"device": device, "rounds": rounds, "methods": methods or None, "data_dir": _absolute(data_dir)}
     experiment = _load(file, changes, given, seeds, preset)
     grid = GRID if rates is None else _rates(rates)
-    with err.status("Trying learning rates") as status:
-        trials, best = try_rates(
-            experiment, grid, on_trial=lambda trial: status.update(f"{trial.learning_rate:g} with seed {trial.seed}")
-        )
-    out.print(trials_table(trials, experiment.methods[0].name, target_of(experiment)))
-    if all(trial.rounds is None for trial in trials):
-        out.print(f"[yellow]No rate got there in {experiment.rounds} rounds; give it more (--rounds). Best so far:[/]")
-    out.print(f"[green]training.learning_rate = {best:g}[/]")
+    for index, method in enumerate(experiment.methods if each else experiment.methods[:1]):
+        with err.status("Trying learning rates") as status:
+            trials, best = try_rates(
+                experiment,
+                grid,
+                method=method.name,
+                on_trial=lambda trial: status.update(f"{trial.learning_rate:g} with seed {trial.seed}"),
+            )
+        out.print(trials_table(trials, method.name, target_of(experiment)))
+        if all(trial.rounds is None for trial in trials):
+            out.print(
+                f"[yellow]No rate got there in {experiment.rounds} rounds; give it more (--rounds). Best so far:[/]"
+            )
+        out.print(f"[green]{f'methods.{index}.' if each else ''}training.learning_rate={best:g}[/]")
 
 
 def _rates(text: str) -> list[float]:

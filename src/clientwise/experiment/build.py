@@ -46,10 +46,19 @@ def load_samples(experiment: Experiment) -> Samples:
     load: Callable[[], Samples] = partial(make(DATASETS, experiment.data), folder)
     try:
         if experiment.features is None:
-            return load()
-        return with_features(experiment.data, experiment.features, folder, pick_device(experiment.device), load)
+            return scored(experiment, load())
+        device = pick_device(experiment.device)
+        return scored(experiment, with_features(experiment.data, experiment.features, folder, device, load))
     except DataError as error:  # it names the file; this is who asks for it
         raise DataError(f"{experiment.source}: data: {error}") from None
+
+
+def scored(experiment: Experiment, samples: Samples) -> Samples:
+    """The samples with the metric that the experiment asks for."""
+    metric = experiment.evaluation.metric
+    if metric in (None, samples.problem.usual_metric):
+        return samples
+    return replace(samples, problem=replace(samples.problem, scored_by=metric))
 
 
 def build_trackers(experiment: Experiment) -> Trackers:

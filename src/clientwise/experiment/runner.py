@@ -32,7 +32,7 @@ from ..runs.lock import locked
 from ..runs.reader import is_finished
 from ..runs.writer import Store
 from ..trackers import Trackers
-from .build import build_data, build_engine, build_executor, build_plan, build_trackers, count_outputs
+from .build import build_data, build_engine, build_executor, build_plan, build_trackers, count_outputs, scored
 from .config import load_experiment
 from .lanes import Lane, Progress, run_lanes
 from .ray_lanes import run_on_ray
@@ -104,6 +104,7 @@ def run(
     assert engines or experiment.engine == "local", "`launch.run` knows how to reach other clients"
     if resume and out is not None:
         experiment = _with_what_is_there(Path(out), experiment)
+    data = replace(data, samples=scored(experiment, data.samples)) if data else None
     samples = validate(experiment, data)
     device = pick_device(experiment.device)
     trackers = build_trackers(experiment)

@@ -30,6 +30,7 @@ from ..core.bounds import Bounds
 from ..core.criteria import CRITERIA, make_criterion
 from ..core.evidence import EVIDENCE
 from ..core.method import Control, Method
+from ..core.metrics import METRICS
 from ..core.priority import ADJUSTMENTS
 from ..core.rules import RULES
 from ..core.scores import SCORES, Score
@@ -107,6 +108,12 @@ def _name(text: str) -> str:
     if not 0 < len(text.encode()) <= 200 or any(letter < " " for letter in text):
         raise PydanticCustomError("name", "a name has 1 to 200 bytes, and no control characters")
     return text
+
+
+def _metric(name: str) -> str:
+    if name not in METRICS:
+        _raise([("", f"unknown metric {name!r}{suggest(name, METRICS)}")])
+    return name
 
 
 Fraction = Annotated[float, Field(ge=0, lt=1)]
@@ -208,13 +215,17 @@ class EvaluationSettings(Section):
         description='the dataset\'s own test split: "pooled" with all other samples; "server": it is the server set, '
         'as in P3; "clients": it is dealt out as their test sets, alike to their training sets, as in P1',
     )
+    metric: Annotated[str, AfterValidator(_metric)] | None = Field(
+        None,
+        description="what models are scored with: tables, targets, P2's search and `tune` follow it, AdaFed's criteria "
+        "do not; default: accuracy, MAPE (regression) or concordance (survival)",
+    )
     clients_every: Annotated[int, Field(ge=0)] = Field(
         1, description="rounds between evaluations on all clients' test sets; 0: never"
     )
     target: PositiveFloat | None = Field(
         None,
-        description="rounds-to-target counts the rounds until the reported metric gets there: accuracy, MAPE "
-        "(regression) or concordance (survival)",
+        description="rounds-to-target counts the rounds until the reported metric gets there: see `metric`",
     )
     client_targets: list[PositiveFloat] = Field(
         [],

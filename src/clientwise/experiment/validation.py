@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from ..attacks import ATTACKS
 from ..core.criteria import Arrivals, ClientFacts, Criterion
 from ..core.method import Method
+from ..core.metrics import METRICS, measured
 from ..core.priority import MAX_CRITERIA
 from ..core.rules import Rule, Ruled
 from ..core.types import Evaluation, Problem
@@ -218,6 +219,13 @@ def _problem_issues(experiment: Experiment, problem: Problem) -> Iterator[Issue]
     for key, values in targets.items():
         if problem.higher_is_better and max(values, default=0) > 1:
             yield f"evaluation.{key}", f"{problem.metric} is at most 1, got {max(values)}"
+    if unfit := [*_unfit("evaluation.metric", METRICS, Part(problem.metric, {}), problem)]:
+        yield from unfit
+    elif not measured(problem.metric).is_share:
+        yield (
+            "evaluation.metric",
+            f"{problem.metric} is no share, which is what tables show; the usual one is used without",
+        )
     for index, method in enumerate(experiment.methods):
         for key, registry, part in method.parts():
             yield from _unfit(f"methods[{index}].{key}", registry, part, problem)
@@ -356,7 +364,7 @@ def _arrivals(clients: Sequence[int], method: Method, engine: LocalEngine) -> Ar
         memory={one.part.name: one.memory.first(engine.num_clients)[rows] for one in method.criteria if one.memory},
         attributes={name: values[rows] for name, values in engine.attributes.items()},
         server_update=lambda: torch.zeros_like(engine.initial_model),
-        metric=engine.problem.metric,
+        metric=engine.problem.usual_metric,
     )
 
 

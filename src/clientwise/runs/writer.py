@@ -20,7 +20,6 @@ from .database import DAMAGE, refuse_links, refuse_programs
 from .files import checkpoint_path
 from .schema import DATABASE, SCHEMA, SCHEMA_VERSION
 
-
 _ROUNDS = "(SELECT COUNT(*) FROM rounds WHERE rounds.lane = lanes.lane)"
 
 
