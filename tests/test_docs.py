@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 import runpy
 import tomllib
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import numpy
 import pytest
@@ -59,6 +61,17 @@ def test_the_page_on_data_is_true(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         numpy.save(tmp_path / f"{name}.npy", array)
     config = {"name": "page", "rounds": 1, "model": "linear", "data": "my_images", "partition": "by_id"}
     assert cw.Run(cw.run(config | {"data_dir": str(tmp_path)}, tmp_path / "plugin")).finished
+
+
+def test_the_example_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cells = json.loads((ROOT / "examples" / "notebook.ipynb").read_text(encoding="utf-8"))["cells"]
+    monkeypatch.chdir(tmp_path)
+    scope: dict[str, Any] = {}
+    for cell in cells:
+        if cell["cell_type"] == "code":
+            exec("".join(cell["source"]), scope)
+    assert scope["run"].rounds == 10
+    assert "AdaFed" in scope["run"]._repr_html_()
 
 
 def test_the_page_on_models_is_true(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -107,6 +108,63 @@ def test_a_metric_must_fit(tiny: dict[str, Any], tmp_path: Path) -> None:
     tiny["methods"] = [{"name": "wrong", "criteria": [{"name": "server_performance", "metric": "auc"}]}]
     with pytest.raises(ConfigError, match=r"methods\[0\].criteria\[0\]: .*it is for evaluation.metric"):
         cw.run(tiny, tmp_path / "run")
+
+
+def test_frames_hold_every_row(run: cw.Run) -> None:
+    rounds, clients, weights = (run.frame(name) for name in ("rounds", "clients", "weights"))
+    assert (len(rounds), len(clients), len(weights)) == (12, 36, 36)
+    last = rounds[(rounds.method == "FedAvg") & (rounds["round"] == 3)]
+    assert last.metric.tolist() == run.summary()[0].metric
+    assert weights.groupby(["method", "seed", "round"]).weight.sum().round(9).eq(1).all()
+    assert {"method", "seed", "round", "client", "criterion", "raw", "normalised"} < {*run.frame("criteria").columns}
+    with pytest.raises(RunError, match="no frame 'weight'; did you mean 'weights'"):
+        run.frame("weight")  # type: ignore[arg-type]
+
+
+def test_a_notebook_shows_a_run_as_words_table_and_picture(run: cw.Run) -> None:
+    shown = run._repr_html_()
+    assert "<strong>mine: finished</strong>" in shown
+    assert "<td>FedAvg</td>" in shown
+    assert "data:image/png;base64,iVBOR" in shown
+    figure = run.figure()
+    figure.axes[0].set_title("my own title")
+    assert figure._repr_png_().startswith(b"\x89PNG")
+    with pytest.raises(ClientwiseError, match="there is no chart 'curves-metrik'; did you mean 'curves-metric'"):
+        run.figure("curves-metrik")
+
+
+class Notebook(ModuleType):
+    """IPython as a notebook has it, as far as a bar needs it."""
+
+    def __init__(self) -> None:
+        super().__init__("IPython")
+        self.display, self.shown = ModuleType("IPython.display"), list[str]()
+        self.display.HTML, self.display.display = str, self._display
+
+    def get_ipython(self) -> Any:
+        return SimpleNamespace(kernel=None)
+
+    def _display(self, text: str, *, display_id: bool) -> Any:
+        return SimpleNamespace(update=self.shown.append)
+
+
+def test_a_bar_is_shown_in_a_notebook(
+    data: cw.FederatedData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    notebook = Notebook()
+    monkeypatch.setitem(sys.modules, "IPython", notebook)
+    monkeypatch.setitem(sys.modules, "IPython.display", notebook.display)
+    config = CONFIG | {"seeds": [1], "rounds": 2, "methods": [{"name": "a<b"}]}
+    cw.run(config, tmp_path / "run", data=data, model=Net)
+    assert notebook.shown[-1].startswith('<progress value="2" max="2"></progress> 2 of 2 rounds; a&lt;b, seed 1')
+    shown = len(notebook.shown)
+    cw.run(config, tmp_path / "quiet", data=data, model=Net, progress=False)
+    assert len(notebook.shown) == shown
+    monkeypatch.undo()
+    cw.run(config, tmp_path / "nobody watches", data=data, model=Net)
+    assert capsys.readouterr().err == ""
+    cw.run(config, tmp_path / "plain", data=data, model=Net, progress=True)
+    assert "a<b, seed 1: round 2/2" in capsys.readouterr().err
 
 
 def test_a_module_begins_with_its_own_numbers(data: cw.FederatedData, tmp_path: Path) -> None:

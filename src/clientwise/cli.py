@@ -59,8 +59,10 @@ DataDirOption = Annotated[
 
 def main() -> None:
     """Entry point: errors of the user are one line each, never a traceback."""
+    from . import errors
     from .errors import ClientwiseError
 
+    errors.on_command_line = True
     try:
         app()
     except ClientwiseError as error:

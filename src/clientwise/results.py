@@ -1,12 +1,14 @@
-"""A run as one meets it in Python: what `runs.reader` reads, and the trained model as a network."""
+"""A run as one meets it in Python: what `runs.reader` reads, as frames and pictures too, and the trained network."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
 from functools import partial
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from safetensors.torch import save
@@ -17,9 +19,16 @@ from .experiment.config import load_experiment
 from .experiment.schema import make
 from .models.networks import MODELS
 from .models.own import OwnModel
+from .registry import suggest
+from .report.document import Chart
+from .report.views import overview, result_charts
 from .runs import reader
 from .runs.files import plain_name, write_atomically
+from .runs.frames import FrameName
 from .runs.rows import ModelFacts
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 OwnNetwork = nn.Module | Callable[..., nn.Module]
 
@@ -29,9 +38,36 @@ class Run(reader.Run):
 
     `run.summary()` is one line per method, `run.curve("metric", "AdaFed", seed=1)` a list over rounds,
     `run.participants("AdaFed", seed=1, round_num=10)` who got which weight, `run.model("AdaFed")` the trained network.
+    `run.frame("rounds")` is a table for pandas, `run.figure()` a picture; a notebook shows a run as both.
     For what no method answers there is `run.query(sql)`, which asks the database; its tables are described in
     `clientwise/runs/schema.py`.
     """
+
+    def frame(self, what: FrameName, library: Literal["pandas", "polars"] = "pandas") -> Any:
+        """All rows of a kind as a frame: "rounds", "clients" (on their own test data), "weights" or "criteria"."""
+        columns = self.columns(what)
+        try:
+            return import_module(library).DataFrame(columns)
+        except ModuleNotFoundError:
+            raise ClientwiseError(f"run.frame needs {library}: pip install {library}") from None
+
+    def figure(self, chart: str | None = None) -> Figure:
+        """A chart of the report as a figure of matplotlib, which can be changed and saved; by default the result."""
+        from .report.picture import Picture
+
+        if chart is None:
+            return Picture(result_charts(self))
+        known = {f"{section.id}-{item.id}": item for section in overview([self]).sections for item in section.items}
+        charts = {name: item for name, item in known.items() if isinstance(item, Chart)}
+        if chart not in charts:
+            raise ClientwiseError(f"{self.id}: there is no chart {chart!r}{suggest(chart, charts)}")
+        return Picture([charts[chart]])
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: what came of it in words, as a table and as a picture."""
+        from .report.picture import run_html
+
+        return run_html(self)
 
     def model(self, method: str, seed: int | None = None, module: OwnNetwork | None = None) -> nn.Module:
         """The network that a method has trained, after the last round it has kept; by default of its first seed.

@@ -70,9 +70,9 @@ def summarise(parts: Sequence[EvaluateResult], job: EvaluateJob, problem: Proble
         return Evaluation(job.sizes, *by_holder, counts.sum(1), sample_losses=losses)
     counts = torch.stack([part.counts.cpu() for part in parts]).sum(0)
     if problem.kind == "classification" and problem.scored_by:
-        right = values.argmax(-1) == job.targets_on_cpu
+        correct = values.argmax(-1) == job.targets_on_cpu
         return Evaluation(
-            job.sizes, _scored(values, job, problem), per_owner(losses), counts, right=right, sample_losses=losses
+            job.sizes, _scored(values, job, problem), per_owner(losses), counts, right=correct, sample_losses=losses
         )
     by_owner = (per_owner(values), per_owner(losses))
     right = values.bool() if problem.kind == "classification" else None

@@ -53,7 +53,7 @@ class Stopped(KeyboardInterrupt):
     """Interrupted while it ran: what is in `folder` can be gone on with."""
 
     def __init__(self, folder: Path) -> None:
-        super().__init__()
+        super().__init__(f"stopped; go on with cw.run(config, {str(folder)!r}, resume=True)")
         self.folder = folder
 
 

@@ -19,6 +19,7 @@ from ..registry import suggest
 from .checkpoint import load_model
 from .database import reading, time_limit
 from .files import checkpoint_path
+from .frames import FRAMES, FrameName
 from .lock import is_locked
 from .rows import (
     BestRound,
@@ -163,6 +164,14 @@ class Run:
     def config(self) -> dict[str, Any]:
         """The resolved config as it was written, with every default; nothing where it cannot be read."""
         return written_config(self.folder)
+
+    def columns(self, what: FrameName) -> dict[str, list[Any]]:
+        """All rows of a kind, unchecked, column by column."""
+        if what not in FRAMES:
+            raise RunError(f"{self.id}: no frame {what!r}{suggest(what, FRAMES)}")
+        names, sql = FRAMES[what]
+        columns = list(zip(*self.query(sql), strict=True)) or [()] * len(names)
+        return {name: list(column) for name, column in zip(names, columns, strict=True)}
 
     # What was trained -------------------------------------------------------------------------------------------
 
