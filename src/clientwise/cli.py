@@ -331,7 +331,9 @@ def show(
     """Show a run's tables in the terminal; it may still be running."""
     from .experiment.matrix import FILE
     from .experiment.runner import newest_run
+    from .report.series import series_of
     from .report.terminal import audit_tables, remarks, summary_table
+    from .report.views import headline
     from .runs.reader import Run
 
     if method is not None and round_num is None:
@@ -346,7 +348,7 @@ def show(
         run = Run(folder)
         if round_num is None:
             out.print(summary_table(run))
-            for remark in remarks(run):
+            for remark in [*headline(series_of([run])), *remarks(run)]:
                 out.print(_escaped(remark))
         else:
             for table in audit_tables(run, round_num, method):

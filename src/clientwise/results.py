@@ -15,7 +15,7 @@ from safetensors.torch import save
 from torch import nn
 
 from .errors import ClientwiseError, RunError
-from .experiment.config import load_experiment
+from .experiment.config import load_experiment, read_written
 from .experiment.schema import make
 from .models.networks import MODELS
 from .models.own import OwnModel
@@ -42,6 +42,11 @@ class Run(reader.Run):
     For what no method answers there is `run.query(sql)`, which asks the database; its tables are described in
     `clientwise/runs/schema.py`.
     """
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The resolved config as it was written, with every default; nothing where it cannot be read."""
+        return read_written(self.folder / "config.toml")
 
     def frame(self, what: FrameName, library: Literal["pandas", "polars"] = "pandas") -> Any:
         """All rows of a kind as a frame: "rounds", "clients" (on their own test data), "weights" or "criteria"."""

@@ -85,6 +85,14 @@ def test_keys_that_are_named_like_types(tiny: dict[str, Any], key: str) -> None:
         "seeds=[9223372036854775808]",
         "methods.0.server_step={name='adam', beta1=1.0}",
         "methods.0.score={name='owa', weights=[]}",
+        "methods.0.server_step={name='yogi', tau=1e20}",
+        "methods.0.rule={name='centred_clipping', steps=1000}",
+        *(
+            f"methods.0.evidence={{name='significance', {option}}}"
+            for option in ("step=1e-9", "strength=1e9", "slack=1e9", "threshold=1e9")
+        ),
+        "methods.0.evidence={name='law', steps=1000000000}",
+        "methods.0.evidence={name='shapley', orders=1000000000}",
         "device='tpu'",
     ],
 )

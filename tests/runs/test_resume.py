@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing
@@ -113,6 +114,28 @@ def test_a_database_that_lies_elsewhere(config: dict[str, Any], stopped: Path, t
         with pytest.raises(RunError, match=f"its {name} cannot be read .it is a link"):
             use()
     assert elsewhere.read_bytes() == before
+
+
+@pytest.mark.parametrize("name", [f"{LANE}.part", "checkpoints"])
+def test_nothing_is_written_through_a_link(config: dict[str, Any], stopped: Path, tmp_path: Path, name: str) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    if name == "checkpoints":
+        (stopped / name).rename(elsewhere)
+        (stopped / name).symlink_to(elsewhere)
+        with pytest.raises(RunError, match="checkpoints: is a link"):
+            cw.run(config, stopped, resume=True)
+    else:
+        elsewhere.write_bytes(b"precious")
+        (stopped / name).symlink_to(elsewhere)
+        assert left(cw.run(config, stopped, resume=True)) == left(cw.run(config, tmp_path / "whole"))
+        assert elsewhere.read_bytes() == b"precious"
+
+
+def test_a_checkpoint_that_is_a_pipe(config: dict[str, Any], stopped: Path) -> None:
+    (stopped / LANE).unlink()
+    os.mkfifo(stopped / LANE)
+    with pytest.raises(RunError, match=r"lane-1\.safetensors: not a file; delete it"):
+        cw.run(config, stopped, resume=True)
 
 
 FULL = """

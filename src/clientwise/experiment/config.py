@@ -13,6 +13,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from ..errors import ConfigError
+from ..runs.files import read_whole
 from .messages import dotted, issues_of
 from .named import pick, write_out
 from .presets import apply_preset
@@ -114,6 +115,14 @@ def _read(source: str | Path | Mapping[str, Any]) -> tuple[str, Path, dict[str, 
         raise ConfigError(where, [("", f"cannot be read: {error.strerror}")]) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(where, [("", f"not valid TOML: {error}")]) from None
+
+
+def read_written(path: Path) -> dict[str, Any]:
+    """A config as a run wrote it, unchecked, and no plugin imported; empty where it cannot be read."""
+    try:
+        return _copy(_parse(read_whole(path, MOST_BYTES).decode()), str(path))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, ConfigError):
+        return {}
 
 
 def _parse(text: str) -> dict[str, Any]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import platform
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
@@ -33,7 +32,7 @@ from ..runs.reader import is_finished
 from ..runs.writer import Store
 from ..trackers import Trackers
 from .build import build_data, build_engine, build_executor, build_plan, build_trackers, count_outputs, scored
-from .config import load_experiment
+from .config import load_experiment, read_written
 from .lanes import Lane, Progress, run_lanes
 from .ray_lanes import run_on_ray
 from .schema import Experiment
@@ -84,7 +83,7 @@ def find_unfinished(experiment: Experiment, parent: Path = Path("runs")) -> Path
     written = [
         path
         for path in parent.glob("*/config.toml")
-        if not _changed(_read(path), experiment.to_dict()) and not is_finished(path.parent)
+        if not _changed(read_written(path), experiment.to_dict()) and not is_finished(path.parent)
     ]
     if not written:
         raise RunError(f"{parent}/: no unfinished run of this config; name its folder: clientwise run FOLDER --resume")
@@ -124,14 +123,6 @@ def run(
         except KeyboardInterrupt:
             raise Stopped(folder) from None
     return folder
-
-
-def _read(path: Path) -> dict[str, Any]:
-    """A config as it was written, unchecked: another run's plugins are none of our business."""
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError, OSError):
-        return {}
 
 
 def _changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

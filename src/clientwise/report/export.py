@@ -12,16 +12,18 @@ from ..runs.reader import Run
 from .document import Cell, Chart, Document, Table
 from .figures import draw
 from .html import write_html
-from .views import audit_client, audit_round, overview
+from .views import audit_client, audit_round, one_seed, overview
 
 MAX_AUDITED_ROUNDS = 40  # per method and seed, in the file; `clientwise serve` has all of them
 MAX_AUDITED_CLIENTS = 100
+MAX_CARRIED_SEEDS = 20
 
 
 def write_report(runs: Sequence[Run], folder: Path, on_file: Callable[[Path], None] = lambda path: None) -> Path:
     """Write the report on one run, or several compared, and return the path of its page."""
     document = overview(runs)
-    page = write_html(document, audits(runs), folder / "report.html")
+    seeds = {str(seed): one_seed(runs, seed) for seed in (document.seeds or ())[1:MAX_CARRIED_SEEDS]}
+    page = write_html(document, {**audits(runs), "seed": seeds}, folder / "report.html")
     on_file(page)
     write_items(document, folder, on_file)
     return page
@@ -89,12 +91,19 @@ def as_markdown(table: Table) -> str:
 
 
 def as_latex(table: Table) -> str:
-    """A booktabs table for a paper, as P1 prints its tables."""
+    """A booktabs table for a paper, as P1 prints its tables; the best of rivals is bold."""
     kinds = "".join("r" if column.numeric else "l" for column in table.columns)
     head = " & ".join(_latex(column.label) for column in table.columns)
-    body = "\n".join(f"  {' & '.join(map(_latex, line))} \\\\" for line in _texts(table))
+    best = table.best()
+    lines = (
+        [f"\\textbf{{{_latex(text)}}}" if (row, place) in best else _latex(text) for place, text in enumerate(line)]
+        for row, line in enumerate(_texts(table))
+    )
+    body = "\n".join(f"  {' & '.join(line)} \\\\" for line in lines)
     return (
+        "% \\usepackage{booktabs}\n"
         f"\\begin{{table}}\n\\caption{{{_latex(table.title)}. {_latex(table.note)}}}\n"
+        f"\\label{{tab:{_file_name(table.id, set())}}}\n"
         f"\\begin{{tabular}}{{{kinds}}}\n"
         f"  \\toprule\n  {head} \\\\\n  \\midrule\n{body}\n  \\bottomrule\n\\end{{tabular}}\n\\end{{table}}\n"
     )
@@ -121,7 +130,12 @@ _LATEX = str.maketrans(
 
 
 def _latex(text: str) -> str:
-    return text.translate(_LATEX)
+    """Text as LaTeX reads it; a minus is a minus, not a hyphen.
+
+    >>> _latex("-0.4 ± 1.6")
+    '$-$0.4 $\\\\pm$ 1.6'
+    """
+    return re.sub(r"(?<!\w)-(?=\d)", "$-$", text.translate(_LATEX))
 
 
 def _file_name(text: str, used: set[str]) -> str:

@@ -24,6 +24,7 @@ from .document import (
     percent_of,
     table,
 )
+from .figures import value_axis
 from .series import (
     MAX_POINTS,
     Curve,
@@ -49,7 +50,8 @@ def result(series: Sequence[Series]) -> Section:
     """Which method won, by how much and how surely."""
     run = series[0].run
     target = next((one.run.target for one in series if one.run.target is not None), None)
-    lower = [f"rounds to {target:.0%}" if target is not None else ""] + ([] if run.higher_is_better else [run.metric])
+    lower = [f"rounds to {target:.0%}" if target is not None else "", "weight of the hostile"]
+    lower += [] if run.higher_is_better else [run.metric, "against the baseline", "worst decile of clients"]
     columns: list[tuple[str, Callable[[Series], Content]]] = [
         ("method", lambda one: one.label),
         (run.metric, lambda one: Cell(mean_of(one.summary.metric), spread_of(one.summary.metric))),
@@ -75,7 +77,7 @@ def result(series: Sequence[Series]) -> Section:
         "result",
         "Result",
         "",
-        [table("summary", "Methods, best first", [name for name, _ in columns], rows, note, lower=lower)],
+        [table("summary", "Methods, best first", [name for name, _ in columns], rows, note, lower=lower, rivals=True)],
     )
 
 
@@ -115,7 +117,9 @@ def curves_section(series: Sequence[Series]) -> Section:
         charts.append(_curve_chart(series, "macro_f1", f"macro F1 on {series[0].run.reported_on}", percent=False))
     charts.append(_curve_chart(series, "loss", f"loss on {series[0].run.reported_on}", percent=False))
     lead = (
-        "Lines are means over the seeds, bands the range." if any(len(one.summary.seeds) > 1 for one in series) else ""
+        "Lines are means over the seeds; point at one to see its range."
+        if any(len(one.summary.seeds) > 1 for one in series)
+        else ""
     )
     return Section("curves", "Over the rounds", lead, charts)
 
@@ -170,7 +174,9 @@ def _target_table(series: Sequence[Series], target: float) -> Table:
         "run, with a 95% confidence interval over the seeds; with one seed there is none."
     )
     title = f"{run.metric} {'of at least' if run.higher_is_better else 'of at most'} {target:.0%}"
-    return table(f"target-{target:g}", title, ["method", *shares, "average gain"], rows, note, lower=shares)
+    return table(
+        f"target-{target:g}", title, ["method", *shares, "average gain"], rows, note, lower=shares, rivals=True
+    )
 
 
 def target_choices(series: Sequence[Series]) -> list[float]:
@@ -303,7 +309,14 @@ def _distribution(series: Sequence[Series]) -> Chart:
         f"{one.label} median {percent_of(statistics.median(own))}, lowest {percent_of(min(own))}" for one, own in known
     )
     traces = [
-        {"type": "box", "y": own, "name": one.label, "marker": {"color": one.colour}, "boxpoints": "outliers"}
+        {
+            "type": "box",
+            "orientation": "h",
+            "x": own,
+            "name": one.label,
+            "marker": {"color": one.colour},
+            "boxpoints": "outliers",
+        }
         for one, own in known
     ]
     return Chart(
@@ -311,19 +324,25 @@ def _distribution(series: Sequence[Series]) -> Chart:
         f"{series[0].run.metric} of the clients at the last round",
         f"Spread over the clients at the last round: {'; '.join(messages)}.",
         traces,
-        {"yaxis": {"tickformat": ".0%"}, "showlegend": False},
+        {
+            "xaxis": value_axis([value for _, own in known for value in own], percent=True),
+            "yaxis": {"type": "category", "autorange": "reversed"},
+            "showlegend": False,
+            "height": 80 + 44 * len(known),
+        },
     )
 
 
 def priority_section(series: Sequence[Series]) -> Section:
     """P2's loop: the order of priority over time, with its testing rounds."""
     adjusted = [one for one in series if any(one.summary.testing_rounds)]
-    rows = [(one, one.run.priorities(one.method, one.first_seed)) for one in adjusted]
+    rows = [(one, one.run.priorities(one.method, one.seed)) for one in adjusted]
     return Section(
         "priority",
         "Order of priority",
         "Online adjustment changes the order when the model got worse; a testing round costs a message to all clients.",
         [_priority_chart(one, own) for one, own in rows if own],
+        series[0].seed,
     )
 
 
@@ -332,7 +351,7 @@ def _priority_chart(one: Series, rows: list[PriorityRow]) -> Chart:
     (common, times), *_ = Counter(orders).most_common(1)
     changes = sum(before != after for before, after in pairwise(orders))
     alt = (
-        f"Order of priority by round under {one.label}, seed {one.first_seed}: most often {common} ({times} of "
+        f"Order of priority by round under {one.label}, seed {one.seed}: most often {common} ({times} of "
         f"{len(orders)} rounds), changed {changes} times, {sum(row.testing_rounds for row in rows)} testing rounds."
     )
     shown = thinned(rows, MAX_POINTS)
@@ -342,6 +361,7 @@ def _priority_chart(one: Series, rows: list[PriorityRow]) -> Chart:
             "y": [" > ".join(row.priority) for row in shown],
             "mode": "markers",
             "name": "order",
+            "hovertemplate": "round %{x}<br>%{y}<extra></extra>",
             "marker": {"color": one.colour, "size": 7},
             "meta": one.opens("round"),
         },
@@ -350,6 +370,7 @@ def _priority_chart(one: Series, rows: list[PriorityRow]) -> Chart:
             "x": [row.round_num for row in shown],
             "y": [row.testing_rounds for row in shown],
             "name": "testing rounds",
+            "hovertemplate": "round %{x}: %{y} testing rounds<extra></extra>",
             "yaxis": "y2",
             "marker": {"color": "#56B4E9", "opacity": 0.5},
         },
@@ -359,30 +380,32 @@ def _priority_chart(one: Series, rows: list[PriorityRow]) -> Chart:
         "yaxis": {"type": "category", "automargin": True, "domain": [0.35, 1]},
         "yaxis2": {"domain": [0, 0.25], "title": {"text": "tests"}, "anchor": "x"},
     }
-    title = f"{one.label}: order of priority, seed {one.first_seed}"
+    title = f"{one.label}: order of priority, seed {one.seed}"
     return Chart(f"priority-{one.label}", title, alt, traces, layout)
 
 
 def classes(series: Sequence[Series]) -> Section:
     """P3's loop: F1 and weight of every class over time."""
     charts = [
-        chart
-        for one in series
-        for chart in (
-            _class_chart(one, "per_class_f1", "F1 of every class"),
-            _class_chart(one, "class_weights", "class weights κ sent to the clients"),
-        )
-        if chart
+        *_class_charts(series, "per_class_f1", "F1 of every class"),
+        *_class_charts(series, "class_weights", "class weights κ sent to the clients"),
     ]
     lead = "How every class fares. With AdaFed's adaptive loss, classes that go badly weigh more in the next round."
-    return Section("classes", "Classes", lead, charts)
+    return Section("classes", "Classes", lead, charts, series[0].seed)
 
 
-def _class_chart(one: Series, column: Literal["per_class_f1", "class_weights"], words: str) -> Chart | None:
-    """A value of every class over the rounds; None where there is none."""
-    rows = one.run.classes(column, one.method, one.first_seed, MAX_CELLS)
-    if not rows:
-        return None
+def _class_charts(
+    series: Sequence[Series], column: Literal["per_class_f1", "class_weights"], words: str
+) -> list[Chart]:
+    """A value of every class over the rounds, in the same colours for all methods."""
+    found = [(one, one.run.classes(column, one.method, one.seed, MAX_CELLS)) for one in series]
+    most = max((value for _, rows in found for _, values in rows for value in values), default=1.0)
+    return [_class_chart(one, rows, column, words, max(1.0, most)) for one, rows in found if rows]
+
+
+def _class_chart(
+    one: Series, rows: Sequence[tuple[int, Sequence[float]]], column: str, words: str, most: float
+) -> Chart:
     grid = list(map(list, zip(*(values for _, values in rows), strict=True)))
     ends = {label: values[-1] for label, values in enumerate(grid)}
     low, high = min(ends, key=lambda k: ends[k]), max(ends, key=lambda k: ends[k])
@@ -396,7 +419,9 @@ def _class_chart(one: Series, column: Literal["per_class_f1", "class_weights"], 
         "y": [f"class {k}" for k in range(len(grid))],
         "z": grid,
         "colorscale": "Cividis",
-        **({"zmin": 0, "zmax": 1} if column == "per_class_f1" else {}),
+        "zmin": 0,
+        "zmax": most,
+        "hovertemplate": "%{y}<br>round %{x}: %{z:.3f}<extra></extra>",
         "colorbar": {"thickness": 12},
         "name": words,
     }
@@ -405,7 +430,7 @@ def _class_chart(one: Series, column: Literal["per_class_f1", "class_weights"], 
         "yaxis": {"type": "category"},
         "height": max(240, min(700, 90 + 18 * len(grid))),
     }
-    return Chart(f"{column}-{one.label}", f"{one.label}: {words}, seed {one.first_seed}", alt, [trace], layout)
+    return Chart(f"{column}-{one.label}", f"{one.label}: {words}, seed {one.seed}", alt, [trace], layout)
 
 
 def refusals(series: Sequence[Series]) -> Section:

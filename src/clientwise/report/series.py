@@ -5,17 +5,18 @@ from __future__ import annotations
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from ..runs.reader import Run
 from ..runs.rows import MethodSummary
 from .document import Chart, Plotly, percent_of
-from .figures import COLOURS
+from .figures import COLOURS, MANY_LINES, value_axis
 from .statistics import Difference, paired_difference
 
 MAX_POINTS = 500  # of one curve: no more than a screen has pixels
+FEW = 2  # lines whose ranges can lie upon each other and still be read
 WIDE = 1000  # times the lowest value of a chart: from there on its axis is logarithmic
 DASHES = ("solid", "dash", "dashdot", "dot", "longdash", "longdashdot")
 Curve = list[tuple[int, float]]  # (round, value)
@@ -30,16 +31,12 @@ class Series:
     summary: MethodSummary
     colour: str
     dash: str
+    seed: int  # that stands for all where only one can be shown
 
     @property
     def method(self) -> str:
         """Its name in the run."""
         return self.summary.method
-
-    @property
-    def first_seed(self) -> int:
-        """The seed that stands for all where only one can be shown."""
-        return self.summary.seeds[0]
 
     def rounds(self, seed: int) -> int:
         """Rounds done with a seed."""
@@ -47,11 +44,11 @@ class Series:
 
     def opens(self, kind: Literal["round", "client"]) -> Plotly:
         """Says of a whole trace that a click on a point opens an audit; one by one they would fill megabytes."""
-        return {"open": kind, "method": self.method, "seed": self.first_seed, "run": self.run.id}
+        return {"open": kind, "method": self.method, "seed": self.seed, "run": self.run.id}
 
 
-def series_of(runs: Sequence[Run]) -> list[Series]:
-    """The methods of all runs; with several runs their names say which."""
+def series_of(runs: Sequence[Run], seed: int | None = None) -> list[Series]:
+    """The methods of all runs; with several runs their names say which. `seed` stands for all where it is there."""
     pairs = [(run, line) for run in runs for line in run.summary()]
     return [
         Series(
@@ -60,6 +57,7 @@ def series_of(runs: Sequence[Run]) -> list[Series]:
             line,
             COLOURS[index % len(COLOURS)],
             DASHES[index % len(DASHES)],
+            line.seeds[0] if seed is None or seed not in line.seeds else seed,
         )
         for index, (run, line) in enumerate(pairs)
     ]
@@ -147,7 +145,7 @@ def signed_rounds(difference: Difference) -> str:
 def line_chart(name: str, title: str, lines: Sequence[tuple[Series, list[Curve]]], *, percent: bool) -> Chart:
     """Mean and range over the seeds, one line per method."""
     traces: list[Plotly] = []
-    messages = []
+    ends: dict[str, list[float]] = {}
     for one, curves in lines:
         # A seed that has only begun takes no part: the line of the others must not shrink to its first rounds.
         farthest = max((curve[-1][0] for curve in curves if curve), default=0)
@@ -159,39 +157,58 @@ def line_chart(name: str, title: str, lines: Sequence[tuple[Series, list[Curve]]
             for round_num, value in curve:
                 values[round_num].append(value)
         if len(complete) > 1:
-            traces.append(_band(one, values, 0.4 / max(3, len(lines))))  # however many lie upon each other
-        line = _mean_line(one, values)
+            traces.append({**_band(one, values), "visible": len(lines) <= FEW})
+        line = _mean_line(one, values, percent)
         traces.append(line)
-        messages.append(f"{one.label} from {_shown(line['y'][0], percent)} to {_shown(line['y'][-1], percent)}")
-    alt = f"{title} over the rounds: {'; '.join(messages) or 'nothing recorded yet'}."
-    heights = [height for trace in traces for height in trace["y"] if 0 < height < math.inf]
-    y_axis: Plotly = {"tickformat": ".0%"} if percent else {}
-    if name == "loss" and heights and max(heights) > WIDE * min(heights):  # one that diverged presses all others flat
+        ends[one.label] = line["y"]
+    alt = f"{title} over the rounds: {_ends_in_words(ends, percent)}."
+    heights = [height for trace in traces for height in trace["y"]]
+    positive = [height for height in heights if 0 < height < math.inf]
+    y_axis = value_axis(heights, percent=percent)
+    if name == "loss" and positive and max(positive) > WIDE * min(positive):  # one that diverged presses others flat
         y_axis, alt = {"type": "log", "uirevision": "log"}, f"{alt} The axis is logarithmic."
     return Chart(name, title, alt, traces, {"xaxis": {"title": {"text": "round"}}, "yaxis": y_axis})
 
 
-def _band(one: Series, values: dict[int, list[float]], opacity: float) -> Plotly:
+def _ends_in_words(curves: Mapping[str, Sequence[float]], percent: bool) -> str:
+    """Where lines begin and end; of many, only how the highest and the lowest end."""
+    if not curves:
+        return "nothing recorded yet"
+    if len(curves) <= MANY_LINES:
+        ends = {label: (_shown(curve[0], percent), _shown(curve[-1], percent)) for label, curve in curves.items()}
+        return "; ".join(f"{label} from {first} to {last}" for label, (first, last) in ends.items())
+    by_end = sorted(curves, key=lambda label: -curves[label][-1])
+    high, low = (f"{label} with {_shown(curves[label][-1], percent)}" for label in (by_end[0], by_end[-1]))
+    return f"of {len(curves)} methods {high} ends highest and {low} lowest"
+
+
+def _band(one: Series, values: dict[int, list[float]]) -> Plotly:
     """The range over the seeds, by round."""
     rounds = sorted(values)
     return {
         "x": rounds + rounds[::-1],
         "y": [max(values[r]) for r in rounds] + [min(values[r]) for r in reversed(rounds)],
         "fill": "toself",
-        "fillcolor": _faint(one.colour, opacity),
+        "fillcolor": _faint(one.colour),
         "line": {"width": 0},
         "hoverinfo": "skip",
         "showlegend": False,
         "legendgroup": one.label,
         "name": f"{one.label}, range",
         "mode": "lines",
+        "meta": {"range": True},
     }
 
 
-def _mean_line(one: Series, values: dict[int, list[float]]) -> Plotly:
-    """The mean over the seeds, by round."""
+def _mean_line(one: Series, values: dict[int, list[float]], percent: bool) -> Plotly:
+    """The mean over the seeds, by round; who points at it reads the range as well."""
     rounds = sorted(values)
+    known = max(map(len, values.values()))
+    ranges = [f"{_shown(min(values[r]), percent)} to {_shown(max(values[r]), percent)}" for r in rounds]
+    template = f"%{{fullData.name}}<br>round %{{x}}: %{{y:{'.1%' if percent else '.4g'}}}"
     return {
+        **({"text": ranges} if known > 1 else {}),
+        "hovertemplate": template + (f"<br>%{{text}} over {known} seeds" if known > 1 else "") + "<extra></extra>",
         "x": rounds,
         "y": [statistics.fmean(values[r]) for r in rounds],
         "name": one.label,
@@ -206,6 +223,6 @@ def _shown(value: float, percent: bool) -> str:
     return percent_of(value) if percent else f"{value:.3f}" if abs(value) < 1e5 else f"{value:.2g}"
 
 
-def _faint(colour: str, opacity: float) -> str:
+def _faint(colour: str) -> str:
     red, green, blue = (int(colour[start : start + 2], 16) for start in (1, 3, 5))
-    return f"rgba({red}, {green}, {blue}, {opacity:.3f})"
+    return f"rgba({red}, {green}, {blue}, 0.18)"

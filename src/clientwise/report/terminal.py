@@ -22,6 +22,7 @@ from .document import Cell, Chart, Document
 if TYPE_CHECKING:
     from ..experiment.tune import Trial
 
+MOST_LINES = 1_000  # of a table: the terminal takes a millisecond for each
 DIVERGED = 100  # times the lowest loss
 BARS = "▁▂▃▄▅▆▇█"
 SPARK_WIDTH = 10
@@ -158,7 +159,7 @@ def _audit_table(found: Audit) -> Table:
         table.add_column(heading.replace(" ", "\n"), justify="right", overflow="fold")
     if beside := not _is_explained(found):
         table.add_column("")
-    for one in found.participants:
+    for one in found.participants[:MOST_LINES]:
         values = ["–" if value is None else f"{value:.4g}" for value in one.raw]
         remark = [escape(one.remark)] if beside else []
         table.add_row(str(one.client), *values, *(cell.text for cell in one.chain), *remark)
@@ -167,8 +168,10 @@ def _audit_table(found: Audit) -> Table:
 
 def _audit_remarks(found: Audit) -> Iterator[str]:
     """How the weights came about, what moved each, and what is to be known about the round."""
+    if (more := len(found.participants) - MOST_LINES) > 0:
+        yield f"… and {more:,} more with less weight, or refused: `Run.participants` in Python has all of them."
     yield found.explanation
-    for one in found.participants if _is_explained(found) else ():
+    for one in found.participants[:MOST_LINES] if _is_explained(found) else ():
         if said := "; ".join(filter(None, [one.remark, *one.moved])):
             yield f"Client {one.client}: {said}."
     yield from found.notes

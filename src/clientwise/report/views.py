@@ -21,6 +21,7 @@ __all__ = [
     "audit_round",
     "headline",
     "not_begun",
+    "one_seed",
     "overview",
     "result_charts",
     "run_row",
@@ -55,25 +56,36 @@ def _overview(runs: Sequence[Run]) -> Document:
         sections.targets(series),
         sections.best_rounds(series),
         sections.clients_section(series),
-        weights(series),
-        sections.priority_section(series),
-        sections.classes(series),
+        *_of_one_seed(series),
         sections.refusals(series),
         sections.cost(series),
     ]
     methods = ", ".join(dict.fromkeys(one.method for one in series))
     seeds = sorted({seed for one in series for seed in one.summary.seeds})
     rounds = " or ".join(counted(number, "round") for number in sorted({run.rounds for run in runs}))
+    config = f"{first.name}: " if len(runs) == 1 and first.name != first.id else ""
     return Document(
         id=first.id,
-        title=" and ".join(run.name if len(runs) == 1 else run.id for run in runs),
-        subtitle=f"{methods}; {counted(len(seeds), 'seed')}, {rounds}",
+        title=" and ".join(run.id for run in runs),
+        subtitle=f"{config}{methods}; {counted(len(seeds), 'seed')}, {rounds}",
         is_comparison=len(runs) > 1,
         state="running" if any(run_state(run) == "running" for run in runs) else run_state(first),
-        rounds=sum(sum(one.summary.rounds) for one in series),
+        seeds=seeds,
+        rounds=max(count for one in series for count in one.summary.rounds),
         lead=[*_warnings(runs), *headline(series)],
         sections=[one for one in shown if one.items],
     )
+
+
+def _of_one_seed(series: Sequence[Series]) -> list[Section]:
+    """What cannot show all seeds at once."""
+    return [weights(series), sections.priority_section(series), sections.classes(series)]
+
+
+def one_seed(runs: Sequence[Run], seed: int) -> Document:
+    """The sections of an overview that show only one seed, with this one."""
+    shown = _of_one_seed(series_of(runs, seed))
+    return Document(f"Seed {seed}", [], [one for one in shown if one.items])
 
 
 def not_begun(title: str, run_id: str | None = None, state: str | None = None) -> Document:

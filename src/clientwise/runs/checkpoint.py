@@ -77,6 +77,8 @@ def load_model(path: Path) -> tuple[int, Tensor]:
 
 def _read(path: Path, device: torch.device) -> tuple[dict[str, str], _Scalars, dict[str, Tensor]]:
     """What is in the file, as it says."""
+    if not path.is_file():
+        raise _refused(path, "not a file")
     try:
         with safe_open(path, framework="pt", device=str(device)) as file:
             about = file.metadata() or {}

@@ -43,7 +43,6 @@ from .rows import (
     WeightGrid,
 )
 from .schema import DATABASE, SCHEMA_VERSION
-from .written import written_config
 
 Row = TypeVar("Row", bound=tuple[Any, ...])
 T = TypeVar("T")
@@ -159,11 +158,6 @@ class Run:
     def seeds(self, method: str) -> list[int]:
         """The seeds of a method."""
         return [lane.seed for lane in self.lanes if lane.method == method]
-
-    @property
-    def config(self) -> dict[str, Any]:
-        """The resolved config as it was written, with every default; nothing where it cannot be read."""
-        return written_config(self.folder)
 
     def columns(self, what: FrameName) -> dict[str, list[Any]]:
         """All rows of a kind, unchecked, column by column."""
