@@ -175,6 +175,8 @@ class Run:
         path = checkpoint_path(self.folder, lane)
         if not path.exists():
             raise RunError(f"{self.id}: {method}, seed {seed}, has kept no model yet")
+        if path.is_symlink() or path.parent.is_symlink():
+            raise RunError(f"{path}: leads out of the run folder, through a link")
         round_num, vector = load_model(path)
         if vector.numel() != sum(math.prod(shape) for _, shape in about.tensors):
             raise RunError(f"{path}: not a checkpoint of this run (its model has another size)")

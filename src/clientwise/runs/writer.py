@@ -28,11 +28,12 @@ class Store:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self._checkpoints = folder / "checkpoints"
         refuse_links(folder)
         if self._checkpoints.is_symlink():
             raise RunError(f"{self._checkpoints}: is a link; it must be a folder of the run")
         with self._explained():
-            checkpoint_path(folder, 0).parent.mkdir(parents=True, exist_ok=True)
+            self._checkpoints.mkdir(parents=True, exist_ok=True)
             self._database = sqlite3.connect(folder / DATABASE)
         try:
             self._refuse_what_cannot_be_added_to()
