@@ -331,6 +331,7 @@ def show(
     """Show a run's tables in the terminal; it may still be running."""
     from .experiment.matrix import FILE
     from .experiment.runner import newest_run
+    from .report.about import about
     from .report.series import series_of
     from .report.terminal import audit_tables, remarks, summary_table
     from .report.views import headline
@@ -347,12 +348,70 @@ def show(
             return
         run = Run(folder)
         if round_num is None:
+            for what, text in about(run):
+                out.print(f"[dim]{what:<10}[/]{_escaped(text)}", soft_wrap=True)
             out.print(summary_table(run))
             for remark in [*headline(series_of([run])), *remarks(run)]:
                 out.print(_escaped(remark))
         else:
             for table in audit_tables(run, round_num, method):
                 out.print(table)
+
+
+@app.command()
+def runs(
+    folders: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="[RUNS]...", help="Folders of runs; default: runs/", show_default=False),
+    ] = None,
+    containing: Annotated[
+        str | None, typer.Option("--with", help="Only those with this word: a tag, a method, data.", show_default=False)
+    ] = None,
+    sort: Annotated[
+        str | None,
+        typer.Option(help="A column, for instance data or best; default: the newest first.", show_default=False),
+    ] = None,
+) -> None:
+    """List runs: data, methods, seeds, rounds, when, the best result, notes and tags."""
+    from .report.document import counted
+    from .report.runs import chosen, list_runs
+    from .report.terminal import plain_table
+
+    with _file_errors():
+        found = chosen(list_runs(folders or [Path("runs")]), containing, sort)
+    out.print(plain_table(found, counted(len(found.rows), "run")) if found.rows else "No such run.")
+
+
+@app.command()
+def diff(
+    folders: Annotated[
+        list[Path], typer.Argument(metavar="RUN RUN", help="Two run folders or more.", show_default=False)
+    ],
+) -> None:
+    """Show in what runs differ: config, versions, data."""
+    from .report.about import differences
+    from .report.export import unique_names
+    from .report.terminal import plain_table
+    from .runs.reader import Run
+
+    if len(folders) < 2:
+        _fail("name two runs, or more")
+    found = differences([Run(folder, name) for name, folder in unique_names(folders).items()])
+    out.print(plain_table(found, found.title) if found.rows else found.note)
+
+
+@app.command()
+def note(
+    folder: Annotated[Path, typer.Argument(help="A run folder.", show_default=False)],
+    text: Annotated[str | None, typer.Argument(help="What you want to remember of it.", show_default=False)] = None,
+    tags: Annotated[list[str] | None, typer.Option("--tag", help="A word to find it by.")] = None,
+) -> None:
+    """Give a run a note and tags: the list of runs shows them."""
+    from .experiment.runner import annotate
+
+    if text is None and not tags:
+        _fail("write a note, or --tag and a word")
+    annotate(folder, text, tags)
 
 
 @app.command()

@@ -14,7 +14,9 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
+import tomli_w
 import torch
+from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
 from ..attacks import Hostile
@@ -34,8 +36,9 @@ from ..trackers import Trackers
 from .build import build_data, build_engine, build_executor, build_plan, build_trackers, count_outputs, scored
 from .config import load_experiment, read_written
 from .lanes import Lane, Progress, run_lanes
+from .messages import issues_of
 from .ray_lanes import run_on_ray
-from .schema import Experiment
+from .schema import Experiment, Note, Tags
 from .validation import validate
 
 Connect = Callable[[LocalEngine, int], Engine]  # the engine a lane is to use, from the embedded one and its seed
@@ -43,7 +46,7 @@ EngineFactory = AbstractContextManager[Connect]  # a context: what it reaches cl
 
 # Keys that may change when a run is resumed: where things are, how it is watched, how long clients are waited for.
 # `workers` may change the last bits of what follows (docs/performance.md); the others change none.
-MAY_CHANGE = {"data_dir", "plugin_dir", "checkpoint_seconds", "trackers", "workers"}
+MAY_CHANGE = {"data_dir", "plugin_dir", "checkpoint_seconds", "trackers", "workers", "note", "tags"}
 MAY_CHANGE |= {"flower.train_seconds", "flower.evaluate_seconds"}
 MAY_GROW = {"rounds", "seeds", "methods"}  # what is there stays as it is: see `_with_what_is_there`
 
@@ -76,6 +79,20 @@ def newest_run(parent: Path = Path("runs")) -> Path:
     if not folders:
         raise RunError(f"{parent}/: no run here yet; `clientwise demo` makes one")
     return folders[-1].parent
+
+
+def annotate(folder: Path, note: str | None, tags: Sequence[str] | None) -> None:
+    """Give a run a note and tags, each where one is given; nothing else in its config changes."""
+    written = folder / "config.toml"
+    table = read_written(written)
+    if not table:
+        raise RunError(f"{folder}: not a run of clientwise (it has no config.toml)")
+    try:
+        table |= {} if note is None else {"note": TypeAdapter(Note).validate_python(note)}
+        table |= {} if tags is None else {"tags": TypeAdapter(Tags).validate_python(list(tags))}
+    except ValidationError as error:
+        raise RunError(f"{folder}: {issues_of(error, {})[0][1]}") from None
+    write_atomically(written, tomli_w.dumps(table).encode())
 
 
 def find_unfinished(experiment: Experiment, parent: Path = Path("runs")) -> Path:
@@ -257,6 +274,7 @@ def _run_all(
     todo = [(seed, method) for seed, method in planned if not store.is_lane_finished(method.name, seed)]
     total, done = len(planned) * rounds, (len(planned) - len(todo)) * rounds
     seeds = _Seeds(experiment, store, samples, own_data, device, connect)
+    store.keep_fact("begun", f"{datetime.now():%Y-%m-%d %H:%M}")
     store.set_facts(_facts(experiment, samples, own_data, seeds.executor(experiment.seeds[0]), len(planned)))
 
     def tell(lane: Lane, record: RoundRecord) -> None:

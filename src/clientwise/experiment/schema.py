@@ -118,6 +118,8 @@ def _metric(name: str) -> str:
 
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 Name = Annotated[str, AfterValidator(_name)]
+Note = Annotated[str, Field(max_length=2_000)]
+Tags = Annotated[list[Name], Field(max_length=100)]
 Epochs = Annotated[int, Field(gt=0, le=10_000)]
 MOST_SEEDS, MOST_PLUGINS = 10_000, 100
 Seconds = Annotated[float, Field(gt=0, le=10**8)]  # three years: clocks count no further
@@ -379,6 +381,8 @@ class Experiment(Section):
     seeds: Annotated[list[Annotated[int, Field(ge=0, lt=2**63)]], Field(min_length=1, max_length=MOST_SEEDS)] = Field(
         [1], description="one repetition each"
     )
+    note: Note = Field("", description="what you want to remember of it")
+    tags: Tags = Field([], description="words to find it by")
     plugins: Annotated[list[str], Field(max_length=MOST_PLUGINS)] = Field(
         [], description="your own modules, imported first so that their parts are known; found beside the file"
     )

@@ -74,6 +74,8 @@ class _Facts(BaseModel, strict=True):
     lanes: PositiveInt
     model_bytes: int = 0
     reported_on: str = Field("held-out samples", alias="reported on")
+    begun: str = ""
+    computed: str = ""
 
 
 def thinned(rows: list[T], max_points: int | None) -> list[T]:
@@ -121,6 +123,7 @@ class Run:
         self.num_lanes = facts.lanes  # planned
         self.model_bytes = facts.model_bytes
         self.reported_on = facts.reported_on
+        self.begun, self.computed = facts.begun, facts.computed  # when, and how
         self.data = dict(  # by seed: tells its data from others
             self._rows(
                 tuple[int, Json[str]],

@@ -84,6 +84,11 @@ class Store:
             rows = [(key, json.dumps(value)) for key, value in facts.items()]
             database.executemany("INSERT OR REPLACE INTO facts VALUES (?, ?)", rows)
 
+    def keep_fact(self, key: str, value: object) -> None:
+        """A fact that stays what it was when the run began."""
+        with self._transaction() as database:
+            database.execute("INSERT OR IGNORE INTO facts VALUES (?, ?)", (key, json.dumps(value)))
+
     def set_clients(
         self,
         seed: int,
