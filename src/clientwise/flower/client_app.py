@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import runpy
 import tomllib
 from collections.abc import Callable
 from functools import lru_cache, partial
@@ -23,7 +24,8 @@ from .wire import Request
 def client_app(config: Config, load: Callable[[str], OwnData] = load_npz) -> ClientApp:
     """A Flower `ClientApp` that trains, measures its criteria and evaluates models, as the config says.
 
-    `load` reads a node's own data from the path `data` in its node config.
+    `load` reads a node's own data from the path `data` in its node config. If that names a Python file of the node's
+    own as `loader`, the `load` in there is used instead: a hospital need not run another's code on its data.
     """
     text = load_experiment(config).to_toml()
     app = ClientApp()
@@ -38,6 +40,8 @@ def _answer(text: str, load: Callable[[str], OwnData], message: Message, context
     try:
         if path is None and "partition-id" not in context.node_config:  # the mark of Flower's simulation
             raise DataError("this node has no data: start it with --node-config 'data=\"/path/to/it\"'")
+        if "loader" in context.node_config:
+            load = runpy.run_path(str(context.node_config["loader"]))["load"]
         find = partial(_simulated_engine, text) if path is None else partial(_engine_of_node, text, load, str(path))
         return Message(answer(message.content, find), reply_to=message)
     except Exception as error:  # the server is to hear of it, whatever it is

@@ -179,7 +179,13 @@ class FlowerEngine:
 
 def _why_failed(message: Message) -> str:
     """Flower's error codes in words."""
-    known = {3: "no answer in time", 4: "no answer in time", 5: "went away", 8: "its process died"}
+    known = {
+        3: "no answer in time",
+        4: "no answer in time",
+        5: "went away",
+        7: "refused the app: its hospital did not agree to this version (deploy/agree.sh)",
+        8: "its process died",
+    }
     code, reason = message.error.code, message.error.reason or "failed"
     return known.get(code, reason)[:300]
 

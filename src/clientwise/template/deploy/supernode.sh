@@ -1,11 +1,22 @@
 #!/usr/bin/env bash
-# On a node, always running: the SuperNode. It calls the SuperLink; nothing has to be open towards the node.
-#   supernode.sh NAME DATA      needs state/keys/NAME and state/certificates/ca.crt
+# On a node, always running: the SuperNode. It calls the server; nothing has to be open towards the node. It runs only what
+# agree.sh agreed to, and reads DATA with this folder's own data.py.
+#   supernode.sh NAME DATA      needs state/keys/NAME and NAME.crt, and state/certificates/ca.crt
 set -euo pipefail
 source "$(dirname "$0")/settings.sh"
 name="${1:?usage: supernode.sh NAME DATA}"
 data="$(realpath "${2:?usage: supernode.sh NAME DATA}")"
+for path in "$data" "$STATE/keys/$name"; do
+    if [[ -n "$(find "$path" -maxdepth 0 -perm /077)" ]]; then
+        echo "$path can be read by other users of this machine: chmod -R go= $path"
+        exit 1
+    fi
+done
+certificate=()
+[[ ! -e "$STATE/keys/$name.crt" ]] || certificate=(--certificate "$STATE/keys/$name.crt" "$STATE/keys/$name.pem")
 export FLWR_HOME="$STATE/nodes/$name"
 mkdir -p "$FLWR_HOME"
-exec flower-supernode --superlink "$HOST:$PORT" --root-certificates "$STATE/certificates/ca.crt" \
-    --auth-supernode-private-key "$STATE/keys/$name" --node-config "data=\"$data\"" --port "${NODE_PORT:-9094}"
+exec python -m clientwise.flower.node start "${certificate[@]}" "$STATE/agreed" \
+    --superlink "$HOST:$PORT" --root-certificates "$STATE/certificates/ca.crt" \
+    --auth-supernode-private-key "$STATE/keys/$name" --port "${NODE_PORT:-9094}" \
+    --node-config "data=\"$data\" loader=\"${LOADER:-$APP/data.py}\""
