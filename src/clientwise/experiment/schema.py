@@ -298,7 +298,11 @@ class MethodSettings(Section):
     fine_tune: FineTune | None = Field(
         None, description="the server trains the mean on the samples it weighs by; what it does unlike the clients"
     )
-
+    brake: Annotated[float, Field(gt=0, le=100)] | None = Field(
+        None,
+        description="the old model stays where the new one is worse by so many standard errors on the samples the server "
+        "weighs by; 3 stops an attack and hardly anything else",
+    )
     control: Control | None = Field(
         None,
         description='no federated learning, to compare with: "pooled" trains on all clients\' samples in one place, '
@@ -339,6 +343,7 @@ class MethodSettings(Section):
             server_step=make(SERVER_STEPS, self.server_step),
             training=_local_training(training, self.training),
             control=self.control,
+            brake=self.brake,
             fine_tune=None if self.fine_tune is None else _local_training(training, self.training, self.fine_tune),
             line_search=self.fine_tune is not None and self.fine_tune.line_search,
         )

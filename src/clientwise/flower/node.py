@@ -20,6 +20,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import httpx
 from flwr.cli.build import build_fab_from_disk
 from flwr.proto.fab_pb2 import GetFabRequest, GetFabResponse
 from flwr.supercore.fab import Fab
@@ -52,8 +53,10 @@ def is_agreed(fab: Fab, agreed: Path) -> bool:
     return False
 
 
-def start(agreed: Path, certificate: Certificate | None, arguments: Sequence[str]) -> None:
+def start(agreed: Path, certificate: Certificate | None, uplink: Path | None, arguments: Sequence[str]) -> None:
     """Run `flower-supernode` with these arguments; `certificate` is shown to whoever answers for the SuperLink.
+
+    `uplink` is a Unix socket that leads there, for a node that has no network.
 
     Flower can demand of bundles that they are signed, and asks a licensed SuperLink whether they are. It is made to
     demand it here, and what it asks is answered by this node's own file.
@@ -71,6 +74,9 @@ def start(agreed: Path, certificate: Certificate | None, arguments: Sequence[str
             if certificate is not None:
                 verify.load_cert_chain(*certificate)
             super().__init__(base_url, verify=verify, **options)
+            if uplink is not None:
+                way = httpx.HTTPTransport(verify=verify, uds=str(uplink))
+                self._client = httpx.Client(transport=way, timeout=self._client.timeout)
 
         def GetFab(self, request: GetFabRequest) -> GetFabResponse:
             response = super().GetFab(request)
@@ -101,6 +107,7 @@ def main() -> None:
     one.add_argument("app", type=Path)
     other = commands.add_parser("start", help="run the SuperNode")
     other.add_argument("--certificate", type=Path, nargs=2, metavar=("FILE", "KEY"))
+    other.add_argument("--uplink", type=Path, metavar="SOCKET")
     other.add_argument("agreed", type=Path)
     other.add_argument("arguments", nargs=argparse.REMAINDER)
     options = parser.parse_args()
@@ -108,7 +115,7 @@ def main() -> None:
         if options.command == "agree":
             print(f"agreed to {agree(options.agreed, options.app)}")
         else:
-            start(options.agreed, options.certificate, options.arguments)
+            start(options.agreed, options.certificate, options.uplink, options.arguments)
     except ClientwiseError as error:
         sys.exit(f"error: {error}")
 

@@ -12,11 +12,12 @@ for path in "$data" "$STATE/keys/$name"; do
         exit 1
     fi
 done
-certificate=()
-[[ ! -e "$STATE/keys/$name.crt" ]] || certificate=(--certificate "$STATE/keys/$name.crt" "$STATE/keys/$name.pem")
+way=()
+[[ ! -e "$STATE/keys/$name.crt" ]] || way+=(--certificate "$STATE/keys/$name.crt" "$STATE/keys/$name.pem")
+[[ -z "${UPLINK:-}" ]] || way+=(--uplink "$UPLINK")  # a Unix socket that leads to the server, where there is no network
 export FLWR_HOME="$STATE/nodes/$name"
 mkdir -p "$FLWR_HOME"
-exec python -m clientwise.flower.node start "${certificate[@]}" "$STATE/agreed" \
+exec python -m clientwise.flower.node start "${way[@]}" "$STATE/agreed" \
     --superlink "$HOST:$PORT" --root-certificates "$STATE/certificates/ca.crt" \
     --auth-supernode-private-key "$STATE/keys/$name" --port "${NODE_PORT:-9094}" \
     --node-config "data=\"$data\" loader=\"${LOADER:-$APP/data.py}\""
