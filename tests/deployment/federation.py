@@ -72,14 +72,18 @@ class Federation:
         self.run_folder = self.state / "run"
         self.logs.mkdir(parents=True)
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
-        self.environment = os.environ | {
-            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-            "HOST": host,
-            "PORT": str(free_port()),
-            "STATE": str(self.state),
-            "OMP_NUM_THREADS": "1",
-            "DETACH": "1",
-        } | ({"UPSTREAM": f"unix:{self.state / 'fleet.sock'}"} if proxy else {})
+        self.environment = (
+            os.environ
+            | {
+                "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+                "HOST": host,
+                "PORT": str(free_port()),
+                "STATE": str(self.state),
+                "OMP_NUM_THREADS": "1",
+                "DETACH": "1",
+            }
+            | ({"UPSTREAM": f"unix:{self.state / 'fleet.sock'}"} if proxy else {})
+        )
         subprocess.run([sys.executable, "-m", "clientwise", "new", str(self.app)], check=True, capture_output=True)
 
     def configure(self, change: dict[str, Any]) -> dict[str, Any]:

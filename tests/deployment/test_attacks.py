@@ -80,7 +80,9 @@ def test_nobody_gets_in_and_nodes_run_what_was_agreed_to(federation: Federation,
     shutil.copytree(federation.app, evil, ignore=shutil.ignore_patterns("data"))
     (evil / "federation" / "client_app.py").write_text(STEAL)
     (evil / "federation" / "server_app.py").write_text(COLLECT)
-    outsider = federation.attempt(["env", f"FLWR_HOME={federation.state / 'flower'}", "flwr", "run", str(evil), "federation"])
+    outsider = federation.attempt(
+        ["env", f"FLWR_HOME={federation.state / 'flower'}", "flwr", "run", str(evil), "federation"]
+    )
     assert outsider.returncode != 0
     assert "400 Bad Request" in outsider.stdout + outsider.stderr
     command = ["env", f"FLWR_HOME={federation.state / 'flower'}", "flwr", "run", str(evil), "federation", "--stream"]

@@ -20,7 +20,17 @@ pytestmark = pytest.mark.fire
 ROUNDS, CLIENTS = 250, 7  # with three strategies, to train and to evaluate: 10,500 replies
 GLOBAL = {"kernel": numpy.zeros((2, 2), "float32"), "bias": numpy.zeros(2, "float32"), "steps": numpy.array(3)}
 NUMBERS: list[Any] = [0, 1, -1, 0.5, 1e12, 1e13, 1e308, -1e308, float("nan"), float("inf"), 10**400, 2**63, 1e-320]
-NAMES = ["size", "num-examples", "label_diversity", "model_divergence", "accuracy", "loss", "clientwise-weight", "", "é"]
+NAMES = [
+    "size",
+    "num-examples",
+    "label_diversity",
+    "model_divergence",
+    "accuracy",
+    "loss",
+    "clientwise-weight",
+    "",
+    "é",
+]
 TYPES = ["float16", "float32", "float64", "int8", "int64", "uint64", "bool", "complex64", "U3", "S2", "datetime64[s]"]
 SHAPES = [(2, 2), (2,), (), (1, 2), (4,), (0,), (2, 2, 1), (3, 3)]
 

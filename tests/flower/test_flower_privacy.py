@@ -108,7 +108,7 @@ def test_an_error_quotes_no_sample(config: dict[str, Any], tmp_path: Path) -> No
     experiment = load_experiment(config)
     local = embedded(experiment, server_side(experiment, ""))
     engine = FlowerEngine(local, grid, lambda: {0: 2}, seed=1, settings=FlowerSettings())
-    method = Method()
+    (method,) = experiment.build_methods()[:1]
     _, record = run_round(
         first_state(local.initial_model, method, engine), method, build_plan(experiment, 3, 1), engine
     )

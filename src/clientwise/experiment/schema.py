@@ -221,6 +221,9 @@ class FlowerSettings(Section):
     train_seconds: Seconds = Field(600.0, description="how long the server waits for trained models")
     evaluate_seconds: Seconds = Field(300.0, description="how long it waits for evaluations")
     min_replies: PositiveInt = Field(1, description="with fewer answers a round leaves the model as it was")
+    grace_seconds: Seconds | None = Field(
+        None, description="how long the others are waited for once so many have answered; default: as long as above"
+    )
     max_test_samples: PositiveInt = Field(100_000, description="evaluations on more test samples are not believed")
     clients: list[str] = Field(
         [], description="deployment: the names under which the nodes are registered; the first is client 0"

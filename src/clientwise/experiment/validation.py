@@ -174,6 +174,8 @@ def deployment_issues(experiment: Experiment) -> list[Issue]:
     settings = experiment.flower
     missing = [key for key in ("clients", "input_shape") if not getattr(settings, key)]
     issues = [(f"flower.{key}", "is needed in a deployment, where the server sees no data") for key in missing]
+    if repeated := sorted({name for name in settings.clients if settings.clients.count(name) > 1}):
+        issues.append(("flower.clients", f"names a client twice: {', '.join(repeated)}"))
     if experiment.server_set.source == "contributed":
         hint = 'no sample leaves a client of a deployment: use "held_out" with server-data, or "clients"'
         issues.append(("server_set.source", hint))

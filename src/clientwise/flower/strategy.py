@@ -320,7 +320,9 @@ def _accept(replies: Iterable[Message], read: Callable[[Message], T], refusals: 
 def _leave_common(metrics: Sequence[dict[str, Metric]]) -> list[str]:
     """Take out what cannot be averaged: what not everybody sent, in one form, and what is no usual number."""
     forms = [{name: _form(value) for name, value in one.items()} for one in metrics]
-    common = [name for name in forms[0] if all(one.get(name, -1) == forms[0][name] >= 0 for one in forms)] if forms else []
+    common = (
+        [name for name in forms[0] if all(one.get(name, -1) == forms[0][name] >= 0 for one in forms)] if forms else []
+    )
     others = sorted({str(name)[:40] for one in metrics for name in one if name not in common})
     for one in metrics:
         for name in [name for name in one if name not in common]:

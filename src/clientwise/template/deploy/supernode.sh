@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # On a node, always running: the SuperNode. It calls the server; nothing has to be open towards the node. It runs only what
 # agree.sh agreed to, and reads DATA with this folder's own data.py.
+# With SMALLEST_CELL=5 it speaks of whole groups of five patients alone (docs/security.md).
 #   supernode.sh NAME DATA      needs state/keys/NAME and NAME.crt, and state/certificates/ca.crt
 set -euo pipefail
 source "$(dirname "$0")/settings.sh"
@@ -20,4 +21,4 @@ mkdir -p "$FLWR_HOME"
 exec python -m clientwise.flower.node start "${way[@]}" "$STATE/agreed" \
     --superlink "$HOST:$PORT" --root-certificates "$STATE/certificates/ca.crt" \
     --auth-supernode-private-key "$STATE/keys/$name" --port "${NODE_PORT:-9094}" \
-    --node-config "data=\"$data\" loader=\"${LOADER:-$APP/data.py}\""
+    --node-config "data=\"$data\" loader=\"${LOADER:-$APP/data.py}\" smallest-cell=${SMALLEST_CELL:-1}"
