@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import time
 from collections.abc import Mapping
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -16,6 +17,15 @@ COMMAND = "from clientwise.cli import main; main()"
 _SERVER = multiprocessing.get_context("forkserver")
 _PRELOADED = ["clientwise.cli", "clientwise.experiment.runner", "clientwise.report.export"]
 _SERVER.set_forkserver_preload([*_PRELOADED, "matplotlib.figure", "sklearn.datasets"])
+
+
+def slowness() -> float:
+    """How many times longer than an ordinary idle machine this one takes at the moment, at least 1: for time limits."""
+    began = time.perf_counter()
+    total = 0
+    for number in range(10_000_000):
+        total += number
+    return max(1.0, (time.perf_counter() - began) / 0.4)
 
 
 def start(

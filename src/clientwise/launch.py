@@ -21,6 +21,7 @@ def run(
     *,
     data: FederatedData | None = None,
     resume: bool = False,
+    accept_changes: bool = False,
     on_round: Callable[[Progress], None] | None = None,
     engines: EngineFactory | None = None,
 ) -> Path:
@@ -28,13 +29,17 @@ def run(
 
     `config` is a TOML file, a dictionary of the same shape, or an experiment already loaded. `data` are your own
     arrays (`FederatedData.from_clients`) instead of the dataset and partition the config names. `resume` goes on
-    with a run folder; what it then computes is what an uninterrupted run would have. `engines` is for those who
+    with a run folder; what it then computes is what an uninterrupted run would have. It is refused where the data,
+    the plugins' code or the versions are not those it began with, unless `accept_changes`: then its record says what
+    changed. `engines` is for those who
     reach their clients otherwise: a context whose value gets a lane's engine and seed and returns the engine to use.
     """
     experiment = config if isinstance(config, Experiment) else load_experiment(config)
     if engines is None and experiment.engine == "flower":
         engines = _flower_simulation(experiment, data)
-    return runner.run(experiment, out, data=data, resume=resume, on_round=on_round, engines=engines)
+    return runner.run(
+        experiment, out, data=data, resume=resume, accept_changes=accept_changes, on_round=on_round, engines=engines
+    )
 
 
 def _flower_simulation(experiment: Experiment, data: FederatedData | None) -> EngineFactory:

@@ -59,10 +59,13 @@ def test_what_is_not_finite_is_refused_with_its_place() -> None:
     holes = numpy.zeros((4, 3))
     holes[2, 1] = holes[3, 0] = numpy.nan
     names = ["north", "south"]
-    message = r"client 1 \(south\): 2 of its inputs are not finite numbers, the first in sample 2, column 1; "
+    first = r"the first in training sample 2, in column 0 \(1\), 1 \(1\); "
+    message = rf"client 1 \(south\): 2 of its inputs are not finite numbers, {first}"
     with pytest.raises(DataError, match=message):
         FederatedData.from_clients([fine, (holes, fine[1])], [fine] * 2, names=names)
-    with pytest.raises(DataError, match="client 0: 1 of its targets are not finite numbers, the first in sample 0"):
+    with pytest.raises(
+        DataError, match="client 0: 1 of its targets are not finite numbers, the first in training sample 0; "
+    ):
         FederatedData.from_clients([(fine[0], [numpy.inf, 1.0, 0.0, 1.0])], [(fine[0], [1.0] * 4)])
     with pytest.raises(DataError, match="the server: 2 of its inputs"):
         FederatedData.from_clients([fine], [fine], report=(holes, fine[1]))

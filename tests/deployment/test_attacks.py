@@ -1,4 +1,4 @@
-"""Who does not belong gets nothing: an outsider, a curious member, another user of the server, and the server itself."""
+"""Who does not belong gets nothing: an outsider, a curious member, another user of the server, the server itself."""
 
 from __future__ import annotations
 

@@ -35,6 +35,12 @@ def test_what_liars_call_their_samples_has_no_say(tiny: dict[str, Any]) -> None:
     assert trial.metric > 0.55  # with theirs it would be about half of that
 
 
+def test_somebody_honest_must_have_samples_to_score_by(tiny: dict[str, Any]) -> None:
+    tiny |= {"evaluation": {"target": 0.6}, "hostile": [{"clients": 6, "attack": "wrong_labels"}]}
+    with pytest.raises(ConfigError, match="hostile: no honest client has two samples"):
+        tune(cw.load(tiny), [0.1])
+
+
 def test_rates_are_ranked_by_reaching_then_early_then_far() -> None:
     def trials(*rows: tuple[float, int | None, float]) -> list[Trial]:
         return [Trial(rate, seed, rounds, metric) for seed, (rate, rounds, metric) in enumerate(rows)]

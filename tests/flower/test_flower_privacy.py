@@ -16,7 +16,6 @@ from flwr.app import Message
 from grid import LoopGrid
 
 import clientwise as cw
-from clientwise.core.method import Method
 from clientwise.core.round import first_state, run_round
 from clientwise.engine.local import LocalEngine
 from clientwise.experiment.build import build_engine, build_executor, build_plan

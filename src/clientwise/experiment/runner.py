@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import itertools
 import json
-import platform
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from datetime import datetime
-from importlib.metadata import version
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -33,8 +30,9 @@ from ..runs.reader import is_finished
 from ..runs.writer import Store
 from ..trackers import Trackers
 from .build import build_data, build_engine, build_executor, build_plan, build_trackers
-from .config import load_experiment
+from .config import load_experiment, read_written
 from .lanes import Lane, Progress, run_lanes
+from .origin import check_origin, versions
 from .ray_lanes import run_on_ray
 from .schema import Experiment
 from .validation import validate
@@ -84,7 +82,7 @@ def find_unfinished(experiment: Experiment, parent: Path = Path("runs")) -> Path
     written = [
         path
         for path in parent.glob("*/config.toml")
-        if not _changed(_read(path), experiment.to_dict()) and not is_finished(path.parent)
+        if not _changed(read_written(path), experiment.to_dict()) and not is_finished(path.parent)
     ]
     if not written:
         raise RunError(f"{parent}/: no unfinished run of this config; name its folder: clientwise run FOLDER --resume")
@@ -97,6 +95,7 @@ def run(
     *,
     data: FederatedData | None = None,
     resume: bool = False,
+    accept_changes: bool = False,
     on_round: Callable[[Progress], None] | None = None,
     engines: EngineFactory | None = None,
 ) -> Path:
@@ -117,18 +116,12 @@ def run(
             connect = stack.enter_context(engines) if engines else None
             store = Store(folder)
             stack.callback(store.close)
-            _run_all(experiment, store, samples, data, device, trackers, on_round or (lambda progress: None), connect)
+            seeds = _Seeds(experiment, store, samples, data, device, connect, accept_changes)
+            _run_all(experiment, store, samples, data, seeds, trackers, on_round or (lambda progress: None), connect)
+            store.refuse_nothing_learned()
         except KeyboardInterrupt:
             raise Stopped(folder) from None
     return folder
-
-
-def _read(path: Path) -> dict[str, Any]:
-    """A config as it was written, unchecked: another run's plugins are none of our business."""
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError, OSError):
-        return {}
 
 
 def _changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
@@ -172,9 +165,7 @@ def _prepare(folder: Path, experiment: Experiment, resume: bool) -> None:
             )
         return
     write_atomically(written, experiment.to_toml().encode())  # first: from here on the folder is a run
-    versions = {name: version(name) for name in ("clientwise", "torch", "numpy", "pydantic", "safetensors")}
-    versions |= {"python": platform.python_version(), "machine": f"{platform.system()} {platform.machine()}"}
-    write_atomically(folder / "versions.json", json.dumps(versions, indent=2).encode())
+    write_atomically(folder / "versions.json", json.dumps(versions(), indent=2).encode())
 
 
 class _Seeds:
@@ -188,15 +179,21 @@ class _Seeds:
         own_data: FederatedData | None,
         device: torch.device,
         connect: Connect | None,
+        accept_changes: bool,
     ) -> None:
-        self._experiment, self._store, self._samples = experiment, store, samples
-        self._own_data, self._device, self._connect = own_data, device, connect
+        self._experiment, self._store = experiment, store
+        self._device, self._connect = device, connect
         self._executors: dict[int, tuple[Tensor, DeviceExecutor]] = {}  # one for all, but where samples differ by seed
-        self._made = {seed: self._make(seed) for seed in experiment.seeds}  # all: with other data nothing may begin
+        built = {seed: build_data(experiment, samples, seed, own_data) for seed in experiment.seeds}
+        # All, before any: with other data nothing may begin.
+        check_origin(
+            store, experiment, {seed: data for seed, (data, _) in built.items()}, accept_changes=accept_changes
+        )
+        self._made = {seed: self._make(seed, *own) for seed, own in built.items()}
 
-    def _make(self, seed: int) -> tuple[FederatedData, dict[int, Hostile], DeviceExecutor]:
-        data, hostile = build_data(self._experiment, self._samples, seed, self._own_data)
-        self._store.check_fact(f"data of seed {seed}", data.fingerprint())
+    def _make(
+        self, seed: int, data: FederatedData, hostile: dict[int, Hostile]
+    ) -> tuple[FederatedData, dict[int, Hostile], DeviceExecutor]:
         attacks = {client: one.name for client, one in hostile.items()}
         sizes = data.train.sizes.tolist(), data.test.sizes.tolist()
         self._store.set_clients(seed, *sizes, attacks, data.names or None)
@@ -227,7 +224,7 @@ def _run_all(
     store: Store,
     samples: Samples,
     own_data: FederatedData | None,
-    device: torch.device,
+    seeds: _Seeds,
     trackers: Trackers,
     on_round: Callable[[Progress], None],
     connect: Connect | None,
@@ -236,7 +233,6 @@ def _run_all(
     planned = [(seed, method) for seed in experiment.seeds for method in methods]
     todo = [(seed, method) for seed, method in planned if not store.is_lane_finished(method.name, seed)]
     total, done = len(planned) * rounds, (len(planned) - len(todo)) * rounds
-    seeds = _Seeds(experiment, store, samples, own_data, device, connect)
     store.set_facts(_facts(experiment, samples, own_data, seeds.executor(experiment.seeds[0]), len(planned)))
 
     def tell(lane: Lane, record: RoundRecord) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Annotated, Any, Literal, NoReturn
 
@@ -239,7 +239,9 @@ class FlowerSettings(Section):
 class HostileClients(Section):
     """A group of hostile or faulty clients; see docs/attacks.md."""
 
-    clients: PositiveInt | list[int] | None = Field(None, description="how many (chosen by the seed), or which")
+    clients: PositiveInt | list[int | str] | None = Field(
+        None, description="how many (chosen by the seed), or which, by number or name"
+    )
     share: Share | None = Field(
         None, description="instead: the share of all clients; those of a small share are among those of a larger one"
     )
@@ -255,9 +257,15 @@ class HostileClients(Section):
         False, description="they draw the same random numbers: the same noise, and attacks in the same rounds"
     )
 
-    def wanted(self, num_clients: int) -> int | list[int]:
-        """How many clients are hostile, or which."""
-        return round(num_clients * (self.share or 0)) if self.clients is None else self.clients
+    def wanted(self, num_clients: int, names: Sequence[str]) -> int | list[int]:
+        """How many clients are hostile, or which; ValueError for a name that nobody has."""
+        if self.clients is None:
+            return round(num_clients * (self.share or 0))
+        if isinstance(self.clients, int):
+            return self.clients
+        if unknown := [client for client in self.clients if isinstance(client, str) and client not in names]:
+            raise ValueError(f"no client is called {unknown[0]!r}{suggest(str(unknown[0]), names)}")
+        return [names.index(client) if isinstance(client, str) else client for client in self.clients]
 
 
 class WeightBounds(Section):
@@ -303,8 +311,8 @@ class MethodSettings(Section):
     )
     brake: Annotated[float, Field(gt=0, le=100)] | None = Field(
         None,
-        description="the old model stays where the new one is worse by so many standard errors on the samples the server "
-        "weighs by; 3 stops an attack and hardly anything else",
+        description="the old model stays where the new one is worse by so many standard errors, on the samples the "
+        "server weighs by; 3 stops an attack and hardly anything else",
     )
     control: Control | None = Field(
         None,
@@ -424,7 +432,9 @@ class Experiment(Section):
         [], description="hostile or faulty clients"
     )
     methods: Annotated[list[MethodSettings], Field(min_length=1, max_length=1_000)] = Field(
-        [MethodSettings(name="FedAvg")], description="what is compared"
+        [MethodSettings(name="FedAvg")],
+        description="what is compared; default: `Recommended`, or `RecommendedJudged` where clients judge "
+        '(server_set.source = "clients"), or `FedAvg` where there are no samples to judge by',
     )
 
     _source: str = PrivateAttr("config")
@@ -438,6 +448,13 @@ class Experiment(Section):
     def server_holds_samples(self) -> bool:
         """Whether samples are set aside for the server."""
         return self.evaluation.official_test == "server" or self.server_set.fraction > 0
+
+    @property
+    def recommended(self) -> str:
+        """The method for whoever names none: the best that the samples to judge by allow (docs/evidence.md)."""
+        if self.server_set.source == "clients":
+            return "RecommendedJudged"
+        return "Recommended" if self.server_holds_samples or self.server_set.source == "contributed" else "FedAvg"
 
     @property
     def clients_test(self) -> bool:

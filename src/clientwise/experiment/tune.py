@@ -120,6 +120,8 @@ def _try(
     plan = replace(build_plan(experiment, data.num_clients, seed), evaluate_clients_every=1)
     state, better = first_state(engine.initial_model, method, engine), engine.problem.higher_is_better
     honest = torch.tensor([client not in hostile for client in range(data.num_clients)]) & (data.test.sizes > 0)
+    if not bool(honest.any()):
+        raise ConfigError(experiment.source, [("hostile", "no honest client has two samples: a rate is scored by one")])
     metric = 0.0
     with threads_for(engine.spec.num_parameters):
         for round_num in range(1, experiment.rounds + 1):

@@ -28,7 +28,7 @@ from ..errors import ConfigError
 from ..limits import gigabytes, memory
 from ..models.size import check_batches
 from ..registry import Part, Registry
-from .build import build_data, build_module, build_plan, divide_samples, load_samples
+from .build import build_data, build_module, build_plan, divide_samples, load_samples, names_of
 from .schema import Experiment, MethodSettings, make
 
 Issue = tuple[str, str]  # the key, and what is wrong with it
@@ -201,7 +201,10 @@ def validate(experiment: Experiment, own_data: FederatedData | None) -> Samples:
     samples = own_data.samples if own_data else load_samples(experiment)
     seed = experiment.seeds[0]
     divided = own_data or divide_samples(experiment, samples, seed)
-    issues = [*_problem_issues(experiment, samples.problem), *_client_issues(experiment, len(divided.train))]
+    issues = [
+        *_problem_issues(experiment, samples.problem),
+        *_client_issues(experiment, len(divided.train), names_of(divided, samples)),
+    ]
     issues = issues or [*_attack_issues(experiment, samples)]
     if not issues:
         data, hostile = build_data(experiment, samples, seed, divided)
@@ -254,7 +257,7 @@ def _unfit(key: str, registry: Registry[Any], part: Part, problem: Problem) -> I
         yield key, f"{part.name} needs {lacking} to predict, and this is {problem.kind}{instead}"
 
 
-def _client_issues(experiment: Experiment, num_clients: int) -> Iterator[Issue]:
+def _client_issues(experiment: Experiment, num_clients: int, names: Sequence[str]) -> Iterator[Issue]:
     """What does not fit the number of clients."""
     wanted = experiment.federation.clients_per_round
     if wanted is not None and wanted > num_clients:
@@ -272,7 +275,11 @@ def _client_issues(experiment: Experiment, num_clients: int) -> Iterator[Issue]:
     listed, count = set[int](), 0
     for index, group in enumerate(experiment.hostile):
         key = f"hostile[{index}].{'share' if group.clients is None else 'clients'}"
-        hostile = group.wanted(num_clients)
+        try:
+            hostile = group.wanted(num_clients, names)
+        except ValueError as error:
+            yield key, str(error)
+            continue
         if group.share and group.share < 1 and hostile in (0, num_clients):
             whom = "nobody" if hostile == 0 else "everybody"
             yield key, f"{group.share:g} of {num_clients} clients is {whom}: name another share, or clients"

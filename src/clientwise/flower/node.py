@@ -4,7 +4,7 @@
     python -m clientwise.flower.node start AGREED ...      the other arguments are those of flower-supernode
 
 Flower runs an app as a bundle, one file, and a SuperNode executes whatever bundle its SuperLink delivers. Here the
-SHA-256 of the bundle must stand in the file AGREED; any other is answered with an error before a byte of it is unpacked.
+SHA-256 of the bundle must stand in the file AGREED; any other is answered with an error before it is unpacked.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def start(agreed: Path, certificate: Certificate | None, uplink: Path | None, ar
                 way = httpx.HTTPTransport(verify=verify, uds=str(uplink))
                 self._client = httpx.Client(transport=way, timeout=self._client.timeout)
 
-        def GetFab(self, request: GetFabRequest) -> GetFabResponse:
+        def GetFab(self, request: GetFabRequest) -> GetFabResponse:  # noqa: N802  Flower's name
             response = super().GetFab(request)
             response.fab.verifications.clear()
             response.fab.verifications["valid_license"] = "not asked for"

@@ -46,7 +46,7 @@ def _kept(targets: Tensor, cell: int) -> Tensor:
     targets = torch.as_tensor(targets)
     classes = torch.zeros(len(targets)) if targets.is_floating_point() else targets
     kept = torch.zeros(len(targets), dtype=torch.bool)
-    for one in classes.unique():
+    for one in set(classes.tolist()):
         members = (classes == one).nonzero().flatten()
         kept[members[: len(members) // cell * cell]] = True
     return kept

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import math
-import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from pydantic import BaseModel, Field
 
+from ..core.before import BEFORE
+from ..core.criteria import CRITERIA
+from ..core.evidence import EVIDENCE
 from ..core.rules import RULES
-from ..registry import Part
+from ..experiment.config import read_written
+from ..registry import Part, Registry
 from ..runs.reader import Run
 from ..runs.rows import ClientRoundRow, LoweredRow, ParticipantRow
 from .document import Cell, number, percent_of
@@ -34,6 +38,7 @@ class Place:
     label: str
     value: Callable[[Weighed], float | None]
     text: Callable[[float | None], str] = percent_of
+    mover: str = ""  # what makes it of the place before; nothing where the criteria do
 
     def cell(self, row: Weighed) -> Cell:
         """For a table."""
@@ -43,15 +48,15 @@ class Place:
 SCORE = Place("score", lambda row: row.score, lambda value: number(value, 4))
 PRIOR = Place("prior weight", lambda row: row.prior)
 Z = Place("z", lambda row: row.z, lambda value: number(value, 1))
-POSTERIOR = Place("weight after evidence", lambda row: row.posterior)
-WEIGHT = Place("weight", lambda row: row.weight)
-INFLUENCE = Place("influence", lambda row: row.influence)
+POSTERIOR = Place("weight after evidence", lambda row: row.posterior, mover="evidence")
+WEIGHT = Place("weight", lambda row: row.weight, mover="evidence")
+INFLUENCE = Place("influence", lambda row: row.influence, mover="rule")
 
 
 def places(rows: Sequence[Weighed]) -> list[Place]:
     """The places that moved these rows, in order; none that is empty, none that only repeats the one before it."""
     bounded = any(row.weight != _before_bounds(row) for row in rows)
-    weight = [POSTERIOR, replace(WEIGHT, label="weight within bounds")] if bounded else [WEIGHT]
+    weight = [POSTERIOR, replace(WEIGHT, label="weight within bounds", mover="bounds")] if bounded else [WEIGHT]
     chain = [SCORE, PRIOR, Z, *weight, INFLUENCE]
     always = (SCORE, weight[-1])
     return [place for place in chain if place in always or any(place.value(row) is not None for row in rows)]
@@ -88,6 +93,16 @@ class MethodParts(BaseModel):
     bounds: _Bounds | None = None
     before: list[dict[str, object]] = []
     rule: dict[str, object] | None = None
+    control: str | None = None
+
+    @property
+    def is_control(self) -> bool:
+        """Whether it is there to compare with, not to be used: it knows who is honest, or is not federated."""
+        named: list[tuple[Registry[Any], str]] = [(CRITERIA, one.name) for one in self.criteria]
+        named += [(BEFORE, str(step.get("name"))) for step in self.before]
+        named += [(RULES, str((self.rule or {}).get("name"))), (EVIDENCE, str((self.evidence or {}).get("name")))]
+        known = [registry.declared(name).needs for registry, name in named if name in registry]
+        return self.control is not None or any("simulation" in needed for needed in known)
 
     @property
     def threshold(self) -> float:
@@ -114,8 +129,8 @@ class _Config(BaseModel):
 @lru_cache(maxsize=256)
 def _read_config(config: Path, modified: int) -> _Config | None:
     try:
-        return _Config.model_validate(tomllib.loads(config.read_text(encoding="utf-8")))
-    except (OSError, ValueError):  # no such file, no TOML, another shape
+        return _Config.model_validate(read_written(config))
+    except ValueError:  # no such file, no TOML, another shape
         return None
 
 

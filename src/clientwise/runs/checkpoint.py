@@ -45,6 +45,8 @@ def save_checkpoint(path: Path, state: ServerState, engine_state: Mapping[str, T
 
 def load_checkpoint(path: Path, first: ServerState) -> tuple[ServerState, dict[str, Tensor]]:
     """The state of a lane and of its engine. It must fit the state in which this lane began."""
+    if not path.is_file():
+        raise _refused(path, "not a file")
     try:
         with safe_open(path, framework="pt", device=str(first.model.device)) as file:
             about = file.metadata() or {}

@@ -1,16 +1,27 @@
-"""Files that are whole or not there."""
+"""Files that are whole or not there, and files that anybody may have put into a run folder."""
 
 from __future__ import annotations
 
 import os
+import stat
 from pathlib import Path
 
 
 def write_atomically(path: Path, content: bytes) -> None:
     """Write a file so that a reader, or a crash, sees the old one or the new one and nothing between."""
     temporary = path.with_name(path.name + ".part")
-    with temporary.open("wb") as file:
+    temporary.unlink(missing_ok=True)  # a link there would lead out of the folder
+    with temporary.open("xb") as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
     os.replace(temporary, path)
+
+
+def read_whole(path: Path, most: int) -> bytes:
+    """The content of a file; an OSError where it is none, a pipe that never ends say, or has more than `most` bytes."""
+    with os.fdopen(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)), "rb") as file:
+        content = file.read(most + 1) if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else None
+    if content is None or len(content) > most:
+        raise OSError(f"{path}: not a file of {most:,} bytes at most")
+    return content
