@@ -290,6 +290,26 @@ def test_nobody_is_waited_for_longer_than_it_was_said(config: dict[str, Any]) ->
     assert time.monotonic() - began < 10
 
 
+def test_who_is_late_has_a_grace_period_once_enough_have_answered(config: dict[str, Any]) -> None:
+    setup = Setup(config, train_seconds=600, evaluate_seconds=600, grace_seconds=0.5, min_replies=4)
+    began = time.monotonic()
+    _, record, refused = setup.round_with({0: never})
+    assert refused == {0: "no answer in time"}
+    assert time.monotonic() - began < 60
+    assert bool((record.seconds < 60).all() & (record.seconds > 0).all())
+
+
+def test_seconds_are_those_of_the_servers_clock(config: dict[str, Any]) -> None:
+    def boasts(message: Message, honest: Callable[[], Message]) -> Message:
+        reply = honest()
+        if message.metadata.message_type == "train":
+            reply.content.metric_records[NUMBERS]["seconds"] = 1e-9
+        return reply
+
+    _, record, _ = Setup(config).round_with({0: boasts})
+    assert float(record.seconds[record.client_ids.index(0)]) > 1e-6
+
+
 def test_evaluations_of_liars_and_of_the_late_do_not_count(config: dict[str, Any]) -> None:
     setup = Setup(config, evaluate_seconds=0.5)
 

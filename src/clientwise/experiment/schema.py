@@ -242,6 +242,9 @@ class FlowerSettings(Section):
     train_seconds: Seconds = Field(600.0, description="how long the server waits for trained models")
     evaluate_seconds: Seconds = Field(300.0, description="how long it waits for evaluations")
     min_replies: PositiveInt = Field(1, description="with fewer answers a round leaves the model as it was")
+    grace_seconds: Seconds | None = Field(
+        None, description="how long the others are waited for once so many have answered; default: as long as above"
+    )
     max_test_samples: PositiveInt = Field(100_000, description="evaluations on more test samples are not believed")
     clients: list[str] = Field(
         [], description="deployment: the names under which the nodes are registered; the first is client 0"
@@ -327,7 +330,11 @@ class MethodSettings(Section):
     fine_tune: FineTune | None = Field(
         None, description="the server trains the mean on the samples it weighs by; what it does unlike the clients"
     )
-
+    brake: Annotated[float, Field(gt=0, le=100)] | None = Field(
+        None,
+        description="the old model stays where the new one is worse by so many standard errors, on the samples the "
+        "server weighs by; 3 stops an attack and hardly anything else",
+    )
     control: Control | None = Field(
         None,
         description='no federated learning, to compare with: "pooled" trains on all clients\' samples in one place, '
@@ -368,6 +375,7 @@ class MethodSettings(Section):
             server_step=make(SERVER_STEPS, self.server_step),
             training=_local_training(training, self.training),
             control=self.control,
+            brake=self.brake,
             fine_tune=None if self.fine_tune is None else _local_training(training, self.training, self.fine_tune),
             line_search=self.fine_tune is not None and self.fine_tune.line_search,
         )

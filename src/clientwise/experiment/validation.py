@@ -147,7 +147,7 @@ def _server_set_issues(settings: MethodSettings, experiment: Experiment) -> Iter
     server, holds = experiment.server_set, experiment.server_holds_samples
     weighs = server.source != "held_out" or (holds and (server.shared_set or server.report_fraction < 1))
     if server.source == "clients":
-        for key in _trains_on_server_set(settings):
+        for key in _uses_server_samples(settings):
             hint = "; RecommendedJudged does without" if key == "fine_tune" else ""
             yield key, f'needs samples of the server: server_set.source = "clients" has none{hint}'
     if _needs_server_set(settings) and not weighs:
@@ -156,13 +156,17 @@ def _server_set_issues(settings: MethodSettings, experiment: Experiment) -> Iter
 
 def _needs_server_set(settings: MethodSettings) -> bool:
     judged = any("server_set" in registry.needs(part) for _, registry, part in settings.parts())
-    return judged or bool(_trains_on_server_set(settings))
+    return judged or bool(_uses_server_samples(settings))
 
 
-def _trains_on_server_set(settings: MethodSettings) -> list[str]:
-    """The keys that have the server train on its samples."""
+def _uses_server_samples(settings: MethodSettings) -> list[str]:
+    """The keys that have the server use samples of its own."""
     keys = [key for key, registry, part in settings.parts() if "server_samples" in registry.needs(part)]
-    others = {"fine_tune": settings.fine_tune is not None, "control": settings.control == "server_only"}
+    others = {
+        "fine_tune": settings.fine_tune is not None,
+        "brake": settings.brake is not None,
+        "control": settings.control == "server_only",
+    }
     return [*keys, *(key for key, trains in others.items() if trains)]
 
 
@@ -171,6 +175,8 @@ def deployment_issues(experiment: Experiment) -> list[Issue]:
     settings = experiment.flower
     missing = [key for key in ("clients", "input_shape") if not getattr(settings, key)]
     issues = [(f"flower.{key}", "is needed in a deployment, where the server sees no data") for key in missing]
+    if repeated := sorted({name for name in settings.clients if settings.clients.count(name) > 1}):
+        issues.append(("flower.clients", f"names a client twice: {', '.join(repeated)}"))
     if experiment.server_set.source == "contributed":
         hint = 'no sample leaves a client of a deployment: use "held_out" with server-data, or "clients"'
         issues.append(("server_set.source", hint))

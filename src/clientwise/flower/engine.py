@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
@@ -60,7 +61,8 @@ class FlowerEngine:
         failures = [Refusal(client, "not connected") for client in client_ids if client not in nodes]
         held: list[Updates] = []
         arrived = 0
-        for answers in self._exchange("train", requests, nodes, deadline):
+        asked = time.monotonic()
+        for answers in self._exchange("train", requests, nodes, deadline, needed):
             for client, content in answers:
                 answer = _read(client, content, partial(read_update, client))
                 if isinstance(answer, Refusal):
@@ -69,7 +71,10 @@ class FlowerEngine:
                 update, kept = answer
                 if kept is not None and client in self._keepers:
                     self._kept[client] = kept
-                held.append(update)
+                seconds = torch.tensor(
+                    [time.monotonic() - asked], dtype=torch.float64
+                )  # by our clock, not by its claim
+                held.append(replace(update, seconds=seconds))
                 arrived += 1
             if arrived >= needed:
                 yield from _stacked(held, model)
@@ -88,7 +93,7 @@ class FlowerEngine:
         requests = {client: write_request(Request(client, self._seed), packed) for client in nodes}
         found: dict[int, Evaluation] = {}
         missing = [Refusal(client, "not connected") for client in client_ids if client not in nodes]
-        for answers in self._exchange("evaluate", requests, nodes, deadline):
+        for answers in self._exchange("evaluate", requests, nodes, deadline, self._settings.min_replies):
             for client, content in answers:
                 one = _read(client, content, partial(self._read_evaluation, client, len(models)))
                 if isinstance(one, Refusal):
@@ -138,9 +143,12 @@ class FlowerEngine:
             time.sleep(0.5)
 
     def _exchange(
-        self, kind: str, requests: Mapping[int, RecordDict], nodes: Mapping[int, int], deadline: float
+        self, kind: str, requests: Mapping[int, RecordDict], nodes: Mapping[int, int], deadline: float, enough: int
     ) -> Iterator[list[tuple[int, RecordDict | str]]]:
-        """Send all requests; yield (client, answer or why there is none) in chunks as they arrive."""
+        """Send all requests; yield (client, answer or why there is none) in chunks as they arrive.
+
+        Once there are enough answers, the others have only `grace_seconds` left.
+        """
         if not requests:
             return
         ttl = 2 * max(1.0, deadline - time.monotonic())  # what arrives while the server is busy must not expire
@@ -156,14 +164,17 @@ class FlowerEngine:
                 for name, client in names.items()
                 if name not in taken
             ]
-        pause = POLL[0]
+        pause, grace, answered = POLL[0], self._settings.grace_seconds, 0
         while waiting:
+            if grace is not None and answered >= enough:
+                deadline, grace = min(deadline, time.monotonic() + grace), None
             in_time = time.monotonic() < deadline
             arrived = False
             for few in _slices(list(waiting), CHUNK):
                 answers = [(waiting.pop(name), content) for name, content in self._pull(few) if name in waiting]
                 if answers:
                     arrived = True
+                    answered += sum(not isinstance(content, str) for _, content in answers)
                     yield answers
             if not arrived and not in_time:
                 yield [(client, "no answer in time") for client in waiting.values()]
@@ -180,7 +191,13 @@ class FlowerEngine:
 
 def _why_failed(message: Message) -> str:
     """Flower's error codes in words."""
-    known = {3: "no answer in time", 4: "no answer in time", 5: "went away", 8: "its process died"}
+    known = {
+        3: "no answer in time",
+        4: "no answer in time",
+        5: "went away",
+        7: "refused the app: its hospital did not agree to this version (deploy/agree.sh)",
+        8: "its process died",
+    }
     code, reason = message.error.code, message.error.reason or "failed"
     return known.get(code, reason)[:300]
 
