@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import copy
+import gzip
 import json
+import re
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -80,6 +83,12 @@ def _write_rounds(store: Store, lane: int, rounds: int, clients: int) -> None:
 def run_for_real(folder: Path, rounds: int = 3) -> Path:
     """A real run."""
     return cw.run(config(["FedAvg"], rounds), folder)
+
+
+def carried(page: Path) -> dict[str, Any]:
+    """What a report file carries: its document, and what that opens."""
+    (letters,) = re.findall(r'id="embedded">([^<]*)<', page.read_text(encoding="utf-8"))
+    return json.loads(gzip.decompress(base64.b64decode(letters)))
 
 
 @contextmanager

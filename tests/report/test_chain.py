@@ -41,7 +41,7 @@ def test_the_audit_has_the_places_of_the_method_and_no_others(moved: cw.Run, met
     assert [place.label for place in found.places] == list(chain)
     for one in found.participants:
         assert [cell.value for cell in one.chain] == [getattr(stored[one.client], key) for key in chain.values()]
-    table, *_ = views.audit_round(moved, method, 1, 5).sections[0].items
+    _, table, *_ = views.audit_round(moved, method, 1, 5).sections[0].items
     assert isinstance(table, Table)
     labels = [column.label for column in table.columns]
     assert labels[2 : 2 + len(chain)] == list(chain)
@@ -59,10 +59,10 @@ def test_what_would_change_a_weight_is_said_of_the_prior(moved: cw.Run) -> None:
     for one, row in zip(found.participants, moved.participants("all of it", 1, 5), strict=True):
         for index in range(len(found.criteria)):
             assert one.what_if[index] >= row.prior - 1e-12
-    table, *_ = views.audit_round(moved, "all of it", 1, 5).sections[0].items
+    _, table, *_ = views.audit_round(moved, "all of it", 1, 5).sections[0].items
     assert table.columns[-1].label == "prior weight with the best label_diversity"
     assert table.note.startswith("“Prior weight with the best” is")
-    table, *_ = views.audit_round(moved, "rule", 1, 5).sections[0].items
+    _, table, *_ = views.audit_round(moved, "rule", 1, 5).sections[0].items
     assert table.columns[-1].label == "weight with the best dataset_size"
 
 
@@ -158,7 +158,7 @@ def test_remarks_say_what_the_record_shows(made: cw.Run) -> None:
     }
     assert said(audit(made, "all of it", 1, 1))[0][0].startswith("lowered by the evidence since round 1")  # not later
     assert said(audit(made, "all of it", 1, 2))[0] == ()
-    _, words = views.audit_round(made, "all of it", 1, 5).sections[0].items
+    *_, words = views.audit_round(made, "all of it", 1, 5).sections[0].items
     assert [(row[0].value, row[1]) for row in words.rows] == [
         (one.client, "; ".join(one.moved)) for one in audit(made, "all of it", 1, 5).participants if one.moved
     ]

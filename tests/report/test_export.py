@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 import csv
+import json
 import os
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import pytest
-from pages import write_run
+from pages import carried, write_run
 
 import clientwise as cw
 from clientwise.report import views
@@ -35,10 +36,27 @@ def test_tables_in_three_formats() -> None:
         "| x^2 |  |",
     ]
     latex = as_latex(TABLE)
+    assert latex.startswith("% \\usepackage{booktabs}\n")
+    assert r"\label{tab:t}" in latex
     assert r"\begin{tabular}{lr}" in latex
     assert r"MW $\succ$ LD | DS & +4.7 $\pm$ 0.3 \\" in latex
     assert r"\caption{100\% of a\_b. $\kappa$ \& co.}" in latex
     assert latex.count("{") == latex.count("}")
+
+
+def test_the_best_of_rivals_is_bold_and_a_minus_is_a_minus() -> None:
+    rows = [
+        ["FedAvg", Cell(None, "baseline"), 9],
+        ["other", Cell(-0.4, "-0.4 ± 1.6"), 3],
+        ["a-1", Cell(2.0, "+2.0"), 3],
+    ]
+    shown = table("t 1", "t", ["method", "gain", "rounds"], rows, "", lower=["rounds"], rivals=True)
+    assert shown.best() == {(2, 1), (1, 2), (2, 2)}
+    latex = as_latex(shown)
+    assert r"other & $-$0.4 $\pm$ 1.6 & \textbf{3} \\" in latex
+    assert r"a-1 & \textbf{+2.0} & \textbf{3} \\" in latex  # a hyphen in a name is none
+    assert r"\label{tab:t-1}" in latex
+    assert as_latex(table("t", "t", ["client", "weight"], [["0", 1], ["1", 2]], "")).count("textbf") == 0
 
 
 def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:
@@ -68,9 +86,20 @@ def test_a_report_has_a_page_figures_and_tables(report: Path) -> None:
 
 
 def test_the_page_carries_its_audits(report: Path) -> None:
-    page = (report / "report.html").read_text(encoding="utf-8")
-    assert '"online|1|5"' in page
-    assert "<b>AdaFed" not in page  # a name from a config is never markup
+    page = report / "report.html"
+    assert {"online|1|5", "<b>AdaFed</b> & co|3|5"} < carried(page)["audits"]["round"].keys()
+    assert "<b>AdaFed" not in page.read_text(encoding="utf-8")  # a name from a config is never markup
+    assert page.stat().st_size < 2_000_000  # three methods with three seeds: small enough for a mail
+
+
+def test_the_page_carries_every_seed(report: Path) -> None:
+    seeds = carried(report / "report.html")["audits"]["seed"]
+    assert list(seeds) == ["2", "3"]
+    weights, *_ = seeds["3"]["sections"]
+    assert weights["seed"] == 3
+    first = next(item for item in weights["items"] if item["id"].startswith("map-"))
+    assert "seed 3" in first["title"]
+    assert first["data"][0]["meta"]["seed"] == 3
 
 
 def test_file_names_do_not_collide() -> None:
@@ -101,8 +130,14 @@ def test_the_shortest_runs_and_regression_can_be_reported(tmp_path: Path, rounds
     }
     run = cw.Run(cw.run(config, tmp_path / "run"))
     page = write_report([run], tmp_path / "report")
-    head = (page.parent / "tables" / "result-summary.csv").read_text().splitlines()[0]
-    assert head == "method,mape,against the baseline,worst decile of clients,rounds to 50%"  # no F1, nobody hostile
+    head = next(csv.reader((page.parent / "tables" / "result-summary.csv").read_text().splitlines()))
+    assert head == [  # every number in a column of its own; no F1, nobody hostile
+        "method",
+        *(f"mape {part}" for part in ("mean", "deviation", "seeds")),
+        *(f"against the baseline {part}" for part in ("mean", "low", "high", "seeds", "p by Holm")),
+        *("worst client", "worst client name"),
+        *(f"rounds to 50% {part}" for part in ("median", "reached", "not reached")),
+    ]
     assert "points worse" not in views.overview([run]).lead[0]
     expected = "held-out samples" if rounds == 2 else "the honest clients' own test data"
     assert run.reported_on == expected
@@ -113,6 +148,6 @@ def test_reports_of_several_runs_carry_their_audits(tmp_path: Path) -> None:
     names = unique_names([shown, shown])
     assert list(names) == ["shown", "shown~2"]
     page = write_report([cw.Run(folder, name) for name, folder in names.items()], tmp_path / "both")
-    text = page.read_text(encoding="utf-8")
-    assert "shown: online" in text
-    assert '"shown~2|online|1|5"' in text
+    found = carried(page)
+    assert "shown: online" in json.dumps(found["document"])
+    assert "shown~2|online|1|5" in found["audits"]["round"]

@@ -18,7 +18,7 @@ def connector(experiment: Experiment, grid: Grid, connected: Connected) -> Conne
     """What puts a grid between a lane's engine and its clients."""
 
     def connect(local: LocalEngine, seed: int) -> FlowerEngine:
-        hostile = choose_hostile(experiment, local.num_clients, seed)
+        hostile = choose_hostile(experiment, local.num_clients, seed, local.data.names)
         keepers = [client for client, one in hostile.items() if one.ignore_global]
         return FlowerEngine(local, grid, connected, seed=seed, settings=experiment.flower, keepers=keepers)
 

@@ -14,7 +14,7 @@ from ..experiment.schema import make, read_part
 from ..runs.reader import Run
 from ..runs.rows import CriterionRow, ParticipantRow
 from .chain import PRIOR, Chain, MethodParts, Place, described, places
-from .document import Cell
+from .document import Cell, percent_of
 
 MAX_COHORT = 500  # beyond this, what-if weights would take longer than anyone waits
 
@@ -24,13 +24,15 @@ class Participant:
     """One participant of a round. What does not apply to a refused one is None."""
 
     client: int
+    name: str | None
     raw: tuple[float | None, ...]
     normalised: tuple[float | None, ...]
     score: float | None
     weight: float | None
     chain: tuple[Cell, ...]  # one per place, from score to influence
     what_if: tuple[float | None, ...]  # its weight by the score, had it the cohort's best value in each criterion
-    remark: str  # its name, hostile, refused and why
+    path: tuple[float, ...]  # its weight after each of the audit's `steps`; none of a refused one
+    remark: str  # hostile, refused and why
     moved: tuple[str, ...]  # what moved its weight, in words
 
 
@@ -46,6 +48,7 @@ class Audit:
     places: tuple[Place, ...]  # of the chain from score to influence that this round has
     participants: tuple[Participant, ...]  # heaviest first
     what_if: bool
+    steps: tuple[str, ...]  # that make weights of an equal share: criteria one by one, evidence, bounds, the rule
     explanation: str
     priority: tuple[str, ...] | None
     candidates: tuple[tuple[tuple[str, ...], float], ...]
@@ -71,6 +74,9 @@ def audit(run: Run, method: str, seed: int, round_num: int) -> Audit:
     raw = torch.tensor([[measured[client][name].raw for name in criteria] for client in clients], dtype=torch.float64)
     what_if = _what_if(how, record.priority, raw)
     changed = dict(zip(clients, what_if, strict=True)) if what_if else {}
+    order, weights = _one_by_one(how, record.priority, raw) if how and what_if else (("criteria",), [[]] * len(clients))
+    growing = dict(zip(clients, weights, strict=True))
+    shares = [place for place in passed if place.text is percent_of]
     constant = ", ".join(record.no_effect)
     extra = (f"{constant}: equal for all clients of this round: no effect, it told nobody apart.",) if constant else ()
     return Audit(
@@ -88,10 +94,12 @@ def audit(run: Run, method: str, seed: int, round_num: int) -> Audit:
                 passed,
                 changed.get(row.client),
                 moved[row.client] if row.refusal is None else (),
+                (*growing.get(row.client, ()), *(place.value(row) for place in shares)),
             )
             for row in rows
         ),
         bool(what_if),
+        (*order, *(place.mover for place in shares[1:])),
         " ".join([_explain(how, record.priority, PRIOR in passed), *chain.explain(passed)]),
         record.priority,
         record.candidates or (),
@@ -115,21 +123,23 @@ def _participant(
     passed: Sequence[Place],
     what_if: tuple[float, ...] | None,
     moved: tuple[str, ...],
+    path: tuple[float | None, ...],
 ) -> Participant:
     """`what_if` has its weights with another value in each criterion; of a refused update only the remark counts."""
     accepted = row.refusal is None
     values = [measured.get(name) if accepted else None for name in criteria]
-    remarks = [row.name] if row.name else []
-    remarks += [f"hostile ({row.hostile})"] if row.hostile else []
+    remarks = [f"hostile ({row.hostile})"] if row.hostile else []
     remarks += [f"refused: {row.refusal}"] if row.refusal else []
     return Participant(
         client=row.client,
+        name=row.name,
         raw=tuple(None if value is None else value.raw for value in values),
         normalised=tuple(None if value is None else value.normalised for value in values),
         score=row.score,
         weight=row.weight,
         chain=tuple(place.cell(row) for place in passed),
         what_if=what_if if what_if and accepted else (None,) * len(criteria),
+        path=tuple(value for value in path if value is not None) if accepted and None not in path else (),
         remark="; ".join(remarks),
         moved=moved,
     )
@@ -173,6 +183,24 @@ def _what_if(how: Weighing | None, priority: Sequence[str] | None, raw: Tensor) 
             weights.append(float(to_weights(score(how.names, divide(changed, how.normaliser(changed))))[client]))
         result.append(tuple(weights))
     return result
+
+
+def _one_by_one(
+    how: Weighing, priority: Sequence[str] | None, raw: Tensor
+) -> tuple[tuple[str, ...], list[list[float]]]:
+    """The criteria in their order, and each client's weight as they come in one after the other, before the last.
+
+    Those that are not in yet are equal for all, so that everybody begins with the same share.
+    """
+    score = how.score.with_order(priority)
+    order = tuple(score.order(how.names) or how.names)
+    values = raw.mean(0).expand_as(raw).clone()
+    weights = []
+    for name in order[:-1]:
+        column = how.names.index(name)
+        values[:, column] = raw[:, column]
+        weights.append(to_weights(score(how.names, divide(values, how.normaliser(values)))))
+    return order, torch.stack(weights, 1).tolist() if weights else [[]] * len(raw)
 
 
 def _explain(how: Weighing | None, priority: Sequence[str] | None, moved: bool) -> str:

@@ -38,6 +38,7 @@ class Place:
     label: str
     value: Callable[[Weighed], float | None]
     text: Callable[[float | None], str] = percent_of
+    mover: str = ""  # what makes it of the place before; nothing where the criteria do
 
     def cell(self, row: Weighed) -> Cell:
         """For a table."""
@@ -47,15 +48,15 @@ class Place:
 SCORE = Place("score", lambda row: row.score, lambda value: number(value, 4))
 PRIOR = Place("prior weight", lambda row: row.prior)
 Z = Place("z", lambda row: row.z, lambda value: number(value, 1))
-POSTERIOR = Place("weight after evidence", lambda row: row.posterior)
-WEIGHT = Place("weight", lambda row: row.weight)
-INFLUENCE = Place("influence", lambda row: row.influence)
+POSTERIOR = Place("weight after evidence", lambda row: row.posterior, mover="evidence")
+WEIGHT = Place("weight", lambda row: row.weight, mover="evidence")
+INFLUENCE = Place("influence", lambda row: row.influence, mover="rule")
 
 
 def places(rows: Sequence[Weighed]) -> list[Place]:
     """The places that moved these rows, in order; none that is empty, none that only repeats the one before it."""
     bounded = any(row.weight != _before_bounds(row) for row in rows)
-    weight = [POSTERIOR, replace(WEIGHT, label="weight within bounds")] if bounded else [WEIGHT]
+    weight = [POSTERIOR, replace(WEIGHT, label="weight within bounds", mover="bounds")] if bounded else [WEIGHT]
     chain = [SCORE, PRIOR, Z, *weight, INFLUENCE]
     always = (SCORE, weight[-1])
     return [place for place in chain if place in always or any(place.value(row) is not None for row in rows)]

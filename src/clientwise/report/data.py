@@ -111,6 +111,8 @@ def data_charts(summary: DataSummary, title: str) -> list[Chart]:
             "y": [str(client) for client in range(num_clients)],
             "z": mixture.tolist(),
             "zmin": 0,
+            "zmax": 1,
+            "colorbar": {"tickformat": "~%"},
             "name": "share",
         }
         axes = {"xaxis": {"title": {"text": "class; the colour is its share of the client's training samples"}}}

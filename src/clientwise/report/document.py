@@ -3,20 +3,22 @@
 A document has sections, a section has charts and tables. `as_json` turns a document into what `page/app.js` reads:
 
     document = {"title", "lead": [str], "sections": [section]}, an overview with "id", "subtitle", "state" ... as well
-    section  = {"id", "title", "lead", "items": [chart | table]}
+    section  = {"id", "title", "lead", "items": [chart | table]}, with "seed" where it shows only that one of several
     chart    = {"kind": "chart", "id", "title", "alt", "data": traces, "layout": partial layout}   (of plotly.js)
-    table    = {"kind": "table", "id", "title", "columns": [{"label", "numeric", "lower"}], "rows": [[cell]], "note"}
+    table    = {"kind": "table", "id", "title", "columns": [{"label", "numeric", "lower"}], "rows": [[cell]], "note"},
+               with "best": [[row, column]] where its rows are rivals
     cell     = text | number | None | {"value", "text", "open" or "href"}
 
 `open` names an audit: {"round": {"method", "seed", "round", "run"}} or {"client": {"method", "seed", "client", "run"}}.
 A trace whose points open audits has one such object per point as `customdata`, or says it once as `meta`: {"open":
-"round" or "client", "method", "seed", "run"}, the number being the point's x, or that of a heat map's row in `numbers`.
+"round" or "client", "method", "seed", "run"}, the number being the point's x, or for a heat map's rows and for bars in
+`numbers`. A trace with `meta`: {"range": true} is a line's range over the seeds: pointing at the line shows it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 Plotly = dict[str, Any]  # a trace or a layout, in the words of plotly.js
@@ -41,6 +43,12 @@ class Cell:
     text: str
     opens: AuditLink | None = None
     href: str | None = None
+    numbers: Mapping[str, float | str | None] = field(default_factory=dict)  # all that its text says, for a CSV
+
+
+def client_cell(client: int, name: str | None, opens: AuditLink | None = None) -> Cell:
+    """A client: its number, and its name where it has one."""
+    return Cell(client, f"{client} {name}" if name else f"{client}", opens, numbers={"": client, "name": name})
 
 
 Content = str | float | None | Cell  # of a cell; plain text and numbers need no `Cell`
@@ -53,6 +61,7 @@ class Column:
     label: str
     numeric: bool
     lower_is_better: bool = False
+    name: str = ""  # in a CSV, where the label says more than what it is
 
 
 @dataclass(frozen=True)
@@ -64,6 +73,19 @@ class Table:
     columns: Sequence[Column]
     rows: Sequence[Sequence[Content]]
     note: str
+    rivals: bool = False  # whether the rows compete, so that the best of a column is worth marking
+
+    def best(self) -> set[tuple[int, int]]:
+        """Row and column of the best values of rivals; nobody is best where all are alike."""
+        found: set[tuple[int, int]] = set()
+        for place, column in enumerate(self.columns if self.rivals else ()):
+            cells = (row[place] for row in self.rows)
+            values = [cell.value if isinstance(cell, Cell) else cell for cell in cells]
+            known = {value for value in values if isinstance(value, int | float)}
+            if column.numeric and len(known) > 1:
+                top = min(known) if column.lower_is_better else max(known)
+                found |= {(row, place) for row, value in enumerate(values) if value == top}
+        return found
 
 
 @dataclass(frozen=True)
@@ -85,6 +107,7 @@ class Section:
     title: str
     lead: str
     items: Sequence[Chart | Table]
+    seed: int | None = None  # the one it shows, where it cannot show all
 
 
 @dataclass(frozen=True)
@@ -97,6 +120,7 @@ class Document:
     id: str | None = None
     subtitle: str | None = None
     is_comparison: bool | None = None
+    seeds: Sequence[int] | None = None
     state: str | None = None
     rounds: int | None = None
 
@@ -109,11 +133,20 @@ def table(
     note: str,
     numeric: Sequence[bool] | None = None,
     lower: Sequence[str] = (),
+    names: Mapping[str, str] | None = None,
+    *,
+    rivals: bool = False,
 ) -> Table:
-    """A table; columns are numbers but for the first, unless `numeric` says otherwise; of `lower`, less is better."""
-    kinds = numeric or [False] + [True] * (len(columns) - 1)
-    heads = [Column(label, kind, label in lower) for label, kind in zip(columns, kinds, strict=True)]
-    return Table(name, title, heads, rows, note)
+    """A table; columns are numbers but for the first, unless `numeric` says otherwise; of `lower`, less is better.
+
+    `names` are what a CSV calls columns that it calls otherwise than their label.
+    """
+    kinds, called = numeric or [False] + [True] * (len(columns) - 1), names or {}
+    heads = [
+        Column(label, kind, label in lower, called.get(label, label))
+        for label, kind in zip(columns, kinds, strict=True)
+    ]
+    return Table(name, title, heads, rows, note, rivals)
 
 
 def as_json(document: Document) -> dict[str, object]:
@@ -122,14 +155,18 @@ def as_json(document: Document) -> dict[str, object]:
         "id": document.id,
         "subtitle": document.subtitle,
         "isComparison": document.is_comparison,
+        "seeds": document.seeds,
         "state": document.state,
         "rounds": document.rounds,
     }
-    sections = [
-        {"id": one.id, "title": one.title, "lead": one.lead, "items": [_item(item) for item in one.items]}
-        for one in document.sections
-    ]
+    sections = [_section(one) for one in document.sections]
     return {"title": document.title, "lead": list(document.lead), "sections": sections, **without_none(of_overviews)}
+
+
+def _section(section: Section) -> dict[str, object]:
+    items = [_item(item) for item in section.items]
+    shown = {"id": section.id, "title": section.title, "lead": section.lead, "items": items}
+    return {**shown, **without_none({"seed": section.seed})}
 
 
 def _item(item: Chart | Table) -> dict[str, object]:
@@ -138,6 +175,7 @@ def _item(item: Chart | Table) -> dict[str, object]:
     else:
         rows = [[_cell(cell) if isinstance(cell, Cell) else cell for cell in row] for row in item.rows]
         shown = {"kind": "table", "columns": [_column(one) for one in item.columns], "rows": rows, "note": item.note}
+        shown |= {"best": sorted(item.best())} if item.rivals else {}
     return {"id": item.id, "title": item.title, **shown}
 
 

@@ -6,24 +6,26 @@ import csv
 import io
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from ..runs.files import make_way
 from ..runs.reader import Run
-from .document import Cell, Chart, Document, Table
+from .document import Cell, Chart, Content, Document, Table
 from .figures import draw
 from .html import write_html
-from .views import audit_client, audit_round, overview
+from .views import audit_client, audit_round, one_seed, overview
 
 MAX_AUDITED_ROUNDS = 40  # per method and seed, in the file; `clientwise serve` has all of them
 MAX_AUDITED_CLIENTS = 100
+MAX_CARRIED_SEEDS = 20
 
 
 def write_report(runs: Sequence[Run], folder: Path, on_file: Callable[[Path], None] = lambda path: None) -> Path:
     """Write the report on one run, or several compared, and return the path of its page."""
     document = overview(runs)
-    page = write_html(document, audits(runs), folder / "report.html")
+    seeds = {str(seed): one_seed(runs, seed) for seed in (document.seeds or ())[1:MAX_CARRIED_SEEDS]}
+    page = write_html(document, {**audits(runs), "seed": seeds}, folder / "report.html")
     on_file(page)
     write_items(document, folder, on_file)
     return page
@@ -73,13 +75,27 @@ def audits(runs: Sequence[Run]) -> dict[str, dict[str, Document]]:
 
 
 def as_csv(table: Table) -> str:
-    """Values, not their wording, for other programs."""
+    """Values, not their wording, for other programs: every number in a column of its own."""
+    columns = list(zip(*table.rows, strict=True)) or [()] * len(table.columns)
+    parts = [list(dict.fromkeys(part for cell in column for part in _numbers(cell))) for column in columns]
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(column.label for column in table.columns)
+    writer.writerow(
+        f"{head.name or head.label} {part}" if part else head.name or head.label
+        for head, own in zip(table.columns, parts, strict=True)
+        for part in own or [""]
+    )
     for row in table.rows:
-        writer.writerow(cell.value if isinstance(cell, Cell) else cell for cell in row)
+        writer.writerow(
+            _numbers(cell).get(part) if own else cell.value if isinstance(cell, Cell) else cell
+            for cell, own in zip(row, parts, strict=True)
+            for part in own or [""]
+        )
     return out.getvalue()
+
+
+def _numbers(cell: Content) -> Mapping[str, float | str | None]:
+    return cell.numbers if isinstance(cell, Cell) else {}
 
 
 def as_markdown(table: Table) -> str:
@@ -92,12 +108,19 @@ def as_markdown(table: Table) -> str:
 
 
 def as_latex(table: Table) -> str:
-    """A booktabs table for a paper, as P1 prints its tables."""
+    """A booktabs table for a paper, as P1 prints its tables; the best of rivals is bold."""
     kinds = "".join("r" if column.numeric else "l" for column in table.columns)
     head = " & ".join(_latex(column.label) for column in table.columns)
-    body = "\n".join(f"  {' & '.join(map(_latex, line))} \\\\" for line in _texts(table))
+    best = table.best()
+    lines = (
+        [f"\\textbf{{{_latex(text)}}}" if (row, place) in best else _latex(text) for place, text in enumerate(line)]
+        for row, line in enumerate(_texts(table))
+    )
+    body = "\n".join(f"  {' & '.join(line)} \\\\" for line in lines)
     return (
+        "% \\usepackage{booktabs}\n"
         f"\\begin{{table}}\n\\caption{{{_latex(table.title)}. {_latex(table.note)}}}\n"
+        f"\\label{{tab:{_file_name(table.id, set())}}}\n"
         f"\\begin{{tabular}}{{{kinds}}}\n"
         f"  \\toprule\n  {head} \\\\\n  \\midrule\n{body}\n  \\bottomrule\n\\end{{tabular}}\n\\end{{table}}\n"
     )
@@ -124,7 +147,12 @@ _LATEX = str.maketrans(
 
 
 def _latex(text: str) -> str:
-    return text.translate(_LATEX)
+    """Text as LaTeX reads it; a minus is a minus, not a hyphen.
+
+    >>> _latex("-0.4 ± 1.6")
+    '$-$0.4 $\\\\pm$ 1.6'
+    """
+    return re.sub(r"(?<!\w)-(?=\d)", "$-$", text.translate(_LATEX))
 
 
 def _file_name(text: str, used: set[str]) -> str:

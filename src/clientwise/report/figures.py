@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,6 +12,7 @@ from .document import Chart, Plotly
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 # Okabe and Ito's colours: told apart by the colour-blind too; line styles tell them apart in print.
 COLOURS = ("#000000", "#E69F00", "#56B4E9", "#009E73", "#CC79A7", "#D55E00", "#0072B2", "#999999", "#B8A900")
@@ -25,38 +27,64 @@ _STYLES: dict[str, str | tuple[int, tuple[int, ...]]] = {
 }
 
 
+def value_axis(values: Sequence[float], *, percent: bool) -> Plotly:
+    """An axis that does not go below zero or above one where no value does: there is no share of -20%.
+
+    >>> value_axis([0.25, 1.0], percent=True)["autorangeoptions"]
+    {'clipmin': 0, 'clipmax': 1.01}
+    """
+    known = [value for value in values if math.isfinite(value)]
+    ends: dict[str, float] = {"clipmin": 0} if min(known, default=0) >= 0 else {}
+    ends |= {"clipmax": 1.01} if max(known, default=1) <= 1 else {}  # a mark at 100% is a whole one
+    # "~": as many decimals as it takes to tell two ticks apart.
+    return {"autorangeoptions": ends, **({"tickformat": "~%", "hoverformat": ".1%"} if percent else {})}
+
+
 def draw(charts: Sequence[Chart], *paths: Path) -> None:
     """Draw charts side by side into one picture, once per path; the ending of a path says in which format."""
     from matplotlib.figure import Figure  # imported here: it takes a while, and few commands draw
 
-    figure = Figure(figsize=(6.4 * len(charts), 4.4), layout="constrained")
-    for number, chart in enumerate(charts, start=1):
-        _draw_chart(figure.add_subplot(1, len(charts), number), chart)
+    figure = Figure()
+    draw_into(figure, charts)
     for path in paths:
         about = {"Date": None} if path.suffix == ".svg" else {"Description": charts[0].alt}
         figure.savefig(make_way(path), dpi=110, bbox_inches="tight", metadata=about)
 
 
+def draw_into(figure: Figure, charts: Sequence[Chart]) -> None:
+    """Draw charts side by side into an empty figure."""
+    figure.set_layout_engine("constrained")
+    figure.set_size_inches(6.4 * len(charts), 4.4)
+    for number, chart in enumerate(charts, start=1):
+        _draw_chart(figure.add_subplot(1, len(charts), number), chart)
+
+
 def _draw_chart(axes: Axes, chart: Chart) -> None:
     boxes = [trace for trace in chart.data if trace.get("type") == "box"]
+    flat = [trace for trace in chart.data if trace.get("orientation") == "h" and trace not in boxes]
+    ranges = [trace for trace in chart.data if trace.get("meta", {}).get("range")]
     for trace in chart.data:
-        if trace not in boxes:
+        if trace not in boxes + flat + ranges:
             _draw_trace(axes, trace)
     if boxes:
-        axes.boxplot(
-            [trace["y"] for trace in boxes], tick_labels=[_short(trace["name"], 20) for trace in boxes], widths=0.6
-        )
-        for label in [*axes.get_xticklabels(), *axes.get_yticklabels()]:
-            label.set_parse_math(False)
+        names = [_short(trace["name"], 20) for trace in boxes]
+        axes.boxplot([trace["x"] for trace in boxes], tick_labels=names, widths=0.6, orientation="horizontal")
+    if flat:
+        _draw_bars(axes, flat)
+    if boxes or flat:
+        axes.invert_yaxis()
+    _draw_ranges(axes, ranges)
     for shape in chart.layout.get("shapes", ()):
-        axes.axhline(shape["y0"], color=shape["line"]["color"], linewidth=0.8)
+        line, place = (axes.axvline, shape["x0"]) if shape.get("yref") == "paper" else (axes.axhline, shape["y0"])
+        line(place, color=shape["line"]["color"], linewidth=0.8)
     axes.set_title(_short(chart.title), fontsize=11, parse_math=False)
     x_title = chart.layout.get("xaxis", {}).get("title", {}).get("text", "")
     axes.set_xlabel(x_title)
-    if chart.layout.get("yaxis", {}).get("tickformat") == ".0%":
-        axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
     if chart.layout.get("yaxis", {}).get("type") == "log":
         axes.set_yscale("log")
+    _finish_axes(axes, chart.layout)
+    for label in [*axes.get_xticklabels(), *axes.get_yticklabels()]:
+        label.set_parse_math(False)
     if names := axes.get_legend_handles_labels()[1]:
         _finish_lines(axes, len(names), over_rounds=x_title == "round")
 
@@ -70,12 +98,6 @@ def _draw_trace(axes: Axes, trace: Plotly) -> None:
         below.bar(trace["x"], trace["y"], color=trace["marker"]["color"], alpha=trace["marker"]["opacity"])
         below.set_ylabel(trace["name"].replace(" ", "\n"), fontsize=8)
         below.tick_params(labelbottom=False)
-    elif trace.get("fill") == "toself":
-        half = len(trace["x"]) // 2
-        colour, opacity = _colour(trace["fillcolor"])
-        axes.fill_between(
-            trace["x"][:half], trace["y"][half:][::-1], trace["y"][:half], color=colour, alpha=opacity, linewidth=0
-        )
     elif "line" not in trace:
         labels = [str(label).replace(" > ", " >\n") for label in trace["y"]]  # orders of priority are long
         axes.plot(trace["x"], labels, "o", markersize=4, color=trace["marker"]["color"])
@@ -89,6 +111,46 @@ def _draw_trace(axes: Axes, trace: Plotly) -> None:
             linewidth=1.8,
             marker="o" if len(trace["x"]) == 1 else None,
         )
+
+
+def _draw_ranges(axes: Axes, ranges: Sequence[Plotly]) -> None:
+    """The ranges over the seeds: as bands, or of many lines, where bands would hide each other, only at the end."""
+    for place, trace in enumerate(ranges):
+        half = len(trace["x"]) // 2
+        rounds, high, low = trace["x"][:half], trace["y"][:half], trace["y"][half:][::-1]
+        colour, opacity = _colour(trace["fillcolor"])
+        if trace["visible"]:
+            axes.fill_between(rounds, low, high, color=colour, alpha=opacity, linewidth=0)
+        else:
+            beside = rounds[-1] + (1 + place) * max(1, rounds[-1]) / 60
+            axes.vlines(beside, low[-1], high[-1], color=[colour], linewidth=2.5)
+
+
+def _draw_bars(axes: Axes, traces: Sequence[Plotly]) -> None:
+    """Horizontal bars, those of a category one above the other; a bar may begin elsewhere than at zero."""
+    height = 0.7 / len(traces)
+    names, count = traces[0]["y"], len(traces[0]["y"])
+    for place, trace in enumerate(traces):
+        middles = [row + (place - (len(traces) - 1) / 2) * height for row in range(count)]
+        axes.barh(
+            middles, trace["x"], height, left=trace.get("base", 0), color=trace["marker"]["color"], label=trace["name"]
+        )
+    axes.set_yticks(range(count), [_short(name, 30) for name in names], fontsize=7)
+
+
+def _finish_axes(axes: Axes, layout: Plotly) -> None:
+    """Shares as percent, and no axis beyond what its values can be."""
+    from matplotlib.ticker import PercentFormatter
+
+    for name, axis, ends, limit in (
+        ("xaxis", axes.xaxis, axes.get_xlim(), axes.set_xlim),
+        ("yaxis", axes.yaxis, axes.get_ylim(), axes.set_ylim),
+    ):
+        given = layout.get(name, {})
+        if str(given.get("tickformat", "")).endswith("%"):
+            axis.set_major_formatter(PercentFormatter(1))
+        if clip := given.get("autorangeoptions"):
+            limit(max(ends[0], clip.get("clipmin", -math.inf)), min(ends[1], clip.get("clipmax", math.inf)))
 
 
 def _finish_lines(axes: Axes, count: int, *, over_rounds: bool) -> None:
@@ -115,6 +177,8 @@ def _draw_heat_map(axes: Axes, trace: Plotly) -> None:
     if "text" in trace:
         _draw_labelled_cells(axes, trace)
         return
+    from matplotlib.ticker import PercentFormatter
+
     grid = [[float("nan") if value is None else value for value in row] for row in trace["z"]]
     height = len(grid)
     width = trace["x"][1] - trace["x"][0] if len(trace["x"]) > 1 else 1
@@ -131,7 +195,8 @@ def _draw_heat_map(axes: Axes, trace: Plotly) -> None:
     step = -(-height // 20)
     axes.set_yticks(range(0, height, step), trace["y"][::step], fontsize=7)
     assert axes.figure is not None
-    axes.figure.colorbar(image, ax=axes)
+    shares = "%" in trace["colorbar"].get("tickformat", "")
+    axes.figure.colorbar(image, ax=axes, format=PercentFormatter(1) if shares else None)
 
 
 def _draw_labelled_cells(axes: Axes, trace: Plotly) -> None:

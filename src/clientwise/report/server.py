@@ -37,8 +37,8 @@ from ..runs.reader import Run
 from ..runs.schema import DATABASE
 from . import views
 from .document import Content, Document, as_json, counted, without_none
-from .export import unique_names
 from .html import ASSETS, asset, to_json
+from .runs import find_runs
 
 # "[" is all that Starlette 1.3, which Flower needs, sees of "[::1]:8000". It lets any bare IPv6 address pass, which is
 # harmless: the check is against names of others that resolve to this machine, and an address resolves to itself.
@@ -137,6 +137,18 @@ def make_app(folders: Sequence[Path], token: str | None = None) -> Starlette:
 
         return _json(to_json(as_json(await run_in_threadpool(found))))
 
+    async def one_seed(request: Request) -> Response:
+        try:
+            seed = _whole(request.query_params["seed"])
+        except (KeyError, ValueError):
+            raise RunError("name the seed to show, as a whole number: ?seed=2") from None
+
+        def found() -> Document:
+            with time_limit(DOCUMENT_SECONDS):
+                return views.one_seed([runs.open(name) for name in _names(request)], seed)
+
+        return _json(to_json(as_json(await run_in_threadpool(found))))
+
     routes = [
         Route("/", page),
         Route("/runs/{id}", page),
@@ -145,10 +157,12 @@ def make_app(folders: Sequence[Path], token: str | None = None) -> Starlette:
         Route("/api/list/version", version),
         Route("/api/runs/{id}", document),
         Route("/api/runs/{id}/version", version),
+        Route("/api/runs/{id}/seed", one_seed),
         Route("/api/runs/{id}/round", audit),
         Route("/api/runs/{id}/client", audit),
         Route("/api/compare", document),
         Route("/api/compare/version", version),
+        Route("/api/compare/seed", one_seed),
         Route("/static/{fingerprint}/{name}", _static),
     ]
     # Without a token, only the names of this machine: or a page elsewhere could point its own name here and read along.
@@ -201,15 +215,7 @@ class _Runs:
 
     def find(self) -> dict[str, Path]:
         """All run folders by id: what was given, or what lies in it."""
-        found: list[Path] = []
-        for folder in self._folders:
-            is_run = (folder / DATABASE).exists() or (folder / "config.toml").exists()
-            inside = [] if is_run or not folder.is_dir() else sorted(folder.iterdir())
-            for run in [folder] if is_run else inside:
-                # A link that leads out of the folder is not followed: who wants that run served can name it.
-                if run.is_dir() and not run.name.startswith(".") and (is_run or not run.is_symlink()):
-                    found.append(run)
-        return unique_names(found)
+        return find_runs(self._folders)
 
     def folder(self, name: str) -> Path:
         """The folder with this id."""
@@ -333,15 +339,15 @@ def _progress(folder: Path, version: str) -> Standing:
         return Standing(version, "running" if is_locked(folder) else "stopped", "starting", 0, 0)
     lanes = run.progress()
     done, total = sum(lane.rounds for lane in lanes), run.num_lanes * run.rounds
-    state = views.run_state(run)
+    state, share = views.run_state(run), f"{done / max(1, total):.0%}"
     if state == "finished":
-        status = f"finished, {counted(done, 'round')}"
+        status = f"finished, {counted(run.rounds, 'round')}"
     elif state == "stopped":
-        status = f"stopped after {done} of {total} rounds"
+        status = f"stopped after {share} of its rounds"
     else:
         now = next((lane for lane in lanes if not lane.finished), None)
         where = f"round {now.rounds} of {run.rounds} of {now.method}, seed {now.seed}" if now else "starting"
-        status = f"running, {where} ({done} of {total} in all)"
+        status = f"running, {where} ({share} in all)"
     return Standing(version, state, status, done, total)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -15,55 +16,78 @@ from .document import (
     Chart,
     Content,
     Document,
+    Plotly,
     Section,
     Table,
+    client_cell,
     counted,
     number,
     percent_of,
     table,
 )
-from .figures import COLOURS
+from .figures import COLOURS, value_axis
 from .sections import MAX_CELLS
 from .series import MAX_POINTS, Series, line_chart
+
+MAX_BARS = 20  # clients in the picture of a round
+EQUAL = {"width": 1, "dash": "dot", "color": "#999999"}
 
 Curve = list[tuple[int, float | None]]  # (round, value)
 Text = Callable[[float | None], str]
 
 
 def weights(series: Sequence[Series]) -> Section:
-    """Weights over time, and the audit of every method's last round."""
+    """Weights over time, and the audit of every method's last round; what is not federated weighs nobody."""
+    series = [one for one in series if not is_control(one)]
     items: list[Chart | Table] = []
     if any(one.run.has_hostile for one in series):
         items.append(hostile_chart(series))
-    with ThreadPoolExecutor() as pool:  # the database works while Python waits: most of the time of an overview
-        items += [chart for chart in pool.map(heat_map, series) if chart]
+    items += heat_maps(series)
     for one in series:
-        seed = one.first_seed
-        last = one.run.last_round(one.method, seed)
+        last = one.run.last_round(one.method, one.seed)
         if last is not None:
-            found = audit(one.run, one.method, seed, last)
-            items.append(
-                audit_table(found, f"{one.label}: round {last}, seed {seed}", f"audit-{one.label}", found.explanation)
-            )
+            found = audit(one.run, one.method, one.seed, last)
+            title = f"{one.label}: round {last}, seed {one.seed}"
+            items.append(steps_chart(found, f"{title}, from an equal share to the weight", f"steps-{one.label}"))
+            items.append(audit_table(found, title, f"audit-{one.label}", found.explanation))
     lead = "Who got which weight, and why. Click a client or a round to open its audit."
     shown = [item for item in items if (item.data if isinstance(item, Chart) else item.rows)]
-    return Section("weights", "Weight audit", lead, shown)
+    return Section("weights", "Weight audit", lead, shown, series[0].seed if series else None)
+
+
+def is_control(one: Series) -> bool:
+    """Whether a method is no federated learning at all, but there to compare with."""
+    parts = Chain.of(one.run, one.method).parts
+    return parts is not None and parts.control is not None
 
 
 def hostile_chart(series: Sequence[Series]) -> Chart:
     """The weight all hostile clients had together, over the rounds."""
-    lines = [
-        (one, [one.run.hostile_weights(one.method, seed, MAX_POINTS) for seed in one.summary.seeds]) for one in series
-    ]
+
+    def curves(one: Series) -> list[list[tuple[int, float]]]:
+        return [one.run.hostile_weights(one.method, seed, MAX_POINTS) for seed in one.summary.seeds]
+
+    with ThreadPoolExecutor() as pool:  # the database works while Python waits: most of the time of an overview
+        lines = list(zip(series, pool.map(curves, series), strict=True))
     return line_chart("hostile", "weight of all hostile clients together", lines, percent=True)
 
 
-def heat_map(one: Series) -> Chart | None:
-    """Weight of every client over the rounds of the first seed; of many rounds some, evenly spaced."""
-    seed = one.first_seed
-    grid = one.run.weight_grid(one.method, seed, MAX_CELLS)
-    if grid is None:
-        return None
+def heat_maps(series: Sequence[Series]) -> list[Chart]:
+    """One heat map per method, the same colour for the same weight in all of them."""
+
+    def grid_of(one: Series) -> WeightGrid | None:
+        return one.run.weight_grid(one.method, one.seed, MAX_CELLS)
+
+    with ThreadPoolExecutor() as pool:
+        grids = list(pool.map(grid_of, series))
+    known = [value for grid in grids if grid for row in grid.means for value in row if value is not None]
+    most = max(known, default=0.0) or 1.0
+    return [_heat_map(one, grid, most) for one, grid in zip(series, grids, strict=True) if grid]
+
+
+def _heat_map(one: Series, grid: WeightGrid, most: float) -> Chart:
+    """Weight of every client over the rounds of a seed; of many rounds some. `most` has the last colour."""
+    seed, digits = one.seed, 4 - math.floor(math.log10(most))
     hostile = one.run.hostile_clients(seed)
     size = grid.clients_per_cell
     firsts = [row * size for row in range(len(grid.means))]
@@ -73,12 +97,14 @@ def heat_map(one: Series) -> Chart | None:
         "type": "heatmap",
         "x": [column * grid.rounds_per_cell + 1 for column in range(grid.width)],
         "y": labels,
-        "z": grid.means,
+        "z": [[None if value is None else round(value, digits) for value in row] for row in grid.means],
         "meta": {**one.opens("client"), "numbers": firsts},
         "colorscale": "Cividis",
         "zmin": 0,
+        "zmax": most,
         "hoverongaps": False,
-        "colorbar": {"tickformat": ".0%", "thickness": 12},
+        "hovertemplate": "client %{y}<br>round %{x}: weight %{z:.2%}<extra></extra>",
+        "colorbar": {"tickformat": "~%", "thickness": 12},
         "name": one.label,
     }
     layout = {
@@ -86,7 +112,10 @@ def heat_map(one: Series) -> Chart | None:
         "yaxis": {"title": {"text": "client"}, "type": "category"},
         "height": max(260, min(900, 90 + 16 * len(firsts))),
     }
-    alt = f"Weight of every client in every round under {one.label}. Heaviest on average: {_heaviest(grid)}."
+    alt = (
+        f"Weight of every client in every round under {one.label}, in colours that are the same for all methods. "
+        f"Heaviest on average: {_heaviest(grid)}."
+    )
     return Chart(f"map-{one.label}", f"{one.label}: weight of every client, seed {seed}", alt, [trace], layout)
 
 
@@ -99,6 +128,58 @@ def _heaviest(grid: WeightGrid) -> str:
     return ", ".join(f"{name} {share}" for name, share in zip(names, shares, strict=True)) or "none"
 
 
+def steps_chart(found: Audit, title: str, name: str) -> Chart:
+    """How an equal share becomes each client's weight: above the bar of its weight, the steps that led there."""
+    known = [one for one in found.participants if one.path]
+    equal = 1 / len(known) if known else 0.0
+    farthest = sorted(known, key=lambda one: -max(abs(value - equal) for value in one.path))[:MAX_BARS]
+    shown = [one for one in known if one in farthest]
+    labels = [f"{one.client} {one.remark}".strip() for one in shown]
+    usual: Plotly = {
+        "type": "bar",
+        "orientation": "h",
+        "y": labels,
+        "textposition": "none",
+        "hovertemplate": "client %{y}<br>%{fullData.name}: %{text}<extra></extra>",
+        "meta": {
+            **{"open": "client", "method": found.method, "seed": found.seed, "run": found.run.id},
+            "numbers": [one.client for one in shown],
+        },
+    }
+    traces: list[Plotly] = []
+    for place, step in enumerate(found.steps):
+        before = [one.path[place - 1] if place else equal for one in shown]
+        after = [one.path[place] for one in shown]
+        traces.append(
+            {
+                **usual,
+                "name": step,
+                "base": before,
+                "x": [end - start for start, end in zip(before, after, strict=True)],
+                "text": [f"{percent_of(start)} → {percent_of(end)}" for start, end in zip(before, after, strict=True)],
+                "marker": {"color": COLOURS[1 + place % (len(COLOURS) - 1)]},
+            }
+        )
+    ends = [one.path[-1] for one in shown]
+    last = found.places[-1].label
+    bar = {"name": last, "x": ends, "text": [percent_of(end) for end in ends], "marker": {"color": "#999999"}}
+    axis = value_axis([0.0, *(value for one in shown for value in one.path)], percent=True)
+    layout = {
+        "xaxis": {"title": {"text": last}, **axis},
+        "yaxis": {"type": "category", "autorange": "reversed"},
+        "barmode": "group",
+        "bargap": 0.3,
+        "shapes": [{"type": "line", "yref": "paper", "y0": 0, "y1": 1, "x0": equal, "x1": equal, "line": EQUAL}],
+        "height": 110 + max(22, 8 * (len(traces) + 2)) * len(shown),
+    }
+    left_out = f" The {len(shown)} of {len(known)} farthest from it are shown." if len(shown) < len(known) else ""
+    alt = (
+        f"Every client begins with an equal share of {percent_of(equal)} (the line); {' and then '.join(found.steps)} "
+        f"{'move' if len(found.steps) > 1 else 'moves'} it to its {last}, the grey bar.{left_out}"
+    )
+    return Chart(name, title, alt, [*traces, {**usual, **bar}] if shown else [], layout)
+
+
 def audit_table(found: Audit, title: str, name: str, note: str = "") -> Table:
     """Every participant of a round: from score to influence, its criteria, and what would change its weight."""
     columns = ["client", "remark", *(place.label for place in found.places)]
@@ -107,7 +188,7 @@ def audit_table(found: Audit, title: str, name: str, note: str = "") -> Table:
     rows: list[list[Content]] = []
     for one in found.participants:
         link = AuditLink("client", found.run.id, found.method, found.seed, one.client)
-        cells: list[Content] = [Cell(one.client, f"{one.client}", link), one.remark, *one.chain]
+        cells: list[Content] = [client_cell(one.client, one.name, link), one.remark, *one.chain]
         for raw, normalised in zip(one.raw, one.normalised, strict=True):
             cells += [Cell(raw, number(raw, 4)), Cell(normalised, number(normalised, 3))]
         cells += [Cell(value, percent_of(value)) for value in one.what_if] if found.what_if else []
@@ -122,11 +203,12 @@ def audit_table(found: Audit, title: str, name: str, note: str = "") -> Table:
 def audit_round(run: Run, method: str, seed: int, round_num: int) -> Document:
     """The audit of one round as a document of its own."""
     found = audit(run, method, seed, round_num)
-    items = [audit_table(found, "Clients", "audit")]
+    picture = steps_chart(found, "From an equal share to the weight", "steps")
+    items: list[Chart | Table] = [*([picture] if picture.data else []), audit_table(found, "Clients", "audit")]
     if moved := [one for one in found.participants if one.moved]:
         said: list[list[Content]] = [
             [
-                Cell(one.client, f"{one.client}", AuditLink("client", run.id, method, seed, one.client)),
+                client_cell(one.client, one.name, AuditLink("client", run.id, method, seed, one.client)),
                 "; ".join(one.moved),
             ]
             for one in moved
@@ -188,7 +270,7 @@ def _client_chart(
     """Curves over the rounds, the first in the method's colour."""
     curves = {label: curve for label, curve in curves.items() if curve}
     changes = [f"{label} from {text(curve[0][1])} to {text(curve[-1][1])}" for label, curve in curves.items()]
-    colour = run.methods.index(method)
+    colour, shape = run.methods.index(method), ".1%" if text is percent_of else ".3g"
     traces = [
         {
             "x": [r for r, _ in curve],
@@ -196,12 +278,14 @@ def _client_chart(
             "mode": "lines+markers",
             "name": label,
             "line": {"color": COLOURS[(colour + index) % len(COLOURS)]},
+            "hovertemplate": f"%{{fullData.name}}<br>round %{{x}}: %{{y:{shape}}}<extra></extra>",
             "meta": {"open": "round", "method": method, "seed": seed, "run": run.id},
         }
         for index, (label, whole) in enumerate(curves.items())
         for curve in [thinned(whole, MAX_POINTS)]
     ]
-    axis = {"tickformat": ".0%"} if text is percent_of else {}
+    heights = [value for curve in curves.values() for _, value in curve if value is not None]
+    axis = value_axis(heights, percent=text is percent_of)
     layout = {"xaxis": {"title": {"text": "round"}}, "yaxis": axis, "height": 260}
     return Chart(f"client-{name}", title, f"Client {client}: {', '.join(changes)}.", traces, layout)
 

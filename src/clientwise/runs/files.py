@@ -24,6 +24,20 @@ def make_way(path: Path) -> Path:
     return path
 
 
+def plain_name(text: str) -> str:
+    """A name as a file can have it.
+
+    >>> plain_name("size/2, then loss")
+    'size-2--then-loss'
+    """
+    return "".join(letter if letter.isalnum() or letter in "-_" else "-" for letter in text)
+
+
+def checkpoint_path(folder: Path, lane: int) -> Path:
+    """Where a run folder keeps the checkpoint of a lane."""
+    return folder / "checkpoints" / f"lane-{lane}.safetensors"
+
+
 def read_whole(path: Path, most: int) -> bytes:
     """The content of a file; an OSError where it is none, a pipe that never ends say, or has more than `most` bytes."""
     with os.fdopen(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)), "rb") as file:

@@ -60,6 +60,10 @@ function fileSource({ document: content, audits }) {
     live: false,
     document: async () => content,
     isComparison: content.isComparison,
+    seed: async (seed) => {
+      if (audits.seed?.[seed]) return audits.seed[seed];
+      throw new Refusal(`Seed ${seed} is not in the report file. \`clientwise serve\` shows every seed.`);
+    },
     audit: async ({ kind, method, seed, number, run }) => {
       const found = audits[kind]?.[[...(run ? [run] : []), method, seed, number].join("|")];
       if (found) return found;
@@ -85,6 +89,7 @@ function serverSource() {
     isComparison: path === "/compare",
     document: () => getJson(api + search),
     version: () => getJson(`${api}/version${search}`),
+    seed: (seed) => getJson(`${api}/seed?${new URLSearchParams([...query, ["seed", seed]])}`),
     audit: async ({ kind, method, seed, number, run: named }) => {
       const id = named ? encodeURIComponent(named) : run;
       if (!id) throw new Refusal("Open the run itself to see this audit.");
@@ -93,8 +98,14 @@ function serverSource() {
   };
 }
 
+/** What a report file carries: JSON, compressed, in letters. */
+async function unpacked(letters) {
+  const bytes = Uint8Array.from(atob(letters), (letter) => letter.charCodeAt(0));
+  return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).json();
+}
+
 const embedded = byId("embedded");
-const source = embedded ? fileSource(JSON.parse(embedded.textContent)) : serverSource();
+const source = embedded ? fileSource(await unpacked(embedded.textContent)) : serverSource();
 
 // -------------------------------------------------------------------------------------------------- links to audits, runs
 
@@ -159,15 +170,16 @@ const chosen = new Set(); // runs picked for comparison, on the list of runs
 /** The page of a run that a cell leads to: nothing else is linked to. */
 const runAddress = (cell) => (source.live && cell?.href?.startsWith("/runs/") ? cell.href : null);
 
-function cellElement(cell, column, index) {
-  const made = element(index ? "td" : "th", { class: column.numeric ? "numeric" : null, scope: index ? null : "row" });
+function cellElement(cell, column, index, isBest) {
+  const kind = [column.numeric && "numeric", isBest && "best"].filter(Boolean).join(" ");
+  const made = element(index ? "td" : "th", { class: kind || null, scope: index ? null : "row" });
   const address = runAddress(cell) ?? addressOf(cell?.open);
   made.append(address ? element("a", { href: address }, textOf(cell)) : textOf(cell));
   return made;
 }
 
-function rowElement(row, columns) {
-  const made = element("tr", {}, ...columns.map((column, index) => cellElement(row[index], column, index)));
+function rowElement(row, columns, best = []) {
+  const made = element("tr", {}, ...columns.map((column, index) => cellElement(row[index], column, index, best.includes(index))));
   const run = row[0]?.value;
   if (source.isList && runAddress(row[0])) {
     const box = element("input", { type: "checkbox", "aria-label": `Compare ${run}` });
@@ -190,14 +202,16 @@ function showComparison() {
   bar.firstChild.textContent = `Compare ${chosen.size} runs`;
 }
 
-/** Only what scrolls needs a stop for the keyboard. */
-const overflow = new ResizeObserver((entries) => {
-  for (const { target } of entries) {
-    const scrolls = target.scrollWidth > target.clientWidth || target.scrollHeight > target.clientHeight;
-    if (scrolls) target.tabIndex = 0;
-    else target.removeAttribute("tabindex");
-  }
-});
+/** Only what scrolls needs a stop for the keyboard, and says on which side there is more. */
+function showOverflow(scroll) {
+  const right = scroll.scrollWidth - scroll.clientWidth - scroll.scrollLeft;
+  const below = scroll.scrollHeight - scroll.clientHeight - scroll.scrollTop;
+  scroll.parentElement?.classList.toggle("more-right", right > 2);
+  scroll.parentElement?.classList.toggle("more-below", below > 2);
+  if (right + scroll.scrollLeft > 0 || below + scroll.scrollTop > 0) scroll.tabIndex = 0;
+  else scroll.removeAttribute("tabindex");
+}
+const overflow = new ResizeObserver((entries) => entries.forEach(({ target }) => showOverflow(target.closest(".scroll"))));
 
 /** A long name may break where its words do. */
 const breakable = (label) => label.replaceAll("_", "_\u200b");
@@ -215,8 +229,10 @@ function tableParts(name, columns, onSort) {
   const head = element("thead", {}, element("tr", {}, ...heads));
   const table = element("table", { "aria-label": name, class: width }, head, body);
   const scroll = element("div", { class: "scroll", role: "region", "aria-label": name }, table);
+  scroll.addEventListener("scroll", () => showOverflow(scroll), { passive: true });
   overflow.observe(scroll);
-  return { heads, body, scroll };
+  overflow.observe(table); // it grows by rows, too
+  return { heads, body, scroll, view: element("div", { class: "cut" }, scroll) };
 }
 
 function makeTable(level) {
@@ -236,18 +252,22 @@ function makeTable(level) {
     keepingFocus(fill);
   }
 
+  const columnsOfBest = (index) => (item.best ?? []).filter(([row]) => row === index).map(([, column]) => column);
+
   function fill() {
     parts.heads.forEach((head, index) => {
       if (sort?.column === index) head.setAttribute("aria-sort", sort.direction);
       else head.removeAttribute("aria-sort");
     });
     const shown = sorted(item.rows, sort).slice(0, all ? undefined : FIRST_ROWS);
+    const best = new Map(item.rows.map((row, index) => [row, columnsOfBest(index)]));
     const before = rows;
     rows = new Map();
     for (const row of shown) { // a row that did not change keeps its element
       let key = JSON.stringify(row);
       while (rows.has(key)) key += " ";
-      rows.set(key, before.get(key) ?? rowElement(row, item.columns));
+      if (best.get(row).length) key += ` best ${best.get(row)}`;
+      rows.set(key, before.get(key) ?? rowElement(row, item.columns, best.get(row)));
     }
     place(parts.body, [...rows.values()]);
     more.hidden = shown.length === item.rows.length;
@@ -270,7 +290,7 @@ function makeTable(level) {
       if (columns !== shape) {
         [shape, sort, rows] = [columns, null, new Map()];
         parts = tableParts(item.title, item.columns, onSort);
-        holder.replaceChildren(parts.scroll);
+        holder.replaceChildren(parts.view);
       }
       fill();
     },
@@ -301,12 +321,14 @@ function theme() {
 
 const TAGS = /&lt;(br|\/?b|\/?i|\/?extra)&gt;/g; // what a hover template is made of; no tag with attributes
 
+const escaped = (text) => String(text).replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;");
+
 /** A copy for Plotly: its pseudo-HTML is taken out of every string, and colours suit the background. */
 function prepared(value, look, key = "") {
   if (typeof value === "string") {
     const swapped = look.swap[value.toLowerCase()];
     if (swapped) return swapped;
-    const text = value.replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;");
+    const text = escaped(value);
     if (look.dark && /^rgba\(0, ?0, ?0,/.test(value)) return value.replace(/0, ?0, ?0,/, "230,232,235,");
     return key === "hovertemplate" || key === "texttemplate" ? text.replace(TAGS, "<$1>") : text;
   }
@@ -326,10 +348,35 @@ function merged(usual, given) {
   return result;
 }
 
-/** On a phone the legend takes a line for every two names: that is not to come off the plot. */
-function heightOf({ data, layout }) {
-  const names = (data ?? []).filter((trace) => trace.showlegend !== false).length;
-  return layout?.height ?? (PHONE.matches ? 260 + 13 * names : 360);
+/** A name that leaves room for the chart: its beginning and its end, by which names differ. */
+const shortened = (name, length) =>
+  (name.length <= length ? name : `${name.slice(0, Math.ceil(length * 0.6))}…${name.slice(-Math.floor(length * 0.3))}`);
+const legendName = (name) => shortened(name, PHONE.matches ? 24 : 40);
+
+/** The legend takes as many lines as its names fill: they are not to come off the plot. */
+function heightOf({ data, layout }, width) {
+  const names = layout?.showlegend === false ? [] : (data ?? []).filter((trace) => trace.name && trace.showlegend !== false);
+  const filled = names.length < 2 ? 0 : names.reduce((sum, { name }) => sum + 65 + 7 * legendName(name).length, 0);
+  return (layout?.height ?? (PHONE.matches ? 260 : 340)) + 22 * Math.ceil(filled / (width || 460));
+}
+
+/** Long names on an axis of names, in at most two lines; of very many, some. */
+function namesOn(axis, { data }, height) {
+  const own = data.filter((trace) => !trace[`${axis}axis`]);
+  const named = own.flatMap((trace) => trace[axis] ?? (trace.orientation === "h" ? legendName(trace.name) : []));
+  const names = [...new Set(named.map(String))];
+  const room = PHONE.matches ? 14 : 26;
+  if (!names.some((name) => name.length > room)) return {};
+  const inLines = names.length * 34 < height ? twoLines : shortened;
+  const step = axis === "y" ? Math.ceil((names.length * 17) / height) : 1;
+  const shown = names.filter((_, index) => index % step === 0);
+  const ticktext = shown.map((name) => escaped(inLines(name, room)).replaceAll("\n", "<br>"));
+  return { tickmode: "array", tickvals: shown.map(escaped), ticktext };
+}
+
+function twoLines(name, room) {
+  const cut = name.length > room ? name.lastIndexOf(" ", room) : -1;
+  return cut > 0 ? `${name.slice(0, cut)}\n${shortened(name.slice(cut + 1), room)}` : shortened(name, room);
 }
 
 function layoutOf(item, look, width) {
@@ -337,10 +384,10 @@ function layoutOf(item, look, width) {
     automargin: true, gridcolor: look.grid, linecolor: look.grid, zerolinecolor: look.grid, tickcolor: look.grid,
     tickfont: { color: look.muted }, title: { font: { color: look.muted, size: 12 }, standoff: 10 },
   };
-  const given = prepared(item.layout ?? {}, look);
+  const given = prepared(item.layout ?? {}, look), height = heightOf(item, width);
   const axes = new Set(["xaxis", "yaxis", ...Object.keys(given).filter((key) => /^[xy]axis\d*$/.test(key))]);
   const usual = {
-    height: heightOf(item), width,
+    width,
     margin: { l: 8, r: 12, t: 12, b: 8 },
     paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
     font: { family: getComputedStyle(document.body).fontFamily, size: PHONE.matches ? 11 : 12.5, color: look.text },
@@ -350,7 +397,11 @@ function layoutOf(item, look, width) {
     uirevision: "the reader's", // zoom and hidden lines stay when rounds are added
     ...Object.fromEntries([...axes].map((name) => [name, axis])),
   };
-  return merged(usual, given);
+  const layout = { ...merged(usual, given), height };
+  for (const axis of ["x", "y"]) {
+    if (given[`${axis}axis`]?.type === "category") Object.assign(layout[`${axis}axis`], namesOn(axis, item, height));
+  }
+  return layout;
 }
 
 const CONFIG = {
@@ -377,8 +428,10 @@ function makeChart(level, prefix) {
   const plot = element("div", { class: "plot", role: "img", "aria-labelledby": captionId });
   const caption = element("p", { class: "caption", id: captionId });
   const numbers = element("details", {}, element("summary", {}, "As a table"));
-  const view = element("figure", { class: "card chart" }, heading, plot, element("figcaption", {}, caption), numbers);
-  let item, seen = false, stale = true, drawnWidth = 0, queue = Promise.resolve();
+  const all = element("input", { type: "checkbox" });
+  const ranges = element("label", { class: "ranges", hidden: true }, all, "Range over the seeds");
+  const view = element("figure", { class: "card chart" }, heading, plot, ranges, element("figcaption", {}, caption), numbers);
+  let item, seen = false, stale = true, drawnWidth = 0, queue = Promise.resolve(), pointedAt = null;
 
   function draw(width) {
     stale = false;
@@ -388,12 +441,35 @@ function makeChart(level, prefix) {
       const look = theme();
       drawnWidth = plot.clientWidth;
       const fresh = !plot.layout;
-      await Plotly.react(plot, prepared(item.data, look), layoutOf(item, look, width ?? drawnWidth), CONFIG);
-      if (fresh) plot.on("plotly_click", ({ points: [point] }) => follow(point));
+      const traces = item.data.map((trace) => (
+        { ...trace, ...(trace.name && { name: legendName(trace.name) }), ...(isRange(trace) && { visible: isShown(trace) }) }));
+      await Plotly.react(plot, prepared(traces, look), layoutOf(item, look, width ?? drawnWidth), CONFIG);
+      if (!fresh) return;
+      plot.on("plotly_click", ({ points: [point] }) => follow(point));
+      plot.on("plotly_hover", ({ points: [{ curveNumber }] }) => pointAt(item.data[curveNumber]?.legendgroup));
+      plot.on("plotly_unhover", () => pointAt(null));
     }).catch((error) => {
       plot.textContent = `This chart could not be drawn (${error.message}); its numbers are in the table below.`;
     });
     return queue;
+  }
+
+  const isRange = (trace) => trace.meta?.range;
+  const isShown = (trace) => all.checked || trace.legendgroup === pointedAt;
+
+  /** Show the ranges that are asked for: all, or that of the line one points at; none of a line that is hidden. */
+  function showRanges() {
+    const hidden = new Set(plot.data?.filter((line) => line.visible === "legendonly").map((line) => line.legendgroup));
+    const places = item.data.flatMap((trace, index) => (isRange(trace) ? [index] : []));
+    const visible = places.map((place) => isShown(item.data[place]) && !hidden.has(plot.data[place].legendgroup));
+    if (plot.data && places.length) Plotly.restyle(plot, { visible }, places);
+  }
+  all.addEventListener("change", showRanges);
+
+  function pointAt(group) {
+    if (group === pointedAt) return;
+    pointedAt = group;
+    if (!all.checked) showRanges();
   }
 
   function follow({ curveNumber, pointNumber }) {
@@ -408,7 +484,7 @@ function makeChart(level, prefix) {
       const parts = tableParts(item.title, table.columns, () => {});
       parts.heads.forEach((head, index) => head.replaceChildren(breakable(table.columns[index].label)));
       parts.body.append(...table.rows.map((row) => rowElement(row, table.columns)));
-      numbers.replaceChildren(numbers.firstElementChild, parts.scroll);
+      numbers.replaceChildren(numbers.firstElementChild, parts.view);
     }
   }
   numbers.addEventListener("toggle", () => keepingFocus(fillNumbers));
@@ -428,7 +504,9 @@ function makeChart(level, prefix) {
       item = next;
       entitle(heading, item.title, above);
       caption.textContent = item.alt;
-      plot.style.minHeight = `${heightOf(item)}px`;
+      plot.style.minHeight = `${heightOf(item, plot.clientWidth)}px`;
+      if (ranges.hidden && item.data.some(isRange)) all.checked = item.data.some((trace) => isRange(trace) && trace.visible);
+      ranges.hidden = !item.data.some(isRange);
       view.classList.toggle("clickable", item.data.some((trace) => trace.customdata || trace.meta?.open));
       if (before && JSON.stringify([before.data, before.layout]) === JSON.stringify([item.data, item.layout])) return;
       stale = true;
@@ -517,18 +595,26 @@ function reconcile(parent, title, views, wanted, keyOf, make) {
   for (const item of wanted) views.get(keyOf(item)).update(item, title); // after placing: a chart needs its width
 }
 
+let seeds = []; // of the document; a section that shows only one of them has a choice
+
 function makeSection(level, prefix) {
   const heading = element(`h${level}`);
   const lead = element("p", { class: "section-lead" });
   const items = element("div", { class: "items" });
-  const view = element("section", {}, heading, lead, items);
+  const picker = element("select", {});
+  const pick = element("label", { class: "picker", hidden: true }, "Seed", picker);
+  const view = element("section", {}, heading, lead, pick, items);
   const views = new Map();
+  picker.addEventListener("change", () => chooseSeed(Number(picker.value)));
   return {
     element: view,
     update(section, above) {
       view.id = `${prefix}${section.id}`;
       entitle(heading, section.title, above);
       lead.textContent = section.lead;
+      pick.hidden = section.seed === undefined || seeds.length < 2;
+      if (picker.options.length !== seeds.length) picker.replaceChildren(...seeds.map((seed) => element("option", {}, `${seed}`)));
+      picker.value = `${section.seed}`;
       reconcile(items, section.title, views, section.items, (item) => `${item.kind} ${item.id}`,
         (item) => (item.kind === "chart" ? makeChart(level + 1, prefix) : makeTable(level + 1)));
     },
@@ -656,6 +742,27 @@ dialog.addEventListener("close", () => {
 // -------------------------------------------------------------------------------------------------------------- the page
 
 const page = makePage("", 2, "s-");
+let shownContent = null; // the document, before another seed was chosen
+let chosenSeed = null;
+
+async function chooseSeed(seed) {
+  chosenSeed = seed;
+  await show(shownContent);
+}
+
+/** The document with the sections of the chosen seed, where they show only one. */
+async function withChosenSeed(content) {
+  if (chosenSeed === null || chosenSeed === content.seeds?.[0] || !content.seeds?.includes(chosenSeed)) return content;
+  try {
+    const { sections } = await source.seed(chosenSeed);
+    const own = new Map(sections.map((section) => [section.id, section]));
+    return { ...content, sections: content.sections.map((section) => own.get(section.id) ?? section) };
+  } catch (error) {
+    chosenSeed = null;
+    showTrouble(error instanceof Refusal ? error.message : "The server does not answer; choose the seed again.");
+    return content;
+  }
+}
 
 function showStatus({ state, status }) {
   const line = byId("status");
@@ -678,7 +785,12 @@ function showTrouble(text) {
   if (byId("trouble").textContent !== text) byId("trouble").textContent = text;
 }
 
-function show(content) {
+async function show(given) {
+  const turn = show.turn = (show.turn ?? 0) + 1;
+  shownContent = given;
+  const content = await withChosenSeed(given);
+  if (turn !== show.turn) return; // another was asked for meanwhile
+  seeds = given.seeds ?? [];
   document.title = `${content.title} · clientwise`;
   page.show(content);
   showContents(content.sections);
@@ -704,7 +816,7 @@ async function followDocument() {
       if (standing?.version !== version || version === null) {
         const content = await source.document();
         version = content.version;
-        show(content);
+        await show(content);
         if (opened?.startsWith("#client/")) showAudit(targetOf(opened), opened); // it grows with the run
         else if (!opened) followHash();
       }
@@ -715,7 +827,7 @@ async function followDocument() {
     } catch (error) {
       failures += 1;
       if (error instanceof Refusal) {
-        if (version === null) show({ title: "This cannot be shown", lead: [error.message], sections: [] });
+        if (version === null) await show({ title: "This cannot be shown", lead: [error.message], sections: [] });
         else showTrouble(error.message);
         pause = 3000;
       } else {
@@ -732,8 +844,8 @@ if (source.live) {
   byId("brand").href = "/";
   followDocument();
 } else {
-  source.document().then((content) => {
-    show(content);
+  source.document().then(async (content) => {
+    await show(content);
     followHash();
   });
 }
