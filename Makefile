@@ -33,9 +33,10 @@ test-experiments: .venv/ready
 
 # Thousands of hostile configs, files, updates and run folders, in processes with limits of time and memory; kills, and many
 # readers of a live run. Ten minutes at most on two cores that have nothing else to do.
+FIRE := tests/fire tests/core tests/runs
 test-fire: .venv/ready
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m 'fire and not alone' tests
-	$(BIN)/python -m pytest -m 'fire and alone' tests
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m 'fire and not alone' $(FIRE)
+	$(BIN)/python -m pytest -m 'fire and alone' $(FIRE)
 
 lint: .venv/ready
 	$(BIN)/ruff check .

@@ -475,6 +475,8 @@ def export(
     from .results import Run
 
     run = Run(folder or newest_run())
+    if not run.lanes:
+        _fail(f"{run.folder}: has no model yet")
     chosen = [(name, number) for _, name, number in run.lanes if method in (None, name) and seed in (None, number)]
     if not chosen:  # says what there is
         run.lane(method or run.methods[0], seed if seed is not None else run.first_seed(method or run.methods[0]))
