@@ -97,11 +97,16 @@ def result(series: Sequence[Series]) -> Section:
     if target is not None:
         note += " " + CENSORED
     title = "Methods, best first" if best_first else "Methods, not ranked"
+    all_ranked = len(best_first) == len(series)
     return Section(
         "result",
         "Result",
         "",
-        [table("summary", title, [name for name, _ in columns], rows, note, lower=lower, names=names, rivals=True)],
+        [
+            table(
+                "summary", title, [name for name, _ in columns], rows, note, lower=lower, names=names, rivals=all_ranked
+            )
+        ],
     )
 
 
@@ -264,8 +269,9 @@ def _target_table(series: Sequence[Series], target: float) -> Table:
         "as if it had in the last of these rounds, so that its loss is at least as large."
     )
     title = f"{run.metric} {'of at least' if run.higher_is_better else 'of at most'} {target:.0%}"
+    all_ranked = len(comparable(series)) == len(series)
     return table(
-        f"target-{target:g}", title, ["method", *shares, "average gain"], rows, note, lower=shares, rivals=True
+        f"target-{target:g}", title, ["method", *shares, "average gain"], rows, note, lower=shares, rivals=all_ranked
     )
 
 
@@ -364,7 +370,7 @@ def _equally_far(one: Series, other: Series) -> list[int]:
 def clients_section(series: Sequence[Series]) -> Section:
     """Every client under every method, and how they are spread, by round."""
     first = series[0]
-    most = "nine of ten" if len(first.run.honest_metrics(first.method, first.first_seed, 10)) == 10 else "all"
+    most = "nine of ten" if len(first.run.honest_metrics(first.method, first.seed, 10)) == 10 else "all"
     charts = [_reached_chart(series, 50, "half"), _reached_chart(series, 90, most), _distribution(series)]
     shown: list[Chart | Table] = [chart for chart in charts if chart.data]
     listed = _client_table(series)
