@@ -13,7 +13,7 @@ import pytest
 import clientwise as cw
 from clientwise.errors import ConfigError, RunError
 from clientwise.report import sections, views
-from clientwise.report.document import Cell, Table
+from clientwise.report.document import Cell, Chart, Table
 from clientwise.report.export import as_csv
 from clientwise.report.series import series_of
 from clientwise.report.statistics import Difference, holm
@@ -128,6 +128,7 @@ def test_runs_on_different_data_are_not_ranked(tmp_path: Path) -> None:
     ]
     assert summary(one, other).title == "Methods, not ranked"
     assert [row[0] for row in summary(one, other).rows] == ["one: A", "other: A"]  # as they came, not the better first
+    assert not summary(one, other).best()
 
 
 def test_survivors_do_not_win() -> None:
@@ -225,8 +226,10 @@ def test_clients_have_their_names_everywhere(tiny: dict[str, Any], tmp_path: Pat
         "FedAvg,2,Graz,1,model has NaN or Inf,3,1",
     ]
     document = views.audit_round(run, "FedAvg", 1, 1)
-    table = document.sections[0].items[0]
+    steps, table = document.sections[0].items
+    assert isinstance(steps, Chart)
     assert isinstance(table, Table)
+    assert steps.data[0]["y"] == ["0 Oslo", "1 Turin"]
     assert {cell.text for row in table.rows for cell in row[:1] if isinstance(cell, Cell)} == {
         "0 Oslo",
         "1 Turin",

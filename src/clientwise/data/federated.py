@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import numpy
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset, default_collate
 
@@ -128,25 +129,28 @@ class FederatedData:
 
     def fingerprints(self) -> list[str]:
         """One for every client and, last, one for the server: tells what each holds from other data, value by value."""
-        of_clients, of_server = (self.train, self.test, self.poisoned), (self.weigh, self.report, self.triggered)
-        clients = [self._fingerprint(of_clients, client) for client in range(self.num_clients)]
-        return [*clients, self._fingerprint(of_server, 0)]
+        samples, rows = self.samples, _row_digests(self.samples.inputs)
+        about = f"{samples.problem} {samples.scale} {samples.inputs.dtype} {list(samples.inputs.shape[1:])}"
 
-    def _fingerprint(self, held: Sequence[Shares | None], holder: int) -> str:
-        samples = self.samples
-        facts = (
-            {name: float(values[holder]) for name, values in self.attributes.items()} if held[0] is self.train else {}
-        )
-        digest = hashlib.blake2b(f"{samples.problem} {samples.scale} {facts}".encode(), digest_size=8)
-        for shares in held:
-            if shares is not None:
-                mine = shares.slice(holder)
-                rows = shares.indices[mine].cpu()
-                kinds = (samples.inputs, *samples.sample_attributes.values())
-                for tensor in (shares.targets[mine], *(values[rows.to(values.device)] for values in kinds)):
-                    digest.update(f"{tensor.dtype} {list(tensor.shape)}".encode())
-                    digest.update(tensor.cpu().contiguous().numpy().tobytes())
-        return digest.hexdigest()
+        def held(*given: Shares | None) -> list[bytes]:
+            """Of every holder, all that it holds."""
+            found: list[bytes] = []
+            for shares in filter(None, given):
+                indices = shares.indices.cpu()
+                columns = [rows[indices.numpy()], shares.targets.cpu().numpy()]
+                columns += [values[indices].numpy() for values in samples.sample_attributes.values()]
+                parts = [b"|".join(column[shares.slice(k)].tobytes() for column in columns) for k in range(len(shares))]
+                found = [b"|".join(pair) for pair in zip(found or [b""] * len(parts), parts, strict=True)]
+            return found
+
+        clients = held(self.train, self.test, self.poisoned)
+        facts = [[float(values[k]) for values in self.attributes.values()] for k in range(self.num_clients)]
+        return [
+            hashlib.blake2b(f"{about} {fact}".encode() + content, digest_size=8).hexdigest()
+            for fact, content in zip(
+                [*facts, []], [*clients, b"".join(held(self.weigh, self.report, self.triggered))], strict=True
+            )
+        ]
 
     def check_finite(self) -> None:
         """DataError where inputs or targets are NaN or infinite: whose, how many, in which columns."""
@@ -319,6 +323,13 @@ def _joined(blocks: Sequence[tuple[Any, Any]]) -> tuple[Tensor, Tensor]:
     if len(shapes) > 1:
         raise ValueError(f"samples must be of one shape, got {sorted((tuple(one), tuple(two)) for one, two in shapes)}")
     return torch.cat([inputs for inputs, _ in tensors]), torch.cat([targets for _, targets in tensors])
+
+
+def _row_digests(values: Tensor) -> NDArray[numpy.uint64]:
+    """A number for every row that tells it from others."""
+    rows = values.cpu().contiguous().numpy().reshape(len(values), values[0].numel() if len(values) else 1)
+    digests = (hashlib.blake2b(row.data, digest_size=8).digest() for row in rows.view(numpy.uint8))
+    return numpy.frombuffer(b"".join(digests), numpy.uint64)
 
 
 def _not_finite(values: Tensor, what: str, part: str) -> str:

@@ -97,11 +97,16 @@ def result(series: Sequence[Series]) -> Section:
     if target is not None:
         note += " " + CENSORED
     title = "Methods, best first" if best_first else "Methods, not ranked"
+    all_ranked = len(best_first) == len(series)
     return Section(
         "result",
         "Result",
         "",
-        [table("summary", title, [name for name, _ in columns], rows, note, lower=lower, names=names, rivals=True)],
+        [
+            table(
+                "summary", title, [name for name, _ in columns], rows, note, lower=lower, names=names, rivals=all_ranked
+            )
+        ],
     )
 
 
@@ -264,8 +269,9 @@ def _target_table(series: Sequence[Series], target: float) -> Table:
         "as if it had in the last of these rounds, so that its loss is at least as large."
     )
     title = f"{run.metric} {'of at least' if run.higher_is_better else 'of at most'} {target:.0%}"
+    all_ranked = len(comparable(series)) == len(series)
     return table(
-        f"target-{target:g}", title, ["method", *shares, "average gain"], rows, note, lower=shares, rivals=True
+        f"target-{target:g}", title, ["method", *shares, "average gain"], rows, note, lower=shares, rivals=all_ranked
     )
 
 

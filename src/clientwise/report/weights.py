@@ -114,16 +114,18 @@ def _heat_map(one: Series, grid: WeightGrid, most: float) -> Chart:
     }
     alt = (
         f"Weight of every client in every round under {one.label}, in colours that are the same for all methods. "
-        f"Heaviest on average: {_heaviest(grid)}."
+        f"Heaviest on average: {_heaviest(grid, labels)}."
     )
     return Chart(f"map-{one.label}", f"{one.label}: weight of every client, seed {seed}", alt, [trace], layout)
 
 
-def _heaviest(grid: WeightGrid) -> str:
+def _heaviest(grid: WeightGrid, labels: Sequence[str]) -> str:
     """The three rows with the most weight, in words."""
     rows = sorted((row for row, total in enumerate(grid.totals) if total > 0), key=lambda row: -grid.totals[row])[:3]
     size = grid.clients_per_cell
-    names = [f"client {row}" if size == 1 else f"clients {row * size} to {row * size + size - 1}" for row in rows]
+    names = [
+        f"client {labels[row]}" if size == 1 else f"clients {row * size} to {row * size + size - 1}" for row in rows
+    ]
     shares = [percent_of(grid.totals[row] / grid.width) for row in rows]
     return ", ".join(f"{name} {share}" for name, share in zip(names, shares, strict=True)) or "none"
 
@@ -134,7 +136,7 @@ def steps_chart(found: Audit, title: str, name: str) -> Chart:
     equal = 1 / len(known) if known else 0.0
     farthest = sorted(known, key=lambda one: -max(abs(value - equal) for value in one.path))[:MAX_BARS]
     shown = [one for one in known if one in farthest]
-    labels = [f"{one.client} {one.remark}".strip() for one in shown]
+    labels = [f"{client_cell(one.client, one.name).text} {one.remark}".strip() for one in shown]
     usual: Plotly = {
         "type": "bar",
         "orientation": "h",
