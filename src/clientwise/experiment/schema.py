@@ -39,7 +39,7 @@ from ..core.types import LocalTraining
 from ..core.weighting import NORMALISERS
 from ..data.datasets import DATASETS
 from ..data.features import FEATURES
-from ..data.federated import MOST_CLASSES
+from ..data.federated import MOST_CLASSES, Samples
 from ..data.partition import PARTITIONS, OfficialTest
 from ..models.networks import MODELS
 from ..models.own import OwnModel
@@ -473,6 +473,7 @@ class Experiment(Section):
 
     _source: str = PrivateAttr("config")
     _own_model: OwnModel | None = PrivateAttr(None)
+    _own_samples: Samples | None = PrivateAttr(None)
 
     @property
     def source(self) -> str:
@@ -488,6 +489,18 @@ class Experiment(Section):
         """The same with a network of the user's own instead of one by name."""
         changed = self.model_copy(update={"model": None})
         changed._own_model = model
+        return changed
+
+    @property
+    def own_samples(self) -> Samples | None:
+        """The samples that were handed over instead of a dataset by name."""
+        return self._own_samples
+
+    def with_samples(self, samples: Samples) -> Experiment:
+        """The same with samples of the user's own; by default everybody holds what is theirs."""
+        partition = self.partition or read_part(PARTITIONS, "by_id")
+        changed = self.model_copy(update={"data": None, "partition": partition})
+        changed._own_samples = samples
         return changed
 
     @property
