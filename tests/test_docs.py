@@ -54,8 +54,9 @@ def test_the_tutorial_runs_as_printed(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_the_page_on_data_is_true(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for config in blocks("data.md", "toml"):
         cw.load(tomllib.loads(config) | {"name": "page", "rounds": 1, "model": "linear"})
-    own, _, plugin = blocks("data.md", "python")  # the second needs flwr-datasets: tests/data/test_federated.py
+    drawn, own, _, plugin = blocks("data.md", "python")  # the third needs flwr-datasets: tests/data/test_federated.py
     monkeypatch.chdir(tmp_path)
+    exec(f"{drawn}\nrun = cw.Run(folder)\nassert len(set(run.data.values())) == 3 and run.finished", {})
     exec(f"{own}\nassert cw.Run(folder).finished and arrays.num_clients == 2", {})
     exec(plugin, {"__name__": "plugin"})
     images, labels = numpy.random.default_rng(0).integers(0, 5, (2, 40))

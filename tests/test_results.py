@@ -12,6 +12,7 @@ import pytest
 import torch
 from sklearn import metrics as reference
 from torch import Tensor, nn
+from torch.utils.data import TensorDataset
 
 import clientwise as cw
 from clientwise.errors import ClientwiseError, ConfigError, RunError
@@ -108,6 +109,23 @@ def test_a_metric_must_fit(tiny: dict[str, Any], tmp_path: Path) -> None:
     tiny["methods"] = [{"name": "wrong", "criteria": [{"name": "server_performance", "metric": "auc"}]}]
     with pytest.raises(ConfigError, match=r"methods\[0\].criteria\[0\]: .*it is for evaluation.metric"):
         cw.run(tiny, tmp_path / "run")
+
+
+def test_samples_of_ones_own_are_split_anew_with_every_seed(tmp_path: Path) -> None:
+    x, y = share(90)
+    whole = TensorDataset(x[50:], y[50:])
+    samples = cw.Samples.from_clients({"north": (x[:50], y[:50]), "south": whole})
+    run = cw.Run(cw.run(CONFIG | {"rounds": 1, "methods": ["FedAvg"]}, tmp_path / "run", data=samples, model=Net))
+    assert [row.name for row in run.clients(1)] == ["north", "south"]
+    assert run.data[1] != run.data[2]
+    sizes = [(row.num_train + row.num_test) for row in run.clients(1)]
+    assert 60 < sum(sizes) < 90  # the server has its part, and of both
+    with pytest.raises(ConfigError, match="engine: other processes cannot see samples of yours"):
+        cw.run(CONFIG | {"engine": "flower", "methods": ["FedAvg"]}, data=samples, model=None)
+    with pytest.raises(ValueError, match="there are no clients"):
+        cw.Samples.from_clients({})
+    with pytest.raises(ValueError, match=r"block 1 .* has 3 inputs, 2 targets"):
+        cw.Samples.from_clients([(x[:5], y[:5]), (x[:3], y[:2])])
 
 
 def test_frames_hold_every_row(run: cw.Run) -> None:

@@ -285,6 +285,23 @@ def data(
         out.print(_escaped(f"Picture  {picture}"), soft_wrap=True)
 
 
+@app.command()
+def schema(
+    plugins: Annotated[
+        Path | None, typer.Argument(help="A TOML file whose plugins' parts are to be known, too.", show_default=False)
+    ] = None,
+) -> None:
+    """Print the config as a JSON schema, by which editors complete and check TOML files."""
+    import json
+
+    from .experiment.config import load_experiment
+    from .experiment.json_schema import config_schema
+
+    if plugins is not None:
+        load_experiment(plugins)
+    print(json.dumps(config_schema(), indent=2, ensure_ascii=False))
+
+
 @app.command("list")
 def list_parts(
     kind: Annotated[

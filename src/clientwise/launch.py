@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 from torch import nn
 
-from .data.federated import FederatedData
+from .data.federated import FederatedData, Samples
 from .errors import ConfigError
 from .experiment import runner
 from .experiment.config import load_experiment
@@ -25,7 +25,7 @@ def run(
     config: Experiment | str | Path | Mapping[str, Any],
     out: str | Path | None = None,
     *,
-    data: FederatedData | None = None,
+    data: FederatedData | Samples | None = None,
     model: nn.Module | Callable[..., nn.Module] | None = None,
     resume: bool = False,
     accept_changes: bool = False,
@@ -36,7 +36,8 @@ def run(
     """Run an experiment and return its run folder.
 
     `config` is a TOML file, a dictionary of the same shape, or an experiment already loaded. `data` are your own
-    arrays (`FederatedData.from_clients`) instead of the dataset and partition the config names, `model` your own
+    samples (`Samples.from_clients`), or arrays you have split yourself (`FederatedData.from_clients`), instead of the
+    dataset and partition the config names, `model` your own
     network instead of its `model`: a module, with whose numbers every seed begins, or a function or class that makes
     one (of nothing, or of the shape of a sample and the number of outputs), called anew for every seed. `resume` goes
     on with a run folder, or adds rounds, seeds and methods to it; what it then computes is what an uninterrupted run
@@ -47,10 +48,10 @@ def run(
     """
     experiment = config if isinstance(config, Experiment) else load_experiment(config)
     if model is not None:
-        experiment = experiment.with_model(OwnModel(model))
-        if experiment.engine != "local" or experiment.workers == "ray":
-            hint = "other processes cannot see a model of yours: register it in a plugin (`cw.MODELS.register`)"
-            raise ConfigError(experiment.source, [("workers" if experiment.engine == "local" else "engine", hint)])
+        experiment = _in_this_process(experiment.with_model(OwnModel(model)), "a model", "cw.MODELS.register")
+    if isinstance(data, Samples):
+        experiment = _in_this_process(experiment.with_samples(data), "samples", "cw.DATASETS.register")
+        data = None
     if engines is None and experiment.engine == "flower":
         engines = _flower_simulation(experiment, data)
     console = Console(stderr=True, highlight=False)
@@ -59,6 +60,13 @@ def run(
         return runner.run(
             experiment, out, data=data, resume=resume, accept_changes=accept_changes, on_round=on_round, engines=engines
         )
+
+
+def _in_this_process(experiment: Experiment, what: str, how: str) -> Experiment:
+    if experiment.engine != "local" or experiment.workers == "ray":
+        hint = f"other processes cannot see {what} of yours: register it in a plugin (`{how}`)"
+        raise ConfigError(experiment.source, [("workers" if experiment.engine == "local" else "engine", hint)])
+    return experiment
 
 
 def _flower_simulation(experiment: Experiment, data: FederatedData | None) -> EngineFactory:

@@ -35,7 +35,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return [cw.run(config, parent / "first"), cw.run(changed | {"note": ""}, parent / "second")]
 
 
-def test_a_report_begins_with_what_was_run(folders: list[Path]) -> None:
+def test_a_report_says_what_was_run(folders: list[Path]) -> None:
     said = dict(about(Run(folders[0])))
     assert said["data"] == "digits; iid (clients 3)"
     assert said["clients"] == "3 with 383 to 384 training samples, all in a round, 1 hostile"
@@ -45,7 +45,7 @@ def test_a_report_begins_with_what_was_run(folders: list[Path]) -> None:
     assert "torch " in said["computed"]
     assert said["begun"][:2] == "20"
     document = overview([Run(folders[0])])
-    assert [document.sections[0].id, document.sections[-1].id] == ["about", "config"]
+    assert [document.sections[1].id, document.sections[-1].id] == ["about", "config"]
     assert ["training.learning_rate", "0.1"] in [list(row) for row in document.sections[-1].items[0].rows]  # type: ignore[union-attr]
 
 

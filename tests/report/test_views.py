@@ -63,6 +63,7 @@ def test_the_headline_says_who_won_by_how_much_and_how_surely(shown: cw.Run, doc
 def test_sections_hold_charts_with_words_and_tables_with_rows(document: Json) -> None:
     assert [section["id"] for section in document["sections"]] == [
         "result",
+        "about",
         "curves",
         "targets",
         "best",
@@ -72,6 +73,7 @@ def test_sections_hold_charts_with_words_and_tables_with_rows(document: Json) ->
         "classes",
         "refusals",
         "cost",
+        "config",
     ]
     names = [item["id"] for section in document["sections"] for item in section["items"]]
     assert len(names) == len(set(names))
@@ -390,9 +392,9 @@ def test_the_list_of_runs_says_why_one_cannot_be_read(shown: cw.Run, tmp_path: P
     document = as_json(views.runs_document([views.run_row(folder, folder.name) for folder in folders]))
     rows = texts(items(document)["runs"])
     by_name = {row[0]: row for row in rows}
-    assert by_name["shown"][1:3] == ["finished", "45 of 45"]
-    assert "not a run of clientwise" in by_name["foreign"][4]
-    assert "cannot be read" in by_name["damaged"][4]
+    assert (by_name["shown"][1], by_name["shown"][6]) == ("finished", "45 of 45")
+    assert "not a run of clientwise" in by_name["foreign"][-1]
+    assert "cannot be read" in by_name["damaged"][-1]
 
 
 @pytest.mark.parametrize(

@@ -58,6 +58,34 @@ class Samples:
         """The inputs on a device: there they stay compact, and are scaled batch by batch."""
         return replace(self, inputs=self.inputs.to(device))
 
+    @staticmethod
+    def from_clients(
+        clients: Mapping[str, tuple[Any, Any] | Dataset[Any]] | Sequence[tuple[Any, Any] | Dataset[Any]],
+        *,
+        num_classes: int | None = None,
+        survival: bool = False,
+    ) -> Samples:
+        """All that every client has, by its name or in a list: arrays (inputs, targets), or a PyTorch dataset of pairs.
+
+        What they test on, and what the server holds, is drawn anew with every seed, as the config says; so what is
+        reported over the seeds knows how much that matters. For a split of your own there is
+        `FederatedData.from_clients`, which also says what targets are.
+        """
+        held = list(clients.values()) if isinstance(clients, Mapping) else list(clients)
+        blocks = [one if isinstance(one, tuple) else _arrays(one) for one in held]
+        if not blocks:
+            raise ValueError("there are no clients: give one pair of arrays, or one dataset, for each")
+        inputs, targets = _joined(blocks)
+        targets, problem = _problem(targets, num_classes, survival)
+        sizes = torch.tensor([len(block[1]) for block in blocks])
+        return Samples(
+            inputs.float() if inputs.is_floating_point() else inputs,
+            targets,
+            problem,
+            ids=torch.repeat_interleave(torch.arange(len(blocks)), sizes),
+            names=tuple(clients) if isinstance(clients, Mapping) else (),
+        )
+
 
 @dataclass(frozen=True)
 class Shares:
@@ -217,13 +245,7 @@ class FederatedData:
             raise ValueError(f"{len(train)} clients have training data, {len(test)} have test data: give one of each")
         blocks = [*train, *test, *(block for block in (weigh, report) if block is not None)]
         inputs, targets = _joined(blocks)
-        if survival and targets.ndim > 1:
-            raise ValueError(f"targets of shape {tuple(targets.shape)}: survival has one time per sample")
-        if survival or targets.is_floating_point():
-            problem, targets = Problem("survival" if survival else "regression"), targets.float()
-        else:
-            targets = targets.long()
-            problem = _classes(targets, num_classes)
+        targets, problem = _problem(targets, num_classes, survival)
         if names and len(names) != len(train):
             raise ValueError(f"{len(names)} names for {len(train)} clients: give one of each")
         for name, values in (attributes or {}).items():
@@ -350,6 +372,15 @@ def _not_finite(values: Tensor, what: str, part: str) -> str:
 def _is_finite(values: Tensor) -> bool:
     """In one pass over data that may lie on disk: a sum is not finite where a number is not (or overflows)."""
     return not values.is_floating_point() or bool(values.sum().isfinite())
+
+
+def _problem(targets: Tensor, num_classes: int | None, survival: bool) -> tuple[Tensor, Problem]:
+    """Targets as they are kept, and what is to be learned."""
+    if survival and targets.ndim > 1:
+        raise ValueError(f"targets of shape {tuple(targets.shape)}: survival has one time per sample")
+    if survival or targets.is_floating_point():
+        return targets.float(), Problem("survival" if survival else "regression")
+    return targets.long(), _classes(targets.long(), num_classes)
 
 
 def _classes(targets: Tensor, num_classes: int | None) -> Problem:

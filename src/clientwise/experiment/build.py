@@ -37,6 +37,8 @@ COPIES = 8  # of a model while it is trained: the global one, workers' models wi
 
 def load_samples(experiment: Experiment) -> Samples:
     """The dataset, before anyone holds it."""
+    if experiment.own_samples is not None:
+        return scored(experiment, experiment.own_samples)
     missing = [key for key in ("data", "partition") if getattr(experiment, key) is None]
     if missing or experiment.data is None:
         hint = "is missing (only `cw.run` with arrays of your own goes without)"

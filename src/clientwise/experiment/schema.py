@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, Literal, NoReturn
 
@@ -15,12 +16,12 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
-    PlainValidator,
     PrivateAttr,
     ValidationError,
     create_model,
 )
-from pydantic_core import PydanticCustomError
+from pydantic_core import CoreSchema, PydanticCustomError
+from pydantic_core.core_schema import no_info_plain_validator_function
 
 from ..attacks import ATTACKS
 from ..core.adapt_loss import LOSS_ADAPTERS
@@ -38,7 +39,7 @@ from ..core.types import LocalTraining
 from ..core.weighting import NORMALISERS
 from ..data.datasets import DATASETS
 from ..data.features import FEATURES
-from ..data.federated import MOST_CLASSES
+from ..data.federated import MOST_CLASSES, Samples
 from ..data.partition import PARTITIONS, OfficialTest
 from ..models.networks import MODELS
 from ..models.own import OwnModel
@@ -94,8 +95,32 @@ def _raise(issues: list[tuple[str, str]]) -> NoReturn:
     raise PydanticCustomError("part", "part", {"issues": issues})
 
 
-def _part(registry: Registry[Any]) -> Any:
-    return PlainValidator(partial(read_part, registry))
+@dataclass(frozen=True)
+class _part:  # noqa: N801  (reads like a function where it annotates)
+    """Marks a key that takes a part of a kind."""
+
+    registry: Registry[Any]
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> CoreSchema:
+        return no_info_plain_validator_function(partial(read_part, self.registry))
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: Any) -> dict[str, Any]:
+        """A name, or a table with a name and the options of that part."""
+        registry, names = self.registry, list(self.registry)
+        return {"anyOf": [{"enum": names}, *(_table_schema(registry, name) for name in names)]}
+
+
+def _table_schema(registry: Registry[Any], name: str) -> dict[str, Any]:
+    """A part with its options, for editors."""
+    schema = _table_of_options(registry, name, registry.get(name)).model_json_schema()
+    properties = {"name": {"const": name}, **schema.get("properties", {})}
+    for option in registry.options(name):
+        if option.names_part_of is not None:
+            properties[option.name] = {"enum": list(option.names_part_of)}
+    if registry is CRITERIA:
+        properties["as"] = {"type": "string", "description": "what this one is called"}
+    about = {"type": "object", "description": registry.describe(name), "properties": properties}
+    return {**about, "required": ["name", *schema.get("required", [])], "additionalProperties": False}
 
 
 def _as_list(value: Any) -> Any:
@@ -134,7 +159,7 @@ class Section(BaseModel):
 
     def to_dict(self) -> dict[str, Any]:
         """The table as plain values: every default written out, nothing left to the version."""
-        plain = _plain(self)
+        plain = to_plain(self)
         assert isinstance(plain, dict)
         return plain
 
@@ -344,7 +369,7 @@ class MethodSettings(Section):
 
     def unlike_fedavg(self) -> list[str]:
         """The keys that change something."""
-        mine, fedavg = _plain(self), _plain(MethodSettings(name=self.name))
+        mine, fedavg = to_plain(self), to_plain(MethodSettings(name=self.name))
         return sorted(key for key in {*mine, *fedavg} if mine.get(key) != fedavg.get(key))
 
     def parts(self) -> Iterator[tuple[str, Registry[Any], Part]]:
@@ -464,6 +489,7 @@ class Experiment(Section):
 
     _source: str = PrivateAttr("config")
     _own_model: OwnModel | None = PrivateAttr(None)
+    _own_samples: Samples | None = PrivateAttr(None)
 
     @property
     def source(self) -> str:
@@ -479,6 +505,18 @@ class Experiment(Section):
         """The same with a network of the user's own instead of one by name."""
         changed = self.model_copy(update={"model": None})
         changed._own_model = model
+        return changed
+
+    @property
+    def own_samples(self) -> Samples | None:
+        """The samples that were handed over instead of a dataset by name."""
+        return self._own_samples
+
+    def with_samples(self, samples: Samples) -> Experiment:
+        """The same with samples of the user's own; by default everybody holds what is theirs."""
+        partition = self.partition or read_part(PARTITIONS, "by_id")
+        changed = self.model_copy(update={"data": None, "partition": partition})
+        changed._own_samples = samples
         return changed
 
     @property
@@ -512,15 +550,18 @@ class Experiment(Section):
         return tomli_w.dumps(self.to_dict())
 
 
-def _plain(value: Any) -> Any:
+def to_plain(value: Any) -> Any:
+    """A value of a config as plain ones, as TOML and JSON know them."""
     if isinstance(value, Part):
         label = {"as": value.label} if value.label else {}
-        options = {key: _plain(option) for key, option in value.options.items() if option is not None}
+        options = {key: to_plain(option) for key, option in value.options.items() if option is not None}
         return {"name": value.name, **label, **options}
     if isinstance(value, BaseModel):
-        return {key: _plain(getattr(value, key)) for key in type(value).model_fields if getattr(value, key) is not None}
+        return {
+            key: to_plain(getattr(value, key)) for key in type(value).model_fields if getattr(value, key) is not None
+        }
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): to_plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
+        return [to_plain(item) for item in value]
     return value

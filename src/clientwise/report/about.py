@@ -24,7 +24,8 @@ def about_section(runs: Sequence[Run]) -> Section:
     """What was run; of several runs in what they differ."""
     if len(runs) > 1:
         return Section(SECTION, "What was run", "", [differences(runs)])
-    facts = table("run", "What was run", ["", ""], [[*row] for row in about(runs[0])], "", [False, False])
+    rows = [[*row] for row in about(runs[0])]
+    facts = table("run", "What was run", ["what", "how"], rows, "", [False, False])
     return Section(SECTION, "What was run", "", [facts])
 
 

@@ -55,8 +55,8 @@ def _overview(runs: Sequence[Run]) -> Document:
     if not series:
         return not_begun(first.name, first.id, run_state(first))
     shown = [
-        about_section(runs),
         sections.result(series),
+        about_section(runs),
         sections.curves_section(series),
         sections.targets(series),
         sections.best_rounds(series),
