@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import time
 from collections.abc import Iterator
@@ -98,6 +99,18 @@ def until(page: Any, condition: str) -> None:
 
 def wait_for_charts(page: Any) -> None:
     page.wait_for_selector("main .plot .main-svg")
+
+
+def place_of(page: Any, point: int) -> list[float]:
+    """Where on the screen a point of the first chart's first line is."""
+    page.evaluate("document.querySelector('main .plot').scrollIntoView({block: 'center'})")
+    return page.evaluate(
+        f"""() => {{
+            const plot = document.querySelector('main .plot'), box = plot.getBoundingClientRect();
+            const {{x, y}} = plot.data.find(trace => trace.meta.open), {{xaxis, yaxis}} = plot._fullLayout;
+            return [box.x + xaxis._offset + xaxis.d2p(x[{point}]), box.y + yaxis._offset + yaxis.d2p(y[{point}])];
+        }}"""
+    )
 
 
 @contextmanager
@@ -263,14 +276,7 @@ def test_the_back_button_closes_an_audit_and_its_address_can_be_shared(open_page
 def test_a_click_on_a_point_opens_its_round(open_page: Any, address: str) -> None:
     page = open_page(address)
     wait_for_charts(page)
-    page.evaluate("document.querySelector('main .plot').scrollIntoView({block: 'center'})")
-    place = page.evaluate(
-        """() => {
-            const plot = document.querySelector('main .plot'), box = plot.getBoundingClientRect();
-            const trace = plot.data.find(trace => trace.meta), {xaxis, yaxis} = plot._fullLayout;
-            return [box.x + xaxis._offset + xaxis.d2p(trace.x[2]), box.y + yaxis._offset + yaxis.d2p(trace.y[2])];
-        }"""
-    )
+    place = place_of(page, 2)
     page.mouse.move(*place)
     page.wait_for_timeout(300)
     page.mouse.click(*place)
@@ -290,6 +296,74 @@ def test_every_chart_has_its_words_and_its_numbers(open_page: Any, address: str)
         figure.locator("details tbody tr").first.wait_for()
 
 
+def test_axes_and_colours_stay_within_what_shares_can_be(open_page: Any, address: str) -> None:
+    page = open_page(address)
+    wait_for_charts(page)
+    figures = page.locator("main figure")
+    for number in range(figures.count()):
+        figures.nth(number).scroll_into_view_if_needed()
+        figures.nth(number).locator(".main-svg").first.wait_for()
+    plots = page.evaluate(
+        """() => [...document.querySelectorAll('main .plot')].map(plot => ({
+            ends: [plot.layout.xaxis, plot.layout.yaxis].flatMap(axis => (axis.tickformat ? axis.range : [])),
+            colours: plot.data.filter(trace => trace.z).map(trace => [trace.zmin, trace.zmax]),
+            isWeight: plot.data.some(trace => trace.z && trace.meta?.open === 'client'),
+            ticks: ['.ytick text', '.xtick text', '.cbaxis text'].map(
+                kind => [...plot.querySelectorAll(kind)].map(tick => tick.textContent)),
+        }))"""
+    )
+    assert all(0 <= end <= 1.01 for plot in plots for end in plot["ends"])
+    assert sum(bool(plot["ends"]) for plot in plots) > 5
+    assert all(len(set(ticks)) == len(ticks) for plot in plots for ticks in plot["ticks"])
+    maps = [plot["colours"][0] for plot in plots if plot["isWeight"]]
+    assert len(maps) == 3
+    assert maps[0][0] == 0
+    assert all(colours == maps[0] for colours in maps)  # the same weight has the same colour everywhere
+
+
+def test_a_line_one_points_at_says_its_value_and_shows_its_range(open_page: Any, address: str) -> None:
+    page = open_page(address)
+    wait_for_charts(page)
+    plot = page.locator("main .plot").first
+    ranges = "[...document.querySelector('main .plot').querySelectorAll('[class*=tracerange]')]"
+    visible = f"{ranges}.filter(range => getComputedStyle(range).opacity === '1').length"
+    assert page.evaluate(f"{ranges}.length") == 3
+    assert page.evaluate(visible) == 0  # three bands upon each other hide each other
+    page.mouse.move(*place_of(page, 2))
+    said = plot.locator(".hoverlayer .hovertext")
+    said.wait_for()
+    assert re.search(r"round 3: \d+\.\d%\d+\.\d% to \d+\.\d% over 3 seeds", said.text_content())
+    until(page, f"{visible} === 1")
+    boxes = [plot.locator(part).first.bounding_box() for part in (".modebar", ".legend")]
+    assert boxes[0]["y"] + boxes[0]["height"] <= boxes[1]["y"]  # the toolbar does not lie over the names
+    page.locator("main figure").first.get_by_label("Range over the seeds").check()
+    until(page, f"{visible} === 3")
+
+
+def test_another_seed_can_be_chosen(open_page: Any, address: str, report: Path) -> None:
+    for place in (address, (report / "report.html").as_uri()):
+        page = open_page(place)
+        page.locator("#s-weights .picker select").select_option("2")
+        page.get_by_role("heading", name="weight of every client, seed 2").first.wait_for()
+        assert page.get_by_role("heading", name="weight of every client, seed 1").count() == 0
+        assert page.locator("#s-classes .picker select").input_value() == "2"  # one choice for all
+        page.locator("#s-weights .table a[href^='#client/']").first.click()
+        page.locator("dialog[open]").get_by_role("heading", name="seed 2").wait_for()
+
+
+def test_an_audit_shows_how_criteria_become_weights(open_page: Any, address: str) -> None:
+    page = open_page(f"{address}#round/online/1/5")
+    bars = page.locator("dialog .plot .trace.bars")
+    bars.first.wait_for()
+    names = page.locator("dialog .legendtext").all_text_contents()
+    assert sorted(names) == ["dataset_size", "label_diversity", "model_divergence", "weight"]
+    remarks = column(page, "dialog .table >> nth=0", 2)
+    accepted = [remark for remark in remarks if "refused" not in remark]
+    assert page.locator("dialog .plot .trace.bars .point").count() == len(names) * len(accepted)
+    ends = page.evaluate("document.querySelector('dialog .plot').data.at(-1).x")
+    assert sum(ends) == pytest.approx(1)
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_a_phone_needs_no_scrolling_sideways(open_page: Any, address: str, scheme: str) -> None:
     page = open_page(address, width=375, height=740, color_scheme=scheme)
@@ -300,6 +374,7 @@ def test_a_phone_needs_no_scrolling_sideways(open_page: Any, address: str, schem
         page.wait_for_timeout(60)
     assert page.evaluate("document.documentElement.scrollWidth") == 375
     wide = page.locator("main .scroll[tabindex='0']").first  # it scrolls by itself, and by keyboard
+    assert page.locator("main .more-right").count() > 0  # it says that there is more
     wide.focus()
     page.keyboard.press("ArrowRight")
     until(page, "document.activeElement.scrollLeft > 0")

@@ -86,7 +86,7 @@ def _draw_chart(axes: Axes, chart: Chart) -> None:
     for label in [*axes.get_xticklabels(), *axes.get_yticklabels()]:
         label.set_parse_math(False)
     if names := axes.get_legend_handles_labels()[1]:
-        _finish_lines(axes, len(names), over_rounds=x_title == "round")
+        _finish_lines(axes, over_rounds=x_title == "round", beside=len(names) > MANY_LINES or bool(flat))
 
 
 def _draw_trace(axes: Axes, trace: Plotly) -> None:
@@ -123,11 +123,13 @@ def _draw_ranges(axes: Axes, ranges: Sequence[Plotly]) -> None:
             axes.fill_between(rounds, low, high, color=colour, alpha=opacity, linewidth=0)
         else:
             beside = rounds[-1] + (1 + place) * max(1, rounds[-1]) / 60
-            axes.vlines(beside, low[-1], high[-1], color=[colour], linewidth=2.5)
+            label = "" if place else "range over the seeds at the end"
+            axes.vlines(beside, low[-1], high[-1], color=[colour], linewidth=2.5, label=label)
 
 
 def _draw_bars(axes: Axes, traces: Sequence[Plotly]) -> None:
     """Horizontal bars, those of a category one above the other; a bar may begin elsewhere than at zero."""
+    axes.use_sticky_edges = False
     height = 0.7 / len(traces)
     names, count = traces[0]["y"], len(traces[0]["y"])
     for place, trace in enumerate(traces):
@@ -153,18 +155,15 @@ def _finish_axes(axes: Axes, layout: Plotly) -> None:
             limit(max(ends[0], clip.get("clipmin", -math.inf)), min(ends[1], clip.get("clipmax", math.inf)))
 
 
-def _finish_lines(axes: Axes, count: int, *, over_rounds: bool) -> None:
-    """Grid and legend of a chart of lines."""
+def _finish_lines(axes: Axes, *, over_rounds: bool, beside: bool) -> None:
+    """Grid and legend of a chart of lines, beside it where it would cover them."""
     from matplotlib.ticker import MaxNLocator
 
     if over_rounds:
         axes.xaxis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 5, 10], integer=True))  # no round 2.5
     axes.grid(alpha=0.3)
-    if count > MANY_LINES:
-        legend = axes.legend(fontsize=9, loc="center left", bbox_to_anchor=(1, 0.5))
-    else:
-        legend = axes.legend(fontsize=9)
-    for text in legend.get_texts():
+    where = (1, 0.5) if beside else None
+    for text in axes.legend(fontsize=9, loc="center left" if beside else "best", bbox_to_anchor=where).get_texts():
         text.set_parse_math(False)  # a dollar sign in a name is a dollar sign
 
 

@@ -441,8 +441,11 @@ function makeChart(level, prefix) {
       const look = theme();
       drawnWidth = plot.clientWidth;
       const fresh = !plot.layout;
-      const traces = item.data.map((trace) => (
-        { ...trace, ...(trace.name && { name: legendName(trace.name) }), ...(isRange(trace) && { visible: isShown(trace) }) }));
+      const traces = item.data.map((trace, place) => ({
+        ...trace,
+        ...(trace.name && { name: legendName(trace.name) }),
+        ...(isRange(trace) && { visible: true, uid: `range${place}`, opacity: isShown(trace) ? 1 : 0 }),
+      }));
       await Plotly.react(plot, prepared(traces, look), layoutOf(item, look, width ?? drawnWidth), CONFIG);
       if (!fresh) return;
       plot.on("plotly_click", ({ points: [point] }) => follow(point));
@@ -457,12 +460,13 @@ function makeChart(level, prefix) {
   const isRange = (trace) => trace.meta?.range;
   const isShown = (trace) => all.checked || trace.legendgroup === pointedAt;
 
-  /** Show the ranges that are asked for: all, or that of the line one points at; none of a line that is hidden. */
+  /** Show the ranges that are asked for: all, or that of the line one points at. Without drawing anew, which would be
+   * another reason to tell what one points at. */
   function showRanges() {
-    const hidden = new Set(plot.data?.filter((line) => line.visible === "legendonly").map((line) => line.legendgroup));
-    const places = item.data.flatMap((trace, index) => (isRange(trace) ? [index] : []));
-    const visible = places.map((place) => isShown(item.data[place]) && !hidden.has(plot.data[place].legendgroup));
-    if (plot.data && places.length) Plotly.restyle(plot, { visible }, places);
+    item.data.forEach((trace, place) => {
+      const drawn = isRange(trace) && plot.querySelector(`.tracerange${place}`);
+      if (drawn) drawn.style.opacity = isShown(trace) ? 1 : 0;
+    });
   }
   all.addEventListener("change", showRanges);
 
