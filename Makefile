@@ -4,7 +4,7 @@ BIN := .venv/bin
 # Processes that test side by side.
 WORKERS ?= 2
 
-.PHONY: demo test test-slow test-fire test-flower test-netns test-experiments lint docs reproduction bench bench-quick bench-gpu bench-peers clean
+.PHONY: demo test test-slow test-fire test-flower test-netns test-experiments lint docs site reproduction bench bench-quick bench-gpu bench-peers clean
 
 demo: .venv/demo
 	$(BIN)/clientwise demo
@@ -47,6 +47,10 @@ docs: .venv/ready  # needs Chromium for the screenshots
 	$(BIN)/python -m clientwise.reference > docs/config.md
 	$(BIN)/python docs/make_pictures.py
 
+# The documentation as a site with search and an API reference: site/index.html opens from disk.
+site: .venv/ready
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
 # Tables and figures of docs/reproduction.md from the run folders in RUNS, see experiments/run_all.py.
 RUNS ?= runs
 reproduction: .venv/ready
@@ -81,4 +85,4 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --co
 	touch $@
 
 clean:
-	rm -rf .venv runs
+	rm -rf .venv runs site

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import re
 import runpy
+import subprocess
+import sys
 import tomllib
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import numpy
 import pytest
@@ -32,17 +36,18 @@ def test_the_tutorial_runs_as_printed(tmp_path: Path, monkeypatch: pytest.Monkey
     first, *additions = blocks("tutorial.md", "toml")
     monkeypatch.chdir(tmp_path)
     Path("first.toml").write_text("\n".join([first, *additions]), encoding="utf-8")
-    (program, _, weighing) = blocks("tutorial.md", "python")
+    (program, _, own_network, weighing) = blocks("tutorial.md", "python")
     experiment = cw.load("first.toml", ["rounds=2", "seeds=[1]"])
     assert [method.name for method in experiment.methods] == [
         "FedAvg",
         "diversity first",
         "online",
         "AdaFed",
-        "combined",
+        "Recommended",
     ]
     Path("first.toml").write_text(experiment.to_toml(), encoding="utf-8")
     exec(program, {})  # the page's own program
+    exec(f"import clientwise as cw\n{own_network}\nassert trained.layers[1].weight.shape == (32, 64)", {})
     exec(f"import clientwise as cw\n{weighing}\nassert abs(weights.sum() - 1) < 1e-9", {})
 
 
@@ -58,6 +63,28 @@ def test_the_page_on_data_is_true(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         numpy.save(tmp_path / f"{name}.npy", array)
     config = {"name": "page", "rounds": 1, "model": "linear", "data": "my_images", "partition": "by_id"}
     assert cw.Run(cw.run(config | {"data_dir": str(tmp_path)}, tmp_path / "plugin")).finished
+
+
+def test_the_example_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cells = json.loads((ROOT / "examples" / "notebook.ipynb").read_text(encoding="utf-8"))["cells"]
+    monkeypatch.chdir(tmp_path)
+    scope: dict[str, Any] = {}
+    for cell in cells:
+        if cell["cell_type"] == "code":
+            exec("".join(cell["source"]), scope)
+    assert scope["run"].rounds == 10
+    assert "Recommended is best" in scope["run"]._repr_html_()
+
+
+def test_the_page_on_models_is_true(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own, plugin, trained, elsewhere = blocks("models.md", "python")
+    monkeypatch.chdir(tmp_path)
+    Path("my_net.py").write_text(plugin, encoding="utf-8")
+    exported = 'run.export("FedAvg", 1, "runs/own/models")\nmodule = network((1, 8, 8), 10)'
+    exec("\n".join([own, trained, exported, elsewhere, "assert module[1].weight.equal(trained[1].weight)"]), {})
+    (config,) = blocks("models.md", "toml")
+    rest = {"name": "page", "rounds": 1, "data": "digits", "partition": "by_id", "plugin_dir": str(tmp_path)}
+    assert cw.load(tomllib.loads(config) | rest).model_name == "my_net"
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("own*.py")), ids=lambda path: path.name)
@@ -96,6 +123,19 @@ def test_commands_are_there(page: Path) -> None:
     commands = typer.main.get_command(app)
     assert isinstance(commands, typer.core.TyperGroup)
     assert set(re.findall(r"^clientwise ([a-z]+)", code, re.MULTILINE)) <= commands.commands.keys()
+
+
+def test_the_site_is_whole_and_fetches_nothing(tmp_path: Path) -> None:
+    pytest.importorskip("mkdocs", reason="mkdocs is not installed")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", tmp_path / "site"]
+    built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)  # strict: no link or anchor leads nowhere
+    assert built.returncode == 0, built.stdout + built.stderr
+    pages = {page.name: page.read_text(encoding="utf-8") for page in (tmp_path / "site").glob("*.html")}
+    assert {"index.html", *(f"{page.stem}.html" for page in (ROOT / "docs").glob("*.md"))} <= pages.keys()
+    for name, page in pages.items():
+        assert not re.findall(r"<(?:script|link|img|iframe)\b[^>]*(?:src|href)=\"?https?:[^>]*", page), name
+    assert 'id="clientwise.core.weighting.weigh"' in pages["api.html"]
+    assert "label_diversity" in (tmp_path / "site" / "search" / "search_index.js").read_text(encoding="utf-8")
 
 
 def test_what_to_cite_is_this_version() -> None:

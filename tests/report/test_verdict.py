@@ -187,10 +187,10 @@ def test_every_number_of_the_table_is_in_the_csv(tmp_path: Path) -> None:
 
 
 def test_a_run_that_was_resumed_with_changes_says_so_first(tmp_path: Path) -> None:
-    changes = [{"date": "2026-11-16 09:00", "rounds": 7, "what": ["other code in the plugin own"]}]
+    changes = [{"date": "2026-11-16 09:00", "rounds": 2, "what": ["other code in the plugin own"]}]
     run = write_run(tmp_path / "run", {"A": BASE}, changes=[tuple(change.values()) for change in changes])
     assert lead(run)[0] == (
-        "run was resumed with changes on 2026-11-16 09:00, after 7 rounds in all: other code in the plugin own. Its "
+        "run was resumed with changes on 2026-11-16 09:00, after 2 rounds in all: other code in the plugin own. Its "
         "rounds before and after are not of one experiment."
     )
 

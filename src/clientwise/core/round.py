@@ -17,6 +17,7 @@ from torch import Tensor
 from .adapt_loss import Adapted
 from .cohort import Cohort
 from .method import Method, Plan
+from .metrics import accuracy
 from .priority import Search, all_orders
 from .types import Candidate, Engine, Evaluation, RoundRecord, ServerState, Task
 from .weighting import divide, without_effect
@@ -71,7 +72,7 @@ def run_round(state: ServerState, method: Method, plan: Plan, engine: Engine) ->
         rule_state=chosen.rule_state,
     )
     record = _record(next_state, cohort, chosen, search, chosen.notes + notes + adapted.notes, report, local)
-    return next_state, replace(record, attack_success=float(triggered.overall()[0]) if triggered else None)
+    return next_state, replace(record, attack_success=float(accuracy(triggered.counts)[0]) if triggered else None)
 
 
 def tune(model: Tensor, task: Task, method: Method, cohort: Cohort, engine: Engine) -> Tensor:

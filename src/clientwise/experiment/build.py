@@ -46,10 +46,19 @@ def load_samples(experiment: Experiment) -> Samples:
     load: Callable[[], Samples] = partial(make(DATASETS, experiment.data), folder)
     try:
         if experiment.features is None:
-            return load()
-        return with_features(experiment.data, experiment.features, folder, pick_device(experiment.device), load)
+            return scored(experiment, load())
+        device = pick_device(experiment.device)
+        return scored(experiment, with_features(experiment.data, experiment.features, folder, device, load))
     except DataError as error:  # it names the file; this is who asks for it
         raise DataError(f"{experiment.source}: data: {error}") from None
+
+
+def scored(experiment: Experiment, samples: Samples) -> Samples:
+    """The samples with the metric that the experiment asks for."""
+    metric = experiment.evaluation.metric
+    if metric in (None, samples.problem.usual_metric):
+        return samples
+    return replace(samples, problem=replace(samples.problem, scored_by=metric))
 
 
 def build_trackers(experiment: Experiment) -> Trackers:
@@ -230,16 +239,29 @@ def build_module(experiment: Experiment, samples: Samples, seed: int, *, to_try:
             return network()
     except (ValueError, RuntimeError, MemoryError) as error:
         raise ConfigError(experiment.source, [("model", str(error).splitlines()[0])]) from None
+    except Exception as error:  # whatever a user's own network raises is theirs to know
+        message = f"{experiment.model_name} cannot be made: {type(error).__name__}: {error}"
+        raise ConfigError(experiment.source, [("model", message)]) from error
 
 
 def _network(experiment: Experiment, samples: Samples) -> Callable[[], nn.Module]:
     """What makes the network for these samples."""
+    shapes = tuple(samples.inputs.shape[1:]), count_outputs(samples)
+    if experiment.own_model is not None:
+        return partial(experiment.own_model, *shapes)
+    if experiment.model is None:
+        hint = "is missing: name one, or hand a module to `cw.run`"
+        raise ConfigError(experiment.source, [("model", hint)])
+    return partial(make(MODELS, experiment.model), *shapes)
+
+
+def count_outputs(samples: Samples) -> int:
+    """How many numbers the network is to give for a sample."""
     problem = samples.problem
     if problem.kind != "classification":
-        num_outputs = samples.targets.shape[1:].numel()
-    else:  # two classes take one output, the logit of the second (`core.loss.class_scores`), as P1's CelebA network has
-        num_outputs = 1 if problem.num_classes == 2 else problem.num_classes
-    return partial(make(MODELS, experiment.model), tuple(samples.inputs.shape[1:]), num_outputs)
+        return samples.targets.shape[1:].numel()
+    # Two classes take one output, the logit of the second (`core.loss.class_scores`), as P1's CelebA network has.
+    return 1 if problem.num_classes == 2 else problem.num_classes
 
 
 def build_plan(experiment: Experiment, num_clients: int, seed: int, control: Control | None = None) -> Plan:

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from ..errors import ConfigError
 from ..runs.files import read_whole
 from .messages import dotted, issues_of
-from .named import write_out
+from .named import pick, write_out
 from .presets import apply_preset
 from .schema import (
     MOST_PLUGINS,
@@ -55,14 +55,15 @@ def read_config(
 ) -> tuple[str, dict[str, Any]]:
     """What to call the source in messages, and what it says after all changes; its paths start from the root."""
     where, folder, table = _read(source)
+    methods = table.get("methods")
     table = apply_preset(table, preset, where)
     if "methods" in table and overrides:  # so that they can be changed in their parts
-        table["methods"] = write_out(table["methods"], where)
+        table["methods"] = methods = write_out(pick(methods, table["methods"], where), where)
     for override in overrides:
         _override(table, override)
     table = _copy({**table, **(replaced or {})}, where)
     if "methods" in table:
-        table["methods"] = write_out(table["methods"], where)
+        table["methods"] = write_out(pick(methods, table["methods"], where), where)
     if isinstance(table.get("data_dir"), str):
         table["data_dir"] = str(folder / table["data_dir"])
     if table.get("plugins"):

@@ -82,12 +82,12 @@ def _kept(store: Store) -> tuple[Origin | None, list[Change]]:
 
 def _differences(before: Origin, now: Origin, data: Mapping[int, FederatedData]) -> Iterator[str]:
     """In words: other data of whom, other code of which plugin, other versions."""
-    for seed in before.data.keys() & now.data.keys():
-        old, new = before.data[seed], now.data[seed]
-        if len(old) != len(new):
-            yield f"{len(new) - 1} clients under seed {seed}, not {len(old) - 1}"
-        elif changed := [holder for holder, pair in enumerate(zip(old, new, strict=True)) if pair[0] != pair[1]]:
-            yield f"other data under seed {seed} at {_named(changed, data[seed])}"
+    seeds: dict[str, list[int]] = {}
+    for seed in sorted(before.data.keys() & now.data.keys()):
+        if before.data[seed] != now.data[seed]:
+            seeds.setdefault(_whose(before.data[seed], now.data[seed], data[seed]), []).append(seed)
+    for whose, under in seeds.items():
+        yield f"other data (seed {', '.join(map(str, under))}): {whose}"
     for name in before.plugins.keys() & now.plugins.keys():
         if before.plugins[name] != now.plugins[name]:
             yield f"other code in the plugin {name}"
@@ -96,10 +96,17 @@ def _differences(before: Origin, now: Origin, data: Mapping[int, FederatedData])
             yield f"{name} {now.versions[name]}, not {before.versions.get(name)}"
 
 
-def _named(holders: Sequence[int], data: FederatedData) -> str:
-    names = ["the server" if holder == data.num_clients else data.called(holder) for holder in holders]
+def _whose(before: Sequence[str], now: Sequence[str], data: FederatedData) -> str:
+    """Who has other data than before."""
+    if len(before) != len(now):
+        return f"{len(now) - 1} clients, not {len(before) - 1}"
+    pairs = zip(before, now, strict=True)
+    changed = [holder for holder, (old, new) in enumerate(pairs) if old != new]
+    if len(changed) == len(now):
+        return "everybody's"
+    names = ["the server" if holder == data.num_clients else data.called(holder) for holder in changed]
     more = f" and {len(names) - MOST_NAMED} others" if len(names) > MOST_NAMED else ""
-    return ", ".join(names[:MOST_NAMED]) + more
+    return f"that of {', '.join(names[:MOST_NAMED])}{more}"
 
 
 def _code(name: str) -> str:

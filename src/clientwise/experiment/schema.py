@@ -30,6 +30,7 @@ from ..core.bounds import Bounds
 from ..core.criteria import CRITERIA, make_criterion
 from ..core.evidence import EVIDENCE
 from ..core.method import Control, Method
+from ..core.metrics import METRICS
 from ..core.priority import ADJUSTMENTS
 from ..core.rules import RULES
 from ..core.scores import SCORES, Score
@@ -40,6 +41,7 @@ from ..data.features import FEATURES
 from ..data.federated import MOST_CLASSES
 from ..data.partition import PARTITIONS, OfficialTest
 from ..models.networks import MODELS
+from ..models.own import OwnModel
 from ..registry import NonNegativeFloat, Part, PositiveFloat, PositiveInt, Registry, Share, suggest
 from ..trackers import TRACKERS
 from .messages import issues_of
@@ -84,7 +86,8 @@ def _table_of_options(registry: Registry[Any], name: str, part: Any) -> type[Sec
 def make(registry: Registry[Any], part: Part) -> Any:
     """Call or bind a part: classes are constructed, functions wait for what the library passes in."""
     found = registry.get(part.name)
-    return found(**part.options) if inspect.isclass(found) else partial(found, **part.options)
+    constructed = inspect.isclass(found) and not registry.passes
+    return found(**part.options) if constructed else partial(found, **part.options)
 
 
 def _raise(issues: list[tuple[str, str]]) -> NoReturn:
@@ -107,8 +110,16 @@ def _name(text: str) -> str:
     return text
 
 
+def _metric(name: str) -> str:
+    if name not in METRICS:
+        _raise([("", f"unknown metric {name!r}{suggest(name, METRICS)}")])
+    return name
+
+
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 Name = Annotated[str, AfterValidator(_name)]
+Note = Annotated[str, Field(max_length=2_000)]
+Tags = Annotated[list[Name], Field(max_length=100)]
 Epochs = Annotated[int, Field(gt=0, le=10_000)]
 MOST_SEEDS, MOST_PLUGINS = 10_000, 100
 Seconds = Annotated[float, Field(gt=0, le=10**8)]  # three years: clocks count no further
@@ -120,6 +131,12 @@ class Section(BaseModel):
     model_config = ConfigDict(
         extra="forbid", strict=True, frozen=True, arbitrary_types_allowed=True, allow_inf_nan=False
     )
+
+    def to_dict(self) -> dict[str, Any]:
+        """The table as plain values: every default written out, nothing left to the version."""
+        plain = _plain(self)
+        assert isinstance(plain, dict)
+        return plain
 
 
 class Training(Section):
@@ -200,13 +217,17 @@ class EvaluationSettings(Section):
         description='the dataset\'s own test split: "pooled" with all other samples; "server": it is the server set, '
         'as in P3; "clients": it is dealt out as their test sets, alike to their training sets, as in P1',
     )
+    metric: Annotated[str, AfterValidator(_metric)] | None = Field(
+        None,
+        description="what models are scored with: tables, targets, P2's search and `tune` follow it, AdaFed's criteria "
+        "do not; default: accuracy, MAPE (regression) or concordance (survival)",
+    )
     clients_every: Annotated[int, Field(ge=0)] = Field(
         1, description="rounds between evaluations on all clients' test sets; 0: never"
     )
     target: PositiveFloat | None = Field(
         None,
-        description="rounds-to-target counts the rounds until the reported metric gets there: accuracy, MAPE "
-        "(regression) or concordance (survival)",
+        description="rounds-to-target counts the rounds until the reported metric gets there: see `metric`",
     )
     client_targets: list[PositiveFloat] = Field(
         [],
@@ -376,6 +397,8 @@ class Experiment(Section):
     seeds: Annotated[list[Annotated[int, Field(ge=0, lt=2**63)]], Field(min_length=1, max_length=MOST_SEEDS)] = Field(
         [1], description="one repetition each"
     )
+    note: Note = Field("", description="what you want to remember of it")
+    tags: Tags = Field([], description="words to find it by")
     plugins: Annotated[list[str], Field(max_length=MOST_PLUGINS)] = Field(
         [], description="your own modules, imported first so that their parts are known; found beside the file"
     )
@@ -422,7 +445,9 @@ class Experiment(Section):
     attributes: dict[str, list[float]] = Field(
         {}, description="facts about the clients, one value each, for the criterion `attribute` and your own"
     )
-    model: Annotated[Part, _part(MODELS)] = Field(description="the network every client trains")
+    model: Annotated[Part, _part(MODELS)] | None = Field(
+        None, description="the network every client trains; left out when one is handed to `cw.run`"
+    )
     training: Training = Field(Training(), description="how every client trains")
     federation: Cohorts = Field(Cohorts(), description="who takes part in a round")
     server_set: ServerSet = Field(ServerSet(), description="what the server weighs by and reports on")
@@ -438,11 +463,28 @@ class Experiment(Section):
     )
 
     _source: str = PrivateAttr("config")
+    _own_model: OwnModel | None = PrivateAttr(None)
 
     @property
     def source(self) -> str:
         """What messages call the config: its file."""
         return self._source
+
+    @property
+    def own_model(self) -> OwnModel | None:
+        """The network that was handed over, which no config can hold."""
+        return self._own_model
+
+    def with_model(self, model: OwnModel) -> Experiment:
+        """The same with a network of the user's own instead of one by name."""
+        changed = self.model_copy(update={"model": None})
+        changed._own_model = model
+        return changed
+
+    @property
+    def model_name(self) -> str:
+        """What the network is called."""
+        return self.own_model.name if self.own_model else self.model.name if self.model else "none"
 
     @property
     def server_holds_samples(self) -> bool:
@@ -464,12 +506,6 @@ class Experiment(Section):
     def build_methods(self) -> list[Method]:
         """All methods, ready to run."""
         return [method.build(self.training) for method in self.methods]
-
-    def to_dict(self) -> dict[str, Any]:
-        """The resolved config as plain values: every default written out, nothing left to the version."""
-        plain = _plain(self)
-        assert isinstance(plain, dict)
-        return plain
 
     def to_toml(self) -> str:
         """The resolved config as TOML."""

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from ..attacks import ATTACKS
 from ..core.criteria import Arrivals, ClientFacts, Criterion
 from ..core.method import Method
+from ..core.metrics import METRICS, measured
 from ..core.priority import MAX_CRITERIA
 from ..core.rules import Rule, Ruled
 from ..core.types import Evaluation, Problem
@@ -28,7 +29,7 @@ from ..errors import ConfigError
 from ..limits import gigabytes, memory
 from ..models.size import check_batches
 from ..registry import Part, Registry
-from .build import build_data, build_module, build_plan, divide_samples, load_samples, names_of
+from .build import build_data, build_module, build_plan, count_outputs, divide_samples, load_samples, names_of
 from .schema import Experiment, MethodSettings, make
 
 Issue = tuple[str, str]  # the key, and what is wrong with it
@@ -227,6 +228,13 @@ def _problem_issues(experiment: Experiment, problem: Problem) -> Iterator[Issue]
     for key, values in targets.items():
         if problem.higher_is_better and max(values, default=0) > 1:
             yield f"evaluation.{key}", f"{problem.metric} is at most 1, got {max(values)}"
+    if unfit := [*_unfit("evaluation.metric", METRICS, Part(problem.metric, {}), problem)]:
+        yield from unfit
+    elif not measured(problem.metric).is_share:
+        yield (
+            "evaluation.metric",
+            f"{problem.metric} is no share, which is what tables show; the usual one is used without",
+        )
     for index, method in enumerate(experiment.methods):
         for key, registry, part in method.parts():
             yield from _unfit(f"methods[{index}].{key}", registry, part, problem)
@@ -309,10 +317,25 @@ def _size_issues(experiment: Experiment, module: nn.Module, data: FederatedData)
             if (needed := 16 * training.epochs * count) > memory():  # which sample comes when
                 message = f"the order of {count:,} samples in {training.epochs:,} epochs takes {gigabytes(needed)}"
                 yield f"methods[{index}].{key}.epochs", f"{message}; ask for fewer"
+    sample, wanted = data.samples.batch(torch.zeros(1, dtype=torch.int64)), count_outputs(data.samples)
     try:
-        check_batches(module, data.samples.batch(torch.zeros(1, dtype=torch.int64)), trained=batch, answered=BATCH)
-    except (RuntimeError, ValueError, IndexError) as error:
-        yield "model", f"does not fit these samples: {error}"
+        check_batches(module, sample, trained=batch, answered=BATCH)
+        with torch.no_grad():
+            answer: object = module.eval()(sample)
+    except ValueError as error:  # ours
+        yield "model", str(error)
+        return
+    except Exception as error:  # PyTorch's, or whatever a user's own network raises
+        yield "model", f"does not take samples of shape {tuple(sample.shape[1:])} ({_first_line(error)})"
+        return
+    if not isinstance(answer, Tensor):
+        yield "model", f"must give a tensor, gave {type(answer).__name__}"
+    elif answer.numel() not in (wanted, data.samples.problem.num_classes):  # two classes may have an output each
+        yield "model", f"gives {answer.numel()} numbers for a sample, and there must be {wanted}"
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
 
 
 def _engine_issues(experiment: Experiment, engine: LocalEngine) -> Iterator[Issue]:
@@ -320,7 +343,7 @@ def _engine_issues(experiment: Experiment, engine: LocalEngine) -> Iterator[Issu
     try:
         engine.evaluate([0], engine.initial_model[None])
     except (RuntimeError, ValueError, IndexError) as error:
-        yield "model", f"does not fit these samples: {error}"
+        yield "model", f"does not fit these samples ({_first_line(error)})"
         return
     tried = list(range(min(2, engine.num_clients)))  # two: what gives one value for all shows
     for index, method in enumerate(experiment.build_methods()):
@@ -354,7 +377,7 @@ def _arrivals(clients: Sequence[int], method: Method, engine: LocalEngine) -> Ar
         memory={one.part.name: one.memory.first(engine.num_clients)[rows] for one in method.criteria if one.memory},
         attributes={name: values[rows] for name, values in engine.attributes.items()},
         server_update=lambda: torch.zeros_like(engine.initial_model),
-        metric=engine.problem.metric,
+        metric=engine.problem.usual_metric,
     )
 
 

@@ -13,6 +13,7 @@ from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 from torch import Tensor
 
+from ..core.round import LARGEST_LOSS
 from ..core.types import Evaluation, Problem, Refusal, ServerPart, Task, Updates
 from ..engine.local import LocalEngine
 from ..experiment.schema import FlowerSettings
@@ -248,12 +249,12 @@ def _merged(
 ) -> Evaluation:
     """One evaluation over all clients, in their order, so that it does not depend on who answered first.
 
-    A loss that is not finite is the model's fault where everybody has it, and the client's where others do not.
+    A loss beyond all bounds is the model's fault where everybody has it, and the client's where others do not.
     """
-    finite = {client for client, one in found.items() if bool(one.losses.isfinite().all())}
-    if finite:
-        missing += tuple(Refusal(client, "its loss is not finite") for client in found if client not in finite)
-        found = {client: one for client, one in found.items() if client in finite}
+    usable = {client for client, one in found.items() if bool((one.losses < LARGEST_LOSS).all())}  # NaN is not
+    if usable:
+        missing += tuple(Refusal(client, "its loss is beyond all bounds") for client in found if client not in usable)
+        found = {client: one for client, one in found.items() if client in usable}
     dtype = torch.int64 if problem.kind == "classification" else torch.float64
     counts = torch.zeros(num_candidates, *problem.counts_shape, dtype=dtype)
     num_samples = torch.zeros(len(client_ids), dtype=torch.int64)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import csv
 import io
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from ..runs.files import make_way
 from ..runs.reader import Run
 from .document import Cell, Chart, Content, Document, Table
 from .figures import draw
@@ -41,7 +43,7 @@ def write_items(document: Document, folder: Path, on_file: Callable[[Path], None
                 draw([item], *(folder / "figures" / f"{name}.{suffix}" for suffix in ("png", "svg")))
             else:
                 for suffix, write in (("csv", as_csv), ("md", as_markdown), ("tex", as_latex)):
-                    (folder / "tables" / f"{name}.{suffix}").write_text(write(item), encoding="utf-8")
+                    make_way(folder / "tables" / f"{name}.{suffix}").write_text(write(item), encoding="utf-8")
             on_file(folder / name)
 
 
@@ -49,9 +51,10 @@ def unique_names(folders: Sequence[Path]) -> dict[str, Path]:
     """What to call run folders: by their names, numbered where two have the same."""
     names: dict[str, Path] = {}
     for folder in folders:
-        name, number = folder.resolve().name, 2
+        plain, number = os.fsencode(folder.resolve().name).decode(errors="replace"), 2
+        name = plain
         while name in names:
-            name, number = f"{folder.resolve().name}~{number}", number + 1
+            name, number = f"{plain}~{number}", number + 1
         names[name] = folder
     return names
 

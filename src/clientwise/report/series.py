@@ -285,11 +285,11 @@ def _mean_line(one: Series, values: dict[int, list[float]], percent: bool) -> Pl
     """The mean over the seeds, by round; who points at it reads the range as well."""
     rounds = sorted(values)
     known = max(map(len, values.values()))
-    ranges = [f"{_shown(min(values[r]), percent)} to {_shown(max(values[r]), percent)}" for r in rounds]
     template = f"%{{fullData.name}}<br>round %{{x}}: %{{y:{'.1%' if percent else '.4g'}}}"
+    ranges = [f"{_shown(min(values[r]), percent)} to {_shown(max(values[r]), percent)}" for r in rounds if known > 1]
     return {
-        **({"text": ranges} if known > 1 else {}),
-        "hovertemplate": template + (f"<br>%{{text}} over {known} seeds" if known > 1 else "") + "<extra></extra>",
+        **({"text": ranges} if ranges else {}),
+        "hovertemplate": template + (f"<br>%{{text}} over {known} seeds" if ranges else "") + "<extra></extra>",
         "x": rounds,
         "y": [statistics.fmean(values[r]) for r in rounds],
         "name": one.label,

@@ -17,6 +17,7 @@ from ..errors import RunError
 from ..runs.reader import Run
 from .audit import Audit, audit
 from .document import Cell, Chart, Document, client_cell, percent_of
+from .document import Table as DocumentTable
 from .sections import rounds_cell, worst_client
 from .series import Series, series_of, spread_of
 
@@ -71,12 +72,22 @@ def matrix_table(document: Document) -> Table:
     """The standings of all methods in a matrix."""
     found = document.sections[0].items[0]
     assert not isinstance(found, Chart)
-    table = _table(f"{document.title}: {document.subtitle}")
-    for column in found.columns:
+    return plain_table(found, f"{document.title}: {document.subtitle}")
+
+
+def plain_table(found: DocumentTable, title: str) -> Table:
+    """A table of a document, without the columns in which nothing stands."""
+    table = _table(title)
+    rows = [
+        [cell.text if isinstance(cell, Cell) else "" if cell is None else str(cell) for cell in row]
+        for row in found.rows
+    ]
+    kept = [place for place in range(len(found.columns)) if any(row[place] for row in rows)]
+    for column in (found.columns[place] for place in kept):
         label = column.label.replace(" ", "\n", 1)
-        table.add_column(label, justify="right" if column.numeric else "left", overflow="fold", max_width=22)
-    for row in found.rows:
-        table.add_row(*(escape(cell.text if isinstance(cell, Cell) else str(cell)) for cell in row))
+        table.add_column(label, justify="right" if column.numeric else "left", overflow="fold", max_width=40)
+    for row in rows:
+        table.add_row(*(escape(row[place]) for place in kept))
     return table
 
 

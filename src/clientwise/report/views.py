@@ -13,7 +13,8 @@ from ..runs.database import reading
 from ..runs.lock import is_locked
 from ..runs.reader import Run
 from . import sections
-from .document import Cell, Chart, Content, Document, Section, counted, percent_of, table
+from .about import about_section, config_section, data_name, labels
+from .document import Cell, Chart, Content, Document, Section, Table, counted, percent_of, table
 from .series import Series, all_differences, comparable, in_words, mean_of, ranked, series_of
 from .statistics import Difference
 from .weights import audit_client, audit_round, hostile_chart, weights
@@ -54,6 +55,7 @@ def _overview(runs: Sequence[Run]) -> Document:
     if not series:
         return not_begun(first.name, first.id, run_state(first))
     shown = [
+        about_section(runs),
         sections.result(series),
         sections.curves_section(series),
         sections.targets(series),
@@ -62,6 +64,7 @@ def _overview(runs: Sequence[Run]) -> Document:
         *_of_one_seed(series),
         sections.refusals(series),
         sections.cost(series),
+        config_section(runs),
     ]
     methods = ", ".join(dict.fromkeys(one.method for one in series))
     seeds = sorted({seed for one in series for seed in one.summary.seeds})
@@ -135,6 +138,7 @@ def _changes(series: Sequence[Series]) -> list[str]:
         f"{'; '.join(change.what)}. Its rounds before and after are not of one experiment."
         for run in runs
         for change in run.changes
+        if change.rounds < run.rounds_done()  # or it came to nothing
     ]
 
 
@@ -253,20 +257,36 @@ def run_row(folder: Path, name: str) -> list[Content]:
         run = Run(folder, name)
         done, total = run.rounds_done(), run.num_lanes * run.rounds
         best = next((one for one in ranked(series_of([run])) if mean_of(one.summary.metric) is not None), None)
+        value = mean_of(best.summary.metric) if best else None
+        note, tags = labels(run)
         return [
             Cell(name, name, href=f"/runs/{quote(name, safe='')}"),
             run_state(run),
-            Cell(done / total, f"{done} of {total}"),
+            run.begun,
+            data_name(run),
             ", ".join(run.methods),
-            f"{best.label}: {run.metric} {percent_of(mean_of(best.summary.metric))}" if best else "–",
+            len({lane.seed for lane in run.lanes}),
+            Cell(done / total, f"{done} of {total}"),
+            Cell(value, f"{best.label}: {run.metric} {percent_of(value)}" if best else "–"),
+            tags,
+            note,
         ]
     except RunError as error:
-        return [name, "unreadable", None, "", str(error).replace(f"{folder}: ", "")]
+        return [name, "unreadable", *[None] * (len(RUNS) - 3), str(error).replace(f"{folder}: ", "")]
+
+
+# The columns of the list of runs, and whether they are numbers.
+RUNS = {"run": False, "state": False, "begun": False, "data": False, "methods": False, "seeds": True, "rounds": True}
+RUNS |= {"best so far": False, "tags": False, "note": False}
+
+
+def runs_table(rows: Sequence[Sequence[Content]]) -> Table:
+    """The list of runs as a table."""
+    return table("runs", "Runs", [*RUNS], rows, "", [*RUNS.values()])
 
 
 def runs_document(rows: Sequence[Sequence[Content]]) -> Document:
     """The list of runs."""
-    columns = ["run", "state", "rounds", "methods", "best so far"]
-    runs = table("runs", "Runs", columns, rows, "", [False, False, True, False, False])
+    runs = runs_table(rows)
     lead = [] if rows else ["No run here yet; `clientwise demo` makes one."]
     return Document("Runs", lead, [Section("runs", "Runs", "", [runs] if rows else [])])

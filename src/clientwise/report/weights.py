@@ -63,9 +63,12 @@ def is_control(one: Series) -> bool:
 
 def hostile_chart(series: Sequence[Series]) -> Chart:
     """The weight all hostile clients had together, over the rounds."""
-    lines = [
-        (one, [one.run.hostile_weights(one.method, seed, MAX_POINTS) for seed in one.summary.seeds]) for one in series
-    ]
+
+    def curves(one: Series) -> list[list[tuple[int, float]]]:
+        return [one.run.hostile_weights(one.method, seed, MAX_POINTS) for seed in one.summary.seeds]
+
+    with ThreadPoolExecutor() as pool:  # the database works while Python waits: most of the time of an overview
+        lines = list(zip(series, pool.map(curves, series), strict=True))
     return line_chart("hostile", "weight of all hostile clients together", lines, percent=True)
 
 
@@ -75,7 +78,7 @@ def heat_maps(series: Sequence[Series]) -> list[Chart]:
     def grid_of(one: Series) -> WeightGrid | None:
         return one.run.weight_grid(one.method, one.seed, MAX_CELLS)
 
-    with ThreadPoolExecutor() as pool:  # the database works while Python waits: most of the time of an overview
+    with ThreadPoolExecutor() as pool:
         grids = list(pool.map(grid_of, series))
     known = [value for grid in grids if grid for row in grid.means for value in row if value is not None]
     most = max(known, default=0.0) or 1.0

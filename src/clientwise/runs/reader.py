@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import statistics
 from collections.abc import Hashable, Sequence
 from functools import cache
@@ -11,10 +12,14 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 import numpy
 from pydantic import BaseModel, FailFast, Field, Json, PositiveInt, TypeAdapter, ValidationError
+from torch import Tensor
 
 from ..errors import NotBegunError, RunError
 from ..registry import suggest
+from .checkpoint import load_model
 from .database import reading, time_limit
+from .files import checkpoint_path
+from .frames import FRAMES, FrameName
 from .lock import is_locked
 from .rows import (
     ArrivedRow,
@@ -30,6 +35,7 @@ from .rows import (
     LaneRow,
     LoweredRow,
     MethodSummary,
+    ModelFacts,
     Names,
     ParticipantRow,
     PerClass,
@@ -47,6 +53,7 @@ MOST_ROWS = 2_000_000  # that one query finds
 MANY_CLIENTS = 20  # from here on a tenth of them is more than a client or two
 CURVES = {"metric", "macro_f1", "loss", "local_mean", "local_p10", "local_p90"}
 CURVES |= {"attack_success", "testing_rounds", "seconds"}
+_MODEL = TypeAdapter(ModelFacts)
 
 
 class _Totals(NamedTuple):
@@ -71,6 +78,8 @@ class _Facts(BaseModel, strict=True):
     model_bytes: int = 0
     reported_on: str = Field("held-out samples", alias="reported on")
     changes: list[Change] = []
+    begun: str = ""
+    computed: str = ""
 
 
 def thinned(rows: list[T], max_points: int | None) -> list[T]:
@@ -119,6 +128,7 @@ class Run:
         self.model_bytes = facts.model_bytes
         self.reported_on = facts.reported_on
         self.changes = facts.changes  # accepted when it was resumed: data, code or versions
+        self.begun, self.computed = facts.begun, facts.computed  # when, and how
         self.data = dict(  # by seed: tells its data from others
             self._rows(
                 tuple[int, Json[str]],
@@ -156,6 +166,39 @@ class Run:
     def seeds(self, method: str) -> list[int]:
         """The seeds of a method."""
         return [lane.seed for lane in self.lanes if lane.method == method]
+
+    def columns(self, what: FrameName) -> dict[str, list[Any]]:
+        """All rows of a kind, unchecked, column by column."""
+        if what not in FRAMES:
+            raise RunError(f"{self.id}: no frame {what!r}{suggest(what, FRAMES)}")
+        names, sql = FRAMES[what]
+        columns = list(zip(*self.query(sql), strict=True)) or [()] * len(names)
+        return {name: list(column) for name, column in zip(names, columns, strict=True)}
+
+    # What was trained -------------------------------------------------------------------------------------------
+
+    def trained(self, method: str, seed: int) -> tuple[int, dict[str, Tensor]]:
+        """The last round of which a lane has kept the model, and the model's tensors by name."""
+        lane, about = self.lane(method, seed), self.model_facts(seed)
+        path = checkpoint_path(self.folder, lane)
+        if not path.exists():
+            raise RunError(f"{self.id}: {method}, seed {seed}, has kept no model yet")
+        if path.is_symlink() or path.parent.is_symlink():
+            raise RunError(f"{path}: leads out of the run folder, through a link")
+        round_num, vector = load_model(path)
+        if vector.numel() != sum(math.prod(shape) for _, shape in about.tensors):
+            raise RunError(f"{path}: not a checkpoint of this run (its model has another size)")
+        return round_num, about.named(vector)
+
+    def model_facts(self, seed: int) -> ModelFacts:
+        """What the network of a seed is made of."""
+        rows = self._rows(tuple[str], "SELECT value FROM facts WHERE key = ?", f"model of seed {seed}")
+        if not rows:
+            raise RunError(f"{self.id}: was made by a version of clientwise that did not describe its model")
+        try:
+            return _MODEL.validate_json(rows[0][0])
+        except ValidationError as error:
+            raise self._damaged(error) from None
 
     # How far it is -----------------------------------------------------------------------------------------------
 

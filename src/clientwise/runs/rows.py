@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Annotated, NamedTuple
 
 import numpy
+import torch
 from annotated_types import Len, MinLen
 from numpy.typing import NDArray
 from pydantic import Json
+from torch import Tensor
 
 Names = tuple[str, ...]
 Deciles = Annotated[tuple[float, ...], Len(9, 9)]  # what 10, 20 ... 90% of the clients reach
@@ -30,6 +33,23 @@ class LaneRow(NamedTuple):
     lane: int
     method: str
     seed: int
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """What a trained model is: its network, and the tensors that its vector consists of, one after the other."""
+
+    name: str
+    input_shape: tuple[int, ...]  # of a sample
+    outputs: int
+    scale: float  # inputs · scale is what the model was given
+    tensors: tuple[tuple[str, tuple[int, ...]], ...]  # name and shape
+
+    def named(self, vector: Tensor) -> dict[str, Tensor]:
+        """The tensors of a model [d] by their names."""
+        sizes = [math.prod(shape) for _, shape in self.tensors]
+        parts = zip(self.tensors, torch.split(vector, sizes), strict=True)
+        return {name: part.reshape(shape).clone() for (name, shape), part in parts}
 
 
 class LaneProgress(NamedTuple):

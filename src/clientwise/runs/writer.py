@@ -18,7 +18,10 @@ from ..core.types import Evaluation, Problem, RoundRecord, ServerState
 from ..errors import RunError, shortened
 from .checkpoint import load_checkpoint, save_checkpoint
 from .database import DAMAGE, refuse_links, refuse_programs
+from .files import checkpoint_path
 from .schema import DATABASE, SCHEMA, SCHEMA_VERSION
+
+_ROUNDS = "(SELECT COUNT(*) FROM rounds WHERE rounds.lane = lanes.lane)"
 
 
 class Store:
@@ -82,6 +85,11 @@ class Store:
             rows = [(key, json.dumps(value)) for key, value in facts.items()]
             database.executemany("INSERT OR REPLACE INTO facts VALUES (?, ?)", rows)
 
+    def keep_fact(self, key: str, value: object) -> None:
+        """A fact that stays what it was when the run began."""
+        with self._transaction() as database:
+            database.execute("INSERT OR IGNORE INTO facts VALUES (?, ?)", (key, json.dumps(value)))
+
     def set_clients(
         self,
         seed: int,
@@ -118,6 +126,24 @@ class Store:
         """Mark a lane as finished."""
         with self._transaction() as database:
             database.execute("UPDATE lanes SET finished = 1 WHERE lane = ?", (lane,))
+
+    def reopen_lanes(self, rounds: int) -> None:
+        """Lanes that have run fewer rounds than are asked for now are not finished."""
+        with self._transaction() as database:
+            database.execute(f"UPDATE lanes SET finished = 0 WHERE {_ROUNDS} < ?", (rounds,))
+
+    def forget_undue(self, rounds: int, every: int, methods: Sequence[str]) -> None:
+        """Lanes that go on lose an evaluation of all clients that was made only because their last round ended then."""
+        undue = f"""SELECT lane, {_ROUNDS} AS last FROM lanes
+                    WHERE last < ? AND last % ? > 0 AND method IN ({", ".join("?" * len(methods))})"""
+        with self._transaction() as database:
+            for place in database.execute(undue, (rounds, max(1, every), *methods)).fetchall():
+                database.execute("DELETE FROM local WHERE lane = ? AND round_num = ?", place)
+                database.execute(
+                    """UPDATE rounds SET local_mean = NULL, local_p10 = NULL, local_p90 = NULL, reached = NULL
+                       WHERE lane = ? AND round_num = ?""",
+                    place,
+                )
 
     def fact(self, key: str) -> str | None:
         """A fact about the whole run, as JSON; None where it is not known."""
@@ -216,7 +242,7 @@ class Store:
         return load_checkpoint(path, first) if path.exists() else None
 
     def _checkpoint(self, lane: int) -> Path:
-        return self._checkpoints / f"lane-{lane}.safetensors"
+        return checkpoint_path(self.folder, lane)
 
 
 def _participants(lane: int, record: RoundRecord) -> list[tuple[object, ...]]:
