@@ -4,7 +4,7 @@ BIN := .venv/bin
 # Processes that test side by side.
 WORKERS ?= 2
 
-.PHONY: demo test test-slow test-fire test-flower test-netns test-experiments lint docs site reproduction bench bench-quick bench-gpu bench-peers clean
+.PHONY: demo test test-slow test-fire test-flower test-netns test-deploy test-experiments lint docs site reproduction bench bench-quick bench-gpu bench-peers clean
 
 demo: .venv/demo
 	$(BIN)/clientwise demo
@@ -26,6 +26,11 @@ test-flower: .venv/ready
 # The same once across network namespaces, over a wire that delays and loses packets. Needs root and iproute2.
 test-netns: .venv/ready
 	$(BIN)/python -m pytest -m netns tests
+
+# A deployment with all that can go wrong with it: processes killed, a bad wire, an outsider, a curious member, another user of
+# the server, an app nobody agreed to. Needs root, iproute2, nginx and curl; a quarter of an hour.
+test-deploy: .venv/ready
+	$(BIN)/python -m pytest -m 'flower or netns' tests/deployment
 
 # Every experiment in its quick size: needs a data folder (make test-experiments CLIENTWISE_DATA=...) and a quarter of an hour.
 test-experiments: .venv/ready

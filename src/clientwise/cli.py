@@ -511,13 +511,15 @@ def serve(
         list[Path] | None,
         typer.Argument(metavar="[RUNS]...", help="Run folders, or folders of runs; default: runs/", show_default=False),
     ] = None,
-    host: Annotated[str, typer.Option(help="Address to listen on; others than this machine's need a token.")] = (
-        "127.0.0.1"
-    ),
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; others than this machine's need a token. unix:PATH is a socket.")
+    ] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.", min=0, max=65535)] = 8000,
-    token: Annotated[
-        str | None,
-        typer.Option(help="What a reader must know; made up where one is needed and none given.", show_default=False),
+    token_file: Annotated[
+        Path | None,
+        typer.Option(
+            help="What a reader must know, in a file; made up and written there if it is not.", show_default=False
+        ),
     ] = None,
 ) -> None:
     """Serve a web page that lists runs and follows those that are running."""
@@ -530,13 +532,30 @@ def serve(
     for folder in folders:
         if not folder.is_dir():
             _fail(f"{folder}: no such folder")
-    if not token and not is_loopback(host):
-        token = secrets.token_urlsafe(16)
+    token = None if is_loopback(host) else secrets.token_urlsafe(16)
+    if token_file is not None:
+        token = _token_in(token_file)
 
     def say(url: str) -> None:
+        if token_file is not None:  # what is printed may end up in a log
+            url = f"{url.partition('?')[0]}?token=... (the token is in {token_file})"
         out.print(f"{_escaped(url)}\nEnd it with Ctrl-C.", soft_wrap=True)
 
     serve_runs(folders, host, port, token, say)
+
+
+def _token_in(path: Path) -> str:
+    """The token in a file that nobody else may read; made up where there is none."""
+    import secrets
+
+    if not path.exists():
+        path.touch(mode=0o600)
+        path.write_text(secrets.token_urlsafe(32) + "\n", encoding="utf-8")
+    if path.stat().st_mode & 0o077:
+        _fail(f"{path}: can be read by other users: chmod 600 {path}")
+    if not (token := path.read_text(encoding="utf-8").strip()):
+        _fail(f"{path}: is empty; delete it, and a token is made up")
+    return token
 
 
 @app.command()

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
@@ -19,6 +20,7 @@ import pytest
 from pages import HOSTILE_NAME, run_for_real, served, write_run
 from starlette.exceptions import HTTPException
 
+from clientwise.cli import _token_in
 from clientwise.report import server, views
 from clientwise.report.document import Document
 from clientwise.report.html import to_json, write_html
@@ -367,6 +369,43 @@ def test_a_token_is_made_up_where_others_can_connect(folder: Path) -> None:
         assert httpx.get(address).status_code == 401
         assert httpx.get(f"{address}?{query}").status_code == 200
         serving.send_signal(signal.SIGINT)
+
+
+@contextmanager
+def command(*options: str) -> Iterator[str]:
+    """`clientwise serve` as long as the context lasts; what it printed first."""
+    environment = os.environ | {"PYTHONUNBUFFERED": "1"}
+    words = [sys.executable, "-m", "clientwise", "serve", *options]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        assert process.stdout is not None
+        try:
+            yield process.stdout.readline()
+        finally:
+            process.terminate()
+
+
+def test_a_token_comes_from_a_file_and_is_not_printed(folder: Path, tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    with command(str(folder), "--port", "0", "--token-file", str(file)) as said:
+        token, address = file.read_text().strip(), said.partition("?")[0]
+        assert token not in said
+        assert file.stat().st_mode & 0o777 == 0o600
+        assert httpx.get(address).status_code == 401
+        assert httpx.get(address, params={"token": token}).status_code == 200
+    assert _token_in(file) == token
+    file.chmod(0o640)
+    with pytest.raises(SystemExit):
+        _token_in(file)
+
+
+def test_a_socket_is_for_its_owner_alone(folder: Path, tmp_path: Path) -> None:
+    path = tmp_path / "page.sock"
+    with command(str(folder), "--host", f"unix:{path}") as said:
+        assert said == f"unix:{path}\n"
+        assert path.stat().st_mode & 0o777 == 0o600
+        with httpx.Client(transport=httpx.HTTPTransport(uds=str(path))) as client:
+            assert client.get("http://localhost/api/list").status_code == 200
+            assert client.get("http://evil.example/api/list").status_code == 400
 
 
 def test_what_is_loopback() -> None:

@@ -8,11 +8,16 @@ from collections.abc import Callable
 from flwr.app import Error, Message, RecordDict
 
 from ..engine.local import LocalEngine
+from ..errors import ClientwiseError
 from .small_numbers import in_cells
 from .wire import Request, read_request, write_evaluation, write_update
 
 log = logging.getLogger("clientwise")
 RAISED = 2  # Flower's code for a client app that raised
+
+
+class RefusedError(ClientwiseError):
+    """What this node does not do, and why. Its text is about the request alone, so the server may read it."""
 
 
 def answer(content: RecordDict, engine_of: Callable[[Request], LocalEngine], smallest_cell: int = 1) -> RecordDict:
@@ -29,6 +34,6 @@ def answer(content: RecordDict, engine_of: Callable[[Request], LocalEngine], sma
 def answer_failure(message: Message, error: Exception, *, private: bool) -> Message:
     """Says what went wrong; where the data are private only the kind of error, since its text may quote a sample."""
     log.exception("clientwise could not answer a %s message", message.metadata.message_type)
-    kind = type(error).__name__
-    reason = f"{kind}; the node's log says more" if private else " ".join(f"{kind}: {error}".split())[:300]
+    kind, told = type(error).__name__, not private or isinstance(error, RefusedError)
+    reason = " ".join(f"{kind}: {error}".split())[:300] if told else f"{kind}; the node's log says more"
     return Message(Error(code=RAISED, reason=reason), reply_to=message)

@@ -17,10 +17,10 @@ from ..engine.local import LocalEngine
 from ..experiment.build import build_data, build_engine, build_executor, load_samples
 from ..experiment.config import load_experiment
 from ..experiment.schema import Experiment
-from .client import answer, answer_failure
+from .client import RefusedError, answer, answer_failure
 from .data import Config, OwnData, data_held_by, load_npz
 from .small_numbers import in_groups
-from .wire import Request
+from .wire import VERSION, Request
 
 
 def client_app(config: Config, load: Callable[[str], OwnData] = load_npz) -> ClientApp:
@@ -76,10 +76,12 @@ def _engine_of_node(text: str, load: Callable[[], OwnData], request: Request) ->
 
 def _refuse_more_than_agreed(experiment: Experiment, request: Request) -> None:
     """A server may ask for what the experiment says, which the node's hospital has read, and for nothing else."""
+    if request.version != VERSION:
+        raise RefusedError(f"the server has clientwise {request.version}, this node {VERSION}: install the same")
     if request.task is None:
         return
     for method in experiment.build_methods():
         criteria = all(part in method.client_criteria for part in request.task.criteria)
         if criteria and request.task.training == method.training:
             return
-    raise DataError("asked to train or to measure otherwise than the experiment says: refused")
+    raise RefusedError("asked to train or to measure otherwise than the experiment says")

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
 from contextlib import nullcontext
-from functools import partial
 from pathlib import Path
 
 from flwr.app import Context
@@ -18,6 +18,7 @@ from ..experiment.runner import run
 from ..experiment.schema import Experiment
 from .connections import connector, registered_clients, simulated_clients
 from .data import Config, server_side
+from .events import Events
 
 log = logging.getLogger("flwr.clientwise")  # below Flower's own logger, so that `flwr log` shows it
 
@@ -28,6 +29,10 @@ def server_app(config: Config) -> ServerApp:
     Run config: `out` is the run folder (if there is a run in it, it is resumed), `server-data` the path of the
     server's own samples in a deployment ("" where it has none), `accept-changes` whether it may be resumed with other
     samples of the server's, plugins or versions, which its record then says.
+
+    Beside the run folder stands OUT-events.jsonl: what happened, at the server's time. The shell command in the
+    environment's CLIENTWISE_ALERT gets a line of it for what needs a person: a member lost or refused, a round that
+    left the model as it was, the end.
     """
     app = ServerApp()
 
@@ -41,11 +46,24 @@ def server_app(config: Config) -> ServerApp:
         else:
             data, connected = server_side(experiment, own), registered_clients(grid, experiment.flower.clients)
         resume = (out / "config.toml").exists()
+        out.parent.mkdir(parents=True, exist_ok=True)
+        file, command = out.with_name(f"{out.name}-events.jsonl"), os.environ.get("CLIENTWISE_ALERT", "")
+        events = Events(file, experiment.flower.clients, command)
+        events.begun(resume)
         log.info("%s %s", "going on with the run in" if resume else "beginning a run in", out.resolve())
         engines = nullcontext(connector(experiment, grid, connected))
         accept = context.run_config.get("accept-changes") is True
-        on_round = partial(_log_round, experiment)
-        run(experiment, out, data=data, resume=resume, accept_changes=accept, on_round=on_round, engines=engines)
+
+        def on_round(progress: Progress) -> None:
+            _log_round(experiment, progress)
+            events.round_done(progress)
+
+        try:
+            run(experiment, out, data=data, resume=resume, accept_changes=accept, on_round=on_round, engines=engines)
+        except BaseException as error:
+            events.ended(error)
+            raise
+        events.ended(None)
         log.info("finished: %s", out.resolve())
 
     return app

@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from importlib.metadata import version
 
 import numpy
 import torch
@@ -25,6 +26,7 @@ from ..core.types import Evaluation, LocalTraining, Problem, Task, Updates
 from ..registry import Part
 
 ARRAYS, REQUEST, NUMBERS, KEPT = "arrays", "request", "numbers", "kept"  # the records of a message
+VERSION = version("clientwise")
 CRITERION = "criterion."  # before the name of a criterion among the numbers
 
 
@@ -35,6 +37,7 @@ class Request:
     client: int
     seed: int
     task: Task | None = None  # None: evaluate
+    version: str = VERSION  # of clientwise, at the server
 
 
 def write_request(request: Request, models: ArrayRecord, kept: Tensor | None = None) -> RecordDict:

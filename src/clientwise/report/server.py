@@ -7,6 +7,7 @@ import gzip
 import hashlib
 import ipaddress
 import math
+import os
 import re
 import secrets
 import socket
@@ -43,6 +44,7 @@ from .runs import find_runs
 # "[" is all that Starlette 1.3, which Flower needs, sees of "[::1]:8000". It lets any bare IPv6 address pass, which is
 # harmless: the check is against names of others that resolve to this machine, and an address resolves to itself.
 LOOPBACK_NAMES = ("127.0.0.1", "localhost", "[::1]", "::1", "[")
+UNIX = "unix:"
 MAX_CACHED = 32  # documents
 REST, MOST_REST = 20, 15.0  # an answer holds for so many times what it took, and seconds: reading must not slow a run
 DOCUMENT_SECONDS, ROW_SECONDS = (
@@ -74,16 +76,20 @@ def serve(
     token: str | None = None,
     on_ready: Callable[[str], None] = lambda url: None,
 ) -> None:
-    """Serve run folders until interrupted. `on_ready` gets the address, once the port is taken."""
+    """Serve run folders until interrupted. `on_ready` gets the address, once the port is taken.
+
+    unix:PATH as `host` is a socket that only this user can open: for a proxy that asks who is there.
+    """
     if not token and not is_loopback(host):
         raise ServeError(f"{host} can be reached by others: a token is needed")
     app = make_app(folders, token or None)
     listener = _listen(host, port)
-    port = listener.getsockname()[1]
+    port = 0 if host.startswith(UNIX) else listener.getsockname()[1]
     config = uvicorn.Config(app, log_level="error", access_log=False, server_header=False, ws="none", lifespan="off")
     config.timeout_graceful_shutdown = 1
     shown = f"[{host}]" if ":" in host else host
-    on_ready(f"http://{shown}:{port}/" + (f"?token={quote(token)}" if token else ""))
+    address = host if host.startswith(UNIX) else f"http://{shown}:{port}/"
+    on_ready(address + (f"?token={quote(token)}" if token else ""))
     try:
         uvicorn.Server(config).run(sockets=[listener])
     except KeyboardInterrupt:
@@ -94,6 +100,8 @@ def serve(
 
 def is_loopback(host: str) -> bool:
     """Whether only this machine can reach what listens there."""
+    if host.startswith(UNIX):
+        return True
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -103,9 +111,25 @@ def is_loopback(host: str) -> bool:
 def _listen(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
+        if host.startswith(UNIX):
+            return _listen_on(Path(host.removeprefix(UNIX)))
         return socket.create_server((host, port), family=family)
     except OSError as error:
         raise ServeError(f"{host}:{port}: {error.strerror or error}; choose another with --port or --host") from None
+
+
+def _listen_on(path: Path) -> socket.socket:
+    """A socket in the file system that nobody but its owner can open, not even for a moment."""
+    if path.is_socket():
+        path.unlink()  # of a server that was killed
+    listener = socket.socket(socket.AF_UNIX)
+    before = os.umask(0o177)
+    try:
+        listener.bind(str(path))
+    finally:
+        os.umask(before)
+    listener.listen()
+    return listener
 
 
 def make_app(folders: Sequence[Path], token: str | None = None) -> Starlette:

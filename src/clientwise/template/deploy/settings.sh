@@ -8,6 +8,7 @@ LISTEN="${LISTEN:-127.0.0.1}"        # where the SuperLink listens: whoever reac
 LINK_PORT="${LINK_PORT:-$PORT}"
 UPSTREAM="${UPSTREAM:-$LISTEN:$LINK_PORT}"  # where the proxy finds the SuperLink; unix:/path for a socket
 STATE="${STATE:-$APP/state}"         # certificates, keys, database, run: keep it, back it up, show it to nobody
+ALERT="${ALERT:-}"                   # server: a command that is given what needs a person, as JSON: 'logger -t federation'
 export FLWR_HOME="${FLWR_HOME:-$STATE/flower}"
 # Nothing is reported to anybody, and nothing is downloaded while a run begins.
 export FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1 FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1

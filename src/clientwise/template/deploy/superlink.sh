@@ -4,6 +4,7 @@
 set -euo pipefail
 source "$(dirname "$0")/settings.sh"
 cd "$STATE"
+export CLIENTWISE_ALERT="${ALERT:-}"
 echo $$ > superlink.pid
 exec flower-superlink --host "$LISTEN" --port "$LINK_PORT" --database "$STATE/superlink.sqlite" --enable-supernode-auth \
     --ssl-ca-certfile certificates/ca.crt --ssl-certfile certificates/server.crt --ssl-keyfile certificates/server.key

@@ -1,7 +1,10 @@
 #!/usr/bin/env bash
-# On the server: the nodes, the runs, and how far the run is. `clientwise serve state/run` shows it as a page.
+# On the server: the nodes by name, the runs, and how far the run is. `clientwise serve state/run` shows it as a page.
 set -euo pipefail
 source "$(dirname "$0")/settings.sh"
-flwr supernode list federation
+flwr supernode list federation --format json | python -c '
+import json, sys
+for node in json.load(sys.stdin)["nodes"]:
+    print("{name:20} {status:12} node {node-id}".format(**{"name": "?"} | node))'
 flwr list federation
 if [[ -e "$STATE/run/config.toml" ]]; then clientwise show "$STATE/run"; fi

@@ -1,0 +1,67 @@
+"""What happens in a federation, for whoever has to know: a line of JSON each, and a command for what needs a person."""
+
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+
+from ..experiment.lanes import Progress
+
+log = logging.getLogger("flwr.clientwise")
+COMMAND_SECONDS = 60  # for a command that does not end
+
+
+@dataclass
+class Events:
+    """Events of a run, at the server's time. Those that need a person are also given to `command`, on its input."""
+
+    file: Path
+    names: Sequence[str]  # of the clients
+    command: str = ""  # a line for the shell
+    _present: set[int] = field(default_factory=set)  # who took part in the last round
+
+    def begun(self, resumed: bool) -> None:
+        """A run begins, or goes on."""
+        self._write("begun", {"resumed": resumed})
+
+    def ended(self, error: BaseException | None) -> None:
+        """It ends, by itself or by an error."""
+        self._alert("finished" if error is None else "failed", {} if error is None else {"reason": str(error)[:600]})
+
+    def round_done(self, progress: Progress) -> None:
+        """A round has ended: what it brought, and who or what was missing."""
+        record, shown = progress.record, progress.record.report or progress.record.local
+        where = {"method": progress.method, "seed": progress.seed, "round": record.round_num, "of": progress.rounds}
+        late = zip(record.client_ids, record.seconds.tolist(), strict=True)
+        quality = {"quality": float(shown.overall()[0])} if shown else {}
+        self._write("round", {**where, **quality, "seconds": {self._name(client): one for client, one in late}})
+        for refusal in record.refusals:
+            kind = "lost" if refusal.client_id in self._present else "refused"
+            self._alert(kind, {**where, "member": self._name(refusal.client_id), "reason": refusal.reason})
+        for note in record.notes:
+            if "stays" in note:  # braked, or nothing that could be used
+                self._alert("void", {**where, "reason": note})
+        self._present = set(record.client_ids)
+
+    def _name(self, client: int) -> str:
+        return self.names[client] if 0 <= client < len(self.names) else str(client)
+
+    def _write(self, kind: str, facts: dict[str, object]) -> str:
+        line = json.dumps({"time": datetime.now().astimezone().isoformat(timespec="seconds"), "event": kind, **facts})
+        with self.file.open("a", encoding="utf-8") as file:
+            file.write(line + "\n")
+        return line
+
+    def _alert(self, kind: str, facts: dict[str, object]) -> None:
+        line = self._write(kind, facts)
+        if not self.command:
+            return
+        try:
+            subprocess.run(self.command, shell=True, input=line, text=True, timeout=COMMAND_SECONDS, check=True)
+        except (OSError, subprocess.SubprocessError) as error:  # a bell that is broken must not end the run
+            log.error("the alert command failed: %s", error)

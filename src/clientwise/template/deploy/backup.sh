@@ -1,0 +1,17 @@
+#!/usr/bin/env bash
+# On the server: a copy of all of state/, while everything runs. The databases are copied as SQLite does it, so that a copy is
+# whole whenever it is made. To restore: stop the services, put the copy in the place of state/, start them, start.sh.
+#   backup.sh FOLDER
+set -euo pipefail
+source "$(dirname "$0")/settings.sh"
+target="$(realpath "${1:?usage: backup.sh FOLDER}")/$(date +%Y%m%d-%H%M%S)"
+mkdir -p "$target"
+tar -C "$STATE" -cf - --exclude='*.sqlite*' --exclude='*.part' --exclude='./proxy' --exclude='*.sock' . | tar -C "$target" -xf -
+python - "$STATE" "$target" <<'PYTHON'
+import contextlib, pathlib, sqlite3, sys
+state, target = map(pathlib.Path, sys.argv[1:])
+for file in state.rglob("*.sqlite"):
+    with contextlib.closing(sqlite3.connect(file)) as one, contextlib.closing(sqlite3.connect(target / file.relative_to(state))) as copy:
+        one.backup(copy)
+PYTHON
+echo "$target"

@@ -1,0 +1,44 @@
+"""What happens in a federation is written down with names and times, and told to whoever has to know."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("flwr", reason="needs clientwise[flower]")
+
+from clientwise.core.method import Method, Plan
+from clientwise.core.round import first_state, run_round
+from clientwise.core.types import Refusal
+from clientwise.experiment.lanes import Progress
+from clientwise.flower.events import Events
+
+
+def test_events_are_written_and_some_of_them_told(make_engine: Any, plan: Plan, tmp_path: Path) -> None:
+    engine, method = make_engine(), Method()
+    _, record = run_round(first_state(engine.initial_model, method, engine), method, plan, engine)
+    names = [f"ward-{number}" for number in range(8)]
+    events = Events(tmp_path / "run-events.jsonl", names, f"cat >> {tmp_path / 'told'}; echo >> {tmp_path / 'told'}")
+    events.begun(resumed=False)
+    events.round_done(Progress("FedAvg", 1, record, 3, 1, 3))
+    lost, never_there = record.client_ids[0], ({*range(8)} - {*record.client_ids}).pop()
+    missing = (Refusal(lost, "went away"), Refusal(never_there, "model has NaN or Inf"))
+    braked = replace(record, round_num=2, refusals=missing, notes=("braked: worse: the old one stays", "a remark"))
+    events.round_done(Progress("FedAvg", 1, braked, 3, 2, 3))
+    events.ended(ValueError("disk full"))
+    written = [json.loads(line) for line in events.file.read_text().splitlines()]
+    assert [one["event"] for one in written] == ["begun", "round", "round", "lost", "refused", "void", "failed"]
+    assert written[3]["member"] == names[lost]
+    assert set(written[1]["seconds"]) == {names[client] for client in record.client_ids}
+    assert all("T" in one["time"] for one in written)
+    told = [json.loads(line)["event"] for line in (tmp_path / "told").read_text().splitlines()]
+    assert told == ["lost", "refused", "void", "failed"]
+
+
+def test_a_broken_bell_does_not_end_the_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    Events(tmp_path / "events", [], "exit 3").ended(None)
+    assert "the alert command failed" in caplog.text
