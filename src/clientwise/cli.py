@@ -144,6 +144,8 @@ def run(
         _fail(f"{file}: is a folder; to go on with a run, add --resume")
     if file.is_dir():
         out_folder, file = out_folder or file, file / (FILE if (file / FILE).exists() else "config.toml")
+        if file.exists() and not file.is_file():
+            _fail(f"{file}: is no file; this is not a run of clientwise")
     cores = int(workers) if workers and re.fullmatch("[0-9]{1,9}", workers) else workers
     given = {
         "engine": engine,

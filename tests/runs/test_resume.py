@@ -196,6 +196,15 @@ def test_nothing_is_written_through_a_link(config: dict[str, Any], stopped: Path
         assert elsewhere.read_bytes() == b"precious"
 
 
+def test_a_config_that_is_a_pipe(config: dict[str, Any], stopped: Path) -> None:
+    (stopped / "config.toml").unlink()
+    os.mkfifo(stopped / "config.toml")
+    with pytest.raises(RunError, match="not a run of clientwise"):
+        cw.run(config, stopped, resume=True)
+    done = processes.run(processes.COMMAND, "run", stopped, "--resume")
+    assert (done.returncode, "config.toml: is no file" in done.stderr) == (2, True), done.stderr
+
+
 def test_a_checkpoint_that_is_a_pipe(config: dict[str, Any], stopped: Path) -> None:
     (stopped / LANE).unlink()
     os.mkfifo(stopped / LANE)

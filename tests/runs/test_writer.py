@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 
 import clientwise as cw
 from clientwise.errors import RunError
+from clientwise.runs.files import read_whole
 from clientwise.runs.lock import is_locked, locked
 from clientwise.runs.writer import Store
 
@@ -33,6 +35,16 @@ def test_facts(tmp_path: Path) -> None:
     store.set_facts({"rounds": 3, "name": "é"})
     assert (store.fact("rounds"), store.fact("name")) == ("3", json.dumps("é"))
     store.close()
+
+
+def test_folders_in_the_place_of_files_leave_nothing_open(tmp_path: Path) -> None:
+    for name in (".lock", "config.toml"):
+        (tmp_path / name).mkdir()
+    before = os.listdir("/proc/self/fd")
+    assert not is_locked(tmp_path)
+    with pytest.raises(IsADirectoryError):
+        read_whole(tmp_path / "config.toml", 9)
+    assert len(os.listdir("/proc/self/fd")) == len(before)
 
 
 def test_one_process_at_a_time(tmp_path: Path) -> None:

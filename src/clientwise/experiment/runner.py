@@ -164,7 +164,7 @@ def _dotted(table: Mapping[str, Any]) -> dict[str, Any]:
 def _claim(folder: Path, resume: bool) -> None:
     """Make the folder, so that it can be locked; what is no run of ours is left alone."""
     names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
-    if not (folder / "config.toml").exists():  # the first that a run writes, so it is looked for last
+    if not (folder / "config.toml").is_file():  # the first that a run writes, so it is looked for last
         if names - {".lock", "config.toml.part"}:
             raise RunError(f"{folder}: not empty, and not a run of clientwise")
         if resume and not names:
@@ -175,7 +175,7 @@ def _claim(folder: Path, resume: bool) -> None:
 def _with_what_is_there(folder: Path, experiment: Experiment) -> Experiment:
     """The experiment and what its run folder has already: rounds, seeds and methods may be added, and none is lost."""
     written = folder / "config.toml"
-    if not written.exists():
+    if not written.is_file():
         return experiment
     before = load_experiment(written)
     mine = {method.name: method for method in experiment.methods}

@@ -40,8 +40,13 @@ def checkpoint_path(folder: Path, lane: int) -> Path:
 
 def read_whole(path: Path, most: int) -> bytes:
     """The content of a file; an OSError where it is none, a pipe that never ends say, or has more than `most` bytes."""
-    with os.fdopen(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)), "rb") as file:
+    with open(path, "rb", opener=_without_waiting) as file:
         content = file.read(most + 1) if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else None
     if content is None or len(content) > most:
         raise OSError(f"{path}: not a file of {most:,} bytes at most")
     return content
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    """A pipe opens only once somebody writes to it."""
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))

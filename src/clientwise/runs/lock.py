@@ -48,5 +48,8 @@ def is_locked(folder: Path) -> bool:
 
 def _opened(folder: Path, flags: int) -> IO[bytes]:
     """The file by which a folder is locked: not one elsewhere to which a link leads, nor a pipe that never opens."""
-    file = os.open(folder / ".lock", flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
-    return os.fdopen(file, "wb" if flags & os.O_WRONLY else "rb")
+
+    def opener(path: str, _: int) -> int:
+        return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+
+    return open(folder / ".lock", "wb" if flags & os.O_WRONLY else "rb", opener=opener)  # closes what it cannot use
