@@ -308,7 +308,7 @@ def test_the_stamp_is_where_it_should_be(config: dict[str, Any], place: str) -> 
     assert torch.equal(data.poisoned.indices[data.train.slice(0)], data.train.indices[data.train.slice(0)])
     assert len(data.triggered.indices) == int((data.report.targets != 3).sum())
     assert torch.equal(data.train.indices, honest.data.train.indices)
-    assert data.fingerprint() != honest.data.fingerprint()
+    assert data.fingerprints() != honest.data.fingerprints()
 
 
 def test_a_backdoor_is_measured_and_reported(config: dict[str, Any], tmp_path: Path) -> None:

@@ -116,7 +116,7 @@ def test_runs_are_compared_on_the_seeds_they_share(tmp_path: Path) -> None:
     assert texts(summary(two, three))["three: A"][:2] == ["72.0% ± 1.4", "+1.0 [+1.0, +1.0]"]
     said = lead(two, three)
     assert said[0].startswith("three: A is ahead, not surely: accuracy 72.0%")
-    assert "Compared on the seeds that all have to the end, on the same data: 1, 2." in said
+    assert "Compared on the seeds that all have run as far, on the same data: 1, 2." in said
 
 
 def test_runs_on_different_data_are_not_ranked(tmp_path: Path) -> None:

@@ -279,7 +279,7 @@ def test_a_seed_that_has_only_begun_does_not_spoil_the_others(tmp_path: Path) ->
     assert (trace["name"], trace["x"][-1]) == ("A", 100)
     assert overview(run)["lead"] == [
         "A and B are level: accuracy 10.0% at the last round.",
-        "Compared on the seeds that all have to the end, on the same data: 1.",
+        "Compared on the seeds that all have run as far, on the same data: 1.",
     ]
 
 

@@ -151,10 +151,6 @@ class FederatedData:
         """K."""
         return len(self.train)
 
-    def fingerprint(self) -> str:
-        """Tells these data from others."""
-        return hashlib.blake2b("".join(self.fingerprints()).encode(), digest_size=16).hexdigest()
-
     def fingerprints(self) -> list[str]:
         """One for every client and, last, one for the server: tells what each holds from other data, value by value."""
         samples, rows = self.samples, _row_digests(self.samples.inputs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import platform
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -63,11 +64,12 @@ def check_origin(
         changes.append(Change(f"{datetime.now():%Y-%m-%d %H:%M}", store.rounds_done(), found))
         store.set_facts({"changes": changes})
     known = before.data if before else {}
-    for seed, own in data.items():
-        if known.get(seed) != now.data[seed]:
+    for seed, own in now.data.items():
+        if known.get(seed) != own:
             # A run on two kinds of data has none in common with a run on either.
-            first = [str(store.fact(_key(seed)))] if seed in known else []
-            store.set_facts({_key(seed): " then ".join([*first, own.fingerprint()])})
+            first = [json.loads(store.fact(_key(seed)) or '""')] if seed in known else []
+            whole = hashlib.blake2b("".join(own).encode(), digest_size=16).hexdigest()
+            store.set_facts({_key(seed): " then ".join([*first, whole])})
     store.set_facts({"origin": asdict(replace(now, data=known | now.data))})
 
 
@@ -88,7 +90,7 @@ def _differences(before: Origin, now: Origin, data: Mapping[int, FederatedData])
             seeds.setdefault(_whose(before.data[seed], now.data[seed], data[seed]), []).append(seed)
     for whose, under in seeds.items():
         yield f"other data (seed {', '.join(map(str, under))}): {whose}"
-    for name in before.plugins.keys() & now.plugins.keys():
+    for name in sorted(before.plugins.keys() & now.plugins.keys()):
         if before.plugins[name] != now.plugins[name]:
             yield f"other code in the plugin {name}"
     for name in COMPARED:

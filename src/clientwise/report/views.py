@@ -235,7 +235,7 @@ def _left_out_seeds(series: Sequence[Series]) -> Iterator[str]:
     }
     if left_out:
         shared = ", ".join(map(str, next(iter(seeds.values()))))
-        yield f"Compared on the seeds that all have to the end, on the same data: {shared}."
+        yield f"Compared on the seeds that all have run as far, on the same data: {shared}."
 
 
 def result_charts(run: Run) -> list[Chart]:
