@@ -4,7 +4,7 @@ BIN := .venv/bin
 # Processes that test side by side.
 WORKERS ?= 2
 
-.PHONY: demo test test-slow test-fire test-flower test-netns test-experiments lint docs reproduction bench bench-quick bench-gpu bench-peers clean
+.PHONY: demo test test-slow test-fire test-flower test-netns test-experiments lint docs site reproduction bench bench-quick bench-gpu bench-peers clean
 
 demo: .venv/demo
 	$(BIN)/clientwise demo
@@ -33,9 +33,10 @@ test-experiments: .venv/ready
 
 # Thousands of hostile configs, files, updates and run folders, in processes with limits of time and memory; kills, and many
 # readers of a live run. Ten minutes at most on two cores that have nothing else to do.
+FIRE := tests/fire tests/core tests/runs
 test-fire: .venv/ready
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m 'fire and not alone' tests
-	$(BIN)/python -m pytest -m 'fire and alone' tests
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m 'fire and not alone' $(FIRE)
+	$(BIN)/python -m pytest -m 'fire and alone' $(FIRE)
 
 lint: .venv/ready
 	$(BIN)/ruff check .
@@ -46,6 +47,10 @@ lint: .venv/ready
 docs: .venv/ready  # needs Chromium for the screenshots
 	$(BIN)/python -m clientwise.reference > docs/config.md
 	$(BIN)/python docs/make_pictures.py
+
+# The documentation as a site with search and an API reference: site/index.html opens from disk.
+site: .venv/ready
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 # Tables and figures of docs/reproduction.md from the run folders in RUNS, see experiments/run_all.py.
 RUNS ?= runs
@@ -81,4 +86,4 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --co
 	touch $@
 
 clean:
-	rm -rf .venv runs
+	rm -rf .venv runs site

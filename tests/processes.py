@@ -45,13 +45,17 @@ def start(
 
 
 def run(
-    program: str, *arguments: object, cwd: Path | None = None, env: Mapping[str, str] = os.environ
+    program: str,
+    *arguments: object,
+    cwd: Path | None = None,
+    env: Mapping[str, str] = os.environ,
+    seconds: float = 240,
 ) -> CompletedProcess[str]:
-    """Run a program to its end, which is to come within four minutes."""
+    """Run a program to its end, which is to come in time."""
     with TemporaryDirectory() as folder:
         stdout, stderr = Path(folder, "stdout"), Path(folder, "stderr")
         process = start(program, *arguments, cwd=cwd, env=env, stdout=stdout, stderr=stderr)
-        process.join(240)
+        process.join(seconds)
         if process.exitcode is None:
             process.kill()
             process.join()

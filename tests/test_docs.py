@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 import runpy
+import subprocess
+import sys
 import tomllib
 from importlib.metadata import version
 from pathlib import Path
@@ -41,7 +43,7 @@ def test_the_tutorial_runs_as_printed(tmp_path: Path, monkeypatch: pytest.Monkey
         "diversity first",
         "online",
         "AdaFed",
-        "combined",
+        "Recommended",
     ]
     Path("first.toml").write_text(experiment.to_toml(), encoding="utf-8")
     exec(program, {})  # the page's own program
@@ -122,6 +124,19 @@ def test_commands_are_there(page: Path) -> None:
     commands = typer.main.get_command(app)
     assert isinstance(commands, typer.core.TyperGroup)
     assert set(re.findall(r"^clientwise ([a-z]+)", code, re.MULTILINE)) <= commands.commands.keys()
+
+
+def test_the_site_is_whole_and_fetches_nothing(tmp_path: Path) -> None:
+    pytest.importorskip("mkdocs", reason="mkdocs is not installed")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", tmp_path / "site"]
+    built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)  # strict: no link or anchor leads nowhere
+    assert built.returncode == 0, built.stdout + built.stderr
+    pages = {page.name: page.read_text(encoding="utf-8") for page in (tmp_path / "site").glob("*.html")}
+    assert {"index.html", *(f"{page.stem}.html" for page in (ROOT / "docs").glob("*.md"))} <= pages.keys()
+    for name, page in pages.items():
+        assert not re.findall(r"<(?:script|link|img|iframe)\b[^>]*(?:src|href)=\"?https?:[^>]*", page), name
+    assert 'id="clientwise.core.weighting.weigh"' in pages["api.html"]
+    assert "label_diversity" in (tmp_path / "site" / "search" / "search_index.js").read_text(encoding="utf-8")
 
 
 def test_what_to_cite_is_this_version() -> None:

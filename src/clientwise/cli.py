@@ -122,6 +122,9 @@ def run(
     preset: PresetOption = None,
     data_dir: DataDirOption = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted run.")] = False,
+    accept_changes: Annotated[
+        bool, typer.Option("--accept-changes", help="Resume also with other data, plugins or versions; it is recorded.")
+    ] = False,
     jobs: Annotated[
         int, typer.Option(help="Of a matrix: cells to run side by side, each in a process.", min=1, max=256)
     ] = 1,
@@ -152,12 +155,13 @@ def run(
         "data_dir": _absolute(data_dir),
     }
     if matrix := _load_matrix(file, changes, given, seeds, preset):
-        _run_matrix(matrix, out_folder or (find_unfinished_matrix(matrix) if resume else None), resume, jobs)
+        place = out_folder or (find_unfinished_matrix(matrix) if resume else None)
+        _run_matrix(matrix, place, resume, jobs, accept_changes)
         return
     if jobs > 1:
         _fail("--jobs goes with a [matrix]; an experiment takes --workers")
     experiment = _load(file, changes, given, seeds, preset)
-    _run(experiment, out_folder or (find_unfinished(experiment) if resume else None), resume)
+    _run(experiment, out_folder or (find_unfinished(experiment) if resume else None), resume, accept_changes)
 
 
 @app.command()
@@ -368,8 +372,8 @@ def show(
             for what, text in about(run):
                 out.print(f"[dim]{what:<10}[/]{_escaped(text)}", soft_wrap=True)
             out.print(summary_table(run))
-            for remark in [*headline(series_of([run])), *remarks(run)]:
-                out.print(_escaped(remark))
+            for line in [*headline(series_of([run])), *remarks(run)]:
+                out.print(_escaped(line))
         else:
             for table in audit_tables(run, round_num, method):
                 out.print(table)
@@ -488,6 +492,8 @@ def export(
     from .results import Run
 
     run = Run(folder or newest_run())
+    if not run.lanes:
+        _fail(f"{run.folder}: has no model yet")
     chosen = [(name, number) for _, name, number in run.lanes if method in (None, name) and seed in (None, number)]
     if not chosen:  # says what there is
         run.lane(method or run.methods[0], seed if seed is not None else run.first_seed(method or run.methods[0]))
@@ -636,7 +642,7 @@ def _absolute(folder: Path | None) -> str | None:
     return None if folder is None else os.path.realpath(folder)
 
 
-def _run(experiment: Experiment, folder: Path | None, resume: bool) -> Path:
+def _run(experiment: Experiment, folder: Path | None, resume: bool, accept_changes: bool = False) -> Path:
     """Run with progress, then show what came of it."""
     from .launch import run as run_experiment
     from .progress import show_progress
@@ -647,7 +653,7 @@ def _run(experiment: Experiment, folder: Path | None, resume: bool) -> Path:
     from .runs.reader import Run
 
     with _stop_politely(), show_progress(out) as on_round:
-        folder = run_experiment(experiment, folder, resume=resume, on_round=on_round)
+        folder = run_experiment(experiment, folder, resume=resume, accept_changes=accept_changes, on_round=on_round)
     finished = Run(folder)
     picture = folder / "curves.png"
     draw(result_charts(finished), picture)
@@ -658,7 +664,7 @@ def _run(experiment: Experiment, folder: Path | None, resume: bool) -> Path:
     return folder
 
 
-def _run_matrix(matrix: Matrix, folder: Path | None, resume: bool, jobs: int) -> None:
+def _run_matrix(matrix: Matrix, folder: Path | None, resume: bool, jobs: int, accept_changes: bool) -> None:
     """Run cell after cell with progress, then show what came of it."""
     from .experiment.matrix import Cell, run_matrix
     from .progress import show_progress
@@ -668,7 +674,15 @@ def _run_matrix(matrix: Matrix, folder: Path | None, resume: bool, jobs: int) ->
         out.print(_escaped(f"{number} of {len(matrix.cells)}: {cell.data}, {cell.column}"), soft_wrap=True)
 
     with _stop_politely(), show_progress(out) as on_round:
-        folder = run_matrix(matrix, folder, resume=resume, jobs=jobs, on_cell=on_cell, on_round=on_round)
+        folder = run_matrix(
+            matrix,
+            folder,
+            resume=resume,
+            accept_changes=accept_changes,
+            jobs=jobs,
+            on_cell=on_cell,
+            on_round=on_round,
+        )
     _show_matrix(folder)
     with err.status("Writing the report"):
         page = write_arena(folder, folder / "report")

@@ -28,6 +28,7 @@ def run(
     data: FederatedData | Samples | None = None,
     model: nn.Module | Callable[..., nn.Module] | None = None,
     resume: bool = False,
+    accept_changes: bool = False,
     progress: bool | None = None,
     on_round: Callable[[Progress], None] | None = None,
     engines: EngineFactory | None = None,
@@ -40,9 +41,10 @@ def run(
     network instead of its `model`: a module, with whose numbers every seed begins, or a function or class that makes
     one (of nothing, or of the shape of a sample and the number of outputs), called anew for every seed. `resume` goes
     on with a run folder, or adds rounds, seeds and methods to it; what it then computes is what an uninterrupted run
-    would have. `progress` shows a bar: by default in a terminal or notebook, unless `on_round` is called after every
-    round instead. `engines` is for those who reach their clients otherwise: a context whose value gets a lane's engine
-    and seed and returns the engine to use.
+    would have. It is refused where the data, the plugins' code or the versions are not those it began with, unless
+    `accept_changes`: then its record says what changed. `progress` shows a bar: by default in a terminal or notebook,
+    unless `on_round` is called after every round instead. `engines` is for those who reach their clients otherwise: a
+    context whose value gets a lane's engine and seed and returns the engine to use.
     """
     experiment = config if isinstance(config, Experiment) else load_experiment(config)
     if model is not None:
@@ -55,7 +57,9 @@ def run(
     console = Console(stderr=True, highlight=False)
     watched = on_round is None and (somebody_watches(console) if progress is None else progress)
     with show_progress(console) if watched else nullcontext(on_round) as on_round:
-        return runner.run(experiment, out, data=data, resume=resume, on_round=on_round, engines=engines)
+        return runner.run(
+            experiment, out, data=data, resume=resume, accept_changes=accept_changes, on_round=on_round, engines=engines
+        )
 
 
 def _in_this_process(experiment: Experiment, what: str, how: str) -> Experiment:

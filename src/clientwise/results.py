@@ -20,6 +20,7 @@ from .experiment.schema import make
 from .models.networks import MODELS
 from .models.own import OwnModel
 from .registry import suggest
+from .report.chain import Chain
 from .report.document import Chart
 from .report.views import overview, result_charts
 from .runs import reader
@@ -122,8 +123,8 @@ class Run(reader.Run):
 
     def has_model(self, method: str) -> bool:
         """Whether a method makes one model for all, not one for every client."""
-        settings = [one for one in self.config.get("methods", []) if one.get("name") == method]
-        return not any(one.get("control") == "alone" for one in settings)
+        parts = Chain.of(self, method).parts
+        return parts is None or parts.control != "alone"
 
     def _trained(self, method: str, seed: int) -> tuple[int, dict[str, torch.Tensor]]:
         if not self.has_model(method):

@@ -104,10 +104,10 @@ print(json.dumps(found))
 
 
 @pytest.mark.fire
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_thirty_runs_in_one_process_take_no_more_than_ten(tmp_path: Path) -> None:
     config = KILLABLE | {"rounds": 3, "workers": 2, "seeds": [1], "methods": [*KILLABLE["methods"], "Median"]}
-    done = processes.run(THIRTY, json.dumps(config), tmp_path)
+    done = processes.run(THIRTY, json.dumps(config), tmp_path, seconds=1_500)
     done.check_returncode()
     memory, threads = zip(*json.loads(done.stdout), strict=True)
     assert set(threads) == {1}

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import numpy
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset, default_collate
 
@@ -17,6 +18,7 @@ from ..core.seeding import generator
 from ..core.types import Problem
 from .folder import DataError
 
+MOST_NAMED = 3  # of clients or columns, in a message
 MOST_CLASSES = 10_000  # evaluations count every class against every other
 
 
@@ -150,30 +152,50 @@ class FederatedData:
         return len(self.train)
 
     def fingerprint(self) -> str:
-        """Tells these data from others: who holds which samples, and how they are called."""
-        digest = hashlib.blake2b(digest_size=16)
-        for shares in (self.train, self.test, self.weigh, self.report, self.poisoned, self.triggered):
-            if shares is not None:
-                for tensor in (shares.indices, shares.targets, shares.offsets):
-                    digest.update(tensor.cpu().contiguous().numpy().tobytes())
-        return digest.hexdigest()
+        """Tells these data from others."""
+        return hashlib.blake2b("".join(self.fingerprints()).encode(), digest_size=16).hexdigest()
+
+    def fingerprints(self) -> list[str]:
+        """One for every client and, last, one for the server: tells what each holds from other data, value by value."""
+        samples, rows = self.samples, _row_digests(self.samples.inputs)
+        about = f"{samples.problem} {samples.scale} {samples.inputs.dtype} {list(samples.inputs.shape[1:])}"
+
+        def held(*given: Shares | None) -> list[bytes]:
+            """Of every holder, all that it holds."""
+            found: list[bytes] = []
+            for shares in filter(None, given):
+                indices = shares.indices.cpu()
+                columns = [rows[indices.numpy()], shares.targets.cpu().numpy()]
+                columns += [values[indices].numpy() for values in samples.sample_attributes.values()]
+                parts = [b"|".join(column[shares.slice(k)].tobytes() for column in columns) for k in range(len(shares))]
+                found = [b"|".join(pair) for pair in zip(found or [b""] * len(parts), parts, strict=True)]
+            return found
+
+        clients = held(self.train, self.test, self.poisoned)
+        facts = [[float(values[k]) for values in self.attributes.values()] for k in range(self.num_clients)]
+        return [
+            hashlib.blake2b(f"{about} {fact}".encode() + content, digest_size=8).hexdigest()
+            for fact, content in zip(
+                [*facts, []], [*clients, b"".join(held(self.weigh, self.report, self.triggered))], strict=True
+            )
+        ]
 
     def check_finite(self) -> None:
-        """DataError where an input or a target is NaN or infinite: whose, how many, and which is the first."""
+        """DataError where inputs or targets are NaN or infinite: whose, how many, in which columns."""
         kinds = {"inputs": self.samples.inputs, "targets": self.samples.targets}
         wrong = {what: values for what, values in kinds.items() if not _is_finite(values)}
-        holders = [(self.called(k), shares, k) for shares in (self.train, self.test) for k in range(self.num_clients)]
-        holders += [("the server", shares, 0) for shares in (self.weigh, self.report) if shares is not None]
-        for what, values in wrong.items():
-            for holder, shares, place in holders:
-                bad = ~values[shares.indices[shares.slice(place)]].isfinite()
-                if bool(bad.any()):
-                    row, *column = bad.nonzero()[0].tolist()
-                    where = f"sample {row}" + (f", column {column[0]}" if len(column) == 1 else "")
-                    raise DataError(
-                        f"{holder}: {int(bad.sum()):,} of its {what} are not finite numbers, the first in {where}; "
-                        "put them right, or leave those samples out"
-                    )
+        parts = {"training": self.train, "test": self.test}
+        holders = [(self.called(k), part, own, k) for k in range(self.num_clients) for part, own in parts.items()]
+        holders += [("the server", "its", own, 0) for own in (self.weigh, self.report) if own is not None]
+        found = [
+            f"{holder}: {said}"
+            for what, values in wrong.items()
+            for holder, part, own, place in holders
+            if (said := _not_finite(values[own.indices[own.slice(place)]], what, part))
+        ]
+        if found:
+            more = f"; and so on, {len(found)} times in all" if len(found) > MOST_NAMED else ""
+            raise DataError(f"{'; '.join(found[:MOST_NAMED])}{more}; put them right, or leave those samples out")
 
     def called(self, client: int) -> str:
         """A client for a person: its number, and its name where it has one."""
@@ -323,6 +345,28 @@ def _joined(blocks: Sequence[tuple[Any, Any]]) -> tuple[Tensor, Tensor]:
     if len(shapes) > 1:
         raise ValueError(f"samples must be of one shape, got {sorted((tuple(one), tuple(two)) for one, two in shapes)}")
     return torch.cat([inputs for inputs, _ in tensors]), torch.cat([targets for _, targets in tensors])
+
+
+def _row_digests(values: Tensor) -> NDArray[numpy.uint64]:
+    """A number for every row that tells it from others."""
+    rows = values.cpu().contiguous().numpy().reshape(len(values), values[0].numel() if len(values) else 1)
+    digests = (hashlib.blake2b(row.data, digest_size=8).digest() for row in rows.view(numpy.uint8))
+    return numpy.frombuffer(b"".join(digests), numpy.uint64)
+
+
+def _not_finite(values: Tensor, what: str, part: str) -> str:
+    """How many of a holder's values are no finite numbers, and where; nothing where all are."""
+    bad = ~values.isfinite()
+    if not bool(bad.any()):
+        return ""
+    first = f"the first in {part} sample {int(bad.nonzero()[0, 0])}"
+    said = f"{int(bad.sum()):,} of its {what} are not finite numbers, {first}"
+    if bad.ndim != 2:
+        return said
+    columns = bad.sum(0)
+    places = columns.nonzero().flatten().tolist()
+    counted = [f"{place} ({int(columns[place]):,})" for place in places[:MOST_NAMED]]
+    return f"{said}, in column {', '.join(counted)}{' and others' if len(places) > MOST_NAMED else ''}"
 
 
 def _is_finite(values: Tensor) -> bool:

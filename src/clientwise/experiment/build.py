@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,7 @@ from ..core.seeding import generator, seeded_default_generator
 from ..data.datasets import DATASETS, DataError
 from ..data.features import with_features
 from ..data.federated import FederatedData, Samples, Shares
-from ..data.partition import PARTITIONS, Division, contribute, divide, hand_out
+from ..data.partition import PARTITIONS, Division, client_names, contribute, divide, hand_out
 from ..engine.alone import AloneEngine
 from ..engine.device import pick_device
 from ..engine.executor import DeviceExecutor, Executor
@@ -86,12 +86,15 @@ def build_trackers(experiment: Experiment) -> Trackers:
     return Trackers(trackers)
 
 
-def choose_hostile(experiment: Experiment, num_clients: int, seed: int) -> dict[int, Hostile]:
+def choose_hostile(
+    experiment: Experiment, num_clients: int, seed: int, names: Sequence[str] = ()
+) -> dict[int, Hostile]:
     """Which clients are hostile: those listed, or as many as asked for, drawn by the seed among the others."""
-    listed = {client for group in experiment.hostile if isinstance(group.clients, list) for client in group.clients}
+    wanted = [group.wanted(num_clients, names) for group in experiment.hostile]
+    listed = {client for members in wanted if isinstance(members, list) for client in members}
     chosen: dict[int, Hostile] = {}
     for index, group in enumerate(experiment.hostile):
-        members = group.wanted(num_clients)
+        members = wanted[index]
         if isinstance(members, int):
             free = [client for client in range(num_clients) if client not in chosen and client not in listed]
             draw = torch.randperm(len(free), generator=generator(seed, "hostile", index))[:members]
@@ -118,7 +121,7 @@ def build_data(
     `divided` are arrays of the user's own, or a division that is already known.
     """
     divided = divided or divide_samples(experiment, samples, seed)
-    hostile = choose_hostile(experiment, len(divided.train), seed)
+    hostile = choose_hostile(experiment, len(divided.train), seed, names_of(divided, samples))
 
     def relabel(client: int, targets: Tensor) -> Tensor:
         one = hostile.get(client)
@@ -127,11 +130,17 @@ def build_data(
         return one.attack.relabel(targets, samples.problem, one.draws(seed, "relabel", 0, client))
 
     if isinstance(divided, FederatedData):
+        divided.check_finite()
         data = _adopt(experiment, divided, seed, hostile, relabel)
     else:
         data = _hand_out(experiment, samples, divided, seed, relabel)
     given = {name: torch.tensor(values, dtype=torch.float64) for name, values in experiment.attributes.items()}
     return plant(replace(data, attributes={**data.attributes, **given}), hostile, seed), hostile
+
+
+def names_of(divided: FederatedData | Division, samples: Samples) -> tuple[str, ...]:
+    """What the clients are called, where they have names."""
+    return divided.names if isinstance(divided, FederatedData) else client_names(samples, divided.train)
 
 
 def count_clients(experiment: Experiment) -> int:

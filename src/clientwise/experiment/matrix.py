@@ -199,6 +199,7 @@ def run_matrix(
     out: Path | None = None,
     *,
     resume: bool = False,
+    accept_changes: bool = False,
     jobs: int = 1,
     on_cell: Callable[[Cell, int], None] = lambda cell, number: None,
     on_round: Callable[[Progress], None] | None = None,
@@ -210,22 +211,22 @@ def run_matrix(
     finished = len(matrix.cells) - len(todo)
     try:
         if jobs > 1:
-            for number, place in enumerate(_run_in_processes(folder, todo, jobs), start=1):
+            for number, place in enumerate(_run_in_processes(folder, todo, jobs, accept_changes), start=1):
                 on_cell(matrix.cells[place], finished + number)
         else:
             for number, place in enumerate(todo, start=1):
                 on_cell(matrix.cells[place], finished + number)
-                _run(folder, matrix.cells[place], on_round)
+                _run(folder, matrix.cells[place], on_round, accept_changes)
     except KeyboardInterrupt:
         raise Stopped(folder) from None
     return folder
 
 
-def _run_in_processes(folder: Path, todo: Sequence[int], jobs: int) -> Iterator[int]:
+def _run_in_processes(folder: Path, todo: Sequence[int], jobs: int, accept_changes: bool) -> Iterator[int]:
     """Cells side by side; gives those that are done."""
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(max(1, min(jobs, len(todo))), context, initializer=_begin_process) as pool:
-        running = {pool.submit(_run_cell, folder, place): place for place in todo}
+        running = {pool.submit(_run_cell, folder, place, accept_changes): place for place in todo}
         try:
             for done in as_completed(running):
                 done.result()
@@ -264,11 +265,12 @@ def _begin_process() -> None:
     torch.set_num_threads(1)
 
 
-def _run_cell(folder: Path, place: int) -> None:
+def _run_cell(folder: Path, place: int, accept_changes: bool) -> None:
     """In a process of its own."""
-    _run(folder, open_matrix(folder).cells[place], None)
+    _run(folder, open_matrix(folder).cells[place], None, accept_changes)
 
 
-def _run(folder: Path, cell: Cell, on_round: Callable[[Progress], None] | None) -> None:
+def _run(folder: Path, cell: Cell, on_round: Callable[[Progress], None] | None, accept_changes: bool) -> None:
     place = folder / cell.folder
-    run_experiment(cell.experiment, place, resume=(place / "config.toml").exists(), on_round=on_round)
+    begun = (place / "config.toml").exists()
+    run_experiment(cell.experiment, place, resume=begun, accept_changes=accept_changes, on_round=on_round)

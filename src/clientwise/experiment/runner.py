@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import itertools
 import json
-import platform
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from datetime import datetime
-from importlib.metadata import version
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -37,6 +35,7 @@ from .build import build_data, build_engine, build_executor, build_plan, build_t
 from .config import load_experiment, read_written
 from .lanes import Lane, Progress, run_lanes
 from .messages import issues_of
+from .origin import check_origin, versions
 from .ray_lanes import run_on_ray
 from .schema import Experiment, Note, Tags
 from .validation import validate
@@ -47,7 +46,7 @@ EngineFactory = AbstractContextManager[Connect]  # a context: what it reaches cl
 # Keys that may change when a run is resumed: where things are, how it is watched, how long clients are waited for.
 # `workers` may change the last bits of what follows (docs/performance.md); the others change none.
 MAY_CHANGE = {"data_dir", "plugin_dir", "checkpoint_seconds", "trackers", "workers", "note", "tags"}
-MAY_CHANGE |= {"flower.train_seconds", "flower.evaluate_seconds"}
+MAY_CHANGE |= {"flower.train_seconds", "flower.evaluate_seconds", "flower.grace_seconds"}
 MAY_GROW = {"rounds", "seeds", "methods"}  # what is there stays as it is: see `_with_what_is_there`
 
 
@@ -113,6 +112,7 @@ def run(
     *,
     data: FederatedData | None = None,
     resume: bool = False,
+    accept_changes: bool = False,
     on_round: Callable[[Progress], None] | None = None,
     engines: EngineFactory | None = None,
 ) -> Path:
@@ -136,7 +136,9 @@ def run(
             connect = stack.enter_context(engines) if engines else None
             store = Store(folder)
             stack.callback(store.close)
-            _run_all(experiment, store, samples, data, device, trackers, on_round or (lambda progress: None), connect)
+            seeds = _Seeds(experiment, store, samples, data, device, connect, accept_changes)
+            _run_all(experiment, store, samples, data, seeds, trackers, on_round or (lambda progress: None), connect)
+            store.refuse_nothing_learned()
         except KeyboardInterrupt:
             raise Stopped(folder) from None
     return folder
@@ -204,9 +206,7 @@ def _prepare(folder: Path, experiment: Experiment, resume: bool) -> None:
             write_atomically(written, experiment.to_toml().encode())
         return
     write_atomically(written, experiment.to_toml().encode())  # first: from here on the folder is a run
-    versions = {name: version(name) for name in ("clientwise", "torch", "numpy", "pydantic", "safetensors")}
-    versions |= {"python": platform.python_version(), "machine": f"{platform.system()} {platform.machine()}"}
-    write_atomically(folder / "versions.json", json.dumps(versions, indent=2).encode())
+    write_atomically(folder / "versions.json", json.dumps(versions(), indent=2).encode())
 
 
 class _Seeds:
@@ -220,15 +220,21 @@ class _Seeds:
         own_data: FederatedData | None,
         device: torch.device,
         connect: Connect | None,
+        accept_changes: bool,
     ) -> None:
-        self._experiment, self._store, self._samples = experiment, store, samples
-        self._own_data, self._device, self._connect = own_data, device, connect
+        self._experiment, self._store = experiment, store
+        self._device, self._connect = device, connect
         self._executors: dict[int, tuple[Tensor, DeviceExecutor]] = {}  # one for all, but where samples differ by seed
-        self._made = {seed: self._make(seed) for seed in experiment.seeds}  # all: with other data nothing may begin
+        built = {seed: build_data(experiment, samples, seed, own_data) for seed in experiment.seeds}
+        # All, before any: with other data nothing may begin.
+        check_origin(
+            store, experiment, {seed: data for seed, (data, _) in built.items()}, accept_changes=accept_changes
+        )
+        self._made = {seed: self._make(seed, *own) for seed, own in built.items()}
 
-    def _make(self, seed: int) -> tuple[FederatedData, dict[int, Hostile], DeviceExecutor]:
-        data, hostile = build_data(self._experiment, self._samples, seed, self._own_data)
-        self._store.check_fact(f"data of seed {seed}", data.fingerprint())
+    def _make(
+        self, seed: int, data: FederatedData, hostile: dict[int, Hostile]
+    ) -> tuple[FederatedData, dict[int, Hostile], DeviceExecutor]:
         attacks = {client: one.name for client, one in hostile.items()}
         sizes = data.train.sizes.tolist(), data.test.sizes.tolist()
         self._store.set_clients(seed, *sizes, attacks, data.names or None)
@@ -260,7 +266,7 @@ def _run_all(
     store: Store,
     samples: Samples,
     own_data: FederatedData | None,
-    device: torch.device,
+    seeds: _Seeds,
     trackers: Trackers,
     on_round: Callable[[Progress], None],
     connect: Connect | None,
@@ -273,7 +279,6 @@ def _run_all(
     planned = [(seed, method) for seed in experiment.seeds for method in methods]
     todo = [(seed, method) for seed, method in planned if not store.is_lane_finished(method.name, seed)]
     total, done = len(planned) * rounds, (len(planned) - len(todo)) * rounds
-    seeds = _Seeds(experiment, store, samples, own_data, device, connect)
     store.keep_fact("begun", f"{datetime.now():%Y-%m-%d %H:%M}")
     store.set_facts(_facts(experiment, samples, own_data, seeds.executor(experiment.seeds[0]), len(planned)))
 

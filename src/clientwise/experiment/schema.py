@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, Literal, NoReturn
@@ -274,6 +274,9 @@ class FlowerSettings(Section):
     train_seconds: Seconds = Field(600.0, description="how long the server waits for trained models")
     evaluate_seconds: Seconds = Field(300.0, description="how long it waits for evaluations")
     min_replies: PositiveInt = Field(1, description="with fewer answers a round leaves the model as it was")
+    grace_seconds: Seconds | None = Field(
+        None, description="how long the others are waited for once so many have answered; default: as long as above"
+    )
     max_test_samples: PositiveInt = Field(100_000, description="evaluations on more test samples are not believed")
     clients: list[str] = Field(
         [], description="deployment: the names under which the nodes are registered; the first is client 0"
@@ -289,7 +292,9 @@ class FlowerSettings(Section):
 class HostileClients(Section):
     """A group of hostile or faulty clients; see docs/attacks.md."""
 
-    clients: PositiveInt | list[int] | None = Field(None, description="how many (chosen by the seed), or which")
+    clients: PositiveInt | list[int | str] | None = Field(
+        None, description="how many (chosen by the seed), or which, by number or name"
+    )
     share: Share | None = Field(
         None, description="instead: the share of all clients; those of a small share are among those of a larger one"
     )
@@ -305,9 +310,15 @@ class HostileClients(Section):
         False, description="they draw the same random numbers: the same noise, and attacks in the same rounds"
     )
 
-    def wanted(self, num_clients: int) -> int | list[int]:
-        """How many clients are hostile, or which."""
-        return round(num_clients * (self.share or 0)) if self.clients is None else self.clients
+    def wanted(self, num_clients: int, names: Sequence[str]) -> int | list[int]:
+        """How many clients are hostile, or which; ValueError for a name that nobody has."""
+        if self.clients is None:
+            return round(num_clients * (self.share or 0))
+        if isinstance(self.clients, int):
+            return self.clients
+        if unknown := [client for client in self.clients if isinstance(client, str) and client not in names]:
+            raise ValueError(f"no client is called {unknown[0]!r}{suggest(str(unknown[0]), names)}")
+        return [names.index(client) if isinstance(client, str) else client for client in self.clients]
 
 
 class WeightBounds(Section):
@@ -351,7 +362,11 @@ class MethodSettings(Section):
     fine_tune: FineTune | None = Field(
         None, description="the server trains the mean on the samples it weighs by; what it does unlike the clients"
     )
-
+    brake: Annotated[float, Field(gt=0, le=100)] | None = Field(
+        None,
+        description="the old model stays where the new one is worse by so many standard errors, on the samples the "
+        "server weighs by; 3 stops an attack and hardly anything else",
+    )
     control: Control | None = Field(
         None,
         description='no federated learning, to compare with: "pooled" trains on all clients\' samples in one place, '
@@ -392,6 +407,7 @@ class MethodSettings(Section):
             server_step=make(SERVER_STEPS, self.server_step),
             training=_local_training(training, self.training),
             control=self.control,
+            brake=self.brake,
             fine_tune=None if self.fine_tune is None else _local_training(training, self.training, self.fine_tune),
             line_search=self.fine_tune is not None and self.fine_tune.line_search,
         )

@@ -82,6 +82,7 @@ def data_held_by(
         },
         weigh=server.get("weigh"),
         report=server.get("report"),
+        names=settings.clients,
     )
     return replace(data, samples=scored(experiment, data.samples))
 

@@ -200,7 +200,8 @@ def _verdict(results: Results, metric: str, federations: Sequence[Federation]) -
     )
     surely = worst_case_difference(results, federations, best.method, second.method)
     if surely and surely.margin is not None:
-        text += f" ({_points(surely)} points between them, paired over {results.seeds} seeds)."
+        text += f" ({_points(surely)} points between them, paired over {results.seeds} seeds; "
+        text += f"the 95% interval is of these two, which were picked of {len(lines)} afterwards)."
     else:
         text += "; with one seed there is no telling how sure that is."
     ranks = {one.method: one.rank for one in lines if one.rank is not None}

@@ -9,13 +9,19 @@ from pathlib import Path
 
 def write_atomically(path: Path, content: bytes) -> None:
     """Write a file so that a reader, or a crash, sees the old one or the new one and nothing between."""
-    temporary = path.with_name(path.name + ".part")
-    temporary.unlink(missing_ok=True)  # a link there would lead out of the folder
-    with temporary.open("xb") as file:
+    temporary = make_way(path.with_name(path.name + ".part"))
+    with temporary.open("wb") as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
     os.replace(temporary, path)
+
+
+def make_way(path: Path) -> Path:
+    """The path, with no link or pipe there any more: what is written is to lie here, and nowhere else."""
+    if path.is_symlink() or path.is_fifo():
+        path.unlink()
+    return path
 
 
 def plain_name(text: str) -> str:

@@ -12,6 +12,7 @@ import numpy
 import torch
 from torch import Tensor
 
+from ..core.guard import likely_cause
 from ..core.metrics import macro_f1, per_class_f1
 from ..core.types import Evaluation, Problem, RoundRecord, ServerState
 from ..errors import RunError, shortened
@@ -144,13 +145,28 @@ class Store:
                     place,
                 )
 
-    def check_fact(self, key: str, value: object) -> None:
-        """Write a fact, or make sure that it is still what it was when the run began."""
+    def fact(self, key: str) -> str | None:
+        """A fact about the whole run, as JSON; None where it is not known."""
         with self._explained():
             row = self._database.execute("SELECT value FROM facts WHERE key = ?", (key,)).fetchone()
-        if row is not None and row[0] != json.dumps(value):
-            raise RunError(f"{self.folder}: cannot be resumed with other data ({key} differs from when it began)")
-        self.set_facts({key: value})
+        return None if row is None else str(row[0])
+
+    def rounds_done(self) -> int:
+        """Rounds of all lanes together."""
+        with self._explained():
+            return int(self._database.execute("SELECT COUNT(*) FROM rounds").fetchone()[0])
+
+    def refuse_nothing_learned(self) -> None:
+        """RunError where no update was ever accepted: what such a run reports is its initial model."""
+        with self._explained():
+            if self._database.execute("SELECT 1 FROM participants WHERE refusal IS NULL LIMIT 1").fetchone():
+                return
+            row = self._database.execute(
+                "SELECT refusal, COUNT(*) FROM participants GROUP BY refusal ORDER BY 2 DESC LIMIT 1"
+            ).fetchone()
+        reason, count = row or ("nobody answered", 0)
+        said = f"no update was ever accepted ({reason}{f', {count:,} times' if count else ''}): nothing was learned"
+        raise RunError(f"{self.folder}: {said}. {likely_cause(reason)}".strip())
 
     def forget_after(self, lane: int, round_num: int) -> None:
         """Drop the rounds after a checkpoint: they are run again, and come out the same."""
