@@ -10,6 +10,7 @@ import pytest
 
 import clientwise as cw
 from clientwise.core.scores import Owa, Prioritized
+from clientwise.data.datasets import DataError
 from clientwise.errors import ConfigError
 from clientwise.experiment.config import load_experiment
 
@@ -317,7 +318,7 @@ partition = { name = "iid", clients = 3 }
         (f"training.epochs = {10**30}", "training.epochs: is too large; integers of a config go up to 9,223"),
         (f"seeds = [1, {2**63}]", r"seeds\[1\]: is too large"),
         ("#" * 2**21, "is larger than 1,048,576 bytes: not a config"),
-        ('device = "cuda:99999999999"', "device: string should match pattern"),
+        ('device = "cuda:99999999999"', "device: use .*, or .*for the second GPU, got"),
         ("training.epochs = 1000000000", "training.epochs: input should be less than or equal to 10000"),
         ("training.learning_rate = 1e308", "training.learning_rate: input should be less than or equal to 10{30}, got"),
         ("workers = 1000000", "workers: input should be less than or equal to 1024"),
@@ -362,3 +363,20 @@ def test_a_plugin_that_exits_does_not_end_the_command(tiny: dict[str, Any], tmp_
     (tmp_path / "leaving.py").write_text("import sys\nsys.exit(0)\n")
     ((key, message),) = issues(tiny | {"plugins": ["leaving"], "plugin_dir": str(tmp_path)})
     assert (key, message) == ("plugins[0]", "importing 'leaving' failed: SystemExit: 0")
+
+
+def test_no_error_is_a_strangers(tiny: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match=r"methods: must have at least 1 of them, got \[\]"):
+        load_experiment(tiny | {"methods": []})
+    with pytest.raises(ValueError, match="unknown quantifier 'mosst'; did you mean 'most'"):
+        cw.owa(quantifier="mosst")
+
+    @cw.DATASETS.register("lost")
+    def lost(data_dir: Path) -> cw.Samples:
+        """Wants a folder."""
+        return cw.Samples(data_dir / "images.npy")
+
+    said = "data: lost: TypeError: .*it was given no data folder: is `data_dir` in the config missing"
+    monkeypatch.delenv("CLIENTWISE_DATA", raising=False)
+    with pytest.raises(DataError, match=said):
+        cw.run(tiny | {"data": "lost"}, tmp_path / "run")

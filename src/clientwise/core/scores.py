@@ -13,7 +13,7 @@ import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -173,6 +173,8 @@ class Owa(Score):
     def __post_init__(self) -> None:
         if (self.weights is None) == (self.quantifier is None):
             raise ValueError("give either weights or a quantifier")
+        if self.quantifier is not None and self.quantifier not in get_args(Quantifier):
+            raise ValueError(f"unknown quantifier {self.quantifier!r}{suggest(self.quantifier, get_args(Quantifier))}")
         if self.weights is not None and not (all(w >= 0 for w in self.weights) and abs(sum(self.weights) - 1) < 1e-6):
             raise ValueError(f"weights must be zero or more and sum to 1, got {list(self.weights)}")
 

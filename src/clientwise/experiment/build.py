@@ -53,6 +53,12 @@ def load_samples(experiment: Experiment) -> Samples:
         return scored(experiment, with_features(experiment.data, experiment.features, folder, device, load))
     except DataError as error:  # it names the file; this is who asks for it
         raise DataError(f"{experiment.source}: data: {error}") from None
+    except (ClientwiseError, OSError, MemoryError):
+        raise
+    except Exception as error:  # whatever a user's own dataset raises is theirs to know
+        hint = "; it was given no data folder: is --data-dir missing?" if folder is None else ""
+        message = f"{experiment.source}: data: {experiment.data.name}: {type(error).__name__}: {error}{hint}"
+        raise DataError(message) from error
 
 
 def scored(experiment: Experiment, samples: Samples) -> Samples:

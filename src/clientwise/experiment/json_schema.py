@@ -47,8 +47,8 @@ def _changed_method(method: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _schema_of(model: type[BaseModel]) -> dict[str, Any]:
-    schema: dict[str, Any] = _without_titles(model.model_json_schema(schema_generator=_Generator))
-    return schema
+    found: dict[str, Any] = _without_titles(model.model_json_schema(schema_generator=_Generator))
+    return found
 
 
 def _without_titles(value: Any) -> Any:

@@ -33,6 +33,8 @@ def issues_of(error: ValidationError, known: Mapping[tuple[str, ...], list[str]]
             found.append((key, f"unknown option{suggest(str(place[-1]), siblings)}"))
         elif detail["type"] == "missing":
             found.append((key, "is missing"))
+        elif detail["type"] == "too_short":
+            found.append((key, f"must have at least {detail['ctx']['min_length']} of them, got {detail['input']!r}"))
         else:
             message = detail["msg"][0].lower() + detail["msg"][1:]
             wrong.setdefault(key, ([], detail["input"]))[0].append(message)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -133,6 +134,12 @@ def _name(text: str) -> str:
     if not 0 < len(text.encode()) <= 200 or any(letter < " " for letter in text):
         raise PydanticCustomError("name", "a name has 1 to 200 bytes, and no control characters")
     return text
+
+
+def _device(name: str) -> str:
+    if not re.fullmatch(r"auto|cpu|cuda(:[0-9]{1,2})?", name):
+        raise PydanticCustomError("device", 'use "auto", "cpu", "cuda", or "cuda:1" for the second GPU')
+    return name
 
 
 def _metric(name: str) -> str:
@@ -434,9 +441,8 @@ class Experiment(Section):
     checkpoint_seconds: NonNegativeFloat = Field(
         10.0, description="at least this long between two checkpoints; 0: one after every round"
     )
-    device: str = Field(
+    device: Annotated[str, AfterValidator(_device)] = Field(
         "auto",
-        pattern=r"^(auto|cpu|cuda(:[0-9]{1,2})?)$",
         description='"cpu", "cuda", or "auto": the GPU where there is one',
     )
     mode: Literal["auto", "loop", "graph", "stacked"] = Field(
