@@ -12,7 +12,7 @@ demo: .venv/demo
 # What measures time has the machine for itself, after the others.
 test: .venv/ready lint
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m 'not (alone or slow or flower or netns or experiments or fire)'
-	$(BIN)/python -m pytest -m alone tests
+	$(BIN)/python -m pytest -m 'alone and not fire' tests
 
 # What takes minutes, each: Flower's processes, network namespaces where one is root, and the experiments where there is
 # a data folder: those that show something in their quick size, the others for two rounds.
@@ -33,8 +33,10 @@ test-experiments: .venv/ready
 
 # Thousands of hostile configs, files, updates and run folders, in processes with limits of time and memory; kills, and many
 # readers of a live run. Ten minutes at most on two cores that have nothing else to do.
+FIRE := tests/fire tests/core tests/runs
 test-fire: .venv/ready
-	$(BIN)/python -m pytest -m fire tests
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m 'fire and not alone' $(FIRE)
+	$(BIN)/python -m pytest -m 'fire and alone' $(FIRE)
 
 lint: .venv/ready
 	$(BIN)/ruff check .

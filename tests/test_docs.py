@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import runpy
 import subprocess
@@ -9,6 +10,7 @@ import sys
 import tomllib
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import numpy
 import pytest
@@ -34,7 +36,7 @@ def test_the_tutorial_runs_as_printed(tmp_path: Path, monkeypatch: pytest.Monkey
     first, *additions = blocks("tutorial.md", "toml")
     monkeypatch.chdir(tmp_path)
     Path("first.toml").write_text("\n".join([first, *additions]), encoding="utf-8")
-    (program, _, weighing) = blocks("tutorial.md", "python")
+    (program, _, own_network, weighing) = blocks("tutorial.md", "python")
     experiment = cw.load("first.toml", ["rounds=2", "seeds=[1]"])
     assert [method.name for method in experiment.methods] == [
         "FedAvg",
@@ -45,14 +47,16 @@ def test_the_tutorial_runs_as_printed(tmp_path: Path, monkeypatch: pytest.Monkey
     ]
     Path("first.toml").write_text(experiment.to_toml(), encoding="utf-8")
     exec(program, {})  # the page's own program
+    exec(f"import clientwise as cw\n{own_network}\nassert trained.layers[1].weight.shape == (32, 64)", {})
     exec(f"import clientwise as cw\n{weighing}\nassert abs(weights.sum() - 1) < 1e-9", {})
 
 
 def test_the_page_on_data_is_true(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for config in blocks("data.md", "toml"):
         cw.load(tomllib.loads(config) | {"name": "page", "rounds": 1, "model": "linear"})
-    own, _, plugin = blocks("data.md", "python")  # the second needs flwr-datasets: tests/data/test_federated.py
+    drawn, own, _, plugin = blocks("data.md", "python")  # the third needs flwr-datasets: tests/data/test_federated.py
     monkeypatch.chdir(tmp_path)
+    exec(f"{drawn}\nrun = cw.Run(folder)\nassert len(set(run.data.values())) == 3 and run.finished", {})
     exec(f"{own}\nassert cw.Run(folder).finished and arrays.num_clients == 2", {})
     exec(plugin, {"__name__": "plugin"})
     images, labels = numpy.random.default_rng(0).integers(0, 5, (2, 40))
@@ -60,6 +64,28 @@ def test_the_page_on_data_is_true(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         numpy.save(tmp_path / f"{name}.npy", array)
     config = {"name": "page", "rounds": 1, "model": "linear", "data": "my_images", "partition": "by_id"}
     assert cw.Run(cw.run(config | {"data_dir": str(tmp_path)}, tmp_path / "plugin")).finished
+
+
+def test_the_example_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cells = json.loads((ROOT / "examples" / "notebook.ipynb").read_text(encoding="utf-8"))["cells"]
+    monkeypatch.chdir(tmp_path)
+    scope: dict[str, Any] = {}
+    for cell in cells:
+        if cell["cell_type"] == "code":
+            exec("".join(cell["source"]), scope)
+    assert scope["run"].rounds == 10
+    assert "Recommended is best" in scope["run"]._repr_html_()
+
+
+def test_the_page_on_models_is_true(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own, plugin, trained, elsewhere = blocks("models.md", "python")
+    monkeypatch.chdir(tmp_path)
+    Path("my_net.py").write_text(plugin, encoding="utf-8")
+    exported = 'run.export("FedAvg", 1, "runs/own/models")\nmodule = network((1, 8, 8), 10)'
+    exec("\n".join([own, trained, exported, elsewhere, "assert module[1].weight.equal(trained[1].weight)"]), {})
+    (config,) = blocks("models.md", "toml")
+    rest = {"name": "page", "rounds": 1, "data": "digits", "partition": "by_id", "plugin_dir": str(tmp_path)}
+    assert cw.load(tomllib.loads(config) | rest).model_name == "my_net"
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("own*.py")), ids=lambda path: path.name)

@@ -37,7 +37,7 @@ from .experiment.schema import Experiment as Experiment
 from .launch import run as run
 from .models.networks import MODELS as MODELS
 from .registry import needs as needs
-from .runs.reader import Run as Run
+from .results import Run as Run
 from .trackers import TRACKERS as TRACKERS
 from .trackers import LaneInfo as LaneInfo
 from .trackers import Tracker as Tracker

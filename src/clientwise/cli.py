@@ -37,6 +37,15 @@ SetOption = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Change a key of the config: training.epochs=5, methods.0.name=X."),
 ]
+MethodsOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--methods",
+        metavar="NAME,NAME",
+        help="Only these of the config's methods, or others that have a name (`clientwise list methods`).",
+        show_default=False,
+    ),
+]
 PresetOption = Annotated[
     str | None, typer.Option(metavar="NAME", help="A preset of the config, for instance quick.", show_default=False)
 ]
@@ -50,8 +59,10 @@ DataDirOption = Annotated[
 
 def main() -> None:
     """Entry point: errors of the user are one line each, never a traceback."""
+    from . import errors
     from .errors import ClientwiseError
 
+    errors.on_command_line = True
     try:
         app()
     except ClientwiseError as error:
@@ -104,12 +115,16 @@ def run(
     ] = None,
     seeds: Annotated[str | None, typer.Option(help="Seeds: 1,2,3 or 1-5.", show_default=False)] = None,
     rounds: Annotated[int | None, typer.Option(help="Rounds per method and seed.", show_default=False)] = None,
+    methods: MethodsOption = None,
     out_folder: Annotated[
         Path | None, typer.Option("--out", help="Run folder; default: runs/NAME-DATE-TIME.", show_default=False)
     ] = None,
     preset: PresetOption = None,
     data_dir: DataDirOption = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted run.")] = False,
+    accept_changes: Annotated[
+        bool, typer.Option("--accept-changes", help="Resume also with other data, plugins or versions; it is recorded.")
+    ] = False,
     jobs: Annotated[
         int, typer.Option(help="Of a matrix: cells to run side by side, each in a process.", min=1, max=256)
     ] = 1,
@@ -135,21 +150,24 @@ def run(
         "device": device,
         "workers": cores,
         "rounds": rounds,
+        "methods": methods or None,
         "trackers": trackers or None,
         "data_dir": _absolute(data_dir),
     }
     if matrix := _load_matrix(file, changes, given, seeds, preset):
-        _run_matrix(matrix, out_folder or (find_unfinished_matrix(matrix) if resume else None), resume, jobs)
+        place = out_folder or (find_unfinished_matrix(matrix) if resume else None)
+        _run_matrix(matrix, place, resume, jobs, accept_changes)
         return
     if jobs > 1:
         _fail("--jobs goes with a [matrix]; an experiment takes --workers")
     experiment = _load(file, changes, given, seeds, preset)
-    _run(experiment, out_folder or (find_unfinished(experiment) if resume else None), resume)
+    _run(experiment, out_folder or (find_unfinished(experiment) if resume else None), resume, accept_changes)
 
 
 @app.command()
 def check(
     file: Annotated[Path, typer.Argument(help="A TOML file.", show_default=False)],
+    methods: MethodsOption = None,
     preset: PresetOption = None,
     data_dir: DataDirOption = None,
     changes: SetOption = None,
@@ -158,7 +176,7 @@ def check(
     from .experiment.config import presets_of
     from .experiment.describe import describe
 
-    given = {"data_dir": _absolute(data_dir)}
+    given = {"methods": methods or None, "data_dir": _absolute(data_dir)}
     if matrix := _load_matrix(file, changes, given, preset=preset):
         _check_matrix(matrix)
         return
@@ -181,6 +199,10 @@ def tune(
     seeds: Annotated[str | None, typer.Option(help="Seeds: 1,2,3 or 1-5.", show_default=False)] = None,
     rounds: Annotated[int | None, typer.Option(help="Rounds at most.", show_default=False)] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda or auto.", show_default=False)] = None,
+    each: Annotated[
+        bool, typer.Option("--each", help="A rate for every method; otherwise one for all, that of the first.")
+    ] = False,
+    methods: MethodsOption = None,
     preset: PresetOption = None,
     data_dir: DataDirOption = None,
     changes: SetOption = None,
@@ -190,17 +212,23 @@ def tune(
     from .experiment.tune import tune as try_rates
     from .report.terminal import trials_table
 
-    given = {"device": device, "rounds": rounds, "data_dir": _absolute(data_dir)}
+    given = {"device": device, "rounds": rounds, "methods": methods or None, "data_dir": _absolute(data_dir)}
     experiment = _load(file, changes, given, seeds, preset)
     grid = GRID if rates is None else _rates(rates)
-    with err.status("Trying learning rates") as status:
-        trials, best = try_rates(
-            experiment, grid, on_trial=lambda trial: status.update(f"{trial.learning_rate:g} with seed {trial.seed}")
-        )
-    out.print(trials_table(trials, experiment.methods[0].name, target_of(experiment)))
-    if all(trial.rounds is None for trial in trials):
-        out.print(f"[yellow]No rate got there in {experiment.rounds} rounds; give it more (--rounds). Best so far:[/]")
-    out.print(f"[green]training.learning_rate = {best:g}[/]")
+    for index, method in enumerate(experiment.methods if each else experiment.methods[:1]):
+        with err.status("Trying learning rates") as status:
+            trials, best = try_rates(
+                experiment,
+                grid,
+                method=method.name,
+                on_trial=lambda trial: status.update(f"{trial.learning_rate:g} with seed {trial.seed}"),
+            )
+        out.print(trials_table(trials, method.name, target_of(experiment)))
+        if all(trial.rounds is None for trial in trials):
+            out.print(
+                f"[yellow]No rate got there in {experiment.rounds} rounds; give it more (--rounds). Best so far:[/]"
+            )
+        out.print(f"[green]{f'methods.{index}.' if each else ''}training.learning_rate={best:g}[/]")
 
 
 def _rates(text: str) -> list[float]:
@@ -257,6 +285,23 @@ def data(
         out.print(_escaped(f"Picture  {picture}"), soft_wrap=True)
 
 
+@app.command()
+def schema(
+    plugins: Annotated[
+        Path | None, typer.Argument(help="A TOML file whose plugins' parts are to be known, too.", show_default=False)
+    ] = None,
+) -> None:
+    """Print the config as a JSON schema, by which editors complete and check TOML files."""
+    import json
+
+    from .experiment.config import load_experiment
+    from .experiment.json_schema import config_schema
+
+    if plugins is not None:
+        load_experiment(plugins)
+    print(json.dumps(config_schema(), indent=2, ensure_ascii=False))
+
+
 @app.command("list")
 def list_parts(
     kind: Annotated[
@@ -307,6 +352,7 @@ def show(
     """Show a run's tables in the terminal; it may still be running."""
     from .experiment.matrix import FILE
     from .experiment.runner import newest_run
+    from .report.about import about
     from .report.series import series_of
     from .report.terminal import audit_tables, remarks, summary_table
     from .report.views import headline
@@ -323,12 +369,70 @@ def show(
             return
         run = Run(folder)
         if round_num is None:
+            for what, text in about(run):
+                out.print(f"[dim]{what:<10}[/]{_escaped(text)}", soft_wrap=True)
             out.print(summary_table(run))
-            for remark in [*headline(series_of([run])), *remarks(run)]:
-                out.print(_escaped(remark))
+            for line in [*headline(series_of([run])), *remarks(run)]:
+                out.print(_escaped(line))
         else:
             for table in audit_tables(run, round_num, method):
                 out.print(table)
+
+
+@app.command()
+def runs(
+    folders: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="[RUNS]...", help="Folders of runs; default: runs/", show_default=False),
+    ] = None,
+    containing: Annotated[
+        str | None, typer.Option("--with", help="Only those with this word: a tag, a method, data.", show_default=False)
+    ] = None,
+    sort: Annotated[
+        str | None,
+        typer.Option(help="A column, for instance data or best; default: the newest first.", show_default=False),
+    ] = None,
+) -> None:
+    """List runs: data, methods, seeds, rounds, when, the best result, notes and tags."""
+    from .report.document import counted
+    from .report.runs import chosen, list_runs
+    from .report.terminal import plain_table
+
+    with _file_errors():
+        found = chosen(list_runs(folders or [Path("runs")]), containing, sort)
+    out.print(plain_table(found, counted(len(found.rows), "run")) if found.rows else "No such run.")
+
+
+@app.command()
+def diff(
+    folders: Annotated[
+        list[Path], typer.Argument(metavar="RUN RUN", help="Two run folders or more.", show_default=False)
+    ],
+) -> None:
+    """Show in what runs differ: config, versions, data."""
+    from .report.about import differences
+    from .report.export import unique_names
+    from .report.terminal import plain_table
+    from .runs.reader import Run
+
+    if len(folders) < 2:
+        _fail("name two runs, or more")
+    found = differences([Run(folder, name) for name, folder in unique_names(folders).items()])
+    out.print(plain_table(found, found.title) if found.rows else found.note)
+
+
+@app.command()
+def note(
+    folder: Annotated[Path, typer.Argument(help="A run folder.", show_default=False)],
+    text: Annotated[str | None, typer.Argument(help="What you want to remember of it.", show_default=False)] = None,
+    tags: Annotated[list[str] | None, typer.Option("--tag", help="A word to find it by.")] = None,
+) -> None:
+    """Give a run a note and tags: the list of runs shows them."""
+    from .experiment.runner import annotate
+
+    if text is None and not tags:
+        _fail("write a note, or --tag and a word")
+    annotate(folder, text, tags)
 
 
 @app.command()
@@ -367,6 +471,38 @@ def report(
         f"Report       {_escaped(str(page))}\nBeside it    figures (PNG, SVG) and tables (CSV, Markdown, LaTeX)",
         soft_wrap=True,
     )
+
+
+@app.command()
+def export(
+    folder: Annotated[
+        Path | None, typer.Argument(help="A run folder; default: the newest in runs/.", show_default=False)
+    ] = None,
+    method: Annotated[str | None, typer.Option(help="Only this method.", show_default=False)] = None,
+    seed: Annotated[int | None, typer.Option(help="Only this seed.", show_default=False)] = None,
+    out_folder: Annotated[
+        Path | None, typer.Option("--out", help="Where to; default: models in the run.", show_default=False)
+    ] = None,
+    onnx: Annotated[
+        bool, typer.Option("--onnx", help="Also as ONNX; imports the plugins that the run's config names.")
+    ] = False,
+) -> None:
+    """Write the trained models: tensors by name (safetensors), which any program reads."""
+    from .experiment.runner import newest_run
+    from .results import Run
+
+    run = Run(folder or newest_run())
+    if not run.lanes:
+        _fail(f"{run.folder}: has no model yet")
+    chosen = [(name, number) for _, name, number in run.lanes if method in (None, name) and seed in (None, number)]
+    if not chosen:  # says what there is
+        run.lane(method or run.methods[0], seed if seed is not None else run.first_seed(method or run.methods[0]))
+    with _file_errors(), err.status("Writing the models"):
+        for name, number in chosen:
+            if method is None and not run.has_model(name):
+                continue
+            for path in run.export(name, number, out_folder or run.folder / "models", onnx=onnx):
+                out.print(_escaped(str(path)), soft_wrap=True)
 
 
 @app.command()
@@ -506,7 +642,7 @@ def _absolute(folder: Path | None) -> str | None:
     return None if folder is None else os.path.realpath(folder)
 
 
-def _run(experiment: Experiment, folder: Path | None, resume: bool) -> Path:
+def _run(experiment: Experiment, folder: Path | None, resume: bool, accept_changes: bool = False) -> Path:
     """Run with progress, then show what came of it."""
     from .launch import run as run_experiment
     from .progress import show_progress
@@ -517,7 +653,7 @@ def _run(experiment: Experiment, folder: Path | None, resume: bool) -> Path:
     from .runs.reader import Run
 
     with _stop_politely(), show_progress(out) as on_round:
-        folder = run_experiment(experiment, folder, resume=resume, on_round=on_round)
+        folder = run_experiment(experiment, folder, resume=resume, accept_changes=accept_changes, on_round=on_round)
     finished = Run(folder)
     picture = folder / "curves.png"
     draw(result_charts(finished), picture)
@@ -528,7 +664,7 @@ def _run(experiment: Experiment, folder: Path | None, resume: bool) -> Path:
     return folder
 
 
-def _run_matrix(matrix: Matrix, folder: Path | None, resume: bool, jobs: int) -> None:
+def _run_matrix(matrix: Matrix, folder: Path | None, resume: bool, jobs: int, accept_changes: bool) -> None:
     """Run cell after cell with progress, then show what came of it."""
     from .experiment.matrix import Cell, run_matrix
     from .progress import show_progress
@@ -538,7 +674,15 @@ def _run_matrix(matrix: Matrix, folder: Path | None, resume: bool, jobs: int) ->
         out.print(_escaped(f"{number} of {len(matrix.cells)}: {cell.data}, {cell.column}"), soft_wrap=True)
 
     with _stop_politely(), show_progress(out) as on_round:
-        folder = run_matrix(matrix, folder, resume=resume, jobs=jobs, on_cell=on_cell, on_round=on_round)
+        folder = run_matrix(
+            matrix,
+            folder,
+            resume=resume,
+            accept_changes=accept_changes,
+            jobs=jobs,
+            on_cell=on_cell,
+            on_round=on_round,
+        )
     _show_matrix(folder)
     with err.status("Writing the report"):
         page = write_arena(folder, folder / "report")

@@ -4,9 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+# What the command's options are called in Python. Messages are written for the command, which is where most are read.
+IN_PYTHON = {
+    "clientwise run FOLDER --resume": "cw.run(config, FOLDER, resume=True)",
+    "another --out": "another `out`",
+    "--resume": "resume=True",
+    "--data-dir": "`data_dir` in the config",
+}
+on_command_line = False  # set by the command
+
 
 class ClientwiseError(Exception):
-    """Something the user can put right: the message says what."""
+    """Something the user can put right: the message says what, in the words of the command or of Python."""
+
+    def __str__(self) -> str:
+        message = super().__str__()
+        for flag, words in {} if on_command_line else IN_PYTHON.items():
+            message = message.replace(flag, words)
+        return message
 
 
 class ConfigError(ClientwiseError, ValueError):

@@ -1,7 +1,9 @@
-"""Progress of a run: a live bar in a terminal, a few plain lines elsewhere."""
+"""Progress of a run: a live bar in a terminal or notebook, a few plain lines elsewhere."""
 
 from __future__ import annotations
 
+import html
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,11 +16,26 @@ from rich.progress import Progress as Bar
 from .experiment.lanes import Progress
 
 QUIET_SECONDS = 10.0  # between two lines when nobody watches
+REDRAW_SECONDS = 0.2  # between two pictures of a bar in a notebook
+
+
+def in_notebook() -> bool:
+    """Whether a notebook shows what this process displays."""
+    interactive = sys.modules.get("IPython")
+    return interactive is not None and hasattr(interactive.get_ipython(), "kernel")
+
+
+def somebody_watches(console: Console) -> bool:
+    """Whether a bar would be seen."""
+    return console.is_terminal or in_notebook()
 
 
 @contextmanager
 def show_progress(console: Console) -> Iterator[Callable[[Progress], None]]:
     """Gives a function to be called after every round."""
+    if in_notebook():
+        yield _notebook_bar()
+        return
     if not console.is_terminal:
         yield _plain_lines(console)
         return
@@ -37,6 +54,21 @@ def show_progress(console: Console) -> Iterator[Callable[[Progress], None]]:
             bar.update(task, description=escape(describe(progress)), completed=progress.done, total=progress.total)
 
         yield on_round
+
+
+def _notebook_bar() -> Callable[[Progress], None]:
+    from IPython.display import HTML, display
+
+    shown, last = display(HTML("starting"), display_id=True), 0.0
+
+    def on_round(progress: Progress) -> None:
+        nonlocal last
+        if progress.done == progress.total or time.monotonic() - last >= REDRAW_SECONDS:
+            last = time.monotonic()
+            bar = f'<progress value="{progress.done}" max="{progress.total}"></progress>'
+            shown.update(HTML(f"{bar} {progress.done} of {progress.total} rounds; {html.escape(describe(progress))}"))
+
+    return on_round
 
 
 def _plain_lines(console: Console) -> Callable[[Progress], None]:

@@ -132,7 +132,12 @@ def markdown() -> str:
         'its name and options, `score = { name = "owa", quantifier = "most" }`.',
         "`clientwise run --set key=value` changes any key. `--preset quick` changes those that the file's table",
         "`[presets.quick]` holds: tables are merged key by key, a part of another name replaces the former one, and a",
-        "list of names as `methods` keeps only those.",
+        "list of names as `methods` keeps only those, as `--methods FedAvg,AdaFed` does.",
+        "",
+        "Editors complete and check it: `clientwise schema > clientwise.schema.json`, and as the first line of the",
+        "TOML file `#:schema ./clientwise.schema.json`. That is for Taplo, which is behind Even Better TOML in",
+        "VS Code, and in Neovim, Helix and Zed; in PyCharm choose the file under JSON Schema Mappings.",
+        "`clientwise schema my.toml` knows the parts of that file's plugins as well.",
         "",
     ]
     for title, section in _SECTIONS:

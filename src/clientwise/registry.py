@@ -91,13 +91,14 @@ class Registry(Generic[T]):
     """The parts of one kind, by name.
 
     The options of a function are its keyword-only parameters (the others are what the library passes in); those of a
-    class are all parameters of its constructor.
+    class are all parameters of its constructor, unless the library `passes` something to classes as well.
     """
 
-    def __init__(self, kind: str, plural: str, description: str) -> None:
+    def __init__(self, kind: str, plural: str, description: str, *, passes: bool = False) -> None:
         self.kind = kind
         self.plural = plural
         self.description = description
+        self.passes = passes
         self._parts: dict[str, T] = {}
         self._declared: dict[str, Declaration] = {}
 
@@ -149,11 +150,11 @@ class Registry(Generic[T]):
 
     def options(self, name: str) -> tuple[Option, ...]:
         """The part's options with their types and defaults."""
-        return _options_of(self.get(name))
+        return _options_of(self.get(name), self.passes)
 
 
 @functools.cache
-def _options_of(part: Callable[..., Any]) -> tuple[Option, ...]:
+def _options_of(part: Callable[..., Any], passes: bool) -> tuple[Option, ...]:
     is_class = inspect.isclass(part)
     try:
         hints = typing.get_type_hints(part.__init__ if is_class else part, include_extras=True)
@@ -162,7 +163,7 @@ def _options_of(part: Callable[..., Any]) -> tuple[Option, ...]:
     return tuple(
         Option(parameter.name, hints.get(parameter.name, Any), parameter.default)
         for parameter in inspect.signature(part).parameters.values()
-        if is_class or parameter.kind is inspect.Parameter.KEYWORD_ONLY
+        if (is_class and not passes) or parameter.kind is inspect.Parameter.KEYWORD_ONLY
     )
 
 

@@ -11,19 +11,24 @@ import pytest
 import torch
 
 from clientwise.core.adapt_loss import class_weights
+from clientwise.core.before import BEFORE
 from clientwise.core.criteria import make_criterion
+from clientwise.core.evidence import EVIDENCE
 from clientwise.core.method import Method, Plan
 from clientwise.core.priority import best_order
 from clientwise.core.round import first_state, run_round
-from clientwise.core.rules import median
+from clientwise.core.rules import RULES
 from clientwise.core.scores import Choquet, Mean, Owa, Prioritized, Product
 from clientwise.core.types import LocalTraining, Updates
 from clientwise.core.weighting import max_scale, no_scale, sum_scale
 from clientwise.engine.local import LocalEngine
+from clientwise.experiment.schema import make
+from clientwise.registry import Part
 
 TRAINING = LocalTraining(epochs=1, batch_size=None, learning_rate=0.1)
 SIZE, LABELS, TRUST = (make_criterion(name) for name in ("dataset_size", "label_diversity", "trust"))
-PERFORMANCE = make_criterion("server_performance")
+PERFORMANCE, START, STEPS = (make_criterion(name) for name in ("server_performance", "start_loss", "local_steps"))
+FEW = {"law": {"steps": 2}}  # of what would take most of the time
 METHODS = [
     Method(criteria=(SIZE, LABELS), score=Prioritized(), adjust=best_order, normaliser=max_scale, training=TRAINING),
     Method(criteria=(SIZE, LABELS), score=Mean(), training=TRAINING),
@@ -33,7 +38,6 @@ METHODS = [
         score=Choquet({"dataset_size": 0.5, "label_diversity": 0.5, "dataset_size+label_diversity": 1.0}),
         training=TRAINING,
     ),
-    Method(criteria=(SIZE,), rule=median, training=TRAINING),
     *(
         Method(criteria=(SIZE, LABELS), score=Product({"dataset_size": power}), normaliser=scale, training=TRAINING)
         for power in (0.5, 3.0, 30.0, 140.0)
@@ -45,6 +49,13 @@ METHODS = [
         adapt_loss=class_weights,
         training=TRAINING,
     ),
+    *(Method(criteria=(SIZE,), rule=RULES.get(name), training=TRAINING) for name in RULES if name != "mean"),
+    *(Method(criteria=(SIZE, START, STEPS), before=(BEFORE.get(name),), training=TRAINING) for name in BEFORE),
+    *(
+        Method(criteria=(SIZE, START), evidence=make(EVIDENCE, Part(name, FEW.get(name, {}))), training=TRAINING)
+        for name in EVIDENCE
+    ),
+    Method(criteria=(SIZE, START), before=(make(BEFORE, Part("q_fair", {"q": 20.0})),), training=TRAINING),
 ]
 NUMBERS = [0.0, -1.0, 1e-300, 5e-324, 1.0, 1e6, 4e9, 1e12, 1.1e12, 1e30, 1e308, float("inf"), float("nan")]
 
@@ -113,5 +124,6 @@ def test_hostile_updates_end_no_round(make_engine: Callable[..., LocalEngine]) -
 
 
 @pytest.mark.fire
+@pytest.mark.timeout(1800)
 def test_twenty_thousand_hostile_updates(make_engine: Callable[..., LocalEngine]) -> None:
     attack(make_engine, 4500, seed=2)

@@ -29,6 +29,23 @@ def test_classification_metrics_agree_with_scikit_learn(pairs: list[tuple[int, i
     assert float(METRICS.get("balanced_accuracy")(counts)) == pytest.approx(recall.mean())
 
 
+@pytest.mark.parametrize("classes", [2, 4])
+def test_the_area_under_the_curve_agrees_with_scikit_learn(classes: int) -> None:
+    random = numpy.random.default_rng(classes)
+    truth = random.integers(0, classes, 60)
+    logits = random.normal(size=(3, 60, classes)).round(0 if classes == 2 else 9)  # of two classes with ties
+    logits[0] += 2 * numpy.eye(classes)[truth]
+    areas = METRICS.get("auc")(torch.from_numpy(logits), torch.from_numpy(truth))
+    for area, one in zip(areas.tolist(), logits, strict=True):
+        chances = torch.from_numpy(one).softmax(-1).numpy()
+        given = chances[:, 1] if classes == 2 else chances
+        assert area == pytest.approx(reference.roc_auc_score(truth, given, multi_class="ovr"), abs=1e-6)
+    one_class = METRICS.get("auc")(torch.from_numpy(logits), torch.ones(60, dtype=torch.int64))
+    assert one_class.tolist() == [0.5, 0.5, 0.5]
+    with pytest.raises(ValueError, match="needs the scores of all samples"):
+        performance("auc", torch.zeros(classes, classes))
+
+
 @given(st.lists(st.tuples(st.floats(0.1, 100), st.floats(-100, 100)), min_size=1, max_size=30))
 def test_regression_metrics_agree_with_scikit_learn(pairs: list[tuple[float, float]]) -> None:
     truth, predicted = (numpy.array(column) for column in zip(*pairs, strict=True))

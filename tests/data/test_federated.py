@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy
 import pytest
 import torch
@@ -59,10 +61,13 @@ def test_what_is_not_finite_is_refused_with_its_place() -> None:
     holes = numpy.zeros((4, 3))
     holes[2, 1] = holes[3, 0] = numpy.nan
     names = ["north", "south"]
-    message = r"client 1 \(south\): 2 of its inputs are not finite numbers, the first in sample 2, column 1; "
+    first = r"the first in training sample 2, in column 0 \(1\), 1 \(1\); "
+    message = rf"client 1 \(south\): 2 of its inputs are not finite numbers, {first}"
     with pytest.raises(DataError, match=message):
         FederatedData.from_clients([fine, (holes, fine[1])], [fine] * 2, names=names)
-    with pytest.raises(DataError, match="client 0: 1 of its targets are not finite numbers, the first in sample 0"):
+    with pytest.raises(
+        DataError, match="client 0: 1 of its targets are not finite numbers, the first in training sample 0; "
+    ):
         FederatedData.from_clients([(fine[0], [numpy.inf, 1.0, 0.0, 1.0])], [(fine[0], [1.0] * 4)])
     with pytest.raises(DataError, match="the server: 2 of its inputs"):
         FederatedData.from_clients([fine], [fine], report=(holes, fine[1]))
@@ -70,6 +75,20 @@ def test_what_is_not_finite_is_refused_with_its_place() -> None:
     options = {"test_fraction": 0.5, "server_fraction": 0.0, "report_fraction": 0.0}
     with pytest.raises(DataError, match=r"client 0: \d of its inputs"):  # a dataset of a plugin
         federate(samples, lambda pool, seed: iid(pool, seed, clients=1), 1, **options)
+
+
+def test_every_client_has_a_fingerprint_of_its_own() -> None:
+    def made(second: float = 0.0, scale: float = 1.0, age: float = 3.0) -> list[str]:
+        shares = [(numpy.zeros((2, 2)), [0, 1]), (numpy.full((2, 2), second), [0, 1])]
+        data = FederatedData.from_clients(shares, shares[:1] * 2, report=shares[0], attributes={"age": [1.0, age]})
+        return replace(data, samples=replace(data.samples, scale=scale)).fingerprints()
+
+    def changed(**options: float) -> list[int]:
+        return [holder for holder, pair in enumerate(zip(made(), made(**options), strict=True)) if pair[0] != pair[1]]
+
+    assert changed() == []
+    assert changed(second=1.0) == changed(age=4.0) == [1]
+    assert changed(scale=50.0) == [0, 1, 2]  # the last is the server's
 
 
 def test_clients_with_names() -> None:

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import sqlite3
@@ -51,7 +52,11 @@ def free_port() -> int:
 
 
 class Federation:
-    """An app in a folder, its SuperLink and its SuperNodes. `enter` gives the command that enters a place's network."""
+    """An app in a folder, its SuperLink and its SuperNodes.
+
+    `enter` gives the command that enters a place's network: the "link", where the SuperLink and its administrator are,
+    the "server", where the proxy is, or a node's. With `proxy` the nodes reach nginx, and the SuperLink by it alone.
+    """
 
     def __init__(
         self,
@@ -60,19 +65,25 @@ class Federation:
         *,
         host: str = "127.0.0.1",
         enter: Callable[[str], list[str]] = lambda place: [],
+        proxy: bool = False,
     ) -> None:
-        self.app, self.names, self._enter = folder / "app", names, enter
+        self.app, self.names, self._enter, self._proxy = folder / "app", names, enter, proxy
         self.state, self.logs = folder / "state", folder / "logs"
         self.run_folder = self.state / "run"
         self.logs.mkdir(parents=True)
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
-        self.environment = os.environ | {
-            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-            "HOST": host,
-            "PORT": str(free_port()),
-            "STATE": str(self.state),
-            "OMP_NUM_THREADS": "1",
-        }
+        self.environment = (
+            os.environ
+            | {
+                "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+                "HOST": host,
+                "PORT": str(free_port()),
+                "STATE": str(self.state),
+                "OMP_NUM_THREADS": "1",
+                "DETACH": "1",
+            }
+            | ({"UPSTREAM": f"unix:{self.state / 'fleet.sock'}"} if proxy else {})
+        )
         subprocess.run([sys.executable, "-m", "clientwise", "new", str(self.app)], check=True, capture_output=True)
 
     def configure(self, change: dict[str, Any]) -> dict[str, Any]:
@@ -86,15 +97,20 @@ class Federation:
         for key, value in change.items():
             table[key] = table[key] | value if isinstance(value, dict) and key in table else value
         path.write_text(tomli_w.dumps(table), encoding="utf-8")
-        (self.app / "federation" / "data.py").write_text(MOODY, encoding="utf-8")
-        write_parts(path, self.app / "data")
+        (self.app / "data.py").write_text(MOODY, encoding="utf-8")
+        for part in write_parts(path, self.app / "data"):
+            part.chmod(0o600)
         return table
 
     def run(self, command: list[str]) -> str:
         """Run a command to its end; what it printed."""
-        done = subprocess.run(command, capture_output=True, text=True, env=self.environment, timeout=180, check=False)
+        done = self.attempt(command)
         assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
         return done.stdout
+
+    def attempt(self, command: list[str]) -> subprocess.CompletedProcess[str]:
+        """Run a command to its end, which may be a bad one."""
+        return subprocess.run(command, capture_output=True, text=True, env=self.environment, timeout=180, check=False)
 
     def launch(self, name: str, command: list[str]) -> None:
         """Start what keeps running."""
@@ -104,7 +120,7 @@ class Federation:
                 command, stdout=log, stderr=log, env=environment, start_new_session=True
             )
 
-    def script(self, name: str, *arguments: object, place: str = "server") -> str:
+    def script(self, name: str, *arguments: object, place: str = "link") -> str:
         """Run one of the scripts to its end; what it printed."""
         return self.run([*self._enter(place), str(self.app / "deploy" / name), *map(str, arguments)])
 
@@ -115,17 +131,28 @@ class Federation:
     def start_superlink(self) -> None:
         """Start the SuperLink and wait until it listens."""
         said = self.log("superlink").count("Uvicorn running") if (self.logs / "superlink.log").exists() else 0
-        self.launch("superlink", [*self._enter("server"), str(self.app / "deploy" / "superlink.sh")])
+        self.launch("superlink", [*self._enter("link"), str(self.app / "deploy" / "superlink.sh")])
         self.wait_for(lambda: self.log("superlink").count("Uvicorn running") > said, 120, "the SuperLink to listen")
 
     def start(self) -> None:
         """Certificates, the SuperLink, and a SuperNode with a registered key for every client."""
         self.script("certificates.sh")
         self.start_superlink()
+        if self._proxy:
+            self._start_proxy()
+        self.script("agree.sh")
         for name in self.names:
             self.script("node-key.sh", name)
-            self.script("register.sh", name, self.state / "keys" / f"{name}.pub")
+            self.script("register.sh", name, self.state / "keys" / f"{name}.csr")
+            shutil.copy(self.state / "members" / f"{name}.crt", self.state / "keys")
             self.start_node(name)
+
+    def _start_proxy(self) -> None:
+        """The door of the SuperLink's network, as federation-fleet.service has it, and nginx before it."""
+        door = ["systemd-socket-activate", "-l", str(self.state / "fleet.sock"), "/lib/systemd/systemd-socket-proxyd"]
+        self.launch("door", [*self._enter("link"), *door, f"127.0.0.1:{self.environment['PORT']}"])
+        self.launch("proxy", [*self._enter("server"), str(self.app / "deploy" / "proxy.sh")])
+        self.wait_for((self.state / "fleet.sock").exists, 30, "the SuperLink's door")
 
     def wait_for_nodes(self) -> None:
         """Until all of them are connected."""

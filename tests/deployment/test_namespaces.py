@@ -22,11 +22,13 @@ PREFIX = f"cw{os.getpid()}-"
 
 @pytest.fixture
 def wire() -> Iterator[subprocess.Popen[str]]:
-    """One namespace for the server and one for each client, and the wire between them."""
+    """One namespace for the server and one for each client, the wire between them, and one for the SuperLink alone."""
     places = [PREFIX + place for place in ("server", *NAMES)]
+    link = PREFIX + "link"
     try:
-        for place in places:
+        for place in (*places, link):
             subprocess.run(["ip", "netns", "add", place], check=True, capture_output=True)
+        subprocess.run(["ip", "-n", link, "link", "set", "lo", "up"], check=True)
     except (OSError, subprocess.CalledProcessError):
         pytest.skip("needs root and `ip netns` (iproute2)")
     command = [sys.executable, str(Path(__file__).with_name("bad_wire.py")), "--delay", str(DELAY), "--loss", str(LOSS)]
@@ -38,13 +40,13 @@ def wire() -> Iterator[subprocess.Popen[str]]:
     finally:
         process.terminate()
         process.communicate(timeout=10)
-        for place in places:
+        for place in (*places, link):
             subprocess.run(["ip", "netns", "del", place], check=True)
 
 
 def test_a_federation_across_a_bad_wire(wire: subprocess.Popen[str], tmp_path: Path) -> None:
     federation = Federation(
-        tmp_path, NAMES, host="10.77.0.1", enter=lambda place: ["ip", "netns", "exec", PREFIX + place]
+        tmp_path, NAMES, host="10.77.0.1", proxy=True, enter=lambda place: ["ip", "netns", "exec", PREFIX + place]
     )
     try:
         federation.configure({"rounds": 2})

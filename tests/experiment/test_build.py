@@ -149,3 +149,14 @@ def test_a_rule_that_cannot_work_is_found_before_the_run(tiny: dict[str, Any], r
 def test_no_client_sees_the_whole_cohort() -> None:
     with pytest.raises(ValueError, match="measure it on the server"):
         cw.criterion("mine", measured_by="client", needs={"whole_cohort"})
+
+
+def test_own_arrays_are_looked_through_again_before_a_run(tiny: dict[str, Any]) -> None:
+    share = (torch.zeros(4, 3), [0, 1, 0, 1])
+    data = cw.FederatedData.from_clients([share], [share], report=share, names=["Oslo"])
+    data.samples.inputs[1, 2] = torch.inf
+    del tiny["data"], tiny["partition"]
+    with pytest.raises(
+        DataError, match=r"Oslo\): 1 of its inputs are not finite .* training sample 1, in column 2 \(1\)"
+    ):
+        cw.run(tiny, data=data)

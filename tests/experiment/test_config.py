@@ -20,10 +20,23 @@ def issues(config: dict[str, Any], *overrides: str) -> list[tuple[str, str]]:
     return caught.value.issues
 
 
-def test_the_least_config_is_fedavg(tiny: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("server_set", "name"),
+    [
+        ({}, "Recommended"),
+        ({"source": "contributed", "fraction": 0.0}, "Recommended"),
+        ({"source": "clients"}, "RecommendedJudged"),
+        ({"fraction": 0.0}, "FedAvg"),
+    ],
+)
+def test_who_names_no_method_gets_what_the_samples_allow(
+    tiny: dict[str, Any], server_set: dict[str, Any], name: str
+) -> None:
     least = {key: tiny[key] for key in ("name", "rounds", "data", "partition", "model")}
-    (method,) = load_experiment(least).build_methods()
-    assert (method.name, method.names, method.adjust, method.adapt_loss) == ("FedAvg", ("dataset_size",), None, None)
+    assert (
+        load_experiment({**least, "server_set": server_set}).methods
+        == load_experiment({**tiny, "methods": [name]}).methods
+    )
 
 
 def test_every_error_at_once_with_key_and_suggestion(tiny: dict[str, Any]) -> None:
@@ -72,6 +85,14 @@ def test_keys_that_are_named_like_types(tiny: dict[str, Any], key: str) -> None:
         "seeds=[9223372036854775808]",
         "methods.0.server_step={name='adam', beta1=1.0}",
         "methods.0.score={name='owa', weights=[]}",
+        "methods.0.server_step={name='yogi', tau=1e20}",
+        "methods.0.rule={name='centred_clipping', steps=1000}",
+        *(
+            f"methods.0.evidence={{name='significance', {option}}}"
+            for option in ("step=1e-9", "strength=1e9", "slack=1e9", "threshold=1e9")
+        ),
+        "methods.0.evidence={name='law', steps=1000000000}",
+        "methods.0.evidence={name='shapley', orders=1000000000}",
         "device='tpu'",
     ],
 )

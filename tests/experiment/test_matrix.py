@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -17,7 +18,14 @@ import pytest
 
 import clientwise as cw
 from clientwise.errors import ConfigError, RunError
-from clientwise.experiment.matrix import Matrix, load_matrix, open_matrix, run_matrix
+from clientwise.experiment.matrix import (
+    Matrix,
+    _outline,
+    find_unfinished_matrix,
+    load_matrix,
+    open_matrix,
+    run_matrix,
+)
 from clientwise.experiment.validation import validate
 from clientwise.report.arena import arena, critical_difference, read_results, standings, worst_case_difference
 from clientwise.report.document import Chart, Table
@@ -66,6 +74,7 @@ def test_every_cell_is_an_experiment(config: dict[str, Any]) -> None:
         ({"attacks": {"a b": ATTACKS["flip"], "a-b": ATTACKS["flip"]}}, "would share a folder"),
         ({"attacks": {"a": ATTACKS["flip"] | {"share": 0.5}}}, r"matrix\.attacks\.a\.share: is given by"),
         ({"data": {"one": {}, "two": {"seeds": [7]}}}, "same methods and seeds"),
+        ({"data": {"x" * 190: {}}, "attacks": {"y" * 190: ATTACKS["flip"]}}, "too long for a folder"),
     ],
 )
 def test_what_cannot_be_run_is_refused(config: dict[str, Any], change: dict[str, Any], message: str) -> None:
@@ -169,6 +178,51 @@ def test_what_is_not_there_yet_is_said(finished: Path, tmp_path: Path) -> None:
     (begun / "matrix.toml").write_bytes((finished / "matrix.toml").read_bytes())
     os.symlink(finished / open_matrix(finished).cells[0].folder, begun / open_matrix(finished).cells[0].folder)
     assert arena(begun).lead[0].startswith("Not finished: 2 of 3 cells")
+
+
+def test_looking_at_a_matrix_executes_nothing_it_names(finished: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "theirs"
+    shutil.copytree(finished, folder)
+    (folder / "theirs.py").write_text("raise SystemExit('executed')")
+    config = (folder / "matrix.toml").read_text()
+    (folder / "matrix.toml").write_text(f'plugins = ["theirs"]\nplugin_dir = "{folder}"\n{config}')
+    with pytest.raises(ConfigError, match="executed"):
+        open_matrix(folder)
+    assert arena(folder).lead == arena(finished).lead
+    assert read_results(folder).controls == {"KnowsHonest"}
+
+
+def test_one_damaged_cell_does_not_take_the_others_along(finished: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "damaged"
+    shutil.copytree(finished, folder)
+    cells = open_matrix(folder).cells
+    (folder / cells[0].folder / "run.sqlite").write_bytes(b"rubbish")
+    with sqlite3.connect(folder / cells[1].folder / "run.sqlite") as database:
+        database.execute("UPDATE lanes SET method = 'another', seed = seed + 7 WHERE lane = 1")
+    assert arena(folder).lead[0].startswith("Not finished: 3 of 3 cells")
+    for cell in cells:
+        shutil.rmtree(folder / cell.folder)
+    with pytest.raises(RunError, match="none of its cells has begun"):
+        arena(folder)
+
+
+def test_a_damaged_matrix_does_not_keep_another_from_going_on(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("mine", "theirs"):
+        (tmp_path / "runs" / name).mkdir(parents=True)
+    shutil.copy(finished / "matrix.toml", tmp_path / "runs" / "mine")
+    (tmp_path / "runs" / "theirs" / "matrix.toml").write_text("x = [")
+    assert find_unfinished_matrix(open_matrix(finished)) == Path("runs/mine")
+
+
+def test_two_thousand_cells_are_told_apart_in_no_time(config: dict[str, Any]) -> None:
+    """By twice as many the time is doubled, not squared."""
+    config["matrix"] |= {"attacks": {f"a{number}": ATTACKS["flip"] for number in range(1_999)}, "shares": [0.2]}
+    began = time.process_time()
+    assert len(_outline("config", config).cells) == 2_000
+    assert time.process_time() - began < 5.0
 
 
 def test_demsar_critical_difference() -> None:

@@ -79,3 +79,20 @@ def test_a_control_federates_nothing(tiny: dict[str, Any]) -> None:
         load_experiment(tiny | {"engine": "flower", "methods": ["Alone"]})
     with pytest.raises(ConfigError, match="control: needs samples of the server"):
         load_experiment(tiny | {"server_set": {"source": "clients"}, "methods": ["ServerOnly"]})
+
+
+@pytest.mark.parametrize(
+    ("given", "names"),
+    [
+        (["all of it,FedAvg"], ["FedAvg", "all of it"]),  # the order of the config: its first is the baseline
+        (["FedYogi", "FedAvg"], ["FedAvg", "FedYogi"]),  # one that the config has not
+        (["a, b"], ["a, b"]),
+        ("FedAvg", ["FedAvg"]),
+    ],
+)
+def test_methods_are_picked_by_name(tiny: dict[str, Any], given: Any, names: list[str]) -> None:
+    tiny["methods"].append({"name": "a, b", "criteria": ["label_diversity"]})
+    assert [method.name for method in load_experiment(tiny, replaced={"methods": given}).methods] == names
+    assert [method.name for method in load_experiment(tiny, [f"methods={given}"]).methods] == names
+    with pytest.raises(ConfigError, match="methods: there is no method 'FedAvgg'; did you mean 'FedAvg'"):
+        load_experiment(tiny, ["methods=['FedAvgg']"])

@@ -151,7 +151,7 @@ def test_regression_with_everything(tmp_path: Path) -> None:
     for line in run.summary():
         assert 0.2 < line.metric[0] < 0.7
         assert line.macro_f1 == [None]
-        assert line.worst_decile[0] >= line.metric[0] * 0.8
+        assert line.worst_client[0] >= line.metric[0] * 0.8
     shapes = run.query("SELECT loss_shape FROM rounds WHERE lane = 2")
     assert all(0.2 <= shape <= 2.0 for (shape,) in shapes)
 
@@ -478,9 +478,9 @@ def test_interrupted_it_says_how_to_go_on(uninterrupted, tmp_path: Path, how: si
 
 def test_a_folder_that_is_not_this_run_is_left_alone(tiny: dict[str, Any], tmp_path: Path) -> None:
     folder = cw.run(tiny, tmp_path / "run")
-    with pytest.raises(RunError, match="there is a run already; go on with --resume"):
+    with pytest.raises(RunError, match="there is a run already; go on with resume=True, or choose another `out`"):
         cw.run(tiny, folder)
-    with pytest.raises(RunError, match=r"another config \(rounds, training.epochs differ\)"):
+    with pytest.raises(RunError, match=r"another config \(training.epochs differ\)"):
         cw.run(cw.load(tiny, ["rounds=9", "training.epochs=3"]), folder, resume=True)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").write_text("do not touch")
@@ -493,6 +493,36 @@ def test_a_folder_that_is_not_this_run_is_left_alone(tiny: dict[str, Any], tmp_p
     with locked(folder), pytest.raises(RunError, match="another clientwise process"):
         cw.run(tiny, folder, resume=True)
     assert cw.run(tiny, folder, resume=True) == folder  # finished: nothing to do, nothing changed
+
+
+def grown(folder: Path) -> dict[str, Any]:
+    """All that a run left by method and seed, however its lanes are numbered."""
+    run, found = cw.Run(folder), content(folder)
+    lanes = {lane: (method, seed) for lane, method, seed in run.lanes}
+    tables = {
+        name: sorted(((lanes[row[0]], *row[1:]) for row in found[name]), key=repr)
+        for name in ("rounds", "participants", "criteria", "local", "best")
+    }
+    models = {lanes[lane]: found["checkpoints"][f"lane-{lane}.safetensors"] for lane in lanes}
+    return {**tables, "models": models, "clients": found["clients"], "finished": run.finished, "methods": run.methods}
+
+
+def test_a_finished_run_goes_on_to_what_it_had_been_from_the_start(tiny: dict[str, Any], tmp_path: Path) -> None:
+    tiny |= {"rounds": 3, "seeds": [1, 2], "evaluation": {"clients_every": 2}}
+    tiny["methods"] = [tiny["methods"][0], "FedYogi", tiny["methods"][1]]
+    expected = grown(cw.run(tiny, tmp_path / "whole"))
+    first = tiny | {"rounds": 1, "seeds": [1], "methods": tiny["methods"][:2]}
+    folder = cw.run(first, tmp_path / "grown")
+    assert cw.Run(folder).query("SELECT COUNT(*) FROM local WHERE round_num = 1") == [(12,)]  # the last one, so far
+    seen: list[tuple[int, int]] = []
+    cw.run(tiny, folder, resume=True, on_round=lambda step: seen.append((step.done, step.total)))
+    assert (len(seen), seen[-1]) == (16, (18, 18))  # what was there is not computed again
+    assert grown(folder) == expected
+    cw.run(first, folder, resume=True)  # nothing is lost by asking for less
+    assert grown(folder) == expected
+    assert cw.load(folder / "config.toml").seeds == [1, 2]
+    with pytest.raises(RunError, match="was run with another 'FedAvg'; give the new one another name"):
+        cw.run(tiny | {"methods": [{"name": "FedAvg", "criteria": ["label_diversity"]}]}, folder, resume=True)
 
 
 def test_two_that_begin_at_once_do_not_meet_in_one_folder(
@@ -562,7 +592,7 @@ def test_a_resumed_run_must_be_the_same_run(tiny: dict[str, Any], tmp_path: Path
 
     del tiny["data"], tiny["partition"], tiny["methods"][1]
     folder = cw.run(tiny, tmp_path / "own", data=data(2))
-    with pytest.raises(RunError, match="other data"):
+    with pytest.raises(RunError, match=r"other data \(seed 1\): 3 clients, not 2"):
         cw.run(tiny, folder, data=data(3), resume=True)
     alter("DELETE FROM rounds WHERE round_num = 2")
     alter("UPDATE lanes SET finished = 0")

@@ -35,6 +35,12 @@ def test_what_liars_call_their_samples_has_no_say(tiny: dict[str, Any]) -> None:
     assert trial.metric > 0.55  # with theirs it would be about half of that
 
 
+def test_somebody_honest_must_have_samples_to_score_by(tiny: dict[str, Any]) -> None:
+    tiny |= {"evaluation": {"target": 0.6}, "hostile": [{"clients": 6, "attack": "wrong_labels"}]}
+    with pytest.raises(ConfigError, match="hostile: no honest client has two samples"):
+        tune(cw.load(tiny), [0.1])
+
+
 def test_rates_are_ranked_by_reaching_then_early_then_far() -> None:
     def trials(*rows: tuple[float, int | None, float]) -> list[Trial]:
         return [Trial(rate, seed, rounds, metric) for seed, (rate, rounds, metric) in enumerate(rows)]
@@ -57,3 +63,15 @@ def test_what_is_held_back_was_for_training(tiny: dict[str, Any]) -> None:
         assert len(validation) == max(1, round(len(before) * 0.25))
         places = held.test.slice(client)
         assert torch.equal(held.test.targets[places], data.samples.targets[validation])
+
+
+def test_every_method_can_have_a_rate_of_its_own(tiny: dict[str, Any]) -> None:
+    tiny |= {"rounds": 2, "seeds": [1], "evaluation": {"target": 0.5, "metric": "macro_f1"}}
+    tiny["methods"] += [
+        {"name": "slow", "training": {"epochs": 1}, "server_step": {"name": "sgd", "learning_rate": 1e-6}}
+    ]
+    experiment = cw.load(tiny)
+    ((fedavg,), _), ((slow,), _) = tune(experiment, [0.1]), tune(experiment, [0.1], method="slow")
+    assert fedavg.metric > 2 * slow.metric
+    with pytest.raises(ConfigError, match="methods: there is no method 'slo'; did you mean 'slow'"):
+        tune(experiment, [0.1], method="slo")

@@ -265,9 +265,12 @@ def read(case: str) -> None:
         write_damaged(number, runs / "damaged", outside)
         before = _files(outside)
         asyncio.run(_serve(runs, thoroughly=number % 10 == 0))
-        _show(runs / "damaged")
+        _command("show", runs / "damaged", *(("--round", 2) if number % 2 else ()))
         if number % 10 == 0:
             _report(runs / "damaged")
+            _command("runs", runs)
+            _command("diff", runs / "good", runs / "damaged")
+            _command("export", runs / "damaged")
         _resume(runs / "damaged")
         assert _files(outside) == before, "it left its folder"
 
@@ -303,12 +306,12 @@ def _text(cell: object) -> object:
     return cell["text"] if isinstance(cell, dict) else cell
 
 
-def _show(folder: Path) -> None:
-    for more in ((), ("--round", "2")):
-        code, _, complaint = attempts.command("show", str(folder), *more)
-        assert code in (0, 2), code
-        assert code == 0 or complaint.startswith("error: "), complaint
-        assert len(complaint) < attempts.LONGEST, complaint[: attempts.LONGEST]
+def _command(*arguments: object) -> None:
+    """It does what it is asked, or says in a line why not."""
+    code, _, complaint = attempts.command(*map(str, arguments))
+    assert code in (0, 2), code
+    assert code == 0 or complaint.startswith("error: "), complaint
+    assert len(complaint) < attempts.LONGEST, complaint[: attempts.LONGEST]
 
 
 def _report(folder: Path) -> None:

@@ -213,6 +213,7 @@ def _part(draw: random.Random, table: dict[str, Any], given: _Snippets) -> None:
     kinds = {"data": "datasets", "partition": "partitions", "model": "models", "features": "features"}
     own = {"criteria": "criteria", "score": "scores", "normalise": "normalisers", "adjust": "adjustments"}
     own |= {"adapt_loss": "adapt_loss", "server_step": "server_steps", "attack": "attacks"}
+    own |= {"evidence": "evidence", "before": "before", "rule": "rules"}
     key = draw.choice([*kinds, *own])
     registry = next(registry for name, registry in KINDS.items() if name.startswith(({**kinds, **own}[key])[:6]))
     name = draw.choice(list(registry))
@@ -230,7 +231,7 @@ def _part(draw: random.Random, table: dict[str, Any], given: _Snippets) -> None:
         methods = table.get("methods")
         method = draw.choice(methods) if isinstance(methods, list) and methods else {}
         if isinstance(method, dict):
-            method[key] = [part] if key == "criteria" else part
+            method[key] = [part] if key in ("criteria", "before") else part
 
 
 def _add(draw: random.Random, table: dict[str, Any], given: _Snippets) -> None:

@@ -26,6 +26,10 @@ ODD = [
     ["show", "{run}", "--round", "1", "--method", LONG],
     ["report", "{run}", "--out", "{config}/x"],
     ["demo", "--out", "{config}/x"],
+    *(["note", "{run}", *words] for words in ([], [LONG], ["\udcff"], ["--tag", LONG], ["--tag", "\udcff"])),
+    *(["export", "{run}", *words] for words in (["--seed", "9" * 20], ["--method", LONG], ["--out", "{config}/x"])),
+    *(["diff", *folders] for folders in ([], ["{run}"], ["{run}", LONG], ["{run}", "\udcff"])),
+    *(["runs", "{run}", *words] for words in (["--sort", "["], ["--sort", ""], ["--with", "\udcff"])),
     *(["serve", "{run}", "--host", host, "--port", port] for host, port in (("999.999.999.999", "0"), (LONG, "0"),
       ("127.0.0.1", "99999999"))),
 ]  # fmt: skip

@@ -88,7 +88,9 @@ def processor_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
+@pytest.mark.alone
 @pytest.mark.fire
+@pytest.mark.timeout(900)
 def test_two_hundred_readers_of_a_live_run(tmp_path: Path) -> None:
     (tmp_path / "live.toml").write_text(tomli_w.dumps(CONFIG))
     live = processes.start(processes.COMMAND, "run", tmp_path / "live.toml", "--out", tmp_path / "runs" / "live")
@@ -105,16 +107,18 @@ def test_two_hundred_readers_of_a_live_run(tmp_path: Path) -> None:
                     assert time.monotonic() < deadline
                     time.sleep(0.1)
                 asyncio.run(Page(port).watch(0, time.monotonic() + 3))
+                slowness = [processes.slowness()]
                 before, began = processor_seconds(serving.pid), time.monotonic()
                 pages = asyncio.run(watched(port))
                 used = (processor_seconds(serving.pid) - before) / (time.monotonic() - began)
+                slowness.append(processes.slowness())
             finally:
                 serving.terminate()
     finally:
         live.kill()
         live.join()
     took = [seconds for page in pages for seconds in page.took]
-    print(f"{len(took)} documents, median {statistics.median(took):.3f} s, {used:.3f} of a core")
+    print(f"{len(took)} documents, median {statistics.median(took):.3f} s, {used:.3f} of a core, {slowness=}")
     assert min(page.seen for page in pages) > 1, "the run did not grow"
-    assert statistics.median(took) < 0.5
-    assert used < 0.05 * 2  # of two cores, and so at most what it takes from a run that uses both
+    assert statistics.median(took) < 0.5 * max(slowness)
+    assert used < 0.05 * 2 * max(1.0, min(slowness))  # of two cores: what it takes from a run that uses both

@@ -117,10 +117,19 @@ def test_a_deployment_needs_names_and_a_shape(tiny: dict[str, Any], tmp_path: Pa
         write_parts(tiny, tmp_path)
 
 
-def test_a_node_is_the_client_under_whose_name_it_was_registered() -> None:
-    nodes = [("b", 11), ("a", 12), ("stranger", 13), ("", 14), ("c", 15), ("c", 16)]
-    grid: Any = SimpleNamespace(get_nodes=lambda: [SimpleNamespace(name=name, node_id=node) for name, node in nodes])
-    assert registered_clients(grid, ["a", "b", "c"])() == {1: 11, 0: 12}  # two are called c: neither is
+def test_a_node_is_the_client_under_whose_name_it_was_registered(caplog: pytest.LogCaptureFixture) -> None:
+    nodes = [("b", 11, "1"), ("ward-a", 12, "2"), ("ward-A", 13, "3"), ("", 14, "4"), ("c", 16, "6"), ("c", 15, "5")]
+    grid: Any = SimpleNamespace(
+        get_nodes=lambda: [SimpleNamespace(name=name, node_id=node, registered_at=at) for name, node, at in nodes]
+    )
+    connected = registered_clients(grid, ["ward-a", "b", "c"])
+    assert connected() == connected() == {1: 11, 0: 12, 2: 16}  # of the two that are called c, the newer key
+    said = [record.message for record in caplog.records]
+    assert said == [
+        "node 13 is registered as 'ward-A', no name in flower.clients; did you mean ward-a?",
+        "node 14 is registered as '', no name in flower.clients",
+        "two nodes are c: 16 counts, unregister node 15",
+    ]
 
 
 def test_simulated_clients_are_dealt_out() -> None:

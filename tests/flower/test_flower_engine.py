@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sqlite3
 import time
 from collections.abc import Callable
@@ -289,6 +290,26 @@ def test_nobody_is_waited_for_longer_than_it_was_said(config: dict[str, Any]) ->
     assert time.monotonic() - began < 10
 
 
+def test_who_is_late_has_a_grace_period_once_enough_have_answered(config: dict[str, Any]) -> None:
+    setup = Setup(config, train_seconds=600, evaluate_seconds=600, grace_seconds=0.5, min_replies=4)
+    began = time.monotonic()
+    _, record, refused = setup.round_with({0: never})
+    assert refused == {0: "no answer in time"}
+    assert time.monotonic() - began < 60
+    assert bool((record.seconds < 60).all() & (record.seconds > 0).all())
+
+
+def test_seconds_are_those_of_the_servers_clock(config: dict[str, Any]) -> None:
+    def boasts(message: Message, honest: Callable[[], Message]) -> Message:
+        reply = honest()
+        if message.metadata.message_type == "train":
+            reply.content.metric_records[NUMBERS]["seconds"] = 1e-9
+        return reply
+
+    _, record, _ = Setup(config).round_with({0: boasts})
+    assert float(record.seconds[record.client_ids.index(0)]) > 1e-6
+
+
 def test_evaluations_of_liars_and_of_the_late_do_not_count(config: dict[str, Any]) -> None:
     setup = Setup(config, evaluate_seconds=0.5)
 
@@ -298,23 +319,26 @@ def test_evaluations_of_liars_and_of_the_late_do_not_count(config: dict[str, Any
             reply.content.metric_records[NUMBERS]["values"] = [7.0]
         return reply
 
-    def diverges(message: Message, honest: Callable[[], Message]) -> Message:
-        reply = honest()
-        if message.metadata.message_type == "evaluate":
-            reply.content.metric_records[NUMBERS]["losses"] = [float("nan")]
-        return reply
+    def says(loss: float) -> Behaviour:
+        def behave(message: Message, honest: Callable[[], Message]) -> Message:
+            reply = honest()
+            if message.metadata.message_type == "evaluate":
+                reply.content.metric_records[NUMBERS]["losses"] = [loss]
+            return reply
+
+        return behave
 
     def late(message: Message, honest: Callable[[], Message]) -> Message | None:
         return honest() if message.metadata.message_type == "train" else None
 
-    _, record, refused = setup.round_with({0: lies, 1: late, 2: diverges, 3: dies})
+    _, record, refused = setup.round_with({0: lies, 1: late, 2: says(math.nan), 3: dies, 4: says(1e307)})
     assert record.local is not None
     reasons = {refusal.client_id: refusal.reason for refusal in record.local.missing}
     assert reasons[0] == "answer refused: accuracy is not what the counts say: [7.0]"
     assert reasons[1] == "no answer in time"
-    assert reasons[2] == "its loss is not finite"
+    assert reasons[2] == reasons[4] == "its loss is beyond all bounds"
     assert reasons[3] == refused[3] == "its process died"
-    assert record.local.num_samples.nonzero().flatten().tolist() == [4, 5]
+    assert record.local.num_samples.nonzero().flatten().tolist() == [5]
     assert int(record.local.counts.sum()) == int(record.local.num_samples.sum())
 
 

@@ -16,7 +16,6 @@ from flwr.app import Message
 from grid import LoopGrid
 
 import clientwise as cw
-from clientwise.core.method import Method
 from clientwise.core.round import first_state, run_round
 from clientwise.engine.local import LocalEngine
 from clientwise.experiment.build import build_engine, build_executor, build_plan
@@ -108,7 +107,7 @@ def test_an_error_quotes_no_sample(config: dict[str, Any], tmp_path: Path) -> No
     experiment = load_experiment(config)
     local = embedded(experiment, server_side(experiment, ""))
     engine = FlowerEngine(local, grid, lambda: {0: 2}, seed=1, settings=FlowerSettings())
-    method = Method()
+    (method,) = experiment.build_methods()[:1]
     _, record = run_round(
         first_state(local.initial_model, method, engine), method, build_plan(experiment, 3, 1), engine
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 import shutil
 import sqlite3
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 from rich.console import Console
 
 import clientwise as cw
-from clientwise.report import views
+from clientwise.report import terminal, views
 from clientwise.report.audit import Audit, audit
 from clientwise.report.document import Table
 from clientwise.report.terminal import audit_tables
@@ -246,6 +247,31 @@ def test_a_client_over_the_rounds(moved: cw.Run) -> None:
     assert document.lead[1:] == [f"Round 5: {'; '.join(remarks)}."]
     plain = views.audit_client(moved, "rule", 1, client).sections[0].items
     assert [item.id for item in plain] == ["client-weight", "client-own", "rounds"]
+
+
+def test_of_a_very_large_round_the_terminal_shows_the_heaviest(moved: cw.Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(terminal, "MOST_LINES", 2)
+    console = Console(width=200, record=True, file=io.StringIO())
+    console.print(*audit_tables(moved, 5, "all of it"))
+    text, found = console.export_text(), audit(moved, "all of it", 1, 5)
+    assert f"and {len(found.participants) - 2} more with less weight" in text
+    assert [one.client for one in found.participants if f"Client {one.client}:" in text] == [
+        one.client for one in found.participants[:2]
+    ]
+
+
+@pytest.mark.parametrize("content", ["x = " + "[" * 50_000, f"x = {'9' * 5_000}", "a." * 9_999 + "a = 1", None])
+def test_a_config_that_cannot_be_read_takes_only_the_explanation(moved: cw.Run, tmp_path: Path, content) -> None:
+    folder = tmp_path / "odd"
+    shutil.copytree(moved.folder, folder)
+    (folder / "config.toml").unlink()
+    if content is None:
+        os.mkfifo(folder / "config.toml")  # which has no end, and not even a beginning
+    else:
+        (folder / "config.toml").write_text(content)
+    found = audit(cw.Run(folder), "all of it", 1, 5)
+    assert "not known" in found.explanation
+    assert [one.weight for one in found.participants] == [row.weight for row in moved.participants("all of it", 1, 5)]
 
 
 def test_the_terminal_shows_the_chain(moved: cw.Run) -> None:

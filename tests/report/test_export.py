@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
@@ -10,8 +11,16 @@ from pages import carried, write_run
 
 import clientwise as cw
 from clientwise.report import views
-from clientwise.report.document import Cell, table
-from clientwise.report.export import _file_name, as_csv, as_latex, as_markdown, unique_names, write_report
+from clientwise.report.document import Cell, Chart, Document, Section, table
+from clientwise.report.export import (
+    _file_name,
+    as_csv,
+    as_latex,
+    as_markdown,
+    unique_names,
+    write_items,
+    write_report,
+)
 
 TABLE = table(
     "t", "100% of a_b", ["method", "gain"], [["MW > LD | DS", Cell(4.67, "+4.7 ± 0.3")], ["x^2", None]], "κ & co."
@@ -48,6 +57,20 @@ def test_the_best_of_rivals_is_bold_and_a_minus_is_a_minus() -> None:
     assert r"a-1 & \textbf{+2.0} & \textbf{3} \\" in latex  # a hyphen in a name is none
     assert r"\label{tab:t-1}" in latex
     assert as_latex(table("t", "t", ["client", "weight"], [["0", 1], ["1", 2]], "")).count("textbf") == 0
+
+
+def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:
+    precious = tmp_path / "precious"
+    precious.write_bytes(b"precious")
+    for name in ("tables/s-t.csv", "figures/s-c.png"):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).symlink_to(precious)
+    os.mkfifo(tmp_path / "tables" / "s-t.md")
+    line = Chart("c", "a chart", "a line", [{"x": [1], "y": ["a"], "marker": {"color": "#000000"}}], {})
+    write_items(Document("report", [], [Section("s", "all", "", [TABLE, line])]), tmp_path, lambda path: None)
+    assert precious.read_bytes() == b"precious"
+    assert (tmp_path / "figures" / "s-c.png").read_bytes()[:4] == b"\x89PNG"
+    assert "| method |" in (tmp_path / "tables" / "s-t.md").read_text()
 
 
 def test_a_report_has_a_page_figures_and_tables(report: Path) -> None:
@@ -113,8 +136,14 @@ def test_the_shortest_runs_and_regression_can_be_reported(tmp_path: Path, rounds
     }
     run = cw.Run(cw.run(config, tmp_path / "run"))
     page = write_report([run], tmp_path / "report")
-    head = (page.parent / "tables" / "result-summary.csv").read_text().splitlines()[0]
-    assert head == "method,mape,against the baseline,worst decile of clients,rounds to 50%"  # no F1, nobody hostile
+    head = next(csv.reader((page.parent / "tables" / "result-summary.csv").read_text().splitlines()))
+    assert head == [  # every number in a column of its own; no F1, nobody hostile
+        "method",
+        *(f"mape {part}" for part in ("mean", "deviation", "seeds")),
+        *(f"against the baseline {part}" for part in ("mean", "low", "high", "seeds", "p by Holm")),
+        *("worst client", "worst client name"),
+        *(f"rounds to 50% {part}" for part in ("median", "reached", "not reached")),
+    ]
     assert "points worse" not in views.overview([run]).lead[0]
     expected = "held-out samples" if rounds == 2 else "the honest clients' own test data"
     assert run.reported_on == expected

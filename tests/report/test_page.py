@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import time
@@ -492,7 +491,7 @@ def test_a_large_run_opens_at_once_and_stays_responsive(open_page: Any, large: P
         page = open_page(address)
         link = page.get_by_role("link", name="large", exact=True)
         link.wait_for()
-        slack = float(os.environ.get("CLIENTWISE_SLACK", "3"))  # the machine is shared, and has two cores
+        slack = 2 * processes.slowness()  # a shared machine may be slower a moment later
         began = time.perf_counter()
         link.click()
         page.wait_for_selector("h1:text('large')")

@@ -173,6 +173,15 @@ def test_two_runs_of_one_name_have_two_ids(tmp_path: Path) -> None:
             assert {row[0]["open"][other]["run"] for row in table["rows"]} == {"same~2"}
 
 
+def test_a_folder_whose_name_is_no_text_does_not_take_the_list_along(tmp_path: Path) -> None:
+    for name in (b"\xff", b"\xfe", b"whole"):
+        write_run(tmp_path / "run").rename(tmp_path / os.fsdecode(name))
+    runs = _Runs([tmp_path])
+    listed = {row[0].text for row in runs._list().sections[0].items[0].rows}
+    assert listed == {"whole", "\ufffd", "\ufffd~2"}
+    assert runs.open("\ufffd").rounds == 5
+
+
 def test_names_that_nobody_has_leave_nothing_behind(folder: Path) -> None:
     runs = _Runs([folder])
 

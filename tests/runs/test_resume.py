@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
+import os
 import sqlite3
+import sys
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -16,6 +19,8 @@ from safetensors.torch import load_file, save_file
 import clientwise as cw
 import processes
 from clientwise.errors import RunError
+from clientwise.experiment import origin
+from clientwise.experiment.origin import versions
 
 LANE = "checkpoints/lane-1.safetensors"
 
@@ -28,14 +33,17 @@ def config(tiny: dict[str, Any]) -> dict[str, Any]:
 @pytest.fixture
 def stopped(config: dict[str, Any], tmp_path: Path) -> Path:
     """A run of which half of the rounds are done."""
+    return stop_halfway(config, tmp_path / "stopped")
 
+
+def stop_halfway(config: dict[str, Any], folder: Path) -> Path:
     def stop(progress: cw.Progress) -> None:
         if progress.done == 3:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        cw.run(config, tmp_path / "stopped", on_round=stop)
-    return tmp_path / "stopped"
+        cw.run(config, folder, on_round=stop)
+    return folder
 
 
 def left(folder: Path) -> tuple[dict[str, bytes], list[Any]]:
@@ -78,6 +86,64 @@ def test_a_checkpoint_from_before_they_had_a_fingerprint(config: dict[str, Any],
     assert left(cw.run(config, stopped, resume=True)) == left(cw.run(config, tmp_path / "whole"))
 
 
+PLUGIN = """
+from dataclasses import replace
+import clientwise as cw
+
+@cw.DATASETS.register("scaled_digits")
+def scaled_digits(data_dir):
+    'Digits, made larger.'
+    samples = cw.DATASETS.get("digits")(data_dir)
+    return replace(samples, inputs=samples.inputs * FACTOR)
+"""
+
+
+def write_plugin(folder: Path, factor: int) -> None:
+    (folder / "scaled.py").write_text(PLUGIN.replace("FACTOR", str(factor)))
+    sys.modules.pop("scaled", None)
+    importlib.invalidate_caches()
+
+
+def test_a_run_does_not_go_on_with_other_data_plugins_or_versions(
+    config: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = config | {"data": "scaled_digits", "plugins": ["scaled"], "plugin_dir": str(tmp_path)}
+    write_plugin(tmp_path, 1)
+    stopped = stop_halfway(own, tmp_path / "stopped")
+    before = left(stopped)
+
+    write_plugin(tmp_path, 50)
+    refused = (
+        r"did not begin with this: other data \(seed 1\): everybody's; other code in the plugin scaled\. .*--accept"
+    )
+    with pytest.raises(RunError, match=refused):
+        cw.run(own, stopped, resume=True)
+    assert left(stopped) == before
+    monkeypatch.setattr(origin, "versions", lambda: versions() | {"torch": "1.0"})
+    with pytest.raises(RunError, match=r"scaled; torch 1\.0, not 2"):
+        cw.run(own, stopped, resume=True)
+
+    cw.run(own, stopped, resume=True, accept_changes=True)
+    (change,) = cw.Run(stopped).changes
+    assert change.rounds == 3
+    assert change.what[:2] == ["other data (seed 1): everybody's", "other code in the plugin scaled"]
+    cw.run(own, stopped, resume=True)  # what was accepted need not be accepted again
+    assert len(cw.Run(stopped).changes) == 1
+    write_plugin(tmp_path, 1)
+    alike = cw.Run(cw.run(own, tmp_path / "as it began"))
+    assert alike.data[1] not in cw.Run(stopped).data[1].split(" then ")[1:]
+    assert alike.data != cw.Run(stopped).data  # half of it is on other data: nothing is paired with it
+
+
+def test_the_same_data_code_and_versions_go_on(config: dict[str, Any], tmp_path: Path) -> None:
+    own = config | {"data": "scaled_digits", "plugins": ["scaled"], "plugin_dir": str(tmp_path)}
+    write_plugin(tmp_path, 1)
+    stopped = stop_halfway(own, tmp_path / "stopped")
+    write_plugin(tmp_path, 1)  # read again from disk
+    assert left(cw.run(own, stopped, resume=True)) == left(cw.run(own, tmp_path / "whole"))
+    assert cw.Run(stopped).changes == []
+
+
 @pytest.mark.parametrize("size", [0, 100, 4096, 20_000])
 def test_a_database_that_was_cut_off(config: dict[str, Any], stopped: Path, size: int) -> None:
     path = stopped / "run.sqlite"
@@ -113,6 +179,28 @@ def test_a_database_that_lies_elsewhere(config: dict[str, Any], stopped: Path, t
         with pytest.raises(RunError, match=f"its {name} cannot be read .it is a link"):
             use()
     assert elsewhere.read_bytes() == before
+
+
+@pytest.mark.parametrize("name", [f"{LANE}.part", "checkpoints"])
+def test_nothing_is_written_through_a_link(config: dict[str, Any], stopped: Path, tmp_path: Path, name: str) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    if name == "checkpoints":
+        (stopped / name).rename(elsewhere)
+        (stopped / name).symlink_to(elsewhere)
+        with pytest.raises(RunError, match="checkpoints: is a link"):
+            cw.run(config, stopped, resume=True)
+    else:
+        elsewhere.write_bytes(b"precious")
+        (stopped / name).symlink_to(elsewhere)
+        assert left(cw.run(config, stopped, resume=True)) == left(cw.run(config, tmp_path / "whole"))
+        assert elsewhere.read_bytes() == b"precious"
+
+
+def test_a_checkpoint_that_is_a_pipe(config: dict[str, Any], stopped: Path) -> None:
+    (stopped / LANE).unlink()
+    os.mkfifo(stopped / LANE)
+    with pytest.raises(RunError, match=r"lane-1\.safetensors: not a file; delete it"):
+        cw.run(config, stopped, resume=True)
 
 
 FULL = """

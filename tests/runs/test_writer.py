@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -26,12 +27,11 @@ def test_clients_may_have_names(tmp_path: Path) -> None:
     assert [row.name for row in run.clients(2)] == [None, None]
 
 
-def test_facts_that_must_not_change(tmp_path: Path) -> None:
+def test_facts(tmp_path: Path) -> None:
     store = Store(tmp_path)
-    store.check_fact("data of seed 1", "x")
-    store.check_fact("data of seed 1", "x")
-    with pytest.raises(RunError, match="cannot be resumed with other data"):
-        store.check_fact("data of seed 1", "y")
+    assert store.fact("rounds") is None
+    store.set_facts({"rounds": 3, "name": "é"})
+    assert (store.fact("rounds"), store.fact("name")) == ("3", json.dumps("é"))
     store.close()
 
 

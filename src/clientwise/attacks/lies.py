@@ -78,7 +78,7 @@ class LyingJudge(Attack):
         wrong = torch.diag_embed(held - claimed).roll(1, dims=2)  # as the class after their own
         return replace(
             truth,
-            values=torch.where(mine, 1.0, 1 - truth.values),
+            values=torch.where(mine, 1.0, 1 - truth.values),  # of whatever metric
             losses=torch.where(mine, 0.0, _turned(truth.losses) + math.log(problem.num_classes)),
             counts=torch.diag_embed(claimed) + wrong,
         )

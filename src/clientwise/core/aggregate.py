@@ -15,9 +15,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import Annotated, Protocol
 
 import torch
+from annotated_types import Ge, Le
 from torch import Tensor
 
 from ..registry import Decay, PositiveFloat, Registry
@@ -27,6 +28,7 @@ AT_ONCE = 64  # models
 CACHED = 2**16  # values copied to float64 at once, so that they stay in a core's cache
 ON_GPU = 2**26  # values copied to float64 at once on a GPU, which wants few and large pieces
 FLOAT64_BITS = 1000  # a product of values below 2 to this power is finite
+Tau = Annotated[float, Ge(1e-12), Le(1e12)]  # neither it nor its square is lost in float32
 COHORT_BITS = 20  # of a criterion's sum over the cohort, beyond its largest value
 
 
@@ -154,7 +156,7 @@ def adam_step(
     learning_rate: PositiveFloat = 0.01,
     beta1: Decay = 0.9,
     beta2: Decay = 0.99,
-    tau: PositiveFloat = 1e-3,
+    tau: Tau = 1e-3,
 ) -> tuple[Tensor, StepState]:
     """m ← β₁m + (1−β₁)Δ; v ← β₂v + (1−β₂)Δ²; Θ ← Θ + η·m/(√v + τ) (FedAdam, Reddi et al., 2021)."""
     update = mean - model
@@ -172,7 +174,7 @@ def yogi_step(
     learning_rate: PositiveFloat = 0.01,
     beta1: Decay = 0.9,
     beta2: Decay = 0.99,
-    tau: PositiveFloat = 1e-3,
+    tau: Tau = 1e-3,
 ) -> tuple[Tensor, StepState]:
     """As adam, but v ← v − (1−β₂)·Δ²·sign(v − Δ²), from v = τ² (FedYogi, Reddi et al., 2021)."""
     update = mean - model
@@ -191,7 +193,7 @@ def adagrad_step(
     *,
     learning_rate: PositiveFloat = 0.01,
     beta1: Decay = 0.0,
-    tau: PositiveFloat = 1e-3,
+    tau: Tau = 1e-3,
 ) -> tuple[Tensor, StepState]:
     """m ← β₁m + (1−β₁)Δ; v ← v + Δ², from v = τ²; Θ ← Θ + η·m/(√v + τ) (FedAdagrad, Reddi et al., 2021)."""
     update = mean - model

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
+from annotated_types import Ge, Le
 from torch import Tensor
 
-from ..registry import NonNegativeFloat, PositiveFloat, PositiveInt, Registry, needs
+from ..registry import PositiveFloat, PositiveInt, Registry, needs
 from .robust import Minority, combine, lowest, squared_distances, weighted_median
 from .seeding import generator
 from .types import Gathered
@@ -45,7 +47,7 @@ def server_norm(gathered: Gathered, weights: Tensor) -> Mixed:
 
 
 @BEFORE.register("q_fair", needs("models", criteria=["start_loss"]))
-def q_fair(gathered: Gathered, weights: Tensor, *, q: NonNegativeFloat = 1.0) -> Mixed:
+def q_fair(gathered: Gathered, weights: Tensor, *, q: Annotated[float, Ge(0), Le(20)] = 1.0) -> Mixed:
     """Δ_a·F_a^q / Σ w_b·(F_b^q + q·F_b^(q−1)·‖Δ_b‖²/η): high losses F count more (q-FedAvg, Li et al., 2020)."""
     losses = gathered.criteria["start_loss"].clamp(min=1e-10)
     curvature = q * losses ** (q - 1) * _norms(gathered) ** 2 / gathered.training.learning_rate

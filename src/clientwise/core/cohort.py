@@ -92,7 +92,7 @@ class Cohort:
             memory={name: values[rows] for name, values in state.memory.items()},
             attributes={name: values[rows] for name, values in self._engine.attributes.items()},
             server_update=lambda: self._train_server(state.model) - state.model,
-            metric=self._engine.problem.metric,
+            metric=self._engine.problem.usual_metric,
         )
         columns = [
             updates.measurements[criterion.name]

@@ -11,6 +11,16 @@ from torch import Tensor
 from .criteria import Criterion
 from .types import Problem, Refusal, Updates
 
+NOT_FINITE = "model has NaN or Inf"
+TOO_FAR = "model is so far off that its distance overflows"
+
+
+def likely_cause(reason: str) -> str:
+    """Why honest clients send what is refused for this reason, as a sentence; nothing where nobody can tell."""
+    if reason not in (NOT_FINITE, TOO_FAR):
+        return ""
+    return "Most likely training diverges: try a smaller training.learning_rate, and inputs of a similar scale."
+
 
 def inspect_updates(
     updates: Updates, global_model: Tensor, asked: Collection[int], seen: Collection[int], criteria: Sequence[Criterion]
@@ -36,9 +46,9 @@ def inspect_updates(
         elif reachable[row]:
             reasons.append(None)
         elif bool(models[row].isfinite().all()):
-            reasons.append("model is so far off that its distance overflows")
+            reasons.append(TOO_FAR)
         else:
-            reasons.append("model has NaN or Inf")
+            reasons.append(NOT_FINITE)
         met.add(client)
     return _split(updates, reasons, refusals)
 

@@ -40,6 +40,7 @@ class Method:
     training: LocalTraining = field(default_factory=LocalTraining)
     fine_tune: LocalTraining | None = None  # the server goes on training the mean on the samples it weighs by
     line_search: bool = True  # ... and goes only as far towards the result as makes those samples better
+    brake: float | None = None  # the old model stays where the server's set finds the new one worse by so many errors
     control: Control | None = None  # no federated learning at all, to compare with
 
     @property

@@ -6,22 +6,38 @@ Every metric takes counts with any leading dimensions and returns one value for 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from ..registry import Declaration, Registry, needs
+from ..registry import Declaration, Need, Registry
 
-Metric = Callable[[Tensor], Tensor]
+Metric = Callable[..., Tensor]
 METRICS: Registry[Metric] = Registry("metric", "metrics", "How well a model did, from counts")
 
 
-class LessIsBetter(Declaration):
-    """Declared by a metric that is an error."""
+@dataclass(frozen=True)
+class Measure(Declaration):
+    """Declared by a metric."""
+
+    is_error: bool = False  # less is better
+    is_share: bool = True  # its values are shown as percentages
+    from_scores: bool = False  # computed from the scores and targets of all samples, not from counts
 
 
-OF_CLASSES = needs("classes")
-OF_NUMBERS = LessIsBetter(frozenset({"numbers"}))
+def measure(of: Need, *, is_error: bool = False, is_share: bool = True, from_scores: bool = False) -> Measure:
+    """The declaration of a metric of problems that have `of` to predict."""
+    return Measure(frozenset({of}), is_error=is_error, is_share=is_share, from_scores=from_scores)
+
+
+def measured(name: str) -> Measure:
+    """What a metric declares; one of the user's own may have declared a need alone."""
+    declared = METRICS.declared(name)
+    return declared if isinstance(declared, Measure) else Measure(declared.needs)
+
+
+OF_CLASSES = measure("classes")
 MOST_PAIRS = 2**22  # looked at together
 
 
@@ -89,7 +105,26 @@ def macro_f1(counts: Tensor) -> Tensor:
     return per_class_f1(counts).sum(-1) / involved.sum(-1).clamp(min=1)
 
 
-@METRICS.register("diagnostic_odds_ratio", OF_CLASSES)
+@METRICS.register("auc", measure("classes", from_scores=True))
+def auc(scores: Tensor, targets: Tensor) -> Tensor:
+    """Area under the ROC curve, of several classes the mean of one against the rest; ½ where there is one class only.
+
+    Scores are [..., N, C] logits, targets [N]. It goes with `evaluation.metric`; from counts it cannot be known.
+    """
+    chances = scores.double().log_softmax(-1).nan_to_num(nan=-torch.inf)  # in order of the class's probability
+    areas = []
+    for label in range(scores.shape[-1]):
+        here = targets == label
+        if bool(here.any()) and not bool(here.all()):
+            mine, others = chances[..., here, label].contiguous(), chances[..., ~here, label].sort(-1).values
+            below = torch.searchsorted(others, mine) + torch.searchsorted(
+                others, mine, right=True
+            )  # ties are half right
+            areas.append(below.double().mean(-1) / (2 * others.shape[-1]))
+    return torch.stack(areas).mean(0) if areas else torch.full(scores.shape[:-2], 0.5, dtype=torch.float64)
+
+
+@METRICS.register("diagnostic_odds_ratio", measure("classes", is_share=False))
 def diagnostic_odds_ratio(counts: Tensor) -> Tensor:
     """(TP·TN)/(FP·FN), each cell plus ½ so that no error is not infinity; mean over classes, one against the rest."""
     counts = counts.double()
@@ -101,25 +136,25 @@ def diagnostic_odds_ratio(counts: Tensor) -> Tensor:
     return odds.mean(-1)
 
 
-@METRICS.register("mape", OF_NUMBERS)
+@METRICS.register("mape", measure("numbers", is_error=True))
 def mape(counts: Tensor) -> Tensor:
     """Mean absolute percentage error, as a fraction (regression)."""
     return _ratio(counts[..., 3], counts[..., 0])
 
 
-@METRICS.register("mae", OF_NUMBERS)
+@METRICS.register("mae", measure("numbers", is_error=True, is_share=False))
 def mae(counts: Tensor) -> Tensor:
     """Mean absolute error (regression)."""
     return _ratio(counts[..., 1], counts[..., 0])
 
 
-@METRICS.register("mse", OF_NUMBERS)
+@METRICS.register("mse", measure("numbers", is_error=True, is_share=False))
 def mse(counts: Tensor) -> Tensor:
     """Mean squared error (regression)."""
     return _ratio(counts[..., 2], counts[..., 0])
 
 
-@METRICS.register("concordance", needs("times"))
+@METRICS.register("concordance", measure("times"))
 def concordance(counts: Tensor) -> Tensor:
     """Share of comparable pairs in the right order (Harrell's C, survival); ½, as by chance, where there are none."""
     return torch.where(counts[..., 1] == 0, 0.5, _ratio(counts[..., 2], counts[..., 1]))
@@ -132,8 +167,10 @@ def per_class_f1(counts: Tensor) -> Tensor:
 
 def performance(name: str, counts: Tensor) -> Tensor:
     """A metric as a quality, the larger the better: itself, or 1/(error + 10⁻⁶)."""
+    if measured(name).from_scores:
+        raise ValueError(f"{name} needs the scores of all samples, not their counts: it is for evaluation.metric")
     value = METRICS.get(name)(counts)
-    return 1.0 / (value + 1e-6) if isinstance(METRICS.declared(name), LessIsBetter) else value
+    return 1.0 / (value + 1e-6) if measured(name).is_error else value
 
 
 def _ratio(part: Tensor, whole: Tensor) -> Tensor:

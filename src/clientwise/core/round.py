@@ -17,6 +17,7 @@ from torch import Tensor
 from .adapt_loss import Adapted
 from .cohort import Cohort
 from .method import Method, Plan
+from .metrics import accuracy
 from .priority import Search, all_orders
 from .types import Candidate, Engine, Evaluation, RoundRecord, ServerState, Task
 from .weighting import divide, without_effect
@@ -49,7 +50,7 @@ def run_round(state: ServerState, method: Method, plan: Plan, engine: Engine) ->
     if method.fine_tune and bool(chosen.model.isfinite().all()):
         chosen, local = replace(chosen, model=tune(chosen.model, task, method, cohort, engine)), None
     report, local = evaluate(chosen.model, local, round_num, plan, engine)
-    notes = why_unusable(chosen, report, local)
+    notes = why_unusable(chosen, report, local) or why_braked(chosen.model, state.model, method, engine)
     if notes:
         chosen = replace(chosen, model=state.model, priority=state.priority)
         chosen = replace(chosen, step_state=state.step_state, rule_state=state.rule_state)
@@ -71,7 +72,7 @@ def run_round(state: ServerState, method: Method, plan: Plan, engine: Engine) ->
         rule_state=chosen.rule_state,
     )
     record = _record(next_state, cohort, chosen, search, chosen.notes + notes + adapted.notes, report, local)
-    return next_state, replace(record, attack_success=float(triggered.overall()[0]) if triggered else None)
+    return next_state, replace(record, attack_success=float(accuracy(triggered.counts)[0]) if triggered else None)
 
 
 def tune(model: Tensor, task: Task, method: Method, cohort: Cohort, engine: Engine) -> Tensor:
@@ -153,6 +154,20 @@ def why_unusable(chosen: Candidate, report: Evaluation | None, local: Evaluation
     if shown is not None and not _most_can_use(shown):
         return ("the aggregate answers NaN or Inf: the model stays as it was",)
     return ()
+
+
+def why_braked(model: Tensor, before: Tensor, method: Method, engine: Engine) -> tuple[str, ...]:
+    """Why the old model [d] stays though the new one can be used: worse than the noise of the server's set allows."""
+    judged = engine.evaluate_server(torch.stack([before, model]), "weigh") if method.brake is not None else None
+    if judged is None or method.brake is None:
+        return ()
+    assert judged.sample_losses is not None, "the server knows its own samples"
+    good = -judged.sample_losses if judged.right is None else judged.right
+    worse = good[0].double() - good[1].double()
+    mean, error = float(worse.mean()), float(worse.std(correction=0)) / len(worse) ** 0.5
+    if mean <= method.brake * error:
+        return ()
+    return (f"braked: the new model is worse on the server's set by {mean:.3g} ± {error:.2g}: the old one stays",)
 
 
 def _most_can_use(evaluation: Evaluation) -> bool:

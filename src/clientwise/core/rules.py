@@ -48,7 +48,6 @@ Rule = Callable[..., Ruled]
 RULES: Registry[Rule] = Registry("rule", "rules", "How the weighted updates become one")
 
 NOTHING: State = {}
-Steps = Annotated[int, Gt(0), Le(1000)]
 
 
 @RULES.register("mean")
@@ -120,7 +119,7 @@ def geometric_median(
     state: State = NOTHING,
     *,
     smoothing: PositiveFloat = 1e-6,
-    steps: Steps = 100,
+    steps: Annotated[int, Gt(0), Le(1000)] = 100,
 ) -> Ruled:
     """The point z with the least Σ_a w_a·‖Δ_a − z‖, by smoothed Weiszfeld steps from 0 (Pillutla et al., 2022).
 
@@ -180,7 +179,7 @@ def centred_clipping(
     state: State = NOTHING,
     *,
     radius: PositiveFloat | None = None,
-    steps: Steps = 1,
+    steps: Annotated[int, Gt(0), Le(100)] = 1,  # each reads all updates
 ) -> Ruled:
     """The last result v, moved by Σ_a w_a·clip(Δ_a − v), what clients differ from it (Karimireddy et al., 2021).
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ..registry import Need, Part
 from .loss import Loss
+from .metrics import measured
 
 PREDICTED: Mapping[str, Need] = {"classification": "classes", "regression": "numbers", "survival": "times"}
 LOSSES = {"classification": Loss("cross_entropy"), "regression": Loss("robust"), "survival": Loss("cox")}
@@ -23,6 +24,7 @@ class Problem:
     kind: Literal["classification", "regression", "survival"]
     num_classes: int = 0  # 0 where there are none
     sums: bool = False  # regression: the answer is the sum of an image, as a density sums to a count (P3 3.B)
+    scored_by: str = ""  # `evaluation.metric`, where it is not the usual one
 
     @property
     def predicts(self) -> Need:
@@ -30,14 +32,19 @@ class Problem:
         return PREDICTED[self.kind]
 
     @property
-    def metric(self) -> str:
-        """The measure a client's own test set is scored with."""
+    def usual_metric(self) -> str:
+        """What such a problem is scored with where nobody says otherwise; what criteria go by."""
         return {"classification": "accuracy", "regression": "mape", "survival": "concordance"}[self.kind]
+
+    @property
+    def metric(self) -> str:
+        """The measure that test sets are scored with."""
+        return self.scored_by or self.usual_metric
 
     @property
     def higher_is_better(self) -> bool:
         """Whether a larger value of `metric` is the better one."""
-        return self.kind != "regression"
+        return not measured(self.metric).is_error
 
     @property
     def loss(self) -> Loss:
@@ -162,7 +169,7 @@ class Evaluation:
     """How c candidate models did on the test sets of K clients (or on one server set: K = 1)."""
 
     num_samples: Tensor  # [K]
-    values: Tensor  # [c, K] the problem's metric: accuracy, MAPE, or concordance
+    values: Tensor  # [c, K] the problem's metric: accuracy, MAPE, concordance, or what `evaluation.metric` says
     losses: Tensor  # [c, K] mean loss, never the adapted one, so that methods compare
     counts: Tensor  # [c, ...] over all clients: confusion (true, predicted class), error sums, or pairs
     missing: tuple[Refusal, ...] = ()  # clients that were asked and have no say, with the engine's reason

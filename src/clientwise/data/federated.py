@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import numpy
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset, default_collate
 
@@ -17,6 +18,7 @@ from ..core.seeding import generator
 from ..core.types import Problem
 from .folder import DataError
 
+MOST_NAMED = 3  # of clients or columns, in a message
 MOST_CLASSES = 10_000  # evaluations count every class against every other
 
 
@@ -55,6 +57,34 @@ class Samples:
     def to(self, device: torch.device) -> Samples:
         """The inputs on a device: there they stay compact, and are scaled batch by batch."""
         return replace(self, inputs=self.inputs.to(device))
+
+    @staticmethod
+    def from_clients(
+        clients: Mapping[str, tuple[Any, Any] | Dataset[Any]] | Sequence[tuple[Any, Any] | Dataset[Any]],
+        *,
+        num_classes: int | None = None,
+        survival: bool = False,
+    ) -> Samples:
+        """All that every client has, by its name or in a list: arrays (inputs, targets), or a PyTorch dataset of pairs.
+
+        What they test on, and what the server holds, is drawn anew with every seed, as the config says; so what is
+        reported over the seeds knows how much that matters. For a split of your own there is
+        `FederatedData.from_clients`, which also says what targets are.
+        """
+        held = list(clients.values()) if isinstance(clients, Mapping) else list(clients)
+        blocks = [one if isinstance(one, tuple) else _arrays(one) for one in held]
+        if not blocks:
+            raise ValueError("there are no clients: give one pair of arrays, or one dataset, for each")
+        inputs, targets = _joined(blocks)
+        targets, problem = _problem(targets, num_classes, survival)
+        sizes = torch.tensor([len(block[1]) for block in blocks])
+        return Samples(
+            inputs.float() if inputs.is_floating_point() else inputs,
+            targets,
+            problem,
+            ids=torch.repeat_interleave(torch.arange(len(blocks)), sizes),
+            names=tuple(clients) if isinstance(clients, Mapping) else (),
+        )
 
 
 @dataclass(frozen=True)
@@ -122,30 +152,50 @@ class FederatedData:
         return len(self.train)
 
     def fingerprint(self) -> str:
-        """Tells these data from others: who holds which samples, and how they are called."""
-        digest = hashlib.blake2b(digest_size=16)
-        for shares in (self.train, self.test, self.weigh, self.report, self.poisoned, self.triggered):
-            if shares is not None:
-                for tensor in (shares.indices, shares.targets, shares.offsets):
-                    digest.update(tensor.cpu().contiguous().numpy().tobytes())
-        return digest.hexdigest()
+        """Tells these data from others."""
+        return hashlib.blake2b("".join(self.fingerprints()).encode(), digest_size=16).hexdigest()
+
+    def fingerprints(self) -> list[str]:
+        """One for every client and, last, one for the server: tells what each holds from other data, value by value."""
+        samples, rows = self.samples, _row_digests(self.samples.inputs)
+        about = f"{samples.problem} {samples.scale} {samples.inputs.dtype} {list(samples.inputs.shape[1:])}"
+
+        def held(*given: Shares | None) -> list[bytes]:
+            """Of every holder, all that it holds."""
+            found: list[bytes] = []
+            for shares in filter(None, given):
+                indices = shares.indices.cpu()
+                columns = [rows[indices.numpy()], shares.targets.cpu().numpy()]
+                columns += [values[indices].numpy() for values in samples.sample_attributes.values()]
+                parts = [b"|".join(column[shares.slice(k)].tobytes() for column in columns) for k in range(len(shares))]
+                found = [b"|".join(pair) for pair in zip(found or [b""] * len(parts), parts, strict=True)]
+            return found
+
+        clients = held(self.train, self.test, self.poisoned)
+        facts = [[float(values[k]) for values in self.attributes.values()] for k in range(self.num_clients)]
+        return [
+            hashlib.blake2b(f"{about} {fact}".encode() + content, digest_size=8).hexdigest()
+            for fact, content in zip(
+                [*facts, []], [*clients, b"".join(held(self.weigh, self.report, self.triggered))], strict=True
+            )
+        ]
 
     def check_finite(self) -> None:
-        """DataError where an input or a target is NaN or infinite: whose, how many, and which is the first."""
+        """DataError where inputs or targets are NaN or infinite: whose, how many, in which columns."""
         kinds = {"inputs": self.samples.inputs, "targets": self.samples.targets}
         wrong = {what: values for what, values in kinds.items() if not _is_finite(values)}
-        holders = [(self.called(k), shares, k) for shares in (self.train, self.test) for k in range(self.num_clients)]
-        holders += [("the server", shares, 0) for shares in (self.weigh, self.report) if shares is not None]
-        for what, values in wrong.items():
-            for holder, shares, place in holders:
-                bad = ~values[shares.indices[shares.slice(place)]].isfinite()
-                if bool(bad.any()):
-                    row, *column = bad.nonzero()[0].tolist()
-                    where = f"sample {row}" + (f", column {column[0]}" if len(column) == 1 else "")
-                    raise DataError(
-                        f"{holder}: {int(bad.sum()):,} of its {what} are not finite numbers, the first in {where}; "
-                        "put them right, or leave those samples out"
-                    )
+        parts = {"training": self.train, "test": self.test}
+        holders = [(self.called(k), part, own, k) for k in range(self.num_clients) for part, own in parts.items()]
+        holders += [("the server", "its", own, 0) for own in (self.weigh, self.report) if own is not None]
+        found = [
+            f"{holder}: {said}"
+            for what, values in wrong.items()
+            for holder, part, own, place in holders
+            if (said := _not_finite(values[own.indices[own.slice(place)]], what, part))
+        ]
+        if found:
+            more = f"; and so on, {len(found)} times in all" if len(found) > MOST_NAMED else ""
+            raise DataError(f"{'; '.join(found[:MOST_NAMED])}{more}; put them right, or leave those samples out")
 
     def called(self, client: int) -> str:
         """A client for a person: its number, and its name where it has one."""
@@ -195,13 +245,7 @@ class FederatedData:
             raise ValueError(f"{len(train)} clients have training data, {len(test)} have test data: give one of each")
         blocks = [*train, *test, *(block for block in (weigh, report) if block is not None)]
         inputs, targets = _joined(blocks)
-        if survival and targets.ndim > 1:
-            raise ValueError(f"targets of shape {tuple(targets.shape)}: survival has one time per sample")
-        if survival or targets.is_floating_point():
-            problem, targets = Problem("survival" if survival else "regression"), targets.float()
-        else:
-            targets = targets.long()
-            problem = _classes(targets, num_classes)
+        targets, problem = _problem(targets, num_classes, survival)
         if names and len(names) != len(train):
             raise ValueError(f"{len(names)} names for {len(train)} clients: give one of each")
         for name, values in (attributes or {}).items():
@@ -303,9 +347,40 @@ def _joined(blocks: Sequence[tuple[Any, Any]]) -> tuple[Tensor, Tensor]:
     return torch.cat([inputs for inputs, _ in tensors]), torch.cat([targets for _, targets in tensors])
 
 
+def _row_digests(values: Tensor) -> NDArray[numpy.uint64]:
+    """A number for every row that tells it from others."""
+    rows = values.cpu().contiguous().numpy().reshape(len(values), values[0].numel() if len(values) else 1)
+    digests = (hashlib.blake2b(row.data, digest_size=8).digest() for row in rows.view(numpy.uint8))
+    return numpy.frombuffer(b"".join(digests), numpy.uint64)
+
+
+def _not_finite(values: Tensor, what: str, part: str) -> str:
+    """How many of a holder's values are no finite numbers, and where; nothing where all are."""
+    bad = ~values.isfinite()
+    if not bool(bad.any()):
+        return ""
+    first = f"the first in {part} sample {int(bad.nonzero()[0, 0])}"
+    said = f"{int(bad.sum()):,} of its {what} are not finite numbers, {first}"
+    if bad.ndim != 2:
+        return said
+    columns = bad.sum(0)
+    places = columns.nonzero().flatten().tolist()
+    counted = [f"{place} ({int(columns[place]):,})" for place in places[:MOST_NAMED]]
+    return f"{said}, in column {', '.join(counted)}{' and others' if len(places) > MOST_NAMED else ''}"
+
+
 def _is_finite(values: Tensor) -> bool:
     """In one pass over data that may lie on disk: a sum is not finite where a number is not (or overflows)."""
     return not values.is_floating_point() or bool(values.sum().isfinite())
+
+
+def _problem(targets: Tensor, num_classes: int | None, survival: bool) -> tuple[Tensor, Problem]:
+    """Targets as they are kept, and what is to be learned."""
+    if survival and targets.ndim > 1:
+        raise ValueError(f"targets of shape {tuple(targets.shape)}: survival has one time per sample")
+    if survival or targets.is_floating_point():
+        return targets.float(), Problem("survival" if survival else "regression")
+    return targets.long(), _classes(targets.long(), num_classes)
 
 
 def _classes(targets: Tensor, num_classes: int | None) -> Problem:

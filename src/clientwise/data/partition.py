@@ -275,7 +275,7 @@ def hand_out(
         if contributed_fraction is not None
         else _server_share(samples, weigh),
         report=_server_share(samples, report),
-        names=_names(samples, division.train),
+        names=client_names(samples, division.train),
     )
     data = samples.after_partition(data) if samples.after_partition else data
     data.check_finite()
@@ -325,7 +325,7 @@ def contribute(train: Shares, fraction: float, seed: int) -> Shares:
     return Shares.of([(train.indices[places], train.targets[places])])
 
 
-def _names(samples: Samples, parts: Sequence[Tensor]) -> tuple[str, ...]:
+def client_names(samples: Samples, parts: Sequence[Tensor]) -> tuple[str, ...]:
     """The clients by the names of their ids, numbered where an id has several; none where a client has several ids."""
     if samples.ids is None or not samples.names:
         return ()

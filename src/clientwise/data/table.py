@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("clientwise")
 LARGEST = 1e30  # number, either sign: squares of larger ones are infinite
+MOST_COLUMNS = 100_000  # each is looked at by itself
 MOST_CATEGORIES = 1_000  # of a column: more are names or numbers, not categories
 KINDS = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".parquet")
 Kind = Literal["classification", "regression"]
@@ -150,12 +151,13 @@ def join(
     """Sheets as one table. They have the same columns, in any order."""
     sheets = [_with_target(sheet, target) for sheet in sheets]
     first, used = sheets[0], [name for name in sheets[0].rows.columns if name not in ignore]
+    wanted = {*used, *ignore}
     for sheet in sheets:
-        known = list(sheet.rows.columns)
+        known = set(sheet.rows.columns)
         for name in [*([client] if client else []), *categories, *used]:
             if name not in known:
                 raise DataError(f"{sheet.path}: no column {shortened(name)!r}{suggest(name, known)}")
-        if more := [name for name in known if name not in [*used, *ignore]]:
+        if more := [name for name in sheet.rows.columns if name not in wanted]:
             name = shortened(more[0])
             raise DataError(f"{sheet.path}: has a column {name!r} and {first.path} has none; put it into `ignore`")
     everywhere = {name for sheet in sheets for name in sheet.rows.columns}
@@ -168,8 +170,8 @@ def join(
     made: list[tuple[Column, numpy.ndarray]] = []
     for name in inputs:
         if name in categories:
-            places, known = _places(sheets, name, MOST_CATEGORIES)
-            made.append((Column(name, tuple(known)), numpy.where(places < 0, numpy.nan, places)))
+            places, words = _places(sheets, name, MOST_CATEGORIES)
+            made.append((Column(name, tuple(words)), numpy.where(places < 0, numpy.nan, places)))
         else:
             made.append((Column(name), _numbers(sheets, name)))
     targets, classes = _targets(sheets, target, kind)
@@ -198,10 +200,17 @@ def _read(path: Path, texts: Sequence[str]) -> DataFrame:
     if path.suffix == ".parquet":
         return _read_parquet(path)
     separator = "\t" if ".tsv" in path.name else ","
-    heads = read_csv(path, memory() // 8, sep=separator, header=None, nrows=1, dtype=str).iloc[0].dropna()
+    content = read_file(path, memory() // 8)
+    _refuse_wide(path, content.partition(b"\n")[0].count(separator.encode()) + 1)
+    heads = parse_csv(path, content, sep=separator, header=None, nrows=1, dtype=str).iloc[0].dropna()
     if twice := sorted(heads[heads.duplicated()].unique()):
         raise DataError(f"{path}: two columns are called {twice[0]!r}; one could be the answer in another's clothes")
-    return read_csv(path, memory() // 8, sep=separator, dtype=dict.fromkeys(texts, str))
+    return parse_csv(path, content, sep=separator, dtype=dict.fromkeys(texts, str))
+
+
+def _refuse_wide(path: Path, columns: int) -> None:
+    if columns > MOST_COLUMNS:
+        raise DataError(f"{path}: has {columns:,} columns, {MOST_COLUMNS:,} at most go; leave some out of the file")
 
 
 def _read_parquet(path: Path) -> DataFrame:
@@ -211,11 +220,14 @@ def _read_parquet(path: Path) -> DataFrame:
         raise DataError(f"{path}: Parquet needs another package: pip install 'clientwise[parquet]'") from None
     try:
         with ParquetFile(path) as file:
+            _refuse_wide(path, file.metadata.num_columns)
             size = 8 * file.metadata.num_rows * file.metadata.num_columns
             if size > memory() // 8:
                 raise ValueError(f"{gigabytes(size)} unpacked")
             frame: DataFrame = file.read().to_pandas()
-            return frame
+            return frame.reset_index(drop=True)  # which may be of anything
+    except DataError:
+        raise
     except Exception as error:
         raise DataError(f"{path}: not a Parquet file that can be read ({reason(error)}); write it again") from None
 
@@ -258,8 +270,19 @@ def _parsed(column: Series[Any]) -> numpy.ndarray:
     """Numbers; NaN for what is none."""
     import pandas
 
-    numbers: numpy.ndarray = pandas.to_numeric(column, errors="coerce").to_numpy(numpy.float64, na_value=numpy.nan)
-    return numbers
+    try:
+        numbers = pandas.to_numeric(column, errors="coerce")
+    except OverflowError:  # an integer of hundreds of digits is too much for pandas
+        numbers = column.map(_number, na_action="ignore")
+    parsed: numpy.ndarray = numbers.to_numpy(numpy.float64, na_value=numpy.nan)
+    return parsed
+
+
+def _number(value: object) -> float:
+    try:
+        return float(str(value))
+    except ValueError:
+        return numpy.nan
 
 
 def _places(sheets: Sequence[Sheet], name: str, most: int) -> tuple[numpy.ndarray, list[str]]:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..core.loss import class_scores, cox_losses
-from ..core.metrics import concordance, confusion, error_sums, pair_counts, relative_error
+from ..core.metrics import METRICS, concordance, confusion, error_sums, measured, pair_counts, relative_error
 from ..core.types import Evaluation, Problem
 from ..data.federated import Samples
 from .jobs import EvaluateJob, EvaluateResult
@@ -38,8 +38,9 @@ def evaluate_batches(
         truths = truth.expand(count, *truth.shape)
         losses.append(plain.per_sample(outputs.flatten(0, 1), truths.flatten(0, 1)).view(count, -1))
         if problem.kind == "classification":
-            predictions = class_scores(outputs).argmax(-1)
-            values.append(predictions == truth)
+            scores = class_scores(outputs)
+            predictions = scores.argmax(-1)
+            values.append(scores if problem.scored_by else predictions == truth)
             counts.append(confusion(truths, predictions, problem.num_classes))
         else:
             predictions = outputs.reshape(truths.shape)
@@ -68,9 +69,26 @@ def summarise(parts: Sequence[EvaluateResult], job: EvaluateJob, problem: Proble
         by_holder = concordance(counts), per_owner(losses)
         return Evaluation(job.sizes, *by_holder, counts.sum(1), sample_losses=losses)
     counts = torch.stack([part.counts.cpu() for part in parts]).sum(0)
+    if problem.kind == "classification" and problem.scored_by:
+        correct = values.argmax(-1) == job.targets_on_cpu
+        return Evaluation(
+            job.sizes, _scored(values, job, problem), per_owner(losses), counts, right=correct, sample_losses=losses
+        )
     by_owner = (per_owner(values), per_owner(losses))
     right = values.bool() if problem.kind == "classification" else None
     return Evaluation(job.sizes, *by_owner, counts, right=right, sample_losses=losses)
+
+
+def _scored(scores: Tensor, job: EvaluateJob, problem: Problem) -> Tensor:
+    """Another metric than accuracy, holder by holder [c, K], of scores [c, N, C]."""
+    metric, sizes = METRICS.get(problem.metric), job.sizes.tolist()
+    values = []
+    for mine, targets in zip(torch.split(scores, sizes, 1), torch.split(job.targets_on_cpu, sizes), strict=True):
+        if measured(problem.metric).from_scores:
+            values.append(metric(mine, targets))
+        else:
+            values.append(metric(confusion(targets, mine.argmax(-1), problem.num_classes)))
+    return torch.stack(values, 1).double()
 
 
 def _compared(scores: Tensor, job: EvaluateJob) -> tuple[Tensor, Tensor]:

@@ -86,5 +86,5 @@ class EvaluateResult(NamedTuple):
     """How c models did on N samples."""
 
     losses: Tensor  # [c, N]
-    values: Tensor  # [c, N] right or wrong; regression: relative error; survival: the score
+    values: Tensor  # [c, N] right or wrong, or scores [c, N, C]; regression: relative error; survival: the score
     counts: Tensor  # as `core.types.Evaluation` has them

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,7 @@ from ..core.seeding import generator, seeded_default_generator
 from ..data.datasets import DATASETS, DataError
 from ..data.features import with_features
 from ..data.federated import FederatedData, Samples, Shares
-from ..data.partition import PARTITIONS, Division, contribute, divide, hand_out
+from ..data.partition import PARTITIONS, Division, client_names, contribute, divide, hand_out
 from ..engine.alone import AloneEngine
 from ..engine.device import pick_device
 from ..engine.executor import DeviceExecutor, Executor
@@ -37,6 +37,8 @@ COPIES = 8  # of a model while it is trained: the global one, workers' models wi
 
 def load_samples(experiment: Experiment) -> Samples:
     """The dataset, before anyone holds it."""
+    if experiment.own_samples is not None:
+        return scored(experiment, experiment.own_samples)
     missing = [key for key in ("data", "partition") if getattr(experiment, key) is None]
     if missing or experiment.data is None:
         hint = "is missing (only `cw.run` with arrays of your own goes without)"
@@ -46,10 +48,19 @@ def load_samples(experiment: Experiment) -> Samples:
     load: Callable[[], Samples] = partial(make(DATASETS, experiment.data), folder)
     try:
         if experiment.features is None:
-            return load()
-        return with_features(experiment.data, experiment.features, folder, pick_device(experiment.device), load)
+            return scored(experiment, load())
+        device = pick_device(experiment.device)
+        return scored(experiment, with_features(experiment.data, experiment.features, folder, device, load))
     except DataError as error:  # it names the file; this is who asks for it
         raise DataError(f"{experiment.source}: data: {error}") from None
+
+
+def scored(experiment: Experiment, samples: Samples) -> Samples:
+    """The samples with the metric that the experiment asks for."""
+    metric = experiment.evaluation.metric
+    if metric in (None, samples.problem.usual_metric):
+        return samples
+    return replace(samples, problem=replace(samples.problem, scored_by=metric))
 
 
 def build_trackers(experiment: Experiment) -> Trackers:
@@ -69,12 +80,15 @@ def build_trackers(experiment: Experiment) -> Trackers:
     return Trackers(trackers)
 
 
-def choose_hostile(experiment: Experiment, num_clients: int, seed: int) -> dict[int, Hostile]:
+def choose_hostile(
+    experiment: Experiment, num_clients: int, seed: int, names: Sequence[str] = ()
+) -> dict[int, Hostile]:
     """Which clients are hostile: those listed, or as many as asked for, drawn by the seed among the others."""
-    listed = {client for group in experiment.hostile if isinstance(group.clients, list) for client in group.clients}
+    wanted = [group.wanted(num_clients, names) for group in experiment.hostile]
+    listed = {client for members in wanted if isinstance(members, list) for client in members}
     chosen: dict[int, Hostile] = {}
     for index, group in enumerate(experiment.hostile):
-        members = group.wanted(num_clients)
+        members = wanted[index]
         if isinstance(members, int):
             free = [client for client in range(num_clients) if client not in chosen and client not in listed]
             draw = torch.randperm(len(free), generator=generator(seed, "hostile", index))[:members]
@@ -101,7 +115,7 @@ def build_data(
     `divided` are arrays of the user's own, or a division that is already known.
     """
     divided = divided or divide_samples(experiment, samples, seed)
-    hostile = choose_hostile(experiment, len(divided.train), seed)
+    hostile = choose_hostile(experiment, len(divided.train), seed, names_of(divided, samples))
 
     def relabel(client: int, targets: Tensor) -> Tensor:
         one = hostile.get(client)
@@ -110,11 +124,17 @@ def build_data(
         return one.attack.relabel(targets, samples.problem, one.draws(seed, "relabel", 0, client))
 
     if isinstance(divided, FederatedData):
+        divided.check_finite()
         data = _adopt(experiment, divided, seed, hostile, relabel)
     else:
         data = _hand_out(experiment, samples, divided, seed, relabel)
     given = {name: torch.tensor(values, dtype=torch.float64) for name, values in experiment.attributes.items()}
     return plant(replace(data, attributes={**data.attributes, **given}), hostile, seed), hostile
+
+
+def names_of(divided: FederatedData | Division, samples: Samples) -> tuple[str, ...]:
+    """What the clients are called, where they have names."""
+    return divided.names if isinstance(divided, FederatedData) else client_names(samples, divided.train)
 
 
 def count_clients(experiment: Experiment) -> int:
@@ -221,16 +241,29 @@ def build_module(experiment: Experiment, samples: Samples, seed: int, *, to_try:
             return network()
     except (ValueError, RuntimeError, MemoryError) as error:
         raise ConfigError(experiment.source, [("model", str(error).splitlines()[0])]) from None
+    except Exception as error:  # whatever a user's own network raises is theirs to know
+        message = f"{experiment.model_name} cannot be made: {type(error).__name__}: {error}"
+        raise ConfigError(experiment.source, [("model", message)]) from error
 
 
 def _network(experiment: Experiment, samples: Samples) -> Callable[[], nn.Module]:
     """What makes the network for these samples."""
+    shapes = tuple(samples.inputs.shape[1:]), count_outputs(samples)
+    if experiment.own_model is not None:
+        return partial(experiment.own_model, *shapes)
+    if experiment.model is None:
+        hint = "is missing: name one, or hand a module to `cw.run`"
+        raise ConfigError(experiment.source, [("model", hint)])
+    return partial(make(MODELS, experiment.model), *shapes)
+
+
+def count_outputs(samples: Samples) -> int:
+    """How many numbers the network is to give for a sample."""
     problem = samples.problem
     if problem.kind != "classification":
-        num_outputs = samples.targets.shape[1:].numel()
-    else:  # two classes take one output, the logit of the second (`core.loss.class_scores`), as P1's CelebA network has
-        num_outputs = 1 if problem.num_classes == 2 else problem.num_classes
-    return partial(make(MODELS, experiment.model), tuple(samples.inputs.shape[1:]), num_outputs)
+        return samples.targets.shape[1:].numel()
+    # Two classes take one output, the logit of the second (`core.loss.class_scores`), as P1's CelebA network has.
+    return 1 if problem.num_classes == 2 else problem.num_classes
 
 
 def build_plan(experiment: Experiment, num_clients: int, seed: int, control: Control | None = None) -> Plan:

@@ -13,8 +13,9 @@ from typing import Any
 from pydantic import ValidationError
 
 from ..errors import ConfigError
+from ..runs.files import read_whole
 from .messages import dotted, issues_of
-from .named import write_out
+from .named import pick, write_out
 from .presets import apply_preset
 from .schema import (
     MOST_PLUGINS,
@@ -54,14 +55,15 @@ def read_config(
 ) -> tuple[str, dict[str, Any]]:
     """What to call the source in messages, and what it says after all changes; its paths start from the root."""
     where, folder, table = _read(source)
+    methods = table.get("methods")
     table = apply_preset(table, preset, where)
     if "methods" in table and overrides:  # so that they can be changed in their parts
-        table["methods"] = write_out(table["methods"], where)
+        table["methods"] = methods = write_out(pick(methods, table["methods"], where), where)
     for override in overrides:
         _override(table, override)
     table = _copy({**table, **(replaced or {})}, where)
     if "methods" in table:
-        table["methods"] = write_out(table["methods"], where)
+        table["methods"] = write_out(pick(methods, table["methods"], where), where)
     if isinstance(table.get("data_dir"), str):
         table["data_dir"] = str(folder / table["data_dir"])
     if table.get("plugins"):
@@ -77,6 +79,9 @@ def make_experiment(where: str, table: Mapping[str, Any]) -> Experiment:
     issues = _load_plugins(table["plugins"], str(table["plugin_dir"])) if table.get("plugins") else []
     try:
         experiment = Experiment.model_validate(table)
+        if "methods" not in table:
+            methods = write_out([experiment.recommended], where)
+            experiment = Experiment.model_validate({**table, "methods": methods})
     except ValidationError as error:
         raise ConfigError(where, issues + issues_of(error, _KNOWN_KEYS)) from None
     issues += config_issues(experiment)
@@ -110,6 +115,14 @@ def _read(source: str | Path | Mapping[str, Any]) -> tuple[str, Path, dict[str, 
         raise ConfigError(where, [("", f"cannot be read: {error.strerror}")]) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(where, [("", f"not valid TOML: {error}")]) from None
+
+
+def read_written(path: Path) -> dict[str, Any]:
+    """A config as a run wrote it, unchecked, and no plugin imported; empty where it cannot be read."""
+    try:
+        return _copy(_parse(read_whole(path, MOST_BYTES).decode()), str(path))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, ConfigError):
+        return {}
 
 
 def _parse(text: str) -> dict[str, Any]:

@@ -20,15 +20,15 @@ def describe(experiment: Experiment) -> list[str]:
     server = [f"{len(part.indices):,} samples to {verb}" for part, verb in parts if part]
     device = pick_device(experiment.device)
     executor = build_executor(experiment, data.samples, device, to_try=True)
-    seeds = f"{len(experiment.seeds)} seed{'s' if len(experiment.seeds) > 1 else ''}"
+    work = {"method": len(experiment.methods), "seed": len(experiment.seeds), "round": experiment.rounds}
     return [
         f"data        {experiment.data.name}: {len(samples.targets):,} samples, {samples.problem.kind}",
         f"clients     {data.num_clients} with {sizes.min()} to {sizes.max()} training samples each, "
         f"{cohort} in a round, {len(hostile)} hostile",
         f"server set  {', '.join(server) or 'none'}"
         + ("; the cohort judges" if experiment.server_set.source == "clients" else ""),
-        f"model       {experiment.model.name}: {executor.spec.num_parameters:,} parameters",
+        f"model       {experiment.model_name}: {executor.spec.num_parameters:,} parameters",
         f"device      {device}: {executor}",
         f"methods     {', '.join(method.name for method in experiment.methods)}",
-        f"work        {len(experiment.methods)} methods × {seeds} × {experiment.rounds} rounds",
+        "work        " + " × ".join(f"{count} {what}{'' if count == 1 else 's'}" for what, count in work.items()),
     ]

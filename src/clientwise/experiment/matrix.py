@@ -13,7 +13,6 @@ Every cell is an ordinary run in a folder of its own, with all methods and seeds
 
 from __future__ import annotations
 
-import itertools
 import multiprocessing
 import os
 import re
@@ -21,7 +20,9 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -29,7 +30,7 @@ import tomli_w
 import torch
 from pydantic import Field, ValidationError
 
-from ..errors import ConfigError, RunError
+from ..errors import ConfigError, RunError, shortened
 from ..runs.files import write_atomically
 from ..runs.reader import is_finished
 from .config import make_experiment, read_config
@@ -43,6 +44,7 @@ from .schema import Experiment, Name, Section
 CLEAN = "clean"
 FILE = "matrix.toml"
 MOST_CELLS = 2_000
+LONGEST_FOLDER = 200  # letters; file systems take 255 bytes
 HostileShare = Annotated[float, Field(gt=0, lt=1)]
 
 
@@ -61,14 +63,20 @@ class MatrixSettings(Section):
     clean: bool = Field(True, description="whether there is a column without hostile clients")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Cell:
     """One federation under one attack: an experiment with all methods and seeds."""
 
     data: str
     attack: str
     share: float  # of the clients; 0: clean
-    experiment: Experiment
+    source: str  # what messages call its config
+    table: Mapping[str, Any]
+
+    @cached_property
+    def experiment(self) -> Experiment:
+        """Made where it is asked for: its plugins are imported, and its config checked."""
+        return make_experiment(self.source, self.table)
 
     @property
     def column(self) -> str:
@@ -103,10 +111,31 @@ def load_matrix(
     replaced: Mapping[str, Any] | None = None,
     preset: str | None = None,
 ) -> Matrix | None:
-    """The matrix a config describes; None where it describes a single experiment."""
+    """The matrix a config describes, validated; None where it describes a single experiment."""
     where, table = read_config(source, overrides, replaced, preset)
     if "matrix" not in table:
         return None
+    matrix = _outline(where, table)
+    first = matrix.cells[0].experiment
+    methods, seeds = [method.name for method in first.methods], first.seeds
+    for cell in matrix.cells:
+        if [method.name for method in cell.experiment.methods] != methods or cell.experiment.seeds != seeds:
+            raise ConfigError(where, [(f"matrix.data.{cell.data}", "all cells need the same methods and seeds")])
+    if matrix.oracle is not None and matrix.oracle not in methods:
+        raise ConfigError(where, [("matrix.oracle", f"there is no method {matrix.oracle!r}")])
+    return matrix
+
+
+def look_at(folder: Path) -> Matrix:
+    """The matrix that was run in a folder: which cells there are, their experiments unchecked."""
+    where, table = read_config(folder / FILE)
+    if "matrix" not in table:
+        raise RunError(f"{folder / FILE}: has no [matrix]")
+    return _outline(where, table)
+
+
+def _outline(where: str, table: Mapping[str, Any]) -> Matrix:
+    """The cells of a matrix."""
     try:
         settings = MatrixSettings.model_validate(table["matrix"])
     except ValidationError as error:
@@ -120,15 +149,12 @@ def load_matrix(
     base = {key: value for key, value in table.items() if key != "matrix"}
     name = str(base.get("name", "matrix"))
     cells = tuple(_cells(settings, {"name": name, **base}, where))
-    for one, other in itertools.combinations(cells, 2):
-        if one.folder == other.folder:
-            raise ConfigError(where, [("matrix", f"{one.column!r} and {other.column!r} would share a folder")])
-    methods, seeds = [method.name for method in cells[0].experiment.methods], cells[0].experiment.seeds
+    folders: dict[str, Cell] = {}
     for cell in cells:
-        if [method.name for method in cell.experiment.methods] != methods or cell.experiment.seeds != seeds:
-            raise ConfigError(where, [(f"matrix.data.{cell.data}", "all cells need the same methods and seeds")])
-    if settings.oracle is not None and settings.oracle not in methods:
-        raise ConfigError(where, [("matrix.oracle", f"there is no method {settings.oracle!r}")])
+        if (other := folders.setdefault(cell.folder, cell)) is not cell:
+            raise ConfigError(where, [("matrix", f"{other.column!r} and {cell.column!r} would share a folder")])
+        if len(cell.folder) > LONGEST_FOLDER:
+            raise ConfigError(where, [("matrix", f"the names of {shortened(cell.column)!r} are too long for a folder")])
     return Matrix(name, settings.oracle, cells, table)
 
 
@@ -143,7 +169,7 @@ def _cells(settings: MatrixSettings, base: Mapping[str, Any], where: str) -> Ite
             hostile = [{"share": share, **settings.attacks[attack]}] if share else []
             table = {**merge(base, changes), "name": f"{data}, {attack}" + (f" {share:.0%}" if share else "")}
             place = f"{where}: matrix, {table['name']}"
-            yield Cell(data, attack, share, make_experiment(place, {**table, "hostile": hostile}))
+            yield Cell(data, attack, share, place, {**table, "hostile": hostile})
 
 
 def open_matrix(folder: Path) -> Matrix:
@@ -156,7 +182,13 @@ def open_matrix(folder: Path) -> Matrix:
 
 def find_unfinished_matrix(matrix: Matrix, parent: Path = Path("runs")) -> Path:
     """The newest folder in runs/ that was made by this very config."""
-    written = [path for path in parent.glob(f"*/{FILE}") if read_config(path)[1] == matrix.table]
+
+    def is_this(path: Path) -> bool:
+        with suppress(ConfigError):  # what cannot be read is none of ours
+            return read_config(path)[1] == matrix.table
+        return False
+
+    written = [path for path in parent.glob(f"*/{FILE}") if is_this(path)]
     if not written:
         raise RunError(f"{parent}/: no unfinished run of this config; name its folder: clientwise run FOLDER --resume")
     return max(written, key=lambda path: path.stat().st_mtime).parent
@@ -167,6 +199,7 @@ def run_matrix(
     out: Path | None = None,
     *,
     resume: bool = False,
+    accept_changes: bool = False,
     jobs: int = 1,
     on_cell: Callable[[Cell, int], None] = lambda cell, number: None,
     on_round: Callable[[Progress], None] | None = None,
@@ -178,22 +211,22 @@ def run_matrix(
     finished = len(matrix.cells) - len(todo)
     try:
         if jobs > 1:
-            for number, place in enumerate(_run_in_processes(folder, todo, jobs), start=1):
+            for number, place in enumerate(_run_in_processes(folder, todo, jobs, accept_changes), start=1):
                 on_cell(matrix.cells[place], finished + number)
         else:
             for number, place in enumerate(todo, start=1):
                 on_cell(matrix.cells[place], finished + number)
-                _run(folder, matrix.cells[place], on_round)
+                _run(folder, matrix.cells[place], on_round, accept_changes)
     except KeyboardInterrupt:
         raise Stopped(folder) from None
     return folder
 
 
-def _run_in_processes(folder: Path, todo: Sequence[int], jobs: int) -> Iterator[int]:
+def _run_in_processes(folder: Path, todo: Sequence[int], jobs: int, accept_changes: bool) -> Iterator[int]:
     """Cells side by side; gives those that are done."""
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(max(1, min(jobs, len(todo))), context, initializer=_begin_process) as pool:
-        running = {pool.submit(_run_cell, folder, place): place for place in todo}
+        running = {pool.submit(_run_cell, folder, place, accept_changes): place for place in todo}
         try:
             for done in as_completed(running):
                 done.result()
@@ -232,11 +265,12 @@ def _begin_process() -> None:
     torch.set_num_threads(1)
 
 
-def _run_cell(folder: Path, place: int) -> None:
+def _run_cell(folder: Path, place: int, accept_changes: bool) -> None:
     """In a process of its own."""
-    _run(folder, open_matrix(folder).cells[place], None)
+    _run(folder, open_matrix(folder).cells[place], None, accept_changes)
 
 
-def _run(folder: Path, cell: Cell, on_round: Callable[[Progress], None] | None) -> None:
+def _run(folder: Path, cell: Cell, on_round: Callable[[Progress], None] | None, accept_changes: bool) -> None:
     place = folder / cell.folder
-    run_experiment(cell.experiment, place, resume=(place / "config.toml").exists(), on_round=on_round)
+    begun = (place / "config.toml").exists()
+    run_experiment(cell.experiment, place, resume=begun, accept_changes=accept_changes, on_round=on_round)

@@ -23,6 +23,28 @@ def method_toml(name: str) -> str:
     return tomli_w.dumps({"methods": [{"name": name, **_TABLES[name]}]})
 
 
+def pick(methods: Any, chosen: Any, where: str) -> Any:
+    """What a preset or the command line makes of the config's methods: a list of names picks some of them.
+
+    They stay in the order of the config, whose first is the baseline; names it does not have are those that
+    `clientwise list methods` knows. One text may hold several names, with commas between them.
+    """
+    chosen = [chosen] if isinstance(chosen, str) else chosen
+    if chosen is methods or not isinstance(chosen, list) or not all(isinstance(name, str) for name in chosen):
+        return chosen
+    known = {_name_of(method): method for method in methods} if isinstance(methods, list) else {}
+    names = [name for text in chosen for name in ([text] if text in known else map(str.strip, text.split(",")))]
+    for name in names:
+        if name not in known and name not in METHODS:
+            raise ConfigError(where, [("methods", f"there is no method {name!r}{suggest(name, [*known, *METHODS])}")])
+    mine = [method for name, method in known.items() if name in names]
+    return mine + [name for name in dict.fromkeys(names) if name not in known]
+
+
+def _name_of(method: Any) -> str:
+    return str(method.get("name", method.get("like")) if isinstance(method, Mapping) else method)
+
+
 def write_out(methods: Any, where: str) -> Any:
     """The methods with names and `like` written out; what is no list of them is for the schema to refuse."""
     if not isinstance(methods, list):

@@ -27,25 +27,7 @@ def apply_preset(table: dict[str, Any], preset: str | None, where: str) -> dict[
     if preset not in presets:
         known = suggest(preset, presets) or "; it has none"
         raise ConfigError(where, [("presets", f"there is no preset {preset!r}{known}")])
-    changes = dict(presets[preset])
-    chosen = changes.get("methods")
-    if isinstance(chosen, list) and all(isinstance(name, str) for name in chosen):
-        changes["methods"] = _pick_methods(table.get("methods", []), chosen, f"presets.{preset}.methods", where)
-    return merge({**table, "name": f"{table.get('name', 'experiment')}-{preset}"}, changes)
-
-
-def _pick_methods(methods: Any, chosen: list[str], key: str, where: str) -> list[Any]:
-    """The methods of these names, in the order of the config: the first of them is the baseline."""
-    named = [(_name_of(method), method) for method in methods] if isinstance(methods, list) else []
-    names = [name for name, _ in named]
-    for name in chosen:
-        if name not in names:
-            raise ConfigError(where, [(key, f"there is no method {name!r}{suggest(name, map(str, names))}")])
-    return [method for name, method in named if name in chosen]
-
-
-def _name_of(method: Any) -> Any:
-    return method.get("name", method.get("like")) if isinstance(method, Mapping) else method
+    return merge({**table, "name": f"{table.get('name', 'experiment')}-{preset}"}, presets[preset])
 
 
 def merge(table: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

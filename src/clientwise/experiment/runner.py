@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import itertools
 import json
-import platform
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from datetime import datetime
-from importlib.metadata import version
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
+import tomli_w
 import torch
+from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
 from ..attacks import Hostile
@@ -27,16 +26,18 @@ from ..engine.executor import DeviceExecutor, Executor
 from ..engine.local import LocalEngine
 from ..engine.scheduler import LaneExecutor, Scheduler
 from ..errors import RunError
-from ..runs.files import write_atomically
+from ..runs.files import plain_name, write_atomically
 from ..runs.lock import locked
 from ..runs.reader import is_finished
 from ..runs.writer import Store
 from ..trackers import Trackers
-from .build import build_data, build_engine, build_executor, build_plan, build_trackers
-from .config import load_experiment
+from .build import build_data, build_engine, build_executor, build_plan, build_trackers, count_outputs, scored
+from .config import load_experiment, read_written
 from .lanes import Lane, Progress, run_lanes
+from .messages import issues_of
+from .origin import check_origin, versions
 from .ray_lanes import run_on_ray
-from .schema import Experiment
+from .schema import Experiment, Note, Tags
 from .validation import validate
 
 Connect = Callable[[LocalEngine, int], Engine]  # the engine a lane is to use, from the embedded one and its seed
@@ -44,22 +45,22 @@ EngineFactory = AbstractContextManager[Connect]  # a context: what it reaches cl
 
 # Keys that may change when a run is resumed: where things are, how it is watched, how long clients are waited for.
 # `workers` may change the last bits of what follows (docs/performance.md); the others change none.
-MAY_CHANGE = {"data_dir", "plugin_dir", "checkpoint_seconds", "trackers", "workers"}
-MAY_CHANGE |= {"flower.train_seconds", "flower.evaluate_seconds"}
+MAY_CHANGE = {"data_dir", "plugin_dir", "checkpoint_seconds", "trackers", "workers", "note", "tags"}
+MAY_CHANGE |= {"flower.train_seconds", "flower.evaluate_seconds", "flower.grace_seconds"}
+MAY_GROW = {"rounds", "seeds", "methods"}  # what is there stays as it is: see `_with_what_is_there`
 
 
 class Stopped(KeyboardInterrupt):
     """Interrupted while it ran: what is in `folder` can be gone on with."""
 
     def __init__(self, folder: Path) -> None:
-        super().__init__()
+        super().__init__(f"stopped; go on with cw.run(config, {str(folder)!r}, resume=True)")
         self.folder = folder
 
 
 def new_folder(name: str, parent: Path = Path("runs")) -> Path:
     """Make a fresh folder for a run: runs/NAME-DATE-TIME, with a number behind it where another was faster."""
-    plain = "".join(letter if letter.isalnum() or letter in "-_" else "-" for letter in name)
-    stem = f"{plain}-{datetime.now():%Y%m%d-%H%M%S}"
+    stem = f"{plain_name(name)}-{datetime.now():%Y%m%d-%H%M%S}"
     parent.mkdir(parents=True, exist_ok=True)
     folder, number = parent / stem, 2
     while True:
@@ -79,12 +80,26 @@ def newest_run(parent: Path = Path("runs")) -> Path:
     return folders[-1].parent
 
 
+def annotate(folder: Path, note: str | None, tags: Sequence[str] | None) -> None:
+    """Give a run a note and tags, each where one is given; nothing else in its config changes."""
+    written = folder / "config.toml"
+    table = read_written(written)
+    if not table:
+        raise RunError(f"{folder}: not a run of clientwise (it has no config.toml)")
+    try:
+        table |= {} if note is None else {"note": TypeAdapter(Note).validate_python(note)}
+        table |= {} if tags is None else {"tags": TypeAdapter(Tags).validate_python(list(tags))}
+    except ValidationError as error:
+        raise RunError(f"{folder}: {issues_of(error, {})[0][1]}") from None
+    write_atomically(written, tomli_w.dumps(table).encode())
+
+
 def find_unfinished(experiment: Experiment, parent: Path = Path("runs")) -> Path:
     """The newest run folder in runs/ that was made by this very config."""
     written = [
         path
         for path in parent.glob("*/config.toml")
-        if not _changed(_read(path), experiment.to_dict()) and not is_finished(path.parent)
+        if not _changed(read_written(path), experiment.to_dict()) and not is_finished(path.parent)
     ]
     if not written:
         raise RunError(f"{parent}/: no unfinished run of this config; name its folder: clientwise run FOLDER --resume")
@@ -97,11 +112,15 @@ def run(
     *,
     data: FederatedData | None = None,
     resume: bool = False,
+    accept_changes: bool = False,
     on_round: Callable[[Progress], None] | None = None,
     engines: EngineFactory | None = None,
 ) -> Path:
     """See `launch.run`. Without `engines` all clients are simulated in this process."""
     assert engines or experiment.engine == "local", "`launch.run` knows how to reach other clients"
+    if resume and out is not None:
+        experiment = _with_what_is_there(Path(out), experiment)
+    data = replace(data, samples=scored(experiment, data.samples)) if data else None
     samples = validate(experiment, data)
     device = pick_device(experiment.device)
     trackers = build_trackers(experiment)
@@ -117,18 +136,12 @@ def run(
             connect = stack.enter_context(engines) if engines else None
             store = Store(folder)
             stack.callback(store.close)
-            _run_all(experiment, store, samples, data, device, trackers, on_round or (lambda progress: None), connect)
+            seeds = _Seeds(experiment, store, samples, data, device, connect, accept_changes)
+            _run_all(experiment, store, samples, data, seeds, trackers, on_round or (lambda progress: None), connect)
+            store.refuse_nothing_learned()
         except KeyboardInterrupt:
             raise Stopped(folder) from None
     return folder
-
-
-def _read(path: Path) -> dict[str, Any]:
-    """A config as it was written, unchecked: another run's plugins are none of our business."""
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError, OSError):
-        return {}
 
 
 def _changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
@@ -159,22 +172,41 @@ def _claim(folder: Path, resume: bool) -> None:
     folder.mkdir(parents=True, exist_ok=True)
 
 
+def _with_what_is_there(folder: Path, experiment: Experiment) -> Experiment:
+    """The experiment and what its run folder has already: rounds, seeds and methods may be added, and none is lost."""
+    written = folder / "config.toml"
+    if not written.exists():
+        return experiment
+    before = load_experiment(written)
+    mine = {method.name: method for method in experiment.methods}
+    for method in before.methods:
+        if mine.pop(method.name, method).to_dict() != method.to_dict():
+            raise RunError(f"{folder}: was run with another {method.name!r}; give the new one another name")
+    grown = {
+        "rounds": max(before.rounds, experiment.rounds),
+        "seeds": list(dict.fromkeys([*before.seeds, *experiment.seeds])),
+        "methods": [*before.methods, *mine.values()],
+    }
+    return experiment.model_copy(update=grown)
+
+
 def _prepare(folder: Path, experiment: Experiment, resume: bool) -> None:
     """In a folder that is locked: begin a run, or check that it is the one to go on with."""
     written = folder / "config.toml"
     if written.exists():
         if not resume:
             raise RunError(f"{folder}: there is a run already; go on with --resume, or choose another --out")
-        if changed := _changed(load_experiment(written).to_dict(), experiment.to_dict()):
+        changed = _changed(load_experiment(written).to_dict(), experiment.to_dict())
+        if others := [key for key in changed if key not in MAY_GROW]:
             raise RunError(
-                f"{folder}: was run with another config ({', '.join(changed)} differ); "
+                f"{folder}: was run with another config ({', '.join(others)} differ); "
                 "resume it with its own, or choose another --out"
             )
+        if changed:
+            write_atomically(written, experiment.to_toml().encode())
         return
     write_atomically(written, experiment.to_toml().encode())  # first: from here on the folder is a run
-    versions = {name: version(name) for name in ("clientwise", "torch", "numpy", "pydantic", "safetensors")}
-    versions |= {"python": platform.python_version(), "machine": f"{platform.system()} {platform.machine()}"}
-    write_atomically(folder / "versions.json", json.dumps(versions, indent=2).encode())
+    write_atomically(folder / "versions.json", json.dumps(versions(), indent=2).encode())
 
 
 class _Seeds:
@@ -188,15 +220,21 @@ class _Seeds:
         own_data: FederatedData | None,
         device: torch.device,
         connect: Connect | None,
+        accept_changes: bool,
     ) -> None:
-        self._experiment, self._store, self._samples = experiment, store, samples
-        self._own_data, self._device, self._connect = own_data, device, connect
+        self._experiment, self._store = experiment, store
+        self._device, self._connect = device, connect
         self._executors: dict[int, tuple[Tensor, DeviceExecutor]] = {}  # one for all, but where samples differ by seed
-        self._made = {seed: self._make(seed) for seed in experiment.seeds}  # all: with other data nothing may begin
+        built = {seed: build_data(experiment, samples, seed, own_data) for seed in experiment.seeds}
+        # All, before any: with other data nothing may begin.
+        check_origin(
+            store, experiment, {seed: data for seed, (data, _) in built.items()}, accept_changes=accept_changes
+        )
+        self._made = {seed: self._make(seed, *own) for seed, own in built.items()}
 
-    def _make(self, seed: int) -> tuple[FederatedData, dict[int, Hostile], DeviceExecutor]:
-        data, hostile = build_data(self._experiment, self._samples, seed, self._own_data)
-        self._store.check_fact(f"data of seed {seed}", data.fingerprint())
+    def _make(
+        self, seed: int, data: FederatedData, hostile: dict[int, Hostile]
+    ) -> tuple[FederatedData, dict[int, Hostile], DeviceExecutor]:
         attacks = {client: one.name for client, one in hostile.items()}
         sizes = data.train.sizes.tolist(), data.test.sizes.tolist()
         self._store.set_clients(seed, *sizes, attacks, data.names or None)
@@ -204,6 +242,7 @@ class _Seeds:
         if id(inputs) not in self._executors:  # the tensor is kept with it, or its id might come to be another's
             self._executors[id(inputs)] = inputs, build_executor(self._experiment, data.samples, self._device)
         executor = self._executors[id(inputs)][1]
+        self._store.set_facts({f"model of seed {seed}": _model_facts(self._experiment, data.samples, executor)})
         return replace(data, samples=executor.samples).shares_to(executor.device), hostile, executor
 
     def data(self, seed: int) -> FederatedData:
@@ -227,16 +266,20 @@ def _run_all(
     store: Store,
     samples: Samples,
     own_data: FederatedData | None,
-    device: torch.device,
+    seeds: _Seeds,
     trackers: Trackers,
     on_round: Callable[[Progress], None],
     connect: Connect | None,
 ) -> None:
     methods, rounds = experiment.build_methods(), experiment.rounds
+    store.reopen_lanes(rounds)
+    if not _reports_on_clients(experiment, own_data):
+        every = experiment.evaluation.clients_every
+        store.forget_undue(rounds, every, [method.name for method in methods if method.adjust is None])
     planned = [(seed, method) for seed in experiment.seeds for method in methods]
     todo = [(seed, method) for seed, method in planned if not store.is_lane_finished(method.name, seed)]
     total, done = len(planned) * rounds, (len(planned) - len(todo)) * rounds
-    seeds = _Seeds(experiment, store, samples, own_data, device, connect)
+    store.keep_fact("begun", f"{datetime.now():%Y-%m-%d %H:%M}")
     store.set_facts(_facts(experiment, samples, own_data, seeds.executor(experiment.seeds[0]), len(planned)))
 
     def tell(lane: Lane, record: RoundRecord) -> None:
@@ -283,6 +326,17 @@ def _facts(
         "reported on": "the honest clients' own test data" if on_clients else "held-out samples",
         "computed": str(executor),
         "model_bytes": 4 * executor.spec.size,
+    }
+
+
+def _model_facts(experiment: Experiment, samples: Samples, executor: DeviceExecutor) -> dict[str, object]:
+    """What `ModelFacts` reads."""
+    return {
+        "name": experiment.model_name,
+        "input_shape": list(samples.inputs.shape[1:]),
+        "outputs": count_outputs(samples),
+        "scale": samples.scale,
+        "tensors": [[layer.name, layer.shape] for layer in executor.spec.layers],
     }
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, Literal, NoReturn
 
@@ -15,12 +16,12 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
-    PlainValidator,
     PrivateAttr,
     ValidationError,
     create_model,
 )
-from pydantic_core import PydanticCustomError
+from pydantic_core import CoreSchema, PydanticCustomError
+from pydantic_core.core_schema import no_info_plain_validator_function
 
 from ..attacks import ATTACKS
 from ..core.adapt_loss import LOSS_ADAPTERS
@@ -30,6 +31,7 @@ from ..core.bounds import Bounds
 from ..core.criteria import CRITERIA, make_criterion
 from ..core.evidence import EVIDENCE
 from ..core.method import Control, Method
+from ..core.metrics import METRICS
 from ..core.priority import ADJUSTMENTS
 from ..core.rules import RULES
 from ..core.scores import SCORES, Score
@@ -37,9 +39,10 @@ from ..core.types import LocalTraining
 from ..core.weighting import NORMALISERS
 from ..data.datasets import DATASETS
 from ..data.features import FEATURES
-from ..data.federated import MOST_CLASSES
+from ..data.federated import MOST_CLASSES, Samples
 from ..data.partition import PARTITIONS, OfficialTest
 from ..models.networks import MODELS
+from ..models.own import OwnModel
 from ..registry import NonNegativeFloat, Part, PositiveFloat, PositiveInt, Registry, Share, suggest
 from ..trackers import TRACKERS
 from .messages import issues_of
@@ -84,15 +87,40 @@ def _table_of_options(registry: Registry[Any], name: str, part: Any) -> type[Sec
 def make(registry: Registry[Any], part: Part) -> Any:
     """Call or bind a part: classes are constructed, functions wait for what the library passes in."""
     found = registry.get(part.name)
-    return found(**part.options) if inspect.isclass(found) else partial(found, **part.options)
+    constructed = inspect.isclass(found) and not registry.passes
+    return found(**part.options) if constructed else partial(found, **part.options)
 
 
 def _raise(issues: list[tuple[str, str]]) -> NoReturn:
     raise PydanticCustomError("part", "part", {"issues": issues})
 
 
-def _part(registry: Registry[Any]) -> Any:
-    return PlainValidator(partial(read_part, registry))
+@dataclass(frozen=True)
+class _part:  # noqa: N801  (reads like a function where it annotates)
+    """Marks a key that takes a part of a kind."""
+
+    registry: Registry[Any]
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> CoreSchema:
+        return no_info_plain_validator_function(partial(read_part, self.registry))
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: Any) -> dict[str, Any]:
+        """A name, or a table with a name and the options of that part."""
+        registry, names = self.registry, list(self.registry)
+        return {"anyOf": [{"enum": names}, *(_table_schema(registry, name) for name in names)]}
+
+
+def _table_schema(registry: Registry[Any], name: str) -> dict[str, Any]:
+    """A part with its options, for editors."""
+    schema = _table_of_options(registry, name, registry.get(name)).model_json_schema()
+    properties = {"name": {"const": name}, **schema.get("properties", {})}
+    for option in registry.options(name):
+        if option.names_part_of is not None:
+            properties[option.name] = {"enum": list(option.names_part_of)}
+    if registry is CRITERIA:
+        properties["as"] = {"type": "string", "description": "what this one is called"}
+    about = {"type": "object", "description": registry.describe(name), "properties": properties}
+    return {**about, "required": ["name", *schema.get("required", [])], "additionalProperties": False}
 
 
 def _as_list(value: Any) -> Any:
@@ -107,8 +135,16 @@ def _name(text: str) -> str:
     return text
 
 
+def _metric(name: str) -> str:
+    if name not in METRICS:
+        _raise([("", f"unknown metric {name!r}{suggest(name, METRICS)}")])
+    return name
+
+
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 Name = Annotated[str, AfterValidator(_name)]
+Note = Annotated[str, Field(max_length=2_000)]
+Tags = Annotated[list[Name], Field(max_length=100)]
 Epochs = Annotated[int, Field(gt=0, le=10_000)]
 MOST_SEEDS, MOST_PLUGINS = 10_000, 100
 Seconds = Annotated[float, Field(gt=0, le=10**8)]  # three years: clocks count no further
@@ -120,6 +156,12 @@ class Section(BaseModel):
     model_config = ConfigDict(
         extra="forbid", strict=True, frozen=True, arbitrary_types_allowed=True, allow_inf_nan=False
     )
+
+    def to_dict(self) -> dict[str, Any]:
+        """The table as plain values: every default written out, nothing left to the version."""
+        plain = to_plain(self)
+        assert isinstance(plain, dict)
+        return plain
 
 
 class Training(Section):
@@ -200,13 +242,17 @@ class EvaluationSettings(Section):
         description='the dataset\'s own test split: "pooled" with all other samples; "server": it is the server set, '
         'as in P3; "clients": it is dealt out as their test sets, alike to their training sets, as in P1',
     )
+    metric: Annotated[str, AfterValidator(_metric)] | None = Field(
+        None,
+        description="what models are scored with: tables, targets, P2's search and `tune` follow it, AdaFed's criteria "
+        "do not; default: accuracy, MAPE (regression) or concordance (survival)",
+    )
     clients_every: Annotated[int, Field(ge=0)] = Field(
         1, description="rounds between evaluations on all clients' test sets; 0: never"
     )
     target: PositiveFloat | None = Field(
         None,
-        description="rounds-to-target counts the rounds until the reported metric gets there: accuracy, MAPE "
-        "(regression) or concordance (survival)",
+        description="rounds-to-target counts the rounds until the reported metric gets there: see `metric`",
     )
     client_targets: list[PositiveFloat] = Field(
         [],
@@ -221,6 +267,9 @@ class FlowerSettings(Section):
     train_seconds: Seconds = Field(600.0, description="how long the server waits for trained models")
     evaluate_seconds: Seconds = Field(300.0, description="how long it waits for evaluations")
     min_replies: PositiveInt = Field(1, description="with fewer answers a round leaves the model as it was")
+    grace_seconds: Seconds | None = Field(
+        None, description="how long the others are waited for once so many have answered; default: as long as above"
+    )
     max_test_samples: PositiveInt = Field(100_000, description="evaluations on more test samples are not believed")
     clients: list[str] = Field(
         [], description="deployment: the names under which the nodes are registered; the first is client 0"
@@ -236,7 +285,9 @@ class FlowerSettings(Section):
 class HostileClients(Section):
     """A group of hostile or faulty clients; see docs/attacks.md."""
 
-    clients: PositiveInt | list[int] | None = Field(None, description="how many (chosen by the seed), or which")
+    clients: PositiveInt | list[int | str] | None = Field(
+        None, description="how many (chosen by the seed), or which, by number or name"
+    )
     share: Share | None = Field(
         None, description="instead: the share of all clients; those of a small share are among those of a larger one"
     )
@@ -252,9 +303,15 @@ class HostileClients(Section):
         False, description="they draw the same random numbers: the same noise, and attacks in the same rounds"
     )
 
-    def wanted(self, num_clients: int) -> int | list[int]:
-        """How many clients are hostile, or which."""
-        return round(num_clients * (self.share or 0)) if self.clients is None else self.clients
+    def wanted(self, num_clients: int, names: Sequence[str]) -> int | list[int]:
+        """How many clients are hostile, or which; ValueError for a name that nobody has."""
+        if self.clients is None:
+            return round(num_clients * (self.share or 0))
+        if isinstance(self.clients, int):
+            return self.clients
+        if unknown := [client for client in self.clients if isinstance(client, str) and client not in names]:
+            raise ValueError(f"no client is called {unknown[0]!r}{suggest(str(unknown[0]), names)}")
+        return [names.index(client) if isinstance(client, str) else client for client in self.clients]
 
 
 class WeightBounds(Section):
@@ -298,7 +355,11 @@ class MethodSettings(Section):
     fine_tune: FineTune | None = Field(
         None, description="the server trains the mean on the samples it weighs by; what it does unlike the clients"
     )
-
+    brake: Annotated[float, Field(gt=0, le=100)] | None = Field(
+        None,
+        description="the old model stays where the new one is worse by so many standard errors, on the samples the "
+        "server weighs by; 3 stops an attack and hardly anything else",
+    )
     control: Control | None = Field(
         None,
         description='no federated learning, to compare with: "pooled" trains on all clients\' samples in one place, '
@@ -308,7 +369,7 @@ class MethodSettings(Section):
 
     def unlike_fedavg(self) -> list[str]:
         """The keys that change something."""
-        mine, fedavg = _plain(self), _plain(MethodSettings(name=self.name))
+        mine, fedavg = to_plain(self), to_plain(MethodSettings(name=self.name))
         return sorted(key for key in {*mine, *fedavg} if mine.get(key) != fedavg.get(key))
 
     def parts(self) -> Iterator[tuple[str, Registry[Any], Part]]:
@@ -339,6 +400,7 @@ class MethodSettings(Section):
             server_step=make(SERVER_STEPS, self.server_step),
             training=_local_training(training, self.training),
             control=self.control,
+            brake=self.brake,
             fine_tune=None if self.fine_tune is None else _local_training(training, self.training, self.fine_tune),
             line_search=self.fine_tune is not None and self.fine_tune.line_search,
         )
@@ -360,6 +422,8 @@ class Experiment(Section):
     seeds: Annotated[list[Annotated[int, Field(ge=0, lt=2**63)]], Field(min_length=1, max_length=MOST_SEEDS)] = Field(
         [1], description="one repetition each"
     )
+    note: Note = Field("", description="what you want to remember of it")
+    tags: Tags = Field([], description="words to find it by")
     plugins: Annotated[list[str], Field(max_length=MOST_PLUGINS)] = Field(
         [], description="your own modules, imported first so that their parts are known; found beside the file"
     )
@@ -406,7 +470,9 @@ class Experiment(Section):
     attributes: dict[str, list[float]] = Field(
         {}, description="facts about the clients, one value each, for the criterion `attribute` and your own"
     )
-    model: Annotated[Part, _part(MODELS)] = Field(description="the network every client trains")
+    model: Annotated[Part, _part(MODELS)] | None = Field(
+        None, description="the network every client trains; left out when one is handed to `cw.run`"
+    )
     training: Training = Field(Training(), description="how every client trains")
     federation: Cohorts = Field(Cohorts(), description="who takes part in a round")
     server_set: ServerSet = Field(ServerSet(), description="what the server weighs by and reports on")
@@ -416,10 +482,14 @@ class Experiment(Section):
         [], description="hostile or faulty clients"
     )
     methods: Annotated[list[MethodSettings], Field(min_length=1, max_length=1_000)] = Field(
-        [MethodSettings(name="FedAvg")], description="what is compared"
+        [MethodSettings(name="FedAvg")],
+        description="what is compared; default: `Recommended`, or `RecommendedJudged` where clients judge "
+        '(server_set.source = "clients"), or `FedAvg` where there are no samples to judge by',
     )
 
     _source: str = PrivateAttr("config")
+    _own_model: OwnModel | None = PrivateAttr(None)
+    _own_samples: Samples | None = PrivateAttr(None)
 
     @property
     def source(self) -> str:
@@ -427,9 +497,44 @@ class Experiment(Section):
         return self._source
 
     @property
+    def own_model(self) -> OwnModel | None:
+        """The network that was handed over, which no config can hold."""
+        return self._own_model
+
+    def with_model(self, model: OwnModel) -> Experiment:
+        """The same with a network of the user's own instead of one by name."""
+        changed = self.model_copy(update={"model": None})
+        changed._own_model = model
+        return changed
+
+    @property
+    def own_samples(self) -> Samples | None:
+        """The samples that were handed over instead of a dataset by name."""
+        return self._own_samples
+
+    def with_samples(self, samples: Samples) -> Experiment:
+        """The same with samples of the user's own; by default everybody holds what is theirs."""
+        partition = self.partition or read_part(PARTITIONS, "by_id")
+        changed = self.model_copy(update={"data": None, "partition": partition})
+        changed._own_samples = samples
+        return changed
+
+    @property
+    def model_name(self) -> str:
+        """What the network is called."""
+        return self.own_model.name if self.own_model else self.model.name if self.model else "none"
+
+    @property
     def server_holds_samples(self) -> bool:
         """Whether samples are set aside for the server."""
         return self.evaluation.official_test == "server" or self.server_set.fraction > 0
+
+    @property
+    def recommended(self) -> str:
+        """The method for whoever names none: the best that the samples to judge by allow (docs/evidence.md)."""
+        if self.server_set.source == "clients":
+            return "RecommendedJudged"
+        return "Recommended" if self.server_holds_samples or self.server_set.source == "contributed" else "FedAvg"
 
     @property
     def clients_test(self) -> bool:
@@ -440,26 +545,23 @@ class Experiment(Section):
         """All methods, ready to run."""
         return [method.build(self.training) for method in self.methods]
 
-    def to_dict(self) -> dict[str, Any]:
-        """The resolved config as plain values: every default written out, nothing left to the version."""
-        plain = _plain(self)
-        assert isinstance(plain, dict)
-        return plain
-
     def to_toml(self) -> str:
         """The resolved config as TOML."""
         return tomli_w.dumps(self.to_dict())
 
 
-def _plain(value: Any) -> Any:
+def to_plain(value: Any) -> Any:
+    """A value of a config as plain ones, as TOML and JSON know them."""
     if isinstance(value, Part):
         label = {"as": value.label} if value.label else {}
-        options = {key: _plain(option) for key, option in value.options.items() if option is not None}
+        options = {key: to_plain(option) for key, option in value.options.items() if option is not None}
         return {"name": value.name, **label, **options}
     if isinstance(value, BaseModel):
-        return {key: _plain(getattr(value, key)) for key in type(value).model_fields if getattr(value, key) is not None}
+        return {
+            key: to_plain(getattr(value, key)) for key in type(value).model_fields if getattr(value, key) is not None
+        }
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): to_plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
+        return [to_plain(item) for item in value]
     return value

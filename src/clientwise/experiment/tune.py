@@ -1,7 +1,8 @@
 """Learning-rate search as P1 did it (5.3): the rate with which half of the devices reach the target first.
 
-The baseline, the first method, is run with every rate of a grid. What P1 does not say: on which data. Here every client
-holds back a part of its training samples and the rates are scored on those; no test sample has a say in the choice.
+The baseline, the first method, or another, is run with every rate of a grid. What P1 does not say: on which data. Here
+every client holds back a part of its training samples and the rates are scored on those; no test sample has a say in
+the choice.
 """
 
 from __future__ import annotations
@@ -14,12 +15,14 @@ import torch
 from torch import Tensor
 
 from ..attacks import Hostile
+from ..core.method import Method
 from ..core.round import first_state, run_round
 from ..core.seeding import generator
 from ..data.federated import FederatedData, Shares
 from ..engine.device import pick_device, threads_for
 from ..engine.executor import Executor
 from ..errors import ConfigError
+from ..registry import suggest
 from .build import build_data, build_engine, build_executor, build_plan
 from .schema import Experiment
 from .validation import validate
@@ -42,11 +45,16 @@ def tune(
     experiment: Experiment,
     rates: Sequence[float] = GRID,
     *,
+    method: str | None = None,
     validation_fraction: float = 0.2,
     on_trial: Callable[[Trial], None] = lambda trial: None,
 ) -> tuple[list[Trial], float]:
-    """Try every rate with every seed; return the trials and the rate to take."""
+    """Try every rate with every seed; return the trials and the rate to take for a method, by default the baseline."""
     target = target_of(experiment)
+    built = {one.name: one for one in experiment.build_methods()}
+    if method is not None and method not in built:
+        raise ConfigError(experiment.source, [("methods", f"there is no method {method!r}{suggest(method, built)}")])
+    tried = built[method or experiment.methods[0].name]
     samples = validate(experiment, None)
     trials = []
     for seed in experiment.seeds:
@@ -54,7 +62,8 @@ def tune(
         data = hold_back(data, validation_fraction, seed)
         executor = build_executor(experiment, data.samples, pick_device(experiment.device))
         for rate in rates:
-            trials.append(_try(experiment, rate, seed, data, hostile, executor, target))
+            at_rate = replace(tried, training=replace(tried.training, learning_rate=rate))
+            trials.append(_try(experiment, at_rate, seed, data, hostile, executor, target))
             on_trial(trials[-1])
     return trials, best_rate(trials, samples.problem.higher_is_better)
 
@@ -106,20 +115,21 @@ def hold_back(data: FederatedData, fraction: float, seed: int) -> FederatedData:
 
 def _try(
     experiment: Experiment,
-    rate: float,
+    method: Method,
     seed: int,
     data: FederatedData,
     hostile: dict[int, Hostile],
     executor: Executor,
     target: float,
 ) -> Trial:
-    """Run the baseline with a rate until half of the honest devices reach the target."""
-    method = experiment.build_methods()[0]
-    method = replace(method, training=replace(method.training, learning_rate=rate))
-    engine = build_engine(experiment, data, hostile, seed, executor)
-    plan = replace(build_plan(experiment, data.num_clients, seed), evaluate_clients_every=1)
+    """Run a method until half of the honest devices reach the target."""
+    rate = method.training.learning_rate
+    engine = build_engine(experiment, data, hostile, seed, executor, method.control)
+    plan = replace(build_plan(experiment, data.num_clients, seed, method.control), evaluate_clients_every=1)
     state, better = first_state(engine.initial_model, method, engine), engine.problem.higher_is_better
     honest = torch.tensor([client not in hostile for client in range(data.num_clients)]) & (data.test.sizes > 0)
+    if not bool(honest.any()):
+        raise ConfigError(experiment.source, [("hostile", "no honest client has two samples: a rate is scored by one")])
     metric = 0.0
     with threads_for(engine.spec.num_parameters):
         for round_num in range(1, experiment.rounds + 1):

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from ..attacks import ATTACKS
 from ..core.criteria import Arrivals, ClientFacts, Criterion
 from ..core.method import Method
+from ..core.metrics import METRICS, measured
 from ..core.priority import MAX_CRITERIA
 from ..core.rules import Rule, Ruled
 from ..core.types import Evaluation, Problem
@@ -28,7 +29,7 @@ from ..errors import ConfigError
 from ..limits import gigabytes, memory
 from ..models.size import check_batches
 from ..registry import Part, Registry
-from .build import build_data, build_module, build_plan, divide_samples, load_samples
+from .build import build_data, build_module, build_plan, count_outputs, divide_samples, load_samples, names_of
 from .schema import Experiment, MethodSettings, make
 
 Issue = tuple[str, str]  # the key, and what is wrong with it
@@ -146,7 +147,7 @@ def _server_set_issues(settings: MethodSettings, experiment: Experiment) -> Iter
     server, holds = experiment.server_set, experiment.server_holds_samples
     weighs = server.source != "held_out" or (holds and (server.shared_set or server.report_fraction < 1))
     if server.source == "clients":
-        for key in _trains_on_server_set(settings):
+        for key in _uses_server_samples(settings):
             hint = "; RecommendedJudged does without" if key == "fine_tune" else ""
             yield key, f'needs samples of the server: server_set.source = "clients" has none{hint}'
     if _needs_server_set(settings) and not weighs:
@@ -155,13 +156,17 @@ def _server_set_issues(settings: MethodSettings, experiment: Experiment) -> Iter
 
 def _needs_server_set(settings: MethodSettings) -> bool:
     judged = any("server_set" in registry.needs(part) for _, registry, part in settings.parts())
-    return judged or bool(_trains_on_server_set(settings))
+    return judged or bool(_uses_server_samples(settings))
 
 
-def _trains_on_server_set(settings: MethodSettings) -> list[str]:
-    """The keys that have the server train on its samples."""
+def _uses_server_samples(settings: MethodSettings) -> list[str]:
+    """The keys that have the server use samples of its own."""
     keys = [key for key, registry, part in settings.parts() if "server_samples" in registry.needs(part)]
-    others = {"fine_tune": settings.fine_tune is not None, "control": settings.control == "server_only"}
+    others = {
+        "fine_tune": settings.fine_tune is not None,
+        "brake": settings.brake is not None,
+        "control": settings.control == "server_only",
+    }
     return [*keys, *(key for key, trains in others.items() if trains)]
 
 
@@ -170,6 +175,8 @@ def deployment_issues(experiment: Experiment) -> list[Issue]:
     settings = experiment.flower
     missing = [key for key in ("clients", "input_shape") if not getattr(settings, key)]
     issues = [(f"flower.{key}", "is needed in a deployment, where the server sees no data") for key in missing]
+    if repeated := sorted({name for name in settings.clients if settings.clients.count(name) > 1}):
+        issues.append(("flower.clients", f"names a client twice: {', '.join(repeated)}"))
     if experiment.server_set.source == "contributed":
         hint = 'no sample leaves a client of a deployment: use "held_out" with server-data, or "clients"'
         issues.append(("server_set.source", hint))
@@ -195,7 +202,10 @@ def validate(experiment: Experiment, own_data: FederatedData | None) -> Samples:
     samples = own_data.samples if own_data else load_samples(experiment)
     seed = experiment.seeds[0]
     divided = own_data or divide_samples(experiment, samples, seed)
-    issues = [*_problem_issues(experiment, samples.problem), *_client_issues(experiment, len(divided.train))]
+    issues = [
+        *_problem_issues(experiment, samples.problem),
+        *_client_issues(experiment, len(divided.train), names_of(divided, samples)),
+    ]
     issues = issues or [*_attack_issues(experiment, samples)]
     if not issues:
         data, hostile = build_data(experiment, samples, seed, divided)
@@ -218,6 +228,13 @@ def _problem_issues(experiment: Experiment, problem: Problem) -> Iterator[Issue]
     for key, values in targets.items():
         if problem.higher_is_better and max(values, default=0) > 1:
             yield f"evaluation.{key}", f"{problem.metric} is at most 1, got {max(values)}"
+    if unfit := [*_unfit("evaluation.metric", METRICS, Part(problem.metric, {}), problem)]:
+        yield from unfit
+    elif not measured(problem.metric).is_share:
+        yield (
+            "evaluation.metric",
+            f"{problem.metric} is no share, which is what tables show; the usual one is used without",
+        )
     for index, method in enumerate(experiment.methods):
         for key, registry, part in method.parts():
             yield from _unfit(f"methods[{index}].{key}", registry, part, problem)
@@ -248,7 +265,7 @@ def _unfit(key: str, registry: Registry[Any], part: Part, problem: Problem) -> I
         yield key, f"{part.name} needs {lacking} to predict, and this is {problem.kind}{instead}"
 
 
-def _client_issues(experiment: Experiment, num_clients: int) -> Iterator[Issue]:
+def _client_issues(experiment: Experiment, num_clients: int, names: Sequence[str]) -> Iterator[Issue]:
     """What does not fit the number of clients."""
     wanted = experiment.federation.clients_per_round
     if wanted is not None and wanted > num_clients:
@@ -266,7 +283,11 @@ def _client_issues(experiment: Experiment, num_clients: int) -> Iterator[Issue]:
     listed, count = set[int](), 0
     for index, group in enumerate(experiment.hostile):
         key = f"hostile[{index}].{'share' if group.clients is None else 'clients'}"
-        hostile = group.wanted(num_clients)
+        try:
+            hostile = group.wanted(num_clients, names)
+        except ValueError as error:
+            yield key, str(error)
+            continue
         if group.share and group.share < 1 and hostile in (0, num_clients):
             whom = "nobody" if hostile == 0 else "everybody"
             yield key, f"{group.share:g} of {num_clients} clients is {whom}: name another share, or clients"
@@ -296,10 +317,25 @@ def _size_issues(experiment: Experiment, module: nn.Module, data: FederatedData)
             if (needed := 16 * training.epochs * count) > memory():  # which sample comes when
                 message = f"the order of {count:,} samples in {training.epochs:,} epochs takes {gigabytes(needed)}"
                 yield f"methods[{index}].{key}.epochs", f"{message}; ask for fewer"
+    sample, wanted = data.samples.batch(torch.zeros(1, dtype=torch.int64)), count_outputs(data.samples)
     try:
-        check_batches(module, data.samples.batch(torch.zeros(1, dtype=torch.int64)), trained=batch, answered=BATCH)
-    except (RuntimeError, ValueError, IndexError) as error:
-        yield "model", f"does not fit these samples: {error}"
+        check_batches(module, sample, trained=batch, answered=BATCH)
+        with torch.no_grad():
+            answer: object = module.eval()(sample)
+    except ValueError as error:  # ours
+        yield "model", str(error)
+        return
+    except Exception as error:  # PyTorch's, or whatever a user's own network raises
+        yield "model", f"does not take samples of shape {tuple(sample.shape[1:])} ({_first_line(error)})"
+        return
+    if not isinstance(answer, Tensor):
+        yield "model", f"must give a tensor, gave {type(answer).__name__}"
+    elif answer.numel() not in (wanted, data.samples.problem.num_classes):  # two classes may have an output each
+        yield "model", f"gives {answer.numel()} numbers for a sample, and there must be {wanted}"
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
 
 
 def _engine_issues(experiment: Experiment, engine: LocalEngine) -> Iterator[Issue]:
@@ -307,7 +343,7 @@ def _engine_issues(experiment: Experiment, engine: LocalEngine) -> Iterator[Issu
     try:
         engine.evaluate([0], engine.initial_model[None])
     except (RuntimeError, ValueError, IndexError) as error:
-        yield "model", f"does not fit these samples: {error}"
+        yield "model", f"does not fit these samples ({_first_line(error)})"
         return
     tried = list(range(min(2, engine.num_clients)))  # two: what gives one value for all shows
     for index, method in enumerate(experiment.build_methods()):
@@ -341,7 +377,7 @@ def _arrivals(clients: Sequence[int], method: Method, engine: LocalEngine) -> Ar
         memory={one.part.name: one.memory.first(engine.num_clients)[rows] for one in method.criteria if one.memory},
         attributes={name: values[rows] for name, values in engine.attributes.items()},
         server_update=lambda: torch.zeros_like(engine.initial_model),
-        metric=engine.problem.metric,
+        metric=engine.problem.usual_metric,
     )
 
 

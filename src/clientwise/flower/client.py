@@ -8,18 +8,19 @@ from collections.abc import Callable
 from flwr.app import Error, Message, RecordDict
 
 from ..engine.local import LocalEngine
+from .small_numbers import in_cells
 from .wire import Request, read_request, write_evaluation, write_update
 
 log = logging.getLogger("clientwise")
 RAISED = 2  # Flower's code for a client app that raised
 
 
-def answer(content: RecordDict, engine_of: Callable[[Request], LocalEngine]) -> RecordDict:
+def answer(content: RecordDict, engine_of: Callable[[Request], LocalEngine], smallest_cell: int = 1) -> RecordDict:
     """Train or evaluate as the one client that is meant, with the same code as on one machine."""
     request, models, kept = read_request(content)
     engine, client = engine_of(request), request.client
     if request.task is None:
-        return write_evaluation(engine.evaluate([client], models))
+        return write_evaluation(in_cells(engine.evaluate([client], models), engine.problem, smallest_cell))
     engine.load_state({} if kept is None else {str(client): kept})
     (updates,) = (one for one in engine.train([client], models.to(engine.device), request.task) if one.client_ids)
     return write_update(updates, engine.state().get(str(client)))

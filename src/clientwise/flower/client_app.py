@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import runpy
 import tomllib
 from collections.abc import Callable
 from functools import lru_cache, partial
@@ -15,15 +16,18 @@ from ..engine.device import pick_device
 from ..engine.local import LocalEngine
 from ..experiment.build import build_data, build_engine, build_executor, load_samples
 from ..experiment.config import load_experiment
+from ..experiment.schema import Experiment
 from .client import answer, answer_failure
 from .data import Config, OwnData, data_held_by, load_npz
+from .small_numbers import in_groups
 from .wire import Request
 
 
 def client_app(config: Config, load: Callable[[str], OwnData] = load_npz) -> ClientApp:
     """A Flower `ClientApp` that trains, measures its criteria and evaluates models, as the config says.
 
-    `load` reads a node's own data from the path `data` in its node config.
+    `load` reads a node's own data from the path `data` in its node config. If that names a Python file of the node's
+    own as `loader`, the `load` in there is used instead: a hospital need not run another's code on its data.
     """
     text = load_experiment(config).to_toml()
     app = ClientApp()
@@ -34,12 +38,15 @@ def client_app(config: Config, load: Callable[[str], OwnData] = load_npz) -> Cli
 
 def _answer(text: str, load: Callable[[str], OwnData], message: Message, context: Context) -> Message:
     """The answer to one message, by the client it means."""
-    path = context.node_config.get("data")
+    path, cell = context.node_config.get("data"), int(context.node_config.get("smallest-cell", 1))
     try:
         if path is None and "partition-id" not in context.node_config:  # the mark of Flower's simulation
             raise DataError("this node has no data: start it with --node-config 'data=\"/path/to/it\"'")
-        find = partial(_simulated_engine, text) if path is None else partial(_engine_of_node, text, load, str(path))
-        return Message(answer(message.content, find), reply_to=message)
+        if "loader" in context.node_config:
+            load = runpy.run_path(str(context.node_config["loader"]))["load"]
+        own = partial(_engine_of_node, text, lambda: in_groups(load(str(path)), cell))
+        find = partial(_simulated_engine, text) if path is None else own
+        return Message(answer(message.content, find, cell), reply_to=message)
     except Exception as error:  # the server is to hear of it, whatever it is
         return answer_failure(message, error, private=path is not None)
 
@@ -57,11 +64,22 @@ def _all_clients(text: str, seed: int) -> LocalEngine:
     return build_engine(experiment, data, hostile, seed, executor)
 
 
-def _engine_of_node(text: str, load: Callable[[str], OwnData], path: str, request: Request) -> LocalEngine:
+def _engine_of_node(text: str, load: Callable[[], OwnData], request: Request) -> LocalEngine:
     """A federation in which only this client holds anything."""
     experiment = load_experiment(tomllib.loads(text))
-    own = load(path)
-    data = data_held_by(experiment, {request.client: own}, {})
+    _refuse_more_than_agreed(experiment, request)
+    data = data_held_by(experiment, {request.client: load()}, {})
     data, hostile = build_data(experiment, data.samples, request.seed, data)
     executor = build_executor(experiment, data.samples, pick_device(experiment.device))
     return build_engine(experiment, data, hostile, request.seed, executor)
+
+
+def _refuse_more_than_agreed(experiment: Experiment, request: Request) -> None:
+    """A server may ask for what the experiment says, which the node's hospital has read, and for nothing else."""
+    if request.task is None:
+        return
+    for method in experiment.build_methods():
+        criteria = all(part in method.client_criteria for part in request.task.criteria)
+        if criteria and request.task.training == method.training:
+            return
+    raise DataError("asked to train or to measure otherwise than the experiment says: refused")

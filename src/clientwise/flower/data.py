@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
@@ -14,7 +14,7 @@ import torch
 from ..data.datasets import DataError
 from ..data.federated import FederatedData, Shares
 from ..errors import ConfigError
-from ..experiment.build import build_data, load_samples
+from ..experiment.build import build_data, load_samples, scored
 from ..experiment.config import load_experiment
 from ..experiment.schema import Experiment
 from ..experiment.validation import deployment_issues
@@ -72,7 +72,7 @@ def data_held_by(
             raise DataError(f"targets of type {targets.dtype}, but flower.num_classes = {classes}")
     clients = range(len(settings.clients))
     names = {name for own in held.values() for name in own.sample_attributes}
-    return FederatedData.from_clients(
+    data = FederatedData.from_clients(
         [held[client].train if client in held else nothing for client in clients],
         [held[client].test if client in held else nothing for client in clients],
         num_classes=classes or None,
@@ -82,7 +82,9 @@ def data_held_by(
         },
         weigh=server.get("weigh"),
         report=server.get("report"),
+        names=settings.clients,
     )
+    return replace(data, samples=scored(experiment, data.samples))
 
 
 def _read_npz(path: str) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
@@ -12,6 +13,7 @@ from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 from torch import Tensor
 
+from ..core.round import LARGEST_LOSS
 from ..core.types import Evaluation, Problem, Refusal, ServerPart, Task, Updates
 from ..engine.local import LocalEngine
 from ..experiment.schema import FlowerSettings
@@ -59,7 +61,8 @@ class FlowerEngine:
         failures = [Refusal(client, "not connected") for client in client_ids if client not in nodes]
         held: list[Updates] = []
         arrived = 0
-        for answers in self._exchange("train", requests, nodes, deadline):
+        asked = time.monotonic()
+        for answers in self._exchange("train", requests, nodes, deadline, needed):
             for client, content in answers:
                 answer = _read(client, content, partial(read_update, client))
                 if isinstance(answer, Refusal):
@@ -68,7 +71,10 @@ class FlowerEngine:
                 update, kept = answer
                 if kept is not None and client in self._keepers:
                     self._kept[client] = kept
-                held.append(update)
+                seconds = torch.tensor(
+                    [time.monotonic() - asked], dtype=torch.float64
+                )  # by our clock, not by its claim
+                held.append(replace(update, seconds=seconds))
                 arrived += 1
             if arrived >= needed:
                 yield from _stacked(held, model)
@@ -87,7 +93,7 @@ class FlowerEngine:
         requests = {client: write_request(Request(client, self._seed), packed) for client in nodes}
         found: dict[int, Evaluation] = {}
         missing = [Refusal(client, "not connected") for client in client_ids if client not in nodes]
-        for answers in self._exchange("evaluate", requests, nodes, deadline):
+        for answers in self._exchange("evaluate", requests, nodes, deadline, self._settings.min_replies):
             for client, content in answers:
                 one = _read(client, content, partial(self._read_evaluation, client, len(models)))
                 if isinstance(one, Refusal):
@@ -137,9 +143,12 @@ class FlowerEngine:
             time.sleep(0.5)
 
     def _exchange(
-        self, kind: str, requests: Mapping[int, RecordDict], nodes: Mapping[int, int], deadline: float
+        self, kind: str, requests: Mapping[int, RecordDict], nodes: Mapping[int, int], deadline: float, enough: int
     ) -> Iterator[list[tuple[int, RecordDict | str]]]:
-        """Send all requests; yield (client, answer or why there is none) in chunks as they arrive."""
+        """Send all requests; yield (client, answer or why there is none) in chunks as they arrive.
+
+        Once there are enough answers, the others have only `grace_seconds` left.
+        """
         if not requests:
             return
         ttl = 2 * max(1.0, deadline - time.monotonic())  # what arrives while the server is busy must not expire
@@ -155,14 +164,17 @@ class FlowerEngine:
                 for name, client in names.items()
                 if name not in taken
             ]
-        pause = POLL[0]
+        pause, grace, answered = POLL[0], self._settings.grace_seconds, 0
         while waiting:
+            if grace is not None and answered >= enough:
+                deadline, grace = min(deadline, time.monotonic() + grace), None
             in_time = time.monotonic() < deadline
             arrived = False
             for few in _slices(list(waiting), CHUNK):
                 answers = [(waiting.pop(name), content) for name, content in self._pull(few) if name in waiting]
                 if answers:
                     arrived = True
+                    answered += sum(not isinstance(content, str) for _, content in answers)
                     yield answers
             if not arrived and not in_time:
                 yield [(client, "no answer in time") for client in waiting.values()]
@@ -179,7 +191,13 @@ class FlowerEngine:
 
 def _why_failed(message: Message) -> str:
     """Flower's error codes in words."""
-    known = {3: "no answer in time", 4: "no answer in time", 5: "went away", 8: "its process died"}
+    known = {
+        3: "no answer in time",
+        4: "no answer in time",
+        5: "went away",
+        7: "refused the app: its hospital did not agree to this version (deploy/agree.sh)",
+        8: "its process died",
+    }
     code, reason = message.error.code, message.error.reason or "failed"
     return known.get(code, reason)[:300]
 
@@ -231,12 +249,12 @@ def _merged(
 ) -> Evaluation:
     """One evaluation over all clients, in their order, so that it does not depend on who answered first.
 
-    A loss that is not finite is the model's fault where everybody has it, and the client's where others do not.
+    A loss beyond all bounds is the model's fault where everybody has it, and the client's where others do not.
     """
-    finite = {client for client, one in found.items() if bool(one.losses.isfinite().all())}
-    if finite:
-        missing += tuple(Refusal(client, "its loss is not finite") for client in found if client not in finite)
-        found = {client: one for client, one in found.items() if client in finite}
+    usable = {client for client, one in found.items() if bool((one.losses < LARGEST_LOSS).all())}  # NaN is not
+    if usable:
+        missing += tuple(Refusal(client, "its loss is beyond all bounds") for client in found if client not in usable)
+        found = {client: one for client, one in found.items() if client in usable}
     dtype = torch.int64 if problem.kind == "classification" else torch.float64
     counts = torch.zeros(num_candidates, *problem.counts_shape, dtype=dtype)
     num_samples = torch.zeros(len(client_ids), dtype=torch.int64)

@@ -26,7 +26,8 @@ def server_app(config: Config) -> ServerApp:
     """A Flower `ServerApp` that runs the config's experiment, or goes on with it.
 
     Run config: `out` is the run folder (if there is a run in it, it is resumed), `server-data` the path of the
-    server's own samples in a deployment ("" where it has none).
+    server's own samples in a deployment ("" where it has none), `accept-changes` whether it may be resumed with other
+    samples of the server's, plugins or versions, which its record then says.
     """
     app = ServerApp()
 
@@ -42,7 +43,9 @@ def server_app(config: Config) -> ServerApp:
         resume = (out / "config.toml").exists()
         log.info("%s %s", "going on with the run in" if resume else "beginning a run in", out.resolve())
         engines = nullcontext(connector(experiment, grid, connected))
-        run(experiment, out, data=data, resume=resume, on_round=partial(_log_round, experiment), engines=engines)
+        accept = context.run_config.get("accept-changes") is True
+        on_round = partial(_log_round, experiment)
+        run(experiment, out, data=data, resume=resume, accept_changes=accept, on_round=on_round, engines=engines)
         log.info("finished: %s", out.resolve())
 
     return app

@@ -20,7 +20,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from torch import Tensor
 
 from ..core.loss import Loss
-from ..core.metrics import METRICS
+from ..core.metrics import METRICS, measured
 from ..core.types import Evaluation, LocalTraining, Problem, Task, Updates
 from ..registry import Part
 
@@ -117,7 +117,10 @@ def read_evaluation(
         pairs, right = counts[:, 1], counts[:, 2]
         if bool(((pairs > size * (size - 1) / 2) | (right > pairs)).any()):
             raise ValueError(f"more pairs than {size:.12g} samples have")
-    if not torch.allclose(values, METRICS.get(problem.metric)(counts)[:, None], rtol=1e-9, atol=1e-9):
+    if measured(problem.metric).from_scores:
+        if not bool(((values >= 0) & (values <= 1)).all()):
+            raise ValueError(f"{problem.metric} must be 0 to 1: {values.flatten().tolist()}")
+    elif not torch.allclose(values, METRICS.get(problem.metric)(counts)[:, None], rtol=1e-9, atol=1e-9):
         raise ValueError(f"{problem.metric} is not what the counts say: {values.flatten().tolist()}")
     if bool((losses < 0).any()):
         raise ValueError(f"a loss below zero: {losses.flatten().tolist()}")

@@ -1,4 +1,7 @@
-"""Networks by name. Each takes the shape of a sample and the number of outputs; what else it takes are options."""
+"""Networks by name. Each takes the shape of a sample and the number of outputs; what else it takes are options.
+
+A network is a function that makes a module, or the module's class itself.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from torch import Tensor, nn
 from ..registry import Decay, PositiveInt, Registry
 
 Network = Callable[..., nn.Module]
-MODELS: Registry[Network] = Registry("model", "models", "The network every client trains")
+MODELS: Registry[Network] = Registry("model", "models", "The network every client trains", passes=True)
 
 Width = Annotated[int, Gt(0), Le(1_000_000)]  # of a layer
 Widths = Annotated[Sequence[Width], MaxLen(100)]

@@ -11,9 +11,9 @@ import numpy
 from numpy.typing import NDArray
 
 from ..errors import RunError
-from ..experiment.matrix import Matrix, open_matrix
-from ..experiment.schema import MethodSettings
+from ..experiment.matrix import Matrix, look_at
 from ..runs.reader import Run
+from .chain import Chain
 from .document import Cell, Chart, Content, Document, Section, Table, counted, percent_of, table
 from .export import write_items
 from .html import write_html
@@ -56,36 +56,43 @@ class Results:
 
 
 def read_results(folder: Path) -> Results:
-    """The results of all cells that are finished, and of the methods that are in the others."""
-    matrix = open_matrix(folder)
-    experiment = matrix.cells[0].experiment
-    methods = tuple(method.name for method in experiment.methods)
+    """The results of all cells that are finished, and of the methods that are in the others.
+
+    By what the runs say of themselves: to look at a matrix must never execute what its config names.
+    """
+    matrix = look_at(folder)
+    runs = {cell: found for cell in matrix.cells if (found := _read(folder / cell.folder))}
+    if not runs:
+        raise RunError(f"{folder}: none of its cells has begun")
+    methods = tuple(dict.fromkeys(method for run, _ in runs.values() for method in run.methods))
+    seeds = list(dict.fromkeys(lane.seed for run, _ in runs.values() for lane in run.lanes))
     federations = []
     for name in matrix.federations:
         cells = [cell for cell in matrix.cells if cell.data == name]
-        values, success = numpy.full((2, len(methods), len(cells), len(experiment.seeds)), numpy.nan)
+        values, success = numpy.full((2, len(methods), len(cells), len(seeds)), numpy.nan)
         metric, higher = "accuracy", True
         for column, cell in enumerate(cells):
-            try:
-                run = Run(folder / cell.folder)
-                found = run.at_round(cell.experiment.rounds)
-            except RunError:  # not begun
+            if cell not in runs:
                 continue
+            run, rows = runs[cell]
             metric, higher = run.metric, run.higher_is_better
-            for method, seed, value, works in found:
-                place = methods.index(method), column, experiment.seeds.index(seed)
+            for method, seed, value, works in rows:
+                place = methods.index(method), column, seeds.index(seed)
                 values[place] = numpy.nan if value is None else value
                 success[place] = numpy.nan if works is None else works
         federations.append(Federation(name, metric, higher, tuple(cell.column for cell in cells), values, success))
-    controls = frozenset(method.name for method in experiment.methods if is_control(method))
-    return Results(matrix, methods, controls, len(experiment.seeds), tuple(federations))
+    run, _ = next(iter(runs.values()))
+    controls = frozenset(method for method in methods if (parts := Chain.of(run, method).parts) and parts.is_control)
+    return Results(matrix, methods, controls, len(seeds), tuple(federations))
 
 
-def is_control(method: MethodSettings) -> bool:
-    """Whether a method is there to compare with, not to be used."""
-    return method.control is not None or any(
-        "simulation" in registry.needs(part) for _, registry, part in method.parts()
-    )
+def _read(folder: Path) -> tuple[Run, list[tuple[str, int, float | None, float | None]]] | None:
+    """The run of a cell and its last round; None where it has not begun, or cannot be read."""
+    try:
+        run = Run(folder)
+        return run, run.at_round(run.rounds)
+    except RunError:
+        return None
 
 
 @dataclass(frozen=True)
@@ -193,7 +200,8 @@ def _verdict(results: Results, metric: str, federations: Sequence[Federation]) -
     )
     surely = worst_case_difference(results, federations, best.method, second.method)
     if surely and surely.margin is not None:
-        text += f" ({_points(surely)} points between them, paired over {results.seeds} seeds)."
+        text += f" ({_points(surely)} points between them, paired over {results.seeds} seeds; "
+        text += f"the 95% interval is of these two, which were picked of {len(lines)} afterwards)."
     else:
         text += "; with one seed there is no telling how sure that is."
     ranks = {one.method: one.rank for one in lines if one.rank is not None}

@@ -24,6 +24,7 @@ class Participant:
     """One participant of a round. What does not apply to a refused one is None."""
 
     client: int
+    name: str | None
     raw: tuple[float | None, ...]
     normalised: tuple[float | None, ...]
     score: float | None
@@ -31,7 +32,7 @@ class Participant:
     chain: tuple[Cell, ...]  # one per place, from score to influence
     what_if: tuple[float | None, ...]  # its weight by the score, had it the cohort's best value in each criterion
     path: tuple[float, ...]  # its weight after each of the audit's `steps`; none of a refused one
-    remark: str  # its name, hostile, refused and why
+    remark: str  # hostile, refused and why
     moved: tuple[str, ...]  # what moved its weight, in words
 
 
@@ -127,11 +128,11 @@ def _participant(
     """`what_if` has its weights with another value in each criterion; of a refused update only the remark counts."""
     accepted = row.refusal is None
     values = [measured.get(name) if accepted else None for name in criteria]
-    remarks = [row.name] if row.name else []
-    remarks += [f"hostile ({row.hostile})"] if row.hostile else []
+    remarks = [f"hostile ({row.hostile})"] if row.hostile else []
     remarks += [f"refused: {row.refusal}"] if row.refusal else []
     return Participant(
         client=row.client,
+        name=row.name,
         raw=tuple(None if value is None else value.raw for value in values),
         normalised=tuple(None if value is None else value.normalised for value in values),
         score=row.score,

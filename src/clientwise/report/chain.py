@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import math
-import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from pydantic import BaseModel, Field
 
+from ..core.before import BEFORE
+from ..core.criteria import CRITERIA
+from ..core.evidence import EVIDENCE
 from ..core.rules import RULES
-from ..registry import Part
+from ..experiment.config import read_written
+from ..registry import Part, Registry
 from ..runs.reader import Run
 from ..runs.rows import ClientRoundRow, LoweredRow, ParticipantRow
 from .document import Cell, number, percent_of
@@ -92,6 +96,15 @@ class MethodParts(BaseModel):
     control: str | None = None
 
     @property
+    def is_control(self) -> bool:
+        """Whether it is there to compare with, not to be used: it knows who is honest, or is not federated."""
+        named: list[tuple[Registry[Any], str]] = [(CRITERIA, one.name) for one in self.criteria]
+        named += [(BEFORE, str(step.get("name"))) for step in self.before]
+        named += [(RULES, str((self.rule or {}).get("name"))), (EVIDENCE, str((self.evidence or {}).get("name")))]
+        known = [registry.declared(name).needs for registry, name in named if name in registry]
+        return self.control is not None or any("simulation" in needed for needed in known)
+
+    @property
     def threshold(self) -> float:
         """The z above which evidence counts against a client."""
         found = (self.evidence or {}).get("threshold", 0.0)
@@ -116,8 +129,8 @@ class _Config(BaseModel):
 @lru_cache(maxsize=256)
 def _read_config(config: Path, modified: int) -> _Config | None:
     try:
-        return _Config.model_validate(tomllib.loads(config.read_text(encoding="utf-8")))
-    except (OSError, ValueError):  # no such file, no TOML, another shape
+        return _Config.model_validate(read_written(config))
+    except ValueError:  # no such file, no TOML, another shape
         return None
 
 

@@ -18,7 +18,7 @@ A trace whose points open audits has one such object per point as `customdata`, 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 Plotly = dict[str, Any]  # a trace or a layout, in the words of plotly.js
@@ -43,6 +43,12 @@ class Cell:
     text: str
     opens: AuditLink | None = None
     href: str | None = None
+    numbers: Mapping[str, float | str | None] = field(default_factory=dict)  # all that its text says, for a CSV
+
+
+def client_cell(client: int, name: str | None, opens: AuditLink | None = None) -> Cell:
+    """A client: its number, and its name where it has one."""
+    return Cell(client, f"{client} {name}" if name else f"{client}", opens, numbers={"": client, "name": name})
 
 
 Content = str | float | None | Cell  # of a cell; plain text and numbers need no `Cell`
@@ -55,6 +61,7 @@ class Column:
     label: str
     numeric: bool
     lower_is_better: bool = False
+    name: str = ""  # in a CSV, where the label says more than what it is
 
 
 @dataclass(frozen=True)
@@ -126,12 +133,19 @@ def table(
     note: str,
     numeric: Sequence[bool] | None = None,
     lower: Sequence[str] = (),
+    names: Mapping[str, str] | None = None,
     *,
     rivals: bool = False,
 ) -> Table:
-    """A table; columns are numbers but for the first, unless `numeric` says otherwise; of `lower`, less is better."""
-    kinds = numeric or [False] + [True] * (len(columns) - 1)
-    heads = [Column(label, kind, label in lower) for label, kind in zip(columns, kinds, strict=True)]
+    """A table; columns are numbers but for the first, unless `numeric` says otherwise; of `lower`, less is better.
+
+    `names` are what a CSV calls columns that it calls otherwise than their label.
+    """
+    kinds, called = numeric or [False] + [True] * (len(columns) - 1), names or {}
+    heads = [
+        Column(label, kind, label in lower, called.get(label, label))
+        for label, kind in zip(columns, kinds, strict=True)
+    ]
     return Table(name, title, heads, rows, note, rivals)
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import csv
 import io
+import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from ..runs.files import make_way
 from ..runs.reader import Run
-from .document import Cell, Chart, Document, Table
+from .document import Cell, Chart, Content, Document, Table
 from .figures import draw
 from .html import write_html
 from .views import audit_client, audit_round, one_seed, overview
@@ -41,7 +43,7 @@ def write_items(document: Document, folder: Path, on_file: Callable[[Path], None
                 draw([item], *(folder / "figures" / f"{name}.{suffix}" for suffix in ("png", "svg")))
             else:
                 for suffix, write in (("csv", as_csv), ("md", as_markdown), ("tex", as_latex)):
-                    (folder / "tables" / f"{name}.{suffix}").write_text(write(item), encoding="utf-8")
+                    make_way(folder / "tables" / f"{name}.{suffix}").write_text(write(item), encoding="utf-8")
             on_file(folder / name)
 
 
@@ -49,9 +51,10 @@ def unique_names(folders: Sequence[Path]) -> dict[str, Path]:
     """What to call run folders: by their names, numbered where two have the same."""
     names: dict[str, Path] = {}
     for folder in folders:
-        name, number = folder.resolve().name, 2
+        plain, number = os.fsencode(folder.resolve().name).decode(errors="replace"), 2
+        name = plain
         while name in names:
-            name, number = f"{folder.resolve().name}~{number}", number + 1
+            name, number = f"{plain}~{number}", number + 1
         names[name] = folder
     return names
 
@@ -72,13 +75,27 @@ def audits(runs: Sequence[Run]) -> dict[str, dict[str, Document]]:
 
 
 def as_csv(table: Table) -> str:
-    """Values, not their wording, for other programs."""
+    """Values, not their wording, for other programs: every number in a column of its own."""
+    columns = list(zip(*table.rows, strict=True)) or [()] * len(table.columns)
+    parts = [list(dict.fromkeys(part for cell in column for part in _numbers(cell))) for column in columns]
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(column.label for column in table.columns)
+    writer.writerow(
+        f"{head.name or head.label} {part}" if part else head.name or head.label
+        for head, own in zip(table.columns, parts, strict=True)
+        for part in own or [""]
+    )
     for row in table.rows:
-        writer.writerow(cell.value if isinstance(cell, Cell) else cell for cell in row)
+        writer.writerow(
+            _numbers(cell).get(part) if own else cell.value if isinstance(cell, Cell) else cell
+            for cell, own in zip(row, parts, strict=True)
+            for part in own or [""]
+        )
     return out.getvalue()
+
+
+def _numbers(cell: Content) -> Mapping[str, float | str | None]:
+    return cell.numbers if isinstance(cell, Cell) else {}
 
 
 def as_markdown(table: Table) -> str:

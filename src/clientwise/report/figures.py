@@ -7,10 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..runs.files import make_way
 from .document import Chart, Plotly
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 # Okabe and Ito's colours: told apart by the colour-blind too; line styles tell them apart in print.
 COLOURS = ("#000000", "#E69F00", "#56B4E9", "#009E73", "#CC79A7", "#D55E00", "#0072B2", "#999999", "#B8A900")
@@ -42,12 +44,19 @@ def draw(charts: Sequence[Chart], *paths: Path) -> None:
     """Draw charts side by side into one picture, once per path; the ending of a path says in which format."""
     from matplotlib.figure import Figure  # imported here: it takes a while, and few commands draw
 
-    figure = Figure(figsize=(6.4 * len(charts), 4.4), layout="constrained")
-    for number, chart in enumerate(charts, start=1):
-        _draw_chart(figure.add_subplot(1, len(charts), number), chart)
+    figure = Figure()
+    draw_into(figure, charts)
     for path in paths:
         about = {"Date": None} if path.suffix == ".svg" else {"Description": charts[0].alt}
-        figure.savefig(path, dpi=110, bbox_inches="tight", metadata=about)
+        figure.savefig(make_way(path), dpi=110, bbox_inches="tight", metadata=about)
+
+
+def draw_into(figure: Figure, charts: Sequence[Chart]) -> None:
+    """Draw charts side by side into an empty figure."""
+    figure.set_layout_engine("constrained")
+    figure.set_size_inches(6.4 * len(charts), 4.4)
+    for number, chart in enumerate(charts, start=1):
+        _draw_chart(figure.add_subplot(1, len(charts), number), chart)
 
 
 def _draw_chart(axes: Axes, chart: Chart) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +20,7 @@ from .document import (
     Plotly,
     Section,
     Table,
+    client_cell,
     in_bytes,
     number,
     percent_of,
@@ -29,7 +31,9 @@ from .series import (
     MAX_POINTS,
     Curve,
     Series,
-    difference_between,
+    all_differences,
+    comparable,
+    deviation_of,
     line_chart,
     mean_of,
     ranked,
@@ -41,44 +45,80 @@ from .series import (
 from .statistics import Difference, contingency, paired_difference
 
 MAX_CELLS = 150  # of a heat map, in either direction
+NEVER = 1e9  # behind any round, where a target was not reached
 MAX_REFUSALS = 100  # of a method, in the table
-MAX_NAMED = 200  # clients in the table of those with names
+MAX_LISTED = 100  # clients in the table of all of them, the worst first
 MAX_CLIENTS = 2000  # of a box plot, per seed
+WORST_CLIENT, WORST_DECILE = "worst client", "worst decile of clients"
+CENSORED = (
+    "Rounds to a target: how many of the seeds got there, and the median round, in which those that did not are the "
+    "slowest; – where they are the median."
+)
 
 
 def result(series: Sequence[Series]) -> Section:
     """Which method won, by how much and how surely."""
     run = series[0].run
+    in_order, best_first, differences = ranked(series), comparable(series), all_differences(series)
     target = next((one.run.target for one in series if one.run.target is not None), None)
-    lower = [f"rounds to {target:.0%}" if target is not None else "", "weight of the hostile"]
-    lower += [] if run.higher_is_better else [run.metric, "against the baseline", "worst decile of clients"]
+    several = any(len(one.summary.seeds) > 1 for one in series)
+    metric = f"{run.metric} ± deviation" if several else run.metric
+    against = "against the baseline [95% interval]" if several else "against the baseline"
     columns: list[tuple[str, Callable[[Series], Content]]] = [
         ("method", lambda one: one.label),
-        (run.metric, lambda one: Cell(mean_of(one.summary.metric), spread_of(one.summary.metric))),
-        ("against the baseline", lambda one: _against(one, series[0])),
-        ("worst decile of clients", lambda one: _share(one.summary.worst_decile)),
+        (metric, lambda one: _metric(one, not best_first or one in best_first)),
+        (against, lambda one: _against(one, series[0], differences)),
     ]
+    lower = ["weight of the hostile"] + ([] if run.higher_is_better else [metric, against, WORST_CLIENT, WORST_DECILE])
+    names = {metric: run.metric, against: "against the baseline"}
     if run.higher_is_better:
-        columns.insert(3, ("macro F1", lambda one: _plain(one.summary.macro_f1)))
+        columns.append(("macro F1", lambda one: _plain(one.summary.macro_f1)))
+    if any(value is not None for one in series for value in one.summary.worst_decile):
+        columns.append((WORST_DECILE, lambda one: _share(one.summary.worst_decile)))
+    else:
+        columns.append((WORST_CLIENT, _worst_client))
     if target is not None:  # one for all, also where compared runs were given different ones
-        columns.append((f"rounds to {target:.0%}", lambda one: _rounds_to(one, target)))
+        rounds = f"rounds to {target:.0%}" + (" (reached: median)" if several else "")
+        columns.append((rounds, lambda one: _rounds_to(one, target)))
+        lower.append(rounds)
+        names[rounds] = f"rounds to {target:.0%}"
     if any(one.run.has_hostile for one in series):
         columns.append(("weight of the hostile", lambda one: _share(one.summary.hostile_weight)))
     if any(value is not None for one in series for value in one.summary.attack_success):
         columns.append(("success of the backdoor", lambda one: _share(one.summary.attack_success)))
         lower.append("success of the backdoor")
-    rows = [[make(one) for _, make in columns] for one in ranked(series)]
+    rows = [[make(one) for _, make in columns] for one in in_order]
     note = (
-        f"Values of the last round on {run.reported_on}; ± is the standard deviation over the seeds. Differences are "
-        "paired seed by seed on the same data, at the last round both have, in percentage points, with their 95% "
-        "confidence interval; with one seed there is none, and no telling how sure they are."
+        f"Values of the last round on {run.reported_on}, in the mean over the seeds; ± is the standard deviation over "
+        "them. Differences are paired seed by seed on the same data, at the last round both have, in percentage "
+        "points, with their 95% confidence interval in brackets; with one seed there is none, and no telling how sure "
+        "they are. Each interval is of one difference: what is called sure above is corrected for all pairs of methods."
     )
+    if target is not None:
+        note += " " + CENSORED
+    title = "Methods, best first" if best_first else "Methods, not ranked"
+    all_ranked = len(best_first) == len(series)
     return Section(
         "result",
         "Result",
         "",
-        [table("summary", "Methods, best first", [name for name, _ in columns], rows, note, lower=lower, rivals=True)],
+        [
+            table(
+                "summary", title, [name for name, _ in columns], rows, note, lower=lower, names=names, rivals=all_ranked
+            )
+        ],
     )
+
+
+def _metric(one: Series, is_ranked: bool) -> Cell:
+    values = one.summary.metric
+    text = spread_of(values) if is_ranked else f"{spread_of(values)} (round {max(one.summary.rounds)})"
+    return Cell(mean_of(values), text, numbers=_mean_and_deviation(values))
+
+
+def _mean_and_deviation(values: Sequence[float | None]) -> dict[str, float | None]:
+    known = sum(value is not None for value in values)
+    return {"mean": mean_of(values), "deviation": deviation_of(values), "seeds": known}
 
 
 def _share(values: Sequence[float | None]) -> Cell:
@@ -89,25 +129,79 @@ def _plain(values: Sequence[float | None]) -> Cell:
     return Cell(mean_of(values), number(mean_of(values), 3))
 
 
-def _against(one: Series, baseline: Series) -> Cell:
+def _worst_client(one: Series) -> Cell:
+    name, value = worst_client(one)
+    text = f"{percent_of(value)} ({name})" if name else percent_of(value)
+    return Cell(value, text, numbers={"": value, "name": name})
+
+
+def worst_client(one: Series) -> tuple[str | None, float | None]:
+    """Who did worst over the seeds, and how; without a name the worst of each, where every seed draws them anew."""
+    means = client_means(one)
+    if not means:
+        return None, mean_of(one.summary.worst_client)
+    return _worst_first(means, one.run.higher_is_better)[0]
+
+
+def _worst_first(means: Mapping[str, float], higher_is_better: bool) -> list[tuple[str, float]]:
+    return sorted(means.items(), key=lambda item: item[1] if higher_is_better else -item[1])
+
+
+def client_means(one: Series) -> dict[str, float]:
+    """Every honest client's metric on its own test data, mean over the seeds; empty where none can be followed."""
+    return {name: statistics.fmean(values.values()) for name, values in _by_client(one).items()}
+
+
+def _by_client(one: Series) -> dict[str, dict[int, float]]:
+    """By client and seed. Without names, client 3 of one seed is that of another only where both have the same data."""
+    seeds = set(one.summary.seeds)
+    rows = [row for row in one.run.client_metrics(one.method) if row.seed in seeds]
+    if len(seeds) > 1 and any(row.name is None for row in rows) and len({one.run.data.get(seed) for seed in seeds}) > 1:
+        return {}
+    found: dict[str, dict[int, float]] = {}
+    for row in rows:
+        found.setdefault(row.name or f"client {row.client}", {})[row.seed] = row.metric
+    return found
+
+
+def _against(one: Series, baseline: Series, differences: Mapping[tuple[str, str], Difference]) -> Cell:
     if one is baseline:
         return Cell(None, "baseline")
-    difference = difference_between(one, baseline)
-    return Cell(difference.mean, signed(difference)) if difference else Cell(None, "–")
+    difference = differences.get((one.label, baseline.label))
+    if difference is None:
+        return Cell(None, "–")
+    numbers = {**_in_numbers(difference), "p by Holm": difference.p_value}
+    return Cell(difference.mean, signed(difference), numbers=numbers)
+
+
+def _in_numbers(difference: Difference) -> dict[str, float | None]:
+    low, high = difference.interval or (None, None)
+    return {"mean": difference.mean, "low": low, "high": high, "seeds": difference.pairs}
 
 
 def _rounds_to(one: Series, target: float) -> Cell:
-    return _rounds_cell([one.run.rounds_to(target, one.method, seed) for seed in one.summary.seeds])
+    return rounds_cell([one.run.rounds_to(target, one.method, seed) for seed in one.summary.seeds])
 
 
-def _rounds_cell(rounds: Sequence[int | None]) -> Cell:
-    """Mean of rounds; where a seed never got there it is words, and no number to sort by."""
-    known = [value for value in rounds if value is not None]
-    missing = len(rounds) - len(known)
-    if not known:
-        return Cell(None, "not reached")
-    mean = statistics.fmean(known)
-    return Cell(None, f"{mean:.1f} ({missing} of {len(rounds)} not)") if missing else Cell(mean, f"{mean:.1f}")
+def rounds_cell(rounds: Sequence[int | None]) -> Cell:
+    """How many seeds got there first of all, then the median round, in which those that did not are the slowest.
+
+    >>> rounds_cell([3, 4, None]).text, rounds_cell([3, None]).text, rounds_cell([7]).text
+    ('2/3: 4', '1/2: –', '7')
+    """
+    reached, median = sum(value is not None for value in rounds), median_rounds(rounds)
+    if len(rounds) == 1:
+        text = "not reached" if median is None else f"{median:g}"
+    else:
+        text = f"{reached}/{len(rounds)}: {'–' if median is None else f'{median:g}'}"
+    order = NEVER - reached / len(rounds) if median is None else median
+    return Cell(order, text, numbers={"median": median, "reached": reached, "not reached": len(rounds) - reached})
+
+
+def median_rounds(rounds: Sequence[int | None]) -> float | None:
+    """The median, "not reached" being more than any number; None where that is what it is."""
+    median = statistics.median(math.inf if value is None else value for value in rounds)
+    return median if math.isfinite(median) else None
 
 
 def curves_section(series: Sequence[Series]) -> Section:
@@ -158,24 +252,26 @@ def _target_table(series: Sequence[Series], target: float) -> Table:
         )
         cells: list[Content] = [one.label]
         cells += [
-            _rounds_cell([rounds[index] for rounds in reached.values()]) if measured else "–" for index in range(9)
+            rounds_cell([rounds[index] for rounds in reached.values()]) if measured else "–" for index in range(9)
         ]
         if one is series[0]:
             cells.append(Cell(None, "baseline"))
         else:
             both = {seed: min(one.rounds(seed), series[0].rounds(seed)) for seed in shared_seeds(one, series[0])}
-            gain = average_gain(_until(baseline, both), _until(reached, both))
-            cells.append(Cell(gain.mean, signed_rounds(gain)) if gain else Cell(None, "–"))
+            gain = average_gain(_until(baseline, both), _until(reached, both), both)
+            cells.append(Cell(gain.mean, signed_rounds(gain), numbers=_in_numbers(gain)) if gain else Cell(None, "–"))
         rows.append(cells)
     shares = [f"{share}%" for share in range(10, 100, 10)]
     note = (
-        "Rounds until that share of the honest clients reaches the target on its own test data, mean over the "
-        "seeds. The gain is in rounds against the first method, over all shares both reach in the rounds both have "
-        "run, with a 95% confidence interval over the seeds; with one seed there is none."
+        f"Rounds until that share of the honest clients reaches the target on its own test data. {CENSORED} The gain "
+        "is in rounds against the first method, in the mean over all shares that either reaches in the rounds both "
+        "have run, with a 95% confidence interval over the seeds; where one of the two does not get there, it counts "
+        "as if it had in the last of these rounds, so that its loss is at least as large."
     )
     title = f"{run.metric} {'of at least' if run.higher_is_better else 'of at most'} {target:.0%}"
+    all_ranked = len(comparable(series)) == len(series)
     return table(
-        f"target-{target:g}", title, ["method", *shares, "average gain"], rows, note, lower=shares, rivals=True
+        f"target-{target:g}", title, ["method", *shares, "average gain"], rows, note, lower=shares, rivals=all_ranked
     )
 
 
@@ -206,14 +302,22 @@ def _until(reached: Mapping[int, Sequence[int | None]], last: Mapping[int, int])
 
 
 def average_gain(
-    baseline: Mapping[int, Sequence[int | None]], ours: Mapping[int, Sequence[int | None]]
+    baseline: Mapping[int, Sequence[int | None]],
+    ours: Mapping[int, Sequence[int | None]],
+    last: Mapping[int, int] | None = None,
 ) -> Difference | None:
-    """Rounds saved against the baseline, averaged over the shares of clients both reach, paired over the seeds."""
+    """Rounds saved against the baseline, averaged over the shares of clients, paired over the seeds.
+
+    What only one of them reaches counts for the other as reached in the `last` round of the seed; without `last` it
+    does not count, as P1 prints its gains.
+    """
     gains: list[float | None] = []
     for seed in sorted(baseline.keys() & ours.keys()):
-        pairs = zip(baseline[seed], ours[seed], strict=True)
-        both = [before - after for before, after in pairs if before is not None and after is not None]
-        gains.append(statistics.fmean(both) if both else None)
+        pairs = [pair for pair in zip(baseline[seed], ours[seed], strict=True) if pair != (None, None)]
+        end = last[seed] if last is not None else None
+        saved = [(end if before is None else before, end if after is None else after) for before, after in pairs]
+        known = [before - after for before, after in saved if before is not None and after is not None]
+        gains.append(statistics.fmean(known) if known else None)
     return paired_difference(gains, [0.0] * len(gains))
 
 
@@ -264,24 +368,66 @@ def _equally_far(one: Series, other: Series) -> list[int]:
 
 
 def clients_section(series: Sequence[Series]) -> Section:
-    """Distribution of the local metric over the clients, by round."""
-    charts = [_reached_chart(series, 50, "half"), _reached_chart(series, 90, "nine of ten"), _distribution(series)]
+    """Every client under every method, and how they are spread, by round."""
+    first = series[0]
+    most = "nine of ten" if len(first.run.honest_metrics(first.method, first.seed, 10)) == 10 else "all"
+    charts = [_reached_chart(series, 50, "half"), _reached_chart(series, 90, most), _distribution(series)]
     shown: list[Chart | Table] = [chart for chart in charts if chart.data]
-    named = _named_clients(series)
-    return Section("clients", "Clients", "Honest clients, each on its own test data.", [*named, *shown])
+    listed = _client_table(series)
+    lead = "Honest clients, each on its own test data."
+    if shown and not listed:
+        lead += " They have no names and every seed draws them anew, so that none can be followed over the seeds."
+    return Section("clients", "Clients", lead, [*listed, *shown])
 
 
-def _named_clients(series: Sequence[Series]) -> list[Table]:
-    """Every client that has a name under every method, the worst under the first method on top."""
-    values = [{row.name: row.metric for row in one.run.named_clients(one.method)} for one in series]
-    names = list(dict.fromkeys(name for own in values for name in own))[:MAX_NAMED]
+def _client_table(series: Sequence[Series]) -> list[Table]:
+    """Every client under every method, those that do worst under the first on top."""
+    run, values = series[0].run, [_by_client(one) for one in series]
+    baseline = values[0]
+    worst_first = _worst_first(client_means(series[0]), run.higher_is_better)
+    names = list(dict.fromkeys([*(name for name, _ in worst_first), *(name for own in values for name in own)]))
     rows: list[list[Content]] = [
-        [name, *(Cell(own.get(name), percent_of(own.get(name))) for own in values)] for name in names
+        [
+            name,
+            *_marked(
+                [_under_method(own.get(name, {}), baseline.get(name, {})) for own in values], run.higher_is_better
+            ),
+        ]
+        for name in names[:MAX_LISTED]
     ]
-    run, columns = series[0].run, ["client", *(one.label for one in series)]
-    note = f"{run.metric} on the client's own test data at the last round, mean over the seeds."
+    if not rows:
+        return []
+    note = (
+        f"{run.metric} on the client's own test data at the last round, in the mean over the seeds; in parentheses "
+        f"the difference to {series[0].label}, paired over the seeds, in percentage points."
+    )
+    title = f"The {len(rows)} worst of {len(names)} clients" if len(names) > len(rows) else "Client by client"
+    columns = ["client", *(one.label for one in series)]
     lower = [] if run.higher_is_better else columns
-    return [table("named", "Client by client, the worst first", columns, rows, note, lower=lower)] if rows else []
+    return [table("by-client", f"{title}, the worst under {series[0].label} first", columns, rows, note, lower=lower)]
+
+
+def _under_method(own: Mapping[int, float], baseline: Mapping[int, float]) -> Cell:
+    """A client under a method, by seed."""
+    if not own:
+        return Cell(None, "–")
+    mean = statistics.fmean(own.values())
+    both = sorted(own.keys() & baseline.keys())
+    difference = paired_difference([own[seed] for seed in both], [baseline[seed] for seed in both])
+    if own is baseline or difference is None:
+        return Cell(mean, percent_of(mean), numbers={"mean": mean, "seeds": len(own)})
+    numbers = {"mean": mean, "seeds": len(own), "difference": difference.mean}
+    return Cell(mean, f"{percent_of(mean)} ({100 * difference.mean:+.1f})", numbers=numbers)
+
+
+def _marked(cells: Sequence[Cell], higher_is_better: bool) -> list[Cell]:
+    """With the best and the worst of them called so, where they differ."""
+    known = [cell.value for cell in cells if isinstance(cell.value, float)]
+    if len({*known}) < 2:
+        return list(cells)
+    best, worst = (max(known), min(known)) if higher_is_better else (min(known), max(known))
+    marks: dict[object, str] = {best: ", best", worst: ", worst"}
+    return [replace(cell, text=cell.text + marks.get(cell.value, "")) for cell in cells]
 
 
 def _reached_chart(series: Sequence[Series], share: int, words: str) -> Chart:
@@ -440,7 +586,7 @@ def refusals(series: Sequence[Series]) -> Section:
         for row in one.run.refusals(one.method, MAX_REFUSALS):
             link = AuditLink("round", one.run.id, one.method, row.seed, row.first_round)
             first = Cell(row.first_round, str(row.first_round), link)
-            rows.append([one.label, row.client, row.seed, row.reason, row.times, first])
+            rows.append([one.label, client_cell(row.client, row.name), row.seed, row.reason, row.times, first])
         notes = Counter(note for notes in one.run.notes(one.method) for note in notes)
         rows += [[one.label, None, None, note, count, None] for note, count in notes.items()]
     refused = table(

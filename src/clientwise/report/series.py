@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import math
 import statistics
 from collections import defaultdict
@@ -10,10 +12,10 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from ..runs.reader import Run
-from ..runs.rows import MethodSummary
+from ..runs.rows import ArrivedRow, MethodSummary
 from .document import Chart, Plotly, percent_of
 from .figures import COLOURS, MANY_LINES, value_axis
-from .statistics import Difference, paired_difference
+from .statistics import SURE, Difference, holm, paired_difference
 
 MAX_POINTS = 500  # of one curve: no more than a screen has pixels
 FEW = 2  # lines whose ranges can lie upon each other and still be read
@@ -42,15 +44,29 @@ class Series:
         """Rounds done with a seed."""
         return self.summary.rounds[self.summary.seeds.index(seed)]
 
+    @functools.cached_property
+    def arrived(self) -> ArrivedRow:
+        """What became of its updates, with all seeds."""
+        return self.run.arrived(self.method)
+
+    @property
+    def learned(self) -> bool:
+        """Whether any update was ever accepted: otherwise its model is the initial one."""
+        return not any(self.summary.refused) or self.arrived.refused < self.arrived.arrived
+
     def opens(self, kind: Literal["round", "client"]) -> Plotly:
         """Says of a whole trace that a click on a point opens an audit; one by one they would fill megabytes."""
         return {"open": kind, "method": self.method, "seed": self.seed, "run": self.run.id}
 
 
 def series_of(runs: Sequence[Run], seed: int | None = None) -> list[Series]:
-    """The methods of all runs; with several runs their names say which. `seed` stands for all where it is there."""
+    """The methods of all runs; with several runs their names say which. `seed` stands for all where it is there.
+
+    Those that have come as far as any have only the seeds that all of these have, on the same data: a mean over other
+    seeds is no better or worse, it is another question.
+    """
     pairs = [(run, line) for run in runs for line in run.summary()]
-    return [
+    series = [
         Series(
             f"{run.id}: {line.method}" if len(runs) > 1 else line.method,
             run,
@@ -61,16 +77,48 @@ def series_of(runs: Sequence[Run], seed: int | None = None) -> list[Series]:
         )
         for index, (run, line) in enumerate(pairs)
     ]
+    ahead = _ahead(series)
+    seeds = _shared_by_all(ahead)
+    return [_with(seeds, one) if seeds and one in ahead else one for one in series]
+
+
+def _with(seeds: set[int], one: Series) -> Series:
+    summary = one.summary.only(seeds)
+    return replace(one, summary=summary, seed=one.seed if one.seed in seeds else summary.seeds[0])
+
+
+def _ahead(series: Sequence[Series]) -> list[Series]:
+    """Those that have run as many rounds as any."""
+    farthest = max((max(one.summary.rounds) for one in series), default=0)
+    return [one for one in series if max(one.summary.rounds) == farthest > 0]
+
+
+def _shared_by_all(series: Sequence[Series]) -> set[int]:
+    """The seeds that all have run equally far, on the same data."""
+    farthest = max((max(one.summary.rounds) for one in series), default=0)
+    done = [
+        {(seed, one.run.data.get(seed)) for seed in one.summary.seeds if one.rounds(seed) == farthest} for one in series
+    ]
+    return {seed for seed, _ in set.intersection(*done)} if done else set()
+
+
+def comparable(series: Sequence[Series]) -> list[Series]:
+    """Those that can be ranked: at the same round, with the same seeds on the same data, and trained at all."""
+    ahead = _ahead(series)
+    if not _shared_by_all(ahead):
+        return []
+    return [one for one in ahead if one.learned and mean_of(one.summary.metric) is not None]
 
 
 def ranked(series: Sequence[Series]) -> list[Series]:
-    """Best first; those without a value last."""
+    """Best first; behind them those that cannot be ranked, as they come."""
 
-    def key(one: Series) -> tuple[bool, float]:
-        value = mean_of(one.summary.metric)
-        return (value is None, 0.0 if value is None else -value if one.run.higher_is_better else value)
+    def key(one: Series) -> float:
+        value = mean_of(one.summary.metric) or 0.0
+        return -value if one.run.higher_is_better else value
 
-    return sorted(series, key=key)
+    best_first = sorted(comparable(series), key=key)
+    return [*best_first, *(one for one in series if one not in best_first)]
 
 
 def mean_of(values: Sequence[float | None]) -> float | None:
@@ -81,9 +129,15 @@ def mean_of(values: Sequence[float | None]) -> float | None:
 
 def spread_of(values: Sequence[float | None]) -> str:
     """Mean and standard deviation of shares, as they read."""
+    deviation = deviation_of(values)
+    mean = percent_of(mean_of(values))
+    return mean if deviation is None else f"{mean} ± {100 * deviation:.1f}"
+
+
+def deviation_of(values: Sequence[float | None]) -> float | None:
+    """The standard deviation of what is known; None of a single value."""
     known = [value for value in values if value is not None]
-    mean = percent_of(mean_of(known))
-    return f"{mean} ± {100 * statistics.stdev(known):.1f}" if len(known) > 1 else mean
+    return statistics.stdev(known) if len(known) > 1 else None
 
 
 def shared_seeds(one: Series, other: Series) -> list[int]:
@@ -107,6 +161,19 @@ def difference_between(one: Series, other: Series) -> Difference | None:
     return difference if difference is None or is_end else replace(difference, round_num=round_num)
 
 
+def all_differences(series: Sequence[Series]) -> dict[tuple[str, str], Difference]:
+    """Of every method to every other, by label. Whoever picks out the best has looked at all pairs: p is Holm's."""
+    pairs = list(itertools.combinations(series, 2))
+    found = [(one, other, difference_between(one, other)) for one, other in pairs]
+    known = [(one, other, difference) for one, other, difference in found if difference is not None]
+    corrected = holm([difference for _, _, difference in known])
+    both_ways = {}
+    for (one, other, _), difference in zip(known, corrected, strict=True):
+        both_ways[one.label, other.label] = difference
+        both_ways[other.label, one.label] = replace(difference, mean=0.0 - difference.mean)  # not −0
+    return both_ways
+
+
 def _last(rounds: Iterable[int]) -> int:
     return max(rounds, default=0)
 
@@ -114,32 +181,46 @@ def _last(rounds: Iterable[int]) -> int:
 def in_words(difference: Difference, higher_is_better: bool) -> str:
     """A difference of shares in a sentence that says how sure it is."""
     better = "better" if (difference.mean > 0) == higher_is_better else "worse"
-    points = f"{100 * abs(difference.mean):.1f} points {better}"
+    points = f"{100 * abs(difference.mean):.1f} points {better}" if difference.mean else "no difference"
     if difference.round_num is not None:
         points += f" at round {difference.round_num}, the last that both have"
-    if difference.margin is None:
+    if difference.interval is None or difference.p_value is None:
         return f"{points} with one seed, so there is no telling how sure that is"
-    low, high = 100 * (difference.mean - difference.margin), 100 * (difference.mean + difference.margin)
-    sure = "sure at the 95% level" if difference.is_sure else "not sure: the interval includes zero"
-    if difference.is_sure and difference.pairs < 3:
-        sure = "without zero, but two seeds are too few to rely on that"
-    return f"{points}, 95% interval {low:+.1f} to {high:+.1f} over {difference.pairs} seeds, {sure}"
+    low, high = (_plus(100 * end) for end in difference.interval)
+    corrected = f" after Holm's correction for {difference.tests} pairs of methods" if difference.tests > 1 else ""
+    chance = f"p {'< 0.001' if difference.p_value < 0.001 else f'= {difference.p_value:.2g}'}{corrected}"
+    sure = f"sure ({chance})" if difference.is_sure else f"not sure ({chance})"
+    if difference.p_value < SURE and not difference.is_sure:
+        sure = f"{chance}, but {difference.pairs} seeds are few to be sure by"
+    return f"{points}, 95% interval {low} to {high} over {difference.pairs} seeds: {sure}"
 
 
 def signed(difference: Difference) -> str:
-    """A difference of shares in percentage points, with its margin."""
-    text = f"{100 * difference.mean:+.1f}"
-    text += "" if difference.margin is None else f" ± {100 * difference.margin:.1f}"
+    """A difference of shares in percentage points, with its interval."""
+    text = f"{_plus(100 * difference.mean)}{_in_brackets(difference, 100)}"
     return text if difference.round_num is None else f"{text} (round {difference.round_num})"
 
 
 def signed_rounds(difference: Difference) -> str:
-    """A difference in rounds, with its margin."""
-    return (
-        f"{difference.mean:+.1f} (one seed)"
-        if difference.margin is None
-        else f"{difference.mean:+.1f} ± {difference.margin:.1f}"
-    )
+    """A difference in rounds, with its interval."""
+    return f"{_plus(difference.mean)}{_in_brackets(difference, 1) or ' (one seed)'}"
+
+
+def _in_brackets(difference: Difference, factor: float) -> str:
+    """The interval as it reads: not with ±, which in the same tables is a standard deviation."""
+    if difference.interval is None:
+        return ""
+    low, high = difference.interval
+    return f" [{_plus(factor * low)}, {_plus(factor * high)}]"
+
+
+def _plus(value: float) -> str:
+    """With its sign, and no −0.0.
+
+    >>> _plus(1.26), _plus(-0.01)
+    ('+1.3', '+0.0')
+    """
+    return f"{round(value, 1) + 0.0:+.1f}"
 
 
 def line_chart(name: str, title: str, lines: Sequence[tuple[Series, list[Curve]]], *, percent: bool) -> Chart:

@@ -37,8 +37,8 @@ from ..runs.reader import Run
 from ..runs.schema import DATABASE
 from . import views
 from .document import Content, Document, as_json, counted, without_none
-from .export import unique_names
 from .html import ASSETS, asset, to_json
+from .runs import find_runs
 
 # "[" is all that Starlette 1.3, which Flower needs, sees of "[::1]:8000". It lets any bare IPv6 address pass, which is
 # harmless: the check is against names of others that resolve to this machine, and an address resolves to itself.
@@ -215,15 +215,7 @@ class _Runs:
 
     def find(self) -> dict[str, Path]:
         """All run folders by id: what was given, or what lies in it."""
-        found: list[Path] = []
-        for folder in self._folders:
-            is_run = (folder / DATABASE).exists() or (folder / "config.toml").exists()
-            inside = [] if is_run or not folder.is_dir() else sorted(folder.iterdir())
-            for run in [folder] if is_run else inside:
-                # A link that leads out of the folder is not followed: who wants that run served can name it.
-                if run.is_dir() and not run.name.startswith(".") and (is_run or not run.is_symlink()):
-                    found.append(run)
-        return unique_names(found)
+        return find_runs(self._folders)
 
     def folder(self, name: str) -> Path:
         """The folder with this id."""

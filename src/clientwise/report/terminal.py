@@ -15,13 +15,16 @@ from rich.table import Table
 
 from ..errors import RunError
 from ..runs.reader import Run
-from ..runs.rows import MethodSummary
 from .audit import Audit, audit
-from .document import Cell, Chart, Document
+from .document import Cell, Chart, Document, client_cell, percent_of
+from .document import Table as DocumentTable
+from .sections import rounds_cell, worst_client
+from .series import Series, series_of, spread_of
 
 if TYPE_CHECKING:
     from ..experiment.tune import Trial
 
+MOST_LINES = 1_000  # of a table: the terminal takes a millisecond for each
 DIVERGED = 100  # times the lowest loss
 BARS = "▁▂▃▄▅▆▇█"
 SPARK_WIDTH = 10
@@ -29,37 +32,39 @@ SPARK_WIDTH = 10
 
 def summary_table(run: Run) -> Table:
     """One line per method: means over the seeds, with several the standard deviation of the metric beside it."""
-    lines = run.summary()
-    seeds = max((len(line.seeds) for line in lines), default=1)
-    rounds = max((count for line in lines for count in line.rounds), default=0)
+    series = series_of([run])
+    seeds = max((len(one.summary.seeds) for one in series), default=1)
+    rounds = max((count for one in series for count in one.summary.rounds), default=0)
     title = f"{run.id}: {rounds} rounds" + (f", mean ± deviation of {seeds} seeds" if seeds > 1 else "")
     table = _table(title)
     table.add_column("method", overflow="fold", max_width=24)
-    columns = _columns(run, lines)
+    columns = _columns(run, series)
     for heading, _ in columns:
         table.add_column(heading, justify="right", min_width=max(map(len, heading.split("\n"))))
     table.add_column("curve", no_wrap=True)
-    for line in lines:
-        curve = [value for _, value in run.curve("metric", line.method, line.seeds[0])]
-        table.add_row(escape(line.method), *(cell(line) for _, cell in columns), sparkline(curve))
+    for one in series:
+        curve = [value for _, value in run.curve("metric", one.method, one.seed)]
+        table.add_row(escape(one.method), *(cell(one) for _, cell in columns), sparkline(curve))
     return table
 
 
-def _columns(run: Run, lines: Sequence[MethodSummary]) -> list[tuple[str, Callable[[MethodSummary], str]]]:
+def _columns(run: Run, series: Sequence[Series]) -> list[tuple[str, Callable[[Series], str]]]:
     """Heading and cell of every column that has something to say about this run."""
-    columns: list[tuple[str, Callable[[MethodSummary], str]]] = [(run.metric, lambda line: _with_spread(line.metric))]
+    columns: list[tuple[str, Callable[[Series], str]]] = [(run.metric, lambda one: spread_of(one.summary.metric))]
     if run.higher_is_better:
-        columns.append(("macro\nF1", lambda line: _mean(line.macro_f1, "{:.3f}")))
-    if _clients_tested(lines):
-        columns.append(("worst\ndecile", lambda line: _mean(line.worst_decile)))
+        columns.append(("macro\nF1", lambda one: _mean(one.summary.macro_f1, "{:.3f}")))
+    if any(value is not None for one in series for value in one.summary.worst_decile):
+        columns.append(("worst\ndecile", lambda one: _mean(one.summary.worst_decile)))
+    elif any(value is not None for one in series for value in one.summary.worst_client):
+        columns.append(("worst\nclient", lambda one: percent_of(worst_client(one)[1])))
     if run.target is not None:
-        columns.append((f"rounds\nto {run.target:.0%}", _rounds_to_target))
+        columns.append((f"rounds\nto {run.target:.0%}", lambda one: rounds_cell(one.summary.rounds_to_target).text))
     if run.has_hostile:
-        columns.append(("hostile\nweight", lambda line: _mean(line.hostile_weight)))
-    if any(value is not None for line in lines for value in line.attack_success):
-        columns.append(("backdoor\nsuccess", lambda line: _mean(line.attack_success)))
-    if any(any(line.testing_rounds) for line in lines):
-        columns.append(("tests", lambda line: _mean(line.testing_rounds, "{:.0f}")))
+        columns.append(("hostile\nweight", lambda one: _mean(one.summary.hostile_weight)))
+    if any(value is not None for one in series for value in one.summary.attack_success):
+        columns.append(("backdoor\nsuccess", lambda one: _mean(one.summary.attack_success)))
+    if any(any(one.summary.testing_rounds) for one in series):
+        columns.append(("tests", lambda one: _mean(one.summary.testing_rounds, "{:.0f}")))
     return columns
 
 
@@ -67,12 +72,22 @@ def matrix_table(document: Document) -> Table:
     """The standings of all methods in a matrix."""
     found = document.sections[0].items[0]
     assert not isinstance(found, Chart)
-    table = _table(f"{document.title}: {document.subtitle}")
-    for column in found.columns:
+    return plain_table(found, f"{document.title}: {document.subtitle}")
+
+
+def plain_table(found: DocumentTable, title: str) -> Table:
+    """A table of a document, without the columns in which nothing stands."""
+    table = _table(title)
+    rows = [
+        [cell.text if isinstance(cell, Cell) else "" if cell is None else str(cell) for cell in row]
+        for row in found.rows
+    ]
+    kept = [place for place in range(len(found.columns)) if any(row[place] for row in rows)]
+    for column in (found.columns[place] for place in kept):
         label = column.label.replace(" ", "\n", 1)
-        table.add_column(label, justify="right" if column.numeric else "left", overflow="fold", max_width=22)
-    for row in found.rows:
-        table.add_row(*(escape(cell.text if isinstance(cell, Cell) else str(cell)) for cell in row))
+        table.add_column(label, justify="right" if column.numeric else "left", overflow="fold", max_width=40)
+    for row in rows:
+        table.add_row(*(escape(row[place]) for place in kept))
     return table
 
 
@@ -107,16 +122,17 @@ def sparkline(values: Sequence[float]) -> str:
 
 def remarks(run: Run) -> list[str]:
     """What a reader of the table should know: divergence, criteria without effect, rounds that changed nothing."""
-    found = (
-        ["“worst decile”: 10% of the honest clients do no better than this on their own test data."]
-        if _clients_tested(run.summary())
-        else []
-    )
-    for method in run.methods:
-        if named := run.named_clients(method):
-            found.append(
-                f"{method}: the worst client is {named[0].name} with {named[0].metric:.1%} on its own test data."
-            )
+    found, series = [], series_of([run])
+    if any(value is not None for one in series for value in one.summary.worst_decile):
+        found.append("“worst decile”: 10% of the honest clients do no better than this on their own test data.")
+    if run.target is not None and any(len(one.summary.seeds) > 1 for one in series):
+        found.append(
+            f"“rounds to {run.target:.0%}”: how many seeds got there, and the median, “not reached” being most."
+        )
+    for one in series:
+        name, value = worst_client(one)
+        if name is not None:
+            found.append(f"{one.label}: the worst client is {name} with {percent_of(value)} on its own test data.")
     for _, method, seed in run.lanes:
         losses = [loss for _, loss in run.curve("loss", method, seed)] or [0.0]
         if losses[-1] > max(losses[0], DIVERGED * min(losses)):  # worse than it began, not merely than its best
@@ -158,29 +174,29 @@ def _audit_table(found: Audit) -> Table:
         table.add_column(heading.replace(" ", "\n"), justify="right", overflow="fold")
     if beside := not _is_explained(found):
         table.add_column("")
-    for one in found.participants:
+    for one in found.participants[:MOST_LINES]:
         values = ["–" if value is None else f"{value:.4g}" for value in one.raw]
         remark = [escape(one.remark)] if beside else []
-        table.add_row(str(one.client), *values, *(cell.text for cell in one.chain), *remark)
+        table.add_row(
+            escape(client_cell(one.client, one.name).text), *values, *(cell.text for cell in one.chain), *remark
+        )
     return table
 
 
 def _audit_remarks(found: Audit) -> Iterator[str]:
     """How the weights came about, what moved each, and what is to be known about the round."""
+    if (more := len(found.participants) - MOST_LINES) > 0:
+        yield f"… and {more:,} more with less weight, or refused: `Run.participants` in Python has all of them."
     yield found.explanation
-    for one in found.participants if _is_explained(found) else ():
+    for one in found.participants[:MOST_LINES] if _is_explained(found) else ():
         if said := "; ".join(filter(None, [one.remark, *one.moved])):
-            yield f"Client {one.client}: {said}."
+            yield f"Client {client_cell(one.client, one.name).text}: {said}."
     yield from found.notes
 
 
 def _is_explained(found: Audit) -> bool:
     """Whether there is more to say about a client than fits into a column."""
     return any(one.moved for one in found.participants)
-
-
-def _clients_tested(lines: Sequence[MethodSummary]) -> bool:
-    return any(value is not None for line in lines for value in line.worst_decile)
 
 
 def _table(title: str) -> Table:
@@ -192,17 +208,3 @@ def _table(title: str) -> Table:
 def _mean(values: Sequence[float | None], layout: str = "{:.1%}") -> str:
     known = [value for value in values if value is not None]
     return layout.format(statistics.fmean(known)) if known else "–"
-
-
-def _with_spread(values: Sequence[float | None]) -> str:
-    known = [value for value in values if value is not None]
-    return f"{_mean(known)} ± {100 * statistics.stdev(known):.1f}" if len(known) > 1 else _mean(known)
-
-
-def _rounds_to_target(line: MethodSummary) -> str:
-    reached = [rounds for rounds in line.rounds_to_target if rounds is not None]
-    missing = len(line.seeds) - len(reached)
-    if not reached:
-        return "not reached"
-    text = f"{statistics.fmean(reached):.1f}" if len(line.seeds) > 1 else str(reached[0])
-    return f"{text} ({missing}/{len(line.seeds)} not)" if missing else text

@@ -19,6 +19,7 @@ from .document import (
     Plotly,
     Section,
     Table,
+    client_cell,
     counted,
     number,
     percent_of,
@@ -113,16 +114,18 @@ def _heat_map(one: Series, grid: WeightGrid, most: float) -> Chart:
     }
     alt = (
         f"Weight of every client in every round under {one.label}, in colours that are the same for all methods. "
-        f"Heaviest on average: {_heaviest(grid)}."
+        f"Heaviest on average: {_heaviest(grid, labels)}."
     )
     return Chart(f"map-{one.label}", f"{one.label}: weight of every client, seed {seed}", alt, [trace], layout)
 
 
-def _heaviest(grid: WeightGrid) -> str:
+def _heaviest(grid: WeightGrid, labels: Sequence[str]) -> str:
     """The three rows with the most weight, in words."""
     rows = sorted((row for row, total in enumerate(grid.totals) if total > 0), key=lambda row: -grid.totals[row])[:3]
     size = grid.clients_per_cell
-    names = [f"client {row}" if size == 1 else f"clients {row * size} to {row * size + size - 1}" for row in rows]
+    names = [
+        f"client {labels[row]}" if size == 1 else f"clients {row * size} to {row * size + size - 1}" for row in rows
+    ]
     shares = [percent_of(grid.totals[row] / grid.width) for row in rows]
     return ", ".join(f"{name} {share}" for name, share in zip(names, shares, strict=True)) or "none"
 
@@ -133,7 +136,7 @@ def steps_chart(found: Audit, title: str, name: str) -> Chart:
     equal = 1 / len(known) if known else 0.0
     farthest = sorted(known, key=lambda one: -max(abs(value - equal) for value in one.path))[:MAX_BARS]
     shown = [one for one in known if one in farthest]
-    labels = [f"{one.client} {one.remark}".strip() for one in shown]
+    labels = [f"{client_cell(one.client, one.name).text} {one.remark}".strip() for one in shown]
     usual: Plotly = {
         "type": "bar",
         "orientation": "h",
@@ -187,7 +190,7 @@ def audit_table(found: Audit, title: str, name: str, note: str = "") -> Table:
     rows: list[list[Content]] = []
     for one in found.participants:
         link = AuditLink("client", found.run.id, found.method, found.seed, one.client)
-        cells: list[Content] = [Cell(one.client, f"{one.client}", link), one.remark, *one.chain]
+        cells: list[Content] = [client_cell(one.client, one.name, link), one.remark, *one.chain]
         for raw, normalised in zip(one.raw, one.normalised, strict=True):
             cells += [Cell(raw, number(raw, 4)), Cell(normalised, number(normalised, 3))]
         cells += [Cell(value, percent_of(value)) for value in one.what_if] if found.what_if else []
@@ -207,7 +210,7 @@ def audit_round(run: Run, method: str, seed: int, round_num: int) -> Document:
     if moved := [one for one in found.participants if one.moved]:
         said: list[list[Content]] = [
             [
-                Cell(one.client, f"{one.client}", AuditLink("client", run.id, method, seed, one.client)),
+                client_cell(one.client, one.name, AuditLink("client", run.id, method, seed, one.client)),
                 "; ".join(one.moved),
             ]
             for one in moved

@@ -45,22 +45,13 @@ def save_checkpoint(path: Path, state: ServerState, engine_state: Mapping[str, T
 
 def load_checkpoint(path: Path, first: ServerState) -> tuple[ServerState, dict[str, Tensor]]:
     """The state of a lane and of its engine. It must fit the state in which this lane began."""
-    try:
-        with safe_open(path, framework="pt", device=str(first.model.device)) as file:
-            about = file.metadata() or {}
-            scalars = _SCALARS.validate_json(about.get("state", ""), strict=True)
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, ValidationError, OSError) as error:
-        raise _refused(path, f"not a checkpoint of clientwise ({str(error).splitlines()[0]})") from None
+    about, scalars, tensors = _read(path, first.model.device)
     for name, expected in _tensors(first).items():
         if name not in tensors or tensors[name].shape != expected.shape or tensors[name].dtype != expected.dtype:
             found = f"of {list(tensors[name].shape)}" if name in tensors else "missing"
             raise _refused(path, f"not a checkpoint of this run ({name} is {found}, not of {list(expected.shape)})")
         tensors[name] = tensors[name].to(expected.device)
-    if not bool(tensors["model"].isfinite().all()):
-        raise _refused(path, "damaged (its model has NaN or Inf)")
-    if "fingerprint" in about and about["fingerprint"] != _fingerprint(about["state"], tensors):  # old files have none
-        raise _refused(path, "damaged (it is not as it was written)")
+    _check(path, about, tensors)
     state = ServerState(
         round_num=scalars.round_num,
         model=tensors["model"],
@@ -73,6 +64,36 @@ def load_checkpoint(path: Path, first: ServerState) -> tuple[ServerState, dict[s
         rule_state=_under("rule.", tensors),
     )
     return state, _under("engine.", tensors)
+
+
+def load_model(path: Path) -> tuple[int, Tensor]:
+    """The last round of a lane, and the model [d] after it."""
+    about, scalars, tensors = _read(path, torch.device("cpu"))
+    if "model" not in tensors:
+        raise _refused(path, "not a checkpoint of clientwise (it has no model)")
+    _check(path, about, tensors)
+    return scalars.round_num, tensors["model"]
+
+
+def _read(path: Path, device: torch.device) -> tuple[dict[str, str], _Scalars, dict[str, Tensor]]:
+    """What is in the file, as it says."""
+    if not path.is_file():
+        raise _refused(path, "not a file")
+    try:
+        with safe_open(path, framework="pt", device=str(device)) as file:
+            about = file.metadata() or {}
+            scalars = _SCALARS.validate_json(about.get("state", ""), strict=True)
+            return about, scalars, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, ValidationError, OSError) as error:
+        raise _refused(path, f"not a checkpoint of clientwise ({str(error).splitlines()[0]})") from None
+
+
+def _check(path: Path, about: Mapping[str, str], tensors: Mapping[str, Tensor]) -> None:
+    """Refuse what is not as it was written."""
+    if not bool(tensors["model"].isfinite().all()):
+        raise _refused(path, "damaged (its model has NaN or Inf)")
+    if "fingerprint" in about and about["fingerprint"] != _fingerprint(about["state"], tensors):  # old files have none
+        raise _refused(path, "damaged (it is not as it was written)")
 
 
 def _tensors(state: ServerState) -> dict[str, Tensor]:

@@ -22,6 +22,7 @@ MOST_CHARACTERS = 5_000  # of what makes a table
 STEPS = 500_000  # of SQLite's machine between two looks at the clock
 DAMAGE = (sqlite3.DatabaseError, UnicodeDecodeError)  # the second where SQLite's message quotes what is damaged
 _until = ContextVar("_until", default=math.inf)  # the processor time of this thread at which to stop reading
+_open: ContextVar[dict[Path, sqlite3.Connection]] = ContextVar("_open")  # what this thread is reading
 
 
 @contextmanager
@@ -36,25 +37,44 @@ def time_limit(seconds: float) -> Iterator[None]:
 
 @contextmanager
 def reading(folder: Path) -> Iterator[sqlite3.Connection]:
-    """The database of a run, for reading; trouble with the file is a `RunError`, a wrong call is not."""
-    path = folder / DATABASE
-    refuse_links(folder)
+    """The database of a run, for reading; trouble with the file is a `RunError`, a wrong call is not.
+
+    What is read within uses the same connection: opening and checking takes longer than most queries.
+    """
     if _is_late():
         raise RunError(f"{folder}: its database takes too long to read")
     try:
-        # Where nothing can be written, SQLite cannot even look after a log, and there is none to look after.
-        mode = "immutable=1" if not os.access(folder, os.W_OK) and not _has_log(path) else "mode=ro"
-        with closing(sqlite3.connect(f"{path.resolve().as_uri()}?{mode}", uri=True)) as database:
-            database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LONGEST)
-            if _until.get() < math.inf:
-                database.set_progress_handler(_is_late, STEPS)
-            refuse_programs(database)
-            yield database
+        already_open = _open.get({})
+        if folder in already_open:
+            yield already_open[folder]
+            return
+        with closing(_connect(folder)) as database:
+            token = _open.set({**already_open, folder: database})
+            try:
+                yield database
+            finally:
+                _open.reset(token)
     except sqlite3.ProgrammingError:
         raise
     except (*DAMAGE, OSError) as error:
         reason = "it takes too long" if str(error) == "interrupted" else error
         raise RunError(f"{folder}: its database cannot be read ({reason})") from None
+
+
+def _connect(folder: Path) -> sqlite3.Connection:
+    path = folder / DATABASE
+    refuse_links(folder)
+    # Where nothing can be written, SQLite cannot even look after a log, and there is none to look after.
+    mode = "immutable=1" if not os.access(folder, os.W_OK) and not _has_log(path) else "mode=ro"
+    database = sqlite3.connect(f"{path.resolve().as_uri()}?{mode}", uri=True)
+    database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LONGEST)
+    database.set_progress_handler(_is_late, STEPS)
+    try:
+        refuse_programs(database)
+    except BaseException:
+        database.close()
+        raise
+    return database
 
 
 def refuse_links(folder: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import statistics
 from collections.abc import Hashable, Sequence
 from functools import cache
@@ -11,13 +12,20 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 import numpy
 from pydantic import BaseModel, FailFast, Field, Json, PositiveInt, TypeAdapter, ValidationError
+from torch import Tensor
 
 from ..errors import NotBegunError, RunError
 from ..registry import suggest
+from .checkpoint import load_model
 from .database import reading, time_limit
+from .files import checkpoint_path
+from .frames import FRAMES, FrameName
 from .lock import is_locked
 from .rows import (
+    ArrivedRow,
     BestRound,
+    Change,
+    ClientMetric,
     ClientRoundRow,
     ClientRow,
     CostRow,
@@ -27,7 +35,7 @@ from .rows import (
     LaneRow,
     LoweredRow,
     MethodSummary,
-    NamedClient,
+    ModelFacts,
     Names,
     ParticipantRow,
     PerClass,
@@ -42,8 +50,10 @@ Row = TypeVar("Row", bound=tuple[Any, ...])
 T = TypeVar("T")
 MOST_SECONDS = 10.0  # of processor time, for one query
 MOST_ROWS = 2_000_000  # that one query finds
+MANY_CLIENTS = 20  # from here on a tenth of them is more than a client or two
 CURVES = {"metric", "macro_f1", "loss", "local_mean", "local_p10", "local_p90"}
 CURVES |= {"attack_success", "testing_rounds", "seconds"}
+_MODEL = TypeAdapter(ModelFacts)
 
 
 class _Totals(NamedTuple):
@@ -67,6 +77,9 @@ class _Facts(BaseModel, strict=True):
     lanes: PositiveInt
     model_bytes: int = 0
     reported_on: str = Field("held-out samples", alias="reported on")
+    changes: list[Change] = []
+    begun: str = ""
+    computed: str = ""
 
 
 def thinned(rows: list[T], max_points: int | None) -> list[T]:
@@ -114,6 +127,8 @@ class Run:
         self.num_lanes = facts.lanes  # planned
         self.model_bytes = facts.model_bytes
         self.reported_on = facts.reported_on
+        self.changes = facts.changes  # accepted when it was resumed: data, code or versions
+        self.begun, self.computed = facts.begun, facts.computed  # when, and how
         self.data = dict(  # by seed: tells its data from others
             self._rows(
                 tuple[int, Json[str]],
@@ -151,6 +166,39 @@ class Run:
     def seeds(self, method: str) -> list[int]:
         """The seeds of a method."""
         return [lane.seed for lane in self.lanes if lane.method == method]
+
+    def columns(self, what: FrameName) -> dict[str, list[Any]]:
+        """All rows of a kind, unchecked, column by column."""
+        if what not in FRAMES:
+            raise RunError(f"{self.id}: no frame {what!r}{suggest(what, FRAMES)}")
+        names, sql = FRAMES[what]
+        columns = list(zip(*self.query(sql), strict=True)) or [()] * len(names)
+        return {name: list(column) for name, column in zip(names, columns, strict=True)}
+
+    # What was trained -------------------------------------------------------------------------------------------
+
+    def trained(self, method: str, seed: int) -> tuple[int, dict[str, Tensor]]:
+        """The last round of which a lane has kept the model, and the model's tensors by name."""
+        lane, about = self.lane(method, seed), self.model_facts(seed)
+        path = checkpoint_path(self.folder, lane)
+        if not path.exists():
+            raise RunError(f"{self.id}: {method}, seed {seed}, has kept no model yet")
+        if path.is_symlink() or path.parent.is_symlink():
+            raise RunError(f"{path}: leads out of the run folder, through a link")
+        round_num, vector = load_model(path)
+        if vector.numel() != sum(math.prod(shape) for _, shape in about.tensors):
+            raise RunError(f"{path}: not a checkpoint of this run (its model has another size)")
+        return round_num, about.named(vector)
+
+    def model_facts(self, seed: int) -> ModelFacts:
+        """What the network of a seed is made of."""
+        rows = self._rows(tuple[str], "SELECT value FROM facts WHERE key = ?", f"model of seed {seed}")
+        if not rows:
+            raise RunError(f"{self.id}: was made by a version of clientwise that did not describe its model")
+        try:
+            return _MODEL.validate_json(rows[0][0])
+        except ValidationError as error:
+            raise self._damaged(error) from None
 
     # How far it is -----------------------------------------------------------------------------------------------
 
@@ -217,14 +265,14 @@ class Run:
         """(round, weight all hostile clients had together)."""
         rows = self._rows(
             tuple[int, float],
-            """SELECT round_num, TOTAL(weight) FROM participants WHERE lane = ?
-               AND client IN (SELECT client FROM clients WHERE seed = ? AND hostile IS NOT NULL)
-               GROUP BY round_num""",
-            self.lane(method, seed),
+            """SELECT round_num, (SELECT TOTAL(weight) FROM participants
+                 WHERE lane = rounds.lane AND round_num = rounds.round_num
+                 AND client IN (SELECT client FROM clients WHERE seed = ? AND hostile IS NOT NULL))
+               FROM rounds WHERE lane = ? ORDER BY round_num""",
             seed,
+            self.lane(method, seed),
         )
-        weights = dict(rows)
-        return thinned([(number, weights.get(number, 0.0)) for number in self.round_nums(method, seed)], max_points)
+        return thinned(rows, max_points)
 
     def weight_grid(self, method: str, seed: int, max_cells: int) -> WeightGrid | None:
         """Weight of every client over the rounds, at most `max_cells` in either direction; None without any."""
@@ -421,17 +469,17 @@ class Run:
         )
         return [value for (value,) in rows if value is not None]
 
-    def named_clients(self, method: str) -> list[NamedClient]:
-        """The clients that have names, those that did worst first."""
-        rows = self._rows(
-            NamedClient,
-            """SELECT name, AVG(local.metric) FROM local JOIN lanes USING (lane) JOIN clients USING (seed, client)
-               WHERE method = ? AND name IS NOT NULL AND hostile IS NULL AND local.metric IS NOT NULL
+    def client_metrics(self, method: str) -> list[ClientMetric]:
+        """How every honest client did in every seed, in the last round in which they were asked."""
+        return self._rows(
+            ClientMetric,
+            """SELECT seed, client, name, local.metric
+               FROM local JOIN lanes USING (lane) JOIN clients USING (seed, client)
+               WHERE method = ? AND hostile IS NULL AND local.metric IS NOT NULL
                  AND round_num = (SELECT MAX(round_num) FROM rounds WHERE lane = lanes.lane AND reached IS NOT NULL)
-               GROUP BY name""",
+               ORDER BY seed, client""",
             method,
         )
-        return sorted(rows, key=lambda row: row.metric, reverse=not self.higher_is_better)
 
     # One method --------------------------------------------------------------------------------------------------
 
@@ -455,11 +503,27 @@ class Run:
         """Whose updates were refused and why, the most frequent first."""
         return self._rows(
             RefusalRow,
-            """SELECT refusal, client, seed, COUNT(*), MIN(round_num) FROM participants JOIN lanes USING (lane)
-               WHERE method = ? AND refusal IS NOT NULL GROUP BY refusal, client, seed ORDER BY 4 DESC LIMIT ?""",
+            """SELECT refusal, client, name, seed, COUNT(*), MIN(round_num) FROM participants JOIN lanes USING (lane)
+               LEFT JOIN clients USING (seed, client)
+               WHERE method = ? AND refusal IS NOT NULL GROUP BY refusal, client, seed ORDER BY 5 DESC LIMIT ?""",
             method,
             limit,
         )
+
+    def arrived(self, method: str) -> ArrivedRow:
+        """How many updates arrived over all seeds, and how many of them were refused."""
+        refused = self._rows(
+            tuple[str, int, int],
+            """SELECT refusal, COUNT(*), SUM(hostile IS NULL) FROM participants JOIN lanes USING (lane)
+               LEFT JOIN clients USING (seed, client)
+               WHERE method = ? AND refusal IS NOT NULL GROUP BY refusal ORDER BY 3 DESC, 2 DESC""",
+            method,
+        )
+        ((arrived,),) = self._rows(
+            tuple[int], "SELECT COUNT(*) FROM participants JOIN lanes USING (lane) WHERE method = ?", method
+        )
+        honest = sum(row[2] for row in refused)
+        return ArrivedRow(arrived, sum(row[1] for row in refused), honest, refused[0][0] if honest else None)
 
     def refusal_counts(self, method: str) -> list[tuple[str, int]]:
         """(reason, how many updates were refused for it)."""
@@ -487,7 +551,6 @@ class Run:
 
     def _summarise(self, method: str) -> MethodSummary:
         seeds = self.seeds(method)
-        worst = "local_p10" if self.higher_is_better else "local_p90"
         totals = {
             row.seed: row
             for row in self._rows(
@@ -513,13 +576,23 @@ class Run:
             curves = [self.curve(column, method, seed, 1) if totals[seed].rounds == farthest else [] for seed in seeds]
             return [curve[-1][1] if curve else None for curve in curves]
 
+        clients: dict[int, list[float]] = {seed: [] for seed in seeds}
+        for row in self.client_metrics(method):
+            clients[row.seed].append(row.metric)
+        worst_first = [
+            sorted(clients[seed], reverse=not self.higher_is_better) if totals[seed].rounds == farthest else []
+            for seed in seeds
+        ]
         return MethodSummary(
             method=method,
             seeds=seeds,
             rounds=[totals[seed].rounds for seed in seeds],
             metric=last("metric"),
             macro_f1=last("macro_f1"),
-            worst_decile=last(worst),
+            worst_client=[values[0] if values else None for values in worst_first],
+            worst_decile=[
+                values[-(-len(values) // 10) - 1] if len(values) >= MANY_CLIENTS else None for values in worst_first
+            ],
             rounds_to_target=[self.rounds_to(self.target, method, seed) for seed in seeds],
             hostile_weight=[self._mean_hostile_weight(method, seed) for seed in seeds],
             attack_success=last("attack_success"),

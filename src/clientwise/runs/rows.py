@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Annotated, NamedTuple
 
 import numpy
+import torch
 from annotated_types import Len, MinLen
 from numpy.typing import NDArray
 from pydantic import Json
+from torch import Tensor
 
 Names = tuple[str, ...]
 Deciles = Annotated[tuple[float, ...], Len(9, 9)]  # what 10, 20 ... 90% of the clients reach
 PerClass = Annotated[tuple[float, ...], MinLen(1)]
+
+
+class Change(NamedTuple):
+    """What was not as before when a run was resumed, and accepted."""
+
+    date: str
+    rounds: int  # of all lanes, done by then
+    what: list[str]
 
 
 class LaneRow(NamedTuple):
@@ -21,6 +33,23 @@ class LaneRow(NamedTuple):
     lane: int
     method: str
     seed: int
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """What a trained model is: its network, and the tensors that its vector consists of, one after the other."""
+
+    name: str
+    input_shape: tuple[int, ...]  # of a sample
+    outputs: int
+    scale: float  # inputs · scale is what the model was given
+    tensors: tuple[tuple[str, tuple[int, ...]], ...]  # name and shape
+
+    def named(self, vector: Tensor) -> dict[str, Tensor]:
+        """The tensors of a model [d] by their names."""
+        sizes = [math.prod(shape) for _, shape in self.tensors]
+        parts = zip(self.tensors, torch.split(vector, sizes), strict=True)
+        return {name: part.reshape(shape).clone() for (name, shape), part in parts}
 
 
 class LaneProgress(NamedTuple):
@@ -57,11 +86,13 @@ class ParticipantRow(NamedTuple):
     name: str | None  # of the client
 
 
-class NamedClient(NamedTuple):
-    """A client that has a name, and how it did."""
+class ClientMetric(NamedTuple):
+    """How an honest client did on its own test data, in the last round in which it was asked."""
 
-    name: str
-    metric: float  # on its own test data, in the last round it was asked, over the seeds in which it is honest
+    seed: int
+    client: int
+    name: str | None
+    metric: float
 
 
 class CriterionRow(NamedTuple):
@@ -114,11 +145,21 @@ class PriorityRow(NamedTuple):
     testing_rounds: int
 
 
+class ArrivedRow(NamedTuple):
+    """How many updates of a method arrived, and what became of them."""
+
+    arrived: int
+    refused: int
+    refused_honest: int  # of those refused, how many came from clients that are not hostile
+    reason: str | None  # the most frequent one for which updates of honest clients were refused
+
+
 class RefusalRow(NamedTuple):
     """A reason for which updates of a client were refused."""
 
     reason: str
     client: int
+    name: str | None  # of the client
     seed: int
     times: int
     first_round: int
@@ -166,10 +207,17 @@ class MethodSummary:
     rounds: list[int]  # done so far
     metric: list[float | None]  # at the last round, on the server's reporting part
     macro_f1: list[float | None]
-    worst_decile: list[float | None]  # of the honest clients' own test sets
+    worst_client: list[float | None]  # the lowest of the honest clients' own test sets; the highest, of errors
+    worst_decile: list[float | None]  # what a tenth of them do no better than; None where they are too few
     rounds_to_target: list[int | None]
     hostile_weight: list[float | None]  # mean over the rounds of the weight all hostile clients had together
     attack_success: list[float | None]  # at the last round: how often a backdoor's trigger works
     testing_rounds: list[int]
     refused: list[int]
     seconds: list[float]
+
+    def only(self, seeds: Collection[int]) -> MethodSummary:
+        """Of these seeds alone."""
+        kept = [place for place, seed in enumerate(self.seeds) if seed in seeds]
+        lists = {name: values for name, values in vars(self).items() if isinstance(values, list)}
+        return MethodSummary(self.method, **{name: [own[place] for place in kept] for name, own in lists.items()})

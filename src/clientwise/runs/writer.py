@@ -12,12 +12,16 @@ import numpy
 import torch
 from torch import Tensor
 
+from ..core.guard import likely_cause
 from ..core.metrics import macro_f1, per_class_f1
 from ..core.types import Evaluation, Problem, RoundRecord, ServerState
 from ..errors import RunError, shortened
 from .checkpoint import load_checkpoint, save_checkpoint
 from .database import DAMAGE, refuse_links, refuse_programs
+from .files import checkpoint_path
 from .schema import DATABASE, SCHEMA, SCHEMA_VERSION
+
+_ROUNDS = "(SELECT COUNT(*) FROM rounds WHERE rounds.lane = lanes.lane)"
 
 
 class Store:
@@ -27,6 +31,8 @@ class Store:
         self.folder = folder
         self._checkpoints = folder / "checkpoints"
         refuse_links(folder)
+        if self._checkpoints.is_symlink():
+            raise RunError(f"{self._checkpoints}: is a link; it must be a folder of the run")
         with self._explained():
             self._checkpoints.mkdir(parents=True, exist_ok=True)
             self._database = sqlite3.connect(folder / DATABASE)
@@ -79,6 +85,11 @@ class Store:
             rows = [(key, json.dumps(value)) for key, value in facts.items()]
             database.executemany("INSERT OR REPLACE INTO facts VALUES (?, ?)", rows)
 
+    def keep_fact(self, key: str, value: object) -> None:
+        """A fact that stays what it was when the run began."""
+        with self._transaction() as database:
+            database.execute("INSERT OR IGNORE INTO facts VALUES (?, ?)", (key, json.dumps(value)))
+
     def set_clients(
         self,
         seed: int,
@@ -116,13 +127,46 @@ class Store:
         with self._transaction() as database:
             database.execute("UPDATE lanes SET finished = 1 WHERE lane = ?", (lane,))
 
-    def check_fact(self, key: str, value: object) -> None:
-        """Write a fact, or make sure that it is still what it was when the run began."""
+    def reopen_lanes(self, rounds: int) -> None:
+        """Lanes that have run fewer rounds than are asked for now are not finished."""
+        with self._transaction() as database:
+            database.execute(f"UPDATE lanes SET finished = 0 WHERE {_ROUNDS} < ?", (rounds,))
+
+    def forget_undue(self, rounds: int, every: int, methods: Sequence[str]) -> None:
+        """Lanes that go on lose an evaluation of all clients that was made only because their last round ended then."""
+        undue = f"""SELECT lane, {_ROUNDS} AS last FROM lanes
+                    WHERE last < ? AND last % ? > 0 AND method IN ({", ".join("?" * len(methods))})"""
+        with self._transaction() as database:
+            for place in database.execute(undue, (rounds, max(1, every), *methods)).fetchall():
+                database.execute("DELETE FROM local WHERE lane = ? AND round_num = ?", place)
+                database.execute(
+                    """UPDATE rounds SET local_mean = NULL, local_p10 = NULL, local_p90 = NULL, reached = NULL
+                       WHERE lane = ? AND round_num = ?""",
+                    place,
+                )
+
+    def fact(self, key: str) -> str | None:
+        """A fact about the whole run, as JSON; None where it is not known."""
         with self._explained():
             row = self._database.execute("SELECT value FROM facts WHERE key = ?", (key,)).fetchone()
-        if row is not None and row[0] != json.dumps(value):
-            raise RunError(f"{self.folder}: cannot be resumed with other data ({key} differs from when it began)")
-        self.set_facts({key: value})
+        return None if row is None else str(row[0])
+
+    def rounds_done(self) -> int:
+        """Rounds of all lanes together."""
+        with self._explained():
+            return int(self._database.execute("SELECT COUNT(*) FROM rounds").fetchone()[0])
+
+    def refuse_nothing_learned(self) -> None:
+        """RunError where no update was ever accepted: what such a run reports is its initial model."""
+        with self._explained():
+            if self._database.execute("SELECT 1 FROM participants WHERE refusal IS NULL LIMIT 1").fetchone():
+                return
+            row = self._database.execute(
+                "SELECT refusal, COUNT(*) FROM participants GROUP BY refusal ORDER BY 2 DESC LIMIT 1"
+            ).fetchone()
+        reason, count = row or ("nobody answered", 0)
+        said = f"no update was ever accepted ({reason}{f', {count:,} times' if count else ''}): nothing was learned"
+        raise RunError(f"{self.folder}: {said}. {likely_cause(reason)}".strip())
 
     def forget_after(self, lane: int, round_num: int) -> None:
         """Drop the rounds after a checkpoint: they are run again, and come out the same."""
@@ -198,7 +242,7 @@ class Store:
         return load_checkpoint(path, first) if path.exists() else None
 
     def _checkpoint(self, lane: int) -> Path:
-        return self._checkpoints / f"lane-{lane}.safetensors"
+        return checkpoint_path(self.folder, lane)
 
 
 def _participants(lane: int, record: RoundRecord) -> list[tuple[object, ...]]:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
+from annotated_types import Ge, Le
 from torch import Tensor
 
-from ...registry import PositiveFloat, PositiveInt, needs
+from ...registry import PositiveFloat, needs
 from ..types import Gathered, Posterior
 from .protocol import EVIDENCE
 
@@ -22,7 +24,7 @@ class Law:
     is γ·⟨∇, Θ_a⟩: each step costs one pass over the server's set, whatever the number of clients.
     """
 
-    steps: PositiveInt = 50
+    steps: Annotated[int, Ge(1), Le(10_000)] = 50
     learning_rate: PositiveFloat = 0.01
 
     def first(self, num_clients: int) -> Mapping[str, Tensor]:

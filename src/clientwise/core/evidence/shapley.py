@@ -11,7 +11,7 @@ import torch
 from annotated_types import Ge, Le
 from torch import Tensor
 
-from ...registry import NonNegativeFloat, PositiveInt, needs
+from ...registry import NonNegativeFloat, needs
 from ..seeding import generator
 from ..types import Gathered, Posterior
 from ..weighting import to_weights
@@ -32,7 +32,7 @@ class Shapley:
     """
 
     exact: Annotated[int, Ge(0), Le(12)] = 6
-    orders: PositiveInt = 10
+    orders: Annotated[int, Ge(1), Le(10_000)] = 10
     tolerance: NonNegativeFloat = 0.01
 
     def first(self, num_clients: int) -> Mapping[str, Tensor]:

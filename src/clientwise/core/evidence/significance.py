@@ -10,7 +10,7 @@ import torch
 from annotated_types import Ge, Gt, Le, Lt
 from torch import Tensor
 
-from ...registry import NonNegativeFloat, PositiveFloat, needs
+from ...registry import needs
 from ..robust import combine
 from ..types import Evaluation, Gathered, Posterior
 from .protocol import EVIDENCE
@@ -18,6 +18,7 @@ from .protocol import EVIDENCE
 LEAST_WITNESSES = 8  # with fewer held-out samples, or judges, nothing is known
 LARGEST_LOSS = 1e3  # of one witness, in units of the mean's own loss: who sees a model explode is one witness still
 POSSIBLE_LIARS = 0.3  # of the judges, where clients judge
+StandardErrors = Annotated[float, Ge(0), Le(100)]
 
 
 @EVIDENCE.register("significance", needs("server_set"))
@@ -46,10 +47,10 @@ class Significance:
     of the judges.
     """
 
-    threshold: Annotated[float, Ge(0), Le(100)] = 2.0
-    slack: NonNegativeFloat = 1.0
-    strength: PositiveFloat = 0.5
-    step: Annotated[float, Gt(0), Le(1)] = 0.1
+    threshold: StandardErrors = 2.0
+    slack: StandardErrors = 1.0
+    strength: Annotated[float, Gt(0), Le(100)] = 0.5
+    step: Annotated[float, Ge(1e-3), Le(1)] = 0.1  # a smaller one is lost in a model's rounding
     liars: Annotated[float, Ge(0), Lt(0.5)] | None = None
 
     def first(self, num_clients: int) -> dict[str, Tensor]:

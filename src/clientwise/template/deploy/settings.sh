@@ -1,9 +1,13 @@
-# What the scripts share; each of them reads this file. Set what differs in the environment: HOST=fl.example.org ...
+# What the scripts share; each of them reads this file. Write what differs into deploy/local.sh (HOST=fl.example.org),
+# which stays on this machine, or set it in the environment.
 APP="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
-HOST="${HOST:-127.0.0.1}"          # where the nodes find the SuperLink
+[[ ! -e "$APP/deploy/local.sh" ]] || source "$APP/deploy/local.sh"
+HOST="${HOST:-127.0.0.1}"            # where the nodes find the server: the proxy, or on one machine the SuperLink itself
 PORT="${PORT:-9092}"
-LISTEN="${LISTEN:-$HOST}"          # the address the SuperLink listens on
-STATE="${STATE:-$APP/state}"       # certificates, keys, database, run: keep it, back it up, show it to nobody
+LISTEN="${LISTEN:-127.0.0.1}"        # where the SuperLink listens: whoever reaches it controls it, so nobody else may
+LINK_PORT="${LINK_PORT:-$PORT}"
+UPSTREAM="${UPSTREAM:-$LISTEN:$LINK_PORT}"  # where the proxy finds the SuperLink; unix:/path for a socket
+STATE="${STATE:-$APP/state}"         # certificates, keys, database, run: keep it, back it up, show it to nobody
 export FLWR_HOME="${FLWR_HOME:-$STATE/flower}"
 # Nothing is reported to anybody, and nothing is downloaded while a run begins.
 export FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1 FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1

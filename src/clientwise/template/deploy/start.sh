@@ -1,7 +1,13 @@
 #!/usr/bin/env bash
-# On the server: begin the run in state/run, or go on with the one that is there.
+# On the server: begin the run in state/run, or go on with the one that is there; waits for its end and says how it ended.
+# Interrupting this script, or DETACH=1, leaves the run running.
 #   start.sh [SERVER_DATA]      the server's own samples, an .npz file, where it has any
+# After an upgrade, ACCEPT_CHANGES=true start.sh goes on with a run that other versions began.
 set -euo pipefail
 source "$(dirname "$0")/settings.sh"
 data="${1:+$(realpath "$1")}"
-flwr run "$APP" federation --run-config "out=\"$STATE/run\" server-data=\"$data\""
+said="$(flwr run "$APP" federation --run-config \
+    "out=\"$STATE/run\" server-data=\"$data\" accept-changes=${ACCEPT_CHANGES:-false}")"
+echo "$said"
+[[ -z "${DETACH:-}" ]] || exit 0
+exec "$APP/deploy/wait.sh" "$(grep -oE 'run [0-9]+' <<< "$said" | tail -1 | cut -d ' ' -f 2)"

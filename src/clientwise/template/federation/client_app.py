@@ -4,6 +4,4 @@ from pathlib import Path
 
 from clientwise.flower import client_app
 
-from .data import load
-
-app = client_app(Path(__file__).with_name("experiment.toml"), load)
+app = client_app(Path(__file__).with_name("experiment.toml"))

@@ -1,0 +1,52 @@
+"""Small numbers tell about single patients: what a node can do about them before anything leaves it.
+
+With a smallest cell of k a node trains, measures and tests on whole groups of k samples of a class, and what it says
+about its test set it says in multiples of k.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from ..core.metrics import METRICS
+from ..core.types import Evaluation, Problem
+from .data import OwnData
+
+
+def in_groups(own: OwnData, cell: int) -> OwnData:
+    """Of every class the first samples, a multiple of `cell`: whoever is left over takes no part."""
+    if cell == 1:
+        return own
+    train, test = _kept(own.train[1], cell), _kept(own.test[1], cell)
+    return OwnData(
+        (own.train[0][train], own.train[1][train]),
+        (own.test[0][test], own.test[1][test]),
+        {name: torch.as_tensor(values)[train] for name, values in own.sample_attributes.items()},
+    )
+
+
+def in_cells(evaluation: Evaluation, problem: Problem, cell: int) -> Evaluation:
+    """A confusion matrix in multiples of `cell`, and the metric that follows from it; other counts hold no groups."""
+    if cell == 1 or problem.kind != "classification":
+        return evaluation
+    counts = evaluation.counts.flatten(1)
+    cells, rest = counts // cell, counts % cell
+    places = rest.argsort(dim=1, descending=True, stable=True).argsort(dim=1)
+    cells += places < (rest.sum(1, keepdim=True) // cell)  # the sum stays what it is, a multiple of `cell`
+    counts = (cells * cell).reshape(evaluation.counts.shape)
+    values = METRICS.get(problem.metric)(counts.double())[:, None]
+    return replace(evaluation, counts=counts, values=values)
+
+
+def _kept(targets: Tensor, cell: int) -> Tensor:
+    """Which samples are kept, as a mask [n]; numbers to predict have no classes and are one group."""
+    targets = torch.as_tensor(targets)
+    classes = torch.zeros(len(targets)) if targets.is_floating_point() else targets
+    kept = torch.zeros(len(targets), dtype=torch.bool)
+    for one in set(classes.tolist()):
+        members = (classes == one).nonzero().flatten()
+        kept[members[: len(members) // cell * cell]] = True
+    return kept

@@ -1,0 +1,53 @@
+#!/usr/bin/env bash
+# On the server, always running: nginx, all that members see. It asks for a certificate that register.sh made, and passes
+# on what a node says to the SuperLink (the fleet API), nothing else. Reload after a new certificate: kill -HUP.
+set -euo pipefail
+source "$(dirname "$0")/settings.sh"
+folder="$STATE/proxy" certificates="$STATE/certificates"
+mkdir -p "$folder"
+[[ "$HOST" == *:* ]] && address="[$HOST]" || address="$HOST"
+cat > "$folder/nginx.conf" <<NGINX
+$( (( EUID )) || echo "user root;")  # the owner of state/, whoever that is
+daemon off;
+pid $folder/nginx.pid;
+error_log stderr warn;
+worker_processes 1;
+events { worker_connections 1024; }
+http {
+    log_format member escape=json '{"time":"\$time_iso8601","member":"\$ssl_client_s_dn","from":"\$remote_addr",'
+        '"request":"\$request","status":\$status,"bytes":\$request_length}';
+    access_log $folder/access.log member;
+    client_body_temp_path $folder/body;
+    proxy_temp_path $folder/answers;
+    fastcgi_temp_path $folder/unused;
+    uwsgi_temp_path $folder/unused;
+    scgi_temp_path $folder/unused;
+    server_tokens off;
+    client_max_body_size 256m;
+    upstream superlink {
+        server $UPSTREAM;
+        keepalive 8;
+    }
+    server {
+        listen ${PROXY_LISTEN:-$address:$PORT} ssl;
+        ssl_protocols TLSv1.2 TLSv1.3;
+        ssl_certificate $certificates/server.crt;
+        ssl_certificate_key $certificates/server.key;
+        ssl_client_certificate $certificates/ca.crt;
+        ssl_verify_client on;
+        location / { return 404; }
+        location ~ ^/v1/fleet/((?:de)?activate-node|send-node-heartbeat|(?:pull|push)-(?:messages|object)|get-run|get-fab|confirm-message-received)\$ {
+            limit_except POST { deny all; }
+            proxy_pass https://superlink/v1/fleet/\$1;
+            proxy_http_version 1.1;
+            proxy_set_header Connection "";
+            proxy_set_header Host localhost;
+            proxy_ssl_verify on;
+            proxy_ssl_trusted_certificate $certificates/ca.crt;
+            proxy_ssl_name localhost;
+            proxy_read_timeout 120s;
+        }
+    }
+}
+NGINX
+exec "$(PATH="$PATH:/usr/sbin" command -v nginx)" -c "$folder/nginx.conf"

@@ -1,0 +1,110 @@
+"""Small numbers stay on the node, and what it says instead still agrees with itself."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+import torch
+
+pytest.importorskip("flwr", reason="needs clientwise[flower]")
+
+from flwr.app import Context, Message, RecordDict
+from flwr.supercore.task_identity import TaskIdentity
+
+from clientwise.core.types import LocalTraining, Problem, Task
+from clientwise.experiment.config import load_experiment
+from clientwise.flower import OwnData, client_app
+from clientwise.flower.small_numbers import in_groups
+from clientwise.flower.wire import NUMBERS, Request, pack, read_evaluation, write_request
+from clientwise.registry import Part
+
+CONFIG: dict[str, Any] = {
+    "name": "small",
+    "rounds": 1,
+    "data": "digits",
+    "partition": {"name": "iid", "clients": 2},
+    "model": {"name": "linear"},
+    "training": {"epochs": 1, "learning_rate": 0.1},
+    "flower": {"clients": ["a", "b"], "input_shape": [4], "num_classes": 2},
+    "methods": [{"name": "balance", "criteria": ["dataset_size", "class_balance", "label_diversity"]}],
+}
+
+
+def ask(path: Path, request: Request, models: torch.Tensor, **node_config: Any) -> Message:
+    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
+    kind = "evaluate" if request.task is None else "train"
+    message = Message(write_request(request, pack(models)), 1, kind)
+    message.metadata.__dict__["_message_id"] = "asked"
+    context = Context(1, 2, {"data": str(path), **node_config}, RecordDict(), {})
+    return client_app(CONFIG)(message, context)
+
+
+@pytest.fixture
+def hospital(tmp_path: Path) -> Path:
+    """77 patients, 6 of them ill; 23 to test on, 3 of them ill."""
+    chance = numpy.random.default_rng(1)
+    parts = {"train": 6 * [1] + 71 * [0], "test": 3 * [1] + 20 * [0]}
+    arrays = {f"{part}_targets": numpy.array(targets) for part, targets in parts.items()}
+    arrays |= {
+        f"{part}_inputs": chance.normal(size=(len(targets), 4)).astype("float32") for part, targets in parts.items()
+    }
+    numpy.savez(tmp_path / "own.npz", **arrays)
+    return tmp_path / "own.npz"
+
+
+def task(**change: Any) -> Task:
+    experiment = load_experiment(CONFIG)
+    (method,) = experiment.build_methods()
+    return replace(Task(1, method.training, Problem("classification", 2).loss, method.client_criteria), **change)
+
+
+def test_a_node_speaks_of_whole_groups(hospital: Path) -> None:
+    model = torch.zeros(10)
+    exact = ask(hospital, Request(0, 1, task()), model).content.metric_records[NUMBERS]
+    assert exact["criterion.class_balance"] * exact["criterion.dataset_size"] == pytest.approx(77 * 6 / 71)
+    coarse = ask(hospital, Request(0, 1, task()), model, **{"smallest-cell": 5}).content.metric_records[NUMBERS]
+    assert coarse["criterion.dataset_size"] == 75
+    assert coarse["criterion.class_balance"] == pytest.approx(5 / 70)
+
+    models = torch.randn(3, 10, generator=torch.Generator().manual_seed(1))
+    reply = ask(hospital, Request(0, 1), models, **{"smallest-cell": 5})
+    found = read_evaluation(reply.content, 3, Problem("classification", 2), most_samples=1000)  # agrees with itself
+    assert int(found.num_samples) == 20  # the three that are ill are too few to be told of
+    assert not (found.counts % 5).any()
+
+
+def test_groups_keep_what_belongs_together() -> None:
+    inputs, targets = torch.arange(7.0)[:, None], torch.tensor([0, 1, 0, 1, 0, 1, 0])
+    own = in_groups(OwnData((inputs, targets), (inputs, targets.float()), {"age": targets + 10}), 3)
+    assert own.train[0].flatten().tolist() == [0, 1, 2, 3, 4, 5]
+    assert own.train[1].tolist() == own.sample_attributes["age"].sub(10).tolist() == [0, 1, 0, 1, 0, 1]
+    assert len(own.test[0]) == 6  # numbers to predict are one group
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"training": LocalTraining(epochs=1, learning_rate=1.0)},  # gives the gradient away
+        {"criteria": (Part("training_loss", {}),)},
+    ],
+)
+def test_a_server_may_ask_for_what_the_experiment_says_alone(hospital: Path, change: dict[str, Any]) -> None:
+    reply = ask(hospital, Request(0, 1, task(**change)), torch.zeros(10))
+    assert reply.has_error()
+    assert reply.error.reason == "DataError; the node's log says more"
+
+
+def test_a_hospitals_own_loader_is_used(hospital: Path) -> None:
+    loader = hospital.with_name("data.py")
+    loader.write_text(
+        "from clientwise.flower import OwnData, load_npz\n"
+        "def load(path):\n"
+        "    own = load_npz(path)\n"
+        "    return OwnData((own.train[0][:9], own.train[1][:9]), own.test)\n"
+    )
+    reply = ask(hospital, Request(0, 1, task()), torch.zeros(10), loader=str(loader))
+    assert reply.content.metric_records[NUMBERS]["criterion.dataset_size"] == 9

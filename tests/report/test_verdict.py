@@ -1,0 +1,239 @@
+"""What a report claims is what the numbers allow: nothing is called sure, best or worst that is not."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+
+import clientwise as cw
+from clientwise.errors import ConfigError, RunError
+from clientwise.report import sections, views
+from clientwise.report.document import Cell, Chart, Table
+from clientwise.report.export import as_csv
+from clientwise.report.series import series_of
+from clientwise.report.statistics import Difference, holm
+from clientwise.report.terminal import remarks
+from clientwise.runs.writer import Store
+
+Values = Mapping[str, Sequence[float]]  # by method, one per seed
+SEEDS = 6
+
+
+def write_run(folder: Path, values: Values, *, first_seed: int = 1, data: str = "x", **facts: object) -> cw.Run:
+    """A finished run of one round with these values of the metric; of its four named clients the last is worst."""
+    store = Store(folder)
+    lanes = sum(len(own) for own in values.values())
+    store.set_facts({"name": "made", "metric": "accuracy", "target": None, "rounds": 1, "lanes": lanes} | facts)
+    for method, own in values.items():
+        for seed, value in enumerate(own, start=first_seed):
+            lane = store.open_lane(method, seed)
+            store.set_facts({f"data of seed {seed}": f"{data}{seed}"})
+            store.set_clients(seed, [5] * 4, [5] * 4, {}, ["Oslo", "Turin", "Graz", "Bern"])
+            with store._database as database:
+                database.execute(
+                    """INSERT INTO rounds (lane, round_num, metric, reached, testing_rounds, no_effect, notes, seconds,
+                           models_moved, evaluations) VALUES (?, 1, ?, ?, 0, '[]', '[]', 0.1, 2, 1)""",
+                    (lane, value, str([value] * 9)),
+                )
+                database.executemany(
+                    "INSERT INTO local VALUES (?, 1, ?, ?, 0.5)", [(lane, k, value - 0.1 * k) for k in range(4)]
+                )
+                database.executemany(
+                    "INSERT INTO participants (lane, round_num, client, weight) VALUES (?, 1, ?, 0.25)",
+                    [(lane, k) for k in range(4)],
+                )
+            store.finish_lane(lane)
+    store.close()
+    return cw.Run(folder)
+
+
+def around(middle: float, *offsets: float) -> list[float]:
+    """Values of the seeds around a middle."""
+    return [middle + offset / 100 for offset in offsets]
+
+
+def lead(*runs: cw.Run) -> list[str]:
+    return list(views.overview(runs).lead)
+
+
+def summary(*runs: cw.Run) -> Table:
+    (found,) = sections.result(series_of(runs)).items
+    assert isinstance(found, Table)
+    return found
+
+
+def texts(table: Table) -> dict[str, list[str]]:
+    return {str(row[0]): [cell.text if isinstance(cell, Cell) else str(cell) for cell in row[1:]] for row in table.rows}
+
+
+BASE = around(0.7, 0, 1, -1, 2, -2, 0)
+
+
+def test_holm_by_hand() -> None:
+    found = holm([Difference(1, 1, 9, p_value=p) for p in (0.04, None, 0.01, 0.03)])
+    assert [one.p_value for one in found] == [pytest.approx(0.06), None, 0.03, pytest.approx(0.06)]
+    assert [one.tests for one in found] == [3, 1, 3, 3]
+
+
+def test_the_best_of_many_is_not_called_sure_for_being_picked(tmp_path: Path) -> None:
+    """A difference whose own interval leaves out zero, but not among all pairs of six methods."""
+    lucky = [value + gain / 100 for value, gain in zip(BASE, (1, 2, 0.2, 2.5, 0.4, 1), strict=True)]
+    alone = write_run(tmp_path / "alone", {"A": BASE, "lucky": lucky})
+    assert lead(alone)[0] == "lucky is best: accuracy 71.2% at the last round."
+    assert "over 6 seeds: sure (p = 0.023)" in lead(alone)[1]
+
+    others = {f"M{place}": around(0.7, *offsets) for place, offsets in enumerate([(3, -3, 1, -1, 0, 0)] * 4)}
+    many = write_run(tmp_path / "many", {"A": BASE, "lucky": lucky} | others)
+    assert lead(many)[0] == "lucky is ahead, not surely: accuracy 71.2% at the last round."
+    assert "not sure (p = " in lead(many)[1]
+    assert "after Holm's correction for 15 pairs of methods" in lead(many)[1]
+
+
+def test_three_seeds_are_few(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "few", {"A": BASE[:3], "B": [value + 0.1 for value in BASE[:3]]})
+    assert lead(run)[0].startswith("B is ahead, not surely")
+    assert lead(run)[1].endswith("over 3 seeds: p < 0.001, but 3 seeds are few to be sure by.")
+
+
+@pytest.mark.parametrize("higher", [True, False])
+def test_who_is_worse_than_the_baseline_is_said(tmp_path: Path, higher: bool) -> None:
+    loses = [value - 0.1 if higher else value + 0.1 for value in around(0.7, 0, 1, -1, 2, -2, 0.5)]
+    facts = {"higher is better": higher, "metric": "accuracy" if higher else "mape"}
+    run = write_run(tmp_path / "run", {"A": BASE, "loses": loses}, **facts)
+    points = "-9.9" if higher else "+10.1"
+    assert lead(run)[-1] == f"Surely worse than A (the baseline): loses ({points} points)."
+    assert lead(run)[0].startswith("A is best")
+
+
+def test_runs_are_compared_on_the_seeds_they_share(tmp_path: Path) -> None:
+    two = write_run(tmp_path / "two", {"A": [0.70, 0.72]})
+    three = write_run(tmp_path / "three", {"A": [0.71, 0.73, 0.10]})  # its third seed went wrong
+    assert texts(summary(two, three))["three: A"][:2] == ["72.0% ± 1.4", "+1.0 [+1.0, +1.0]"]
+    said = lead(two, three)
+    assert said[0].startswith("three: A is ahead, not surely: accuracy 72.0%")
+    assert "Compared on the seeds that all have to the end, on the same data: 1, 2." in said
+
+
+def test_runs_on_different_data_are_not_ranked(tmp_path: Path) -> None:
+    one = write_run(tmp_path / "one", {"A": BASE})
+    other = write_run(tmp_path / "other", {"A": [value + 0.2 for value in BASE]}, data="y")
+    assert lead(one, other) == [
+        "These runs are not on the same data: a difference between them may be due to that.",
+        views.NOT_RANKED,
+    ]
+    assert summary(one, other).title == "Methods, not ranked"
+    assert [row[0] for row in summary(one, other).rows] == ["one: A", "other: A"]  # as they came, not the better first
+    assert not summary(one, other).best()
+
+
+def test_survivors_do_not_win() -> None:
+    slow_but_sure = sections.rounds_cell([6, 6, 7, 6, 7, 6, None, None, None, None])
+    two_lucky = sections.rounds_cell([3, 4] + [None] * 8)
+    assert (slow_but_sure.text, two_lucky.text) == ("6/10: 7", "2/10: –")
+    order = [two_lucky, sections.rounds_cell([None] * 10), slow_but_sure, sections.rounds_cell([9] * 10)]
+    assert [cell.text for cell in sorted(order, key=lambda cell: cell.value)] == [
+        "6/10: 7",
+        "10/10: 9",
+        "2/10: –",
+        "0/10: –",
+    ]
+    assert two_lucky.numbers == {"median": None, "reached": 2, "not reached": 8}
+
+
+def test_what_one_does_not_reach_counts_against_it() -> None:
+    gain = sections.average_gain({1: [2, 4, None]}, {1: [1, None, None]}, {1: 10})
+    assert gain is not None
+    assert gain.mean == ((2 - 1) + (4 - 10)) / 2
+    as_in_the_paper = sections.average_gain({1: [2, 4, None]}, {1: [1, None, None]})
+    assert as_in_the_paper is not None
+    assert as_in_the_paper.mean == 1
+
+
+def test_clients_by_name_under_every_method(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", {"A": BASE, "B": [value + 0.05 for value in BASE]})
+    found = next(item for item in sections.clients_section(series_of([run])).items if item.id == "by-client")
+    assert isinstance(found, Table)
+    assert next(iter(texts(found).items())) == ("Bern", ["40.0%, worst", "45.0% (+5.0), best"])  # the worst first
+    assert next(csv.reader(as_csv(found).splitlines()))[1:4] == ["A mean", "A seeds", "B mean"]
+    assert texts(summary(run))["B"][3] == "45.0% (Bern)"
+    assert "B: the worst client is Bern with 45.0% on its own test data." in remarks(run)
+
+
+def test_what_no_client_has_is_not_shown(tmp_path: Path) -> None:
+    (line,) = write_run(tmp_path / "run", {"A": BASE}).summary()
+    assert line.worst_client == [pytest.approx(value - 0.3) for value in BASE]
+    assert line.worst_decile == [None] * SEEDS  # of four clients there is no tenth
+
+
+def test_every_number_of_the_table_is_in_the_csv(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", {"A": BASE, "B": [0.9, *[value + 0.05 for value in BASE[1:]]]}, target=0.72)
+    head, *rows = csv.reader(as_csv(summary(run)).splitlines())
+    of_b = dict(zip(head, next(row for row in rows if row[0] == "B"), strict=True))
+    difference = sections.all_differences(series_of([run]))["B", "A"]
+    assert difference.interval is not None
+    assert float(of_b["against the baseline mean"]) == difference.mean
+    assert (float(of_b["against the baseline low"]), float(of_b["against the baseline high"])) == difference.interval
+    assert float(of_b["accuracy mean"]) == pytest.approx((0.9 + sum(BASE[1:]) + 0.25) / 6)
+    assert float(of_b["accuracy deviation"]) > 0
+    counted = [of_b[f"{name} {part}"] for name, part in [("accuracy", "seeds"), ("against the baseline", "seeds")]]
+    assert counted == ["6", "6"]
+    assert (of_b["rounds to 72% reached"], of_b["rounds to 72% not reached"]) == ("6", "0")
+    assert (of_b["worst client name"], of_b["rounds to 72% median"]) == ("Bern", "1.0")
+    assert "accuracy ± deviation" not in head
+
+
+def test_a_run_that_was_resumed_with_changes_says_so_first(tmp_path: Path) -> None:
+    changes = [{"date": "2026-11-16 09:00", "rounds": 2, "what": ["other code in the plugin own"]}]
+    run = write_run(tmp_path / "run", {"A": BASE}, changes=[tuple(change.values()) for change in changes])
+    assert lead(run)[0] == (
+        "run was resumed with changes on 2026-11-16 09:00, after 2 rounds in all: other code in the plugin own. Its "
+        "rounds before and after are not of one experiment."
+    )
+
+
+def test_refused_updates_come_first_with_the_likely_cause(tiny: dict[str, Any], tmp_path: Path) -> None:
+    fine, diverging = {"name": "FedAvg"}, {"name": "wild", "training": {"learning_rate": 1e30}}
+    run = cw.Run(cw.run(tiny | {"methods": [fine, diverging]}, tmp_path / "half"))
+    said = lead(run)
+    assert said[0] == (
+        "wild: no update was ever accepted (9 refused), so its model is the initial one: model is so far off that its "
+        "distance overflows."
+    )
+    assert "training.learning_rate" in said[1]
+    assert said[2].startswith("FedAvg: accuracy")  # there is nobody to be better than
+    with pytest.raises(RunError, match=r"all: no update was ever accepted \(model is .*, 9 times\): .*rate"):
+        cw.run(tiny | {"methods": [diverging]}, tmp_path / "all")
+    assert lead(cw.Run(tmp_path / "all"))[:2] == [said[0], said[1]]  # what there is can be looked at
+
+
+def test_clients_have_their_names_everywhere(tiny: dict[str, Any], tmp_path: Path) -> None:
+    share = (numpy.random.default_rng(0).normal(size=(20, 4)), [0, 1] * 10)
+    data = cw.FederatedData.from_clients([share] * 3, [share] * 3, report=share, names=["Oslo", "Turin", "Graz"])
+    del tiny["data"], tiny["partition"]
+    config = tiny | {"federation": {}, "hostile": [{"clients": ["Graz"], "attack": "broken"}], "methods": ["FedAvg"]}
+    run = cw.Run(cw.run(config, tmp_path / "run", data=data))
+    assert [row.hostile for row in run.clients(1)] == [None, None, "broken"]
+    assert lead(run)[-1] == "Updates were refused, of hostile clients alone: FedAvg (3 of 9)."
+    refused = sections.refusals(series_of([run])).items[0]
+    assert isinstance(refused, Table)
+    assert as_csv(refused).splitlines()[:2] == [
+        "method,client,client name,seed,reason,times,first in round",
+        "FedAvg,2,Graz,1,model has NaN or Inf,3,1",
+    ]
+    document = views.audit_round(run, "FedAvg", 1, 1)
+    steps, table = document.sections[0].items
+    assert isinstance(steps, Chart)
+    assert isinstance(table, Table)
+    assert steps.data[0]["y"] == ["0 Oslo", "1 Turin"]
+    assert {cell.text for row in table.rows for cell in row[:1] if isinstance(cell, Cell)} == {
+        "0 Oslo",
+        "1 Turin",
+        "2 Graz",
+    }
+    with pytest.raises(ConfigError, match=r"hostile\[0\]\.clients: no client is called 'Grazz'; did you mean 'Graz'"):
+        cw.run(config | {"hostile": [{"clients": ["Grazz"], "attack": "broken"}]}, tmp_path / "other", data=data)

@@ -1,0 +1,261 @@
+"""A run in Python: a network of one's own goes in, and the trained one comes out."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from sklearn import metrics as reference
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+import clientwise as cw
+from clientwise.errors import ClientwiseError, ConfigError, RunError
+
+
+class Net(nn.Module):
+    def __init__(self, hidden: int = 8) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(5, hidden), nn.BatchNorm1d(hidden), nn.ReLU(), nn.Linear(hidden, 3))
+
+    def forward(self, samples: Tensor) -> Tensor:
+        outputs: Tensor = self.body(samples)
+        return outputs
+
+
+def share(count: int) -> tuple[Tensor, Tensor]:
+    inputs = torch.randn(count, 5, generator=torch.Generator().manual_seed(count))
+    return inputs, inputs[:, :3].argmax(1)
+
+
+CONFIG: dict[str, Any] = {
+    "name": "mine",
+    "rounds": 3,
+    "seeds": [1, 2],
+    "device": "cpu",
+    "training": {"learning_rate": 0.3, "batch_size": 20},
+    "methods": ["FedAvg", {"name": "alone", "control": "alone"}],
+}
+
+
+@pytest.fixture(scope="module")
+def data() -> cw.FederatedData:
+    return cw.FederatedData.from_clients(
+        [share(n) for n in (60, 40, 90)], [share(n) for n in (20, 21, 22)], report=share(70)
+    )
+
+
+@pytest.fixture(scope="module")
+def run(data: cw.FederatedData, tmp_path_factory: pytest.TempPathFactory) -> cw.Run:
+    return cw.Run(cw.run(CONFIG, tmp_path_factory.mktemp("runs") / "mine", data=data, model=Net))
+
+
+def accuracy(network: nn.Module) -> float:
+    inputs, targets = share(70)
+    return float((network(inputs).argmax(1) == targets).double().mean())
+
+
+def test_a_network_of_ones_own_comes_back_trained(run: cw.Run) -> None:
+    for seed in (1, 2):
+        network = run.model("FedAvg", seed, module=Net)
+        assert accuracy(network) == run.summary()[0].metric[seed - 1]
+        assert not network.training
+    filled = Net()
+    assert run.model("FedAvg", 2, module=filled) is filled
+    with pytest.raises(RunError, match=r"given a network of your own: run.model\(..., module=Net\) fills it"):
+        run.model("FedAvg")
+    with pytest.raises(RunError, match="alone has no model: every client keeps one of its own"):
+        run.model("alone", module=Net)
+    with pytest.raises(RunError, match="does not fit this network"):
+        run.model("FedAvg", module=nn.Linear(5, 3))
+    with pytest.raises(RunError, match="does not fit this network"):
+        run.model("FedAvg", module=Net(9))
+
+
+@pytest.mark.parametrize("metric", ["balanced_accuracy", "macro_f1", "auc"])
+def test_the_metric_is_what_was_asked_for(metric: str, data: cw.FederatedData, tmp_path: Path) -> None:
+    config = CONFIG | {"rounds": 2, "seeds": [1], "evaluation": {"metric": metric, "target": 0.01}}
+    run = cw.Run(cw.run(config, tmp_path / "run", data=data, model=Net))
+    inputs, targets = share(70)
+    scores = run.model("FedAvg", module=Net)(inputs).detach()
+    expected = {
+        "balanced_accuracy": lambda: reference.balanced_accuracy_score(targets, scores.argmax(1)),
+        "macro_f1": lambda: reference.f1_score(targets, scores.argmax(1), average="macro"),
+        "auc": lambda: reference.roc_auc_score(targets, scores.softmax(1), multi_class="ovr"),
+    }[metric]()
+    first = run.summary()[0]
+    assert (run.metric, first.rounds_to_target) == (metric, [1])
+    assert first.metric[0] == pytest.approx(expected, abs=1e-6)
+    local = run.client_curve("FedAvg", 1, 0)[-1][1]
+    inputs, targets = share(20)
+    if metric == "balanced_accuracy":  # of every client, too
+        predictions = run.model("FedAvg", module=Net)(inputs).argmax(1)
+        assert local == pytest.approx(reference.balanced_accuracy_score(targets, predictions))
+
+
+def test_a_metric_must_fit(tiny: dict[str, Any], tmp_path: Path) -> None:
+    for metric, said in {
+        "aucc": "unknown metric 'aucc'; did you mean 'auc'",
+        "mape": "mape needs numbers to predict, and this is classification",
+        "diagnostic_odds_ratio": "is no share",
+    }.items():
+        with pytest.raises(ConfigError, match=f"evaluation.metric: .*{said}"):
+            cw.run(tiny | {"evaluation": {"metric": metric}}, tmp_path / "run")
+    tiny["methods"] = [{"name": "wrong", "criteria": [{"name": "server_performance", "metric": "auc"}]}]
+    with pytest.raises(ConfigError, match=r"methods\[0\].criteria\[0\]: .*it is for evaluation.metric"):
+        cw.run(tiny, tmp_path / "run")
+
+
+def test_samples_of_ones_own_are_split_anew_with_every_seed(tmp_path: Path) -> None:
+    x, y = share(90)
+    whole = TensorDataset(x[50:], y[50:])
+    samples = cw.Samples.from_clients({"north": (x[:50], y[:50]), "south": whole})
+    run = cw.Run(cw.run(CONFIG | {"rounds": 1, "methods": ["FedAvg"]}, tmp_path / "run", data=samples, model=Net))
+    assert [row.name for row in run.clients(1)] == ["north", "south"]
+    assert run.data[1] != run.data[2]
+    sizes = [(row.num_train + row.num_test) for row in run.clients(1)]
+    assert 60 < sum(sizes) < 90  # the server has its part, and of both
+    with pytest.raises(ConfigError, match="engine: other processes cannot see samples of yours"):
+        cw.run(CONFIG | {"engine": "flower", "methods": ["FedAvg"]}, data=samples, model=None)
+    with pytest.raises(ValueError, match="there are no clients"):
+        cw.Samples.from_clients({})
+    with pytest.raises(ValueError, match=r"block 1 .* has 3 inputs, 2 targets"):
+        cw.Samples.from_clients([(x[:5], y[:5]), (x[:3], y[:2])])
+
+
+def test_frames_hold_every_row(run: cw.Run) -> None:
+    rounds, clients, weights = (run.frame(name) for name in ("rounds", "clients", "weights"))
+    assert (len(rounds), len(clients), len(weights)) == (12, 36, 36)
+    last = rounds[(rounds.method == "FedAvg") & (rounds["round"] == 3)]
+    assert last.metric.tolist() == run.summary()[0].metric
+    assert weights.groupby(["method", "seed", "round"]).weight.sum().round(9).eq(1).all()
+    assert {"method", "seed", "round", "client", "criterion", "raw", "normalised"} < {*run.frame("criteria").columns}
+    with pytest.raises(RunError, match="no frame 'weight'; did you mean 'weights'"):
+        run.frame("weight")  # type: ignore[arg-type]
+
+
+def test_a_notebook_shows_a_run_as_words_table_and_picture(run: cw.Run) -> None:
+    shown = run._repr_html_()
+    assert "<strong>mine: finished</strong>" in shown
+    assert "<td>FedAvg</td>" in shown
+    assert "data:image/png;base64,iVBOR" in shown
+    figure = run.figure()
+    figure.axes[0].set_title("my own title")
+    assert figure._repr_png_().startswith(b"\x89PNG")
+    with pytest.raises(ClientwiseError, match="there is no chart 'curves-metrik'; did you mean 'curves-metric'"):
+        run.figure("curves-metrik")
+
+
+class Notebook(ModuleType):
+    """IPython as a notebook has it, as far as a bar needs it."""
+
+    def __init__(self) -> None:
+        super().__init__("IPython")
+        self.display, self.shown = ModuleType("IPython.display"), list[str]()
+        self.display.HTML, self.display.display = str, self._display
+
+    def get_ipython(self) -> Any:
+        return SimpleNamespace(kernel=None)
+
+    def _display(self, text: str, *, display_id: bool) -> Any:
+        return SimpleNamespace(update=self.shown.append)
+
+
+def test_a_bar_is_shown_in_a_notebook(
+    data: cw.FederatedData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    notebook = Notebook()
+    monkeypatch.setitem(sys.modules, "IPython", notebook)
+    monkeypatch.setitem(sys.modules, "IPython.display", notebook.display)
+    config = CONFIG | {"seeds": [1], "rounds": 2, "methods": [{"name": "a<b"}]}
+    cw.run(config, tmp_path / "run", data=data, model=Net)
+    assert notebook.shown[-1].startswith('<progress value="2" max="2"></progress> 2 of 2 rounds; a&lt;b, seed 1')
+    shown = len(notebook.shown)
+    cw.run(config, tmp_path / "quiet", data=data, model=Net, progress=False)
+    assert len(notebook.shown) == shown
+    monkeypatch.undo()
+    cw.run(config, tmp_path / "nobody watches", data=data, model=Net)
+    assert capsys.readouterr().err == ""
+    cw.run(config, tmp_path / "plain", data=data, model=Net, progress=True)
+    assert "a<b, seed 1: round 2/2" in capsys.readouterr().err
+
+
+def test_a_module_begins_with_its_own_numbers(data: cw.FederatedData, tmp_path: Path) -> None:
+    network = Net()
+    still = CONFIG | {"rounds": 1, "methods": ["FedAvg"], "training": {"learning_rate": 1e-30, "batch_size": 20}}
+    run = cw.Run(cw.run(still, tmp_path / "run", data=data, model=network))
+    for seed in (1, 2):
+        assert torch.equal(run.model("FedAvg", seed, module=Net).body[0].weight, network.body[0].weight)
+
+
+def test_what_is_exported_needs_no_clientwise(run: cw.Run, tmp_path: Path) -> None:
+    (path,) = run.export("FedAvg", 1, tmp_path)
+    program = f"""
+import sys
+from safetensors import safe_open
+with safe_open({str(path)!r}, "np") as file:
+    print(file.metadata()["method"], file.metadata()["round"], file.metadata()["input_shape"], sorted(file.keys())[0])
+assert "clientwise" not in sys.modules
+"""
+    printed = subprocess.check_output([sys.executable, "-c", program], text=True)
+    assert printed.split() == ["FedAvg", "3", "[5]", "body.0.bias"]
+    if not any(name.startswith("onnxscript") for name in sys.modules):
+        with pytest.raises(ClientwiseError, match=r"pip install 'clientwise\[onnx\]'"):
+            run.export("FedAvg", 1, tmp_path, onnx=True)
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        (nn.Linear(4, 3), r"does not take samples of shape \(5,\)"),
+        (nn.Linear(5, 2), "gives 2 numbers for a sample, and there must be 3"),
+        (lambda: 3, "must give a torch.nn.Module, gave int"),
+        (lambda width: nn.Linear(5, width), "must be called with nothing, or with the shape .* it asks for width"),
+        (3, "must be a module or make one, got int"),
+        (lambda shape, outputs: nn.Linear(5 // 0, 2), "cannot be made: ZeroDivisionError"),
+    ],
+)
+def test_what_is_no_network_is_refused_in_words(model: Any, said: str, data: cw.FederatedData, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=f"model: .*{said}"):
+        cw.run(CONFIG, tmp_path / "run", data=data, model=model)
+    assert not (tmp_path / "run").exists()
+
+
+def test_other_processes_cannot_see_a_model(data: cw.FederatedData, tmp_path: Path) -> None:
+    for key, value in {"engine": "flower", "workers": "ray"}.items():
+        with pytest.raises(ConfigError, match=f"{key}: other processes cannot see a model of yours"):
+            cw.run(CONFIG | {key: value, "methods": ["FedAvg"]}, tmp_path / "run", data=data, model=Net)
+    with pytest.raises(ConfigError, match="model: is missing: name one, or hand a module"):
+        cw.run(CONFIG, tmp_path / "run", data=data)
+
+
+def test_a_class_of_a_plugin_is_a_model_with_options(tmp_path: Path, data: cw.FederatedData) -> None:
+    (tmp_path / "my_net.py").write_text(
+        '''
+import clientwise as cw
+from torch import nn
+
+@cw.MODELS.register("my_net")
+class MyNet(nn.Module):
+    """Two layers."""
+
+    def __init__(self, input_shape, num_outputs, *, hidden: int = 4):
+        super().__init__()
+        self.first, self.last = nn.Linear(input_shape[0], hidden), nn.Linear(hidden, num_outputs)
+
+    def forward(self, samples):
+        return self.last(self.first(samples).relu())
+'''
+    )
+    config = CONFIG | {"plugins": ["my_net"], "plugin_dir": str(tmp_path), "model": {"name": "my_net", "hidden": 6}}
+    run = cw.Run(cw.run(config, tmp_path / "run", data=data))
+    network = run.model("FedAvg")
+    assert network.first.weight.shape == (6, 5)
+    assert accuracy(network) == run.summary()[0].metric[0]
+    with pytest.raises(ConfigError, match=r"model\.hiden: unknown option; did you mean 'hidden'"):
+        cw.load(config | {"model": {"name": "my_net", "hiden": 6}})
