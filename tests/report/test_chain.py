@@ -49,6 +49,37 @@ def test_the_audit_has_the_places_of_the_method_and_no_others(moved: cw.Run, met
     assert [row[2:][: len(chain)] for row in table.rows] == [list(one.chain) for one in found.participants]
 
 
+@pytest.mark.parametrize(
+    ("method", "steps"),
+    [
+        ("all of it", ["dataset_size", "label_diversity", "evidence", "bounds", "rule"]),
+        ("evidence", ["dataset_size", "evidence"]),
+        ("bounds", ["dataset_size", "bounds"]),
+        ("rule", ["dataset_size", "rule"]),
+    ],
+)
+def test_the_picture_leads_step_by_step_to_what_the_record_holds(moved: cw.Run, method: str, steps: list[str]) -> None:
+    found = audit(moved, method, 1, 5)
+    assert list(found.steps) == steps
+    known = [one for one in found.participants if one.path]
+    stored = {row.client: row for row in moved.participants(method, 1, 5)}
+    criteria = len(found.criteria)
+    for one in known:
+        row = stored[one.client]
+        assert one.path[criteria - 1] == (row.weight if row.prior is None else row.prior)
+        assert one.path[-1] == (row.weight if row.influence is None else row.influence)
+    for place in range(criteria):
+        assert sum(one.path[place] for one in known) == pytest.approx(1)
+    sizes = {one.client: one.raw[0] for one in known}
+    shares = {client: size / sum(sizes.values()) for client, size in sizes.items()}
+    assert {one.client: one.path[0] for one in known} == pytest.approx(shares)  # by the first criterion alone
+    picture, *_ = views.audit_round(moved, method, 1, 5).sections[0].items
+    assert [trace["name"] for trace in picture.data] == [*steps, found.places[-1].label]
+    for place, trace in enumerate(picture.data[:-1]):
+        ends = [start + length for start, length in zip(trace["base"], trace["x"], strict=True)]
+        assert ends == pytest.approx([one.path[place] for one in known])
+
+
 def said(found: Audit) -> dict[int, tuple[str, ...]]:
     assert not any(one.moved for one in found.participants if "refused" in one.remark)
     return {one.client: one.moved for one in reversed(found.participants)}  # those refused are the last

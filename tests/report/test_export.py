@@ -76,7 +76,13 @@ def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:
 def test_a_report_has_a_page_figures_and_tables(report: Path) -> None:
     names = {path.name for path in report.rglob("*")}
     assert "report.html" in names
-    for stem in ("curves-metric", "clients-distribution", "weights-hostile", "priority-priority-online"):
+    for stem in (
+        "curves-metric",
+        "clients-distribution",
+        "weights-hostile",
+        "weights-steps-online",
+        "priority-priority-online",
+    ):
         assert (report / "figures" / f"{stem}.png").read_bytes()[:4] == b"\x89PNG"
         ElementTree.parse(report / "figures" / f"{stem}.svg")
     for stem in ("result-summary", "targets-target-0.6", "cost-costs"):

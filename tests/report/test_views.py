@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy
+import pages
 import pytest
 
 import clientwise as cw
@@ -22,6 +23,7 @@ from clientwise.report.audit import audit
 from clientwise.report.document import as_json
 from clientwise.report.figures import draw
 from clientwise.report.series import series_of
+from clientwise.report.server import _progress
 from clientwise.report.statistics import Contingency, Difference, contingency, paired_difference
 from clientwise.report.terminal import audit_tables, remarks, sparkline, summary_table
 from clientwise.runs.lock import locked
@@ -48,6 +50,21 @@ def texts(table: Json) -> list[list[str]]:
 @pytest.fixture(scope="module")
 def document(shown: cw.Run) -> Json:
     return overview(shown)
+
+
+def test_a_run_is_called_by_its_name_and_its_rounds_are_counted_once(shown: cw.Run) -> None:
+    found = views.overview([cw.Run(shown.folder, "mine")])
+    assert found.title == "mine"
+    assert found.subtitle is not None
+    assert found.subtitle.startswith("shown: FedAvg, ")  # the config's name
+    assert (found.rounds, found.seeds) == (5, [1, 2, 3])  # not 45, though three methods ran with three seeds
+    assert _progress(shown.folder, "").status == "finished, 5 rounds"
+
+
+def test_what_is_not_federated_has_no_weights(tmp_path: Path) -> None:
+    shown = items(overview(cw.Run(pages.write_run(tmp_path / "run", ["FedAvg", "Pooled"]))))
+    assert "map-FedAvg" in shown
+    assert "map-Pooled" not in shown
 
 
 def test_the_headline_says_who_won_by_how_much_and_how_surely(shown: cw.Run, document: Json) -> None:
