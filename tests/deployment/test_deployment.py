@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -45,7 +46,7 @@ def test_a_federation_survives_its_clients_its_nodes_and_its_superlink(federatio
 
     # A node whose key nobody registered is refused, whatever it calls itself.
     federation.script("node-key.sh", "stranger")
-    (federation.app / "data" / "stranger.npz").write_bytes((federation.app / "data" / "ward-a.npz").read_bytes())
+    shutil.copy(federation.app / "data" / "ward-a.npz", federation.app / "data" / "stranger.npz")
     federation.start_node("stranger")
     federation.wait_for_nodes()
     federation.wait_for(lambda: federation.has_ended("stranger"), 120, "the stranger to be sent away")

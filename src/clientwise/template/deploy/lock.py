@@ -1,10 +1,11 @@
-"""Before a deployment, on a machine like those it is for: what is to be installed, each file with its hash, and an SBOM.
+"""Before a deployment, on a machine like those it is for: what is to be installed, with hashes, and an SBOM.
 
     python deploy/lock.py CLIENTWISE.whl      writes deploy/requirements.lock and deploy/sbom.json (CycloneDX)
 
 clientwise comes from the file you name and is not looked for anywhere. Then, on the server and on every node:
 
-    pip install --require-hashes --no-deps -r deploy/requirements.lock && pip install --no-deps --no-index CLIENTWISE.whl
+    pip install --require-hashes --no-deps -r deploy/requirements.lock
+    pip install --no-deps --no-index CLIENTWISE.whl
 """
 
 import hashlib
