@@ -1,4 +1,4 @@
-"""Before a deployment, on a machine like those it is for: what is to be installed, with hashes, and an SBOM.
+"""Before a deployment, on a machine like those it is for: what to install, each file with its hash, and an SBOM.
 
     python deploy/lock.py CLIENTWISE.whl      writes deploy/requirements.lock and deploy/sbom.json (CycloneDX)
 
