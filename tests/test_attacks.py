@@ -321,7 +321,8 @@ def test_a_backdoor_is_measured_and_reported(config: dict[str, Any], tmp_path: P
     assert line.attack_success[0] > 0.7
     assert line.metric[0] > 0.7
     assert [round_num for round_num, _ in Run(folder).curve("attack_success", "FedAvg", 1)] == [1, 2, 3, 4]
-    (summary,) = (item for item in overview([Run(folder)]).sections[0].items if item.id == "summary")
+    shown = overview([Run(folder)]).sections
+    (summary,) = (item for section in shown for item in section.items if item.id == "summary")
     assert isinstance(summary, Table)
     assert "success of the backdoor" in [column.label for column in summary.columns]
     assert "backdoor" in str([column.header for column in summary_table(Run(folder)).columns])

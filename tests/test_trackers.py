@@ -116,7 +116,14 @@ def test_both_hold_what_the_database_holds(tiny: dict[str, Any], tmp_path: Path)
 
 
 def test_regression_logs_its_own_metric(tmp_path: Path) -> None:
-    config = {"name": "r", "rounds": 2, "data": "diabetes", "model": "linear", "trackers": ["tensorboard"]}
+    config = {
+        "name": "r",
+        "rounds": 2,
+        "data": "diabetes",
+        "model": "linear",
+        "trackers": ["tensorboard"],
+        "methods": ["FedAvg"],
+    }
     config["partition"] = {"name": "quantity", "clients": 4}
     folder = cw.run(config, tmp_path / "run")
     found = tensorboard(folder / "tensorboard" / "FedAvg-seed1")

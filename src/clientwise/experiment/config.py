@@ -80,8 +80,7 @@ def make_experiment(where: str, table: Mapping[str, Any]) -> Experiment:
     try:
         experiment = Experiment.model_validate(table)
         if "methods" not in table:
-            methods = write_out([experiment.recommended], where)
-            experiment = Experiment.model_validate({**table, "methods": methods})
+            experiment = experiment.with_method(write_out([experiment.recommended], where)[0])
     except ValidationError as error:
         raise ConfigError(where, issues + issues_of(error, _KNOWN_KEYS)) from None
     issues += config_issues(experiment)

@@ -120,7 +120,8 @@ def run(
     assert engines or experiment.engine == "local", "`launch.run` knows how to reach other clients"
     if resume and out is not None:
         experiment = _with_what_is_there(Path(out), experiment)
-    data = replace(data, samples=scored(experiment, data.samples)) if data else None
+    if data is not None:
+        data, experiment = replace(data, samples=scored(experiment, data.samples)), experiment.for_data(data.weigh)
     samples = validate(experiment, data)
     device = pick_device(experiment.device)
     trackers = build_trackers(experiment)

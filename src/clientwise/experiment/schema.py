@@ -494,6 +494,7 @@ class Experiment(Section):
     )
 
     _source: str = PrivateAttr("config")
+    _names_methods: bool = PrivateAttr(True)
     _own_model: OwnModel | None = PrivateAttr(None)
     _own_samples: Samples | None = PrivateAttr(None)
 
@@ -512,6 +513,17 @@ class Experiment(Section):
         changed = self.model_copy(update={"model": None})
         changed._own_model = model
         return changed
+
+    def with_method(self, method: Mapping[str, Any]) -> Experiment:
+        """The same with this method, where the config names none."""
+        changed = self.model_copy(update={"methods": [MethodSettings.model_validate(method)]})
+        changed._names_methods = False
+        return changed
+
+    def for_data(self, weigh: object | None) -> Experiment:
+        """The same for data of the user's own: without samples to weigh by, who names no method gets FedAvg."""
+        no_samples = weigh is None and self.server_set.source == "held_out" and not self.server_set.shared_set
+        return self.with_method({"name": "FedAvg"}) if no_samples and not self._names_methods else self
 
     @property
     def own_samples(self) -> Samples | None:

@@ -349,7 +349,8 @@ def _engine_issues(experiment: Experiment, engine: LocalEngine) -> Iterator[Issu
     for index, method in enumerate(experiment.build_methods()):
         no_set = engine.data.weigh is None and experiment.server_set.source != "clients"
         if no_set and _needs_server_set(experiment.methods[index]):
-            yield f"methods[{index}]", "there are no samples to weigh by: enlarge server_set.fraction, or give `weigh`"
+            hint = "enlarge server_set.fraction, give `weigh`, or name methods that need none (FedAvg)"
+            yield f"methods[{index}]", f"there are no samples to weigh by: {hint}"
             continue
         facts = engine.facts(tried, torch.zeros(len(tried)), engine.initial_model, method.training)
         for place, criterion in enumerate(method.criteria):
