@@ -70,6 +70,20 @@ def test_run_prints_progress_table_and_where_things_are(config: Path, tmp_path: 
     assert "did you mean 'FedAvg'" in clientwise("show", folder, "--round", "1", "--method", "FedAvgg", expect=2)
 
 
+def test_a_run_is_found_compared_and_taken_away(tiny: dict[str, Any], tmp_path: Path) -> None:
+    tiny |= {"rounds": 1, "methods": ["FedAvg"]}
+    cw.run(tiny, tmp_path / "runs" / "one")
+    cw.run(tiny | {"training": {"learning_rate": 0.2}}, tmp_path / "runs" / "two")
+    clientwise("note", "runs/two", "a larger rate", "--tag", "thesis", cwd=tmp_path)
+    listed = clientwise("runs", "--with", "thesis", cwd=tmp_path)
+    assert "larger" in listed
+    assert not re.search(r"\bone\b", listed)
+    assert "training.learning_rate" in clientwise("diff", "runs/one", "runs/two", cwd=tmp_path)
+    assert "runs/two/models/FedAvg-seed1.safetensors" in clientwise("export", "runs/two", cwd=tmp_path)
+    assert "did you mean 'FedAvg'" in clientwise("export", "runs/two", "--method", "FedAv", cwd=tmp_path, expect=2)
+    assert '"learning_rate"' in clientwise("schema")
+
+
 def test_errors_say_what_to_do(config: Path, tmp_path: Path, tiny: dict[str, Any]) -> None:
     assert "did you mean 'learning_rate'" in clientwise("check", config, "--set", "training.learnin_rate=1", expect=2)
     output = clientwise(
