@@ -128,7 +128,7 @@ def test_commands_are_there(page: Path) -> None:
 
 def test_the_site_is_whole_and_fetches_nothing(tmp_path: Path) -> None:
     pytest.importorskip("mkdocs", reason="mkdocs is not installed")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", tmp_path / "site"]
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", tmp_path / "site"]
     built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)  # strict: no link or anchor leads nowhere
     assert built.returncode == 0, built.stdout + built.stderr
     pages = {page.name: page.read_text(encoding="utf-8") for page in (tmp_path / "site").glob("*.html")}

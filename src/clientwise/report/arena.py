@@ -294,7 +294,7 @@ def _heat_map(one: Federation, methods: Sequence[str], grid: Sequence[Sequence[f
         "texttemplate": "%{text}",
         "hovertemplate": "%{y}<br>%{x}: %{text}%<extra></extra>",
         "reversescale": not one.higher_is_better,
-        "colorbar": {"tickformat": ".0%"},
+        "colorbar": {"tickformat": "~%"},
         "name": one.metric,
     }
     layout = {
