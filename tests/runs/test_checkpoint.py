@@ -63,7 +63,7 @@ def test_one_that_cannot_be_read_is_refused(state: ServerState, tmp_path: Path) 
             load_checkpoint(path, FIRST)
         path.unlink()
     path.mkdir()
-    with pytest.raises(RunError, match="lane: not a file"):
+    with pytest.raises(RunError, match="lane: not a file; delete it to start"):
         load_checkpoint(path, FIRST)
 
 
