@@ -74,7 +74,7 @@ def test_the_example_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         if cell["cell_type"] == "code":
             exec("".join(cell["source"]), scope)
     assert scope["run"].rounds == 10
-    assert "Recommended is best" in scope["run"]._repr_html_()
+    assert "Recommended is ahead, not surely" in scope["run"]._repr_html_()  # of two seeds nothing is sure
 
 
 def test_the_page_on_models_is_true(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
