@@ -123,14 +123,14 @@ def test_check_says_what_would_run(config: Path) -> None:
 def test_tune_prints_a_table_and_the_rate(config: Path) -> None:
     output = clientwise("tune", config, "--rates", "0.00001,0.1", "--rounds", "4")
     assert "not reached" in output
-    assert output.strip().endswith("training.learning_rate = 0.1")
+    assert output.strip().endswith("training.learning_rate=0.1")
     assert "write numbers above zero" in clientwise("tune", config, "--rates", "a", expect=2)
 
 
 def test_a_preset_is_named(config: Path, tmp_path: Path) -> None:
     with config.open("a") as file:
         file.write("\n[presets.quick]\nrounds = 1\n")
-    assert "× 1 rounds" in clientwise("check", config, "--preset", "quick")
+    assert "× 1 round\n" in clientwise("check", config, "--preset", "quick")
     assert "(and its presets: quick)" in clientwise("check", config)
     config.write_text(config.read_text() + "\n[presets.long]\nrouns = 3\n")
     assert "did you mean 'rounds'" in clientwise("check", config, expect=2)
