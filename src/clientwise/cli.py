@@ -400,6 +400,9 @@ def runs(
     from .report.runs import chosen, list_runs
     from .report.terminal import plain_table
 
+    for folder in folders or ():
+        if not folder.is_dir():
+            _fail(f"{folder}: no such folder")
     with _file_errors():
         found = chosen(list_runs(folders or [Path("runs")]), containing, sort)
     out.print(plain_table(found, counted(len(found.rows), "run")) if found.rows else "No such run.")

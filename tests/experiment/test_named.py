@@ -96,3 +96,5 @@ def test_methods_are_picked_by_name(tiny: dict[str, Any], given: Any, names: lis
     assert [method.name for method in load_experiment(tiny, [f"methods={given}"]).methods] == names
     with pytest.raises(ConfigError, match="methods: there is no method 'FedAvgg'; did you mean 'FedAvg'"):
         load_experiment(tiny, ["methods=['FedAvgg']"])
+    with pytest.raises(ConfigError, match="two methods are called 'FedAvg'"):
+        load_experiment({**tiny, "methods": ["FedAvg", "FedYogi", "FedAvg"]})

@@ -476,14 +476,22 @@ def test_a_run_that_diverged_says_so(tmp_path: Path) -> None:
         return axis
 
     run = write_run(tmp_path / "run", 5, {("FedAvg", 1): 5})
-    assert not any("diverged" in remark for remark in remarks(run))
+    assert not any("diverged" in line for line in views.headline(series_of([run])))
     assert "type" not in axis_of_the_loss()
     with contextlib.closing(sqlite3.connect(run.folder / "run.sqlite", isolation_level=None)) as database:
         database.execute("UPDATE rounds SET loss = CASE round_num WHEN 1 THEN 2.3 WHEN 5 THEN 1.9 ELSE 1e-6 END")
-        assert not any("diverged" in remark for remark in remarks(run)), "far from its best, but better than it began"
+        assert not any("diverged" in line for line in views.headline(series_of([run]))), (
+            "far from its best, but better than it began"
+        )
         database.execute("UPDATE rounds SET loss = CASE round_num WHEN 5 THEN 9.5e34 ELSE 0.54 END")
-    (said,) = [remark for remark in remarks(run) if "diverged" in remark]
-    assert said.startswith("FedAvg, seed 1: diverged, with a loss of 9.5e+34 in its last round and 0.54 before")
+        said = "FedAvg diverged (seed 1): a loss of 9.5e+34 in the last round; what it scores says nothing else."
+        assert views.headline(series_of([run]))[:2] == [
+            said,
+            "Try a smaller training.learning_rate.",
+        ]  # before any verdict
+        database.execute("UPDATE rounds SET loss = 1e20")
+        assert "diverged" in views.headline(series_of([run]))[0], "it had before it was first looked at"
+        database.execute("UPDATE rounds SET loss = CASE round_num WHEN 5 THEN 9.5e34 ELSE 0.54 END")
     assert axis_of_the_loss()["type"] == "log"
     draw(sections.curves_section(series_of([run])).items[-1:], tmp_path / "loss.png")
     assert (tmp_path / "loss.png").stat().st_size > 5_000

@@ -30,7 +30,7 @@ def pick(methods: Any, chosen: Any, where: str) -> Any:
     `clientwise list methods` knows. One text may hold several names, with commas between them.
     """
     chosen = [chosen] if isinstance(chosen, str) else chosen
-    if chosen is methods or not isinstance(chosen, list) or not all(isinstance(name, str) for name in chosen):
+    if chosen == methods or not isinstance(chosen, list) or not all(isinstance(name, str) for name in chosen):
         return chosen
     known = {_name_of(method): method for method in methods} if isinstance(methods, list) else {}
     names = [name for text in chosen for name in ([text] if text in known else map(str.strip, text.split(",")))]

@@ -139,6 +139,9 @@ _LATEX = str.maketrans(
         "^": r"\textasciicircum{}",
         "±": r"$\pm$",
         "–": "--",
+        "−": "$-$",
+        "“": "``",
+        "”": "''",
         "κ": r"$\kappa$",
         ">": r"$\succ$",
         "<": r"$<$",
@@ -151,8 +154,10 @@ def _latex(text: str) -> str:
 
     >>> _latex("-0.4 ± 1.6")
     '$-$0.4 $\\\\pm$ 1.6'
+    >>> _latex("seeds 1–3")
+    'seeds 1--3'
     """
-    return re.sub(r"(?<!\w)-(?=\d)", "$-$", text.translate(_LATEX))
+    return re.sub(r"(?<!\w)-(?=\d)", "−", text).translate(_LATEX)
 
 
 def _file_name(text: str, used: set[str]) -> str:

@@ -19,6 +19,8 @@ from .statistics import SURE, Difference, holm, paired_difference
 
 MAX_POINTS = 500  # of one curve: no more than a screen has pixels
 FEW = 2  # lines whose ranges can lie upon each other and still be read
+DIVERGED = 100  # times the lowest loss
+LARGEST_LOSS = 1e9  # of a model that has learned anything
 WIDE = 1000  # times the lowest value of a chart: from there on its axis is logarithmic
 DASHES = ("solid", "dash", "dashdot", "dot", "longdash", "longdashdot")
 Curve = list[tuple[int, float]]  # (round, value)
@@ -53,6 +55,17 @@ class Series:
     def learned(self) -> bool:
         """Whether any update was ever accepted: otherwise its model is the initial one."""
         return not any(self.summary.refused) or self.arrived.refused < self.arrived.arrived
+
+    @functools.cached_property
+    def diverged(self) -> dict[int, float]:
+        """The seeds in which training diverged, with the loss of their last round."""
+        curves = {seed: [loss for _, loss in self.run.curve("loss", self.method, seed)] for seed in self.summary.seeds}
+        return {
+            seed: losses[-1]
+            for seed, losses in curves.items()
+            # Worse than it began, not merely than its best; or it had diverged before it was first looked at.
+            if losses and (losses[-1] > max(losses[0], DIVERGED * min(losses)) or losses[-1] > LARGEST_LOSS)
+        }
 
     def opens(self, kind: Literal["round", "client"]) -> Plotly:
         """Says of a whole trace that a click on a point opens an audit; one by one they would fill megabytes."""

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from ..experiment.tune import Trial
 
 MOST_LINES = 1_000  # of a table: the terminal takes a millisecond for each
-DIVERGED = 100  # times the lowest loss
 BARS = "▁▂▃▄▅▆▇█"
 SPARK_WIDTH = 10
 
@@ -121,7 +120,7 @@ def sparkline(values: Sequence[float]) -> str:
 
 
 def remarks(run: Run) -> list[str]:
-    """What a reader of the table should know: divergence, criteria without effect, rounds that changed nothing."""
+    """What a reader of the table should know: worst clients, criteria without effect, rounds that changed nothing."""
     found, series = [], series_of([run])
     if any(value is not None for one in series for value in one.summary.worst_decile):
         found.append("“worst decile”: 10% of the honest clients do no better than this on their own test data.")
@@ -133,13 +132,6 @@ def remarks(run: Run) -> list[str]:
         name, value = worst_client(one)
         if name is not None:
             found.append(f"{one.label}: the worst client is {name} with {percent_of(value)} on its own test data.")
-    for _, method, seed in run.lanes:
-        losses = [loss for _, loss in run.curve("loss", method, seed)] or [0.0]
-        if losses[-1] > max(losses[0], DIVERGED * min(losses)):  # worse than it began, not merely than its best
-            found.append(
-                f"{method}, seed {seed}: diverged, with a loss of {losses[-1]:.2g} in its last round and "
-                f"{min(losses):.2g} before; its last values say nothing else. Try a smaller training.learning_rate."
-            )
     for method in run.methods:
         rounds = run.no_effect(method)
         constant = Counter(name for names in rounds for name in names)

@@ -112,7 +112,7 @@ def _warnings(runs: Sequence[Run]) -> list[str]:
 
 def headline(series: Sequence[Series]) -> list[str]:
     """What must be known before any number is read; which method won, by how much and how surely; who is worse."""
-    first = [*_changes(series), *_refused(series)]
+    first = [*_changes(series), *_refused(series), *_diverged(series)]
     known = [one for one in ranked(series) if one in comparable(series)]
     if not known:
         begun = any(one.learned and mean_of(one.summary.metric) is not None for one in series)
@@ -156,6 +156,17 @@ def _refused(series: Sequence[Series]) -> list[str]:
         lines.append(f"{one.label}: {what}: {reason}.")
     causes = dict.fromkeys(likely_cause(one.arrived.reason or "") for one in found)
     return [*lines, *filter(None, causes)]
+
+
+def _diverged(series: Sequence[Series]) -> list[str]:
+    """Where training diverged: what such a method scores is chance."""
+    lines = [
+        f"{one.label} diverged (seed {', '.join(map(str, one.diverged))}): a loss of {max(one.diverged.values()):.2g} "
+        "in the last round; what it scores says nothing else."
+        for one in series
+        if one.diverged
+    ]
+    return [*lines, "Try a smaller training.learning_rate."] if lines else []
 
 
 def _verdict(known: Sequence[Series], differences: Mapping[tuple[str, str], Difference]) -> str:
