@@ -94,6 +94,17 @@ def test_check_refuses_what_exceeds_the_memory_there_is(tiny: dict[str, Any], mo
         describe(cw.load(tiny))
 
 
+def test_check_says_what_nobody_holds(tmp_path: Path) -> None:
+    for name, rows in {"north": 60, "south": 60, "tiny": 1}.items():
+        lines = [f"{row / 7},{row % 2}" for row in range(rows)]
+        (tmp_path / f"{name}.csv").write_text("\n".join(["x,y", *lines]))
+    config = {"name": "t", "rounds": 1, "model": "linear", "partition": "by_id", "data_dir": str(tmp_path)}
+    config["data"] = {"name": "table", "files": "*.csv", "target": "y"}
+    data, clients, *_ = describe(cw.load(config))
+    assert "121 samples, classification; 1 of them nobody holds (who has fewer than partition.minimum" in data
+    assert "2 with" in clients
+
+
 def test_a_large_network_is_described_without_drawing_its_numbers(
     tiny: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

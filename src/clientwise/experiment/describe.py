@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ..data.summary import summarise
 from ..engine.device import pick_device
 from .build import build_data, build_executor, build_plan
 from .schema import Experiment
@@ -18,11 +19,13 @@ def describe(experiment: Experiment) -> list[str]:
     cohort = build_plan(experiment, data.num_clients, seed).cohort_size
     parts = ((data.weigh, "weigh by"), (data.report, "report on"))
     server = [f"{len(part.indices):,} samples to {verb}" for part, verb in parts if part]
+    unused = summarise(data).unused
+    nobody = f"; {unused:,} of them nobody holds (who has fewer than partition.minimum is left out)" if unused else ""
     device = pick_device(experiment.device)
     executor = build_executor(experiment, data.samples, device, to_try=True)
     work = {"method": len(experiment.methods), "seed": len(experiment.seeds), "round": experiment.rounds}
     return [
-        f"data        {experiment.data.name}: {len(samples.targets):,} samples, {samples.problem.kind}",
+        f"data        {experiment.data.name}: {len(samples.targets):,} samples, {samples.problem.kind}{nobody}",
         f"clients     {data.num_clients} with {sizes.min()} to {sizes.max()} training samples each, "
         f"{cohort} in a round, {len(hostile)} hostile",
         f"server set  {', '.join(server) or 'none'}"
