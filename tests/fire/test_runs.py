@@ -92,11 +92,14 @@ def test_thirty_kills_at_any_moment(tmp_path: Path) -> None:
 
 
 THIRTY = """
-import json, os, sys, threading
+import json, os, sys, threading, time
 import clientwise as cw
 config, found = json.loads(sys.argv[1]), []
 for number in range(30):
     cw.run(config, f"{sys.argv[2]}/{number}")
+    until = time.monotonic() + 10
+    while threading.active_count() > 1 and time.monotonic() < until:  # its threads have been told, and take a moment
+        time.sleep(0.01)
     pages = int(open("/proc/self/statm").read().split()[1])
     found.append((pages * os.sysconf("SC_PAGE_SIZE") / 2**20, threading.active_count()))
 print(json.dumps(found))
