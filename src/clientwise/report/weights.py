@@ -132,7 +132,7 @@ def _heaviest(grid: WeightGrid, labels: Sequence[str]) -> str:
 
 def steps_chart(found: Audit, title: str, name: str) -> Chart:
     """How an equal share becomes each client's weight: above the bar of its weight, the steps that led there."""
-    known = [one for one in found.participants if one.path]
+    known = [one for one in found.participants if len(one.path) == len(found.steps)]  # a damaged record may lack some
     equal = 1 / len(known) if known else 0.0
     farthest = sorted(known, key=lambda one: -max(abs(value - equal) for value in one.path))[:MAX_BARS]
     shown = [one for one in known if one in farthest]
