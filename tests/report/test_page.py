@@ -493,7 +493,7 @@ def test_a_large_run_opens_at_once_and_stays_responsive(open_page: Any, large: P
         page = open_page(address)
         link = page.get_by_role("link", name="large", exact=True)
         link.wait_for()
-        slack = 2 * processes.slowness()  # a shared machine may be slower a moment later
+        slow_before = processes.slowness()
         began = time.perf_counter()
         link.click()
         page.wait_for_selector("h1:text('large')")
@@ -502,6 +502,7 @@ def test_a_large_run_opens_at_once_and_stays_responsive(open_page: Any, large: P
         wait_for_charts(page)
         charts = time.perf_counter() - began
         print(f"tables after {tables:.2f} s, charts after {charts:.2f} s")
+        slack = 2 * max(slow_before, processes.slowness())  # a shared machine may be slower a moment later
         assert tables < 2 * slack
         assert charts < 2 * slack
         longest = page.evaluate(

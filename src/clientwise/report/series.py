@@ -57,6 +57,11 @@ class Series:
         return not any(self.summary.refused) or self.arrived.refused < self.arrived.arrived
 
     @functools.cached_property
+    def metric(self) -> dict[int, dict[int, float]]:
+        """What was reported, by seed and round; read once, since every method is compared with every other."""
+        return {seed: dict(self.run.curve("metric", self.method, seed)) for seed in self.summary.seeds}
+
+    @functools.cached_property
     def diverged(self) -> dict[int, float]:
         """The seeds in which training diverged, with the loss of their last round."""
         curves = {seed: [loss for _, loss in self.run.curve("loss", self.method, seed)] for seed in self.summary.seeds}
@@ -161,10 +166,7 @@ def shared_seeds(one: Series, other: Series) -> list[int]:
 
 def difference_between(one: Series, other: Series) -> Difference | None:
     """One minus the other at the last round both have, paired over the seeds they share; None where they share none."""
-    ours, theirs = (
-        {seed: dict(each.run.curve("metric", each.method, seed)) for seed in each.summary.seeds}
-        for each in (one, other)
-    )
+    ours, theirs = one.metric, other.metric
     seeds = shared_seeds(one, other)
     round_num = max((_last(ours[seed].keys() & theirs[seed].keys()) for seed in seeds), default=0)
     difference = paired_difference(
