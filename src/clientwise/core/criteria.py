@@ -24,6 +24,7 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity, normalize
 
 from ..registry import Declaration, Names, Need, Part, PositiveFloat, Registry
+from .clock import Devices
 from .metrics import METRICS, performance
 from .types import Evaluation, LocalTraining, ModelSpec, Problem
 
@@ -43,6 +44,7 @@ class ClientFacts:
     load_inputs: Callable[[], Tensor]  # the samples themselves; a function, since few criteria need them
     training: LocalTraining | None = None  # how they were asked to train; None where clientwise does not train them
     load_start_loss: Callable[[], Tensor] | None = None  # the received model's mean loss on their samples [n]; likewise
+    device: Devices | None = None  # what their devices can do, each [n]; None where nobody knows
 
     @cached_property
     def inputs(self) -> Tensor:
@@ -74,6 +76,8 @@ class Arrivals:
     attributes: Mapping[str, Tensor] = field(default_factory=dict)  # what the server knows about them, each [n]
     server_update: Callable[[], Tensor] | None = None  # [d] how far the server's own training moves the global model
     metric: str = "accuracy"  # the problem's
+    seconds: Tensor | None = None  # [n] from being asked to having answered
+    ages: Tensor | None = None  # [n] rounds since each was asked
     _cache: list[Evaluation] = field(default_factory=list)
 
     def evaluation(self) -> Evaluation:

@@ -10,6 +10,7 @@ from .adapt_loss import LossAdapter
 from .aggregate import ServerStep, replace_model
 from .before import Before
 from .bounds import Bounds
+from .clock import Clock, Pace
 from .criteria import Criterion, make_criterion
 from .evidence import Evidence
 from .priority import Adjustment
@@ -42,6 +43,7 @@ class Method:
     line_search: bool = True  # ... and goes only as far towards the result as makes those samples better
     brake: float | None = None  # the old model stays where the server's set finds the new one worse by so many errors
     control: Control | None = None  # no federated learning at all, to compare with
+    pace: Pace = field(default_factory=Pace)  # when a round ends, where clients take time
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -85,10 +87,12 @@ class Plan:
     rounds: int | None = None  # of the whole run, if known: the last one is evaluated in any case
     asks: tuple[int, ...] | None = None  # these in every round, instead of a sample
 
-    def cohort(self, num_clients: int, round_num: int) -> tuple[int, ...]:
-        """A⁻, the clients that are asked in a round; known before it begins."""
+    def cohort(self, num_clients: int, round_num: int, clock: Clock | None = None) -> tuple[int, ...]:
+        """A⁻, the clients that are asked in a round: known before it begins, but where a clock says who can be."""
         if self.asks is not None:
             return self.asks
+        if clock is not None:
+            return clock.cohort(self.cohort_size, self.seed, round_num)
         return sample_clients(num_clients, self.cohort_size, self.seed, round_num)
 
     def evaluates_clients(self, round_num: int) -> bool:

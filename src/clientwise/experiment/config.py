@@ -20,12 +20,14 @@ from .presets import apply_preset
 from .schema import (
     MOST_PLUGINS,
     Cohorts,
+    DeviceSettings,
     EvaluationSettings,
     Experiment,
     FineTune,
     FlowerSettings,
     HostileClients,
     MethodSettings,
+    PaceSettings,
     ServerSet,
     Training,
     TrainingOverride,
@@ -66,6 +68,8 @@ def read_config(
         table["methods"] = write_out(pick(methods, table["methods"], where), where)
     if isinstance(table.get("data_dir"), str):
         table["data_dir"] = str(folder / table["data_dir"])
+    if isinstance(devices := table.get("devices"), dict) and isinstance(devices.get("traces"), str):
+        devices["traces"] = str(folder / devices["traces"])
     if table.get("plugins"):
         # Written into the resolved config, so that a run can be resumed from its own folder.
         table.setdefault("plugin_dir", str(folder))
@@ -203,8 +207,10 @@ _KNOWN_KEYS: dict[tuple[str, ...], list[str]] = {
     ("server_set",): list(ServerSet.model_fields),
     ("evaluation",): list(EvaluationSettings.model_fields),
     ("flower",): list(FlowerSettings.model_fields),
+    ("devices",): list(DeviceSettings.model_fields),
     ("hostile",): list(HostileClients.model_fields),
     ("methods",): [*MethodSettings.model_fields, "like"],
     ("methods", "training"): list(TrainingOverride.model_fields),
     ("methods", "fine_tune"): list(FineTune.model_fields),
+    ("methods", "pace"): list(PaceSettings.model_fields),
 }
