@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
 from clientwise.core.clock import HOUR, Clock, Devices, Pace
+from clientwise.core.criteria import Arrivals, ClientFacts, Outcome, make_criterion
 from clientwise.core.sampling import sample_clients
+from clientwise.core.types import LocalTraining, ModelSpec, Problem
 
 NEVER = math.inf
 
@@ -83,3 +86,55 @@ def test_an_asynchronous_round_asks_only_as_many_as_are_free() -> None:
     asked = clock.cohort(10, 7, 3)
     assert len(asked) == 4
     assert not clock.at_work & {*asked}
+
+
+# Criteria ----------------------------------------------------------------------------------------------------------
+
+
+def facts(**more: Any) -> ClientFacts:
+    """Two clients with 10 and 20 samples: a phone, and a device that claims to be faster than any."""
+    rows = [[200.0, 20.0, 60.0, 8.0, 6.0, 0.1, 0.3], [1e9, 1e9, 1e9, 0.0, 24.0, 0.0, 1.0]]
+    known = {"device": Devices(*torch.tensor(rows, dtype=torch.float64).T)} | more
+    sizes = torch.tensor([10, 20])
+    return ClientFacts(sizes, torch.zeros(2, 3), torch.zeros(2), {}, {}, lambda: torch.zeros(0), **known)
+
+
+def measured(name: str, seen: ClientFacts | Arrivals, **options: float) -> list[float]:
+    values: list[float] = make_criterion(name, **options).measure(seen).tolist()
+    return values
+
+
+def test_what_a_client_says_of_its_device_is_worth_one_at_most() -> None:
+    assert measured("compute_speed", facts(), fast=400.0) == [0.5, 1.0]
+    assert measured("connection", facts(), fast=100.0) == [pytest.approx(2 / (1 / 20 + 1 / 60) / 100), 1.0]
+    assert measured("availability", facts()) == [0.25, 1.0]
+    assert measured("battery_level", facts()) == [pytest.approx(0.3), 1.0]
+    for name in ("compute_speed", "connection", "availability", "battery_level"):
+        assert make_criterion(name).high(Problem("classification", 3)) == 1.0
+
+
+def test_a_real_client_measures_its_speed_by_its_own_clock() -> None:
+    seconds = torch.tensor([2.0, 0.5], dtype=torch.float64)
+    real = facts(device=None, seconds=seconds, training=LocalTraining(epochs=3))
+    assert measured("compute_speed", real, fast=1000.0) == pytest.approx([0.015, 0.12])  # 3 epochs of 10 and 20 samples
+    with pytest.raises(KeyError, match="connection is a fact about devices"):
+        measured("connection", real)
+
+
+def test_late_and_old_updates_count_less() -> None:
+    three = Arrivals(
+        (0, 1, 2), torch.zeros(3, 1), torch.zeros(1), ModelSpec((), 1, 1), lambda models: pytest.fail("nobody judges")
+    )
+    three = replace(three, seconds=torch.tensor([0.0, 60.0, 180.0]), ages=torch.tensor([0.0, 3.0, 8.0]))
+    assert measured("response_time", three) == [1.0, 0.5, 0.25]
+    assert measured("staleness", three) == pytest.approx([1.0, 0.5, 1 / 3])
+    assert measured("staleness", three, power=0.0) == [1.0, 1.0, 1.0]
+
+
+def test_timeliness_remembers_who_was_late_refused_or_gone() -> None:
+    memory = make_criterion("timeliness").memory
+    assert memory is not None
+    after = memory.after(memory.first(5), Outcome([0, 1], [], refused=[2, -1, 99], late={1}))
+    assert after.tolist() == pytest.approx([1.0, 0.8, 0.8, 1.0, 1.0])
+    after = memory.after(after, Outcome([0, 1, 2], [], refused=[]))
+    assert after.tolist() == pytest.approx([1.0, 0.84, 0.84, 1.0, 1.0])

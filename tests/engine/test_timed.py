@@ -122,6 +122,29 @@ def test_a_late_update_is_added_to_the_model_of_then(config: dict[str, Any]) -> 
     assert not engine.clock.at_work
 
 
+def test_criteria_read_the_clock_and_old_updates_weigh_less(config: dict[str, Any]) -> None:
+    config["methods"] = [{"name": "aged", "criteria": ["staleness", "response_time"], "score": "product"}]
+    config["methods"][0]["pace"] = {"buffer": 2}
+    records = rounds_of(config, "aged", 12)
+    ages = [record.raw[:, 0].tolist() for record in records]
+    assert any(age < 1 for row in ages for age in row)
+    for record in records:
+        assert record.raw[:, 1].tolist() == pytest.approx((1 / (1 + record.seconds / 60)).tolist())
+        weights = record.raw.prod(1)
+        assert record.weights.tolist() == pytest.approx((weights / weights.sum()).tolist())
+
+
+def test_timeliness_is_kept_over_a_resume_and_falls_for_the_slow(config: dict[str, Any], tmp_path: Path) -> None:
+    config["methods"] = [{"name": "timely", "criteria": ["timeliness"], "pace": {"deadline": 4.0}}]
+    cw.run(config | {"rounds": 3}, tmp_path / "run")
+    cw.run(config, tmp_path / "run", resume=True)
+    memory = load_file(tmp_path / "run" / "checkpoints/lane-1.safetensors")["memory.timeliness"]
+    refused = cw.Run(tmp_path / "run").query("SELECT DISTINCT client FROM participants WHERE refusal IS NOT NULL")
+    assert refused
+    assert all(memory[client] < 1 for (client,) in refused)
+    assert outcome(tmp_path / "run") == outcome(cw.run(config, tmp_path / "whole"))
+
+
 def test_who_drops_out_is_refused_and_sends_nothing(config: dict[str, Any]) -> None:
     config["devices"] = {"dropout": 0.3}
     records = rounds_of(config | {"federation": {}}, "all", 40)
@@ -184,6 +207,10 @@ def test_a_timed_engine_is_an_engine(config: dict[str, Any]) -> None:
         ({"engine": "flower"}, r"devices: are simulated: use engine = \"local\""),
         ({"devices": {"speed": "fast"}}, "devices.speed: unknown distribution 'fast'"),
         ({"devices": {"speed": {"name": "uniform", "low": 3.0}}}, "devices.speed.high: is missing"),
+        (
+            {"devices": None, "methods": [{"name": "x", "criteria": ["compute_speed"]}]},
+            r"criteria\[0\]: compute_speed needs clients that take time: add \[devices\]",
+        ),
         ({"devices": {"speeed": 1.0}}, "devices.speeed: unknown option; did you mean 'speed'?"),
         ({"devices": {"up": -1.0}}, "devices.up.value"),
         (

@@ -213,7 +213,8 @@ class Cohort:
         memory, remembering = dict(self._state.memory), [one for one in self._method.criteria if one.memory]
         if remembering:
             updates = self._updates()[:, : self._engine.spec.num_parameters] if self.client_ids else ()
-            outcome = Outcome(self.client_ids, tuple(updates), [refusal.client_id for refusal in self.refusals])
+            refused = [refusal.client_id for refusal in self.refusals]
+            outcome = Outcome(self.client_ids, tuple(updates), refused, {*self.client_ids} - {*self.asked})
             for one in remembering:
                 assert one.memory is not None
                 memory[one.part.name] = one.memory.after(memory[one.part.name], outcome)

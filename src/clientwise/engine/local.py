@@ -175,8 +175,9 @@ class LocalEngine:
     ) -> Updates:
         """What these clients have to send, if they are honest."""
         training_loss = trained.losses.double().cpu()
-        measured = measure_clients(task.criteria, self.facts(clients, training_loss, model, task.training))
         took = torch.full((len(clients),), seconds, dtype=torch.float64)
+        facts = replace(self.facts(clients, training_loss, model, task.training), seconds=took)
+        measured = measure_clients(task.criteria, facts)
         return Updates(tuple(clients), trained.models, measured, training_loss, took)
 
     def _begin(self, round_num: int) -> None:

@@ -306,7 +306,7 @@ class DeviceSettings(Section):
     available_from: Drawn = Field(_constant(0.0), description="the hour of the day from which on a client can be asked")
     available_hours: Drawn = Field(_constant(24.0), description="for how many hours it can be; 24: always")
     dropout: Drawn = Field(_constant(0.0), description="the chance that a client is asked and never answers")
-    battery: Drawn = Field(_constant(1.0), description="what is left of it, a share; the criterion `battery` reads it")
+    battery: Drawn = Field(_constant(1.0), description="what is left of it, a share; for the criterion `battery_level`")
     traces: str | None = Field(
         None, description="a CSV file with a device per line and these facts as columns, instead of distributions"
     )

@@ -374,6 +374,7 @@ def _engine_issues(experiment: Experiment, engine: LocalEngine) -> Iterator[Issu
             yield f"methods[{index}]", f"there are no samples to weigh by: {hint}"
             continue
         facts = engine.facts(tried, torch.zeros(len(tried)), engine.initial_model, method.training)
+        facts = replace(facts, seconds=torch.ones(len(tried)))
         for place, criterion in enumerate(method.criteria):
             seen = facts if criterion.measured_by == "client" else _arrivals(tried, method, engine)
             if not isinstance(seen, ClientFacts) or len(facts.owner):  # or nobody's samples are here to try it on
@@ -400,6 +401,8 @@ def _arrivals(clients: Sequence[int], method: Method, engine: LocalEngine) -> Ar
         attributes={name: values[rows] for name, values in engine.attributes.items()},
         server_update=lambda: torch.zeros_like(engine.initial_model),
         metric=engine.problem.usual_metric,
+        seconds=torch.ones(len(clients), dtype=torch.float64),
+        ages=torch.zeros(len(clients), dtype=torch.float64),
     )
 
 
