@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ..attacks import ATTACKS, Hostile, Several
 from ..attacks.backdoors import plant
-from ..core.clock import Devices, Pace
+from ..core.clock import Clock, Devices, Pace
 from ..core.method import Control, Method, Plan
 from ..core.sampling import cohort_size
 from ..core.seeding import generator, seeded_default_generator
@@ -250,7 +250,10 @@ def build_engine(
         pace = method.pace if method else Pace()
         return TimedEngine(data, module, seed=seed, executor=executor, hostile=hostile, pace=pace)
     if control is None:
-        return LocalEngine(data, module, seed=seed, executor=executor, hostile=hostile)
+        engine = LocalEngine(data, module, seed=seed, executor=executor, hostile=hostile)
+        if method and experiment.engine == "flower":  # where clients take the time they take
+            engine.clock = Clock(engine.num_clients, method.pace)
+        return engine
     if control == "alone":
         return AloneEngine(data, module, seed=seed, executor=executor, hostile=hostile)
     return LocalEngine(data.in_one_place(control), module, seed=seed, executor=executor)
