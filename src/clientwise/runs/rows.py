@@ -146,7 +146,7 @@ class PriorityRow(NamedTuple):
 
 
 class ArrivedRow(NamedTuple):
-    """How many updates of a method arrived, and what became of them."""
+    """How many updates of a method arrived in time, and what became of them."""
 
     arrived: int
     refused: int
