@@ -104,6 +104,8 @@ def result(series: Sequence[Series]) -> Section:
     )
     if target is not None:
         note += " " + CENSORED
+    if scales(series):
+        note += " The last rounds of two methods need not have ended at the same time on the clients' clock."
     title = "Methods, best first" if best_first else "Methods, not ranked"
     all_ranked = len(best_first) == len(series)
     return Section(
