@@ -80,9 +80,8 @@ class FlowerEngine:
         """
         pace = self.clock.pace if self.clock else Pace()
         patience = time.monotonic() + self._settings.train_seconds
-        deadline = min(patience, time.monotonic() + (pace.deadline or torch.inf))
         needed = min(self._settings.min_replies, len(client_ids) + len(self._waiting))
-        nodes = self._wait_for(client_ids, min(needed, len(client_ids)), deadline)
+        nodes = self._wait_for(client_ids, min(needed, len(client_ids)), patience)
         packed = pack(model)
         requests = {
             client: write_request(Request(client, self._seed, task), packed, self._kept.get(client)) for client in nodes
@@ -92,10 +91,12 @@ class FlowerEngine:
         failures += [Refusal(client, NOT_TAKEN) for client in not_taken]
         self._asked |= dict.fromkeys(waiting.values(), _Asked(task.round_num, model, time.monotonic()))
         self._waiting |= waiting
+        deadline = min(patience, time.monotonic() + (pace.deadline or torch.inf))
         held: list[Updates] = []
         arrived = 0
         enough = self.clock.enough(len(client_ids)) if self.clock else len(client_ids)
-        for answers in self._pull_until(self._waiting, deadline, needed, enough):
+        awaited = client_ids if client_ids and pace.buffer is None else None
+        for answers in self._pull_until(self._waiting, deadline, needed, enough, awaited):
             for client, content in answers:
                 asked = self._asked.pop(client)
                 answer = _read(client, content, partial(read_update, client))
@@ -203,15 +204,20 @@ class FlowerEngine:
         return waiting, [client for name, client in names.items() if name not in taken]
 
     def _pull_until(
-        self, waiting: dict[str, int], deadline: float, few: int, enough: float = torch.inf
+        self,
+        waiting: dict[str, int],
+        deadline: float,
+        few: int,
+        enough: float = torch.inf,
+        awaited: Collection[int] | None = None,
     ) -> Iterator[list[tuple[int, RecordDict | str]]]:
         """(client, answer or why there is none) in chunks as they arrive, until all or `enough` have answered.
 
-        Once there are a `few` answers, the others have only `grace_seconds` left. Who has not answered in the end is
-        still in `waiting`.
+        Only of those who are `awaited`, if it says so: the others' answers are welcome meanwhile. Once there are a `few`
+        answers, only `grace_seconds` are left. Who has not answered in the end is still in `waiting`.
         """
         pause, grace, answered = POLL[0], self._settings.grace_seconds, 0
-        while waiting and answered < enough:
+        while answered < enough and any(awaited is None or client in awaited for client in waiting.values()):
             if grace is not None and answered >= few:
                 deadline, grace = min(deadline, time.monotonic() + grace), None
             in_time = time.monotonic() < deadline
@@ -220,7 +226,8 @@ class FlowerEngine:
                 answers = [(waiting.pop(name), content) for name, content in self._pull(names) if name in waiting]
                 if answers:
                     arrived = True
-                    answered += sum(not isinstance(content, str) for _, content in answers)
+                    counted = [content for client, content in answers if awaited is None or client in awaited]
+                    answered += sum(not isinstance(content, str) for content in counted)
                     yield answers
             if not arrived and not in_time:
                 return
