@@ -213,8 +213,8 @@ class FlowerEngine:
     ) -> Iterator[list[tuple[int, RecordDict | str]]]:
         """(client, answer or why there is none) in chunks as they arrive, until all or `enough` have answered.
 
-        Only of those who are `awaited`, if it says so: the others' answers are welcome meanwhile. Once there are a `few`
-        answers, only `grace_seconds` are left. Who has not answered in the end is still in `waiting`.
+        Only of those who are `awaited`, if it says so: others may answer meanwhile. Once there are a `few` answers, only
+        `grace_seconds` are left. Who has not answered in the end is still in `waiting`.
         """
         pause, grace, answered = POLL[0], self._settings.grace_seconds, 0
         while answered < enough and any(awaited is None or client in awaited for client in waiting.values()):

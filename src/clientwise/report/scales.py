@@ -58,11 +58,12 @@ def rescaled(chart: Chart, scale: Scale, series: Sequence[Series]) -> Chart:
 
 
 def _mean_by_round(one: Series, scale: Scale) -> dict[int, float]:
-    """Of the rounds that all seeds have that any has run to the end."""
+    """Over the seeds that have come as far as any, as the lines of a chart are."""
     curves = [scale.of(one, seed) for seed in one.summary.seeds]
     farthest = max((len(curve) for curve in curves), default=0)
-    complete = [curve for curve in curves if len(curve) == farthest]
-    return {number: statistics.fmean(curve[number] for curve in complete) for number in complete[0]} if farthest else {}
+    complete = [curve for curve in curves if len(curve) == farthest > 0]
+    shared = sorted(set.intersection(*map(set, complete))) if complete else []
+    return {number: statistics.fmean(curve[number] for curve in complete) for number in shared}
 
 
 def _moved(trace: Plotly, places: Mapping[int, float], unit: str, size: float) -> Plotly:
