@@ -488,6 +488,14 @@ def export(
     out_folder: Annotated[
         Path | None, typer.Option("--out", help="Where to; default: models in the run.", show_default=False)
     ] = None,
+    after: Annotated[
+        str | None,
+        typer.Option(
+            "--round",
+            help="The model after this round, or best; `keep_every` in the config keeps them. Default: the last.",
+            show_default=False,
+        ),
+    ] = None,
     onnx: Annotated[
         bool, typer.Option("--onnx", help="Also as ONNX; imports the plugins that the run's config names.")
     ] = False,
@@ -495,7 +503,11 @@ def export(
     """Write the trained models: tensors by name (safetensors), which any program reads."""
     from .experiment.runner import newest_run
     from .results import Run
+    from .runs.reader import After
 
+    if after not in (None, "best") and not re.fullmatch("[0-9]{1,9}", after):
+        _fail(f"--round {after}: write the number of a round, or best")
+    wanted: After = "best" if after == "best" else None if after is None else int(after)
     run = Run(folder or newest_run())
     if not run.lanes:
         _fail(f"{run.folder}: has no model yet")
@@ -506,7 +518,7 @@ def export(
         for name, number in chosen:
             if method is None and not run.has_model(name):
                 continue
-            for path in run.export(name, number, out_folder or run.folder / "models", onnx=onnx):
+            for path in run.export(name, number, out_folder or run.folder / "models", onnx=onnx, after=wanted):
                 out.print(_escaped(str(path)), soft_wrap=True)
 
 

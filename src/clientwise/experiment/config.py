@@ -64,8 +64,9 @@ def read_config(
     table = _copy({**table, **(replaced or {})}, where)
     if "methods" in table:
         table["methods"] = write_out(pick(methods, table["methods"], where), where)
-    if isinstance(table.get("data_dir"), str):
-        table["data_dir"] = str(folder / table["data_dir"])
+    for key in ("data_dir", "initial_model"):
+        if isinstance(table.get(key), str):
+            table[key] = str(folder / table[key])
     if table.get("plugins"):
         # Written into the resolved config, so that a run can be resumed from its own folder.
         table.setdefault("plugin_dir", str(folder))

@@ -13,6 +13,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
+from safetensors import safe_open
 
 from ..data.federated import FederatedData
 from ..errors import RunError
@@ -32,6 +33,7 @@ class Origin:
     versions: dict[str, str]
     plugins: dict[str, str]  # the fingerprint of each one's code
     data: dict[int, list[str]]  # by seed, the fingerprint of what every client holds and, last, the server
+    initial_model: str = ""  # the fingerprint of its file; "" is a random one
 
 
 _ORIGIN = TypeAdapter(Origin)
@@ -52,6 +54,7 @@ def check_origin(
         versions(),
         {name: _code(name) for name in experiment.plugins},
         {seed: own.fingerprints() for seed, own in data.items()},
+        _digest([Path(experiment.initial_model)]) if experiment.initial_model else "",
     )
     before, changes = _kept(store)
     found = [*_differences(before, now, data)] if before else []
@@ -71,6 +74,8 @@ def check_origin(
             whole = hashlib.blake2b("".join(own).encode(), digest_size=16).hexdigest()
             store.set_facts({_key(seed): " then ".join([*first, whole])})
     store.set_facts({"origin": asdict(replace(now, data=known | now.data))})
+    if experiment.initial_model:
+        store.keep_fact("initial model", _described(Path(experiment.initial_model), now.initial_model))
 
 
 def _kept(store: Store) -> tuple[Origin | None, list[Change]]:
@@ -93,6 +98,8 @@ def _differences(before: Origin, now: Origin, data: Mapping[int, FederatedData])
     for name in sorted(before.plugins.keys() & now.plugins.keys()):
         if before.plugins[name] != now.plugins[name]:
             yield f"other code in the plugin {name}"
+    if before.initial_model != now.initial_model:
+        yield "another initial model"
     for name in COMPARED:
         if before.versions.get(name) != now.versions[name]:
             yield f"{name} {now.versions[name]}, not {before.versions.get(name)}"
@@ -116,6 +123,20 @@ def _code(name: str) -> str:
     module = sys.modules[name]
     folders = [Path(folder) for folder in getattr(module, "__path__", ())]
     files = sorted(path for folder in folders for path in folder.rglob("*.py")) or [Path(str(module.__file__))]
+    return _digest(files)
+
+
+def _described(path: Path, fingerprint: str) -> str:
+    """A file with a model, and what it says about itself, where `clientwise export` wrote it."""
+    with safe_open(path, framework="pt") as file:
+        about = file.metadata() or {}
+    came = (
+        f"round {about['round']} of {about['method']} in {about['run']}, " if {"round", "run"} <= about.keys() else ""
+    )
+    return f"{path.name} ({came}fingerprint {fingerprint})"
+
+
+def _digest(files: Sequence[Path]) -> str:
     digest = hashlib.blake2b(digest_size=8)
     for path in files:
         digest.update(path.read_bytes())

@@ -45,7 +45,17 @@ EngineFactory = AbstractContextManager[Connect]  # a context: what it reaches cl
 
 # Keys that may change when a run is resumed: where things are, how it is watched, how long clients are waited for.
 # `workers` may change the last bits of what follows (docs/performance.md); the others change none.
-MAY_CHANGE = {"data_dir", "plugin_dir", "checkpoint_seconds", "trackers", "workers", "note", "tags"}
+MAY_CHANGE = {
+    "data_dir",
+    "initial_model",
+    "plugin_dir",
+    "checkpoint_seconds",
+    "keep_every",
+    "trackers",
+    "workers",
+    "note",
+    "tags",
+}
 MAY_CHANGE |= {"flower.train_seconds", "flower.evaluate_seconds", "flower.grace_seconds"}
 MAY_GROW = {"rounds", "seeds", "methods"}  # what is there stays as it is: see `_with_what_is_there`
 

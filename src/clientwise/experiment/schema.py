@@ -441,6 +441,12 @@ class Experiment(Section):
     checkpoint_seconds: NonNegativeFloat = Field(
         10.0, description="at least this long between two checkpoints; 0: one after every round"
     )
+    keep_every: Annotated[int, Field(ge=0)] = Field(
+        0, description="rounds between models that are kept for good, beside the best so far; 0: only the last is kept"
+    )
+    initial_model: str | None = Field(
+        None, description="begin with the model in this file, as `clientwise export` writes it; default: a random one"
+    )
     device: Annotated[str, AfterValidator(_device)] = Field(
         "auto",
         description='"cpu", "cuda", or "auto": the GPU where there is one',

@@ -29,7 +29,7 @@ def client_app(config: Config, load: Callable[[str], OwnData] = load_npz) -> Cli
     `load` reads a node's own data from the path `data` in its node config. If that names a Python file of the node's
     own as `loader`, the `load` in there is used instead: a hospital need not run another's code on its data.
     """
-    text = load_experiment(config).to_toml()
+    text = load_experiment(config, replaced={"initial_model": None}).to_toml()  # the server has it, and sends it
     app = ClientApp()
     for register in (app.train(), app.evaluate()):
         register(partial(_answer, text, load))

@@ -27,8 +27,9 @@ def server_app(config: Config) -> ServerApp:
     """A Flower `ServerApp` that runs the config's experiment, or goes on with it.
 
     Run config: `out` is the run folder (if there is a run in it, it is resumed), `server-data` the path of the
-    server's own samples in a deployment ("" where it has none), `accept-changes` whether it may be resumed with other
-    samples of the server's, plugins or versions, which its record then says.
+    server's own samples in a deployment ("" where it has none), `initial-model` that of a model to begin with,
+    `accept-changes` whether it may be resumed with other samples of the server's, plugins or versions, which its
+    record then says.
 
     Beside the run folder stands OUT-events.jsonl: what happened, at the server's time. The shell command in the
     environment's CLIENTWISE_ALERT gets a line of it for what needs a person: a member lost or refused, a round that
@@ -38,7 +39,8 @@ def server_app(config: Config) -> ServerApp:
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
-        experiment = load_experiment(config, replaced={"engine": "flower"})
+        began = {"initial_model": path} if (path := context.run_config.get("initial-model")) else {}
+        experiment = load_experiment(config, replaced={"engine": "flower", **began})
         out = Path(str(context.run_config.get("out") or f"runs/{experiment.name}"))
         own = str(context.run_config.get("server-data", ""))
         if isinstance(grid, InMemoryGrid):
