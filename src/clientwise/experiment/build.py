@@ -296,11 +296,14 @@ def count_outputs(samples: Samples) -> int:
 def build_plan(experiment: Experiment, num_clients: int, seed: int, control: Control | None = None) -> Plan:
     """What all methods of a seed share; a control with all samples in one place asks nobody else."""
     cohorts = experiment.federation
+    away = tuple(client for client in experiment.flower.away if client < num_clients)
+    members = num_clients - len(away)
     return Plan(
         seed=seed,
-        cohort_size=cohort_size(num_clients, fraction=cohorts.fraction, clients_per_round=cohorts.clients_per_round),
+        cohort_size=cohort_size(members, fraction=cohorts.fraction, clients_per_round=cohorts.clients_per_round),
         judged_by="clients" if experiment.server_set.source == "clients" else "server",
         evaluate_clients_every=experiment.evaluation.clients_every,
         rounds=experiment.rounds,
         asks=(0,) if control in ("pooled", "server_only") else None,
+        away=away,
     )

@@ -281,12 +281,20 @@ class FlowerSettings(Section):
     clients: list[str] = Field(
         [], description="deployment: the names under which the nodes are registered; the first is client 0"
     )
+    left: list[str] = Field(
+        [], description="deployment: those of them who have left; they are not asked, and keep their numbers"
+    )
     input_shape: Annotated[list[PositiveInt], Field(max_length=8)] = Field(
         [], description="deployment: the shape of a sample"
     )
     num_classes: Annotated[int, Field(ge=0, le=MOST_CLASSES)] = Field(
         0, description="deployment: number of classes; 0 is regression"
     )
+
+    @property
+    def away(self) -> tuple[int, ...]:
+        """The numbers of those who have left."""
+        return tuple(client for client, name in enumerate(self.clients) if name in self.left)
 
 
 class HostileClients(Section):

@@ -92,7 +92,9 @@ class FlowerEngine:
         packed = pack(models)
         requests = {client: write_request(Request(client, self._seed), packed) for client in nodes}
         found: dict[int, Evaluation] = {}
-        missing = [Refusal(client, "not connected") for client in client_ids if client not in nodes]
+        missing = [
+            Refusal(client, "not connected") for client in client_ids if client not in {*nodes, *self._settings.away}
+        ]
         for answers in self._exchange("evaluate", requests, nodes, deadline, self._settings.min_replies):
             for client, content in answers:
                 one = _read(client, content, partial(self._read_evaluation, client, len(models)))
@@ -120,7 +122,8 @@ class FlowerEngine:
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Continue from what `state` returned."""
-        self._test_sizes = state.get("test_sizes", self._test_sizes).cpu().clone()
+        known = state.get("test_sizes", self._test_sizes).cpu()
+        self._test_sizes[: len(known)] = known  # who joined since has none yet
         self._kept = {int(client): model for client, model in state.items() if client != "test_sizes"}
 
     def _read_evaluation(self, client: int, num_candidates: int, content: RecordDict) -> Evaluation:
@@ -137,7 +140,8 @@ class FlowerEngine:
         """The nodes of these clients, as soon as enough are connected; what there is, when time is up."""
         while True:
             connected = self._connected()
-            nodes = {client: connected[client] for client in client_ids if client in connected}
+            wanted = [client for client in client_ids if client not in self._settings.away]
+            nodes = {client: connected[client] for client in wanted if client in connected}
             if len(nodes) >= needed or time.monotonic() >= deadline:
                 return nodes
             time.sleep(0.5)

@@ -25,9 +25,9 @@ class Events:
     command: str = ""  # a line for the shell
     _present: set[int] = field(default_factory=set)  # who took part in the last round
 
-    def begun(self, resumed: bool) -> None:
-        """A run begins, or goes on."""
-        self._write("begun", {"resumed": resumed})
+    def begun(self, resumed: bool, left: Sequence[str] = ()) -> None:
+        """A run begins, or goes on; with these members."""
+        self._write("begun", {"resumed": resumed, "members": [name for name in self.names if name not in left]})
 
     def ended(self, error: BaseException | None) -> None:
         """It ends, by itself or by an error."""

@@ -51,7 +51,7 @@ def server_app(config: Config) -> ServerApp:
         out.parent.mkdir(parents=True, exist_ok=True)
         file, command = out.with_name(f"{out.name}-events.jsonl"), os.environ.get("CLIENTWISE_ALERT", "")
         events = Events(file, experiment.flower.clients, command)
-        events.begun(resume)
+        events.begun(resume, experiment.flower.left)
         log.info("%s %s", "going on with the run in" if resume else "beginning a run in", out.resolve())
         engines = nullcontext(connector(experiment, grid, connected))
         accept = context.run_config.get("accept-changes") is True
