@@ -172,11 +172,18 @@ def check(
     methods: MethodsOption = None,
     preset: PresetOption = None,
     data_dir: DataDirOption = None,
+    server_data: Annotated[
+        Path | None,
+        typer.Option(
+            help="Of a deployment: the server's own samples (.npz), as start.sh gets them.", show_default=False
+        ),
+    ] = None,
     changes: SetOption = None,
 ) -> None:
     """Check a config and its presets, and say what it would run, without running it."""
     from .experiment.config import presets_of
     from .experiment.describe import describe
+    from .launch import deployed_data
 
     given = {"methods": methods or None, "data_dir": _absolute(data_dir)}
     if matrix := _load_matrix(file, changes, given, preset=preset):
@@ -186,7 +193,7 @@ def check(
     presets = [] if preset else presets_of(file)
     for name in presets:
         _load(file, changes, preset=name)
-    for line in describe(experiment):
+    for line in describe(experiment, deployed_data(experiment, server_data)):
         out.print(_escaped(line))
     also = f" (and its presets: {', '.join(presets)})" if presets else ""
     out.print(f"[green]ok:[/] {_escaped(str(file) + also)}", soft_wrap=True)
@@ -609,10 +616,13 @@ def new(
     folder: Annotated[Path, typer.Argument(help="Folder to make.", show_default=False)],
 ) -> None:
     """Write a ready Flower app: runs at once in simulation and, unchanged, where the data are."""
+    from .launch import write_sample
+
     if folder.exists() and any(folder.iterdir()) if folder.is_dir() else folder.exists():
         _fail(f"{folder}: is there already; name a folder that is not")
     with as_file(files("clientwise") / "template") as template:
         shutil.copytree(template, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
+    write_sample(folder / "federation" / "experiment.toml", folder / "data")
     where = shlex.quote(str(folder))
     out.print(f"Written to {_escaped(str(folder))}\n\n[bold]Next[/]")
     for step, reason in [

@@ -64,9 +64,10 @@ def read_config(
     table = _copy({**table, **(replaced or {})}, where)
     if "methods" in table:
         table["methods"] = write_out(pick(methods, table["methods"], where), where)
-    for key in ("data_dir", "initial_model"):
-        if isinstance(table.get(key), str):
-            table[key] = str(folder / table[key])
+    flower = table.get("flower")
+    for place, key in ((table, "data_dir"), (table, "initial_model"), (flower, "files"), (flower, "loader")):
+        if isinstance(place, dict) and isinstance(place.get(key), str):
+            place[key] = str(folder / place[key])
     if table.get("plugins"):
         # Written into the resolved config, so that a run can be resumed from its own folder.
         table.setdefault("plugin_dir", str(folder))

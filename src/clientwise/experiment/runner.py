@@ -56,7 +56,13 @@ MAY_CHANGE = {
     "note",
     "tags",
 }
-MAY_CHANGE |= {"flower.train_seconds", "flower.evaluate_seconds", "flower.grace_seconds"}
+MAY_CHANGE |= {
+    "flower.train_seconds",
+    "flower.evaluate_seconds",
+    "flower.grace_seconds",
+    "flower.files",
+    "flower.loader",
+}
 MAY_GROW = {"rounds", "seeds", "methods", "flower.left"}  # what is there stays as it is: see `_with_what_is_there`
 
 

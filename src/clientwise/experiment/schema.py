@@ -290,6 +290,14 @@ class FlowerSettings(Section):
     num_classes: Annotated[int, Field(ge=0, le=MOST_CLASSES)] = Field(
         0, description="deployment: number of classes; 0 is regression"
     )
+    files: str | None = Field(
+        None,
+        description="to try a deployment on one machine, instead of `data`: a folder with a file or folder for each of "
+        "`clients`, and server.npz for the server",
+    )
+    loader: str | None = Field(
+        None, description="likewise: the Python file whose `load` reads them; default: they are NumPy files"
+    )
 
     @property
     def away(self) -> tuple[int, ...]:
@@ -550,6 +558,11 @@ class Experiment(Section):
         changed = self.model_copy(update={"data": None, "partition": partition})
         changed._own_samples = samples
         return changed
+
+    @property
+    def reads_files(self) -> bool:
+        """Whether its samples are the members' files (`flower.files`), no dataset that is dealt out."""
+        return self.data is None and self._own_samples is None and self.flower.files is not None
 
     @property
     def model_name(self) -> str:

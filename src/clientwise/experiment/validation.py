@@ -355,6 +355,10 @@ def _engine_issues(experiment: Experiment, engine: LocalEngine) -> Iterator[Issu
         no_set = engine.data.weigh is None and experiment.server_set.source != "clients"
         if no_set and _needs_server_set(experiment.methods[index]):
             hint = "enlarge server_set.fraction, give `weigh`, or name methods that need none (FedAvg)"
+            if experiment.flower.clients and experiment.data is None:
+                hint = (
+                    "give the server's own (start.sh SERVER_DATA, check --server-data), or name methods that need none"
+                )
             yield f"methods[{index}]", f"there are no samples to weigh by: {hint}"
             continue
         facts = engine.facts(tried, torch.zeros(len(tried)), engine.initial_model, method.training)
