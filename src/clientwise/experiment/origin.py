@@ -44,6 +44,8 @@ _CHANGES = TypeAdapter(list[Change])
 def versions() -> dict[str, str]:
     """What runs here."""
     found = {name: version(name) for name in PACKAGES}
+    if "flwr" in sys.modules:
+        found["flwr"] = version("flwr")
     return found | {"python": platform.python_version(), "machine": f"{platform.system()} {platform.machine()}"}
 
 

@@ -17,7 +17,7 @@ from ..core.round import LARGEST_LOSS
 from ..core.types import Evaluation, Problem, Refusal, ServerPart, Task, Updates
 from ..engine.local import LocalEngine
 from ..experiment.schema import FlowerSettings
-from .wire import Request, pack, read_evaluation, read_update, write_request
+from .wire import Request, pack, read_evaluation, read_update, read_versions, write_request
 
 CHUNK = 8  # answers fetched at a time: so many models the server holds at most
 POLL = (0.05, 1.0)  # seconds between two looks for answers, at first and at most
@@ -38,12 +38,14 @@ class FlowerEngine:
         seed: int,
         settings: FlowerSettings,
         keepers: Collection[int] = (),
+        on_versions: Callable[[int, Mapping[str, str]], None] = lambda client, versions: None,
     ) -> None:
         self.num_clients, self.problem, self.spec = local.num_clients, local.problem, local.spec
         self.initial_model, self.device = local.initial_model, local.device
         self.attributes: Mapping[str, Tensor] = local.attributes  # the server's own: no client is asked for them
         self.idle_work: Callable[[], None] | None = None
         self._local, self._grid, self._connected, self._seed, self._settings = local, grid, connected, seed, settings
+        self._on_versions = on_versions  # told what a client runs, with every update
         self._keepers = keepers  # simulated hostile clients that train a model of their own
         self._kept: dict[int, Tensor] = {}  # and that model, since nodes keep nothing
         self._test_sizes = torch.full((local.num_clients,), -1)  # of every client's first evaluation; −1: none yet
@@ -69,6 +71,8 @@ class FlowerEngine:
                     failures.append(answer)
                     continue
                 update, kept = answer
+                if isinstance(content, RecordDict):
+                    self._on_versions(client, read_versions(content))
                 if kept is not None and client in self._keepers:
                     self._kept[client] = kept
                 seconds = torch.tensor(

@@ -55,7 +55,7 @@ def server_app(config: Config) -> ServerApp:
         events = Events(file, experiment.flower.clients, command)
         events.begun(resume, experiment.flower.left)
         log.info("%s %s", "going on with the run in" if resume else "beginning a run in", out.resolve())
-        engines = nullcontext(connector(experiment, grid, connected))
+        engines = nullcontext(connector(experiment, grid, connected, events.versions))
         accept = context.run_config.get("accept-changes") is True
 
         def on_round(progress: Progress) -> None:
