@@ -23,8 +23,8 @@ from clientwise.experiment.config import load_experiment
 from clientwise.experiment.schema import Experiment, FlowerSettings
 from clientwise.flower.client_app import client_app
 from clientwise.flower.data import load_npz, server_side, write_parts
-from clientwise.flower.wire import RUNS_HERE
 from clientwise.flower.engine import FlowerEngine
+from clientwise.flower.wire import RUNS_HERE
 
 NUMBERS = {  # the documented names: docs/flower.md
     "train": {"training_loss", "seconds", "criterion.label_diversity", "criterion.dataset_size"},
