@@ -92,13 +92,13 @@ class Federation:
 
         path = self.app / "federation" / "experiment.toml"
         table = tomllib.loads(path.read_text(encoding="utf-8"))
-        table["partition"]["clients"] = len(self.names)
         table["flower"]["clients"] = self.names
         for key, value in change.items():
             table[key] = table[key] | value if isinstance(value, dict) and key in table else value
         path.write_text(tomli_w.dumps(table), encoding="utf-8")
         (self.app / "data.py").write_text(MOODY, encoding="utf-8")
-        for part in write_parts(path, self.app / "data"):
+        partition = {"name": "dirichlet", "clients": len(self.names), "concentration": 0.5}
+        for part in write_parts(table | {"data": "digits", "partition": partition}, self.app / "data"):
             part.chmod(0o600)
         return table
 

@@ -84,12 +84,17 @@ class Plan:
     evaluate_clients_every: int = 1  # rounds; 0: never
     rounds: int | None = None  # of the whole run, if known: the last one is evaluated in any case
     asks: tuple[int, ...] | None = None  # these in every round, instead of a sample
+    away: tuple[int, ...] = ()  # clients that have left: nobody asks them any more
 
     def cohort(self, num_clients: int, round_num: int) -> tuple[int, ...]:
         """A⁻, the clients that are asked in a round; known before it begins."""
         if self.asks is not None:
             return self.asks
-        return sample_clients(num_clients, self.cohort_size, self.seed, round_num)
+        chosen = sample_clients(num_clients - len(self.away), self.cohort_size, self.seed, round_num)
+        if not self.away:
+            return chosen
+        members = [client for client in range(num_clients) if client not in self.away]
+        return tuple(members[place] for place in chosen)
 
     def evaluates_clients(self, round_num: int) -> bool:
         """Whether the model is to be evaluated on all clients in this round."""

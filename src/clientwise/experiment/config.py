@@ -64,8 +64,10 @@ def read_config(
     table = _copy({**table, **(replaced or {})}, where)
     if "methods" in table:
         table["methods"] = write_out(pick(methods, table["methods"], where), where)
-    if isinstance(table.get("data_dir"), str):
-        table["data_dir"] = str(folder / table["data_dir"])
+    flower = table.get("flower")
+    for place, key in ((table, "data_dir"), (table, "initial_model"), (flower, "files"), (flower, "loader")):
+        if isinstance(place, dict) and isinstance(place.get(key), str):
+            place[key] = str(folder / place[key])
     if table.get("plugins"):
         # Written into the resolved config, so that a run can be resumed from its own folder.
         table.setdefault("plugin_dir", str(folder))

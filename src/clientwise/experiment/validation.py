@@ -28,7 +28,7 @@ from ..engine.local import LocalEngine
 from ..errors import ConfigError
 from ..limits import gigabytes, memory
 from ..models.size import check_batches
-from ..registry import Part, Registry
+from ..registry import Part, Registry, suggest
 from .build import build_data, build_module, build_plan, count_outputs, divide_samples, load_samples, names_of
 from .schema import Experiment, MethodSettings, make
 
@@ -56,6 +56,11 @@ def _repeated(experiment: Experiment) -> Iterator[Issue]:
         yield "seeds", "a seed is listed twice; it would repeat the same run"
     if len(set(experiment.flower.clients)) < len(experiment.flower.clients):
         yield "flower.clients", "a name is listed twice; it could not be told who is meant"
+    flower = experiment.flower
+    if unknown := [name for name in flower.left if name not in flower.clients]:
+        yield "flower.left", f"no client is called {unknown[0]!r}{suggest(unknown[0], flower.clients)}"
+    elif flower.clients and len(flower.away) == len(flower.clients):
+        yield "flower.left", "all of flower.clients have left: nobody could be asked"
     if experiment.federation.fraction is not None and experiment.federation.clients_per_round is not None:
         yield "federation", "give either fraction or clients_per_round"
 
@@ -350,6 +355,10 @@ def _engine_issues(experiment: Experiment, engine: LocalEngine) -> Iterator[Issu
         no_set = engine.data.weigh is None and experiment.server_set.source != "clients"
         if no_set and _needs_server_set(experiment.methods[index]):
             hint = "enlarge server_set.fraction, give `weigh`, or name methods that need none (FedAvg)"
+            if experiment.flower.clients and experiment.data is None:
+                hint = (
+                    "give the server's own (start.sh SERVER_DATA, check --server-data), or name methods that need none"
+                )
             yield f"methods[{index}]", f"there are no samples to weigh by: {hint}"
             continue
         facts = engine.facts(tried, torch.zeros(len(tried)), engine.initial_model, method.training)

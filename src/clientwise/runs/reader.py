@@ -18,7 +18,7 @@ from ..errors import NotBegunError, RunError
 from ..registry import suggest
 from .checkpoint import load_model
 from .database import reading, time_limit
-from .files import checkpoint_path
+from .files import checkpoint_path, kept_path, kept_rounds
 from .frames import FRAMES, FrameName
 from .lock import is_locked
 from .rows import (
@@ -54,6 +54,7 @@ MANY_CLIENTS = 20  # from here on a tenth of them is more than a client or two
 CURVES = {"metric", "macro_f1", "loss", "local_mean", "local_p10", "local_p90"}
 CURVES |= {"attack_success", "testing_rounds", "seconds"}
 _MODEL = TypeAdapter(ModelFacts)
+After = int | Literal["best"] | None  # which round's model: that of the last one where it is None
 
 
 class _Totals(NamedTuple):
@@ -79,6 +80,7 @@ class _Facts(BaseModel, strict=True):
     reported_on: str = Field("held-out samples", alias="reported on")
     changes: list[Change] = []
     begun: str = ""
+    initial_model: str = Field("", alias="initial model")
     computed: str = ""
 
 
@@ -129,6 +131,7 @@ class Run:
         self.reported_on = facts.reported_on
         self.changes = facts.changes  # accepted when it was resumed: data, code or versions
         self.begun, self.computed = facts.begun, facts.computed  # when, and how
+        self.initial_model = facts.initial_model  # where the first one came from, if it was no random one
         self.data = dict(  # by seed: tells its data from others
             self._rows(
                 tuple[int, Json[str]],
@@ -177,10 +180,14 @@ class Run:
 
     # What was trained -------------------------------------------------------------------------------------------
 
-    def trained(self, method: str, seed: int) -> tuple[int, dict[str, Tensor]]:
-        """The last round of which a lane has kept the model, and the model's tensors by name."""
+    def kept_rounds(self, method: str, seed: int) -> list[int]:
+        """The rounds after which the model was kept (`keep_every`), beside the last one's."""
+        return kept_rounds(self.folder, self.lane(method, seed))
+
+    def trained(self, method: str, seed: int, after: After = None) -> tuple[int, dict[str, Tensor]]:
+        """The round after which a model was kept, and its tensors by name; without `after` of the last one."""
         lane, about = self.lane(method, seed), self.model_facts(seed)
-        path = checkpoint_path(self.folder, lane)
+        path = checkpoint_path(self.folder, lane) if after is None else self._kept(method, seed, after)
         if not path.exists():
             raise RunError(f"{self.id}: {method}, seed {seed}, has kept no model yet")
         if path.is_symlink() or path.parent.is_symlink():
@@ -189,6 +196,20 @@ class Run:
         if vector.numel() != sum(math.prod(shape) for _, shape in about.tensors):
             raise RunError(f"{path}: not a checkpoint of this run (its model has another size)")
         return round_num, about.named(vector)
+
+    def _kept(self, method: str, seed: int, after: int | Literal["best"]) -> Path:
+        """The file with the model after a round; of the best one, by what the run reports, among those kept."""
+        kept = self.kept_rounds(method, seed)
+        if after == "best":
+            pick = max if self.higher_is_better else min
+            measured = [
+                (round_num, value) for round_num, value in self.curve("metric", method, seed) if round_num in kept
+            ]
+            after = pick(measured, key=lambda pair: pair[1])[0] if measured else "best"
+        if after not in kept:
+            known = f"kept are those after {', '.join(map(str, kept))}" if kept else "`keep_every` keeps more than one"
+            raise RunError(f"{self.id}: {method}, seed {seed}, has no model of round {after}: {known}")
+        return kept_path(self.folder, self.lane(method, seed), int(after))
 
     def model_facts(self, seed: int) -> ModelFacts:
         """What the network of a seed is made of."""

@@ -18,7 +18,7 @@ from ..core.types import Evaluation, Problem, RoundRecord, ServerState
 from ..errors import RunError, shortened
 from .checkpoint import load_checkpoint, save_checkpoint
 from .database import DAMAGE, refuse_links, refuse_programs
-from .files import checkpoint_path
+from .files import checkpoint_path, kept_path, kept_rounds
 from .schema import DATABASE, SCHEMA, SCHEMA_VERSION
 
 _ROUNDS = "(SELECT COUNT(*) FROM rounds WHERE rounds.lane = lanes.lane)"
@@ -179,6 +179,9 @@ class Store:
                 raise RunError(f"{self.folder}: {missing}; choose another --out")
             for table in ("rounds", "participants", "criteria", "local", "best"):
                 database.execute(f"DELETE FROM {table} WHERE lane = ? AND round_num > ?", (lane, round_num))
+            for later in kept_rounds(self.folder, lane):
+                if later > round_num:
+                    kept_path(self.folder, lane, later).unlink()
 
     def write_round(
         self, lane: int, record: RoundRecord, problem: Problem, hostile: Mapping[int, object], seconds: float
@@ -235,6 +238,32 @@ class Store:
                    AND round_num < (SELECT MAX(round_num) FROM best WHERE lane = :lane AND round_num <= :until)""",
                 {"lane": lane, "until": state.round_num},
             )
+
+    def keep_model(self, lane: int, state: ServerState, every: int, problem: Problem) -> None:
+        """The model after every so many rounds, and after the best, stays. Call it before `save_checkpoint`."""
+        round_num = state.round_num
+        with self._explained():
+            if round_num % every == 0 or round_num == self._best_round(lane, round_num, problem):
+                model = ServerState(round_num, state.model, state.loss)
+                save_checkpoint(kept_path(self.folder, lane, round_num), model, {})
+
+    def drop_models(self, lane: int, until: int, every: int, problem: Problem) -> None:
+        """Models that are no longer the best go; after a checkpoint, since the rounds after it may be run again."""
+        with self._explained():
+            best = self._best_round(lane, until, problem)
+            for round_num in kept_rounds(self.folder, lane):
+                if round_num < until and round_num != best and round_num % every:
+                    kept_path(self.folder, lane, round_num).unlink()
+
+    def _best_round(self, lane: int, until: int, problem: Problem) -> int | None:
+        """The first of the best rounds, by what the run reports; None where nothing was measured yet."""
+        order = "DESC" if problem.higher_is_better else "ASC"
+        row = self._database.execute(
+            f"""SELECT round_num FROM rounds WHERE lane = ? AND round_num <= ? AND metric IS NOT NULL
+                ORDER BY metric {order}, round_num LIMIT 1""",
+            (lane, until),
+        ).fetchone()
+        return None if row is None else int(row[0])
 
     def load_checkpoint(self, lane: int, first: ServerState) -> tuple[ServerState, dict[str, Tensor]] | None:
         """The last checkpoint of a lane that began with `first`, and its engine's state; None where there is none."""
