@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from ..attacks import ATTACKS, Hostile, Several
 from ..attacks.backdoors import plant
+from ..core.criteria import fact_columns
 from ..core.method import Control, Plan
 from ..core.sampling import cohort_size
 from ..core.seeding import generator, seeded_default_generator
@@ -137,8 +138,8 @@ def build_data(
         data = _adopt(experiment, divided, seed, hostile, relabel)
     else:
         data = _hand_out(experiment, samples, divided, seed, relabel)
-    given = {name: torch.tensor(values, dtype=torch.float64) for name, values in experiment.attributes.items()}
-    return plant(replace(data, attributes={**data.attributes, **given}), hostile, seed), hostile
+    known = {**data.attributes, **fact_columns(experiment.attributes)}
+    return plant(replace(data, attributes=known), hostile, seed), hostile
 
 
 def names_of(divided: FederatedData | Division, samples: Samples) -> tuple[str, ...]:

@@ -29,7 +29,7 @@ from ..core.adapt_loss import LOSS_ADAPTERS
 from ..core.aggregate import SERVER_STEPS
 from ..core.before import BEFORE
 from ..core.bounds import Bounds
-from ..core.criteria import CRITERIA, make_criterion
+from ..core.criteria import CRITERIA, Fact, fact_columns, make_criterion
 from ..core.evidence import EVIDENCE
 from ..core.method import Control, Method
 from ..core.metrics import METRICS
@@ -149,6 +149,16 @@ def _metric(name: str) -> str:
 
 
 Fraction = Annotated[float, Field(ge=0, lt=1)]
+
+
+def _facts(attributes: dict[str, list[Fact]]) -> dict[str, list[Fact]]:
+    try:
+        fact_columns(attributes)
+    except ValueError as error:
+        _raise([("", str(error))])
+    return attributes
+
+
 Name = Annotated[str, AfterValidator(_name)]
 Note = Annotated[str, Field(max_length=2_000)]
 Tags = Annotated[list[Name], Field(max_length=100)]
@@ -495,8 +505,10 @@ class Experiment(Section):
     partition: Annotated[Part, _part(PARTITIONS)] | None = Field(
         None, description="how they are spread over the clients; left out likewise"
     )
-    attributes: dict[str, list[float]] = Field(
-        {}, description="facts about the clients, one value each, for the criterion `attribute` and your own"
+    attributes: Annotated[dict[str, list[Fact]], AfterValidator(_facts)] = Field(
+        {},
+        description="facts about the clients, one value each: numbers, true or false, or words; for the criteria "
+        "`attribute` and `is_one_of` and your own",
     )
     model: Annotated[Part, _part(MODELS)] | None = Field(
         None, description="the network every client trains; left out when one is handed to `cw.run`"

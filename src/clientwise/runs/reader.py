@@ -22,6 +22,8 @@ from .files import checkpoint_path, kept_path, kept_rounds
 from .frames import FRAMES, FrameName
 from .lock import is_locked
 from .rows import (
+    DECILES,
+    SHARES,
     ArrivedRow,
     BestRound,
     Change,
@@ -30,7 +32,6 @@ from .rows import (
     ClientRow,
     CostRow,
     CriterionRow,
-    Deciles,
     LaneProgress,
     LaneRow,
     LoweredRow,
@@ -40,6 +41,7 @@ from .rows import (
     ParticipantRow,
     PerClass,
     PriorityRow,
+    Reached,
     RefusalRow,
     RoundRow,
     WeightGrid,
@@ -261,8 +263,8 @@ class Run:
         return self._column(tuple[int, float], column, method, seed, max_points)
 
     def reached(self, method: str, seed: int, max_points: int | None = None) -> list[tuple[int, tuple[float, ...]]]:
-        """(round, what 10, 20 ... 90% of the honest clients reach on their own test data)."""
-        return self._column(tuple[int, Json[Deciles]], "reached", method, seed, max_points)
+        """(round, what 10, 20 ... 90%, and 75%, of the honest clients reach on their own test data)."""
+        return self._column(tuple[int, Json[Reached]], "reached", method, seed, max_points)
 
     def classes(
         self, column: Literal["per_class_f1", "class_weights"], method: str, seed: int, max_points: int | None = None
@@ -336,14 +338,17 @@ class Run:
                 return round_num
         return None
 
-    def rounds_until_clients_reach(self, method: str, seed: int, target: float) -> list[int | None]:
+    def rounds_until_clients_reach(
+        self, method: str, seed: int, target: float, shares: Sequence[int] = DECILES
+    ) -> list[int | None]:
         """The first round in which 10, 20 ... 90% of the honest clients reach a target (P1's tables)."""
-        first: list[int | None] = [None] * 9
+        first: dict[int, int | None] = dict.fromkeys(shares)
         for round_num, values in self.reached(method, seed):
-            for index, value in enumerate(values):
-                if first[index] is None and (value >= target if self.higher_is_better else value <= target):
-                    first[index] = round_num
-        return first
+            for share, value in zip(SHARES, values, strict=False):
+                good = value >= target if self.higher_is_better else value <= target
+                if good and share in first and first[share] is None:
+                    first[share] = round_num
+        return [first[share] for share in shares]
 
     def best_round(self, method: str, seed: int) -> BestRound | None:
         """The round with the best reported accuracy, that accuracy, and which samples were right in it."""
@@ -614,6 +619,7 @@ class Run:
             worst_decile=[
                 values[-(-len(values) // 10) - 1] if len(values) >= MANY_CLIENTS else None for values in worst_first
             ],
+            best_decile=[values[-len(values) // 10] if len(values) >= MANY_CLIENTS else None for values in worst_first],
             rounds_to_target=[self.rounds_to(self.target, method, seed) for seed in seeds],
             hostile_weight=[self._mean_hostile_weight(method, seed) for seed in seeds],
             attack_success=last("attack_success"),

@@ -19,6 +19,7 @@ from ..errors import RunError, shortened
 from .checkpoint import load_checkpoint, save_checkpoint
 from .database import DAMAGE, refuse_links, refuse_programs
 from .files import checkpoint_path, kept_path, kept_rounds
+from .rows import SHARES
 from .schema import DATABASE, SCHEMA, SCHEMA_VERSION
 
 _ROUNDS = "(SELECT COUNT(*) FROM rounds WHERE rounds.lane = lanes.lane)"
@@ -370,7 +371,7 @@ def _of_honest(local: Evaluation, hostile: Mapping[int, object]) -> Evaluation |
 
 
 def _honest_summary(local: Evaluation, hostile: Mapping[int, object], problem: Problem) -> list[float | str | None]:
-    """Mean weighted by test size, 10th and 90th percentile, and what 10 ... 90% of the clients reach.
+    """Mean weighted by test size, 10th and 90th percentile, and what shares of the clients reach.
 
     Of honest clients: a liar's labels measure nothing.
     """
@@ -380,5 +381,5 @@ def _honest_summary(local: Evaluation, hostile: Mapping[int, object], problem: P
     values, mean = honest.values, honest.overall()
     low, high = torch.quantile(values[0], torch.tensor([0.1, 0.9], dtype=values.dtype)).tolist()
     best_first = values[0].sort(descending=problem.higher_is_better).values
-    reached = [float(best_first[-(-share * len(best_first) // 100) - 1]) for share in range(10, 100, 10)]
+    reached = [float(best_first[-(-share * len(best_first) // 100) - 1]) for share in SHARES]
     return [float(mean[0]), low, high, json.dumps(reached)]
