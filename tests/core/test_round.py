@@ -38,7 +38,7 @@ class Wire:
     def __init__(self, engine: LocalEngine, tamper: Tamper) -> None:
         self._engine, self._tamper = engine, tamper
         self.num_clients, self.problem, self.spec = engine.num_clients, engine.problem, engine.spec
-        self.attributes = engine.attributes
+        self.attributes, self.clock = engine.attributes, engine.clock
         self.evaluate, self.evaluate_server = engine.evaluate, engine.evaluate_server
 
     def train(self, client_ids, model, task) -> Iterator[Updates]:

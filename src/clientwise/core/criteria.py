@@ -14,7 +14,7 @@ the server checks it against the range [0, `high`] before it counts.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Annotated, Any, Literal, Protocol
@@ -24,7 +24,8 @@ from annotated_types import MinLen
 from torch import Tensor
 from torch.nn.functional import cosine_similarity, normalize
 
-from ..registry import Declaration, Names, Need, Part, PositiveFloat, Registry
+from ..registry import Declaration, Names, Need, NonNegativeFloat, Part, PositiveFloat, Registry
+from .clock import Devices
 from .metrics import METRICS, highest_performance, performance
 from .types import Evaluation, LocalTraining, ModelSpec, Problem
 
@@ -46,6 +47,8 @@ class ClientFacts:
     load_inputs: Callable[[], Tensor]  # the samples themselves; a function, since few criteria need them
     training: LocalTraining | None = None  # how they were asked to train; None where clientwise does not train them
     load_start_loss: Callable[[], Tensor] | None = None  # the received model's mean loss on their samples [n]; likewise
+    device: Devices | None = None  # what their devices can do, each [n]; None where nobody knows
+    seconds: Tensor | None = None  # [n] how long they trained, by their own clocks
 
     @cached_property
     def inputs(self) -> Tensor:
@@ -77,6 +80,8 @@ class Arrivals:
     attributes: Mapping[str, Tensor] = field(default_factory=dict)  # what the server knows about them, each [n]
     server_update: Callable[[], Tensor] | None = None  # [d] how far the server's own training moves the global model
     metric: str = "accuracy"  # the problem's
+    seconds: Tensor | None = None  # [n] from being asked to having answered
+    ages: Tensor | None = None  # [n] rounds since each was asked
     _cache: list[Evaluation] = field(default_factory=list)
 
     def evaluation(self) -> Evaluation:
@@ -93,6 +98,7 @@ class Outcome:
     client_ids: Sequence[int]  # accepted
     updates: Sequence[Tensor]  # of each, how far its parameters moved; without the buffers, which agree in any case
     refused: Sequence[int]
+    late: Collection[int] = ()  # of the accepted, those who were asked in an earlier round
 
 
 class Memory(Protocol):
@@ -442,3 +448,84 @@ def agreement_with_others(updates: Sequence[Tensor]) -> Tensor:
     directions = [normalize(update.double(), dim=0) for update in updates]
     total = torch.stack(directions).sum(0)
     return torch.tensor([float(cosine_similarity(mine, total - mine, dim=0)) for mine in directions])
+
+
+# Devices and time ------------------------------------------------------------------------------------------------
+
+
+def _device(clients: ClientFacts, criterion: str) -> Devices:
+    if clients.device is None:
+        raise KeyError(f"{criterion} is a fact about devices, and nobody has said what they are (docs/devices.md)")
+    return clients.device
+
+
+@criterion("compute_speed", measured_by="client", high=1.0, needs={"clock"})
+def compute_speed(clients: ClientFacts, *, fast: PositiveFloat = 1000.0) -> Tensor:
+    """Training samples per second, as a share of what counts as `fast`: more is worth no more."""
+    if clients.device is None and clients.seconds is not None and clients.training is not None:  # by its own clock
+        speed = clients.training.epochs * clients.num_samples / clients.seconds.clamp(min=1e-6)
+    else:
+        speed = _device(clients, "compute_speed").speed
+    return (speed / fast).clamp(max=1.0)
+
+
+@criterion("connection", measured_by="client", high=1.0, needs={"clock"})
+def connection(clients: ClientFacts, *, fast: PositiveFloat = 1e6) -> Tensor:
+    """Bytes per second, down and up together, as a share of what counts as `fast`: more is worth no more."""
+    device = _device(clients, "connection")
+    return (2 / (1 / device.up + 1 / device.down) / fast).clamp(max=1.0)
+
+
+@criterion("availability", measured_by="client", high=1.0, needs={"clock"})
+def availability(clients: ClientFacts) -> Tensor:
+    """The share of the day in which a client can be asked."""
+    return _device(clients, "availability").available_hours / 24
+
+
+@criterion("battery_level", measured_by="client", high=1.0, needs={"clock"})
+def battery_level(clients: ClientFacts) -> Tensor:
+    """What is left of the device's battery, a share."""
+    return _device(clients, "battery_level").battery
+
+
+@criterion("response_time", measured_by="server", high=1.0, needs={"clock"})
+def response_time(arrivals: Arrivals, *, half: PositiveFloat = 60.0) -> Tensor:
+    """1/(1 + t/`half`) for an answer after t seconds by the server's clock: 1 at once, 1/2 after `half` seconds."""
+    if arrivals.seconds is None:
+        raise KeyError("response_time needs a server that measures it; here it does not")
+    return 1 / (1 + arrivals.seconds / half)
+
+
+@criterion("staleness", measured_by="server", high=1.0, needs={"clock"})
+def staleness(arrivals: Arrivals, *, power: NonNegativeFloat = 0.5) -> Tensor:
+    """(1 + age)^−`power` for an update that was begun `age` rounds ago: 1 for one of this round (FedBuff)."""
+    if arrivals.ages is None:
+        raise KeyError("staleness needs a server that knows how old updates are; here it does not")
+    return (1 + arrivals.ages) ** -power
+
+
+class Timeliness:
+    """timeliness ← 0.8·timeliness + 0.2·(1 if in time); everyone starts at 1."""
+
+    def first(self, num_clients: int) -> Tensor:
+        """Nobody has been late yet."""
+        return torch.ones(num_clients)
+
+    def after(self, remembered: Tensor, outcome: Outcome) -> Tensor:
+        """The timeliness [K] of all clients after a round."""
+        result = remembered.clone()
+        asked = [client for client in (*outcome.client_ids, *outcome.refused) if 0 <= client < len(result)]
+        in_time = [client for client in outcome.client_ids if client not in outcome.late]
+        result[asked] *= 0.8
+        result[in_time] += 0.2
+        return result
+
+
+@criterion("timeliness", measured_by="server", high=1.0, needs={"clock"}, memory=Timeliness())
+def timeliness(arrivals: Arrivals) -> Tensor:
+    """Running record of how often a client answered in its own round, and was not refused; everyone starts at 1.
+
+    After a round, timeliness ← 0.8·timeliness + 0.2 for those who answered in time, 0.8·timeliness for the late, those
+    who dropped out and those whose update was refused.
+    """
+    return arrivals.memory["timeliness"]

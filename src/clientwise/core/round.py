@@ -35,7 +35,7 @@ def first_state(model: Tensor, method: Method, engine: Engine) -> ServerState:
 def run_round(state: ServerState, method: Method, plan: Plan, engine: Engine) -> tuple[ServerState, RoundRecord]:
     """The server's part of one round (P1 Eq. 2-6, P2 Algorithm 1, P3 Algorithm 1)."""
     round_num = state.round_num + 1
-    asked = plan.cohort(engine.num_clients, round_num)
+    asked = plan.cohort(engine.num_clients, round_num, engine.clock)
     task = Task(round_num, method.training, state.loss, method.client_criteria)
 
     cohort = Cohort(asked, state, method, plan, engine)
@@ -74,7 +74,8 @@ def run_round(state: ServerState, method: Method, plan: Plan, engine: Engine) ->
         rule_state=chosen.rule_state,
     )
     record = _record(next_state, cohort, chosen, search, chosen.notes + notes + adapted.notes, report, local)
-    return next_state, replace(record, attack_success=float(accuracy(triggered.counts)[0]) if triggered else None)
+    success = float(accuracy(triggered.counts)[0]) if triggered else None
+    return next_state, replace(record, attack_success=success, ended=engine.clock.now if engine.clock else None)
 
 
 def tune(model: Tensor, task: Task, method: Method, cohort: Cohort, engine: Engine) -> Tensor:
@@ -99,7 +100,8 @@ def _record(
 ) -> RoundRecord:
     """Enough to explain every weight of the round that led to `state`."""
     tested = len(search.tried) * cohort.num_clients if search else 0
-    trained = len(cohort.asked) + len(cohort.client_ids) + len(cohort.refusals)  # models sent and received
+    sent = sum(refusal.was_sent for refusal in cohort.refusals)
+    trained = len(cohort.asked) + len(cohort.client_ids) + sent  # models sent to clients and received
     return RoundRecord(
         round_num=state.round_num,
         client_ids=tuple(cohort.client_ids),

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset, default_collate
 
+from ..core.clock import Devices
 from ..core.criteria import fact_columns
 from ..core.seeding import generator
 from ..core.types import Problem
@@ -146,6 +147,7 @@ class FederatedData:
     poisoned: Shares | None = None  # `train` as hostile clients have it in the rounds in which they attack
     triggered: Shares | None = None  # of `report`, with the trigger of a backdoor and called as it wants them
     names: tuple[str, ...] = ()  # of the clients, where they have some
+    devices: Devices | None = None  # of the clients; None: all alike, and time is counted in rounds
 
     @property
     def num_clients(self) -> int:
@@ -169,7 +171,8 @@ class FederatedData:
             return found
 
         clients = held(self.train, self.test, self.poisoned)
-        facts = [[float(values[k]) for values in self.attributes.values()] for k in range(self.num_clients)]
+        known = [*self.attributes.values(), *(vars(self.devices).values() if self.devices else ())]
+        facts = [[float(values[k]) for values in known] for k in range(self.num_clients)]
         return [
             hashlib.blake2b(f"{about} {fact}".encode() + content, digest_size=8).hexdigest()
             for fact, content in zip(

@@ -7,6 +7,7 @@ import statistics
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from typing import Literal
 
@@ -22,11 +23,13 @@ from .document import (
     Table,
     client_cell,
     in_bytes,
+    in_time,
     number,
     percent_of,
     table,
 )
 from .figures import value_axis
+from .scales import Scale, rescaled, scales
 from .series import (
     MAX_POINTS,
     Curve,
@@ -86,6 +89,11 @@ def result(series: Sequence[Series]) -> Section:
         columns.append((rounds, lambda one: _rounds_to(one, target)))
         lower.append(rounds)
         names[rounds] = f"rounds to {target:.0%}"
+        for scale in scales(series):
+            used = rounds.replace("rounds", scale.name)
+            columns.append((used, partial(_used_to, target=target, scale=scale)))
+            lower.append(used)
+            names[used] = f"{scale.name} to {target:.0%}"
     if any(one.run.has_hostile for one in series):
         columns.append(("weight of the hostile", lambda one: _share(one.summary.hostile_weight)))
     if any(value is not None for one in series for value in one.summary.attack_success):
@@ -187,7 +195,13 @@ def _rounds_to(one: Series, target: float) -> Cell:
     return rounds_cell([one.run.rounds_to(target, one.method, seed) for seed in one.summary.seeds])
 
 
-def rounds_cell(rounds: Sequence[int | None]) -> Cell:
+def _used_to(one: Series, target: float, scale: Scale) -> Cell:
+    """Time or bytes until a target was reached."""
+    rounds = {seed: one.run.rounds_to(target, one.method, seed) for seed in one.summary.seeds}
+    return rounds_cell([scale.of(one, seed).get(number or 0) for seed, number in rounds.items()], scale.text)
+
+
+def rounds_cell(rounds: Sequence[float | None], text_of: Callable[[float], str] = "{:g}".format) -> Cell:
     """How many seeds got there first of all, then the median round, in which those that did not are the slowest.
 
     >>> rounds_cell([3, 4, None]).text, rounds_cell([3, None]).text, rounds_cell([7]).text
@@ -195,14 +209,14 @@ def rounds_cell(rounds: Sequence[int | None]) -> Cell:
     """
     reached, median = sum(value is not None for value in rounds), median_rounds(rounds)
     if len(rounds) == 1:
-        text = "not reached" if median is None else f"{median:g}"
+        text = "not reached" if median is None else text_of(median)
     else:
-        text = f"{reached}/{len(rounds)}: {'–' if median is None else f'{median:g}'}"
+        text = f"{reached}/{len(rounds)}: {'–' if median is None else text_of(median)}"
     order = NEVER - reached / len(rounds) if median is None else median
     return Cell(order, text, numbers={"median": median, "reached": reached, "not reached": len(rounds) - reached})
 
 
-def median_rounds(rounds: Sequence[int | None]) -> float | None:
+def median_rounds(rounds: Sequence[float | None]) -> float | None:
     """The median, "not reached" being more than any number; None where that is what it is."""
     median = statistics.median(math.inf if value is None else value for value in rounds)
     return median if math.isfinite(median) else None
@@ -211,6 +225,7 @@ def median_rounds(rounds: Sequence[int | None]) -> float | None:
 def curves_section(series: Sequence[Series]) -> Section:
     """Metric, macro F1 and loss over the rounds."""
     charts = [metric_chart(series)]
+    charts += [rescaled(charts[0], scale, series) for scale in scales(series)]
     if series[0].run.higher_is_better:
         charts.append(_curve_chart(series, "macro_f1", f"macro F1 on {series[0].run.reported_on}", percent=False))
     charts.append(_curve_chart(series, "loss", f"loss on {series[0].run.reported_on}", percent=False))
@@ -242,8 +257,28 @@ def _curve_chart(series: Sequence[Series], column: str, title: str, *, percent: 
 
 def targets(series: Sequence[Series]) -> Section:
     """P1's tables: the first round in which 10 ... 90% of the clients reach a target on their own test data."""
-    tables = [_target_table(series, target) for target in target_choices(series)]
+    tables = []
+    for target in target_choices(series):
+        tables += [_target_table(series, target), *(_used_table(series, target, scale) for scale in scales(series))]
     return Section("targets", "Rounds to target", "", tables)
+
+
+def _used_table(series: Sequence[Series], target: float, scale: Scale) -> Table:
+    """Time or bytes until 10 ... 90% of the clients reach a target on their own test data."""
+    shares = [f"{share}%" for share in range(10, 100, 10)]
+    rows: list[list[Content]] = []
+    for one in series:
+        reached = [
+            [scale.of(one, seed).get(number or 0) for number in rounds]
+            for seed, rounds in _until_reached(one, target).items()
+        ]
+        rows.append([one.label, *(rounds_cell(used, scale.text) for used in zip(*reached, strict=True))])
+    run = series[0].run
+    title = f"{scale.name} to {run.metric} {'of at least' if run.higher_is_better else 'of at most'} {target:.0%}"
+    note = f"{scale.name.capitalize()} until that share of the honest clients reaches the target; see the table above."
+    all_ranked = len(comparable(series)) == len(series)
+    columns = ["method", *shares]
+    return table(f"target-{target:g}-{scale.name}", title, columns, rows, note, lower=shares, rivals=all_ranked)
 
 
 def _target_table(series: Sequence[Series], target: float) -> Table:
@@ -620,6 +655,7 @@ def refusals(series: Sequence[Series]) -> Section:
 def cost(series: Sequence[Series]) -> Section:
     """Seconds, bytes and evaluations."""
     rows: list[list[Content]] = []
+    has_clock = bool(scales(series))
     for one in series:
         total = one.run.cost(one.method)
         if not total.rounds:
@@ -633,9 +669,12 @@ def cost(series: Sequence[Series]) -> Section:
                 total.testing_rounds,
             )
         )
+        ends = [max(times.values()) for seed in one.summary.seeds if (times := one.run.times(one.method, seed))]
+        on_clock = sum(ends) / total.rounds if ends else None
         rows.append(
             [
                 one.label,
+                *([Cell(on_clock, in_time(on_clock) if on_clock is not None else "–")] if has_clock else ()),
                 Cell(seconds, number(seconds, 3)),
                 Cell(size, in_bytes(size)),
                 Cell(evaluations, number(evaluations, 1)),
@@ -645,6 +684,7 @@ def cost(series: Sequence[Series]) -> Section:
         )
     columns = [
         "method",
+        *(["time on the clients' clock per round"] if has_clock else ()),
         "seconds per round",
         "bytes over the wire per round",
         "evaluations per round",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import statistics
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar
@@ -143,6 +143,7 @@ class Run:
         self.lanes = self._rows(LaneRow, "SELECT lane, method, seed FROM lanes ORDER BY lane")
         if len(self.lanes) > self.num_lanes:
             raise RunError(f"{self.folder}: its database is damaged ({len(self.lanes)} lanes of {self.num_lanes})")
+        self.has_clock = self._has_clock()  # whether clients take time
         self.finished = self._number("SELECT COUNT(*) FROM lanes WHERE finished") == self.num_lanes
 
     @property
@@ -177,7 +178,8 @@ class Run:
         if what not in FRAMES:
             raise RunError(f"{self.id}: no frame {what!r}{suggest(what, FRAMES)}")
         names, sql = FRAMES[what]
-        columns = list(zip(*self.query(sql), strict=True)) or [()] * len(names)
+        rows = self.query(sql) if what != "clock" or self.has_clock else []
+        columns = list(zip(*rows, strict=True)) or [()] * len(names)
         return {name: list(column) for name, column in zip(names, columns, strict=True)}
 
     # What was trained -------------------------------------------------------------------------------------------
@@ -337,6 +339,20 @@ class Run:
             if value >= target if self.higher_is_better else value <= target:
                 return round_num
         return None
+
+    def times(self, method: str, seed: int) -> dict[int, float]:
+        """When every round ended, in seconds on the clients' clock; nothing where they have none."""
+        sql = "SELECT round_num, ended FROM clock WHERE lane = ? ORDER BY round_num"
+        return dict(self._rows(tuple[int, float], sql, self.lane(method, seed))) if self.has_clock else {}
+
+    def bytes_moved(self, method: str, seed: int) -> dict[int, float]:
+        """How many bytes of models had crossed the wire when every round ended, either way."""
+        rows = self._rows(
+            tuple[int, int],
+            "SELECT round_num, SUM(models_moved) OVER (ORDER BY round_num) FROM rounds WHERE lane = ?",
+            self.lane(method, seed),
+        )
+        return {round_num: float(models * self.model_bytes) for round_num, models in rows}
 
     def rounds_until_clients_reach(
         self, method: str, seed: int, target: float, shares: Sequence[int] = DECILES
@@ -602,6 +618,12 @@ class Run:
             curves = [self.curve(column, method, seed, 1) if totals[seed].rounds == farthest else [] for seed in seeds]
             return [curve[-1][1] if curve else None for curve in curves]
 
+        rounds_to_target = [self.rounds_to(self.target, method, seed) for seed in seeds]
+
+        def used_by_then(so_far: Callable[[str, int], dict[int, float]]) -> list[float | None]:
+            reached = zip(seeds, rounds_to_target, strict=True)
+            return [so_far(method, seed).get(number or 0) if self.has_clock else None for seed, number in reached]
+
         clients: dict[int, list[float]] = {seed: [] for seed in seeds}
         for row in self.client_metrics(method):
             clients[row.seed].append(row.metric)
@@ -620,7 +642,9 @@ class Run:
                 values[-(-len(values) // 10) - 1] if len(values) >= MANY_CLIENTS else None for values in worst_first
             ],
             best_decile=[values[-len(values) // 10] if len(values) >= MANY_CLIENTS else None for values in worst_first],
-            rounds_to_target=[self.rounds_to(self.target, method, seed) for seed in seeds],
+            rounds_to_target=rounds_to_target,
+            time_to_target=used_by_then(self.times),
+            bytes_to_target=used_by_then(self.bytes_moved),
             hostile_weight=[self._mean_hostile_weight(method, seed) for seed in seeds],
             attack_success=last("attack_success"),
             testing_rounds=[totals[seed].testing_rounds for seed in seeds],
@@ -651,6 +675,10 @@ class Run:
         version = self._number("PRAGMA user_version")
         if version not in (0, SCHEMA_VERSION):  # 0: its tables are not made yet, or it is none of ours
             raise RunError(f"{self.folder}: was made by another version of clientwise; look at it with that one")
+
+    def _has_clock(self) -> bool:
+        is_there = self._rows(tuple[int], "SELECT 1 FROM sqlite_master WHERE name = 'clock'")
+        return bool(is_there and self._rows(tuple[int], "SELECT 1 FROM clock LIMIT 1"))
 
     def _read_facts(self) -> _Facts:
         try:

@@ -213,6 +213,8 @@ class MethodSummary:
     worst_decile: list[float | None]  # what a tenth of them do no better than; None where they are too few
     best_decile: list[float | None]  # what a tenth of them do no worse than; likewise
     rounds_to_target: list[int | None]
+    time_to_target: list[float | None]  # seconds on the clients' clock; None as well where they have none
+    bytes_to_target: list[float | None]  # over the wire, both ways; likewise
     hostile_weight: list[float | None]  # mean over the rounds of the weight all hostile clients had together
     attack_success: list[float | None]  # at the last round: how often a backdoor's trigger works
     testing_rounds: list[int]

@@ -24,6 +24,10 @@ CREATE TABLE IF NOT EXISTS rounds (
     attack_success REAL, -- of simulated backdoors
     PRIMARY KEY (lane, round_num)) WITHOUT ROWID;
 
+CREATE TABLE IF NOT EXISTS clock (   -- of runs in which clients take time; older databases have no such table
+    lane INTEGER, round_num INTEGER, ended REAL, -- seconds since the run began
+    PRIMARY KEY (lane, round_num)) WITHOUT ROWID;
+
 CREATE TABLE IF NOT EXISTS participants ( -- everyone whose update arrived, accepted or refused
     lane INTEGER, round_num INTEGER, client INTEGER, refusal TEXT, -- NULL: accepted
     score REAL, prior REAL, z REAL, posterior REAL, weight REAL, influence REAL, -- NULL where nothing moved it

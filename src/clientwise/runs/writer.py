@@ -178,7 +178,7 @@ class Store:
             if kept != round_num:
                 missing = f"its database has {kept} of the {round_num} rounds before the checkpoint"
                 raise RunError(f"{self.folder}: {missing}; choose another --out")
-            for table in ("rounds", "participants", "criteria", "local", "best"):
+            for table in ("rounds", "clock", "participants", "criteria", "local", "best"):
                 database.execute(f"DELETE FROM {table} WHERE lane = ? AND round_num > ?", (lane, round_num))
             for later in kept_rounds(self.folder, lane):
                 if later > round_num:
@@ -195,6 +195,8 @@ class Store:
                 f"INSERT INTO rounds VALUES ({', '.join('?' * 21)})",
                 _round_row(lane, record, shown, problem, hostile, seconds),
             )
+            if record.ended is not None:
+                database.execute("INSERT INTO clock VALUES (?, ?, ?)", (lane, record.round_num, record.ended))
             if shown is not None and shown.right is not None:
                 self._write_if_best(lane, record.round_num, float(shown.overall()[0]), shown.right[0])
             database.executemany(
@@ -220,6 +222,7 @@ class Store:
                 (SELECT COUNT(*) FROM participants AS p
                     WHERE p.lane = r.lane AND p.round_num = r.round_num AND refusal IS NULL AND weight = 0
                 ) AS without_weight,
+                (SELECT ended FROM clock AS c WHERE c.lane = r.lane AND c.round_num = r.round_num) AS ended,
                 seconds FROM rounds AS r WHERE lane = ? AND round_num = ?""",
             (lane, round_num),
         )
