@@ -4,7 +4,7 @@ BIN := .venv/bin
 # Processes that test side by side.
 WORKERS ?= 2
 
-.PHONY: demo test test-slow test-fire test-flower test-netns test-deploy test-experiments lint docs site reproduction bench bench-quick bench-gpu bench-peers clean
+.PHONY: demo test test-slow test-fire test-flower test-netns test-deploy test-experiments lint docs site reproduction devices bench bench-quick bench-gpu bench-peers clean
 
 demo: .venv/demo
 	$(BIN)/clientwise demo
@@ -62,6 +62,12 @@ site: .venv/ready
 RUNS ?= runs
 reproduction: .venv/ready
 	$(BIN)/python docs/make_reproduction.py $(RUNS)
+
+# The experiment of docs/devices.md, and its tables: make devices CLIENTWISE_DATA=...; ten minutes.
+devices: .venv/ready
+	$(BIN)/python experiments/run_all.py $(RUNS) devices-digits devices-wisdm
+	$(BIN)/python docs/make_devices.py $(RUNS)
+
 # Speed, side by side with the peers whose environments are under .peers (or $VENVS); hours on two cores.
 bench: .venv/ready
 	$(BIN)/python benchmarks/compare.py

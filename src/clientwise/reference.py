@@ -21,6 +21,7 @@ from .core.rules import RULES
 from .core.scores import SCORES
 from .core.weighting import NORMALISERS
 from .data.datasets import DATASETS
+from .data.devices import DISTRIBUTIONS
 from .data.features import FEATURES
 from .data.partition import PARTITIONS
 from .experiment import schema
@@ -46,6 +47,7 @@ _REGISTRIES = (
     PARTITIONS,
     MODELS,
     ATTACKS,
+    DISTRIBUTIONS,
     TRACKERS,
 )
 KINDS: dict[str, Registry[Any]] = {registry.plural: registry for registry in _REGISTRIES}
@@ -94,7 +96,8 @@ def _value(value: Any) -> str:
     if isinstance(value, str):
         return f'"{value}"'
     if isinstance(value, Part):
-        return f'"{value.name}"'
+        options = ", ".join(f"{key} = {_value(option)}" for key, option in value.options.items())
+        return f'{{ name = "{value.name}", {options} }}' if options else f'"{value.name}"'
     if isinstance(value, schema.Section):
         return "as below"
     if isinstance(value, (list, tuple)):
@@ -108,9 +111,11 @@ _SECTIONS: tuple[tuple[str, type[schema.Section]], ...] = (
     ("[federation]", schema.Cohorts),
     ("[server_set]", schema.ServerSet),
     ("[evaluation]", schema.EvaluationSettings),
+    ("[devices]", schema.DeviceSettings),
     ("[flower]", schema.FlowerSettings),
     ("[[hostile]]", schema.HostileClients),
     ("[[methods]]", schema.MethodSettings),
+    ("[methods.pace]", schema.PaceSettings),
     ("[matrix]", MatrixSettings),
 )
 

@@ -37,6 +37,7 @@ Need = Literal[
     "last_model",  # an attack: it goes by the global model of the round before
     "judgements",  # an attack: what the client says of models goes through it
     "simulation",  # it is known who is hostile
+    "clock",  # clients take time: devices are simulated, or real
 ]
 
 T = TypeVar("T", bound=Callable[..., Any])

@@ -51,7 +51,8 @@ class Run(reader.Run):
         return read_written(self.folder / "config.toml")
 
     def frame(self, what: FrameName, library: Literal["pandas", "polars"] = "pandas") -> Any:
-        """All rows of a kind as a frame: "rounds", "clients" (on their own test data), "weights" or "criteria"."""
+        """All rows of a kind as a frame: "rounds", "clock" (where clients take time), "clients" (on their
+        own test data), "weights" or "criteria"."""
         columns = self.columns(what)
         try:
             return import_module(library).DataFrame(columns)

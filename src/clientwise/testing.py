@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .core.clock import Devices
 from .core.criteria import HONEST, Arrivals, ClientFacts, Criterion, make_criterion
 from .core.rules import RULES
 from .core.scores import Score
@@ -27,6 +28,11 @@ from .registry import Part
 __all__ = ["check_criterion", "check_engine", "check_rule", "check_score"]
 
 CLIENTS, CLASSES, SIZE = 3, 3, 8  # of the small federation that criteria are tried on; images are SIZE × SIZE
+DEVICES = [  # of its clients: the facts of `core.clock.Devices`
+    [2000.0, 1e5, 1e6, 0.0, 24.0, 0.0, 1.0],
+    [50.0, 1e4, 1e5, 8.0, 6.0, 0.1, 0.5],
+    [300.0, 1e7, 1e7, 0.0, 1.0, 0.5, 0.0],
+]
 
 
 def check_criterion(
@@ -77,6 +83,7 @@ def _some_clients(attributes: Mapping[str, Tensor], sample_attributes: Mapping[s
         load_inputs=lambda: images,
         training=LocalTraining(epochs=2, batch_size=3),
         load_start_loss=lambda: torch.tensor([0.5, 2.0, 1.0]),
+        device=Devices(*torch.tensor(DEVICES, dtype=torch.float64).T),
     )
 
 
@@ -96,7 +103,18 @@ def _some_arrivals(one: Criterion, attributes: Mapping[str, Tensor]) -> Arrivals
 
     memory = {one.part.name: one.memory.first(CLIENTS)} if one.memory else {}
     known = {HONEST: torch.tensor([1.0, 0.0, 1.0]), **attributes}
-    return Arrivals(tuple(range(CLIENTS)), models, torch.zeros(7), spec, judge, memory, known, lambda: torch.ones(7))
+    return Arrivals(
+        tuple(range(CLIENTS)),
+        models,
+        torch.zeros(7),
+        spec,
+        judge,
+        memory,
+        known,
+        lambda: torch.ones(7),
+        seconds=torch.tensor([0.5, 60.0, 3600.0], dtype=torch.float64),
+        ages=torch.tensor([0.0, 1.0, 10.0], dtype=torch.float64),
+    )
 
 
 def _only(seen: ClientFacts | Arrivals, row: int) -> ClientFacts | Arrivals:
@@ -106,7 +124,9 @@ def _only(seen: ClientFacts | Arrivals, row: int) -> ClientFacts | Arrivals:
         memory = {name: values[this] for name, values in seen.memory.items()}
         attributes = {name: values[this] for name, values in seen.attributes.items()}
         mine, models = seen.client_ids[this], seen.models[this]
-        return replace(seen, client_ids=mine, models=models, memory=memory, attributes=attributes, _cache=[])
+        seconds, ages = (values if values is None else values[this] for values in (seen.seconds, seen.ages))
+        own = replace(seen, client_ids=mine, models=models, memory=memory, attributes=attributes, _cache=[])
+        return replace(own, seconds=seconds, ages=ages)
     samples, start_loss = seen.owner == row, seen.load_start_loss
     return ClientFacts(
         num_samples=seen.num_samples[this],
@@ -117,6 +137,7 @@ def _only(seen: ClientFacts | Arrivals, row: int) -> ClientFacts | Arrivals:
         load_inputs=lambda: seen.inputs[samples],
         training=seen.training,
         load_start_loss=(lambda: start_loss()[this]) if start_loss else None,
+        device=seen.device.of([row]) if seen.device else None,
     )
 
 

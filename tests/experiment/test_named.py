@@ -15,6 +15,7 @@ from clientwise.experiment.named import METHODS, method_toml
 
 
 def test_a_name_is_what_its_toml_says(tiny: dict[str, Any]) -> None:
+    tiny["devices"] = {}
     by_name = load_experiment(tiny | {"methods": list(METHODS)})
     written = [method for name in METHODS for method in tomllib.loads(method_toml(name))["methods"]]
     assert by_name == load_experiment(tiny | {"methods": written})
@@ -63,7 +64,7 @@ def test_a_server_without_samples_cannot_train(tiny: dict[str, Any]) -> None:
 
 
 def test_every_method_runs_and_learns(tiny: dict[str, Any], tmp_path: Path) -> None:
-    config = tiny | {"rounds": 2, "federation": {}, "methods": list(METHODS)}
+    config = tiny | {"rounds": 2, "federation": {}, "devices": {}, "methods": list(METHODS)}
     config["partition"] = {"name": "iid", "clients": 6}  # so that one client alone, as Krum's, learns what counts
     run = cw.Run(cw.run(config, tmp_path / "run"))
     for name in METHODS:

@@ -17,7 +17,7 @@ from .method import Method, Plan
 from .rules import Ruled, mean
 from .seeding import derive_seed
 from .types import Candidate, Engine, Evaluation, Gathered, LocalTraining, Refusal, ServerState, Task, Updates
-from .weighting import divide, to_weights
+from .weighting import divide, to_weights, without_effect, zero_for_all
 
 
 class Cohort:
@@ -33,7 +33,8 @@ class Cohort:
         self.judged = 0  # models judged so far
         self._server_model: Tensor | None = None  # the global one, trained on the server's set
         self._moved: Tensor | None = None  # how far every client's model moved, once all are there
-        self._expected, self._seen = frozenset(asked), set[int]()
+        at_work = engine.clock.at_work if engine.clock else frozenset()
+        self._expected, self._seen = at_work.union(asked), set[int]()
         self._state, self._method, self._plan, self._engine = state, method, plan, engine
         self._aggregator = self._make_aggregator()
         self._held: list[Updates] | None = [] if method.sees_whole_cohort else None
@@ -93,6 +94,8 @@ class Cohort:
             attributes={name: values[rows] for name, values in self._engine.attributes.items()},
             server_update=lambda: self._train_server(state.model) - state.model,
             metric=self._engine.problem.usual_metric,
+            seconds=updates.seconds,
+            ages=updates.known_ages,
         )
         columns = [
             updates.measurements[criterion.name]
@@ -106,7 +109,7 @@ class Cohort:
         """AdaFed's evaluation of models [c, d]: on the server's set, or without one by the cohort (P3 III.C)."""
         self.judged += len(models)
         if self._plan.judged_by == "clients":
-            judged = self._engine.evaluate(self.asked, models)
+            judged = self._engine.evaluate(self._judges, models)
             return replace(judged, right=None, sample_losses=None)  # none of it leaves a client
         evaluation = self._engine.evaluate_server(models, "weigh")
         if evaluation is None:
@@ -116,12 +119,36 @@ class Cohort:
     @property
     def judgements_sent(self) -> int:
         """Models that were sent to clients for their judgement."""
-        return self.judged * len(self.asked) if self._plan.judged_by == "clients" else 0
+        return self.judged * len(self._judges) if self._plan.judged_by == "clients" else 0
+
+    @property
+    def _judges(self) -> Sequence[int]:
+        """The clients who judge, if any do: an asynchronous round may have asked nobody."""
+        return self.asked or sorted(self._expected)
 
     @property
     def scales(self) -> Tensor:
         """What each criterion is divided by [m]."""
         return self._method.normaliser(self.raw) if self.client_ids else torch.ones(self.raw.shape[1])
+
+    @property
+    def no_effect(self) -> tuple[str, ...]:
+        """Criteria that told nobody apart, but for those that are not meant to."""
+        alike = {criterion.name for criterion in self._method.criteria if criterion.alike}
+        return tuple(name for name in without_effect(self.criteria, self.raw) if name not in alike)
+
+    @property
+    def zero_for_all(self) -> tuple[str, ...]:
+        """Criteria that were zero for everybody."""
+        return zero_for_all(self.criteria, self.raw) if self.client_ids else ()
+
+    def _silenced(self, priority: Sequence[str] | None) -> tuple[str, ...]:
+        """As a note: in an order of priority nothing counts after a criterion that is zero (P1 Eq. 8)."""
+        order = priority or ()
+        for place, name in enumerate(order[:-1]):
+            if name in self.zero_for_all:
+                return (f"{name} is zero for everybody: {', '.join(order[place + 1 :])} after it counts for nothing",)
+        return ()
 
     def candidate(self, priority: tuple[str, ...] | None) -> Candidate:
         """Score, weigh and aggregate the cohort, in the given order of priority."""
@@ -152,7 +179,7 @@ class Cohort:
             model,
             step_state,
             ruled.state if ruled else {},
-            notes + (posterior.notes if posterior else ()),
+            notes + (posterior.notes if posterior else ()) + self._silenced(priority),
         )
 
     def _ruled(self, weights: Tensor) -> Ruled | None:
@@ -205,7 +232,8 @@ class Cohort:
         memory, remembering = dict(self._state.memory), [one for one in self._method.criteria if one.memory]
         if remembering:
             updates = self._updates()[:, : self._engine.spec.num_parameters] if self.client_ids else ()
-            outcome = Outcome(self.client_ids, tuple(updates), [refusal.client_id for refusal in self.refusals])
+            refused = [refusal.client_id for refusal in self.refusals]
+            outcome = Outcome(self.client_ids, tuple(updates), refused, {*self.client_ids} - {*self.asked})
             for one in remembering:
                 assert one.memory is not None
                 memory[one.part.name] = one.memory.after(memory[one.part.name], outcome)

@@ -29,8 +29,9 @@ def inspect_updates(
     refusals = list(updates.failures)
     reason = _malformed(updates, global_model, criteria)
     if reason is not None:  # true of the whole chunk
-        nothing = Updates((), global_model.new_zeros(0, len(global_model)), {}, torch.zeros(0), torch.zeros(0))
-        return nothing, refusals + [Refusal(_recordable(client), reason) for client in updates.client_ids]
+        return Updates.failed((), global_model), refusals + [
+            Refusal(_recordable(client), reason) for client in updates.client_ids
+        ]
     models = updates.models.to(global_model)  # what overflows float32 is infinite from here on
     updates = replace(updates, models=models)
 

@@ -10,6 +10,7 @@ from .adapt_loss import LossAdapter
 from .aggregate import ServerStep, replace_model
 from .before import Before
 from .bounds import Bounds
+from .clock import Clock, Pace
 from .criteria import Criterion, make_criterion
 from .evidence import Evidence
 from .priority import Adjustment
@@ -42,6 +43,7 @@ class Method:
     line_search: bool = True  # ... and goes only as far towards the result as makes those samples better
     brake: float | None = None  # the old model stays where the server's set finds the new one worse by so many errors
     control: Control | None = None  # no federated learning at all, to compare with
+    pace: Pace = field(default_factory=Pace)  # when a round ends, where clients take time
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -86,15 +88,14 @@ class Plan:
     asks: tuple[int, ...] | None = None  # these in every round, instead of a sample
     away: tuple[int, ...] = ()  # clients that have left: nobody asks them any more
 
-    def cohort(self, num_clients: int, round_num: int) -> tuple[int, ...]:
-        """A⁻, the clients that are asked in a round; known before it begins."""
+    def cohort(self, num_clients: int, round_num: int, clock: Clock | None = None) -> tuple[int, ...]:
+        """A⁻, the clients that are asked in a round: known before it begins, but where a clock says who can be."""
         if self.asks is not None:
             return self.asks
-        chosen = sample_clients(num_clients - len(self.away), self.cohort_size, self.seed, round_num)
-        if not self.away:
-            return chosen
-        members = [client for client in range(num_clients) if client not in self.away]
-        return tuple(members[place] for place in chosen)
+        if clock is not None:
+            return clock.cohort(self.cohort_size, self.seed, round_num, self.away)
+        here = frozenset(range(num_clients)) - frozenset(self.away) if self.away else None
+        return sample_clients(num_clients, self.cohort_size, self.seed, round_num, here)
 
     def evaluates_clients(self, round_num: int) -> bool:
         """Whether the model is to be evaluated on all clients in this round."""

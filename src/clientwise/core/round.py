@@ -20,7 +20,7 @@ from .method import Method, Plan
 from .metrics import accuracy
 from .priority import Search, all_orders
 from .types import Candidate, Engine, Evaluation, RoundRecord, ServerState, Task
-from .weighting import divide, without_effect
+from .weighting import divide
 
 LARGEST_LOSS = 1e30  # beyond what a model in float32 that still learns could have
 
@@ -35,7 +35,7 @@ def first_state(model: Tensor, method: Method, engine: Engine) -> ServerState:
 def run_round(state: ServerState, method: Method, plan: Plan, engine: Engine) -> tuple[ServerState, RoundRecord]:
     """The server's part of one round (P1 Eq. 2-6, P2 Algorithm 1, P3 Algorithm 1)."""
     round_num = state.round_num + 1
-    asked = plan.cohort(engine.num_clients, round_num)
+    asked = plan.cohort(engine.num_clients, round_num, engine.clock)
     task = Task(round_num, method.training, state.loss, method.client_criteria)
 
     cohort = Cohort(asked, state, method, plan, engine)
@@ -50,7 +50,9 @@ def run_round(state: ServerState, method: Method, plan: Plan, engine: Engine) ->
     if method.fine_tune and bool(chosen.model.isfinite().all()):
         chosen, local = replace(chosen, model=tune(chosen.model, task, method, cohort, engine)), None
     report, local = evaluate(chosen.model, local, round_num, plan, engine)
-    notes = why_unusable(chosen, report, local) or why_braked(chosen.model, state.model, method, engine)
+    notes = why_unusable(chosen, cohort.zero_for_all, report, local) or why_braked(
+        chosen.model, state.model, method, engine
+    )
     if notes:
         chosen = replace(chosen, model=state.model, priority=state.priority)
         chosen = replace(chosen, step_state=state.step_state, rule_state=state.rule_state)
@@ -72,7 +74,8 @@ def run_round(state: ServerState, method: Method, plan: Plan, engine: Engine) ->
         rule_state=chosen.rule_state,
     )
     record = _record(next_state, cohort, chosen, search, chosen.notes + notes + adapted.notes, report, local)
-    return next_state, replace(record, attack_success=float(accuracy(triggered.counts)[0]) if triggered else None)
+    success = float(accuracy(triggered.counts)[0]) if triggered else None
+    return next_state, replace(record, attack_success=success, ended=engine.clock.now if engine.clock else None)
 
 
 def tune(model: Tensor, task: Task, method: Method, cohort: Cohort, engine: Engine) -> Tensor:
@@ -97,7 +100,8 @@ def _record(
 ) -> RoundRecord:
     """Enough to explain every weight of the round that led to `state`."""
     tested = len(search.tried) * cohort.num_clients if search else 0
-    trained = len(cohort.asked) + len(cohort.client_ids) + len(cohort.refusals)  # models sent and received
+    sent = sum(refusal.was_sent for refusal in cohort.refusals)
+    trained = len(cohort.asked) + len(cohort.client_ids) + sent  # models sent to clients and received
     return RoundRecord(
         round_num=state.round_num,
         client_ids=tuple(cohort.client_ids),
@@ -113,7 +117,7 @@ def _record(
         training_loss=cohort.training_loss,
         seconds=cohort.seconds,
         refusals=tuple(cohort.refusals),
-        no_effect=without_effect(cohort.criteria, cohort.raw),
+        no_effect=cohort.no_effect if chosen.weights.any() else (),  # or it froze the model, which the notes say
         priority=chosen.priority,
         candidates=search.tried if search else (),
         testing_rounds=search.testing_rounds if search else 0,
@@ -138,14 +142,17 @@ def adjust_priority(cohort: Cohort, state: ServerState, method: Method, engine: 
     return method.adjust(orders, cohort.candidate, evaluate, state.quality, engine.problem.higher_is_better)
 
 
-def why_unusable(chosen: Candidate, report: Evaluation | None, local: Evaluation | None) -> tuple[str, ...]:
+def why_unusable(
+    chosen: Candidate, zero_for_all: Sequence[str], report: Evaluation | None, local: Evaluation | None
+) -> tuple[str, ...]:
     """Why the old model stays, as notes for the record; empty where the new one is fine."""
     if not len(chosen.weights):
         return ("no update was accepted: the model stays as it was",)
     if not chosen.weights.any():
         if not bool(chosen.scores.sum().isfinite()):
             return ("the scores overflow: the model stays as it was",)
-        return ("all weights are zero: the model stays as it was",)
+        reason = f", as is {' and '.join(zero_for_all)} for everybody" if zero_for_all else ""
+        return (f"all weights are zero{reason}: the model stays as it was",)
     if not bool(chosen.model.isfinite().all()):
         return ("the aggregate has NaN or Inf: the model stays as it was",)
     shown = report or local

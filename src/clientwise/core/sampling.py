@@ -21,7 +21,14 @@ def cohort_size(num_clients: int, *, fraction: float | None = None, clients_per_
 
 
 @functools.lru_cache(maxsize=16)  # every method of a seed asks for the same
-def sample_clients(num_clients: int, size: int, seed: int, round_num: int) -> tuple[int, ...]:
-    """The cohort A⁻ of a round: `size` clients, uniformly without replacement, the same for every method of a seed."""
-    chosen = torch.randperm(num_clients, generator=generator(seed, "cohort", round_num))[:size]
-    return tuple(chosen.sort().values.tolist())
+def sample_clients(
+    num_clients: int, size: int, seed: int, round_num: int, among: frozenset[int] | None = None
+) -> tuple[int, ...]:
+    """The cohort A⁻ of a round: `size` clients, uniformly without replacement, the same for every method of a seed.
+
+    `among` are those who can be asked. Whoever is asked of all is also asked of fewer, if it is among them.
+    """
+    order = torch.randperm(num_clients, generator=generator(seed, "cohort", round_num))
+    if among is not None:
+        order = order[torch.tensor([client in among for client in order.tolist()])]
+    return tuple(order[:size].sort().values.tolist())

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ..registry import Need, Part
+from .clock import Clock
 from .loss import Loss
 from .metrics import measured
 
@@ -117,6 +118,7 @@ class Refusal:
 
     client_id: int
     reason: str
+    was_sent: bool = True  # whether a model came with it
 
 
 @dataclass(frozen=True)
@@ -129,6 +131,13 @@ class Updates:
     training_loss: Tensor  # [n]
     seconds: Tensor  # [n]
     failures: tuple[Refusal, ...] = ()  # clients that sent nothing usable, with the engine's reason
+    ages: Tensor | None = None  # [n] rounds since each was asked; None: none
+
+    @staticmethod
+    def failed(failures: Sequence[Refusal], model: Tensor) -> Updates:
+        """No update, and why; `model` is the global one [d]."""
+        nothing = torch.zeros(0, dtype=torch.float64)
+        return Updates((), model.new_zeros(0, len(model)), {}, nothing, nothing, tuple(failures))
 
     def select(self, rows: Tensor) -> Updates:
         """The updates of the given rows (a boolean mask [n])."""
@@ -137,7 +146,8 @@ class Updates:
         ids = tuple(client for client, kept in zip(self.client_ids, rows.tolist(), strict=True) if kept)
         measurements = {name: values[rows] for name, values in self.measurements.items()}
         models = self.models[rows.to(self.models.device)]
-        return Updates(ids, models, measurements, self.training_loss[rows], self.seconds[rows])
+        ages = None if self.ages is None else self.ages[rows]
+        return Updates(ids, models, measurements, self.training_loss[rows], self.seconds[rows], ages=ages)
 
     def by_client(self) -> Updates:
         """The same updates, ordered by client."""
@@ -149,6 +159,7 @@ class Updates:
             {name: values[rows] for name, values in self.measurements.items()},
             self.training_loss[rows],
             self.seconds[rows],
+            ages=None if self.ages is None else self.ages[rows],
         )
 
     @staticmethod
@@ -161,7 +172,13 @@ class Updates:
             {name: torch.cat([chunk.measurements[name] for chunk in chunks]) for name in shared},
             torch.cat([chunk.training_loss for chunk in chunks]),
             torch.cat([chunk.seconds for chunk in chunks]),
+            ages=torch.cat([chunk.known_ages for chunk in chunks]),
         )
+
+    @property
+    def known_ages(self) -> Tensor:
+        """Rounds since each was asked [n]."""
+        return torch.zeros(len(self.client_ids), dtype=torch.float64) if self.ages is None else self.ages
 
 
 @dataclass(frozen=True)
@@ -300,6 +317,7 @@ class RoundRecord:
     notes: tuple[str, ...]
     report: Evaluation | None  # on the server's reporting part
     local: Evaluation | None  # on every client's own test set
+    ended: float | None = None  # when, on the clock of the clients: seconds since the run began
     attack_success: float | None = None  # of simulated backdoors: the share of samples with the trigger that work
 
 
@@ -320,6 +338,7 @@ class Engine(Protocol):
     initial_model: Tensor  # [d]
     attributes: Mapping[str, Tensor]  # facts about the clients that the server knows without asking them, each [K]
     idle_work: Callable[[], None] | None  # an engine calls it now and then while clients train
+    clock: Clock | None  # what time it is for the clients; None: time is counted in rounds
 
     def train(self, client_ids: Sequence[int], model: Tensor, task: Task) -> Iterator[Updates]:
         """Train `model` [d] on every client of the cohort; yield the updates in chunks as they arrive."""

@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset, default_collate
 
+from ..core.clock import Devices
+from ..core.criteria import fact_columns
 from ..core.seeding import generator
 from ..core.types import Problem
 from .folder import DataError
@@ -145,6 +147,7 @@ class FederatedData:
     poisoned: Shares | None = None  # `train` as hostile clients have it in the rounds in which they attack
     triggered: Shares | None = None  # of `report`, with the trigger of a backdoor and called as it wants them
     names: tuple[str, ...] = ()  # of the clients, where they have some
+    devices: Devices | None = None  # of the clients; None: all alike, and time is counted in rounds
 
     @property
     def num_clients(self) -> int:
@@ -168,7 +171,8 @@ class FederatedData:
             return found
 
         clients = held(self.train, self.test, self.poisoned)
-        facts = [[float(values[k]) for values in self.attributes.values()] for k in range(self.num_clients)]
+        known = [*self.attributes.values(), *(vars(self.devices).values() if self.devices else ())]
+        facts = [[float(values[k]) for values in known] for k in range(self.num_clients)]
         return [
             hashlib.blake2b(f"{about} {fact}".encode() + content, digest_size=8).hexdigest()
             for fact, content in zip(
@@ -234,8 +238,8 @@ class FederatedData:
 
         Targets of integers are classes, targets of floats are values to predict; with `survival` they are times until
         something happened, negative where it had not by then. `num_classes` is taken from the largest label where
-        it is not given. `names` are what reports call the clients. `attributes` are facts about
-        the clients, one value each; `sample_attributes` facts about their training samples, one array per client.
+        it is not given. `names` are what reports call the clients. `attributes` are facts about the clients, a
+        number or a word for each; `sample_attributes` facts about their training samples, one array per client.
         """
         if not train or len(train) != len(test):
             raise ValueError(f"{len(train)} clients have training data, {len(test)} have test data: give one of each")
@@ -264,7 +268,7 @@ class FederatedData:
             Shares.of(parts[len(train) : 2 * len(train)]),
             weigh=Shares.of([next(server)]) if weigh is not None else None,
             report=Shares.of([next(server)]) if report is not None else None,
-            attributes={name: torch.as_tensor(values).double() for name, values in (attributes or {}).items()},
+            attributes=fact_columns(attributes or {}),
             names=tuple(names),
         )
         data.check_finite()

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ..attacks import Honest, Hostile, Knowledge
+from ..core.clock import Clock
 from ..core.criteria import HONEST, ClientFacts, make_criterion, measure_clients
 from ..core.seeding import client_keys
 from ..core.types import Evaluation, LocalTraining, Refusal, ServerPart, Task, Updates
@@ -52,6 +53,7 @@ class LocalEngine:
         honest = torch.tensor([float(client not in self._hostile) for client in range(data.num_clients)])
         self.attributes: Mapping[str, Tensor] = {**self.data.attributes, HONEST: honest.double()}
         self._chunk_size = chunk_size
+        self.clock: Clock | None = None
         self.idle_work: Callable[[], None] | None = None  # done when a GPU is at work, or the first chunk is done
         self._sizes = data.train.sizes
         self._label_counts = _label_counts(data.train, self.problem.num_classes)
@@ -113,9 +115,7 @@ class LocalEngine:
         if untrained and untrained == len(client_ids):
             raise failures[-1][1]  # nobody could train: that is no client's fault
         if failures:
-            nothing = torch.zeros(0, dtype=torch.float64)
-            refusals = tuple(Refusal(client, _in_words(error)) for client, error in failures)
-            yield Updates((), model.new_zeros(0, len(model)), {}, nothing, nothing, refusals)
+            yield Updates.failed([Refusal(client, _in_words(error)) for client, error in failures], model)
 
     def _outcomes(
         self, client_ids: Sequence[int], model: Tensor, task: Task
@@ -175,8 +175,9 @@ class LocalEngine:
     ) -> Updates:
         """What these clients have to send, if they are honest."""
         training_loss = trained.losses.double().cpu()
-        measured = measure_clients(task.criteria, self.facts(clients, training_loss, model, task.training))
         took = torch.full((len(clients),), seconds, dtype=torch.float64)
+        facts = replace(self.facts(clients, training_loss, model, task.training), seconds=took)
+        measured = measure_clients(task.criteria, facts)
         return Updates(tuple(clients), trained.models, measured, training_loss, took)
 
     def _begin(self, round_num: int) -> None:
@@ -271,6 +272,7 @@ class LocalEngine:
             load_inputs=lambda: samples.batch(indices()),
             training=training,
             load_start_loss=lambda: self._losses_before_training(clients, model),
+            device=self.data.devices.of(rows) if self.data.devices else None,
         )
 
     def _losses_before_training(self, clients: Sequence[int], model: Tensor) -> Tensor:

@@ -15,10 +15,13 @@ from torch import Tensor, nn
 
 from ..attacks import ATTACKS, Hostile, Several
 from ..attacks.backdoors import plant
-from ..core.method import Control, Plan
+from ..core.clock import Devices, Pace
+from ..core.criteria import fact_columns
+from ..core.method import Control, Method, Plan
 from ..core.sampling import cohort_size
 from ..core.seeding import generator, seeded_default_generator
 from ..data.datasets import DATASETS, DataError
+from ..data.devices import DISTRIBUTIONS, RANGES, draw_devices
 from ..data.features import with_features
 from ..data.federated import FederatedData, Samples, Shares
 from ..data.partition import PARTITIONS, Division, client_names, contribute, divide, hand_out
@@ -26,6 +29,7 @@ from ..engine.alone import AloneEngine
 from ..engine.device import pick_device
 from ..engine.executor import DeviceExecutor, Executor
 from ..engine.local import LocalEngine
+from ..engine.timed import TimedEngine
 from ..errors import ClientwiseError, ConfigError
 from ..models.flat import fill
 from ..models.networks import MODELS
@@ -137,8 +141,22 @@ def build_data(
         data = _adopt(experiment, divided, seed, hostile, relabel)
     else:
         data = _hand_out(experiment, samples, divided, seed, relabel)
-    given = {name: torch.tensor(values, dtype=torch.float64) for name, values in experiment.attributes.items()}
-    return plant(replace(data, attributes={**data.attributes, **given}), hostile, seed), hostile
+    known = {**data.attributes, **fact_columns(experiment.attributes)}
+    data = replace(data, attributes=known, devices=build_devices(experiment, data, seed))
+    return plant(data, hostile, seed), hostile
+
+
+def build_devices(experiment: Experiment, data: FederatedData, seed: int) -> Devices | None:
+    """What the clients' devices can do under this seed; None where all are alike."""
+    settings = experiment.devices
+    if settings is None:
+        return None
+    distributions = {name: make(DISTRIBUTIONS, getattr(settings, name)) for name in RANGES}
+    traces = Path(settings.traces) if settings.traces else None
+    try:
+        return draw_devices(data.num_clients, seed, distributions, traces)
+    except DataError as error:
+        raise ConfigError(experiment.source, [("devices", str(error))]) from None
 
 
 def names_of(divided: FederatedData | Division, samples: Samples) -> tuple[str, ...]:
@@ -229,10 +247,14 @@ def build_engine(
     hostile: Mapping[int, Hostile],
     seed: int,
     executor: Executor,
-    control: Control | None = None,
+    method: Method | None = None,
 ) -> LocalEngine:
     """An engine with the initial model of this seed. In a control nobody sends anything, so nobody attacks."""
     module = build_module(experiment, data.samples, seed)
+    control = method.control if method else None
+    if control is None and data.devices is not None:
+        pace = method.pace if method else Pace()
+        return TimedEngine(data, module, seed=seed, executor=executor, hostile=hostile, pace=pace)
     if control is None:
         return LocalEngine(data, module, seed=seed, executor=executor, hostile=hostile)
     if control == "alone":

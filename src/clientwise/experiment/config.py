@@ -20,12 +20,14 @@ from .presets import apply_preset
 from .schema import (
     MOST_PLUGINS,
     Cohorts,
+    DeviceSettings,
     EvaluationSettings,
     Experiment,
     FineTune,
     FlowerSettings,
     HostileClients,
     MethodSettings,
+    PaceSettings,
     ServerSet,
     Training,
     TrainingOverride,
@@ -64,8 +66,9 @@ def read_config(
     table = _copy({**table, **(replaced or {})}, where)
     if "methods" in table:
         table["methods"] = write_out(pick(methods, table["methods"], where), where)
-    flower = table.get("flower")
-    for place, key in ((table, "data_dir"), (table, "initial_model"), (flower, "files"), (flower, "loader")):
+    flower, devices = table.get("flower"), table.get("devices")
+    paths = ((table, "data_dir"), (table, "initial_model"), (flower, "files"), (flower, "loader"), (devices, "traces"))
+    for place, key in paths:
         if isinstance(place, dict) and isinstance(place.get(key), str):
             place[key] = str(folder / place[key])
     if table.get("plugins"):
@@ -205,8 +208,10 @@ _KNOWN_KEYS: dict[tuple[str, ...], list[str]] = {
     ("server_set",): list(ServerSet.model_fields),
     ("evaluation",): list(EvaluationSettings.model_fields),
     ("flower",): list(FlowerSettings.model_fields),
+    ("devices",): list(DeviceSettings.model_fields),
     ("hostile",): list(HostileClients.model_fields),
     ("methods",): [*MethodSettings.model_fields, "like"],
     ("methods", "training"): list(TrainingOverride.model_fields),
     ("methods", "fine_tune"): list(FineTune.model_fields),
+    ("methods", "pace"): list(PaceSettings.model_fields),
 }

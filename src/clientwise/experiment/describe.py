@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import statistics
+
 from ..data.federated import FederatedData
 from ..data.summary import summarise
 from ..engine.device import pick_device
@@ -30,6 +32,7 @@ def describe(experiment: Experiment, own_data: FederatedData | None = None) -> l
     return [
         f"data        {source}: {len(samples.targets):,} samples, {samples.problem.kind}{nobody}",
         f"clients     {data.num_clients} with {held}, {cohort} in a round, {len(hostile)} hostile",
+        *_devices(experiment, data, executor.spec.size),
         f"server set  {', '.join(server) or 'none'}"
         + ("; the cohort judges" if experiment.server_set.source == "clients" else ""),
         f"model       {experiment.model_name}: {executor.spec.num_parameters:,} parameters",
@@ -37,3 +40,13 @@ def describe(experiment: Experiment, own_data: FederatedData | None = None) -> l
         f"methods     {', '.join(method.name for method in experiment.methods)}",
         "work        " + " × ".join(f"{count} {what}{'' if count == 1 else 's'}" for what, count in work.items()),
     ]
+
+
+def _devices(experiment: Experiment, data: FederatedData, size: int) -> list[str]:
+    """How long clients would take to answer, where they take time."""
+    if data.devices is None:
+        return []
+    samples = experiment.training.epochs * data.train.sizes.double()
+    seconds = data.devices.seconds(samples, 4 * size).sort().values.tolist()
+    low, middle, high = (f"{value:.3g} s" for value in (seconds[0], statistics.median(seconds), seconds[-1]))
+    return [f"devices     answer within {low} to {high}, half of them within {middle}"]

@@ -84,8 +84,9 @@ class Lane:
         return Round.run(state, self.method, self._plan, self.engine)
 
     def prefetch(self, round_num: int) -> None:
-        """Tell the engine who will be asked then."""
-        self.engine.prefetch(self._plan.cohort(self.engine.num_clients, round_num))
+        """Tell the engine who will be asked then, where that is known."""
+        if self.engine.clock is None:
+            self.engine.prefetch(self._plan.cohort(self.engine.num_clients, round_num))
 
     def begin(self, trackers: Trackers) -> None:
         """Before the first round of this sitting."""

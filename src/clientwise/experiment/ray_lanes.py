@@ -26,7 +26,7 @@ class Remote:
         data, hostile = build_data(experiment, samples, seed, own_data)
         executor = build_executor(experiment, data.samples, pick_device(experiment.device))
         (self._method,) = (one for one in experiment.build_methods() if one.name == method)
-        self._engine = build_engine(experiment, data, hostile, seed, executor, self._method.control)
+        self._engine = build_engine(experiment, data, hostile, seed, executor, self._method)
         self._plan = build_plan(experiment, data.num_clients, seed, self._method.control)
 
     def next_round(self, state: ServerState, engine_state: Mapping[str, Tensor]) -> Round:

@@ -282,7 +282,7 @@ class _Seeds:
     def open_lane(self, seed: int, method: Method, executor: Executor) -> Lane:
         """A method with this seed, where it stands."""
         data, hostile, _ = self._made[seed]
-        engine = build_engine(self._experiment, data, hostile, seed, executor, method.control)
+        engine = build_engine(self._experiment, data, hostile, seed, executor, method)
         connected = self._connect(engine, seed) if self._connect else engine
         return Lane(self._experiment, self._store, method, connected, hostile, seed)
 

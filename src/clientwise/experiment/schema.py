@@ -29,7 +29,8 @@ from ..core.adapt_loss import LOSS_ADAPTERS
 from ..core.aggregate import SERVER_STEPS
 from ..core.before import BEFORE
 from ..core.bounds import Bounds
-from ..core.criteria import CRITERIA, make_criterion
+from ..core.clock import Pace
+from ..core.criteria import CRITERIA, Fact, fact_columns, make_criterion
 from ..core.evidence import EVIDENCE
 from ..core.method import Control, Method
 from ..core.metrics import METRICS
@@ -39,6 +40,7 @@ from ..core.scores import SCORES, Score
 from ..core.types import LocalTraining
 from ..core.weighting import NORMALISERS
 from ..data.datasets import DATASETS
+from ..data.devices import DISTRIBUTIONS
 from ..data.features import FEATURES
 from ..data.federated import MOST_CLASSES, Samples
 from ..data.partition import PARTITIONS, OfficialTest
@@ -124,6 +126,23 @@ def _table_schema(registry: Registry[Any], name: str) -> dict[str, Any]:
     return {**about, "required": ["name", *schema.get("required", [])], "additionalProperties": False}
 
 
+class _drawn(_part):  # noqa: N801
+    """Marks a fact about devices: a distribution, or a number, which is the same for all."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> CoreSchema:
+        return no_info_plain_validator_function(lambda value: read_part(self.registry, _as_constant(value)))
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: Any) -> dict[str, Any]:
+        """A number as well."""
+        part = super().__get_pydantic_json_schema__(schema, handler)
+        return {"anyOf": [{"type": "number"}, *part["anyOf"]]}
+
+
+def _as_constant(value: Any) -> Any:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return {"name": "constant", "value": float(value)} if is_number else value
+
+
 def _as_list(value: Any) -> Any:
     """One part where several may stand."""
     return value if isinstance(value, list) else [value]
@@ -149,6 +168,16 @@ def _metric(name: str) -> str:
 
 
 Fraction = Annotated[float, Field(ge=0, lt=1)]
+
+
+def _facts(attributes: dict[str, list[Fact]]) -> dict[str, list[Fact]]:
+    try:
+        fact_columns(attributes)
+    except ValueError as error:
+        _raise([("", str(error))])
+    return attributes
+
+
 Name = Annotated[str, AfterValidator(_name)]
 Note = Annotated[str, Field(max_length=2_000)]
 Tags = Annotated[list[Name], Field(max_length=100)]
@@ -268,6 +297,31 @@ class EvaluationSettings(Section):
     )
 
 
+Drawn = Annotated[Part, _drawn(DISTRIBUTIONS)]
+
+
+def _constant(value: float) -> Part:
+    return Part("constant", {"value": value})
+
+
+class DeviceSettings(Section):
+    """What the clients' devices can do, so that rounds take time, on a virtual clock: see docs/devices.md.
+
+    A fact is a number, the same for all, or a distribution that every seed draws from.
+    """
+
+    speed: Drawn = Field(_constant(100.0), description="training samples per second")
+    up: Drawn = Field(_constant(1e6), description="bytes per second to the server")
+    down: Drawn = Field(_constant(1e6), description="bytes per second from the server")
+    available_from: Drawn = Field(_constant(0.0), description="the hour of the day from which on a client can be asked")
+    available_hours: Drawn = Field(_constant(24.0), description="for how many hours it can be; 24: always")
+    dropout: Drawn = Field(_constant(0.0), description="the chance that a client is asked and never answers")
+    battery: Drawn = Field(_constant(1.0), description="what is left of it, a share; for the criterion `battery_level`")
+    traces: str | None = Field(
+        None, description="a CSV file with a device per line and these facts as columns, instead of distributions"
+    )
+
+
 class FlowerSettings(Section):
     """Clients reached through Flower (engine = "flower"): see docs/flower.md."""
 
@@ -337,6 +391,23 @@ class HostileClients(Section):
         return [names.index(client) if isinstance(client, str) else client for client in self.clients]
 
 
+class PaceSettings(Section):
+    """When a round ends, where clients take time. Default: when all who were asked have answered."""
+
+    extra: Annotated[float, Field(ge=0, le=10)] = Field(
+        0.0, description="over-selection: 0.3 asks 30% more clients, and the first to answer make the round"
+    )
+    deadline: Seconds | None = Field(None, description="a round ends after so many seconds at the latest")
+    late: Literal["refuse", "keep"] = Field(
+        "refuse", description='what comes later; "keep": it counts in the round in which it comes, with its age'
+    )
+    buffer: PositiveInt | None = Field(
+        None,
+        description="asynchronous: a round ends when so many updates are there, whoever they are from; who is still at "
+        "work goes on, and others are asked until as many are at work as a round has clients",
+    )
+
+
 class WeightBounds(Section):
     """Bounds on any client's share of the weight."""
 
@@ -389,6 +460,7 @@ class MethodSettings(Section):
         '"server_only" on those the server weighs by; "alone": every client keeps a model of its own, and reported is '
         "the mean over the honest clients' models",
     )
+    pace: PaceSettings | None = Field(None, description="when a round ends, where clients take time")
 
     def unlike_fedavg(self) -> list[str]:
         """The keys that change something."""
@@ -426,6 +498,7 @@ class MethodSettings(Section):
             brake=self.brake,
             fine_tune=None if self.fine_tune is None else _local_training(training, self.training, self.fine_tune),
             line_search=self.fine_tune is not None and self.fine_tune.line_search,
+            pace=Pace(**self.pace.model_dump()) if self.pace else Pace(),
         )
 
 
@@ -495,8 +568,10 @@ class Experiment(Section):
     partition: Annotated[Part, _part(PARTITIONS)] | None = Field(
         None, description="how they are spread over the clients; left out likewise"
     )
-    attributes: dict[str, list[float]] = Field(
-        {}, description="facts about the clients, one value each, for the criterion `attribute` and your own"
+    attributes: Annotated[dict[str, list[Fact]], AfterValidator(_facts)] = Field(
+        {},
+        description="facts about the clients, one value each: numbers, true or false, or words; for the criteria "
+        "`attribute` and `is_one_of` and your own",
     )
     model: Annotated[Part, _part(MODELS)] | None = Field(
         None, description="the network every client trains; left out when one is handed to `cw.run`"
@@ -505,6 +580,9 @@ class Experiment(Section):
     federation: Cohorts = Field(Cohorts(), description="who takes part in a round")
     server_set: ServerSet = Field(ServerSet(), description="what the server weighs by and reports on")
     evaluation: EvaluationSettings = Field(EvaluationSettings(), description="what is measured along the way")
+    devices: DeviceSettings | None = Field(
+        None, description="what the clients' devices can do; without it all are alike, and time is counted in rounds"
+    )
     flower: FlowerSettings = Field(FlowerSettings(), description="clients reached through Flower")
     hostile: Annotated[list[HostileClients], Field(max_length=1_000)] = Field(
         [], description="hostile or faulty clients"

@@ -124,7 +124,7 @@ def _try(
 ) -> Trial:
     """Run a method until half of the honest devices reach the target."""
     rate = method.training.learning_rate
-    engine = build_engine(experiment, data, hostile, seed, executor, method.control)
+    engine = build_engine(experiment, data, hostile, seed, executor, method)
     plan = replace(build_plan(experiment, data.num_clients, seed, method.control), evaluate_clients_every=1)
     state, better = first_state(engine.initial_model, method, engine), engine.problem.higher_is_better
     honest = torch.tensor([client not in hostile for client in range(data.num_clients)]) & (data.test.sizes > 0)

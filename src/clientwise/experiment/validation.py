@@ -42,6 +42,8 @@ NO_SAMPLES = "to weigh by: set server_set.fraction above 0 and report_fraction b
 def config_issues(experiment: Experiment) -> list[Issue]:
     """Combinations of keys that cannot work, whatever the data."""
     issues = [*_repeated(experiment), *_measures_nothing(experiment), *_hostile_issues(experiment)]
+    if experiment.devices and experiment.engine == "flower":
+        issues.append(("devices", 'are simulated: use engine = "local"; on Flower clients take the time they take'))
     for index, settings in enumerate(experiment.methods):
         found = [*_method_issues(settings, experiment), *_server_set_issues(settings, experiment)]
         issues += [(f"methods[{index}].{key}".rstrip("."), message) for key, message in found]
@@ -122,11 +124,26 @@ def _method_issues(settings: MethodSettings, experiment: Experiment) -> Iterator
             yield key, f"{part.name} reads the criterion {name!r}: add it to the criteria"
     if method.adjust:
         yield from _adjust_issues(method, experiment)
+    yield from _clock_issues(settings, method, experiment)
     if settings.control:
         if idle := [key for key in settings.unlike_fedavg() if key not in ("training", "control")]:
             yield "control", f"is no federated learning: {', '.join(idle)} would do nothing"
         if experiment.engine == "flower":
             yield "control", 'needs all samples in this process: use engine = "local"'
+
+
+def _clock_issues(settings: MethodSettings, method: Method, experiment: Experiment) -> Iterator[Issue]:
+    """What a method does with time where there is none."""
+    if method.training.control_variates and method.pace.keeps_late:
+        yield "training.control_variates", "are renewed when a client trains: late updates cannot be kept"
+    if experiment.devices or experiment.engine == "flower":
+        return
+    hint = "needs clients that take time: add [devices] (docs/devices.md)"
+    if settings.pace:
+        yield "pace", hint
+    for key, registry, part in settings.parts():
+        if "clock" in registry.needs(part):
+            yield key, f"{part.name} {hint}"
 
 
 def _variate_issues(method: Method, experiment: Experiment) -> Iterator[Issue]:
@@ -282,6 +299,10 @@ def _client_issues(experiment: Experiment, num_clients: int, names: Sequence[str
                 method.bounds.check(size)
         except ValueError as error:
             yield f"methods[{index}].bounds", f"{error}: {size} take part in a round"
+        at_work = method.pace.asks(size, 0)
+        if (method.pace.buffer or 0) > at_work:
+            message = f"{method.pace.buffer} updates, but only {at_work} clients are at work at a time"
+            yield f"methods[{index}].pace.buffer", message
     for name, values in experiment.attributes.items():
         if len(values) != num_clients:
             yield f"attributes.{name}", f"{len(values)} values for {num_clients} clients"
@@ -362,25 +383,28 @@ def _engine_issues(experiment: Experiment, engine: LocalEngine) -> Iterator[Issu
             yield f"methods[{index}]", f"there are no samples to weigh by: {hint}"
             continue
         facts = engine.facts(tried, torch.zeros(len(tried)), engine.initial_model, method.training)
+        facts = replace(facts, seconds=torch.ones(len(tried)))
         for place, criterion in enumerate(method.criteria):
             seen = facts if criterion.measured_by == "client" else _arrivals(tried, method, engine)
             if not isinstance(seen, ClientFacts) or len(facts.owner):  # or nobody's samples are here to try it on
-                yield from _try_criterion(f"methods[{index}].criteria[{place}]", criterion, seen, engine.problem)
+                alone = None if isinstance(seen, ClientFacts) else _arrivals(tried[:1], method, engine)
+                yield from _try_criterion(f"methods[{index}].criteria[{place}]", criterion, seen, alone, engine.problem)
         if method.rule is not None:
             yield from _try_rule(f"methods[{index}].rule", method.rule, engine.spec.size)
 
 
 def _arrivals(clients: Sequence[int], method: Method, engine: LocalEngine) -> Arrivals:
-    """Some clients, as the server would see them if they sent the initial model."""
+    """Some clients, as the server would see them: the first sends the initial model, the others one that moved."""
 
     def judge(models: Tensor) -> Evaluation:
         evaluation = engine.evaluate_server(models, "weigh")
         return engine.evaluate([0], models) if evaluation is None else evaluation
 
-    rows = list(clients)
+    rows, models = list(clients), engine.initial_model.repeat(len(clients), 1)
+    models[1:] *= 0.9
     return Arrivals(
         tuple(clients),
-        engine.initial_model.repeat(len(clients), 1),
+        models,
         engine.initial_model,
         engine.spec,
         judge,
@@ -388,13 +412,19 @@ def _arrivals(clients: Sequence[int], method: Method, engine: LocalEngine) -> Ar
         attributes={name: values[rows] for name, values in engine.attributes.items()},
         server_update=lambda: torch.zeros_like(engine.initial_model),
         metric=engine.problem.usual_metric,
+        seconds=torch.ones(len(clients), dtype=torch.float64),
+        ages=torch.zeros(len(clients), dtype=torch.float64),
     )
 
 
-def _try_criterion(key: str, criterion: Criterion, seen: ClientFacts | Arrivals, problem: Problem) -> Iterator[Issue]:
+def _try_criterion(
+    key: str, criterion: Criterion, seen: ClientFacts | Arrivals, alone: Arrivals | None, problem: Problem
+) -> Iterator[Issue]:
+    """What is wrong with a criterion on the first clients; `alone` is the first of them as the server would see it."""
     count = len(seen.num_samples) if isinstance(seen, ClientFacts) else len(seen.client_ids)
     try:
         values: object = criterion.measure(seen)
+        single = criterion.measure(alone) if alone and "whole_cohort" not in criterion.needs else None
         high = criterion.high(problem)
     except Exception as error:  # a user's own criterion may raise anything
         yield key, str(error.args[0]) if isinstance(error, KeyError) else f"{type(error).__name__}: {error}"
@@ -406,6 +436,13 @@ def _try_criterion(key: str, criterion: Criterion, seen: ClientFacts | Arrivals,
         yield key, f"{criterion.name} must be a number of zero or more, gave {values.tolist()} for the first clients"
     elif float(values.max()) > high:
         yield key, f"{criterion.name} = {float(values.max()):g} for one of the first clients, above its bound {high:g}"
+    elif single is not None and _differs(single, values):
+        yield key, f"{criterion.name} depends on who else arrived with a client: declare needs={{'whole_cohort'}}"
+
+
+def _differs(alone: Tensor, together: Tensor) -> bool:
+    """Whether the first client's value is another one among others; a sample's answer may tip by rounding."""
+    return not torch.allclose(alone[:1].double(), together[:1].double(), rtol=0.05, atol=1e-6)
 
 
 def _try_rule(key: str, rule: Rule, size: int) -> Iterator[Issue]:

@@ -13,6 +13,7 @@ from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 from torch import Tensor
 
+from ..core.clock import Clock
 from ..core.round import LARGEST_LOSS
 from ..core.types import Evaluation, Problem, Refusal, ServerPart, Task, Updates
 from ..engine.local import LocalEngine
@@ -44,6 +45,7 @@ class FlowerEngine:
         self.initial_model, self.device = local.initial_model, local.device
         self.attributes: Mapping[str, Tensor] = local.attributes  # the server's own: no client is asked for them
         self.idle_work: Callable[[], None] | None = None
+        self.clock: Clock | None = None
         self._local, self._grid, self._connected, self._seed, self._settings = local, grid, connected, seed, settings
         self._on_versions = on_versions  # told what a client runs, with every update
         self._keepers = keepers  # simulated hostile clients that train a model of their own
@@ -86,8 +88,7 @@ class FlowerEngine:
         too_few = f"only {arrived} of the {needed} answers that make a round arrived"
         failures += [Refusal(update.client_ids[0], too_few) for update in held]
         if failures:
-            nothing = torch.zeros(0, dtype=torch.float64)
-            yield Updates((), model.new_zeros(0, len(model)), {}, nothing, nothing, tuple(failures))
+            yield Updates.failed(failures, model)
 
     def evaluate(self, client_ids: Sequence[int], models: Tensor) -> Evaluation:
         """See `core.types.Engine`. Who does not answer has no say: zero samples, and a place among the missing."""

@@ -47,6 +47,8 @@ def about(run: Run) -> Iterator[tuple[str, str]]:
         yield "began with", _text(run.initial_model)
     training = _mapping(config, "training")
     yield "training", ", ".join(f"{key} {value}" for key, value in training.items() if value)
+    if devices := _mapping(config, "devices"):
+        yield "devices", "; ".join(f"{key} {_drawn(value)}" for key, value in devices.items())
     yield "methods", ", ".join(run.methods)
     seeds = sorted({lane.seed for lane in run.lanes})
     yield "work", f"{counted(len(seeds), 'seed')} ({_ranges(seeds)}), {counted(run.rounds, 'round')}"
@@ -57,6 +59,13 @@ def about(run: Run) -> Iterator[tuple[str, str]]:
     for key in ("note", "tags"):
         if said := _text(config.get(key) or ""):
             yield key, said
+
+
+def _drawn(value: Any) -> str:
+    """A fact about devices: a number as such, a distribution with its options."""
+    if not isinstance(value, Mapping):
+        return _text(value)
+    return _text(value["value"]) if value.keys() == {"name", "value"} else described(value)
 
 
 def data_name(run: Run) -> str:

@@ -226,6 +226,18 @@ def in_bytes(size: float) -> str:
     return f"{size:.1f} TB"
 
 
+def in_time(seconds: float) -> str:
+    """A span of time as it reads.
+
+    >>> in_time(42.0), in_time(150.0), in_time(7_000_000.0)
+    ('42 s', '2.5 min', '81 d')
+    """
+    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.3g} {unit}" if seconds < 10 * size else f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.3g} s"
+
+
 def counted(number: int, noun: str) -> str:
     """`1 seed`, `2 seeds`."""
     return f"{number} {noun}{'' if number == 1 else 's'}"

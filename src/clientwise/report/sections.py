@@ -7,6 +7,7 @@ import statistics
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from typing import Literal
 
@@ -22,11 +23,13 @@ from .document import (
     Table,
     client_cell,
     in_bytes,
+    in_time,
     number,
     percent_of,
     table,
 )
 from .figures import value_axis
+from .scales import Scale, rescaled, scales
 from .series import (
     MAX_POINTS,
     Curve,
@@ -50,6 +53,7 @@ MAX_REFUSALS = 100  # of a method, in the table
 MAX_LISTED = 100  # clients in the table of all of them, the worst first
 MAX_CLIENTS = 2000  # of a box plot, per seed
 WORST_CLIENT, WORST_DECILE = "worst client", "worst decile of clients"
+BEST_DECILE = "best decile of clients"  # with the worst, LEAF's 90th and 10th percentile
 CENSORED = (
     "Rounds to a target: how many of the seeds got there, and the median round, in which those that did not are the "
     "slowest; – where they are the median."
@@ -69,12 +73,15 @@ def result(series: Sequence[Series]) -> Section:
         (metric, lambda one: _metric(one, not best_first or one in best_first)),
         (against, lambda one: _against(one, series[0], differences)),
     ]
-    lower = ["weight of the hostile"] + ([] if run.higher_is_better else [metric, against, WORST_CLIENT, WORST_DECILE])
+    lower = ["weight of the hostile"] + (
+        [] if run.higher_is_better else [metric, against, WORST_CLIENT, WORST_DECILE, BEST_DECILE]
+    )
     names = {metric: run.metric, against: "against the baseline"}
     if run.higher_is_better:
         columns.append(("macro F1", lambda one: _plain(one.summary.macro_f1)))
     if any(value is not None for one in series for value in one.summary.worst_decile):
         columns.append((WORST_DECILE, lambda one: _share(one.summary.worst_decile)))
+        columns.append((BEST_DECILE, lambda one: _share(one.summary.best_decile)))
     else:
         columns.append((WORST_CLIENT, _worst_client))
     if target is not None:  # one for all, also where compared runs were given different ones
@@ -82,6 +89,11 @@ def result(series: Sequence[Series]) -> Section:
         columns.append((rounds, lambda one: _rounds_to(one, target)))
         lower.append(rounds)
         names[rounds] = f"rounds to {target:.0%}"
+        for scale in scales(series):
+            used = rounds.replace("rounds", scale.name)
+            columns.append((used, partial(_used_to, target=target, scale=scale)))
+            lower.append(used)
+            names[used] = f"{scale.name} to {target:.0%}"
     if any(one.run.has_hostile for one in series):
         columns.append(("weight of the hostile", lambda one: _share(one.summary.hostile_weight)))
     if any(value is not None for one in series for value in one.summary.attack_success):
@@ -183,7 +195,13 @@ def _rounds_to(one: Series, target: float) -> Cell:
     return rounds_cell([one.run.rounds_to(target, one.method, seed) for seed in one.summary.seeds])
 
 
-def rounds_cell(rounds: Sequence[int | None]) -> Cell:
+def _used_to(one: Series, target: float, scale: Scale) -> Cell:
+    """Time or bytes until a target was reached."""
+    rounds = {seed: one.run.rounds_to(target, one.method, seed) for seed in one.summary.seeds}
+    return rounds_cell([scale.of(one, seed).get(number or 0) for seed, number in rounds.items()], scale.text)
+
+
+def rounds_cell(rounds: Sequence[float | None], text_of: Callable[[float], str] = "{:g}".format) -> Cell:
     """How many seeds got there first of all, then the median round, in which those that did not are the slowest.
 
     >>> rounds_cell([3, 4, None]).text, rounds_cell([3, None]).text, rounds_cell([7]).text
@@ -191,14 +209,14 @@ def rounds_cell(rounds: Sequence[int | None]) -> Cell:
     """
     reached, median = sum(value is not None for value in rounds), median_rounds(rounds)
     if len(rounds) == 1:
-        text = "not reached" if median is None else f"{median:g}"
+        text = "not reached" if median is None else text_of(median)
     else:
-        text = f"{reached}/{len(rounds)}: {'–' if median is None else f'{median:g}'}"
+        text = f"{reached}/{len(rounds)}: {'–' if median is None else text_of(median)}"
     order = NEVER - reached / len(rounds) if median is None else median
     return Cell(order, text, numbers={"median": median, "reached": reached, "not reached": len(rounds) - reached})
 
 
-def median_rounds(rounds: Sequence[int | None]) -> float | None:
+def median_rounds(rounds: Sequence[float | None]) -> float | None:
     """The median, "not reached" being more than any number; None where that is what it is."""
     median = statistics.median(math.inf if value is None else value for value in rounds)
     return median if math.isfinite(median) else None
@@ -207,6 +225,7 @@ def median_rounds(rounds: Sequence[int | None]) -> float | None:
 def curves_section(series: Sequence[Series]) -> Section:
     """Metric, macro F1 and loss over the rounds."""
     charts = [metric_chart(series)]
+    charts += [rescaled(charts[0], scale, series) for scale in scales(series)]
     if series[0].run.higher_is_better:
         charts.append(_curve_chart(series, "macro_f1", f"macro F1 on {series[0].run.reported_on}", percent=False))
     charts.append(_curve_chart(series, "loss", f"loss on {series[0].run.reported_on}", percent=False))
@@ -238,12 +257,32 @@ def _curve_chart(series: Sequence[Series], column: str, title: str, *, percent: 
 
 def targets(series: Sequence[Series]) -> Section:
     """P1's tables: the first round in which 10 ... 90% of the clients reach a target on their own test data."""
-    tables = [_target_table(series, target) for target in target_choices(series)]
+    tables = []
+    for target in target_choices(series):
+        tables += [_target_table(series, target), *(_used_table(series, target, scale) for scale in scales(series))]
     return Section("targets", "Rounds to target", "", tables)
 
 
+def _used_table(series: Sequence[Series], target: float, scale: Scale) -> Table:
+    """Time or bytes until 10 ... 90% of the clients reach a target on their own test data."""
+    shares = [f"{share}%" for share in range(10, 100, 10)]
+    rows: list[list[Content]] = []
+    for one in series:
+        reached = [
+            [scale.of(one, seed).get(number or 0) for number in rounds]
+            for seed, rounds in _until_reached(one, target).items()
+        ]
+        rows.append([one.label, *(rounds_cell(used, scale.text) for used in zip(*reached, strict=True))])
+    run = series[0].run
+    title = f"{scale.name} to {run.metric} {'of at least' if run.higher_is_better else 'of at most'} {target:.0%}"
+    note = f"{scale.name.capitalize()} until that share of the honest clients reaches the target; see the table above."
+    all_ranked = len(comparable(series)) == len(series)
+    columns = ["method", *shares]
+    return table(f"target-{target:g}-{scale.name}", title, columns, rows, note, lower=shares, rivals=all_ranked)
+
+
 def _target_table(series: Sequence[Series], target: float) -> Table:
-    run, baseline = series[0].run, _until_reached(series[0], target)
+    run = series[0].run
     rows: list[list[Content]] = []
     for one in series:
         reached = _until_reached(one, target)
@@ -257,16 +296,15 @@ def _target_table(series: Sequence[Series], target: float) -> Table:
         if one is series[0]:
             cells.append(Cell(None, "baseline"))
         else:
-            both = {seed: min(one.rounds(seed), series[0].rounds(seed)) for seed in shared_seeds(one, series[0])}
-            gain = average_gain(_until(baseline, both), _until(reached, both), both)
+            gain = gain_against(one, series[0], target)
             cells.append(Cell(gain.mean, signed_rounds(gain), numbers=_in_numbers(gain)) if gain else Cell(None, "–"))
         rows.append(cells)
     shares = [f"{share}%" for share in range(10, 100, 10)]
     note = (
         f"Rounds until that share of the honest clients reaches the target on its own test data. {CENSORED} The gain "
-        "is in rounds against the first method, in the mean over all shares that either reaches in the rounds both "
-        "have run, with a 95% confidence interval over the seeds; where one of the two does not get there, it counts "
-        "as if it had in the last of these rounds, so that its loss is at least as large."
+        "is in rounds against the first method, in the mean over the nine shares, with a 95% confidence interval over "
+        "the seeds. A share that is not reached counts as reached in the last round that both have run (P1's rule): "
+        "a loss is at least as large, and what neither reaches is no gain."
     )
     title = f"{run.metric} {'of at least' if run.higher_is_better else 'of at most'} {target:.0%}"
     all_ranked = len(comparable(series)) == len(series)
@@ -301,23 +339,32 @@ def _until(reached: Mapping[int, Sequence[int | None]], last: Mapping[int, int])
     }
 
 
-def average_gain(
-    baseline: Mapping[int, Sequence[int | None]],
-    ours: Mapping[int, Sequence[int | None]],
-    last: Mapping[int, int] | None = None,
-) -> Difference | None:
-    """Rounds saved against the baseline, averaged over the shares of clients, paired over the seeds.
+def gain_against(one: Series, baseline: Series, target: float) -> Difference | None:
+    """The average gain of a method, in the rounds that both have run."""
+    both = {seed: min(one.rounds(seed), baseline.rounds(seed)) for seed in shared_seeds(one, baseline)}
+    return average_gain(_until(_until_reached(baseline, target), both), _until(_until_reached(one, target), both), both)
 
-    What only one of them reaches counts for the other as reached in the `last` round of the seed; without `last` it
-    does not count, as P1 prints its gains.
+
+def average_gain(
+    baseline: Mapping[int, Sequence[int | None]], ours: Mapping[int, Sequence[int | None]], last: Mapping[int, int]
+) -> Difference | None:
+    """Rounds saved against the baseline, averaged over the shares of clients (P1's Avg.), paired over the seeds.
+
+    A share that is not reached counts as reached in the `last` round (P1's Table 6). None where nobody reaches any.
+
+    >>> average_gain({1: [1, 20, None]}, {1: [1, 10, 80]}, {1: 100}).mean  # (0 + 10 + 20)/3
+    10.0
     """
-    gains: list[float | None] = []
-    for seed in sorted(baseline.keys() & ours.keys()):
-        pairs = [pair for pair in zip(baseline[seed], ours[seed], strict=True) if pair != (None, None)]
-        end = last[seed] if last is not None else None
-        saved = [(end if before is None else before, end if after is None else after) for before, after in pairs]
-        known = [before - after for before, after in saved if before is not None and after is not None]
-        gains.append(statistics.fmean(known) if known else None)
+    seeds = sorted(baseline.keys() & ours.keys())
+    if not any(number for seed in seeds for number in (*baseline[seed], *ours[seed])):
+        return None
+    gains: list[float | None] = [
+        statistics.fmean(
+            (before or last[seed]) - (after or last[seed])
+            for before, after in zip(baseline[seed], ours[seed], strict=True)
+        )
+        for seed in seeds
+    ]
     return paired_difference(gains, [0.0] * len(gains))
 
 
@@ -608,6 +655,7 @@ def refusals(series: Sequence[Series]) -> Section:
 def cost(series: Sequence[Series]) -> Section:
     """Seconds, bytes and evaluations."""
     rows: list[list[Content]] = []
+    has_clock = bool(scales(series))
     for one in series:
         total = one.run.cost(one.method)
         if not total.rounds:
@@ -621,9 +669,12 @@ def cost(series: Sequence[Series]) -> Section:
                 total.testing_rounds,
             )
         )
+        ends = [max(times.values()) for seed in one.summary.seeds if (times := one.run.times(one.method, seed))]
+        on_clock = sum(ends) / total.rounds if ends else None
         rows.append(
             [
                 one.label,
+                *([Cell(on_clock, in_time(on_clock) if on_clock is not None else "–")] if has_clock else ()),
                 Cell(seconds, number(seconds, 3)),
                 Cell(size, in_bytes(size)),
                 Cell(evaluations, number(evaluations, 1)),
@@ -633,6 +684,7 @@ def cost(series: Sequence[Series]) -> Section:
         )
     columns = [
         "method",
+        *(["time on the clients' clock per round"] if has_clock else ()),
         "seconds per round",
         "bytes over the wire per round",
         "evaluations per round",

@@ -16,9 +16,9 @@ from rich.table import Table
 from ..errors import RunError
 from ..runs.reader import Run
 from .audit import Audit, audit
-from .document import Cell, Chart, Document, client_cell, percent_of
+from .document import Cell, Chart, Document, client_cell, in_bytes, in_time, percent_of
 from .document import Table as DocumentTable
-from .sections import rounds_cell, worst_client
+from .sections import median_rounds, rounds_cell, worst_client
 from .series import Series, series_of, spread_of
 
 if TYPE_CHECKING:
@@ -58,6 +58,9 @@ def _columns(run: Run, series: Sequence[Series]) -> list[tuple[str, Callable[[Se
         columns.append(("worst\nclient", lambda one: percent_of(worst_client(one)[1])))
     if run.target is not None:
         columns.append((f"rounds\nto {run.target:.0%}", lambda one: rounds_cell(one.summary.rounds_to_target).text))
+        if run.has_clock:
+            columns.append((f"time\nto {run.target:.0%}", lambda one: _median(one.summary.time_to_target, in_time)))
+            columns.append((f"bytes\nto {run.target:.0%}", lambda one: _median(one.summary.bytes_to_target, in_bytes)))
     if run.has_hostile:
         columns.append(("hostile\nweight", lambda one: _mean(one.summary.hostile_weight)))
     if any(value is not None for one in series for value in one.summary.attack_success):
@@ -195,6 +198,11 @@ def _table(title: str) -> Table:
     return Table(
         title=escape(title), title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0)
     )  # narrow: fits 80 columns
+
+
+def _median(values: Sequence[float | None], text: Callable[[float], str]) -> str:
+    median = median_rounds(values)
+    return "–" if median is None else text(median).replace(" ", "\u00a0")  # nothing else keeps it in one line
 
 
 def _mean(values: Sequence[float | None], layout: str = "{:.1%}") -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import statistics
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar
@@ -22,6 +22,8 @@ from .files import checkpoint_path, kept_path, kept_rounds
 from .frames import FRAMES, FrameName
 from .lock import is_locked
 from .rows import (
+    DECILES,
+    SHARES,
     ArrivedRow,
     BestRound,
     Change,
@@ -30,7 +32,6 @@ from .rows import (
     ClientRow,
     CostRow,
     CriterionRow,
-    Deciles,
     LaneProgress,
     LaneRow,
     LoweredRow,
@@ -40,6 +41,7 @@ from .rows import (
     ParticipantRow,
     PerClass,
     PriorityRow,
+    Reached,
     RefusalRow,
     RoundRow,
     WeightGrid,
@@ -141,6 +143,7 @@ class Run:
         self.lanes = self._rows(LaneRow, "SELECT lane, method, seed FROM lanes ORDER BY lane")
         if len(self.lanes) > self.num_lanes:
             raise RunError(f"{self.folder}: its database is damaged ({len(self.lanes)} lanes of {self.num_lanes})")
+        self.has_clock = self._has_clock()  # whether clients take time
         self.finished = self._number("SELECT COUNT(*) FROM lanes WHERE finished") == self.num_lanes
 
     @property
@@ -175,7 +178,8 @@ class Run:
         if what not in FRAMES:
             raise RunError(f"{self.id}: no frame {what!r}{suggest(what, FRAMES)}")
         names, sql = FRAMES[what]
-        columns = list(zip(*self.query(sql), strict=True)) or [()] * len(names)
+        rows = self.query(sql) if what != "clock" or self.has_clock else []
+        columns = list(zip(*rows, strict=True)) or [()] * len(names)
         return {name: list(column) for name, column in zip(names, columns, strict=True)}
 
     # What was trained -------------------------------------------------------------------------------------------
@@ -261,8 +265,8 @@ class Run:
         return self._column(tuple[int, float], column, method, seed, max_points)
 
     def reached(self, method: str, seed: int, max_points: int | None = None) -> list[tuple[int, tuple[float, ...]]]:
-        """(round, what 10, 20 ... 90% of the honest clients reach on their own test data)."""
-        return self._column(tuple[int, Json[Deciles]], "reached", method, seed, max_points)
+        """(round, what 10, 20 ... 90%, and 75%, of the honest clients reach on their own test data)."""
+        return self._column(tuple[int, Json[Reached]], "reached", method, seed, max_points)
 
     def classes(
         self, column: Literal["per_class_f1", "class_weights"], method: str, seed: int, max_points: int | None = None
@@ -336,14 +340,31 @@ class Run:
                 return round_num
         return None
 
-    def rounds_until_clients_reach(self, method: str, seed: int, target: float) -> list[int | None]:
+    def times(self, method: str, seed: int) -> dict[int, float]:
+        """When every round ended, in seconds on the clients' clock; nothing where they have none."""
+        sql = "SELECT round_num, ended FROM clock WHERE lane = ? ORDER BY round_num"
+        return dict(self._rows(tuple[int, float], sql, self.lane(method, seed))) if self.has_clock else {}
+
+    def bytes_moved(self, method: str, seed: int) -> dict[int, float]:
+        """How many bytes of models had crossed the wire when every round ended, either way."""
+        rows = self._rows(
+            tuple[int, int],
+            "SELECT round_num, SUM(models_moved) OVER (ORDER BY round_num) FROM rounds WHERE lane = ?",
+            self.lane(method, seed),
+        )
+        return {round_num: float(models * self.model_bytes) for round_num, models in rows}
+
+    def rounds_until_clients_reach(
+        self, method: str, seed: int, target: float, shares: Sequence[int] = DECILES
+    ) -> list[int | None]:
         """The first round in which 10, 20 ... 90% of the honest clients reach a target (P1's tables)."""
-        first: list[int | None] = [None] * 9
+        first: dict[int, int | None] = dict.fromkeys(shares)
         for round_num, values in self.reached(method, seed):
-            for index, value in enumerate(values):
-                if first[index] is None and (value >= target if self.higher_is_better else value <= target):
-                    first[index] = round_num
-        return first
+            for share, value in zip(SHARES, values, strict=False):
+                good = value >= target if self.higher_is_better else value <= target
+                if good and share in first and first[share] is None:
+                    first[share] = round_num
+        return [first[share] for share in shares]
 
     def best_round(self, method: str, seed: int) -> BestRound | None:
         """The round with the best reported accuracy, that accuracy, and which samples were right in it."""
@@ -597,6 +618,12 @@ class Run:
             curves = [self.curve(column, method, seed, 1) if totals[seed].rounds == farthest else [] for seed in seeds]
             return [curve[-1][1] if curve else None for curve in curves]
 
+        rounds_to_target = [self.rounds_to(self.target, method, seed) for seed in seeds]
+
+        def used_by_then(so_far: Callable[[str, int], dict[int, float]]) -> list[float | None]:
+            reached = zip(seeds, rounds_to_target, strict=True)
+            return [so_far(method, seed).get(number or 0) if self.has_clock else None for seed, number in reached]
+
         clients: dict[int, list[float]] = {seed: [] for seed in seeds}
         for row in self.client_metrics(method):
             clients[row.seed].append(row.metric)
@@ -614,7 +641,10 @@ class Run:
             worst_decile=[
                 values[-(-len(values) // 10) - 1] if len(values) >= MANY_CLIENTS else None for values in worst_first
             ],
-            rounds_to_target=[self.rounds_to(self.target, method, seed) for seed in seeds],
+            best_decile=[values[-len(values) // 10] if len(values) >= MANY_CLIENTS else None for values in worst_first],
+            rounds_to_target=rounds_to_target,
+            time_to_target=used_by_then(self.times),
+            bytes_to_target=used_by_then(self.bytes_moved),
             hostile_weight=[self._mean_hostile_weight(method, seed) for seed in seeds],
             attack_success=last("attack_success"),
             testing_rounds=[totals[seed].testing_rounds for seed in seeds],
@@ -645,6 +675,10 @@ class Run:
         version = self._number("PRAGMA user_version")
         if version not in (0, SCHEMA_VERSION):  # 0: its tables are not made yet, or it is none of ours
             raise RunError(f"{self.folder}: was made by another version of clientwise; look at it with that one")
+
+    def _has_clock(self) -> bool:
+        is_there = self._rows(tuple[int], "SELECT 1 FROM sqlite_master WHERE name = 'clock'")
+        return bool(is_there and self._rows(tuple[int], "SELECT 1 FROM clock LIMIT 1"))
 
     def _read_facts(self) -> _Facts:
         try:

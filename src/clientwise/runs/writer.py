@@ -19,6 +19,7 @@ from ..errors import RunError, shortened
 from .checkpoint import load_checkpoint, save_checkpoint
 from .database import DAMAGE, refuse_links, refuse_programs
 from .files import checkpoint_path, kept_path, kept_rounds
+from .rows import SHARES
 from .schema import DATABASE, SCHEMA, SCHEMA_VERSION
 
 _ROUNDS = "(SELECT COUNT(*) FROM rounds WHERE rounds.lane = lanes.lane)"
@@ -177,7 +178,7 @@ class Store:
             if kept != round_num:
                 missing = f"its database has {kept} of the {round_num} rounds before the checkpoint"
                 raise RunError(f"{self.folder}: {missing}; choose another --out")
-            for table in ("rounds", "participants", "criteria", "local", "best"):
+            for table in ("rounds", "clock", "participants", "criteria", "local", "best"):
                 database.execute(f"DELETE FROM {table} WHERE lane = ? AND round_num > ?", (lane, round_num))
             for later in kept_rounds(self.folder, lane):
                 if later > round_num:
@@ -195,6 +196,8 @@ class Store:
                 f"INSERT INTO rounds VALUES ({', '.join('?' * 21)})",
                 _round_row(lane, record, shown, problem, hostile, seconds, names),
             )
+            if record.ended is not None:
+                database.execute("INSERT INTO clock VALUES (?, ?, ?)", (lane, record.round_num, record.ended))
             if shown is not None and shown.right is not None:
                 self._write_if_best(lane, record.round_num, float(shown.overall()[0]), shown.right[0])
             database.executemany(
@@ -225,6 +228,7 @@ class Store:
                 (SELECT COUNT(*) FROM participants AS p
                     WHERE p.lane = r.lane AND p.round_num = r.round_num AND refusal IS NULL AND weight = 0
                 ) AS without_weight,
+                (SELECT ended FROM clock AS c WHERE c.lane = r.lane AND c.round_num = r.round_num) AS ended,
                 seconds FROM rounds AS r WHERE lane = ? AND round_num = ?""",
             (lane, round_num),
         )
@@ -378,7 +382,7 @@ def _of_honest(local: Evaluation, hostile: Mapping[int, object]) -> Evaluation |
 
 
 def _honest_summary(local: Evaluation, hostile: Mapping[int, object], problem: Problem) -> list[float | str | None]:
-    """Mean weighted by test size, 10th and 90th percentile, and what 10 ... 90% of the clients reach.
+    """Mean weighted by test size, 10th and 90th percentile, and what shares of the clients reach.
 
     Of honest clients: a liar's labels measure nothing.
     """
@@ -388,5 +392,5 @@ def _honest_summary(local: Evaluation, hostile: Mapping[int, object], problem: P
     values, mean = honest.values, honest.overall()
     low, high = torch.quantile(values[0], torch.tensor([0.1, 0.9], dtype=values.dtype)).tolist()
     best_first = values[0].sort(descending=problem.higher_is_better).values
-    reached = [float(best_first[-(-share * len(best_first) // 100) - 1]) for share in range(10, 100, 10)]
+    reached = [float(best_first[-(-share * len(best_first) // 100) - 1]) for share in SHARES]
     return [float(mean[0]), low, high, json.dumps(reached)]

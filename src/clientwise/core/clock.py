@@ -1,0 +1,101 @@
+"""Time and devices: how long clients take to answer, who can be asked when, and when a round ends."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from .sampling import sample_clients
+
+HOUR = 3600.0
+LATE = "late: the round had ended"
+DROPPED_OUT = "dropped out"
+
+
+@dataclass(frozen=True)
+class Devices:
+    """What the devices of K clients can do, each [K]."""
+
+    speed: Tensor  # training samples per second
+    up: Tensor  # bytes per second, to the server
+    down: Tensor  # bytes per second, from the server
+    available_from: Tensor  # the hour of the day from which on it can be asked
+    available_hours: Tensor  # for so many hours; 24: always
+    dropout: Tensor  # the chance that it is asked and never answers
+    battery: Tensor  # the share that is left of it
+
+    def of(self, clients: Sequence[int]) -> Devices:
+        """The devices of some clients."""
+        rows = list(clients)
+        return Devices(*(getattr(self, fact.name)[rows] for fact in fields(self)))
+
+    def seconds(self, samples: Tensor, model_bytes: int) -> Tensor:
+        """How long each takes to answer [K]: it receives a model, trains on so many samples [K], sends the model."""
+        return model_bytes / self.down + samples / self.speed + model_bytes / self.up
+
+    def seconds_until_available(self, now: float) -> Tensor:
+        """How long each must be waited for before it can be asked [K]; 0: not at all."""
+        hours_open = (now / HOUR - self.available_from) % 24  # since it could first be asked that day
+        return torch.where(hours_open < self.available_hours, 0.0, (24 - hours_open) * HOUR)
+
+
+@dataclass(frozen=True)
+class Pace:
+    """When a round ends, and what becomes of updates that come later."""
+
+    extra: float = 0.0  # over-selection: so many times more clients are asked than are waited for
+    deadline: float | None = None  # seconds
+    late: Literal["refuse", "keep"] = "refuse"
+    buffer: int | None = None  # asynchronous: a round ends when so many updates are there, whoever they are from
+
+    @property
+    def keeps_late(self) -> bool:
+        """Whether an update that comes too late for its round counts in a later one."""
+        return self.late == "keep" or self.buffer is not None
+
+    def asks(self, size: int, at_work: int) -> int:
+        """How many a round asks that is to have the answers of `size` clients; some may still be at work."""
+        wanted = size + round(size * self.extra)
+        return wanted if self.buffer is None else max(0, wanted - at_work)
+
+    def ends(self, began: float, size: int, asked: Sequence[float], at_work: Sequence[float]) -> float:
+        """When a round of `size` ends, from when those asked and those still at work answer; infinity: never."""
+        counted = asked if asked and self.buffer is None else [*asked, *at_work]
+        answers = sorted(time for time in counted if time < torch.inf)
+        needed = self.buffer or min(size, len(asked)) or 1
+        last = answers[:needed][-1] if answers else began
+        if self.deadline is None:
+            return last
+        # Nobody tells the server that a client has dropped out: it waits for as many as it needs.
+        return min(last, began + self.deadline) if len(answers) >= needed else began + self.deadline
+
+
+class Clock:
+    """What time it is for the clients, and who is at work. It begins at midnight."""
+
+    def __init__(self, num_clients: int, pace: Pace, devices: Devices | None = None) -> None:
+        self.pace = pace
+        self.now = 0.0  # seconds since the run began
+        self.at_work: frozenset[int] = frozenset()  # asked in earlier rounds, and still expected to answer
+        self._num_clients, self._devices, self._size = num_clients, devices, num_clients
+
+    def cohort(self, size: int, seed: int, round_num: int, away: Sequence[int] = ()) -> tuple[int, ...]:
+        """Whom a round asks: of those who are free and available now, or, where nobody is at all, of the next to be."""
+        self._size = size
+        free = [client for client in range(self._num_clients) if client not in {*self.at_work, *away}]
+        if self._devices is not None and free:
+            waits = self._devices.of(free).seconds_until_available(self.now)
+            shortest = 0.0 if self.at_work else float(waits.min())  # else there is somebody to wait for
+            self.now += shortest
+            free = [client for client, wait in zip(free, waits.tolist(), strict=True) if wait <= shortest]
+        return sample_clients(
+            self._num_clients, self.pace.asks(size, len(self.at_work)), seed, round_num, frozenset(free)
+        )
+
+    def ends(self, asked: Sequence[float], at_work: Sequence[float]) -> float:
+        """When the round ends for which `cohort` was asked last; see `Pace.ends`."""
+        return self.pace.ends(self.now, self._size, asked, at_work)

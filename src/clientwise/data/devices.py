@@ -1,0 +1,106 @@
+"""The clients' devices: what they can do is drawn from distributions, or read from a CSV file of traces."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Annotated
+
+import numpy
+import torch
+from annotated_types import MaxLen, MinLen
+from torch import Tensor
+
+from ..core.clock import Devices
+from ..core.seeding import generator
+from ..registry import NonNegativeFloat, PositiveFloat, Registry, suggest
+from .folder import DataError
+
+FASTEST = 1e15  # samples or bytes per second
+RANGES = {  # what can be true of a device, by fact
+    "speed": (1e-6, FASTEST),
+    "up": (1e-6, FASTEST),
+    "down": (1e-6, FASTEST),
+    "available_from": (0.0, 24.0),
+    "available_hours": (1e-3, 24.0),
+    "dropout": (0.0, 1.0),
+    "battery": (0.0, 1.0),
+}
+MOST_ROWS = 1_000_000  # of a file of traces
+
+Distribution = Callable[[Tensor], Tensor]  # from shares [K] between 0 and 1, drawn uniformly, to values [K]
+DISTRIBUTIONS: Registry[Callable[..., Tensor]] = Registry(
+    "distribution", "distributions", "What a fact about the clients' devices is drawn from"
+)
+
+
+@DISTRIBUTIONS.register("constant")
+def constant(drawn: Tensor, *, value: NonNegativeFloat) -> Tensor:
+    """The same for all; a plain number means this."""
+    return torch.full_like(drawn, value)
+
+
+@DISTRIBUTIONS.register("uniform")
+def uniform(drawn: Tensor, *, low: NonNegativeFloat, high: NonNegativeFloat) -> Tensor:
+    """Anything between `low` and `high` alike."""
+    return low + (high - low) * drawn
+
+
+@DISTRIBUTIONS.register("lognormal")
+def lognormal(drawn: Tensor, *, median: PositiveFloat, sigma: NonNegativeFloat = 1.0) -> Tensor:
+    """Half are below the `median`; with `sigma` 1 a sixth are 2.7 times below it, and a sixth 2.7 times above."""
+    normal: Tensor = torch.special.ndtri(drawn.clamp(1e-12, 1 - 1e-12))
+    return median * (sigma * normal).exp()
+
+
+@DISTRIBUTIONS.register("kinds")
+def kinds(drawn: Tensor, *, values: Annotated[list[NonNegativeFloat], MinLen(1), MaxLen(10_000)]) -> Tensor:
+    """One of these `values`, each as often: [10, 10, 10, 100] is a tenth of the speed for three of four."""
+    return torch.tensor(values, dtype=drawn.dtype)[(drawn * len(values)).long()]
+
+
+def draw_devices(
+    num_clients: int, seed: int, distributions: Mapping[str, Distribution], traces: Path | None = None
+) -> Devices:
+    """The devices of a seed: what the traces have no column for is drawn from the distributions, by fact."""
+    facts = _read_traces(traces, num_clients, seed) if traces else {}
+    for name, (low, high) in RANGES.items():
+        if name not in facts:
+            random = generator(seed, f"device {name}")
+            facts[name] = distributions[name](torch.rand(num_clients, generator=random, dtype=torch.float64))
+        wrong = facts[name][~((facts[name] >= low) & (facts[name] <= high))]
+        if len(wrong):
+            raise DataError(f"{name} = {float(wrong[0]):g} of a client's device is outside [{low:g}, {high:g}]")
+    return Devices(**facts)
+
+
+def _read_traces(path: Path, num_clients: int, seed: int) -> dict[str, Tensor]:
+    """The columns of the file, each [K]: of the rows that name the clients, or else of rows drawn by the seed."""
+    columns = _read_columns(path)
+    if "client" not in columns:
+        rows = len(next(iter(columns.values())))
+        drawn = torch.randint(rows, (num_clients,), generator=generator(seed, "device traces"))
+        return {name: values[drawn] for name, values in columns.items()}
+    order = columns["client"].argsort()
+    if columns.pop("client")[order].tolist() != list(range(num_clients)):
+        raise DataError(f"{path}: its column client must name each of the clients 0 to {num_clients - 1} once")
+    return {name: values[order] for name, values in columns.items()}
+
+
+def _read_columns(path: Path) -> dict[str, Tensor]:
+    """The columns of a CSV file by name."""
+    known = ["client", *RANGES]
+    try:
+        with path.open(encoding="utf-8-sig") as file, warnings.catch_warnings(action="ignore"):  # of no rows: see below
+            names = [name.strip() for name in file.readline().split(",")]
+            rows = torch.from_numpy(numpy.loadtxt(file, delimiter=",", ndmin=2, max_rows=MOST_ROWS))
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror})") from None
+    except ValueError as error:
+        raise DataError(f"{path}: not a CSV file of numbers ({error})") from None
+    if unknown := [name for name in names if name not in known]:
+        raise DataError(f"{path}: unknown column {unknown[0]!r}{suggest(unknown[0], known)}")
+    if not len(rows) or rows.shape[1] != len(set(names)):
+        raise DataError(f"{path}: {len(rows)} lines of {rows.shape[1]} values under {len(set(names))} names")
+    return dict(zip(names, rows.T, strict=True))
