@@ -145,7 +145,7 @@ def test_a_simulation_reads_the_members_files_with_their_loader(
     config: dict[str, Any], tried: dict[str, Any], experiment: Experiment, tmp_path: Path
 ) -> None:
     whole, _ = build_data(experiment, load_samples(experiment), 1)
-    simulated = _all_clients(load_experiment(tried).to_toml(), 1).data
+    simulated = _all_clients(load_experiment(tried).to_toml(), (), 1).data
     for data in (from_files(load_experiment(tried)), simulated):
         assert data.train.sizes.tolist() == whole.train.sizes.tolist()
         mine, theirs = data.train.indices[data.train.slice(1)], whole.train.indices[whole.train.slice(1)]

@@ -53,8 +53,9 @@ def test_an_update_arrives_as_it_was_sent() -> None:
 
 
 def test_versions_that_a_client_makes_up() -> None:
-    said = RecordDict({wire.VERSIONS: ConfigRecord({"flwr": "x" * 1000, "torch": 3, "rows": [1.0, 2.0]})})
-    assert wire.read_versions(said) == dict.fromkeys(wire.RUNS_HERE, "not told") | {"flwr": "x" * 40, "torch": "3"}
+    made_up = {"flwr": "x" * 1000, "torch": 3, "rows": [1.0, 2.0], "python": "3.11\nERROR: forged", "clientwise": "9.9"}
+    said = RecordDict({wire.VERSIONS: ConfigRecord(made_up)})
+    assert wire.read_versions(said) == dict.fromkeys(wire.RUNS_HERE, "not told") | {"clientwise": "9.9"}
     assert set(wire.read_versions(RecordDict()).values()) == {"not told"}
 
 

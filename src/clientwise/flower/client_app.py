@@ -18,7 +18,7 @@ from ..experiment.build import build_data, build_engine, build_executor, load_sa
 from ..experiment.config import load_experiment
 from ..experiment.schema import Experiment
 from .client import RefusedError, answer, answer_failure
-from .data import Config, OwnData, data_held_by, found_by, from_files, load_npz, loader_in
+from .data import PLACES, Config, OwnData, data_held_by, found_by, from_files, load_npz, loader_in
 from .small_numbers import in_groups
 from .wire import VERSION, Request
 
@@ -52,14 +52,13 @@ def _answer(text: str, load: Callable[[str], OwnData], message: Message, context
 
 
 def _simulated_engine(text: str, run_config: Mapping[str, Any], request: Request) -> LocalEngine:
-    experiment = found_by(load_experiment(tomllib.loads(text)), run_config)
-    return _all_clients(experiment.to_toml(), request.seed)
+    return _all_clients(text, tuple((key, run_config[key]) for key in PLACES if key in run_config), request.seed)
 
 
 @lru_cache(maxsize=2)
-def _all_clients(text: str, seed: int) -> LocalEngine:
+def _all_clients(text: str, places: tuple[tuple[str, str], ...], seed: int) -> LocalEngine:
     """All clients of a simulation: whoever is asked for is there. Kept for the next message to this process."""
-    experiment = load_experiment(tomllib.loads(text))
+    experiment = found_by(load_experiment(tomllib.loads(text)), dict(places))
     own = from_files(experiment) if experiment.reads_files else None
     data, hostile = build_data(experiment, own.samples if own else load_samples(experiment), seed, own)
     executor = build_executor(experiment, data.samples, torch.device("cpu"))

@@ -22,6 +22,7 @@ from ..experiment.schema import Experiment
 from ..experiment.validation import deployment_issues
 
 Config = str | Path | Mapping[str, Any]
+PLACES = ("files", "loader")  # keys of the config, and of Flower's run config
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ def from_files(experiment: Experiment) -> FederatedData:
 
 def found_by(experiment: Experiment, run_config: Mapping[str, Any]) -> Experiment:
     """The experiment with the files and the loader that Flower's run config names: bundles travel without them."""
-    given = {key: str(run_config[key]) for key in ("files", "loader") if run_config.get(key)}
+    given = {key: str(run_config[key]) for key in PLACES if run_config.get(key)}
     return experiment.model_copy(update={"flower": experiment.flower.model_copy(update=given)})
 
 

@@ -79,9 +79,10 @@ def write_update(updates: Updates, kept: Tensor | None) -> RecordDict:
 
 
 def read_versions(content: RecordDict) -> dict[str, str]:
-    """What a client says that it runs; nothing of what was not asked for."""
+    """What a client says that it runs; nothing but short texts that fit into a log."""
     said = content.config_records.get(VERSIONS, ConfigRecord())
-    return {name: str(said.get(name, "not told"))[:40] for name in RUNS_HERE}
+    told = {name: one for name, one in said.items() if isinstance(one, str) and len(one) < 40 and one.isprintable()}
+    return {name: told.get(name, "not told") for name in RUNS_HERE}
 
 
 def read_update(client: int, content: RecordDict) -> tuple[Updates, Tensor | None]:

@@ -191,9 +191,10 @@ class Store:
         # Without a reporting set, what the honest clients measured.
         shown = record.report or (_of_honest(record.local, hostile) if record.local else None)
         with self._transaction() as database:
+            names = self._names(lane) if record.local and record.local.missing else {}
             database.execute(
                 f"INSERT INTO rounds VALUES ({', '.join('?' * 21)})",
-                _round_row(lane, record, shown, problem, hostile, seconds),
+                _round_row(lane, record, shown, problem, hostile, seconds, names),
             )
             if record.ended is not None:
                 database.execute("INSERT INTO clock VALUES (?, ?, ?)", (lane, record.round_num, record.ended))
@@ -204,6 +205,11 @@ class Store:
             )
             database.executemany("INSERT INTO criteria VALUES (?, ?, ?, ?, ?, ?)", _criteria(lane, record))
             database.executemany("INSERT INTO local VALUES (?, ?, ?, ?, ?)", _local(lane, record))
+
+    def _names(self, lane: int) -> dict[int, str]:
+        """What its clients are called, where they have names."""
+        sql = "SELECT client, name FROM clients JOIN lanes USING (seed) WHERE lane = ? AND name IS NOT NULL"
+        return dict(self._database.execute(sql, (lane,)).fetchall())
 
     def _write_if_best(self, lane: int, round_num: int, metric: float, right: Tensor) -> None:
         (before,) = self._database.execute(
@@ -330,6 +336,7 @@ def _round_row(
     problem: Problem,
     hostile: Mapping[int, object],
     seconds: float,
+    names: Mapping[int, str],
 ) -> tuple[object, ...]:
     """A row of the table `rounds`; `shown` is what the run reports on."""
     # The counts of classes are of all clients, and so only of use where all are honest.
@@ -348,7 +355,7 @@ def _round_row(
         record.loss.shape if record.loss.kind == "robust" else None,
         json.dumps(per_class_f1(shown.counts[0]).tolist()) if shown and counted else None,
         json.dumps(record.no_effect),
-        json.dumps([*record.notes, *_not_evaluated(record.local)]),
+        json.dumps([*record.notes, *_not_evaluated(record.local, names)]),
         seconds,
         record.models_moved,
         record.evaluations,
@@ -356,10 +363,11 @@ def _round_row(
     )
 
 
-def _not_evaluated(local: Evaluation | None) -> list[str]:
+def _not_evaluated(local: Evaluation | None, names: Mapping[int, str]) -> list[str]:
     """Who did not evaluate the model on its own test set, and why."""
     missing = sorted(local.missing, key=lambda refusal: refusal.client_id) if local else []
-    return [f"client {refusal.client_id} did not evaluate: {refusal.reason}" for refusal in missing]
+    called = {refusal.client_id: f"client {refusal.client_id}" for refusal in missing} | dict(names)
+    return [f"{called[refusal.client_id]} did not evaluate: {refusal.reason}" for refusal in missing]
 
 
 def _of_honest(local: Evaluation, hostile: Mapping[int, object]) -> Evaluation | None:
