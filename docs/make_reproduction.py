@@ -47,7 +47,8 @@ def main(runs: Path, docs: Path = DOCS) -> None:
             print(f"{name}: {folder} is another experiment ({run.name!r}), left as it is")
             return place[0]
         print(f"{name}: {folder}{'' if run.finished else ' (not finished)'}")
-        return f"{place[1]}\n{block(run, published.get(name.removesuffix('-long'), {}), picture)}\n{place[3]}"
+        paper = published.get(re.sub("-(long|quick)$", "", name), {})
+        return f"{place[1]}\n{block(run, paper, picture)}\n{place[3]}"
 
     text = PLACE.sub(fill, page.read_text(encoding="utf-8"))
     finished = [folder for folder in sorted(runs.glob("*-quick")) if is_finished(folder)]
@@ -178,13 +179,13 @@ def targets(series: list[Series], target: float, published: dict[str, Any]) -> s
     gains = published.get("gains", {})
     for one in series:
         ours = [reached([rounds[place] for rounds in found[one.label].values()]) for place in range(9)]
-        gain = sections.gain_against(one, series[0], target) if one is not series[0] else None
+        gain = sections.gain_against(one, series[0], found[one.label], found[series[0].label])
         rows.append(
             [
                 one.label,
                 *ours,
                 f"{gains[one.label]:+.2f}" if one.label in gains else "",
-                change(gain) if gain else "baseline" if one is series[0] else "–",
+                "baseline" if one is series[0] else change(gain) if gain else "–",
             ]
         )
     head = ["method", *(f"{share}%" for share in range(10, 100, 10)), "gain, published", "gain, P1's rule"]

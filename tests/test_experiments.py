@@ -57,6 +57,28 @@ def test_every_experiment_of_the_papers_is_there_and_says_what_it_is() -> None:
             assert all(word in header for word in ("The paper:", "Published", "Here:"))
 
 
+def test_heads_credit_to_the_paper_only_what_it_prints() -> None:
+    for name in ("p1-mnist-iid", "p1-mnist-shards", "p1-celeba"):  # P1 prints no learning rate
+        paper, ours = FILES[name].read_text(encoding="utf-8").split("\n# Here:")
+        rate = re.search(r"learning_rate = (\S+)", ours)
+        assert rate is not None
+        assert "learning rate from a grid and not given" in paper.replace("\n# ", " ")
+        assert rate[1] not in paper
+
+
+def test_the_references_of_the_malaria_experiment_are_there() -> None:
+    controls = {method.control for method in cw.load(FILES["p3-3a-malaria"]).methods}
+    assert controls == {None, "pooled", "alone"}
+
+
+def test_what_came_out_has_every_study_and_claims_no_more_than_the_data_support() -> None:
+    page = (FOLDER.parent / "docs" / "reproduction.md").read_text(encoding="utf-8")
+    rows = {line.split(" | ")[0].strip("| "): line for line in page.splitlines() if line.startswith(("| P2", "| P3 2"))}
+    assert [*rows] == ["P2 Table 1, Study A", "P2 Table 1, Study B", "P2 Table 1, Study C", "P3 2"]
+    assert all("**not seen**" in line for line in rows.values())  # on other data, or with another network
+    assert "the text has a gain of 2.1 rounds. Table 4 prints 0.56" in page  # P1's slip
+
+
 @pytest.mark.parametrize(("name", "preset"), SIZES)
 def test_every_size_of_every_experiment_loads(name: str, preset: str | None) -> None:
     experiment = cw.load(FILES[name], preset=preset)
