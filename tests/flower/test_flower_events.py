@@ -59,7 +59,7 @@ def test_what_members_run_is_recorded_and_compared(tmp_path: Path, caplog: pytes
 
 
 def test_what_services_say_becomes_json() -> None:
-    said = '\x1b[92mINFO \x1b[0m:     Uvicorn "running"\n\nERROR: no\nTraceback\n'
+    said = '\x1b[92mINFO \x1b[0m:     Uvicorn "running"\n\nINFO :\nERROR: no\nTraceback\n'
     program = files("clientwise") / "template" / "deploy" / "log.py"
     done = subprocess.run(
         [sys.executable, str(program), "superlink"], input=said, capture_output=True, text=True, check=True

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 pytest.importorskip("flwr", reason="needs clientwise[flower]")
 
@@ -21,6 +22,7 @@ from clientwise.experiment.runner import run
 from clientwise.flower import client_app, write_parts
 from clientwise.flower.connections import connector
 from clientwise.flower.data import server_side
+from clientwise.flower.wire import ARRAYS, unpack
 
 NAMES = ["a", "b", "c", "d"]
 METHODS = [{"name": "trust", "criteria": ["trust", "dataset_size"]}, {"name": "Recommended", "like": "Recommended"}]
@@ -56,14 +58,19 @@ class Hospitals(LoopGrid):
         return {client: 2 + client for client in range(len(self._paths))}
 
 
-def sitting(config: dict[str, Any], tmp_path: Path) -> set[int]:
-    """Begin the run, or go on with it; who was asked for anything."""
-    experiment = load_experiment(config, replaced={"engine": "flower"})
-    grid, out = Hospitals(config, tmp_path / "data"), tmp_path / "run"
+def run_on_flower(config: dict[str, Any], tmp_path: Path, out: Path, on_server: dict[str, Any]) -> list[Message]:
+    """Begin a run, or go on with it; what was sent. `on_server` are keys that the server alone is given."""
+    experiment = load_experiment(config, replaced={"engine": "flower", **on_server})
+    grid = Hospitals(config, tmp_path / "data")
     engines = nullcontext(connector(experiment, grid, grid.connected))
     data = server_side(experiment, str(tmp_path / "data" / "server.npz"))
     run(experiment, out, data=data, resume=out.exists(), engines=engines)
-    return {client_of(message) for message in grid.sent}
+    return grid.sent
+
+
+def sitting(config: dict[str, Any], tmp_path: Path) -> set[int]:
+    """Begin the run, or go on with it; who was asked for anything."""
+    return {client_of(message) for message in run_on_flower(config, tmp_path, tmp_path / "run", {})}
 
 
 def test_one_joins_and_one_leaves_and_comes_back(config: dict[str, Any], tmp_path: Path) -> None:
@@ -96,3 +103,15 @@ def test_only_members_leave_and_not_all(config: dict[str, Any]) -> None:
         load_experiment(with_members(config, NAMES, left=("A",)))
     with pytest.raises(ConfigError, match=r"flower.left: all of flower.clients have left"):
         load_experiment(with_members(config, NAMES, left=tuple(NAMES)))
+
+
+def test_a_run_begins_with_a_model_that_only_the_server_has(config: dict[str, Any], tmp_path: Path) -> None:
+    sitting(config | {"rounds": 1}, tmp_path)
+    (file,) = cw.Run(tmp_path / "run").export("trust", 1, tmp_path)
+    nobody_else = config | {"rounds": 1, "initial_model": "nowhere.safetensors"}  # as the nodes' copies say
+    sent = run_on_flower(nobody_else, tmp_path, tmp_path / "warm", {"initial_model": str(file)})
+    first = unpack(sent[0].content.array_records[ARRAYS])
+    assert torch.equal(
+        first, torch.cat([tensor.flatten() for tensor in cw.Run(tmp_path / "run").trained("trust", 1)[1].values()])
+    )
+    assert cw.Run(tmp_path / "warm").initial_model.startswith(file.name)

@@ -14,7 +14,7 @@ LEVEL = re.compile(r"(DEBUG|INFO|WARNING|ERROR|CRITICAL)\s*:\s*")
 for line in sys.stdin:
     text = COLOUR.sub("", line).rstrip()
     found = LEVEL.match(text)
-    if text:
-        facts = {"time": datetime.now().astimezone().isoformat(timespec="seconds"), "service": sys.argv[1]}
-        facts |= {"level": found[1] if found else "INFO", "message": text[found.end() :] if found else text}
-        print(json.dumps(facts), flush=True)
+    level, message = (found[1], text[found.end() :]) if found else ("INFO", text)
+    if message:
+        time = datetime.now().astimezone().isoformat(timespec="seconds")
+        print(json.dumps({"time": time, "service": sys.argv[1], "level": level, "message": message}), flush=True)
