@@ -14,6 +14,7 @@ from .sampling import sample_clients
 HOUR = 3600.0
 LATE = "late: the round had ended"
 DROPPED_OUT = "dropped out"
+ABSENT = (LATE, DROPPED_OUT)  # reasons that say nothing against an update
 
 
 @dataclass(frozen=True)

@@ -108,6 +108,8 @@ def result(series: Sequence[Series]) -> Section:
     )
     if target is not None:
         note += " " + CENSORED
+    if scales(series):
+        note += " The last rounds of two methods need not have ended at the same time on the clients' clock."
     title = "Methods, best first" if best_first else "Methods, not ranked"
     all_ranked = len(best_first) == len(series)
     return Section(
@@ -268,10 +270,10 @@ def _used_table(series: Sequence[Series], target: float, scale: Scale) -> Table:
     shares = [f"{share}%" for share in range(10, 100, 10)]
     rows: list[list[Content]] = []
     for one in series:
-        reached = [
-            [scale.of(one, seed).get(number or 0) for number in rounds]
-            for seed, rounds in _until_reached(one, target).items()
-        ]
+        reached = []
+        for seed, rounds in _until_reached(one, target).items():
+            so_far = scale.of(one, seed)
+            reached.append([so_far.get(number or 0) for number in rounds])
         rows.append([one.label, *(rounds_cell(used, scale.text) for used in zip(*reached, strict=True))])
     run = series[0].run
     title = f"{scale.name} to {run.metric} {'of at least' if run.higher_is_better else 'of at most'} {target:.0%}"
