@@ -23,12 +23,13 @@ test-slow: .venv/ready
 test-flower: .venv/ready
 	$(BIN)/python -m pytest -m flower tests
 
-# The same once across network namespaces, over a wire that delays and loses packets. Needs root and iproute2.
+# A deployment across network namespaces, over a wire that delays and loses packets: see test-deploy. Needs root.
 test-netns: .venv/ready
 	$(BIN)/python -m pytest -m netns tests
 
-# A deployment with all that can go wrong with it: processes killed, a bad wire, an outsider, a curious member, another user of
-# the server, an app nobody agreed to. Needs root, iproute2, nginx and curl; a quarter of an hour.
+# A deployment with all that can go wrong with it: server, proxy and four hospitals in networks of their own, an outsider, a
+# curious member, another user of the server, an app nobody agreed to; processes killed, a bad wire, a lost disk, new keys. Needs
+# root, iproute2, nginx and curl; CLIENTWISE_DATA brings real patients' records. A quarter of an hour on an idle machine.
 test-deploy: .venv/ready
 	$(BIN)/python -m pytest -m 'flower or netns' tests/deployment
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 import sys
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +20,15 @@ import clientwise as cw
 from clientwise.report import sections
 from clientwise.report.document import percent_of
 from clientwise.report.figures import draw
-from clientwise.report.series import Series, difference_between, series_of, signed, signed_rounds
-from clientwise.report.statistics import Contingency, contingency, paired_difference
+from clientwise.report.series import Series, difference_between, series_of
+from clientwise.report.statistics import Contingency, Difference, contingency, paired_difference
 from clientwise.runs.reader import is_finished
+from clientwise.runs.rows import SHARES
 
 DOCS = Path(__file__).parent
 PLACE = re.compile(r"(<!-- run (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 QUICK = re.compile(r"(<!-- quick -->\n).*?(<!-- end -->)", re.DOTALL)
+DEVICES = (20, 30, 40, 50, 70, 75)  # percent of the clients: the columns of P2's Table 1
 Row = list[str]
 
 
@@ -44,7 +47,8 @@ def main(runs: Path, docs: Path = DOCS) -> None:
             print(f"{name}: {folder} is another experiment ({run.name!r}), left as it is")
             return place[0]
         print(f"{name}: {folder}{'' if run.finished else ' (not finished)'}")
-        return f"{place[1]}\n{block(run, published.get(name.removesuffix('-long'), {}), picture)}\n{place[3]}"
+        paper = published.get(re.sub("-(long|quick)$", "", name), {})
+        return f"{place[1]}\n{block(run, paper, picture)}\n{place[3]}"
 
     text = PLACE.sub(fill, page.read_text(encoding="utf-8"))
     finished = [folder for folder in sorted(runs.glob("*-quick")) if is_finished(folder)]
@@ -59,15 +63,28 @@ def block(run: cw.Run, published: dict[str, Any], picture: Path) -> str:
     series = series_of([run])
     rounds = max(max(one.summary.rounds) for one in series)
     seeds = len(series[0].summary.seeds)
-    parts = [f"*{seeds} seed{'s' if seeds > 1 else ''}, {rounds} rounds, on {run.reported_on}.*", results(series)]
+    about = f"*{seeds} seed{'s' if seeds > 1 else ''}, {rounds} rounds, on {run.reported_on}.*"
+    parts = [about, results(series, published.get("loss"))]
     if run.client_targets and any(run.reached(run.methods[0], seed, 1) for seed in series[0].summary.seeds):
-        parts += [targets(series, target, published.get(f"{target:g}", {})) for target in run.client_targets]
+        for target in run.client_targets:
+            paper = published.get(f"{target:g}", {})
+            if "devices" in paper and keeps_75(run):
+                parts.append(devices(series, target, paper["devices"], published["means"]))
+            else:
+                parts.append(targets(series, target, paper))
     if run.higher_is_better and len(series) > 1:
         parts.append(best_rounds(series, published.get("contingency", {})))
     picture.parent.mkdir(exist_ok=True)
     draw([sections.metric_chart(series)], picture)
     parts.append(f"![{sections.metric_chart(series).alt}](reproduction/{picture.name})")
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def keeps_75(run: cw.Run) -> bool:
+    """Whether a run knows what 75% of the clients reach: those of old do not."""
+    return all(
+        len(values) == len(SHARES) for _, method, seed in run.lanes for _, values in run.reached(method, seed, 1)
+    )
 
 
 def quick(folders: list[Path], before: str) -> str:
@@ -90,7 +107,7 @@ def quick(folders: list[Path], before: str) -> str:
                     one.label,
                     one.run.metric,
                     interval(one.summary.metric),
-                    signed(difference) if difference else "baseline",
+                    change(difference, 100) if difference else "baseline",
                 ]
             )
         known[folder.name.removesuffix("-quick")] = rows
@@ -99,8 +116,11 @@ def quick(folders: list[Path], before: str) -> str:
     return markdown("Quick presets: mean ± 95% interval where there are two seeds", head, rows)
 
 
-def results(series: list[Series]) -> str:
-    """The metric along the way and at the end, and the difference to the baseline with its interval."""
+def results(series: list[Series], losses: dict[str, float] | None = None) -> str:
+    """The metric along the way and at the end, and the difference to the baseline with its interval.
+
+    Where the paper prints `losses` at the end, so do we.
+    """
     run = series[0].run
     last = max(max(one.summary.rounds) for one in series)
     shown = [number for number in (1, 2, 3, 5, 10, 20, 50, 100, 200, 500) if number < last]
@@ -110,6 +130,8 @@ def results(series: list[Series]) -> str:
         head.append("macro F1")
     if run.target is not None:
         head.append(f"rounds to {run.target:.0%}")
+    if losses:
+        head += ["loss, published", f"loss, round {last}", "against the baseline's"]
     if any(any(one.summary.testing_rounds) for one in series):
         head.append("testing rounds")
     rows = []
@@ -117,19 +139,34 @@ def results(series: list[Series]) -> str:
         curves = [dict(run.curve("metric", one.method, seed)) for seed in one.summary.seeds]
         row = [one.label, *(interval([curve.get(number) for curve in curves]) for number in shown)]
         difference = difference_between(one, series[0]) if one is not series[0] else None
-        row.append(signed(difference) if difference else "baseline" if one is series[0] else "–")
+        row.append(change(difference, 100) if difference else "baseline" if one is series[0] else "–")
         if run.higher_is_better:
             row.append(interval(one.summary.macro_f1, percent=False))
         if run.target is not None:
             row.append(reached(one.summary.rounds_to_target))
+        if losses:
+            row += [f"{losses[one.label]:g}" if one.label in losses else "", *loss_against(one, series[0], last)]
         if "testing rounds" in head:
             row.append(f"{sum(one.summary.testing_rounds) / len(one.summary.seeds):.0f}")
         rows.append(row)
     return markdown(f"{run.metric} (mean ± 95% interval over the seeds; differences in points, paired)", head, rows)
 
 
+def loss_against(one: Series, baseline: Series, last: int) -> Row:
+    """The loss of a method at the last round, and by how many percent it differs from the baseline's, paired."""
+    ours, theirs = (
+        [dict(method.run.curve("loss", method.method, seed)).get(last) for seed in one.summary.seeds]
+        for method in (one, baseline)
+    )
+    mean = paired_difference(ours, [0.0] * len(ours))
+    percent = [100 * a / b if a is not None and b else None for a, b in zip(ours, theirs, strict=True)]
+    found = paired_difference(percent, [100.0] * len(percent))
+    text = "–" if mean is None else f"{mean.mean:.4g}" + ("" if mean.margin is None else f" ± {mean.margin:.2g}")
+    return [text, "baseline" if one is baseline else "–" if found is None else f"{change(found)} %"]
+
+
 def targets(series: list[Series], target: float, published: dict[str, Any]) -> str:
-    """P1's tables: rounds until 10 ... 90% of the clients reach a target, and the average gain."""
+    """P1's tables: rounds until 10 ... 90% of the clients reach a target, and the average gain by P1's rule."""
     run = series[0].run
     found = {
         one.label: {seed: run.rounds_until_clients_reach(one.method, seed, target) for seed in one.summary.seeds}
@@ -142,17 +179,49 @@ def targets(series: list[Series], target: float, published: dict[str, Any]) -> s
     gains = published.get("gains", {})
     for one in series:
         ours = [reached([rounds[place] for rounds in found[one.label].values()]) for place in range(9)]
-        gain = sections.average_gain(found[series[0].label], found[one.label]) if one is not series[0] else None
+        gain = sections.gain_against(one, series[0], found[one.label], found[series[0].label])
         rows.append(
             [
                 one.label,
                 *ours,
                 f"{gains[one.label]:+.2f}" if one.label in gains else "",
-                signed_rounds(gain) if gain else "baseline" if one is series[0] else "–",
+                "baseline" if one is series[0] else change(gain) if gain else "–",
             ]
         )
-    head = ["method", *(f"{share}%" for share in range(10, 100, 10)), "gain, published", "gain, ours"]
+    head = ["method", *(f"{share}%" for share in range(10, 100, 10)), "gain, published", "gain, P1's rule"]
     return markdown(f"Rounds until a share of the clients reaches {target:.0%} on its own test data", head, rows)
+
+
+def devices(series: list[Series], target: float, published: dict[str, list[float]], means: dict[str, list[str]]) -> str:
+    """P2's Table 1: rounds until 20 ... 75% of the clients reach a target, every method and the `means` over some."""
+    run, methods = series[0].run, {one.label: one for one in series}
+    rows: list[Row] = []
+    for label, members in ({label: [label] for label in methods} | means).items():
+        if label in published:
+            rows.append(
+                [f"{label}, published", *(f"{rounds:g}" if rounds else "not reached" for rounds in published[label])]
+            )
+        found = [
+            run.rounds_until_clients_reach(methods[name].method, seed, target, DEVICES)
+            for name in members
+            if methods.keys() >= {*members}
+            for seed in methods[name].summary.seeds
+        ]
+        if found:
+            rows.append([label, *thirds([list(rounds) for rounds in zip(*found, strict=True)])])
+    head = ["method", "20%", "30%", "low", "40%", "50%", "middle", "70%", "75%", "high"]
+    title = f"P2's Table 1: rounds until a share of the clients reaches {target:.0%} on its own test data"
+    return markdown(title, head, rows)
+
+
+def thirds(rounds: Sequence[Sequence[int | None]]) -> Row:
+    """Two shares of the clients and their mean: low, middle and high."""
+    cells: Row = []
+    for place in (0, 2, 4):
+        one, other = rounds[place : place + 2]
+        both = [*one, *other]
+        cells += [reached(one), reached(other), "not reached" if None in both else reached(both)]
+    return cells
 
 
 def best_rounds(series: list[Series], published: dict[str, list[int]]) -> str:
@@ -187,7 +256,13 @@ def _cells(table: Contingency) -> tuple[int, int, int, int]:
     return table.both_wrong, table.only_ours, table.only_theirs, table.both_right
 
 
-def interval(values: list[float | None], percent: bool = True) -> str:
+def change(difference: Difference, factor: float = 1) -> str:
+    """A difference and half of its 95% interval: on this page ± is that everywhere."""
+    mean = f"{round(factor * difference.mean, 1) + 0.0:+.1f}"  # no −0.0
+    return f"{mean} (one seed)" if difference.margin is None else f"{mean} ± {factor * difference.margin:.1f}"
+
+
+def interval(values: Sequence[float | None], percent: bool = True) -> str:
     """Mean and half-width of its 95% interval."""
     found = paired_difference(values, [0.0] * len(values))
     if found is None:
@@ -197,7 +272,7 @@ def interval(values: list[float | None], percent: bool = True) -> str:
     return mean if found.margin is None else f"{mean} ± {factor * found.margin:.{digits}f}"
 
 
-def reached(rounds: list[int | None]) -> str:
+def reached(rounds: Sequence[int | None]) -> str:
     """Mean of rounds; what was not reached stays a word."""
     known = [value for value in rounds if value is not None]
     if not known:

@@ -19,6 +19,7 @@ from clientwise.testing import check_criterion, check_engine, check_rule, check_
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "attribute": {"of": "premium", "attributes": {"premium": [1.0, 0.0, 0.5]}},
+    "is_one_of": {"of": "age", "values": [45.0], "attributes": {"age": [30.0, 45.0, 45.0]}},
     "sharpness": {"blurry": "Blurry", "sample_attributes": {"Blurry": [-1, -1, -1, 1, 1, 1, -1, -1, -1]}},
 }
 NAMES = ("a", "b", "c")

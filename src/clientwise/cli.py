@@ -172,11 +172,18 @@ def check(
     methods: MethodsOption = None,
     preset: PresetOption = None,
     data_dir: DataDirOption = None,
+    server_data: Annotated[
+        Path | None,
+        typer.Option(
+            help="Of a deployment: the server's own samples (.npz), as start.sh gets them.", show_default=False
+        ),
+    ] = None,
     changes: SetOption = None,
 ) -> None:
     """Check a config and its presets, and say what it would run, without running it."""
     from .experiment.config import presets_of
     from .experiment.describe import describe
+    from .launch import deployed_data
 
     given = {"methods": methods or None, "data_dir": _absolute(data_dir)}
     if matrix := _load_matrix(file, changes, given, preset=preset):
@@ -186,7 +193,7 @@ def check(
     presets = [] if preset else presets_of(file)
     for name in presets:
         _load(file, changes, preset=name)
-    for line in describe(experiment):
+    for line in describe(experiment, deployed_data(experiment, server_data)):
         out.print(_escaped(line))
     also = f" (and its presets: {', '.join(presets)})" if presets else ""
     out.print(f"[green]ok:[/] {_escaped(str(file) + also)}", soft_wrap=True)
@@ -488,6 +495,14 @@ def export(
     out_folder: Annotated[
         Path | None, typer.Option("--out", help="Where to; default: models in the run.", show_default=False)
     ] = None,
+    after: Annotated[
+        str | None,
+        typer.Option(
+            "--round",
+            help="The model after this round, or best; `keep_every` in the config keeps them. Default: the last.",
+            show_default=False,
+        ),
+    ] = None,
     onnx: Annotated[
         bool, typer.Option("--onnx", help="Also as ONNX; imports the plugins that the run's config names.")
     ] = False,
@@ -495,7 +510,11 @@ def export(
     """Write the trained models: tensors by name (safetensors), which any program reads."""
     from .experiment.runner import newest_run
     from .results import Run
+    from .runs.reader import After
 
+    if after not in (None, "best") and not re.fullmatch("[0-9]{1,9}", after):
+        _fail(f"--round {after}: write the number of a round, or best")
+    wanted: After = "best" if after == "best" else None if after is None else int(after)
     run = Run(folder or newest_run())
     if not run.lanes:
         _fail(f"{run.folder}: has no model yet")
@@ -506,7 +525,7 @@ def export(
         for name, number in chosen:
             if method is None and not run.has_model(name):
                 continue
-            for path in run.export(name, number, out_folder or run.folder / "models", onnx=onnx):
+            for path in run.export(name, number, out_folder or run.folder / "models", onnx=onnx, after=wanted):
                 out.print(_escaped(str(path)), soft_wrap=True)
 
 
@@ -597,10 +616,13 @@ def new(
     folder: Annotated[Path, typer.Argument(help="Folder to make.", show_default=False)],
 ) -> None:
     """Write a ready Flower app: runs at once in simulation and, unchanged, where the data are."""
+    from .launch import write_sample
+
     if folder.exists() and any(folder.iterdir()) if folder.is_dir() else folder.exists():
         _fail(f"{folder}: is there already; name a folder that is not")
     with as_file(files("clientwise") / "template") as template:
         shutil.copytree(template, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
+    write_sample(folder / "federation" / "experiment.toml", folder / "data")
     where = shlex.quote(str(folder))
     out.print(f"Written to {_escaped(str(folder))}\n\n[bold]Next[/]")
     for step, reason in [

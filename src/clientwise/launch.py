@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +54,8 @@ def run(
         data = None
     if engines is None and experiment.engine == "flower":
         engines = _flower_simulation(experiment, data)
+    if data is None and experiment.reads_files:
+        data = members_data(experiment)
     console = Console(stderr=True, highlight=False)
     watched = on_round is None and (somebody_watches(console) if progress is None else progress)
     with show_progress(console) if watched else nullcontext(on_round) as on_round:
@@ -69,12 +71,45 @@ def _in_this_process(experiment: Experiment, what: str, how: str) -> Experiment:
     return experiment
 
 
+def members_data(experiment: Experiment) -> FederatedData:
+    """What the members' files hold (`flower.files`)."""
+    with _flower_is_needed(experiment):
+        from .flower.data import from_files
+    return from_files(experiment)
+
+
+def deployed_data(experiment: Experiment, server: Path | None) -> FederatedData | None:
+    """What to check a deployment with: its `server`'s samples, or everybody's where they are here; None: it is none."""
+    if server is None and (experiment.data is not None or not experiment.flower.clients):
+        return None
+    if server is None and experiment.reads_files and Path(str(experiment.flower.files)).is_dir():
+        return members_data(experiment)
+    with _flower_is_needed(experiment):
+        from .flower.data import server_side
+    return server_side(experiment, str(server or ""))
+
+
+def write_sample(config: Path, folder: Path) -> None:
+    """Handwritten digits for every member of a new app, and for its server, until they have data of their own."""
+    experiment = load_experiment(config)
+    with _flower_is_needed(experiment):
+        from .flower import write_parts
+    partition = {"name": "dirichlet", "clients": len(experiment.flower.clients), "concentration": 0.5}
+    write_parts(experiment.to_dict() | {"data": "digits", "partition": partition}, folder)
+
+
 def _flower_simulation(experiment: Experiment, data: FederatedData | None) -> EngineFactory:
     if data is not None:
         raise ConfigError(experiment.source, [("engine", "simulated nodes cannot see arrays of yours; use 'local'")])
-    try:
+    with _flower_is_needed(experiment):
         from .flower.simulation import simulation
+    return simulation(experiment)
+
+
+@contextmanager
+def _flower_is_needed(experiment: Experiment) -> Iterator[None]:
+    try:
+        yield
     except ModuleNotFoundError as error:
         hint = f"needs Flower ({str(error.name).partition('.')[0]} is missing): pip install 'clientwise[flower]'"
         raise ConfigError(experiment.source, [("engine", hint)]) from None
-    return simulation(experiment)

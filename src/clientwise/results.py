@@ -17,6 +17,7 @@ from torch import nn
 from .errors import ClientwiseError, RunError
 from .experiment.config import load_experiment, read_written
 from .experiment.schema import make
+from .models.flat import fill
 from .models.networks import MODELS
 from .models.own import OwnModel
 from .registry import suggest
@@ -76,47 +77,59 @@ class Run(reader.Run):
 
         return run_html(self)
 
-    def model(self, method: str, seed: int | None = None, module: OwnNetwork | None = None) -> nn.Module:
+    def model(
+        self,
+        method: str,
+        seed: int | None = None,
+        module: OwnNetwork | None = None,
+        *,
+        after: reader.After = None,
+    ) -> nn.Module:
         """The network that a method has trained, after the last round it has kept; by default of its first seed.
 
         It is made as the run's config says, whose plugins are imported for it. `module` is the network where the run
-        was given one of your own: a module, which is filled with the trained numbers, or what makes one.
+        was given one of your own: a module, which is filled with the trained numbers, or what makes one. `after` is
+        another round whose model was kept, or "best" (see `keep_every` in the config).
         """
         seed = self.first_seed(method) if seed is None else seed
-        _, tensors = self._trained(method, seed)
+        _, tensors = self._trained(method, seed, after)
         network = module if isinstance(module, nn.Module) else self._network(seed, module)()
-        counters = {name for name, buffer in network.named_buffers() if not buffer.is_floating_point()}
         try:
-            missing, unknown = network.load_state_dict(tensors, strict=False)
-        except RuntimeError as error:
-            raise RunError(f"{self.id}: its model does not fit this network ({str(error).splitlines()[-1]})") from None
-        if wrong := [*(set(missing) - counters), *unknown]:
-            raise RunError(f"{self.id}: its model does not fit this network (it has, or lacks, {', '.join(wrong[:5])})")
-        return network.eval()
+            return fill(network, tensors).eval()
+        except ValueError as error:
+            raise RunError(f"{self.id}: its model does not fit this network ({error})") from None
 
     def export(
-        self, method: str, seed: int, folder: str | Path, *, onnx: bool = False, module: OwnNetwork | None = None
+        self,
+        method: str,
+        seed: int,
+        folder: str | Path,
+        *,
+        onnx: bool = False,
+        module: OwnNetwork | None = None,
+        after: reader.After = None,
     ) -> list[Path]:
         """Write a method's trained model as named tensors (safetensors), and as ONNX; returns the files.
 
         Any program reads them. Without `onnx` nothing that the run's config names is imported for it; with it `module`
-        is a network of your own, as for `model`.
+        is a network of your own, as for `model`, and so is `after`.
         """
         if onnx and not find_spec("onnxscript"):  # by which PyTorch writes it
             raise ClientwiseError("ONNX needs two packages more: pip install 'clientwise[onnx]'")
-        round_num, tensors = self._trained(method, seed)
+        round_num, tensors = self._trained(method, seed, after)
         about = self.model_facts(seed)
         facts = {"run": self.name, "method": method, "seed": seed, "round": round_num, "model": about.name}
         facts |= {"input_shape": about.input_shape, "outputs": about.outputs, "input_scale": about.scale}
         alike = [name for name in self.methods if plain_name(name) == plain_name(method)]
         number = f"-{alike.index(method) + 1}" if len(alike) > 1 else ""
-        path = Path(folder) / f"{plain_name(method)}{number}-seed{seed}.safetensors"
+        which = "" if after is None else f"-round{round_num}"
+        path = Path(folder) / f"{plain_name(method)}{number}-seed{seed}{which}.safetensors"
         path.parent.mkdir(parents=True, exist_ok=True)
         texts = {key: value if isinstance(value, str) else json.dumps(value) for key, value in facts.items()}
         write_atomically(path, save(tensors, texts))
         if not onnx:
             return [path]
-        return [path, _write_onnx(self.model(method, seed, module), about, path.with_suffix(".onnx"))]
+        return [path, _write_onnx(self.model(method, seed, module, after=after), about, path.with_suffix(".onnx"))]
 
     def first_seed(self, method: str) -> int:
         """The seed that a method ran first."""
@@ -127,10 +140,10 @@ class Run(reader.Run):
         parts = Chain.of(self, method).parts
         return parts is None or parts.control != "alone"
 
-    def _trained(self, method: str, seed: int) -> tuple[int, dict[str, torch.Tensor]]:
+    def _trained(self, method: str, seed: int, after: reader.After) -> tuple[int, dict[str, torch.Tensor]]:
         if not self.has_model(method):
             raise RunError(f"{self.id}: {method} has no model: every client keeps one of its own")
-        return self.trained(method, seed)
+        return self.trained(method, seed, after)
 
     def _network(self, seed: int, own: Callable[..., nn.Module] | None) -> Callable[[], nn.Module]:
         """What makes the network that was trained."""

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from clientwise.core.criteria import (
+    ANY,
     CRITERIA,
     Arrivals,
     ClientFacts,
@@ -15,6 +16,7 @@ from clientwise.core.criteria import (
     Trust,
     agreement_with_others,
     criterion,
+    fact_columns,
     laplacian_variance,
     make_criterion,
     measure_clients,
@@ -106,6 +108,26 @@ def test_client_attribute() -> None:
     assert measured("attribute", of="premium") == [1, 0, 0.5]
     with pytest.raises(KeyError, match="no attribute 'age'; they have \\['premium'\\]"):
         measured("attribute", of="age")
+
+
+def test_commercial_targets_are_booleans_and_categories() -> None:
+    facts = {"member": [True, False, True], "age": [30, 45, 60], "job": ["nurse", "cook", "nurse"]}
+    arrivals = replace(some_arrivals(), attributes=fact_columns(facts))
+
+    def of(name: str, *values: str | bool | float) -> list[float]:
+        return make_criterion("is_one_of", of=name, values=list(values)).measure(arrivals).tolist()
+
+    assert make_criterion("attribute", of="member").measure(arrivals).tolist() == [1, 0, 1]
+    assert of("member", False) == [0, 1, 0]
+    assert of("age", 45, 60) == [0, 1, 1]
+    assert of("job", "nurse") == [1, 0, 1]
+    assert of("job", "nurse", "cook") == [1, 1, 1]
+    with pytest.raises(KeyError, match=r"no client is known to have 'job' = 'nurze'; there are .*'job = cook'"):
+        of("job", "nurze")
+    with pytest.raises(ValueError, match="'job' has words and numbers"):
+        fact_columns({"job": ["nurse", 1.0]})
+    with pytest.raises(ValueError, match="1,001 different words"):
+        fact_columns({"name": [str(number) for number in range(1001)]})
 
 
 def test_training_loss_is_better_when_smaller() -> None:
@@ -209,6 +231,11 @@ def test_a_share_is_at_most_one_and_pixels_have_a_bound() -> None:
     assert make_criterion("sharpness", blurry="Blurry").high(problem) == 1
     assert make_criterion("sharpness").high(problem) == 16
     assert make_criterion("sharpness", high=5.0).high(problem) == 5
+    assert make_criterion("attribute", of="share", high=1.0).high(problem) == 1
+    assert make_criterion("is_one_of", of="job", values=["nurse"]).high(problem) == 1
+    assert make_criterion("server_performance").high(problem) == 1
+    assert make_criterion("server_performance", metric="diagnostic_odds_ratio").high(problem) == ANY
+    assert make_criterion("server_performance").high(Problem("regression")) == pytest.approx(1e6)  # 1/(0 + 10⁻⁶)
     board = (torch.arange(64).reshape(8, 8) + torch.arange(8)[:, None]) % 2  # as sharp as pixels of 0 and 1 can be
     assert float(laplacian_variance(board[None].float())) == 16
 

@@ -34,6 +34,12 @@ def test_class_weights_are_one_over_f1_plus_epsilon() -> None:
     assert adapted.notes == ()
 
 
+def test_class_weights_by_recall() -> None:
+    counts = confusion(torch.tensor([0, 0, 1, 1, 2]), torch.tensor([0, 0, 1, 0, 0]), 3)  # recalls 1, ½, 0
+    adapted = LOSS_ADAPTERS.get("class_weights")(Problem("classification", 3).loss, evaluation_of(counts), by="recall")
+    assert adapted.loss.class_weights == pytest.approx((1 / 1.1, 1 / 0.6, 10))
+
+
 def test_a_class_that_nobody_can_judge_keeps_its_weight_and_is_noted() -> None:
     counts = confusion(torch.tensor([0, 0, 1]), torch.tensor([0, 0, 2]), 4)  # 2 is predicted, 3 is not; neither occurs
     adapted = LOSS_ADAPTERS.get("class_weights")(Problem("classification", 4).loss, evaluation_of(counts))

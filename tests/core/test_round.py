@@ -13,13 +13,13 @@ from torch import Tensor, nn
 
 from clientwise.core.adapt_loss import class_weights
 from clientwise.core.aggregate import momentum_step, sgd_step
-from clientwise.core.criteria import Arrivals, criterion, make_criterion
+from clientwise.core.criteria import Arrivals, Criterion, criterion, make_criterion
 from clientwise.core.method import Method, Plan
 from clientwise.core.metrics import accuracy, per_class_f1
 from clientwise.core.priority import best_order, first_improvement
 from clientwise.core.round import first_state, run_round
 from clientwise.core.scores import Choquet, Owa, Prioritized, Product
-from clientwise.core.types import LocalTraining, Refusal, Task, Updates
+from clientwise.core.types import LocalTraining, Refusal, RoundRecord, Task, Updates
 from clientwise.core.weighting import max_scale, no_scale, sum_scale
 from clientwise.data.datasets import digits
 from clientwise.data.partition import federate, iid
@@ -531,6 +531,39 @@ def test_with_all_weights_zero_the_model_stays(make_engine: MakeEngine, plan: Pl
     assert record.notes == ("all weights are zero: the model stays as it was",)
     assert torch.equal(after.model, state.model)
     assert record.weights.tolist() == [0] * 5
+
+
+def test_a_criterion_that_is_zero_for_everybody_freezes_the_model_and_is_named(
+    make_engine: MakeEngine, plan: Plan
+) -> None:
+    engine = make_engine()
+    engine.attributes = {"member": torch.zeros(8)}
+    zero, size, labels = (
+        make_criterion("attribute", "member", of="member"),
+        make_criterion("dataset_size"),
+        make_criterion("label_diversity"),
+    )
+
+    def played(*criteria: Criterion) -> tuple[bool, RoundRecord]:
+        method = Method(criteria=criteria, training=TRAINING)
+        state = start(engine, method)
+        after, record = run_round(state, method, plan, engine)
+        return torch.equal(after.model, state.model), record
+
+    stays, record = played(zero, size)
+    assert stays
+    assert record.notes == ("all weights are zero (member: zero for everybody): the model stays as it was",)
+    assert record.no_effect == ()  # it had the greatest there is
+    stays, record = played(size, zero, labels)
+    assert not stays
+    assert record.notes == ("member is zero for everybody: label_diversity after it counts for nothing",)
+    assert "member" in record.no_effect
+
+
+def test_a_criterion_that_is_meant_to_be_alike_is_no_fault(make_engine: MakeEngine, plan: Plan) -> None:
+    engine, method = make_engine(), Method(criteria=(make_criterion("uniform"),), training=TRAINING)
+    _, record = run_round(start(engine, method), method, plan, engine)
+    assert record.no_effect == record.notes == ()
 
 
 @pytest.mark.parametrize("reporting", [True, False], ids=["with a reporting set", "without"])

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import clientwise as cw
-from clientwise.core.weighting import NORMALISERS, divide, to_weights, without_effect
+from clientwise.core.weighting import NORMALISERS, divide, to_weights, without_effect, zero_for_all
 
 positive = st.floats(0, 1000)
 cohorts = st.lists(st.tuples(positive, positive), min_size=1, max_size=8)
@@ -116,3 +116,4 @@ def test_a_constant_criterion_has_no_effect() -> None:
     raw = torch.tensor([[5.0, 1.0, 0.0], [5.0, 2.0, 0.0]])
     assert without_effect(("a", "b", "c"), raw) == ("a", "c")
     assert without_effect(("a", "b", "c"), raw[:1]) == ()  # of one client nothing can be said
+    assert zero_for_all(("a", "b", "c"), raw) == ("c",)

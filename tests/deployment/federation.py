@@ -18,6 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy
 import tomli_w
 
 import clientwise as cw
@@ -49,6 +50,14 @@ def free_port() -> int:
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         return int(one.getsockname()[1])
+
+
+def _read(path: Path) -> bytes:
+    """Of a process that may have ended by now."""
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
 
 
 class Federation:
@@ -86,20 +95,28 @@ class Federation:
         )
         subprocess.run([sys.executable, "-m", "clientwise", "new", str(self.app)], check=True, capture_output=True)
 
-    def configure(self, change: dict[str, Any]) -> dict[str, Any]:
-        """Change the app's experiment, and split its data into the nodes' files; the experiment as it is then."""
+    def configure(self, change: dict[str, Any], data: dict[str, Any] | None = None) -> None:
+        """Change the app's experiment, and write the nodes' files: digits, or what `data` and its `partition` say."""
         from clientwise.flower import write_parts
 
+        (self.app / "data.py").write_text(MOODY, encoding="utf-8")
+        partition = {"name": "dirichlet", "clients": len(self.names), "concentration": 0.5}
+        config = self.change({"flower": {"clients": self.names}})
+        parts = write_parts(config | (data or {"data": "digits", "partition": partition}), self.app / "data")
+        for part in parts:
+            part.chmod(0o600)
+        with numpy.load(parts[0]) as first, numpy.load(parts[-1]) as server:
+            shape, classes = first["train_inputs"].shape[1:], 1 + int(server["report_targets"].max())
+        self.change({"flower": {"input_shape": list(shape), "num_classes": classes}})
+        self.change(change)
+
+    def change(self, change: dict[str, Any]) -> dict[str, Any]:
+        """Change the app's experiment; as it is then."""
         path = self.app / "federation" / "experiment.toml"
         table = tomllib.loads(path.read_text(encoding="utf-8"))
-        table["partition"]["clients"] = len(self.names)
-        table["flower"]["clients"] = self.names
         for key, value in change.items():
             table[key] = table[key] | value if isinstance(value, dict) and key in table else value
         path.write_text(tomli_w.dumps(table), encoding="utf-8")
-        (self.app / "data.py").write_text(MOODY, encoding="utf-8")
-        for part in write_parts(path, self.app / "data"):
-            part.chmod(0o600)
         return table
 
     def run(self, command: list[str]) -> str:
@@ -122,7 +139,11 @@ class Federation:
 
     def script(self, name: str, *arguments: object, place: str = "link") -> str:
         """Run one of the scripts to its end; what it printed."""
-        return self.run([*self._enter(place), str(self.app / "deploy" / name), *map(str, arguments)])
+        return self.run(self.at(place, self.app / "deploy" / name, *arguments))
+
+    def at(self, place: str, *command: object) -> list[str]:
+        """A command, to be run in a place's network."""
+        return [*self._enter(place), *map(str, command)]
 
     def log(self, name: str) -> str:
         """What a process has said so far."""
@@ -139,20 +160,41 @@ class Federation:
         self.script("certificates.sh")
         self.start_superlink()
         if self._proxy:
-            self._start_proxy()
+            self.start_door()
+            self.start_proxy()
         self.script("agree.sh")
         for name in self.names:
             self.script("node-key.sh", name)
-            self.script("register.sh", name, self.state / "keys" / f"{name}.csr")
-            shutil.copy(self.state / "members" / f"{name}.crt", self.state / "keys")
+            self.register(name)
             self.start_node(name)
 
-    def _start_proxy(self) -> None:
-        """The door of the SuperLink's network, as federation-fleet.service has it, and nginx before it."""
+    def register(self, name: str, *options: str) -> None:
+        """Let a node in, or renew its certificate; which goes back to the node."""
+        self.script("register.sh", name, self.state / "keys" / f"{name}.csr", *options)
+        shutil.copy(self.state / "members" / f"{name}.crt", self.state / "keys")
+
+    def start_door(self) -> None:
+        """The door of the SuperLink's network, as federation-fleet.service has it."""
+        (self.state / "fleet.sock").unlink(missing_ok=True)
         door = ["systemd-socket-activate", "-l", str(self.state / "fleet.sock"), "/lib/systemd/systemd-socket-proxyd"]
         self.launch("door", [*self._enter("link"), *door, f"127.0.0.1:{self.environment['PORT']}"])
-        self.launch("proxy", [*self._enter("server"), str(self.app / "deploy" / "proxy.sh")])
         self.wait_for((self.state / "fleet.sock").exists, 30, "the SuperLink's door")
+
+    def start_proxy(self) -> None:
+        """The nginx before it."""
+        self.launch("proxy", [*self._enter("server"), str(self.app / "deploy" / "proxy.sh")])
+
+    def kill_app(self, kind: str) -> None:
+        """SIGKILL to what Flower runs: a "serverapp" or "clientapp" of this federation; it must be there."""
+        mine = [
+            int(folder.name)
+            for folder in Path("/proc").glob("[0-9]*")
+            if _read(folder / "cmdline").find(f"flwr-{kind}".encode()) >= 0
+            and _read(folder / "environ").find(str(self.state).encode()) >= 0
+        ]
+        assert mine, f"no {kind} runs"
+        for pid in mine:
+            os.kill(pid, signal.SIGKILL)
 
     def wait_for_nodes(self) -> None:
         """Until all of them are connected."""
@@ -172,6 +214,12 @@ class Federation:
         else:
             process.kill()
         process.wait(10)
+
+    def end(self, name: str) -> None:
+        """End a process politely."""
+        process = self._processes.pop(name)
+        process.terminate()
+        process.wait(60)
 
     def has_ended(self, name: str) -> bool:
         """Whether a process ended by itself."""

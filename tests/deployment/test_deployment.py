@@ -104,7 +104,9 @@ def test_a_new_app_runs_at_once_with_flowers_own_command(tmp_path: Path) -> None
         command = ["flower-superlink", "--simulation", "--insecure", "--host", "127.0.0.1", "--port", port]
         federation.launch("superlink", command)
         federation.wait_for(lambda: "Uvicorn running" in federation.log("superlink"), 120, "the SuperLink to listen")
-        federation.run(["flwr", "run", str(federation.app), "--run-config", f'out="{federation.run_folder}"'])
+        places = {"out": federation.run_folder, "files": federation.app / "data", "loader": federation.app / "data.py"}
+        config = " ".join(f'{key}="{path}"' for key, path in places.items())
+        federation.run(["flwr", "run", str(federation.app), "--run-config", config])
         federation.wait_for(lambda: federation.rounds() == 5, 240, "five rounds")
     finally:
         federation.stop()

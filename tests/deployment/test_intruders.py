@@ -1,10 +1,18 @@
-"""Who does not belong gets nothing: an outsider, a curious member, another user of the server, the server itself."""
+"""Server, proxy and four hospitals in networks of their own, over a wire that delays and loses packets.
+
+Who does not belong gets nothing: an outsider, a curious member, another user of the server, the server's own
+administrator. What dies is survived: every process killed, a member lost, state restored from a backup, keys and
+certificates renewed. The tests share one federation and follow each other.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
+import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,9 +22,12 @@ pytest.importorskip("flwr", reason="needs clientwise[flower]")
 
 from federation import Federation
 
+import clientwise as cw
+
 pytestmark = [pytest.mark.netns, pytest.mark.timeout(1500)]
-LINK = "cw-link"
-NAMES = ["ward-a", "ward-b"]
+HOSPITALS = ["Cleveland", "Hungarian", "Switzerland", "VA"]
+DELAY, LOSS = 0.02, 0.005  # seconds each way; share of the packets
+PREFIX, HOST = f"cw{os.getpid()}-", "10.77.0.1"
 
 # An app that returns what it finds where a node's data are.
 STEAL = """
@@ -43,66 +54,201 @@ def main(grid, context):
 """
 
 
-@pytest.fixture
-def federation(tmp_path: Path) -> Iterator[Federation]:
+@pytest.fixture(scope="module")
+def wire() -> Iterator[subprocess.Popen[str]]:
+    """Networks of the server, of every hospital and outside, the wire between them; and one for the SuperLink."""
     programs = ("ip", "nginx", "curl", "systemd-socket-activate")
     if os.geteuid() or not all(shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin") for name in programs):
         pytest.skip(f"needs root and {', '.join(programs)}")
-    subprocess.run(["ip", "netns", "add", LINK], check=True)
-    subprocess.run(["ip", "-n", LINK, "link", "set", "lo", "up"], check=True)
+    places = [PREFIX + place for place in ("server", *HOSPITALS, "outside")]
+    for place in (*places, PREFIX + "link"):
+        subprocess.run(["ip", "netns", "add", place], check=True)
+    subprocess.run(["ip", "-n", PREFIX + "link", "link", "set", "lo", "up"], check=True)
+    command = [sys.executable, str(Path(__file__).with_name("bad_wire.py")), "--delay", str(DELAY), "--loss", str(LOSS)]
+    process = subprocess.Popen([*command, *places], stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        yield process
+    finally:
+        process.terminate()
+        process.communicate(timeout=10)
+        for place in (*places, PREFIX + "link"):
+            subprocess.run(["ip", "netns", "del", place], check=True)
+
+
+@pytest.fixture(scope="module")
+def federation(wire: subprocess.Popen[str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
+    """Heart patients of four real hospitals; digits where their files are not there."""
+    folder = tmp_path_factory.mktemp("federation")
     one = Federation(
-        tmp_path, NAMES, proxy=True, enter=lambda place: ["ip", "netns", "exec", LINK] if place == "link" else []
+        folder, HOSPITALS, host=HOST, proxy=True, enter=lambda place: ["ip", "netns", "exec", PREFIX + place]
+    )
+    one.environment |= {"LOG": "json", "ALERT": f"cat >> {folder / 'alerts'}; echo >> {folder / 'alerts'}"}
+    patience = {"min_replies": 2, "train_seconds": 300, "grace_seconds": 60}
+    known = (Path(os.environ.get("CLIENTWISE_DATA", "")) / "heart").is_dir()
+    one.configure(
+        {"rounds": 2, "flower": patience, "evaluation": {"clients_every": 100}},
+        {"data": "heart", "partition": "by_id"} if known else None,
     )
     try:
+        one.start()
+        one.wait_for_nodes()
         yield one
     finally:
         one.stop()
-        subprocess.run(["ip", "netns", "del", LINK], check=True)
 
 
-def test_nobody_gets_in_and_nodes_run_what_was_agreed_to(federation: Federation, tmp_path: Path) -> None:
-    federation.configure({"rounds": 1, "flower": {"min_replies": 1, "train_seconds": 300}})
-    federation.start()
-    federation.wait_for_nodes()
+def goes_on(federation: Federation, rounds: int) -> int:
+    """More rounds: a new version of the app, to which everybody agrees."""
+    federation.change({"rounds": rounds})
+    federation.script("agree.sh")
+    return federation.begin()
 
-    # From outside, as a member, and as another user of the server: what must be closed is.
-    said = federation.run([str(federation.app / "deploy" / "check.sh"), "ward-a"])
-    assert "works   the fleet API, for members alone" in said
+
+def test_four_hospitals_train(federation: Federation) -> None:
+    run = federation.begin()
+    federation.wait_for(lambda: federation.rounds() == 2, 480, "both rounds")
+    federation.script("wait.sh", run)
+    assert federation.refused(1) == federation.refused(2) == {}
+    assert federation.weights(2) == pytest.approx(federation.weights_here(2), abs=1e-6)
+    events = [json.loads(line) for line in (federation.state / "run-events.jsonl").read_text().splitlines()]
+    runs = {one["member"]: one["differs"] for one in events if one["event"] == "versions"}
+    assert runs == {name: [] for name in HOSPITALS}
+    for service in ("superlink", *HOSPITALS):
+        assert {json.loads(line)["service"] for line in federation.log(service).splitlines()} == {service}
+    assert federation.script("health.sh", len(HOSPITALS), place="server").startswith("OK 4 members")
+
+
+def test_who_does_not_belong_reaches_nothing(federation: Federation) -> None:
+    check = federation.app / "deploy" / "check.sh"
+    said = federation.run(federation.at("outside", check))
+    assert "closed  /v1/control/start-run without a certificate" in said
+    # A curious member has a certificate, and a machine inside.
+    assert "works   the fleet API, for members alone" in federation.run(federation.at("VA", check, "VA"))
+    # Another user of the server finds no SuperLink, and cannot enter its network.
+    said = federation.run(federation.at("server", check, "VA"))
     assert "closed  the SuperLink, for another user" in said
-    assert "OPEN" not in said
+    assert "closed  the SuperLink's network, for another user" in said
     # The same script does find an open door.
-    inside = federation.attempt(["ip", "netns", "exec", LINK, str(federation.app / "deploy" / "check.sh")])
+    inside = federation.attempt(federation.at("link", "env", "HOST=127.0.0.1", check))
     assert inside.returncode == 1
     assert "OPEN    /v1/control/start-run without a certificate" in inside.stdout
+    # A node does not start where others of its machine can read the data.
+    data = federation.app / "data" / "VA.npz"
+    data.chmod(0o644)
+    refused = federation.attempt([str(federation.app / "deploy" / "supernode.sh"), "VA", str(data)])
+    data.chmod(0o600)
+    assert refused.returncode == 1
+    assert "can be read by other users of this machine" in refused.stdout
 
+
+def test_nodes_run_what_was_agreed_to_and_nothing_else(federation: Federation, tmp_path: Path) -> None:
     # The app that reads everybody's rows: started from outside with a member's ca.crt, and by whoever has the server.
     evil = tmp_path / "evil"
     shutil.copytree(federation.app, evil, ignore=shutil.ignore_patterns("data"))
     (evil / "federation" / "client_app.py").write_text(STEAL)
     (evil / "federation" / "server_app.py").write_text(COLLECT)
-    outsider = federation.attempt(
-        ["env", f"FLWR_HOME={federation.state / 'flower'}", "flwr", "run", str(evil), "federation"]
+    (tmp_path / "config.toml").write_text(
+        f'[superlink]\ndefault = "theirs"\n[superlink.theirs]\naddress = "{HOST}:{federation.environment["PORT"]}"\n'
+        f'root-certificates = "{federation.state / "certificates" / "ca.crt"}"\n'
     )
+    outsider = federation.attempt(federation.at("outside", "env", f"FLWR_HOME={tmp_path}", "flwr", "run", evil))
     assert outsider.returncode != 0
     assert "400 Bad Request" in outsider.stdout + outsider.stderr
-    command = ["env", f"FLWR_HOME={federation.state / 'flower'}", "flwr", "run", str(evil), "federation", "--stream"]
-    said = federation.run(["ip", "netns", "exec", LINK, *command])
-    assert said.count("ANSWER") == said.count("ANSWER error 7") == len(NAMES)
-    assert all("REFUSED an app" in federation.log(name) for name in NAMES)
+    administrator = ["env", f"FLWR_HOME={federation.state / 'flower'}", "flwr", "run", evil, "federation", "--stream"]
+    said = federation.run(federation.at("link", *administrator))
+    assert said.count("ANSWER") == said.count("ANSWER error 7") == len(HOSPITALS)
+    assert all("REFUSED an app" in federation.log(name) for name in HOSPITALS)
 
     # Our own app, changed by one byte on the server, is another one, until a node agrees to it.
-    config = federation.app / "federation" / "experiment.toml"
-    config.write_bytes(config.read_bytes() + b"\n")
+    federation.run_folder.rename(federation.state / "kept")
+    federation.change({"rounds": 1})
     run = federation.begin()
     federation.wait_for(lambda: federation.rounds() == 1, 300, "the round")
+    assert len(federation.refused(1)) == len(HOSPITALS)
     assert all("refused the app" in reason for reason in federation.refused(1).values())
-    assert len(federation.refused(1)) == len(NAMES)
-    ended = federation.attempt(["ip", "netns", "exec", LINK, str(federation.app / "deploy" / "wait.sh"), str(run)])
+    ended = federation.attempt(federation.at("link", federation.app / "deploy" / "wait.sh", run))
     assert ended.returncode == 1  # a run that failed is reported as failed
     assert "no update was ever accepted" in ended.stdout
+    assert (
+        "BAD the run failed"
+        in federation.attempt(federation.at("server", federation.app / "deploy" / "health.sh")).stdout
+    )
     shutil.rmtree(federation.run_folder)
-    federation.script("agree.sh")
+    (federation.state / "kept").rename(federation.run_folder)
+
+
+def test_what_dies_is_survived(federation: Federation) -> None:
+    goes_on(federation, 4)
+    federation.wait_for(lambda: federation.rounds() == 3, 300, "round 3")
+    federation.kill("proxy")  # and what it passed on comes again
+    federation.start_proxy()
+    federation.wait_for(lambda: federation.rounds() == 4, 300, "round 4")
+    assert len(federation.weights(4)) >= 2
+
+    # A member is lost for good; the server's process dies in the middle of a round, and so does a client's.
+    federation.kill("VA")
+    federation.set_moods("Cleveland", "sleep 600")
+    run = goes_on(federation, 6)
+    os.kill(federation.sleeper("Cleveland", 300), signal.SIGKILL)
+    federation.kill_app("serverapp")
+    ended = federation.attempt(federation.at("link", federation.app / "deploy" / "wait.sh", run))
+    assert ended.returncode == 1
+    federation.begin()
+    federation.wait_for(lambda: federation.rounds() >= 5, 400, "round 5")
+    assert {0, 1, 2} == set(federation.weights(5))
+    alerts = [json.loads(line) for line in (federation.state.parent / "alerts").read_text().splitlines()]
+    assert any(one["event"] in ("lost", "refused") and one["member"] == "VA" for one in alerts)
+
+    # A backup is made while everything runs. Then the server's disk is lost, with all that runs there.
+    copy = Path(federation.script("backup.sh", federation.state.parent).splitlines()[-1])
+    before = federation.query("SELECT * FROM rounds WHERE round_num <= 5")
+    federation.wait_for(lambda: federation.rounds() == 6, 400, "round 6")
+    for name in ("superlink", "door", "proxy"):
+        federation.kill(name)
+    federation.state.rename(federation.state.parent / "lost")
+    copy.rename(federation.state)
+    federation.start_superlink()
+    federation.start_door()
+    federation.start_proxy()
     run = federation.begin()
-    federation.wait_for(lambda: federation.rounds() == 1, 300, "the round")
-    assert federation.refused(1) == {}
+    federation.wait_for(lambda: federation.rounds() == 6, 400, "round 6 again")
     federation.script("wait.sh", run)
+    assert federation.query("SELECT * FROM rounds WHERE round_num <= 5") == before
+    assert cw.Run(federation.run_folder).finished
+
+
+def test_certificates_and_keys_are_renewed_and_a_member_leaves(federation: Federation) -> None:
+    before = (federation.state / "certificates" / "server.crt").read_bytes()
+    federation.script("certificates.sh")
+    assert (federation.state / "certificates" / "server.crt").read_bytes() != before
+    for name in ("superlink", "proxy"):
+        federation.kill(name)
+    federation.start_superlink()
+    federation.start_proxy()
+
+    federation.register("Hungarian", "--renew")  # the same key, a new certificate
+    federation.end("Hungarian")
+    federation.start_node("Hungarian")
+    for path in (federation.state / "keys").glob("Cleveland*"):
+        path.rename(path.with_name(f"old-{path.name}"))
+    federation.script("node-key.sh", "Cleveland")  # another key: another node, of the same name
+    federation.register("Cleveland")
+    federation.end("Cleveland")
+    federation.start_node("Cleveland")
+
+    federation.change({"flower": {"left": ["VA"]}})  # who was lost does not come back
+    federation.wait_for(lambda: federation.script("watch.sh").count(" online") == 3, 180, "the others to connect")
+    goes_on(federation, 7)
+    federation.wait_for(lambda: federation.rounds() == 7, 400, "round 7")
+    assert set(federation.weights(7)) == {0, 1, 2}
+    assert federation.refused(7) == {}
+    assert cw.Run(federation.run_folder).changes[-1].what == ["VA left"]
+
+
+def test_the_wire_was_bad(federation: Federation, wire: subprocess.Popen[str]) -> None:
+    wire.terminate()
+    seen, lost = (int(word) for word in wire.communicate(timeout=10)[0].replace(",", "").split()[::2][:2])
+    assert seen > 500
+    assert 0 < lost < seen / 10

@@ -7,6 +7,7 @@ import signal
 import sqlite3
 import threading
 import time
+import tomllib
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
@@ -17,6 +18,7 @@ import pytest
 import tomli_w
 import torch
 from safetensors.torch import load_file
+from torch import Tensor
 
 import clientwise as cw
 import processes
@@ -208,6 +210,7 @@ def test_survival_with_everything(tmp_path: Path) -> None:
         (["federation={clients_per_round=7}"], ["7 in a round, but there are only 6 clients"]),
         (["evaluation.target=85.0"], ["evaluation.target: accuracy is at most 1"]),
         (["attributes={age=[1.0]}"], ["attributes.age: 1 values for 6 clients"]),
+        (["attributes={job=['a', 1.0]}"], ["attributes: 'job' has words and numbers"]),
         (["methods.0.criteria=[{name='attribute', of='age'}]"], ["the clients have no attribute 'age'"]),
         (["methods.0.criteria=[{name='sharpness', blurry='Blurry'}]"], ["no sample attribute 'Blurry'"]),
         (["server_set.fraction=0.0002"], ["methods[1]: there are no samples to weigh by"]),
@@ -228,6 +231,37 @@ def test_what_only_the_data_can_tell(
         assert reason in str(caught.value)
     assert "device" in changes[0] or str(caught.value).startswith(str(tmp_path / "my.toml"))
     assert not (tmp_path / "run").exists()  # nothing was begun
+
+
+def test_commercial_targets_from_toml(tiny: dict[str, Any], tmp_path: Path) -> None:
+    text = """
+        attributes = { member = [true, false, true, true, false, true], job = ["a", "b", "a", "b", "c", "c"] }
+        [[methods]]
+        name = "members"
+        criteria = [{ name = "attribute", of = "member", high = 1.0 }]
+        [[methods]]
+        name = "jobs"
+        criteria = [{ name = "is_one_of", of = "job", values = ["b", "c"] }]
+    """
+    tiny |= tomllib.loads(text) | {"federation": {"fraction": 1.0}}
+    run = cw.Run(cw.run(tiny, tmp_path / "run"))
+    weights = "SELECT DISTINCT client, weight > 0 FROM participants JOIN lanes USING (lane) WHERE method = ? ORDER BY 1"
+    assert [held for _, held in run.query(weights, "members")] == [1, 0, 1, 1, 0, 1]
+    assert [held for _, held in run.query(weights, "jobs")] == [0, 1, 0, 1, 1, 1]
+
+
+def test_a_criterion_that_compares_clients_is_found_before_the_first_round(
+    tiny: dict[str, Any], tmp_path: Path
+) -> None:
+    def shared(arrivals: cw.Arrivals) -> Tensor:
+        """A model's share of all distances."""
+        return torch.full((len(arrivals.client_ids),), 1 / len(arrivals.client_ids))
+
+    cw.criterion("shared undeclared", measured_by="server", high=1.0)(shared)
+    cw.criterion("shared", measured_by="server", high=1.0, needs={"whole_cohort"})(shared)
+    with pytest.raises(cw.ClientwiseError, match="depends on who else arrived with a client: declare needs"):
+        cw.run(tiny | {"methods": [{"name": "a", "criteria": ["shared undeclared"]}]}, tmp_path / "undeclared")
+    assert cw.Run(cw.run(tiny | {"methods": [{"name": "a", "criteria": ["shared"]}]}, tmp_path / "run")).finished
 
 
 def test_attributes_and_two_of_a_kind_from_toml(tiny: dict[str, Any], tmp_path: Path) -> None:

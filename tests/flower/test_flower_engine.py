@@ -8,6 +8,7 @@ import sqlite3
 import time
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -274,10 +275,15 @@ def test_who_did_not_evaluate_is_in_the_notes_of_the_round(config: dict[str, Any
     store = Store(tmp_path)
     lane = store.open_lane("FedAvg", 1)
     store.write_round(lane, record, setup.flower.problem, {}, 1.0)
+    store.set_clients(1, [1] * 6, [1] * 6, {}, [f"ward-{letter}" for letter in "abcdef"])
+    store.write_round(lane, replace(record, round_num=2), setup.flower.problem, {}, 1.0)
     store.close()
     with closing(sqlite3.connect(tmp_path / "run.sqlite")) as database:
-        (row,) = database.execute("SELECT notes FROM rounds").fetchall()
-    assert json.loads(row[0]) == ["client 0 did not evaluate: not connected"]
+        rows = database.execute("SELECT notes FROM rounds ORDER BY round_num").fetchall()
+    assert [json.loads(notes) for (notes,) in rows] == [
+        ["client 0 did not evaluate: not connected"],
+        ["ward-a did not evaluate: not connected"],  # by its name, where it has one
+    ]
 
 
 def test_nobody_is_waited_for_longer_than_it_was_said(config: dict[str, Any]) -> None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,7 @@ from clientwise.core.round import first_state, run_round
 from clientwise.core.types import Refusal
 from clientwise.experiment.lanes import Progress
 from clientwise.flower.events import Events
+from clientwise.flower.wire import RUNS_HERE
 
 
 def test_events_are_written_and_some_of_them_told(make_engine: Any, plan: Plan, tmp_path: Path) -> None:
@@ -37,6 +41,36 @@ def test_events_are_written_and_some_of_them_told(make_engine: Any, plan: Plan, 
     assert all("T" in one["time"] for one in written)
     told = [json.loads(line)["event"] for line in (tmp_path / "told").read_text().splitlines()]
     assert told == ["lost", "refused", "void", "failed"]
+
+
+def test_what_members_run_is_recorded_and_compared(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    events = Events(tmp_path / "events", ["ward-a", "ward-b"])
+    for _ in range(3):  # with every update
+        events.versions(0, RUNS_HERE)
+        events.versions(1, RUNS_HERE | {"flwr": "1.0"})
+    events.versions(0, RUNS_HERE | {"torch": "1.0"})
+    written = [json.loads(line) for line in events.file.read_text().splitlines()]
+    assert [(one["member"], one["differs"]) for one in written] == [
+        ("ward-a", []),
+        ("ward-b", [f"flwr 1.0, here {RUNS_HERE['flwr']}"]),
+        ("ward-a", [f"torch 1.0, here {RUNS_HERE['torch']}"]),
+    ]
+    assert "ward-b runs other versions: flwr 1.0" in caplog.text
+
+
+def test_what_services_say_becomes_json() -> None:
+    said = '\x1b[92mINFO \x1b[0m:     Uvicorn "running"\n\nINFO :\nERROR: no\nTraceback\n'
+    program = files("clientwise") / "template" / "deploy" / "log.py"
+    done = subprocess.run(
+        [sys.executable, str(program), "superlink"], input=said, capture_output=True, text=True, check=True
+    )
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [(line["level"], line["message"]) for line in lines] == [
+        ("INFO", 'Uvicorn "running"'),
+        ("ERROR", "no"),
+        ("INFO", "Traceback"),
+    ]
+    assert {line["service"] for line in lines} == {"superlink"}
 
 
 def test_a_broken_bell_does_not_end_the_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -24,6 +24,7 @@ from clientwise.experiment.schema import Experiment, FlowerSettings
 from clientwise.flower.client_app import client_app
 from clientwise.flower.data import load_npz, server_side, write_parts
 from clientwise.flower.engine import FlowerEngine
+from clientwise.flower.wire import RUNS_HERE
 
 NUMBERS = {  # the documented names: docs/flower.md
     "train": {"training_loss", "seconds", "criterion.label_diversity", "criterion.dataset_size"},
@@ -77,7 +78,8 @@ def test_nothing_leaves_a_client_but_what_is_documented(config: dict[str, Any], 
     requests = {message.metadata.message_id: message for message in grid.sent}
     for reply in grid.answers:
         kind = requests[reply.metadata.reply_to_message_id].metadata.message_type
-        assert set(reply.content) == {"arrays", "numbers"}
+        assert set(reply.content) == {"arrays", "numbers", *(["versions"] if kind == "train" else [])}
+        assert all(one == RUNS_HERE for one in reply.content.config_records.values())
         assert set(reply.content.metric_records["numbers"]) == NUMBERS[kind]
         (array,) = (array.numpy() for array in reply.content.array_records["arrays"].values())
         if kind == "train":

@@ -7,7 +7,7 @@ import torch
 
 pytest.importorskip("flwr", reason="needs clientwise[flower]")
 
-from flwr.app import MetricRecord, RecordDict
+from flwr.app import ConfigRecord, MetricRecord, RecordDict
 
 from clientwise.core.loss import Loss
 from clientwise.core.types import Evaluation, LocalTraining, Problem, Task, Updates
@@ -41,13 +41,22 @@ def test_an_update_arrives_as_it_was_sent() -> None:
         torch.tensor([1.5]).double(),
         torch.tensor([2.0]).double(),
     )
-    got, kept = wire.read_update(5, wire.write_update(sent, torch.ones(7)))
+    content = wire.write_update(sent, torch.ones(7))
+    got, kept = wire.read_update(5, content)
+    assert wire.read_versions(content) == wire.RUNS_HERE
     assert got.client_ids == (5,)
     assert torch.equal(got.models, sent.models)
     assert torch.equal(got.measurements["age"], sent.measurements["age"].double())
     assert (float(got.training_loss), float(got.seconds)) == (1.5, 2.0)
     assert kept is not None
     assert torch.equal(kept, torch.ones(7))
+
+
+def test_versions_that_a_client_makes_up() -> None:
+    made_up = {"flwr": "x" * 1000, "torch": 3, "rows": [1.0, 2.0], "python": "3.11\nERROR: forged", "clientwise": "9.9"}
+    said = RecordDict({wire.VERSIONS: ConfigRecord(made_up)})
+    assert wire.read_versions(said) == dict.fromkeys(wire.RUNS_HERE, "not told") | {"clientwise": "9.9"}
+    assert set(wire.read_versions(RecordDict()).values()) == {"not told"}
 
 
 def classification() -> Evaluation:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -24,7 +25,9 @@ from clientwise.cli import _token_in
 from clientwise.report import server, views
 from clientwise.report.document import Document
 from clientwise.report.html import to_json, write_html
+from clientwise.report.metrics import samples_of
 from clientwise.report.server import _Runs, is_loopback, make_app
+from clientwise.runs.reader import Run
 
 ODD_PORTS = ("127.0.0.1:99999999", "localhost:65536", "localhost:-1", "localhost:x", "localhost:")
 
@@ -320,6 +323,50 @@ def test_a_token_is_asked_for_whatever_the_host_is_called(folder: Path) -> None:
             assert client.get("/", headers={"Host": host}).status_code == 401
             assert client.get("/?token=secret", headers={"Host": host}).status_code == 200
             client.cookies.clear()
+
+
+SAMPLE = re.compile(r'([a-z_]+)\{((?:[a-z]+="(?:[^"\\\\\n]|\\\\["\\\\n])*",?)+)\} (-?[0-9.e+-]+)')
+
+
+def test_a_monitoring_system_reads_how_runs_stand(client: httpx.Client, folder: Path) -> None:
+    answer = client.get("/metrics")
+    assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
+    lines = answer.text.splitlines()
+    samples = [SAMPLE.fullmatch(line) for line in lines if not line.startswith("#")]
+    assert all(samples)
+    assert len(set(lines)) == len(lines)  # nothing is told twice
+    assert 'clientwise_up{run="damaged"} 0.0' in lines
+    assert 'clientwise_up{run="real"} 1.0' in lines
+    assert 'clientwise_finished{run="real"} 1.0' in lines
+    (rounds,) = {one[3] for one in samples if one and one[1] == "clientwise_rounds" and 'run="real"' in one[2]}
+    assert rounds == "3.0"
+    named = HOSTILE_NAME.replace("\\", r"\\").replace('"', r"\"")
+    assert any(f'run="two methods",method="{named}"' in line for line in lines)
+    assert client.get("/health").json() == {"status": "ok", "runs": 8}
+
+
+def test_members_have_lines_of_their_own(tmp_path: Path) -> None:
+    """Of clients that have names, as in a deployment."""
+    folder = write_run(tmp_path / "run", ["FedAvg"])
+    _execute(folder, "UPDATE clients SET name = 'ward-' || client")
+    found = {(one.metric, one.labels.get("member")): one.value for one in samples_of(folder, "run")}
+    weight, refused = found["clientwise_member_weight", "ward-1"], found["clientwise_member_refused", "ward-1"]
+    ((expected,),) = Run(folder).query(
+        "SELECT weight FROM participants WHERE client = 1 ORDER BY round_num DESC LIMIT 1"
+    )
+    ((times,),) = Run(folder).query("SELECT COUNT(*) FROM participants WHERE client = 1 AND refusal IS NOT NULL")
+    assert (weight, refused) == (expected or 0.0, times)
+
+
+def test_a_program_sends_the_token_in_a_header(folder: Path) -> None:
+    with served([folder], token="secret") as address, httpx.Client(base_url=address) as client:
+        for path in ("/metrics", "/health"):
+            assert client.get(path).status_code == 401
+            for wrong in ("Bearer wrong", "secret", "Basic secret", "Bearer"):
+                assert client.get(path, headers={"Authorization": wrong}).status_code == 401
+            answer = client.get(path, headers={"Authorization": "Bearer secret"})
+            assert answer.status_code == 200
+            assert "set-cookie" not in answer.headers
 
 
 def test_a_token_is_asked_for_once(folder: Path) -> None:

@@ -145,13 +145,17 @@ def test_survivors_do_not_win() -> None:
     assert two_lucky.numbers == {"median": None, "reached": 2, "not reached": 8}
 
 
-def test_what_one_does_not_reach_counts_against_it() -> None:
-    gain = sections.average_gain({1: [2, 4, None]}, {1: [1, None, None]}, {1: 10})
-    assert gain is not None
-    assert gain.mean == ((2 - 1) + (4 - 10)) / 2
-    as_in_the_paper = sections.average_gain({1: [2, 4, None]}, {1: [1, None, None]})
-    assert as_in_the_paper is not None
-    assert as_in_the_paper.mean == 1
+def test_average_gains_are_p1s() -> None:
+    """P1's Table 6, rows DS and IS>CB>DS at 70% and DS>CB>IS at 80%: what it prints as Avg. is over all nine shares."""
+    ds_70, gains_70 = [1, 1, 1, 13, 15, 21, 32, 58, None], [0, 0, 0, 9, 6, 12, -68, -42, 0]
+    ds_80, gains_80 = [1, 1, 15, 21, 26, 44, None, None, None], [0, 0, 10, 15, 18, 32, 43, 0, 0]
+    for baseline, gains, average in ((ds_70, gains_70, -9.22), (ds_80, gains_80, 13.11)):
+        ours = [(before or 100) - gain for before, gain in zip(baseline, gains, strict=True)]
+        reached = [number if number < 100 else None for number in ours]  # P1 prints what was not reached as 100
+        found = sections.average_gain({1: baseline}, {1: reached}, {1: 100})
+        assert found is not None
+        assert found.mean == pytest.approx(average, abs=0.005)
+    assert sections.average_gain({1: [None] * 9}, {1: [None] * 9}, {1: 100}) is None
 
 
 def test_clients_by_name_under_every_method(tmp_path: Path) -> None:

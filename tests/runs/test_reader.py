@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import clientwise as cw
 from clientwise.errors import NotBegunError, RunError
+from clientwise.report import sections
+from clientwise.report.document import Table
+from clientwise.report.series import series_of
 from clientwise.runs.lock import locked
 from clientwise.runs.reader import is_finished
 from clientwise.runs.writer import Store
@@ -145,3 +149,14 @@ def test_a_run_is_called_as_it_was_opened(finished: Path, monkeypatch: pytest.Mo
     assert cw.Run(".").id == "finished"
     with pytest.raises(RunError, match=r"^finished~2: no client 9 under seed 1"):
         cw.Run(finished, "finished~2").client(1, 9)
+
+
+def test_leafs_percentiles_are_in_the_summary(tiny: dict[str, Any], tmp_path: Path) -> None:
+    tiny |= {"rounds": 1, "partition": {"name": "dirichlet", "clients": 24, "concentration": 0.5}}
+    run = cw.Run(cw.run(tiny | {"methods": [{"name": "FedAvg"}], "seeds": [1]}, tmp_path / "run"))
+    values = sorted(row.metric for row in run.client_metrics("FedAvg"))
+    (line,) = run.summary()
+    assert (line.worst_decile, line.best_decile) == ([values[2]], [values[-3]])
+    table = next(item for item in sections.result(series_of([run])).items if item.id == "summary")
+    assert isinstance(table, Table)
+    assert [column.label for column in table.columns][-3:-1] == ["worst decile of clients", "best decile of clients"]

@@ -6,12 +6,13 @@ import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 
 from ..registry import PositiveFloat, Registry, needs
 from .loss import Loss, robust_loss
-from .metrics import mae, mse, per_class_f1
+from .metrics import mae, mse, per_class_f1, per_class_recall
 from .types import Evaluation
 
 
@@ -30,14 +31,17 @@ LOSS_ADAPTERS: Registry[LossAdapter] = Registry(
 
 
 @LOSS_ADAPTERS.register("class_weights", needs("classes", "server_set"))
-def class_weights(loss: Loss, evaluation: Evaluation, *, epsilon: PositiveFloat = 0.1) -> Adapted:
-    """κ_c = 1/(F1_c + ε) from the aggregated model's F1 on the server's set (P3 III.A; classification).
+def class_weights(
+    loss: Loss, evaluation: Evaluation, *, epsilon: PositiveFloat = 0.1, by: Literal["f1", "recall"] = "f1"
+) -> Adapted:
+    """κ_c = 1/(F1_c + ε) from the aggregated model's F1, or recall, on the server's set (P3 III.A; classification).
 
     Of a class that the set lacks nothing is known: its κ stays 1, and the record says so.
     """
     counts = evaluation.counts[0]
     lacking = counts.sum(-1) == 0
-    kappa = torch.where(lacking, 1.0, 1.0 / (per_class_f1(counts) + epsilon))
+    quality = per_class_f1(counts) if by == "f1" else per_class_recall(counts)
+    kappa = torch.where(lacking, 1.0, 1.0 / (quality + epsilon))
     missing = ", ".join(map(str, lacking.nonzero().flatten().tolist()))
     notes = (f"no sample of class {missing} to weigh by: its weight in the loss stays 1",) if missing else ()
     return Adapted(replace(loss, class_weights=tuple(kappa.tolist())), notes)

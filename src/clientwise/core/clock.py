@@ -88,10 +88,10 @@ class Clock:
         self.at_work: frozenset[int] = frozenset()  # asked in earlier rounds, and still expected to answer
         self._num_clients, self._devices, self._size = num_clients, devices, num_clients
 
-    def cohort(self, size: int, seed: int, round_num: int) -> tuple[int, ...]:
+    def cohort(self, size: int, seed: int, round_num: int, away: Sequence[int] = ()) -> tuple[int, ...]:
         """Whom a round asks: of those who are free and available now, or, where nobody is at all, of the next to be."""
         self._size = size
-        free = [client for client in range(self._num_clients) if client not in self.at_work]
+        free = [client for client in range(self._num_clients) if client not in {*self.at_work, *away}]
         if self._devices is not None and free:
             waits = self._devices.of(free).seconds_until_available(self.now)
             shortest = 0.0 if self.at_work else float(waits.min())  # else there is somebody to wait for

@@ -17,7 +17,7 @@ from .method import Method, Plan
 from .rules import Ruled, mean
 from .seeding import derive_seed
 from .types import Candidate, Engine, Evaluation, Gathered, LocalTraining, Refusal, ServerState, Task, Updates
-from .weighting import divide, to_weights
+from .weighting import divide, to_weights, without_effect, zero_for_all
 
 
 class Cohort:
@@ -131,6 +131,25 @@ class Cohort:
         """What each criterion is divided by [m]."""
         return self._method.normaliser(self.raw) if self.client_ids else torch.ones(self.raw.shape[1])
 
+    @property
+    def no_effect(self) -> tuple[str, ...]:
+        """Criteria that told nobody apart, but for those that are not meant to."""
+        alike = {criterion.name for criterion in self._method.criteria if criterion.alike}
+        return tuple(name for name in without_effect(self.criteria, self.raw) if name not in alike)
+
+    @property
+    def zero_for_all(self) -> tuple[str, ...]:
+        """Criteria that were zero for everybody."""
+        return zero_for_all(self.criteria, self.raw) if self.client_ids else ()
+
+    def _silenced(self, priority: Sequence[str] | None) -> tuple[str, ...]:
+        """As a note: in an order of priority nothing counts after a criterion that is zero (P1 Eq. 8)."""
+        order = priority or ()
+        for place, name in enumerate(order[:-1]):
+            if name in self.zero_for_all:
+                return (f"{name} is zero for everybody: {', '.join(order[place + 1 :])} after it counts for nothing",)
+        return ()
+
     def candidate(self, priority: tuple[str, ...] | None) -> Candidate:
         """Score, weigh and aggregate the cohort, in the given order of priority."""
         method, state, scales = self._method, self._state, self.scales
@@ -160,7 +179,7 @@ class Cohort:
             model,
             step_state,
             ruled.state if ruled else {},
-            notes + (posterior.notes if posterior else ()),
+            notes + (posterior.notes if posterior else ()) + self._silenced(priority),
         )
 
     def _ruled(self, weights: Tensor) -> Ruled | None:

@@ -20,15 +20,18 @@ from functools import cached_property, partial
 from typing import Annotated, Any, Literal, Protocol
 
 import torch
+from annotated_types import MinLen
 from torch import Tensor
 from torch.nn.functional import cosine_similarity, normalize
 
 from ..registry import Declaration, Names, Need, NonNegativeFloat, Part, PositiveFloat, Registry
 from .clock import Devices
-from .metrics import METRICS, performance
+from .metrics import METRICS, highest_performance, performance
 from .types import Evaluation, LocalTraining, ModelSpec, Problem
 
 ANY = 1e12  # without another bound: no honest measurement exceeds it, and no sum or product of a few overflows
+Fact = str | bool | float  # about a client: a word, yes or no, a number
+MOST_WORDS = 1_000  # for one attribute: each takes a column
 HONEST = "honest, as the simulation knows"  # an attribute of the clients
 
 
@@ -122,6 +125,7 @@ class CriterionDeclaration(Declaration):
     measured_by: Literal["client", "server"] = "server"
     high: Upper = ANY
     memory: Memory | None = None
+    alike: bool = False  # the same for everybody by design
 
 
 @dataclass(frozen=True)
@@ -134,6 +138,7 @@ class Criterion:
     upper: Upper
     needs: frozenset[Need]
     memory: Memory | None
+    alike: bool
 
     @property
     def name(self) -> str:
@@ -152,17 +157,20 @@ def criterion(
     high: Upper = ANY,
     needs: Iterable[Need] = (),
     memory: Memory | None = None,
+    alike: bool = False,
 ) -> Callable[[Measure], Measure]:
     """Decorator: register a criterion.
 
     `high` is the largest value that can be true: a number, or a function of the problem and the criterion's options.
     `needs={"whole_cohort"}` has a server-side criterion called once a round with all clients instead of chunk by chunk.
-    `memory` keeps a value per client from round to round (see `trust`).
+    `memory` keeps a value per client from round to round (see `trust`). `alike` says that the criterion is the same for
+    everybody by design; of others the record says so when it happens.
     """
     if measured_by == "client" and "whole_cohort" in needs:
         raise ValueError(f"criterion {name!r}: a client never sees the whole cohort; measure it on the server")
     every_need = frozenset[Need]({*needs, *(("models",) if memory else ())})  # a round is remembered by its models
-    return CRITERIA.register(name, CriterionDeclaration(every_need, measured_by=measured_by, high=high, memory=memory))
+    declared = CriterionDeclaration(every_need, measured_by=measured_by, high=high, memory=memory, alike=alike)
+    return CRITERIA.register(name, declared)
 
 
 def make_criterion(name: str, label: str = "", /, **options: Any) -> Criterion:
@@ -172,7 +180,8 @@ def make_criterion(name: str, label: str = "", /, **options: Any) -> Criterion:
         raise TypeError(f"criterion {name!r} does not say who measures it: register it with @criterion")
     given = {option.name: option.default for option in CRITERIA.options(name) if not option.required} | options
     part, measure = Part(name, given, label), partial(CRITERIA.get(name), **given)
-    return Criterion(part, measure, declared.measured_by, declared.high, CRITERIA.needs(part), declared.memory)
+    needs = CRITERIA.needs(part)
+    return Criterion(part, measure, declared.measured_by, declared.high, needs, declared.memory, declared.alike)
 
 
 def measure_clients(criteria: Sequence[Part], clients: ClientFacts) -> dict[str, Tensor]:
@@ -230,7 +239,7 @@ def laplacian_variance(images: Tensor) -> Tensor:
     return (neighbours - 4 * centre).flatten(1).var(1, unbiased=False)
 
 
-@criterion("uniform", measured_by="server", high=1.0)
+@criterion("uniform", measured_by="server", high=1.0, alike=True)
 def uniform(arrivals: Arrivals) -> Tensor:
     """1 for everybody: the plain mean of the models, whoever holds how much."""
     return torch.ones(len(arrivals.client_ids))
@@ -247,12 +256,67 @@ def label_closeness(clients: ClientFacts) -> Tensor:
 # Fulfilment of commercial targets --------------------------------------------------------------------------------
 
 
-@criterion("attribute", measured_by="server")
-def attribute(arrivals: Arrivals, *, of: str) -> Tensor:
-    """A boolean or graded fact about the client that the server knows (P1 4.2, commercial targets), by its name."""
+@criterion("attribute", measured_by="server", high=lambda problem, of, high: high)
+def attribute(arrivals: Arrivals, *, of: str, high: PositiveFloat = ANY) -> Tensor:
+    """A boolean or graded fact about the client that the server knows (P1 4.2, commercial targets), by its name.
+
+    `high` is the largest value that can be true: 1 for a share, 120 for an age.
+    """
     if of not in arrivals.attributes:
-        raise KeyError(f"the clients have no attribute {of!r}; they have {sorted(arrivals.attributes)}")
+        raise KeyError(f"the clients have no attribute {of!r}; they have {_listed(arrivals.attributes)}")
     return arrivals.attributes[of]
+
+
+@criterion("is_one_of", measured_by="server", high=1.0)
+def is_one_of(arrivals: Arrivals, *, of: str, values: Annotated[list[Fact], MinLen(1)]) -> Tensor:
+    """1 for clients whose attribute `of` is one of `values` (P1 4.2: nationality, job ...), 0 for the others."""
+    known, found = arrivals.attributes, torch.zeros(len(arrivals.client_ids), dtype=torch.bool)
+    for value in values:
+        if of in known and not isinstance(value, str):
+            found |= known[of] == value
+        elif isinstance(value, str) and category(of, value) in known:
+            found |= known[category(of, value)] > 0
+        else:
+            raise KeyError(f"no client is known to have {of!r} = {value!r}; there are {_listed(known)}")
+    return found.double()
+
+
+def category(attribute: str, word: str) -> str:
+    """What the column is called that tells which clients have a word for an attribute.
+
+    >>> category("job", "nurse")
+    'job = nurse'
+    """
+    return f"{attribute} = {word}"
+
+
+def fact_columns(attributes: Mapping[str, Sequence[Fact]]) -> dict[str, Tensor]:
+    """Facts about n clients as numbers, each [n]: yes is 1, and every word has a column of its own.
+
+    >>> {name: column.tolist() for name, column in fact_columns({"job": ["nurse", "cook", "nurse"]}).items()}
+    {'job = cook': [0.0, 1.0, 0.0], 'job = nurse': [1.0, 0.0, 1.0]}
+    """
+    columns: dict[str, Tensor] = {}
+    for name, values in attributes.items():
+        words = sorted({value for value in values if isinstance(value, str)})
+        if not words:
+            columns[name] = torch.as_tensor(values).double()
+        elif not all(isinstance(value, str) for value in values):
+            raise ValueError(f"{name!r} has words and numbers: give every client one or the other")
+        elif len(words) > MOST_WORDS:
+            raise ValueError(
+                f"{name!r} has {len(words):,} different words: more than {MOST_WORDS:,} tell no kinds apart"
+            )
+        else:
+            columns |= {
+                category(name, word): torch.tensor([value == word for value in values]).double() for word in words
+            }
+    return columns
+
+
+def _listed(attributes: Mapping[str, Tensor]) -> str:
+    """Names of attributes for a message, without what only the simulation knows."""
+    return str(sorted(attributes.keys() - {HONEST}))
 
 
 @criterion("honest", measured_by="server", high=1.0, needs={"simulation"})
@@ -322,7 +386,12 @@ def _row_norms(rows: Tensor) -> Tensor:
     return torch.stack([torch.linalg.vector_norm(row) for row in rows])
 
 
-@criterion("server_performance", measured_by="server", needs={"server_set"})
+@criterion(
+    "server_performance",
+    measured_by="server",
+    needs={"server_set"},
+    high=lambda problem, metric: min(ANY, highest_performance(metric or problem.usual_metric)),
+)
 def server_performance(arrivals: Arrivals, *, metric: Annotated[str | None, Names(METRICS)] = None) -> Tensor:
     """The model's performance on the server's set (P3): accuracy unless `metric` says otherwise; errors as 1/error."""
     return performance(metric or arrivals.metric, arrivals.evaluation().counts)

@@ -86,14 +86,16 @@ class Plan:
     evaluate_clients_every: int = 1  # rounds; 0: never
     rounds: int | None = None  # of the whole run, if known: the last one is evaluated in any case
     asks: tuple[int, ...] | None = None  # these in every round, instead of a sample
+    away: tuple[int, ...] = ()  # clients that have left: nobody asks them any more
 
     def cohort(self, num_clients: int, round_num: int, clock: Clock | None = None) -> tuple[int, ...]:
         """A⁻, the clients that are asked in a round: known before it begins, but where a clock says who can be."""
         if self.asks is not None:
             return self.asks
         if clock is not None:
-            return clock.cohort(self.cohort_size, self.seed, round_num)
-        return sample_clients(num_clients, self.cohort_size, self.seed, round_num)
+            return clock.cohort(self.cohort_size, self.seed, round_num, self.away)
+        here = frozenset(range(num_clients)) - frozenset(self.away) if self.away else None
+        return sample_clients(num_clients, self.cohort_size, self.seed, round_num, here)
 
     def evaluates_clients(self, round_num: int) -> bool:
         """Whether the model is to be evaluated on all clients in this round."""

@@ -5,6 +5,7 @@ Every metric takes counts with any leading dimensions and returns one value for 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -38,6 +39,7 @@ def measured(name: str) -> Measure:
 
 
 OF_CLASSES = measure("classes")
+SMALLEST_ERROR = 1e-6  # added to an error before it is inverted
 MOST_PAIRS = 2**22  # looked at together
 
 
@@ -93,9 +95,7 @@ def accuracy(counts: Tensor) -> Tensor:
 @METRICS.register("balanced_accuracy", OF_CLASSES)
 def balanced_accuracy(counts: Tensor) -> Tensor:
     """Mean recall over the classes that occur."""
-    occurring = counts.sum(-1)
-    recall = _ratio(counts.diagonal(dim1=-2, dim2=-1), occurring)
-    return recall.sum(-1) / (occurring > 0).sum(-1).clamp(min=1)
+    return per_class_recall(counts).sum(-1) / (counts.sum(-1) > 0).sum(-1).clamp(min=1)
 
 
 @METRICS.register("macro_f1", OF_CLASSES)
@@ -165,12 +165,27 @@ def per_class_f1(counts: Tensor) -> Tensor:
     return _ratio(2 * counts.diagonal(dim1=-2, dim2=-1), counts.sum(-1) + counts.sum(-2))
 
 
+def per_class_recall(counts: Tensor) -> Tensor:
+    """Share of every class's samples that are recognised [..., C]; zero for a class that does not occur."""
+    return _ratio(counts.diagonal(dim1=-2, dim2=-1), counts.sum(-1))
+
+
 def performance(name: str, counts: Tensor) -> Tensor:
     """A metric as a quality, the larger the better: itself, or 1/(error + 10⁻⁶)."""
     if measured(name).from_scores:
         raise ValueError(f"{name} needs the scores of all samples, not their counts: it is for evaluation.metric")
     value = METRICS.get(name)(counts)
-    return 1.0 / (value + 1e-6) if measured(name).is_error else value
+    return 1.0 / (value + SMALLEST_ERROR) if measured(name).is_error else value
+
+
+def highest_performance(name: str) -> float:
+    """What `performance` is at most; infinity where the metric declares no range, as a user's own may not."""
+    declared = METRICS.declared(name)
+    if not isinstance(declared, Measure):
+        return math.inf
+    if declared.is_error:
+        return 1.0 / SMALLEST_ERROR
+    return 1.0 if declared.is_share else math.inf
 
 
 def _ratio(part: Tensor, whole: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ from .method import Method, Plan
 from .metrics import accuracy
 from .priority import Search, all_orders
 from .types import Candidate, Engine, Evaluation, RoundRecord, ServerState, Task
-from .weighting import divide, without_effect
+from .weighting import divide
 
 LARGEST_LOSS = 1e30  # beyond what a model in float32 that still learns could have
 
@@ -50,7 +50,7 @@ def run_round(state: ServerState, method: Method, plan: Plan, engine: Engine) ->
     if method.fine_tune and bool(chosen.model.isfinite().all()):
         chosen, local = replace(chosen, model=tune(chosen.model, task, method, cohort, engine)), None
     report, local = evaluate(chosen.model, local, round_num, plan, engine)
-    notes = why_unusable(chosen, report, local) or why_braked(chosen.model, state.model, method, engine)
+    notes = why_unusable(chosen, cohort, report, local) or why_braked(chosen.model, state.model, method, engine)
     if notes:
         chosen = replace(chosen, model=state.model, priority=state.priority)
         chosen = replace(chosen, step_state=state.step_state, rule_state=state.rule_state)
@@ -115,7 +115,7 @@ def _record(
         training_loss=cohort.training_loss,
         seconds=cohort.seconds,
         refusals=tuple(cohort.refusals),
-        no_effect=without_effect(cohort.criteria, cohort.raw),
+        no_effect=cohort.no_effect if chosen.weights.any() else (),  # or it froze the model, which the notes say
         priority=chosen.priority,
         candidates=search.tried if search else (),
         testing_rounds=search.testing_rounds if search else 0,
@@ -140,14 +140,17 @@ def adjust_priority(cohort: Cohort, state: ServerState, method: Method, engine: 
     return method.adjust(orders, cohort.candidate, evaluate, state.quality, engine.problem.higher_is_better)
 
 
-def why_unusable(chosen: Candidate, report: Evaluation | None, local: Evaluation | None) -> tuple[str, ...]:
+def why_unusable(
+    chosen: Candidate, cohort: Cohort, report: Evaluation | None, local: Evaluation | None
+) -> tuple[str, ...]:
     """Why the old model stays, as notes for the record; empty where the new one is fine."""
     if not len(chosen.weights):
         return ("no update was accepted: the model stays as it was",)
     if not chosen.weights.any():
         if not bool(chosen.scores.sum().isfinite()):
             return ("the scores overflow: the model stays as it was",)
-        return ("all weights are zero: the model stays as it was",)
+        reason = f" ({' and '.join(cohort.zero_for_all)}: zero for everybody)" if cohort.zero_for_all else ""
+        return (f"all weights are zero{reason}: the model stays as it was",)
     if not bool(chosen.model.isfinite().all()):
         return ("the aggregate has NaN or Inf: the model stays as it was",)
     shown = report or local

@@ -66,6 +66,15 @@ def without_effect(names: Sequence[str], raw: Tensor) -> tuple[str, ...]:
     return tuple(name for name, constant in zip(names, equal.tolist(), strict=True) if constant)
 
 
+def zero_for_all(names: Sequence[str], raw: Tensor) -> tuple[str, ...]:
+    """Criteria that are zero for all clients of the cohort: in a product, or first in the order, they freeze the model.
+
+    >>> zero_for_all(("size", "balance"), torch.tensor([[5.0, 0.0], [3.0, 0.0]]))
+    ('balance',)
+    """
+    return tuple(name for name, some in zip(names, raw.any(0).tolist(), strict=True) if not some)
+
+
 def weigh(criteria: Mapping[str, Any], *, score: Score, normalise: str | None = None) -> NDArray[numpy.float64]:
     """The weights of n clients from your own numbers: lists, NumPy arrays or tensors, one per criterion.
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, default_collate
 
 from ..core.clock import Devices
+from ..core.criteria import fact_columns
 from ..core.seeding import generator
 from ..core.types import Problem
 from .folder import DataError
@@ -237,8 +238,8 @@ class FederatedData:
 
         Targets of integers are classes, targets of floats are values to predict; with `survival` they are times until
         something happened, negative where it had not by then. `num_classes` is taken from the largest label where
-        it is not given. `names` are what reports call the clients. `attributes` are facts about
-        the clients, one value each; `sample_attributes` facts about their training samples, one array per client.
+        it is not given. `names` are what reports call the clients. `attributes` are facts about the clients, a
+        number or a word for each; `sample_attributes` facts about their training samples, one array per client.
         """
         if not train or len(train) != len(test):
             raise ValueError(f"{len(train)} clients have training data, {len(test)} have test data: give one of each")
@@ -267,7 +268,7 @@ class FederatedData:
             Shares.of(parts[len(train) : 2 * len(train)]),
             weigh=Shares.of([next(server)]) if weigh is not None else None,
             report=Shares.of([next(server)]) if report is not None else None,
-            attributes={name: torch.as_tensor(values).double() for name, values in (attributes or {}).items()},
+            attributes=fact_columns(attributes or {}),
             names=tuple(names),
         )
         data.check_finite()

@@ -9,11 +9,14 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from ..attacks import ATTACKS, Hostile, Several
 from ..attacks.backdoors import plant
 from ..core.clock import Clock, Devices, Pace
+from ..core.criteria import fact_columns
 from ..core.method import Control, Method, Plan
 from ..core.sampling import cohort_size
 from ..core.seeding import generator, seeded_default_generator
@@ -28,6 +31,7 @@ from ..engine.executor import DeviceExecutor, Executor
 from ..engine.local import LocalEngine
 from ..engine.timed import TimedEngine
 from ..errors import ClientwiseError, ConfigError
+from ..models.flat import fill
 from ..models.networks import MODELS
 from ..models.size import check_parameters, count_parameters, described, zeros
 from ..trackers import TRACKERS, Tracker, Trackers, check_tracker
@@ -137,8 +141,8 @@ def build_data(
         data = _adopt(experiment, divided, seed, hostile, relabel)
     else:
         data = _hand_out(experiment, samples, divided, seed, relabel)
-    given = {name: torch.tensor(values, dtype=torch.float64) for name, values in experiment.attributes.items()}
-    data = replace(data, attributes={**data.attributes, **given}, devices=build_devices(experiment, data, seed))
+    known = {**data.attributes, **fact_columns(experiment.attributes)}
+    data = replace(data, attributes=known, devices=build_devices(experiment, data, seed))
     return plant(data, hostile, seed), hostile
 
 
@@ -162,6 +166,8 @@ def names_of(divided: FederatedData | Division, samples: Samples) -> tuple[str, 
 
 def count_clients(experiment: Experiment) -> int:
     """How many clients there are, under the seed that has most."""
+    if experiment.reads_files:
+        return len(experiment.flower.clients)
     samples = load_samples(experiment)
     return max(len(divide_samples(experiment, samples, seed).train) for seed in experiment.seeds)
 
@@ -266,14 +272,32 @@ def build_module(experiment: Experiment, samples: Samples, seed: int, *, to_try:
         count = count_parameters(described(network))
         check_parameters(count, COPIES)
         if to_try and count > LARGE:
-            return zeros(network)
+            return _filled(experiment, zeros(network))
         with seeded_default_generator(seed, "initial model"):
-            return network()
+            return _filled(experiment, network())
+    except ConfigError:
+        raise
     except (ValueError, RuntimeError, MemoryError) as error:
         raise ConfigError(experiment.source, [("model", str(error).splitlines()[0])]) from None
     except Exception as error:  # whatever a user's own network raises is theirs to know
         message = f"{experiment.model_name} cannot be made: {type(error).__name__}: {error}"
         raise ConfigError(experiment.source, [("model", message)]) from error
+
+
+def _filled(experiment: Experiment, module: nn.Module) -> nn.Module:
+    """The network with the numbers that the config says it begins with."""
+    if experiment.initial_model is None:
+        return module
+    try:
+        if not Path(experiment.initial_model).is_file():
+            raise ValueError("no such file")
+        tensors = load_file(experiment.initial_model)
+        if not all(bool(tensor.isfinite().all()) for tensor in tensors.values()):
+            raise ValueError("it has NaN or Inf")
+        return fill(module, tensors)
+    except (OSError, ValueError, SafetensorError) as error:
+        message = f"{experiment.initial_model}: not a model for this network ({str(error).splitlines()[0]})"
+        raise ConfigError(experiment.source, [("initial_model", message)]) from None
 
 
 def _network(experiment: Experiment, samples: Samples) -> Callable[[], nn.Module]:
@@ -299,11 +323,14 @@ def count_outputs(samples: Samples) -> int:
 def build_plan(experiment: Experiment, num_clients: int, seed: int, control: Control | None = None) -> Plan:
     """What all methods of a seed share; a control with all samples in one place asks nobody else."""
     cohorts = experiment.federation
+    away = tuple(client for client in experiment.flower.away if client < num_clients)
+    members = num_clients - len(away)
     return Plan(
         seed=seed,
-        cohort_size=cohort_size(num_clients, fraction=cohorts.fraction, clients_per_round=cohorts.clients_per_round),
+        cohort_size=cohort_size(members, fraction=cohorts.fraction, clients_per_round=cohorts.clients_per_round),
         judged_by="clients" if experiment.server_set.source == "clients" else "server",
         evaluate_clients_every=experiment.evaluation.clients_every,
         rounds=experiment.rounds,
         asks=(0,) if control in ("pooled", "server_only") else None,
+        away=away,
     )

@@ -66,10 +66,11 @@ def read_config(
     table = _copy({**table, **(replaced or {})}, where)
     if "methods" in table:
         table["methods"] = write_out(pick(methods, table["methods"], where), where)
-    if isinstance(table.get("data_dir"), str):
-        table["data_dir"] = str(folder / table["data_dir"])
-    if isinstance(devices := table.get("devices"), dict) and isinstance(devices.get("traces"), str):
-        devices["traces"] = str(folder / devices["traces"])
+    flower, devices = table.get("flower"), table.get("devices")
+    paths = ((table, "data_dir"), (table, "initial_model"), (flower, "files"), (flower, "loader"), (devices, "traces"))
+    for place, key in paths:
+        if isinstance(place, dict) and isinstance(place.get(key), str):
+            place[key] = str(folder / place[key])
     if table.get("plugins"):
         # Written into the resolved config, so that a run can be resumed from its own folder.
         table.setdefault("plugin_dir", str(folder))

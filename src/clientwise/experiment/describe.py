@@ -12,12 +12,11 @@ from .schema import Experiment
 from .validation import validate
 
 
-def describe(experiment: Experiment) -> list[str]:
-    """What an experiment would run, found out by building its first seed."""
-    samples = validate(experiment, None)
-    assert experiment.data is not None
+def describe(experiment: Experiment, own_data: FederatedData | None = None) -> list[str]:
+    """What an experiment would run, found out by building its first seed; `own_data` as for `runner.run`."""
+    samples = validate(experiment, own_data)
     seed = experiment.seeds[0]
-    data, hostile = build_data(experiment, samples, seed)
+    data, hostile = build_data(experiment, samples, seed, own_data)
     sizes = data.train.sizes
     cohort = build_plan(experiment, data.num_clients, seed).cohort_size
     parts = ((data.weigh, "weigh by"), (data.report, "report on"))
@@ -27,10 +26,12 @@ def describe(experiment: Experiment) -> list[str]:
     device = pick_device(experiment.device)
     executor = build_executor(experiment, data.samples, device, to_try=True)
     work = {"method": len(experiment.methods), "seed": len(experiment.seeds), "round": experiment.rounds}
+    here = bool(sizes.any())  # or this is the server of a deployment
+    source = experiment.data.name if experiment.data else "the members' files" if here else "the server's file"
+    held = f"{sizes.min()} to {sizes.max()} training samples each" if here else "data of their own, elsewhere"
     return [
-        f"data        {experiment.data.name}: {len(samples.targets):,} samples, {samples.problem.kind}{nobody}",
-        f"clients     {data.num_clients} with {sizes.min()} to {sizes.max()} training samples each, "
-        f"{cohort} in a round, {len(hostile)} hostile",
+        f"data        {source}: {len(samples.targets):,} samples, {samples.problem.kind}{nobody}",
+        f"clients     {data.num_clients} with {held}, {cohort} in a round, {len(hostile)} hostile",
         *_devices(experiment, data, executor.spec.size),
         f"server set  {', '.join(server) or 'none'}"
         + ("; the cohort judges" if experiment.server_set.source == "clients" else ""),

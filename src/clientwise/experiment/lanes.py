@@ -103,13 +103,20 @@ class Lane:
             values = self._store.round_values(self._lane, done.record.round_num, problem.metric)
             self._trackers.log_round(self._info, done.record, values)
         self.state, self.engine_state = done.state, done.engine_state
+        if every := self._experiment.keep_every:
+            self._store.keep_model(self._lane, self.state, every, problem)
         if time.monotonic() - self._saved_at >= self._experiment.checkpoint_seconds:
-            self._store.save_checkpoint(self._lane, self.state, self.engine_state)
-            self._saved_at = time.monotonic()
+            self._save()
+
+    def _save(self) -> None:
+        self._store.save_checkpoint(self._lane, self.state, self.engine_state)
+        if every := self._experiment.keep_every:
+            self._store.drop_models(self._lane, self.state.round_num, every, self.engine.problem)
+        self._saved_at = time.monotonic()
 
     def end(self) -> None:
         """After the last round, or when interrupted."""
-        self._store.save_checkpoint(self._lane, self.state, self.engine_state)
+        self._save()
         self._trackers.end(self._info, self.is_done)
         if self.is_done:
             self._store.finish_lane(self._lane)

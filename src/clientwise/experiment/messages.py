@@ -46,7 +46,7 @@ def issues_of(error: ValidationError, known: Mapping[tuple[str, ...], list[str]]
     return found
 
 
-_TYPE_TAGS = {"int", "float", "str", "constrained-int", "constrained-float", "function-plain"}
+_TYPE_TAGS = {"bool", "int", "float", "str", "constrained-int", "constrained-float", "function-plain"}
 
 
 def dotted(place: Sequence[int | str]) -> str:

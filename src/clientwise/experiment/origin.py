@@ -7,12 +7,13 @@ import json
 import platform
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from importlib.metadata import version
 from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
+from safetensors import safe_open
 
 from ..data.federated import FederatedData
 from ..errors import RunError
@@ -32,6 +33,8 @@ class Origin:
     versions: dict[str, str]
     plugins: dict[str, str]  # the fingerprint of each one's code
     data: dict[int, list[str]]  # by seed, the fingerprint of what every client holds and, last, the server
+    initial_model: str = ""  # the fingerprint of its file; "" is a random one
+    left: list[str] = field(default_factory=list)  # members of a deployment that have
 
 
 _ORIGIN = TypeAdapter(Origin)
@@ -41,6 +44,8 @@ _CHANGES = TypeAdapter(list[Change])
 def versions() -> dict[str, str]:
     """What runs here."""
     found = {name: version(name) for name in PACKAGES}
+    if "flwr" in sys.modules:
+        found["flwr"] = version("flwr")
     return found | {"python": platform.python_version(), "machine": f"{platform.system()} {platform.machine()}"}
 
 
@@ -52,16 +57,20 @@ def check_origin(
         versions(),
         {name: _code(name) for name in experiment.plugins},
         {seed: own.fingerprints() for seed, own in data.items()},
+        _digest([Path(experiment.initial_model)]) if experiment.initial_model else "",
+        experiment.flower.left,
     )
     before, changes = _kept(store)
-    found = [*_differences(before, now, data)] if before else []
+    names = experiment.flower.clients
+    members = [*_member_changes(before, now, names)] if before else []
+    found = [*_differences(before, now, data, names)] if before else []
     if found and not accept_changes:
         raise RunError(
             f"{store.folder}: did not begin with this: {'; '.join(found)}. Put that back, choose another --out, or go "
             "on all the same with --accept-changes (in Python accept_changes=True), which its record will say"
         )
-    if found:
-        changes.append(Change(f"{datetime.now():%Y-%m-%d %H:%M}", store.rounds_done(), found))
+    if found or members:
+        changes.append(Change(f"{datetime.now():%Y-%m-%d %H:%M}", store.rounds_done(), [*members, *found]))
         store.set_facts({"changes": changes})
     known = before.data if before else {}
     for seed, own in now.data.items():
@@ -71,6 +80,8 @@ def check_origin(
             whole = hashlib.blake2b("".join(own).encode(), digest_size=16).hexdigest()
             store.set_facts({_key(seed): " then ".join([*first, whole])})
     store.set_facts({"origin": asdict(replace(now, data=known | now.data))})
+    if experiment.initial_model:
+        store.keep_fact("initial model", _described(Path(experiment.initial_model), now.initial_model))
 
 
 def _kept(store: Store) -> tuple[Origin | None, list[Change]]:
@@ -82,20 +93,41 @@ def _kept(store: Store) -> tuple[Origin | None, list[Change]]:
         raise RunError(f"{store.folder}: its database is damaged (its origin cannot be read)") from None
 
 
-def _differences(before: Origin, now: Origin, data: Mapping[int, FederatedData]) -> Iterator[str]:
+def _differences(before: Origin, now: Origin, data: Mapping[int, FederatedData], names: Sequence[str]) -> Iterator[str]:
     """In words: other data of whom, other code of which plugin, other versions."""
     seeds: dict[str, list[int]] = {}
     for seed in sorted(before.data.keys() & now.data.keys()):
-        if before.data[seed] != now.data[seed]:
+        if before.data[seed] != now.data[seed] and not _joined(before.data[seed], now.data[seed], names):
             seeds.setdefault(_whose(before.data[seed], now.data[seed], data[seed]), []).append(seed)
     for whose, under in seeds.items():
         yield f"other data (seed {', '.join(map(str, under))}): {whose}"
     for name in sorted(before.plugins.keys() & now.plugins.keys()):
         if before.plugins[name] != now.plugins[name]:
             yield f"other code in the plugin {name}"
+    if before.initial_model != now.initial_model:
+        yield "another initial model"
     for name in COMPARED:
         if before.versions.get(name) != now.versions[name]:
             yield f"{name} {now.versions[name]}, not {before.versions.get(name)}"
+
+
+def _member_changes(before: Origin, now: Origin, names: Sequence[str]) -> Iterator[str]:
+    """Who joined, left or came back, which the config says of itself."""
+    own = [(before.data.get(seed, []), holders) for seed, holders in now.data.items()]
+    known = max((len(held) - 1 for held, holders in own if _joined(held, holders, names)), default=len(names))
+    for what, who in {
+        "joined": names[known:],
+        "left": [name for name in now.left if name not in before.left],
+        "came back": [name for name in before.left if name not in now.left],
+    }.items():
+        if who:
+            yield f"{', '.join(who)} {what}"
+
+
+def _joined(before: Sequence[str], now: Sequence[str], names: Sequence[str]) -> bool:
+    """Whether everybody holds what they held, the server too, and the config names clients after the last."""
+    same = 0 < len(before) < len(now) and [*before] == [*now[: len(before) - 1], now[-1]]
+    return same and len(now) == len(names) + 1
 
 
 def _whose(before: Sequence[str], now: Sequence[str], data: FederatedData) -> str:
@@ -116,6 +148,20 @@ def _code(name: str) -> str:
     module = sys.modules[name]
     folders = [Path(folder) for folder in getattr(module, "__path__", ())]
     files = sorted(path for folder in folders for path in folder.rglob("*.py")) or [Path(str(module.__file__))]
+    return _digest(files)
+
+
+def _described(path: Path, fingerprint: str) -> str:
+    """A file with a model, and what it says about itself, where `clientwise export` wrote it."""
+    with safe_open(path, framework="pt") as file:
+        about = file.metadata() or {}
+    came = (
+        f"round {about['round']} of {about['method']} in {about['run']}, " if {"round", "run"} <= about.keys() else ""
+    )
+    return f"{path.name} ({came}fingerprint {fingerprint})"
+
+
+def _digest(files: Sequence[Path]) -> str:
     digest = hashlib.blake2b(digest_size=8)
     for path in files:
         digest.update(path.read_bytes())

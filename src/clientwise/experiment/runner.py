@@ -45,9 +45,25 @@ EngineFactory = AbstractContextManager[Connect]  # a context: what it reaches cl
 
 # Keys that may change when a run is resumed: where things are, how it is watched, how long clients are waited for.
 # `workers` may change the last bits of what follows (docs/performance.md); the others change none.
-MAY_CHANGE = {"data_dir", "plugin_dir", "checkpoint_seconds", "trackers", "workers", "note", "tags"}
-MAY_CHANGE |= {"flower.train_seconds", "flower.evaluate_seconds", "flower.grace_seconds"}
-MAY_GROW = {"rounds", "seeds", "methods"}  # what is there stays as it is: see `_with_what_is_there`
+MAY_CHANGE = {
+    "data_dir",
+    "initial_model",
+    "plugin_dir",
+    "checkpoint_seconds",
+    "keep_every",
+    "trackers",
+    "workers",
+    "note",
+    "tags",
+}
+MAY_CHANGE |= {
+    "flower.train_seconds",
+    "flower.evaluate_seconds",
+    "flower.grace_seconds",
+    "flower.files",
+    "flower.loader",
+}
+MAY_GROW = {"rounds", "seeds", "methods", "flower.left"}  # what is there stays as it is: see `_with_what_is_there`
 
 
 class Stopped(KeyboardInterrupt):
@@ -151,6 +167,13 @@ def _changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     return sorted(key for key in {*one, *other} - MAY_CHANGE if one.get(key) != other.get(key))
 
 
+def _only_joined(key: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+    """Whether a key has a value for every client, and all that differs are those of clients at the end."""
+    one, other = _dotted(before).get(key, []), _dotted(now).get(key, [])
+    by_client = key == "flower.clients" or key.startswith("attributes.")
+    return by_client and len(one) < len(other) and other[: len(one)] == one
+
+
 def _dotted(table: Mapping[str, Any]) -> dict[str, Any]:
     """What a table and the tables in it say, by keys like training.epochs."""
     found: dict[str, Any] = {}
@@ -197,11 +220,13 @@ def _prepare(folder: Path, experiment: Experiment, resume: bool) -> None:
     if written.exists():
         if not resume:
             raise RunError(f"{folder}: there is a run already; go on with --resume, or choose another --out")
-        changed = _changed(load_experiment(written).to_dict(), experiment.to_dict())
-        if others := [key for key in changed if key not in MAY_GROW]:
+        before, now = load_experiment(written).to_dict(), experiment.to_dict()
+        changed = _changed(before, now)
+        if others := [key for key in changed if key not in MAY_GROW and not _only_joined(key, before, now)]:
+            joined = "; names may join flower.clients at its end" if "flower.clients" in others else ""
             raise RunError(
                 f"{folder}: was run with another config ({', '.join(others)} differ); "
-                "resume it with its own, or choose another --out"
+                f"resume it with its own, or choose another --out{joined}"
             )
         if changed:
             write_atomically(written, experiment.to_toml().encode())

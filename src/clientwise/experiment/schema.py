@@ -30,7 +30,7 @@ from ..core.aggregate import SERVER_STEPS
 from ..core.before import BEFORE
 from ..core.bounds import Bounds
 from ..core.clock import Pace
-from ..core.criteria import CRITERIA, make_criterion
+from ..core.criteria import CRITERIA, Fact, fact_columns, make_criterion
 from ..core.evidence import EVIDENCE
 from ..core.method import Control, Method
 from ..core.metrics import METRICS
@@ -168,6 +168,16 @@ def _metric(name: str) -> str:
 
 
 Fraction = Annotated[float, Field(ge=0, lt=1)]
+
+
+def _facts(attributes: dict[str, list[Fact]]) -> dict[str, list[Fact]]:
+    try:
+        fact_columns(attributes)
+    except ValueError as error:
+        _raise([("", str(error))])
+    return attributes
+
+
 Name = Annotated[str, AfterValidator(_name)]
 Note = Annotated[str, Field(max_length=2_000)]
 Tags = Annotated[list[Name], Field(max_length=100)]
@@ -325,12 +335,28 @@ class FlowerSettings(Section):
     clients: list[str] = Field(
         [], description="deployment: the names under which the nodes are registered; the first is client 0"
     )
+    left: list[str] = Field(
+        [], description="deployment: those of them who have left; they are not asked, and keep their numbers"
+    )
     input_shape: Annotated[list[PositiveInt], Field(max_length=8)] = Field(
         [], description="deployment: the shape of a sample"
     )
     num_classes: Annotated[int, Field(ge=0, le=MOST_CLASSES)] = Field(
         0, description="deployment: number of classes; 0 is regression"
     )
+    files: str | None = Field(
+        None,
+        description="to try a deployment on one machine, instead of `data`: a folder with a file or folder for each of "
+        "`clients`, and server.npz for the server",
+    )
+    loader: str | None = Field(
+        None, description="likewise: the Python file whose `load` reads them; default: they are NumPy files"
+    )
+
+    @property
+    def away(self) -> tuple[int, ...]:
+        """The numbers of those who have left."""
+        return tuple(client for client, name in enumerate(self.clients) if name in self.left)
 
 
 class HostileClients(Section):
@@ -504,6 +530,12 @@ class Experiment(Section):
     checkpoint_seconds: NonNegativeFloat = Field(
         10.0, description="at least this long between two checkpoints; 0: one after every round"
     )
+    keep_every: Annotated[int, Field(ge=0)] = Field(
+        0, description="rounds between models that are kept for good, beside the best so far; 0: only the last is kept"
+    )
+    initial_model: str | None = Field(
+        None, description="begin with the model in this file, as `clientwise export` writes it; default: a random one"
+    )
     device: Annotated[str, AfterValidator(_device)] = Field(
         "auto",
         description='"cpu", "cuda", or "auto": the GPU where there is one',
@@ -536,8 +568,10 @@ class Experiment(Section):
     partition: Annotated[Part, _part(PARTITIONS)] | None = Field(
         None, description="how they are spread over the clients; left out likewise"
     )
-    attributes: dict[str, list[float]] = Field(
-        {}, description="facts about the clients, one value each, for the criterion `attribute` and your own"
+    attributes: Annotated[dict[str, list[Fact]], AfterValidator(_facts)] = Field(
+        {},
+        description="facts about the clients, one value each: numbers, true or false, or words; for the criteria "
+        "`attribute` and `is_one_of` and your own",
     )
     model: Annotated[Part, _part(MODELS)] | None = Field(
         None, description="the network every client trains; left out when one is handed to `cw.run`"
@@ -602,6 +636,11 @@ class Experiment(Section):
         changed = self.model_copy(update={"data": None, "partition": partition})
         changed._own_samples = samples
         return changed
+
+    @property
+    def reads_files(self) -> bool:
+        """Whether its samples are the members' files (`flower.files`), no dataset that is dealt out."""
+        return self.data is None and self._own_samples is None and self.flower.files is not None
 
     @property
     def model_name(self) -> str:

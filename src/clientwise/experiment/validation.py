@@ -28,7 +28,7 @@ from ..engine.local import LocalEngine
 from ..errors import ConfigError
 from ..limits import gigabytes, memory
 from ..models.size import check_batches
-from ..registry import Part, Registry
+from ..registry import Part, Registry, suggest
 from .build import build_data, build_module, build_plan, count_outputs, divide_samples, load_samples, names_of
 from .schema import Experiment, MethodSettings, make
 
@@ -58,6 +58,11 @@ def _repeated(experiment: Experiment) -> Iterator[Issue]:
         yield "seeds", "a seed is listed twice; it would repeat the same run"
     if len(set(experiment.flower.clients)) < len(experiment.flower.clients):
         yield "flower.clients", "a name is listed twice; it could not be told who is meant"
+    flower = experiment.flower
+    if unknown := [name for name in flower.left if name not in flower.clients]:
+        yield "flower.left", f"no client is called {unknown[0]!r}{suggest(unknown[0], flower.clients)}"
+    elif flower.clients and len(flower.away) == len(flower.clients):
+        yield "flower.left", "all of flower.clients have left: nobody could be asked"
     if experiment.federation.fraction is not None and experiment.federation.clients_per_round is not None:
         yield "federation", "give either fraction or clients_per_round"
 
@@ -371,6 +376,10 @@ def _engine_issues(experiment: Experiment, engine: LocalEngine) -> Iterator[Issu
         no_set = engine.data.weigh is None and experiment.server_set.source != "clients"
         if no_set and _needs_server_set(experiment.methods[index]):
             hint = "enlarge server_set.fraction, give `weigh`, or name methods that need none (FedAvg)"
+            if experiment.flower.clients and experiment.data is None:
+                hint = (
+                    "give the server's own (start.sh SERVER_DATA, check --server-data), or name methods that need none"
+                )
             yield f"methods[{index}]", f"there are no samples to weigh by: {hint}"
             continue
         facts = engine.facts(tried, torch.zeros(len(tried)), engine.initial_model, method.training)
@@ -378,22 +387,24 @@ def _engine_issues(experiment: Experiment, engine: LocalEngine) -> Iterator[Issu
         for place, criterion in enumerate(method.criteria):
             seen = facts if criterion.measured_by == "client" else _arrivals(tried, method, engine)
             if not isinstance(seen, ClientFacts) or len(facts.owner):  # or nobody's samples are here to try it on
-                yield from _try_criterion(f"methods[{index}].criteria[{place}]", criterion, seen, engine.problem)
+                alone = None if isinstance(seen, ClientFacts) else _arrivals(tried[:1], method, engine)
+                yield from _try_criterion(f"methods[{index}].criteria[{place}]", criterion, seen, alone, engine.problem)
         if method.rule is not None:
             yield from _try_rule(f"methods[{index}].rule", method.rule, engine.spec.size)
 
 
 def _arrivals(clients: Sequence[int], method: Method, engine: LocalEngine) -> Arrivals:
-    """Some clients, as the server would see them if they sent the initial model."""
+    """Some clients, as the server would see them: the first sends the initial model, the others one that moved."""
 
     def judge(models: Tensor) -> Evaluation:
         evaluation = engine.evaluate_server(models, "weigh")
         return engine.evaluate([0], models) if evaluation is None else evaluation
 
-    rows = list(clients)
+    rows, models = list(clients), engine.initial_model.repeat(len(clients), 1)
+    models[1:] *= 0.9
     return Arrivals(
         tuple(clients),
-        engine.initial_model.repeat(len(clients), 1),
+        models,
         engine.initial_model,
         engine.spec,
         judge,
@@ -406,10 +417,14 @@ def _arrivals(clients: Sequence[int], method: Method, engine: LocalEngine) -> Ar
     )
 
 
-def _try_criterion(key: str, criterion: Criterion, seen: ClientFacts | Arrivals, problem: Problem) -> Iterator[Issue]:
+def _try_criterion(
+    key: str, criterion: Criterion, seen: ClientFacts | Arrivals, alone: Arrivals | None, problem: Problem
+) -> Iterator[Issue]:
+    """What is wrong with a criterion on the first clients; `alone` is the first of them as the server would see it."""
     count = len(seen.num_samples) if isinstance(seen, ClientFacts) else len(seen.client_ids)
     try:
         values: object = criterion.measure(seen)
+        single = criterion.measure(alone) if alone and "whole_cohort" not in criterion.needs else None
         high = criterion.high(problem)
     except Exception as error:  # a user's own criterion may raise anything
         yield key, str(error.args[0]) if isinstance(error, KeyError) else f"{type(error).__name__}: {error}"
@@ -421,6 +436,13 @@ def _try_criterion(key: str, criterion: Criterion, seen: ClientFacts | Arrivals,
         yield key, f"{criterion.name} must be a number of zero or more, gave {values.tolist()} for the first clients"
     elif float(values.max()) > high:
         yield key, f"{criterion.name} = {float(values.max()):g} for one of the first clients, above its bound {high:g}"
+    elif single is not None and _differs(single, values):
+        yield key, f"{criterion.name} depends on who else arrived with a client: declare needs={{'whole_cohort'}}"
+
+
+def _differs(alone: Tensor, together: Tensor) -> bool:
+    """Whether the first client's value is another one among others; a sample's answer may tip by rounding."""
+    return not torch.allclose(alone[:1].double(), together[:1].double(), rtol=0.05, atol=1e-6)
 
 
 def _try_rule(key: str, rule: Rule, size: int) -> Iterator[Issue]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import runpy
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
+from typing import Any
 
 import torch
 from flwr.app import Context, Message
@@ -18,7 +18,7 @@ from ..experiment.build import build_data, build_engine, build_executor, load_sa
 from ..experiment.config import load_experiment
 from ..experiment.schema import Experiment
 from .client import RefusedError, answer, answer_failure
-from .data import Config, OwnData, data_held_by, load_npz
+from .data import PLACES, Config, OwnData, data_held_by, found_by, from_files, load_npz, loader_in
 from .small_numbers import in_groups
 from .wire import VERSION, Request
 
@@ -29,7 +29,7 @@ def client_app(config: Config, load: Callable[[str], OwnData] = load_npz) -> Cli
     `load` reads a node's own data from the path `data` in its node config. If that names a Python file of the node's
     own as `loader`, the `load` in there is used instead: a hospital need not run another's code on its data.
     """
-    text = load_experiment(config).to_toml()
+    text = load_experiment(config, replaced={"initial_model": None}).to_toml()  # the server has it, and sends it
     app = ClientApp()
     for register in (app.train(), app.evaluate()):
         register(partial(_answer, text, load))
@@ -43,23 +43,24 @@ def _answer(text: str, load: Callable[[str], OwnData], message: Message, context
         if path is None and "partition-id" not in context.node_config:  # the mark of Flower's simulation
             raise DataError("this node has no data: start it with --node-config 'data=\"/path/to/it\"'")
         if "loader" in context.node_config:
-            load = runpy.run_path(str(context.node_config["loader"]))["load"]
+            load = loader_in(str(context.node_config["loader"]))
         own = partial(_engine_of_node, text, lambda: in_groups(load(str(path)), cell))
-        find = partial(_simulated_engine, text) if path is None else own
+        find = partial(_simulated_engine, text, context.run_config) if path is None else own
         return Message(answer(message.content, find, cell), reply_to=message)
     except Exception as error:  # the server is to hear of it, whatever it is
         return answer_failure(message, error, private=path is not None)
 
 
-def _simulated_engine(text: str, request: Request) -> LocalEngine:
-    return _all_clients(text, request.seed)
+def _simulated_engine(text: str, run_config: Mapping[str, Any], request: Request) -> LocalEngine:
+    return _all_clients(text, tuple((key, run_config[key]) for key in PLACES if key in run_config), request.seed)
 
 
 @lru_cache(maxsize=2)
-def _all_clients(text: str, seed: int) -> LocalEngine:
+def _all_clients(text: str, places: tuple[tuple[str, str], ...], seed: int) -> LocalEngine:
     """All clients of a simulation: whoever is asked for is there. Kept for the next message to this process."""
-    experiment = load_experiment(tomllib.loads(text))
-    data, hostile = build_data(experiment, load_samples(experiment), seed)
+    experiment = found_by(load_experiment(tomllib.loads(text)), dict(places))
+    own = from_files(experiment) if experiment.reads_files else None
+    data, hostile = build_data(experiment, own.samples if own else load_samples(experiment), seed, own)
     executor = build_executor(experiment, data.samples, torch.device("cpu"))
     return build_engine(experiment, data, hostile, seed, executor)
 

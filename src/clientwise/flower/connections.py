@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 
 from flwr.serverapp import Grid
@@ -17,13 +17,26 @@ from .engine import Connected, FlowerEngine
 log = logging.getLogger("flwr.clientwise")  # below Flower's own logger, so that `flwr log` shows it
 
 
-def connector(experiment: Experiment, grid: Grid, connected: Connected) -> Connect:
-    """What puts a grid between a lane's engine and its clients."""
+def connector(
+    experiment: Experiment,
+    grid: Grid,
+    connected: Connected,
+    on_versions: Callable[[int, Mapping[str, str]], None] = lambda client, versions: None,
+) -> Connect:
+    """What puts a grid between a lane's engine and its clients; `on_versions` is told what a client runs."""
 
     def connect(local: LocalEngine, seed: int) -> FlowerEngine:
         hostile = choose_hostile(experiment, local.num_clients, seed, local.data.names)
         keepers = [client for client, one in hostile.items() if one.ignore_global]
-        return FlowerEngine(local, grid, connected, seed=seed, settings=experiment.flower, keepers=keepers)
+        return FlowerEngine(
+            local,
+            grid,
+            connected,
+            seed=seed,
+            settings=experiment.flower,
+            keepers=keepers,
+            on_versions=on_versions,
+        )
 
     return connect
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import runpy
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from glob import escape
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
@@ -20,6 +22,7 @@ from ..experiment.schema import Experiment
 from ..experiment.validation import deployment_issues
 
 Config = str | Path | Mapping[str, Any]
+PLACES = ("files", "loader")  # keys of the config, and of Flower's run config
 
 
 @dataclass(frozen=True)
@@ -48,13 +51,52 @@ def server_side(experiment: Experiment, path: str) -> FederatedData:
     """
     if issues := deployment_issues(experiment):
         raise ConfigError(experiment.source, issues)
+    return data_held_by(experiment, {}, _server_parts(path))
+
+
+def from_files(experiment: Experiment) -> FederatedData:
+    """A whole deployment on one machine, to try it: every member's file, read by the loader that its node would use."""
+    settings = experiment.flower
+    assert settings.files is not None
+    if issues := deployment_issues(experiment):
+        raise ConfigError(experiment.source, issues)
+    folder, load = Path(settings.files), loader_in(settings.loader) if settings.loader else load_npz
+    held = {client: load(str(_file_of(folder, name))) for client, name in enumerate(settings.clients)}
+    server = folder / "server.npz"
+    return data_held_by(experiment, held, _server_parts(str(server) if server.exists() else ""))
+
+
+def found_by(experiment: Experiment, run_config: Mapping[str, Any]) -> Experiment:
+    """The experiment with the files and the loader that Flower's run config names: bundles travel without them."""
+    given = {key: str(run_config[key]) for key in PLACES if run_config.get(key)}
+    return experiment.model_copy(update={"flower": experiment.flower.model_copy(update=given)})
+
+
+def loader_in(path: str) -> Callable[[str], OwnData]:
+    """The `load` of a Python file."""
+    try:
+        load: Callable[[str], OwnData] = runpy.run_path(path)["load"]
+    except (OSError, KeyError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it has no function `load`"
+        raise DataError(f"{path}: cannot be used to read data: {reason}") from None
+    return load
+
+
+def _file_of(folder: Path, name: str) -> Path:
+    """A member's file or folder: NAME, or NAME with whatever ending."""
+    found = [folder / name] if (folder / name).exists() else sorted(folder.glob(f"{escape(name)}.*"))
+    if len(found) != 1:
+        raise DataError(f"{folder}: has {'more than one' if found else 'no'} file or folder for {name}")
+    return found[0]
+
+
+def _server_parts(path: str) -> dict[str, tuple[Any, Any]]:
     arrays = _read_npz(path) if path else {}
-    parts = {
+    return {
         part: (arrays[f"{part}_inputs"], arrays[f"{part}_targets"])
         for part in ("weigh", "report")
         if f"{part}_inputs" in arrays
     }
-    return data_held_by(experiment, {}, parts)
 
 
 def data_held_by(

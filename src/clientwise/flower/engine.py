@@ -18,7 +18,7 @@ from ..core.round import LARGEST_LOSS
 from ..core.types import Evaluation, Problem, Refusal, ServerPart, Task, Updates
 from ..engine.local import LocalEngine
 from ..experiment.schema import FlowerSettings
-from .wire import Request, pack, read_evaluation, read_update, write_request
+from .wire import Request, pack, read_evaluation, read_update, read_versions, write_request
 
 CHUNK = 8  # answers fetched at a time: so many models the server holds at most
 POLL = (0.05, 1.0)  # seconds between two looks for answers, at first and at most
@@ -58,6 +58,7 @@ class FlowerEngine:
         seed: int,
         settings: FlowerSettings,
         keepers: Collection[int] = (),
+        on_versions: Callable[[int, Mapping[str, str]], None] = lambda client, versions: None,
     ) -> None:
         self.num_clients, self.problem, self.spec = local.num_clients, local.problem, local.spec
         self.initial_model, self.device = local.initial_model, local.device
@@ -68,6 +69,7 @@ class FlowerEngine:
         self._asked: dict[int, _Asked] = {}  # who has not answered yet
         self._waiting: dict[str, int] = {}  # the same clients, by the ids of their messages
         self._local, self._grid, self._connected, self._seed, self._settings = local, grid, connected, seed, settings
+        self._on_versions = on_versions  # told what a client runs, with every update
         self._keepers = keepers  # simulated hostile clients that train a model of their own
         self._kept: dict[int, Tensor] = {}  # and that model, since nodes keep nothing
         self._test_sizes = torch.full((local.num_clients,), -1)  # of every client's first evaluation; −1: none yet
@@ -104,6 +106,8 @@ class FlowerEngine:
                     failures.append(answer)
                     continue
                 update, kept = answer
+                if isinstance(content, RecordDict):
+                    self._on_versions(client, read_versions(content))
                 if kept is not None and client in self._keepers:
                     self._kept[client] = kept
                 held.append(asked.now(update, model, task.round_num))
@@ -130,7 +134,9 @@ class FlowerEngine:
         packed = pack(models)
         requests = {client: write_request(Request(client, self._seed), packed) for client in nodes}
         found: dict[int, Evaluation] = {}
-        missing = [Refusal(client, "not connected") for client in client_ids if client not in nodes]
+        missing = [
+            Refusal(client, "not connected") for client in client_ids if client not in {*nodes, *self._settings.away}
+        ]
         waiting, not_taken = self._push("evaluate", requests, nodes, deadline)
         missing += [Refusal(client, NOT_TAKEN) for client in not_taken]
         for answers in self._pull_until(waiting, deadline, self._settings.min_replies):
@@ -165,7 +171,8 @@ class FlowerEngine:
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Continue from what `state` returned."""
-        self._test_sizes = state.get("test_sizes", self._test_sizes).cpu().clone()
+        known = state.get("test_sizes", self._test_sizes).cpu()
+        self._test_sizes[: len(known)] = known  # who joined since has none yet
         self._kept = {int(client): model for client, model in state.items() if client not in ("test_sizes", "clock")}
         if self.clock and "clock" in state:  # the time in which nothing ran does not count
             self.clock.now = float(state["clock"])
@@ -185,7 +192,8 @@ class FlowerEngine:
         """The nodes of these clients, as soon as enough are connected; what there is, when time is up."""
         while True:
             connected = self._connected()
-            nodes = {client: connected[client] for client in client_ids if client in connected}
+            wanted = [client for client in client_ids if client not in self._settings.away]
+            nodes = {client: connected[client] for client in wanted if client in connected}
             if len(nodes) >= needed or time.monotonic() >= deadline:
                 return nodes
             time.sleep(0.5)

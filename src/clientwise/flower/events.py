@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import logging
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 
 from ..experiment.lanes import Progress
+from .wire import RUNS_HERE
 
 log = logging.getLogger("flwr.clientwise")
 COMMAND_SECONDS = 60  # for a command that does not end
@@ -24,10 +25,22 @@ class Events:
     names: Sequence[str]  # of the clients
     command: str = ""  # a line for the shell
     _present: set[int] = field(default_factory=set)  # who took part in the last round
+    _versions: dict[int, Mapping[str, str]] = field(default_factory=dict)  # what every member runs
 
-    def begun(self, resumed: bool) -> None:
-        """A run begins, or goes on."""
-        self._write("begun", {"resumed": resumed})
+    def begun(self, resumed: bool, left: Sequence[str] = ()) -> None:
+        """A run begins, or goes on; with these members."""
+        members = [name for name in self.names if name not in left]
+        self._write("begun", {"resumed": resumed, "members": members, "versions": RUNS_HERE})
+
+    def versions(self, client: int, found: Mapping[str, str]) -> None:
+        """What a member runs, once and whenever it changes; where it is not what runs here, the log says so too."""
+        if self._versions.get(client) == found:
+            return
+        self._versions[client] = found
+        differs = [f"{name} {one}, here {RUNS_HERE[name]}" for name, one in found.items() if one != RUNS_HERE[name]]
+        self._write("versions", {"member": self._name(client), "versions": found, "differs": differs})
+        if differs:
+            log.warning("%s runs other versions: %s", self._name(client), "; ".join(differs))
 
     def ended(self, error: BaseException | None) -> None:
         """It ends, by itself or by an error."""

@@ -17,7 +17,7 @@ from ..experiment.lanes import Progress
 from ..experiment.runner import run
 from ..experiment.schema import Experiment
 from .connections import connector, registered_clients, simulated_clients
-from .data import Config, server_side
+from .data import Config, found_by, from_files, server_side
 from .events import Events
 
 log = logging.getLogger("flwr.clientwise")  # below Flower's own logger, so that `flwr log` shows it
@@ -27,8 +27,9 @@ def server_app(config: Config) -> ServerApp:
     """A Flower `ServerApp` that runs the config's experiment, or goes on with it.
 
     Run config: `out` is the run folder (if there is a run in it, it is resumed), `server-data` the path of the
-    server's own samples in a deployment ("" where it has none), `accept-changes` whether it may be resumed with other
-    samples of the server's, plugins or versions, which its record then says.
+    server's own samples in a deployment ("" where it has none), `initial-model` that of a model to begin with,
+    `accept-changes` whether it may be resumed with other samples of the server's, plugins or versions, which its
+    record then says. `files` and `loader` are for a simulation: where `flower.files` and `flower.loader` are.
 
     Beside the run folder stands OUT-events.jsonl: what happened, at the server's time. The shell command in the
     environment's CLIENTWISE_ALERT gets a line of it for what needs a person: a member lost or refused, a round that
@@ -38,20 +39,23 @@ def server_app(config: Config) -> ServerApp:
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
-        experiment = load_experiment(config, replaced={"engine": "flower"})
+        began = {"initial_model": path} if (path := context.run_config.get("initial-model")) else {}
+        experiment = load_experiment(config, replaced={"engine": "flower", **began})
         out = Path(str(context.run_config.get("out") or f"runs/{experiment.name}"))
         own = str(context.run_config.get("server-data", ""))
         if isinstance(grid, InMemoryGrid):
-            data, connected = None, simulated_clients(grid, count_clients(experiment))
+            experiment = found_by(experiment, context.run_config)
+            data = from_files(experiment) if experiment.reads_files else None
+            connected = simulated_clients(grid, count_clients(experiment))
         else:
             data, connected = server_side(experiment, own), registered_clients(grid, experiment.flower.clients)
         resume = (out / "config.toml").exists()
         out.parent.mkdir(parents=True, exist_ok=True)
         file, command = out.with_name(f"{out.name}-events.jsonl"), os.environ.get("CLIENTWISE_ALERT", "")
         events = Events(file, experiment.flower.clients, command)
-        events.begun(resume)
+        events.begun(resume, experiment.flower.left)
         log.info("%s %s", "going on with the run in" if resume else "beginning a run in", out.resolve())
-        engines = nullcontext(connector(experiment, grid, connected))
+        engines = nullcontext(connector(experiment, grid, connected, events.versions))
         accept = context.run_config.get("accept-changes") is True
 
         def on_round(progress: Progress) -> None:

@@ -2,7 +2,8 @@
 
 server -> client   train:    the model [d], the task, and which client is meant
                    evaluate: c candidate models [c, d], and which client is meant
-client -> server   trained:  the model [d], training loss, seconds, one number per criterion it was asked for
+client -> server   trained:  the model [d], training loss, seconds, one number per criterion it was asked for,
+                             and which versions it runs
                    judged:   number of test samples; metric, loss and counts (confusion, sums, pairs) per candidate
 
 Simulated hostile clients that keep a model of their own get it from the server and give it back: nodes keep nothing.
@@ -14,6 +15,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
+from platform import python_version
 
 import numpy
 import torch
@@ -25,8 +27,10 @@ from ..core.metrics import METRICS, measured
 from ..core.types import Evaluation, LocalTraining, Problem, Task, Updates
 from ..registry import Part
 
-ARRAYS, REQUEST, NUMBERS, KEPT = "arrays", "request", "numbers", "kept"  # the records of a message
+# The records of a message.
+ARRAYS, REQUEST, NUMBERS, KEPT, VERSIONS = "arrays", "request", "numbers", "kept", "versions"
 VERSION = version("clientwise")
+RUNS_HERE = {name: version(name) for name in ("clientwise", "flwr", "torch")} | {"python": python_version()}
 CRITERION = "criterion."  # before the name of a criterion among the numbers
 
 
@@ -68,10 +72,17 @@ def write_update(updates: Updates, kept: Tensor | None) -> RecordDict:
     numbers = MetricRecord({"training_loss": float(updates.training_loss[0]), "seconds": float(updates.seconds[0])})
     for name, values in updates.measurements.items():
         numbers[CRITERION + name] = float(values[0])
-    content = RecordDict({ARRAYS: pack(updates.models[0]), NUMBERS: numbers})
+    content = RecordDict({ARRAYS: pack(updates.models[0]), NUMBERS: numbers, VERSIONS: ConfigRecord({**RUNS_HERE})})
     if kept is not None:
         content[KEPT] = pack(kept)
     return content
+
+
+def read_versions(content: RecordDict) -> dict[str, str]:
+    """What a client says that it runs; nothing but short texts that fit into a log."""
+    said = content.config_records.get(VERSIONS, ConfigRecord())
+    told = {name: one for name, one in said.items() if isinstance(one, str) and len(one) < 40 and one.isprintable()}
+    return {name: told.get(name, "not told") for name in RUNS_HERE}
 
 
 def read_update(client: int, content: RecordDict) -> tuple[Updates, Tensor | None]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor, nn
 
@@ -12,6 +14,18 @@ def flattened(module: nn.Module) -> Tensor:
     """A copy of a module as one vector [d], laid out as `FlatModel` does."""
     buffers = [buffer for buffer in module.buffers() if buffer.is_floating_point()]
     return torch.cat([tensor.detach().flatten().float() for tensor in [*module.parameters(), *buffers]])
+
+
+def fill(module: nn.Module, tensors: Mapping[str, Tensor]) -> nn.Module:
+    """Put tensors by name into a module, all of them and nowhere but there; ValueError where they do not fit."""
+    counters = {name for name, buffer in module.named_buffers() if not buffer.is_floating_point()}
+    try:
+        missing, unknown = module.load_state_dict(tensors, strict=False)
+    except RuntimeError as error:
+        raise ValueError(str(error).splitlines()[-1].strip()) from None
+    if wrong := [*(set(missing) - counters), *unknown]:
+        raise ValueError(f"it has, or lacks, {', '.join(sorted(wrong)[:5])}")
+    return module
 
 
 class FlatModel:

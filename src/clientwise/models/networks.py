@@ -45,7 +45,7 @@ def cnn(
     num_outputs: int,
     *,
     channels: Widths = (32, 64),
-    kernel: Annotated[int, Gt(0), Le(31)] = 5,
+    kernel: Annotated[int, Gt(0), Le(15)] = 5,
     pool_every: PositiveInt = 1,
     padding: Literal["same", "valid"] = "same",
     dense: Width = 512,

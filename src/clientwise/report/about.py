@@ -43,6 +43,8 @@ def about(run: Run) -> Iterator[tuple[str, str]]:
     yield "clients", _clients(run, config)
     model = described(part) if (part := _mapping(config, "model")) else "of the user's own"
     yield "model", f"{model}, {run.model_bytes // 4:,} numbers"
+    if run.initial_model:
+        yield "began with", _text(run.initial_model)
     training = _mapping(config, "training")
     yield "training", ", ".join(f"{key} {value}" for key, value in training.items() if value)
     if devices := _mapping(config, "devices"):
@@ -148,7 +150,8 @@ def _versions(run: Run) -> Iterator[str]:
 
 
 def _fingerprints(run: Run) -> dict[str, str]:
-    return {f"data of seed {seed}": f"fingerprint {value[:8]}" for seed, value in sorted(run.data.items())}
+    began = {"initial model": run.initial_model} if run.initial_model else {}
+    return began | {f"data of seed {seed}": f"fingerprint {value[:8]}" for seed, value in sorted(run.data.items())}
 
 
 def _mapping(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:

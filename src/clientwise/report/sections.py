@@ -53,6 +53,7 @@ MAX_REFUSALS = 100  # of a method, in the table
 MAX_LISTED = 100  # clients in the table of all of them, the worst first
 MAX_CLIENTS = 2000  # of a box plot, per seed
 WORST_CLIENT, WORST_DECILE = "worst client", "worst decile of clients"
+BEST_DECILE = "best decile of clients"  # with the worst, LEAF's 90th and 10th percentile
 CENSORED = (
     "Rounds to a target: how many of the seeds got there, and the median round, in which those that did not are the "
     "slowest; – where they are the median."
@@ -72,12 +73,15 @@ def result(series: Sequence[Series]) -> Section:
         (metric, lambda one: _metric(one, not best_first or one in best_first)),
         (against, lambda one: _against(one, series[0], differences)),
     ]
-    lower = ["weight of the hostile"] + ([] if run.higher_is_better else [metric, against, WORST_CLIENT, WORST_DECILE])
+    lower = ["weight of the hostile"] + (
+        [] if run.higher_is_better else [metric, against, WORST_CLIENT, WORST_DECILE, BEST_DECILE]
+    )
     names = {metric: run.metric, against: "against the baseline"}
     if run.higher_is_better:
         columns.append(("macro F1", lambda one: _plain(one.summary.macro_f1)))
     if any(value is not None for one in series for value in one.summary.worst_decile):
         columns.append((WORST_DECILE, lambda one: _share(one.summary.worst_decile)))
+        columns.append((BEST_DECILE, lambda one: _share(one.summary.best_decile)))
     else:
         columns.append((WORST_CLIENT, _worst_client))
     if target is not None:  # one for all, also where compared runs were given different ones
@@ -294,16 +298,15 @@ def _target_table(series: Sequence[Series], target: float) -> Table:
         if one is series[0]:
             cells.append(Cell(None, "baseline"))
         else:
-            both = {seed: min(one.rounds(seed), series[0].rounds(seed)) for seed in shared_seeds(one, series[0])}
-            gain = average_gain(_until(baseline, both), _until(reached, both), both)
+            gain = gain_against(one, series[0], reached, baseline)
             cells.append(Cell(gain.mean, signed_rounds(gain), numbers=_in_numbers(gain)) if gain else Cell(None, "–"))
         rows.append(cells)
     shares = [f"{share}%" for share in range(10, 100, 10)]
     note = (
         f"Rounds until that share of the honest clients reaches the target on its own test data. {CENSORED} The gain "
-        "is in rounds against the first method, in the mean over all shares that either reaches in the rounds both "
-        "have run, with a 95% confidence interval over the seeds; where one of the two does not get there, it counts "
-        "as if it had in the last of these rounds, so that its loss is at least as large."
+        "is in rounds against the first method, in the mean over the nine shares, with a 95% confidence interval over "
+        "the seeds. A share that is not reached counts as reached in the last round that both have run (P1's rule): "
+        "a loss is at least as large, and what neither reaches is no gain."
     )
     title = f"{run.metric} {'of at least' if run.higher_is_better else 'of at most'} {target:.0%}"
     all_ranked = len(comparable(series)) == len(series)
@@ -338,23 +341,37 @@ def _until(reached: Mapping[int, Sequence[int | None]], last: Mapping[int, int])
     }
 
 
-def average_gain(
-    baseline: Mapping[int, Sequence[int | None]],
+def gain_against(
+    one: Series,
+    baseline: Series,
     ours: Mapping[int, Sequence[int | None]],
-    last: Mapping[int, int] | None = None,
+    theirs: Mapping[int, Sequence[int | None]],
 ) -> Difference | None:
-    """Rounds saved against the baseline, averaged over the shares of clients, paired over the seeds.
+    """The average gain of a method, in the rounds that both have run; see `average_gain`."""
+    both = {seed: min(one.rounds(seed), baseline.rounds(seed)) for seed in shared_seeds(one, baseline)}
+    return average_gain(_until(theirs, both), _until(ours, both), both)
 
-    What only one of them reaches counts for the other as reached in the `last` round of the seed; without `last` it
-    does not count, as P1 prints its gains.
+
+def average_gain(
+    baseline: Mapping[int, Sequence[int | None]], ours: Mapping[int, Sequence[int | None]], last: Mapping[int, int]
+) -> Difference | None:
+    """Rounds saved against the baseline, averaged over the shares of clients (P1's Avg.), paired over the seeds.
+
+    A share that is not reached counts as reached in the `last` round (P1's Table 6). None where nobody reaches any.
+
+    >>> average_gain({1: [1, 20, None]}, {1: [1, 10, 80]}, {1: 100}).mean  # (0 + 10 + 20)/3
+    10.0
     """
-    gains: list[float | None] = []
-    for seed in sorted(baseline.keys() & ours.keys()):
-        pairs = [pair for pair in zip(baseline[seed], ours[seed], strict=True) if pair != (None, None)]
-        end = last[seed] if last is not None else None
-        saved = [(end if before is None else before, end if after is None else after) for before, after in pairs]
-        known = [before - after for before, after in saved if before is not None and after is not None]
-        gains.append(statistics.fmean(known) if known else None)
+    seeds = sorted(baseline.keys() & ours.keys())
+    if not any(number for seed in seeds for number in (*baseline[seed], *ours[seed])):
+        return None
+    gains: list[float | None] = [
+        statistics.fmean(
+            (before or last[seed]) - (after or last[seed])
+            for before, after in zip(baseline[seed], ours[seed], strict=True)
+        )
+        for seed in seeds
+    ]
     return paired_difference(gains, [0.0] * len(gains))
 
 

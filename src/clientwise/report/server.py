@@ -39,6 +39,7 @@ from ..runs.schema import DATABASE
 from . import views
 from .document import Content, Document, as_json, counted, without_none
 from .html import ASSETS, asset, to_json
+from .metrics import Sample, as_text, samples_of
 from .runs import find_runs
 
 # "[" is all that Starlette 1.3, which Flower needs, sees of "[::1]:8000". It lets any bare IPv6 address pass, which is
@@ -173,8 +174,17 @@ def make_app(folders: Sequence[Path], token: str | None = None) -> Starlette:
 
         return _json(to_json(as_json(await run_in_threadpool(found))))
 
+    async def metrics(request: Request) -> Response:
+        text = await run_in_threadpool(runs.metrics)
+        return Response(text, 200, {"Cache-Control": "no-store"}, "text/plain; version=0.0.4; charset=utf-8")
+
+    async def health(request: Request) -> Response:
+        return _json(to_json({"status": "ok", "runs": len(await run_in_threadpool(runs.find))}))
+
     routes = [
         Route("/", page),
+        Route("/health", health),
+        Route("/metrics", metrics),
         Route("/runs/{id}", page),
         Route("/compare", page),
         Route("/api/list", document),
@@ -236,6 +246,7 @@ class _Runs:
         self._answers: OrderedDict[tuple[str, ...], _Answer] = OrderedDict()  # by ids; none: the list of all
         self._making: dict[tuple[str, ...], asyncio.Task[_Answer]] = {}  # one at a time of each
         self._rows: dict[Path, tuple[str, list[Content]]] = {}  # of the list of runs: version, row
+        self._samples: dict[Path, tuple[str, list[Sample]]] = {}  # for a monitoring system, likewise
 
     def find(self) -> dict[str, Path]:
         """All run folders by id: what was given, or what lies in it."""
@@ -329,6 +340,18 @@ class _Runs:
                 row = views.run_row(folder, name)
             self._rows[folder] = (now, row)
         return row
+
+    def metrics(self) -> str:
+        """How all runs stand, for a monitoring system; looked up once for each version of a run."""
+        found: list[Sample] = []
+        for name, folder in self.find().items():
+            version, samples = self._samples.get(folder, ("", []))
+            if version != (now := _version(folder)):
+                with time_limit(ROW_SECONDS):
+                    samples = samples_of(folder, name)
+                self._samples[folder] = (now, samples)
+            found += samples
+        return as_text(found)
 
 
 def _version(folder: Path) -> str:
@@ -481,7 +504,10 @@ class _Headers:
 
 
 class _Token:
-    """Asks every request for the token: once in the address, from then on in a cookie that no script can read."""
+    """Asks every request for the token: once in the address, from then on in a cookie that no script can read.
+
+    A program, a monitoring system say, sends it as `Authorization: Bearer TOKEN`.
+    """
 
     def __init__(self, app: ASGIApp, token: str) -> None:
         self.app, self.token = app, token
@@ -493,7 +519,9 @@ class _Token:
         _, port = scope["server"]
         cookie = f"clientwise-{port}"  # cookies do not tell ports apart, and two servers may run
         given = request.query_params.get("token")
-        if not self._fits(given) and not self._fits(unquote(request.cookies.get(cookie, ""))):
+        kind, _, said = request.headers.get("authorization", "").partition(" ")
+        known = [given, unquote(request.cookies.get(cookie, "")), said if kind.lower() == "bearer" else None]
+        if not any(map(self._fits, known)):
             message = "This page needs a token: open the address that `clientwise serve` printed, with its ?token=..."
             await _error(request, 401, message)(scope, receive, send)
             return

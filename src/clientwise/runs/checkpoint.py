@@ -44,14 +44,19 @@ def save_checkpoint(path: Path, state: ServerState, engine_state: Mapping[str, T
 
 
 def load_checkpoint(path: Path, first: ServerState) -> tuple[ServerState, dict[str, Tensor]]:
-    """The state of a lane and of its engine. It must fit the state in which this lane began."""
+    """The state of a lane and of its engine. It must fit the state in which this lane began.
+
+    Of clients that joined since, it knows what `first` does.
+    """
     about, scalars, tensors = _read(path, first.model.device)
     for name, expected in _tensors(first).items():
-        if name not in tensors or tensors[name].shape != expected.shape or tensors[name].dtype != expected.dtype:
+        if name not in tensors or not _fits(name, tensors[name], expected):
             found = f"of {list(tensors[name].shape)}" if name in tensors else "missing"
             raise _refused(path, f"not a checkpoint of this run ({name} is {found}, not of {list(expected.shape)})")
-        tensors[name] = tensors[name].to(expected.device)
     _check(path, about, tensors)
+    for name, expected in _tensors(first).items():
+        saved = tensors[name].to(expected.device)
+        tensors[name] = saved if saved.shape == expected.shape else torch.cat([saved, expected[len(saved) :]])
     state = ServerState(
         round_num=scalars.round_num,
         model=tensors["model"],
@@ -64,6 +69,13 @@ def load_checkpoint(path: Path, first: ServerState) -> tuple[ServerState, dict[s
         rule_state=_under("rule.", tensors),
     )
     return state, _under("engine.", tensors)
+
+
+def _fits(name: str, saved: Tensor, expected: Tensor) -> bool:
+    """Whether a tensor is one of this lane; of those with a value for every client, clients may have joined since."""
+    if name.startswith(("memory.", "evidence.")) and saved.dim() > 0 and len(saved) < len(expected):
+        expected = expected[: len(saved)]
+    return saved.dtype == expected.dtype and saved.shape == expected.shape
 
 
 def load_model(path: Path) -> tuple[int, Tensor]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 from pathlib import Path
 
@@ -36,6 +37,18 @@ def plain_name(text: str) -> str:
 def checkpoint_path(folder: Path, lane: int) -> Path:
     """Where a run folder keeps the checkpoint of a lane."""
     return folder / "checkpoints" / f"lane-{lane}.safetensors"
+
+
+def kept_path(folder: Path, lane: int, round_num: int) -> Path:
+    """Where it keeps the model after a round, where that is kept for good."""
+    return folder / "checkpoints" / f"lane-{lane}-round-{round_num}.safetensors"
+
+
+def kept_rounds(folder: Path, lane: int) -> list[int]:
+    """The rounds of a lane whose models are kept for good."""
+    pattern = re.compile(rf"lane-{lane}-round-([0-9]{{1,9}})\.safetensors")
+    names = (pattern.fullmatch(path.name) for path in (folder / "checkpoints").glob(f"lane-{lane}-round-*"))
+    return sorted(int(name[1]) for name in names if name)
 
 
 def read_whole(path: Path, most: int) -> bytes:

@@ -19,10 +19,12 @@ from ..errors import NotBegunError, RunError
 from ..registry import suggest
 from .checkpoint import load_model
 from .database import reading, time_limit
-from .files import checkpoint_path
+from .files import checkpoint_path, kept_path, kept_rounds
 from .frames import FRAMES, FrameName
 from .lock import is_locked
 from .rows import (
+    DECILES,
+    SHARES,
     ArrivedRow,
     BestRound,
     Change,
@@ -31,7 +33,6 @@ from .rows import (
     ClientRow,
     CostRow,
     CriterionRow,
-    Deciles,
     LaneProgress,
     LaneRow,
     LoweredRow,
@@ -41,6 +42,7 @@ from .rows import (
     ParticipantRow,
     PerClass,
     PriorityRow,
+    Reached,
     RefusalRow,
     RoundRow,
     WeightGrid,
@@ -55,6 +57,7 @@ MANY_CLIENTS = 20  # from here on a tenth of them is more than a client or two
 CURVES = {"metric", "macro_f1", "loss", "local_mean", "local_p10", "local_p90"}
 CURVES |= {"attack_success", "testing_rounds", "seconds"}
 _MODEL = TypeAdapter(ModelFacts)
+After = int | Literal["best"] | None  # which round's model: that of the last one where it is None
 
 
 class _Totals(NamedTuple):
@@ -80,6 +83,7 @@ class _Facts(BaseModel, strict=True):
     reported_on: str = Field("held-out samples", alias="reported on")
     changes: list[Change] = []
     begun: str = ""
+    initial_model: str = Field("", alias="initial model")
     computed: str = ""
 
 
@@ -130,6 +134,7 @@ class Run:
         self.reported_on = facts.reported_on
         self.changes = facts.changes  # accepted when it was resumed: data, code or versions
         self.begun, self.computed = facts.begun, facts.computed  # when, and how
+        self.initial_model = facts.initial_model  # where the first one came from, if it was no random one
         self.data = dict(  # by seed: tells its data from others
             self._rows(
                 tuple[int, Json[str]],
@@ -180,10 +185,14 @@ class Run:
 
     # What was trained -------------------------------------------------------------------------------------------
 
-    def trained(self, method: str, seed: int) -> tuple[int, dict[str, Tensor]]:
-        """The last round of which a lane has kept the model, and the model's tensors by name."""
+    def kept_rounds(self, method: str, seed: int) -> list[int]:
+        """The rounds after which the model was kept (`keep_every`), beside the last one's."""
+        return kept_rounds(self.folder, self.lane(method, seed))
+
+    def trained(self, method: str, seed: int, after: After = None) -> tuple[int, dict[str, Tensor]]:
+        """The round after which a model was kept, and its tensors by name; without `after` of the last one."""
         lane, about = self.lane(method, seed), self.model_facts(seed)
-        path = checkpoint_path(self.folder, lane)
+        path = checkpoint_path(self.folder, lane) if after is None else self._kept(method, seed, after)
         if not path.exists():
             raise RunError(f"{self.id}: {method}, seed {seed}, has kept no model yet")
         if path.is_symlink() or path.parent.is_symlink():
@@ -192,6 +201,20 @@ class Run:
         if vector.numel() != sum(math.prod(shape) for _, shape in about.tensors):
             raise RunError(f"{path}: not a checkpoint of this run (its model has another size)")
         return round_num, about.named(vector)
+
+    def _kept(self, method: str, seed: int, after: int | Literal["best"]) -> Path:
+        """The file with the model after a round; of the best one, by what the run reports, among those kept."""
+        kept = self.kept_rounds(method, seed)
+        if after == "best":
+            pick = max if self.higher_is_better else min
+            measured = [
+                (round_num, value) for round_num, value in self.curve("metric", method, seed) if round_num in kept
+            ]
+            after = pick(measured, key=lambda pair: pair[1])[0] if measured else "best"
+        if after not in kept:
+            known = f"kept are those after {', '.join(map(str, kept))}" if kept else "`keep_every` keeps more than one"
+            raise RunError(f"{self.id}: {method}, seed {seed}, has no model of round {after}: {known}")
+        return kept_path(self.folder, self.lane(method, seed), int(after))
 
     def model_facts(self, seed: int) -> ModelFacts:
         """What the network of a seed is made of."""
@@ -243,8 +266,8 @@ class Run:
         return self._column(tuple[int, float], column, method, seed, max_points)
 
     def reached(self, method: str, seed: int, max_points: int | None = None) -> list[tuple[int, tuple[float, ...]]]:
-        """(round, what 10, 20 ... 90% of the honest clients reach on their own test data)."""
-        return self._column(tuple[int, Json[Deciles]], "reached", method, seed, max_points)
+        """(round, what 10, 20 ... 90%, and 75%, of the honest clients reach on their own test data)."""
+        return self._column(tuple[int, Json[Reached]], "reached", method, seed, max_points)
 
     def classes(
         self, column: Literal["per_class_f1", "class_weights"], method: str, seed: int, max_points: int | None = None
@@ -332,14 +355,17 @@ class Run:
         )
         return {round_num: float(models * self.model_bytes) for round_num, models in rows}
 
-    def rounds_until_clients_reach(self, method: str, seed: int, target: float) -> list[int | None]:
+    def rounds_until_clients_reach(
+        self, method: str, seed: int, target: float, shares: Sequence[int] = DECILES
+    ) -> list[int | None]:
         """The first round in which 10, 20 ... 90% of the honest clients reach a target (P1's tables)."""
-        first: list[int | None] = [None] * 9
+        first: dict[int, int | None] = dict.fromkeys(shares)
         for round_num, values in self.reached(method, seed):
-            for index, value in enumerate(values):
-                if first[index] is None and (value >= target if self.higher_is_better else value <= target):
-                    first[index] = round_num
-        return first
+            for share, value in zip(SHARES, values, strict=False):
+                good = value >= target if self.higher_is_better else value <= target
+                if good and share in first and first[share] is None:
+                    first[share] = round_num
+        return [first[share] for share in shares]
 
     def best_round(self, method: str, seed: int) -> BestRound | None:
         """The round with the best reported accuracy, that accuracy, and which samples were right in it."""
@@ -618,6 +644,7 @@ class Run:
             worst_decile=[
                 values[-(-len(values) // 10) - 1] if len(values) >= MANY_CLIENTS else None for values in worst_first
             ],
+            best_decile=[values[-len(values) // 10] if len(values) >= MANY_CLIENTS else None for values in worst_first],
             rounds_to_target=rounds_to_target,
             time_to_target=used_by_then(self.times),
             bytes_to_target=used_by_then(self.bytes_moved),

@@ -15,7 +15,9 @@ from pydantic import Json
 from torch import Tensor
 
 Names = tuple[str, ...]
-Deciles = Annotated[tuple[float, ...], Len(9, 9)]  # what 10, 20 ... 90% of the clients reach
+DECILES = tuple(range(10, 100, 10))
+SHARES = (*DECILES, 75)  # of the clients, in percent: what each of them reaches is kept (P1's tables; 75: P2's Table 1)
+Reached = Annotated[tuple[float, ...], Len(len(DECILES), len(SHARES))]  # runs of old have the deciles alone
 PerClass = Annotated[tuple[float, ...], MinLen(1)]
 
 
@@ -209,6 +211,7 @@ class MethodSummary:
     macro_f1: list[float | None]
     worst_client: list[float | None]  # the lowest of the honest clients' own test sets; the highest, of errors
     worst_decile: list[float | None]  # what a tenth of them do no better than; None where they are too few
+    best_decile: list[float | None]  # what a tenth of them do no worse than; likewise
     rounds_to_target: list[int | None]
     time_to_target: list[float | None]  # seconds on the clients' clock; None as well where they have none
     bytes_to_target: list[float | None]  # over the wire, both ways; likewise

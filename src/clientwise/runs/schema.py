@@ -17,7 +17,7 @@ CREATE TABLE IF NOT EXISTS rounds (
     lane INTEGER, round_num INTEGER,
     metric REAL, macro_f1 REAL, loss REAL,              -- on the server's reporting part; the problem's metric
     local_mean REAL, local_p10 REAL, local_p90 REAL,    -- over the honest clients' own test sets
-    reached TEXT,    -- what 10, 20 ... 90% of the honest clients reach on theirs
+    reached TEXT,    -- what 10, 20 ... 90%, and 75%, of the honest clients reach on theirs
     priority TEXT, candidates TEXT, testing_rounds INTEGER,
     class_weights TEXT, loss_shape REAL, per_class_f1 TEXT,
     no_effect TEXT, notes TEXT, seconds REAL, models_moved INTEGER, evaluations INTEGER,

@@ -18,7 +18,8 @@ from ..core.types import Evaluation, Problem, RoundRecord, ServerState
 from ..errors import RunError, shortened
 from .checkpoint import load_checkpoint, save_checkpoint
 from .database import DAMAGE, refuse_links, refuse_programs
-from .files import checkpoint_path
+from .files import checkpoint_path, kept_path, kept_rounds
+from .rows import SHARES
 from .schema import DATABASE, SCHEMA, SCHEMA_VERSION
 
 _ROUNDS = "(SELECT COUNT(*) FROM rounds WHERE rounds.lane = lanes.lane)"
@@ -179,6 +180,9 @@ class Store:
                 raise RunError(f"{self.folder}: {missing}; choose another --out")
             for table in ("rounds", "clock", "participants", "criteria", "local", "best"):
                 database.execute(f"DELETE FROM {table} WHERE lane = ? AND round_num > ?", (lane, round_num))
+            for later in kept_rounds(self.folder, lane):
+                if later > round_num:
+                    kept_path(self.folder, lane, later).unlink()
 
     def write_round(
         self, lane: int, record: RoundRecord, problem: Problem, hostile: Mapping[int, object], seconds: float
@@ -187,9 +191,10 @@ class Store:
         # Without a reporting set, what the honest clients measured.
         shown = record.report or (_of_honest(record.local, hostile) if record.local else None)
         with self._transaction() as database:
+            names = self._names(lane) if record.local and record.local.missing else {}
             database.execute(
                 f"INSERT INTO rounds VALUES ({', '.join('?' * 21)})",
-                _round_row(lane, record, shown, problem, hostile, seconds),
+                _round_row(lane, record, shown, problem, hostile, seconds, names),
             )
             if record.ended is not None:
                 database.execute("INSERT INTO clock VALUES (?, ?, ?)", (lane, record.round_num, record.ended))
@@ -200,6 +205,11 @@ class Store:
             )
             database.executemany("INSERT INTO criteria VALUES (?, ?, ?, ?, ?, ?)", _criteria(lane, record))
             database.executemany("INSERT INTO local VALUES (?, ?, ?, ?, ?)", _local(lane, record))
+
+    def _names(self, lane: int) -> dict[int, str]:
+        """What its clients are called, where they have names."""
+        sql = "SELECT client, name FROM clients JOIN lanes USING (seed) WHERE lane = ? AND name IS NOT NULL"
+        return dict(self._database.execute(sql, (lane,)).fetchall())
 
     def _write_if_best(self, lane: int, round_num: int, metric: float, right: Tensor) -> None:
         (before,) = self._database.execute(
@@ -238,6 +248,32 @@ class Store:
                    AND round_num < (SELECT MAX(round_num) FROM best WHERE lane = :lane AND round_num <= :until)""",
                 {"lane": lane, "until": state.round_num},
             )
+
+    def keep_model(self, lane: int, state: ServerState, every: int, problem: Problem) -> None:
+        """The model after every so many rounds, and after the best, stays. Call it before `save_checkpoint`."""
+        round_num = state.round_num
+        with self._explained():
+            if round_num % every == 0 or round_num == self._best_round(lane, round_num, problem):
+                model = ServerState(round_num, state.model, state.loss)
+                save_checkpoint(kept_path(self.folder, lane, round_num), model, {})
+
+    def drop_models(self, lane: int, until: int, every: int, problem: Problem) -> None:
+        """Models that are no longer the best go; after a checkpoint, since the rounds after it may be run again."""
+        with self._explained():
+            best = self._best_round(lane, until, problem)
+            for round_num in kept_rounds(self.folder, lane):
+                if round_num < until and round_num != best and round_num % every:
+                    kept_path(self.folder, lane, round_num).unlink()
+
+    def _best_round(self, lane: int, until: int, problem: Problem) -> int | None:
+        """The first of the best rounds, by what the run reports; None where nothing was measured yet."""
+        order = "DESC" if problem.higher_is_better else "ASC"
+        row = self._database.execute(
+            f"""SELECT round_num FROM rounds WHERE lane = ? AND round_num <= ? AND metric IS NOT NULL
+                ORDER BY metric {order}, round_num LIMIT 1""",
+            (lane, until),
+        ).fetchone()
+        return None if row is None else int(row[0])
 
     def load_checkpoint(self, lane: int, first: ServerState) -> tuple[ServerState, dict[str, Tensor]] | None:
         """The last checkpoint of a lane that began with `first`, and its engine's state; None where there is none."""
@@ -300,6 +336,7 @@ def _round_row(
     problem: Problem,
     hostile: Mapping[int, object],
     seconds: float,
+    names: Mapping[int, str],
 ) -> tuple[object, ...]:
     """A row of the table `rounds`; `shown` is what the run reports on."""
     # The counts of classes are of all clients, and so only of use where all are honest.
@@ -318,7 +355,7 @@ def _round_row(
         record.loss.shape if record.loss.kind == "robust" else None,
         json.dumps(per_class_f1(shown.counts[0]).tolist()) if shown and counted else None,
         json.dumps(record.no_effect),
-        json.dumps([*record.notes, *_not_evaluated(record.local)]),
+        json.dumps([*record.notes, *_not_evaluated(record.local, names)]),
         seconds,
         record.models_moved,
         record.evaluations,
@@ -326,10 +363,11 @@ def _round_row(
     )
 
 
-def _not_evaluated(local: Evaluation | None) -> list[str]:
+def _not_evaluated(local: Evaluation | None, names: Mapping[int, str]) -> list[str]:
     """Who did not evaluate the model on its own test set, and why."""
     missing = sorted(local.missing, key=lambda refusal: refusal.client_id) if local else []
-    return [f"client {refusal.client_id} did not evaluate: {refusal.reason}" for refusal in missing]
+    called = {refusal.client_id: f"client {refusal.client_id}" for refusal in missing} | dict(names)
+    return [f"{called[refusal.client_id]} did not evaluate: {refusal.reason}" for refusal in missing]
 
 
 def _of_honest(local: Evaluation, hostile: Mapping[int, object]) -> Evaluation | None:
@@ -344,7 +382,7 @@ def _of_honest(local: Evaluation, hostile: Mapping[int, object]) -> Evaluation |
 
 
 def _honest_summary(local: Evaluation, hostile: Mapping[int, object], problem: Problem) -> list[float | str | None]:
-    """Mean weighted by test size, 10th and 90th percentile, and what 10 ... 90% of the clients reach.
+    """Mean weighted by test size, 10th and 90th percentile, and what shares of the clients reach.
 
     Of honest clients: a liar's labels measure nothing.
     """
@@ -354,5 +392,5 @@ def _honest_summary(local: Evaluation, hostile: Mapping[int, object], problem: P
     values, mean = honest.values, honest.overall()
     low, high = torch.quantile(values[0], torch.tensor([0.1, 0.9], dtype=values.dtype)).tolist()
     best_first = values[0].sort(descending=problem.higher_is_better).values
-    reached = [float(best_first[-(-share * len(best_first) // 100) - 1]) for share in range(10, 100, 10)]
+    reached = [float(best_first[-(-share * len(best_first) // 100) - 1]) for share in SHARES]
     return [float(mean[0]), low, high, json.dumps(reached)]

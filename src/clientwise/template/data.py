@@ -4,5 +4,5 @@ from clientwise.flower import OwnData, load_npz
 
 
 def load(path: str) -> OwnData:
-    """The samples behind the path that deploy/supernode.sh was given."""
+    """The samples behind the path that deploy/supernode.sh was given; in a simulation, behind data/NAME."""
     return load_npz(path)

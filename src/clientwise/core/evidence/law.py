@@ -24,7 +24,7 @@ class Law:
     is γ·⟨∇, Θ_a⟩: each step costs one pass over the server's set, whatever the number of clients.
     """
 
-    steps: Annotated[int, Ge(1), Le(10_000)] = 50
+    steps: Annotated[int, Ge(1), Le(1_000)] = 50
     learning_rate: PositiveFloat = 0.01
 
     def first(self, num_clients: int) -> Mapping[str, Tensor]:

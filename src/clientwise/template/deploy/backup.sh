@@ -6,7 +6,10 @@ set -euo pipefail
 source "$(dirname "$0")/settings.sh"
 target="$(realpath "${1:?usage: backup.sh FOLDER}")/$(date +%Y%m%d-%H%M%S)"
 mkdir -p "$target"
-tar -C "$STATE" -cf - --exclude='*.sqlite*' --exclude='*.part' --exclude='./proxy' --exclude='*.sock' . | tar -C "$target" -xf -
+{
+    tar -C "$STATE" -cf - --exclude='*.sqlite*' --exclude='*.part' --exclude='./proxy' --exclude='*.sock' . ||
+        [[ $? == 1 ]]  # a file was changed meanwhile, by what runs: a log, which may lack its last line
+} | tar -C "$target" -xf -
 python - "$STATE" "$target" <<'PYTHON'
 import contextlib, pathlib, sqlite3, sys
 state, target = map(pathlib.Path, sys.argv[1:])

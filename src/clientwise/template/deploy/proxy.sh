@@ -50,4 +50,5 @@ http {
     }
 }
 NGINX
+log_as proxy
 exec "$(PATH="$PATH:/usr/sbin" command -v nginx)" -c "$folder/nginx.conf"

@@ -13,3 +13,6 @@ export FLWR_HOME="${FLWR_HOME:-$STATE/flower}"
 # Nothing is reported to anybody, and nothing is downloaded while a run begins.
 export FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1 FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1
 umask 077
+log_as() {  # log_as SERVICE: with LOG=json, what it says from here on is JSON
+    [[ "${LOG:-}" != json ]] || exec > >(exec python "$APP/deploy/log.py" "$1") 2>&1
+}

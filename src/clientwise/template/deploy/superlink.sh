@@ -6,5 +6,6 @@ source "$(dirname "$0")/settings.sh"
 cd "$STATE"
 export CLIENTWISE_ALERT="${ALERT:-}"
 echo $$ > superlink.pid
+log_as superlink
 exec flower-superlink --host "$LISTEN" --port "$LINK_PORT" --database "$STATE/superlink.sqlite" --enable-supernode-auth \
     --ssl-ca-certfile certificates/ca.crt --ssl-certfile certificates/server.crt --ssl-keyfile certificates/server.key

@@ -16,6 +16,7 @@ done
 way=()
 [[ ! -e "$STATE/keys/$name.crt" ]] || way+=(--certificate "$STATE/keys/$name.crt" "$STATE/keys/$name.pem")
 [[ -z "${UPLINK:-}" ]] || way+=(--uplink "$UPLINK")  # a Unix socket that leads to the server, where there is no network
+log_as "$name"
 export FLWR_HOME="$STATE/nodes/$name"
 mkdir -p "$FLWR_HOME"
 exec python -m clientwise.flower.node start "${way[@]}" "$STATE/agreed" \

@@ -1,0 +1,117 @@
+"""Members join and leave between two sittings of a run: numbers stay whose they were, and the record says it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("flwr", reason="needs clientwise[flower]")
+
+from flwr.app import Message
+from grid import LoopGrid, client_of
+
+import clientwise as cw
+from clientwise.errors import ConfigError, RunError
+from clientwise.experiment.config import load_experiment
+from clientwise.experiment.runner import run
+from clientwise.flower import client_app, write_parts
+from clientwise.flower.connections import connector
+from clientwise.flower.data import server_side
+from clientwise.flower.wire import ARRAYS, unpack
+
+NAMES = ["a", "b", "c", "d"]
+METHODS = [{"name": "trust", "criteria": ["trust", "dataset_size"]}, {"name": "Recommended", "like": "Recommended"}]
+
+
+@pytest.fixture
+def config(tiny: dict[str, Any], tmp_path: Path) -> dict[str, Any]:
+    """Files for four members, of which the first three begin."""
+    tiny["partition"]["clients"] = len(NAMES)
+    settings = {"clients": NAMES, "input_shape": [1, 8, 8], "num_classes": 10}
+    tiny |= {"federation": {}, "flower": settings, "methods": METHODS, "rounds": 2}
+    write_parts(tiny, tmp_path / "data")
+    return with_members(tiny, NAMES[:3])
+
+
+def with_members(config: dict[str, Any], clients: list[str], left: tuple[str, ...] = ()) -> dict[str, Any]:
+    return config | {"flower": config["flower"] | {"clients": clients, "left": list(left)}}
+
+
+class Hospitals(LoopGrid):
+    """Every node has its own file, and all of them are connected, whoever has left."""
+
+    def __init__(self, config: dict[str, Any], data: Path) -> None:
+        super().__init__(client_app(config))
+        self._paths = [data / f"{name}.npz" for name in config["flower"]["clients"]]
+        self.behaviour = dict.fromkeys(range(len(self._paths)), self._with_own_data)
+
+    def _with_own_data(self, message: Message, honest: Callable[[], Message]) -> Message:
+        self.node_config = {"data": str(self._paths[client_of(message)])}
+        return honest()
+
+    def connected(self) -> dict[int, int]:
+        return {client: 2 + client for client in range(len(self._paths))}
+
+
+def run_on_flower(config: dict[str, Any], tmp_path: Path, out: Path, on_server: dict[str, Any]) -> list[Message]:
+    """Begin a run, or go on with it; what was sent. `on_server` are keys that the server alone is given."""
+    experiment = load_experiment(config, replaced={"engine": "flower", **on_server})
+    grid = Hospitals(config, tmp_path / "data")
+    engines = nullcontext(connector(experiment, grid, grid.connected))
+    data = server_side(experiment, str(tmp_path / "data" / "server.npz"))
+    run(experiment, out, data=data, resume=out.exists(), engines=engines)
+    return grid.sent
+
+
+def sitting(config: dict[str, Any], tmp_path: Path) -> set[int]:
+    """Begin the run, or go on with it; who was asked for anything."""
+    return {client_of(message) for message in run_on_flower(config, tmp_path, tmp_path / "run", {})}
+
+
+def test_one_joins_and_one_leaves_and_comes_back(config: dict[str, Any], tmp_path: Path) -> None:
+    assert sitting(config, tmp_path) == {0, 1, 2}
+    before = cw.Run(tmp_path / "run").query("SELECT * FROM participants ORDER BY 1, 2, 3")
+
+    later = with_members(config, NAMES, left=("b",)) | {"rounds": 4}
+    assert sitting(later, tmp_path) == {0, 2, 3}
+    assert sitting(with_members(config, NAMES) | {"rounds": 5}, tmp_path) == {0, 1, 2, 3}
+
+    found = cw.Run(tmp_path / "run")
+    assert found.query("SELECT * FROM participants WHERE round_num <= 2 ORDER BY 1, 2, 3") == before
+    rows = found.query("SELECT DISTINCT round_num, client FROM participants WHERE refusal IS NULL ORDER BY 1, 2")
+    took_part = {number: {client for one, client in rows if one == number} for number, _ in rows}
+    assert took_part == {1: {0, 1, 2}, 2: {0, 1, 2}, 3: {0, 2, 3}, 4: {0, 2, 3}, 5: {0, 1, 2, 3}}
+    assert [row.name for row in found.clients(1)] == NAMES
+    assert not [notes for (notes,) in found.query("SELECT notes FROM rounds") if "not connected" in notes]
+    assert [change.what for change in found.changes] == [["d joined", "b left"], ["b came back"]]
+
+
+def test_nobody_joins_in_the_place_of_another(config: dict[str, Any], tmp_path: Path) -> None:
+    sitting(config, tmp_path)
+    for clients in (["d", *NAMES[:3]], ["a", "b", "d", "c"], NAMES[:2]):
+        with pytest.raises(RunError, match=r"flower.clients differ.*names may join flower.clients at its end"):
+            sitting(with_members(config, clients) | {"rounds": 3}, tmp_path)
+
+
+def test_only_members_leave_and_not_all(config: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"flower.left: no client is called 'A'; known: a, b, c, d"):
+        load_experiment(with_members(config, NAMES, left=("A",)))
+    with pytest.raises(ConfigError, match=r"flower.left: all of flower.clients have left"):
+        load_experiment(with_members(config, NAMES, left=tuple(NAMES)))
+
+
+def test_a_run_begins_with_a_model_that_only_the_server_has(config: dict[str, Any], tmp_path: Path) -> None:
+    sitting(config | {"rounds": 1}, tmp_path)
+    (file,) = cw.Run(tmp_path / "run").export("trust", 1, tmp_path)
+    nobody_else = config | {"rounds": 1, "initial_model": "nowhere.safetensors"}  # as the nodes' copies say
+    sent = run_on_flower(nobody_else, tmp_path, tmp_path / "warm", {"initial_model": str(file)})
+    first = unpack(sent[0].content.array_records[ARRAYS])
+    assert torch.equal(
+        first, torch.cat([tensor.flatten() for tensor in cw.Run(tmp_path / "run").trained("trust", 1)[1].values()])
+    )
+    assert cw.Run(tmp_path / "warm").initial_model.startswith(file.name)
