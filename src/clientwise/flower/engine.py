@@ -221,7 +221,7 @@ class FlowerEngine:
     ) -> Iterator[list[tuple[int, RecordDict | str]]]:
         """(client, answer or why there is none) in chunks as they arrive, until all or `enough` have answered.
 
-        Only of those who are `awaited`, if it says so: others may answer meanwhile. Once there are a `few` answers, only
+        Only of those who are `awaited`, if given: others may answer meanwhile. Once there are a `few` answers, only
         `grace_seconds` are left. Who has not answered in the end is still in `waiting`.
         """
         pause, grace, answered = POLL[0], self._settings.grace_seconds, 0
