@@ -219,3 +219,24 @@ def test_packed_runs_fill_the_page_on_reproduction(tiny: dict[str, object], tmp_
     assert "| loss, published | loss, round 3 | against the baseline's |" in losses
     ends = [run.curve("loss", "DS", seed)[-1][1] for seed in (1, 2)]
     assert f"| 152.6 | {statistics.fmean(ends):.4g} ± " in losses
+
+
+@pytest.mark.slow
+def test_runs_fill_the_page_on_devices(tmp_path: Path) -> None:
+    docs = FOLDER.parent / "docs"
+    sys.path.insert(0, str(docs))
+    try:
+        import make_devices
+    finally:
+        del sys.path[0]
+    changes = ["rounds=10", "evaluation.target=0.1", "evaluation.clients_every=1"]
+    cw.run(cw.load(FILES["devices-digits"], changes, preset="quick"), tmp_path / "runs" / "devices-digits")
+    page = tmp_path / "devices.md"
+    page.write_text((docs / "devices.md").read_text(encoding="utf-8"), encoding="utf-8")
+    make_devices.main(tmp_path / "runs", page)
+    before, filled = (path.read_text(encoding="utf-8").split("<!-- run devices-") for path in (docs / page.name, page))
+    assert "*2 seeds, 10 rounds, target 10.0%.*" in filled[1]
+    assert len(re.findall(r"^\| FedBuff \| ", filled[1], re.MULTILINE)) == 2
+    assert len(re.findall(r"^\| .* against .* \| \d+% \[", filled[1], re.MULTILINE)) == 3
+    assert filled[2] == before[2]  # that run is not there
+    assert (tmp_path / "devices" / "devices-digits.png").exists()
