@@ -63,7 +63,7 @@ RUNS ?= runs
 reproduction: .venv/ready
 	$(BIN)/python docs/make_reproduction.py $(RUNS)
 
-# The experiment of docs/devices.md, and its tables: make devices CLIENTWISE_DATA=...; ten minutes.
+# The experiment of docs/devices.md, and its tables: make devices CLIENTWISE_DATA=...; a few minutes.
 devices: .venv/ready
 	$(BIN)/python experiments/run_all.py $(RUNS) devices-digits devices-wisdm
 	$(BIN)/python docs/make_devices.py $(RUNS)

@@ -29,6 +29,9 @@ PLACE = re.compile(r"(<!-- run (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 HEAD = ["method", "rounds to target", "time to target", "of FedAvg's", "bytes to target"]
 AT_ONE_TIME = ["method", "held out", "slowest quarter", "against FedAvg", "fastest quarter", "against FedAvg"]
 
+ALONE = ["methods", "time to target, as a share", "slowest quarter", "fastest quarter"]
+PAIRS = [("size × speed", "FedAvg"), ("buffered, by age", "buffered"), ("buffered, by speed", "buffered")]
+
 
 @dataclass(frozen=True)
 class AtOneTime:
@@ -59,25 +62,42 @@ def block(run: cw.Run, picture: Path) -> str:
     draw([chart], picture)
     quarters = {seed: slow_and_fast(run, seed) for seed in run.seeds(run.methods[0])}
     last = {seed: min(max(run.times(method, seed).values()) for method in run.methods) for seed in quarters}
-    then = statistics.median(last.values())
-    title = f"**At one time: in the median {in_time(then)} after the start**"
+    found = {method: at_one_time(run, method, last, quarters) for method in run.methods}
+    then = in_time(statistics.median(last.values()))
     return "\n\n".join(
         [
             f"*{len(quarters)} seeds, {run.rounds} rounds, target {percent_of(run.target)}.*",
             table(HEAD, times(run)),
-            title,
-            table(
-                AT_ONE_TIME, accuracies({method: at_one_time(run, method, last, quarters) for method in run.methods})
-            ),
+            f"**At one time: in the median {then} after the start**",
+            table(AT_ONE_TIME, accuracies(found)),
+            "**What the criterion alone does: against the same pace by size**",
+            table(ALONE, alone(run, found)),
             f"![{chart.alt}](devices/{picture.name})\n",
         ]
     )
 
 
+def alone(run: cw.Run, found: Mapping[str, AtOneTime]) -> list[list[str]]:
+    """Every method that differs from another by a criterion alone, less that other."""
+    time = {line.method: logarithms(line.time_to_target) for line in run.summary()}
+    shares = corrected([paired_difference(time[one], time[other]) for one, other in PAIRS])
+    slow = corrected([paired_difference(found[one].slow, found[other].slow) for one, other in PAIRS])
+    fast = corrected([paired_difference(found[one].fast, found[other].fast) for one, other in PAIRS])
+    return [
+        [f"{one} against {other}", ratio(share), points(slow_difference), points(fast_difference)]
+        for (one, other), share, slow_difference, fast_difference in zip(PAIRS, shares, slow, fast, strict=True)
+    ]
+
+
+def logarithms(values: Sequence[float | None]) -> list[float | None]:
+    """Of what is known."""
+    return [None if value is None else math.log(value) for value in values]
+
+
 def times(run: cw.Run) -> list[list[str]]:
     """Time to target, and that of every method as a share of the first one's."""
     lines = run.summary()
-    logs = [[None if time is None else math.log(time) for time in line.time_to_target] for line in lines]
+    logs = [logarithms(line.time_to_target) for line in lines]
     shares = corrected([paired_difference(own, logs[0]) for own in logs[1:]])
     rows = []
     for line, share in zip(lines, [None, *shares], strict=True):

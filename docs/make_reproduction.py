@@ -20,7 +20,7 @@ import clientwise as cw
 from clientwise.report import sections
 from clientwise.report.document import percent_of
 from clientwise.report.figures import draw
-from clientwise.report.series import Series, difference_between, series_of, signed, signed_rounds
+from clientwise.report.series import Series, difference_between, series_of
 from clientwise.report.statistics import Contingency, Difference, contingency, paired_difference
 from clientwise.runs.reader import is_finished
 from clientwise.runs.rows import SHARES
@@ -47,7 +47,8 @@ def main(runs: Path, docs: Path = DOCS) -> None:
             print(f"{name}: {folder} is another experiment ({run.name!r}), left as it is")
             return place[0]
         print(f"{name}: {folder}{'' if run.finished else ' (not finished)'}")
-        return f"{place[1]}\n{block(run, published.get(name.removesuffix('-long'), {}), picture)}\n{place[3]}"
+        paper = published.get(re.sub("-(long|quick)$", "", name), {})
+        return f"{place[1]}\n{block(run, paper, picture)}\n{place[3]}"
 
     text = PLACE.sub(fill, page.read_text(encoding="utf-8"))
     finished = [folder for folder in sorted(runs.glob("*-quick")) if is_finished(folder)]
@@ -106,7 +107,7 @@ def quick(folders: list[Path], before: str) -> str:
                     one.label,
                     one.run.metric,
                     interval(one.summary.metric),
-                    signed(difference) if difference else "baseline",
+                    change(difference, 100) if difference else "baseline",
                 ]
             )
         known[folder.name.removesuffix("-quick")] = rows
@@ -138,7 +139,7 @@ def results(series: list[Series], losses: dict[str, float] | None = None) -> str
         curves = [dict(run.curve("metric", one.method, seed)) for seed in one.summary.seeds]
         row = [one.label, *(interval([curve.get(number) for curve in curves]) for number in shown)]
         difference = difference_between(one, series[0]) if one is not series[0] else None
-        row.append(signed(difference) if difference else "baseline" if one is series[0] else "–")
+        row.append(change(difference, 100) if difference else "baseline" if one is series[0] else "–")
         if run.higher_is_better:
             row.append(interval(one.summary.macro_f1, percent=False))
         if run.target is not None:
@@ -159,16 +160,9 @@ def loss_against(one: Series, baseline: Series, last: int) -> Row:
     )
     mean = paired_difference(ours, [0.0] * len(ours))
     percent = [100 * a / b if a is not None and b else None for a, b in zip(ours, theirs, strict=True)]
-    change = paired_difference(percent, [100.0] * len(percent))
-    text = f"{mean.mean:.4g}{margin(mean)}" if mean else "–"
-    if one is baseline:
-        return [text, "baseline"]
-    return [text, f"{change.mean:+.1f}%{margin(change)}" if change else "–"]
-
-
-def margin(difference: Difference) -> str:
-    """Half of the interval; nothing with one seed."""
-    return "" if difference.margin is None else f" ± {difference.margin:.2g}"
+    found = paired_difference(percent, [100.0] * len(percent))
+    text = "–" if mean is None else f"{mean.mean:.4g}" + ("" if mean.margin is None else f" ± {mean.margin:.2g}")
+    return [text, "baseline" if one is baseline else "–" if found is None else f"{change(found)} %"]
 
 
 def targets(series: list[Series], target: float, published: dict[str, Any]) -> str:
@@ -185,13 +179,13 @@ def targets(series: list[Series], target: float, published: dict[str, Any]) -> s
     gains = published.get("gains", {})
     for one in series:
         ours = [reached([rounds[place] for rounds in found[one.label].values()]) for place in range(9)]
-        gain = sections.gain_against(one, series[0], target) if one is not series[0] else None
+        gain = sections.gain_against(one, series[0], found[one.label], found[series[0].label])
         rows.append(
             [
                 one.label,
                 *ours,
                 f"{gains[one.label]:+.2f}" if one.label in gains else "",
-                signed_rounds(gain) if gain else "baseline" if one is series[0] else "–",
+                "baseline" if one is series[0] else change(gain) if gain else "–",
             ]
         )
     head = ["method", *(f"{share}%" for share in range(10, 100, 10)), "gain, published", "gain, P1's rule"]
@@ -204,7 +198,9 @@ def devices(series: list[Series], target: float, published: dict[str, list[float
     rows: list[Row] = []
     for label, members in ({label: [label] for label in methods} | means).items():
         if label in published:
-            rows.append([f"{label}, published", *thirds([[number or None] for number in published[label]])])
+            rows.append(
+                [f"{label}, published", *(f"{rounds:g}" if rounds else "not reached" for rounds in published[label])]
+            )
         found = [
             run.rounds_until_clients_reach(methods[name].method, seed, target, DEVICES)
             for name in members
@@ -218,7 +214,7 @@ def devices(series: list[Series], target: float, published: dict[str, list[float
     return markdown(title, head, rows)
 
 
-def thirds(rounds: Sequence[Sequence[float | None]]) -> Row:
+def thirds(rounds: Sequence[Sequence[int | None]]) -> Row:
     """Two shares of the clients and their mean: low, middle and high."""
     cells: Row = []
     for place in (0, 2, 4):
@@ -260,6 +256,12 @@ def _cells(table: Contingency) -> tuple[int, int, int, int]:
     return table.both_wrong, table.only_ours, table.only_theirs, table.both_right
 
 
+def change(difference: Difference, factor: float = 1) -> str:
+    """A difference and half of its 95% interval: on this page ± is that everywhere."""
+    mean = f"{round(factor * difference.mean, 1) + 0.0:+.1f}"  # no −0.0
+    return f"{mean} (one seed)" if difference.margin is None else f"{mean} ± {factor * difference.margin:.1f}"
+
+
 def interval(values: Sequence[float | None], percent: bool = True) -> str:
     """Mean and half-width of its 95% interval."""
     found = paired_difference(values, [0.0] * len(values))
@@ -270,7 +272,7 @@ def interval(values: Sequence[float | None], percent: bool = True) -> str:
     return mean if found.margin is None else f"{mean} ± {factor * found.margin:.{digits}f}"
 
 
-def reached(rounds: Sequence[float | None]) -> str:
+def reached(rounds: Sequence[int | None]) -> str:
     """Mean of rounds; what was not reached stays a word."""
     known = [value for value in rounds if value is not None]
     if not known:

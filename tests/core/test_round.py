@@ -552,7 +552,7 @@ def test_a_criterion_that_is_zero_for_everybody_freezes_the_model_and_is_named(
 
     stays, record = played(zero, size)
     assert stays
-    assert record.notes == ("all weights are zero, as is member for everybody: the model stays as it was",)
+    assert record.notes == ("all weights are zero (member: zero for everybody): the model stays as it was",)
     assert record.no_effect == ()  # it had the greatest there is
     stays, record = played(size, zero, labels)
     assert not stays

@@ -19,25 +19,26 @@ from clientwise.report.figures import draw
 from clientwise.report.terminal import summary_table
 from clientwise.report.views import overview
 
+CONFIG: dict[str, Any] = {
+    "name": "timed",
+    "rounds": 8,
+    "seeds": [1, 2],
+    "device": "cpu",
+    "data": "digits",
+    "partition": {"name": "dirichlet", "clients": 6, "concentration": 0.5},
+    "model": "linear",
+    "training": {"batch_size": 20},
+    "federation": {"fraction": 0.5},
+    "evaluation": {"target": 0.3},
+    "devices": {"speed": {"name": "uniform", "low": 1.0, "high": 5.0}, "up": 100.0},
+    "methods": [{"name": "FedAvg"}, {"name": "buffered", "pace": {"buffer": 2}}, "Pooled"],
+}
+
 
 @pytest.fixture(scope="module")
 def timed(tmp_path_factory: pytest.TempPathFactory) -> cw.Run:
     """Two seeds on a clock, and a control that has none."""
-    config: dict[str, Any] = {
-        "name": "timed",
-        "rounds": 8,
-        "seeds": [1, 2],
-        "device": "cpu",
-        "data": "digits",
-        "partition": {"name": "dirichlet", "clients": 6, "concentration": 0.5},
-        "model": "linear",
-        "training": {"batch_size": 20},
-        "federation": {"fraction": 0.5},
-        "evaluation": {"target": 0.3},
-        "methods": [{"name": "FedAvg"}, {"name": "buffered", "pace": {"buffer": 2}}, "Pooled"],
-    }
-    config["devices"] = {"speed": {"name": "uniform", "low": 1.0, "high": 5.0}, "up": 100.0}
-    return cw.Run(cw.run(config, tmp_path_factory.mktemp("run") / "timed"))
+    return cw.Run(cw.run(CONFIG, tmp_path_factory.mktemp("run") / "timed"))
 
 
 def items(run: cw.Run) -> dict[str, Any]:
@@ -75,6 +76,15 @@ def test_they_stand_beside_rounds_in_every_table(timed: cw.Run) -> None:
     assert "time" in printed
     assert "bytes" in printed
     assert timed.columns("clock")["ended"][:8] == [*timed.times("FedAvg", 1).values()]
+
+
+def test_who_is_late_or_drops_out_is_no_news(tmp_path: Path) -> None:
+    config = CONFIG | {"rounds": 4, "seeds": [1], "methods": [{"name": "x", "pace": {"deadline": 90.0}}]}
+    run = cw.Run(cw.run(config | {"devices": {**CONFIG["devices"], "dropout": 0.2}}, tmp_path / "run"))
+    assert {reason for reason, _ in run.refusal_counts("x")} == {"late: the round had ended", "dropped out"}
+    document = overview([run])
+    assert not any("refused" in line for line in document.lead)
+    assert "refused" in {item.id for section in document.sections for item in section.items}  # but it is told
 
 
 def test_curves_stand_where_their_rounds_end(timed: cw.Run, tmp_path: Path) -> None:

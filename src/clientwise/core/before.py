@@ -57,7 +57,8 @@ def q_fair(gathered: Gathered, weights: Tensor, *, q: Annotated[float, Ge(0), Le
 def _norms(gathered: Gathered) -> Tensor:
     """How far each client's parameters moved [n]; buffers do not count."""
     moved = gathered.updates[:, : gathered.spec.num_parameters]
-    return torch.stack([torch.linalg.vector_norm(row, dtype=torch.float64) for row in moved]).cpu()
+    pieces = torch.split(moved, len(moved) if moved.is_cuda else 1)  # on a GPU one launch, on a CPU what fits its cache
+    return torch.cat([torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64) for rows in pieces]).cpu()
 
 
 def scaled(gathered: Gathered, factors: Tensor) -> Mixed:

@@ -14,6 +14,7 @@ from .sampling import sample_clients
 HOUR = 3600.0
 LATE = "late: the round had ended"
 DROPPED_OUT = "dropped out"
+ABSENT = (LATE, DROPPED_OUT)  # reasons that say nothing against an update
 
 
 @dataclass(frozen=True)
@@ -62,11 +63,15 @@ class Pace:
         wanted = size + round(size * self.extra)
         return wanted if self.buffer is None else max(0, wanted - at_work)
 
+    def needs(self, size: int, asked: int) -> int:
+        """How many answers end a round of `size` that has asked so many."""
+        return self.buffer or min(size, asked) or 1
+
     def ends(self, began: float, size: int, asked: Sequence[float], at_work: Sequence[float]) -> float:
         """When a round of `size` ends, from when those asked and those still at work answer; infinity: never."""
         counted = asked if asked and self.buffer is None else [*asked, *at_work]
         answers = sorted(time for time in counted if time < torch.inf)
-        needed = self.buffer or min(size, len(asked)) or 1
+        needed = self.needs(size, len(asked))
         last = answers[:needed][-1] if answers else began
         if self.deadline is None:
             return last
@@ -95,6 +100,10 @@ class Clock:
         return sample_clients(
             self._num_clients, self.pace.asks(size, len(self.at_work)), seed, round_num, frozenset(free)
         )
+
+    def enough(self, asked: int) -> int:
+        """How many answers end the round for which `cohort` was asked last."""
+        return self.pace.needs(self._size, asked)
 
     def ends(self, asked: Sequence[float], at_work: Sequence[float]) -> float:
         """When the round ends for which `cohort` was asked last; see `Pace.ends`."""

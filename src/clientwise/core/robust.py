@@ -31,9 +31,9 @@ def combine(shares: Tensor, updates: Tensor) -> Tensor:
     >>> combine(torch.tensor([0.5, 0.0, 0.5]), torch.tensor([[1.0, 2.0], [9.0, 9.0], [3.0, 4.0]]))
     tensor([2., 3.])
     """
-    shares = shares.to(updates.device, torch.float64)
-    used = (shares != 0).reshape(-1, len(updates)).any(0)
+    used = (shares != 0).reshape(-1, len(updates)).any(0)  # where the weights are: mostly no GPU has to be waited for
     rows, shares = (slice(None), shares) if bool(used.all()) else (used, shares[..., used])
+    shares = shares.to(updates.device, torch.float64)
     return torch.cat([(shares @ block[rows].double()).to(updates.dtype) for block in column_blocks(updates)], -1)
 
 

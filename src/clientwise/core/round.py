@@ -50,9 +50,7 @@ def run_round(state: ServerState, method: Method, plan: Plan, engine: Engine) ->
     if method.fine_tune and bool(chosen.model.isfinite().all()):
         chosen, local = replace(chosen, model=tune(chosen.model, task, method, cohort, engine)), None
     report, local = evaluate(chosen.model, local, round_num, plan, engine)
-    notes = why_unusable(chosen, cohort.zero_for_all, report, local) or why_braked(
-        chosen.model, state.model, method, engine
-    )
+    notes = why_unusable(chosen, cohort, report, local) or why_braked(chosen.model, state.model, method, engine)
     if notes:
         chosen = replace(chosen, model=state.model, priority=state.priority)
         chosen = replace(chosen, step_state=state.step_state, rule_state=state.rule_state)
@@ -143,7 +141,7 @@ def adjust_priority(cohort: Cohort, state: ServerState, method: Method, engine: 
 
 
 def why_unusable(
-    chosen: Candidate, zero_for_all: Sequence[str], report: Evaluation | None, local: Evaluation | None
+    chosen: Candidate, cohort: Cohort, report: Evaluation | None, local: Evaluation | None
 ) -> tuple[str, ...]:
     """Why the old model stays, as notes for the record; empty where the new one is fine."""
     if not len(chosen.weights):
@@ -151,7 +149,7 @@ def why_unusable(
     if not chosen.weights.any():
         if not bool(chosen.scores.sum().isfinite()):
             return ("the scores overflow: the model stays as it was",)
-        reason = f", as is {' and '.join(zero_for_all)} for everybody" if zero_for_all else ""
+        reason = f" ({' and '.join(cohort.zero_for_all)}: zero for everybody)" if cohort.zero_for_all else ""
         return (f"all weights are zero{reason}: the model stays as it was",)
     if not bool(chosen.model.isfinite().all()):
         return ("the aggregate has NaN or Inf: the model stays as it was",)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ..attacks import ATTACKS, Hostile, Several
 from ..attacks.backdoors import plant
-from ..core.clock import Devices, Pace
+from ..core.clock import Clock, Devices, Pace
 from ..core.criteria import fact_columns
 from ..core.method import Control, Method, Plan
 from ..core.sampling import cohort_size
@@ -256,7 +256,10 @@ def build_engine(
         pace = method.pace if method else Pace()
         return TimedEngine(data, module, seed=seed, executor=executor, hostile=hostile, pace=pace)
     if control is None:
-        return LocalEngine(data, module, seed=seed, executor=executor, hostile=hostile)
+        engine = LocalEngine(data, module, seed=seed, executor=executor, hostile=hostile)
+        if method and experiment.engine == "flower":  # where clients take the time they take
+            engine.clock = Clock(engine.num_clients, method.pace)
+        return engine
     if control == "alone":
         return AloneEngine(data, module, seed=seed, executor=executor, hostile=hostile)
     return LocalEngine(data.in_one_place(control), module, seed=seed, executor=executor)

@@ -138,7 +138,7 @@ def _clock_issues(settings: MethodSettings, method: Method, experiment: Experime
         yield "training.control_variates", "are renewed when a client trains: late updates cannot be kept"
     if experiment.devices or experiment.engine == "flower":
         return
-    hint = "needs clients that take time: add [devices] (docs/devices.md)"
+    hint = 'needs clients that take time: add [devices], or engine = "flower" (docs/devices.md)'
     if settings.pace:
         yield "pace", hint
     for key, registry, part in settings.parts():

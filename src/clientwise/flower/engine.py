@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
 
@@ -13,7 +13,7 @@ from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 from torch import Tensor
 
-from ..core.clock import Clock
+from ..core.clock import LATE, Pace
 from ..core.round import LARGEST_LOSS
 from ..core.types import Evaluation, Problem, Refusal, ServerPart, Task, Updates
 from ..engine.local import LocalEngine
@@ -23,8 +23,27 @@ from .wire import Request, pack, read_evaluation, read_update, read_versions, wr
 CHUNK = 8  # answers fetched at a time: so many models the server holds at most
 POLL = (0.05, 1.0)  # seconds between two looks for answers, at first and at most
 
+NO_ANSWER, NOT_TAKEN = "no answer in time", "the SuperLink did not take the message"
+
 T = TypeVar("T")
 Connected = Callable[[], Mapping[int, int]]  # which client is reached at which node right now
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """A client that was asked to train: in which round, from which model [d], and when."""
+
+    round_num: int
+    model: Tensor
+    at: float
+
+    def now(self, update: Updates, model: Tensor, round_num: int) -> Updates:
+        """Its answer by our clock, not by its claim; of an earlier round, what it makes of the present model [d]."""
+        age = float(round_num - self.round_num)
+        if age and update.models.shape[1] == len(model):  # another size is refused in any case
+            update = replace(update, models=model + (update.models.to(model) - self.model))
+        seconds = torch.tensor([time.monotonic() - self.at], dtype=torch.float64)
+        return replace(update, seconds=seconds, ages=torch.tensor([age], dtype=torch.float64))
 
 
 class FlowerEngine:
@@ -45,7 +64,10 @@ class FlowerEngine:
         self.initial_model, self.device = local.initial_model, local.device
         self.attributes: Mapping[str, Tensor] = local.attributes  # the server's own: no client is asked for them
         self.idle_work: Callable[[], None] | None = None
-        self.clock: Clock | None = None
+        self.clock = local.clock  # which shows real time
+        self._began = time.monotonic()
+        self._asked: dict[int, _Asked] = {}  # who has not answered yet
+        self._waiting: dict[str, int] = {}  # the same clients, by the ids of their messages
         self._local, self._grid, self._connected, self._seed, self._settings = local, grid, connected, seed, settings
         self._on_versions = on_versions  # told what a client runs, with every update
         self._keepers = keepers  # simulated hostile clients that train a model of their own
@@ -54,20 +76,30 @@ class FlowerEngine:
         self._outputs = 1 if local.problem.sums else local.data.samples.targets.shape[1:].numel()  # per sample
 
     def train(self, client_ids: Sequence[int], model: Tensor, task: Task) -> Iterator[Updates]:
-        """See `core.types.Engine`. With fewer answers than `min_replies` nobody's update is handed on."""
-        needed = min(self._settings.min_replies, len(client_ids))
-        deadline = time.monotonic() + self._settings.train_seconds
-        nodes = self._wait_for(client_ids, needed, deadline)
+        """See `core.types.Engine`. With fewer answers than `min_replies` nobody's update is handed on.
+
+        The round ends as the method's pace says. What comes later is refused, or counts in a later round.
+        """
+        pace = self.clock.pace if self.clock else Pace()
+        patience = time.monotonic() + self._settings.train_seconds
+        deadline = min(patience, time.monotonic() + (pace.deadline or torch.inf))
+        needed = min(self._settings.min_replies, len(client_ids) + len(self._waiting))
+        nodes = self._wait_for(client_ids, min(needed, len(client_ids)), deadline)
         packed = pack(model)
         requests = {
             client: write_request(Request(client, self._seed, task), packed, self._kept.get(client)) for client in nodes
         }
         failures = [Refusal(client, "not connected") for client in client_ids if client not in nodes]
+        waiting, not_taken = self._push("train", requests, nodes, patience)
+        failures += [Refusal(client, NOT_TAKEN) for client in not_taken]
+        self._asked |= dict.fromkeys(waiting.values(), _Asked(task.round_num, model, time.monotonic()))
+        self._waiting |= waiting
         held: list[Updates] = []
         arrived = 0
-        asked = time.monotonic()
-        for answers in self._exchange("train", requests, nodes, deadline, needed):
+        enough = self.clock.enough(len(client_ids)) if self.clock else len(client_ids)
+        for answers in self._pull_until(self._waiting, deadline, needed, enough):
             for client, content in answers:
+                asked = self._asked.pop(client)
                 answer = _read(client, content, partial(read_update, client))
                 if isinstance(answer, Refusal):
                     failures.append(answer)
@@ -77,18 +109,22 @@ class FlowerEngine:
                     self._on_versions(client, read_versions(content))
                 if kept is not None and client in self._keepers:
                     self._kept[client] = kept
-                seconds = torch.tensor(
-                    [time.monotonic() - asked], dtype=torch.float64
-                )  # by our clock, not by its claim
-                held.append(replace(update, seconds=seconds))
+                held.append(asked.now(update, model, task.round_num))
                 arrived += 1
             if arrived >= needed:
                 yield from _stacked(held, model)
                 held.clear()
         too_few = f"only {arrived} of the {needed} answers that make a round arrived"
         failures += [Refusal(update.client_ids[0], too_few) for update in held]
+        if not pace.keeps_late:
+            reason = LATE if arrived >= enough else NO_ANSWER
+            failures += [Refusal(client, reason) for client in self._waiting.values()]
+            self._waiting, self._asked = {}, {}
         if failures:
             yield Updates.failed(failures, model)
+        if self.clock:
+            self.clock.now = time.monotonic() - self._began
+            self.clock.at_work = frozenset(self._waiting.values())
 
     def evaluate(self, client_ids: Sequence[int], models: Tensor) -> Evaluation:
         """See `core.types.Engine`. Who does not answer has no say: zero samples, and a place among the missing."""
@@ -100,13 +136,16 @@ class FlowerEngine:
         missing = [
             Refusal(client, "not connected") for client in client_ids if client not in {*nodes, *self._settings.away}
         ]
-        for answers in self._exchange("evaluate", requests, nodes, deadline, self._settings.min_replies):
+        waiting, not_taken = self._push("evaluate", requests, nodes, deadline)
+        missing += [Refusal(client, NOT_TAKEN) for client in not_taken]
+        for answers in self._pull_until(waiting, deadline, self._settings.min_replies):
             for client, content in answers:
                 one = _read(client, content, partial(self._read_evaluation, client, len(models)))
                 if isinstance(one, Refusal):
                     missing.append(one)
                 else:
                     found[client] = one
+        missing += [Refusal(client, NO_ANSWER) for client in waiting.values()]
         return _merged(client_ids, found, tuple(missing), len(models), self.problem)
 
     def evaluate_server(self, models: Tensor, part: ServerPart) -> Evaluation | None:
@@ -121,15 +160,22 @@ class FlowerEngine:
         """See `core.types.Engine`: the clients hold their data themselves."""
 
     def state(self) -> dict[str, Tensor]:
-        """What the simulated clients keep between rounds, and how large everybody's test set is."""
+        """What the simulated clients keep between rounds, how large everybody's test set is, and what time it is.
+
+        Not who is at work: nobody hears of the answers to a process that is gone, and they will be asked again.
+        """
         kept = {str(client): model for client, model in self._kept.items()}
-        return kept | {"test_sizes": self._test_sizes.clone()}
+        now = {"clock": torch.tensor(self.clock.now, dtype=torch.float64)} if self.clock else {}
+        return kept | {"test_sizes": self._test_sizes.clone()} | now
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Continue from what `state` returned."""
         known = state.get("test_sizes", self._test_sizes).cpu()
         self._test_sizes[: len(known)] = known  # who joined since has none yet
-        self._kept = {int(client): model for client, model in state.items() if client != "test_sizes"}
+        self._kept = {int(client): model for client, model in state.items() if client not in ("test_sizes", "clock")}
+        if self.clock and "clock" in state:  # the time in which nothing ran does not count
+            self.clock.now = float(state["clock"])
+            self._began = time.monotonic() - self.clock.now
 
     def _read_evaluation(self, client: int, num_candidates: int, content: RecordDict) -> Evaluation:
         """A client's evaluation; its test set stays as large as it was at first, or its say would grow at will."""
@@ -151,42 +197,40 @@ class FlowerEngine:
                 return nodes
             time.sleep(0.5)
 
-    def _exchange(
-        self, kind: str, requests: Mapping[int, RecordDict], nodes: Mapping[int, int], deadline: float, enough: int
-    ) -> Iterator[list[tuple[int, RecordDict | str]]]:
-        """Send all requests; yield (client, answer or why there is none) in chunks as they arrive.
-
-        Once there are enough answers, the others have only `grace_seconds` left.
-        """
-        if not requests:
-            return
+    def _push(
+        self, kind: str, requests: Mapping[int, RecordDict], nodes: Mapping[int, int], deadline: float
+    ) -> tuple[dict[str, int], list[int]]:
+        """Send all requests: whom each message waits for, by its id, and those whose message was not taken."""
         ttl = 2 * max(1.0, deadline - time.monotonic())  # what arrives while the server is busy must not expire
         messages = {client: Message(content, nodes[client], kind, ttl=ttl) for client, content in requests.items()}
-        taken = set(self._grid.push_messages(list(messages.values())))  # and every message has its id
+        taken = set(self._grid.push_messages(list(messages.values()))) if messages else set()  # all have their ids now
         if self.idle_work:
             self.idle_work()
         names = {message.metadata.message_id: client for client, message in messages.items()}
         waiting = {name: client for name, client in names.items() if name in taken}
-        if len(waiting) < len(names):
-            yield [
-                (client, "the SuperLink did not take the message")
-                for name, client in names.items()
-                if name not in taken
-            ]
+        return waiting, [client for name, client in names.items() if name not in taken]
+
+    def _pull_until(
+        self, waiting: dict[str, int], deadline: float, few: int, enough: float = torch.inf
+    ) -> Iterator[list[tuple[int, RecordDict | str]]]:
+        """(client, answer or why there is none) in chunks as they arrive, until all or `enough` have answered.
+
+        Once there are a `few` answers, the others have only `grace_seconds` left. Who has not answered in the end is
+        still in `waiting`.
+        """
         pause, grace, answered = POLL[0], self._settings.grace_seconds, 0
-        while waiting:
-            if grace is not None and answered >= enough:
+        while waiting and answered < enough:
+            if grace is not None and answered >= few:
                 deadline, grace = min(deadline, time.monotonic() + grace), None
             in_time = time.monotonic() < deadline
             arrived = False
-            for few in _slices(list(waiting), CHUNK):
-                answers = [(waiting.pop(name), content) for name, content in self._pull(few) if name in waiting]
+            for names in _slices(list(waiting), CHUNK):
+                answers = [(waiting.pop(name), content) for name, content in self._pull(names) if name in waiting]
                 if answers:
                     arrived = True
                     answered += sum(not isinstance(content, str) for _, content in answers)
                     yield answers
             if not arrived and not in_time:
-                yield [(client, "no answer in time") for client in waiting.values()]
                 return
             pause = POLL[0] if arrived else min(2 * pause, POLL[1])
             time.sleep(min(pause, max(0.0, deadline - time.monotonic())))
@@ -201,8 +245,8 @@ class FlowerEngine:
 def _why_failed(message: Message) -> str:
     """Flower's error codes in words."""
     known = {
-        3: "no answer in time",
-        4: "no answer in time",
+        3: NO_ANSWER,
+        4: NO_ANSWER,
         5: "went away",
         7: "refused the app: its hospital did not agree to this version (deploy/agree.sh)",
         8: "its process died",
@@ -245,6 +289,7 @@ def _stacked(updates: Sequence[Updates], model: Tensor) -> Iterator[Updates]:
             {name: torch.cat([update.measurements[name] for update in alike]) for name in usual},
             torch.cat([update.training_loss for update in alike]),
             torch.cat([update.seconds for update in alike]),
+            ages=torch.cat([update.known_ages for update in alike]),
         )
     yield from (update for update, fit in zip(updates, fits, strict=True) if not fit)
 

@@ -108,6 +108,8 @@ def result(series: Sequence[Series]) -> Section:
     )
     if target is not None:
         note += " " + CENSORED
+    if scales(series):
+        note += " The last rounds of two methods need not have ended at the same time on the clients' clock."
     title = "Methods, best first" if best_first else "Methods, not ranked"
     all_ranked = len(best_first) == len(series)
     return Section(
@@ -268,10 +270,10 @@ def _used_table(series: Sequence[Series], target: float, scale: Scale) -> Table:
     shares = [f"{share}%" for share in range(10, 100, 10)]
     rows: list[list[Content]] = []
     for one in series:
-        reached = [
-            [scale.of(one, seed).get(number or 0) for number in rounds]
-            for seed, rounds in _until_reached(one, target).items()
-        ]
+        reached = []
+        for seed, rounds in _until_reached(one, target).items():
+            so_far = scale.of(one, seed)
+            reached.append([so_far.get(number or 0) for number in rounds])
         rows.append([one.label, *(rounds_cell(used, scale.text) for used in zip(*reached, strict=True))])
     run = series[0].run
     title = f"{scale.name} to {run.metric} {'of at least' if run.higher_is_better else 'of at most'} {target:.0%}"
@@ -282,7 +284,7 @@ def _used_table(series: Sequence[Series], target: float, scale: Scale) -> Table:
 
 
 def _target_table(series: Sequence[Series], target: float) -> Table:
-    run = series[0].run
+    run, baseline = series[0].run, _until_reached(series[0], target)
     rows: list[list[Content]] = []
     for one in series:
         reached = _until_reached(one, target)
@@ -296,7 +298,7 @@ def _target_table(series: Sequence[Series], target: float) -> Table:
         if one is series[0]:
             cells.append(Cell(None, "baseline"))
         else:
-            gain = gain_against(one, series[0], target)
+            gain = gain_against(one, series[0], reached, baseline)
             cells.append(Cell(gain.mean, signed_rounds(gain), numbers=_in_numbers(gain)) if gain else Cell(None, "–"))
         rows.append(cells)
     shares = [f"{share}%" for share in range(10, 100, 10)]
@@ -339,10 +341,15 @@ def _until(reached: Mapping[int, Sequence[int | None]], last: Mapping[int, int])
     }
 
 
-def gain_against(one: Series, baseline: Series, target: float) -> Difference | None:
-    """The average gain of a method, in the rounds that both have run."""
+def gain_against(
+    one: Series,
+    baseline: Series,
+    ours: Mapping[int, Sequence[int | None]],
+    theirs: Mapping[int, Sequence[int | None]],
+) -> Difference | None:
+    """The average gain of a method, in the rounds that both have run; see `average_gain`."""
     both = {seed: min(one.rounds(seed), baseline.rounds(seed)) for seed in shared_seeds(one, baseline)}
-    return average_gain(_until(_until_reached(baseline, target), both), _until(_until_reached(one, target), both), both)
+    return average_gain(_until(theirs, both), _until(ours, both), both)
 
 
 def average_gain(

@@ -221,7 +221,7 @@ def _hostile(best: Series, baseline: Series, series: Sequence[Series]) -> Iterat
     refused = [
         f"{one.label} ({one.arrived.refused:,} of {one.arrived.arrived:,})"
         for one in series
-        if any(one.summary.refused) and not one.arrived.refused_honest
+        if any(one.summary.refused) and one.arrived.refused and not one.arrived.refused_honest
     ]
     if refused:
         yield f"Updates were refused, of hostile clients alone: {', '.join(refused)}."

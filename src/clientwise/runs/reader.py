@@ -14,6 +14,7 @@ import numpy
 from pydantic import BaseModel, FailFast, Field, Json, PositiveInt, TypeAdapter, ValidationError
 from torch import Tensor
 
+from ..core.clock import ABSENT
 from ..errors import NotBegunError, RunError
 from ..registry import suggest
 from .checkpoint import load_model
@@ -553,7 +554,7 @@ class Run:
         )
 
     def arrived(self, method: str) -> ArrivedRow:
-        """How many updates arrived over all seeds, and how many of them were refused."""
+        """How many updates arrived in time over all seeds, and how many of them were refused."""
         refused = self._rows(
             tuple[str, int, int],
             """SELECT refusal, COUNT(*), SUM(hostile IS NULL) FROM participants JOIN lanes USING (lane)
@@ -564,8 +565,10 @@ class Run:
         ((arrived,),) = self._rows(
             tuple[int], "SELECT COUNT(*) FROM participants JOIN lanes USING (lane) WHERE method = ?", method
         )
+        absent = sum(count for reason, count, _ in refused if reason in ABSENT)
+        refused = [row for row in refused if row[0] not in ABSENT]
         honest = sum(row[2] for row in refused)
-        return ArrivedRow(arrived, sum(row[1] for row in refused), honest, refused[0][0] if honest else None)
+        return ArrivedRow(arrived - absent, sum(row[1] for row in refused), honest, refused[0][0] if honest else None)
 
     def refusal_counts(self, method: str) -> list[tuple[str, int]]:
         """(reason, how many updates were refused for it)."""

@@ -148,7 +148,7 @@ class PriorityRow(NamedTuple):
 
 
 class ArrivedRow(NamedTuple):
-    """How many updates of a method arrived, and what became of them."""
+    """How many updates of a method arrived in time, and what became of them."""
 
     arrived: int
     refused: int

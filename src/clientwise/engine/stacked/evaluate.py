@@ -14,7 +14,7 @@ from ..graphs import CudaGraph
 from ..jobs import EvaluateJob, EvaluateResult
 from .network import StackedNetwork
 
-LARGE = 2**24  # values of models: a graph keeps as many
+LARGE = 2**25  # values of models: a graph keeps as many
 MAX_GRAPHS = 8  # numbers of models for which one job has a graph
 
 
