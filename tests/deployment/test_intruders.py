@@ -111,6 +111,8 @@ def test_four_hospitals_train(federation: Federation) -> None:
     federation.wait_for(lambda: federation.rounds() == 2, 480, "both rounds")
     federation.script("wait.sh", run)
     assert federation.refused(1) == federation.refused(2) == {}
+    online = [line.split()[:2] for line in federation.script("watch.sh").splitlines() if " online " in line]
+    assert sorted(online) == [[name, "online"] for name in HOSPITALS]
     assert federation.weights(2) == pytest.approx(federation.weights_here(2), abs=1e-6)
     events = [json.loads(line) for line in (federation.state / "run-events.jsonl").read_text().splitlines()]
     runs = {one["member"]: one["differs"] for one in events if one["event"] == "versions"}

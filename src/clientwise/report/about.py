@@ -122,7 +122,8 @@ def _config(run: Run) -> dict[str, Any]:
 
 def _data(config: Mapping[str, Any]) -> str:
     parts = [_mapping(config, key) for key in ("data", "features", "partition")]
-    return "; ".join(described(part) for part in parts if part) or "arrays of the user's own"
+    own = "the members' own" if _mapping(config, "flower").get("clients") else "arrays of the user's own"
+    return "; ".join(described(part) for part in parts if part) or own
 
 
 def _clients(run: Run, config: Mapping[str, Any]) -> str:
@@ -132,6 +133,7 @@ def _clients(run: Run, config: Mapping[str, Any]) -> str:
     asked = _mapping(config, "federation")
     cohort = asked.get("clients_per_round") or (f"{asked['fraction']} of them" if "fraction" in asked else "all")
     held = f"{min(sizes, default=0):,} to {max(sizes, default=0):,} training samples"
+    held = held if any(sizes) else "data of their own, elsewhere"  # of a deployment
     return f"{len(sizes)} with {held}, {cohort} in a round" + (f", {hostile} hostile" if hostile else "")
 
 

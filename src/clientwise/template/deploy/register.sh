@@ -11,7 +11,11 @@ openssl req -in "$request" -verify -noout 2> /dev/null || { echo "$request: no c
 openssl req -in "$request" -noout -pubkey > "$member.pem"
 ssh-keygen -i -m PKCS8 -f "$member.pem" > "$member.pub"
 rm "$member.pem"
-[[ "${3:-}" == --renew ]] || flwr supernode register "$member.pub" federation --name "$name"
+if [[ "${3:-}" != --renew ]]; then
+    said="$(flwr supernode register "$member.pub" federation --name "$name")"
+    echo "$said"
+    echo "$(grep -oE 'SuperNode [0-9]+' <<< "$said" | cut -d ' ' -f 2) $name" >> "$STATE/members/nodes"  # Flower lists no names
+fi
 openssl x509 -req -sha384 -in "$request" -CA "$authority.crt" -CAkey "$authority.key" -CAcreateserial -days 730 \
     -out "$member.crt" -extfile <(printf 'extendedKeyUsage=clientAuth\n') 2> /dev/null
 echo "send $member.crt to the node"

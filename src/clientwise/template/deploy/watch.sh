@@ -3,8 +3,10 @@
 set -euo pipefail
 source "$(dirname "$0")/settings.sh"
 flwr supernode list federation --format json | python -c '
-import json, sys
+import json, pathlib, sys
+known = pathlib.Path(sys.argv[1])
+names = dict(line.split(maxsplit=1) for line in known.read_text().splitlines()) if known.exists() else {}
 for node in json.load(sys.stdin)["nodes"]:
-    print("{name:20} {status:12} node {node-id}".format(**{"name": "?"} | node))'
+    print("{:20} {status:12} node {node-id}".format(names.get(node["node-id"], "?"), **node))' "$STATE/members/nodes"
 flwr list federation
 if [[ -e "$STATE/run/config.toml" ]]; then clientwise show "$STATE/run"; fi
