@@ -14,6 +14,7 @@ import pytest
 from packaging.requirements import Requirement
 
 import clientwise as cw
+import processes
 
 ROOT = Path(__file__).parents[1]
 NOT_NEEDED = ["flwr", "ray", "mlflow", "tensorboard", "efficientnet_lite_pytorch", "pytest", "ruff", "mypy"]
@@ -89,4 +90,4 @@ def test_the_demo_shows_why_one_would_want_this(installed: Path, tmp_path: Path)
     assert combined.metric[0] > fedavg.metric[0] + 0.05
     assert lines["Recommended"].metric[0] > adafed.metric[0]
     assert adafed.hostile_weight[0] < 0.25 * fedavg.hostile_weight[0]
-    assert sum(line.seconds[0] for line in lines.values()) < 110
+    assert sum(line.seconds[0] for line in lines.values()) < 110 * processes.slowness()

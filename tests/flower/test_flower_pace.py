@@ -68,7 +68,7 @@ def test_after_the_deadline_nobody_is_waited_for(config: dict[str, Any]) -> None
     assert len(second.client_ids) == 5
     assert first.ended is not None
     assert second.ended is not None
-    assert 1.0 <= first.ended < second.ended <= sum(took)
+    assert 1.0 <= first.ended < second.ended <= sum(took) + 1  # the clock began a moment before the first round
 
 
 def test_the_first_to_answer_make_the_round(config: dict[str, Any]) -> None:
