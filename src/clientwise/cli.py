@@ -379,7 +379,7 @@ def show(
         run = Run(folder)
         if round_num is None:
             for what, text in about(run):
-                out.print(f"[dim]{what:<10}[/]{_escaped(text)}", soft_wrap=True)
+                out.print(f"[dim]{what:<11}[/]{_escaped(text)}", soft_wrap=True)
             out.print(summary_table(run))
             for line in [*headline(series_of([run])), *remarks(run)]:
                 out.print(_escaped(line))

@@ -35,7 +35,7 @@ def test_an_answer_takes_the_model_down_the_samples_and_the_model_up() -> None:
     [
         (Pace(), [3.0, 7.0, 5.0], [], 7.0),
         (Pace(), [3.0, NEVER, 5.0], [], 5.0),  # a connection that breaks is seen to be broken
-        (Pace(), [NEVER], [], 1.0),
+        (Pace(), [NEVER], [], 8.0),  # it is waited for as long as it would have taken
         (Pace(extra=0.5), [3.0, 7.0, 5.0, 9.0], [], 7.0),  # the first three of four
         (Pace(extra=0.5), [3.0, 9.0], [], 9.0),  # fewer were there to be asked
         (Pace(deadline=5.0), [3.0, 7.0, 5.0], [], 6.0),
@@ -49,7 +49,7 @@ def test_an_answer_takes_the_model_down_the_samples_and_the_model_up() -> None:
     ],
 )
 def test_a_round_ends_when_its_pace_says_so(pace: Pace, asked: list[float], at_work: list[float], ends: float) -> None:
-    assert pace.ends(1.0, 3, asked, at_work) == ends
+    assert pace.ends(1.0, 3, asked, at_work, slowest=8.0) == ends
 
 
 def test_only_who_is_available_at_that_hour_is_asked() -> None:

@@ -56,7 +56,7 @@ def test_traces_may_say_whose_they_are_and_leave_out_facts(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "unknown column ''"),
+        ("", "is empty; its first line names the columns"),
         ("speed,up\n", "0 lines of"),
         ("speed,upp\n1,2\n", "unknown column 'upp'; did you mean 'up'?"),
         ("speed,up\n1\n", "1 lines of 1 values under 2 names"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from clientwise.core.clock import DROPPED_OUT, LATE
 from clientwise.core.round import first_state, run_round
 from clientwise.core.types import RoundRecord, Task
 from clientwise.engine.timed import TimedEngine
-from clientwise.errors import ConfigError
+from clientwise.errors import ClientwiseError, ConfigError
 from clientwise.experiment.build import build_data, build_engine, build_executor, build_plan, load_samples
 from clientwise.experiment.config import load_experiment
 from clientwise.testing import check_engine
@@ -227,7 +228,33 @@ def test_what_cannot_be_is_said_before_anything_runs(
         load_experiment(wrong)
 
 
-def test_a_buffer_that_can_never_be_full_is_refused(config: dict[str, Any], tmp_path: Path) -> None:
+def test_a_pace_that_can_never_be_is_refused(config: dict[str, Any], tmp_path: Path) -> None:
+    config["methods"] = [{"name": "x", "pace": {"late": "keep"}}]
+    with pytest.raises(ConfigError, match=r"pace.late: nobody is late where all are waited for"):
+        cw.run(config, tmp_path / "run")
     config["methods"] = [{"name": "x", "pace": {"buffer": 9}}]
     with pytest.raises(ConfigError, match=r"pace.buffer: 9 updates, but only 3 clients are at work at a time"):
         cw.run(config, tmp_path / "run")
+
+
+def test_a_checkpoint_of_another_lane_is_refused(config: dict[str, Any], tmp_path: Path) -> None:
+    config["methods"] = [
+        "FedAvg",
+        {"name": "timely", "criteria": ["timeliness", "dataset_size"], "score": "prioritized"},
+    ]
+    folder = cw.run(config, tmp_path / "run")
+    ours, others = (folder / "checkpoints" / f"lane-{lane}.safetensors" for lane in (1, 2))
+    shutil.copy(ours, others)
+    with pytest.raises(ClientwiseError, match="not a checkpoint of this"):
+        cw.run(config | {"rounds": 7}, folder, resume=True)
+    del config["devices"]
+    without = cw.run(config | {"methods": ["FedAvg"]}, tmp_path / "without")
+    shutil.copy(without / "checkpoints" / "lane-1.safetensors", ours)
+    with pytest.raises(ClientwiseError, match="is of a run without devices"):
+        cw.run(config | {"rounds": 7, "devices": SLOW}, folder, resume=True)
+
+
+def test_a_run_whose_weights_are_all_zero_learned_nothing(config: dict[str, Any], tmp_path: Path) -> None:
+    changes = {"devices": {"battery": 0.0}, "methods": [{"name": "x", "criteria": ["battery_level"]}]}
+    with pytest.raises(ClientwiseError, match="all weights were zero in every round: nothing was learned"):
+        cw.run(config | changes, tmp_path / "run")

@@ -37,6 +37,7 @@ def test_every_so_many_rounds_and_the_best_are_kept(config: dict[str, Any], tmp_
     assert run.trained("FedAvg", 1, "best")[0] == best_round(run)
     short = cw.Run(cw.run(config | {"rounds": 2, "keep_every": 0}, tmp_path / "short"))
     assert tensors(run, 2) == tensors(short)
+    assert tensors(short, 2) == tensors(short)  # the last one is kept in any case
     assert short.kept_rounds("FedAvg", 1) == []
     with pytest.raises(RunError, match="has no model of round best: `keep_every` keeps more than one"):
         short.trained("FedAvg", 1, "best")

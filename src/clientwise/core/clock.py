@@ -67,12 +67,15 @@ class Pace:
         """How many answers end a round of `size` that has asked so many."""
         return self.buffer or min(size, asked) or 1
 
-    def ends(self, began: float, size: int, asked: Sequence[float], at_work: Sequence[float]) -> float:
-        """When a round of `size` ends, from when those asked and those still at work answer; infinity: never."""
+    def ends(self, began: float, size: int, asked: Sequence[float], at_work: Sequence[float], slowest: float) -> float:
+        """When a round of `size` ends, from when those asked and those still at work answer; infinity: never.
+
+        `slowest` is when the last of those asked would have answered: until then a round lasts that nobody answers.
+        """
         counted = asked if asked and self.buffer is None else [*asked, *at_work]
         answers = sorted(time for time in counted if time < torch.inf)
         needed = self.needs(size, len(asked))
-        last = answers[:needed][-1] if answers else began
+        last = answers[:needed][-1] if answers else slowest
         if self.deadline is None:
             return last
         # Nobody tells the server that a client has dropped out: it waits for as many as it needs.
@@ -105,6 +108,6 @@ class Clock:
         """How many answers end the round for which `cohort` was asked last."""
         return self.pace.needs(self._size, asked)
 
-    def ends(self, asked: Sequence[float], at_work: Sequence[float]) -> float:
+    def ends(self, asked: Sequence[float], at_work: Sequence[float], slowest: float) -> float:
         """When the round ends for which `cohort` was asked last; see `Pace.ends`."""
-        return self.pace.ends(self.now, self._size, asked, at_work)
+        return self.pace.ends(self.now, self._size, asked, at_work, slowest)

@@ -263,7 +263,9 @@ def attribute(arrivals: Arrivals, *, of: str, high: PositiveFloat = ANY) -> Tens
     `high` is the largest value that can be true: 1 for a share, 120 for an age.
     """
     if of not in arrivals.attributes:
-        raise KeyError(f"the clients have no attribute {of!r}; they have {_listed(arrivals.attributes)}")
+        words = any(name.startswith(category(of, "")) for name in arrivals.attributes)
+        hint = "it has words, which the criterion is_one_of weighs" if words else f"they have {_listed(arrivals.attributes)}"
+        raise KeyError(f"the clients have no attribute {of!r}; {hint}")
     return arrivals.attributes[of]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -15,7 +16,7 @@ from torch import Tensor
 from ..core.clock import Devices
 from ..core.seeding import generator
 from ..registry import NonNegativeFloat, PositiveFloat, Registry, suggest
-from .folder import DataError
+from .folder import DataError, read_file
 
 FASTEST = 1e15  # samples or bytes per second
 RANGES = {  # what can be true of a device, by fact
@@ -27,7 +28,7 @@ RANGES = {  # what can be true of a device, by fact
     "dropout": (0.0, 1.0),
     "battery": (0.0, 1.0),
 }
-MOST_ROWS = 1_000_000  # of a file of traces
+MOST_BYTES = 2**26  # of a file of traces
 
 Distribution = Callable[[Tensor], Tensor]  # from shares [K] between 0 and 1, drawn uniformly, to values [K]
 DISTRIBUTIONS: Registry[Callable[..., Tensor]] = Registry(
@@ -44,6 +45,8 @@ def constant(drawn: Tensor, *, value: NonNegativeFloat) -> Tensor:
 @DISTRIBUTIONS.register("uniform")
 def uniform(drawn: Tensor, *, low: NonNegativeFloat, high: NonNegativeFloat) -> Tensor:
     """Anything between `low` and `high` alike."""
+    if low > high:
+        raise DataError(f"uniform: low = {low:g} is above high = {high:g}")
     return low + (high - low) * drawn
 
 
@@ -92,13 +95,16 @@ def _read_columns(path: Path) -> dict[str, Tensor]:
     """The columns of a CSV file by name."""
     known = ["client", *RANGES]
     try:
-        with path.open(encoding="utf-8-sig") as file, warnings.catch_warnings(action="ignore"):  # of no rows: see below
+        file = io.StringIO(read_file(path, MOST_BYTES).decode("utf-8-sig"))
+        with warnings.catch_warnings(action="ignore"):  # of no rows: see below
             names = [name.strip() for name in file.readline().split(",")]
-            rows = torch.from_numpy(numpy.loadtxt(file, delimiter=",", ndmin=2, max_rows=MOST_ROWS))
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror})") from None
+            rows = torch.from_numpy(numpy.loadtxt(file, delimiter=",", ndmin=2))
+    except DataError:
+        raise
     except ValueError as error:
         raise DataError(f"{path}: not a CSV file of numbers ({error})") from None
+    if not any(names):
+        raise DataError(f"{path}: is empty; its first line names the columns: {', '.join(known)}")
     if unknown := [name for name in names if name not in known]:
         raise DataError(f"{path}: unknown column {unknown[0]!r}{suggest(unknown[0], known)}")
     if not len(rows) or rows.shape[1] != len(set(names)):

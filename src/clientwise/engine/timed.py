@@ -12,6 +12,7 @@ from torch import Tensor
 from ..core.clock import DROPPED_OUT, LATE, Clock, Pace
 from ..core.seeding import client_keys, mixed
 from ..core.types import Refusal, Task, Updates
+from ..errors import ClientwiseError
 from .local import LocalEngine
 
 STATE, MEASURED = "clock.", "clock.measured."  # before the names of what a checkpoint keeps of the clock
@@ -46,8 +47,9 @@ class TimedEngine(LocalEngine):
 
     def train(self, client_ids: Sequence[int], model: Tensor, task: Task) -> Iterator[Updates]:
         """See `core.types.Engine`; `seconds` are those of the clock, on which the round ends when the pace says so."""
-        arrives = dict(zip(client_ids, self._arrivals(client_ids, task), strict=True))
-        ends = self._clock.ends([*arrives.values()], [one.arrives for one in self._late])
+        times, slowest = self._arrivals(client_ids, task)
+        arrives = dict(zip(client_ids, times, strict=True))
+        ends = self._clock.ends(times, [one.arrives for one in self._late], slowest)
         gone = {client for client, time in arrives.items() if time == torch.inf}
         refused = {client for client, time in arrives.items() if time > ends and not self._clock.pace.keeps_late} - gone
         arrived = [one for one in self._late if one.arrives <= ends]
@@ -63,14 +65,15 @@ class TimedEngine(LocalEngine):
         self._clock.now = ends
         self._tell_who_is_at_work()
 
-    def _arrivals(self, clients: Sequence[int], task: Task) -> list[float]:
-        """When the answers of these clients come; infinity: never."""
+    def _arrivals(self, clients: Sequence[int], task: Task) -> tuple[list[float], float]:
+        """When the answers of these clients come; infinity: never. And when the last would, if nobody dropped out."""
         devices = self._devices.of(clients)
         samples = task.training.epochs * self._sizes[list(clients)].double()
         seconds = devices.seconds(samples, 4 * self.spec.size)
         drawn = (mixed(client_keys(self._seed, "dropout", task.round_num, clients)) >> 11).double() / 2**53 + 0.5
-        times: list[float] = (self._clock.now + seconds).masked_fill(drawn < devices.dropout, torch.inf).tolist()
-        return times
+        times = self._clock.now + seconds
+        slowest = max(times.tolist(), default=self._clock.now)
+        return times.masked_fill(drawn < devices.dropout, torch.inf).tolist(), slowest
 
     def _in_time(
         self, updates: Updates, arrives: Mapping[int, float], ends: float, model: Tensor, round_num: int
@@ -110,6 +113,8 @@ class TimedEngine(LocalEngine):
         """See `core.types.Engine`."""
         super().load_state({name: tensor for name, tensor in state.items() if not name.startswith(STATE)})
         kept = {name.removeprefix(STATE): tensor.cpu() for name, tensor in state.items() if name.startswith(STATE)}
+        if "now" not in kept:
+            raise ClientwiseError("the checkpoint is of a run without devices: nobody knows what time it was")
         self._clock.now = float(kept["now"])
         measured = {
             name.removeprefix(MEASURED): values.cpu() for name, values in state.items() if name.startswith(MEASURED)

@@ -404,7 +404,7 @@ class PaceSettings(Section):
     buffer: PositiveInt | None = Field(
         None,
         description="asynchronous: a round ends when so many updates are there, whoever they are from; who is still at "
-        "work goes on, and others are asked until as many are at work as a round has clients",
+        "work goes on, and with the next round others are asked until as many are at work as a round has clients",
     )
 
 

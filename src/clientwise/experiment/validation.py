@@ -299,6 +299,9 @@ def _client_issues(experiment: Experiment, num_clients: int, names: Sequence[str
                 method.bounds.check(size)
         except ValueError as error:
             yield f"methods[{index}].bounds", f"{error}: {size} take part in a round"
+        pace = method.pace
+        if pace.late == "keep" and not (pace.extra or pace.deadline or pace.buffer):
+            yield f"methods[{index}].pace.late", "nobody is late where all are waited for: give a deadline or extra"
         at_work = method.pace.asks(size, 0)
         if (method.pace.buffer or 0) > at_work:
             message = f"{method.pace.buffer} updates, but only {at_work} clients are at work at a time"

@@ -198,9 +198,12 @@ def _rounds_to(one: Series, target: float) -> Cell:
 
 
 def _used_to(one: Series, target: float, scale: Scale) -> Cell:
-    """Time or bytes until a target was reached."""
-    rounds = {seed: one.run.rounds_to(target, one.method, seed) for seed in one.summary.seeds}
-    return rounds_cell([scale.of(one, seed).get(number or 0) for seed, number in rounds.items()], scale.text)
+    """Time or bytes until a target was reached; a control has no clock."""
+    so_far = {seed: scale.of(one, seed) for seed in one.summary.seeds}
+    if not any(so_far.values()):
+        return Cell(None, "–")
+    rounds = {seed: one.run.rounds_to(target, one.method, seed) for seed in so_far}
+    return rounds_cell([so_far[seed].get(number or 0) for seed, number in rounds.items()], scale.text)
 
 
 def rounds_cell(rounds: Sequence[float | None], text_of: Callable[[float], str] = "{:g}".format) -> Cell:
@@ -270,6 +273,8 @@ def _used_table(series: Sequence[Series], target: float, scale: Scale) -> Table:
     shares = [f"{share}%" for share in range(10, 100, 10)]
     rows: list[list[Content]] = []
     for one in series:
+        if not any(scale.of(one, seed) for seed in one.summary.seeds):
+            continue  # a control has no clock
         reached = []
         for seed, rounds in _until_reached(one, target).items():
             so_far = scale.of(one, seed)

@@ -53,6 +53,8 @@ def load_checkpoint(path: Path, first: ServerState) -> tuple[ServerState, dict[s
         if name not in tensors or not _fits(name, tensors[name], expected):
             found = f"of {list(tensors[name].shape)}" if name in tensors else "missing"
             raise _refused(path, f"not a checkpoint of this run ({name} is {found}, not of {list(expected.shape)})")
+    if sorted(scalars.priority or ()) != sorted(first.priority or ()):
+        raise _refused(path, "not a checkpoint of this method (its criteria have other names)")
     _check(path, about, tensors)
     for name, expected in _tensors(first).items():
         saved = tensors[name].to(expected.device)

@@ -205,6 +205,8 @@ class Run:
     def _kept(self, method: str, seed: int, after: int | Literal["best"]) -> Path:
         """The file with the model after a round; of the best one, by what the run reports, among those kept."""
         kept = self.kept_rounds(method, seed)
+        if after == self.rounds and after not in kept and self.finished:
+            return checkpoint_path(self.folder, self.lane(method, seed))  # it is kept in any case
         if after == "best":
             pick = max if self.higher_is_better else min
             measured = [

@@ -158,10 +158,13 @@ class Store:
             return int(self._database.execute("SELECT COUNT(*) FROM rounds").fetchone()[0])
 
     def refuse_nothing_learned(self) -> None:
-        """RunError where no update was ever accepted: what such a run reports is its initial model."""
+        """RunError where no update was ever accepted, or had a weight: such a run reports its initial model."""
         with self._explained():
-            if self._database.execute("SELECT 1 FROM participants WHERE refusal IS NULL LIMIT 1").fetchone():
+            if self._database.execute("SELECT 1 FROM participants WHERE weight > 0 LIMIT 1").fetchone():
                 return
+            if self._database.execute("SELECT 1 FROM participants WHERE refusal IS NULL LIMIT 1").fetchone():
+                said = "all weights were zero in every round: nothing was learned. Is a criterion zero for everybody?"
+                raise RunError(f"{self.folder}: {said} `clientwise show FOLDER --round 1` tells")
             row = self._database.execute(
                 "SELECT refusal, COUNT(*) FROM participants GROUP BY refusal ORDER BY 2 DESC LIMIT 1"
             ).fetchone()
