@@ -264,7 +264,8 @@ def attribute(arrivals: Arrivals, *, of: str, high: PositiveFloat = ANY) -> Tens
     """
     if of not in arrivals.attributes:
         words = any(name.startswith(category(of, "")) for name in arrivals.attributes)
-        hint = "it has words, which the criterion is_one_of weighs" if words else f"they have {_listed(arrivals.attributes)}"
+        known = f"they have {_listed(arrivals.attributes)}"
+        hint = "it has words, which the criterion is_one_of weighs" if words else known
         raise KeyError(f"the clients have no attribute {of!r}; {hint}")
     return arrivals.attributes[of]
 
