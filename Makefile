@@ -39,7 +39,7 @@ test-experiments: .venv/ready
 
 # Thousands of hostile configs, files, updates and run folders, in processes with limits of time and memory; kills, and many
 # readers of a live run. Ten minutes at most on two cores that have nothing else to do.
-FIRE := tests/fire tests/core tests/runs
+FIRE := tests/fire tests/core tests/runs tests/flower
 test-fire: .venv/ready
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m 'fire and not alone' $(FIRE)
 	$(BIN)/python -m pytest -m 'fire and alone' $(FIRE)
