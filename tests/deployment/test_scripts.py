@@ -15,6 +15,7 @@ import pytest
 pytestmark = pytest.mark.skipif(
     not all(map(shutil.which, ("bash", "openssl", "ssh-keygen"))), reason="needs bash, openssl and ssh-keygen"
 )
+SYSTEM = "/usr/bin:/bin:/usr/sbin:/sbin"
 
 
 class App:
@@ -38,9 +39,8 @@ class App:
 
     def script(self, name: str, *arguments: object, **settings: str) -> subprocess.CompletedProcess[str]:
         """Run a script in an environment that has these settings and nothing else."""
-        path = f"{self.folder / 'venv' / 'bin'}:/usr/bin:/bin:/usr/sbin:/sbin"
         command = [str(self.folder / "deploy" / name), *map(str, arguments)]
-        return subprocess.run(command, env={"PATH": path} | settings, capture_output=True, text=True, check=False)
+        return subprocess.run(command, env={"PATH": SYSTEM} | settings, capture_output=True, text=True, check=False)
 
 
 @pytest.fixture
@@ -95,3 +95,13 @@ def test_a_backup_keeps_the_owner(app: App) -> None:
     assert set(kept) == {path.relative_to(app.state) for path in (app.state, *app.state.rglob("*"))}
     assert {(one.st_uid, one.st_gid) for one in kept.values()} == {(1234, 1235)}
     assert kept[Path("superlink.sqlite")].st_mode & 0o777 == 0o640
+
+
+def test_the_scripts_find_their_environment(app: App) -> None:
+    app.program("python", 'echo "$0 $*"')
+    here = app.folder / "venv" / "bin" / "python"
+    assert app.script("agree.sh").stdout.startswith(f"{here} -m clientwise.flower.node agree")
+    (app.folder / "venv").rename(app.folder / "other")
+    there = app.folder / "other" / "bin" / "python"
+    assert app.script("agree.sh", VENV=str(app.folder / "other")).stdout.startswith(f"{there} -m")
+    assert app.script("agree.sh", PATH=f"{there.parent}:{SYSTEM}").stdout.startswith(f"{there} -m")
