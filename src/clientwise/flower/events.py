@@ -65,9 +65,10 @@ class Events:
         return self.names[client] if 0 <= client < len(self.names) else str(client)
 
     def _write(self, kind: str, facts: dict[str, object]) -> str:
-        line = json.dumps({"time": datetime.now().astimezone().isoformat(timespec="seconds"), "event": kind, **facts})
+        time = datetime.now().astimezone().isoformat(timespec="seconds")
+        line = json.dumps({"time": time, "event": kind, **facts}) + "\n"
         with self.file.open("a", encoding="utf-8") as file:
-            file.write(line + "\n")
+            file.write(line)
         return line
 
     def _alert(self, kind: str, facts: dict[str, object]) -> None:
