@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import sqlite3
 import subprocess
 import sys
@@ -105,3 +106,19 @@ def test_the_scripts_find_their_environment(app: App) -> None:
     there = app.folder / "other" / "bin" / "python"
     assert app.script("agree.sh", VENV=str(app.folder / "other")).stdout.startswith(f"{there} -m")
     assert app.script("agree.sh", PATH=f"{there.parent}:{SYSTEM}").stdout.startswith(f"{there} -m")
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("curl"), reason="needs root and curl")
+def test_a_door_that_is_not_there_is_not_called_closed(app: App, tmp_path: Path) -> None:
+    app.state.mkdir(mode=0o700)
+    (app.state / "superlink.pid").write_text("0")
+    with socket.create_server(("127.0.0.1", 0)) as proxy, socket.socket(socket.AF_UNIX) as door:
+        settings = {"PORT": str(proxy.getsockname()[1]), "LINK_PORT": "1"}
+        app.program("curl", "exit 7")  # nothing answers
+        missing = app.script("check.sh", UPSTREAM="unix:/nonexistent/fleet.sock", **settings)
+        assert missing.returncode == 1
+        assert "BROKEN  the SuperLink's door is not there: /nonexistent/fleet.sock" in missing.stdout
+        door.bind(str(tmp_path / "fleet.sock"))
+        there = app.script("check.sh", UPSTREAM=f"unix:{tmp_path / 'fleet.sock'}", **settings)
+        assert "closed  the SuperLink's door, for another user" in there.stdout
+        assert "BROKEN" not in there.stdout
