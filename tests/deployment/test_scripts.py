@@ -122,3 +122,12 @@ def test_a_door_that_is_not_there_is_not_called_closed(app: App, tmp_path: Path)
         there = app.script("check.sh", UPSTREAM=f"unix:{tmp_path / 'fleet.sock'}", **settings)
         assert "closed  the SuperLink's door, for another user" in there.stdout
         assert "BROKEN" not in there.stdout
+
+
+def test_the_environment_counts_before_the_file(app: App) -> None:
+    app.program("python", 'echo "$4"')
+    (app.folder / "deploy" / "local.sh").write_text('STATE="$APP/from file"\nPATH="$APP/tools:$PATH"\n')
+    assert app.script("agree.sh").stdout == f"{app.folder}/from file/agreed\n"
+    assert app.script("agree.sh", STATE=f"{app.folder}/it's said").stdout == f"{app.folder}/it's said/agreed\n"
+    (app.folder / "venv" / "bin").rename(app.folder / "tools")  # what the file adds to the PATH stays there
+    assert app.script("agree.sh").stdout == f"{app.folder}/from file/agreed\n"

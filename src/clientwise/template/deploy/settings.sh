@@ -1,7 +1,11 @@
 # What the scripts share; each of them reads this file. Write what differs into deploy/local.sh (HOST=fl.example.org),
-# which stays on this machine, or set it in the environment.
+# which stays on this machine, or set it in the environment, which counts before that file.
 APP="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
-[[ ! -e "$APP/deploy/local.sh" ]] || source "$APP/deploy/local.sh"
+if [[ -e "$APP/deploy/local.sh" ]]; then
+    environment="$(unset PATH; export -p)"  # the file may add to the PATH
+    source "$APP/deploy/local.sh"
+    eval "$environment"
+fi
 HOST="${HOST:-127.0.0.1}"            # where the nodes find the server: the proxy, or on one machine the SuperLink itself
 PORT="${PORT:-9092}"
 LISTEN="${LISTEN:-127.0.0.1}"        # where the SuperLink listens: whoever reaches it controls it, so nobody else may
