@@ -131,3 +131,13 @@ def test_the_environment_counts_before_the_file(app: App) -> None:
     assert app.script("agree.sh", STATE=f"{app.folder}/it's said").stdout == f"{app.folder}/it's said/agreed\n"
     (app.folder / "venv" / "bin").rename(app.folder / "tools")  # what the file adds to the PATH stays there
     assert app.script("agree.sh").stdout == f"{app.folder}/from file/agreed\n"
+
+
+def test_inside_says_that_the_superlink_does_not_run(app: App) -> None:
+    app.state.mkdir()
+    for pid in (None, "99999999", str(os.getpid())):  # never started, ended, and the number is another's now
+        if pid:
+            (app.state / "superlink.pid").write_text(pid)
+        done = app.script("inside.sh", "true")
+        assert (done.returncode, done.stdout) == (1, "")
+        assert done.stderr == "the SuperLink does not run: systemctl status federation-superlink\n"
