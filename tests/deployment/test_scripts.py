@@ -141,3 +141,19 @@ def test_inside_says_that_the_superlink_does_not_run(app: App) -> None:
         done = app.script("inside.sh", "true")
         assert (done.returncode, done.stdout) == (1, "")
         assert done.stderr == "the SuperLink does not run: systemctl status federation-superlink\n"
+
+
+def test_a_stop_that_fails_leaves_no_word(app: App) -> None:
+    app.state.mkdir()
+    assert app.script("stop.sh", 7).returncode == 0
+    assert (app.state / "run-stop").read_text() == "7\n"
+    app.program("flwr", "exit 1")
+    assert app.script("stop.sh", 7).returncode == 1
+    assert not (app.state / "run-stop").exists()
+
+
+def test_health_after_a_stop(app: App) -> None:
+    app.state.mkdir()
+    for event, failed in (("stopped", False), ("failed", True)):
+        (app.state / "run-events.jsonl").write_text(f'{{"time": "now", "event": "{event}"}}\n')
+        assert ("the run failed" in app.script("health.sh", PORT="1").stdout) == failed

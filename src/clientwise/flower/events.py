@@ -42,9 +42,15 @@ class Events:
         if differs:
             log.warning("%s runs other versions: %s", self._name(client), "; ".join(differs))
 
-    def ended(self, error: BaseException | None) -> None:
-        """It ends, by itself or by an error."""
-        self._alert("finished" if error is None else "failed", {} if error is None else {"reason": str(error)[:600]})
+    def ended(self, error: BaseException | None, *, asked: bool = False) -> None:
+        """It ends: by itself, by an error, or because somebody asked for it, which needs nobody."""
+        if error is None:
+            self._alert("finished", {})
+        elif asked:
+            self._write("stopped", {})
+        else:
+            said = "its process was told to end: did the SuperLink?" if isinstance(error, SystemExit) else str(error)
+            self._alert("failed", {"reason": said[:600]})
 
     def round_done(self, progress: Progress) -> None:
         """A round has ended: what it brought, and who or what was missing."""
