@@ -82,6 +82,8 @@ def test_a_federation_survives_its_clients_its_nodes_and_its_superlink(federatio
     federation.wait_for(lambda: is_locked(federation.run_folder), 120, "the run to go on")
     federation.script("stop.sh", number)
     federation.wait_for(lambda: not is_locked(federation.run_folder), 120, "the run to stop")
+    events = federation.state / "run-events.jsonl"
+    federation.wait_for(lambda: '"event": "stopped"' in events.read_text().splitlines()[-1], 30, "the stop to be told")
     federation.begin()
     federation.wait_for(lambda: federation.rounds() >= 6, 600, "the run to end")
     federation.wait_for(lambda: cw.Run(federation.run_folder).finished, 60, "the run to be finished")

@@ -84,7 +84,7 @@ def federation(wire: subprocess.Popen[str], tmp_path_factory: pytest.TempPathFac
     one = Federation(
         folder, HOSPITALS, host=HOST, proxy=True, enter=lambda place: ["ip", "netns", "exec", PREFIX + place]
     )
-    one.environment |= {"LOG": "json", "ALERT": f"cat >> {folder / 'alerts'}; echo >> {folder / 'alerts'}"}
+    one.environment |= {"LOG": "json", "ALERT": f"cat >> {folder / 'alerts'}"}
     patience = {"min_replies": 2, "train_seconds": 300, "grace_seconds": 60}
     known = (Path(os.environ.get("CLIENTWISE_DATA", "")) / "heart").is_dir()
     one.configure(

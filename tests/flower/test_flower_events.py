@@ -19,6 +19,7 @@ from clientwise.core.round import first_state, run_round
 from clientwise.core.types import Refusal
 from clientwise.experiment.lanes import Progress
 from clientwise.flower.events import Events
+from clientwise.flower.server_app import was_asked_to_stop
 from clientwise.flower.wire import RUNS_HERE
 
 
@@ -26,7 +27,7 @@ def test_events_are_written_and_some_of_them_told(make_engine: Any, plan: Plan, 
     engine, method = make_engine(), Method()
     _, record = run_round(first_state(engine.initial_model, method, engine), method, plan, engine)
     names = [f"ward-{number}" for number in range(8)]
-    events = Events(tmp_path / "run-events.jsonl", names, f"cat >> {tmp_path / 'told'}; echo >> {tmp_path / 'told'}")
+    events = Events(tmp_path / "run-events.jsonl", names, f"cat >> {tmp_path / 'told'}")
     events.begun(resumed=False)
     events.round_done(Progress("FedAvg", 1, record, 3, 1, 3))
     lost, never_there = record.client_ids[0], ({*range(8)} - {*record.client_ids}).pop()
@@ -41,6 +42,21 @@ def test_events_are_written_and_some_of_them_told(make_engine: Any, plan: Plan, 
     assert all("T" in one["time"] for one in written)
     told = [json.loads(line)["event"] for line in (tmp_path / "told").read_text().splitlines()]
     assert told == ["lost", "refused", "void", "failed"]
+
+
+def test_a_planned_stop_is_no_alarm(tmp_path: Path) -> None:
+    out, told = tmp_path / "run", tmp_path / "told"
+    events = Events(tmp_path / "run-events.jsonl", [], f"cat >> {told}")
+    assert not was_asked_to_stop(out, 7)
+    (tmp_path / "run-stop").write_text("7\n")  # as stop.sh does
+    assert not was_asked_to_stop(out, 8)  # a later run
+    events.ended(SystemExit(0), asked=was_asked_to_stop(out, 7))
+    assert not told.exists()
+    events.ended(SystemExit(0), asked=was_asked_to_stop(out, 8))  # the SuperLink died
+    written = [json.loads(line) for line in events.file.read_text().splitlines()]
+    assert [one["event"] for one in written] == ["stopped", "failed"]
+    assert written[1]["reason"] == "its process was told to end: did the SuperLink?"
+    assert json.loads(told.read_text())["event"] == "failed"
 
 
 def test_what_members_run_is_recorded_and_compared(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

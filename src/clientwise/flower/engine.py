@@ -24,6 +24,7 @@ CHUNK = 8  # answers fetched at a time: so many models the server holds at most
 POLL = (0.05, 1.0)  # seconds between two looks for answers, at first and at most
 
 NO_ANSWER, NOT_TAKEN = "no answer in time", "the SuperLink did not take the message"
+NOT_CONNECTED = "not connected"
 
 T = TypeVar("T")
 Connected = Callable[[], Mapping[int, int]]  # which client is reached at which node right now
@@ -88,7 +89,7 @@ class FlowerEngine:
         requests = {
             client: write_request(Request(client, self._seed, task), packed, self._kept.get(client)) for client in nodes
         }
-        failures = [Refusal(client, "not connected") for client in client_ids if client not in nodes]
+        failures = [Refusal(client, NOT_CONNECTED) for client in client_ids if client not in nodes]
         waiting, not_taken = self._push("train", requests, nodes, patience)
         failures += [Refusal(client, NOT_TAKEN) for client in not_taken]
         self._asked |= dict.fromkeys(waiting.values(), _Asked(task.round_num, model, time.monotonic()))
@@ -135,7 +136,7 @@ class FlowerEngine:
         requests = {client: write_request(Request(client, self._seed), packed) for client in nodes}
         found: dict[int, Evaluation] = {}
         missing = [
-            Refusal(client, "not connected") for client in client_ids if client not in {*nodes, *self._settings.away}
+            Refusal(client, NOT_CONNECTED) for client in client_ids if client not in {*nodes, *self._settings.away}
         ]
         waiting, not_taken = self._push("evaluate", requests, nodes, deadline)
         missing += [Refusal(client, NOT_TAKEN) for client in not_taken]

@@ -11,6 +11,7 @@ from datetime import datetime
 from pathlib import Path
 
 from ..experiment.lanes import Progress
+from .engine import NOT_CONNECTED
 from .wire import RUNS_HERE
 
 log = logging.getLogger("flwr.clientwise")
@@ -42,9 +43,15 @@ class Events:
         if differs:
             log.warning("%s runs other versions: %s", self._name(client), "; ".join(differs))
 
-    def ended(self, error: BaseException | None) -> None:
-        """It ends, by itself or by an error."""
-        self._alert("finished" if error is None else "failed", {} if error is None else {"reason": str(error)[:600]})
+    def ended(self, error: BaseException | None, *, asked: bool = False) -> None:
+        """It ends: by itself, by an error, or because somebody asked for it, which needs nobody."""
+        if error is None:
+            self._alert("finished", {})
+        elif asked:
+            self._write("stopped", {})
+        else:
+            said = "its process was told to end: did the SuperLink?" if isinstance(error, SystemExit) else str(error)
+            self._alert("failed", {"reason": said[:600]})
 
     def round_done(self, progress: Progress) -> None:
         """A round has ended: what it brought, and who or what was missing."""
@@ -54,8 +61,13 @@ class Events:
         quality = {"quality": float(shown.overall()[0])} if shown else {}
         self._write("round", {**where, **quality, "seconds": {self._name(client): one for client, one in late}})
         for refusal in record.refusals:
-            kind = "lost" if refusal.client_id in self._present else "refused"
-            self._alert(kind, {**where, "member": self._name(refusal.client_id), "reason": refusal.reason})
+            facts = {**where, "member": self._name(refusal.client_id), "reason": refusal.reason}
+            if refusal.client_id in self._present:
+                self._alert("lost", facts)
+            elif refusal.reason == NOT_CONNECTED:
+                self._write("absent", facts)  # who was lost stays away: that has been told
+            else:
+                self._alert("refused", facts)
         for note in record.notes:
             if "stays" in note:  # braked, or nothing that could be used
                 self._alert("void", {**where, "reason": note})
@@ -65,9 +77,10 @@ class Events:
         return self.names[client] if 0 <= client < len(self.names) else str(client)
 
     def _write(self, kind: str, facts: dict[str, object]) -> str:
-        line = json.dumps({"time": datetime.now().astimezone().isoformat(timespec="seconds"), "event": kind, **facts})
+        time = datetime.now().astimezone().isoformat(timespec="seconds")
+        line = json.dumps({"time": time, "event": kind, **facts}) + "\n"
         with self.file.open("a", encoding="utf-8") as file:
-            file.write(line + "\n")
+            file.write(line)
         return line
 
     def _alert(self, kind: str, facts: dict[str, object]) -> None:

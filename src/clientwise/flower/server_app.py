@@ -33,7 +33,8 @@ def server_app(config: Config) -> ServerApp:
 
     Beside the run folder stands OUT-events.jsonl: what happened, at the server's time. The shell command in the
     environment's CLIENTWISE_ALERT gets a line of it for what needs a person: a member lost or refused, a round that
-    left the model as it was, the end.
+    left the model as it was, the end. OUT-stop has the number of the run that deploy/stop.sh stops, whose end is no
+    failure.
     """
     app = ServerApp()
 
@@ -65,12 +66,18 @@ def server_app(config: Config) -> ServerApp:
         try:
             run(experiment, out, data=data, resume=resume, accept_changes=accept, on_round=on_round, engines=engines)
         except BaseException as error:
-            events.ended(error)
+            events.ended(error, asked=was_asked_to_stop(out, context.run_id))
             raise
         events.ended(None)
         log.info("finished: %s", out.resolve())
 
     return app
+
+
+def was_asked_to_stop(out: Path, run_id: int) -> bool:
+    """Whether deploy/stop.sh stops this run. Flower ends a run in the same way when the SuperLink dies."""
+    said = out.with_name(f"{out.name}-stop")
+    return said.exists() and said.read_text(encoding="utf-8").strip() == str(run_id)
 
 
 def _log_round(experiment: Experiment, progress: Progress) -> None:

@@ -39,8 +39,13 @@ fi
 if [[ -e "$STATE/superlink.pid" && $EUID == 0 ]]; then
     as=(runuser --user nobody --)
     say "the SuperLink, for another user" answers "https://$LISTEN:$LINK_PORT/v1/control/list-runs"
-    [[ "$UPSTREAM" != unix:* ]] ||
-        say "the SuperLink's door, for another user" answers --unix-socket "${UPSTREAM#unix:}" https://localhost/v1/control/list-runs
+    door="${UPSTREAM#unix:}"
+    if [[ "$UPSTREAM" == unix:* && ! -S "$door" ]]; then
+        echo "BROKEN  the SuperLink's door is not there: $door"
+        failed=1
+    elif [[ "$UPSTREAM" == unix:* ]]; then
+        say "the SuperLink's door, for another user" answers --unix-socket "$door" https://localhost/v1/control/list-runs
+    fi
     say "the SuperLink's network, for another user" "${as[@]}" nsenter --net --target "$(cat "$STATE/superlink.pid")" true
     say "$STATE, for another user" "${as[@]}" ls "$STATE"
 fi

@@ -3,4 +3,5 @@
 #   stop.sh RUN_ID      as watch.sh shows it
 set -euo pipefail
 source "$(dirname "$0")/settings.sh"
-flwr stop "${1:?usage: stop.sh RUN_ID}" federation
+echo "${1:?usage: stop.sh RUN_ID}" > "$STATE/run-stop"  # so that the run knows that it did not fail
+flwr stop "$1" federation || { rm "$STATE/run-stop"; exit 1; }

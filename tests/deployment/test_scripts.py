@@ -1,0 +1,159 @@
+"""What the scripts in deploy/ refuse, and what they say; without a federation."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import sqlite3
+import subprocess
+import sys
+from importlib.resources import as_file, files
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.skipif(
+    not all(map(shutil.which, ("bash", "openssl", "ssh-keygen"))), reason="needs bash, openssl and ssh-keygen"
+)
+SYSTEM = "/usr/bin:/bin:/usr/sbin:/sbin"
+
+
+class App:
+    """The scripts in a folder, with certificates, and a `flwr` that agrees to everything."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.state = folder, folder / "state"
+        with as_file(files("clientwise") / "template" / "deploy") as deploy:
+            shutil.copytree(deploy, folder / "deploy")
+        for script in (folder / "deploy").glob("*.sh"):
+            script.chmod(0o755)
+        self.program("flwr", "echo SuperNode 7")
+        self.program("python", f'exec {sys.executable} "$@"')
+
+    def program(self, name: str, line: str) -> None:
+        """A program in the app's environment."""
+        path = self.folder / "venv" / "bin" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"#!/bin/sh\n{line}\n")
+        path.chmod(0o755)
+
+    def script(self, name: str, *arguments: object, **settings: str) -> subprocess.CompletedProcess[str]:
+        """Run a script in an environment that has these settings and nothing else."""
+        command = [str(self.folder / "deploy" / name), *map(str, arguments)]
+        return subprocess.run(command, env={"PATH": SYSTEM} | settings, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture
+def app(tmp_path: Path) -> App:
+    return App(tmp_path / "app")
+
+
+def test_who_is_registered_is_who_is_certified(app: App) -> None:
+    assert app.script("certificates.sh").returncode == 0
+    for name in ("zurich", "cleveland"):
+        assert app.script("node-key.sh", name).returncode == 0
+        assert app.script("register.sh", name, app.state / "keys" / f"{name}.csr").returncode == 0
+    keys, members = app.state / "keys", app.state / "members"
+    before = {path.name: path.read_bytes() for path in members.iterdir()}
+    assert set(before) == {"nodes", "zurich.pub", "zurich.crt", "cleveland.pub", "cleveland.crt"}
+
+    for option in ([], ["--renew"]):  # another's request
+        refused = app.script("register.sh", "zurich", keys / "cleveland.csr", *option)
+        assert refused.returncode == 1
+        assert "is a request of CN=cleveland, not of CN=zurich" in refused.stdout
+    foreign = app.folder / "foreign.csr"  # the name is right, the key is not
+    command = ["openssl", "req", "-new", "-key", str(keys / "cleveland.pem"), "-subj", "/CN=zurich", "-out"]
+    subprocess.run([*command, str(foreign)], check=True)
+    refused = app.script("register.sh", "zurich", foreign, "--renew")
+    assert refused.returncode == 1
+    assert "not the key that is registered for zurich" in refused.stdout
+    assert {path.name: path.read_bytes() for path in members.iterdir()} == before
+
+    assert app.script("register.sh", "zurich", keys / "zurich.csr", "--renew").returncode == 0
+    assert (members / "zurich.crt").read_bytes() != before["zurich.crt"]
+    assert app.script("register.sh", "zurich", foreign).returncode == 0  # a new key, and said so
+    assert (members / "zurich.pub").read_bytes() == before["cleveland.pub"]
+
+    app.program("flwr", "exit 1")  # Flower refuses: what was known stays
+    assert app.script("register.sh", "zurich", keys / "zurich.csr").returncode != 0
+    assert (members / "zurich.pub").read_bytes() == before["cleveland.pub"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_a_backup_keeps_the_owner(app: App) -> None:
+    (app.state / "run").mkdir(parents=True)
+    for name in ("superlink.sqlite", "run/run.sqlite"):
+        sqlite3.connect(app.state / name).execute("CREATE TABLE one (two)").connection.close()
+    (app.state / "token").write_text("secret")
+    for path in (app.state, *app.state.rglob("*")):
+        os.chown(path, 1234, 1235)
+        path.chmod(0o700 if path.is_dir() else 0o640)
+    done = app.script("backup.sh", app.folder / "copies")
+    assert done.returncode == 0, done.stderr
+    copy = Path(done.stdout.strip())
+    kept = {path.relative_to(copy): path.stat() for path in (copy, *copy.rglob("*"))}
+    assert set(kept) == {path.relative_to(app.state) for path in (app.state, *app.state.rglob("*"))}
+    assert {(one.st_uid, one.st_gid) for one in kept.values()} == {(1234, 1235)}
+    assert kept[Path("superlink.sqlite")].st_mode & 0o777 == 0o640
+
+
+def test_the_scripts_find_their_environment(app: App) -> None:
+    app.program("python", 'echo "$0 $*"')
+    here = app.folder / "venv" / "bin" / "python"
+    assert app.script("agree.sh").stdout.startswith(f"{here} -m clientwise.flower.node agree")
+    (app.folder / "venv").rename(app.folder / "other")
+    there = app.folder / "other" / "bin" / "python"
+    assert app.script("agree.sh", VENV=str(app.folder / "other")).stdout.startswith(f"{there} -m")
+    assert app.script("agree.sh", PATH=f"{there.parent}:{SYSTEM}").stdout.startswith(f"{there} -m")
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("curl"), reason="needs root and curl")
+def test_a_door_that_is_not_there_is_not_called_closed(app: App, tmp_path: Path) -> None:
+    app.state.mkdir(mode=0o700)
+    (app.state / "superlink.pid").write_text("0")
+    with socket.create_server(("127.0.0.1", 0)) as proxy, socket.socket(socket.AF_UNIX) as door:
+        settings = {"PORT": str(proxy.getsockname()[1]), "LINK_PORT": "1"}
+        app.program("curl", "exit 7")  # nothing answers
+        missing = app.script("check.sh", UPSTREAM="unix:/nonexistent/fleet.sock", **settings)
+        assert missing.returncode == 1
+        assert "BROKEN  the SuperLink's door is not there: /nonexistent/fleet.sock" in missing.stdout
+        door.bind(str(tmp_path / "fleet.sock"))
+        there = app.script("check.sh", UPSTREAM=f"unix:{tmp_path / 'fleet.sock'}", **settings)
+        assert "closed  the SuperLink's door, for another user" in there.stdout
+        assert "BROKEN" not in there.stdout
+
+
+def test_the_environment_counts_before_the_file(app: App) -> None:
+    app.program("python", 'echo "$4"')
+    (app.folder / "deploy" / "local.sh").write_text('STATE="$APP/from file"\nPATH="$APP/tools:$PATH"\n')
+    assert app.script("agree.sh").stdout == f"{app.folder}/from file/agreed\n"
+    assert app.script("agree.sh", STATE=f"{app.folder}/it's said").stdout == f"{app.folder}/it's said/agreed\n"
+    (app.folder / "venv" / "bin").rename(app.folder / "tools")  # what the file adds to the PATH stays there
+    assert app.script("agree.sh").stdout == f"{app.folder}/from file/agreed\n"
+
+
+def test_inside_says_that_the_superlink_does_not_run(app: App) -> None:
+    app.state.mkdir()
+    for pid in (None, "99999999", str(os.getpid())):  # never started, ended, and the number is another's now
+        if pid:
+            (app.state / "superlink.pid").write_text(pid)
+        done = app.script("inside.sh", "true")
+        assert (done.returncode, done.stdout) == (1, "")
+        assert done.stderr == "the SuperLink does not run: systemctl status federation-superlink\n"
+
+
+def test_a_stop_that_fails_leaves_no_word(app: App) -> None:
+    app.state.mkdir()
+    assert app.script("stop.sh", 7).returncode == 0
+    assert (app.state / "run-stop").read_text() == "7\n"
+    app.program("flwr", "exit 1")
+    assert app.script("stop.sh", 7).returncode == 1
+    assert not (app.state / "run-stop").exists()
+
+
+def test_health_after_a_stop(app: App) -> None:
+    app.state.mkdir()
+    for event, failed in (("stopped", False), ("failed", True)):
+        (app.state / "run-events.jsonl").write_text(f'{{"time": "now", "event": "{event}"}}\n')
+        assert ("the run failed" in app.script("health.sh", PORT="1").stdout) == failed
