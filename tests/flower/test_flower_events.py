@@ -52,7 +52,7 @@ def test_a_planned_stop_is_no_alarm(tmp_path: Path) -> None:
     assert not was_asked_to_stop(out, 8)  # a later run
     events.ended(SystemExit(0), asked=was_asked_to_stop(out, 7))
     assert not told.exists()
-    events.ended(SystemExit(0), asked=was_asked_to_stop(out, 8))  # the SuperLink died
+    events.ended(SystemExit(0), asked=was_asked_to_stop(out, 8))  # ended by something else
     written = [json.loads(line) for line in events.file.read_text().splitlines()]
     assert [one["event"] for one in written] == ["stopped", "failed"]
     assert written[1]["reason"] == "its process was told to end: did the SuperLink?"

@@ -75,7 +75,7 @@ def server_app(config: Config) -> ServerApp:
 
 
 def was_asked_to_stop(out: Path, run_id: int) -> bool:
-    """Whether deploy/stop.sh stops this run. Flower ends a run in the same way when the SuperLink dies."""
+    """Whether deploy/stop.sh stops this run. Any other signal ends its process in the same way."""
     said = out.with_name(f"{out.name}-stop")
     return said.exists() and said.read_text(encoding="utf-8").strip() == str(run_id)
 
