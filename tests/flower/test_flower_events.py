@@ -44,6 +44,24 @@ def test_events_are_written_and_some_of_them_told(make_engine: Any, plan: Plan, 
     assert told == ["lost", "refused", "void", "failed"]
 
 
+def test_who_stays_away_is_told_once(make_engine: Any, plan: Plan, tmp_path: Path) -> None:
+    engine, method = make_engine(), Method()
+    _, record = run_round(first_state(engine.initial_model, method, engine), method, plan, engine)
+    lost, never_there = record.client_ids[0], ({*range(8)} - {*record.client_ids}).pop()
+    without = replace(
+        record,
+        client_ids=record.client_ids[1:],
+        seconds=record.seconds[1:],
+        refusals=tuple(Refusal(client, "not connected") for client in (lost, never_there)),
+    )
+    events = Events(tmp_path / "events", [f"ward-{number}" for number in range(8)], f"cat >> {tmp_path / 'told'}")
+    for one in (record, without, without, record, without):
+        events.round_done(Progress("FedAvg", 1, one, 5, 1, 5))
+    told = [json.loads(line) for line in (tmp_path / "told").read_text().splitlines()]
+    wanted = [("lost", lost), ("absent", never_there), ("lost", lost)]
+    assert [(one["event"], one["member"]) for one in told] == [(kind, f"ward-{client}") for kind, client in wanted]
+
+
 def test_a_planned_stop_is_no_alarm(tmp_path: Path) -> None:
     out, told = tmp_path / "run", tmp_path / "told"
     events = Events(tmp_path / "run-events.jsonl", [], f"cat >> {told}")

@@ -26,6 +26,7 @@ class Events:
     names: Sequence[str]  # of the clients
     command: str = ""  # a line for the shell
     _present: set[int] = field(default_factory=set)  # who took part in the last round
+    _missed: set[int] = field(default_factory=set)  # who was missing when it was last asked
     _versions: dict[int, Mapping[str, str]] = field(default_factory=dict)  # what every member runs
 
     def begun(self, resumed: bool, left: Sequence[str] = ()) -> None:
@@ -64,14 +65,17 @@ class Events:
             facts = {**where, "member": self._name(refusal.client_id), "reason": refusal.reason}
             if refusal.client_id in self._present:
                 self._alert("lost", facts)
-            elif refusal.reason == NOT_CONNECTED:
-                self._write("absent", facts)  # who was lost stays away: that has been told
-            else:
+            elif refusal.reason != NOT_CONNECTED:
                 self._alert("refused", facts)
+            elif refusal.client_id in self._missed:
+                self._write("absent", facts)  # which has been told
+            else:
+                self._alert("absent", facts)
         for note in record.notes:
             if "stays" in note:  # braked, or nothing that could be used
                 self._alert("void", {**where, "reason": note})
         self._present = set(record.client_ids)
+        self._missed = {refusal.client_id for refusal in record.refusals} | (self._missed - self._present)
 
     def _name(self, client: int) -> str:
         return self.names[client] if 0 <= client < len(self.names) else str(client)
