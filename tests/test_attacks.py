@@ -18,7 +18,7 @@ from clientwise.core.seeding import generator
 from clientwise.core.types import Evaluation, Problem, RoundRecord, ServerState, Task
 from clientwise.data.federated import Samples
 from clientwise.engine.local import LocalEngine
-from clientwise.errors import ConfigError
+from clientwise.errors import ConfigError, RunError
 from clientwise.experiment.build import build_data, build_engine, build_executor, build_plan, load_samples
 from clientwise.experiment.config import load_experiment
 from clientwise.experiment.runner import run
@@ -237,7 +237,9 @@ def test_an_attack_that_fails_is_a_refusal_even_if_everybody_attacks(config: dic
 def test_what_is_remembered_is_checkpointed_even_if_the_model_stays(config: dict[str, Any], tmp_path: Path) -> None:
     config["methods"] = [{"name": "control", "criteria": ["honest"], "score": "product"}]
     alone = load_experiment(attacked(config, "free_rider", clients=6) | {"checkpoint_seconds": 0})
-    folder = run(alone, tmp_path / "run")
+    folder = tmp_path / "run"
+    with pytest.raises(RunError, match="all weights were zero in every round: nothing was learned"):
+        run(alone, folder)
     assert Run(folder).rounds_done() == 3
     assert "all weights are zero" in str(Run(folder).round("control", 1, 3))
 

@@ -35,7 +35,7 @@ def state() -> ServerState:
 def test_what_is_loaded_is_what_was_saved(state: ServerState, tmp_path: Path) -> None:
     for one in (state, replace(state, priority=None, quality=None, step_state={}, loss=Loss("robust", shape=0.7))):
         save_checkpoint(tmp_path / "lane", one, {"4": one.model + 1})
-        loaded, engine_state = load_checkpoint(tmp_path / "lane", FIRST)
+        loaded, engine_state = load_checkpoint(tmp_path / "lane", replace(FIRST, priority=one.priority))
         assert (loaded.round_num, loaded.loss, loaded.priority) == (one.round_num, one.loss, one.priority)
         assert loaded.quality == one.quality
         assert torch.equal(loaded.model, one.model)
@@ -74,10 +74,11 @@ def test_one_of_another_shape_or_without_numbers_is_refused(state: ServerState, 
         (replace(state, model=torch.zeros(5, dtype=torch.float64)), "model"),
         (replace(state, memory={"trust": torch.ones(4)}), r"memory\.trust is of \[4\], not of \[3\]"),
         (replace(state, model=torch.tensor([0.0, 1.0, float("nan"), 0.0, 0.0])), "its model has NaN or Inf"),
+        (replace(state, priority=("size",)), "not a checkpoint of this method"),
     ):
         save_checkpoint(path, wrong, {})
         with pytest.raises(RunError, match=f"{reason}.*; delete it to start this lane again"):
-            load_checkpoint(path, FIRST)
+            load_checkpoint(path, replace(FIRST, priority=state.priority))
     path.write_bytes(save({"model": state.model}, {"state": _state_of(path)}))
     with pytest.raises(RunError, match=r"memory\.trust is missing"):
         load_checkpoint(path, FIRST)
