@@ -30,7 +30,7 @@ def test_a_slow_process_is_not_waited_for_and_its_update_counts_when_it_comes(fe
     method = {"name": "timely", "criteria": ["dataset_size", "staleness"], "score": "product"}
     federation.configure(
         {
-            "rounds": 5,
+            "rounds": 12,  # enough that it comes while others still train, however fast they are
             "engine": "flower",
             "evaluation": {"test_fraction": 0.0, "clients_every": 0},
             "methods": [method | {"pace": {"deadline": float(DEADLINE), "late": "keep"}}],
@@ -40,7 +40,7 @@ def test_a_slow_process_is_not_waited_for_and_its_update_counts_when_it_comes(fe
     federation.start()
     federation.wait_for_nodes()
     federation.begin()
-    federation.wait_for(lambda: federation.rounds() == 5, 900, "five rounds")
+    federation.wait_for(lambda: federation.rounds() == 12, 900, "all rounds")
     federation.wait_for(lambda: cw.Run(federation.run_folder).finished, 60, "the run to be finished")
 
     run = cw.Run(federation.run_folder)
