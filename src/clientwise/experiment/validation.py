@@ -133,8 +133,11 @@ def _method_issues(settings: MethodSettings, experiment: Experiment) -> Iterator
 
 
 def _clock_issues(settings: MethodSettings, method: Method, experiment: Experiment) -> Iterator[Issue]:
-    """What a method does with time where there is none."""
-    if method.training.control_variates and method.pace.keeps_late:
+    """What a method wants of time that cannot be, or where there is none."""
+    pace = method.pace
+    if pace.late == "keep" and not (pace.extra or pace.deadline or pace.buffer):
+        yield "pace.late", "nobody is late where all are waited for: give a deadline or extra"
+    if method.training.control_variates and pace.keeps_late:
         yield "training.control_variates", "are renewed when a client trains: late updates cannot be kept"
     if experiment.devices or experiment.engine == "flower":
         return
@@ -299,9 +302,6 @@ def _client_issues(experiment: Experiment, num_clients: int, names: Sequence[str
                 method.bounds.check(size)
         except ValueError as error:
             yield f"methods[{index}].bounds", f"{error}: {size} take part in a round"
-        pace = method.pace
-        if pace.late == "keep" and not (pace.extra or pace.deadline or pace.buffer):
-            yield f"methods[{index}].pace.late", "nobody is late where all are waited for: give a deadline or extra"
         at_work = method.pace.asks(size, 0)
         if (method.pace.buffer or 0) > at_work:
             message = f"{method.pace.buffer} updates, but only {at_work} clients are at work at a time"
