@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from clientwise.core.adapt_loss import class_weights
 from clientwise.core.aggregate import momentum_step, sgd_step
+from clientwise.core.before import nova
 from clientwise.core.criteria import Arrivals, Criterion, criterion, make_criterion
 from clientwise.core.method import Method, Plan
 from clientwise.core.metrics import accuracy, per_class_f1
@@ -269,6 +270,26 @@ def test_trust_is_in_what_was_learned_and_not_in_statistics() -> None:
     state = first_state(engine.initial_model * 0, method, engine)
     after, _ = run_round(state, method, Plan(seed=1, cohort_size=4), Wire(engine, unrelated))
     assert float(after.memory["trust"].max()) < 0.85  # 0.8 and what chance agrees on; 1.0 with the statistics
+
+
+def test_trust_is_updated_once_a_round_however_often_it_is_listed(make_engine: MakeEngine) -> None:
+    engine, plan = make_engine(), Plan(seed=1, cohort_size=8)
+    once = Method(criteria=(make_criterion("trust"),), training=TRAINING)
+    twice = replace(once, criteria=(make_criterion("trust", "a"), make_criterion("trust", "b")))
+    trusts = [run_round(start(engine, method), method, plan, engine)[0].memory["trust"] for method in (once, twice)]
+    assert float(trusts[0].min()) < 1
+    assert torch.equal(*trusts)
+
+
+def test_steps_before_the_rule_find_a_criterion_by_its_name_and_not_by_its_label(make_engine: MakeEngine) -> None:
+    engine, plan = make_engine(), Plan(seed=1, cohort_size=8)
+    balance = make_criterion("class_balance", "local_steps")
+    training = replace(TRAINING, batch_size=5)
+    named = Method(criteria=(make_criterion("local_steps"), make_criterion("class_balance")), training=training)
+    named = replace(named, before=(nova,))
+    labelled = replace(named, criteria=(make_criterion("local_steps", "steps"), balance))
+    models = [run_round(start(engine, method), method, plan, engine)[0].model for method in (named, labelled)]
+    assert torch.equal(*models)
 
 
 # Parts that need the whole cohort ------------------------------------------------------------------------------------

@@ -202,12 +202,19 @@ class Cohort:
             updates=self._updates(),
             global_model=state.model,
             spec=self._engine.spec,
-            criteria=dict(zip(method.names, self.raw.T, strict=True)),
+            criteria=self._raw_by_name(),
             judge=self.judge,
             train_server=self._train_server,
             seed=derive_seed(self._plan.seed, "gathered", state.round_num + 1),
             training=method.training,
         )
+
+    def _raw_by_name(self) -> dict[str, Tensor]:
+        """Raw values [n] of every criterion by its name; of one listed twice, the first."""
+        found: dict[str, Tensor] = {}
+        for criterion, column in zip(self._method.criteria, self.raw.T, strict=True):
+            found.setdefault(criterion.part.name, column)
+        return found
 
     def _train_server(self, model: Tensor, training: LocalTraining | None = None) -> Tensor:
         """A model trained on the server's set: the global one, as a client would, once a round however many ask."""
@@ -229,12 +236,13 @@ class Cohort:
 
     def updated_memory(self) -> dict[str, Tensor]:
         """What the criteria remember of everyone after the round; see `criteria.trust`."""
-        memory, remembering = dict(self._state.memory), [one for one in self._method.criteria if one.memory]
-        if remembering:
-            updates = self._updates()[:, : self._engine.spec.num_parameters] if self.client_ids else ()
-            refused = [refusal.client_id for refusal in self.refusals]
-            outcome = Outcome(self.client_ids, tuple(updates), refused, {*self.client_ids} - {*self.asked})
-            for one in remembering:
-                assert one.memory is not None
-                memory[one.part.name] = one.memory.after(memory[one.part.name], outcome)
+        memory = dict(self._state.memory)
+        if not self._method.memories:
+            return memory
+        updates = self._updates()[:, : self._engine.spec.num_parameters] if self.client_ids else ()
+        refused = [refusal.client_id for refusal in self.refusals]
+        late = set(self.client_ids) - set(self.asked)
+        outcome = Outcome(self.client_ids, tuple(updates), refused, late)
+        for name, one in self._method.memories.items():
+            memory[name] = one.after(memory[name], outcome)
         return memory

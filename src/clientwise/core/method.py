@@ -11,7 +11,7 @@ from .aggregate import ServerStep, replace_model
 from .before import Before
 from .bounds import Bounds
 from .clock import Clock, Pace
-from .criteria import Criterion, make_criterion
+from .criteria import Criterion, Memory, make_criterion
 from .evidence import Evidence
 from .priority import Adjustment
 from .rules import Rule
@@ -54,6 +54,11 @@ class Method:
     def client_criteria(self) -> tuple[Part, ...]:
         """What the clients are asked to measure."""
         return tuple(criterion.part for criterion in self.criteria if criterion.measured_by == "client")
+
+    @property
+    def memories(self) -> dict[str, Memory]:
+        """What criteria remember from round to round, by criterion; one listed twice remembers once."""
+        return {one.part.name: one.memory for one in self.criteria if one.memory}
 
     @property
     def first_priority(self) -> tuple[str, ...] | None:

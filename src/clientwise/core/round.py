@@ -27,7 +27,7 @@ LARGEST_LOSS = 1e30  # beyond what a model in float32 that still learns could ha
 
 def first_state(model: Tensor, method: Method, engine: Engine) -> ServerState:
     """Where a run begins: the initial model, the plain loss, nothing known of anybody."""
-    memory = {one.part.name: one.memory.first(engine.num_clients) for one in method.criteria if one.memory}
+    memory = {name: one.first(engine.num_clients) for name, one in method.memories.items()}
     evidence = method.evidence.first(engine.num_clients) if method.evidence else {}
     return ServerState(0, model, engine.problem.loss, memory, method.first_priority, evidence=evidence)
 

@@ -183,7 +183,7 @@ class Gathered:
     updates: Tensor  # [n, d] how far every model moved
     global_model: Tensor  # [d]
     spec: ModelSpec
-    criteria: Mapping[str, Tensor]  # raw values by the name of their column, each [n]
+    criteria: Mapping[str, Tensor]  # raw values by the criterion's name, not its label, each [n]
     judge: Callable[[Tensor], Evaluation]  # evaluates models [c, d] on the server's set, or by the clients
     train_server: Callable[..., Tensor]  # a model [d], trained on the server's set: as a client would, or otherwise
     seed: int = 0  # of this round, for what a part draws by chance

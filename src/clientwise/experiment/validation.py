@@ -120,8 +120,9 @@ def _method_issues(settings: MethodSettings, experiment: Experiment) -> Iterator
         )
     except ValueError as error:
         yield "normalise", str(error)
+    measured = {part.name for part in settings.criteria}
     for key, registry, part in settings.parts():
-        for name in sorted(registry.declared(part.name).criteria - {*names}):
+        for name in sorted(registry.declared(part.name).criteria - measured):
             yield key, f"{part.name} reads the criterion {name!r}: add it to the criteria"
     if method.adjust:
         yield from _adjust_issues(method, experiment)
@@ -412,7 +413,7 @@ def _arrivals(clients: Sequence[int], method: Method, engine: LocalEngine) -> Ar
         engine.initial_model,
         engine.spec,
         judge,
-        memory={one.part.name: one.memory.first(engine.num_clients)[rows] for one in method.criteria if one.memory},
+        memory={name: one.first(engine.num_clients)[rows] for name, one in method.memories.items()},
         attributes={name: values[rows] for name, values in engine.attributes.items()},
         server_update=lambda: torch.zeros_like(engine.initial_model),
         metric=engine.problem.usual_metric,
