@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from clientwise.core.adapt_loss import class_weights
-from clientwise.core.aggregate import momentum_step, sgd_step
 from clientwise.core.before import nova
 from clientwise.core.criteria import Arrivals, Criterion, criterion, make_criterion
 from clientwise.core.method import Method, Plan
@@ -20,6 +19,7 @@ from clientwise.core.metrics import accuracy, per_class_f1
 from clientwise.core.priority import best_order, first_improvement
 from clientwise.core.round import first_state, run_round
 from clientwise.core.scores import Choquet, Owa, Prioritized, Product
+from clientwise.core.server_step import momentum_step, sgd_step
 from clientwise.core.types import LocalTraining, Refusal, RoundRecord, Task, Updates
 from clientwise.core.weighting import max_scale, no_scale, sum_scale
 from clientwise.data.datasets import digits

@@ -14,21 +14,18 @@ Both add in float64, so how the cohort was cut into chunks changes nothing but t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Protocol
+from collections.abc import Sequence
+from typing import Protocol
 
 import torch
-from annotated_types import Ge, Le
 from torch import Tensor
 
-from ..registry import Decay, PositiveFloat, Registry
 from .scores import Score, Term
 
 AT_ONCE = 64  # models
 CACHED = 2**16  # values copied to float64 at once, so that they stay in a core's cache
 ON_GPU = 2**26  # values copied to float64 at once on a GPU, which wants few and large pieces
 FLOAT64_BITS = 1000  # a product of values below 2 to this power is finite
-Tau = Annotated[float, Ge(1e-12), Le(1e12)]  # neither it nor its square is lost in float32
 COHORT_BITS = 20  # of a criterion's sum over the cohort, beyond its largest value
 
 
@@ -110,93 +107,3 @@ class Stack:
         for weight, model in zip(weights.tolist(), self._models, strict=True):
             result.add_(model.double(), alpha=weight)
         return result.float()
-
-
-StepState = Mapping[str, Tensor]
-ServerStep = Callable[..., tuple[Tensor, StepState]]
-SERVER_STEPS: Registry[ServerStep] = Registry(
-    "server step", "server_steps", "What the server makes of the weighted mean"
-)
-
-
-@SERVER_STEPS.register("replace")
-def replace_model(model: Tensor, mean: Tensor, state: StepState) -> tuple[Tensor, StepState]:
-    """The weighted mean is the new model (P1 Eq. 4)."""
-    return mean, state
-
-
-@SERVER_STEPS.register("sgd")
-def sgd_step(
-    model: Tensor, mean: Tensor, state: StepState, *, learning_rate: PositiveFloat = 1.0
-) -> tuple[Tensor, StepState]:
-    """Θ ← Θ + η·Δ with the weighted update Δ (P1 Eq. 2); η = 1 is `replace`."""
-    return model + learning_rate * (mean - model), state
-
-
-@SERVER_STEPS.register("momentum")
-def momentum_step(
-    model: Tensor,
-    mean: Tensor,
-    state: StepState,
-    *,
-    learning_rate: PositiveFloat = 1.0,
-    momentum: Decay = 0.9,
-) -> tuple[Tensor, StepState]:
-    """v ← β·v + Δ; Θ ← Θ + η·v (FedAvgM, Hsu et al., 2019)."""
-    velocity = momentum * state.get("velocity", torch.zeros_like(model)) + (mean - model)
-    return model + learning_rate * velocity, {"velocity": velocity}
-
-
-@SERVER_STEPS.register("adam")
-def adam_step(
-    model: Tensor,
-    mean: Tensor,
-    state: StepState,
-    *,
-    learning_rate: PositiveFloat = 0.01,
-    beta1: Decay = 0.9,
-    beta2: Decay = 0.99,
-    tau: Tau = 1e-3,
-) -> tuple[Tensor, StepState]:
-    """m ← β₁m + (1−β₁)Δ; v ← β₂v + (1−β₂)Δ²; Θ ← Θ + η·m/(√v + τ) (FedAdam, Reddi et al., 2021)."""
-    update = mean - model
-    first = beta1 * state.get("first", torch.zeros_like(model)) + (1 - beta1) * update
-    second = beta2 * state.get("second", torch.zeros_like(model)) + (1 - beta2) * update.square()
-    return model + learning_rate * first / (second.sqrt() + tau), {"first": first, "second": second}
-
-
-@SERVER_STEPS.register("yogi")
-def yogi_step(
-    model: Tensor,
-    mean: Tensor,
-    state: StepState,
-    *,
-    learning_rate: PositiveFloat = 0.01,
-    beta1: Decay = 0.9,
-    beta2: Decay = 0.99,
-    tau: Tau = 1e-3,
-) -> tuple[Tensor, StepState]:
-    """As adam, but v ← v − (1−β₂)·Δ²·sign(v − Δ²), from v = τ² (FedYogi, Reddi et al., 2021)."""
-    update = mean - model
-    squared = update.square()
-    first = beta1 * state.get("first", torch.zeros_like(model)) + (1 - beta1) * update
-    second = state.get("second", torch.full_like(model, tau**2))
-    second = second - (1 - beta2) * squared * (second - squared).sign()
-    return model + learning_rate * first / (second.sqrt() + tau), {"first": first, "second": second}
-
-
-@SERVER_STEPS.register("adagrad")
-def adagrad_step(
-    model: Tensor,
-    mean: Tensor,
-    state: StepState,
-    *,
-    learning_rate: PositiveFloat = 0.01,
-    beta1: Decay = 0.0,
-    tau: Tau = 1e-3,
-) -> tuple[Tensor, StepState]:
-    """m ← β₁m + (1−β₁)Δ; v ← v + Δ², from v = τ²; Θ ← Θ + η·m/(√v + τ) (FedAdagrad, Reddi et al., 2021)."""
-    update = mean - model
-    first = beta1 * state.get("first", torch.zeros_like(model)) + (1 - beta1) * update
-    second = state.get("second", torch.full_like(model, tau**2)) + update.square()
-    return model + learning_rate * first / (second.sqrt() + tau), {"first": first, "second": second}

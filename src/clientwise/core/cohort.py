@@ -12,11 +12,12 @@ from torch import Tensor
 
 from .aggregate import Aggregator, Stack, SubsetSums, can_fold
 from .criteria import Arrivals, Outcome
+from .engine import Engine
 from .guard import inspect_measurements, inspect_updates
 from .method import Method, Plan
 from .rules import Ruled, mean
 from .seeding import derive_seed
-from .types import Candidate, Engine, Evaluation, Gathered, LocalTraining, Refusal, ServerState, Task, Updates
+from .types import Candidate, Evaluation, Gathered, LocalTraining, Refusal, ServerState, Task, Updates
 from .weighting import divide, to_weights, without_effect, zero_for_all
 
 

@@ -7,7 +7,6 @@ from typing import Literal
 
 from ..registry import Need, Part
 from .adapt_loss import LossAdapter
-from .aggregate import ServerStep, replace_model
 from .before import Before
 from .bounds import Bounds
 from .clock import Clock, Pace
@@ -17,6 +16,7 @@ from .priority import Adjustment
 from .rules import Rule
 from .sampling import sample_clients
 from .scores import Prioritized, Score
+from .server_step import ServerStep, replace_model
 from .types import LocalTraining
 from .weighting import Normaliser, sum_scale
 

@@ -16,10 +16,11 @@ from torch import Tensor
 
 from .adapt_loss import Adapted
 from .cohort import Cohort
+from .engine import Engine
 from .method import Method, Plan
 from .metrics import accuracy
 from .priority import Search, all_orders
-from .types import Candidate, Engine, Evaluation, RoundRecord, ServerState, Task
+from .types import Candidate, Evaluation, RoundRecord, ServerState, Task
 from .weighting import divide
 
 LARGEST_LOSS = 1e30  # beyond what a model in float32 that still learns could have

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from ..registry import Part
-from .clock import Clock
 from .loss import Loss
-
-if TYPE_CHECKING:
-    from .problem import Problem
 
 
 @dataclass(frozen=True)
@@ -279,44 +275,3 @@ ServerPart = Literal[
     "report",  # what it reports on
     "triggered",  # the latter with the trigger of a simulated backdoor: right is what the attacker wants
 ]
-
-
-class Engine(Protocol):
-    """Where clients live. The round asks it for a few things and knows nothing else about it."""
-
-    num_clients: int
-    problem: Problem
-    spec: ModelSpec
-    device: torch.device  # where models live
-    initial_model: Tensor  # [d]
-    attributes: Mapping[str, Tensor]  # facts about the clients that the server knows without asking them, each [K]
-    idle_work: Callable[[], None] | None  # an engine calls it now and then while clients train
-    clock: Clock | None  # what time it is for the clients; None: time is counted in rounds
-
-    def train(self, client_ids: Sequence[int], model: Tensor, task: Task) -> Iterator[Updates]:
-        """Train `model` [d] on every client of the cohort; yield the updates in chunks as they arrive."""
-        ...
-
-    def evaluate(self, client_ids: Sequence[int], models: Tensor) -> Evaluation:
-        """Every candidate [c, d] on the test set of every client, in one pass."""
-        ...
-
-    def evaluate_server(self, models: Tensor, part: ServerPart) -> Evaluation | None:
-        """Every candidate [c, d] on a part of the server's set; None where the server has none."""
-        ...
-
-    def train_server(self, model: Tensor, task: Task) -> Tensor:
-        """Train `model` [d] as a client would, on the samples the server weighs by (see `Method.fine_tune`)."""
-        ...
-
-    def prefetch(self, client_ids: Sequence[int]) -> None:
-        """These clients will be asked next: what takes time can be looked up before. Nothing to do is fine."""
-        ...
-
-    def state(self) -> Mapping[str, Tensor]:
-        """What simulated clients keep between rounds; a checkpoint holds it beside the `ServerState`."""
-        ...
-
-    def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from what `state` returned."""
-        ...

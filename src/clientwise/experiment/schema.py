@@ -26,7 +26,6 @@ from pydantic_core.core_schema import no_info_plain_validator_function
 
 from ..attacks import ATTACKS
 from ..core.adapt_loss import LOSS_ADAPTERS
-from ..core.aggregate import SERVER_STEPS
 from ..core.before import BEFORE
 from ..core.bounds import Bounds
 from ..core.clock import Pace
@@ -37,6 +36,7 @@ from ..core.metrics import METRICS
 from ..core.priority import ADJUSTMENTS
 from ..core.rules import RULES
 from ..core.scores import SCORES, Score
+from ..core.server_step import SERVER_STEPS
 from ..core.types import LocalTraining
 from ..core.weighting import NORMALISERS
 from ..data.datasets import DATASETS
