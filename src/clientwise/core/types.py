@@ -205,6 +205,8 @@ class Posterior:
     z: Tensor | None = None  # [n] how many standard errors speak against each client; NaN: not known
     notes: tuple[str, ...] = ()
     scale: float = 1.0  # the new model is multiplied by it
+    history_z: Tensor | None = None  # [n] by how many standard errors it is against its own past
+    copies: Tensor | None = None  # [n] how many updates of the round are almost the same, itself included
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from torch import Tensor
 from ...registry import needs
 from ..robust import combine
 from ..types import Evaluation, Gathered, Posterior
+from .history import History, LookBack, count_copies, larger, sketch
 from .protocol import EVIDENCE
 
 LEAST_WITNESSES = 8  # with fewer held-out samples, or judges, nothing is known
@@ -52,6 +53,8 @@ class Significance:
     strength: Annotated[float, Gt(0), Le(100)] = 0.5
     step: Annotated[float, Ge(1e-3), Le(1)] = 0.1  # a smaller one is lost in a model's rounding
     liars: Annotated[float, Ge(0), Lt(0.5)] | None = None
+    history: bool = False
+    copies: bool = False
 
     def first(self, num_clients: int) -> dict[str, Tensor]:
         """Nobody has harmed anybody."""
@@ -62,18 +65,40 @@ class Significance:
         rows = torch.tensor(gathered.client_ids, dtype=torch.int64)
         log_odds = memory["log_odds"][rows]
         start = moved(prior, log_odds)
-        z, why_not = self._z(gathered.judge(self._candidates(gathered, start)))
+        held_out, why_not = self._z(gathered.judge(self._candidates(gathered, start)))
+        past = self._look_back(gathered, memory)
+        z = larger(held_out, past.z)
+        notes = () if held_out is not None else (f"{why_not}: no evidence from held-out samples",)
         if z is None:
-            return Posterior(start, memory, None, (f"{why_not}: no evidence, the weights stay",))
+            return Posterior(past.counted_once(start), past.keep(memory), None, notes, copies=past.copies)
         against = (memory["against"][rows] + z - self.slack).clamp(min=0)
         favour = (memory["favour"][rows] - z - self.slack).clamp(min=0)
         beyond = (against - self.threshold).clamp(min=0) - (favour - self.threshold).clamp(min=0)
         log_odds = (log_odds - self.strength * beyond).clamp(max=0)
-        after = {name: values.clone() for name, values in memory.items()}
+        after = past.keep(memory)
         after["against"][rows] = against.clamp(max=self.threshold)
         after["favour"][rows] = favour.clamp(max=self.threshold)
         after["log_odds"][rows] = log_odds
-        return Posterior(moved(prior, log_odds), after, torch.where(against >= favour, against, -favour))
+        return Posterior(
+            past.counted_once(moved(prior, log_odds)),
+            after,
+            z=torch.where(against >= favour, against, -favour),
+            notes=notes,
+            history_z=past.z,
+            copies=past.copies,
+        )
+
+    def _look_back(self, gathered: Gathered, memory: Mapping[str, Tensor]) -> LookBack:
+        if not self.history and not self.copies:
+            return LookBack()
+        sketches = sketch(gathered.updates[:, : gathered.spec.num_parameters])
+        copies = count_copies(sketches) if self.copies else None
+        if not self.history:
+            return LookBack(copies=copies)
+        history = History.read(memory).including(gathered.client_ids)
+        rows = history.rows(gathered.client_ids)
+        z = history.z(rows, sketches)
+        return LookBack(z, copies, history.extended(rows, sketches, z))
 
     def _candidates(self, gathered: Gathered, weights: Tensor) -> Tensor:
         """A step from the mean of the clipped updates towards each of them, and the mean itself [n + 1, d].

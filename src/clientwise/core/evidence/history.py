@@ -1,0 +1,144 @@
+"""A client's own past as a witness, and copies of an update: both from small sketches of the updates."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+
+SKETCH = 256  # numbers; the cosine of two sketches has a standard error of 1/√256
+KEPT = 0.7  # of the past direction, when an update is added to it
+LEAST_TIMES = 2  # updates before this one, without which a past says nothing
+COPY = 0.9  # cosine above which two updates count as one
+SIGNS_SEED = 7  # the same signs in every run, so that checkpoints stay valid
+
+
+def sketch(updates: Tensor) -> Tensor:
+    """Directions of updates in few numbers (count sketch, Charikar et al., 2002).
+
+    Coordinate i is added to slot i mod 256 with a random sign that is the same for all clients. The
+    cosine of two sketches estimates the cosine of the updates with a standard error of 1/16.
+
+    Args:
+        updates: one update a row, [n, d].
+
+    Returns:
+        Unit vectors [n, 256] on the CPU; zeros for an update of zeros.
+
+    Example:
+        >>> one = torch.randn(1, 5000, generator=torch.Generator().manual_seed(1))
+        >>> opposite = torch.cat([one, -2 * one])
+        >>> float((sketch(opposite)[0] * sketch(opposite)[1]).sum().round(decimals=4))
+        -1.0
+    """
+    signed = updates * _signs(updates.shape[1]).to(updates)
+    padded = torch.nn.functional.pad(signed, (0, -signed.shape[1] % SKETCH))
+    slots = padded.reshape(len(updates), -1, SKETCH).sum(1)
+    return torch.nn.functional.normalize(slots.nan_to_num(), dim=1).cpu()
+
+
+@lru_cache(8)
+def _signs(size: int) -> Tensor:
+    generator = torch.Generator().manual_seed(SIGNS_SEED)
+    return 2 * torch.randint(2, (size,), generator=generator, dtype=torch.int8) - 1
+
+
+def count_copies(sketches: Tensor) -> Tensor:
+    """How many updates of the cohort point in almost the same direction as each one, itself included [n].
+
+    Clients that send the same vector, as in ALIE or mimicry, have cosines near 1. Honest clients that
+    train on different samples rarely exceed 0.9.
+    """
+    alike = sketches @ sketches.T > COPY
+    return alike.sum(1).clamp(min=1).double()
+
+
+@dataclass(frozen=True)
+class History:
+    """Past directions of the clients that were seen, and of no others."""
+
+    ids: Tensor  # [s] clients, in the order in which they were first seen
+    past: Tensor  # [s, 256] decayed mean of their sketches
+    times: Tensor  # [s] updates that went into it
+
+    @staticmethod
+    def read(memory: Mapping[str, Tensor]) -> History:
+        """From what the evidence keeps between rounds; empty before the first."""
+        ids = memory.get("history.ids", torch.zeros(0, dtype=torch.int64))
+        past = memory.get("history.past", torch.zeros(0, SKETCH))
+        times = memory.get("history.times", torch.zeros(0, dtype=torch.int64))
+        return History(ids.cpu(), past.cpu(), times.cpu())
+
+    def as_memory(self) -> dict[str, Tensor]:
+        """What `read` reads."""
+        return {"history.ids": self.ids, "history.past": self.past, "history.times": self.times}
+
+    def including(self, client_ids: Sequence[int]) -> History:
+        """With an empty row for each client that was not seen before."""
+        known = set(self.ids.tolist())
+        new = [client for client in client_ids if client not in known]
+        return History(
+            ids=torch.cat([self.ids, torch.tensor(new, dtype=torch.int64)]),
+            past=torch.cat([self.past, torch.zeros(len(new), SKETCH)]),
+            times=torch.cat([self.times, torch.zeros(len(new), dtype=torch.int64)]),
+        )
+
+    def rows(self, client_ids: Sequence[int]) -> Tensor:
+        """Where these clients stand [n]."""
+        row_of = {client: row for row, client in enumerate(self.ids.tolist())}
+        return torch.tensor([row_of[client] for client in client_ids], dtype=torch.int64)
+
+    def z(self, rows: Tensor, sketches: Tensor) -> Tensor:
+        """How far updates point against the own past, in standard errors of the sketch [n].
+
+        z = −cos(update, past)·√256; NaN for a client with fewer than two earlier updates.
+        """
+        cosine = torch.nn.functional.cosine_similarity(sketches, self.past[rows], dim=1)
+        z = -cosine.double() * SKETCH**0.5
+        return torch.where(self.times[rows] >= LEAST_TIMES, z, torch.nan)
+
+    def extended(self, rows: Tensor, sketches: Tensor, z: Tensor) -> History:
+        """With the updates that are not against the past: a client that turns cannot rewrite it."""
+        agrees = ~(z > 0)
+        past = self.past.clone()
+        times = self.times.clone()
+        here = rows[agrees]
+        past[here] = KEPT * past[here] + (1 - KEPT) * sketches[agrees]
+        times[here] += 1
+        return History(self.ids, past, times)
+
+
+@dataclass(frozen=True)
+class LookBack:
+    """What the sketches of a round tell: the witness, the copies, and the history after it."""
+
+    z: Tensor | None = None  # [n]; NaN where the past is too short
+    copies: Tensor | None = None  # [n]
+    history: History | None = None
+
+    def counted_once(self, weights: Tensor) -> Tensor:
+        """Weights [n] in which the copies of an update share the weight of one."""
+        if self.copies is None:
+            return weights
+        shared = weights / self.copies
+        return shared / shared.sum()
+
+    def keep(self, memory: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The evidence's memory with the new history in it."""
+        after = {name: values.clone() for name, values in memory.items()}
+        if self.history is not None:
+            after |= self.history.as_memory()
+        return after
+
+
+def larger(held_out: Tensor | None, history: Tensor | None) -> Tensor | None:
+    """The witness that speaks louder against each client [n]; a NaN is no witness."""
+    if history is None:
+        return held_out
+    if held_out is None:
+        return history.nan_to_num(nan=0.0).clamp(min=0)  # agreement with the past is no merit
+    return torch.maximum(held_out, history.nan_to_num(nan=-torch.inf))
