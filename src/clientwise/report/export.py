@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from ..runs.files import make_way
-from ..runs.reader import Run
+from ..runs.folder import RunFolder
 from .document import Cell, Chart, Content, Document, Table
 from .figures import draw
 from .html import write_html
@@ -21,7 +21,7 @@ MAX_AUDITED_CLIENTS = 100
 MAX_CARRIED_SEEDS = 20
 
 
-def write_report(runs: Sequence[Run], folder: Path, on_file: Callable[[Path], None] = lambda path: None) -> Path:
+def write_report(runs: Sequence[RunFolder], folder: Path, on_file: Callable[[Path], None] = lambda path: None) -> Path:
     """Write the report on one run, or several compared, and return the path of its page."""
     document = overview(runs)
     seeds = {str(seed): one_seed(runs, seed) for seed in (document.seeds or ())[1:MAX_CARRIED_SEEDS]}
@@ -59,7 +59,7 @@ def unique_names(folders: Sequence[Path]) -> dict[str, Path]:
     return names
 
 
-def audits(runs: Sequence[Run]) -> dict[str, dict[str, Document]]:
+def audits(runs: Sequence[RunFolder]) -> dict[str, dict[str, Document]]:
     """The audits a page carries with it: evenly spaced rounds and the last, and every client, of every lane."""
     found: dict[str, dict[str, Document]] = {"round": {}, "client": {}}
     for run in runs:
