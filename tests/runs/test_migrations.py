@@ -15,10 +15,9 @@ from typing import Any
 import pytest
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from typer.testing import CliRunner
 
 import clientwise as cw
-from clientwise.cli import app
+import processes
 from clientwise.errors import RunError
 from clientwise.runs import database, migrations, schema, structure, writer
 from clientwise.runs.migrations import MIGRATIONS, OLDEST_VERSION
@@ -55,8 +54,10 @@ def without_seconds(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def content(folder: Path) -> dict[str, bytes]:
+    """All files, but for those that SQLite itself needs beside a database in order to read it."""
     files = [path for path in folder.rglob("*") if path.is_file()]
-    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+    kept = [path for path in files if not path.name.endswith(("-shm", "-wal"))]
+    return {str(path.relative_to(folder)): path.read_bytes() for path in kept}
 
 
 def execute(folder: Path, *statements: str) -> None:
@@ -90,9 +91,9 @@ def test_a_folder_of_an_older_version_is_read_and_left_as_it_is(version: str, na
         "clock": name == "clock",
         "weights": True,
     }
-    for command in (["show"], ["show", "--round", "2"], ["report", "--out", str(tmp_path / "report")]):
-        done = CliRunner().invoke(app, [command[0], str(folder), *command[1:]])
-        assert done.exit_code == 0, done.output
+    for command, *options in (["show"], ["show", "--round", 2], ["report", "--out", tmp_path / "report"]):
+        done = processes.run(processes.COMMAND, command, folder, *options)
+        assert (done.returncode, done.stderr.count("rror")) == (0, 0), done.stderr
     assert (tmp_path / "report" / "report.html").exists()
     assert content(folder) == before
     assert version_of(folder) == int(version[1:])
@@ -108,7 +109,10 @@ def test_a_folder_of_an_older_version_goes_on_as_it_would_have(version: str, nam
     for found, wanted in zip(summary(folder), expected(version, name)["summary of 3 rounds"], strict=True):
         assert (found["method"], found["rounds"]) == (wanted["method"], [3])
         for key in ("metric", "worst_client", "time_to_target", "bytes_to_target", "hostile_weight"):
-            assert found[key] == pytest.approx(wanted[key], rel=1e-4), key
+            if wanted[key] == [None]:
+                assert found[key] == [None]
+            else:
+                assert found[key] == pytest.approx(wanted[key], rel=1e-4), key
 
 
 @pytest.mark.parametrize("name", ["hostile", "clock"])
@@ -171,7 +175,7 @@ def test_a_migration_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.M
         raise sqlite3.OperationalError("database or disk is full")
 
     monkeypatch.setattr(migrations, "MIGRATIONS", [*MIGRATIONS, fails])
-    with pytest.raises(RunError, match="its files cannot be used .database or disk is full"):
+    with pytest.raises(RunError, match=r"its files cannot be used \(database or disk is full"):
         Store(folder)
     assert version_of(folder) == 4
     with closing(sqlite3.connect(folder / "run.sqlite")) as connection:
@@ -217,8 +221,9 @@ def test_a_folder_of_a_newer_version_is_refused(tmp_path: Path) -> None:
         with pytest.raises(RunError, match=refused):
             use(folder)
     assert not is_finished(folder)
-    done = CliRunner().invoke(app, ["show", str(folder)])
-    assert (done.exit_code, "Upgrade clientwise" in done.output) == (2, True)
+    done = processes.run(processes.COMMAND, "show", folder)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "Upgrade clientwise" in done.stderr
     assert content(folder) == before
 
 
@@ -263,7 +268,6 @@ def test_checkpoints_have_a_version(change: Callable[[dict[str, str]], object], 
         "CREATE INDEX odd ON rounds (lane) WHERE length(notes) > 3",
         "ALTER TABLE rounds ADD COLUMN odd AS (hex(zeroblob(3000000)))",
         "ALTER TABLE rounds ADD COLUMN odd CHECK (length(hex(zeroblob(3000000))) > 1)",
-        "ALTER TABLE rounds ADD COLUMN odd DEFAULT (hex(zeroblob(3)))",
         "ALTER TABLE rounds ADD COLUMN odd REFERENCES lanes (lane) ON DELETE CASCADE",
         "ALTER TABLE rounds ADD COLUMN '--' CHECK (1)",
         "CREATE VIRTUAL TABLE odd USING fts5 (x)",
@@ -290,6 +294,7 @@ def test_what_sqlite_would_execute_is_refused(odd: str, tmp_path: Path) -> None:
         "CREATE TABLE rounds (lane INTEGER); DROP TABLE lanes",
         "CREATE TABLE rounds AS SELECT 1",
         "CREATE TABLE rounds (lane COLLATE odd)",
+        "CREATE TABLE rounds (lane DEFAULT (hex(zeroblob(3))))",
         "CREATE TEMP TABLE rounds (lane)",
         "CREATE TABLE sqlite_stat1 (tbl, idx, stat)",
         "CREATE UNIQUE INDEX i ON rounds (lane)",
@@ -314,9 +319,9 @@ def test_the_tables_of_this_version_pass() -> None:
 def test_a_table_without_a_column_cannot_be_added_to(tmp_path: Path) -> None:
     folder = unpacked("v4", "hostile", tmp_path)
     execute(folder, "ALTER TABLE rounds DROP COLUMN notes")
-    with pytest.raises(RunError, match="its database cannot be read .its table 'rounds' has no column 'notes'"):
+    with pytest.raises(RunError, match=r"its database cannot be read \(its table 'rounds' has no column 'notes'"):
         Store(folder)
-    with pytest.raises(RunError, match="its database cannot be read .no such column: notes"):
+    with pytest.raises(RunError, match=r"its database cannot be read \(no such column: notes"):
         cw.Run(folder).notes("FedAvg")
 
 
