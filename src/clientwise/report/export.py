@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from ..runs.files import make_way
+from ..runs.files import make_way, naming
 from ..runs.folder import RunFolder
 from .document import Cell, Chart, Content, Document, Table
 from .figures import draw
@@ -43,7 +43,9 @@ def write_items(document: Document, folder: Path, on_file: Callable[[Path], None
                 draw([item], *(folder / "figures" / f"{name}.{suffix}" for suffix in ("png", "svg")))
             else:
                 for suffix, write in (("csv", as_csv), ("md", as_markdown), ("tex", as_latex)):
-                    make_way(folder / "tables" / f"{name}.{suffix}").write_text(write(item), encoding="utf-8")
+                    path = folder / "tables" / f"{name}.{suffix}"
+                    with naming(path):
+                        make_way(path).write_text(write(item), encoding="utf-8")
             on_file(folder / name)
 
 
