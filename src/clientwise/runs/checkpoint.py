@@ -22,7 +22,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from ..core.loss import Loss
+from ..core.loss import LossRecord
 from ..core.types import ServerState
 from ..errors import RunError
 from .files import write_atomically
@@ -35,7 +35,7 @@ class _Scalars:
     """The part of a `ServerState` that is not tensors."""
 
     round_num: Annotated[int, Ge(0), Le(10**9)]
-    loss: Loss
+    loss: LossRecord
     priority: tuple[str, ...] | None
     quality: float | None
 
@@ -57,7 +57,7 @@ def save_checkpoint(path: Path, state: ServerState, engine_state: Mapping[str, T
     """Write the state of a lane and of its engine. The old file stays until the new is whole."""
     tensors = {**_tensors(state), **_prefixed("engine.", engine_state)}
     content = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
-    scalars = _Scalars(state.round_num, state.loss, state.priority, state.quality)
+    scalars = _Scalars(state.round_num, state.loss.record(), state.priority, state.quality)
     text = json.dumps(asdict(scalars))
     header = {
         "version": str(CHECKPOINT_VERSION),
@@ -87,7 +87,7 @@ def load_checkpoint(path: Path, first: ServerState) -> tuple[ServerState, dict[s
     state = ServerState(
         round_num=content.scalars.round_num,
         model=tensors["model"],
-        loss=content.scalars.loss,
+        loss=content.scalars.loss.loss(),
         memory=_under("memory.", tensors),
         priority=content.scalars.priority,
         quality=content.scalars.quality,

@@ -6,7 +6,7 @@ import math
 from collections.abc import Hashable, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, FailFast, Field, Json, PositiveInt, TypeAdapter, ValidationError
 
@@ -33,6 +33,7 @@ class _Facts(BaseModel, strict=True):
     name: str
     metric: str
     higher_is_better: bool = Field(True, alias="higher is better")
+    shows: list[str] | None = None  # older folders do not say
     target: float | None
     client_targets: list[float] | None = Field(None, alias="client targets")
     rounds: PositiveInt
@@ -85,6 +86,7 @@ class RunReader:
         self.name = facts.name
         self.metric = facts.metric
         self.higher_is_better = facts.higher_is_better  # whether a larger metric is a better one
+        self._shown = facts.shows
         self.target = facts.target
         self.client_targets = facts.client_targets or ([facts.target] if facts.target else [])
         self.rounds = facts.rounds  # planned, per lane
@@ -112,6 +114,12 @@ class RunReader:
     def has_hostile(self) -> bool:
         """Whether any client of the run is hostile."""
         return self._exists("SELECT 1 FROM clients WHERE hostile IS NOT NULL LIMIT 1")
+
+    def shows(self, column: Literal["macro_f1", "per_class_f1"]) -> bool:
+        """Whether this kind of problem has such values: macro F1 is for classification alone."""
+        if self._shown is not None:
+            return column in self._shown
+        return self._exists(f"SELECT 1 FROM rounds WHERE {column} IS NOT NULL LIMIT 1")
 
     def seeds(self, method: str) -> list[int]:
         """The seeds of a method."""

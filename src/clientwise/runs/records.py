@@ -10,8 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..core.loss import RobustLoss
 from ..core.metrics import macro_f1, per_class_f1
-from ..core.types import Evaluation, Problem, RoundRecord
+from ..core.problem import Problem
+from ..core.types import Evaluation, RoundRecord
 from .rows import SHARES
 
 Row = tuple[Any, ...]
@@ -69,7 +71,7 @@ def round_columns(
         row["loss"] = float(shown.overall_loss()[0])
         # The clients' counts of classes are over all of them, so they are wrong with hostile ones.
         counts_are_honest = record.report is not None or not hostile
-        if problem.kind == "classification" and counts_are_honest:
+        if problem.num_classes > 0 and counts_are_honest:
             row["macro_f1"] = float(macro_f1(shown.counts[0]))
             row["per_class_f1"] = json.dumps(per_class_f1(shown.counts[0]).tolist())
     if record.local is not None:
@@ -80,7 +82,7 @@ def round_columns(
         row["candidates"] = json.dumps(record.candidates)
     if record.loss.class_weights:
         row["class_weights"] = json.dumps(record.loss.class_weights)
-    if record.loss.kind == "robust":
+    if isinstance(record.loss, RobustLoss):
         row["loss_shape"] = record.loss.shape
     return row
 

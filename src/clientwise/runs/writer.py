@@ -13,7 +13,8 @@ import numpy
 from torch import Tensor
 
 from ..core.guard import likely_cause
-from ..core.types import Problem, RoundRecord, ServerState
+from ..core.problem import Problem
+from ..core.types import RoundRecord, ServerState
 from ..errors import RunError, shortened
 from .checkpoint import load_checkpoint, save_checkpoint
 from .database import DAMAGE, refuse_links
