@@ -693,7 +693,7 @@ class Run:
                 raise NotBegunError(f"{self.folder}: the run is just beginning") from None
             raise
         if not {"name", "metric", "target", "rounds", "lanes"} <= {key for key, _ in rows}:
-            raise NotBegunError(f"{self.folder}: the run has not begun; start it again with --resume")
+            raise NotBegunError(f"{self.folder}: nothing is recorded yet; resume the run")
         try:
             return _Facts.model_validate(dict(self._checked(tuple[str, Json[Any]], rows)))
         except ValidationError as error:

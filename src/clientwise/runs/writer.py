@@ -57,7 +57,8 @@ class Store:
             if found != "ok":
                 raise sqlite3.DatabaseError(shortened(found, 200))
         except DAMAGE as error:
-            raise RunError(f"{self.folder}: its database cannot be read ({error}); choose another --out") from None
+            what = f"its database cannot be read ({error})"
+            raise RunError(f"{self.folder}: {what}; choose another output folder") from None
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
@@ -69,7 +70,7 @@ class Store:
         except (*DAMAGE, OSError) as error:
             reason = error.strerror if isinstance(error, OSError) else error
             message = f"{self.folder}: its files cannot be used ({reason}); what is in them is kept"
-            raise RunError(f"{message}: once that is mended, go on with --resume") from error
+            raise RunError(f"{message}: solve this, then resume the run") from error
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
@@ -180,7 +181,7 @@ class Store:
             ).fetchone()
             if kept != round_num:
                 missing = f"its database has {kept} of the {round_num} rounds before the checkpoint"
-                raise RunError(f"{self.folder}: {missing}; choose another --out")
+                raise RunError(f"{self.folder}: {missing}; choose another output folder")
             for table in ("rounds", "clock", "participants", "criteria", "local", "best"):
                 database.execute(f"DELETE FROM {table} WHERE lane = ? AND round_num > ?", (lane, round_num))
             for later in kept_rounds(self.folder, lane):
