@@ -242,7 +242,7 @@ def test_a_full_disk_names_the_folder(config: Path, tmp_path: Path) -> None:
     full = (
         "import resource, signal\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (10_000,) * 2)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (40_000,) * 2)\n"
     )
     done = processes.run(full + processes.COMMAND, "report", tmp_path / "run", "--out", tmp_path / "report")
     assert done.returncode == 2
