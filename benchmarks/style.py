@@ -1,10 +1,10 @@
 """How dense code and prose are: the table of CONTRIBUTING.md, for any source tree.
 
-    python benchmarks/style.py                          # clientwise
-    python benchmarks/style.py /tmp/httpx/httpx ...     # other packages: unpacked wheels or checkouts
+    python benchmarks/style.py                        # clientwise
+    python benchmarks/style.py /tmp/httpx/httpx ...   # other packages: wheels or checkouts
 
-Tests (`test_*.py`, `*_test.py`, folders `test` and `tests`) and generated files (`*_pb2*.py`) do not
-count. A README is looked for in the folder and in the two above it; an unpacked wheel has its
+Tests (`test_*.py`, `*_test.py`, folders `test` and `tests`) and generated files (`*_pb2*.py`) do
+not count. A README is looked for in the folder and in the two above it; an unpacked wheel has its
 README in METADATA.
 """
 
@@ -21,6 +21,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
+COLUMNS = (
+    "lines",
+    "tokens per line",
+    "ternaries per 1,000 lines",
+    "tuple assignments per 1,000 lines",
+    "functions with complexity > 10",
+    "docstrings",
+    "comments",
+    "README words",
+)
 COMPLEX = 10  # a function with more branches than this is hard to follow (McCabe, 1976)
 NOT_CODE = {
     tokenize.COMMENT,
@@ -67,11 +77,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Print a row for every folder."""
     parser = argparse.ArgumentParser(description="Print how dense the code in folders is.")
     parser.add_argument("folders", nargs="*", type=Path, default=[ROOT / "src" / "clientwise"])
-    print(
-        "| | lines | tokens per line | ternaries per 1,000 lines | tuple assignments per 1,000 lines "
-        "| functions with complexity > 10 | docstrings | comments | README words |"
-    )
-    print("|---|--:|--:|--:|--:|--:|--:|--:|--:|")
+    print(f"| | {' | '.join(COLUMNS)} |")
+    print(f"|---|{len(COLUMNS) * '--:|'}")
     for folder in parser.parse_args(arguments).folders:
         print(row(folder))
 

@@ -60,7 +60,7 @@ class OwnError(ClientwiseError):
 
 @pytest.mark.parametrize("option", ["--resume", "--out", "--data-dir"])
 def test_messages_fit_the_command_and_python(option: str) -> None:
-    """An option of the command stands beside what Python has for it; `cli/` speaks to the command's users alone."""
+    """Outside of `cli/`, an option of the command stands beside its name in Python."""
     in_python = {"--resume": "resume=True", "--out": "output folder", "--data-dir": "`data_dir`"}
     for path in SOURCE.rglob("*.py"):
         if path.is_relative_to(SOURCE / "cli"):

@@ -57,7 +57,7 @@ def test_counts_are_those_of_the_hand() -> None:
 def test_complexity_is_one_and_the_branches() -> None:
     (many,) = ast.parse(BRANCHING).body
     assert isinstance(many, ast.FunctionDef)
-    # for, if, and, or, comprehension and its if, assert, except; the function inside counts for itself
+    # for, if, and, or, comprehension and its if, assert, except; inner functions count themselves
     assert style.complexity(many) == 1 + 8
     assert isinstance(many.body[0], ast.FunctionDef)
     assert style.complexity(many.body[0]) == 1 + 1

@@ -36,7 +36,7 @@ def run(
     """Run an experiment: every method with every seed.
 
     Args:
-        config: a TOML file, a dictionary of the same shape, or an experiment that is already loaded.
+        config: a TOML file, a dictionary of the same shape, or a loaded experiment.
         out: the run folder; by default runs/NAME-DATE-TIME.
         data: your own samples (`Samples.from_clients`), or samples that you have split yourself
             (`FederatedData.from_clients`), instead of the dataset and partition of the config.
@@ -116,7 +116,7 @@ def deployed_data(experiment: Experiment, server: Path | None) -> FederatedData 
 
 
 def write_sample(config: Path, folder: Path) -> None:
-    """Write handwritten digits for every participant of a new app and for its server, to begin with."""
+    """Write handwritten digits for every participant of a new app and for its server."""
     experiment = load_experiment(config)
     with _flower_is_needed(experiment):
         from .flower import write_parts

@@ -10,7 +10,7 @@ CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 
 def memory() -> int:
-    """The bytes that this process can use: those of the machine, or the limit of its container or shell."""
+    """The bytes that this process can use: the machine's, its container's or its shell's limit."""
     if sys.platform == "win32":  # no limit is known there before it is reached
         return sys.maxsize
     import resource

@@ -1,4 +1,7 @@
-"""The config reference, generated from the code: `python -m clientwise.reference > docs/config.md`."""
+"""The config reference, generated from the code.
+
+`python -m clientwise.reference > docs/config.md` writes it.
+"""
 
 from __future__ import annotations
 
@@ -137,12 +140,13 @@ INTRODUCTION = """\
 
 `make docs` generates this page from the code. `clientwise list` prints the parts in the terminal.
 
-An experiment is one TOML file. Unknown keys, wrong types and impossible combinations are errors; all
-of them are reported before anything runs. Where a key takes a *part*, write its name,
-`score = "mean"`, or a table with its name and options, `score = { name = "owa", quantifier = "most" }`.
+An experiment is one TOML file. Unknown keys, wrong types and impossible combinations are errors;
+all of them are reported before anything runs. Where a key takes a *part*, write its name,
+`score = "mean"`, or a table with its name and options,
+`score = { name = "owa", quantifier = "most" }`.
 
-`clientwise run --set key=value` changes any key. `--preset quick` applies the table `[presets.quick]`
-of the file:
+`clientwise run --set key=value` changes any key. `--preset quick` applies the table
+`[presets.quick]` of the file:
 
 - Tables are merged key by key.
 - A part of another name replaces the former one.
@@ -155,10 +159,10 @@ Helix and Zed. In PyCharm, choose the file under JSON Schema Mappings. `clientwi
 includes the parts of that file's plugins.
 """
 NAMED = """\
-Where a method is expected, you can write its name: `methods = ["FedAvg", "FedYogi"]`. With `like` you
-change it: `{ name = "mine", like = "FedYogi", server_step.learning_rate = 0.1 }`.
-`clientwise list FedYogi` shows a method as TOML. [methods.md](methods.md) says what each method trusts
-and where it differs from its paper."""
+Where a method is expected, you can write its name: `methods = ["FedAvg", "FedYogi"]`. With `like`
+you change it: `{ name = "mine", like = "FedYogi", server_step.learning_rate = 0.1 }`.
+`clientwise list FedYogi` shows a method as TOML. [methods.md](methods.md) says what each method
+trusts and where it differs from its paper."""
 
 
 def markdown() -> str:

@@ -1,4 +1,4 @@
-"""One registry per kind of part: a part is a function or class with a name, found in TOML by that name.
+"""One registry per kind of part: a part is a function or class that TOML refers to by its name.
 
 A part declares as data what it needs. From that alone follow what `check` refuses, which models are
 kept until the end of a round and what is sent to clients. No other code refers to a part by name.
@@ -95,7 +95,7 @@ class Option:
 
     @property
     def names_part_of(self) -> Registry[Any] | None:
-        """The registry whose parts this option names, as `metric = "macro_f1"` does; see `Names`."""
+        """The registry whose parts this option names (`metric = "macro_f1"`); see `Names`."""
         for mark in getattr(self.type, "__metadata__", ()):
             if isinstance(mark, Names):
                 return mark.registry
@@ -141,7 +141,7 @@ class Registry(Generic[T]):
             if known is not None and not _is_same(known, part):
                 raise ValueError(f"{self.kind} {name!r} is already registered by {known.__module__}")
             if not inspect.getdoc(part):
-                raise ValueError(f"{self.kind} {name!r} needs a docstring; `clientwise list` shows its first line")
+                raise ValueError(f"{self.kind} {name!r} needs a docstring: `clientwise list` shows it")
             self._parts[name] = part
             self._declared[name] = declared
             return part
@@ -206,7 +206,7 @@ def _options_of(part: Callable[..., Any], passes: bool) -> tuple[Option, ...]:
 
 @dataclass(frozen=True)
 class Names:
-    """Marks an option that names a part of another kind: `metric: Annotated[str, Names(METRICS)]`."""
+    """Marks an option that names another kind of part: `Annotated[str, Names(METRICS)]`."""
 
     registry: Registry[Any]
 

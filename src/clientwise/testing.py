@@ -1,4 +1,6 @@
-"""Checks that every part must pass. The tests of clientwise run them on all of its parts; run them on yours.
+"""Checks that every part must pass.
+
+The tests of clientwise run them on all of its parts. Run them on yours:
 
     from clientwise.testing import check_criterion
 
@@ -269,7 +271,7 @@ def _example_of(
     attributes: Mapping[str, Sequence[float]],
     sample_attributes: Mapping[str, Sequence[float]],
 ) -> ClientFacts | Arrivals:
-    """What the criterion measures: clients where the client measures, else what arrives at the server."""
+    """What the criterion measures: facts about clients, or what arrives at the server."""
     by_client = {name: torch.tensor(values, dtype=torch.float64) for name, values in attributes.items()}
     if criterion.measured_by != "client":
         return _some_arrivals(criterion, by_client)

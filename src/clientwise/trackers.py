@@ -131,7 +131,7 @@ def _needs(extra: str) -> Iterator[None]:
 
 @TRACKERS.register("tensorboard")
 class TensorBoard:
-    """Event files for TensorBoard in RUN/tensorboard, or in a folder of the run's name in `log_dir`."""
+    """Event files for TensorBoard in RUN/tensorboard, or in `log_dir`/RUN."""
 
     def __init__(self, log_dir: str | None = None) -> None:
         with _needs("tensorboard"):
@@ -165,7 +165,7 @@ class TensorBoard:
 
 @TRACKERS.register("mlflow")
 class MLflow:
-    """One MLflow run per method and seed, in the file store RUN/mlruns, or where `tracking_uri` says."""
+    """One MLflow run per method and seed, in the file store RUN/mlruns or at `tracking_uri`."""
 
     def __init__(self, tracking_uri: str | None = None) -> None:
         # MLflow sends telemetry unless this is set before its import. The file store, which needs

@@ -38,7 +38,7 @@ for command in (show, runs, diff, note, report, export, serve, demo, new):
 
 
 def main() -> None:
-    """Run the command. An error that the user can solve is printed in one line, without a traceback."""
+    """Run the command; an error that the user can solve is one line without a traceback."""
     try:
         app()
     except ClientwiseError as error:

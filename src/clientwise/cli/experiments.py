@@ -45,7 +45,7 @@ def run(
     workers: Annotated[
         str | None,
         typer.Option(
-            help="Number of CPU cores that train in parallel, or ray: distribute methods and seeds over Ray.",
+            help="CPU cores to train on, or ray: distribute methods and seeds over Ray.",
             show_default=False,
         ),
     ] = None,

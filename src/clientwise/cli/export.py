@@ -28,7 +28,7 @@ def export(
         str | None,
         typer.Option(
             "--round",
-            help="The model after this round, or best; `keep_every` in the config keeps them. Default: the last round.",
+            help="A round that `keep_every` in the config kept, or best. Default: the last.",
             show_default=False,
         ),
     ] = None,

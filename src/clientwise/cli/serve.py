@@ -21,9 +21,7 @@ def serve(
     ] = None,
     host: Annotated[
         str,
-        typer.Option(
-            help="Address to listen on; other addresses than this machine's need a token. unix:PATH is a socket."
-        ),
+        typer.Option(help="Address to listen on, or unix:PATH. Remote readers need a token."),
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.", min=0, max=65535)] = 8000,
     token_file: Annotated[
@@ -62,7 +60,7 @@ def serve(
 
 
 def token_in(path: Path) -> str:
-    """The token in a file that only its owner can read; a missing file is created with a random token."""
+    """The token in a file that only its owner can read; a missing file gets a random token."""
     import secrets
 
     if not path.exists():

@@ -1,14 +1,15 @@
-"""A matrix: the same methods under several attacks, with few or many hostile clients, on several federations.
+"""A matrix: the same methods under several attacks on several federations.
 
     [matrix]
-    shares = [0.2, 0.4]                       # of hostile clients; the first column, "clean", has none
-    oracle = "knows who is honest"            # the method that regrets are counted against
+    shares = [0.2, 0.4]               # of hostile clients; the first column, "clean", has none
+    oracle = "knows who is honest"    # the method that regrets are counted against
     [matrix.attacks]
     "sign flip" = { attack = { name = "sign_flip", strength = 2.0 } }
-    [matrix.data.heart]                       # what differs there, as in a preset; without any: one federation
+    [matrix.data.heart]               # what differs there, as in a preset
     data = "heart"
 
-Every cell is an ordinary run in a folder of its own, with all methods and seeds. `matrix_runs.py` runs them.
+Every cell is an ordinary run in a folder of its own, with all methods and seeds. Without
+[matrix.data] there is one federation, that of the config. `matrix_runs.py` runs the cells.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ HostileShare = Annotated[float, Field(gt=0, lt=1)]
 
 
 class MatrixSettings(Section):
-    """Many experiments by one file: every federation, clean and under every attack, with all methods and seeds.
+    """Many experiments in one file: every federation, clean and under every attack.
 
     `clientwise run` runs the cells that are not finished, `--jobs 4` four of them at once.
     `clientwise show` and `clientwise report` take the folder of the matrix.
@@ -114,7 +115,7 @@ def load(
     replaced: Mapping[str, Any] | None = None,
     preset: str | None = None,
 ) -> Experiment | Matrix:
-    """The experiment that a config describes, or the matrix where it has the table [matrix], validated.
+    """The experiment that a config describes, or its matrix where it has one, validated.
 
     Args:
         source: a TOML file, or a dictionary of the same shape.
@@ -142,7 +143,7 @@ def open_matrix(folder: Path) -> Matrix:
 
 
 def look_at(folder: Path) -> Matrix:
-    """The matrix that was run in a folder; its experiments are not checked and no plugin is imported."""
+    """The matrix that was run in a folder, unchecked; no plugin is imported."""
     where, table = read_config(folder / MATRIX_FILE)
     if "matrix" not in table:
         raise RunError(f"{where}: has no [matrix]")

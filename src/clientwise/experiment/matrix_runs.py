@@ -106,7 +106,8 @@ def find_unfinished_matrix(matrix: Matrix, parent: Path = Path("runs")) -> Path:
 
     written = [path for path in parent.glob(f"*/{MATRIX_FILE}") if is_this(path)]
     if not written:
-        raise RunError(f"{parent}/: no unfinished run of this config; name its folder: clientwise run FOLDER --resume")
+        how = "name its folder: clientwise run FOLDER --resume"
+        raise RunError(f"{parent}/: no unfinished run of this config; {how}")
     return max(written, key=lambda path: path.stat().st_mtime).parent
 
 
@@ -126,7 +127,8 @@ def _prepare(matrix: Matrix, folder: Path, resume: bool) -> None:
         )
     if read_config(written)[1] != matrix.table:
         raise RunError(
-            f"{folder}: was run with another config. Resume it with that config or choose another output folder."
+            f"{folder}: was run with another config. Resume it with that config, which is in "
+            f"{written}, or choose another output folder."
         )
 
 
@@ -174,7 +176,7 @@ def _new_process() -> ProcessPoolExecutor:
 
 
 def _begin_process() -> None:
-    """Use one thread, since other cells use the other cores, and end when the parent process ends."""
+    """Use one thread, since other cells use the other cores, and end with the parent process."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent receives it, and ends this process
@@ -193,7 +195,11 @@ def _run_cell(folder: Path, place: int, accept_changes: bool) -> str | None:
 
 
 def _run(folder: Path, cell: Cell, on_round: Callable[[Progress], None] | None, accept_changes: bool) -> str | None:
-    """Run a cell, or continue it. Returns the reason where it failed: text, which every process can send."""
+    """Run a cell, or continue it.
+
+    Returns:
+        The reason where it failed, else None: text, since not every error can be pickled.
+    """
     place = folder / cell.folder
     begun = (place / "config.toml").exists()
     try:

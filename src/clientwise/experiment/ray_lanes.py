@@ -1,4 +1,7 @@
-"""Lanes distributed over Ray: more cores, GPUs or machines. Lanes compute in actors; the driver writes the record."""
+"""Lanes distributed over Ray: more cores, GPUs or machines.
+
+Lanes compute in actors; the driver, this process, writes the record.
+"""
 
 from __future__ import annotations
 

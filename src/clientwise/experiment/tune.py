@@ -1,4 +1,4 @@
-"""Learning-rate search as in P1, section 5.3: the rate with which half of the clients reach a target first.
+"""Learning-rate search: the rate with which half of the clients reach a target first (P1, 5.3).
 
 One method is run with every rate of a grid. P1 does not say on which data rates are compared. Here
 every client holds back a part of its training samples for that; test samples are never used.
@@ -82,15 +82,16 @@ def target_of(experiment: Experiment) -> float:
     settings = experiment.evaluation
     target = settings.target or max(settings.client_targets, default=None)
     if target is None:
-        message = "is missing. Learning rates are compared by the rounds until half of the clients reach it."
+        message = "is missing. Rates are compared by the rounds until half of the clients reach it."
         raise ConfigError(experiment.source, [("evaluation.target", message)])
     return target
 
 
 def best_rate(trials: Sequence[Trial], higher_is_better: bool = True) -> float:
-    """The rate that reaches the target with the most seeds; of equals the earliest, then the best metric.
+    """The rate that reaches the target with the most seeds.
 
-    Rates are often equal where clients hold back a sample or two: they are then at 0 or 100% by chance.
+    Of equal rates it is the earliest, then the one with the best metric. Rates are often equal where
+    clients hold back a sample or two and are at 0 or 100% by chance.
 
     >>> best_rate([Trial(0.1, 1, 9, 0.8), Trial(0.2, 1, 7, 0.8), Trial(0.4, 1, None, 0.9)])
     0.2
@@ -109,7 +110,7 @@ def best_rate(trials: Sequence[Trial], higher_is_better: bool = True) -> float:
 
 
 def hold_back(data: FederatedData, fraction: float, seed: int) -> FederatedData:
-    """A part of every client's training samples becomes its test set; the true test set is left out."""
+    """Make a part of every client's training samples its test set; drop the true test set."""
     held: list[Tensor] = []
     kept: list[Tensor] = []
     for client, size in enumerate(data.train.sizes.tolist()):
