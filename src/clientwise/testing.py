@@ -23,9 +23,10 @@ from torch import Tensor
 
 from .core.clock import Devices
 from .core.criteria import HONEST, Arrivals, ClientFacts, Criterion, make_criterion
+from .core.problem import Classification
 from .core.rules import RULES
 from .core.scores import Score
-from .core.types import Engine, Evaluation, Layer, LocalTraining, ModelSpec, Problem, Task, Updates
+from .core.types import Engine, Evaluation, Layer, LocalTraining, ModelSpec, Task, Updates
 from .registry import Part
 
 __all__ = ["check_criterion", "check_engine", "check_rule", "check_score"]
@@ -75,7 +76,7 @@ def check_criterion(
     assert shape == (CLIENTS,), f"{name}: needs one value per client: expected shape {(CLIENTS,)}, got {shape}"
     assert bool(values.isfinite().all()), f"{name}: values must be finite, got {shown}"
     assert bool((values >= 0).all()), f"{name}: values must be 0 or more, and larger for better clients; got {shown}"
-    high = criterion.high(Problem("classification", CLASSES))
+    high = criterion.high(Classification(CLASSES))
     assert bool((values <= high).all()), f"{name}: {shown} exceeds the declared maximum {high:g}"
     torch.testing.assert_close(
         _measured(criterion, seen), values, msg=f"{name}: two measurements of the same clients differ"
@@ -247,7 +248,7 @@ def _check_evaluation(engine: Engine, models: Tensor) -> None:
         shape = tuple(values.shape)
         assert shape == expected, f"evaluate: expected {name} of shape {expected}, got {shape}"
     assert found.num_samples.shape == (engine.num_clients,), "evaluate: num_samples needs one number per client"
-    if engine.problem.kind == "classification":
+    if engine.problem.num_classes:
         counted = found.counts.sum((-2, -1))
         assert bool((counted == found.num_samples.sum()).all()), (
             "evaluate: the counts do not add up to the number of samples"
