@@ -314,7 +314,7 @@ def _stop_politely() -> Iterator[None]:
         yield
     except Stopped as stopped:
         again = escape(resume_command(stopped.folder))
-        err.print(f"\nStopped. All finished rounds are saved. Continue with:\n  {again}", soft_wrap=True)
+        err.print(f"\nStopped. Continue with:\n  {again}", soft_wrap=True)
         sys.exit(130)
     except KeyboardInterrupt:
         err.print("\nStopped before the first round.")

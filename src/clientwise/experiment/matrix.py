@@ -39,7 +39,8 @@ HostileShare = Annotated[float, Field(gt=0, lt=1)]
 class MatrixSettings(Section):
     """Many experiments in one file: every federation, clean and under every attack.
 
-    `clientwise run` runs the cells that are not finished, `--jobs 4` four of them at once.
+    `clientwise run` runs the cells that are not finished, `--jobs 4` four of them at once. A cell
+    that fails does not end the others; run it again with `--resume`.
     `clientwise show` and `clientwise report` take the folder of the matrix.
     """
 
