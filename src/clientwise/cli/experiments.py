@@ -202,7 +202,7 @@ def tune(
         methods=methods,
         data_dir=data_dir,
     )
-    grid = parse_rates(rates) if rates else GRID
+    grid = GRID if rates is None else parse_rates(rates)
     tuned = experiment.methods if each else experiment.methods[:1]
     for index, method in enumerate(tuned):
         with err.status("Trying learning rates") as status:
