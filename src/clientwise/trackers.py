@@ -263,7 +263,7 @@ def _flat(value: Any, key: str = "") -> dict[str, str]:
         value = dict(enumerate(value))
     if isinstance(value, Mapping):
         prefix = f"{key}." if key else ""
-        found = {}
+        found: dict[str, str] = {}
         for name, item in value.items():
             found |= _flat(item, f"{prefix}{name}")
         return found
