@@ -5,6 +5,7 @@ Commands import what they need when they run, so that `clientwise --help` does n
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib.metadata import version
 from typing import Annotated
 
@@ -30,11 +31,25 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (run, check, tune, data, schema):
-    app.command()(command)
-app.command("list")(list_parts)
-for command in (show, runs, diff, note, report, export, serve, demo, new):
-    app.command()(command)
+COMMANDS: dict[str, Callable[..., None]] = {  # in the order of --help
+    "run": run,
+    "check": check,
+    "tune": tune,
+    "data": data,
+    "schema": schema,
+    "list": list_parts,
+    "show": show,
+    "runs": runs,
+    "diff": diff,
+    "note": note,
+    "report": report,
+    "export": export,
+    "serve": serve,
+    "demo": demo,
+    "new": new,
+}
+for _name, _command in COMMANDS.items():
+    app.command(_name)(_command)
 
 
 def main() -> None:
