@@ -57,7 +57,7 @@ def tensorboard(folder: Path) -> Curves:
 
 
 def mlflow_client(uri: str) -> Any:
-    # Not imported with this file: MLflow calls home when it is, unless the fixture above has spoken first.
+    # Not imported with this file: MLflow sends telemetry unless the fixture above has run first.
     from mlflow.tracking import MlflowClient
 
     return MlflowClient(uri)

@@ -63,7 +63,9 @@ def load_samples(experiment: Experiment) -> Samples:
     except (ClientwiseError, OSError, MemoryError):
         raise
     except Exception as error:  # whatever a user's own dataset raises is theirs to know
-        hint = "; it was given no data folder: is --data-dir missing?" if folder is None else ""
+        hint = ""
+        if folder is None:
+            hint = "; no data folder is set: `data_dir` in the config, --data-dir or CLIENTWISE_DATA"
         message = f"{experiment.source}: data: {experiment.data.name}: {type(error).__name__}: {error}{hint}"
         raise DataError(message) from error
 

@@ -66,8 +66,8 @@ def check_origin(
     found = [*_differences(before, now, data, names)] if before else []
     if found and not accept_changes:
         raise RunError(
-            f"{store.folder}: did not begin with this: {'; '.join(found)}. Put that back, choose another --out, or go "
-            "on all the same with --accept-changes (in Python accept_changes=True), which its record will say"
+            f"{store.folder}: did not begin with this: {'; '.join(found)}. Put that back, choose another output "
+            "folder, or go on with --accept-changes (in Python accept_changes=True), which its record will say"
         )
     if found or members:
         changes.append(Change(f"{datetime.now():%Y-%m-%d %H:%M}", store.rounds_done(), [*members, *found]))

@@ -192,7 +192,7 @@ def _claim(folder: Path, resume: bool) -> None:
         if names - {".lock", "config.toml.part"}:
             raise RunError(f"{folder}: not empty, and not a run of clientwise")
         if resume and not names:
-            raise RunError(f"{folder}: there is no run here to resume; without --resume a new one begins")
+            raise RunError(f"{folder}: there is no run here to resume")
     folder.mkdir(parents=True, exist_ok=True)
 
 
@@ -219,14 +219,17 @@ def _prepare(folder: Path, experiment: Experiment, resume: bool) -> None:
     written = folder / "config.toml"
     if written.exists():
         if not resume:
-            raise RunError(f"{folder}: there is a run already; go on with --resume, or choose another --out")
+            raise RunError(
+                f"{folder}: there is a run already. Resume it (--resume, in Python resume=True) "
+                "or choose another output folder."
+            )
         before, now = load_experiment(written).to_dict(), experiment.to_dict()
         changed = _changed(before, now)
         if others := [key for key in changed if key not in MAY_GROW and not _only_joined(key, before, now)]:
             joined = "; names may join flower.clients at its end" if "flower.clients" in others else ""
             raise RunError(
                 f"{folder}: was run with another config ({', '.join(others)} differ); "
-                f"resume it with its own, or choose another --out{joined}"
+                f"resume it with its own, or choose another output folder{joined}"
             )
         if changed:
             write_atomically(written, experiment.to_toml().encode())
