@@ -137,8 +137,8 @@ def run(
     changes: SetOption = None,
 ) -> None:
     """Run an experiment: every method with every seed; of a matrix, under every attack on every federation."""
+    from .experiment.folders import find_unfinished
     from .experiment.matrix import FILE, find_unfinished_matrix
-    from .experiment.runner import find_unfinished
 
     if file.is_dir() and not resume:
         _fail(f"{file}: is a folder; to go on with a run, add --resume")
@@ -359,8 +359,8 @@ def show(
     method: Annotated[str | None, typer.Option(help="Only this method's round.", show_default=False)] = None,
 ) -> None:
     """Show a run's tables in the terminal; it may still be running."""
+    from .experiment.folders import newest_run
     from .experiment.matrix import FILE
-    from .experiment.runner import newest_run
     from .report.about import about
     from .report.series import series_of
     from .report.terminal import audit_tables, remarks, summary_table
@@ -440,7 +440,7 @@ def note(
     tags: Annotated[list[str] | None, typer.Option("--tag", help="A word to find it by.")] = None,
 ) -> None:
     """Give a run a note and tags: the list of runs shows them."""
-    from .experiment.runner import annotate
+    from .experiment.folders import annotate
 
     if text is None and not tags:
         _fail("write a note, or --tag and a word")
@@ -458,8 +458,8 @@ def report(
     ] = None,
 ) -> None:
     """Write a report on a run: one HTML file, all figures (PNG, SVG), all tables (CSV, Markdown, LaTeX)."""
+    from .experiment.folders import newest_run
     from .experiment.matrix import FILE
-    from .experiment.runner import newest_run
     from .report.arena import write_arena
     from .report.export import unique_names, write_report
     from .runs.reader import Run
@@ -508,7 +508,7 @@ def export(
     ] = False,
 ) -> None:
     """Write the trained models: tensors by name (safetensors), which any program reads."""
-    from .experiment.runner import newest_run
+    from .experiment.folders import newest_run
     from .results import Run
     from .runs.reader import After
 

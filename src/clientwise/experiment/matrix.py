@@ -34,10 +34,11 @@ from ..errors import ConfigError, RunError, shortened
 from ..runs.files import write_atomically
 from ..runs.reader import is_finished
 from .config import make_experiment, read_config
+from .folders import new_folder
 from .lanes import Progress
 from .messages import issues_of
 from .presets import merge
-from .runner import Stopped, new_folder
+from .runner import Stopped
 from .runner import run as run_experiment
 from .schema import Experiment, Name, Section
 
