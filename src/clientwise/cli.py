@@ -671,7 +671,7 @@ def _options(given: dict[str, Any] | None, seeds: str | None) -> dict[str, Any]:
 
 def _seeds(text: str) -> list[int]:
     """Seeds from "1,2,3" or "1-5"."""
-    from .experiment.schema import MOST_SEEDS
+    from .experiment.values import MOST_SEEDS
 
     try:
         parts = [[int(number) for number in part.split("-")] for part in text.split(",")]

@@ -21,7 +21,7 @@ from ..core.method import Control, Method, Plan
 from ..core.sampling import cohort_size
 from ..core.seeding import generator, seeded_default_generator
 from ..data.datasets import DATASETS, DataError
-from ..data.devices import DISTRIBUTIONS, RANGES, draw_devices
+from ..data.devices import DEVICE_FACTS, DISTRIBUTIONS, draw_devices
 from ..data.features import with_features
 from ..data.federated import FederatedData, Samples, Shares
 from ..data.partition import PARTITIONS, Division, client_names, contribute, divide, hand_out
@@ -35,7 +35,8 @@ from ..models.flat import fill
 from ..models.networks import MODELS
 from ..models.size import check_parameters, count_parameters, described, zeros
 from ..trackers import TRACKERS, Tracker, Trackers, check_tracker
-from .schema import Experiment, make
+from .parts import make
+from .schema import Experiment
 
 Relabel = Callable[[int, Tensor], Tensor]
 LARGE = 2**24  # parameters
@@ -151,7 +152,7 @@ def build_devices(experiment: Experiment, data: FederatedData, seed: int) -> Dev
     settings = experiment.devices
     if settings is None:
         return None
-    distributions = {name: make(DISTRIBUTIONS, getattr(settings, name)) for name in RANGES}
+    distributions = {name: make(DISTRIBUTIONS, getattr(settings, name)) for name in DEVICE_FACTS}
     traces = Path(settings.traces) if settings.traces else None
     try:
         return draw_devices(data.num_clients, seed, distributions, traces)

@@ -17,22 +17,9 @@ from ..runs.files import read_whole
 from .messages import dotted, issues_of
 from .named import pick, write_out
 from .presets import apply_preset
-from .schema import (
-    MOST_PLUGINS,
-    Cohorts,
-    DeviceSettings,
-    EvaluationSettings,
-    Experiment,
-    FineTune,
-    FlowerSettings,
-    HostileClients,
-    MethodSettings,
-    PaceSettings,
-    ServerSet,
-    Training,
-    TrainingOverride,
-)
+from .schema import Experiment
 from .validation import config_issues
+from .values import MOST_PLUGINS
 
 
 def load_experiment(
@@ -87,7 +74,7 @@ def make_experiment(where: str, table: Mapping[str, Any]) -> Experiment:
         if "methods" not in table:
             experiment = experiment.with_method(write_out([experiment.recommended], where)[0])
     except ValidationError as error:
-        raise ConfigError(where, issues + issues_of(error, _KNOWN_KEYS)) from None
+        raise ConfigError(where, issues + issues_of(error, Experiment)) from None
     issues += config_issues(experiment)
     if issues:
         raise ConfigError(where, issues)
@@ -199,19 +186,3 @@ def _override(table: dict[str, Any], text: str) -> None:
         here[int(last) if isinstance(here, list) else last] = parsed
     except (ValueError, IndexError, TypeError, AttributeError):
         raise ConfigError(f"--set {text}", [("", f"there is no place {key.strip()!r} in this config")]) from None
-
-
-_KNOWN_KEYS: dict[tuple[str, ...], list[str]] = {
-    (): list(Experiment.model_fields),
-    ("training",): list(Training.model_fields),
-    ("federation",): list(Cohorts.model_fields),
-    ("server_set",): list(ServerSet.model_fields),
-    ("evaluation",): list(EvaluationSettings.model_fields),
-    ("flower",): list(FlowerSettings.model_fields),
-    ("devices",): list(DeviceSettings.model_fields),
-    ("hostile",): list(HostileClients.model_fields),
-    ("methods",): [*MethodSettings.model_fields, "like"],
-    ("methods", "training"): list(TrainingOverride.model_fields),
-    ("methods", "fine_tune"): list(FineTune.model_fields),
-    ("methods", "pace"): list(PaceSettings.model_fields),
-}

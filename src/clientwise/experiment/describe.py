@@ -46,7 +46,7 @@ def _devices(experiment: Experiment, data: FederatedData, size: int) -> list[str
     """How long clients would take to answer, where they take time."""
     if data.devices is None:
         return []
-    samples = experiment.training.epochs * data.train.sizes.double()
+    samples = experiment.training.build().epochs * data.train.sizes.double()
     seconds = data.devices.seconds(samples, 4 * size).sort().values.tolist()
     low, middle, high = (f"{value:.3g} s" for value in (seconds[0], statistics.median(seconds), seconds[-1]))
     return [f"devices     answer within {low} to {high}, half of them within {middle}"]

@@ -15,7 +15,8 @@ from ..runs.reader import is_finished
 from .config import read_written
 from .messages import issues_of
 from .resume import CONFIG, changed_keys
-from .schema import Experiment, Note, Tags
+from .schema import Experiment
+from .values import Note, Tags
 
 
 def new_folder(name: str, parent: Path = Path("runs")) -> Path:
@@ -75,7 +76,7 @@ def annotate(folder: Path, note: str | None, tags: Sequence[str] | None) -> None
         if tags is not None:
             table["tags"] = TypeAdapter(Tags).validate_python(list(tags))
     except ValidationError as error:
-        raise RunError(f"{folder}: {issues_of(error, {})[0][1]}") from None
+        raise RunError(f"{folder}: the note or a tag {issues_of(error)[0][1]}") from None
     write_atomically(written, tomli_w.dumps(table).encode())
 
 

@@ -10,7 +10,8 @@ from pydantic.json_schema import GenerateJsonSchema
 
 from .matrix import MatrixSettings
 from .named import METHODS
-from .schema import Experiment, to_plain
+from .schema import Experiment
+from .tables import to_plain
 
 
 class _Generator(GenerateJsonSchema):

@@ -40,7 +40,9 @@ from .messages import issues_of
 from .presets import merge
 from .runner import Stopped
 from .runner import run as run_experiment
-from .schema import Experiment, Name, Section
+from .schema import Experiment
+from .tables import ConfigTable
+from .values import Name
 
 CLEAN = "clean"
 FILE = "matrix.toml"
@@ -49,7 +51,7 @@ LONGEST_FOLDER = 200  # letters; file systems take 255 bytes
 HostileShare = Annotated[float, Field(gt=0, lt=1)]
 
 
-class MatrixSettings(Section):
+class MatrixSettings(ConfigTable):
     """Many experiments by one file: every federation, clean and under every attack, each with all methods and seeds.
 
     `clientwise run` runs what is not yet finished, `--jobs 4` four cells at once; `show` and `report` take the folder.
@@ -140,7 +142,7 @@ def _outline(where: str, table: Mapping[str, Any]) -> Matrix:
     try:
         settings = MatrixSettings.model_validate(table["matrix"])
     except ValidationError as error:
-        issues = issues_of(error, {(): list(MatrixSettings.model_fields)})
+        issues = issues_of(error, MatrixSettings)
         raise ConfigError(where, [(f"matrix.{key}".rstrip("."), message) for key, message in issues]) from None
     if table.get("hostile"):
         raise ConfigError(where, [("hostile", "does not go with [matrix], whose attacks say who is hostile")])

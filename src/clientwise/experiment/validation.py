@@ -30,7 +30,9 @@ from ..limits import gigabytes, memory
 from ..models.size import check_batches
 from ..registry import Part, Registry, suggest
 from .build import build_data, build_module, build_plan, count_outputs, divide_samples, load_samples, names_of
-from .schema import Experiment, MethodSettings, make
+from .methods import MethodSettings
+from .parts import make
+from .schema import Experiment
 
 Issue = tuple[str, str]  # the key, and what is wrong with it
 NO_SAMPLES = "to weigh by: set server_set.fraction above 0 and report_fraction below 1"
