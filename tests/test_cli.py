@@ -109,7 +109,8 @@ def test_errors_say_what_to_do(config: Path, tmp_path: Path, tiny: dict[str, Any
     assert "ends in .png or .svg" in clientwise("data", config, "--out", "picture.pdf", expect=2)
     assert "No such file or directory" in clientwise("data", config, "--out", tmp_path / "no" / "x.png", expect=2)
     output = clientwise("data", config, "--set", "evaluation.official_test=server", expect=2)
-    assert "tiny.toml: evaluation.official_test: this dataset has no official test split" in output
+    assert "tiny.toml: evaluation.official_test = 'server': must be \"pooled\"" in output
+    assert "this dataset has no official test split" in output
 
 
 def test_check_says_what_would_run(config: Path) -> None:

@@ -203,13 +203,13 @@ def test_survival_with_everything(tmp_path: Path) -> None:
             ["metric: mape needs numbers to predict"],
         ),
         (["methods.1.criteria=[{name='server_performance', metric='acuracy'}, 'trust']"], ["did you mean 'accuracy'"]),
-        (["partition.clients=1000000000"], ["partition.clients: 1000000000 clients are too many for 1797 samples"]),
+        (["partition.clients=1000000000"], ["partition.clients = 1000000000: too many clients for 1797 samples"]),
         (["hostile=[{clients=7, attack='broken'}]"], ["hostile[0].clients: 7 hostile clients of 6"]),
         (["hostile=[{clients=[6], attack='broken'}]"], ["[6] are not clients"]),
         (["hostile=[{clients=[1], attack='broken'}, {clients=[1], attack='boast'}]"], ["hostile[1].clients: [1]"]),
-        (["federation={clients_per_round=7}"], ["7 in a round, but there are only 6 clients"]),
-        (["evaluation.target=85.0"], ["evaluation.target: accuracy is at most 1"]),
-        (["attributes={age=[1.0]}"], ["attributes.age: 1 values for 6 clients"]),
+        (["federation={clients_per_round=7}"], ["federation.clients_per_round = 7: there are only 6 clients"]),
+        (["evaluation.target=85.0"], ["evaluation.target = 85.0: accuracy is at most 1"]),
+        (["attributes={age=[1.0]}"], ["attributes.age: has 1 values for 6 clients"]),
         (["attributes={job=['a', 1.0]}"], ["attributes: 'job' has words and numbers"]),
         (["methods.0.criteria=[{name='attribute', of='age'}]"], ["the clients have no attribute 'age'"]),
         (["methods.0.criteria=[{name='sharpness', blurry='Blurry'}]"], ["no sample attribute 'Blurry'"]),
@@ -259,7 +259,7 @@ def test_a_criterion_that_compares_clients_is_found_before_the_first_round(
 
     cw.criterion("shared undeclared", measured_by="server", high=1.0)(shared)
     cw.criterion("shared", measured_by="server", high=1.0, needs={"whole_cohort"})(shared)
-    with pytest.raises(cw.ClientwiseError, match="depends on who else arrived with a client: declare needs"):
+    with pytest.raises(cw.ClientwiseError, match="depends on which other clients arrive with a client: declare needs"):
         cw.run(tiny | {"methods": [{"name": "a", "criteria": ["shared undeclared"]}]}, tmp_path / "undeclared")
     assert cw.Run(cw.run(tiny | {"methods": [{"name": "a", "criteria": ["shared"]}]}, tmp_path / "run")).finished
 
