@@ -148,7 +148,10 @@ def test_a_criterion_that_cannot_work_is_found_before_the_run(
 
 @pytest.mark.parametrize(
     ("result", "message"),
-    [(lambda updates: updates[0, :3], "gave \\(3,\\) and"), (lambda updates: updates.no_such, "AttributeError")],
+    [
+        (lambda updates: updates[0, :3], "returned shapes \\(3,\\) and"),
+        (lambda updates: updates.no_such, "AttributeError"),
+    ],
 )
 def test_a_rule_that_cannot_work_is_found_before_the_run(tiny: dict[str, Any], result, message) -> None:
     @cw.RULES.register("wrong", cw.needs("models"))

@@ -320,7 +320,7 @@ partition = { name = "iid", clients = 3 }
         ("[" + '"a" . ' * 20_000 + "b]", "not valid TOML: a key of more than 32 parts"),
         (
             "x = " + "9" * 5_000,
-            "not valid TOML: an integer of too many digits; the largest integer of a config is 9,223",
+            "not valid TOML: an integer of too many digits; the largest integer",
         ),
         (f"training.epochs = {10**30}", "training.epochs: is too large; the largest integer of a config is 9,223"),
         (f"seeds = [1, {2**63}]", r"seeds\[1\]: is too large"),

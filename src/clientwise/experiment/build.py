@@ -105,7 +105,7 @@ def build_trackers(experiment: Experiment) -> Trackers:
 def choose_hostile(
     experiment: Experiment, num_clients: int, seed: int, names: Sequence[str] = ()
 ) -> dict[int, Hostile]:
-    """The hostile clients: those listed, or a number of them, drawn by the seed among the others."""
+    """The hostile clients: those listed, or a number drawn by the seed among the others."""
     wanted = [group.wanted(num_clients, names) for group in experiment.hostile]
     listed: set[int] = set()
     for members in wanted:
@@ -140,7 +140,9 @@ def _hostile(group: HostileClients, members: Sequence[int]) -> Hostile:
 def build_data(
     experiment: Experiment, samples: Samples, seed: int, divided: FederatedData | Division | None = None
 ) -> tuple[FederatedData, dict[int, Hostile]]:
-    """The data of every client under this seed, and the hostile clients, which may change their labels.
+    """The data of every client under this seed, and the hostile clients.
+
+    Hostile clients may change their labels.
 
     Args:
         experiment: the experiment.
@@ -264,7 +266,12 @@ def build_executor(
     module = build_module(experiment, samples, experiment.seeds[0], to_try=to_try)
     workers = experiment.workers if isinstance(experiment.workers, int) else 0
     return DeviceExecutor(
-        samples, module, device, mode=experiment.mode, precision=experiment.precision, workers=workers
+        samples,
+        module,
+        device,
+        mode=experiment.mode,
+        precision=experiment.precision,
+        workers=workers,
     )
 
 
@@ -276,7 +283,7 @@ def build_engine(
     executor: Executor,
     method: Method | None = None,
 ) -> LocalEngine:
-    """An engine with the initial model of this seed. In a control no client sends updates, so none attacks."""
+    """An engine with the initial model of this seed. In a control, no client attacks."""
     module = build_module(experiment, data.samples, seed)
     control = method.control if method else None
     if control is None and data.devices is not None:
@@ -355,7 +362,11 @@ def build_plan(experiment: Experiment, num_clients: int, seed: int, control: Con
     cohorts = experiment.federation
     away = tuple(client for client in experiment.flower.away if client < num_clients)
     members = num_clients - len(away)
-    size = cohort_size(members, fraction=cohorts.fraction, clients_per_round=cohorts.clients_per_round)
+    size = cohort_size(
+        members,
+        fraction=cohorts.fraction,
+        clients_per_round=cohorts.clients_per_round,
+    )
     return Plan(
         seed=seed,
         cohort_size=size,

@@ -1,4 +1,4 @@
-"""Read an experiment from TOML or a dictionary. All errors are reported at once, before anything runs."""
+"""Read an experiment from TOML or a dictionary. All errors are reported before anything runs."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def _parse(text: str) -> dict[str, Any]:
 
 
 def _copy(table: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """A copy, so that overrides do not change the caller's config. Depth and integers are checked."""
+    """A copy, so that overrides do not change the caller's config; its size is checked."""
 
     def copied(value: Any, path: tuple[Any, ...]) -> Any:
         if len(path) > DEEPEST:

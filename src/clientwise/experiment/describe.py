@@ -15,7 +15,7 @@ FLOAT_BYTES = 4
 
 
 def describe(experiment: Experiment, own_data: FederatedData | None = None) -> list[str]:
-    """What an experiment would run, found by building its first seed; `own_data` as for `runner.run`."""
+    """What an experiment would run, found by building its first seed; see `validate`."""
     samples = validate(experiment, own_data)
     seed = experiment.seeds[0]
     data, hostile = build_data(experiment, samples, seed, own_data)

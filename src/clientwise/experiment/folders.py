@@ -45,7 +45,8 @@ def newest_run(parent: Path = Path("runs")) -> Path:
 def find_unfinished(experiment: Experiment, parent: Path = Path("runs")) -> Path:
     """The newest unfinished run folder in runs/ that was made by this config."""
     wanted = experiment.to_dict()
-    same_config = [path for path in parent.glob(f"*/{CONFIG}") if not changed_keys(read_written(path), wanted)]
+    found = list(parent.glob(f"*/{CONFIG}"))
+    same_config = [path for path in found if not changed_keys(read_written(path), wanted)]
     written = [path for path in same_config if not is_finished(path.parent)]
     if not written:
         hint = "name its folder: clientwise run FOLDER --resume"

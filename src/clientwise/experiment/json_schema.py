@@ -1,4 +1,4 @@
-"""The config as a JSON schema, made from the classes that check it: editors complete and check TOML by it."""
+"""The config as a JSON schema for editors, made from the classes that check it."""
 
 from __future__ import annotations
 

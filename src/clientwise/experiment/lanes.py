@@ -116,7 +116,7 @@ class Lane:
         record = done.record
         problem = self.engine.problem
         self._store.write_round(self._lane, record, problem, self._hostile, done.seconds)
-        if self._trackers:  # before the state moves on: an interruption leaves no gap in their curves
+        if self._trackers:  # first: then an interruption leaves no gap in their curves
             values = self._store.round_values(self._lane, record.round_num, problem.metric)
             self._trackers.log_round(self._info, record, values)
         self.state = done.state

@@ -17,7 +17,15 @@ Place = list[int | str]
 MOST_ISSUES = 100  # in one message
 LONGEST_VALUE = 80  # characters
 
-_TYPE_TAGS = {"bool", "int", "float", "str", "constrained-int", "constrained-float", "function-plain"}
+_TYPE_TAGS = {
+    "bool",
+    "int",
+    "float",
+    "str",
+    "constrained-int",
+    "constrained-float",
+    "function-plain",
+}
 _RULES = {  # pydantic's error types; the words in braces are its context
     "bool_type": "must be true or false",
     "dict_type": "must be a table",

@@ -29,7 +29,7 @@ from .values import Name
 
 @with_fields(fields_of(Pace))
 class PaceSettings(ConfigTable):
-    """When a round ends, where clients take time. Default: when all clients that were asked have answered."""
+    """When a round ends, where clients take time. Default: when all clients have answered."""
 
     def build(self) -> Pace:
         """The pace of a round."""
@@ -45,35 +45,42 @@ class WeightBounds(ConfigTable):
         return Bounds(**self.model_dump())
 
 
+Criteria = Annotated[
+    list[Annotated[Part, PartOf(CRITERIA)]],
+    Field(min_length=1, max_length=64),
+]
+
+
 class MethodSettings(ConfigTable):
     """One way to weigh clients. With only a name it is FedAvg."""
 
     other_keys: ClassVar = ("like",)  # written out before this table is validated
 
     name: Name = Field(description="The name of the method in tables and figures.")
-    criteria: Annotated[list[Annotated[Part, PartOf(CRITERIA)]], Field(min_length=1, max_length=64)] = Field(
-        [Part("dataset_size", {})], description="What is measured about a client."
-    )
+    criteria: Criteria = Field([Part("dataset_size", {})], description="What is measured about a client.")
     score: Annotated[Part, PartOf(SCORES)] = Field(
         Part("prioritized", {}), description="How the criteria become one number."
     )
     normalise: Annotated[Part, PartOf(NORMALISERS)] | None = Field(
         None,
-        description='How criteria are scaled over a cohort. Default: "sum"; "none" for the score "product".',
+        description='Scaling over the cohort. Default: "sum", or "none" for the score "product".',
     )
     evidence: Annotated[Part, PartOf(EVIDENCE)] | None = Field(
         None,
-        description="How the effect of the updates on held-out samples changes the weights. Default: not at all.",
+        description="How the effect on held-out samples changes the weights. Default: off.",
     )
     bounds: WeightBounds | None = Field(
         None,
-        description="`cap` and `floor`: the largest and the smallest weight of a client, as a share of "
-        "the total. Default: no bounds.",
+        description="`cap` and `floor`: the largest and the smallest weight of a client, as a "
+        "share of the total. Default: no bounds.",
     )
     before: Annotated[list[Annotated[Part, PartOf(BEFORE)]], Field(max_length=16)] = Field(
         [], description="What is done to the updates before the rule, in this order."
     )
-    rule: Annotated[Part, PartOf(RULES)] = Field(Part("mean", {}), description="How the weighted updates become one.")
+    rule: Annotated[Part, PartOf(RULES)] = Field(
+        Part("mean", {}),
+        description="How the weighted updates become one.",
+    )
     adjust: Annotated[Part, PartOf(ADJUSTMENTS)] | None = Field(
         None, description="Online adjustment of the order of priority (P2). Default: none."
     )
@@ -89,19 +96,20 @@ class MethodSettings(ConfigTable):
     )
     fine_tune: FineTune | None = Field(
         None,
-        description="The server trains the aggregate on the samples it weighs by. The table holds the "
-        "keys of [training] that differ there, and `line_search`. Default: no such training.",
+        description="The server trains the aggregate on the samples it weighs by. The table holds "
+        "the keys of [training] that differ there, and `line_search`. Default: no such training.",
     )
     brake: Annotated[float, Field(gt=0, le=100)] | None = Field(
         None,
-        description="Keep the old model where the new one's loss on the samples the server weighs by is "
-        "higher by this many standard errors; 3 stops attacks and rarely anything else. Default: off.",
+        description="Keep the old model where the new one's loss on the samples the server weighs "
+        "by is higher by this many standard errors; 3 stops attacks and rarely anything else. "
+        "Default: off.",
     )
     control: Control | None = Field(
         None,
-        description='A control without federated learning. "pooled": train on all clients\' samples in '
-        'one place. "server_only": train on the samples the server weighs by. "alone": every client '
-        "trains its own model; the mean over the honest clients is reported.",
+        description='A control without federated learning. "pooled": train on all clients\' '
+        'samples in one place. "server_only": train on the samples the server weighs by. "alone": '
+        "every client trains its own model; the mean over the honest clients is reported.",
     )
     pace: PaceSettings | None = Field(
         None, description="When a round ends, where clients take time; see [methods.pace]."

@@ -1,4 +1,4 @@
-"""Methods by name: `methods = ["FedAvg", { name = "mine", like = "FedYogi", training.epochs = 5 }]`."""
+"""Methods by name: `methods = ["FedAvg", { name = "mine", like = "FedYogi", brake = 3 }]`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..registry import suggest
 from .presets import merge
 
 _TABLES = tomllib.loads(files(__package__).joinpath("methods.toml").read_text("utf-8"))
-METHODS: dict[str, str] = {name: table.pop("about") for name, table in _TABLES.items()}  # what each does
+METHODS: dict[str, str] = {name: table.pop("about") for name, table in _TABLES.items()}
 
 
 def method_toml(name: str) -> str:

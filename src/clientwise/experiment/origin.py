@@ -110,7 +110,7 @@ def record_origin(store: Store, experiment: Experiment, compared: ComparedOrigin
 
 
 def _whole(store: Store, seed: int, own: Sequence[str], is_known: bool) -> str:
-    """One fingerprint for all data of a seed; of data that changed, both, so that it pairs with neither."""
+    """One fingerprint for all data of a seed. Changed data have both: they pair with neither."""
     whole = hashlib.blake2b("".join(own).encode(), digest_size=16).hexdigest()
     if not is_known:
         return whole
@@ -165,10 +165,12 @@ def _differences(before: Origin, now: Origin, data: Mapping[int, FederatedData],
 
 def _member_changes(before: Origin, now: Origin, names: Sequence[str]) -> Iterator[str]:
     """Members that joined, left or came back; the config says so itself."""
-    grown = [
-        before.data[seed] for seed, holders in now.data.items() if _joined(before.data.get(seed, []), holders, names)
-    ]
-    known = max((len(held) - 1 for held in grown), default=len(names))
+    grown = []
+    for seed, holders in now.data.items():
+        held = before.data.get(seed, [])
+        if _joined(held, holders, names):
+            grown.append(len(held) - 1)
+    known = max(grown, default=len(names))
     members = {
         "joined": names[known:],
         "left": [name for name in now.left if name not in before.left],

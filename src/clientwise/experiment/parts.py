@@ -40,7 +40,7 @@ def read_part(registry: Registry[Any], value: Any) -> Part:
 
 
 def make(registry: Registry[Any], part: Part) -> Any:
-    """Call or bind a part: classes are constructed, functions wait for what the library passes in."""
+    """Construct a class, or bind the options of a function that the library calls later."""
     found = registry.get(part.name)
     if inspect.isclass(found) and not registry.passes:
         return found(**part.options)
@@ -127,7 +127,7 @@ def _table_schema(registry: Registry[Any], name: str) -> dict[str, Any]:
         if option.names_part_of is not None:
             properties[option.name] = {"enum": list(option.names_part_of)}
     if registry is CRITERIA:
-        properties["as"] = {"type": "string", "description": "the name of this criterion in the method"}
+        properties["as"] = {"type": "string", "description": "another name for this criterion"}
     return {
         "type": "object",
         "description": registry.describe(name),

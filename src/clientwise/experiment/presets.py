@@ -17,7 +17,7 @@ from ..registry import suggest
 
 
 def apply_preset(table: dict[str, Any], preset: str | None, where: str) -> dict[str, Any]:
-    """The config without its presets, changed by one of them; the name of the experiment says which."""
+    """The config without its presets, changed by one of them, whose name joins its own."""
     presets = table.get("presets", {})
     table = {key: value for key, value in table.items() if key != "presets"}
     if not _are_tables(presets):
@@ -47,7 +47,9 @@ def merge(table: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any
 
 
 def _are_tables(presets: Any) -> bool:
-    return isinstance(presets, Mapping) and all(isinstance(value, Mapping) for value in presets.values())
+    if not isinstance(presets, Mapping):
+        return False
+    return all(isinstance(value, Mapping) for value in presets.values())
 
 
 def _is_same_part(before: Any, after: Mapping[str, Any]) -> TypeGuard[Mapping[str, Any]]:

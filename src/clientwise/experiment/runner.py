@@ -1,4 +1,4 @@
-"""Run an experiment, or resume one: every method with every seed, round by round, into a run folder."""
+"""Run or resume an experiment: every method with every seed, into a run folder."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def _begin(folder: Path, experiment: Experiment, resume: bool) -> Experiment | N
 
 
 def _record_config(store: Store, experiment: Experiment, before: Experiment | None) -> None:
-    """Record the config of a run that begins, or that is resumed with more rounds, seeds or methods.
+    """Record the config of a run that begins, or that gets more rounds, seeds or methods.
 
     The file is written first: after a crash between the two it has only what may be added.
     """
@@ -257,7 +257,8 @@ class _Sitting:
         if len(group) == 1:
             lanes = [self._open(group[0], executor)]
         else:
-            lanes = [self._open(pair, LaneExecutor(scheduler, index)) for index, pair in enumerate(group)]
+            executors = [LaneExecutor(scheduler, index) for index in range(len(group))]
+            lanes = [self._open(pair, one) for pair, one in zip(group, executors, strict=True)]
         run_lanes(lanes, scheduler, self._trackers, self._tell)
 
     def _groups(self, todo: Sequence[Pair]) -> Iterator[Sequence[Pair]]:

@@ -43,7 +43,7 @@ from .values import (
 
 
 class Experiment(ConfigTable):
-    """Everything about an experiment. Methods of one seed share data, partition, initial model and cohorts."""
+    """An experiment. Methods of one seed share data, partition, initial model and cohorts."""
 
     name: Name = Field(description="The name of the experiment; the run folder is called after it.")
     rounds: PositiveInt = Field(description="Rounds of federated learning, per method and seed.")
@@ -57,29 +57,35 @@ class Experiment(ConfigTable):
         description="Python modules with parts of your own. They are imported before the config is "
         "checked, from the folder of the config.",
     )
-    plugin_dir: str | None = Field(None, description="The folder of the plugins. Default: the folder of the config.")
+    plugin_dir: str | None = Field(
+        None,
+        description="The folder of the plugins. Default: the folder of the config.",
+    )
     engine: Literal["local", "flower"] = Field(
         "local",
-        description='Where the clients run. "local": in this process. "flower": in Flower\'s simulation.',
+        description='Where clients run: in this process ("local"), or simulated by Flower ("flower").',
     )
     checkpoint_seconds: NonNegativeFloat = Field(
         10.0, description="Least time in seconds between two checkpoints. 0: one after every round."
     )
     keep_every: Count = Field(
         0,
-        description="Rounds between models that are kept for good, besides the best so far. 0: only the "
-        "last model is kept.",
+        description="Rounds between models that are kept for good, besides the best so far. 0: "
+        "only the last model is kept.",
     )
     initial_model: str | None = Field(
         None,
-        description="File with the model to begin with, as `clientwise export` writes it. Default: a random one.",
+        description="File of the initial model, as `clientwise export` writes it. Default: random.",
     )
-    device: DeviceName = Field("auto", description='"cpu", "cuda", or "auto": the GPU if there is one, else the CPU.')
+    device: DeviceName = Field(
+        "auto",
+        description='"cpu", "cuda", or "auto": the GPU if there is one, else the CPU.',
+    )
     mode: Literal["auto", "loop", "graph", "stacked"] = Field(
         "auto",
-        description='How clients are trained. "loop": one after the other. "graph": likewise, with steps '
-        'recorded as CUDA graphs. "stacked": many at once. "auto": the fastest for the network and '
-        "the device.",
+        description='How clients are trained. "loop": one after the other. "graph": likewise, '
+        'with steps recorded as CUDA graphs. "stacked": many at once. "auto": the fastest for the '
+        "network and the device.",
     )
     precision: Literal["auto", "float32", "tf32", "bf16"] = Field(
         "auto",
@@ -87,12 +93,12 @@ class Experiment(ConfigTable):
     )
     workers: Annotated[int, Field(gt=0, le=1024)] | Literal["auto", "ray"] = Field(
         "auto",
-        description='CPU cores that train clients in parallel. "auto": as many as PyTorch has threads. '
-        '"ray": methods and seeds are spread over Ray (`clientwise[ray]`).',
+        description='CPU cores that train clients in parallel. "auto": as many as PyTorch has '
+        'threads. "ray": methods and seeds are spread over Ray (`clientwise[ray]`).',
     )
     data_dir: str | None = Field(
         None,
-        description="Folder with the datasets in their published layouts. Prefer the option --data-dir.",
+        description="Folder of datasets in their published layouts. Prefer the option --data-dir.",
     )
     trackers: Annotated[list[Annotated[Part, PartOf(TRACKERS)]], Field(max_length=100)] = Field(
         [],
@@ -103,32 +109,41 @@ class Experiment(ConfigTable):
     )
     features: Annotated[Part, PartOf(FEATURES)] | None = Field(
         None,
-        description="A frozen network whose features replace the images as the model's input; computed "
-        "once and kept. Default: none.",
+        description="A frozen network whose features replace the images as the model's input; "
+        "computed once and kept. Default: none.",
     )
     partition: Annotated[Part, PartOf(PARTITIONS)] | None = Field(
         None,
-        description="How the samples are divided among the clients. Left out when arrays are passed to `cw.run`.",
+        description="Division of samples among clients. Left out when arrays are passed to `cw.run`.",
     )
     attributes: ClientAttributes = Field(
         {},
-        description="Facts about the clients, one value per client: numbers, true or false, or words. "
-        "For the criteria `attribute` and `is_one_of`, and for your own.",
+        description="Facts about the clients, one value per client: numbers, true or false, or "
+        "words. For the criteria `attribute` and `is_one_of`, and for your own.",
     )
     model: Annotated[Part, PartOf(MODELS)] | None = Field(
         None,
-        description="The network that every client trains. Left out when one is passed to `cw.run`.",
+        description="The network that clients train. Left out when one is passed to `cw.run`.",
     )
     training: Training = Field(Training(), description="How every client trains.")
     federation: Cohorts = Field(Cohorts(), description="Which clients take part in a round.")
-    server_set: ServerSet = Field(ServerSet(), description="The samples that the server weighs by and reports on.")
-    evaluation: EvaluationSettings = Field(EvaluationSettings(), description="What is measured during a run.")
+    server_set: ServerSet = Field(
+        ServerSet(),
+        description="The samples that the server weighs by and reports on.",
+    )
+    evaluation: EvaluationSettings = Field(
+        EvaluationSettings(),
+        description="What is measured during a run.",
+    )
     devices: DeviceSettings | None = Field(
         None,
-        description="Speed and availability of the clients' devices. Default: all are alike, and time "
-        "is counted in rounds.",
+        description="Speed and availability of the clients' devices. Default: all are alike, and "
+        "time is counted in rounds.",
     )
-    flower: FlowerSettings = Field(FlowerSettings(), description="Clients that are reached through Flower.")
+    flower: FlowerSettings = Field(
+        FlowerSettings(),
+        description="Clients that are reached through Flower.",
+    )
     hostile: Annotated[list[HostileClients], Field(max_length=1_000)] = Field(
         [], description="Groups of hostile or faulty clients. Default: none."
     )
@@ -210,7 +225,7 @@ class Experiment(ConfigTable):
         return changed
 
     def for_data(self, weigh: object | None) -> Experiment:
-        """The same for data of the user's own: without samples to weigh by, the default is FedAvg."""
+        """The same for the user's own data: without samples to weigh by, the default is FedAvg."""
         server = self.server_set
         has_samples = weigh is not None or server.source != "held_out" or server.shared_set
         if has_samples or self._names_methods:

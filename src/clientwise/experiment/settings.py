@@ -55,7 +55,7 @@ class FineTune(TrainingOverride):
 
 
 class Cohorts(ConfigTable):
-    """Which clients take part in a round: a fraction or a number, drawn uniformly, seeded per round."""
+    """Which clients take part in a round: a fraction or a number, drawn uniformly by the seed."""
 
     fraction: OpenShare | None = Field(
         None, description="Fraction of all clients that a round asks. Default: all clients."
@@ -66,7 +66,7 @@ class Cohorts(ConfigTable):
 
 
 class ServerSet(ConfigTable):
-    """The server's held-out samples: some weigh clients (AdaFed, evidence), others report results."""
+    """The server's held-out samples: some weigh clients, others report results."""
 
     source: Literal["held_out", "contributed", "clients"] = Field(
         "held_out",
@@ -85,7 +85,7 @@ class ServerSet(ConfigTable):
     shared_set: bool = Field(False, description="Weigh and report on the same samples, as P3 does.")
     contributed_fraction: OpenShare = Field(
         0.05,
-        description='Fraction of its training samples that a client gives with source = "contributed".',
+        description='Share of training samples that a client gives, with source = "contributed".',
     )
 
 
@@ -97,25 +97,28 @@ class EvaluationSettings(ConfigTable):
     )
     official_test: OfficialTest = Field(
         "pooled",
-        description='Use of the dataset\'s own test split. "pooled": joined with all other samples. '
-        '"server": it is the server set, as in P3. "clients": it is divided into the clients\' test '
-        "sets, distributed like their training sets, as in P1.",
+        description='Use of the dataset\'s own test split. "pooled": joined with all other '
+        'samples. "server": it is the server set, as in P3. "clients": it is divided into the '
+        "clients' test sets, distributed like their training sets, as in P1.",
     )
     metric: MetricName | None = Field(
         None,
-        description="Metric for tables, targets, P2's search and `tune`; AdaFed's criteria have their "
-        "own. Default: accuracy, MAPE (regression) or concordance (survival).",
+        description="Metric for tables, targets, P2's search and `tune`; AdaFed's criteria have "
+        "their own. Default: accuracy, MAPE (regression) or concordance (survival).",
     )
-    clients_every: Count = Field(1, description="Rounds between evaluations on all clients' test sets. 0: never.")
+    clients_every: Count = Field(
+        1,
+        description="Rounds between evaluations on all clients' test sets. 0: never.",
+    )
     target: PositiveFloat | None = Field(
         None,
-        description="Value of the metric for rounds-to-target: the number of rounds until the reported "
-        "metric reaches it. Default: not counted.",
+        description="Value of the metric for rounds-to-target: the number of rounds until the "
+        "reported metric reaches it. Default: not counted.",
     )
     client_targets: list[PositiveFloat] = Field(
         [],
-        description="Values of the metric for P1's tables: the rounds until 10% to 90% of the clients "
-        "reach each on their own test data. Default: `target`.",
+        description="Values of the metric for P1's tables: the rounds until 10% to 90% of the "
+        "clients reach each on their own test data. Default: `target`.",
     )
 
 
@@ -134,7 +137,7 @@ class DeviceSettings(ConfigTable):
 
     traces: str | None = Field(
         None,
-        description="CSV file with one device per line and facts as columns, instead of distributions.",
+        description="CSV file with a device per line, facts as columns, instead of distributions.",
     )
 
 
@@ -160,11 +163,11 @@ class FlowerSettings(ConfigTable):
     )
     clients: list[str] = Field(
         [],
-        description="Deployment: the names under which the nodes are registered. The first is client 0.",
+        description="Deployment: the names of the registered nodes. The first is client 0.",
     )
     left: list[str] = Field(
         [],
-        description="Deployment: clients that have left. They are not asked, and keep their numbers.",
+        description="Deployment: clients that left. They are not asked, and keep their numbers.",
     )
     input_shape: Annotated[list[PositiveInt], Field(max_length=8)] = Field(
         [], description="Deployment: the shape of a sample."
@@ -174,8 +177,8 @@ class FlowerSettings(ConfigTable):
     )
     files: str | None = Field(
         None,
-        description="To try a deployment on one machine, instead of `data`: a folder with a file or "
-        "folder for each of `clients`, and server.npz for the server.",
+        description="To try a deployment on one machine, instead of `data`: a folder with a file "
+        "or folder for each of `clients`, and server.npz for the server.",
     )
     loader: str | None = Field(
         None,
@@ -193,30 +196,41 @@ def _as_list(value: Any) -> Any:
     return value if isinstance(value, list) else [value]
 
 
+Attacks = Annotated[
+    list[Annotated[Part, PartOf(ATTACKS)]],
+    BeforeValidator(_as_list),
+    Field(min_length=1),
+]
+
+
 class HostileClients(ConfigTable):
     """A group of hostile or faulty clients; see docs/attacks.md."""
 
     clients: PositiveInt | list[int | str] | None = Field(
         None,
-        description="How many clients are hostile (drawn by the seed), or which: a list of numbers or names.",
+        description="How many clients (drawn by the seed), or which: a list of numbers or names.",
     )
     share: Share | None = Field(
         None,
-        description="Instead of `clients`: the share of all clients that is hostile. The clients of a "
-        "small share are among those of a larger one.",
+        description="Instead of `clients`: the share of all clients that is hostile. The clients "
+        "of a small share are among those of a larger one.",
     )
-    attack: Annotated[list[Annotated[Part, PartOf(ATTACKS)]], BeforeValidator(_as_list), Field(min_length=1)] = Field(
-        description="The attack, or a list of attacks that act one after the other."
-    )
+    attack: Attacks = Field(description="The attack, or a list of attacks that act one after the other.")
     ignore_global: bool = Field(
         False,
         description="Whether they train a model of their own instead of the global one (P3 1.C).",
     )
-    from_round: PositiveInt = Field(1, description="The first round in which they attack; they are honest before it.")
-    probability: Share = Field(1.0, description="Probability with which each of them attacks in a round. 1: always.")
+    from_round: PositiveInt = Field(
+        1,
+        description="The first round in which they attack; they are honest before it.",
+    )
+    probability: Share = Field(
+        1.0,
+        description="Probability with which each of them attacks in a round. 1: always.",
+    )
     collude: bool = Field(
         False,
-        description="Whether they draw the same random numbers: the same noise, and attacks in the same rounds.",
+        description="Whether they draw the same noise, and attack in the same rounds.",
     )
 
     def wanted(self, num_clients: int, names: Sequence[str]) -> int | list[int]:

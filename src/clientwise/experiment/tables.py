@@ -1,4 +1,4 @@
-"""Tables of the config as pydantic models, and how they are made from the fields of other classes."""
+"""Tables of the config as pydantic models, some made from the fields of other classes."""
 
 from __future__ import annotations
 

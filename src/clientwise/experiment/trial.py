@@ -106,7 +106,7 @@ def _method_issues(place: str, method: Method, engine: LocalEngine) -> Iterator[
 
 
 def _arrivals(clients: Sequence[int], method: Method, engine: LocalEngine) -> Arrivals:
-    """Clients as the server sees them: the first sends the initial model, the others a changed one."""
+    """Clients as the server sees them: the first sends the initial model, others a changed one."""
 
     def judge(models: Tensor) -> Evaluation:
         evaluation = engine.evaluate_server(models, "weigh")

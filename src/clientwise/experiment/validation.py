@@ -1,6 +1,6 @@
 """Checks that concern more than one key of the config, before anything runs.
 
-First what the config alone can tell, then what the data can tell. `trial.py` tries a client and a model.
+First what the config alone can tell, then what the data can tell. `trial.py` tries a client.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from .trial import engine_issues, size_issues
 
 LOCAL = 'use engine = "local"'
 TAKES_TIME = 'needs clients that take time: add [devices], or engine = "flower" (docs/devices.md)'
-NO_SAMPLES = "needs samples to weigh by: set server_set.fraction above 0 and report_fraction below 1"
+NO_SAMPLES = "needs samples to weigh by: set server_set.fraction > 0 and report_fraction < 1"
 TEST_SETS = "test_fraction must not be 0"
 
 
@@ -243,7 +243,8 @@ def deployment_issues(experiment: Experiment) -> list[Issue]:
             hint = "is needed in a deployment, where the server has no data of the clients"
             issues.append((f"flower.{key}", hint))
     if experiment.server_set.source == "contributed":
-        hint = 'no sample leaves a client of a deployment: use "held_out" with server-data, or "clients"'
+        hint = "no sample leaves a client of a deployment: "
+        hint += 'use "held_out" with server-data, or "clients"'
         issues.append(("server_set.source", hint))
     for index, method in enumerate(experiment.methods):
         issues += _simulation_only(f"methods[{index}]", method, experiment)
@@ -407,7 +408,7 @@ def _cohort_issues(place: str, method: Method, size: int) -> Iterator[Issue]:
 
 
 def _group_issues(groups: Sequence[HostileClients], num_clients: int, names: Sequence[str]) -> Iterator[Issue]:
-    """Groups of hostile clients that are empty, overlap, or have more members than there are clients."""
+    """Groups of hostile clients that are empty, overlap, or have too many members."""
     listed: set[int] = set()
     count = 0
     for index, group in enumerate(groups):
