@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from ..core.criteria import Arrivals, ClientFacts, Criterion
 from ..core.method import Method
+from ..core.problem import Problem
 from ..core.rules import Rule, Ruled
-from ..core.types import Evaluation, LocalTraining, Problem
+from ..core.types import Evaluation, LocalTraining
 from ..data.federated import FederatedData
 from ..engine.evaluation import BATCH
 from ..engine.local import LocalEngine

@@ -16,7 +16,7 @@ from ..attacks import ATTACKS
 from ..core.method import Method
 from ..core.metrics import METRICS, measured
 from ..core.priority import MAX_CRITERIA
-from ..core.types import Problem
+from ..core.problem import Problem
 from ..core.weighting import check_normaliser
 from ..data.federated import FederatedData, Samples, Shares
 from ..engine.device import pick_device, refuse_impossible
