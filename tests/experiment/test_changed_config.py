@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
+import sys
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -114,3 +116,20 @@ def test_a_refused_resume_changes_no_file(
     refused(stopped, config | {"rounds": rounds, "seeds": [1, 2], "training": {"epochs": 2}}, "training.epochs = 2")
     monkeypatch.setattr(origin, "versions", lambda: versions() | {"torch": "1.0"})
     refused(stopped, config | {"rounds": rounds, "seeds": [1, 2]}, r"torch 1\.0, not 2")
+
+
+def test_a_record_that_cannot_be_read_is_refused(stopped: Path) -> None:
+    for text in ("", "3", '"= ="', '"x = [' + "[" * 5_000 + '"', '"rounds = 0"'):
+        with closing(sqlite3.connect(stopped / "run.sqlite")) as database, database:
+            database.execute("UPDATE facts SET value = ? WHERE key = 'config'", (text,))
+        refused(stopped, stopped / "config.toml", "its database is damaged .its config cannot be read")
+
+
+def test_no_plugin_is_imported_that_only_the_record_names(stopped: Path, tmp_path: Path) -> None:
+    (tmp_path / "unasked_plugin.py").write_text("raise SystemExit('imported')")
+    table = read_written(stopped / "config.toml") | {"plugins": ["unasked_plugin"], "plugin_dir": str(tmp_path)}
+    with closing(sqlite3.connect(stopped / "run.sqlite")) as database, database:
+        text = json.dumps(tomli_w.dumps(table))
+        database.execute("UPDATE facts SET value = ? WHERE key = 'config'", (text,))
+    refused(stopped, stopped / "config.toml", "changed since the run began: plugins")
+    assert str(tmp_path) not in sys.path

@@ -109,9 +109,23 @@ def presets_of(source: str | Path) -> list[str]:
 def read_written(path: Path) -> dict[str, Any]:
     """A config as a run wrote it, unchecked and without its plugins; empty if it cannot be read."""
     try:
-        return _copy(_parse(read_whole(path, MOST_BYTES).decode()), str(path))
+        return _copy(parse_toml(read_whole(path, MOST_BYTES).decode()), str(path))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, ConfigError):
         return {}
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """TOML as a dictionary. Everything that cannot be read in a second is a TOMLDecodeError."""
+    if _LONG_KEY.search(text):
+        raise tomllib.TOMLDecodeError(f"a key of more than {DEEPEST} parts")
+    try:
+        return tomllib.loads(text)
+    except RecursionError:
+        raise tomllib.TOMLDecodeError("brackets are nested too deep") from None
+    except tomllib.TOMLDecodeError:
+        raise
+    except ValueError:  # Python reads no integers of thousands of digits
+        raise tomllib.TOMLDecodeError(f"an integer of too many digits; {_INTEGERS}") from None
 
 
 def _read(source: str | Path | Mapping[str, Any]) -> _Source:
@@ -124,7 +138,7 @@ def _read(source: str | Path | Mapping[str, Any]) -> _Source:
         if len(content) > MOST_BYTES:
             raise _refused(where, f"is larger than {MOST_BYTES:,} bytes: not a config")
         folder = Path(source).resolve().parent
-        return _Source(where, folder, _copy(_parse(content.decode()), where))
+        return _Source(where, folder, _copy(parse_toml(content.decode()), where))
     except FileNotFoundError:
         raise _refused(where, "no such file; `clientwise demo` runs without one") from None
     except IsADirectoryError:
@@ -138,20 +152,6 @@ def _read(source: str | Path | Mapping[str, Any]) -> _Source:
 def _refused(where: str, reason: str) -> ConfigError:
     """An error about the whole source."""
     return ConfigError(where, [("", reason)])
-
-
-def _parse(text: str) -> dict[str, Any]:
-    """TOML as a dictionary. Everything that cannot be read in a second is a TOMLDecodeError."""
-    if _LONG_KEY.search(text):
-        raise tomllib.TOMLDecodeError(f"a key of more than {DEEPEST} parts")
-    try:
-        return tomllib.loads(text)
-    except RecursionError:
-        raise tomllib.TOMLDecodeError("brackets are nested too deep") from None
-    except tomllib.TOMLDecodeError:
-        raise
-    except ValueError:  # Python reads no integers of thousands of digits
-        raise tomllib.TOMLDecodeError(f"an integer of too many digits; {_INTEGERS}") from None
 
 
 def _copy(table: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -215,7 +215,7 @@ def _override(table: dict[str, Any], text: str) -> None:
     if not equals or not key:
         raise _refused(where, "write key=value, for instance training.learning_rate=0.05")
     try:
-        parsed = _parse(f"value = {value}")["value"]
+        parsed = parse_toml(f"value = {value}")["value"]
     except tomllib.TOMLDecodeError:
         parsed = value.strip()  # a bare word is a string: device=cpu
     *path, last = key.split(".")

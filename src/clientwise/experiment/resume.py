@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..errors import RunError
+from ..errors import ConfigError, RunError
 from ..runs.facts import recorded_fact
-from .config import load_experiment
+from .config import load_experiment, parse_toml
 from .schema import Experiment
 
 CONFIG = "config.toml"
@@ -52,12 +51,14 @@ def config_so_far(folder: Path) -> Experiment | None:
     text = recorded_fact(folder, FACT)
     if text is None:
         return written
-    recorded = load_experiment(tomllib.loads(json.loads(text)))
-    if found := _refused_differences(recorded, written):
-        raise RunError(
-            f"{path}: changed since the run began: {', '.join(found)}. "
-            "Restore what it was, or start another run with another --out"
-        )
+    table = _recorded_table(folder, text)
+    if table.get("plugins", []) != written.plugins:  # only plugins of the file are imported
+        raise _edited(path, ["plugins"])
+    table |= {"plugins": written.plugins, "plugin_dir": written.plugin_dir}
+    recorded = _recorded_experiment(folder, table)
+    found = _refused_differences(recorded, written)
+    if found:
+        raise _edited(path, found)
     return recorded
 
 
@@ -91,6 +92,32 @@ def changed_keys(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]
     one = _dotted(before)
     other = _dotted(now)
     return sorted(key for key in {*one, *other} - MAY_CHANGE if one.get(key) != other.get(key))
+
+
+def _recorded_table(folder: Path, text: str) -> dict[str, Any]:
+    """The recorded config as a table; anybody may have made the database."""
+    try:
+        return parse_toml(json.loads(text))
+    except (ValueError, TypeError, RecursionError):
+        raise _damaged(folder) from None
+
+
+def _recorded_experiment(folder: Path, table: Mapping[str, Any]) -> Experiment:
+    try:
+        return load_experiment(table)
+    except ConfigError:
+        raise _damaged(folder) from None
+
+
+def _damaged(folder: Path) -> RunError:
+    return RunError(f"{folder}: its database is damaged (its config cannot be read)")
+
+
+def _edited(path: Path, differences: Sequence[str]) -> RunError:
+    return RunError(
+        f"{path}: changed since the run began: {', '.join(differences)}. "
+        "Restore what it was, or start another run with another --out"
+    )
 
 
 def _refused_differences(before: Experiment, now: Experiment) -> list[str]:
