@@ -8,8 +8,10 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 from ..errors import RunError
-from .database import DAMAGE, reading, refuse_links, refuse_programs
+from .database import DAMAGE, reading, refuse_links
+from .migrations import refuse_newer, version_of
 from .schema import DATABASE
+from .structure import refuse_programs
 
 
 def recorded_fact(folder: Path, key: str) -> str | None:
@@ -39,5 +41,6 @@ def _unchanged(folder: Path) -> Iterator[sqlite3.Connection]:
         return
     uri = f"{path.resolve().as_uri()}?immutable=1"
     with closing(sqlite3.connect(uri, uri=True)) as database:
+        refuse_newer(folder, version_of(database))
         refuse_programs(database)
         yield database
