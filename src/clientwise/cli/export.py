@@ -13,7 +13,7 @@ from .options import RunArgument
 
 if TYPE_CHECKING:
     from ..results import Run
-    from ..runs.reader import After
+    from ..runs.models import After
 
 
 def export(
@@ -41,7 +41,7 @@ def export(
 
     Example: clientwise export runs/mine --method FedAvg --round best
     """
-    from ..experiment.runner import newest_run
+    from ..experiment.folders import newest_run
     from ..results import Run
 
     wanted = parse_round(after)
