@@ -230,11 +230,11 @@ def run_and_show(
     from ..progress import show_progress
     from ..report.figures import draw
     from ..report.views import result_charts
-    from ..runs.reader import Run
+    from ..runs.folder import RunFolder
 
     with _stop_politely(), show_progress(out) as on_round:
         folder = run_experiment(experiment, folder, resume=resume, accept_changes=accept_changes, on_round=on_round)
-    finished = Run(folder)
+    finished = RunFolder(folder)
     picture = folder / "curves.png"
     draw(result_charts(finished), picture)
     print_results(finished)

@@ -13,7 +13,7 @@ from .options import RunArgument
 
 if TYPE_CHECKING:
     from ..results import Run
-    from ..runs.reader import After
+    from ..runs.models import After
 
 
 def export(

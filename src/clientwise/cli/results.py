@@ -12,7 +12,7 @@ from .console import err, fail, out, print_lines, writing_to
 from .options import RunArgument
 
 if TYPE_CHECKING:
-    from ..runs.reader import Run
+    from ..runs.folder import RunFolder
 
 
 def show(
@@ -37,7 +37,7 @@ def show(
     from ..experiment.runner import newest_run
     from ..report.about import about
     from ..report.terminal import audit_tables
-    from ..runs.reader import Run
+    from ..runs.folder import RunFolder
 
     if method is not None and round_num is None:
         fail("--method goes with --round; add the number of a round")
@@ -47,7 +47,7 @@ def show(
             fail(f"{folder}: is a matrix; --round goes with one of the runs in it")
         print_matrix(folder)
         return
-    run = Run(folder)
+    run = RunFolder(folder)
     if round_num is not None:
         for table in audit_tables(run, round_num, method):
             out.print(table)
@@ -109,11 +109,11 @@ def diff(
     from ..report.about import differences
     from ..report.export import unique_names
     from ..report.terminal import plain_table
-    from ..runs.reader import Run
+    from ..runs.folder import RunFolder
 
     if len(folders) < 2:
         fail("name two or more run folders")
-    found = differences([Run(folder, name) for name, folder in unique_names(folders).items()])
+    found = differences([RunFolder(folder, name) for name, folder in unique_names(folders).items()])
     if found.rows:
         out.print(plain_table(found, found.title))
     else:
@@ -158,7 +158,7 @@ def report(
     from ..experiment.runner import newest_run
     from ..report.arena import write_arena
     from ..report.export import unique_names, write_report
-    from ..runs.reader import Run
+    from ..runs.folder import RunFolder
 
     names = unique_names(folders or [newest_run()])
     first, *others = names.values()
@@ -176,7 +176,7 @@ def report(
         if is_matrix(first):
             page = write_arena(first, target, on_file)
         else:
-            found = [Run(folder, name) for name, folder in names.items()]
+            found = [RunFolder(folder, name) for name, folder in names.items()]
             page = write_report(found, target, on_file)
     print_lines(
         [
@@ -186,7 +186,7 @@ def report(
     )
 
 
-def print_results(run: Run) -> None:
+def print_results(run: RunFolder) -> None:
     """A run's table, and what it shows in a few sentences."""
     from ..report.series import series_of
     from ..report.terminal import remarks, summary_table
