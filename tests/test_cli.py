@@ -97,8 +97,8 @@ def test_errors_say_what_to_do(config: Path, tmp_path: Path, tiny: dict[str, Any
     output = clientwise(
         "run", config, "--set", "training.learning_rate=-1", "--set", "rounds=0", expect=2, cwd=tmp_path
     )
-    assert "tiny.toml: training.learning_rate: input should be greater than 0, got -1" in output
-    assert "tiny.toml: rounds: input should be greater than 0, got 0" in output
+    assert "tiny.toml: training.learning_rate = -1: must be greater than 0. Typical values are 0.01 to 0.1." in output
+    assert "tiny.toml: rounds = 0: must be greater than 0." in output
     assert not (tmp_path / "runs").exists()  # nothing ran
     assert "no such file" in clientwise("run", "absent.toml", expect=2)
     assert "add --resume" in clientwise("run", tmp_path, expect=2)
@@ -117,7 +117,8 @@ def test_errors_say_what_to_do(config: Path, tmp_path: Path, tiny: dict[str, Any
     assert "ends in .png or .svg" in clientwise("data", config, "--out", "picture.pdf", expect=2)
     assert "No such file or directory" in clientwise("data", config, "--out", tmp_path / "no" / "x.png", expect=2)
     output = clientwise("data", config, "--set", "evaluation.official_test=server", expect=2)
-    assert "tiny.toml: evaluation.official_test: this dataset has no official test split" in output
+    assert "tiny.toml: evaluation.official_test = 'server': must be \"pooled\"" in output
+    assert "this dataset has no official test split" in output
 
 
 def test_check_says_what_would_run(config: Path) -> None:

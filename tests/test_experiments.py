@@ -18,7 +18,7 @@ import pytest
 import clientwise as cw
 from clientwise.data.folder import DataError
 from clientwise.experiment.matrix import load_matrix
-from clientwise.experiment.schema import make
+from clientwise.experiment.parts import make
 from clientwise.models.networks import MODELS
 from clientwise.report.series import series_of
 

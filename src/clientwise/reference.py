@@ -27,9 +27,12 @@ from .data.datasets import DATASETS
 from .data.devices import DISTRIBUTIONS
 from .data.features import FEATURES
 from .data.partition import PARTITIONS
-from .experiment import schema
+from .experiment import settings
 from .experiment.matrix import MatrixSettings
+from .experiment.methods import MethodSettings, PaceSettings, WeightBounds
 from .experiment.named import METHODS
+from .experiment.schema import Experiment
+from .experiment.tables import ConfigTable
 from .models.networks import MODELS
 from .registry import Option, Part, Registry
 from .trackers import TRACKERS
@@ -90,7 +93,7 @@ def type_name(kind: Any) -> str:
         return " or ".join(type_name(argument) for argument in named)
     if kind is Part:
         return "part"
-    if inspect.isclass(kind) and issubclass(kind, schema.Section):
+    if inspect.isclass(kind) and issubclass(kind, ConfigTable):
         return "table"
     name = getattr(origin or kind, "__name__", str(kind))
     if name in ("list", "Sequence", "tuple"):
@@ -113,24 +116,25 @@ def _value(value: Any) -> str:
             return f'"{value.name}"'
         options = ", ".join(f"{key} = {_value(option)}" for key, option in value.options.items())
         return f'{{ name = "{value.name}", {options} }}'
-    if isinstance(value, schema.Section):
+    if isinstance(value, ConfigTable):
         return "as below"
     if isinstance(value, (list, tuple)):
         return f"[{', '.join(_value(item) for item in value)}]"
     return str(value)
 
 
-_SECTIONS: tuple[tuple[str, type[schema.Section]], ...] = (
-    ("Top level", schema.Experiment),
-    ("[training]", schema.Training),
-    ("[federation]", schema.Cohorts),
-    ("[server_set]", schema.ServerSet),
-    ("[evaluation]", schema.EvaluationSettings),
-    ("[devices]", schema.DeviceSettings),
-    ("[flower]", schema.FlowerSettings),
-    ("[[hostile]]", schema.HostileClients),
-    ("[[methods]]", schema.MethodSettings),
-    ("[methods.pace]", schema.PaceSettings),
+_SECTIONS: tuple[tuple[str, type[ConfigTable]], ...] = (
+    ("Top level", Experiment),
+    ("[training]", settings.Training),
+    ("[federation]", settings.Cohorts),
+    ("[server_set]", settings.ServerSet),
+    ("[evaluation]", settings.EvaluationSettings),
+    ("[devices]", settings.DeviceSettings),
+    ("[flower]", settings.FlowerSettings),
+    ("[[hostile]]", settings.HostileClients),
+    ("[[methods]]", MethodSettings),
+    ("[methods.bounds]", WeightBounds),
+    ("[methods.pace]", PaceSettings),
     ("[matrix]", MatrixSettings),
 )
 

@@ -89,9 +89,9 @@ def run(
 
     Example: clientwise run my.toml --seeds 1-5 --rounds 50
     """
+    from ..experiment.folders import find_unfinished
     from ..experiment.matrix import Matrix
     from ..experiment.matrix_runs import find_unfinished_matrix
-    from ..experiment.runner import find_unfinished
 
     folder = out_folder
     if file.is_dir():

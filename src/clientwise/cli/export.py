@@ -41,7 +41,7 @@ def export(
 
     Example: clientwise export runs/mine --method FedAvg --round best
     """
-    from ..experiment.runner import newest_run
+    from ..experiment.folders import newest_run
     from ..results import Run
 
     wanted = parse_round(after)

@@ -92,7 +92,7 @@ def parse_seeds(text: str) -> list[int]:
     >>> parse_seeds("7,1-3")
     [7, 1, 2, 3]
     """
-    from ..experiment.schema import MOST_SEEDS
+    from ..experiment.values import MOST_SEEDS
 
     ranges = []
     for part in text.split(","):

@@ -33,8 +33,8 @@ def show(
 
     Example: clientwise show runs/mine --round 10 --method FedAvg
     """
+    from ..experiment.folders import newest_run
     from ..experiment.matrix import is_matrix
-    from ..experiment.runner import newest_run
     from ..report.about import about
     from ..report.terminal import audit_tables
     from ..runs.folder import RunFolder
@@ -129,7 +129,7 @@ def note(
 
     Example: clientwise note runs/mine "larger learning rate" --tag thesis
     """
-    from ..experiment.runner import annotate
+    from ..experiment.folders import annotate
 
     if text is None and not tags:
         fail("write a note, or --tag and a word")
@@ -154,8 +154,8 @@ def report(
 
     Example: clientwise report runs/one runs/two
     """
+    from ..experiment.folders import newest_run
     from ..experiment.matrix import is_matrix
-    from ..experiment.runner import newest_run
     from ..report.arena import write_arena
     from ..report.export import unique_names, write_report
     from ..runs.folder import RunFolder

@@ -27,7 +27,9 @@ from ..errors import ConfigError, RunError, shortened
 from .config import make_experiment, read_config
 from .messages import issues_of
 from .presets import merge
-from .schema import Experiment, Name, Section
+from .schema import Experiment
+from .tables import ConfigTable
+from .values import Name
 
 CLEAN = "clean"
 MATRIX_FILE = "matrix.toml"
@@ -36,7 +38,7 @@ LONGEST_FOLDER = 200  # letters; file systems take 255 bytes
 HostileShare = Annotated[float, Field(gt=0, lt=1)]
 
 
-class MatrixSettings(Section):
+class MatrixSettings(ConfigTable):
     """Many experiments in one file: every federation, clean and under every attack.
 
     `clientwise run` runs the cells that are not finished, `--jobs 4` four of them at once. A cell
@@ -183,7 +185,7 @@ def _settings(where: str, table: Mapping[str, Any]) -> MatrixSettings:
     try:
         settings = MatrixSettings.model_validate(table["matrix"])
     except ValidationError as error:
-        issues = issues_of(error, {(): list(MatrixSettings.model_fields)})
+        issues = issues_of(error, MatrixSettings)
         raise ConfigError(where, [(f"matrix.{key}".rstrip("."), message) for key, message in issues]) from None
     if table.get("hostile"):
         raise ConfigError(where, [("hostile", "does not go with [matrix]; use matrix.attacks and matrix.shares")])

@@ -20,9 +20,10 @@ from ..errors import ClientwiseError, ConfigError, RunError
 from ..runs.files import write_atomically
 from ..runs.reader import is_finished
 from .config import read_config
+from .folders import new_folder
 from .lanes import Progress
 from .matrix import MATRIX_FILE, Cell, Matrix, open_matrix
-from .runner import Stopped, new_folder
+from .runner import Stopped
 from .runner import run as run_experiment
 
 

@@ -358,8 +358,7 @@ class Store:
         try:
             yield
         except DAMAGE as error:
-            what = f"its database cannot be read ({error})"
-            message = f"{self.folder}: {what}; choose another output folder"
+            message = f"{self.folder}: its database cannot be read ({error}); choose another output folder"
             raise RunError(message) from None
 
     @contextmanager
