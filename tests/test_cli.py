@@ -230,7 +230,7 @@ def test_cells_that_fail_are_named_and_can_be_resumed(tiny: dict[str, Any], tmp_
     (tmp_path / "matrix.toml").write_text(tomli_w.dumps(tiny))
     output = clientwise("run", "matrix.toml", "--out", "out", "--jobs", "2", cwd=tmp_path, expect=2)
     assert "3 of 3: tiny, " in output
-    assert re.search("^error: .*tiny, flip 5%: hostile.0..share: 0.05 of 6 clients is nobody", output, re.MULTILINE)
+    assert re.search("^error: .*tiny, flip 5%: hostile.0..share = 0.05: is 0 of 6 clients", output, re.MULTILINE)
     assert "error: out: 1 of 3 cells failed: tiny, flip 5%. The other cells are finished." in output
     assert "run out --resume" in output
     output = clientwise("run", "out", "--resume", cwd=tmp_path, expect=2)
