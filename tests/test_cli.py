@@ -52,7 +52,7 @@ def test_run_prints_progress_table_and_where_things_are(config: Path, tmp_path: 
     )
     assert "all of it, seed 2: round 4/4" in output
     assert "(16 of 16 rounds" in output
-    assert "mean ± deviation of 2 seeds" in output
+    assert "mean ± SD of 2 seeds" in output
     assert "\x1b[" not in output  # not a terminal: no colours, no bars
     (folder,) = (tmp_path / "runs").iterdir()
     assert folder.name.startswith("tiny-")

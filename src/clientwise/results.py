@@ -15,18 +15,18 @@ from safetensors.torch import save
 from torch import nn
 
 from .errors import ClientwiseError, RunError
-from .experiment.config import load_experiment, read_written
+from .experiment.config import load_experiment
 from .experiment.schema import make
 from .models.flat import fill
 from .models.networks import MODELS
 from .models.own import OwnModel
 from .registry import suggest
-from .report.chain import Chain
 from .report.document import Chart
 from .report.views import overview, result_charts
 from .runs import reader
 from .runs.files import plain_name, write_atomically
 from .runs.frames import FrameName
+from .runs.recorded import CONFIG, read_table, recorded_config
 from .runs.rows import ModelFacts
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class Run(reader.Run):
     @property
     def config(self) -> dict[str, Any]:
         """The resolved config as it was written, with every default; nothing where it cannot be read."""
-        return read_written(self.folder / "config.toml")
+        return read_table(self.folder / CONFIG)
 
     def frame(self, what: FrameName, library: Literal["pandas", "polars"] = "pandas") -> Any:
         """All rows of a kind as a frame: "rounds", "clock" (where clients take time), "clients" (on their
@@ -137,8 +137,8 @@ class Run(reader.Run):
 
     def has_model(self, method: str) -> bool:
         """Whether a method makes one model for all, not one for every client."""
-        parts = Chain.of(self, method).parts
-        return parts is None or parts.control != "alone"
+        recorded = recorded_config(self.folder).method(method)
+        return recorded is None or recorded.control != "alone"
 
     def _trained(self, method: str, seed: int, after: reader.After) -> tuple[int, dict[str, torch.Tensor]]:
         if not self.has_model(method):

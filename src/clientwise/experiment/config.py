@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import re
 import sys
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -13,7 +12,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from ..errors import ConfigError
-from ..runs.files import read_whole
+from ..runs.recorded import DEEPEST, INTEGERS, MOST_BYTES, parse_toml
 from .messages import dotted, issues_of
 from .named import pick, write_out
 from .presets import apply_preset
@@ -110,7 +109,7 @@ def _read(source: str | Path | Mapping[str, Any]) -> tuple[str, Path, dict[str, 
             content = file.read(MOST_BYTES + 1)
         if len(content) > MOST_BYTES:
             raise ConfigError(where, [("", f"is larger than {MOST_BYTES:,} bytes: not a config")])
-        return where, Path(source).resolve().parent, _copy(_parse(content.decode()), where)
+        return where, Path(source).resolve().parent, _copy(parse_toml(content.decode()), where)
     except FileNotFoundError:
         raise ConfigError(where, [("", "no such file; `clientwise demo` runs without one")]) from None
     except IsADirectoryError:
@@ -119,28 +118,6 @@ def _read(source: str | Path | Mapping[str, Any]) -> tuple[str, Path, dict[str, 
         raise ConfigError(where, [("", f"cannot be read: {error.strerror}")]) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(where, [("", f"not valid TOML: {error}")]) from None
-
-
-def read_written(path: Path) -> dict[str, Any]:
-    """A config as a run wrote it, unchecked, and no plugin imported; empty where it cannot be read."""
-    try:
-        return _copy(_parse(read_whole(path, MOST_BYTES).decode()), str(path))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, ConfigError):
-        return {}
-
-
-def _parse(text: str) -> dict[str, Any]:
-    """TOML; TOMLDecodeError also for what its reader only fails at in other ways, or in no time that is bearable."""
-    if _LONG_KEY.search(text):
-        raise tomllib.TOMLDecodeError(f"a key of more than {DEEPEST} parts")
-    try:
-        return tomllib.loads(text)
-    except RecursionError:
-        raise tomllib.TOMLDecodeError("brackets are nested too deep") from None
-    except tomllib.TOMLDecodeError:
-        raise
-    except ValueError:  # Python reads no integers of thousands of digits
-        raise tomllib.TOMLDecodeError(f"an integer of too many digits; {_INTEGERS}") from None
 
 
 def _copy(table: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -154,16 +131,10 @@ def _copy(table: Mapping[str, Any], where: str) -> dict[str, Any]:
         if isinstance(value, (list, tuple)):
             return [copied(item, (*path, place)) for place, item in enumerate(value)]
         if isinstance(value, int) and not -(2**63) <= value < 2**63:
-            raise ConfigError(where, [(dotted(path), f"is too large; {_INTEGERS}")])
+            raise ConfigError(where, [(dotted(path), f"is too large; {INTEGERS}")])
         return value
 
     return {key: copied(value, (key,)) for key, value in table.items()}
-
-
-MOST_BYTES = 2**20  # of a config file: reading one takes a second at most
-DEEPEST = 32  # tables and lists within each other
-_INTEGERS = "integers of a config go up to 9,223,372,036,854,775,807"
-_LONG_KEY = re.compile(rf"""(?<![\w-])(?:(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+){{{DEEPEST}}}""")
 
 
 def _load_plugins(names: Any, folder: str) -> list[tuple[str, str]]:
@@ -188,7 +159,7 @@ def _override(table: dict[str, Any], text: str) -> None:
     if not equals or not key.strip():
         raise ConfigError(f"--set {text}", [("", "write key=value, for instance training.learning_rate=0.05")])
     try:
-        parsed = _parse(f"value = {value}")["value"]
+        parsed = parse_toml(f"value = {value}")["value"]
     except tomllib.TOMLDecodeError:
         parsed = value.strip()  # a bare word is a string: device=cpu
     *path, last = key.strip().split(".")

@@ -29,10 +29,11 @@ from ..errors import RunError
 from ..runs.files import plain_name, write_atomically
 from ..runs.lock import locked
 from ..runs.reader import is_finished
+from ..runs.recorded import read_table
 from ..runs.writer import Store
 from ..trackers import Trackers
 from .build import build_data, build_engine, build_executor, build_plan, build_trackers, count_outputs, scored
-from .config import load_experiment, read_written
+from .config import load_experiment
 from .lanes import Lane, Progress, run_lanes
 from .messages import issues_of
 from .origin import check_origin, versions
@@ -99,7 +100,7 @@ def newest_run(parent: Path = Path("runs")) -> Path:
 def annotate(folder: Path, note: str | None, tags: Sequence[str] | None) -> None:
     """Give a run a note and tags, each where one is given; nothing else in its config changes."""
     written = folder / "config.toml"
-    table = read_written(written)
+    table = read_table(written)
     if not table:
         raise RunError(f"{folder}: not a run of clientwise (it has no config.toml)")
     try:
@@ -115,7 +116,7 @@ def find_unfinished(experiment: Experiment, parent: Path = Path("runs")) -> Path
     written = [
         path
         for path in parent.glob("*/config.toml")
-        if not _changed(read_written(path), experiment.to_dict()) and not is_finished(path.parent)
+        if not _changed(read_table(path), experiment.to_dict()) and not is_finished(path.parent)
     ]
     if not written:
         raise RunError(f"{parent}/: no unfinished run of this config; name its folder: clientwise run FOLDER --resume")
