@@ -17,7 +17,17 @@ from ..errors import RunError
 from ..runs.reader import Run
 from ..runs.rows import MethodSummary
 from .audit import Audit, Participant, audit
-from .document import Cell, Chart, Column, Content, Document, client_cell, counted, in_bytes, in_time, percent_of
+from .document import (
+    Chart,
+    Column,
+    Document,
+    client_cell,
+    counted,
+    in_bytes,
+    in_time,
+    percent_of,
+    text_of,
+)
 from .document import Table as DocumentTable
 from .sections import median_rounds, rounds_cell, worst_client
 from .series import Series, series_of, spread_of
@@ -59,7 +69,7 @@ class _Column(NamedTuple):
 def _columns(run: Run, series: Sequence[Series]) -> Iterator[_Column]:
     """The columns that have values in this run."""
     yield _Column(run.metric, lambda one: spread_of(one.summary.metric))
-    if _is_known(series, lambda summary: summary.macro_f1):
+    if run.shows("macro_f1"):
         yield _Column("macro\nF1", lambda one: _mean(one.summary.macro_f1, "{:.3f}"))
     if _is_known(series, lambda summary: summary.worst_decile):
         yield _Column("worst\ndecile", lambda one: _mean(one.summary.worst_decile))
@@ -97,7 +107,7 @@ def matrix_table(document: Document) -> Table:
 def plain_table(found: DocumentTable, title: str) -> Table:
     """A table of a document, without its empty columns."""
     table = _table(title)
-    rows = [[_cell_text(cell) for cell in row] for row in found.rows]
+    rows = [[text_of(cell) for cell in row] for row in found.rows]
     kept = [place for place in range(len(found.columns)) if any(row[place] for row in rows)]
     for place in kept:
         column = found.columns[place]
@@ -110,12 +120,6 @@ def plain_table(found: DocumentTable, title: str) -> Table:
 
 def _side(column: Column) -> Literal["left", "right"]:
     return "right" if column.numeric else "left"
-
-
-def _cell_text(cell: Content) -> str:
-    if isinstance(cell, Cell):
-        return cell.text
-    return "" if cell is None else str(cell)
 
 
 class Trial(Protocol):
