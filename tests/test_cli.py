@@ -145,7 +145,9 @@ def test_data_says_who_would_hold_what(config: Path, tmp_path: Path) -> None:
     sizes = data.train.sizes
     for number in (int(sizes.min()), int(sizes.max()), f"{len(data.train.indices):,}"):
         assert f" {number} " in output
-    assert f"Server: {len(data.weigh.indices)} samples for weighting, {len(data.report.indices)} for reporting" in output
+    assert (
+        f"Server: {len(data.weigh.indices)} samples for weighting, {len(data.report.indices)} for reporting" in output
+    )
     for client, size in enumerate(sizes.tolist()):
         labels = data.train.targets[data.train.slice(client)]
         cells = [str(int((labels == label).sum()) or "·") for label in range(10)]
