@@ -104,8 +104,7 @@ def test_the_explanation_names_all_that_moved_the_weights(moved: cw.Run) -> None
         "Criteria: dataset_size > label_diversity (most important first). "
         "The prior weight is adjusted by the evidence significance (threshold 2.0, slack 1.0, "
         "strength 0.5, step 0.1) and then by the bounds (cap 20%, floor 2%). "
-        "z is the accumulated evidence against a client, in standard errors; "
-        "a negative z is in its favour. "
+        "z is the accumulated evidence against a client in standard errors; z < 0 is in its favour. "
         "Influence is a client's share of the aggregate after clip (times 1.0) and then "
         "the rule multi_krum (hostile 0.3)."
     )

@@ -178,7 +178,7 @@ def _drawn(value: object) -> str:
 
 
 def _versions(run: Run) -> dict[str, str]:
-    """The versions of everything a run was computed with, by name; empty where they cannot be read."""
+    """The versions that a run was computed with, by name; empty where they cannot be read."""
     try:
         found: object = json.loads(read_whole(run.folder / "versions.json", MOST_BYTES))
     except (OSError, ValueError, RecursionError):

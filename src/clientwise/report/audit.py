@@ -63,7 +63,7 @@ class Audit:
 
     @property
     def what_if_label(self) -> str:
-        """What `what_if` holds: weights, or prior weights where something changes them afterwards."""
+        """What `what_if` holds: weights, or prior weights where they are changed afterwards."""
         return "prior weight with the best" if PRIOR in self.places else "weight with the best"
 
 
@@ -162,7 +162,11 @@ def _remark(row: ParticipantRow) -> str:
     return "; ".join(remarks)
 
 
-def _path(row: ParticipantRow, recomputed: Recomputed, shares: Sequence[Place]) -> tuple[float, ...]:
+def _path(
+    row: ParticipantRow,
+    recomputed: Recomputed,
+    shares: Sequence[Place],
+) -> tuple[float, ...]:
     """A weight step by step; empty where one of the steps is unknown."""
     path = [*recomputed.growing.get(row.client, ()), *(place.value(row) for place in shares)]
     known = [value for value in path if value is not None]
@@ -240,7 +244,7 @@ def _what_if(how: Weighing, raw: Tensor) -> list[tuple[float, ...]]:
 
 
 def _one_by_one(how: Weighing, raw: Tensor) -> tuple[tuple[str, ...], list[list[float]]]:
-    """The criteria in their order, and each client's weights as criteria are added, without the last.
+    """The criteria in their order, and each client's weights as they are added, without the last.
 
     A criterion that is not added yet has the cohort's mean for all clients.
     """

@@ -14,6 +14,7 @@ from ..runs.rows import ClientRoundRow, LoweredRow, ParticipantRow
 from .document import Cell, number, percent_of
 
 NOTABLE = 0.1  # relative change of a weight below which the columns say enough
+Z_MEANS = "z is the accumulated evidence against a client in standard errors; z < 0 is in its favour."
 LOSSES = {  # by the source of the server set: which loss the evidence is about
     "held_out": "the loss on held-out samples",
     "contributed": "the loss on samples contributed by clients",
@@ -86,7 +87,7 @@ class Chain:
     def remarks(
         self, run: Run, method: str, seed: int, round_num: int, rows: Mapping[int, Weighed]
     ) -> dict[int, tuple[str, ...]]:
-        """What changed the weights of a round, in words, by client; `rows` are of accepted updates."""
+        """What changed the weights of a round, in words; `rows` are accepted updates by client."""
         by_evidence = self._all_by_evidence(run, method, seed, round_num, rows)
         said: dict[int, tuple[str, ...]] = {}
         for client, row in rows.items():
@@ -151,14 +152,12 @@ class Chain:
         return " and then ".join(names) or "the rule"
 
     def explain(self, passed: Sequence[Place]) -> list[str]:
-        """What stands between score and influence, in sentences; `passed` are the places of the round."""
+        """What stands between score and influence; `passed` are the places of the round."""
         if self.parts is None:
             return []
         sentences = [*_explain_movers(self.parts, passed)]
         if Z in passed:
-            sentences.append(
-                "z is the accumulated evidence against a client, in standard errors; a negative z is in its favour."
-            )
+            sentences.append(Z_MEANS)
         sentences += _explain_influence(self.parts)
         return sentences
 

@@ -59,7 +59,8 @@ def remarks(summary: DataSummary, weighs_by_report: bool, hostile: list[int]) ->
         few = ", ".join(map(str, hostile[:10]))
         if len(hostile) > 10:
             few += " …"
-        yield f"Hostile: {counted(len(hostile), 'client')} ({few}). The table shows their true classes."
+        count = counted(len(hostile), "client")
+        yield f"Hostile: {count} ({few}). The table shows their true classes."
     if summary.classes.shape[1] and len(summary.train) > MOST_ROWS:
         total = f"{len(summary.train):,}"
         yield f"Below: {MOST_ROWS} of the {total} clients, from the largest to the smallest."

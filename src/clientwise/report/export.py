@@ -1,4 +1,4 @@
-"""A report on disk: one HTML file, every figure as PNG and SVG, every table as CSV, Markdown and LaTeX."""
+"""A report on disk: an HTML page, figures (PNG, SVG) and tables (CSV, Markdown, LaTeX)."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def unique_names(folders: Sequence[Path]) -> dict[str, Path]:
 
 
 def audits(runs: Sequence[Run]) -> dict[str, dict[str, Document]]:
-    """The audits that a page contains: of each lane evenly spaced rounds, the last round, and its clients."""
+    """The audits that a page contains: of each lane some rounds, the last one, and clients."""
     found: dict[str, dict[str, Document]] = {"round": {}, "client": {}}
     for run in runs:
         prefix = f"{run.id}|" if len(runs) > 1 else ""
@@ -115,7 +115,7 @@ def as_csv(table: Table) -> str:
 
 
 def _parts_of(table: Table, place: int) -> list[str]:
-    """The names of the numbers that the cells of a column consist of; none where it is one value."""
+    """The names of the numbers in the cells of a column; none where a cell is one value."""
     names: dict[str, None] = {}
     for row in table.rows:
         names |= dict.fromkeys(_numbers(row[place]))
@@ -148,13 +148,20 @@ def as_latex(table: Table) -> str:
     kinds = "".join("r" if column.numeric else "l" for column in table.columns)
     head = " & ".join(_latex(column.label) for column in table.columns)
     body = "\n".join(f"  {' & '.join(cells)} \\\\" for cells in _latex_cells(table))
-    return (
-        "% \\usepackage{booktabs}\n"
-        f"\\begin{{table}}\n\\caption{{{_latex(table.title)}. {_latex(table.note)}}}\n"
-        f"\\label{{tab:{_file_name(table.id, set())}}}\n"
-        f"\\begin{{tabular}}{{{kinds}}}\n"
-        f"  \\toprule\n  {head} \\\\\n  \\midrule\n{body}\n  \\bottomrule\n\\end{{tabular}}\n\\end{{table}}\n"
-    )
+    return f"""\
+% \\usepackage{{booktabs}}
+\\begin{{table}}
+\\caption{{{_latex(table.title)}. {_latex(table.note)}}}
+\\label{{tab:{_file_name(table.id, set())}}}
+\\begin{{tabular}}{{{kinds}}}
+  \\toprule
+  {head} \\\\
+  \\midrule
+{body}
+  \\bottomrule
+\\end{{tabular}}
+\\end{{table}}
+"""
 
 
 def _latex_cells(table: Table) -> Iterator[list[str]]:

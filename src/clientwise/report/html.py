@@ -24,8 +24,10 @@ _TAGS = {
     "app.js": '<script src="/static/app.js" type="module"></script>',
 }
 
+Audits = Mapping[str, Mapping[str, Document]]
 
-def write_html(document: Document, audits: Mapping[str, Mapping[str, Document]], path: Path) -> Path:
+
+def write_html(document: Document, audits: Audits, path: Path) -> Path:
     """Write a document as one file, with the audits that it opens.
 
     Args:
@@ -46,7 +48,7 @@ def write_html(document: Document, audits: Mapping[str, Mapping[str, Document]],
     return path
 
 
-def _inline(document: Document, audits: Mapping[str, Mapping[str, Document]]) -> dict[str, str]:
+def _inline(document: Document, audits: Audits) -> dict[str, str]:
     """What stands in the file instead of each of the page's tags."""
     style = asset("style.css")
     plotly = _script(PLOTLY)

@@ -46,7 +46,8 @@ def _samples(run: Run) -> Iterator[Sample]:
     here = {"run": run.id}
     yield Sample("clientwise_running", here, run_state(run) == "running")
     yield Sample("clientwise_finished", here, run.finished)
-    yield Sample("clientwise_written_timestamp_seconds", here, (run.folder / DATABASE).stat().st_mtime)
+    written = (run.folder / DATABASE).stat().st_mtime
+    yield Sample("clientwise_written_timestamp_seconds", here, written)
     for lane in run.progress():
         labels = {**here, "method": lane.method, "seed": str(lane.seed)}
         yield Sample("clientwise_rounds", labels, lane.rounds)

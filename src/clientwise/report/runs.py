@@ -58,7 +58,7 @@ def _contains(row: Sequence[Content], text: str) -> bool:
 
 
 def _key(cell: Content) -> tuple[bool, float, str]:
-    """Sorts numbers from the largest to the smallest, words by the alphabet, and empty cells last."""
+    """Sorts numbers from the largest on, words alphabetically, and empty cells last."""
     value = cell.value if isinstance(cell, Cell) else cell
     if isinstance(value, str):
         return (value == "", 0.0, value)

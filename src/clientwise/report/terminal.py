@@ -38,7 +38,7 @@ SPARK_WIDTH = 10
 
 
 def summary_table(run: Run) -> Table:
-    """One line per method: means over the seeds, and the metric's standard deviation if there are several."""
+    """One line per method: means over the seeds, and the standard deviation of the metric."""
     series = series_of([run])
     table = _table(_summary_title(run, series))
     table.add_column("method", overflow="fold", max_width=24)
@@ -59,6 +59,9 @@ def _summary_title(run: Run, series: Sequence[Series]) -> str:
     seeds = max((len(one.summary.seeds) for one in series), default=1)
     title = f"{run.id}: {counted(rounds, 'round')}"
     return f"{title}, mean ± SD of {seeds} seeds" if seeds > 1 else title
+
+
+Values = Callable[[MethodSummary], Sequence[float | None]]
 
 
 class _Column(NamedTuple):
@@ -86,13 +89,22 @@ def _columns(run: Run, series: Sequence[Series]) -> Iterator[_Column]:
 
 
 def _target_columns(run: Run, to_target: str) -> Iterator[_Column]:
-    yield _Column(f"rounds\n{to_target}", lambda one: rounds_cell(one.summary.rounds_to_target).text)
+    def rounds(one: Series) -> str:
+        return rounds_cell(one.summary.rounds_to_target).text
+
+    def seconds(one: Series) -> str:
+        return _median(one.summary.time_to_target, in_time)
+
+    def size(one: Series) -> str:
+        return _median(one.summary.bytes_to_target, in_bytes)
+
+    yield _Column(f"rounds\n{to_target}", rounds)
     if run.has_clock:
-        yield _Column(f"time\n{to_target}", lambda one: _median(one.summary.time_to_target, in_time))
-        yield _Column(f"bytes\n{to_target}", lambda one: _median(one.summary.bytes_to_target, in_bytes))
+        yield _Column(f"time\n{to_target}", seconds)
+        yield _Column(f"bytes\n{to_target}", size)
 
 
-def _is_known(series: Sequence[Series], values: Callable[[MethodSummary], Sequence[float | None]]) -> bool:
+def _is_known(series: Sequence[Series], values: Values) -> bool:
     """Whether any method has such a value under any seed."""
     return any(set(values(one.summary)) - {None} for one in series)
 
@@ -143,11 +155,14 @@ class Trial(Protocol):
 
 
 def trials_table(trials: Sequence[Trial], method: str, target: float) -> Table:
-    """One line per learning rate: rounds until half of the clients reach the target, and the last metric."""
+    """One line per learning rate: rounds to the target under each seed, and the last metric."""
     seeds = list(dict.fromkeys(trial.seed for trial in trials))
-    table = _table(f"{method}: rounds until half of the clients reach {target:.0%} on held-out samples")
-    for heading in ("learning\nrate", *(f"seed {seed}" for seed in seeds), "mean metric\nin the last round"):
-        table.add_column(heading, justify="right")
+    goal = f"half of the clients reach {target:.0%} on held-out samples"
+    table = _table(f"{method}: rounds until {goal}")
+    table.add_column("learning\nrate", justify="right")
+    for seed in seeds:
+        table.add_column(f"seed {seed}", justify="right")
+    table.add_column("mean metric\nin the last round", justify="right")
     for rate in dict.fromkeys(trial.learning_rate for trial in trials):
         own = [trial for trial in trials if trial.learning_rate == rate]
         rounds = ["not reached" if trial.rounds is None else str(trial.rounds) for trial in own]
@@ -187,13 +202,12 @@ def remarks(run: Run) -> list[str]:
 
 def _on_columns(run: Run, series: Sequence[Series]) -> Iterator[str]:
     if _is_known(series, lambda summary: summary.worst_decile):
-        yield (
-            f"“worst decile”: 10% of the honest clients have this {run.metric} or a worse one on their own test data."
-        )
+        worse = f"this {run.metric} or a worse one on their own test data"
+        yield f"“worst decile”: 10% of the honest clients have {worse}."
     if run.target is not None and any(len(one.summary.seeds) > 1 for one in series):
         yield (
-            f"“rounds to {run.target:.0%}”: “2/3: 4” means that 2 of 3 seeds reached it and that the "
-            "median round is 4. Seeds that did not reach it count as slowest."
+            f"“rounds to {run.target:.0%}”: “2/3: 4” means that 2 of 3 seeds reached it; "
+            "the median is round 4. Seeds that did not reach it count as slowest."
         )
 
 
@@ -201,7 +215,8 @@ def _on_worst_clients(series: Sequence[Series]) -> Iterator[str]:
     for one in series:
         name, value = worst_client(one)
         if name is not None:
-            yield f"{one.label}: the worst client is {name} with {percent_of(value)} on its own test data."
+            metric = f"{percent_of(value)} on its own test data"
+            yield f"{one.label}: the worst client is {name} with {metric}."
 
 
 def _on_method(run: Run, method: str) -> Iterator[str]:
@@ -226,9 +241,9 @@ def _count(rounds: Sequence[Sequence[str]]) -> Counter[str]:
 
 
 def audit_tables(run: Run, round_num: int, method: str | None = None) -> list[Group]:
-    """The weights of a round and how they came about: one table per method and seed, with remarks."""
+    """The weights of a round and what changed them: a table per method and seed, with remarks."""
     if method is not None:
-        run.lane(method, next(iter(run.seeds(method)), -1))  # raises RunError if there is no such method
+        run.lane(method, next(iter(run.seeds(method)), -1))  # RunError if there is no such method
     lanes = [lane for lane in run.lanes_with_round(round_num) if method in (None, lane.method)]
     if not lanes:
         raise RunError(f"{run.folder}: has no round {round_num} (yet)")
@@ -266,7 +281,7 @@ def _audit_remarks(found: Audit) -> Iterator[str]:
     more = len(found.participants) - MOST_LINES
     if more > 0:
         yield (
-            f"{more:,} more clients are not shown: their weights are lower, or their updates were refused. "
+            f"{more:,} more clients are not shown: they have less weight, or were refused. "
             "`Run.participants` in Python returns all of them."
         )
     yield found.explanation

@@ -28,8 +28,14 @@ CONFIG = "config.toml"
 MOST_BYTES = 2**20  # of a config file: reading one takes a second at most
 DEEPEST = 32  # tables and lists within each other
 INTEGERS = "integers of a config go up to 9,223,372,036,854,775,807"
-_LONG_KEY = re.compile(rf"""(?<![\w-])(?:(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+){{{DEEPEST}}}""")
-_CHECKED = ConfigDict(extra="forbid", strict=True, arbitrary_types_allowed=True, allow_inf_nan=False)
+_KEY_PART = r"""(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')"""
+_LONG_KEY = re.compile(rf"(?<![\w-])(?:{_KEY_PART}[ \t]*+\.[ \t]*+){{{DEEPEST}}}")
+_CHECKED = ConfigDict(
+    extra="forbid",
+    strict=True,
+    arbitrary_types_allowed=True,
+    allow_inf_nan=False,
+)
 
 
 def recorded_config(folder: Path) -> RecordedConfig:
@@ -96,7 +102,7 @@ class RecordedConfig:
         return bool(self.table)
 
     def leaves_out(self, key: str) -> bool:
-        """Whether a readable config has no such key: data and models can be passed in from Python."""
+        """Whether a readable config has no such key: the value was passed in from Python."""
         return self.is_known and key not in self.table
 
     @property
@@ -171,7 +177,7 @@ class RecordedConfig:
         return next((one for one in self.methods if one.name == name), None)
 
     def flat(self) -> dict[str, Any]:
-        """Every value by its dotted key; methods by their names, so that their order does not matter.
+        """Every value by its dotted key; methods by name, so that their order does not matter.
 
         >>> methods = [{"name": "A", "rule": {"name": "mean"}}]
         >>> RecordedConfig({"rounds": 3, "data": {"name": "digits"}, "methods": methods}).flat()
@@ -201,7 +207,7 @@ class RecordedMethod:
 
     @property
     def is_control(self) -> bool:
-        """Whether it is a reference only: it is told which clients are hostile, or is not federated."""
+        """Whether it is only a reference: it uses who is hostile, or is not federated."""
         return self.control is not None or "simulation" in self._needs()
 
     @property
@@ -212,7 +218,7 @@ class RecordedMethod:
 
     @property
     def has_rule(self) -> bool:
-        """Whether its rule is another than the mean, the only rule that does not need the models."""
+        """Whether its rule is another than the mean, the only one that does not need the models."""
         if self.rule is None:
             return False
         name = self.rule.name
@@ -238,9 +244,9 @@ class RecordedMethod:
 
 
 def build(registry: Registry[Any], part: Part) -> Any:
-    """The object that a recorded part names, with its options; None where it is not part of this library.
+    """The object that a recorded part names, with its options.
 
-    It is also None where the part does not take these options.
+    None where the part is not of this library, or does not take these options.
     """
     if part.name not in registry:
         return None
@@ -254,7 +260,7 @@ def build(registry: Registry[Any], part: Part) -> Any:
 
 @cache  # building a model takes milliseconds, and a report has thousands of audits
 def _options_of(registry: Registry[Any], name: str, part: object) -> type[BaseModel]:
-    """The options of a part, checked as in an experiment; `part` is what the name stands for now."""
+    """The options of a part, checked as for an experiment; `part` is what `name` stands for now."""
     fields: dict[str, Any] = {}
     for option in registry.options(name):
         default = ... if option.required else option.default

@@ -1,8 +1,8 @@
 """The live page: a read-only web server over run folders.
 
 `listen.py` starts it, `app.py` answers requests, `runs.py` reads and caches runs, `security.py` has
-headers and tokens, `responses.py` the forms of an answer. What is shown is in `report/views.py`, how
-in `report/page/`.
+headers and tokens, `responses.py` the forms of an answer. What is shown is in `report/views.py`,
+how it is drawn in `report/page/`.
 """
 
 from __future__ import annotations

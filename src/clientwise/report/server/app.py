@@ -159,5 +159,5 @@ async def _explain(request: Request, error: Exception) -> Response:
 
 
 async def _fail(request: Request, error: Exception) -> Response:
-    """A bug. Starlette raises the error again after this answer, so that the server logs a traceback."""
+    """A bug. Starlette raises it again after this answer, so that the server logs a traceback."""
     return send_error(request, 500, "the server failed; its terminal shows the traceback")

@@ -1,4 +1,4 @@
-"""Start the server: on a port of this machine, on one that others can reach, or on a Unix socket."""
+"""Start the server, on a port or on a Unix socket."""
 
 from __future__ import annotations
 
@@ -42,8 +42,15 @@ def serve(
     app = make_app(folders, token or None)
     listener = _listen(host, port)
     address = _address(host, listener)
-    config = uvicorn.Config(app, log_level="error", access_log=False, server_header=False, ws="none", lifespan="off")
-    config.timeout_graceful_shutdown = 1
+    config = uvicorn.Config(
+        app,
+        log_level="error",
+        access_log=False,
+        server_header=False,
+        ws="none",
+        lifespan="off",
+        timeout_graceful_shutdown=1,
+    )
     on_ready(f"{address}?token={quote(token)}" if token else address)
     try:
         uvicorn.Server(config).run(sockets=[listener])

@@ -30,7 +30,12 @@ def pack(text: str) -> Packed:
     return Packed(plain, gzip.compress(plain, 1))
 
 
-def send_packed(request: Request, packed: Packed, headers: dict[str, str], media_type: str) -> Response:
+def send_packed(
+    request: Request,
+    packed: Packed,
+    headers: dict[str, str],
+    media_type: str,
+) -> Response:
     """Packed content; compressed if the client accepts that, which saves seconds on a slow line."""
     headers = {**headers, "Vary": "Accept-Encoding"}
     if "gzip" not in request.headers.get("accept-encoding", ""):
@@ -52,7 +57,7 @@ def send_error(request: Request, status: int, message: str) -> Response:
 
 
 def path_of(request: Request) -> str:
-    """The path of a request. `request.url` is not used: it also holds the Host header, which may be anything."""
+    """The path of a request; `request.url` depends on the Host header, which may be anything."""
     return str(request.scope["path"])
 
 

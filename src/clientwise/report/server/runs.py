@@ -27,7 +27,8 @@ from ..runs import find_runs
 from .responses import Packed, hashed, pack
 
 MAX_CACHED = 32  # documents
-# An answer holds for REST times the time it took, at most MOST_REST seconds: reading must not slow a run.
+# An answer holds for REST times the time it took, at most MOST_REST seconds, so that reading does
+# not slow a run.
 REST = 20
 MOST_REST = 15.0
 # Processor time to read what a page shows, and what a line of the list shows.
@@ -68,8 +69,8 @@ class ServedRuns:
         self._folders = [folder.resolve() for folder in folders]
         self._answers: OrderedDict[Names, _Answer] = OrderedDict()
         self._making: dict[Names, asyncio.Task[_Answer]] = {}  # at most one of each
-        self._rows: dict[Path, tuple[str, list[Content]]] = {}  # version and row in the list of runs
-        self._samples: dict[Path, tuple[str, list[Sample]]] = {}  # version and metrics
+        self._rows: dict[Path, tuple[str, list[Content]]] = {}  # version, line of the list of runs
+        self._samples: dict[Path, tuple[str, list[Sample]]] = {}  # version, metrics
 
     def find(self) -> dict[str, Path]:
         """All run folders by id: the given ones, or those inside them."""
@@ -109,7 +110,7 @@ class ServedRuns:
             return views.one_seed([self.open(name) for name in names], seed)
 
     def metrics(self) -> str:
-        """The state of all runs for a monitoring system; a run is read once for each of its versions."""
+        """The state of all runs for a monitoring system; each version of a run is read once."""
         found: list[Sample] = []
         for name, folder in self.find().items():
             version, samples = self._samples.get(folder, ("", []))
@@ -122,9 +123,10 @@ class ServedRuns:
         return as_text(found)
 
     async def _answer(self, names: Names, whole: bool) -> _Answer:
-        """The last answer while it holds or a new one is being made; else a new one, made once for all.
+        """An answer, with `whole` one that has a document.
 
-        With `whole` it has a document.
+        It is the last one while that holds or a new one is being made; else a new one, made once
+        for all who wait.
         """
         while True:
             answer = self._answers.get(names)
@@ -156,7 +158,8 @@ class ServedRuns:
         began = time.thread_time()
         last = self._answers.get(names)
         document = last.document if last else None
-        with time_limit(DOCUMENT_SECONDS if names else math.inf):  # each line of the list has its own limit
+        limit = DOCUMENT_SECONDS if names else math.inf  # each line of the list has its own limit
+        with time_limit(limit):
             standing = self._standing(names)
             is_new = last is None or last.standing.version != standing.version
             # Unasked only where there was one before: then a new version is ready for all readers.

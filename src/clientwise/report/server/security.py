@@ -13,9 +13,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .responses import send_error
 
-# Starlette 1.3, which Flower needs, reads only "[" of "[::1]:8000", so "[" must be allowed. That lets
-# any IPv6 address pass, which is harmless: the check is against foreign names that resolve to this
-# machine, and an address resolves only to itself.
+# Starlette 1.3, which Flower needs, reads only "[" of "[::1]:8000", so "[" must be allowed. Then
+# any IPv6 address passes, which is harmless: the check is against foreign names that resolve to
+# this machine, and an address resolves only to itself.
 LOOPBACK_NAMES = ("127.0.0.1", "localhost", "[::1]", "::1", "[")
 HEADERS = {
     "Content-Security-Policy": (
@@ -27,13 +27,13 @@ HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
-NO_TOKEN = "A token is required. Open the address that `clientwise serve` printed, including ?token=..."
+NO_TOKEN = "A token is required: open the address that `clientwise serve` printed, with ?token=..."
 
 
 def guards(token: str | None) -> list[Middleware]:
-    """What every request passes first: security headers, and a token or a host name of this machine.
+    """What every request passes first: security headers, then the check of token or host name.
 
-    Without the check of the host name, a foreign page could point its own name here and read along.
+    Without the check of the host name, a foreign page could point its own name here and read runs.
     """
     if token is not None:
         return [Middleware(SecurityHeaders), Middleware(TokenCheck, token=token)]
