@@ -102,9 +102,9 @@ def test_the_explanation_names_all_that_moved_the_weights(moved: cw.Run) -> None
     assert audit(moved, "all of it", 1, 5).explanation == (
         "Prior weight = score / sum of scores. Score function: prioritized. "
         "Criteria: dataset_size > label_diversity (most important first). "
-        "The prior weight is adjusted by the evidence significance (threshold 2.0, slack 1.0, "
-        "strength 0.5, step 0.1) and then by the bounds (cap 20%, floor 2%). "
-        "z is the accumulated evidence against a client in standard errors; z < 0 is in its favour. "
+        "Evidence adjusts the prior weight: significance (threshold 2.0, slack 1.0, "
+        "strength 0.5, step 0.1). Bounds limit the weight: cap 20%, floor 2%. "
+        "z is the accumulated evidence against a client in standard errors; z < 0 favours it. "
         "Influence is a client's share of the aggregate after clip (times 1.0) and then "
         "the rule multi_krum (hostile 0.3)."
     )
@@ -231,7 +231,7 @@ def test_bounds_that_moved_nothing_say_so(moved: cw.Run, tmp_path: Path) -> None
         database.execute("UPDATE participants SET prior = NULL WHERE lane = ?", (moved.lane("bounds", 1),))
     found = audit(cw.Run(folder), "bounds", 1, 5)
     assert [place.label for place in found.places] == ["score", "weight"]
-    assert "by the bounds (cap 15%). This changed no weight in this round." in found.explanation
+    assert "Bounds limit the weight: cap 15%. No weight was changed in this round." in found.explanation
 
 
 def test_a_client_over_the_rounds(moved: cw.Run) -> None:

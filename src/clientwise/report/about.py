@@ -25,7 +25,7 @@ def about_section(runs: Sequence[Run]) -> Section:
     if len(runs) > 1:
         return Section(SECTION, "What was run", "", [differences(runs)])
     rows = [[*row] for row in about(runs[0])]
-    facts = table("run", "What was run", ["what", "how"], rows, "", [False, False])
+    facts = table("run", "What was run", ["setting", "value"], rows, "", [False, False])
     return Section(SECTION, "What was run", "", [facts])
 
 
@@ -41,7 +41,7 @@ def config_section(runs: Sequence[Run]) -> Section:
 
 
 def about(run: Run) -> Iterator[tuple[str, str]]:
-    """What was run, line by line: (what, how)."""
+    """What was run, line by line: (setting, value)."""
     config = recorded_config(run.folder)
     seeds = sorted({lane.seed for lane in run.lanes})
     yield "data", _data(config)

@@ -14,7 +14,7 @@ from ..runs.rows import ClientRoundRow, LoweredRow, ParticipantRow
 from .document import Cell, number, percent_of
 
 NOTABLE = 0.1  # relative change of a weight below which the columns say enough
-Z_MEANS = "z is the accumulated evidence against a client in standard errors; z < 0 is in its favour."
+Z_MEANS = "z is the accumulated evidence against a client in standard errors; z < 0 favours it."
 LOSSES = {  # by the source of the server set: which loss the evidence is about
     "held_out": "the loss on held-out samples",
     "contributed": "the loss on samples contributed by clients",
@@ -163,16 +163,12 @@ class Chain:
 
 
 def _explain_movers(parts: RecordedMethod, passed: Sequence[Place]) -> Iterator[str]:
-    movers = []
     if parts.evidence:
-        movers.append(f"the evidence {described(parts.evidence)}")
+        yield f"Evidence adjusts the prior weight: {described(parts.evidence)}."
     if parts.bounds:
-        movers.append(f"the bounds ({_in_words(parts.bounds)})")
-    if not movers:
-        return
-    yield f"The prior weight is adjusted by {' and then by '.join(movers)}."
-    if PRIOR not in passed:
-        yield "This changed no weight in this round."
+        yield f"Bounds limit the weight: {_in_words(parts.bounds)}."
+    if (parts.evidence or parts.bounds) and PRIOR not in passed:
+        yield "No weight was changed in this round."
 
 
 def _explain_influence(parts: RecordedMethod) -> Iterator[str]:
