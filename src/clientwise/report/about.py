@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from ..registry import Part
 from ..runs.files import read_whole
-from ..runs.reader import Run
+from ..runs.folder import RunFolder
 from ..runs.recorded import RecordedConfig, recorded_config
 from .chain import described
 from .document import Content, Section, Table, counted, table
@@ -20,7 +20,7 @@ UNKNOWN = "unknown"
 NO_DIFFERENCE = "No differences: config, versions and data are the same."
 
 
-def about_section(runs: Sequence[Run]) -> Section:
+def about_section(runs: Sequence[RunFolder]) -> Section:
     """What was run; of several runs, how they differ."""
     if len(runs) > 1:
         return Section(SECTION, "What was run", "", [differences(runs)])
@@ -29,7 +29,7 @@ def about_section(runs: Sequence[Run]) -> Section:
     return Section(SECTION, "What was run", "", [facts])
 
 
-def config_section(runs: Sequence[Run]) -> Section:
+def config_section(runs: Sequence[RunFolder]) -> Section:
     """Every key of the resolved config, where there is one run."""
     rows: list[list[Content]] = []
     if len(runs) == 1:
@@ -40,7 +40,7 @@ def config_section(runs: Sequence[Run]) -> Section:
     return Section("config", "Config", lead, [keys])
 
 
-def about(run: Run) -> Iterator[tuple[str, str]]:
+def about(run: RunFolder) -> Iterator[tuple[str, str]]:
     """What was run, line by line: (setting, value)."""
     config = recorded_config(run.folder)
     seeds = sorted({lane.seed for lane in run.lanes})
@@ -68,19 +68,19 @@ def about(run: Run) -> Iterator[tuple[str, str]]:
         yield "tags", _text(config.tags)
 
 
-def data_name(run: Run) -> str:
+def data_name(run: RunFolder) -> str:
     """The name of the dataset."""
     config = recorded_config(run.folder)
     return _text(config.data.name) if config.data else _passed_in(config, "data")
 
 
-def labels(run: Run) -> tuple[str, str]:
+def labels(run: RunFolder) -> tuple[str, str]:
     """The note and the tags of a run."""
     config = recorded_config(run.folder)
     return _text(config.note), _text(config.tags)
 
 
-def differences(runs: Sequence[Run]) -> Table:
+def differences(runs: Sequence[RunFolder]) -> Table:
     """The keys of config, versions and data in which runs differ, with each run's value."""
     values = [_all_values(run) for run in runs]
     for method in _methods_not_in_all(runs):
@@ -92,7 +92,7 @@ def differences(runs: Sequence[Run]) -> Table:
     return table("differences", "Differences", columns, rows, note, [False] * len(columns))
 
 
-def _all_values(run: Run) -> dict[str, object]:
+def _all_values(run: RunFolder) -> dict[str, object]:
     """What a run's config, versions and data say, by key."""
     values: dict[str, object] = {**recorded_config(run.folder).flat()}
     values |= {f"versions.{name}": value for name, value in _versions(run).items()}
@@ -103,7 +103,7 @@ def _all_values(run: Run) -> dict[str, object]:
     return values
 
 
-def _methods_not_in_all(runs: Sequence[Run]) -> list[str]:
+def _methods_not_in_all(runs: Sequence[RunFolder]) -> list[str]:
     names: dict[str, None] = {}
     for run in runs:
         names |= dict.fromkeys(run.methods)
@@ -141,7 +141,7 @@ def _passed_in(config: RecordedConfig, key: str) -> str:
     return "passed in from Python" if config.leaves_out(key) else UNKNOWN
 
 
-def _clients(run: Run, config: RecordedConfig) -> str:
+def _clients(run: RunFolder, config: RecordedConfig) -> str:
     seed = min((lane.seed for lane in run.lanes), default=-1)
     sizes = [row.num_train for row in run.clients(seed)]
     held = "local data, sizes not recorded"  # a deployment
@@ -177,7 +177,7 @@ def _drawn(value: object) -> str:
     return UNKNOWN if value is None else _text(value)
 
 
-def _versions(run: Run) -> dict[str, str]:
+def _versions(run: RunFolder) -> dict[str, str]:
     """The versions that a run was computed with, by name; empty where they cannot be read."""
     try:
         found: object = json.loads(read_whole(run.folder / "versions.json", MOST_BYTES))

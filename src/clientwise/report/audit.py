@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..core.scores import SCORES, Score
 from ..core.weighting import NORMALISERS, Normaliser, divide, to_weights
-from ..runs.reader import Run
+from ..runs.folder import RunFolder
 from ..runs.recorded import RecordedMethod, build
 from ..runs.rows import CriterionRow, ParticipantRow, RoundRow
 from .chain import PRIOR, Chain, Place, described, places
@@ -46,7 +46,7 @@ class Participant:
 class Audit:
     """One round of one method and seed, weight by weight."""
 
-    run: Run
+    run: RunFolder
     method: str
     seed: int
     round_num: int
@@ -67,7 +67,7 @@ class Audit:
         return "prior weight with the best" if PRIOR in self.places else "weight with the best"
 
 
-def audit(run: Run, method: str, seed: int, round_num: int) -> Audit:
+def audit(run: RunFolder, method: str, seed: int, round_num: int) -> Audit:
     """Everything about the weights of one round."""
     record = run.round(method, seed, round_num)
     rows = run.participants(method, seed, round_num)

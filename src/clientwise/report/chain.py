@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from ..core.bounds import Bounds
 from ..registry import Part
-from ..runs.reader import Run
+from ..runs.folder import RunFolder
 from ..runs.recorded import RecordedMethod, recorded_config
 from ..runs.rows import ClientRoundRow, LoweredRow, ParticipantRow
 from .document import Cell, number, percent_of
@@ -78,14 +78,14 @@ class Chain:
     loss: str  # that the evidence is about
 
     @classmethod
-    def of(cls, run: Run, method: str) -> Chain:
+    def of(cls, run: RunFolder, method: str) -> Chain:
         """The chain of a method of a run."""
         config = recorded_config(run.folder)
         loss = LOSSES.get(config.server_set_source or "", "the loss")
         return cls(config.method(method), loss)
 
     def remarks(
-        self, run: Run, method: str, seed: int, round_num: int, rows: Mapping[int, Weighed]
+        self, run: RunFolder, method: str, seed: int, round_num: int, rows: Mapping[int, Weighed]
     ) -> dict[int, tuple[str, ...]]:
         """What changed the weights of a round, in words; `rows` are accepted updates by client."""
         by_evidence = self._all_by_evidence(run, method, seed, round_num, rows)
@@ -96,7 +96,7 @@ class Chain:
         return said
 
     def _all_by_evidence(
-        self, run: Run, method: str, seed: int, round_num: int, rows: Mapping[int, Weighed]
+        self, run: RunFolder, method: str, seed: int, round_num: int, rows: Mapping[int, Weighed]
     ) -> dict[int, str | None]:
         judged = [client for client, row in rows.items() if row.posterior is not None]
         if not judged:

@@ -9,8 +9,8 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from ..runs.files import make_way
-from ..runs.reader import Run
+from ..runs.files import make_way, naming
+from ..runs.folder import RunFolder
 from .document import Cell, Chart, Content, Document, Table, text_of
 from .figures import draw
 from .html import write_html
@@ -22,7 +22,7 @@ MAX_CARRIED_SEEDS = 20
 
 
 def write_report(
-    runs: Sequence[Run],
+    runs: Sequence[RunFolder],
     folder: Path,
     on_file: Callable[[Path], None] = lambda path: None,
 ) -> Path:
@@ -59,11 +59,13 @@ def _write_figure(chart: Chart, folder: Path, name: str) -> None:
 def _write_table(table: Table, folder: Path, name: str) -> None:
     texts = {"csv": as_csv(table), "md": as_markdown(table), "tex": as_latex(table)}
     for suffix, text in texts.items():
-        make_way(folder / f"{name}.{suffix}").write_text(text, encoding="utf-8")
+        path = folder / f"{name}.{suffix}"
+        with naming(path):
+            make_way(path).write_text(text, encoding="utf-8")
 
 
 def unique_names(folders: Sequence[Path]) -> dict[str, Path]:
-    """Run folders by name; equal names are numbered."""
+    """RunFolder folders by name; equal names are numbered."""
     names: dict[str, Path] = {}
     for folder in folders:
         plain = os.fsencode(folder.resolve().name).decode(errors="replace")
@@ -76,7 +78,7 @@ def unique_names(folders: Sequence[Path]) -> dict[str, Path]:
     return names
 
 
-def audits(runs: Sequence[Run]) -> dict[str, dict[str, Document]]:
+def audits(runs: Sequence[RunFolder]) -> dict[str, dict[str, Document]]:
     """The audits that a page contains: of each lane some rounds, the last one, and clients."""
     found: dict[str, dict[str, Document]] = {"round": {}, "client": {}}
     for run in runs:

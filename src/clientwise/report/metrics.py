@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..errors import RunError
-from ..runs.reader import Run
+from ..runs.folder import RunFolder
 from ..runs.schema import DATABASE
 from .views import run_state
 
@@ -37,12 +37,12 @@ class Sample(NamedTuple):
 def samples_of(folder: Path, name: str) -> list[Sample]:
     """The state of the run in a folder; clientwise_up is 0 where it cannot be read."""
     try:
-        return [Sample("clientwise_up", {"run": name}, 1), *_samples(Run(folder, name))]
+        return [Sample("clientwise_up", {"run": name}, 1), *_samples(RunFolder(folder, name))]
     except (RunError, OSError):
         return [Sample("clientwise_up", {"run": name}, 0)]
 
 
-def _samples(run: Run) -> Iterator[Sample]:
+def _samples(run: RunFolder) -> Iterator[Sample]:
     here = {"run": run.id}
     yield Sample("clientwise_running", here, run_state(run) == "running")
     yield Sample("clientwise_finished", here, run.finished)
@@ -61,14 +61,14 @@ def _samples(run: Run) -> Iterator[Sample]:
             yield from _member_samples(run, lane.method, lane.seed, names, labels)
 
 
-def _names(run: Run, seed: int) -> dict[int, str]:
+def _names(run: RunFolder, seed: int) -> dict[int, str]:
     """The names of the clients that have one."""
     clients = run.clients(seed, MOST_MEMBERS)
     return {one.client: one.name for one in clients if one.name is not None}
 
 
 def _member_samples(
-    run: Run,
+    run: RunFolder,
     method: str,
     seed: int,
     names: dict[int, str],

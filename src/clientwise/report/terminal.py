@@ -14,7 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from ..errors import RunError
-from ..runs.reader import Run
+from ..runs.folder import RunFolder
 from ..runs.rows import MethodSummary
 from .audit import Audit, Participant, audit
 from .document import (
@@ -37,7 +37,7 @@ BARS = "▁▂▃▄▅▆▇█"
 SPARK_WIDTH = 10
 
 
-def summary_table(run: Run) -> Table:
+def summary_table(run: RunFolder) -> Table:
     """One line per method: means over the seeds, and the standard deviation of the metric."""
     series = series_of([run])
     table = _table(_summary_title(run, series))
@@ -54,7 +54,7 @@ def summary_table(run: Run) -> Table:
     return table
 
 
-def _summary_title(run: Run, series: Sequence[Series]) -> str:
+def _summary_title(run: RunFolder, series: Sequence[Series]) -> str:
     rounds = max((max(one.summary.rounds, default=0) for one in series), default=0)
     seeds = max((len(one.summary.seeds) for one in series), default=1)
     title = f"{run.id}: {counted(rounds, 'round')}"
@@ -69,7 +69,7 @@ class _Column(NamedTuple):
     cell: Callable[[Series], str]
 
 
-def _columns(run: Run, series: Sequence[Series]) -> Iterator[_Column]:
+def _columns(run: RunFolder, series: Sequence[Series]) -> Iterator[_Column]:
     """The columns that have values in this run."""
     yield _Column(run.metric, lambda one: spread_of(one.summary.metric))
     if run.shows("macro_f1"):
@@ -88,7 +88,7 @@ def _columns(run: Run, series: Sequence[Series]) -> Iterator[_Column]:
         yield _Column("testing\nrounds", lambda one: _mean(one.summary.testing_rounds, "{:.0f}"))
 
 
-def _target_columns(run: Run, to_target: str) -> Iterator[_Column]:
+def _target_columns(run: RunFolder, to_target: str) -> Iterator[_Column]:
     def rounds(one: Series) -> str:
         return rounds_cell(one.summary.rounds_to_target).text
 
@@ -189,7 +189,7 @@ def sparkline(values: Sequence[float]) -> str:
     return "".join(BARS[min(len(BARS) - 1, level)] for level in levels)
 
 
-def remarks(run: Run) -> list[str]:
+def remarks(run: RunFolder) -> list[str]:
     """Notes on the summary table: what its columns mean, and what was unusual in the run."""
     series = series_of([run])
     found = [*_on_columns(run, series), *_on_worst_clients(series)]
@@ -200,7 +200,7 @@ def remarks(run: Run) -> list[str]:
     return found
 
 
-def _on_columns(run: Run, series: Sequence[Series]) -> Iterator[str]:
+def _on_columns(run: RunFolder, series: Sequence[Series]) -> Iterator[str]:
     if _is_known(series, lambda summary: summary.worst_decile):
         worse = f"this {run.metric} or a worse one on their own test data"
         yield f"“worst decile”: 10% of the honest clients have {worse}."
@@ -219,7 +219,7 @@ def _on_worst_clients(series: Sequence[Series]) -> Iterator[str]:
             yield f"{one.label}: the worst client is {name} with {metric}."
 
 
-def _on_method(run: Run, method: str) -> Iterator[str]:
+def _on_method(run: RunFolder, method: str) -> Iterator[str]:
     """Criteria without effect, notes and refusals of a method's rounds, each counted."""
     rounds = run.no_effect(method)
     for criterion, count in _count(rounds).items():
@@ -240,7 +240,7 @@ def _count(rounds: Sequence[Sequence[str]]) -> Counter[str]:
     return found
 
 
-def audit_tables(run: Run, round_num: int, method: str | None = None) -> list[Group]:
+def audit_tables(run: RunFolder, round_num: int, method: str | None = None) -> list[Group]:
     """The weights of a round and what changed them: a table per method and seed, with remarks."""
     if method is not None:
         run.lane(method, next(iter(run.seeds(method)), -1))  # RunError if there is no such method

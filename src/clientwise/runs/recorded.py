@@ -27,7 +27,7 @@ from .files import read_whole
 CONFIG = "config.toml"
 MOST_BYTES = 2**20  # of a config file: reading one takes a second at most
 DEEPEST = 32  # tables and lists within each other
-INTEGERS = "integers of a config go up to 9,223,372,036,854,775,807"
+INTEGERS = "the largest integer of a config is 9,223,372,036,854,775,807"
 _KEY_PART = r"""(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')"""
 _LONG_KEY = re.compile(rf"(?<![\w-])(?:{_KEY_PART}[ \t]*+\.[ \t]*+){{{DEEPEST}}}")
 _CHECKED = ConfigDict(

@@ -15,8 +15,8 @@ from starlette.exceptions import HTTPException
 
 from ...errors import NotBegunError
 from ...runs.database import time_limit
+from ...runs.folder import RunFolder
 from ...runs.lock import is_locked
-from ...runs.reader import Run
 from ...runs.rows import LaneProgress
 from ...runs.schema import DATABASE
 from .. import views
@@ -63,7 +63,7 @@ class _Answer:
 
 
 class ServedRuns:
-    """Run folders by id, and the documents made of them. No path ever comes from a request."""
+    """RunFolder folders by id, and the documents made of them. No path ever comes from a request."""
 
     def __init__(self, folders: Sequence[Path]) -> None:
         self._folders = [folder.resolve() for folder in folders]
@@ -83,9 +83,9 @@ class ServedRuns:
         except KeyError:
             raise HTTPException(404, f"there is no run {name!r}") from None
 
-    def open(self, name: str) -> Run:
+    def open(self, name: str) -> RunFolder:
         """The run with this id."""
-        return Run(self.folder(name), name)
+        return RunFolder(self.folder(name), name)
 
     async def standing(self, names: Sequence[str]) -> tuple[Standing, float]:
         """How far runs are, and in how many seconds there may be something new."""
@@ -206,7 +206,7 @@ class ServedRuns:
 def progress(folder: Path, version: str) -> Standing:
     """How far a run is."""
     try:
-        run = Run(folder)
+        run = RunFolder(folder)
     except NotBegunError:
         state = "running" if is_locked(folder) else "stopped"
         return Standing(version, state, "starting", 0, 0)
@@ -218,7 +218,7 @@ def progress(folder: Path, version: str) -> Standing:
     return Standing(version, state, status, done, total)
 
 
-def _status(run: Run, state: str, lanes: Sequence[LaneProgress], done: str) -> str:
+def _status(run: RunFolder, state: str, lanes: Sequence[LaneProgress], done: str) -> str:
     """The state of a run in a line; `done` is the percentage of rounds that are done."""
     if state == "finished":
         return f"finished, {counted(run.rounds, 'round')}"
