@@ -60,7 +60,7 @@ def test_run_prints_progress_table_and_where_things_are(config: Path, tmp_path: 
     )
     assert "all of it, seed 2: round 4/4" in output
     assert "(16 of 16 rounds" in output
-    assert "mean ± deviation of 2 seeds" in output
+    assert "mean ± SD of 2 seeds" in output
     assert "\x1b[" not in output  # not a terminal: no colours, no bars
     (folder,) = (tmp_path / "runs").iterdir()
     assert folder.name.startswith("tiny-")
@@ -154,7 +154,9 @@ def test_data_says_who_would_hold_what(config: Path, tmp_path: Path) -> None:
     sizes = data.train.sizes
     for number in (int(sizes.min()), int(sizes.max()), f"{len(data.train.indices):,}"):
         assert f" {number} " in output
-    assert f"Server: {len(data.weigh.indices)} samples to weigh by, {len(data.report.indices)} to report on" in output
+    assert (
+        f"Server: {len(data.weigh.indices)} samples for weighting, {len(data.report.indices)} for reporting" in output
+    )
     for client, size in enumerate(sizes.tolist()):
         labels = data.train.targets[data.train.slice(client)]
         cells = [str(int((labels == label).sum()) or "·") for label in range(10)]
