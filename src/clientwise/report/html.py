@@ -13,7 +13,8 @@ from importlib.resources import files
 from pathlib import Path
 
 from ..runs.files import write_atomically
-from .document import Document, as_json
+from .document import Document
+from .page_json import as_json
 
 # Plotly's bundle for charts with two axes, a third of the whole: npm's plotly.js-cartesian-dist-min, unchanged.
 PLOTLY = "plotly-cartesian.min.js"

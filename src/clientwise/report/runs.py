@@ -11,7 +11,7 @@ from ..registry import suggest
 from ..runs.schema import DATABASE
 from .document import Cell, Content, Table
 from .export import unique_names
-from .views import RUNS, run_row, runs_table
+from .run_list import RUNS, run_row, runs_table
 
 
 def find_runs(folders: Sequence[Path]) -> dict[str, Path]:

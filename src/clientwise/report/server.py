@@ -37,9 +37,11 @@ from ..runs.lock import is_locked
 from ..runs.reader import Run
 from ..runs.schema import DATABASE
 from . import views
-from .document import Content, Document, as_json, counted, without_none
+from .document import Content, Document, counted, without_none
 from .html import ASSETS, asset, to_json
 from .metrics import Sample, as_text, samples_of
+from .page_json import as_json
+from .run_list import run_row, runs_document
 from .runs import find_runs
 
 # "[" is all that Starlette 1.3, which Flower needs, sees of "[::1]:8000". It lets any bare IPv6 address pass, which is
@@ -330,14 +332,14 @@ class _Runs:
     def _list(self) -> Document:
         """The list of runs, the newest first."""
         folders = sorted(self.find().items(), key=lambda item: _modified(item[1]), reverse=True)
-        return views.runs_document([self._row(name, folder) for name, folder in folders])
+        return runs_document([self._row(name, folder) for name, folder in folders])
 
     def _row(self, name: str, folder: Path) -> list[Content]:
         """A line of the list, made once for each version of its run."""
         version, row = self._rows.get(folder, ("", []))
         if version != (now := _version(folder)):
             with time_limit(ROW_SECONDS):
-                row = views.run_row(folder, name)
+                row = run_row(folder, name)
             self._rows[folder] = (now, row)
         return row
 

@@ -18,7 +18,8 @@ from ..runs.reader import Run
 from .audit import Audit, audit
 from .document import Cell, Chart, Document, client_cell, in_bytes, in_time, percent_of
 from .document import Table as DocumentTable
-from .sections import median_rounds, rounds_cell, worst_client
+from .sections.clients import worst_client
+from .sections.targets import median_rounds, rounds_cell
 from .series import Series, series_of, spread_of
 
 if TYPE_CHECKING:
