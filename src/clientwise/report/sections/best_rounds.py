@@ -31,7 +31,7 @@ def best_rounds_section(series: Sequence[Series]) -> Section:
         "McNemar's p",
     ]
     note = (
-        f"Samples of {baseline.run.reported_on}, every method at its own best round. That round "
+        f"Counts of {baseline.run.reported_on}, every method at its own best round. That round "
         "was chosen on these same samples, so both values are optimistic. McNemar's exact test: "
         "whether the samples that only one of the two classifies correctly are divided by chance. "
         "Of twenty such tests, one falls below 0.05 by chance. Seeds in which the two have run "
