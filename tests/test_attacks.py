@@ -13,9 +13,10 @@ from torch import Tensor
 
 from clientwise import attacks
 from clientwise.attacks import ATTACKS, Attack, Honest, Hostile, Knowledge
+from clientwise.core.problem import Classification, Regression, Survival
 from clientwise.core.round import first_state, run_round
 from clientwise.core.seeding import generator
-from clientwise.core.types import Evaluation, Problem, RoundRecord, ServerState, Task
+from clientwise.core.types import Evaluation, RoundRecord, ServerState, Task
 from clientwise.data.federated import Samples
 from clientwise.engine.local import LocalEngine
 from clientwise.errors import ConfigError, RunError
@@ -26,10 +27,10 @@ from clientwise.experiment.validation import deployment_issues, validate
 from clientwise.report.document import Table
 from clientwise.report.terminal import summary_table
 from clientwise.report.views import overview
-from clientwise.runs.reader import Run
+from clientwise.runs.folder import RunFolder
 
 TINY = {"name": "tiny", "rounds": 1, "data": "digits", "partition": {"name": "iid", "clients": 2}, "model": "linear"}
-CLASSES = Problem("classification", 10)
+CLASSES = Classification(10)
 OPTIONS = {"semantic_backdoor": {"source": 1}}  # what has no default
 
 
@@ -240,8 +241,8 @@ def test_what_is_remembered_is_checkpointed_even_if_the_model_stays(config: dict
     folder = tmp_path / "run"
     with pytest.raises(RunError, match="all weights were zero in every round: nothing was learned"):
         run(alone, folder)
-    assert Run(folder).rounds_done() == 3
-    assert "all weights are zero" in str(Run(folder).round("control", 1, 3))
+    assert RunFolder(folder).rounds_done() == 3
+    assert "all weights are zero" in str(RunFolder(folder).round("control", 1, 3))
 
 
 def test_the_attack_of_the_docs_works_as_printed(config: dict[str, Any]) -> None:
@@ -261,9 +262,9 @@ def test_labels_of_one_class_and_mirrored_ones() -> None:
     assert attacks.MirroredLabels().relabel(targets, CLASSES, random).tolist() == (9 - targets).tolist()
     half = attacks.MirroredLabels(0.5).relabel(targets, CLASSES, random)
     assert int((half != targets).sum()) == 50
-    numbers = attacks.MirroredLabels().relabel(torch.tensor([1.0, 2.0, 5.0]), Problem("regression"), random)
+    numbers = attacks.MirroredLabels().relabel(torch.tensor([1.0, 2.0, 5.0]), Regression(), random)
     assert numbers.tolist() == [5, 4, 1]
-    times = attacks.WrongLabels().relabel(torch.tensor([1.0, -2.0, 5.0]), Problem("survival"), random)
+    times = attacks.WrongLabels().relabel(torch.tensor([1.0, -2.0, 5.0]), Survival(), random)
     assert times.tolist() == [5, -4, 1]  # who died is still dead
 
 
@@ -317,17 +318,17 @@ def test_a_backdoor_is_measured_and_reported(config: dict[str, Any], tmp_path: P
     config |= {"rounds": 4, "training": {"epochs": 4, "batch_size": 20, "learning_rate": 0.3}}
     stamp = attacked(config, {"name": "pixel_backdoor", "target": 3, "place": "top_left", "value": 2.0}, clients=3)
     folder = run(load_experiment(stamp), tmp_path / "run")
-    (line,) = Run(folder).summary()
+    (line,) = RunFolder(folder).summary()
     assert line.attack_success[0] is not None
     assert line.metric[0] is not None
     assert line.attack_success[0] > 0.7
     assert line.metric[0] > 0.7
-    assert [round_num for round_num, _ in Run(folder).curve("attack_success", "FedAvg", 1)] == [1, 2, 3, 4]
-    shown = overview([Run(folder)]).sections
+    assert [round_num for round_num, _ in RunFolder(folder).curve("attack_success", "FedAvg", 1)] == [1, 2, 3, 4]
+    shown = overview([RunFolder(folder)]).sections
     (summary,) = (item for section in shown for item in section.items if item.id == "summary")
     assert isinstance(summary, Table)
     assert "backdoor success rate" in [column.label for column in summary.columns]
-    assert "backdoor" in str([column.header for column in summary_table(Run(folder)).columns])
+    assert "backdoor" in str([column.header for column in summary_table(RunFolder(folder)).columns])
     assert Federation(stamp | {"hostile": []}).play()[0].attack_success is None
 
 
@@ -368,7 +369,7 @@ def test_exaggerated_criteria_are_within_their_range(config: dict[str, Any]) -> 
 def test_a_lying_judge_turns_the_order_of_patients_around() -> None:
     counts = torch.tensor([[8.0, 20.0, 15.5], [8.0, 20.0, 3.0]], dtype=torch.float64)
     truth = Evaluation(torch.tensor([8]), counts[:, 2:] / counts[:, 1:2], torch.ones(2, 1), counts)
-    said = attacks.LyingJudge().judge(truth, torch.tensor([False, True]), Problem("survival"))
+    said = attacks.LyingJudge().judge(truth, torch.tensor([False, True]), Survival())
     assert said.counts.tolist() == [[8, 20, 4.5], [8, 20, 20]]
     assert said.values.tolist() == [[4.5 / 20], [1]]
     assert float(said.losses[0]) > 1 > float(said.losses[1]) == 0
@@ -379,11 +380,11 @@ def test_a_lying_judge_says_what_could_be_true(kind: Any) -> None:
     if kind == "classification":
         counts = torch.tensor([[[3, 1], [0, 4]], [[1, 3], [4, 0]]])
         truth = Evaluation(torch.tensor([8]), torch.tensor([[7 / 8], [1 / 8]]).double(), torch.ones(2, 1), counts)
-        problem = Problem("classification", 2)
+        problem = Classification(2)
     else:
         counts = torch.tensor([[8.0, 8.0, 8.0, 4.0], [8.0, 16.0, 32.0, 8.0]], dtype=torch.float64)
         truth = Evaluation(torch.tensor([8]), torch.tensor([[0.5], [1.0]]).double(), torch.ones(2, 1), counts)
-        problem = Problem("regression")
+        problem = Regression()
     said = attacks.LyingJudge().judge(truth, torch.tensor([False, True]), problem)
     if kind == "classification":
         assert said.values.flatten().tolist() == [1 / 8, 1]

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ..runs.reader import Run, thinned
+from ..runs.folder import RunFolder
+from ..runs.reader import thinned
 from ..runs.rows import ClientRoundRow
 from .audit import Audit, Participant, audit
 from .chain import INFLUENCE, PRIOR, WEIGHT, Chain, Place, Z, places
@@ -33,7 +34,7 @@ MAX_ROUNDS = 200  # in the table of a client
 Text = Callable[[float | None], str]
 
 
-def audit_round(run: Run, method: str, seed: int, round_num: int) -> Document:
+def audit_round(run: RunFolder, method: str, seed: int, round_num: int) -> Document:
     """The audit of one round as a document of its own."""
     found = audit(run, method, seed, round_num)
     items: list[Chart | Table] = [
@@ -158,13 +159,13 @@ def _orders_table(found: Audit) -> Table:
 class _Lane:
     """A client under a method with a seed."""
 
-    run: Run
+    run: RunFolder
     method: str
     seed: int
     client: int
 
 
-def audit_client(run: Run, method: str, seed: int, client: int) -> Document:
+def audit_client(run: RunFolder, method: str, seed: int, client: int) -> Document:
     """One client under one method: its weight and metric over the rounds, and all its rounds."""
     run.lane(method, seed)  # says so if there is none
     lane = _Lane(run, method, seed, client)

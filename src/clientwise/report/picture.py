@@ -9,7 +9,7 @@ from html import escape
 
 from matplotlib.figure import Figure
 
-from ..runs.reader import Run
+from ..runs.folder import RunFolder
 from .document import Chart, Table, text_of
 from .figures import draw_into
 from .sections import result_section
@@ -30,7 +30,7 @@ class Picture(Figure):
         return content.getvalue()
 
 
-def run_html(run: Run) -> str:
+def run_html(run: RunFolder) -> str:
     """The state of a run, its headline, one row per method, and its picture."""
     series = series_of([run])
     parts = [f"<strong>{escape(f'{run.id}: {run_state(run)}')}</strong>"]

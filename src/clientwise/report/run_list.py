@@ -7,7 +7,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from ..errors import RunError
-from ..runs.reader import Run
+from ..runs.folder import RunFolder
 from .about import data_name, labels
 from .document import Cell, Content, Document, Section, Table, percent_of, table
 from .series import ranked, series_of
@@ -31,13 +31,13 @@ RUNS = {
 def run_row(folder: Path, name: str) -> list[Content]:
     """A row of the list of runs; for a folder that cannot be read, the reason."""
     try:
-        return _row(Run(folder, name), name)
+        return _row(RunFolder(folder, name), name)
     except RunError as error:
         reason = str(error).replace(f"{folder}: ", "")
         return [name, "unreadable", *[None] * (len(RUNS) - 3), reason]
 
 
-def _row(run: Run, name: str) -> list[Content]:
+def _row(run: RunFolder, name: str) -> list[Content]:
     done = run.rounds_done()
     total = run.num_lanes * run.rounds
     note, tags = labels(run)
@@ -55,7 +55,7 @@ def _row(run: Run, name: str) -> list[Content]:
     ]
 
 
-def _best_so_far(run: Run) -> Cell:
+def _best_so_far(run: RunFolder) -> Cell:
     for one in ranked(series_of([run])):
         if one.mean_metric is not None:
             text = f"{one.label}: {run.metric} {percent_of(one.mean_metric)}"

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ..runs.reader import Run
+from ..runs.folder import RunFolder
 from .document import Chart, in_bytes, in_time
 from .marks import Axis, Line, Lines
 from .series import Series
@@ -17,7 +17,7 @@ class Scale:
     """A way to measure how far a run is."""
 
     name: str
-    so_far: Callable[[Run, str, int], Mapping[int, float]]  # by round, of a method with a seed
+    so_far: Callable[[RunFolder, str, int], Mapping[int, float]]  # by round, of a method and seed
     text: Callable[[float], str]
     units: Mapping[str, float]  # of an axis, the smallest first
     axis: str  # what follows the unit in its label
@@ -35,8 +35,8 @@ class Scale:
 
 TIME_UNITS = {"seconds": 1, "minutes": 60, "hours": 3600, "days": 86400}
 BYTE_UNITS = {"kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}
-TIME = Scale("time", Run.times, in_time, TIME_UNITS, " on the clients' clock")
-BYTES = Scale("bytes", Run.bytes_moved, in_bytes, BYTE_UNITS, "")
+TIME = Scale("time", RunFolder.times, in_time, TIME_UNITS, " on the clients' clock")
+BYTES = Scale("bytes", RunFolder.bytes_moved, in_bytes, BYTE_UNITS, "")
 
 
 def scales(series: Sequence[Series]) -> list[Scale]:

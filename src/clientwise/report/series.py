@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from ..runs.reader import Run
+from ..runs.folder import RunFolder
 from ..runs.rows import ArrivedRow, MethodSummary
 from .document import percent_of
 from .marks import COLOURS, AuditLinks, Dash
@@ -23,7 +23,7 @@ class Series:
     """A method of a run."""
 
     label: str
-    run: Run
+    run: RunFolder
     summary: MethodSummary
     colour: str
     dash: Dash
@@ -91,7 +91,7 @@ def _has_diverged(losses: Sequence[float]) -> bool:
     return last > LARGEST_LOSS or last > max(losses[0], DIVERGED * min(losses))
 
 
-def series_of(runs: Sequence[Run], seed: int | None = None) -> list[Series]:
+def series_of(runs: Sequence[RunFolder], seed: int | None = None) -> list[Series]:
     """The methods of all runs; with several runs, their labels name the run.
 
     Methods that have run as many rounds as any are restricted to the seeds that all of them have

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ..errors import RunError
 from ..experiment.matrix import Matrix, look_at
-from ..runs.reader import Run
+from ..runs.folder import RunFolder
 from .chain import Chain
 from .statistics import Difference, paired_difference
 
@@ -86,16 +86,16 @@ def read_results(folder: Path) -> Results:
     )
 
 
-def _read(folder: Path) -> tuple[Run, LastRound] | None:
+def _read(folder: Path) -> tuple[RunFolder, LastRound] | None:
     """The run of a cell and its last round; None where it has not begun or cannot be read."""
     try:
-        run = Run(folder)
+        run = RunFolder(folder)
         return run, run.at_round(run.rounds)
     except RunError:
         return None
 
 
-def _is_control(run: Run, method: str) -> bool:
+def _is_control(run: RunFolder, method: str) -> bool:
     parts = Chain.of(run, method).parts
     return parts is not None and parts.is_control
 
@@ -103,7 +103,7 @@ def _is_control(run: Run, method: str) -> bool:
 def _federation(
     name: str,
     matrix: Matrix,
-    runs: Mapping[str, tuple[Run, LastRound]],
+    runs: Mapping[str, tuple[RunFolder, LastRound]],
     methods: Sequence[str],
     seeds: Sequence[int],
 ) -> Federation:

@@ -7,8 +7,8 @@ from contextlib import ExitStack
 
 from ..errors import RunError
 from ..runs.database import reading
+from ..runs.folder import RunFolder
 from ..runs.lock import is_locked
-from ..runs.reader import Run
 from . import sections
 from .about import about_section, config_section
 from .audit_pages import audit_client, audit_round
@@ -30,7 +30,7 @@ __all__ = [
 ]
 
 
-def overview(runs: Sequence[Run]) -> Document:
+def overview(runs: Sequence[RunFolder]) -> Document:
     """The report on one run, or on several compared."""
     if not runs:
         raise RunError("no run to report on")
@@ -44,7 +44,7 @@ def overview(runs: Sequence[Run]) -> Document:
         return _overview(runs)
 
 
-def _overview(runs: Sequence[Run]) -> Document:
+def _overview(runs: Sequence[RunFolder]) -> Document:
     first = runs[0]
     series = series_of(runs)
     if not series:
@@ -75,7 +75,7 @@ def _overview(runs: Sequence[Run]) -> Document:
     )
 
 
-def _subtitle(runs: Sequence[Run], series: Sequence[Series]) -> str:
+def _subtitle(runs: Sequence[RunFolder], series: Sequence[Series]) -> str:
     methods = ", ".join(dict.fromkeys(one.method for one in series))
     rounds = " or ".join(counted(number, "round") for number in sorted({r.rounds for r in runs}))
     text = f"{methods}; {counted(len(_seeds(series)), 'seed')}, {rounds}"
@@ -97,7 +97,7 @@ def _sections_of_one_seed(series: Sequence[Series]) -> list[Section]:
     ]
 
 
-def one_seed(runs: Sequence[Run], seed: int) -> Document:
+def one_seed(runs: Sequence[RunFolder], seed: int) -> Document:
     """The sections of an overview that show only one seed, with this one."""
     shown = _sections_of_one_seed(series_of(runs, seed))
     return Document(f"Seed {seed}", [], [section for section in shown if section.items])
@@ -108,7 +108,7 @@ def not_begun(title: str, run_id: str | None = None, state: str | None = None) -
     return Document(title, [NOTHING_YET], [], id=run_id, state=state, rounds=0)
 
 
-def _warnings(runs: Sequence[Run]) -> list[str]:
+def _warnings(runs: Sequence[RunFolder]) -> list[str]:
     """What limits a comparison of these runs."""
     lines = []
     if not all(_has_same_data(runs[0], run) for run in runs[1:]):
@@ -119,12 +119,12 @@ def _warnings(runs: Sequence[Run]) -> list[str]:
     return lines
 
 
-def _has_same_data(one: Run, other: Run) -> bool:
+def _has_same_data(one: RunFolder, other: RunFolder) -> bool:
     shared = one.data.keys() & other.data.keys()
     return all(one.data[seed] == other.data[seed] for seed in shared)
 
 
-def result_charts(run: Run) -> list[Chart]:
+def result_charts(run: RunFolder) -> list[Chart]:
     """A run in one picture: the metric over the rounds, and the weight of hostile clients."""
     series = series_of([run])
     charts = [metric_chart(series)]
@@ -133,7 +133,7 @@ def result_charts(run: Run) -> list[Chart]:
     return charts
 
 
-def run_state(run: Run) -> str:
+def run_state(run: RunFolder) -> str:
     """Whether a run is finished, running now, or stopped before its end."""
     if run.finished:
         return "finished"

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ..document import Chart, Section
-from ..lines import has_lines, line_chart
+from ..lines import line_chart
 from ..marks import MAX_POINTS, Lines
 from ..scales import rescaled, scales
 from ..series import Series
@@ -18,9 +18,9 @@ def curves_section(series: Sequence[Series]) -> Section:
     metric = metric_chart(series)
     charts = [metric]
     charts += [rescaled(metric, scale, series) for scale in scales(series)]
-    macro_f1 = _curve_chart(series, "macro_f1", f"macro F1 on {run.reported_on}", percent=False)
-    if has_lines(macro_f1):  # it is for classes only
-        charts.append(macro_f1)
+    if run.shows("macro_f1"):
+        title = f"macro F1 on {run.reported_on}"
+        charts.append(_curve_chart(series, "macro_f1", title, percent=False))
     charts.append(_curve_chart(series, "loss", f"loss on {run.reported_on}", percent=False))
     lead = ""
     if any(len(one.summary.seeds) > 1 for one in series):

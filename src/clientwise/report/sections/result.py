@@ -99,7 +99,7 @@ def _metric_columns(series: Sequence[Series], differences: Differences) -> list[
         _ResultColumn(metric, metric_cell, lower, run.metric, is_tested=True),
         _ResultColumn(against, against_cell, lower, "against the baseline", is_tested=True),
     ]
-    if any(_known(one.summary.macro_f1) for one in series):
+    if run.shows("macro_f1"):
         columns.append(_ResultColumn("macro F1", _macro_f1_cell))
     return columns
 
