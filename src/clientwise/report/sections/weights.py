@@ -66,7 +66,10 @@ def heat_maps(series: Sequence[Series]) -> list[Chart]:
 
 
 def _highest(grid: WeightGrid) -> float:
-    return max((value for row in grid.means for value in row if value is not None), default=0.0)
+    highest = 0.0
+    for row in grid.means:
+        highest = max([highest, *(value for value in row if value is not None)])
+    return highest
 
 
 def _heat_map(one: Series, grid: WeightGrid, highest: float) -> Chart:
