@@ -20,7 +20,8 @@ from clientwise.experiment.build import build_data, load_samples
 from clientwise.report.document import in_bytes, in_time, percent_of
 from clientwise.report.figures import draw
 from clientwise.report.scales import TIME, rescaled
-from clientwise.report.sections import median_rounds, metric_chart, rounds_cell
+from clientwise.report.sections.curves import metric_chart
+from clientwise.report.sections.targets import median_rounds, rounds_cell
 from clientwise.report.series import series_of
 from clientwise.report.statistics import Difference, holm, paired_difference
 
@@ -164,7 +165,7 @@ def points(difference: Difference | None) -> str:
     if difference is None or difference.interval is None:
         return "–"
     low, high = difference.interval
-    return f"{100 * difference.mean:+.1f} [{100 * low:+.1f}, {100 * high:+.1f}]{' *' * difference.is_sure}"
+    return f"{100 * difference.mean:+.1f} [{100 * low:+.1f}, {100 * high:+.1f}]{' *' * difference.is_significant}"
 
 
 def ratio(difference: Difference | None) -> str:
@@ -172,7 +173,7 @@ def ratio(difference: Difference | None) -> str:
     if difference is None or difference.interval is None:
         return "–"
     mean, low, high = (f"{math.exp(value):.0%}" for value in (difference.mean, *difference.interval))
-    return f"{mean} [{low}, {high}]{' *' * difference.is_sure}"
+    return f"{mean} [{low}, {high}]{' *' * difference.is_significant}"
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

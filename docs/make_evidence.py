@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy
 
-from clientwise.report.arena import Federation, Results, read_results, worst_case_difference
+from clientwise.report.standings import Federation, Results, read_results, worst_case_difference
 from clientwise.report.statistics import Difference, paired_difference
 from clientwise.runs.folder import RunFolder
 

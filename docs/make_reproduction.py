@@ -17,10 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import clientwise as cw
-from clientwise.report import sections
+from clientwise.report.differences import difference_between
 from clientwise.report.document import percent_of
 from clientwise.report.figures import draw
-from clientwise.report.series import Series, difference_between, series_of
+from clientwise.report.sections.curves import metric_chart
+from clientwise.report.sections.targets import gain_against
+from clientwise.report.series import Series, series_of
 from clientwise.report.statistics import Contingency, Difference, contingency, paired_difference
 from clientwise.runs.reader import is_finished
 from clientwise.runs.rows import SHARES
@@ -75,8 +77,8 @@ def block(run: cw.Run, published: dict[str, Any], picture: Path) -> str:
     if run.higher_is_better and len(series) > 1:
         parts.append(best_rounds(series, published.get("contingency", {})))
     picture.parent.mkdir(exist_ok=True)
-    draw([sections.metric_chart(series)], picture)
-    parts.append(f"![{sections.metric_chart(series).alt}](reproduction/{picture.name})")
+    draw([metric_chart(series)], picture)
+    parts.append(f"![{metric_chart(series).alt}](reproduction/{picture.name})")
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -179,7 +181,7 @@ def targets(series: list[Series], target: float, published: dict[str, Any]) -> s
     gains = published.get("gains", {})
     for one in series:
         ours = [reached([rounds[place] for rounds in found[one.label].values()]) for place in range(9)]
-        gain = sections.gain_against(one, series[0], found[one.label], found[series[0].label])
+        gain = gain_against(one, series[0], found[one.label], found[series[0].label])
         rows.append(
             [
                 one.label,

@@ -327,7 +327,7 @@ def test_a_backdoor_is_measured_and_reported(config: dict[str, Any], tmp_path: P
     shown = overview([RunFolder(folder)]).sections
     (summary,) = (item for section in shown for item in section.items if item.id == "summary")
     assert isinstance(summary, Table)
-    assert "success of the backdoor" in [column.label for column in summary.columns]
+    assert "backdoor success rate" in [column.label for column in summary.columns]
     assert "backdoor" in str([column.header for column in summary_table(RunFolder(folder)).columns])
     assert Federation(stamp | {"hostile": []}).play()[0].attack_success is None
 

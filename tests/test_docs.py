@@ -74,7 +74,9 @@ def test_the_example_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         if cell["cell_type"] == "code":
             exec("".join(cell["source"]), scope)
     assert scope["run"].rounds == 10
-    assert "Recommended is ahead, not surely" in scope["run"]._repr_html_()  # of two seeds nothing is sure
+    shown = scope["run"]._repr_html_()
+    assert "Recommended has the highest accuracy" in shown
+    assert "With 2 seeds, no significance is claimed" in shown
 
 
 def test_the_page_on_models_is_true(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,9 +21,11 @@ from clientwise.errors import ConfigError, RunError
 from clientwise.experiment.matrix import _outline, load, load_matrix, open_matrix
 from clientwise.experiment.matrix_runs import CellsFailedError, find_unfinished_matrix, run_matrix
 from clientwise.experiment.validation import validate
-from clientwise.report.arena import arena, critical_difference, read_results, standings, worst_case_difference
+from clientwise.report.arena import arena
 from clientwise.report.document import Chart, Table
 from clientwise.report.export import as_csv
+from clientwise.report.marks import HeatMap
+from clientwise.report.standings import critical_difference, read_results, standings, worst_case_difference
 from clientwise.runs.reader import is_finished
 
 ATTACKS = {"flip": {"attack": {"name": "sign_flip", "strength": 5.0}}, "labels": {"attack": "wrong_labels"}}
@@ -215,8 +217,9 @@ def test_the_page_has_a_heat_map_and_its_numbers(finished: Path) -> None:
     values = next(item for item in items if isinstance(item, Table) and item.id.endswith("values"))
     doors = next(item for item in items if isinstance(item, Table) and item.id.endswith("backdoors"))
     assert [column.label for column in doors.columns] == ["method", "door 40%"]
-    assert chart.data[0]["x"] == ["clean", "flip 40%", "door 40%"]
-    assert len(chart.data[0]["z"]) == 3
+    assert isinstance(chart.mark, HeatMap)
+    assert chart.mark.columns == ("clean", "flip 40%", "door 40%")
+    assert len(chart.mark.values) == 3
     first = as_csv(values).splitlines()[1].split(",")
     results = read_results(finished)
     method = results.methods.index(first[0])

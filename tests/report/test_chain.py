@@ -75,10 +75,14 @@ def test_the_picture_leads_step_by_step_to_what_the_record_holds(moved: cw.Run, 
     shares = {client: size / sum(sizes.values()) for client, size in sizes.items()}
     assert {one.client: one.path[0] for one in known} == pytest.approx(shares)  # by the first criterion alone
     picture, *_ = views.audit_round(moved, method, 1, 5).sections[0].items
-    assert [trace["name"] for trace in picture.data] == [*steps, found.places[-1].label]
-    for place, trace in enumerate(picture.data[:-1]):
-        ends = [start + length for start, length in zip(trace["base"], trace["x"], strict=True)]
-        assert ends == pytest.approx([one.path[place] for one in known])
+    groups = picture.mark.groups
+    assert [group.name for group in groups] == [*steps, found.places[-1].label]
+    before = [1 / len(known)] * len(known)
+    for index, group in enumerate(groups[:-1]):
+        assert group.starts == before
+        assert group.ends == [one.path[index] for one in known]
+        before = group.ends
+    assert (groups[-1].starts, groups[-1].ends) == (None, before)
 
 
 def said(found: Audit) -> dict[int, tuple[str, ...]]:
@@ -239,13 +243,13 @@ def test_a_client_over_the_rounds(moved: cw.Run) -> None:
     document = views.audit_client(moved, "all of it", 1, client)
     weight, z, _, table = document.sections[0].items
     rows = moved.client_rounds("all of it", 1, client)
-    assert {trace["name"]: trace["y"] for trace in weight.data} == {
+    assert {line.name: [*line.y] for line in weight.mark.lines} == {
         "weight": [row.weight for row in rows],
         "prior weight": [row.prior for row in rows],
         "influence": [row.influence for row in rows],
     }
-    assert (z.id, z.data[0]["y"]) == ("client-z", [row.z for row in rows])
-    assert "tickformat" not in z.layout["yaxis"]
+    assert (z.id, [*z.mark.lines[0].y]) == ("client-z", [row.z for row in rows])
+    assert not z.mark.y.percent
     labels = [column.label for column in table.columns]
     assert labels == ["round", *CHAINS["all of it"], "training loss", "refused because"]
     assert [row[4].value for row in table.rows] == [row.posterior for row in rows]

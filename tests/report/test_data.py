@@ -98,8 +98,8 @@ def test_regression_has_sizes_only(tmp_path: Path) -> None:
 
 def test_charts(tabled: DataSummary, tmp_path: Path) -> None:
     mixture, sizes = data_charts(tabled, "digits")
-    assert mixture.data[0]["z"][1][:2] == pytest.approx([3 / 7, 4 / 7])
-    assert sizes.data[0]["y"] == [100, 70, 35]
-    assert len(sizes.data) == 1  # nobody tests anything
+    assert mixture.mark.values[1][:2] == pytest.approx([3 / 7, 4 / 7])
+    assert sizes.mark.lines[0].y == [100, 70, 35]
+    assert len(sizes.mark.lines) == 1  # nobody tests anything
     draw([mixture, sizes], tmp_path / "who.svg")
     assert "<svg" in (tmp_path / "who.svg").read_text()

@@ -21,6 +21,7 @@ from clientwise.report.export import (
     write_items,
     write_report,
 )
+from clientwise.report.marks import Axis, Line, Lines
 
 TABLE = table(
     "t", "100% of a_b", ["method", "gain"], [["MW > LD | DS", Cell(4.67, "+4.7 ± 0.3")], ["x^2", None]], "κ & co."
@@ -50,7 +51,7 @@ def test_the_best_of_rivals_is_bold_and_a_minus_is_a_minus() -> None:
         ["other", Cell(-0.4, "-0.4 ± 1.6"), 3],
         ["a-1", Cell(2.0, "+2.0"), 3],
     ]
-    shown = table("t 1", "t", ["method", "gain", "rounds"], rows, "", lower=["rounds"], rivals=True)
+    shown = table("t 1", "t", ["method", "gain", "rounds"], rows, "", lower=["rounds"], marked=["gain", "rounds"])
     assert shown.best() == {(2, 1), (1, 2), (2, 2)}
     latex = as_latex(shown)
     assert r"other & $-$0.4 $\pm$ 1.6 & \textbf{3} \\" in latex
@@ -66,7 +67,8 @@ def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:
         (tmp_path / name).parent.mkdir()
         (tmp_path / name).symlink_to(precious)
     os.mkfifo(tmp_path / "tables" / "s-t.md")
-    line = Chart("c", "a chart", "a line", [{"x": [1], "y": ["a"], "marker": {"color": "#000000"}}], {})
+    lines = Lines([Line("a", [1], [0.5], "#000000")], Axis("round"), Axis())
+    line = Chart("c", "a chart", "a line", lines)
     write_items(Document("report", [], [Section("s", "all", "", [TABLE, line])]), tmp_path, lambda path: None)
     assert precious.read_bytes() == b"precious"
     assert (tmp_path / "figures" / "s-c.png").read_bytes()[:4] == b"\x89PNG"

@@ -133,7 +133,7 @@ def test_a_live_run_is_followed_without_reload(open_page: Any, tmp_path: Path) -
     runs.mkdir()
     with served([runs]) as address:
         page = open_page(address)
-        page.get_by_text("No run here yet").wait_for()
+        page.get_by_text("No runs yet").wait_for()
         with running(runs / "live", rounds=3000) as process:
             page.get_by_role("link", name="live", exact=True).click()  # it appears in the list by itself
             page.wait_for_selector("#status[data-state=running]")

@@ -93,17 +93,17 @@ def test_who_is_late_or_drops_out_is_no_news(tmp_path: Path) -> None:
 def test_curves_stand_where_their_rounds_end(timed: cw.Run, tmp_path: Path) -> None:
     found = items(timed)
     over_rounds, over_time = found["metric"], found["metric-time"]
-    lines = {trace["name"]: trace for trace in over_time.data if "range" not in trace["meta"]}
+    lines = {line.name: line for line in over_time.mark.lines}
     assert [*lines] == ["FedAvg", "buffered"]  # the control has no clock
-    plain = next(trace for trace in over_rounds.data if trace["name"] == "FedAvg")
+    plain = next(line for line in over_rounds.mark.lines if line.name == "FedAvg")
     ends = [timed.times("FedAvg", seed) for seed in (1, 2)]
-    unit = {"minutes": 60, "hours": 3600}[over_time.layout["xaxis"]["title"]["text"].split()[0]]
-    assert lines["FedAvg"]["x"] == pytest.approx([sum(end[r] for end in ends) / 2 / unit for r in range(1, 9)])
-    assert lines["FedAvg"]["y"] == plain["y"]
-    assert lines["FedAvg"]["meta"]["numbers"] == [*range(1, 9)]  # a click opens the round, not the minute
+    unit = {"minutes": 60, "hours": 3600}[over_time.mark.x.unit]
+    assert lines["FedAvg"].x == pytest.approx([sum(end[r] for end in ends) / 2 / unit for r in range(1, 9)])
+    assert lines["FedAvg"].y == plain.y
+    assert lines["FedAvg"].links.numbers == [*range(1, 9)]  # a click opens the round, not the minute
     assert "over time" in over_time.alt
     assert "over the rounds" not in over_time.alt
-    assert found["metric-bytes"].layout["xaxis"]["title"]["text"] == "kB"
+    assert found["metric-bytes"].mark.x.label == "kB"
     draw([over_time], tmp_path / "time.png")
 
 

@@ -18,14 +18,16 @@ import pytest
 
 import clientwise as cw
 from clientwise.errors import RunError
-from clientwise.report import sections, views
+from clientwise.report import run_list, sections, views
 from clientwise.report.audit import audit
-from clientwise.report.document import as_json
 from clientwise.report.figures import draw
+from clientwise.report.marks import Lines
+from clientwise.report.page_json import as_json
 from clientwise.report.series import series_of
 from clientwise.report.server.runs import progress
 from clientwise.report.statistics import Contingency, Difference, contingency, paired_difference
 from clientwise.report.terminal import audit_tables, remarks, sparkline, summary_table
+from clientwise.report.verdict import NOT_RANKED
 from clientwise.runs.lock import locked
 from clientwise.runs.writer import Store
 
@@ -67,13 +69,22 @@ def test_what_is_not_federated_has_no_weights(tmp_path: Path) -> None:
     assert "map-Pooled" not in shown
 
 
-def test_the_headline_says_who_won_by_how_much_and_how_surely(shown: cw.Run, document: Json) -> None:
+def test_the_headline_says_which_method_leads_by_how_much_and_whether_significantly(
+    shown: cw.Run, document: Json
+) -> None:
     best = max(shown.summary(), key=lambda line: statistics.fmean(line.metric))
     lead = [line for line in document["lead"] if "refused" not in line]
-    assert lead[0].startswith(f"{best.method} is ahead, not surely: accuracy {statistics.fmean(best.metric):.1%}")
+    assert lead[0] == (
+        f"{best.method} has the highest accuracy ({statistics.fmean(best.metric):.1%} in round 5). "
+        "With 3 seeds, no significance is claimed: at least 5 are needed."
+    )
     if best.method != "FedAvg":
-        sure = r"(not sure \(p = .*\)|p .* methods, but 3 seeds are few to be sure by)\."
-        assert re.search(rf"Against FedAvg .*points better, 95% interval .* over 3 seeds: {sure}", lead[1])
+        claim = (
+            r"(not statistically significant \(p = .*, Holm\)"
+            r"|p .*, Holm; no significance is claimed with fewer than 5 seeds)\."
+        )
+        interval = r"\(95% confidence interval .*, 3 seeds\)"
+        assert re.search(rf"against FedAvg \(baseline\): .*points better {interval}, {claim}", lead[1])
         assert any("Hostile clients had" in line for line in document["lead"])
 
 
@@ -142,7 +153,7 @@ def test_rounds_to_target_counted_from_the_clients_themselves(shown: cw.Run) -> 
 
 
 def test_best_rounds_are_compared_sample_by_sample(shown: cw.Run) -> None:
-    section = sections.best_rounds(series_of([shown]))
+    section = sections.best_rounds_section(series_of([shown]))
     (table,) = section.items
     assert len(table.rows) == (len(shown.methods) - 1) * 3  # every method but the baseline, three seeds
     for name, seed, best, baseline, both_right, only_ours, only_theirs, both_wrong, p_value in table.rows:
@@ -295,8 +306,8 @@ def test_a_seed_that_has_only_begun_does_not_spoil_the_others(tmp_path: Path) ->
     trace = items(overview(run))["metric"]["data"][0]
     assert (trace["name"], trace["x"][-1]) == ("A", 100)
     assert overview(run)["lead"] == [
-        "A and B are level: accuracy 10.0% at the last round.",
-        "Compared on the seeds that all have run as far, on the same data: 1.",
+        "A and B have the same accuracy (10.0% in round 100).",
+        "Compared on the seeds that all methods have run as far, on the same data: 1.",
     ]
 
 
@@ -336,11 +347,11 @@ def test_methods_are_compared_at_the_same_round_or_not_at_all(tmp_path: Path) ->
     lanes = {("A", seed): 50 for seed in (1, 2, 3)} | {("B", seed): 100 for seed in (1, 2, 3)}
     document = overview(write_run(tmp_path / "run", 100, lanes))  # B leads by five points, and by fifty rounds
     assert document["lead"] == [
-        "B: accuracy 10.0% at the last round.",
-        "Not all have run 100 rounds: A 50. These are not ranked; differences are taken at the last round that both "
-        "have.",
-        "Against A (the baseline): no difference at round 50, the last that both have, 95% interval +0.0 to +0.0 "
-        "over 3 seeds: not sure (p = 1).",
+        "B: accuracy 10.0% in round 100.",
+        "Not all methods have run 100 rounds: A 50. These are not ranked; differences are taken in the last round "
+        "that both have run.",
+        "B against A (baseline): no difference in round 50, the last that both have run (95% confidence interval "
+        "+0.0 to +0.0, 3 seeds), not statistically significant (p = 1).",
     ]
     rows = {row[0]: row[1:3] for row in texts(items(document)["summary"])}
     assert rows["B"] == ["10.0% ± 0.0", "+0.0 [+0.0, +0.0] (round 50)"]
@@ -352,7 +363,7 @@ def test_methods_are_compared_at_the_same_round_or_not_at_all(tmp_path: Path) ->
     assert rows["longer: A"][1:3] == ["9.0%", "+0.0 (round 40)"]  # of seed 1: seed 2 has not come that far
 
     apart = write_run(tmp_path / "apart", 40, {("A", 9): 40})
-    assert overview(shorter, apart)["lead"] == [views.NOT_RANKED]
+    assert overview(shorter, apart)["lead"] == [NOT_RANKED]
     assert items(overview(shorter, apart))["summary"]["title"] == "Methods, not ranked"
 
 
@@ -372,7 +383,7 @@ def test_best_rounds_are_only_compared_after_as_many_rounds(tmp_path: Path) -> N
     with store._database as database:
         database.execute("INSERT INTO best SELECT lane, 5, 0.5, 8, x'0f' FROM lanes")
     store.close()
-    (table,) = sections.best_rounds(series_of([run])).items
+    (table,) = sections.best_rounds_section(series_of([run])).items
     assert [row[:2] for row in table.rows] == [["B", 1]]
 
 
@@ -380,9 +391,9 @@ def test_a_bug_is_no_damage(shown: cw.Run, monkeypatch: pytest.MonkeyPatch) -> N
     def bug(series: object) -> None:
         raise KeyError("a name that was mistyped")
 
-    monkeypatch.setattr(views, "series_of", bug)
+    monkeypatch.setattr(run_list, "series_of", bug)
     with pytest.raises(KeyError, match="mistyped"):
-        views.run_row(shown.folder, "shown")
+        run_list.run_row(shown.folder, "shown")
 
 
 def test_a_run_that_has_just_begun(tmp_path: Path, shown: cw.Run) -> None:
@@ -406,7 +417,7 @@ def test_the_list_of_runs_says_why_one_cannot_be_read(shown: cw.Run, tmp_path: P
     (tmp_path / "damaged").mkdir()
     (tmp_path / "damaged" / "run.sqlite").write_bytes(b"not a database at all" * 100)
     folders = [shown.folder, tmp_path / "foreign", tmp_path / "damaged"]
-    document = as_json(views.runs_document([views.run_row(folder, folder.name) for folder in folders]))
+    document = as_json(run_list.runs_document([run_list.run_row(folder, folder.name) for folder in folders]))
     rows = texts(items(document)["runs"])
     by_name = {row[0]: row for row in rows}
     assert (by_name["shown"][1], by_name["shown"][6]) == ("finished", "45 of 45")
@@ -439,11 +450,11 @@ def test_no_curve_has_more_points_than_asked(shown: cw.Run) -> None:
 def test_paired_differences() -> None:
     assert paired_difference([0.5], [0.4]) == Difference(pytest.approx(0.1), None, 1)
     assert paired_difference([None, 1.0], [1.0, None]) is None
-    sure = paired_difference([0.9, 0.91, 0.89, 0.9, 0.9], [0.5, 0.52, 0.49, 0.5, 0.5])
-    assert sure.is_sure
-    assert not paired_difference([0.9, 0.91, 0.89], [0.5, 0.52, 0.49]).is_sure  # three are few
-    assert not paired_difference([0.9, 0.1, 0.5, 0.5, 0.4], [0.5, 0.5, 0.49, 0.5, 0.5]).is_sure
-    assert not Difference(0.5, None, 1).is_sure
+    clear = paired_difference([0.9, 0.91, 0.89, 0.9, 0.9], [0.5, 0.52, 0.49, 0.5, 0.5])
+    assert clear.is_significant
+    assert not paired_difference([0.9, 0.91, 0.89], [0.5, 0.52, 0.49]).is_significant  # three are few
+    assert not paired_difference([0.9, 0.1, 0.5, 0.5, 0.4], [0.5, 0.5, 0.49, 0.5, 0.5]).is_significant
+    assert not Difference(0.5, None, 1).is_significant
     # Against a table: n = 3, differences 1, 2, 3; t(0.975, 2) = 4.303
     assert paired_difference([1.0, 2.0, 3.0], [0.0, 0.0, 0.0]).margin == pytest.approx(4.3027 / 3**0.5, rel=1e-4)
 
@@ -471,20 +482,21 @@ def test_colours_and_dashes_tell_methods_apart(shown: cw.Run) -> None:
 
 
 def test_a_run_that_diverged_says_so(tmp_path: Path) -> None:
-    def axis_of_the_loss() -> Json:
-        axis: Json = sections.curves_section(series_of([run])).items[-1].layout["yaxis"]
-        return axis
+    def has_log_axis() -> bool:
+        mark = sections.curves_section(series_of([run])).items[-1].mark
+        assert isinstance(mark, Lines)
+        return mark.y.log
 
     run = write_run(tmp_path / "run", 5, {("FedAvg", 1): 5})
     assert not any("diverged" in line for line in views.headline(series_of([run])))
-    assert "type" not in axis_of_the_loss()
+    assert not has_log_axis()
     with contextlib.closing(sqlite3.connect(run.folder / "run.sqlite", isolation_level=None)) as database:
         database.execute("UPDATE rounds SET loss = CASE round_num WHEN 1 THEN 2.3 WHEN 5 THEN 1.9 ELSE 1e-6 END")
         assert not any("diverged" in line for line in views.headline(series_of([run]))), (
             "far from its best, but better than it began"
         )
         database.execute("UPDATE rounds SET loss = CASE round_num WHEN 5 THEN 9.5e34 ELSE 0.54 END")
-        said = "FedAvg diverged (seed 1): a loss of 9.5e+34 in the last round; what it scores says nothing else."
+        said = "FedAvg diverged (seed 1): the loss in the last round is 9.5e+34. Its metric says nothing else."
         assert views.headline(series_of([run]))[:2] == [
             said,
             "Try a smaller training.learning_rate.",
@@ -492,7 +504,7 @@ def test_a_run_that_diverged_says_so(tmp_path: Path) -> None:
         database.execute("UPDATE rounds SET loss = 1e20")
         assert "diverged" in views.headline(series_of([run]))[0], "it had before it was first looked at"
         database.execute("UPDATE rounds SET loss = CASE round_num WHEN 5 THEN 9.5e34 ELSE 0.54 END")
-    assert axis_of_the_loss()["type"] == "log"
+    assert has_log_axis()
     draw(sections.curves_section(series_of([run])).items[-1:], tmp_path / "loss.png")
     assert (tmp_path / "loss.png").stat().st_size > 5_000
 

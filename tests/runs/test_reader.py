@@ -157,6 +157,6 @@ def test_leafs_percentiles_are_in_the_summary(tiny: dict[str, Any], tmp_path: Pa
     values = sorted(row.metric for row in run.client_metrics("FedAvg"))
     (line,) = run.summary()
     assert (line.worst_decile, line.best_decile) == ([values[2]], [values[-3]])
-    table = next(item for item in sections.result(series_of([run])).items if item.id == "summary")
+    table = next(item for item in sections.result_section(series_of([run])).items if item.id == "summary")
     assert isinstance(table, Table)
     assert [column.label for column in table.columns][-3:-1] == ["worst decile of clients", "best decile of clients"]

@@ -12,8 +12,8 @@ from rich.text import Text
 from torch import Tensor
 
 from ..data.summary import DataSummary
-from .document import Chart, Plotly, counted
-from .figures import COLOURS
+from .document import Chart, counted
+from .marks import COLOURS, Axis, HeatMap, Line, Lines
 
 MOST_ROWS = 24
 MOST_COLUMNS = 12  # with more classes, a cell is a block instead of a number
@@ -135,30 +135,24 @@ def data_charts(summary: DataSummary, title: str) -> list[Chart]:
     charts = []
     if num_classes:
         mixture = summary.classes / summary.classes.sum(1, keepdim=True).clamp(min=1)
-        trace = {
-            "type": "heatmap",
-            "x": list(range(num_classes)),
-            "y": [str(client) for client in range(num_clients)],
-            "z": mixture.tolist(),
-            "zmin": 0,
-            "zmax": 1,
-            "colorbar": {"tickformat": "~%"},
-            "name": "share",
-        }
-        axes = {"xaxis": {"title": {"text": "class; the colour is its share of the client's training samples"}}}
+        mark = HeatMap(
+            list(range(num_classes)),
+            [str(client) for client in range(num_clients)],
+            mixture.tolist(),
+            1,
+            percent=True,
+            column_label="class; the colour is its share of the client's training samples",
+        )
         alt = f"Share of every class in the training samples of {num_clients} clients."
-        charts.append(Chart("mixture", title, alt, [trace], axes))
-    lines = [("training samples", summary.train), ("test samples", summary.test)]
-    traces: list[Plotly] = [
-        {
-            "x": list(range(1, num_clients + 1)),
-            "y": values.sort(descending=True).values.tolist(),
-            "name": name,
-            "line": {"color": COLOURS[index], "dash": ("solid", "dash")[index]},
-        }
-        for index, (name, values) in enumerate(lines)
-        if int(values.sum())
-    ]
+        charts.append(Chart("mixture", title, alt, mark))
+    positions = list(range(1, num_clients + 1))
+    lines = []
+    if int(summary.train.sum()):
+        sizes = summary.train.sort(descending=True).values.tolist()
+        lines.append(Line("training samples", positions, sizes, COLOURS[0]))
+    if int(summary.test.sum()):
+        sizes = summary.test.sort(descending=True).values.tolist()
+        lines.append(Line("test samples", positions, sizes, COLOURS[1], "dash"))
     alt = f"Samples of {num_clients} clients, from the largest to the smallest."
-    axes = {"xaxis": {"title": {"text": "clients, from the largest to the smallest"}}}
-    return [*charts, Chart("sizes", "Samples per client", alt, traces, axes)]
+    axis = Axis("clients, from the largest to the smallest")
+    return [*charts, Chart("sizes", "Samples per client", alt, Lines(lines, axis, Axis()))]

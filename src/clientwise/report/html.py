@@ -13,7 +13,8 @@ from importlib.resources import files
 from pathlib import Path
 
 from ..runs.files import write_atomically
-from .document import Document, as_json
+from .document import Document
+from .page_json import as_json
 
 # npm's plotly.js-cartesian-dist-min, unchanged: charts with two axes, a third of all of Plotly.
 PLOTLY = "plotly-cartesian.min.js"

@@ -12,7 +12,7 @@ from ..runs.recorded import CONFIG
 from ..runs.schema import DATABASE
 from .document import Cell, Content, Table, text_of
 from .export import unique_names
-from .views import RUNS, run_row, runs_table
+from .run_list import RUNS, run_row, runs_table
 
 
 def find_runs(folders: Sequence[Path]) -> dict[str, Path]:

@@ -29,7 +29,8 @@ from .document import (
     text_of,
 )
 from .document import Table as DocumentTable
-from .sections import median_rounds, rounds_cell, worst_client
+from .sections.clients import worst_client
+from .sections.targets import median_rounds, rounds_cell
 from .series import Series, series_of, spread_of
 
 MOST_LINES = 1_000  # of a table: the terminal takes a millisecond for each

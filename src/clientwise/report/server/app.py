@@ -14,8 +14,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from ...errors import RunError
-from ..document import as_json
 from ..html import ASSETS
+from ..page_json import as_json
 from .responses import (
     CACHED_FOR_GOOD,
     MEDIA_TYPES,

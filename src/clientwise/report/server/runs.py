@@ -20,9 +20,11 @@ from ...runs.lock import is_locked
 from ...runs.rows import LaneProgress
 from ...runs.schema import DATABASE
 from .. import views
-from ..document import Content, Document, as_json, counted, without_none
+from ..document import Content, Document, counted, without_none
 from ..html import to_json
 from ..metrics import Sample, as_text, samples_of
+from ..page_json import as_json
+from ..run_list import run_row, runs_document
 from ..runs import find_runs
 from .responses import Packed, hashed, pack
 
@@ -190,7 +192,7 @@ class ServedRuns:
     def list_all(self) -> Document:
         """The list of runs, the newest first."""
         folders = sorted(self.find().items(), key=lambda item: _modified(item[1]), reverse=True)
-        return views.runs_document([self._row(name, folder) for name, folder in folders])
+        return runs_document([self._row(name, folder) for name, folder in folders])
 
     def _row(self, name: str, folder: Path) -> list[Content]:
         """A line of the list, made once for each version of its run."""
@@ -198,7 +200,7 @@ class ServedRuns:
         now = _version(folder)
         if version != now:
             with time_limit(ROW_SECONDS):
-                row = views.run_row(folder, name)
+                row = run_row(folder, name)
             self._rows[folder] = (now, row)
         return row
 
