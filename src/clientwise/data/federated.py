@@ -201,7 +201,7 @@ class FederatedData:
         """A client for a person: its number, and its name where it has one."""
         return f"client {client} ({self.names[client]})" if self.names else f"client {client}"
 
-    def in_one_place(self, what: Literal["pooled", "server_only"]) -> FederatedData:
+    def centralised(self, what: Literal["pooled", "server_only"]) -> FederatedData:
         """The same data with all training samples at client 0: everybody's, or those the server weighs by."""
         held = self.train if what == "pooled" else self.weigh
         assert held is not None, "a config that trains on a server set without having one is refused before it runs"

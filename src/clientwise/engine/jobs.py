@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..core.loss import Loss
 from ..core.types import LocalTraining
-
-if TYPE_CHECKING:
-    from .stacked.evaluate import EvaluationGraph
+from ..data.federated import Shares
 
 
 @dataclass(frozen=True)
@@ -74,7 +72,14 @@ class EvaluateJob:
     targets: Tensor  # [N, ...]
     owner: Tensor  # [N] on the CPU
     sizes: Tensor  # [K] samples of each holder
-    graphs: dict[int, EvaluationGraph | None] = field(default_factory=dict)  # by number of models; on a GPU
+    # CUDA graphs by number of models; None: as many were evaluated once, without a graph.
+    graphs: dict[int, Callable[[Tensor], EvaluateResult] | None] = field(default_factory=dict)
+
+    @staticmethod
+    def of(shares: Shares, holders: Sequence[int]) -> EvaluateJob:
+        """All samples of some holders."""
+        indices, targets, owner = shares.gather(holders)
+        return EvaluateJob(indices, targets, owner, shares.sizes[list(holders)])
 
     @cached_property
     def targets_on_cpu(self) -> Tensor:

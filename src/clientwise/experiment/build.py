@@ -28,8 +28,10 @@ from ..data.partition import PARTITIONS, Division, client_names, contribute, div
 from ..engine.alone import AloneEngine
 from ..engine.device import pick_device
 from ..engine.executor import DeviceExecutor, Executor
+from ..engine.hostile import HostileEngine
 from ..engine.local import LocalEngine
 from ..engine.timed import TimedEngine
+from ..engine.wrapping import EmbeddedEngine
 from ..errors import ClientwiseError, ConfigError
 from ..models.flat import fill
 from ..models.networks import MODELS
@@ -248,21 +250,21 @@ def build_engine(
     seed: int,
     executor: Executor,
     method: Method | None = None,
-) -> LocalEngine:
-    """An engine with the initial model of this seed. In a control nobody sends anything, so nobody attacks."""
+) -> EmbeddedEngine:
+    """An engine with the initial model of this seed. In a control no client sends anything, so none attacks."""
     module = build_module(experiment, data.samples, seed)
     control = method.control if method else None
-    if control is None and data.devices is not None:
-        pace = method.pace if method else Pace()
-        return TimedEngine(data, module, seed=seed, executor=executor, hostile=hostile, pace=pace)
-    if control is None:
-        engine = LocalEngine(data, module, seed=seed, executor=executor, hostile=hostile)
-        if method and experiment.engine == "flower":  # where clients take the time they take
-            engine.clock = Clock(engine.num_clients, method.pace)
-        return engine
-    if control == "alone":
-        return AloneEngine(data, module, seed=seed, executor=executor, hostile=hostile)
-    return LocalEngine(data.in_one_place(control), module, seed=seed, executor=executor)
+    if control is not None and control != "alone":
+        return LocalEngine(data.centralised(control), module, seed=seed, executor=executor)
+    honest = LocalEngine(data, module, seed=seed, executor=executor)
+    if control is not None:
+        return AloneEngine(honest, hostile)
+    engine: EmbeddedEngine = HostileEngine(honest, hostile) if hostile else honest
+    if data.devices is not None:
+        return TimedEngine(engine, method.pace if method else Pace())
+    if method and experiment.engine == "flower":  # where clients take the time they take
+        engine.clock = Clock(engine.num_clients, method.pace)
+    return engine
 
 
 def build_module(experiment: Experiment, samples: Samples, seed: int, *, to_try: bool = False) -> nn.Module:

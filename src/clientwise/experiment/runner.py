@@ -23,8 +23,8 @@ from ..core.types import Engine, RoundRecord
 from ..data.federated import FederatedData, Samples
 from ..engine.device import pick_device, threads_for
 from ..engine.executor import DeviceExecutor, Executor
-from ..engine.local import LocalEngine
 from ..engine.scheduler import LaneExecutor, Scheduler
+from ..engine.wrapping import EmbeddedEngine
 from ..errors import RunError
 from ..runs.files import plain_name, write_atomically
 from ..runs.lock import locked
@@ -40,7 +40,7 @@ from .ray_lanes import run_on_ray
 from .schema import Experiment, Note, Tags
 from .validation import validate
 
-Connect = Callable[[LocalEngine, int], Engine]  # the engine a lane is to use, from the embedded one and its seed
+Connect = Callable[[EmbeddedEngine, int], Engine]  # the engine a lane is to use, from the embedded one and its seed
 EngineFactory = AbstractContextManager[Connect]  # a context: what it reaches clients through may have to be started
 
 # Keys that may change when a run is resumed: where things are, how it is watched, how long clients are waited for.

@@ -24,6 +24,7 @@ from ..data.federated import FederatedData, Samples, Shares
 from ..engine.device import pick_device, refuse_impossible
 from ..engine.evaluation import BATCH
 from ..engine.executor import DeviceExecutor
+from ..engine.hostile import HostileEngine
 from ..engine.local import LocalEngine
 from ..errors import ConfigError
 from ..limits import gigabytes, memory
@@ -240,7 +241,7 @@ def validate(experiment: Experiment, own_data: FederatedData | None) -> Samples:
         # Two samples show whether the model fits, also where the clients test nothing.
         data = replace(data, test=Shares.of([(data.train.indices[:2], data.train.targets[:2])]))
         executor = DeviceExecutor(data.samples, module, torch.device("cpu"), mode="loop", precision="float32")
-        engine = LocalEngine(data, module, seed=seed, executor=executor, hostile=hostile)
+        engine = HostileEngine(LocalEngine(data, module, seed=seed, executor=executor), hostile)
         issues = [*_engine_issues(experiment, engine)]
     if issues:
         raise ConfigError(experiment.source, issues)
@@ -367,7 +368,7 @@ def _first_line(error: Exception) -> str:
     return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
 
 
-def _engine_issues(experiment: Experiment, engine: LocalEngine) -> Iterator[Issue]:
+def _engine_issues(experiment: Experiment, engine: HostileEngine) -> Iterator[Issue]:
     """What shows when a client and a model are tried: networks that do not fit, criteria that cannot be measured."""
     try:
         engine.evaluate([0], engine.initial_model[None])
@@ -396,7 +397,7 @@ def _engine_issues(experiment: Experiment, engine: LocalEngine) -> Iterator[Issu
             yield from _try_rule(f"methods[{index}].rule", method.rule, engine.spec.size)
 
 
-def _arrivals(clients: Sequence[int], method: Method, engine: LocalEngine) -> Arrivals:
+def _arrivals(clients: Sequence[int], method: Method, engine: HostileEngine) -> Arrivals:
     """Some clients, as the server would see them: the first sends the initial model, the others one that moved."""
 
     def judge(models: Tensor) -> Evaluation:

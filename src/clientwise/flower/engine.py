@@ -16,7 +16,7 @@ from torch import Tensor
 from ..core.clock import LATE, Pace
 from ..core.round import LARGEST_LOSS
 from ..core.types import Evaluation, Problem, Refusal, ServerPart, Task, Updates
-from ..engine.local import LocalEngine
+from ..engine.wrapping import EmbeddedEngine
 from ..experiment.schema import FlowerSettings
 from .wire import Request, pack, read_evaluation, read_update, read_versions, write_request
 
@@ -52,7 +52,7 @@ class FlowerEngine:
 
     def __init__(
         self,
-        local: LocalEngine,
+        local: EmbeddedEngine,
         grid: Grid,
         connected: Connected,
         *,

@@ -56,7 +56,7 @@ class StackedTrainer:
             network.load(job.corrections)  # lays them out as the parameters are
             self._correction.copy_(network.parameter)
         network.load(job.starts)
-        network.step.zero_()
+        network.draws.step.zero_()
         if training.proximal:
             self._anchor.copy_(network.parameter)
         done: list[Tensor] = []
@@ -109,7 +109,7 @@ class StackedTrainer:
     def _draw(self) -> None:
         """The clients' batches [S, G, B], and what their dropout draws from."""
         assert self._schedule is not None
-        self.network.keys[: len(self._keys)].copy_(mixed(self._keys))
+        self.network.draws.keys[: len(self._keys)].copy_(mixed(self._keys))
         rows = self._schedule.draw(self._keys) + self._first
         self._tables["rows"][: len(rows)].copy_(rows)
 
@@ -159,7 +159,7 @@ class StackedTrainer:
         while span // 2 >= running:
             span //= 2
         if span not in self._step_graphs:
-            changes = [self.network.parameter, self.network.step]
+            changes = [self.network.parameter, self.network.draws.step]
             changes += state_of(self._optimizer) if self._optimizer else []
             self._step_graphs[span] = CudaGraph(partial(self._step, span), changes)
         self._step_graphs[span]()
@@ -168,7 +168,7 @@ class StackedTrainer:
         network = self.network
         assert self._recipe is not None
         training, criterion = self._recipe
-        now = network.step[None]
+        now = network.draws.step[None]
         rows, shares = (self._tables[name].index_select(0, now)[0, :count] for name in ("rows", "shares"))
         inputs = self._samples.batch(self._tables["indices"][rows])
         outputs = network.forward(inputs, training=True)
@@ -184,7 +184,7 @@ class StackedTrainer:
             if training.control_variates:
                 network.parameter.grad.add_(self._correction)
             self._optimizer.step()
-        network.step += 1
+        network.draws.step.add_(1)
 
 
 def _sum_in_order(values: Tensor, dim: int) -> Tensor:
