@@ -14,9 +14,10 @@ from sklearn.linear_model import LogisticRegression
 
 import clientwise as cw
 from clientwise.core.types import Problem
+from clientwise.data.catalogue import DATASETS
 from clientwise.data.features import FEATURES, Backbone, extract, vgg19_convolutions, with_features
 from clientwise.data.federated import Samples
-from clientwise.data.folder import DATASETS, DataError
+from clientwise.data.folder import DataError
 from clientwise.registry import Part
 
 CPU = torch.device("cpu")

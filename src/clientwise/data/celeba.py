@@ -11,8 +11,9 @@ from ..core.types import Problem
 from ..errors import shortened
 from ..registry import Pixels, suggest
 from .cache import Writer, cached
+from .catalogue import DATASETS
 from .federated import Samples
-from .folder import DATASETS, Archive, DataError, find, read_file
+from .folder import Archive, DataError, find, read_file
 
 ALL_IMAGES, ALL_IDENTITIES = 202_599, 10_177
 MOST_TEXT, MOST_PICTURES = 2**26, 2**32  # bytes: published are 27 million and 1.4 billion

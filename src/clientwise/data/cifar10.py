@@ -8,8 +8,9 @@ import numpy
 
 from ..core.types import Problem
 from .cache import Writer, cached
+from .catalogue import DATASETS
 from .federated import Samples
-from .folder import DATASETS, DataError, find, read_file
+from .folder import DataError, find, read_file
 
 FILES = [*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin"]
 RECORDS = 10_000  # per file, each one byte of label and 3·32·32 bytes of colour

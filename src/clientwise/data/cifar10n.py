@@ -12,9 +12,11 @@ import torch
 from annotated_types import MinLen
 from torch import Tensor
 
+from .catalogue import DATASETS
 from .cifar10 import cifar10
 from .federated import FederatedData, Samples, Shares
-from .folder import DATASETS, DataError, find, read_npz
+from .folder import DataError, find
+from .npz import read_npz
 
 Tier = Literal["clean", "aggre", "random1", "random2", "random3", "worse"]
 ARRAYS = {

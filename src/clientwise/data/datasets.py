@@ -28,8 +28,9 @@ from . import (  # noqa: F401  they register
     vgg_cells,
     wisdm,
 )
+from .catalogue import DATASETS
 from .federated import Samples
-from .folder import DATASETS, DataError
+from .folder import DataError
 
 __all__ = ["DATASETS", "DataError", "diabetes", "digits", "mnist5k"]
 

@@ -12,8 +12,9 @@ from torch.nn.functional import interpolate
 from ..core.types import Problem
 from ..registry import Pixels, PositiveInt
 from .cache import Writer, cached
+from .catalogue import DATASETS
 from .federated import Samples
-from .folder import DATASETS, DataError, find
+from .folder import DataError, find
 from .mnist import mnist
 from .table import read_csv
 

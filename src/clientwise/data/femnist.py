@@ -9,8 +9,9 @@ import numpy
 
 from ..core.types import Problem
 from .cache import Writer, cached
+from .catalogue import DATASETS
 from .federated import Samples
-from .folder import DATASETS, DataError, find, read_file, reason
+from .folder import DataError, find, read_file, reason
 
 NUM_CLASSES, PIXELS = 62, 28 * 28
 MOST_BYTES = 2**29  # of a file, which LEAF fills with a hundred writers

@@ -11,23 +11,15 @@ import gzip
 import io
 import warnings
 import zipfile
-from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 import numpy
 
 from ..errors import ClientwiseError, shortened
-from ..limits import gigabytes, memory
-from ..registry import Registry
 
 if TYPE_CHECKING:
     from PIL.Image import Image
-
-    from .federated import Samples
-
-Loader = Callable[..., "Samples"]
-DATASETS: Registry[Loader] = Registry("dataset", "datasets", "Where the samples come from")
 
 
 class DataError(ClientwiseError, ValueError):
@@ -64,26 +56,6 @@ def read_file(path: Path, most: int) -> bytes:
     if len(content) > most:
         raise DataError(f"{path}: has more than {most:,} bytes, which is not what it should be; get the file again")
     return content
-
-
-def read_npz(path: Path) -> dict[str, numpy.ndarray]:
-    """The arrays of a NumPy file (.npz): numbers, and no more of them than fit into memory beside a copy."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            unpacked = sum(member.file_size for member in archive.infolist())
-        if 2 * unpacked > memory():
-            raise ValueError(f"{gigabytes(unpacked)} unpacked, of {gigabytes(memory())} of memory")
-        with numpy.load(path) as file:
-            arrays = dict(file)
-        if wrong := [name for name, array in arrays.items() if array.dtype.kind not in "biuf"]:
-            raise ValueError(f"{wrong[0]} is of type {arrays[wrong[0]].dtype}, not of numbers")
-    except FileNotFoundError:
-        raise DataError(f"{path}: no such file") from None
-    except Exception as error:
-        raise DataError(
-            f"{path}: not a NumPy file of arrays ({reason(error)}); numpy.savez writes such a file"
-        ) from None
-    return arrays
 
 
 def reason(error: Exception) -> str:

@@ -10,8 +10,9 @@ import numpy
 from ..core.types import Problem
 from ..registry import Pixels
 from .cache import Writer, cached
+from .catalogue import DATASETS
 from .federated import Samples
-from .folder import DATASETS, Archive, DataError, find
+from .folder import Archive, DataError, find
 
 CLASSES = ("Uninfected", "Parasitized")
 PER_CLASS, PEOPLE = 13_779, 200

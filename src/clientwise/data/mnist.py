@@ -9,8 +9,9 @@ import numpy
 
 from ..core.types import Problem
 from .cache import Writer, cached
+from .catalogue import DATASETS
 from .federated import Samples
-from .folder import DATASETS, DataError, find, read_file
+from .folder import DataError, find, read_file
 
 PARTS = {"train": 60_000, "t10k": 10_000}
 CLASS_COUNTS = {  # so that a file of the right size with other digits in it is noticed

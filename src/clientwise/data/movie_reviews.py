@@ -17,8 +17,9 @@ from annotated_types import Ge, Gt, Le
 
 from ..core.types import Problem
 from .cache import Writer, cached
+from .catalogue import DATASETS
 from .federated import FederatedData, Samples
-from .folder import DATASETS, DataError, find, read_file
+from .folder import DataError, find, read_file
 
 PADDING, UNKNOWN, FIRST_WORD = 0, 1, 2
 MOST_BYTES, MOST_REVIEWS = 2**29, 200_000

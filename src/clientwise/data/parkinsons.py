@@ -6,9 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
+from .catalogue import DATASETS
 from .columns import Standardise
 from .federated import Samples
-from .folder import DATASETS, DataError, find, read_file
+from .folder import DataError, find, read_file
 from .table import Sheet, Table, cached_table, join, parse_csv
 
 RECORDINGS, PATIENTS = 5_875, 42

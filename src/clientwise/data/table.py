@@ -20,9 +20,10 @@ from ..errors import shortened
 from ..limits import gigabytes, memory
 from ..registry import suggest
 from .cache import Writer, cached
+from .catalogue import DATASETS
 from .columns import Column, Standardise, prepare
 from .federated import MOST_CLASSES, Samples
-from .folder import DATASETS, DataError, read_file, reason
+from .folder import DataError, read_file, reason
 
 if TYPE_CHECKING:
     from pandas import DataFrame, Series

@@ -6,9 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from ..core.types import Problem
+from .catalogue import DATASETS
 from .columns import Standardise
 from .federated import Samples
-from .folder import DATASETS, DataError, find
+from .folder import DataError, find
 from .table import Sheet, Table, cached_table, join, read_csv
 
 REGIONS = ("Northeast", "South", "West", "Midwest", "Europe", "Canada")

@@ -13,8 +13,9 @@ from torch import Tensor
 
 from ..core.types import Problem
 from .cache import Writer, cached
+from .catalogue import DATASETS
 from .federated import FederatedData, Samples, Shares
-from .folder import DATASETS, Archive, DataError, find
+from .folder import Archive, DataError, find
 
 COUNT, SIZE, LEAST, MOST = 200, 256, 74, 317  # images, their width and height, fewest and most cells
 Side = Annotated[int, Gt(0), Le(SIZE)]
