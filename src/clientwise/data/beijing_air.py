@@ -10,7 +10,8 @@ from .catalogue import DATASETS
 from .columns import Standardise
 from .federated import Samples
 from .folder import DataError, find
-from .table import Sheet, Table, cached_table, join, read_csv
+from .table import SampleTable, Sheet, cached_table, join
+from .table_files import read_csv
 
 STATIONS = (
     *("Aotizhongxin", "Changping", "Dingling", "Dongsi", "Guanyuan", "Gucheng", "Huairou", "Nongzhanguan", "Shunyi"),
@@ -32,7 +33,7 @@ def beijing_air(data_dir: Path | None, *, standardise: Standardise = "pooled") -
     get = "it belongs to the Beijing Multi-Site Air-Quality data of the UCI Machine Learning Repository"
     paths = [_file(data_dir, station, get) for station in STATIONS]
 
-    def read() -> Table:
+    def read() -> SampleTable:
         sheets = [_read(path, station) for path, station in zip(paths, STATIONS, strict=True)]
         return join(sheets, target=TARGET, kind="regression", categories=CATEGORIES, ignore=IGNORE)
 

@@ -16,7 +16,7 @@ from .catalogue import DATASETS
 from .federated import Samples
 from .folder import DataError, find
 from .mnist import mnist
-from .table import read_csv
+from .table_files import read_csv
 
 DOMAINS = ("MNIST", "USPS", "Semeion", "scikit-learn")
 USPS, SEMEION = {"zip.train": 7_291, "zip.test": 2_007}, 1_593  # digits

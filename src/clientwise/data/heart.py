@@ -10,7 +10,8 @@ from .catalogue import DATASETS
 from .columns import Standardise
 from .federated import Samples
 from .folder import DataError, find
-from .table import Sheet, Table, cached_table, join, read_csv
+from .table import SampleTable, Sheet, cached_table, join
+from .table_files import read_csv
 
 HOSPITALS = {"Cleveland": 303, "Hungarian": 294, "Switzerland": 123, "VA": 200}  # patients
 NAMES = [
@@ -28,7 +29,7 @@ def heart(data_dir: Path | None, *, standardise: Standardise = "pooled") -> Samp
     get = "it belongs to the Heart Disease data of the UCI Machine Learning Repository (processed.*.data)"
     paths = [find(data_dir, "heart", [f"heart/processed.{name.lower()}.data"], get) for name in HOSPITALS]
 
-    def read() -> Table:
+    def read() -> SampleTable:
         sheets = [_read(path, hospital) for path, hospital in zip(paths, HOSPITALS, strict=True)]
         return join(sheets, target="ill", kind="classification", categories=CATEGORIES)
 

@@ -6,7 +6,7 @@ import math
 import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO
 
 import numpy
 from numpy.lib import format as npy
@@ -72,7 +72,7 @@ def check_attributes(attributes: Mapping[str, numpy.ndarray], num_samples: int, 
             )
 
 
-def _check_header(member: zipfile.ZipInfo, file: BinaryIO) -> None:
+def _check_header(member: zipfile.ZipInfo, file: IO[bytes]) -> None:
     """ValueError unless the member holds as many numbers as its header says."""
     name = member.filename.removesuffix(".npy")
     version = npy.read_magic(file)

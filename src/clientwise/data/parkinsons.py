@@ -10,7 +10,8 @@ from .catalogue import DATASETS
 from .columns import Standardise
 from .federated import Samples
 from .folder import DataError, find, read_file
-from .table import Sheet, Table, cached_table, join, parse_csv
+from .table import SampleTable, Sheet, cached_table, join
+from .table_files import parse_csv
 
 RECORDINGS, PATIENTS = 5_875, 42
 SCORES = ["motor_UPDRS", "total_UPDRS"]
@@ -28,7 +29,7 @@ def parkinsons(
     get = "it belongs to the Parkinsons Telemonitoring data of the UCI Machine Learning Repository"
     path = find(data_dir, "parkinsons", ["parkinsons/parkinsons_updrs.data"], get)
 
-    def read() -> Table:
+    def read() -> SampleTable:
         content = read_file(path, MOST_BYTES)
         rows = parse_csv(path, content, sep="\t" if b"\t" in content[:1000] else ",")
         if missing := {"subject#", "age", *SCORES} - set(rows.columns):

@@ -10,7 +10,8 @@ from .catalogue import DATASETS
 from .columns import Standardise
 from .federated import Samples
 from .folder import DataError, find
-from .table import Sheet, Table, cached_table, join, read_csv
+from .table import SampleTable, Sheet, cached_table, join
+from .table_files import read_csv
 
 REGIONS = ("Northeast", "South", "West", "Midwest", "Europe", "Canada")
 TRAIN, TEST = (248, 156, 164, 129, 129, 40), (63, 40, 42, 33, 33, 11)  # patients of each in FLamby's split
@@ -25,7 +26,7 @@ def tcga_brca(data_dir: Path | None, *, standardise: Standardise = "pooled") -> 
     patients = find(data_dir, "tcga_brca", ["tcga_brca/brca.csv"], get)
     split = find(data_dir, "tcga_brca", ["tcga_brca/train_test_split.csv"], get)
 
-    def read() -> Table:
+    def read() -> SampleTable:
         made = join([_read(patients, split)], target="T", kind="regression", client="region", ignore=["pid", "E"])
         return replace(made, names=REGIONS)
 

@@ -10,7 +10,8 @@ from .catalogue import DATASETS
 from .columns import Standardise
 from .federated import Samples
 from .folder import DataError, find, read_file
-from .table import Sheet, Table, cached_table, join, parse_csv
+from .table import SampleTable, Sheet, cached_table, join
+from .table_files import parse_csv
 
 WINDOWS, PEOPLE, ACTIVITIES = 5_418, 36, 6
 MOST_BYTES = 2**24
@@ -25,7 +26,7 @@ def wisdm(data_dir: Path | None, *, standardise: Standardise = "pooled") -> Samp
     names = ["wisdm/WISDM_ar_v1.1_transformed.arff", "wisdm/WISDM_ar_v1.1/WISDM_ar_v1.1_transformed.arff"]
     path = find(data_dir, "wisdm", names, get)
 
-    def read() -> Table:
+    def read() -> SampleTable:
         made = join([_read(path)], target="class", kind="classification", client="user", ignore=["UNIQUE_ID"])
         return replace(made, names=tuple(f"person {number}" for number in made.names))
 
