@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy
 
-from ..core.types import Problem
+from ..core.problem import Classification
 from .cache import Writer, cached
 from .catalogue import DATASETS
 from .federated import Samples
@@ -45,7 +45,7 @@ def cifar10(data_dir: Path | None) -> Samples:
     return Samples(
         arrays["inputs"],
         arrays["targets"],
-        Problem("classification", 10),
+        Classification(10),
         scale=1 / 255,
         test_from=(len(FILES) - 1) * RECORDS,
     )

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy
 import torch
 
-from ..core.types import Problem
+from ..core.problem import Classification, Regression
 from ..errors import shortened
 from ..registry import suggest
 from .cache import Writer, cached
@@ -99,7 +99,7 @@ class SampleTable:
 
     def samples(self, standardise: Standardise) -> Samples:
         """The rows as samples; columns become inputs once clients hold them (`columns.prepare`)."""
-        problem = Problem("classification", self.num_classes) if self.num_classes else Problem("regression")
+        problem = Classification(self.num_classes) if self.num_classes else Regression()
         return Samples(
             torch.as_tensor(self.inputs),
             torch.as_tensor(self.targets),

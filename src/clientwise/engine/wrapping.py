@@ -9,7 +9,8 @@ from torch import Tensor
 
 from ..core.clock import Clock
 from ..core.criteria import ClientFacts
-from ..core.types import Evaluation, LocalTraining, ModelSpec, Problem, ServerPart, Task, Updates
+from ..core.problem import Problem
+from ..core.types import Evaluation, LocalTraining, ModelSpec, ServerPart, Task, Updates
 from ..data.federated import FederatedData
 from .local import LocalEngine
 

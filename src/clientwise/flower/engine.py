@@ -14,8 +14,9 @@ from flwr.serverapp import Grid
 from torch import Tensor
 
 from ..core.clock import LATE, Pace
+from ..core.problem import Problem
 from ..core.round import LARGEST_LOSS
-from ..core.types import Evaluation, Problem, Refusal, ServerPart, Task, Updates
+from ..core.types import Evaluation, Refusal, ServerPart, Task, Updates
 from ..engine.wrapping import EmbeddedEngine
 from ..experiment.schema import FlowerSettings
 from .wire import Request, pack, read_evaluation, read_update, read_versions, write_request
@@ -74,7 +75,7 @@ class FlowerEngine:
         self._keepers = keepers  # simulated hostile clients that train a model of their own
         self._kept: dict[int, Tensor] = {}  # and that model, since nodes keep nothing
         self._test_sizes = torch.full((local.num_clients,), -1)  # of every client's first evaluation; −1: none yet
-        self._outputs = 1 if local.problem.sums else local.data.samples.targets.shape[1:].numel()  # per sample
+        self._outputs = local.problem.values_per_sample(local.data.samples.targets.shape[1:])
 
     def train(self, client_ids: Sequence[int], model: Tensor, task: Task) -> Iterator[Updates]:
         """See `core.types.Engine`. With fewer answers than `min_replies` nobody's update is handed on.
@@ -317,8 +318,7 @@ def _merged(
     if usable:
         missing += tuple(Refusal(client, "its loss is beyond all bounds") for client in found if client not in usable)
         found = {client: one for client, one in found.items() if client in usable}
-    dtype = torch.int64 if problem.kind == "classification" else torch.float64
-    counts = torch.zeros(num_candidates, *problem.counts_shape, dtype=dtype)
+    counts = torch.zeros(num_candidates, *problem.counts_shape, dtype=problem.counts_dtype)
     num_samples = torch.zeros(len(client_ids), dtype=torch.int64)
     values = torch.zeros(num_candidates, len(client_ids), dtype=torch.float64)
     losses = torch.zeros_like(values)

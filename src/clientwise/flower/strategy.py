@@ -28,8 +28,9 @@ from flwr.serverapp.strategy import (
 from torch import Tensor
 
 from ..core.criteria import ANY, CRITERIA, Arrivals, ClientFacts, make_criterion, measure_clients, model_divergence
+from ..core.problem import Classification
 from ..core.scores import Prioritized, Score
-from ..core.types import Evaluation, ModelSpec, Problem
+from ..core.types import Evaluation, ModelSpec
 from ..core.weighting import weigh
 from ..registry import Part
 
@@ -112,7 +113,7 @@ class Weighted(Strategy):
         self._score, self._normalise = score or Prioritized(tuple(criteria)), normalise
         self._measured_here = {"model_divergence": self._divergence, **(measured_here or {})}
         ours = {name: make_criterion(name) for name in self._criteria if name in CRITERIA}
-        problem = Problem("classification", num_classes or int(ANY))
+        problem = Classification(num_classes or int(ANY))
         self._most = dict.fromkeys(criteria, ANY) | {name: one.high(problem) for name, one in ours.items()}
         for name, one in ours.items():
             if one.measured_by == "server" and name not in self._measured_here:
