@@ -347,7 +347,7 @@ def test_a_semantic_backdoor_needs_no_stamp(config: dict[str, Any]) -> None:
     marked = torch.arange(len(data.samples.targets)) % 2
     samples = replace(data.samples, sample_attributes={"odd": marked})
     found = attacks.SemanticBackdoor(target=0, having="odd").trigger(samples, torch.arange(9), torch.ones(9).long())
-    assert found.places.tolist() == [1, 3, 5, 7]
+    assert found.positions.tolist() == [1, 3, 5, 7]
 
 
 # Lies --------------------------------------------------------------------------------------------------------------

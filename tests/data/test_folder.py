@@ -42,14 +42,14 @@ def test_pictures_have_limits(tmp_path: Path, zipped: bool, monkeypatch: pytest.
     path = tmp_path / ("all.zip" if zipped else "all")
     total = len(small) + 2 + len(disguised.getvalue())
     archive = Archive(path, total)
-    places = archive.places()
-    assert archive.image(places["a.png"], None).shape == (3, 4, 4)
+    paths = archive.paths_by_name()
+    assert archive.image(paths["a.png"], None).shape == (3, 4, 4)
     for wrong in ("b.png", "c.png"):
         with pytest.raises(DataError, match=f"{wrong} is no picture .*; get it again"):
-            archive.image(places[wrong], 4)
+            archive.image(paths[wrong], 4)
     monkeypatch.setattr(Archive, "MOST_PIXELS", 15)
     with pytest.raises(DataError, match=r"a\.png is no picture \(4×4 pixels\)"):
-        archive.image(places["a.png"], 4)
+        archive.image(paths["a.png"], 4)
     with pytest.raises(
         DataError, match=f"has {total:,} bytes of pictures, {total - 1:,} at most expected; get it again"
     ):

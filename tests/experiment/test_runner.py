@@ -23,7 +23,7 @@ from torch import Tensor
 import clientwise as cw
 import processes
 from clientwise.core.problem import Regression
-from clientwise.data.federated import Samples, Shares
+from clientwise.data.federated import Holdings, Samples
 from clientwise.errors import ConfigError, RunError
 from clientwise.experiment import runner
 from clientwise.models.flat import FlatModel
@@ -338,7 +338,7 @@ def test_errors_of_an_image_that_sums_to_a_count(tiny: dict[str, Any], tmp_path:
     torch.manual_seed(1)
     density = torch.rand(40, 8, 8)
     samples = Samples(density[:, None], density, Regression(sums=True))
-    shares = Shares.of([(torch.arange(40), density)])
+    shares = Holdings.of([(torch.arange(40), density)])
     data = cw.FederatedData(samples, shares, shares, None, shares)
     tiny |= {"methods": [{"name": "FedAvg"}], "federation": {}, "evaluation": {}, "rounds": 1}
     tiny["model"] = {"name": "fully_convolutional", "channels": [2], "middle": [2]}

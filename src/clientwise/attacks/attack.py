@@ -71,7 +71,7 @@ class Knowledge:
 class Triggered:
     """Samples with the trigger of a backdoor."""
 
-    places: Tensor  # [m] which of the given samples
+    positions: Tensor  # [m] of the given samples
     inputs: Tensor  # [m, ...] what they look like with it, as the dataset keeps them
     targets: Tensor  # [m] what the attacker wants them called
 
@@ -125,7 +125,7 @@ class Several(Attack):
     ) -> Triggered | None:
         """See `Attack`; where two triggers want the same sample the later one has it."""
         found = [attack.trigger(samples, indices, targets, random) for attack in self.attacks]
-        some = [(one.places, one.inputs, one.targets) for one in found if one is not None]
+        some = [(one.positions, one.inputs, one.targets) for one in found if one is not None]
         return Triggered(*(torch.cat(part) for part in zip(*some, strict=True))) if some else None
 
     def forge(self, known: Knowledge) -> Tensor:

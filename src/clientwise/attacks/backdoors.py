@@ -10,10 +10,10 @@ import torch
 from annotated_types import Ge, Le
 from torch import Tensor
 
-from ..data.federated import FederatedData, Samples, Shares
+from ..data.federated import FederatedData, Holdings, Samples
 from ..registry import Pixels, Share, needs
 from .attack import ATTACKS, Attack, Hostile, Triggered
-from .labels import ClassNumber, check_class, chosen_share
+from .labels import ClassNumber, check_class, draw_some
 
 
 class Backdoor(Attack):
@@ -39,11 +39,11 @@ class Backdoor(Attack):
     ) -> Triggered:
         """See `Attack`. What is called `target` anyway would show nothing."""
         fit = self.candidates(samples, indices, targets) & (targets != self.target)
-        places = fit.nonzero().flatten()
+        positions = fit.nonzero().flatten()
         if random is not None:
-            places = places[chosen_share(len(places), self.fraction, random)]
-        inputs = self.stamp(samples.inputs[indices[places]], samples.scale)
-        return Triggered(places, inputs, torch.full_like(targets[places], self.target))
+            positions = positions[draw_some(len(positions), self.fraction, random)]
+        inputs = self.stamp(samples.inputs[indices[positions]], samples.scale)
+        return Triggered(positions, inputs, torch.full_like(targets[positions], self.target))
 
 
 @ATTACKS.register("pixel_backdoor", needs("classes"))
@@ -119,7 +119,7 @@ def plant(data: FederatedData, hostile: Mapping[int, Hostile], seed: int) -> Fed
     def copied(of: Tensor, found: Triggered) -> Tensor:
         """Where copies with the trigger will be."""
         first = len(samples.inputs) + sum(len(inputs) for _, inputs in copies)
-        copies.append((of[found.places], found.inputs))
+        copies.append((of[found.positions], found.inputs))
         return first + torch.arange(len(found.inputs))
 
     for client, one in sorted(hostile.items()):
@@ -129,8 +129,8 @@ def plant(data: FederatedData, hostile: Mapping[int, Hostile], seed: int) -> Fed
             targets[mine] = one.attack.relabel(targets[mine], samples.problem, random)
         random = one.draws(seed, "trigger", 0, client)
         if (found := one.attack.trigger(samples, indices[mine], targets[mine], random)) is not None:
-            places = mine.start + found.places
-            indices[places], targets[places] = copied(indices[mine], found), found.targets
+            positions = mine.start + found.positions
+            indices[positions], targets[positions] = copied(indices[mine], found), found.targets
     shown = []
     for attack in {id(one.attack): one.attack for one in hostile.values()}.values():
         if data.report and (found := attack.trigger(samples, data.report.indices, data.report.targets)) is not None:
@@ -139,5 +139,5 @@ def plant(data: FederatedData, hostile: Mapping[int, Hostile], seed: int) -> Fed
         return data
     if copies:
         samples = samples.with_copies(*(torch.cat(part) for part in zip(*copies, strict=True)))
-    poisoned, triggered = replace(data.train, indices=indices, targets=targets), Shares.of(shown) if shown else None
+    poisoned, triggered = replace(data.train, indices=indices, targets=targets), Holdings.of(shown) if shown else None
     return replace(data, samples=samples, poisoned=poisoned, triggered=triggered)

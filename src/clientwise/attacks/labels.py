@@ -23,7 +23,7 @@ def check_class(number: int, problem: Problem, option: str) -> None:
         raise ValueError(f"{option} = {number}, but the classes are 0 to {problem.num_classes - 1}")
 
 
-def chosen_share(count: int, fraction: float, random: torch.Generator) -> Tensor:
+def draw_some(count: int, fraction: float, random: torch.Generator) -> Tensor:
     """So many of `count` places, drawn at random."""
     return torch.randperm(count, generator=random)[: round(count * fraction)]
 
@@ -37,7 +37,7 @@ class WrongLabels(Attack):
 
     def relabel(self, targets: Tensor, problem: Problem, random: torch.Generator) -> Tensor:
         """Every chosen label becomes another one, each with equal chance."""
-        chosen = chosen_share(len(targets), self.fraction, random)
+        chosen = draw_some(len(targets), self.fraction, random)
         if not problem.num_classes:
             return _mirrored(targets, chosen, problem)
         result = targets.clone()
@@ -55,7 +55,7 @@ class MirroredLabels(Attack):
 
     def relabel(self, targets: Tensor, problem: Problem, random: torch.Generator) -> Tensor:
         """C − 1 − y."""
-        return _mirrored(targets, chosen_share(len(targets), self.fraction, random), problem)
+        return _mirrored(targets, draw_some(len(targets), self.fraction, random), problem)
 
 
 @ATTACKS.register("one_label", needs("classes"))
@@ -73,7 +73,7 @@ class OneLabel(Attack):
     def relabel(self, targets: Tensor, problem: Problem, random: torch.Generator) -> Tensor:
         """The target."""
         result = targets.clone()
-        result[chosen_share(len(targets), self.fraction, random)] = self.target
+        result[draw_some(len(targets), self.fraction, random)] = self.target
         return result
 
 

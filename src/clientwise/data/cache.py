@@ -50,8 +50,8 @@ def cached(
     `options` are what else the arrays depend on.
     """
     parent = cache_folder()
-    place = _digest([str(source.resolve()) for source in sources], options)
-    folder = parent / f"{name}-{place}-{_digest([FORMAT], [_stamp(source) for source in sources])}"
+    origin = _digest([str(source.resolve()) for source in sources], options)
+    folder = parent / f"{name}-{origin}-{_digest([FORMAT], [_stamp(source) for source in sources])}"
     found = _read(folder)
     if found is None:
         try:
@@ -61,7 +61,7 @@ def cached(
             ours = not any(where.is_relative_to(source) for source in sources)
             hint = f"; set CLIENTWISE_CACHE to a folder with room for {name}" if ours else ""
             raise DataError(f"{where}: {error.strerror or error}{hint}") from None
-        for stale in parent.glob(f"{name}-{place}-*"):
+        for stale in parent.glob(f"{name}-{origin}-*"):
             if stale != folder:
                 shutil.rmtree(stale, ignore_errors=True)
         found = _read(folder)

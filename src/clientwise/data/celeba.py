@@ -33,14 +33,14 @@ def celeba(data_dir: Path | None, *, target: str = "Smiling", size: Pixels = 64)
         arrays.save("attributes", values)
         arrays.save("ids", _read_identities(identities, names))
         archive = Archive(pictures, MOST_PICTURES)
-        there = archive.places()
+        there = archive.paths_by_name()
         if missing := [name for name in names if name not in there]:
             raise DataError(
                 f"{pictures}: {len(missing):,} of {len(names):,} images are missing, {missing[0]} for one; {get}"
             )
         inputs = arrays.create("inputs", (len(names), 3, size, size), numpy.uint8)
-        for place, name in enumerate(names):
-            inputs[place] = archive.image(there[name], size)
+        for index, name in enumerate(names):
+            inputs[index] = archive.image(there[name], size)
 
     known = _attribute_names(attributes)
     if target not in known:

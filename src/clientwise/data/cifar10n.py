@@ -14,7 +14,7 @@ from torch import Tensor
 
 from .catalogue import DATASETS
 from .cifar10 import cifar10
-from .federated import FederatedData, Samples, Shares
+from .federated import FederatedData, Holdings, Samples
 from .folder import DataError, find
 from .npz import read_npz
 
@@ -66,8 +66,8 @@ def _labelled(data: FederatedData, tiers: Sequence[tuple[str, Tensor]]) -> Feder
         people = torch.cat([tiers[client % len(tiers)][1], truth[len(tiers[0][1]) :]])
         called[mine] = torch.where(own == truth[mine], people[mine], own)
 
-    def relabelled(shares: Shares | None) -> Shares | None:
-        return None if shares is None else replace(shares, targets=called[shares.indices])
+    def relabelled(held: Holdings | None) -> Holdings | None:
+        return None if held is None else replace(held, targets=called[held.indices])
 
     names = tuple(f"{tiers[client % len(tiers)][0]} {client}" for client in range(data.num_clients))
     train = relabelled(data.train)

@@ -94,8 +94,8 @@ def _images(pixels: numpy.ndarray) -> Tensor:
 def _evenly(images: Tensor, labels: Tensor, most: int | None) -> tuple[Tensor, Tensor]:
     """So many of them at most, taken at equal distances."""
     count = min(most or len(labels), len(labels))
-    places = torch.arange(count) * len(labels) // count
-    return images[places], labels[places]
+    chosen = torch.arange(count) * len(labels) // count
+    return images[chosen], labels[chosen]
 
 
 def _resized(images: Tensor, size: int) -> numpy.ndarray:

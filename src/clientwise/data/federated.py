@@ -90,7 +90,7 @@ class Samples:
 
 
 @dataclass(frozen=True)
-class Shares:
+class Holdings:
     """Who holds which samples: holder k has `indices[offsets[k]:offsets[k+1]]`, and calls them `targets[...]`.
 
     The targets are kept beside the indices, not looked up, since a hostile client may call its samples otherwise.
@@ -101,10 +101,10 @@ class Shares:
     offsets: Tensor  # [K + 1]
 
     @staticmethod
-    def of(parts: Sequence[tuple[Tensor, Tensor]]) -> Shares:
+    def of(parts: Sequence[tuple[Tensor, Tensor]]) -> Holdings:
         """From one pair (sample indices, targets) per holder."""
         sizes = torch.tensor([0, *(len(indices) for indices, _ in parts)])
-        return Shares(torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts]), sizes.cumsum(0))
+        return Holdings(torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts]), sizes.cumsum(0))
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -129,9 +129,9 @@ class Shares:
         rows = (torch.arange(len(owner)) + starts[owner]).to(self.indices.device)
         return self.indices[rows], self.targets[rows], owner
 
-    def to(self, device: torch.device) -> Shares:
+    def to(self, device: torch.device) -> Holdings:
         """The samples' indices and targets on a device; the offsets stay on the CPU."""
-        return Shares(self.indices.to(device), self.targets.to(device), self.offsets)
+        return Holdings(self.indices.to(device), self.targets.to(device), self.offsets)
 
 
 @dataclass(frozen=True)
@@ -139,13 +139,13 @@ class FederatedData:
     """Samples, who holds which of them for training and for testing, and what the server holds."""
 
     samples: Samples
-    train: Shares  # K clients
-    test: Shares  # K clients
-    weigh: Shares | None  # one holder, the server: what it weighs models by
-    report: Shares | None  # one holder, the server: what it reports on
+    train: Holdings  # K clients
+    test: Holdings  # K clients
+    weigh: Holdings | None  # one holder, the server: what it weighs models by
+    report: Holdings | None  # one holder, the server: what it reports on
     attributes: Mapping[str, Tensor] = field(default_factory=dict)  # facts about the clients, each [K]
-    poisoned: Shares | None = None  # `train` as hostile clients have it in the rounds in which they attack
-    triggered: Shares | None = None  # of `report`, with the trigger of a backdoor and called as it wants them
+    poisoned: Holdings | None = None  # `train` as hostile clients have it in the rounds in which they attack
+    triggered: Holdings | None = None  # of `report`, with the trigger of a backdoor and called as it wants them
     names: tuple[str, ...] = ()  # of the clients, where they have some
     devices: Devices | None = None  # of the clients; None: all alike, and time is counted in rounds
 
@@ -159,24 +159,24 @@ class FederatedData:
         samples, rows = self.samples, _row_digests(self.samples.inputs)
         about = f"{samples.problem} {samples.scale} {samples.inputs.dtype} {list(samples.inputs.shape[1:])}"
 
-        def held(*given: Shares | None) -> list[bytes]:
+        def contents(*given: Holdings | None) -> list[bytes]:
             """Of every holder, all that it holds."""
             found: list[bytes] = []
-            for shares in filter(None, given):
-                indices = shares.indices.cpu()
-                columns = [rows[indices.numpy()], shares.targets.cpu().numpy()]
+            for held in filter(None, given):
+                indices = held.indices.cpu()
+                columns = [rows[indices.numpy()], held.targets.cpu().numpy()]
                 columns += [values[indices].numpy() for values in samples.sample_attributes.values()]
-                parts = [b"|".join(column[shares.slice(k)].tobytes() for column in columns) for k in range(len(shares))]
+                parts = [b"|".join(column[held.slice(k)].tobytes() for column in columns) for k in range(len(held))]
                 found = [b"|".join(pair) for pair in zip(found or [b""] * len(parts), parts, strict=True)]
             return found
 
-        clients = held(self.train, self.test, self.poisoned)
+        clients = contents(self.train, self.test, self.poisoned)
         known = [*self.attributes.values(), *(vars(self.devices).values() if self.devices else ())]
         facts = [[float(values[k]) for values in known] for k in range(self.num_clients)]
         return [
             hashlib.blake2b(f"{about} {fact}".encode() + content, digest_size=8).hexdigest()
             for fact, content in zip(
-                [*facts, []], [*clients, b"".join(held(self.weigh, self.report, self.triggered))], strict=True
+                [*facts, []], [*clients, b"".join(contents(self.weigh, self.report, self.triggered))], strict=True
             )
         ]
 
@@ -190,8 +190,8 @@ class FederatedData:
         found = [
             f"{holder}: {said}"
             for what, values in wrong.items()
-            for holder, part, own, place in holders
-            if (said := _not_finite(values[own.indices[own.slice(place)]], what, part))
+            for holder, part, own, index in holders
+            if (said := _not_finite(values[own.indices[own.slice(index)]], what, part))
         ]
         if found:
             more = f"; and so on, {len(found)} times in all" if len(found) > MOST_NAMED else ""
@@ -207,9 +207,9 @@ class FederatedData:
         assert held is not None, "a config that trains on a server set without having one is refused before it runs"
         offsets = torch.full_like(self.train.offsets, len(held.indices))
         offsets[0] = 0
-        return replace(self, train=Shares(held.indices, held.targets, offsets))
+        return replace(self, train=Holdings(held.indices, held.targets, offsets))
 
-    def shares_to(self, device: torch.device) -> FederatedData:
+    def holdings_to(self, device: torch.device) -> FederatedData:
         """Who holds what, on a device; the samples stay where they are."""
         return replace(
             self,
@@ -264,10 +264,10 @@ class FederatedData:
                     for name, values in (sample_attributes or {}).items()
                 },
             ),
-            Shares.of(parts[: len(train)]),
-            Shares.of(parts[len(train) : 2 * len(train)]),
-            weigh=Shares.of([next(server)]) if weigh is not None else None,
-            report=Shares.of([next(server)]) if report is not None else None,
+            Holdings.of(parts[: len(train)]),
+            Holdings.of(parts[len(train) : 2 * len(train)]),
+            weigh=Holdings.of([next(server)]) if weigh is not None else None,
+            report=Holdings.of([next(server)]) if report is not None else None,
             attributes=fact_columns(attributes or {}),
             names=tuple(names),
         )
@@ -335,8 +335,8 @@ class FederatedData:
 def _joined(blocks: Sequence[tuple[Any, Any]]) -> tuple[Tensor, Tensor]:
     """Inputs and targets of all blocks; ValueError for those that do not fit."""
     tensors = [(torch.as_tensor(inputs), torch.as_tensor(targets)) for inputs, targets in blocks]
-    for place, pair in enumerate(tensors):
-        block = f"block {place} (train, test, weigh, report)"
+    for number, pair in enumerate(tensors):
+        block = f"block {number} (train, test, weigh, report)"
         if not all(part.ndim for part in pair):
             raise ValueError(f"{block} has a single number where samples must be")
         if len(pair[0]) != len(pair[1]):
@@ -364,9 +364,9 @@ def _not_finite(values: Tensor, what: str, part: str) -> str:
     if bad.ndim != 2:
         return said
     columns = bad.sum(0)
-    places = columns.nonzero().flatten().tolist()
-    counted = [f"{place} ({int(columns[place]):,})" for place in places[:MOST_NAMED]]
-    return f"{said}, in column {', '.join(counted)}{' and others' if len(places) > MOST_NAMED else ''}"
+    wrong = columns.nonzero().flatten().tolist()
+    counted = [f"{index} ({int(columns[index]):,})" for index in wrong[:MOST_NAMED]]
+    return f"{said}, in column {', '.join(counted)}{' and others' if len(wrong) > MOST_NAMED else ''}"
 
 
 def _is_finite(values: Tensor) -> bool:
@@ -399,7 +399,7 @@ def _arrays(dataset: Dataset[Any]) -> tuple[Tensor, Tensor]:
     length = len(dataset)  # type: ignore[arg-type]  # those without a length cannot be divided into batches either
     if not length:
         raise ValueError("a dataset is empty: every client needs something to train and to test on")
-    inputs, targets = default_collate([dataset[place] for place in range(length)])
+    inputs, targets = default_collate([dataset[index] for index in range(length)])
     return inputs, targets
 
 

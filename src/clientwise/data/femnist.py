@@ -33,8 +33,8 @@ def femnist(data_dir: Path | None) -> Samples:
     def build(arrays: Writer) -> None:
         writers: dict[str, int] = {}  # numbers in the order of appearance
         parts = [_read_folder(folder, writers) for folder in folders]
-        for place, name in enumerate(("inputs", "targets", "ids")):
-            arrays.save(name, numpy.concatenate([part[place] for part in parts]))
+        for index, name in enumerate(("inputs", "targets", "ids")):
+            arrays.save(name, numpy.concatenate([part[index] for part in parts]))
         arrays.save("sizes", numpy.array([len(part[1]) for part in parts]))
 
     arrays = cached("femnist", folders, build)

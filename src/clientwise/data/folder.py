@@ -85,8 +85,8 @@ class Archive:
         if (total := sum(sizes[name] for name in self.pictures)) > most:
             raise DataError(f"{path}: has {total:,} bytes of pictures, {most:,} at most expected; get it again")
 
-    def places(self) -> dict[str, str]:
-        """Where in the archive every picture lies, by its file name."""
+    def paths_by_name(self) -> dict[str, str]:
+        """The path of every picture within the archive, by its file name."""
         return {PurePosixPath(name).name: name for name in self.pictures}
 
     def image(self, name: str, size: int | None) -> numpy.ndarray:

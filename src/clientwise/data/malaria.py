@@ -35,8 +35,8 @@ def malaria(data_dir: Path | None, *, size: Pixels = 64) -> Samples:
                 raise DataError(f"{source}: {PER_CLASS:,} images expected in {kind}/, found {len(names):,}; {get}")
         names = [name for names in by_class for name in names]
         inputs = arrays.create("inputs", (len(names), 3, size, size), numpy.uint8)
-        for place, name in enumerate(names):
-            inputs[place] = archive.image(name, size)
+        for index, name in enumerate(names):
+            inputs[index] = archive.image(name, size)
         arrays.save("targets", numpy.repeat(numpy.arange(2), PER_CLASS))
         ids = numpy.array([_patient(source, name) for name in names], numpy.int64)
         if len(numpy.unique(ids)) != PEOPLE:

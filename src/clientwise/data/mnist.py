@@ -33,8 +33,8 @@ def mnist(data_dir: Path | None) -> Samples:
 
     def build(arrays: Writer) -> None:
         inputs, targets = [_read_idx(path) for path in images], [_read_idx(path) for path in labels]
-        for place, part in enumerate(PARTS):
-            _check(images[place], labels[place], part, inputs[place], targets[place])
+        for index, part in enumerate(PARTS):
+            _check(images[index], labels[index], part, inputs[index], targets[index])
         arrays.save("inputs", numpy.concatenate(inputs)[:, None])
         arrays.save("targets", numpy.concatenate(targets).astype(numpy.int64))
         if writers:

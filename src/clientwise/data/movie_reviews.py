@@ -44,8 +44,8 @@ def movie_reviews(
     def build(arrays: Writer) -> None:
         texts, labels, sources = _read_reviews(path)
         arrays.save("targets", numpy.array(labels, numpy.int64))
-        place = {source: place for place, source in enumerate(sorted(set(sources)))}
-        arrays.save("ids", numpy.array([place[source] for source in sources], numpy.int64))
+        number = {source: index for index, source in enumerate(sorted(set(sources)))}
+        arrays.save("ids", numpy.array([number[source] for source in sources], numpy.int64))
         numbers: dict[str, int] = {}  # of all words there are; which of them a model knows is settled later
         inputs = arrays.create("inputs", (len(texts), length), numpy.int32)
         for row, text in zip(inputs, texts, strict=True):

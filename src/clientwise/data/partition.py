@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..core.seeding import derive_seed, generator
 from ..registry import PositiveFloat, PositiveInt, Registry
-from .federated import FederatedData, Samples, Shares
+from .federated import FederatedData, Holdings, Samples
 from .folder import DataError
 
 OfficialTest = Literal["pooled", "server", "clients"]
@@ -23,7 +23,7 @@ OfficialTest = Literal["pooled", "server", "clients"]
 
 @dataclass(frozen=True)
 class Pool:
-    """The samples to give out, as a partition sees them; it returns places in here, a list of them per client."""
+    """The samples to give out, as a partition sees them; it returns slots in here, a list of them per client."""
 
     targets: Tensor  # [n]
     num_classes: int = 0  # 0 for regression
@@ -157,8 +157,8 @@ def by_id(
         raise ValueError(f"{len(large)} of {len(owners)} ids have at least {minimum} samples; {max(1, wanted)} wanted")
     chosen = torch.randperm(len(large), generator=random)[:wanted].sort().values
     if per_id == 1:
-        return [large[place] for place in chosen.tolist()]
-    shuffled = [large[place][torch.randperm(len(large[place]), generator=random)] for place in chosen.tolist()]
+        return [large[index] for index in chosen.tolist()]
+    shuffled = [large[index][torch.randperm(len(large[index]), generator=random)] for index in chosen.tolist()]
     return [part for own in shuffled for part in own.tensor_split(per_id)]
 
 
@@ -225,21 +225,21 @@ def _official_tests(samples: Samples, parts: Sequence[Tensor], official: Tensor,
 def deal_alike(samples: Samples, parts: Sequence[Tensor], indices: Tensor, seed: int) -> list[Tensor]:
     """Deal out samples so that everybody's are like those in `parts`: in proportion by size and by class.
 
-    Every client gets its share of places by size, each asking for a class as its samples have them; then places and
+    Every client gets its share of slots by size, each asking for a class as its samples have them; then slots and
     samples, both sorted by class, are matched in order. Where the classes of the two do not have the same
-    proportions, a few places next to the border get the neighbouring class.
+    proportions, a few slots next to the border get the neighbouring class.
     """
     owner = torch.repeat_interleave(torch.arange(len(parts)), torch.tensor([len(part) for part in parts]))
     held = torch.cat(list(parts))
     every = _classes(samples)
     by_class = torch.argsort(owner * (int(every.max()) + 1) + every[held], stable=True)
-    places = by_class[(torch.arange(len(indices)) + 0.5).mul(len(held) / len(indices)).long().clamp(max=len(held) - 1)]
+    slots = by_class[(torch.arange(len(indices)) + 0.5).mul(len(held) / len(indices)).long().clamp(max=len(held) - 1)]
     random = generator(seed, "test split")
-    places = places[torch.randperm(len(places), generator=random)]
-    places = places[every[held[places]].argsort(stable=True)]
+    slots = slots[torch.randperm(len(slots), generator=random)]
+    slots = slots[every[held[slots]].argsort(stable=True)]
     indices = indices[torch.randperm(len(indices), generator=random)]
     indices = indices[every[indices].argsort(stable=True)]
-    return [indices[owner[places] == client] for client in range(len(parts))]
+    return [indices[owner[slots] == client] for client in range(len(parts))]
 
 
 def hand_out(
@@ -269,12 +269,12 @@ def hand_out(
     report, weigh = server[:num_report], server[:num_report] if shared_set else server[num_report:]
     data = FederatedData(
         replace(samples, after_partition=None),
-        Shares.of(train),
-        Shares.of(test),
-        weigh=contribute(Shares.of(train), contributed_fraction, seed)
+        Holdings.of(train),
+        Holdings.of(test),
+        weigh=contribute(Holdings.of(train), contributed_fraction, seed)
         if contributed_fraction is not None
-        else _server_share(samples, weigh),
-        report=_server_share(samples, report),
+        else _held_by_server(samples, weigh),
+        report=_held_by_server(samples, report),
         names=client_names(samples, division.train),
     )
     data = samples.after_partition(data) if samples.after_partition else data
@@ -315,14 +315,14 @@ def federate(
     )
 
 
-def contribute(train: Shares, fraction: float, seed: int) -> Shares:
+def contribute(train: Holdings, fraction: float, seed: int) -> Holdings:
     """A random share of every client's training samples, by the client's own labels, handed to the server."""
     picked = []
     for client, size in enumerate(train.sizes.tolist()):
         order = torch.randperm(size, generator=generator(seed, "contribution", 0, client))
         picked.append(int(train.offsets[client]) + order[: max(1, round(size * fraction))])
-    places = torch.cat(picked)
-    return Shares.of([(train.indices[places], train.targets[places])])
+    chosen = torch.cat(picked)
+    return Holdings.of([(train.indices[chosen], train.targets[chosen])])
 
 
 def client_names(samples: Samples, parts: Sequence[Tensor]) -> tuple[str, ...]:
@@ -337,15 +337,16 @@ def client_names(samples: Samples, parts: Sequence[Tensor]) -> tuple[str, ...]:
             f"the dataset has {len(samples.names)} names for ids up to {int(samples.ids.max())}; name them all"
         )
     names = [samples.names[ids[0]] for ids in whose]
-    clients, so_far = Counter(names), Counter[str]()
-    for place, name in enumerate(names):
+    per_name = Counter(names)
+    so_far = Counter[str]()
+    for client, name in enumerate(names):
         so_far[name] += 1
-        names[place] = f"{name} {so_far[name]}" if clients[name] > 1 else name
+        names[client] = f"{name} {so_far[name]}" if per_name[name] > 1 else name
     return tuple(names)
 
 
-def _server_share(samples: Samples, indices: Tensor) -> Shares | None:
-    return Shares.of([(indices, samples.targets[indices])]) if len(indices) else None
+def _held_by_server(samples: Samples, indices: Tensor) -> Holdings | None:
+    return Holdings.of([(indices, samples.targets[indices])]) if len(indices) else None
 
 
 def _at_least(count: int, parts: list[Tensor]) -> list[Tensor]:
@@ -384,6 +385,6 @@ def _hold_out(samples: Samples, indices: Tensor, fraction: float, seed: int) -> 
     return shuffled[:count], shuffled[count:].sort().values
 
 
-def _cut(indices: Tensor, shares: numpy.ndarray) -> list[Tensor]:
-    edges = (numpy.cumsum(shares)[:-1] * len(indices)).round().astype(int)
+def _cut(indices: Tensor, fractions: numpy.ndarray) -> list[Tensor]:
+    edges = (numpy.cumsum(fractions)[:-1] * len(indices)).round().astype(int)
     return list(indices.tensor_split(torch.from_numpy(edges)))

@@ -14,7 +14,7 @@ from torch import Tensor
 from ..core.problem import Regression
 from .cache import Writer, cached
 from .catalogue import DATASETS
-from .federated import FederatedData, Samples, Shares
+from .federated import FederatedData, Holdings, Samples
 from .folder import Archive, DataError, find
 
 COUNT, SIZE, LEAST, MOST = 200, 256, 74, 317  # images, their width and height, fewest and most cells
@@ -44,24 +44,24 @@ def vgg_cells(
         from scipy.ndimage import gaussian_filter
 
         archive = Archive(source, MOST_PICTURES)
-        there = archive.places()
+        there = archive.paths_by_name()
         inputs = arrays.create("inputs", (COUNT, 3, size, size), numpy.uint8)
         targets = arrays.create("targets", (COUNT, size, size), numpy.float32)
         counts = numpy.zeros(COUNT)
-        for place in range(COUNT):
-            names = [f"{place + 1:03}{kind}.png" for kind in ("cell", "dots")]
+        for index in range(COUNT):
+            names = [f"{index + 1:03}{kind}.png" for kind in ("cell", "dots")]
             if missing := [name for name in names if name not in there]:
                 raise DataError(f"{source}: {missing[0]} is missing; {get}")
-            inputs[place] = archive.image(there[names[0]], size)
+            inputs[index] = archive.image(there[names[0]], size)
             red = archive.image(there[names[1]], None)[0]  # a red pixel per cell
             if red.shape != (SIZE, SIZE):
                 raise DataError(f"{source}: {names[1]} is not {SIZE}×{SIZE} pixels; {get}")
             rows, columns = numpy.nonzero(red)
-            counts[place] = len(rows)
+            counts[index] = len(rows)
             dots = numpy.zeros((size, size))
             numpy.add.at(dots, (rows * size // SIZE, columns * size // SIZE), density)
             # Reflected at the border, so that no part of a cell is lost and the sum stays what it is.
-            targets[place] = gaussian_filter(dots, sigma, mode="reflect") if sigma else dots
+            targets[index] = gaussian_filter(dots, sigma, mode="reflect") if sigma else dots
         if (counts.min(), counts.max()) != (LEAST, MOST):
             found = f"{counts.min():.0f} to {counts.max():.0f}"
             raise DataError(f"{source}: {LEAST} to {MOST} cells per image expected, found {found}; {get}")
@@ -82,11 +82,11 @@ def _augmented(data: FederatedData) -> FederatedData:
     """Every sample in eight ways: sample n becomes the samples 8n to 8n + 7, with the same holder."""
     samples = data.samples
 
-    def expanded(shares: Shares | None) -> Shares | None:
-        if shares is None:
+    def expanded(held: Holdings | None) -> Holdings | None:
+        if held is None:
             return None
-        indices = (8 * shares.indices[:, None] + torch.arange(8)).flatten()
-        return Shares(indices, eight_ways(shares.targets), 8 * shares.offsets)
+        indices = (8 * held.indices[:, None] + torch.arange(8)).flatten()
+        return Holdings(indices, eight_ways(held.targets), 8 * held.offsets)
 
     train, test = expanded(data.train), expanded(data.test)
     assert train is not None

@@ -38,7 +38,7 @@ GPU_SHARE = 0.4  # of its free memory, for the data and again for the models
 
 
 class Executor(Protocol):
-    """Whom an engine gives its jobs: a `DeviceExecutor`, or a lane's share of one (`scheduler.LaneExecutor`)."""
+    """Whom an engine gives its jobs: a `DeviceExecutor`, or a lane's access to one (`scheduler.LaneExecutor`)."""
 
     device: torch.device
     samples: Samples

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..core.loss import Loss
 from ..core.types import LocalTraining
-from ..data.federated import Shares
+from ..data.federated import Holdings
 
 
 @dataclass(frozen=True)
@@ -76,10 +76,10 @@ class EvaluateJob:
     graphs: dict[int, Callable[[Tensor], EvaluateResult] | None] = field(default_factory=dict)
 
     @staticmethod
-    def of(shares: Shares, holders: Sequence[int]) -> EvaluateJob:
+    def of(held: Holdings, holders: Sequence[int]) -> EvaluateJob:
         """All samples of some holders."""
-        indices, targets, owner = shares.gather(holders)
-        return EvaluateJob(indices, targets, owner, shares.sizes[list(holders)])
+        indices, targets, owner = held.gather(holders)
+        return EvaluateJob(indices, targets, owner, held.sizes[list(holders)])
 
     @cached_property
     def targets_on_cpu(self) -> Tensor:

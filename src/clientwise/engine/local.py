@@ -15,7 +15,7 @@ from ..core.clock import Clock
 from ..core.criteria import HONEST, ClientFacts, measure_clients
 from ..core.seeding import client_keys
 from ..core.types import Evaluation, LocalTraining, Refusal, ServerPart, Task, Updates
-from ..data.federated import FederatedData, Shares
+from ..data.federated import FederatedData, Holdings
 from ..models.flat import flattened
 from .executor import DeviceExecutor, Executor
 from .jobs import EvaluateJob, TrainJob, TrainResult
@@ -58,7 +58,7 @@ class LocalEngine:
             executor = DeviceExecutor(data.samples, module, device or torch.device("cpu"))
         self.executor: Executor = executor
         self.device = executor.device
-        self.data = replace(data, samples=executor.samples).shares_to(self.device)
+        self.data = replace(data, samples=executor.samples).holdings_to(self.device)
         self.problem = data.samples.problem
         self.num_clients = data.num_clients
         self.spec = executor.spec
@@ -303,11 +303,11 @@ def failed_updates(failures: Sequence[tuple[int, Exception]], model: Tensor) -> 
     return Updates.failed(refusals, model)
 
 
-def _job_of_all(held: Shares | None) -> EvaluateJob | None:
+def _job_of_all(held: Holdings | None) -> EvaluateJob | None:
     return EvaluateJob.of(held, range(len(held))) if held else None
 
 
-def _label_counts(train: Shares, num_classes: int) -> Tensor:
+def _label_counts(train: Holdings, num_classes: int) -> Tensor:
     """How many training samples of each class every client holds [K, C]."""
     if not num_classes:
         return torch.zeros(len(train), 0, dtype=torch.int64)

@@ -23,7 +23,7 @@ from ..core.seeding import generator, seeded_default_generator
 from ..data.datasets import DATASETS, DataError
 from ..data.devices import DISTRIBUTIONS, RANGES, draw_devices
 from ..data.features import with_features
-from ..data.federated import FederatedData, Samples, Shares
+from ..data.federated import FederatedData, Holdings, Samples
 from ..data.partition import PARTITIONS, Division, client_names, contribute, divide, hand_out
 from ..engine.alone import AloneEngine
 from ..engine.device import pick_device
@@ -218,7 +218,7 @@ def _adopt(
 ) -> FederatedData:
     """Arrays of the user's own, in which hostile clients call their samples otherwise."""
 
-    def relabelled(shares: Shares) -> Shares:
+    def relabelled(shares: Holdings) -> Holdings:
         targets = shares.targets.clone()
         for client in hostile:
             mine = shares.slice(client)

@@ -269,7 +269,7 @@ class _Seeds:
             self._executors[id(inputs)] = inputs, build_executor(self._experiment, data.samples, self._device)
         executor = self._executors[id(inputs)][1]
         self._store.set_facts({f"model of seed {seed}": _model_facts(self._experiment, data.samples, executor)})
-        return replace(data, samples=executor.samples).shares_to(executor.device), hostile, executor
+        return replace(data, samples=executor.samples).holdings_to(executor.device), hostile, executor
 
     def data(self, seed: int) -> FederatedData:
         """Who holds what."""

@@ -21,7 +21,7 @@ from ..core.problem import Problem
 from ..core.rules import Rule, Ruled
 from ..core.types import Evaluation
 from ..core.weighting import check_normaliser
-from ..data.federated import FederatedData, Samples, Shares
+from ..data.federated import FederatedData, Holdings, Samples
 from ..engine.device import pick_device, refuse_impossible
 from ..engine.evaluation import BATCH
 from ..engine.executor import DeviceExecutor
@@ -240,7 +240,7 @@ def validate(experiment: Experiment, own_data: FederatedData | None) -> Samples:
         issues = [*_size_issues(experiment, module, data)]
     if not issues:
         # Two samples show whether the model fits, also where the clients test nothing.
-        data = replace(data, test=Shares.of([(data.train.indices[:2], data.train.targets[:2])]))
+        data = replace(data, test=Holdings.of([(data.train.indices[:2], data.train.targets[:2])]))
         executor = DeviceExecutor(data.samples, module, torch.device("cpu"), mode="loop", precision="float32")
         engine = HostileEngine(LocalEngine(data, module, seed=seed, executor=executor), hostile)
         issues = [*_engine_issues(experiment, engine)]

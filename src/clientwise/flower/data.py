@@ -13,7 +13,7 @@ import numpy
 import torch
 
 from ..data.datasets import DataError
-from ..data.federated import FederatedData, Shares
+from ..data.federated import FederatedData, Holdings
 from ..data.npz import check_attributes, inputs_and_targets, read_npz
 from ..errors import ConfigError
 from ..experiment.build import build_data, load_samples, scored
@@ -142,7 +142,7 @@ def write_parts(config: Config, folder: str | Path) -> list[Path]:
         hint = f"{len(names)} names for the {data.num_clients} clients of the partition"
         raise ConfigError(experiment.source, [("flower.clients", hint)])
 
-    def arrays(part: str, shares: Shares, holder: int) -> dict[str, Any]:
+    def arrays(part: str, shares: Holdings, holder: int) -> dict[str, Any]:
         held = shares.slice(holder)
         inputs = data.samples.batch(shares.indices[held])
         return {f"{part}_inputs": inputs.numpy(), f"{part}_targets": shares.targets[held].numpy()}

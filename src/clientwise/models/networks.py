@@ -66,16 +66,16 @@ def cnn(
         raise ValueError(f"model cnn needs images (channels, height, width), got samples of shape {input_shape}")
     depth, height, width = input_shape
     layers: list[nn.Module] = []
-    for place, (before, after) in enumerate(pairwise([depth, *channels]), start=1):
+    for number, (before, after) in enumerate(pairwise([depth, *channels]), start=1):
         if padding == "valid":
             height, width = height - kernel + 1, width - kernel + 1
-        _check_layer(f"convolution {place}", after * height * width, before * kernel**2)  # before it takes memory
+        _check_layer(f"convolution {number}", after * height * width, before * kernel**2)  # before it takes memory
         layers += [nn.Conv2d(before, after, kernel, padding=padding), *([nn.ReLU()] if activation else [])]
-        if place % pool_every == 0:
+        if number % pool_every == 0:
             layers += [nn.MaxPool2d(2), *([nn.Dropout(dropout)] if dropout else [])]
             height, width = height // 2, width // 2
         if min(height, width) < 1:
-            raise ValueError(f"convolution {place} leaves nothing of images of {input_shape[1]}×{input_shape[2]}")
+            raise ValueError(f"convolution {number} leaves nothing of images of {input_shape[1]}×{input_shape[2]}")
     layers += [nn.Flatten(), nn.Linear([depth, *channels][-1] * height * width, dense), nn.ReLU()]
     layers += [nn.Dropout(dense_dropout)] if dense_dropout else []
     return nn.Sequential(*layers, nn.Linear(dense, num_outputs))
@@ -169,7 +169,7 @@ class _Reader(nn.Module):
         states = self.recurrent[0](self.embedding(words))[0]  # [N, T, H]
         for dropout, layer in zip(self.dropouts, self.recurrent[1:], strict=True):
             states = layer(dropout(states))[0]
-        places = torch.arange(words.shape[1], device=words.device)
-        last = (places * (words != 0)).amax(1)  # 0 for a text without words
+        positions = torch.arange(words.shape[1], device=words.device)
+        last = (positions * (words != 0)).amax(1)  # 0 for a text without words
         outputs: Tensor = self.output(states[torch.arange(len(words), device=words.device), last])
         return outputs
