@@ -453,7 +453,7 @@ def test_the_control_that_knows_who_is_honest(config: dict[str, Any]) -> None:
         ({"attack": "noise"}, "give either clients or share"),
         ({"clients": 1, "attack": {"name": "one_label", "target": 10}}, "the classes are 0 to 9"),
         ({"clients": 1, "attack": {"name": "pixel_backdoor", "target": 12}}, "the classes are 0 to 9"),
-        ({"clients": 1, "attack": "semantic_backdoor"}, "say which samples"),
+        ({"clients": 1, "attack": "semantic_backdoor"}, "give `source`, the class of the samples"),
         ({"clients": 1, "attack": {"name": "semantic_backdoor", "having": "hat"}}, "no sample attribute 'hat'"),
         ({"clients": 1, "attack": ["noise", "nois"]}, "did you mean 'noise'"),
         ({"clients": 1, "attack": []}, "attack"),

@@ -45,10 +45,10 @@ def test_pictures_have_limits(tmp_path: Path, zipped: bool, monkeypatch: pytest.
     paths = archive.paths_by_name()
     assert archive.image(paths["a.png"], None).shape == (3, 4, 4)
     for wrong in ("b.png", "c.png"):
-        with pytest.raises(DataError, match=f"{wrong} is no picture .*; get it again"):
+        with pytest.raises(DataError, match=f"{wrong} is not an image .*; get it again"):
             archive.image(paths[wrong], 4)
     monkeypatch.setattr(Archive, "MOST_PIXELS", 15)
-    with pytest.raises(DataError, match=r"a\.png is no picture \(4×4 pixels\)"):
+    with pytest.raises(DataError, match=r"a\.png is not an image \(4×4 pixels\)"):
         archive.image(paths["a.png"], 4)
     with pytest.raises(
         DataError, match=f"has {total:,} bytes of pictures, {total - 1:,} at most expected; get it again"

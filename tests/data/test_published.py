@@ -214,7 +214,7 @@ def test_images_that_are_missing_or_none(tmp_path: Path) -> None:
     write_celeba(tmp_path, zipped=False)
     image = tmp_path / "celeba" / "img_align_celeba" / "000002.jpg"
     image.write_bytes(image.read_bytes()[:100])
-    with pytest.raises(DataError, match=r"000002\.jpg is no picture"):
+    with pytest.raises(DataError, match=r"000002\.jpg is not an image"):
         load("celeba", tmp_path)
     image.unlink()
     with pytest.raises(DataError, match=r"1 of 6 images are missing, 000002\.jpg for one"):

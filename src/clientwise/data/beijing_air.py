@@ -26,9 +26,14 @@ MOST_BYTES = 2**24
 
 @DATASETS.register("beijing_air")
 def beijing_air(data_dir: Path | None, *, standardise: Standardise = "pooled") -> Samples:
-    """Fine dust by the hour at twelve stations, from gases and weather: log10 of PM2.5 (regression, Zhang et al. 2017).
+    """Hourly PM2.5 at twelve stations in Beijing, from gases and weather (regression, Zhang et al. 2017).
 
-    The logarithm, since errors of a concentration are relative; hours without PM2.5 are left out.
+    The target is log10 of PM2.5, since errors of a concentration are relative. Hours without PM2.5
+    are left out. Each station is an id.
+
+    Args:
+        data_dir: the data folder.
+        standardise: numbers by the training samples of all clients ("pooled"), of each ("client"), or not ("off").
     """
     get = "it belongs to the Beijing Multi-Site Air-Quality data of the UCI Machine Learning Repository"
     paths = [_file(data_dir, station, get) for station in STATIONS]

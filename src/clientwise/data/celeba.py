@@ -22,7 +22,15 @@ _NUMBER = re.compile("[0-9]{1,9}")
 
 @DATASETS.register("celeba")
 def celeba(data_dir: Path | None, *, target: str = "Smiling", size: Pixels = 64) -> Samples:
-    """Faces of celebrities (CelebA, aligned) resized to size×size; an attribute is the target, all are sample facts."""
+    """Faces of celebrities (CelebA, aligned) of size×size pixels; one of 40 attributes is the target.
+
+    All attributes are sample attributes, -1 or 1. Each celebrity is an id.
+
+    Args:
+        data_dir: the data folder.
+        target: the attribute to predict.
+        size: width and height to which images are resized.
+    """
     get = "it belongs to the CelebA dataset (aligned and cropped images, attribute and identity annotations)"
     pictures = find(data_dir, "celeba", ["celeba/img_align_celeba", "celeba/img_align_celeba.zip"], get)
     attributes = find(data_dir, "celeba", ["celeba/list_attr_celeba.txt"], get)

@@ -1,4 +1,4 @@
-"""CIFAR-10N: what people who were paid for it called the images of CIFAR-10."""
+"""CIFAR-10N: labels that crowd workers gave the images of CIFAR-10."""
 
 from __future__ import annotations
 
@@ -35,10 +35,15 @@ def cifar10n(
     *,
     tiers: Annotated[Sequence[Tier], MinLen(1)] = ("clean", "aggre", "random1", "worse"),
 ) -> Samples:
-    """CIFAR-10 where clients train on labels by people, client k on those of `tiers` in turn (Wei et al. 2022).
+    """CIFAR-10 with crowd workers' labels for training, of `tiers` by client in turn (Wei et al. 2022).
 
-    Of three people's labels `aggre` is the majority's (9% wrong), `random1` to `random3` are one person's (17-18%) and
-    `worse` is a wrong one where there is any (40%). What clients test on and what the server holds has true labels.
+    Three people labelled each image. `aggre` is their majority (9% wrong), `random1` to `random3` are
+    one person's labels (17-18%), and `worse` is a wrong one if there is any (40%). Clients test on true
+    labels, and the server has them.
+
+    Args:
+        data_dir: the data folder.
+        tiers: the labels of the clients, in turn.
     """
     get = "save the arrays of CIFAR-10_human.pt (CIFAR-N) there by numpy.savez: clean_label, aggre_label, ..."
     path = find(data_dir, "cifar10n", ["cifar10n/CIFAR-10_human.npz"], get)
@@ -57,7 +62,7 @@ def cifar10n(
 
 
 def _labelled(data: FederatedData, tiers: Sequence[tuple[str, Tensor]]) -> FederatedData:
-    """Every client calls its training images what the people of its tier called them; hostile clients as they like."""
+    """The data with the labels of each client's tier, except where a hostile client changed them."""
     truth = data.samples.targets
     called = truth.clone()  # as their holders call them
     for client in range(data.num_clients):

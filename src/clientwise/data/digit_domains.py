@@ -1,4 +1,4 @@
-"""The same ten digits, scanned in four ways."""
+"""Handwritten digits from four sources."""
 
 from __future__ import annotations
 
@@ -26,7 +26,15 @@ MOST_BYTES = 2**26
 
 @DATASETS.register("digit_domains")
 def digit_domains(data_dir: Path | None, *, size: Pixels = 16, most: PositiveInt | None = None) -> Samples:
-    """Digits of four sources (MNIST, USPS, Semeion, scikit-learn) as images of size×size, `most` of each source."""
+    """Digits from four sources (MNIST, USPS, Semeion, scikit-learn) as images of size×size pixels.
+
+    Each source is an id.
+
+    Args:
+        data_dir: the data folder.
+        size: width and height to which images are resized.
+        most: images of each source; all by default.
+    """
     usps = [_usps_file(data_dir, name) for name in USPS]
     get = "it is the Semeion Handwritten Digit data of the UCI Machine Learning Repository"
     semeion = find(data_dir, "digit_domains", ["semeion/semeion.csv", "semeion/semeion.data"], get)

@@ -20,7 +20,10 @@ GET = "it is written by LEAF's data/femnist/preprocess.sh (train/ and test/ with
 
 @DATASETS.register("femnist")
 def femnist(data_dir: Path | None) -> Samples:
-    """Handwritten letters and digits of 28×28 pixels in 62 classes, by writer (LEAF's JSON files)."""
+    """Handwritten letters and digits of 28×28 pixels in 62 classes, from LEAF's JSON files.
+
+    Each writer is an id.
+    """
     train = find(
         data_dir,
         "femnist",

@@ -25,7 +25,14 @@ MOST_BYTES = 2**20
 
 @DATASETS.register("heart")
 def heart(data_dir: Path | None, *, standardise: Standardise = "pooled") -> Samples:
-    """920 patients of four hospitals, 13 measurements each, many missing: ill or not? (UCI, Janosi et al. 1988)."""
+    """920 patients of four hospitals with 13 measurements each: heart disease or not (UCI, Janosi et al. 1988).
+
+    Many measurements are missing. Each hospital is an id.
+
+    Args:
+        data_dir: the data folder.
+        standardise: numbers by the training samples of all clients ("pooled"), of each ("client"), or not ("off").
+    """
     get = "it belongs to the Heart Disease data of the UCI Machine Learning Repository (processed.*.data)"
     paths = [find(data_dir, "heart", [f"heart/processed.{name.lower()}.data"], get) for name in HOSPITALS]
 

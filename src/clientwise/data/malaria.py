@@ -23,7 +23,14 @@ HEALTHY = 1000  # slides without a patient's number are of healthy people, one e
 
 @DATASETS.register("malaria")
 def malaria(data_dir: Path | None, *, size: Pixels = 64) -> Samples:
-    """27,558 blood cells, half of them with parasites (NIH malaria), resized to size×size; who they are from."""
+    """27,558 images of blood cells of size×size pixels, half of them with parasites (NIH malaria).
+
+    Each of the 200 people is an id.
+
+    Args:
+        data_dir: the data folder.
+        size: width and height to which images are resized.
+    """
     get = "it is the cell image dataset of the NIH (National Library of Medicine) malaria screener, cell_images.zip"
     source = find(data_dir, "malaria", ["malaria/cell_images", "malaria/cell_images.zip"], get)
 

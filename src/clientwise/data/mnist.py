@@ -25,7 +25,10 @@ _TYPES = {0x08: ">u1", 0x0C: ">i4"}
 
 @DATASETS.register("mnist")
 def mnist(data_dir: Path | None) -> Samples:
-    """70,000 digits of 28×28 pixels (60,000 + official test 10,000), idx files; QMNIST's labels add the writers."""
+    """70,000 handwritten digits of 28×28 pixels (60,000 + official test 10,000), from the idx files of MNIST.
+
+    With QMNIST's label files beside them, each writer is an id.
+    """
     get = "put the four files of the MNIST database there"
     images = [_file(data_dir, f"{part}-images-idx3-ubyte", get) for part in PARTS]
     labels = [_file(data_dir, f"{part}-labels-idx1-ubyte", get) for part in PARTS]

@@ -34,9 +34,15 @@ def movie_reviews(
     words: Annotated[int, Ge(3), Le(10**9)] = 10_000,
     length: Annotated[int, Gt(0), Le(2_500)] = 200,
 ) -> Samples:
-    """Movie reviews (CSV: text, label 0 or 1, source) as the last `length` words of each; `words` numbers in all.
+    """Movie reviews, positive or negative, from a CSV file with the columns text, label (0 or 1) and source.
 
-    0 is the padding in front, 1 any word that is not among the most frequent of the clients' training texts.
+    A review is the numbers of its last words: 0 is padding in front, 1 a word that is not among the
+    most frequent ones of the clients' training texts. Each source is an id.
+
+    Args:
+        data_dir: the data folder.
+        words: size of the vocabulary, padding and unknown words included.
+        length: words of a review.
     """
     get = "make it from the Large Movie Review Dataset (IMDB) or your own reviews: columns text, label (0, 1), source"
     path = find(data_dir, "movie_reviews", ["movie_reviews/reviews.csv.gz", "movie_reviews/reviews.csv"], get)

@@ -25,7 +25,15 @@ def parkinsons(
     target: Literal["total_UPDRS", "motor_UPDRS"] = "total_UPDRS",
     standardise: Standardise = "pooled",
 ) -> Samples:
-    """5,875 recordings of 42 patients' voices; how ill they are, UPDRS in tens (regression, Tsanas et al. 2009)."""
+    """5,875 voice recordings of 42 Parkinson's patients: their UPDRS score (regression, Tsanas et al. 2009).
+
+    The target is the score divided by 10. Each patient is an id.
+
+    Args:
+        data_dir: the data folder.
+        target: the total or the motor score.
+        standardise: numbers by the training samples of all clients ("pooled"), of each ("client"), or not ("off").
+    """
     get = "it belongs to the Parkinsons Telemonitoring data of the UCI Machine Learning Repository"
     path = find(data_dir, "parkinsons", ["parkinsons/parkinsons_updrs.data"], get)
 

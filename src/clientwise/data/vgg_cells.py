@@ -1,4 +1,4 @@
-"""VGG cells: synthetic microscope images and where the cells are; how many there are is what is to be learned."""
+"""VGG cells: synthetic microscope images, in which cells are to be counted."""
 
 from __future__ import annotations
 
@@ -32,10 +32,15 @@ def vgg_cells(
     density: Annotated[float, Gt(0), Le(1e6)] = 100.0,
     augment: bool = True,
 ) -> Samples:
-    """200 synthetic microscope images (VGG cells); the target is a density image whose sum is `density` × cells.
+    """200 synthetic microscope images (VGG cells); the target is an image whose sum is `density` × number of cells.
 
-    Every cell is a Gaussian of deviation `sigma` pixels, or a dot where that is zero. With `augment` every image
-    comes in eight rotations and reflections (P3 3.B), made once it is known who holds it: copies never part.
+    Args:
+        data_dir: the data folder.
+        size: width and height to which images are resized.
+        sigma: standard deviation in pixels of the Gaussian for each cell; 0 makes it a dot.
+        density: sum of the target for one cell.
+        augment: whether every image comes in eight rotations and reflections (P3 3.B). All eight have
+            the same holder.
     """
     get = "it is the synthetic fluorescence cell dataset of the VGG group (Lempitsky and Zisserman), cells.zip"
     source = find(data_dir, "vgg_cells", ["vgg_cells/cells", "vgg_cells/cells.zip"], get)
@@ -79,7 +84,7 @@ def vgg_cells(
 
 
 def _augmented(data: FederatedData) -> FederatedData:
-    """Every sample in eight ways: sample n becomes the samples 8n to 8n + 7, with the same holder."""
+    """Every sample in eight orientations: sample n becomes the samples 8n to 8n + 7, of the same holder."""
     samples = data.samples
 
     def expanded(held: Holdings | None) -> Holdings | None:

@@ -1,4 +1,4 @@
-"""What people do, by the phone in their pocket."""
+"""WISDM: activities of people, by the accelerometer of their phone."""
 
 from __future__ import annotations
 
@@ -21,7 +21,14 @@ _DATA = re.compile(rb"^@data\s*$", re.IGNORECASE | re.MULTILINE)
 
 @DATASETS.register("wisdm")
 def wisdm(data_dir: Path | None, *, standardise: Standardise = "pooled") -> Samples:
-    """5,418 windows of ten seconds of 36 people's accelerometers, six activities (WISDM 1.1, Kwapisz et al. 2010)."""
+    """5,418 accelerometer windows of 36 people in six activities (WISDM 1.1, Kwapisz et al. 2010).
+
+    A window has ten seconds. Each person is an id.
+
+    Args:
+        data_dir: the data folder.
+        standardise: numbers by the training samples of all clients ("pooled"), of each ("client"), or not ("off").
+    """
     get = "it belongs to the activity prediction data of the WISDM lab (WISDM_ar_v1.1)"
     names = ["wisdm/WISDM_ar_v1.1_transformed.arff", "wisdm/WISDM_ar_v1.1/WISDM_ar_v1.1_transformed.arff"]
     path = find(data_dir, "wisdm", names, get)

@@ -17,7 +17,7 @@ from ..data.federated import Holdings
 
 @dataclass(frozen=True)
 class TrainJob:
-    """G clients to train alike: where each begins, what it holds, what its random draws come from."""
+    """G clients to train with the same options: their start models, samples and random keys."""
 
     starts: Tensor  # [G, d]
     indices: Tensor  # [N] of the samples, client after client
@@ -44,7 +44,7 @@ class TrainJob:
 
     @staticmethod
     def joined(jobs: Sequence[TrainJob]) -> TrainJob:
-        """Several jobs that train alike, as one."""
+        """Several jobs with the same training options, as one."""
         if len(jobs) == 1:
             return jobs[0]
         tensors = {
@@ -58,7 +58,7 @@ class TrainJob:
 
 
 class TrainResult(NamedTuple):
-    """What became of the clients of a job."""
+    """The trained models of a job."""
 
     models: Tensor  # [G, d]
     losses: Tensor  # [G] mean losses of their last epochs
@@ -88,7 +88,7 @@ class EvaluateJob:
 
 
 class EvaluateResult(NamedTuple):
-    """How c models did on N samples."""
+    """The results of c models on N samples."""
 
     losses: Tensor  # [c, N]
     values: Tensor  # [c, N] right or wrong, or scores [c, N, C]; regression: relative error; survival: the score

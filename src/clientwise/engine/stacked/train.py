@@ -29,7 +29,9 @@ class StackedTrainer:
     """
 
     def __init__(self, network: StackedNetwork, samples: Samples, *, use_graphs: bool) -> None:
-        self.network, self._samples, self._use_graphs = network, samples, use_graphs
+        self.network = network
+        self._samples = samples
+        self._use_graphs = use_graphs
         self._recipe: tuple[LocalTraining, Loss] | None = None
         self._optimizer: torch.optim.Optimizer | None = None
         self._anchor = self._correction = network.parameter.detach()
@@ -41,7 +43,7 @@ class StackedTrainer:
 
     @torch.no_grad()
     def train(self, job: TrainJob) -> TrainResult:
-        """Every client of the job; those with most steps first, so that who is done can be left behind."""
+        """Every client of the job; those with most steps come first, so that finished ones can be left out."""
         training, device, network = job.training, job.starts.device, self.network
         steps = training.num_steps(job.sizes)
         if bool((steps.diff() > 0).any()):
@@ -69,7 +71,7 @@ class StackedTrainer:
         return TrainResult(torch.cat([models, *done]) if done else models, self._mean_losses())
 
     def _prepare(self, training: LocalTraining, loss: Loss) -> None:
-        """An optimizer that has done nothing yet, and graphs that belong to this task."""
+        """A fresh optimizer, and graphs that belong to this task."""
         if self._recipe != (training, loss):
             self._recipe, self._step_graphs, self._optimizer, self._schedule = (training, loss), {}, None, None
             if not is_plain_sgd(training):
@@ -81,7 +83,7 @@ class StackedTrainer:
             restart(self._optimizer)
 
     def _lay_out(self, job: TrainJob) -> None:
-        """Put what the steps read where they read it."""
+        """Write the tensors that the steps read."""
         device, width, known = job.starts.device, self._width(job), self._schedule
         if known is None or known.positions.shape[-1] != width or not torch.equal(known.sizes, job.sizes):
             self._schedule = known = BatchSchedule.of(job.sizes, job.training, width, device)
