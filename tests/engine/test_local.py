@@ -290,7 +290,7 @@ def test_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     assert pick_device("cpu").type == "cpu"
     if not torch.cuda.is_available():
         assert pick_device("auto").type == "cpu"
-        with pytest.raises(ClientwiseError, match="sees no GPU"):
+        with pytest.raises(ClientwiseError, match="finds no GPU"):
             pick_device("cuda")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)

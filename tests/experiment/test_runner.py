@@ -215,7 +215,7 @@ def test_survival_with_everything(tmp_path: Path) -> None:
         (["methods.0.criteria=[{name='sharpness', blurry='Blurry'}]"], ["no sample attribute 'Blurry'"]),
         (["server_set.fraction=0.0002"], ["methods[1]: there are no samples to weigh by"]),
         (["model={name='cnn', channels=[4, 4, 4, 4, 4]}"], ["model: "]),
-        (["device='cuda'"], ["sees no GPU"]),
+        (["device='cuda'"], ["finds no GPU"]),
         (["evaluation.target=85.0", "hostile=[{clients=7, attack='broken'}]"], ["evaluation.target", "hostile[0]"]),
     ],
 )
