@@ -223,7 +223,7 @@ def _matching(data_dir: Path | None, files: str) -> list[Path]:
     except (ValueError, NotImplementedError, OSError) as error:
         raise DataError(f"files = {shortened(files)!r}: {reason(error)}") from None
     if not found:
-        raise DataError(f"{shortened(str(folder / files))}: no such file; paths are in the data folder (--data-dir)")
+        raise DataError(f"{shortened(str(folder / files))}: no such file; paths start from `data_dir`")
     for path in found:
         if not path.name.endswith(ENDINGS):
             raise DataError(f"{path}: a table is a file {', '.join(ENDINGS)}; give `files` a pattern such as *.csv")
