@@ -95,7 +95,7 @@ def _read_identities(path: Path, names: list[str]) -> numpy.ndarray:
     whose = {name: identity for name, _, identity in (line.partition(" ") for line in _lines(path))}
     missing = [name for name in names if not _NUMBER.fullmatch(whose.get(name, "").strip())]
     if missing:
-        raise DataError(f"{path}: does not say who is on {missing[0]} and {len(missing) - 1:,} others; get it again")
+        raise DataError(f"{path}: has no identity for {missing[0]} and {len(missing) - 1:,} others; get it again")
     ids = numpy.array([int(whose[name]) for name in names], numpy.int64)
     if len(names) == ALL_IMAGES and len(numpy.unique(ids)) != ALL_IDENTITIES:
         raise DataError(f"{path}: {ALL_IDENTITIES:,} identities expected, found {len(numpy.unique(ids)):,}")

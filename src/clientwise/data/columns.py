@@ -32,7 +32,7 @@ def prepare(data: FederatedData, columns: Sequence[InputColumn], standardise: St
     - A category that no training sample has is zero everywhere, and so is such a second column.
 
     Args:
-        data: samples whose inputs are the table, and who trains on which.
+        data: samples whose inputs are the table, and which client trains on which.
         columns: what each column holds.
         standardise: "pooled" takes mean and deviation over all clients; "client" takes those of
             each client (of all clients for the server); "off" leaves numbers as they are.

@@ -19,7 +19,7 @@ NAMES = [
     "ill",
 ]
 CATEGORIES = ("cp", "restecg", "slope", "thal")  # kinds of chest pain, ECG, slope, thallium scan: numbers by name only
-NEVER_ZERO = ["trestbps", "chol"]  # blood pressure and cholesterol: a zero there is a value that nobody took
+NEVER_ZERO = ["trestbps", "chol"]  # blood pressure and cholesterol: a zero means that it was not measured
 MOST_BYTES = 2**20
 
 

@@ -52,7 +52,7 @@ def movie_reviews(
         arrays.save("targets", numpy.array(labels, numpy.int64))
         number = {source: index for index, source in enumerate(sorted(set(sources)))}
         arrays.save("ids", numpy.array([number[source] for source in sources], numpy.int64))
-        numbers: dict[str, int] = {}  # of all words there are; which of them a model knows is settled later
+        numbers: dict[str, int] = {}  # of all words; the vocabulary is chosen later
         inputs = arrays.create("inputs", (len(texts), length), numpy.int32)
         for row, text in zip(inputs, texts, strict=True):
             found = [numbers.setdefault(word, len(numbers) + 1) for word in tokens(text)][-length:]
@@ -79,7 +79,7 @@ def tokens(text: str) -> list[str]:
 
 
 def _with_vocabulary(data: FederatedData, words: int) -> FederatedData:
-    """Words by their rank among the training texts of the clients, who alone decide what the model knows."""
+    """Words by their rank in the clients' training texts; test texts must not decide on the vocabulary."""
     inputs = data.samples.inputs
     counts = torch.bincount(inputs[torch.unique(data.train.indices)].flatten(), minlength=int(inputs.max()) + 1)
     counts[0] = 0  # the padding is no word

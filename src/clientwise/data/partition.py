@@ -322,7 +322,7 @@ def hand_out(
 
     Args:
         samples: the whole dataset.
-        division: who holds which samples.
+        division: which samples each client and the server get.
         seed: of the contributed samples.
         report_fraction: of the server's samples that it reports on; it weighs by the others.
         shared_set: whether the server weighs by and reports on all of them (P3).

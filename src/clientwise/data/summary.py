@@ -1,4 +1,4 @@
-"""Who holds what, in numbers."""
+"""Counts of the samples that clients and server hold."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .federated import FederatedData, Holdings
 
 @dataclass(frozen=True)
 class DataSummary:
-    """A federation's data, counted."""
+    """How many samples clients and server hold."""
 
     num_samples: int
     kind: str
@@ -21,7 +21,7 @@ class DataSummary:
     classes: Tensor  # [K, C] training samples of every class, by what they truly are; C = 0 in regression
     weigh: Tensor  # [C], or [1] in regression: what the server weighs by
     report: Tensor  # [C], or [1]: what it reports on
-    unused: int  # samples nobody holds
+    unused: int  # samples that no client and no server holds
     shared: int  # training samples that more than one client holds
     names: tuple[str, ...] = ()  # of the clients, where they have some
 

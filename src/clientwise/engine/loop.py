@@ -164,7 +164,7 @@ def draws_from_default_generator(flat: FlatModel, samples: Samples) -> bool:
         start = torch.get_rng_state()
         try:
             flat.module.train()(samples.batch(torch.zeros(2, dtype=torch.int64, device=before.device)))
-        except Exception:  # a network that does not fit these samples: whoever trains it will be told
+        except Exception:  # a network that does not fit these samples: training it raises the error
             return True
         finally:
             flat.load(before)  # batch norm has counted these samples

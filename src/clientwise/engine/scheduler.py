@@ -1,6 +1,6 @@
 """Joins the work of several lanes: methods and seeds of one experiment do the same work on the same data.
 
-Every lane runs `core.round.run_round` in a thread of its own and knows nothing of the others. When it trains or
+Every lane runs `core.round.run_round` in a thread of its own, independently of the others. When it trains or
 evaluates, it waits until all others do too (or have ended their round); then all of these jobs are done as one.
 Between that one lane runs and the others wait: threads that all run at once spend most of their time handing each
 other Python's lock.
