@@ -113,7 +113,7 @@ def test_errors_say_what_to_do(config: Path, tmp_path: Path, tiny: dict[str, Any
         "run", config, "--set", "data=mnist", "--data-dir", tmp_path / "nowhere", expect=2, cwd=tmp_path
     )
     assert "put the four files of the MNIST database there" in output
-    assert "nowhere is no folder" in output
+    assert "nowhere is not a folder" in output
     assert "ends in .png or .svg" in clientwise("data", config, "--out", "picture.pdf", expect=2)
     assert "No such file or directory" in clientwise("data", config, "--out", tmp_path / "no" / "x.png", expect=2)
     output = clientwise("data", config, "--set", "evaluation.official_test=server", expect=2)

@@ -112,7 +112,7 @@ def test_a_late_update_is_added_to_the_model_of_then(config: dict[str, Any]) -> 
     slowest = int(engine.data.devices.speed.argmin())
     (nothing,) = engine.train([slowest], model, first)
     assert (nothing.client_ids, engine.clock.at_work) == ((), {slowest})
-    (alone,) = super(TimedEngine, engine).train([slowest], model, first)
+    (alone,) = engine.inner.train([slowest], model, first)
     later = model + 1.0
     for task in others:
         if found := [one for one in engine.train([], later, task) if one.client_ids]:

@@ -23,7 +23,7 @@ from torch import Tensor
 import clientwise as cw
 import processes
 from clientwise.core.problem import Regression
-from clientwise.data.federated import Samples, Shares
+from clientwise.data.federated import Holdings, Samples
 from clientwise.errors import ConfigError, RunError
 from clientwise.experiment import folders, runner
 from clientwise.models.flat import FlatModel
@@ -215,7 +215,7 @@ def test_survival_with_everything(tmp_path: Path) -> None:
         (["methods.0.criteria=[{name='sharpness', blurry='Blurry'}]"], ["no sample attribute 'Blurry'"]),
         (["server_set.fraction=0.0002"], ["methods[1]: there are no samples to weigh by"]),
         (["model={name='cnn', channels=[4, 4, 4, 4, 4]}"], ["model: "]),
-        (["device='cuda'"], ["sees no GPU"]),
+        (["device='cuda'"], ["finds no GPU"]),
         (["evaluation.target=85.0", "hostile=[{clients=7, attack='broken'}]"], ["evaluation.target", "hostile[0]"]),
     ],
 )
@@ -338,7 +338,7 @@ def test_errors_of_an_image_that_sums_to_a_count(tiny: dict[str, Any], tmp_path:
     torch.manual_seed(1)
     density = torch.rand(40, 8, 8)
     samples = Samples(density[:, None], density, Regression(sums=True))
-    shares = Shares.of([(torch.arange(40), density)])
+    shares = Holdings.of([(torch.arange(40), density)])
     data = cw.FederatedData(samples, shares, shares, None, shares)
     tiny |= {"methods": [{"name": "FedAvg"}], "federation": {}, "evaluation": {}, "rounds": 1}
     tiny["model"] = {"name": "fully_convolutional", "channels": [2], "middle": [2]}

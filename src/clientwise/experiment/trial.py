@@ -15,7 +15,7 @@ from ..core.rules import Rule, Ruled
 from ..core.types import Evaluation, LocalTraining
 from ..data.federated import FederatedData
 from ..engine.evaluation import BATCH
-from ..engine.local import LocalEngine
+from ..engine.wrapping import EmbeddedEngine
 from ..limits import gigabytes, memory
 from ..models.size import check_batches
 from .build import count_outputs
@@ -77,7 +77,7 @@ def _output_issues(module: nn.Module, data: FederatedData, batch: int) -> Iterat
         yield "model", f"returns {output.numel()} numbers for a sample; {wanted} are needed"
 
 
-def engine_issues(experiment: Experiment, engine: LocalEngine, methods: Sequence[int]) -> Iterator[Issue]:
+def engine_issues(experiment: Experiment, engine: EmbeddedEngine, methods: Sequence[int]) -> Iterator[Issue]:
     """What evaluating a model and measuring criteria shows, for the methods at these places."""
     try:
         engine.evaluate([0], engine.initial_model[None])
@@ -89,7 +89,7 @@ def engine_issues(experiment: Experiment, engine: LocalEngine, methods: Sequence
         yield from _method_issues(f"methods[{index}]", built[index], engine)
 
 
-def _method_issues(place: str, method: Method, engine: LocalEngine) -> Iterator[Issue]:
+def _method_issues(place: str, method: Method, engine: EmbeddedEngine) -> Iterator[Issue]:
     tried = list(range(min(2, engine.num_clients)))  # two, so that one value for all is noticed
     losses = torch.zeros(len(tried))
     facts = engine.facts(tried, losses, engine.initial_model, method.training)
@@ -106,7 +106,7 @@ def _method_issues(place: str, method: Method, engine: LocalEngine) -> Iterator[
         yield from _rule_issues(f"{place}.rule", method.rule, engine.spec.size)
 
 
-def _arrivals(clients: Sequence[int], method: Method, engine: LocalEngine) -> Arrivals:
+def _arrivals(clients: Sequence[int], method: Method, engine: EmbeddedEngine) -> Arrivals:
     """Clients as the server sees them: the first sends the initial model, others a changed one."""
 
     def judge(models: Tensor) -> Evaluation:

@@ -18,9 +18,10 @@ from ..core.metrics import METRICS, measured
 from ..core.priority import MAX_CRITERIA
 from ..core.problem import Problem
 from ..core.weighting import check_normaliser
-from ..data.federated import FederatedData, Samples, Shares
+from ..data.federated import FederatedData, Holdings, Samples
 from ..engine.device import pick_device, refuse_impossible
 from ..engine.executor import DeviceExecutor
+from ..engine.hostile import HostileEngine
 from ..engine.local import LocalEngine
 from ..errors import ConfigError
 from ..registry import Part, Registry, suggest
@@ -302,17 +303,17 @@ def _data_issues(experiment: Experiment, samples: Samples, own_data: FederatedDa
     if issues := list(size_issues(experiment, module, data)):
         return issues
     # Two samples show whether the model fits, also where the clients have no test sets.
-    tested = Shares.of([(data.train.indices[:2], data.train.targets[:2])])
+    tested = Holdings.of([(data.train.indices[:2], data.train.targets[:2])])
     data = replace(data, test=tested)
     cpu = torch.device("cpu")
     executor = DeviceExecutor(data.samples, module, cpu, mode="loop", precision="float32")
-    engine = LocalEngine(data, module, seed=seed, executor=executor, hostile=hostile)
+    engine = HostileEngine(LocalEngine(data, module, seed=seed, executor=executor), hostile)
     without_set = _without_server_set(experiment, engine)
     tried = [place for place in range(len(experiment.methods)) if place not in without_set]
     return [*without_set.values(), *engine_issues(experiment, engine, tried)]
 
 
-def _without_server_set(experiment: Experiment, engine: LocalEngine) -> dict[int, Issue]:
+def _without_server_set(experiment: Experiment, engine: HostileEngine) -> dict[int, Issue]:
     """By place in the config: methods that need a server set where the data have none."""
     if engine.data.weigh is not None or experiment.server_set.source == "clients":
         return {}

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from flwr.app import Error, Message, RecordDict
 
-from ..engine.local import LocalEngine
+from ..engine.wrapping import EmbeddedEngine
 from ..errors import ClientwiseError
 from .small_numbers import in_cells
 from .wire import Request, read_request, write_evaluation, write_update
@@ -20,7 +20,7 @@ class RefusedError(ClientwiseError):
     """What this node does not do, and why. Its text is about the request alone, so the server may read it."""
 
 
-def answer(content: RecordDict, engine_of: Callable[[Request], LocalEngine], smallest_cell: int = 1) -> RecordDict:
+def answer(content: RecordDict, engine_of: Callable[[Request], EmbeddedEngine], smallest_cell: int = 1) -> RecordDict:
     """Train or evaluate as the one client that is meant, with the same code as on one machine."""
     request, models, kept = read_request(content)
     engine, client = engine_of(request), request.client

@@ -13,7 +13,7 @@ from flwr.clientapp import ClientApp
 
 from ..data.datasets import DataError
 from ..engine.device import pick_device
-from ..engine.local import LocalEngine
+from ..engine.wrapping import EmbeddedEngine
 from ..experiment.build import build_data, build_engine, build_executor, load_samples
 from ..experiment.config import load_experiment
 from ..experiment.schema import Experiment
@@ -51,12 +51,12 @@ def _answer(text: str, load: Callable[[str], OwnData], message: Message, context
         return answer_failure(message, error, private=path is not None)
 
 
-def _simulated_engine(text: str, run_config: Mapping[str, Any], request: Request) -> LocalEngine:
+def _simulated_engine(text: str, run_config: Mapping[str, Any], request: Request) -> EmbeddedEngine:
     return _all_clients(text, tuple((key, run_config[key]) for key in PLACES if key in run_config), request.seed)
 
 
 @lru_cache(maxsize=2)
-def _all_clients(text: str, places: tuple[tuple[str, str], ...], seed: int) -> LocalEngine:
+def _all_clients(text: str, places: tuple[tuple[str, str], ...], seed: int) -> EmbeddedEngine:
     """All clients of a simulation: whoever is asked for is there. Kept for the next message to this process."""
     experiment = found_by(load_experiment(tomllib.loads(text)), dict(places))
     own = from_files(experiment) if experiment.reads_files else None
@@ -65,7 +65,7 @@ def _all_clients(text: str, places: tuple[tuple[str, str], ...], seed: int) -> L
     return build_engine(experiment, data, hostile, seed, executor)
 
 
-def _engine_of_node(text: str, load: Callable[[], OwnData], request: Request) -> LocalEngine:
+def _engine_of_node(text: str, load: Callable[[], OwnData], request: Request) -> EmbeddedEngine:
     """A federation in which only this client holds anything."""
     experiment = load_experiment(tomllib.loads(text))
     _refuse_more_than_agreed(experiment, request)

@@ -8,7 +8,7 @@ from difflib import get_close_matches
 
 from flwr.serverapp import Grid
 
-from ..engine.local import LocalEngine
+from ..engine.wrapping import EmbeddedEngine
 from ..experiment.build import choose_hostile
 from ..experiment.runner import Connect
 from ..experiment.schema import Experiment
@@ -25,7 +25,7 @@ def connector(
 ) -> Connect:
     """What puts a grid between a lane's engine and its clients; `on_versions` is told what a client runs."""
 
-    def connect(local: LocalEngine, seed: int) -> FlowerEngine:
+    def connect(local: EmbeddedEngine, seed: int) -> FlowerEngine:
         hostile = choose_hostile(experiment, local.num_clients, seed, local.data.names)
         keepers = [client for client, one in hostile.items() if one.ignore_global]
         return FlowerEngine(

@@ -8,13 +8,13 @@ from dataclasses import dataclass, field, replace
 from glob import escape
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile
 
 import numpy
 import torch
 
 from ..data.datasets import DataError
-from ..data.federated import FederatedData, Shares
+from ..data.federated import FederatedData, Holdings
+from ..data.npz import check_attributes, inputs_and_targets, read_npz
 from ..errors import ConfigError
 from ..experiment.build import build_data, load_samples, scored
 from ..experiment.config import load_experiment
@@ -36,12 +36,12 @@ class OwnData:
 
 def load_npz(path: str) -> OwnData:
     """Arrays train_inputs, train_targets, test_inputs, test_targets of a NumPy file; others are sample attributes."""
-    arrays = _read_npz(path)
-    names = ("train_inputs", "train_targets", "test_inputs", "test_targets")
-    if missing := [name for name in names if name not in arrays]:
-        raise DataError(f"{path}: has no array {', '.join(missing)}; numpy.savez writes such a file")
-    train_inputs, train_targets, test_inputs, test_targets = (arrays.pop(name) for name in names)
-    return OwnData((train_inputs, train_targets), (test_inputs, test_targets), arrays)
+    arrays = read_npz(Path(path))
+    parts = inputs_and_targets(arrays, ("train", "test"), path)
+    used = ("train_inputs", "train_targets", "test_inputs", "test_targets")
+    attributes = {name: array for name, array in arrays.items() if name not in used}
+    check_attributes(attributes, len(parts["train"][0]), path)
+    return OwnData(parts["train"], parts["test"], attributes)
 
 
 def server_side(experiment: Experiment, path: str) -> FederatedData:
@@ -91,12 +91,9 @@ def _file_of(folder: Path, name: str) -> Path:
 
 
 def _server_parts(path: str) -> dict[str, tuple[Any, Any]]:
-    arrays = _read_npz(path) if path else {}
-    return {
-        part: (arrays[f"{part}_inputs"], arrays[f"{part}_targets"])
-        for part in ("weigh", "report")
-        if f"{part}_inputs" in arrays
-    }
+    arrays = read_npz(Path(path)) if path else {}
+    parts = [part for part in ("weigh", "report") if f"{part}_inputs" in arrays]
+    return inputs_and_targets(arrays, parts, path)
 
 
 def data_held_by(
@@ -114,6 +111,9 @@ def data_held_by(
             raise DataError(f"targets of type {targets.dtype}, but flower.num_classes = {classes}")
     clients = range(len(settings.clients))
     names = {name for own in held.values() for name in own.sample_attributes}
+    for client, own in held.items():
+        if missing := sorted(names - own.sample_attributes.keys()):
+            raise DataError(f"{settings.clients[client]} has no array {missing[0]}, but other members have one")
     data = FederatedData.from_clients(
         [held[client].train if client in held else nothing for client in clients],
         [held[client].test if client in held else nothing for client in clients],
@@ -129,16 +129,6 @@ def data_held_by(
     return replace(data, samples=scored(experiment, data.samples))
 
 
-def _read_npz(path: str) -> dict[str, Any]:
-    try:
-        with Path(path).open("rb") as raw, numpy.load(raw) as file:
-            return dict(file)
-    except FileNotFoundError:
-        raise DataError(f"{path}: no such file") from None
-    except (OSError, ValueError, TypeError, BadZipFile) as error:
-        raise DataError(f"{path}: not a NumPy file of arrays (.npz): {error}") from None
-
-
 def write_parts(config: Config, folder: str | Path) -> list[Path]:
     """Write what a config's partition gives every client, and the server, as the files a deployment reads.
 
@@ -152,7 +142,7 @@ def write_parts(config: Config, folder: str | Path) -> list[Path]:
         hint = f"{len(names)} names for the {data.num_clients} clients of the partition"
         raise ConfigError(experiment.source, [("flower.clients", hint)])
 
-    def arrays(part: str, shares: Shares, holder: int) -> dict[str, Any]:
+    def arrays(part: str, shares: Holdings, holder: int) -> dict[str, Any]:
         held = shares.slice(holder)
         inputs = data.samples.batch(shares.indices[held])
         return {f"{part}_inputs": inputs.numpy(), f"{part}_targets": shares.targets[held].numpy()}

@@ -17,7 +17,7 @@ from ..core.clock import LATE, Pace
 from ..core.problem import Problem
 from ..core.round import LARGEST_LOSS
 from ..core.types import Evaluation, Refusal, ServerPart, Task, Updates
-from ..engine.local import LocalEngine
+from ..engine.wrapping import EmbeddedEngine
 from ..experiment.settings import FlowerSettings
 from .wire import Request, pack, read_evaluation, read_update, read_versions, write_request
 
@@ -53,7 +53,7 @@ class FlowerEngine:
 
     def __init__(
         self,
-        local: LocalEngine,
+        local: EmbeddedEngine,
         grid: Grid,
         connected: Connected,
         *,
