@@ -20,6 +20,7 @@ from flwr.serverapp.strategy import FedAdam, FedAvg, FedAvgM, FedMedian, FedTrim
 from flwr.supercore.task_identity import TaskIdentity
 
 import clientwise as cw
+from clientwise.core.guard import NOT_FINITE, TOO_FAR
 from clientwise.flower import Weighted, measure
 from clientwise.flower.strategy import WEIGHT
 
@@ -101,8 +102,8 @@ KERNEL, BIAS = numpy.ones((2, 2), "float32"), numpy.ones(2, "float32")
 @pytest.mark.parametrize(
     ("bad", "reason"),
     [
-        (lambda: reply(4, float("nan"), label_diversity=1.0, num_examples=1), "model has NaN or Inf"),
-        (lambda: reply(4, 1e38, label_diversity=1.0, num_examples=1), "its distance overflows"),
+        (lambda: reply(4, float("nan"), label_diversity=1.0, num_examples=1), NOT_FINITE),
+        (lambda: reply(4, 1e38, label_diversity=1.0, num_examples=1), TOO_FAR),
         (lambda: reply(4, 1.0, label_diversity=-1.0, num_examples=1), "label_diversity = -1 is outside [0, 1e+12]"),
         (lambda: reply(4, 1.0, label_diversity=float("nan"), num_examples=1), "label_diversity = nan is outside"),
         (lambda: reply(4, 1.0, label_diversity=1e308, num_examples=1), "label_diversity = 1e+308 is outside"),
@@ -118,7 +119,7 @@ KERNEL, BIAS = numpy.ones((2, 2), "float32"), numpy.ones(2, "float32")
         (lambda: with_arrays(kernel=BIAS, bias=KERNEL), "model of another shape"),
         (lambda: with_arrays(kernel=KERNEL, bias=numpy.array(["a", "b"])), "model of another type"),
         (lambda: with_arrays(kernel=KERNEL, bias=BIAS * 1j), "model of another type"),
-        (lambda: with_arrays(kernel=KERNEL, bias=BIAS * numpy.float64(1e300)), "model has NaN or Inf"),
+        (lambda: with_arrays(kernel=KERNEL, bias=BIAS * numpy.float64(1e300)), NOT_FINITE),
         (lambda: reply(2, 1.0, label_diversity=1.0, num_examples=1), "second reply of the same node"),
     ],
 )
@@ -232,7 +233,7 @@ def test_what_is_measured_here_is_not_taken_from_a_client(caplog: pytest.LogCapt
 
 @pytest.mark.parametrize("name", ["server_performance", "trust"])
 def test_what_only_a_server_can_measure_is_not_asked_of_clients(name: str) -> None:
-    with pytest.raises(ValueError, match=f"{name} is not for a client to say"):
+    with pytest.raises(ValueError, match=f"{name} is measured by the server"):
         Weighted(FedAvg(), criteria=[name])
     Weighted(FedAvg(), criteria=[name], measured_here={name: lambda record: 1.0})
 
@@ -256,7 +257,7 @@ def test_claims_that_overflow_the_score_keep_the_model() -> None:
     assert aggregate(strategy, *(reply(node, 1.0, **most) for node in (2, 3))) == (None, None)
     assert strategy.rounds[1].weights == {2: 0.0, 3: 0.0}
     (remark,) = strategy.rounds[1].remarks
-    assert remark.startswith("nobody could be weighed: ")
+    assert remark.startswith("no weights could be computed: ")
 
 
 def test_what_does_not_fit_together_is_said_at_once() -> None:
