@@ -19,6 +19,20 @@ from flwr.supercore.task_identity import TaskIdentity
 Behaviour = Callable[[Message, Callable[[], Message]], Message | None]  # None: no answer yet
 
 
+class FakeClock:
+    """In the place of the module `time`: time passes when the engine sleeps, and costs no real seconds."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        self.now += 0.001  # computing takes time as well
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
 class LoopGrid(Grid):
     """Answers what is pulled, the last sent first; `behaviour` says which clients do something else."""
 
