@@ -35,7 +35,7 @@ from clientwise.experiment.config import load_experiment
 from clientwise.experiment.schema import FlowerSettings
 from clientwise.flower.client_app import client_app
 from clientwise.flower.connections import simulated_clients
-from clientwise.flower.engine import CHUNK, FlowerEngine
+from clientwise.flower.engine import CHUNK, LOSS_TOO_LARGE, FlowerEngine
 from clientwise.flower.wire import ARRAYS, KEPT, NUMBERS, pack, unpack
 from clientwise.runs.writer import Store
 
@@ -246,7 +246,7 @@ def test_a_round_with_too_few_answers_keeps_the_model(config: dict[str, Any]) ->
     assert torch.equal(state.model, setup.flower.initial_model)
     assert record.notes == ("no update was accepted: the model stays as it was",)
     assert refused == dict.fromkeys(range(4), "no answer in time") | dict.fromkeys(
-        (4, 5), "only 2 of the 3 answers that make a round arrived"
+        (4, 5), "only 2 of 3 required replies arrived"
     )
     state, record, refused = setup.round_with({0: late[0], 1: late[1], 2: late[2]})  # three answer: that is enough
     assert sorted(record.client_ids) == [3, 4, 5]
@@ -344,7 +344,7 @@ def test_evaluations_of_liars_and_of_the_late_do_not_count(config: dict[str, Any
     reasons = {refusal.client_id: refusal.reason for refusal in record.local.missing}
     assert reasons[0] == "answer refused: accuracy is not what the counts say: [7.0]"
     assert reasons[1] == "no answer in time"
-    assert reasons[2] == reasons[4] == "its loss is beyond all bounds"
+    assert reasons[2] == reasons[4] == LOSS_TOO_LARGE
     assert reasons[3] == refused[3] == "its process died"
     assert record.local.num_samples.nonzero().flatten().tolist() == [5]
     assert int(record.local.counts.sum()) == int(record.local.num_samples.sum())
