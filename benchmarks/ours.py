@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 import clientwise as cw
-from clientwise.core.types import Problem
+from clientwise.core.problem import Classification
 from clientwise.data.federated import FederatedData, Samples, Shares
 from works import WARMUP, WORKS, Work, make_data
 
@@ -32,7 +32,7 @@ def evenly(samples: Samples, clients: int) -> FederatedData:
 def federated(work: Work) -> FederatedData:
     """The work's data."""
     inputs, labels = (torch.from_numpy(array).flatten(0, 1) for array in make_data(work))
-    return evenly(Samples(inputs, labels, Problem("classification", 10)), work.clients)
+    return evenly(Samples(inputs, labels, Classification(10)), work.clients)
 
 
 def config(work: Work, rounds: int, **options: object) -> dict[str, object]:

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 
 import clientwise as cw
-from clientwise.core.types import Problem
+from clientwise.core.problem import Classification
 from clientwise.data.federated import Samples
 from ours import evenly
 
@@ -44,7 +44,7 @@ def measure(clients: int, cohort: int, rounds: int) -> dict[str, Any]:
     random = torch.Generator().manual_seed(0)
     inputs = torch.randint(0, 256, (clients * HELD, FEATURES), dtype=torch.uint8, generator=random)
     labels = inputs[:, :CLASSES].argmax(1)
-    data = evenly(Samples(inputs, labels, Problem("classification", CLASSES), scale=1 / 255), clients)
+    data = evenly(Samples(inputs, labels, Classification(CLASSES), scale=1 / 255), clients)
     config = {
         "name": "scale",
         "rounds": rounds + 1,

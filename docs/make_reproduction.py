@@ -126,7 +126,7 @@ def results(series: list[Series], losses: dict[str, float] | None = None) -> str
     shown = [number for number in (1, 2, 3, 5, 10, 20, 50, 100, 200, 500) if number < last]
     shown = [*(shown if len(shown) < 6 else [1, 5, *(number for number in shown[-3:] if number > 5)]), last]
     head = ["method", *(f"round {number}" for number in shown), "against the baseline"]
-    if run.higher_is_better:
+    if run.shows("macro_f1"):
         head.append("macro F1")
     if run.target is not None:
         head.append(f"rounds to {run.target:.0%}")
@@ -140,7 +140,7 @@ def results(series: list[Series], losses: dict[str, float] | None = None) -> str
         row = [one.label, *(interval([curve.get(number) for curve in curves]) for number in shown)]
         difference = difference_between(one, series[0]) if one is not series[0] else None
         row.append(change(difference, 100) if difference else "baseline" if one is series[0] else "–")
-        if run.higher_is_better:
+        if run.shows("macro_f1"):
             row.append(interval(one.summary.macro_f1, percent=False))
         if run.target is not None:
             row.append(reached(one.summary.rounds_to_target))

@@ -13,9 +13,10 @@ from torch import Tensor
 
 from clientwise import attacks
 from clientwise.attacks import ATTACKS, Attack, Honest, Hostile, Knowledge
+from clientwise.core.problem import Classification, Regression, Survival
 from clientwise.core.round import first_state, run_round
 from clientwise.core.seeding import generator
-from clientwise.core.types import Evaluation, Problem, RoundRecord, ServerState, Task
+from clientwise.core.types import Evaluation, RoundRecord, ServerState, Task
 from clientwise.data.federated import Samples
 from clientwise.engine.local import LocalEngine
 from clientwise.errors import ConfigError, RunError
@@ -29,7 +30,7 @@ from clientwise.report.views import overview
 from clientwise.runs.reader import Run
 
 TINY = {"name": "tiny", "rounds": 1, "data": "digits", "partition": {"name": "iid", "clients": 2}, "model": "linear"}
-CLASSES = Problem("classification", 10)
+CLASSES = Classification(10)
 OPTIONS = {"semantic_backdoor": {"source": 1}}  # what has no default
 
 
@@ -261,9 +262,9 @@ def test_labels_of_one_class_and_mirrored_ones() -> None:
     assert attacks.MirroredLabels().relabel(targets, CLASSES, random).tolist() == (9 - targets).tolist()
     half = attacks.MirroredLabels(0.5).relabel(targets, CLASSES, random)
     assert int((half != targets).sum()) == 50
-    numbers = attacks.MirroredLabels().relabel(torch.tensor([1.0, 2.0, 5.0]), Problem("regression"), random)
+    numbers = attacks.MirroredLabels().relabel(torch.tensor([1.0, 2.0, 5.0]), Regression(), random)
     assert numbers.tolist() == [5, 4, 1]
-    times = attacks.WrongLabels().relabel(torch.tensor([1.0, -2.0, 5.0]), Problem("survival"), random)
+    times = attacks.WrongLabels().relabel(torch.tensor([1.0, -2.0, 5.0]), Survival(), random)
     assert times.tolist() == [5, -4, 1]  # who died is still dead
 
 
@@ -368,7 +369,7 @@ def test_exaggerated_criteria_are_within_their_range(config: dict[str, Any]) -> 
 def test_a_lying_judge_turns_the_order_of_patients_around() -> None:
     counts = torch.tensor([[8.0, 20.0, 15.5], [8.0, 20.0, 3.0]], dtype=torch.float64)
     truth = Evaluation(torch.tensor([8]), counts[:, 2:] / counts[:, 1:2], torch.ones(2, 1), counts)
-    said = attacks.LyingJudge().judge(truth, torch.tensor([False, True]), Problem("survival"))
+    said = attacks.LyingJudge().judge(truth, torch.tensor([False, True]), Survival())
     assert said.counts.tolist() == [[8, 20, 4.5], [8, 20, 20]]
     assert said.values.tolist() == [[4.5 / 20], [1]]
     assert float(said.losses[0]) > 1 > float(said.losses[1]) == 0
@@ -379,11 +380,11 @@ def test_a_lying_judge_says_what_could_be_true(kind: Any) -> None:
     if kind == "classification":
         counts = torch.tensor([[[3, 1], [0, 4]], [[1, 3], [4, 0]]])
         truth = Evaluation(torch.tensor([8]), torch.tensor([[7 / 8], [1 / 8]]).double(), torch.ones(2, 1), counts)
-        problem = Problem("classification", 2)
+        problem = Classification(2)
     else:
         counts = torch.tensor([[8.0, 8.0, 8.0, 4.0], [8.0, 16.0, 32.0, 8.0]], dtype=torch.float64)
         truth = Evaluation(torch.tensor([8]), torch.tensor([[0.5], [1.0]]).double(), torch.ones(2, 1), counts)
-        problem = Problem("regression")
+        problem = Regression()
     said = attacks.LyingJudge().judge(truth, torch.tensor([False, True]), problem)
     if kind == "classification":
         assert said.values.flatten().tolist() == [1 / 8, 1]

@@ -20,9 +20,10 @@ from torch import Tensor
 
 from .core.clock import Devices
 from .core.criteria import HONEST, Arrivals, ClientFacts, Criterion, make_criterion
+from .core.problem import Classification
 from .core.rules import RULES
 from .core.scores import Score
-from .core.types import Engine, Evaluation, Layer, LocalTraining, ModelSpec, Problem, Task, Updates
+from .core.types import Engine, Evaluation, Layer, LocalTraining, ModelSpec, Task, Updates
 from .registry import Part
 
 __all__ = ["check_criterion", "check_engine", "check_rule", "check_score"]
@@ -47,7 +48,7 @@ def check_criterion(
     `attributes` are facts about the three clients it is tried on, `sample_attributes` about their nine samples.
     """
     one = make_criterion(name, **options)
-    problem = Problem("classification", CLASSES)
+    problem = Classification(CLASSES)
     known = {key: torch.tensor(values, dtype=torch.float64) for key, values in (attributes or {}).items()}
     per_sample = {key: torch.tensor(values) for key, values in (sample_attributes or {}).items()}
     seen = _some_clients(known, per_sample) if one.measured_by == "client" else _some_arrivals(one, known)
@@ -219,7 +220,7 @@ def check_engine(engine: Engine, training: LocalTraining | None = None) -> None:
     shape = (2, engine.num_clients)
     assert everybody.values.shape == everybody.losses.shape == shape, f"evaluations of shape {shape} were asked for"
     assert everybody.num_samples.shape == (engine.num_clients,), "an evaluation tells how many samples each client has"
-    if engine.problem.kind == "classification":
+    if engine.problem.num_classes:
         counted = everybody.counts.sum((-2, -1))
         assert bool((counted == everybody.num_samples.sum()).all()), "the counts are not of all samples"
     for values in engine.attributes.values():

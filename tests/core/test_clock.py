@@ -11,8 +11,9 @@ import torch
 
 from clientwise.core.clock import HOUR, Clock, Devices, Pace
 from clientwise.core.criteria import Arrivals, ClientFacts, Outcome, make_criterion
+from clientwise.core.problem import Classification
 from clientwise.core.sampling import sample_clients
-from clientwise.core.types import LocalTraining, ModelSpec, Problem
+from clientwise.core.types import LocalTraining, ModelSpec
 
 NEVER = math.inf
 
@@ -110,7 +111,7 @@ def test_what_a_client_says_of_its_device_is_worth_one_at_most() -> None:
     assert measured("availability", facts()) == [0.25, 1.0]
     assert measured("battery_level", facts()) == [pytest.approx(0.3), 1.0]
     for name in ("compute_speed", "connection", "availability", "battery_level"):
-        assert make_criterion(name).high(Problem("classification", 3)) == 1.0
+        assert make_criterion(name).high(Classification(3)) == 1.0
 
 
 def test_a_real_client_measures_its_speed_by_its_own_clock() -> None:

@@ -21,7 +21,8 @@ from clientwise.core.criteria import (
     make_criterion,
     measure_clients,
 )
-from clientwise.core.types import Evaluation, Layer, LocalTraining, ModelSpec, Problem
+from clientwise.core.problem import Classification, Regression
+from clientwise.core.types import Evaluation, Layer, LocalTraining, ModelSpec
 from clientwise.registry import Part
 
 SPEC = ModelSpec((Layer("kernel", (2, 2), 0, 4), Layer("bias", (2,), 4, 6), Layer("buffer", (1,), 6, 7)), 6, 7)
@@ -227,7 +228,7 @@ def test_trust_is_a_running_record() -> None:
 
 
 def test_a_share_is_at_most_one_and_pixels_have_a_bound() -> None:
-    problem = Problem("classification", 3)
+    problem = Classification(3)
     assert make_criterion("sharpness", blurry="Blurry").high(problem) == 1
     assert make_criterion("sharpness").high(problem) == 16
     assert make_criterion("sharpness", high=5.0).high(problem) == 5
@@ -235,7 +236,7 @@ def test_a_share_is_at_most_one_and_pixels_have_a_bound() -> None:
     assert make_criterion("is_one_of", of="job", values=["nurse"]).high(problem) == 1
     assert make_criterion("server_performance").high(problem) == 1
     assert make_criterion("server_performance", metric="diagnostic_odds_ratio").high(problem) == ANY
-    assert make_criterion("server_performance").high(Problem("regression")) == pytest.approx(1e6)  # 1/(0 + 10⁻⁶)
+    assert make_criterion("server_performance").high(Regression()) == pytest.approx(1e6)  # 1/(0 + 10⁻⁶)
     board = (torch.arange(64).reshape(8, 8) + torch.arange(8)[:, None]) % 2  # as sharp as pixels of 0 and 1 can be
     assert float(laplacian_variance(board[None].float())) == 16
 

@@ -8,9 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clientwise.core.adapt_loss import LOSS_ADAPTERS
-from clientwise.core.loss import Loss, class_scores, robust_loss
+from clientwise.core.loss import CrossEntropy, RobustLoss, class_scores, robust_loss
 from clientwise.core.metrics import confusion, error_sums
-from clientwise.core.types import Evaluation, Problem
+from clientwise.core.problem import Classification, Regression
+from clientwise.core.types import Evaluation
 
 LOGITS, TARGETS = torch.tensor([[2.0, 0.0], [0.0, 1.0], [1.0, 1.0]]), torch.tensor([0, 0, 1])
 
@@ -22,27 +23,27 @@ def evaluation_of(counts: torch.Tensor) -> Evaluation:
 def test_p3_eq_2_is_the_mean_over_samples_not_over_the_weights() -> None:
     logs = LOGITS.log_softmax(1)
     expected = -(5 * logs[0, 0] + 5 * logs[1, 0] + 0.5 * logs[2, 1]) / 3
-    assert Loss("cross_entropy", (5.0, 0.5))(LOGITS, TARGETS) == pytest.approx(float(expected))
-    assert Loss("cross_entropy")(LOGITS, TARGETS) == pytest.approx(float(-(logs[0, 0] + logs[1, 0] + logs[2, 1]) / 3))
+    assert CrossEntropy((5.0, 0.5))(LOGITS, TARGETS) == pytest.approx(float(expected))
+    assert CrossEntropy()(LOGITS, TARGETS) == pytest.approx(float(-(logs[0, 0] + logs[1, 0] + logs[2, 1]) / 3))
 
 
 def test_class_weights_are_one_over_f1_plus_epsilon() -> None:
     counts = confusion(torch.tensor([0, 0, 1, 1, 2]), torch.tensor([0, 0, 1, 0, 0]), 3)
     # F1: class 0 = 2·2/(2+4), class 1 = 2·1/(2+1), class 2 = 0
-    adapted = LOSS_ADAPTERS.get("class_weights")(Problem("classification", 3).loss, evaluation_of(counts), epsilon=0.1)
+    adapted = LOSS_ADAPTERS.get("class_weights")(Classification(3).loss, evaluation_of(counts), epsilon=0.1)
     assert adapted.loss.class_weights == pytest.approx((1 / (2 / 3 + 0.1), 1 / (2 / 3 + 0.1), 10))
     assert adapted.notes == ()
 
 
 def test_class_weights_by_recall() -> None:
     counts = confusion(torch.tensor([0, 0, 1, 1, 2]), torch.tensor([0, 0, 1, 0, 0]), 3)  # recalls 1, ½, 0
-    adapted = LOSS_ADAPTERS.get("class_weights")(Problem("classification", 3).loss, evaluation_of(counts), by="recall")
+    adapted = LOSS_ADAPTERS.get("class_weights")(Classification(3).loss, evaluation_of(counts), by="recall")
     assert adapted.loss.class_weights == pytest.approx((1 / 1.1, 1 / 0.6, 10))
 
 
 def test_a_class_that_nobody_can_judge_keeps_its_weight_and_is_noted() -> None:
     counts = confusion(torch.tensor([0, 0, 1]), torch.tensor([0, 0, 2]), 4)  # 2 is predicted, 3 is not; neither occurs
-    adapted = LOSS_ADAPTERS.get("class_weights")(Problem("classification", 4).loss, evaluation_of(counts))
+    adapted = LOSS_ADAPTERS.get("class_weights")(Classification(4).loss, evaluation_of(counts))
     assert adapted.loss.class_weights == pytest.approx((1 / 1.1, 10, 1, 1))
     assert adapted.notes == ("no sample of class 2, 3 to weigh by: its weight in the loss stays 1",)
 
@@ -65,12 +66,12 @@ def test_robust_loss_is_barrons(shape: float, scale: float) -> None:
 
 def test_shape_two_is_exactly_the_squared_error() -> None:
     outputs, targets = torch.tensor([[1.0], [3.0]]), torch.tensor([0.0, 1.0])
-    assert float(Loss("robust")(outputs, targets)) == pytest.approx((1 + 4) / 2)
+    assert float(RobustLoss()(outputs, targets)) == pytest.approx((1 + 4) / 2)
 
 
 def shape_for(residuals: torch.Tensor) -> float:
     sums = error_sums(torch.zeros(len(residuals)), residuals)
-    return LOSS_ADAPTERS.get("robust_shape")(Problem("regression").loss, evaluation_of(sums), scale=2.0).loss.shape
+    return LOSS_ADAPTERS.get("robust_shape")(Regression().loss, evaluation_of(sums), scale=2.0).loss.shape
 
 
 def test_robust_shape_follows_the_tails() -> None:
@@ -105,8 +106,8 @@ def test_the_gradient_is_autograds(samples: int, classes: int, weighted: bool, s
     shares = torch.rand(samples, generator=random)
     weights = tuple(float(value) for value in range(1, max(2, classes) + 1)) if weighted else None
     for loss, truth in (
-        (Loss("cross_entropy", class_weights=weights), targets),
-        (Loss("robust", shape=1.0), torch.randn(samples, classes, generator=random)),
+        (CrossEntropy(class_weights=weights), targets),
+        (RobustLoss(shape=1.0), torch.randn(samples, classes, generator=random)),
     ):
         expected = loss.per_sample(outputs, truth)
         (slopes,) = torch.autograd.grad(expected, outputs, shares)

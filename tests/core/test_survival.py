@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from clientwise.core import metrics
-from clientwise.core.loss import Loss, cox_losses
+from clientwise.core.loss import CoxLoss, cox_losses
 from clientwise.core.metrics import concordance, pair_counts
 
 # Few different times and scores, so that there are ties; −0 is alive at the first look.
@@ -31,8 +31,8 @@ def test_the_loss_by_hand() -> None:
     targets = torch.tensor([3.0, -2.0, 1.0])  # the last dies first, of three; the second is lost before the first dies
     scores = torch.tensor([[0.0], [math.log(2.0)], [math.log(3.0)]])
     expected = [0.0, 0.0, math.log(6.0) - math.log(3.0)]
-    assert Loss("cox").per_sample(scores, targets).tolist() == pytest.approx(expected)
-    assert float(Loss("cox")(scores, targets)) == pytest.approx(math.log(2) / 3)
+    assert CoxLoss().per_sample(scores, targets).tolist() == pytest.approx(expected)
+    assert float(CoxLoss()(scores, targets)) == pytest.approx(math.log(2) / 3)
 
 
 @given(patients)
@@ -51,7 +51,7 @@ def test_the_loss_is_what_a_loop_says(rows: list[tuple[float, float]]) -> None:
 
 def test_far_scores_have_finite_losses_and_slopes() -> None:
     scores = torch.tensor([1000.0, -1000.0, 0.0, 0.0], requires_grad=True)
-    loss = Loss("cox")(scores, torch.tensor([4.0, 1.0, 2.0, -3.0]))
+    loss = CoxLoss()(scores, torch.tensor([4.0, 1.0, 2.0, -3.0]))
     (slope,) = torch.autograd.grad(loss, scores)
     assert float(loss.detach()) == pytest.approx(3000 / 4)
     assert slope.tolist() == pytest.approx([0.5, -0.25, -0.25, 0], rel=1e-3)
@@ -59,7 +59,7 @@ def test_far_scores_have_finite_losses_and_slopes() -> None:
 
 def test_nobody_dies_in_this_batch() -> None:
     scores = torch.tensor([1.0, 2.0], requires_grad=True)
-    (slope,) = torch.autograd.grad(Loss("cox")(scores, torch.tensor([-1.0, -2.0])), scores)
+    (slope,) = torch.autograd.grad(CoxLoss()(scores, torch.tensor([-1.0, -2.0])), scores)
     assert slope.tolist() == [0, 0]
 
 

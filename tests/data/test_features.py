@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from sklearn.linear_model import LogisticRegression
 
 import clientwise as cw
-from clientwise.core.types import Problem
+from clientwise.core.problem import Classification
 from clientwise.data.features import FEATURES, Backbone, extract, vgg19_convolutions, with_features
 from clientwise.data.federated import Samples
 from clientwise.data.folder import DATASETS, DataError
@@ -30,7 +30,7 @@ def coloured(count: int = 12) -> Samples:
     images[torch.arange(count), 2 * targets] = torch.nn.functional.interpolate(digits, size=32)[:, 0]
     attributes = {"blurry": torch.arange(count).double()}
     inputs = (255 * images).to(torch.uint8)
-    return Samples(inputs, targets, Problem("classification", 2), 1 / 255, attributes, torch.arange(count) % 3, 10)
+    return Samples(inputs, targets, Classification(2), 1 / 255, attributes, torch.arange(count) % 3, 10)
 
 
 @pytest.fixture(scope="module")

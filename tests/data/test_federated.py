@@ -8,7 +8,7 @@ import torch
 from torch.utils.data import Dataset, Subset, TensorDataset
 
 import clientwise as cw
-from clientwise.core.types import Problem
+from clientwise.core.problem import Classification
 from clientwise.data.datasets import digits
 from clientwise.data.federated import FederatedData, Samples
 from clientwise.data.folder import DataError
@@ -71,7 +71,7 @@ def test_what_is_not_finite_is_refused_with_its_place() -> None:
         FederatedData.from_clients([(fine[0], [numpy.inf, 1.0, 0.0, 1.0])], [(fine[0], [1.0] * 4)])
     with pytest.raises(DataError, match="the server: 2 of its inputs"):
         FederatedData.from_clients([fine], [fine], report=(holes, fine[1]))
-    samples = Samples(torch.from_numpy(holes), torch.tensor([0, 1, 0, 1]), Problem("classification", 2))
+    samples = Samples(torch.from_numpy(holes), torch.tensor([0, 1, 0, 1]), Classification(2))
     options = {"test_fraction": 0.5, "server_fraction": 0.0, "report_fraction": 0.0}
     with pytest.raises(DataError, match=r"client 0: \d of its inputs"):  # a dataset of a plugin
         federate(samples, lambda pool, seed: iid(pool, seed, clients=1), 1, **options)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 import clientwise as cw
-from clientwise.core.loss import Loss
+from clientwise.core.loss import CrossEntropy
 from clientwise.core.types import LocalTraining, Task
 from clientwise.data.federated import FederatedData
 from clientwise.engine.device import threads_for
@@ -27,7 +27,7 @@ from clientwise.models.networks import lstm, mlp
 
 CPU = torch.device("cpu")
 LENGTH, CLASSES = 12, 3
-PLAIN, TRAINING = Loss("cross_entropy"), LocalTraining(3, 4)
+PLAIN, TRAINING = CrossEntropy(), LocalTraining(3, 4)
 
 
 class Recurrent(nn.Module):

@@ -7,9 +7,10 @@ import torch
 from torch import nn
 
 from clientwise.attacks import Attack, Boast, Broken, Hostile, Knowledge, Noise, SignFlip, WrongLabels
-from clientwise.core.loss import Loss
+from clientwise.core.loss import CrossEntropy, Loss, RobustLoss
+from clientwise.core.problem import Classification, Regression
 from clientwise.core.seeding import client_keys, generator, mixed
-from clientwise.core.types import LocalTraining, Problem, Task
+from clientwise.core.types import LocalTraining, Task
 from clientwise.data.datasets import diabetes
 from clientwise.data.federated import Shares
 from clientwise.data.partition import federate, iid
@@ -20,7 +21,7 @@ from clientwise.models.networks import linear
 from clientwise.registry import Part
 
 MakeEngine = Callable[..., LocalEngine]
-PLAIN = Loss("cross_entropy")
+PLAIN = CrossEntropy()
 
 
 def task(loss: Loss = PLAIN, round_num: int = 1, criteria: tuple[Part, ...] = (), **training) -> Task:
@@ -73,7 +74,7 @@ def by_hand(engine: LocalEngine, client: int, what: Task) -> torch.Tensor:
         task(momentum=0.9),
         task(optimizer="adam", learning_rate=0.01),
         task(proximal=0.5),
-        task(Loss("cross_entropy", tuple(1.0 + k for k in range(10)))),
+        task(CrossEntropy(tuple(1.0 + k for k in range(10)))),
     ],
     ids=["sgd", "full batch", "momentum", "adam", "proximal", "class weights"],
 )
@@ -169,7 +170,7 @@ def test_regression_trains(make_engine: MakeEngine) -> None:
     engine = LocalEngine(data, linear((10,), 1), seed=1)
     before = engine.evaluate(range(3), engine.initial_model[None])
     after = engine.evaluate(
-        range(3), trained(engine, 0, task(Loss("robust", shape=1.0), epochs=20, learning_rate=0.05))[None]
+        range(3), trained(engine, 0, task(RobustLoss(shape=1.0), epochs=20, learning_rate=0.05))[None]
     )
     assert float(after.overall_loss()[0]) < 0.5 * float(before.overall_loss()[0])
     assert after.counts.shape == (1, 4)
@@ -228,10 +229,10 @@ def test_who_ignores_the_global_model_keeps_its_own(make_engine: MakeEngine) -> 
 @pytest.mark.parametrize("fraction", [0.0, 0.5, 1.0])
 def test_wrong_labels_are_wrong(fraction: float) -> None:
     targets = torch.arange(1000) % 10
-    changed = WrongLabels(fraction).relabel(targets, Problem("classification", 10), generator(1, "relabel"))
+    changed = WrongLabels(fraction).relabel(targets, Classification(10), generator(1, "relabel"))
     assert int((changed != targets).sum()) == 1000 * fraction
     assert set(changed.tolist()) == set(range(10))
-    mirrored = WrongLabels().relabel(torch.tensor([1.0, 2.0, 5.0]), Problem("regression"), generator(1, "relabel"))
+    mirrored = WrongLabels().relabel(torch.tensor([1.0, 2.0, 5.0]), Regression(), generator(1, "relabel"))
     assert mirrored.tolist() == [5, 4, 1]
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import clientwise as cw
-from clientwise.core.loss import Loss
+from clientwise.core.loss import CrossEntropy, Loss, RobustLoss
 from clientwise.core.types import LocalTraining, Task
 from clientwise.data.federated import FederatedData
 from clientwise.engine.device import Mode, Precision
@@ -29,8 +29,8 @@ from clientwise.models.networks import cnn, linear, mlp
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 CLASSES = 4
-PLAIN = Loss("cross_entropy")
-WEIGHTED = Loss("cross_entropy", (0.5, 1.0, 2.0, 4.0))
+PLAIN = CrossEntropy()
+WEIGHTED = CrossEntropy((0.5, 1.0, 2.0, 4.0))
 NETWORKS = {
     "linear": lambda: linear((2, 6, 6), CLASSES),
     "mlp": lambda: mlp((2, 6, 6), CLASSES, hidden=[9, 7]),
@@ -192,7 +192,7 @@ def test_regression_and_its_robust_loss_agree() -> None:
     blocks = [(inputs[k : k + 10], values[k : k + 10]) for k in (0, 10, 20)]
     data = FederatedData.from_clients(blocks, blocks)
     network = nn.Sequential(nn.Linear(5, 6), nn.ReLU(), nn.Linear(6, 2))
-    task = Task(1, LocalTraining(2, 4), Loss("robust", shape=1.0, scale=0.5), ())
+    task = Task(1, LocalTraining(2, 4), RobustLoss(shape=1.0, scale=0.5), ())
     results = []
     for mode in ("loop", "stacked"):
         module = copy.deepcopy(network)

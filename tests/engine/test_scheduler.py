@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import clientwise as cw
-from clientwise.core.loss import Loss
+from clientwise.core.loss import CrossEntropy
 from clientwise.core.types import LocalTraining, Task
 from clientwise.data.datasets import digits
 from clientwise.data.partition import federate, iid
@@ -42,7 +42,7 @@ def everything(engine: LocalEngine, task: Task) -> tuple[torch.Tensor, torch.Ten
 
 
 def test_joined_lanes_get_what_they_would_get_alone(executor: DeviceExecutor) -> None:
-    losses = [Loss("cross_entropy"), Loss("cross_entropy", tuple(0.5 + k for k in range(10))), Loss("cross_entropy")]
+    losses = [CrossEntropy(), CrossEntropy(tuple(0.5 + k for k in range(10))), CrossEntropy()]
     rates = [0.1, 0.1, 0.3]  # the third trains otherwise, and cannot be joined
     tasks = [
         Task(1, LocalTraining(2, 16, learning_rate=rate), loss, ()) for rate, loss in zip(rates, losses, strict=True)
@@ -66,7 +66,7 @@ def test_joined_lanes_get_what_they_would_get_alone(executor: DeviceExecutor) ->
 def test_a_lane_that_fails_does_not_keep_the_others_waiting(executor: DeviceExecutor) -> None:
     scheduler = Scheduler(executor)
     scheduler.begin_round(2)
-    task = Task(1, LocalTraining(1, 16), Loss("cross_entropy"), ())
+    task = Task(1, LocalTraining(1, 16), CrossEntropy(), ())
 
     def run(lane: int) -> int:
         with scheduler.lane_round():
@@ -103,7 +103,7 @@ def test_side_by_side_or_one_after_the_other_is_the_same_run(
 def test_no_more_jobs_are_made_than_are_worked_on(executor: DeviceExecutor) -> None:
     """Memory must not grow with the cohort."""
     there = engine(executor, 1)
-    task = Task(1, LocalTraining(1, 16), Loss("cross_entropy"), ())
+    task = Task(1, LocalTraining(1, 16), CrossEntropy(), ())
     made, most, lock = 0, 0, threading.Lock()
 
     def jobs() -> Iterator[TrainJob]:

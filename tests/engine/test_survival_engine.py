@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from clientwise.core.loss import Loss
+from clientwise.core.loss import CoxLoss
 from clientwise.core.metrics import concordance, pair_counts
 from clientwise.core.types import LocalTraining, Task
 from clientwise.data.federated import FederatedData
@@ -44,7 +44,7 @@ def test_a_step_is_down_the_slope_of_the_clients_own_loss() -> None:
         mine = data.train.slice(client)
         start = engine.initial_model.clone().requires_grad_()
         scores = data.samples.inputs[mine] @ start[:3] + start[3]
-        (slope,) = torch.autograd.grad(Loss("cox")(scores, data.samples.targets[mine]), start)
+        (slope,) = torch.autograd.grad(CoxLoss()(scores, data.samples.targets[mine]), start)
         torch.testing.assert_close(model, engine.initial_model - 0.1 * slope)
     check_engine(engine)
 
@@ -64,7 +64,7 @@ def test_evaluation_goes_by_holder(monkeypatch: pytest.MonkeyPatch, workers: int
         counts = pair_counts(targets, scores.T)
         torch.testing.assert_close(found.values[:, client], concordance(counts))
         if len(targets):
-            losses = torch.stack([Loss("cox").per_sample(one, targets) for one in scores.T])
+            losses = torch.stack([CoxLoss().per_sample(one, targets) for one in scores.T])
             torch.testing.assert_close(found.losses[:, client], losses.mean(1).double(), rtol=1e-5, atol=1e-6)
             torch.testing.assert_close(found.sample_losses[:, mine], losses.double(), rtol=1e-5, atol=1e-6)
         total += counts

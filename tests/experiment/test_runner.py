@@ -22,7 +22,7 @@ from torch import Tensor
 
 import clientwise as cw
 import processes
-from clientwise.core.types import Problem
+from clientwise.core.problem import Regression
 from clientwise.data.federated import Samples, Shares
 from clientwise.errors import ConfigError, RunError
 from clientwise.experiment import runner
@@ -337,7 +337,7 @@ def test_two_classes_take_one_output(tmp_path: Path, tiny: dict[str, Any]) -> No
 def test_errors_of_an_image_that_sums_to_a_count(tiny: dict[str, Any], tmp_path: Path) -> None:
     torch.manual_seed(1)
     density = torch.rand(40, 8, 8)
-    samples = Samples(density[:, None], density, Problem("regression", sums=True))
+    samples = Samples(density[:, None], density, Regression(sums=True))
     shares = Shares.of([(torch.arange(40), density)])
     data = cw.FederatedData(samples, shares, shares, None, shares)
     tiny |= {"methods": [{"name": "FedAvg"}], "federation": {}, "evaluation": {}, "rounds": 1}

@@ -15,7 +15,8 @@ pytest.importorskip("flwr", reason="needs clientwise[flower]")
 from flwr.app import Context, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
-from clientwise.core.types import LocalTraining, Problem, Task
+from clientwise.core.problem import Classification
+from clientwise.core.types import LocalTraining, Task
 from clientwise.experiment.config import load_experiment
 from clientwise.flower import OwnData, client_app
 from clientwise.flower.small_numbers import in_groups
@@ -59,7 +60,7 @@ def hospital(tmp_path: Path) -> Path:
 def task(**change: Any) -> Task:
     experiment = load_experiment(CONFIG)
     (method,) = experiment.build_methods()
-    return replace(Task(1, method.training, Problem("classification", 2).loss, method.client_criteria), **change)
+    return replace(Task(1, method.training, Classification(2).loss, method.client_criteria), **change)
 
 
 def test_a_node_speaks_of_whole_groups(hospital: Path) -> None:
@@ -72,7 +73,7 @@ def test_a_node_speaks_of_whole_groups(hospital: Path) -> None:
 
     models = torch.randn(3, 10, generator=torch.Generator().manual_seed(1))
     reply = ask(hospital, Request(0, 1), models, **{"smallest-cell": 5})
-    found = read_evaluation(reply.content, 3, Problem("classification", 2), most_samples=1000)  # agrees with itself
+    found = read_evaluation(reply.content, 3, Classification(2), most_samples=1000)  # agrees with itself
     assert int(found.num_samples) == 20  # the three that are ill are too few to be told of
     assert not (found.counts % 5).any()
 

@@ -9,22 +9,23 @@ pytest.importorskip("flwr", reason="needs clientwise[flower]")
 
 from flwr.app import ConfigRecord, MetricRecord, RecordDict
 
-from clientwise.core.loss import Loss
-from clientwise.core.types import Evaluation, LocalTraining, Problem, Task, Updates
+from clientwise.core.loss import CrossEntropy, RobustLoss
+from clientwise.core.problem import Classification, Problem, Regression, Survival
+from clientwise.core.types import Evaluation, LocalTraining, Task, Updates
 from clientwise.flower import wire
 from clientwise.flower.wire import Request, pack
 from clientwise.registry import Part
 
-DIGITS, VALUES, TIMES = Problem("classification", 2), Problem("regression"), Problem("survival")
+DIGITS, VALUES, TIMES = Classification(2), Regression(), Survival()
 TASK = Task(
     3,
     LocalTraining(epochs=2, batch_size=None, optimizer="adam", proximal=0.1),
-    Loss("cross_entropy", class_weights=(1.0, 1 / 3)),
+    CrossEntropy(class_weights=(1.0, 1 / 3)),
     (Part("dataset_size", {}), Part("attribute", {"of": "age"}, "age")),
 )
 
 
-@pytest.mark.parametrize("task", [TASK, Task(1, LocalTraining(), Loss("robust", shape=0.2), ()), None])
+@pytest.mark.parametrize("task", [TASK, Task(1, LocalTraining(), RobustLoss(shape=0.2), ()), None])
 def test_a_request_arrives_as_it_was_sent(task: Task | None) -> None:
     model = torch.randn(7)
     request, models, kept = wire.read_request(wire.write_request(Request(4, 2**62, task), pack(model)))

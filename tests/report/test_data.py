@@ -8,7 +8,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from clientwise.core.types import Problem
+from clientwise.core.problem import Classification
 from clientwise.data.datasets import diabetes, digits
 from clientwise.data.federated import FederatedData, Samples
 from clientwise.data.partition import Pool, federate, iid, shards, table
@@ -81,7 +81,7 @@ def test_many_clients_are_shown_by_some_of_them() -> None:
 
 
 def test_many_classes_are_blocks() -> None:
-    samples = replace(digits(None), targets=torch.arange(1797) % 62, problem=Problem("classification", 62))
+    samples = replace(digits(None), targets=torch.arange(1797) % 62, problem=Classification(62))
     summary = summarise(federated(samples, lambda pool, seed: shards(pool, seed, clients=10), server_fraction=0))
     lines = printed(class_table(summary))
     assert any("classes 0 to 61" in line for line in lines)

@@ -10,12 +10,12 @@ import pytest
 import torch
 from safetensors.torch import save
 
-from clientwise.core.loss import Loss
+from clientwise.core.loss import CrossEntropy, RobustLoss
 from clientwise.core.types import ServerState
 from clientwise.errors import RunError
 from clientwise.runs.checkpoint import load_checkpoint, save_checkpoint
 
-FIRST = ServerState(0, torch.zeros(5), Loss("cross_entropy"), {"trust": torch.ones(3)})
+FIRST = ServerState(0, torch.zeros(5), CrossEntropy(), {"trust": torch.ones(3)})
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def state() -> ServerState:
     return ServerState(
         round_num=7,
         model=torch.randn(5),
-        loss=Loss("cross_entropy", class_weights=(0.1, 1 / 3)),
+        loss=CrossEntropy(class_weights=(0.1, 1 / 3)),
         memory={"trust": torch.rand(3)},
         priority=("size", "trust"),
         quality=0.1 + 0.2,
@@ -33,7 +33,7 @@ def state() -> ServerState:
 
 
 def test_what_is_loaded_is_what_was_saved(state: ServerState, tmp_path: Path) -> None:
-    for one in (state, replace(state, priority=None, quality=None, step_state={}, loss=Loss("robust", shape=0.7))):
+    for one in (state, replace(state, priority=None, quality=None, step_state={}, loss=RobustLoss(shape=0.7))):
         save_checkpoint(tmp_path / "lane", one, {"4": one.model + 1})
         loaded, engine_state = load_checkpoint(tmp_path / "lane", replace(FIRST, priority=one.priority))
         assert (loaded.round_num, loaded.loss, loaded.priority) == (one.round_num, one.loss, one.priority)

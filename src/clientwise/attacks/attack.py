@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..core.problem import Problem
 from ..core.seeding import generator
-from ..core.types import Evaluation, Problem
+from ..core.types import Evaluation
 from ..data.federated import Samples
 from ..registry import Need, Registry
 

@@ -9,7 +9,7 @@ import torch
 from annotated_types import Ge, Le
 from torch import Tensor
 
-from ..core.types import Problem
+from ..core.problem import Problem
 from ..data.federated import Samples
 from ..registry import Share, needs
 from .attack import ATTACKS, Attack
@@ -38,7 +38,7 @@ class WrongLabels(Attack):
     def relabel(self, targets: Tensor, problem: Problem, random: torch.Generator) -> Tensor:
         """Every chosen label becomes another one, each with equal chance."""
         chosen = chosen_share(len(targets), self.fraction, random)
-        if problem.kind != "classification":
+        if not problem.num_classes:
             return _mirrored(targets, chosen, problem)
         result = targets.clone()
         shift = torch.randint(1, problem.num_classes, (len(chosen),), generator=random)
@@ -80,11 +80,5 @@ class OneLabel(Attack):
 def _mirrored(targets: Tensor, chosen: Tensor, problem: Problem) -> Tensor:
     """The chosen labels mirrored: in all classes, or between a client's smallest and largest value or time."""
     result = targets.clone()
-    if problem.kind == "classification":
-        result[chosen] = problem.num_classes - 1 - targets[chosen]
-    elif problem.kind == "survival" and len(targets):  # what happened stays: the sign says it
-        times = targets.abs()
-        result[chosen] = (times.min() + times.max() - times[chosen]).copysign(targets[chosen])
-    elif len(targets):
-        result[chosen] = targets.min() + targets.max() - targets[chosen]
+    result[chosen] = problem.mirrored(targets)[chosen]
     return result

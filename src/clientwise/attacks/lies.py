@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import singledispatch
 
 import torch
 from torch import Tensor
 
 from ..core.criteria import ANY
 from ..core.metrics import concordance
-from ..core.types import Evaluation, Problem
+from ..core.problem import Classification, Problem, Regression, Survival
+from ..core.types import Evaluation
 from ..registry import NonNegativeFloat, Share, needs
 from .attack import ATTACKS, Attack, Knowledge
 
@@ -62,26 +64,44 @@ class LyingJudge(Attack):
 
     def judge(self, truth: Evaluation, own: Tensor, problem: Problem) -> Evaluation:
         """Counts, values and losses that fit each other: nothing in them shows that they are lies."""
-        mine = own[:, None]
-        if problem.kind == "regression":
-            factor = torch.where(own, 0.0, 10.0).double()[:, None]
-            counts = truth.counts * torch.cat([torch.ones_like(factor), factor, factor.square(), factor], 1)
-            return replace(truth, values=truth.values * factor, losses=truth.losses * factor.square(), counts=counts)
-        if problem.kind == "survival":
-            samples, pairs, right = truth.counts.unbind(1)
-            counts = torch.stack([samples, pairs, torch.where(own, pairs, pairs - right)], 1)
-            losses = torch.where(mine, 0.0, _turned(truth.losses) + samples[:, None].log1p())
-            return replace(truth, values=concordance(counts)[:, None], losses=losses, counts=counts)
-        held = truth.counts.sum(2)  # [c, C] samples of every class
-        right = truth.counts.diagonal(dim1=1, dim2=2)
-        claimed = torch.where(mine, held, held - right)
-        wrong = torch.diag_embed(held - claimed).roll(1, dims=2)  # as the class after their own
-        return replace(
-            truth,
-            values=torch.where(mine, 1.0, 1 - truth.values),  # of whatever metric
-            losses=torch.where(mine, 0.0, _turned(truth.losses) + math.log(problem.num_classes)),
-            counts=torch.diag_embed(claimed) + wrong,
-        )
+        return _lies(problem, truth, own)
+
+
+@singledispatch
+def _lies(problem: Problem, truth: Evaluation, own: Tensor) -> Evaluation:
+    """What a lying judge says of models [c], of which `own` [c] are of its kind."""
+    raise NotImplementedError(type(problem))
+
+
+@_lies.register
+def _(problem: Classification, truth: Evaluation, own: Tensor) -> Evaluation:
+    mine = own[:, None]
+    held = truth.counts.sum(2)  # [c, C] samples of every class
+    right = truth.counts.diagonal(dim1=1, dim2=2)
+    claimed = torch.where(mine, held, held - right)
+    wrong = torch.diag_embed(held - claimed).roll(1, dims=2)  # as the class after their own
+    return replace(
+        truth,
+        values=torch.where(mine, 1.0, 1 - truth.values),  # of whatever metric
+        losses=torch.where(mine, 0.0, _turned(truth.losses) + math.log(problem.num_classes)),
+        counts=torch.diag_embed(claimed) + wrong,
+    )
+
+
+@_lies.register
+def _(problem: Regression, truth: Evaluation, own: Tensor) -> Evaluation:
+    factor = torch.where(own, 0.0, 10.0).double()[:, None]
+    counts = truth.counts * torch.cat([torch.ones_like(factor), factor, factor.square(), factor], 1)
+    losses = truth.losses * factor.square()
+    return replace(truth, values=truth.values * factor, losses=losses, counts=counts)
+
+
+@_lies.register
+def _(problem: Survival, truth: Evaluation, own: Tensor) -> Evaluation:
+    samples, pairs, right = truth.counts.unbind(1)
+    counts = torch.stack([samples, pairs, torch.where(own, pairs, pairs - right)], 1)
+    losses = torch.where(own[:, None], 0.0, _turned(truth.losses) + samples[:, None].log1p())
+    return replace(truth, values=concordance(counts)[:, None], losses=losses, counts=counts)
 
 
 def _turned(losses: Tensor) -> Tensor:

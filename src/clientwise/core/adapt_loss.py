@@ -5,13 +5,13 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
 
 from ..registry import PositiveFloat, Registry, needs
-from .loss import Loss, robust_loss
+from .loss import CrossEntropy, Loss, RobustLoss, robust_loss
 from .metrics import mae, mse, per_class_f1, per_class_recall
 from .types import Evaluation
 
@@ -44,7 +44,7 @@ def class_weights(
     kappa = torch.where(lacking, 1.0, 1.0 / (quality + epsilon))
     missing = ", ".join(map(str, lacking.nonzero().flatten().tolist()))
     notes = (f"no sample of class {missing} to weigh by: its weight in the loss stays 1",) if missing else ()
-    return Adapted(replace(loss, class_weights=tuple(kappa.tolist())), notes)
+    return Adapted(CrossEntropy(tuple(kappa.tolist())), notes)
 
 
 @LOSS_ADAPTERS.register("robust_shape", needs("numbers", "server_set"))
@@ -59,7 +59,7 @@ def robust_shape(loss: Loss, evaluation: Evaluation, *, scale: PositiveFloat = 1
     ratio = float(mae(evaluation.counts[0])) / spread if spread > 0 else 1.0
     shapes, ratios = _moment_ratios()
     nearest = min(range(len(shapes)), key=lambda index: abs(ratios[index] - ratio))
-    return Adapted(replace(loss, shape=shapes[nearest], scale=scale))
+    return Adapted(RobustLoss(shapes[nearest], scale))
 
 
 @functools.cache

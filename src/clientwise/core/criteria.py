@@ -27,7 +27,8 @@ from torch.nn.functional import cosine_similarity, normalize
 from ..registry import Declaration, Names, Need, NonNegativeFloat, Part, PositiveFloat, Registry
 from .clock import Devices
 from .metrics import METRICS, highest_performance, performance
-from .types import Evaluation, LocalTraining, ModelSpec, Problem
+from .problem import Problem
+from .types import Evaluation, LocalTraining, ModelSpec
 
 ANY = 1e12  # without another bound: no honest measurement exceeds it, and no sum or product of a few overflows
 Fact = str | bool | float  # about a client: a word, yes or no, a number

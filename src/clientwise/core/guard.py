@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from .criteria import Criterion
-from .types import Problem, Refusal, Updates
+from .problem import Problem
+from .types import Refusal, Updates
 
 NOT_FINITE = "model has NaN or Inf"
 TOO_FAR = "model is so far off that its distance overflows"

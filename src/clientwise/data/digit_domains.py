@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from ..core.types import Problem
+from ..core.problem import Classification
 from ..registry import Pixels, PositiveInt
 from .cache import Writer, cached
 from .federated import Samples
@@ -40,7 +40,7 @@ def digit_domains(data_dir: Path | None, *, size: Pixels = 16, most: PositiveInt
 
     folder = find(data_dir, "digit_domains", ["mnist"], "put the four files of the MNIST database there")
     arrays = cached("digit_domains", [folder, *usps, semeion], build, [size, most])
-    problem = Problem("classification", 10)
+    problem = Classification(10)
     return Samples(arrays["inputs"], arrays["targets"], problem, scale=1 / 255, ids=arrays["ids"], names=DOMAINS)
 
 

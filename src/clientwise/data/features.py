@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
-from ..core.types import Problem
+from ..core.problem import Classification, Regression
 from ..registry import Part, PositiveInt, Registry
 from .cache import cache_folder
 from .federated import Samples
@@ -219,7 +219,7 @@ def _load(path: Path) -> Samples:
     return Samples(
         arrays["inputs"],
         arrays["targets"],
-        Problem("classification", num_classes) if num_classes else Problem("regression"),
+        Classification(num_classes) if num_classes else Regression(),
         float(arrays["scale"]),
         {name.removeprefix(kind): values for name, values in arrays.items() if name.startswith(kind)},
         arrays.get("ids"),

@@ -16,8 +16,8 @@ from torch.utils.data import Dataset, default_collate
 
 from ..core.clock import Devices
 from ..core.criteria import fact_columns
+from ..core.problem import Classification, Problem, Regression, Survival
 from ..core.seeding import generator
-from ..core.types import Problem
 from .folder import DataError
 
 MOST_NAMED = 3  # of clients or columns, in a message
@@ -379,14 +379,14 @@ def _problem(targets: Tensor, num_classes: int | None, survival: bool) -> tuple[
     if survival and targets.ndim > 1:
         raise ValueError(f"targets of shape {tuple(targets.shape)}: survival has one time per sample")
     if survival or targets.is_floating_point():
-        return targets.float(), Problem("survival" if survival else "regression")
+        return targets.float(), Survival() if survival else Regression()
     return targets.long(), _classes(targets.long(), num_classes)
 
 
 def _classes(targets: Tensor, num_classes: int | None) -> Problem:
     """So many classes, or as many as there are labels; ValueError where they cannot be the labels of classes."""
     least, largest = (int(targets.min()), int(targets.max())) if len(targets) else (0, 0)
-    problem = Problem("classification", num_classes or max(2, largest + 1))
+    problem = Classification(num_classes or max(2, largest + 1))
     if not 2 <= problem.num_classes <= MOST_CLASSES:
         raise ValueError(f"there are {problem.num_classes:,} classes: must be 2 to {MOST_CLASSES:,}")
     if least < 0 or largest >= problem.num_classes:

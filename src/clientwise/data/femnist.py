@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy
 
-from ..core.types import Problem
+from ..core.problem import Classification
 from .cache import Writer, cached
 from .federated import Samples
 from .folder import DATASETS, DataError, find, read_file, reason
@@ -40,7 +40,7 @@ def femnist(data_dir: Path | None) -> Samples:
     return Samples(
         arrays["inputs"],
         arrays["targets"],
-        Problem("classification", NUM_CLASSES),
+        Classification(NUM_CLASSES),
         scale=1 / 255,
         ids=arrays["ids"],
         test_from=int(arrays["sizes"][0]) if len(folders) > 1 else None,

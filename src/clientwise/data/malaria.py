@@ -7,7 +7,7 @@ from pathlib import Path, PurePosixPath
 
 import numpy
 
-from ..core.types import Problem
+from ..core.problem import Classification
 from ..registry import Pixels
 from .cache import Writer, cached
 from .federated import Samples
@@ -43,7 +43,7 @@ def malaria(data_dir: Path | None, *, size: Pixels = 64) -> Samples:
         arrays.save("ids", ids)
 
     arrays = cached("malaria", [source], build, [size])
-    return Samples(arrays["inputs"], arrays["targets"], Problem("classification", 2), scale=1 / 255, ids=arrays["ids"])
+    return Samples(arrays["inputs"], arrays["targets"], Classification(2), scale=1 / 255, ids=arrays["ids"])
 
 
 def _patient(source: Path, name: str) -> int:

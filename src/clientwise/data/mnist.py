@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy
 
-from ..core.types import Problem
+from ..core.problem import Classification
 from .cache import Writer, cached
 from .federated import Samples
 from .folder import DATASETS, DataError, find, read_file
@@ -44,7 +44,7 @@ def mnist(data_dir: Path | None) -> Samples:
     return Samples(
         arrays["inputs"],
         arrays["targets"],
-        Problem("classification", 10),
+        Classification(10),
         scale=1 / 255,
         ids=arrays.get("ids"),
         test_from=PARTS["train"],

@@ -15,7 +15,7 @@ import numpy
 import torch
 from annotated_types import Ge, Gt, Le
 
-from ..core.types import Problem
+from ..core.problem import Classification
 from .cache import Writer, cached
 from .federated import FederatedData, Samples
 from .folder import DATASETS, DataError, find, read_file
@@ -55,7 +55,7 @@ def movie_reviews(
     return Samples(
         arrays["inputs"],
         arrays["targets"],
-        Problem("classification", 2),
+        Classification(2),
         ids=arrays["ids"],
         after_partition=partial(_with_vocabulary, words=words),
     )

@@ -366,16 +366,14 @@ def _at_least(count: int, parts: list[Tensor]) -> list[Tensor]:
 
 def _classes(samples: Samples) -> Tensor:
     """The class of every sample [N]; one and the same in regression."""
-    if samples.problem.kind == "classification":
-        return samples.targets
-    return torch.zeros(len(samples.targets), dtype=torch.int64)
+    return samples.problem.classes_of(samples.targets)
 
 
 def _hold_out(samples: Samples, indices: Tensor, fraction: float, seed: int) -> tuple[Tensor, Tensor]:
     """The samples held out, shuffled, and the rest; classes keep their proportions in every prefix."""
     shuffled = indices[torch.randperm(len(indices), generator=generator(seed, "held out"))]
     count = round(len(shuffled) * fraction)
-    if samples.problem.kind == "classification":
+    if samples.problem.num_classes:
         # Rank every sample within its class and take the lowest relative ranks: a stratified draw of any size.
         labels = samples.targets[shuffled]
         rank = torch.zeros(len(labels), dtype=torch.float64)

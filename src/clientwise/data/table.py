@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy
 import torch
 
-from ..core.types import Problem
+from ..core.problem import Classification, Regression
 from ..errors import shortened
 from ..limits import gigabytes, memory
 from ..registry import suggest
@@ -87,7 +87,7 @@ class Table:
 
     def samples(self, standardise: Standardise) -> Samples:
         """What is spread over clients; numbers and categories become inputs once it is known who holds what."""
-        problem = Problem("classification", self.num_classes) if self.num_classes else Problem("regression")
+        problem = Classification(self.num_classes) if self.num_classes else Regression()
         return Samples(
             torch.as_tensor(self.inputs),
             torch.as_tensor(self.targets),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from ..core.types import Problem
+from ..core.problem import Survival
 from .columns import Standardise
 from .federated import Samples
 from .folder import DATASETS, DataError, find
@@ -29,7 +29,7 @@ def tcga_brca(data_dir: Path | None, *, standardise: Standardise = "pooled") -> 
         return replace(made, names=REGIONS)
 
     samples = cached_table("tcga_brca", [patients, split], read).samples(standardise)
-    return replace(samples, problem=Problem("survival"), test_from=sum(TRAIN))
+    return replace(samples, problem=Survival(), test_from=sum(TRAIN))
 
 
 def _read(patients: Path, split: Path) -> Sheet:

@@ -11,7 +11,7 @@ import torch
 from annotated_types import Ge, Gt, Le
 from torch import Tensor
 
-from ..core.types import Problem
+from ..core.problem import Regression
 from .cache import Writer, cached
 from .federated import FederatedData, Samples, Shares
 from .folder import DATASETS, Archive, DataError, find
@@ -70,7 +70,7 @@ def vgg_cells(
     return Samples(
         arrays["inputs"],
         arrays["targets"],
-        Problem("regression", sums=True),
+        Regression(sums=True),
         scale=1 / 255,
         sample_attributes={"count": arrays["count"]},
         after_partition=_augmented if augment else None,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -79,7 +78,7 @@ class LoopBackend:
 
     def _prepare(self, training: LocalTraining, loss: Loss) -> None:
         """An optimizer that has done nothing yet, and graphs that belong to this task."""
-        plain = replace(loss, class_weights=None)
+        plain = loss.unweighted()
         if self._recipe != (training, plain):
             self._optimizer = make_optimizer(self._flat.parameter, training)
             self._recipe, self._graphs = (training, plain), {}

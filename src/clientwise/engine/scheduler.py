@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -145,7 +145,7 @@ class Scheduler:
 
 def _recipe(job: TrainJob) -> tuple[LocalTraining, Loss]:
     """Jobs that train alike can be joined; class weights may differ."""
-    return job.training, replace(job.losses[0], class_weights=None)
+    return job.training, job.losses[0].unweighted()
 
 
 def _grouped(items: Sequence[T], key: Callable[[T], object]) -> list[list[T]]:

@@ -313,11 +313,7 @@ def _network(experiment: Experiment, samples: Samples) -> Callable[[], nn.Module
 
 def count_outputs(samples: Samples) -> int:
     """How many numbers the network is to give for a sample."""
-    problem = samples.problem
-    if problem.kind != "classification":
-        return samples.targets.shape[1:].numel()
-    # Two classes take one output, the logit of the second (`core.loss.class_scores`), as P1's CelebA network has.
-    return 1 if problem.num_classes == 2 else problem.num_classes
+    return samples.problem.num_outputs(samples.targets.shape[1:])
 
 
 def build_plan(experiment: Experiment, num_clients: int, seed: int, control: Control | None = None) -> Plan:

@@ -345,6 +345,7 @@ def _facts(
         "name": experiment.name,
         "metric": samples.problem.metric,
         "higher is better": samples.problem.higher_is_better,
+        "shows": samples.problem.shows,
         "target": experiment.evaluation.target,
         "client targets": experiment.evaluation.client_targets,
         "rounds": experiment.rounds,

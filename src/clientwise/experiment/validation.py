@@ -17,8 +17,9 @@ from ..core.criteria import Arrivals, ClientFacts, Criterion
 from ..core.method import Method
 from ..core.metrics import METRICS, measured
 from ..core.priority import MAX_CRITERIA
+from ..core.problem import Problem
 from ..core.rules import Rule, Ruled
-from ..core.types import Evaluation, Problem
+from ..core.types import Evaluation
 from ..core.weighting import check_normaliser
 from ..data.federated import FederatedData, Samples, Shares
 from ..engine.device import pick_device, refuse_impossible

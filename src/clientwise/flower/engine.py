@@ -17,8 +17,9 @@ from flwr.serverapp import Grid
 from torch import Tensor
 
 from ..core.clock import LATE, Pace
+from ..core.problem import Problem
 from ..core.round import LARGEST_LOSS
-from ..core.types import Evaluation, Problem, Refusal, ServerPart, Task, Updates
+from ..core.types import Evaluation, Refusal, ServerPart, Task, Updates
 from ..engine.local import LocalEngine
 from ..experiment.schema import FlowerSettings
 from .wire import Request, pack, read_evaluation, read_update, read_versions, write_request
@@ -110,9 +111,7 @@ class FlowerEngine:
         self._keepers = keepers
         self._kept: dict[int, Tensor] = {}  # the keepers' models
         self._test_sizes = torch.full((local.num_clients,), NO_TEST_SET)  # of every first evaluation
-        self._outputs = 1  # numbers per sample, for regression
-        if not local.problem.sums:
-            self._outputs = local.data.samples.targets.shape[1:].numel()
+        self._outputs = local.problem.values_per_sample(local.data.samples.targets.shape[1:])
 
     def train(self, client_ids: Sequence[int], model: Tensor, task: Task) -> Iterator[Updates]:
         """See `core.types.Engine`. With fewer replies than `min_replies` every update is refused.
@@ -397,8 +396,7 @@ def _merged(
         unusable = [client for client in found if client not in usable]
         missing += tuple(Refusal(client, LOSS_TOO_LARGE) for client in unusable)
         found = usable
-    dtype = torch.int64 if problem.kind == "classification" else torch.float64
-    counts = torch.zeros(num_candidates, *problem.counts_shape, dtype=dtype)
+    counts = torch.zeros(num_candidates, *problem.counts_shape, dtype=problem.counts_dtype)
     num_samples = torch.zeros(len(client_ids), dtype=torch.int64)
     values = torch.zeros(num_candidates, len(client_ids), dtype=torch.float64)
     losses = torch.zeros_like(values)

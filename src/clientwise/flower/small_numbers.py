@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from ..core.metrics import METRICS
-from ..core.types import Evaluation, Problem
+from ..core.problem import Problem
+from ..core.types import Evaluation
 from .data import OwnData
 
 
@@ -30,7 +31,7 @@ def in_groups(own: OwnData, cell: int) -> OwnData:
 
 def in_cells(evaluation: Evaluation, problem: Problem, cell: int) -> Evaluation:
     """A confusion matrix in multiples of `cell`, and the metric that follows from it; other counts hold no groups."""
-    if cell == 1 or problem.kind != "classification":
+    if cell == 1 or not problem.num_classes:
         return evaluation
     counts = evaluation.counts.flatten(1)
     cells, rest = counts // cell, counts % cell

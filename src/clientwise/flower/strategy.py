@@ -29,8 +29,9 @@ from torch import Tensor
 
 from ..core.criteria import ANY, CRITERIA, Arrivals, ClientFacts, make_criterion, measure_clients, model_divergence
 from ..core.guard import inspect_models, inspect_values
+from ..core.problem import Classification
 from ..core.scores import Prioritized, Score
-from ..core.types import Evaluation, ModelSpec, Problem
+from ..core.types import Evaluation, ModelSpec
 from ..core.weighting import weigh
 from ..registry import Part
 
@@ -156,7 +157,7 @@ class Weighted(Strategy):
 
     def _upper_bounds(self, num_classes: int | None) -> dict[str, float]:
         """The largest value of every criterion that can be true."""
-        problem = Problem("classification", num_classes or int(ANY))
+        problem = Classification(num_classes or int(ANY))
         highest = dict.fromkeys(self._criteria, ANY)
         for name in self._criteria:
             if name not in CRITERIA:

@@ -22,9 +22,10 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from torch import Tensor
 
-from ..core.loss import Loss
+from ..core.loss import LossRecord
 from ..core.metrics import METRICS, measured
-from ..core.types import Evaluation, LocalTraining, Problem, Task, Updates
+from ..core.problem import Problem
+from ..core.types import Evaluation, LocalTraining, Task, Updates
 from ..registry import Part
 
 # The records of a message.
@@ -46,8 +47,10 @@ class Request:
 
 def write_request(request: Request, models: ArrayRecord, kept: Tensor | None = None) -> RecordDict:
     """A message to a client. `models` comes from `pack`, so that one array serves the whole cohort."""
-    text = json.dumps(asdict(request))
-    content = RecordDict({ARRAYS: models, REQUEST: ConfigRecord({"json": text})})
+    plain = asdict(request)
+    if request.task is not None:
+        plain["task"]["loss"] = asdict(request.task.loss.record())
+    content = RecordDict({ARRAYS: models, REQUEST: ConfigRecord({"json": json.dumps(plain)})})
     if kept is not None:
         content[KEPT] = pack(kept)
     return content
@@ -60,7 +63,8 @@ def read_request(content: RecordDict) -> tuple[Request, Tensor, Tensor | None]:
     if task is not None:
         task["training"] = LocalTraining(**task["training"])
         weights = task["loss"].pop("class_weights")
-        task["loss"] = Loss(class_weights=None if weights is None else tuple(weights), **task["loss"])
+        weights = None if weights is None else tuple(weights)
+        task["loss"] = LossRecord(class_weights=weights, **task["loss"]).loss()
         task["criteria"] = tuple(Part(**part) for part in task["criteria"])
         task = Task(**task)
     kept = unpack(content.array_records[KEPT]) if KEPT in content.array_records else None
@@ -116,7 +120,6 @@ def read_evaluation(
         torch.tensor(numbers[name], dtype=torch.float64).reshape(num_candidates, 1) for name in ("values", "losses")
     )
     counts = unpack(content.array_records[ARRAYS]).double()
-    classes = problem.num_classes if problem.kind == "classification" else 0
     if counts.shape != (num_candidates, *problem.counts_shape):
         raise ValueError(f"counts of shape {tuple(counts.shape)}")
     if not bool((counts >= 0).all() & (counts < 1e300).all()):
@@ -124,13 +127,7 @@ def read_evaluation(
     size = float(num_samples)
     if not 0 <= size <= most_samples:
         raise ValueError(f"{size:.12g} test samples, with flower.max_test_samples = {most_samples}")
-    counted = counts if classes else counts[:, :1] / outputs
-    if not torch.equal(counted, counted.round()) or bool((counted.flatten(1).sum(1) != num_samples).any()):
-        raise ValueError(f"counts that do not add up to {size:.12g} samples")
-    if problem.kind == "survival":
-        pairs, right = counts[:, 1], counts[:, 2]
-        if bool(((pairs > size * (size - 1) / 2) | (right > pairs)).any()):
-            raise ValueError(f"more pairs than {size:.12g} samples have")
+    problem.check_counts(counts, size, outputs)
     if measured(problem.metric).from_scores:
         if not bool(((values >= 0) & (values <= 1)).all()):
             raise ValueError(f"{problem.metric} must be 0 to 1: {values.flatten().tolist()}")
@@ -138,7 +135,7 @@ def read_evaluation(
         raise ValueError(f"{problem.metric} is not what the counts say: {values.flatten().tolist()}")
     if bool((losses < 0).any()):
         raise ValueError(f"a loss below zero: {losses.flatten().tolist()}")
-    return Evaluation(num_samples.long(), values, losses, counts.long() if classes else counts)
+    return Evaluation(num_samples.long(), values, losses, counts.to(problem.counts_dtype))
 
 
 def pack(tensor: Tensor) -> ArrayRecord:

@@ -77,7 +77,7 @@ def result(series: Sequence[Series]) -> Section:
         [] if run.higher_is_better else [metric, against, WORST_CLIENT, WORST_DECILE, BEST_DECILE]
     )
     names = {metric: run.metric, against: "against the baseline"}
-    if run.higher_is_better:
+    if run.shows("macro_f1"):
         columns.append(("macro F1", lambda one: _plain(one.summary.macro_f1)))
     if any(value is not None for one in series for value in one.summary.worst_decile):
         columns.append((WORST_DECILE, lambda one: _share(one.summary.worst_decile)))
@@ -231,7 +231,7 @@ def curves_section(series: Sequence[Series]) -> Section:
     """Metric, macro F1 and loss over the rounds."""
     charts = [metric_chart(series)]
     charts += [rescaled(charts[0], scale, series) for scale in scales(series)]
-    if series[0].run.higher_is_better:
+    if series[0].run.shows("macro_f1"):
         charts.append(_curve_chart(series, "macro_f1", f"macro F1 on {series[0].run.reported_on}", percent=False))
     charts.append(_curve_chart(series, "loss", f"loss on {series[0].run.reported_on}", percent=False))
     lead = (

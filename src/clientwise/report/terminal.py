@@ -50,7 +50,7 @@ def summary_table(run: Run) -> Table:
 def _columns(run: Run, series: Sequence[Series]) -> list[tuple[str, Callable[[Series], str]]]:
     """Heading and cell of every column that has something to say about this run."""
     columns: list[tuple[str, Callable[[Series], str]]] = [(run.metric, lambda one: spread_of(one.summary.metric))]
-    if run.higher_is_better:
+    if run.shows("macro_f1"):
         columns.append(("macro\nF1", lambda one: _mean(one.summary.macro_f1, "{:.3f}")))
     if any(value is not None for one in series for value in one.summary.worst_decile):
         columns.append(("worst\ndecile", lambda one: _mean(one.summary.worst_decile)))

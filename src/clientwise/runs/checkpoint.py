@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from ..core.loss import Loss
+from ..core.loss import LossRecord
 from ..core.types import ServerState
 from ..errors import RunError
 from .files import write_atomically
@@ -27,7 +27,7 @@ class _Scalars:
     """What of a `ServerState` is no tensor."""
 
     round_num: Annotated[int, Ge(0), Le(10**9)]
-    loss: Loss
+    loss: LossRecord
     priority: tuple[str, ...] | None
     quality: float | None
 
@@ -38,7 +38,7 @@ _SCALARS = TypeAdapter(_Scalars)
 def save_checkpoint(path: Path, state: ServerState, engine_state: Mapping[str, Tensor]) -> None:
     """Write the state of a lane and of its engine. The old file is there until the new one is whole."""
     tensors = {**_tensors(state), **_prefixed("engine.", engine_state)}
-    scalars = json.dumps(asdict(_Scalars(state.round_num, state.loss, state.priority, state.quality)))
+    scalars = json.dumps(asdict(_Scalars(state.round_num, state.loss.record(), state.priority, state.quality)))
     content = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
     write_atomically(path, save(content, {"state": scalars, "fingerprint": _fingerprint(scalars, content)}))
 
@@ -62,7 +62,7 @@ def load_checkpoint(path: Path, first: ServerState) -> tuple[ServerState, dict[s
     state = ServerState(
         round_num=scalars.round_num,
         model=tensors["model"],
-        loss=scalars.loss,
+        loss=scalars.loss.loss(),
         memory=_under("memory.", tensors),
         priority=scalars.priority,
         quality=scalars.quality,

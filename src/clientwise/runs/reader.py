@@ -75,6 +75,7 @@ class _Facts(BaseModel, strict=True):
     name: str
     metric: str
     higher_is_better: bool = Field(True, alias="higher is better")
+    shows: list[str] | None = None  # older folders do not say
     target: float | None
     client_targets: list[float] | None = Field(None, alias="client targets")
     rounds: PositiveInt
@@ -126,6 +127,7 @@ class Run:
         self.name = facts.name
         self.metric = facts.metric
         self.higher_is_better = facts.higher_is_better  # whether a larger value of the metric is the better one
+        self._shown = facts.shows
         self.target = facts.target
         self.client_targets = facts.client_targets or ([facts.target] if facts.target else [])
         self.rounds = facts.rounds  # planned, per lane
@@ -156,6 +158,12 @@ class Run:
     def has_hostile(self) -> bool:
         """Whether any client of the run is hostile."""
         return bool(self._rows(tuple[int], "SELECT 1 FROM clients WHERE hostile IS NOT NULL LIMIT 1"))
+
+    def shows(self, column: Literal["macro_f1", "per_class_f1"]) -> bool:
+        """Whether runs of this kind of problem have such values: macro F1 is for classes alone."""
+        if self._shown is not None:
+            return column in self._shown
+        return bool(self._rows(tuple[int], f"SELECT 1 FROM rounds WHERE {column} IS NOT NULL LIMIT 1"))
 
     def query(self, sql: str, *values: Any) -> list[Any]:
         """Rows of a query of your own against the run's database, as they are there: all of them, unchecked."""

@@ -13,8 +13,10 @@ import torch
 from torch import Tensor
 
 from ..core.guard import likely_cause
+from ..core.loss import RobustLoss
 from ..core.metrics import macro_f1, per_class_f1
-from ..core.types import Evaluation, Problem, RoundRecord, ServerState
+from ..core.problem import Problem
+from ..core.types import Evaluation, RoundRecord, ServerState
 from ..errors import RunError, shortened
 from .checkpoint import load_checkpoint, save_checkpoint
 from .database import DAMAGE, refuse_links, refuse_programs
@@ -343,7 +345,7 @@ def _round_row(
 ) -> tuple[object, ...]:
     """A row of the table `rounds`; `shown` is what the run reports on."""
     # The counts of classes are of all clients, and so only of use where all are honest.
-    counted = shown is not None and problem.kind == "classification" and (record.report is not None or not hostile)
+    counted = shown is not None and problem.num_classes > 0 and (record.report is not None or not hostile)
     return (
         lane,
         record.round_num,
@@ -355,7 +357,7 @@ def _round_row(
         json.dumps(record.candidates) if record.candidates else None,
         record.testing_rounds,
         json.dumps(record.loss.class_weights) if record.loss.class_weights else None,
-        record.loss.shape if record.loss.kind == "robust" else None,
+        record.loss.shape if isinstance(record.loss, RobustLoss) else None,
         json.dumps(per_class_f1(shown.counts[0]).tolist()) if shown and counted else None,
         json.dumps(record.no_effect),
         json.dumps([*record.notes, *_not_evaluated(record.local, names)]),

@@ -5,7 +5,6 @@ It reads the same batches and the same dropout masks as the loop, so both agree 
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 
 import torch
@@ -50,7 +49,7 @@ class StackedTrainer:
             models, losses = self.train(job.select(order))
             back = order.argsort().to(device)
             return TrainResult(models[back], losses[back])
-        self._prepare(training, replace(job.losses[0], class_weights=None))
+        self._prepare(training, job.losses[0].unweighted())
         self._lay_out(job)
         if job.corrections is not None:
             network.load(job.corrections)  # lays them out as the parameters are

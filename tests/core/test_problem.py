@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+import ast
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+import clientwise
+from clientwise.core.loss import CoxLoss, CrossEntropy, LossRecord, RobustLoss
+from clientwise.core.problem import Classification, Problem, Regression, Survival
+
+SOURCE = Path(clientwise.__file__).parent
+ALL = [Classification(3), Classification(2), Regression(), Regression(sums=True), Survival()]
+
+
+def test_no_file_asks_which_kind_a_problem_is() -> None:
+    """What differs between kinds of problem is a method of the kind's class."""
+    kinds = {"classification", "regression", "survival"}
+    for path in SOURCE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Compare):
+                text = ast.unparse(node)
+                assert "problem.kind" not in text, f"{path}:{node.lineno} {text}"
+                words = {word.value for word in ast.walk(node) if isinstance(word, ast.Constant)}
+                assert not words & kinds or path.name == "table.py", f"{path}:{node.lineno} {text}"
+
+
+@pytest.mark.parametrize("problem", ALL, ids=repr)
+def test_counts_of_a_batch_are_those_of_its_samples(problem: Problem) -> None:
+    targets = torch.tensor([0, 1, 1, 0]) if problem.num_classes else torch.tensor([1.0, -2.0, 3.0, 4.0])
+    if problem == Regression(sums=True):
+        targets = targets[:, None].expand(4, 6)  # of every pixel of an image
+    outputs = torch.randn(2, 4, problem.num_outputs(targets.shape[1:]))
+    losses, values, counts = problem.judge(outputs, targets)
+    assert losses.shape == (2, 4)
+    assert values.shape == (2, 4)
+    assert counts.shape == (2, *problem.counts_shape)
+    if not isinstance(problem, Survival):  # its counts need all samples of a client
+        problem.check_counts(counts.double(), 4)
+        with pytest.raises(ValueError, match="do not add up to 5 samples"):
+            problem.check_counts(counts.double(), 5)
+
+
+def test_a_problem_says_what_its_reports_show() -> None:
+    assert Classification(3).shows == ("macro_f1", "per_class_f1")
+    assert Regression().shows == Survival().shows == ()
+
+
+def test_another_metric_changes_what_is_better() -> None:
+    assert Classification(3).higher_is_better
+    assert not Regression().higher_is_better
+    assert replace(Classification(3), scored_by="auc") == Classification(3, scored_by="auc")
+
+
+def test_mirrored_targets_stay_in_their_range() -> None:
+    assert Classification(10).mirrored(torch.tensor([0, 9, 3])).tolist() == [9, 0, 6]
+    assert Regression().mirrored(torch.tensor([1.0, 2.0, 5.0])).tolist() == [5, 4, 1]
+    assert Survival().mirrored(torch.tensor([1.0, -2.0, 5.0])).tolist() == [5, -4, 1]
+    for problem in ALL:
+        assert not len(problem.mirrored(torch.zeros(0)))
+
+
+@pytest.mark.parametrize(
+    "loss", [CrossEntropy(), CrossEntropy((1.0, 2.0)), RobustLoss(), RobustLoss(0.5, 3.0), CoxLoss()], ids=repr
+)
+def test_a_loss_survives_its_record(loss: CrossEntropy | RobustLoss | CoxLoss) -> None:
+    assert loss.record().loss() == loss
+
+
+def test_records_of_losses_keep_their_keys() -> None:
+    assert list(LossRecord.__dataclass_fields__) == ["kind", "class_weights", "shape", "scale"]
+    assert CrossEntropy((1.0, 2.0)).record() == LossRecord("cross_entropy", (1.0, 2.0), 2.0, 1.0)
