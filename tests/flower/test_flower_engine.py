@@ -342,7 +342,7 @@ def test_evaluations_of_liars_and_of_the_late_do_not_count(config: dict[str, Any
     _, record, refused = setup.round_with({0: lies, 1: late, 2: says(math.nan), 3: dies, 4: says(1e307)})
     assert record.local is not None
     reasons = {refusal.client_id: refusal.reason for refusal in record.local.missing}
-    assert reasons[0] == "answer refused: accuracy is not what the counts say: [7.0]"
+    assert reasons[0] == "answer refused: accuracy does not follow from the counts: [7.0]"
     assert reasons[1] == "no answer in time"
     assert reasons[2] == reasons[4] == LOSS_TOO_LARGE
     assert reasons[3] == refused[3] == "its process died"
