@@ -15,16 +15,18 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 FOLDER = Path(__file__).parent
 RESOLVE = ["pip", "install", "--quiet", "--dry-run", "--ignore-installed", "--report", "-"]
 
 
-def resolve(wheel: Path) -> list[dict]:
+def resolve(wheel: Path) -> list[dict[str, Any]]:
     """What pip would install for this wheel, with hashes."""
     command = [sys.executable, "-m", *RESOLVE, f"{wheel}[flower]"]
     done = subprocess.run(command, stdout=subprocess.PIPE, check=True)
-    return json.loads(done.stdout)["install"]
+    packages: list[dict[str, Any]] = json.loads(done.stdout)["install"]
+    return packages
 
 
 def main(wheel: Path) -> None:
