@@ -232,14 +232,19 @@ class Federation:
 
     def kill_app(self, kind: str) -> None:
         """SIGKILL to every "serverapp" or "clientapp" process of this federation; there must be one."""
-        mine = []
+        assert self._kill_all(f"flwr-{kind}"), f"no {kind} runs"
+
+    def _kill_all(self, command: str) -> int:
+        """SIGKILL to every process of this federation whose command line contains `command`; how many."""
+        killed = 0
+        state = str(self.state).encode()
         for folder in Path("/proc").glob("[0-9]*"):
-            is_app = f"flwr-{kind}".encode() in _read(folder / "cmdline")
-            if is_app and str(self.state).encode() in _read(folder / "environ"):
-                mine.append(int(folder.name))
-        assert mine, f"no {kind} runs"
-        for pid in mine:
-            os.kill(pid, signal.SIGKILL)
+            is_meant = command.encode() in _read(folder / "cmdline")
+            if is_meant and state in _read(folder / "environ"):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(int(folder.name), signal.SIGKILL)
+                killed += 1
+        return killed
 
     def wait_for_nodes(self, online: int | None = None) -> None:
         """Until `online` nodes are connected; all of them by default."""
@@ -276,6 +281,7 @@ class Federation:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait(60)
+        self._kill_all("")  # apps of killed nodes, and log writers
 
     def begin(self, data: str = "server") -> int:
         """Start or resume the run; returns Flower's number for it."""
