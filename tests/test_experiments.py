@@ -148,6 +148,7 @@ TWO_ROUNDS = [as_slow(name, name not in LONG) for name in sorted(FILES.keys() - 
 QUICK_SIZES = [as_slow(name, name == "p3-1a") if name in SHOWS else name for name in FILES]
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", TWO_ROUNDS)
 def test_every_experiment_runs(name: str, tmp_path: Path) -> None:
     run = run_quick(name, tmp_path / "run", "rounds=2", "seeds=[1]")

@@ -20,6 +20,7 @@ from flwr.serverapp.strategy import FedAdam, FedAvg, FedAvgM, FedMedian, FedTrim
 from flwr.supercore.task_identity import TaskIdentity
 
 import clientwise as cw
+import processes
 from clientwise.core.guard import NOT_FINITE, TOO_FAR
 from clientwise.flower import Weighted, measure
 from clientwise.flower.strategy import WEIGHT
@@ -301,6 +302,7 @@ def test_measurements_are_those_of_the_criteria() -> None:
 
 
 @pytest.mark.flower
+@pytest.mark.timeout(1800)
 def test_the_example_app_runs_and_weighs() -> None:
     program = (
         "from digits_app.server_app import app as server; from digits_app.client_app import app as client; "
@@ -308,7 +310,8 @@ def test_the_example_app_runs_and_weighs() -> None:
     )
     environment = os.environ | {"PYTHONPATH": str(EXAMPLE), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", program]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=280, env=environment, check=True)
+    limit = 280 * processes.pace()
+    done = subprocess.run(command, capture_output=True, text=True, timeout=limit, env=environment, check=True)
     assert [line for line in done.stdout.splitlines() if line.startswith("round 3: weights")], done.stderr[-3000:]
 
 
