@@ -365,7 +365,7 @@ def show(
     from .report.series import series_of
     from .report.terminal import audit_tables, remarks, summary_table
     from .report.views import headline
-    from .runs.reader import Run
+    from .runs.folder import RunFolder
 
     if method is not None and round_num is None:
         _fail("--method goes with --round: which round of it?")
@@ -376,7 +376,7 @@ def show(
                 _fail(f"{folder}: is a matrix; --round goes with one of the runs in it")
             _show_matrix(folder)
             return
-        run = Run(folder)
+        run = RunFolder(folder)
         if round_num is None:
             for what, text in about(run):
                 out.print(f"[dim]{what:<11}[/]{_escaped(text)}", soft_wrap=True)
@@ -425,11 +425,11 @@ def diff(
     from .report.about import differences
     from .report.export import unique_names
     from .report.terminal import plain_table
-    from .runs.reader import Run
+    from .runs.folder import RunFolder
 
     if len(folders) < 2:
         _fail("name two runs, or more")
-    found = differences([Run(folder, name) for name, folder in unique_names(folders).items()])
+    found = differences([RunFolder(folder, name) for name, folder in unique_names(folders).items()])
     out.print(plain_table(found, found.title) if found.rows else found.note)
 
 
@@ -462,7 +462,7 @@ def report(
     from .experiment.runner import newest_run
     from .report.arena import write_arena
     from .report.export import unique_names, write_report
-    from .runs.reader import Run
+    from .runs.folder import RunFolder
 
     names = unique_names(folders or [newest_run()])
     with _file_errors(), err.status("Writing the report") as status:
@@ -478,7 +478,7 @@ def report(
         if matrices:
             page = write_arena(first, target, on_file)
         else:
-            page = write_report([Run(folder, name) for name, folder in names.items()], target, on_file)
+            page = write_report([RunFolder(folder, name) for name, folder in names.items()], target, on_file)
     out.print(
         f"Report       {_escaped(str(page))}\nBeside it    figures (PNG, SVG) and tables (CSV, Markdown, LaTeX)",
         soft_wrap=True,
@@ -510,7 +510,7 @@ def export(
     """Write the trained models: tensors by name (safetensors), which any program reads."""
     from .experiment.runner import newest_run
     from .results import Run
-    from .runs.reader import After
+    from .runs.models import After
 
     if after not in (None, "best") and not re.fullmatch("[0-9]{1,9}", after):
         _fail(f"--round {after}: write the number of a round, or best")
@@ -696,11 +696,11 @@ def _run(experiment: Experiment, folder: Path | None, resume: bool, accept_chang
     from .report.series import series_of
     from .report.terminal import remarks, summary_table
     from .report.views import headline, result_charts
-    from .runs.reader import Run
+    from .runs.folder import RunFolder
 
     with _stop_politely(), show_progress(out) as on_round:
         folder = run_experiment(experiment, folder, resume=resume, accept_changes=accept_changes, on_round=on_round)
-    finished = Run(folder)
+    finished = RunFolder(folder)
     picture = folder / "curves.png"
     draw(result_charts(finished), picture)
     out.print(summary_table(finished))

@@ -27,7 +27,7 @@ from clientwise.report.document import Document
 from clientwise.report.html import to_json, write_html
 from clientwise.report.metrics import samples_of
 from clientwise.report.server import _Runs, is_loopback, make_app
-from clientwise.runs.reader import Run
+from clientwise.runs.folder import RunFolder
 
 ODD_PORTS = ("127.0.0.1:99999999", "localhost:65536", "localhost:-1", "localhost:x", "localhost:")
 
@@ -354,10 +354,10 @@ def test_members_have_lines_of_their_own(tmp_path: Path) -> None:
     _execute(folder, "UPDATE clients SET name = 'ward-' || client")
     found = {(one.metric, one.labels.get("member")): one.value for one in samples_of(folder, "run")}
     weight, refused = found["clientwise_member_weight", "ward-1"], found["clientwise_member_refused", "ward-1"]
-    ((expected,),) = Run(folder).query(
+    ((expected,),) = RunFolder(folder).query(
         "SELECT weight FROM participants WHERE client = 1 ORDER BY round_num DESC LIMIT 1"
     )
-    ((times,),) = Run(folder).query("SELECT COUNT(*) FROM participants WHERE client = 1 AND refusal IS NOT NULL")
+    ((times,),) = RunFolder(folder).query("SELECT COUNT(*) FROM participants WHERE client = 1 AND refusal IS NOT NULL")
     assert (weight, refused) == (expected or 0.0, times)
 
 
