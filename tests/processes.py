@@ -27,7 +27,7 @@ _slowest = 1.0
 
 
 def slowness() -> float:
-    """How many times longer than on an ordinary idle machine a computation takes here now, at least 1."""
+    """How many times longer a computation takes now than on an ordinary idle machine; at least 1."""
     began = time.perf_counter()
     total = 0
     for number in range(10_000_000):
@@ -36,7 +36,10 @@ def slowness() -> float:
 
 
 def pace() -> float:
-    """The largest slowness measured in this process so far, measured once more: a factor for time limits."""
+    """The largest slowness measured in this process so far, measured once more.
+
+    A factor for time limits.
+    """
     global _slowest
     _slowest = max(_slowest, slowness())
     return _slowest
@@ -50,8 +53,8 @@ def wait_until(
 ) -> None:
     """Wait until the condition holds; AssertionError if it does not in time.
 
-    `seconds` is the limit on an ordinary idle machine. It grows with `pace`, which is measured when the limit
-    is reached. `describe` is added to the error.
+    `seconds` is the limit on an ordinary idle machine. It grows with `pace`, which is measured when
+    the limit is reached. `describe` is added to the error.
     """
     began = time.monotonic()
     while not condition():

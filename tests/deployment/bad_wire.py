@@ -1,10 +1,10 @@
-"""A connection between network namespaces that delays every packet and loses some: netem without a kernel module.
+"""A connection between network namespaces that delays and loses packets, without netem's module.
 
     python bad_wire.py --delay 0.05 --loss 0.01 SERVER CLIENT...
 
-The server has the address 10.77.0.1. Client k has 10.77.k.2, on a point-to-point device of its own. This program copies
-packets between the two ends of each device. It prints "ready" when the devices are up, and the number of packets when
-it is ended.
+The server has the address 10.77.0.1. Client k has 10.77.k.2, on a point-to-point device of its own.
+This program copies packets between the two ends of each device. It prints "ready" when the devices
+are up, and the number of packets when it is ended.
 """
 
 from __future__ import annotations

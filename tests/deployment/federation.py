@@ -57,7 +57,8 @@ def load(path: str) -> OwnData:
 """
 
 
-# Below the ports that Linux gives to outgoing connections, so that none of these takes one meanwhile.
+# Below the ports that Linux gives to outgoing connections, so that none of these takes one
+# meanwhile.
 _PORTS = random.Random(os.getpid()).sample(range(20_000, 32_000), 2_000)
 
 
@@ -99,8 +100,8 @@ class Federation:
         folder: where everything is written.
         names: the clients.
         host: address at which nodes find the server.
-        enter: the command that enters a place's network. Places are "link" (SuperLink and administrator),
-            "server" (proxy), and the nodes' names.
+        enter: the command that enters a place's network. Places are "link" (SuperLink and
+            administrator), "server" (proxy), and the nodes' names.
         proxy: whether nodes reach the SuperLink through nginx.
     """
 
@@ -135,7 +136,7 @@ class Federation:
         subprocess.run([sys.executable, "-m", "clientwise", "new", str(self.app)], check=True, capture_output=True)
 
     def configure(self, change: dict[str, Any], data: dict[str, Any] | None = None) -> None:
-        """Change the app's experiment and write the nodes' files: digits, unless `data` names other data."""
+        """Change the app's experiment and write the nodes' files: digits, or `data`."""
         from clientwise.flower import write_parts
 
         (self.app / "data.py").write_text(MOODY, encoding="utf-8")
@@ -231,11 +232,11 @@ class Federation:
         self.launch("proxy", [*self._enter("server"), str(self.app / "deploy" / "proxy.sh")])
 
     def kill_app(self, kind: str) -> None:
-        """SIGKILL to every "serverapp" or "clientapp" process of this federation; there must be one."""
+        """SIGKILL to every "serverapp" or "clientapp" process here; there must be one."""
         assert self._kill_all(f"flwr-{kind}"), f"no {kind} runs"
 
     def _kill_all(self, command: str) -> int:
-        """SIGKILL to every process of this federation whose command line contains `command`; how many."""
+        """SIGKILL to this federation's processes with `command` in the command line; how many."""
         killed = 0
         state = str(self.state).encode()
         for folder in Path("/proc").glob("[0-9]*"):
@@ -289,7 +290,7 @@ class Federation:
         return int(re.findall(r"run (\d+)", said)[-1])
 
     def set_moods(self, name: str, *moods: str) -> None:
-        """What a node does at its first message, its second ...: "", "raise", "nan" or "sleep 60"."""
+        """What a node does at its first message, its second: "", "raise", "nan", "sleep 60"."""
         (self.app / "data" / f"{name}.npz.moods").write_text("\n".join(moods))
 
     def sleeper(self, name: str, seconds: float = 120) -> int:
@@ -301,7 +302,7 @@ class Federation:
         return pid
 
     def wait_for(self, condition: Callable[[], bool], seconds: float, what: str) -> None:
-        """Until the condition holds; an error with the end of every log when it does not in time."""
+        """Until the condition holds; an error with the end of every log if it does not in time."""
         processes.wait_until(condition, seconds, what, self._last_lines)
 
     def wait_for_rounds(self, count: int, seconds: float = 400) -> None:

@@ -1,4 +1,4 @@
-"""Deadlines with real processes and TLS: a slow client is not waited for, and its late update is kept."""
+"""Deadlines with real processes and TLS: nobody waits for a slow client; its update is kept."""
 
 from __future__ import annotations
 

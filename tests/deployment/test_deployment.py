@@ -1,4 +1,4 @@
-"""A federation on loopback with real processes, TLS and node authentication, and with failures of every process."""
+"""A federation on loopback with real processes, TLS, node authentication, and failures."""
 
 from __future__ import annotations
 
@@ -68,7 +68,8 @@ def test_a_federation_survives_its_clients_its_nodes_and_its_superlink(federatio
         assert b"disk full while reading [" not in path.read_bytes()
     assert "disk full" not in federation.log("superlink")
 
-    # Round 3: a client process is killed, a SuperNode is killed with its processes, a client answers too late.
+    # Round 3: a client process is killed, a SuperNode is killed with its processes, a client
+    # answers too late.
     os.kill(federation.sleeper("ward-a"), signal.SIGKILL)
     federation.sleeper("ward-b")
     federation.kill("ward-b")
@@ -100,7 +101,7 @@ def test_a_federation_survives_its_clients_its_nodes_and_its_superlink(federatio
 
 
 def test_a_new_app_runs_at_once_with_flowers_own_command(tmp_path: Path) -> None:
-    """`flwr run` in simulation, on a local SuperLink, with Flower's default of two nodes for three clients."""
+    """`flwr run` in simulation on a local SuperLink: three clients on Flower's default of two nodes."""
     federation = Federation(tmp_path, ["ward-a", "ward-b", "ward-c"])
     try:
         port = federation.environment["PORT"]

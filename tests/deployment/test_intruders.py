@@ -1,8 +1,8 @@
-"""Server, proxy and four hospitals in network namespaces, over a wire that delays and loses packets.
+"""Server, proxy and four hospitals in network namespaces, over a wire that loses packets.
 
-Intruders get nothing: an outsider, a curious member, another user of the server, the server's administrator. The
-run survives failures: every process killed, a member lost, state restored from a backup, keys and certificates
-renewed. The tests share one federation and run in this order.
+Intruders get nothing: an outsider, a curious member, another user of the server, the server's
+administrator. The run survives failures: every process killed, a member lost, state restored from a
+backup, keys and certificates renewed. The tests share one federation and run in this order.
 """
 
 from __future__ import annotations
@@ -54,13 +54,14 @@ app = ServerApp()
 def main(grid, context):
     messages = [Message(RecordDict(), node, "train") for node in grid.get_node_ids()]
     for reply in grid.send_and_receive(messages, timeout=120):
-        print(f"ANSWER error {reply.error.code}" if reply.has_error() else f"ANSWER {reply.content}", flush=True)
+        said = f"error {reply.error.code}" if reply.has_error() else reply.content
+        print("ANSWER", said, flush=True)
 """
 
 
 @pytest.fixture(scope="module")
 def wire() -> Iterator[subprocess.Popen[str]]:
-    """Networks of the server, every hospital and an outsider, the wire between them, and one for the SuperLink."""
+    """Networks of server, hospitals and an outsider, the wire between them, and the SuperLink's."""
     require(["ip", "nginx", "curl", "openssl", "ssh-keygen", "systemd-socket-activate"], root=True)
     places = [PREFIX + place for place in ("server", *HOSPITALS, "outside")]
     for place in (*places, PREFIX + "link"):
@@ -152,7 +153,8 @@ def test_who_does_not_belong_reaches_nothing(federation: Federation) -> None:
 
 
 def test_nodes_run_what_was_agreed_to_and_nothing_else(federation: Federation, tmp_path: Path) -> None:
-    # An app that reads every node's rows: started from outside with a member's ca.crt, and by the administrator.
+    # An app that reads every node's rows: started from outside with a member's ca.crt, and by the
+    # administrator.
     evil = tmp_path / "evil"
     shutil.copytree(federation.app, evil, ignore=shutil.ignore_patterns("data"))
     (evil / "federation" / "client_app.py").write_text(STEAL)
@@ -193,7 +195,8 @@ def test_what_dies_is_survived(federation: Federation) -> None:
     federation.wait_for_rounds(4, 300)
     assert len(federation.weights(4)) >= 2
 
-    # A member is lost for good; the server app and a client app are killed in the middle of a round.
+    # A member is lost for good; the server app and a client app are killed in the middle of a
+    # round.
     federation.kill("VA")
     federation.set_moods("Cleveland", "sleep 600")
     run = goes_on(federation, 6)

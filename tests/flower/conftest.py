@@ -1,4 +1,7 @@
-"""Time for tests of the Flower engine: it passes when the engine sleeps, and costs no real seconds."""
+"""Time for tests of the Flower engine.
+
+It passes when the engine sleeps, and costs no real seconds.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The engine on a grid of real client apps: the local engine's numbers, and limits on waiting (by a fake clock)."""
+"""The engine on a grid of real client apps.
+
+The local engine's numbers, and limits on waiting (by a fake clock).
+"""
 
 from __future__ import annotations
 

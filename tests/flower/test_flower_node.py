@@ -1,4 +1,7 @@
-"""A node runs what its operator approved, to the byte. With real processes: tests/deployment/test_intruders.py."""
+"""A node runs what its operator approved, to the byte.
+
+With real processes: tests/deployment/test_intruders.py.
+"""
 
 from __future__ import annotations
 

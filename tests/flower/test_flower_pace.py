@@ -1,4 +1,7 @@
-"""When a round ends on Flower, by a fake clock: deadlines, the first to answer, late updates, asynchronous rounds."""
+"""When a round ends on Flower, by a fake clock.
+
+Deadlines, the first to answer, late updates, asynchronous rounds.
+"""
 
 from __future__ import annotations
 

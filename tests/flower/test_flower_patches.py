@@ -1,4 +1,4 @@
-"""Flower still has, and still calls, what `clientwise.flower.patches` and `clientwise.flower.node` build on.
+"""Flower still has, and still calls, what `clientwise.flower.patches` and `node` build on.
 
 Run against every supported version of Flower; pyproject.toml names them.
 """
@@ -94,7 +94,10 @@ def bundle(tmp_path: Path) -> bytes:
 
 @pytest.fixture
 def quiet_node(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A SuperNode without a port, signal handlers or a process for the app; all of Flower's else."""
+    """A SuperNode without a port, signal handlers or a process for the app.
+
+    All of Flower's else.
+    """
     command = import_module("flwr.supernode.cli.flower_supernode")
     monkeypatch.setattr(command, "_start_supernode_http_api", lambda *_: (SimpleNamespace(), None))
     monkeypatch.setattr(command, "add_exit_handler", lambda _: None)

@@ -1,4 +1,4 @@
-"""Flower's own simulation, as `clientwise run --engine flower` starts it: the local engine's numbers, and resumable.
+"""Flower's simulation, by `clientwise run --engine flower`: the local engine's numbers, resumable.
 
 Time limits are those of an ordinary idle machine; a slower one gets more (`processes.pace`).
 """

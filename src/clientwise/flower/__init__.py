@@ -1,15 +1,17 @@
-"""clientwise on Flower: complete apps (`server_app`, `client_app`), or the weights alone in your own app.
+"""clientwise on Flower: complete apps (`server_app`, `client_app`), or the weights alone.
 
     strategy = Weighted(FedAvg(), criteria=["label_diversity", "num-examples"])
     strategy.start(grid, initial_arrays, num_rounds=10)
 
 See docs/flower.md. Needs `clientwise[flower]`.
 
-The server app runs an experiment as `clientwise run` does, with its clients reached through a grid. `engine.py` sends
-requests, `client.py` answers them with the embedded engine, and `wire.py` defines the messages.
+The server app runs an experiment as `clientwise run` does, with its clients reached through a grid.
+`engine.py` sends requests, `client.py` answers them with the embedded engine, and `wire.py` defines
+the messages.
 
-In a simulation a client's data come from the config, so any node can play any client. In a deployment a node is the
-client under whose name its key was registered, and its data come from the path in its own node config.
+In a simulation a client's data come from the config, so any node can play any client. In a
+deployment a node is the client under whose name its key was registered, and its data come from the
+path in its own node config.
 """
 
 # ruff: noqa: E402  the switches must be set before Flower and Ray are imported

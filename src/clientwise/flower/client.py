@@ -17,7 +17,10 @@ RAISED = 2  # Flower's code for a client app that raised
 
 
 class RefusedError(ClientwiseError):
-    """A request that this node refuses. The text is about the request alone, so the server may read it."""
+    """A request that this node refuses.
+
+    The text is about the request alone, so the server may read it.
+    """
 
 
 def answer(content: RecordDict, engine_of: Callable[[Request], LocalEngine], smallest_cell: int = 1) -> RecordDict:
@@ -41,7 +44,10 @@ def answer(content: RecordDict, engine_of: Callable[[Request], LocalEngine], sma
 
 
 def answer_failure(message: Message, error: Exception, *, private: bool) -> Message:
-    """An error reply. With private data it has only the error's type, since the text may quote a sample."""
+    """An error reply.
+
+    With private data it has only the error's type, since the text may quote a sample.
+    """
     log.exception("clientwise could not answer a %s message", message.metadata.message_type)
     kind = type(error).__name__
     if private and not isinstance(error, RefusedError):

@@ -28,9 +28,9 @@ def client_app(config: Config, load: Callable[[str], OwnData] = load_npz) -> Cli
 
     Args:
         config: an experiment's file or table.
-        load: reads a node's data from the path `data` in its node config. A node can name a Python file of its own
-            as `loader` in the node config; the function `load` of that file is then used instead, so that no foreign
-            code reads the data.
+        load: reads a node's data from the path `data` in its node config. A node can name a Python
+            file of its own as `loader` in the node config; the function `load` of that file is then
+            used instead, so that no foreign code reads the data.
     """
     # The server sends the initial model; a node does not need its file.
     text = load_experiment(config, replaced={"initial_model": None}).to_toml()
@@ -86,7 +86,7 @@ def _engine_of_node(text: str, load: Callable[[], OwnData], request: Request) ->
 
 
 def _refuse_other_work(experiment: Experiment, request: Request) -> None:
-    """A server may ask only for what the experiment says, which is what the node's operator approved."""
+    """A server may ask only for what the experiment says: the node's operator approved that."""
     if request.version != VERSION:
         raise RefusedError(
             f"the server runs clientwise {request.version}, this node {VERSION}: install the same version"

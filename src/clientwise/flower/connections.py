@@ -23,7 +23,7 @@ def connector(
     connected: Connected,
     on_versions: Callable[[int, Mapping[str, str]], None] = lambda client, versions: None,
 ) -> Connect:
-    """A function that replaces a lane's local engine by one that reaches its clients through the grid.
+    """A function that replaces a lane's local engine by one that uses the grid.
 
     `on_versions` is called with a client and the versions it runs.
     """
@@ -45,7 +45,10 @@ def connector(
 
 
 def simulated_clients(grid: Grid, num_clients: int) -> Connected:
-    """Clients dealt out to the nodes of a simulation: a message says which client its node plays."""
+    """Clients dealt out to the nodes of a simulation.
+
+    A message says which client its node plays.
+    """
 
     def connected() -> Mapping[int, int]:
         nodes = sorted(grid.get_node_ids())
@@ -59,7 +62,8 @@ def simulated_clients(grid: Grid, num_clients: int) -> Connected:
 def registered_clients(grid: Grid, names: list[str]) -> Connected:
     """Nodes by the name under which their key was registered.
 
-    Of two nodes with the same name, the one registered last is used: a member gets a new key before the old node ends.
+    Of two nodes with the same name, the one registered last is used: a member gets a new key before
+    the old node ends.
     """
     logged: set[str] = set()
 

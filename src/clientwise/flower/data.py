@@ -35,7 +35,10 @@ class OwnData:
 
 
 def load_npz(path: str) -> OwnData:
-    """Arrays train_inputs, train_targets, test_inputs, test_targets of a NumPy file; others are sample attributes."""
+    """Arrays train_inputs, train_targets, test_inputs, test_targets of a NumPy file.
+
+    Other arrays are sample attributes.
+    """
     arrays = _read_npz(path)
     names = ("train_inputs", "train_targets", "test_inputs", "test_targets")
     if missing := [name for name in names if name not in arrays]:
@@ -45,9 +48,10 @@ def load_npz(path: str) -> OwnData:
 
 
 def server_side(experiment: Experiment, path: str) -> FederatedData:
-    """The data of a deployment's server: no samples of clients, and the server's own samples if it has any.
+    """The data of a deployment's server: its own samples, if it has any, and none of clients.
 
-    The file holds the arrays weigh_inputs and weigh_targets, report_inputs and report_targets; either pair is optional.
+    The file holds the arrays weigh_inputs and weigh_targets, report_inputs and report_targets;
+    either pair is optional.
     """
     if issues := deployment_issues(experiment):
         raise ConfigError(experiment.source, issues)
@@ -55,7 +59,10 @@ def server_side(experiment: Experiment, path: str) -> FederatedData:
 
 
 def from_files(experiment: Experiment) -> FederatedData:
-    """All members' files on one machine, to try a deployment; read by the loader that the nodes would use."""
+    """All members' files on one machine, to try a deployment.
+
+    They are read by the loader that the nodes would use.
+    """
     settings = experiment.flower
     assert settings.files is not None
     if issues := deployment_issues(experiment):
@@ -71,7 +78,10 @@ def from_files(experiment: Experiment) -> FederatedData:
 
 
 def found_by(experiment: Experiment, run_config: Mapping[str, Any]) -> Experiment:
-    """The experiment with the files and the loader of Flower's run config, since a bundle does not contain them."""
+    """The experiment with the files and the loader of Flower's run config.
+
+    A bundle does not contain them.
+    """
     given = {key: str(run_config[key]) for key in PLACES if run_config.get(key)}
     return experiment.model_copy(update={"flower": experiment.flower.model_copy(update=given)})
 
@@ -154,8 +164,8 @@ def _read_npz(path: str) -> dict[str, Any]:
 def write_parts(config: Config, folder: str | Path) -> list[Path]:
     """Write the partition of a config as the files that a deployment reads.
 
-    Use it to try a deployment with data that are still in one place. Writes NAME.npz for each of `flower.clients`, and
-    server.npz; returns their paths.
+    Use it to try a deployment with data that are still in one place. Writes NAME.npz for each of
+    `flower.clients`, and server.npz; returns their paths.
     """
     experiment = load_experiment(config)
     data, _ = build_data(experiment, load_samples(experiment), experiment.seeds[0])

@@ -1,4 +1,4 @@
-"""The server's side: `FlowerEngine` sends requests to clients over a Flower grid and waits for the replies.
+"""The server's side: `FlowerEngine` sends requests over a Flower grid and waits for the replies.
 
 Every wait has a limit. A client that does not reply in time is refused, or counts in a later round.
 """
@@ -75,8 +75,8 @@ class FlowerEngine:
         connected: returns the node of every connected client.
         seed: the lane's seed, sent with every request.
         settings: the config's `[flower]` table.
-        keepers: simulated hostile clients that train a model of their own. Nodes keep nothing between messages, so
-            the server keeps that model for them.
+        keepers: simulated hostile clients that train a model of their own. Nodes keep nothing
+            between messages, so the server keeps that model for them.
         on_versions: called with a client and the versions it runs, for every update.
     """
 
@@ -116,7 +116,8 @@ class FlowerEngine:
     def train(self, client_ids: Sequence[int], model: Tensor, task: Task) -> Iterator[Updates]:
         """See `core.types.Engine`. With fewer replies than `min_replies` every update is refused.
 
-        The round ends as the method's pace says. A later reply is refused, or counts in a later round.
+        The round ends as the method's pace says. A later reply is refused, or counts in a later
+        round.
         """
         pace = self.clock.pace if self.clock else Pace()
         patience = time.monotonic() + self._settings.train_seconds
@@ -155,7 +156,10 @@ class FlowerEngine:
             self.clock.at_work = frozenset(self._waiting.values())
 
     def evaluate(self, client_ids: Sequence[int], models: Tensor) -> Evaluation:
-        """See `core.types.Engine`. A client that does not reply has zero samples and is listed as missing."""
+        """See `core.types.Engine`.
+
+        A client that does not reply has zero samples and is listed as missing.
+        """
         deadline = time.monotonic() + self._settings.evaluate_seconds
         nodes = self._wait_for(client_ids, 1, deadline)
         packed = pack(models)
@@ -190,7 +194,8 @@ class FlowerEngine:
     def state(self) -> dict[str, Tensor]:
         """The keepers' models, the sizes of the test sets, and the time.
 
-        Not the clients at work: their replies to this process are lost with it, and a resumed run asks again.
+        Not the clients at work: their replies to this process are lost with it, and a resumed run
+        asks again.
         """
         state = {str(client): model for client, model in self._kept.items()}
         state["test_sizes"] = self._test_sizes.clone()
@@ -232,7 +237,10 @@ class FlowerEngine:
         return update
 
     def _read_evaluation(self, client: int, num_candidates: int, content: RecordDict) -> Evaluation:
-        """A client's evaluation. Its test set keeps the size of the first one, which bounds its influence."""
+        """A client's evaluation.
+
+        Its test set keeps the size of the first one, which bounds its influence.
+        """
         one = read_evaluation(
             content,
             num_candidates,
@@ -248,7 +256,7 @@ class FlowerEngine:
         return one
 
     def _wait_for(self, client_ids: Sequence[int], needed: int, deadline: float) -> dict[int, int]:
-        """The nodes of these clients, as soon as `needed` are connected or the deadline has passed."""
+        """The nodes of these clients, once `needed` are connected or the deadline has passed."""
         wanted = [client for client in client_ids if client not in self._settings.away]
         while True:
             connected = self._connected()
@@ -264,7 +272,10 @@ class FlowerEngine:
         nodes: Mapping[int, int],
         deadline: float,
     ) -> tuple[dict[str, int], list[int]]:
-        """Send all requests; returns clients by message id, and the clients whose message was not accepted."""
+        """Send all requests.
+
+        Returns clients by message id, and the clients whose message was not accepted.
+        """
         ttl = 2 * max(1.0, deadline - time.monotonic())  # a message to a busy server must not expire
         messages = {}
         for client, content in requests.items():
@@ -286,7 +297,7 @@ class FlowerEngine:
         enough: float = torch.inf,
         awaited: Collection[int] | None = None,
     ) -> Iterator[list[tuple[int, Content]]]:
-        """Yield (client, content) in chunks as replies arrive, until all or `enough` clients have replied.
+        """Yield (client, content) in chunks as replies arrive, until all or `enough` have replied.
 
         Args:
             waiting: clients by message id. Clients that reply are removed; the others remain at the end.
@@ -322,7 +333,10 @@ class FlowerEngine:
             time.sleep(min(pause, max(0.0, deadline - time.monotonic())))
 
     def _pull(self, names: Sequence[str]) -> Iterable[tuple[str, Content]]:
-        """The replies that are there, by the message they answer: a failed node's may carry another's id."""
+        """The replies that are there, by the id of the message they answer.
+
+        The sender's id is not used: a failed node's reply may carry another's.
+        """
         for message in self._grid.pull_messages(names):
             content = _why_failed(message) if message.has_error() else message.content
             yield message.metadata.reply_to_message_id, content
@@ -336,7 +350,10 @@ def _why_failed(message: Message) -> str:
 
 
 def _read(client: int, content: Content, read: Callable[[RecordDict], T]) -> T | Refusal:
-    """A reply's content, or the reason why it cannot be used. Nothing a client sends ends the run."""
+    """A reply's content, or the reason why it cannot be used.
+
+    Nothing a client sends ends the run.
+    """
     if isinstance(content, str):
         return Refusal(client, content)
     try:
@@ -354,7 +371,10 @@ def _slices(names: list[str], size: int) -> Iterator[list[str]]:
 
 
 def _stacked(updates: Sequence[Updates], model: Tensor) -> Iterator[Updates]:
-    """Updates of the right shape with the usual measurements as one chunk; the others alone, for the guard."""
+    """Updates of the right shape with the usual measurements as one chunk.
+
+    The others are yielded one by one, for the guard to refuse.
+    """
     names = [tuple(sorted(update.measurements)) for update in updates]
     usual = max(names, key=names.count, default=())
     alike = []
@@ -384,7 +404,7 @@ def _merged(
     num_candidates: int,
     problem: Problem,
 ) -> Evaluation:
-    """One evaluation over all clients, in their order, so that it does not depend on who replied first.
+    """One evaluation over all clients, in their order, whatever the order of the replies.
 
     A loss above `LARGEST_LOSS` is the model's if every client has it, else the client's.
     """

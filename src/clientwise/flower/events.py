@@ -22,7 +22,7 @@ MAX_REASON = 600  # characters
 
 @dataclass
 class Events:
-    """Writes events to a file, and sends those that need a person to the standard input of a command."""
+    """Writes events to a file, and sends those that need a person to a command."""
 
     file: Path
     names: Sequence[str]  # of the clients
@@ -37,7 +37,10 @@ class Events:
         self._write("begun", {"resumed": resumed, "members": members, "versions": RUNS_HERE})
 
     def versions(self, client: int, found: Mapping[str, str]) -> None:
-        """The versions a member runs, once and at every change; differences from the server's are logged."""
+        """The versions a member runs, once and at every change.
+
+        Differences from the server's are logged.
+        """
         if self._versions.get(client) == found:
             return
         self._versions[client] = found

@@ -1,11 +1,11 @@
 """A SuperNode that runs only apps approved by the node's operator.
 
-    python -m clientwise.flower.node agree AGREED APP      APP is the app's folder, or a bundle (.fab)
-    python -m clientwise.flower.node start AGREED ...      other arguments as for flower-supernode
+    python -m clientwise.flower.node agree AGREED APP    APP is the app's folder, or a bundle (.fab)
+    python -m clientwise.flower.node start AGREED ...    other arguments as for flower-supernode
 
-Flower packs an app into one file, a bundle, and a SuperNode runs every bundle that its SuperLink delivers.
-Here the SHA-256 of the bundle must be in the file AGREED. Any other bundle is answered with an error
-before it is unpacked.
+Flower packs an app into one file, a bundle, and a SuperNode runs every bundle that its SuperLink
+delivers. Here the SHA-256 of the bundle must be in the file AGREED. Any other bundle is answered
+with an error before it is unpacked.
 """
 
 from __future__ import annotations
@@ -43,7 +43,10 @@ def agree(agreed: Path, app: Path) -> str:
 
 
 def is_agreed(fab: Fab, agreed: Path) -> bool:
-    """Whether the file names this bundle. The file is read every time, so a deleted line counts at once."""
+    """Whether the file names this bundle.
+
+    The file is read every time, so a deleted line counts at once.
+    """
     found = hashlib.sha256(fab.content).hexdigest()
     lines = agreed.read_text(encoding="utf-8").splitlines() if agreed.exists() else []
     approved = {line.split()[0] for line in lines if line.strip()}

@@ -6,17 +6,18 @@ A node needs three things that Flower has no option for:
 - a Unix socket to the server, for a node that has no network;
 - a bundle check against a file of the node's own operator.
 
-All three belong to the client with which a SuperNode talks to its SuperLink. Flower creates that client
-inside `http_request_response` and offers no way to pass another one, so the class is replaced by a
-subclass.
+All three belong to the client with which a SuperNode talks to its SuperLink. Flower creates that
+client inside `http_request_response` and offers no way to pass another one, so the class is
+replaced by a subclass.
 
-The bundle check itself is Flower's. The public option `--trusted-entities` makes a SuperNode refuse a
-bundle without the signature of a trusted key. Here that key is made anew at every start and never leaves
-the process. The subclass signs a bundle with it if the operator approved the bundle, and removes every
-signature that the SuperLink sent. If Flower stops using the subclass, no bundle has a valid signature and
-the node refuses all of them.
+The bundle check itself is Flower's. The public option `--trusted-entities` makes a SuperNode refuse
+a bundle without the signature of a trusted key. Here that key is made anew at every start and never
+leaves the process. The subclass signs a bundle with it if the operator approved the bundle, and
+removes every signature that the SuperLink sent. If Flower stops using the subclass, no bundle has a
+valid signature and the node refuses all of them.
 
-`tests/flower/test_flower_patches.py` checks that the installed Flower has and calls what is used here.
+`tests/flower/test_flower_patches.py` checks that the installed Flower has and calls what is used
+here.
 """
 
 from __future__ import annotations
@@ -106,4 +107,4 @@ def replace_fleet_client(
             "this version of Flower is not supported: flwr.supernode.fleet_http_connection does not use "
             "FleetHttpClient. Install clientwise[flower], which names the supported versions."
         )
-    fleet_http_connection.FleetHttpClient = NodeClient  # type: ignore[misc]
+    fleet_http_connection.FleetHttpClient = NodeClient  # type: ignore[attr-defined, assignment]

@@ -32,12 +32,14 @@ def server_app(config: Config) -> ServerApp:
     - `out`: the run folder. A run that is in it is resumed.
     - `server-data`: path of the server's own samples in a deployment; "" for none.
     - `initial-model`: path of a model to start with.
-    - `accept-changes`: resume although the server's samples, plugins or versions changed. The record says so.
+    - `accept-changes`: resume although the server's samples, plugins or versions changed. The
+      record says so.
     - `files`, `loader`: in a simulation, replace `flower.files` and `flower.loader`.
 
-    The file OUT-events.jsonl beside the run folder lists the run's events. The shell command in the environment
-    variable CLIENTWISE_ALERT gets those that need a person: a member lost or refused, a round that left the model as
-    it was, the end. OUT-stop has the number of the run that deploy/stop.sh stops; its end is not reported as a failure.
+    The file OUT-events.jsonl beside the run folder lists the run's events. The shell command in the
+    environment variable CLIENTWISE_ALERT gets those that need a person: a member lost or refused, a
+    round that left the model as it was, the end. OUT-stop has the number of the run that
+    deploy/stop.sh stops; its end is not reported as a failure.
     """
     app = ServerApp()
 

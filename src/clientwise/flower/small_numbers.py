@@ -1,7 +1,7 @@
 """Small counts can identify single patients: how a node avoids sending them.
 
-With a smallest cell of k, a node trains, measures and tests on whole groups of k samples per class, and reports counts
-about its test set in multiples of k.
+With a smallest cell of k, a node trains, measures and tests on whole groups of k samples per class,
+and reports counts about its test set in multiples of k.
 """
 
 from __future__ import annotations
@@ -31,7 +31,10 @@ def in_groups(own: OwnData, cell: int) -> OwnData:
 
 
 def in_cells(evaluation: Evaluation, problem: Problem, cell: int) -> Evaluation:
-    """A confusion matrix in multiples of `cell`, with the metric computed from it; other counts have no groups."""
+    """A confusion matrix in multiples of `cell`, with the metric computed from it.
+
+    The counts of other problems have no groups and stay as they are.
+    """
     if cell == 1 or not problem.num_classes:
         return evaluation
     counts = evaluation.counts.flatten(1)
@@ -45,7 +48,10 @@ def in_cells(evaluation: Evaluation, problem: Problem, cell: int) -> Evaluation:
 
 
 def _kept(targets: Tensor, cell: int) -> Tensor:
-    """Mask [n] of the samples that are kept; regression targets have no classes and are one group."""
+    """Mask [n] of the samples that are kept.
+
+    Regression targets have no classes and are one group.
+    """
     targets = torch.as_tensor(targets)
     classes = torch.zeros(len(targets)) if targets.is_floating_point() else targets
     kept = torch.zeros(len(targets), dtype=torch.bool)

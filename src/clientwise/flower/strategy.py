@@ -107,16 +107,17 @@ class _Reply:
 class Weighted(Strategy):
     """A Flower strategy with clientwise's weights instead of the number of examples.
 
-    Every reply is checked by `core.guard`, as an update in a clientwise run is. A refused reply does not end the run.
+    Every reply is checked by `core.guard`, as an update in a clientwise run is. A refused reply
+    does not end the run.
 
     Args:
         strategy: a strategy that takes a weighted mean: FedAvg, FedProx, FedAdam and the like.
-        criteria: names of metrics in the clients' replies, most important first. `model_divergence` is measured on
-            the server.
+        criteria: names of metrics in the clients' replies, most important first. `model_divergence`
+            is measured on the server.
         score: how the criteria become one number; `Prioritized` by default.
         normalise: how each criterion is scaled across clients; the score's own default if None.
-        measured_here: functions of a reply's arrays, by criterion, for what the server measures itself. A client's
-            claim for such a criterion is ignored.
+        measured_here: functions of a reply's arrays, by criterion, for what the server measures
+            itself. A client's claim for such a criterion is ignored.
         num_classes: upper bound of `label_diversity`.
         max_test_samples: largest test set size accepted from a client.
         record: file to which each round is appended as one line of JSON.
@@ -176,7 +177,10 @@ class Weighted(Strategy):
         return self._strategy.configure_train(server_round, arrays, config, grid)
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> Aggregated:
-        """Measure, weigh, and aggregate by the wrapped strategy; no model where all weights are zero."""
+        """Measure, weigh, and aggregate by the wrapped strategy.
+
+        Returns no model where all weights are zero.
+        """
         refusals: dict[int, str] = {}
         remarks: list[str] = []
         accepted = _accept(replies, self._read_update, refusals)
@@ -249,7 +253,10 @@ class Weighted(Strategy):
         return _number(reply.metrics, name)
 
     def _take_out_claims(self, node: int, metrics: dict[str, Metric], measured: Mapping[str, float]) -> list[str]:
-        """Remove what a client claims about criteria that are measured here; one remark per claim."""
+        """Remove what a client claims about criteria that are measured here.
+
+        Returns one remark per claim.
+        """
         claimed = [name for name in measured if name in self._measured_here and name in metrics]
         remarks = []
         for name in claimed:
@@ -258,7 +265,10 @@ class Weighted(Strategy):
         return remarks
 
     def _measure_here(self, name: str, arrays: ArrayRecord) -> float:
-        """The server's own measurement. If it fails for the global model too, the server is at fault: it raises."""
+        """The server's own measurement.
+
+        If it fails for the global model too, the server is at fault: it raises.
+        """
         measure_model = self._measured_here[name]
         try:
             return self._check(name, float(measure_model(arrays)))
@@ -294,7 +304,8 @@ class Weighted(Strategy):
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """As the wrapped strategy does, with the replies that were accepted.
 
-        A node's test set keeps the size of its first evaluation; a node could otherwise raise its own influence.
+        A node's test set keeps the size of its first evaluation; a node could otherwise raise its
+        own influence.
         """
         refusals: dict[int, str] = {}
         accepted = _accept(replies, self._read_evaluation, refusals)
@@ -356,7 +367,10 @@ class _RefusedError(Exception):
 
 
 def _accept(replies: Iterable[Message], read: Callable[[Message], T], refusals: dict[int, str]) -> dict[int, T]:
-    """Readable replies by node. The others are added to `refusals` with the reason; none ends the run."""
+    """Readable replies by node.
+
+    The others are added to `refusals` with the reason; none ends the run.
+    """
     found: dict[int, T] = {}
     for reply in replies:
         node = reply.metadata.src_node_id
@@ -379,7 +393,10 @@ def _require(reasons: Sequence[str | None]) -> None:
 
 
 def _keep_common(metrics: Sequence[dict[str, Metric]]) -> list[str]:
-    """Remove metrics that cannot be averaged: those that some replies lack, or have in another form."""
+    """Remove metrics that cannot be averaged; returns a remark that lists them.
+
+    Such metrics are missing in some replies, have another form there, or are not usable numbers.
+    """
     forms = [{name: _form(value) for name, value in one.items()} for one in metrics]
     common = set()
     for name, form in (forms[0] if forms else {}).items():
@@ -397,7 +414,7 @@ def _keep_common(metrics: Sequence[dict[str, Metric]]) -> list[str]:
 
 
 def _form(value: Metric) -> int:
-    """0 for a number, n + 1 for n numbers; `NOT_USABLE` where one of them is not finite or above `ANY`."""
+    """0 for a number, n + 1 for n numbers, `NOT_USABLE` where one is not finite or above `ANY`."""
     values = value if isinstance(value, list) else [value]
     if not all(abs(one) <= ANY for one in values):  # false for NaN
         return NOT_USABLE

@@ -1,13 +1,15 @@
-"""The messages between server and clients, as Flower's records: arrays, numbers and JSON, no pickle.
+"""The messages between server and clients, as Flower's records: arrays, numbers and JSON.
 
-server -> client   train:    the model [d], the task, and the client's number
-                   evaluate: c candidate models [c, d], and the client's number
-client -> server   trained:  the model [d], training loss, seconds, one number per requested criterion, and the
-                             versions it runs
-                   judged:   number of test samples; metric, loss and counts (confusion, sums, pairs) per candidate
+server -> client
+    train:    the model [d], the task, and the client's number
+    evaluate: c candidate models [c, d], and the client's number
+client -> server
+    trained:  the model [d], training loss, seconds, one number per requested criterion, and the
+              versions it runs
+    judged:   number of test samples; metric, loss and counts (confusion, sums, pairs) per candidate
 
-Nodes keep nothing between messages. A simulated hostile client that trains a model of its own gets it from the server
-and sends it back.
+There is no pickle. Nodes keep nothing between messages. A simulated hostile client that trains a
+model of its own gets it from the server and sends it back.
 """
 
 from __future__ import annotations
@@ -96,7 +98,7 @@ def write_update(updates: Updates, kept: Tensor | None) -> RecordDict:
 
 
 def read_versions(content: RecordDict) -> dict[str, str]:
-    """The versions that a client claims to run; only short printable texts, which are safe in a log."""
+    """The versions that a client claims to run; only short printable texts, for the log's sake."""
     claimed = content.config_records.get(VERSIONS, ConfigRecord())
     return {name: _printable(claimed.get(name)) for name in RUNS_HERE}
 
