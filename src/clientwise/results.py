@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from .errors import ClientwiseError, RunError
 from .experiment.config import load_experiment, read_written
-from .experiment.schema import make
+from .experiment.parts import make
 from .models.flat import fill
 from .models.networks import MODELS
 from .models.own import OwnModel

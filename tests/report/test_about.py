@@ -10,7 +10,7 @@ import pytest
 
 import clientwise as cw
 from clientwise.errors import RunError
-from clientwise.experiment.runner import annotate
+from clientwise.experiment.folders import annotate
 from clientwise.report.about import about, differences
 from clientwise.report.runs import chosen, list_runs
 from clientwise.report.views import overview

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..core.scores import SCORES, Score
 from ..core.weighting import NORMALISERS, Normaliser, divide, to_weights
-from ..experiment.schema import make, read_part
+from ..experiment.parts import make, read_part
 from ..runs.folder import RunFolder
 from ..runs.rows import CriterionRow, ParticipantRow
 from .chain import PRIOR, Chain, MethodParts, Place, described, places
