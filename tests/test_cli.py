@@ -60,7 +60,7 @@ def test_run_prints_progress_table_and_where_things_are(config: Path, tmp_path: 
     )
     assert "all of it, seed 2: round 4/4" in output
     assert "(16 of 16 rounds" in output
-    assert "mean ± deviation of 2 seeds" in output
+    assert "mean ± SD of 2 seeds" in output
     assert "\x1b[" not in output  # not a terminal: no colours, no bars
     (folder,) = (tmp_path / "runs").iterdir()
     assert folder.name.startswith("tiny-")
@@ -154,7 +154,9 @@ def test_data_says_who_would_hold_what(config: Path, tmp_path: Path) -> None:
     sizes = data.train.sizes
     for number in (int(sizes.min()), int(sizes.max()), f"{len(data.train.indices):,}"):
         assert f" {number} " in output
-    assert f"Server: {len(data.weigh.indices)} samples to weigh by, {len(data.report.indices)} to report on" in output
+    assert (
+        f"Server: {len(data.weigh.indices)} samples for weighting, {len(data.report.indices)} for reporting" in output
+    )
     for client, size in enumerate(sizes.tolist()):
         labels = data.train.targets[data.train.slice(client)]
         cells = [str(int((labels == label).sum()) or "·") for label in range(10)]
@@ -230,7 +232,7 @@ def test_cells_that_fail_are_named_and_can_be_resumed(tiny: dict[str, Any], tmp_
     (tmp_path / "matrix.toml").write_text(tomli_w.dumps(tiny))
     output = clientwise("run", "matrix.toml", "--out", "out", "--jobs", "2", cwd=tmp_path, expect=2)
     assert "3 of 3: tiny, " in output
-    assert re.search("^error: .*tiny, flip 5%: hostile.0..share: 0.05 of 6 clients is nobody", output, re.MULTILINE)
+    assert re.search("^error: .*tiny, flip 5%: hostile.0..share = 0.05: is 0 of 6 clients", output, re.MULTILINE)
     assert "error: out: 1 of 3 cells failed: tiny, flip 5%. The other cells are finished." in output
     assert "run out --resume" in output
     output = clientwise("run", "out", "--resume", cwd=tmp_path, expect=2)

@@ -75,7 +75,7 @@ def test_the_wheel_has_every_file_of_the_package(wheel: Path) -> None:
     assert {"clientwise/py.typed", "clientwise/demo.toml", "clientwise/report/page/app.js"} <= inside
 
 
-def test_the_demo_shows_why_one_would_want_this(installed: Path, tmp_path: Path) -> None:
+def test_the_demo_keeps_its_promises(installed: Path, tmp_path: Path) -> None:
     """The packaged demo, whole: it must end in time and its own claims must hold."""
     program = f"from importlib.util import find_spec; print([name for name in {NOT_NEEDED} if find_spec(name)])"
     assert run(installed / "python", "-c", program, cwd=tmp_path) == "[]\n"

@@ -122,23 +122,12 @@ def check_score(score: Score, names: Sequence[str] = ("a", "b", "c")) -> None:
         scores[order],
         msg=f"{label}: scores depend on the order of the clients",
     )
-    for column, name in enumerate(names):
-        for client in range(len(values)):
-            more = values.clone()
-            more[client, column] += 0.1
-            risen = score(names, more)[client]
-            assert risen >= scores[client] - 1e-9, f"{label}: the score falls when {name} rises"
+    _check_monotone(score, names, values)
     priority = score.order(names)
     assert priority is None or sorted(priority) == sorted(names), (
         f"{label}: `order` must contain every criterion once, got {priority}"
     )
-    terms = score.terms(names)
-    if terms is not None:  # models are then folded by the terms alone
-        exponents = torch.tensor([term.exponents for term in terms], dtype=torch.float64)  # [t, m]
-        coefficients = torch.tensor([term.coefficient for term in terms], dtype=torch.float64)
-        prepared = score.prepare(names, values)
-        by_terms = prepared[:, None].pow(exponents).prod(-1) @ coefficients
-        torch.testing.assert_close(by_terms, scores, msg=f"{label}: the terms do not add up to the scores")
+    _check_terms(score, names, values)
 
 
 def check_rule(name: str, **options: Any) -> None:
@@ -239,6 +228,33 @@ def check_engine(engine: Engine, training: LocalTraining | None = None) -> None:
         assert len(values) == engine.num_clients, (
             f"attributes: {name} has {len(values)} values for {engine.num_clients} clients"
         )
+
+
+def _check_monotone(score: Score, names: Sequence[str], values: Tensor) -> None:
+    label = type(score).__name__
+    scores = score(names, values)
+    for column, name in enumerate(names):
+        for client in range(len(values)):
+            more = values.clone()
+            more[client, column] += 0.1
+            risen = score(names, more)[client]
+            assert risen >= scores[client] - 1e-9, f"{label}: the score falls when {name} rises"
+
+
+def _check_terms(score: Score, names: Sequence[str], values: Tensor) -> None:
+    """Models are folded by the terms of a score alone, so that they must add up to it."""
+    terms = score.terms(names)
+    if terms is None:
+        return
+    exponents = torch.tensor([term.exponents for term in terms], dtype=torch.float64)  # [t, m]
+    coefficients = torch.tensor([term.coefficient for term in terms], dtype=torch.float64)
+    prepared = score.prepare(names, values)
+    by_terms = prepared[:, None].pow(exponents).prod(-1) @ coefficients
+    torch.testing.assert_close(
+        by_terms,
+        score(names, values),
+        msg=f"{type(score).__name__}: the terms do not add up to the scores",
+    )
 
 
 def _check_evaluation(engine: Engine, models: Tensor) -> None:

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import tomli_w
@@ -149,7 +149,7 @@ def _run_in_processes(
     waiting = deque(todo)
     idle = [_new_process() for _ in range(min(jobs, len(todo)))]
     running: dict[Future[str | None], tuple[ProcessPoolExecutor, int]] = {}
-    try:
+    with _ending_children_on_error():
         while waiting or running:
             while waiting and idle:
                 process = idle.pop()
@@ -166,8 +166,15 @@ def _run_in_processes(
                 yield place, reason
         for process in idle:
             process.shutdown()
+
+
+@contextmanager
+def _ending_children_on_error() -> Iterator[None]:
+    """End all processes when this one is interrupted: every run can be resumed."""
+    try:
+        yield
     except BaseException:
-        for child in multiprocessing.active_children():  # every run can be resumed from its last checkpoint
+        for child in multiprocessing.active_children():
             child.terminate()
         raise
 

@@ -90,8 +90,8 @@ def target_of(experiment: Experiment) -> float:
 def best_rate(trials: Sequence[Trial], higher_is_better: bool = True) -> float:
     """The rate that reaches the target with the most seeds.
 
-    Of equal rates it is the earliest, then the one with the best metric. Rates are often equal where
-    clients hold back a sample or two and are at 0 or 100% by chance.
+    Of equal rates it is the earliest, then the one with the best metric. Rates are often equal
+    where clients hold back a sample or two and are at 0 or 100% by chance.
 
     >>> best_rate([Trial(0.1, 1, 9, 0.8), Trial(0.2, 1, 7, 0.8), Trial(0.4, 1, None, 0.9)])
     0.2
