@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -14,7 +15,6 @@ import pytest
 from packaging.requirements import Requirement
 
 import clientwise as cw
-import processes
 
 ROOT = Path(__file__).parents[1]
 NOT_NEEDED = ["flwr", "ray", "mlflow", "tensorboard", "efficientnet_lite_pytorch", "pytest", "ruff", "mypy"]
@@ -82,7 +82,10 @@ def test_the_demo_keeps_its_promises(installed: Path, tmp_path: Path) -> None:
     place = run(installed / "python", "-c", "import clientwise; print(clientwise.__file__)", cwd=tmp_path)
     assert Path(place).is_relative_to(installed.parent)
 
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert "Next" in run(installed / "clientwise", "demo", "--out", "demo", cwd=tmp_path)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert after.ru_utime - before.ru_utime < 200  # of all cores together: what else runs does not count
     lines = {line.method: line for line in cw.Run(tmp_path / "demo").summary()}
     assert list(lines) == ["FedAvg", "prioritized", "online", "AdaFed", "combined", "Recommended"]
     fedavg, adafed, combined = lines["FedAvg"], lines["AdaFed"], lines["combined"]
@@ -90,4 +93,3 @@ def test_the_demo_keeps_its_promises(installed: Path, tmp_path: Path) -> None:
     assert combined.metric[0] > fedavg.metric[0] + 0.05
     assert lines["Recommended"].metric[0] > adafed.metric[0]
     assert adafed.hostile_weight[0] < 0.25 * fedavg.hostile_weight[0]
-    assert sum(line.seconds[0] for line in lines.values()) < 110 * processes.slowness()

@@ -17,6 +17,7 @@ import numpy
 import pytest
 
 import clientwise as cw
+import processes
 from clientwise.errors import ConfigError, RunError
 from clientwise.experiment.matrix import _outline, load, load_matrix, open_matrix
 from clientwise.experiment.matrix_runs import CellsFailedError, find_unfinished_matrix, run_matrix
@@ -316,8 +317,5 @@ def _runs_in(folder: Path) -> list[str]:
     return found
 
 
-def _wait(condition: Any, seconds: float = 60.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "in vain"
-        time.sleep(0.1)
+def _wait(condition: Any) -> None:
+    processes.wait_until(condition, 60, "the jobs")

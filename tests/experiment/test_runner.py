@@ -428,7 +428,7 @@ def rounds_done(folder: Path) -> int:
         return 0
 
 
-def wait_for(condition, seconds: float = 60.0) -> None:
+def wait_for(condition, seconds: float = 240.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "waited in vain"

@@ -82,7 +82,9 @@ def test_the_list_has_every_folder_and_says_what_is_wrong_with_the_bad_ones(clie
     assert document["status"] == "8 runs"
 
 
-def test_an_overview_says_how_far_the_run_is_and_is_made_once(client: httpx.Client) -> None:
+def test_an_overview_says_how_far_the_run_is_and_is_made_once(
+    client: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first = client.get("/api/runs/real")
     document = first.json()
     assert document["id"] == "real"
@@ -91,15 +93,16 @@ def test_an_overview_says_how_far_the_run_is_and_is_made_once(client: httpx.Clie
     assert document["sections"]
     standing = client.get("/api/runs/real/version").json()
     assert standing["version"] == document["version"]
-    began = time.perf_counter()
+    made: list[int] = []
+    monkeypatch.setattr(views, "overview", lambda shown: made.append(1))
     assert client.get("/api/runs/real").content == first.content
-    assert time.perf_counter() - began < 1
+    assert not made
 
 
 def test_a_version_changes_with_the_run(client: httpx.Client, folder: Path) -> None:
     before = client.get("/api/runs/two%20methods/version").json()["version"]
     _execute(folder / "two methods", "UPDATE rounds SET seconds = 0.2 WHERE round_num = 1")
-    deadline = time.monotonic() + 10  # what was told is told again for a moment
+    deadline = time.monotonic() + 120  # what was told is told again for a moment
     while (after := client.get("/api/runs/two%20methods/version").json()["version"]) == before:
         assert time.monotonic() < deadline
     assert client.get("/api/runs/two%20methods").json()["version"] == after

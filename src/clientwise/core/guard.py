@@ -36,8 +36,7 @@ def inspect_updates(
     models = updates.models.to(global_model)  # what overflows float32 is infinite from here on
     updates = replace(updates, models=models)
 
-    # The sum of squares overflows long before a sum of models does: an update that large is as useless as infinity.
-    reachable = torch.linalg.vector_norm(models, dim=1).isfinite().tolist()
+    unusable = inspect_models(models)
     met: set[int] = set()
     reasons: list[str | None] = []
     for row, client in enumerate(updates.client_ids):
@@ -45,14 +44,20 @@ def inspect_updates(
             reasons.append("unknown client, or not asked this round")
         elif client in met or client in seen:
             reasons.append("second update of the same client")
-        elif reachable[row]:
-            reasons.append(None)
-        elif bool(models[row].isfinite().all()):
-            reasons.append(TOO_FAR)
         else:
-            reasons.append(NOT_FINITE)
+            reasons.append(unusable[row])
         met.add(client)
     return _split(updates, reasons, refusals)
+
+
+def inspect_models(models: Tensor) -> list[str | None]:
+    """Why each model [n, d] cannot be averaged; None where it can."""
+    # The sum of squares overflows long before a sum of models does: an update that large is as useless as infinity.
+    reasons: list[str | None] = [None] * len(models)
+    too_large = ~torch.linalg.vector_norm(models, dim=1).isfinite()
+    for row in too_large.nonzero().flatten().tolist():
+        reasons[row] = TOO_FAR if bool(models[row].isfinite().all()) else NOT_FINITE
+    return reasons
 
 
 def inspect_measurements(
@@ -61,15 +66,21 @@ def inspect_measurements(
     """Refuse updates with a criterion that is not finite or outside its range; `raw` is [n, m]."""
     reasons: list[str | None] = [None] * len(raw)
     for column, criterion in enumerate(criteria):
-        high = criterion.high(problem)
-        wrong = ~(raw[:, column].isfinite() & (raw[:, column] >= 0) & (raw[:, column] <= high * (1 + 1e-9)))
-        for row in wrong.nonzero().flatten().tolist():
-            value = raw[row, column].item()
-            reasons[row] = reasons[row] or f"{criterion.name} = {value:g} is outside [0, {high:g}]"
+        found = inspect_values(criterion.name, raw[:, column], criterion.high(problem))
+        reasons = [before or reason for before, reason in zip(reasons, found, strict=True)]
     accepted, refusals = _split(updates, reasons, [])
     if not refusals:
         return accepted, raw, []
     return accepted, raw[[row for row, reason in enumerate(reasons) if reason is None]], refusals
+
+
+def inspect_values(name: str, values: Tensor, high: float) -> list[str | None]:
+    """Why each value [n] of a criterion cannot be used; None where it is finite and in [0, `high`]."""
+    reasons: list[str | None] = [None] * len(values)
+    wrong = ~(values.isfinite() & (values >= 0) & (values <= high * (1 + 1e-9)))
+    for row in wrong.nonzero().flatten().tolist():
+        reasons[row] = f"{name} = {values[row].item():g} is outside [0, {high:g}]"
+    return reasons
 
 
 def _malformed(updates: Updates, global_model: Tensor, criteria: Sequence[Criterion]) -> str | None:
