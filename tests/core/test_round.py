@@ -435,7 +435,7 @@ def rest(updates: Updates) -> Updates:
 ATTACKS_ON_THE_WIRE: dict[str, tuple[Tamper, str]] = {
     "NaN": (spoil(0, float("nan")), "model has NaN or Inf"),
     "infinity": (spoil(0, float("inf")), "model has NaN or Inf"),
-    "huge": (spoil(0, 3e38), "distance overflows"),
+    "huge": (spoil(0, 3e38), "update norm is not finite"),
     "short": (
         lambda updates: [alone(updates, 0, models=torch.zeros(1, 7)), rest(updates)],
         "wrong size: (7,), expected (650,)",
@@ -573,11 +573,11 @@ def test_a_criterion_that_is_zero_for_everybody_freezes_the_model_and_is_named(
 
     stays, record = played(zero, size)
     assert stays
-    assert record.notes == ("all weights are zero (member: zero for everybody): the model stays as it was",)
+    assert record.notes == ("all weights are zero (member: zero for all clients): the model stays as it was",)
     assert record.no_effect == ()  # it had the greatest there is
     stays, record = played(size, zero, labels)
     assert not stays
-    assert record.notes == ("member is zero for everybody: label_diversity after it counts for nothing",)
+    assert record.notes == ("member is zero for all clients: what comes after it has no effect (label_diversity)",)
     assert "member" in record.no_effect
 
 
@@ -609,7 +609,7 @@ def test_an_aggregate_that_answers_nan_is_not_taken(plan: Plan, reporting: bool)
     state = start(engine)
     plan = replace(plan, evaluate_clients_every=0)
     after, record = run_round(state, method, plan, Wire(engine, enormous))
-    assert record.notes == ("the aggregate answers NaN or Inf: the model stays as it was",)
+    assert record.notes == ("the aggregate predicts NaN or Inf: the model stays as it was",)
     assert torch.equal(after.model, state.model)
     shown = record.report or record.local
     assert bool(torch.isfinite(shown.losses).all())

@@ -102,7 +102,7 @@ KERNEL, BIAS = numpy.ones((2, 2), "float32"), numpy.ones(2, "float32")
     ("bad", "reason"),
     [
         (lambda: reply(4, float("nan"), label_diversity=1.0, num_examples=1), "model has NaN or Inf"),
-        (lambda: reply(4, 1e38, label_diversity=1.0, num_examples=1), "its distance overflows"),
+        (lambda: reply(4, 1e38, label_diversity=1.0, num_examples=1), "update norm is not finite"),
         (lambda: reply(4, 1.0, label_diversity=-1.0, num_examples=1), "label_diversity = -1 is outside [0, 1e+12]"),
         (lambda: reply(4, 1.0, label_diversity=float("nan"), num_examples=1), "label_diversity = nan is outside"),
         (lambda: reply(4, 1.0, label_diversity=1e308, num_examples=1), "label_diversity = 1e+308 is outside"),

@@ -182,7 +182,7 @@ class Weighted(Strategy):
         if not bool(flat.isfinite().all()):
             raise ValueError("model has NaN or Inf")
         if not bool(torch.linalg.vector_norm(flat - _flat(self._global)).isfinite()):
-            raise ValueError("model is so far off that its distance overflows")
+            raise ValueError("update norm is not finite")
         return ArrayRecord({name: Array(array) for name, array in model.items()})
 
     def _measure(

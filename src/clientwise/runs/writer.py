@@ -165,7 +165,7 @@ class Store:
             if self._database.execute("SELECT 1 FROM participants WHERE weight > 0 LIMIT 1").fetchone():
                 return
             if self._database.execute("SELECT 1 FROM participants WHERE refusal IS NULL LIMIT 1").fetchone():
-                said = "all weights were zero in every round: nothing was learned. Is a criterion zero for everybody?"
+                said = "all weights were zero in every round: nothing was learned. Is a criterion zero for all clients?"
                 raise RunError(f"{self.folder}: {said} `clientwise show FOLDER --round 1` tells")
             row = self._database.execute(
                 "SELECT refusal, COUNT(*) FROM participants GROUP BY refusal ORDER BY 2 DESC LIMIT 1"
