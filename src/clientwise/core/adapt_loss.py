@@ -39,7 +39,7 @@ def class_weights(
 ) -> Adapted:
     """κ_c = 1/(F1_c + ε) from the aggregated model's F1, or recall, on the server's set (P3 III.A; classification).
 
-    If the set has no sample of a class, its κ stays 1 and the record says so.
+    If the set has no sample of a class, its κ is 1 and the record says so.
 
     Args:
         loss: cross-entropy, of this round.
@@ -58,7 +58,7 @@ def class_weights(
     missing = ", ".join(map(str, lacking.nonzero().flatten().tolist()))
     if not missing:
         return Adapted(adapted)
-    return Adapted(adapted, (f"the server's set has no sample of class {missing}: its class weight stays 1",))
+    return Adapted(adapted, (f"the server's set has no sample of class {missing}: its class weight is 1",))
 
 
 @LOSS_ADAPTERS.register("robust_shape", needs("numbers", "server_set"))

@@ -73,9 +73,9 @@ class SubsetSums:
         self._totals += products.sum(0)
         factors = products.T.to(self._models.device)
         at_once = self._models_at_once()
-        for some, rows in zip(factors.split(at_once, 1), models.split(at_once), strict=True):
+        for some, rows in zip(torch.split(factors, at_once, 1), torch.split(models, at_once), strict=True):
             width = self._columns_at_once(len(rows))
-            for sums, block in zip(self._models.split(width, 1), rows.split(width, 1), strict=True):
+            for sums, block in zip(torch.split(self._models, width, 1), torch.split(rows, width, 1), strict=True):
                 sums.addmm_(some, block.double())
 
     def aggregate(self, score: Score, scales: Tensor, weights: Tensor) -> Tensor:
@@ -101,8 +101,11 @@ class SubsetSums:
 
 def _scale_of(term: Term, scales: Tensor) -> float:
     """Π_j s_j^e_j over the criteria in the term; the others may be zero for all clients."""
-    used = [(float(value), power) for value, power in zip(scales, term.exponents, strict=True) if power]
-    return math.prod(value**power for value, power in used)
+    scale = 1.0
+    for value, exponent in zip(scales.tolist(), term.exponents, strict=True):
+        if exponent:
+            scale *= value**exponent
+    return scale
 
 
 class Stack:
