@@ -12,7 +12,7 @@ import numpy
 
 from clientwise.report.arena import Federation, Results, read_results, worst_case_difference
 from clientwise.report.statistics import Difference, paired_difference
-from clientwise.runs.reader import Run
+from clientwise.runs.folder import RunFolder
 
 OURS, ORACLE = "Recommended", "KnowsHonestTuned"
 HOSPITALS = 4
@@ -34,7 +34,7 @@ def against(results: Results, one: Federation, other: str, column: int) -> Diffe
 
 def worst_hospital(folder: Path, cell: str, method: str) -> list[float]:
     """The accuracy of the honest hospital with the lowest one, seed by seed."""
-    run = Run(folder / cell)
+    run = RunFolder(folder / cell)
     return [min(run.honest_metrics(method, seed, HOSPITALS)) for seed in run.seeds(method)]
 
 

@@ -14,7 +14,7 @@ import uvicorn
 from playwright.sync_api import sync_playwright
 
 from clientwise.report.server import make_app
-from clientwise.runs.reader import Run
+from clientwise.runs.folder import RunFolder
 
 DOCS = Path(__file__).parent
 QUIET = ("headless", "no-sandbox", "disable-gpu", "disable-quic", "no-first-run", "disable-background-networking")
@@ -22,7 +22,7 @@ QUIET = ("headless", "no-sandbox", "disable-gpu", "disable-quic", "no-first-run"
 
 def main(folder: Path, out: Path = DOCS, scheme: str = "light") -> None:
     """Overview, audit and phone, of one run."""
-    run = Run(folder)
+    run = RunFolder(folder)
     _, method, seed = next(lane for lane in reversed(run.lanes) if lane.seed == run.lanes[0].seed)
     last = run.last_round(method, seed)
     with served(folder) as address, sync_playwright() as playwright:

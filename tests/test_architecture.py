@@ -71,7 +71,7 @@ LIBRARIES: dict[str, set[str]] = {  # package or module: the third-party librari
     "engine": {"torch", "triton"},
     "runs": {"torch", "numpy", "annotated_types", "pydantic", "safetensors"},
     "trackers": {"torch", "mlflow"},
-    "experiment": {"torch", "pydantic", "pydantic_core", "safetensors", "tomli_w", "ray"},
+    "experiment": {"torch", "annotated_types", "pydantic", "pydantic_core", "safetensors", "tomli_w", "ray"},
     "progress": {"rich", "IPython"},
     "flower": {"torch", "numpy", "flwr", "ray", "httpx"},
     "report": {"torch", "numpy", "scipy", "pydantic", "rich", "matplotlib", "starlette", "uvicorn"},

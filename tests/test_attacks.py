@@ -27,7 +27,7 @@ from clientwise.experiment.validation import deployment_issues, validate
 from clientwise.report.document import Table
 from clientwise.report.terminal import summary_table
 from clientwise.report.views import overview
-from clientwise.runs.reader import Run
+from clientwise.runs.folder import RunFolder
 
 TINY = {"name": "tiny", "rounds": 1, "data": "digits", "partition": {"name": "iid", "clients": 2}, "model": "linear"}
 CLASSES = Classification(10)
@@ -241,8 +241,8 @@ def test_what_is_remembered_is_checkpointed_even_if_the_model_stays(config: dict
     folder = tmp_path / "run"
     with pytest.raises(RunError, match="all weights were zero in every round: nothing was learned"):
         run(alone, folder)
-    assert Run(folder).rounds_done() == 3
-    assert "all weights are zero" in str(Run(folder).round("control", 1, 3))
+    assert RunFolder(folder).rounds_done() == 3
+    assert "all weights are zero" in str(RunFolder(folder).round("control", 1, 3))
 
 
 def test_the_attack_of_the_docs_works_as_printed(config: dict[str, Any]) -> None:
@@ -318,17 +318,17 @@ def test_a_backdoor_is_measured_and_reported(config: dict[str, Any], tmp_path: P
     config |= {"rounds": 4, "training": {"epochs": 4, "batch_size": 20, "learning_rate": 0.3}}
     stamp = attacked(config, {"name": "pixel_backdoor", "target": 3, "place": "top_left", "value": 2.0}, clients=3)
     folder = run(load_experiment(stamp), tmp_path / "run")
-    (line,) = Run(folder).summary()
+    (line,) = RunFolder(folder).summary()
     assert line.attack_success[0] is not None
     assert line.metric[0] is not None
     assert line.attack_success[0] > 0.7
     assert line.metric[0] > 0.7
-    assert [round_num for round_num, _ in Run(folder).curve("attack_success", "FedAvg", 1)] == [1, 2, 3, 4]
-    shown = overview([Run(folder)]).sections
+    assert [round_num for round_num, _ in RunFolder(folder).curve("attack_success", "FedAvg", 1)] == [1, 2, 3, 4]
+    shown = overview([RunFolder(folder)]).sections
     (summary,) = (item for section in shown for item in section.items if item.id == "summary")
     assert isinstance(summary, Table)
     assert "success of the backdoor" in [column.label for column in summary.columns]
-    assert "backdoor" in str([column.header for column in summary_table(Run(folder)).columns])
+    assert "backdoor" in str([column.header for column in summary_table(RunFolder(folder)).columns])
     assert Federation(stamp | {"hostile": []}).play()[0].attack_success is None
 
 

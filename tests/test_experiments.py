@@ -18,7 +18,7 @@ import pytest
 import clientwise as cw
 from clientwise.data.folder import DataError
 from clientwise.experiment.matrix import load_matrix
-from clientwise.experiment.schema import make
+from clientwise.experiment.parts import make
 from clientwise.models.networks import MODELS
 from clientwise.report.series import series_of
 
@@ -90,7 +90,6 @@ def test_every_size_of_every_experiment_loads(name: str, preset: str | None) -> 
 @pytest.mark.parametrize("path", MATRICES, ids=lambda path: path.stem)
 def test_every_matrix_loads(path: Path) -> None:
     matrix = load_matrix(path)
-    assert matrix is not None
     assert matrix.name == path.stem
     assert matrix.oracle in {method.name for method in matrix.cells[0].experiment.methods}
 

@@ -1,4 +1,4 @@
-"""What users install: the wheel, in an environment with its dependencies and nothing else, far from the repository."""
+"""What users install: the wheel in an environment with its dependencies and nothing else."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def dependencies(requirements: Iterable[str]) -> dict[str, metadata.Distribution
 
 @pytest.fixture(scope="module")
 def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The programs of an environment that holds the wheel, and links to the dependencies it declares."""
+    """The programs of an environment with the wheel and links to its declared dependencies."""
     folder = tmp_path_factory.mktemp("clean")
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
     (packages,) = folder.glob("lib/python*/site-packages")

@@ -18,8 +18,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 import clientwise as cw
 import processes
+from clientwise.experiment.folders import find_unfinished
 from clientwise.experiment.lanes import Progress
-from clientwise.experiment.runner import find_unfinished
 
 ROOT = Path(__file__).parents[1]
 Curves = dict[str, list[tuple[int, float]]]
@@ -57,7 +57,7 @@ def tensorboard(folder: Path) -> Curves:
 
 
 def mlflow_client(uri: str) -> Any:
-    # Not imported with this file: MLflow calls home when it is, unless the fixture above has spoken first.
+    # Not imported with this file: MLflow sends telemetry unless the fixture above has run first.
     from mlflow.tracking import MlflowClient
 
     return MlflowClient(uri)

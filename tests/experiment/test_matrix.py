@@ -18,14 +18,8 @@ import pytest
 
 import clientwise as cw
 from clientwise.errors import ConfigError, RunError
-from clientwise.experiment.matrix import (
-    Matrix,
-    _outline,
-    find_unfinished_matrix,
-    load_matrix,
-    open_matrix,
-    run_matrix,
-)
+from clientwise.experiment.matrix import _outline, load, load_matrix, open_matrix
+from clientwise.experiment.matrix_runs import CellsFailedError, find_unfinished_matrix, run_matrix
 from clientwise.experiment.validation import validate
 from clientwise.report.arena import arena, critical_difference, read_results, standings, worst_case_difference
 from clientwise.report.document import Chart, Table
@@ -33,12 +27,6 @@ from clientwise.report.export import as_csv
 from clientwise.runs.reader import is_finished
 
 ATTACKS = {"flip": {"attack": {"name": "sign_flip", "strength": 5.0}}, "labels": {"attack": "wrong_labels"}}
-
-
-def loaded(config: dict[str, Any]) -> Matrix:
-    matrix = load_matrix(config)
-    assert matrix is not None
-    return matrix
 
 
 @pytest.fixture
@@ -50,7 +38,7 @@ def config(tiny: dict[str, Any]) -> dict[str, Any]:
 
 def test_every_cell_is_an_experiment(config: dict[str, Any]) -> None:
     config["matrix"]["data"] = {"one": {}, "two": {"partition": {"clients": 10}, "rounds": 3}}
-    matrix = loaded(config)
+    matrix = load_matrix(config)
     assert [cell.column for cell in matrix.cells[:5]] == ["clean", "flip 20%", "flip 40%", "labels 20%", "labels 40%"]
     assert matrix.federations == ["one", "two"]
     assert {cell.experiment.rounds for cell in matrix.cells if cell.data == "two"} == {3}
@@ -58,7 +46,7 @@ def test_every_cell_is_an_experiment(config: dict[str, Any]) -> None:
     assert clean.experiment.hostile == []
     assert (flip.experiment.hostile[0].share, flip.experiment.hostile[0].attack[0].name) == (0.2, "sign_flip")
     assert len({cell.folder for cell in matrix.cells}) == len(matrix.cells) == 10
-    assert load_matrix({key: value for key, value in config.items() if key != "matrix"}) is None
+    assert isinstance(load({key: value for key, value in config.items() if key != "matrix"}), cw.Experiment)
     with pytest.raises(ConfigError, match="matrix: is more than one experiment"):
         cw.load(config)
 
@@ -84,7 +72,7 @@ def test_what_cannot_be_run_is_refused(config: dict[str, Any], change: dict[str,
 
 
 def test_a_matrix_is_a_table(config: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=r"config: matrix: input should be a valid dictionary.*, got 'x'"):
+    with pytest.raises(ConfigError, match="config: matrix: must be a table, got 'x'"):
         load_matrix(config | {"matrix": "x"})
 
 
@@ -108,7 +96,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     backdoor = {"attack": {"name": "pixel_backdoor", "target": 3}}
     attacks = {"flip": ATTACKS["flip"], "door": backdoor}
     config["matrix"] = {"attacks": attacks, "shares": [0.4], "oracle": "KnowsHonest"}
-    return run_matrix(loaded(config), tmp_path_factory.mktemp("matrix") / "run")
+    return run_matrix(load_matrix(config), tmp_path_factory.mktemp("matrix") / "run")
 
 
 def test_a_cell_is_an_ordinary_run(finished: Path, tmp_path: Path) -> None:
@@ -129,9 +117,72 @@ def test_going_on_computes_what_is_missing_only(finished: Path) -> None:
     shutil.rmtree(finished / matrix.cells[1].folder)
     run_matrix(matrix, finished, resume=True, on_cell=lambda cell, number: seen.append(f"{number} {cell.column}"))
     assert seen == ["3 flip 40%"]
-    other = loaded({**matrix.table, "rounds": 3})
+    other = load_matrix({**matrix.table, "rounds": 3})
     with pytest.raises(RunError, match="was run with another config"):
         run_matrix(other, finished, resume=True)
+
+
+FAULTY = """
+import os
+import clientwise as cw
+
+class Own(Exception):
+    def __init__(self, one, two):
+        super().__init__(f"{one} and {two}")
+
+@cw.ATTACKS.register("dies")
+class Dies(cw.Attack):
+    '''The process is killed, as on a machine that is out of memory.'''
+    def relabel(self, targets, problem, random):
+        os._exit(9)
+
+@cw.ATTACKS.register("raises")
+class Raises(cw.Attack):
+    '''A plugin may raise anything, also what cannot be pickled.'''
+    def relabel(self, targets, problem, random):
+        raise Own("this", "that")
+"""
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_cell_that_fails_does_not_end_the_others(config: dict[str, Any], tmp_path: Path, jobs: int) -> None:
+    (tmp_path / "faulty_plugin.py").write_text(FAULTY)
+    attacks = {"raises": {"attack": "raises"}, "flip": ATTACKS["flip"]}
+    if jobs > 1:
+        attacks["dies"] = {"attack": "dies"}
+    config |= {"plugins": ["faulty_plugin"], "plugin_dir": str(tmp_path), "seeds": [1], "rounds": 1}
+    config["matrix"] = {"attacks": attacks, "shares": [0.05, 0.4]}
+    failures: dict[str, str] = {}
+    with pytest.raises(
+        CellsFailedError, match=rf"{tmp_path}/run: .* of {1 + 2 * len(attacks)} cells failed: tiny"
+    ) as error:
+        run_matrix(
+            load_matrix(config),
+            tmp_path / "run",
+            jobs=jobs,
+            on_failure=lambda cell, reason: failures.update({cell.name: reason}),
+        )
+    assert failures == error.value.failures
+    for attack in attacks:
+        assert "hostile[0].share: 0.05 of 6 clients is nobody" in failures.pop(f"tiny, {attack} 5%")
+    assert failures.pop("tiny, raises 40%").startswith("Own: this and that")
+    if jobs > 1:
+        assert "its process was killed" in failures.pop("tiny, dies 40%")
+    assert failures == {}
+    assert is_finished(tmp_path / "run" / "tiny--clean")
+    assert is_finished(tmp_path / "run" / "tiny--flip--40")
+
+
+def test_what_a_killed_run_leaves_does_not_block_its_folder(config: dict[str, Any], tmp_path: Path) -> None:
+    config["matrix"] = {"attacks": {}}
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "matrix.toml.part").write_text("name = ")
+    run_matrix(load_matrix(config), tmp_path / "run")
+    assert is_finished(tmp_path / "run" / "tiny--clean")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.tex").write_text("do not touch")
+    with pytest.raises(RunError, match="not empty, and not a matrix"):
+        run_matrix(load_matrix(config), tmp_path / "mine")
 
 
 def test_the_report_counts_regret_by_seed(finished: Path) -> None:
@@ -237,7 +288,8 @@ def test_jobs_end_with_their_parent(finished: Path, tmp_path: Path) -> None:
     text = f"""
 import json
 from pathlib import Path
-from clientwise.experiment.matrix import load_matrix, run_matrix
+from clientwise.experiment.matrix import load_matrix
+from clientwise.experiment.matrix_runs import run_matrix
 if __name__ == "__main__":
     run_matrix(load_matrix(json.loads({json.dumps(json.dumps(config))})), Path({str(folder)!r}), jobs=2)
 """

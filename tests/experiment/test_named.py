@@ -82,7 +82,7 @@ def test_every_method_runs_and_learns(tiny: dict[str, Any], tmp_path: Path) -> N
 
 
 def test_a_control_federates_nothing(tiny: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match="control: is no federated learning: rule would do nothing"):
+    with pytest.raises(ConfigError, match="control: is not federated learning: rule would have no effect"):
         load_experiment(tiny | {"methods": [{"like": "Pooled", "rule": "median"}]})
     with pytest.raises(ConfigError, match=r'control: needs all samples in this process: use engine = "local"'):
         load_experiment(tiny | {"engine": "flower", "methods": ["Alone"]})

@@ -23,7 +23,7 @@ def test_the_rate_that_gets_half_of_the_clients_there_first(tiny: dict[str, Any]
     assert all(trial.rounds is None and trial.metric < 0.5 for trial in trials if trial.learning_rate == 1e-5)
     assert all(trial.rounds is not None and trial.metric > 0.5 for trial in trials if trial.learning_rate == 0.1)
     assert best == 0.1
-    with pytest.raises(ConfigError, match="a rate is scored by reaching it"):
+    with pytest.raises(ConfigError, match=r"evaluation\.target: is missing\. Rates are compared"):
         tune(cw.load(tiny | {"evaluation": {}}), [0.1])
 
 

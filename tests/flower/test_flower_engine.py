@@ -33,7 +33,7 @@ from clientwise.experiment.build import (
     load_samples,
 )
 from clientwise.experiment.config import load_experiment
-from clientwise.experiment.schema import FlowerSettings
+from clientwise.experiment.settings import FlowerSettings
 from clientwise.flower.client_app import client_app
 from clientwise.flower.connections import simulated_clients
 from clientwise.flower.engine import CHUNK, FlowerEngine

@@ -10,11 +10,11 @@ import pytest
 
 import clientwise as cw
 from clientwise.errors import RunError
-from clientwise.experiment.runner import annotate
+from clientwise.experiment.folders import annotate
 from clientwise.report.about import about, differences
 from clientwise.report.runs import chosen, list_runs
 from clientwise.report.views import overview
-from clientwise.runs.reader import Run
+from clientwise.runs.folder import RunFolder
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +36,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 
 def test_a_report_says_what_was_run(folders: list[Path]) -> None:
-    said = dict(about(Run(folders[0])))
+    said = dict(about(RunFolder(folders[0])))
     assert said["data"] == "digits; iid (clients 3)"
     assert said["clients"] == "3 with 383 to 384 training samples, all in a round, 1 hostile"
     assert said["model"].startswith("mlp (hidden [4])")
@@ -44,13 +44,13 @@ def test_a_report_says_what_was_run(folders: list[Path]) -> None:
     assert (said["methods"], said["work"], said["note"]) == ("FedAvg", "1 seed (1), 1 round", "before the change")
     assert "torch " in said["computed"]
     assert said["begun"][:2] == "20"
-    document = overview([Run(folders[0])])
+    document = overview([RunFolder(folders[0])])
     assert [document.sections[1].id, document.sections[-1].id] == ["about", "config"]
     assert ["training.learning_rate", "0.1"] in [list(row) for row in document.sections[-1].items[0].rows]  # type: ignore[union-attr]
 
 
 def test_what_differs_and_nothing_else(folders: list[Path], tmp_path: Path) -> None:
-    rows = {row[0]: row[1:] for row in differences([Run(folder) for folder in folders]).rows}
+    rows = {row[0]: row[1:] for row in differences([RunFolder(folder) for folder in folders]).rows}
     assert rows == {
         "seeds": ["1", "1, 2"],
         "note": ["before the change", ""],
@@ -58,7 +58,7 @@ def test_what_differs_and_nothing_else(folders: list[Path], tmp_path: Path) -> N
         "methods.FedYogi": ["–", "has it"],
         "data of seed 2": ["–", rows["data of seed 2"][1]],
     }
-    same = differences([Run(folders[0]), Run(Path(shutil.copytree(folders[0], tmp_path / "copy")))])
+    same = differences([RunFolder(folders[0]), RunFolder(Path(shutil.copytree(folders[0], tmp_path / "copy")))])
     assert (list(same.rows), same.note[:25]) == ([], "They differ in nothing: c")
 
 
@@ -89,6 +89,6 @@ def test_a_config_of_anybody_takes_no_page_down(config: str, folders: list[Path]
     folder = Path(shutil.copytree(folders[0], tmp_path / "run"))
     (folder / "config.toml").write_text(config, encoding="latin-1")
     (folder / "versions.json").write_text("[1, 2")
-    assert dict(about(Run(folder)))["methods"] == "FedAvg"
-    assert overview([Run(folder), Run(folders[0])]).sections
+    assert dict(about(RunFolder(folder)))["methods"] == "FedAvg"
+    assert overview([RunFolder(folder), RunFolder(folders[0])]).sections
     assert list_runs([tmp_path]).rows

@@ -19,7 +19,7 @@ import processes
 from clientwise.report.document import Cell, Document, Section, table
 from clientwise.report.export import write_report
 from clientwise.report.html import write_html
-from clientwise.runs.reader import Run
+from clientwise.runs.folder import RunFolder
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -167,7 +167,7 @@ def test_zoom_and_an_open_audit_stay_when_rounds_are_added(open_page: Any, tmp_p
         wait_for_charts(page)
         page.evaluate("Plotly.relayout(document.querySelector('main .plot'), {'xaxis.range': [2, 3]})")
         before = page.locator("dialog tbody tr").count()
-        run = Run(folder)
+        run = RunFolder(folder)
         lane = run.lanes[0][0]
         import sqlite3
 
@@ -412,7 +412,7 @@ def test_a_hostile_name_is_only_a_name(open_page: Any, tmp_path: Path) -> None:
         assert page.locator("img").count() == 0
         page.wait_for_timeout(300)
         open_page.close_all()
-    report = write_report([Run(folder)], tmp_path / "report")
+    report = write_report([RunFolder(folder)], tmp_path / "report")
     page = open_page(report.as_uri())
     wait_for_charts(page)
     page.get_by_text(HOSTILE_NAME).first.wait_for()

@@ -111,6 +111,7 @@ def test_without_a_clock_nothing_is_shown_and_older_databases_are_read(timed: cw
     old = shutil.copytree(timed.folder, tmp_path / "old")
     with closing(sqlite3.connect(old / "run.sqlite")) as database:
         database.execute("DROP TABLE clock")
+        database.execute("PRAGMA user_version = 4")
     run = cw.Run(old)
     assert run.times("FedAvg", 1) == {}
     assert run.columns("clock") == {name: [] for name in ("method", "seed", "round", "ended", "models_moved")}

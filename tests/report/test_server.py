@@ -21,13 +21,13 @@ import pytest
 from pages import HOSTILE_NAME, run_for_real, served, write_run
 from starlette.exceptions import HTTPException
 
-from clientwise.cli import _token_in
+from clientwise.cli.serve import token_in
 from clientwise.report import server, views
 from clientwise.report.document import Document
 from clientwise.report.html import to_json, write_html
 from clientwise.report.metrics import samples_of
 from clientwise.report.server import _Runs, is_loopback, make_app
-from clientwise.runs.reader import Run
+from clientwise.runs.folder import RunFolder
 
 ODD_PORTS = ("127.0.0.1:99999999", "localhost:65536", "localhost:-1", "localhost:x", "localhost:")
 
@@ -351,10 +351,10 @@ def test_members_have_lines_of_their_own(tmp_path: Path) -> None:
     _execute(folder, "UPDATE clients SET name = 'ward-' || client")
     found = {(one.metric, one.labels.get("member")): one.value for one in samples_of(folder, "run")}
     weight, refused = found["clientwise_member_weight", "ward-1"], found["clientwise_member_refused", "ward-1"]
-    ((expected,),) = Run(folder).query(
+    ((expected,),) = RunFolder(folder).query(
         "SELECT weight FROM participants WHERE client = 1 ORDER BY round_num DESC LIMIT 1"
     )
-    ((times,),) = Run(folder).query("SELECT COUNT(*) FROM participants WHERE client = 1 AND refusal IS NOT NULL")
+    ((times,),) = RunFolder(folder).query("SELECT COUNT(*) FROM participants WHERE client = 1 AND refusal IS NOT NULL")
     assert (weight, refused) == (expected or 0.0, times)
 
 
@@ -439,10 +439,10 @@ def test_a_token_comes_from_a_file_and_is_not_printed(folder: Path, tmp_path: Pa
         assert file.stat().st_mode & 0o777 == 0o600
         assert httpx.get(address).status_code == 401
         assert httpx.get(address, params={"token": token}).status_code == 200
-    assert _token_in(file) == token
+    assert token_in(file) == token
     file.chmod(0o640)
     with pytest.raises(SystemExit):
-        _token_in(file)
+        token_in(file)
 
 
 def test_a_socket_is_for_its_owner_alone(folder: Path, tmp_path: Path) -> None:

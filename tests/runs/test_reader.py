@@ -130,9 +130,9 @@ def test_what_is_no_run_is_said_to_be_none(finished: Path, altered: Callable[...
     with locked(tmp_path), pytest.raises(NotBegunError, match="just beginning"):
         cw.Run(tmp_path)
     old = altered("PRAGMA user_version = 2")
-    with pytest.raises(RunError, match="made by another version of clientwise; look at it with that one"):
+    with pytest.raises(RunError, match=r"by an older version of clientwise \(format 2; .* Use that older version"):
         cw.Run(old)
-    with pytest.raises(RunError, match="made by another version of clientwise; finish it with that one"):
+    with pytest.raises(RunError, match=r"by an older version of clientwise \(format 2; .* Use that older version"):
         Store(old)
     assert is_finished(finished)
     assert is_finished(old)  # its version does not matter for that

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
+from annotated_types import Ge, Lt, doc
 from torch import Tensor
 
-from ..registry import Share
+from ..registry import OpenShare
 
 NONE = 1e-300  # a smaller weight counts as zero: the factor that would lift it is not finite
 ROUNDING = 1e-9
@@ -29,8 +31,14 @@ class Bounds:
         tensor([0.4000, 0.4000, 0.2000], dtype=torch.float64)
     """
 
-    cap: Share = 1.0
-    floor: Share = 0.0
+    # The config's [methods.bounds] table is made from these fields.
+    cap: Annotated[OpenShare, doc("Largest weight of a client, as a share of the total. 1: no cap.")] = 1.0
+    floor: Annotated[
+        float,
+        Ge(0),
+        Lt(1),
+        doc("Smallest weight of an accepted client, as a share of the total. 0: no floor."),
+    ] = 0.0
 
     def check(self, num_clients: int) -> None:
         """ValueError if the bounds are infeasible for a cohort of so many clients."""

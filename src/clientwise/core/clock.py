@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
+from annotated_types import Ge, Gt, Le, doc
 from torch import Tensor
 
+from ..registry import PositiveInt
 from .sampling import sample_clients
 
 HOUR = 3600.0
+Seconds = Annotated[float, Gt(0), Le(10**8)]  # three years: clocks count no further
 LATE = "late: the round had ended"
 DROPPED_OUT = "dropped out"
 ABSENT = (LATE, DROPPED_OUT)  # reasons that are not faults of an update
@@ -48,10 +51,32 @@ class Devices:
 class Pace:
     """When a round ends, and what becomes of updates that arrive later."""
 
-    extra: float = 0.0  # over-selection: clients asked beyond those waited for, as a fraction of them
-    deadline: float | None = None  # seconds
-    late: Literal["refuse", "keep"] = "refuse"
-    buffer: int | None = None  # asynchronous: a round ends after so many updates, of any round
+    # The config's [methods.pace] table is made from these fields: types, bounds, defaults and meanings.
+    extra: Annotated[
+        float,
+        Ge(0),
+        Le(10),
+        doc("Over-selection: 0.3 asks 30% more clients, and the first to answer make the round."),
+    ] = 0.0
+    deadline: Annotated[
+        Seconds | None,
+        doc("Longest duration of a round in seconds. Default: no limit."),
+    ] = None
+    late: Annotated[
+        Literal["refuse", "keep"],
+        doc(
+            'What happens to an update that arrives after its round. "refuse": it is refused. '
+            '"keep": it counts in the round in which it arrives, with its age.'
+        ),
+    ] = "refuse"
+    buffer: Annotated[
+        PositiveInt | None,
+        doc(
+            "Asynchronous rounds: a round ends after this many updates, from any clients. Clients "
+            "still at work continue; each round asks others until a full cohort is at work. "
+            "Default: synchronous."
+        ),
+    ] = None
 
     @property
     def keeps_late(self) -> bool:

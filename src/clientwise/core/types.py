@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
+from annotated_types import Gt, Le, doc
 from torch import Tensor
 
-from ..registry import Part
+from ..registry import Decay, NonNegativeFloat, Part, PositiveFloat, PositiveInt
 from .loss import Loss
 
 
@@ -40,14 +41,30 @@ class ModelSpec:
 class LocalTraining:
     """How a client trains: E epochs with batch size B (P3 Algorithm 1, lines 14-23)."""
 
-    epochs: int = 1
-    batch_size: int | None = None  # None: full batch, as P1
-    optimizer: Literal["sgd", "adam"] = "sgd"
-    learning_rate: float = 0.1
-    momentum: float = 0.0
-    weight_decay: float = 0.0
-    proximal: float = 0.0  # μ of FedProx: (μ/2)·‖Θ_a − Θ‖² is added to the loss
-    control_variates: bool = False  # SCAFFOLD: c − c_a is added to every gradient
+    # The config's [training] table is made from these fields: types, bounds, defaults and meanings.
+    epochs: Annotated[int, Gt(0), Le(10_000), doc("Local epochs E per round.")] = 1
+    batch_size: Annotated[PositiveInt | None, doc("Batch size B; None: full batch, as in P1.")] = None
+    optimizer: Annotated[
+        Literal["sgd", "adam"],
+        doc("The clients' optimizer. Its state starts anew in every round."),
+    ] = "sgd"
+    learning_rate: Annotated[
+        PositiveFloat,
+        doc("Learning rate η of the clients. Typical values are 0.01 to 0.1."),
+    ] = 0.1
+    momentum: Annotated[Decay, doc("Momentum of sgd. Typical values are 0 to 0.9.")] = 0.0
+    weight_decay: Annotated[
+        NonNegativeFloat,
+        doc("L2 penalty on the weights. Typical values are 0 to 0.001."),
+    ] = 0.0
+    proximal: Annotated[
+        NonNegativeFloat,
+        doc("μ of FedProx: (μ/2)·‖Θ_a − Θ‖² is added to the loss; 0: off. Typical values are 0.001 to 1."),
+    ] = 0.0
+    control_variates: Annotated[
+        bool,
+        doc("SCAFFOLD: c − c_a, the mean gradient less the client's own, is added to every gradient."),
+    ] = False
 
     def num_steps(self, sizes: Tensor) -> Tensor:
         """Number of local steps [n] of clients with so many samples [n]."""

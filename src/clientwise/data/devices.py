@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import warnings
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -19,14 +20,27 @@ from ..registry import NonNegativeFloat, PositiveFloat, Registry, suggest
 from .folder import DataError, read_file
 
 FASTEST = 1e15  # samples or bytes per second
-RANGES = {  # what can be true of a device, by fact
-    "speed": (1e-6, FASTEST),
-    "up": (1e-6, FASTEST),
-    "down": (1e-6, FASTEST),
-    "available_from": (0.0, 24.0),
-    "available_hours": (1e-3, 24.0),
-    "dropout": (0.0, 1.0),
-    "battery": (0.0, 1.0),
+
+
+@dataclass(frozen=True)
+class DeviceFact:
+    """A fact about a client's device: its range, its default and its meaning in the config."""
+
+    low: float
+    high: float
+    default: float
+    meaning: str
+
+
+# The config's [devices] table is made from these.
+DEVICE_FACTS = {
+    "speed": DeviceFact(1e-6, FASTEST, 100.0, "Training speed in samples per second."),
+    "up": DeviceFact(1e-6, FASTEST, 1e6, "Upload speed in bytes per second."),
+    "down": DeviceFact(1e-6, FASTEST, 1e6, "Download speed in bytes per second."),
+    "available_from": DeviceFact(0.0, 24.0, 0.0, "Hour of the day, 0 to 24, at which the client becomes available."),
+    "available_hours": DeviceFact(1e-3, 24.0, 24.0, "Hours per day for which the client is available. 24: always."),
+    "dropout": DeviceFact(0.0, 1.0, 0.0, "Probability that a client that is asked does not answer."),
+    "battery": DeviceFact(0.0, 1.0, 1.0, "Battery charge, 0 to 1, for the criterion `battery_level`. 1: full."),
 }
 MOST_BYTES = 2**26  # of a file of traces
 
@@ -68,13 +82,15 @@ def draw_devices(
 ) -> Devices:
     """The devices of a seed: what the traces have no column for is drawn from the distributions, by fact."""
     facts = _read_traces(traces, num_clients, seed) if traces else {}
-    for name, (low, high) in RANGES.items():
+    for name, fact in DEVICE_FACTS.items():
         if name not in facts:
             random = generator(seed, f"device {name}")
             facts[name] = distributions[name](torch.rand(num_clients, generator=random, dtype=torch.float64))
-        wrong = facts[name][~((facts[name] >= low) & (facts[name] <= high))]
+        wrong = facts[name][~((facts[name] >= fact.low) & (facts[name] <= fact.high))]
         if len(wrong):
-            raise DataError(f"{name} = {float(wrong[0]):g} of a client's device is outside [{low:g}, {high:g}]")
+            raise DataError(
+                f"{name} = {float(wrong[0]):g} of a client's device is outside [{fact.low:g}, {fact.high:g}]"
+            )
     return Devices(**facts)
 
 
@@ -93,7 +109,7 @@ def _read_traces(path: Path, num_clients: int, seed: int) -> dict[str, Tensor]:
 
 def _read_columns(path: Path) -> dict[str, Tensor]:
     """The columns of a CSV file by name."""
-    known = ["client", *RANGES]
+    known = ["client", *DEVICE_FACTS]
     try:
         file = io.StringIO(read_file(path, MOST_BYTES).decode("utf-8-sig"))
         with warnings.catch_warnings(action="ignore"):  # of no rows: see below

@@ -18,7 +18,7 @@ from ..core.problem import Problem
 from ..core.round import LARGEST_LOSS
 from ..core.types import Evaluation, Refusal, ServerPart, Task, Updates
 from ..engine.local import LocalEngine
-from ..experiment.schema import FlowerSettings
+from ..experiment.settings import FlowerSettings
 from .wire import Request, pack, read_evaluation, read_update, read_versions, write_request
 
 CHUNK = 8  # answers fetched at a time: so many models the server holds at most

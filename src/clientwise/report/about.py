@@ -11,7 +11,7 @@ from typing import Any
 
 from ..experiment.config import read_written
 from ..runs.files import read_whole
-from ..runs.reader import Run
+from ..runs.folder import RunFolder
 from .chain import described
 from .document import Section, Table, counted, table
 
@@ -20,7 +20,7 @@ MOST_BYTES = 2**16  # of versions.json
 MOST_TEXT = 300  # characters of a value of the config
 
 
-def about_section(runs: Sequence[Run]) -> Section:
+def about_section(runs: Sequence[RunFolder]) -> Section:
     """What was run; of several runs in what they differ."""
     if len(runs) > 1:
         return Section(SECTION, "What was run", "", [differences(runs)])
@@ -29,14 +29,14 @@ def about_section(runs: Sequence[Run]) -> Section:
     return Section(SECTION, "What was run", "", [facts])
 
 
-def config_section(runs: Sequence[Run]) -> Section:
+def config_section(runs: Sequence[RunFolder]) -> Section:
     """Every key of the resolved config."""
     rows = [[key, _text(value)] for key, value in flat(_config(runs[0])).items()] if len(runs) == 1 else []
     lead = "The resolved config, every default written out; methods by their names."
     return Section("config", "Config", lead, [table("config", "Config", ["key", "value"], rows, "", [False, False])])
 
 
-def about(run: Run) -> Iterator[tuple[str, str]]:
+def about(run: RunFolder) -> Iterator[tuple[str, str]]:
     """What was run, line by line."""
     config = _config(run)
     yield "data", _data(config)
@@ -68,18 +68,18 @@ def _drawn(value: Any) -> str:
     return _text(value["value"]) if value.keys() == {"name", "value"} else described(value)
 
 
-def data_name(run: Run) -> str:
+def data_name(run: RunFolder) -> str:
     """The data in a word."""
     return _text(_mapping(_config(run), "data").get("name", "own arrays"))
 
 
-def labels(run: Run) -> tuple[str, str]:
+def labels(run: RunFolder) -> tuple[str, str]:
     """The note and the tags that somebody gave a run."""
     config = _config(run)
     return _text(config.get("note") or ""), _text(config.get("tags") or "")
 
 
-def differences(runs: Sequence[Run]) -> Table:
+def differences(runs: Sequence[RunFolder]) -> Table:
     """The keys of config, versions and data in which runs differ, with what each says."""
     said = [flat(_config(run)) | _machine(run) | _fingerprints(run) for run in runs]
     for name in dict.fromkeys(method for run in runs for method in run.methods):
@@ -116,7 +116,7 @@ def flat(config: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _config(run: Run) -> dict[str, Any]:
+def _config(run: RunFolder) -> dict[str, Any]:
     return read_written(run.folder / "config.toml")
 
 
@@ -126,7 +126,7 @@ def _data(config: Mapping[str, Any]) -> str:
     return "; ".join(described(part) for part in parts if part) or own
 
 
-def _clients(run: Run, config: Mapping[str, Any]) -> str:
+def _clients(run: RunFolder, config: Mapping[str, Any]) -> str:
     seed = min((lane.seed for lane in run.lanes), default=-1)
     sizes = [row.num_train for row in run.clients(seed)]
     hostile = len(run.hostile_clients(seed))
@@ -137,7 +137,7 @@ def _clients(run: Run, config: Mapping[str, Any]) -> str:
     return f"{len(sizes)} with {held}, {cohort} in a round" + (f", {hostile} hostile" if hostile else "")
 
 
-def _machine(run: Run) -> dict[str, str]:
+def _machine(run: RunFolder) -> dict[str, str]:
     try:
         found: object = json.loads(read_whole(run.folder / "versions.json", MOST_BYTES))
     except (OSError, ValueError, RecursionError):
@@ -145,13 +145,13 @@ def _machine(run: Run) -> dict[str, str]:
     return {f"versions.{name}": str(value) for name, value in found.items()} if isinstance(found, dict) else {}
 
 
-def _versions(run: Run) -> Iterator[str]:
+def _versions(run: RunFolder) -> Iterator[str]:
     for name, value in _machine(run).items():
         name = name.removeprefix("versions.")
         yield value if name == "machine" else f"{name} {value}"
 
 
-def _fingerprints(run: Run) -> dict[str, str]:
+def _fingerprints(run: RunFolder) -> dict[str, str]:
     began = {"initial model": run.initial_model} if run.initial_model else {}
     return began | {f"data of seed {seed}": f"fingerprint {value[:8]}" for seed, value in sorted(run.data.items())}
 

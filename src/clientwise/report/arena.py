@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ..errors import RunError
 from ..experiment.matrix import Matrix, look_at
-from ..runs.reader import Run
+from ..runs.folder import RunFolder
 from .chain import Chain
 from .document import Cell, Chart, Content, Document, Section, Table, counted, percent_of, table
 from .export import write_items
@@ -86,10 +86,10 @@ def read_results(folder: Path) -> Results:
     return Results(matrix, methods, controls, len(seeds), tuple(federations))
 
 
-def _read(folder: Path) -> tuple[Run, list[tuple[str, int, float | None, float | None]]] | None:
+def _read(folder: Path) -> tuple[RunFolder, list[tuple[str, int, float | None, float | None]]] | None:
     """The run of a cell and its last round; None where it has not begun, or cannot be read."""
     try:
-        run = Run(folder)
+        run = RunFolder(folder)
         return run, run.at_round(run.rounds)
     except RunError:
         return None

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from ..core.scores import SCORES, Score
 from ..core.weighting import NORMALISERS, Normaliser, divide, to_weights
-from ..experiment.schema import make, read_part
-from ..runs.reader import Run
+from ..experiment.parts import make, read_part
+from ..runs.folder import RunFolder
 from ..runs.rows import CriterionRow, ParticipantRow
 from .chain import PRIOR, Chain, MethodParts, Place, described, places
 from .document import Cell, percent_of
@@ -40,7 +40,7 @@ class Participant:
 class Audit:
     """One round of one method and seed, weight by weight."""
 
-    run: Run
+    run: RunFolder
     method: str
     seed: int
     round_num: int
@@ -61,7 +61,7 @@ class Audit:
         return "prior weight with the best" if PRIOR in self.places else "weight with the best"
 
 
-def audit(run: Run, method: str, seed: int, round_num: int) -> Audit:
+def audit(run: RunFolder, method: str, seed: int, round_num: int) -> Audit:
     """Everything about the weights of one round."""
     record = run.round(method, seed, round_num)
     measured = _measured(run.criteria(method, seed, round_num))

@@ -17,7 +17,7 @@ from ..core.evidence import EVIDENCE
 from ..core.rules import RULES
 from ..experiment.config import read_written
 from ..registry import Part, Registry
-from ..runs.reader import Run
+from ..runs.folder import RunFolder
 from ..runs.rows import ClientRoundRow, LoweredRow, ParticipantRow
 from .document import Cell, number, percent_of
 
@@ -142,7 +142,7 @@ class Chain:
     witnesses: str  # of the evidence
 
     @classmethod
-    def of(cls, run: Run, method: str) -> Chain:
+    def of(cls, run: RunFolder, method: str) -> Chain:
         """Plugins are not imported: to look at a run must never execute what it names."""
         path = run.folder / "config.toml"
         config = _read_config(path, path.stat().st_mtime_ns if path.exists() else 0)
@@ -152,7 +152,7 @@ class Chain:
         return cls(parts, WITNESSES.get(config.server_set.source, ""))
 
     def remarks(
-        self, run: Run, method: str, seed: int, round_num: int, rows: Mapping[int, Weighed]
+        self, run: RunFolder, method: str, seed: int, round_num: int, rows: Mapping[int, Weighed]
     ) -> dict[int, tuple[str, ...]]:
         """What moved the weights of clients in a round, in words; `rows` are of accepted updates, by client."""
         judged = [client for client, row in rows.items() if row.posterior is not None]

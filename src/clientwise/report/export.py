@@ -9,8 +9,8 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from ..runs.files import make_way
-from ..runs.reader import Run
+from ..runs.files import make_way, naming
+from ..runs.folder import RunFolder
 from .document import Cell, Chart, Content, Document, Table
 from .figures import draw
 from .html import write_html
@@ -21,7 +21,7 @@ MAX_AUDITED_CLIENTS = 100
 MAX_CARRIED_SEEDS = 20
 
 
-def write_report(runs: Sequence[Run], folder: Path, on_file: Callable[[Path], None] = lambda path: None) -> Path:
+def write_report(runs: Sequence[RunFolder], folder: Path, on_file: Callable[[Path], None] = lambda path: None) -> Path:
     """Write the report on one run, or several compared, and return the path of its page."""
     document = overview(runs)
     seeds = {str(seed): one_seed(runs, seed) for seed in (document.seeds or ())[1:MAX_CARRIED_SEEDS]}
@@ -43,7 +43,9 @@ def write_items(document: Document, folder: Path, on_file: Callable[[Path], None
                 draw([item], *(folder / "figures" / f"{name}.{suffix}" for suffix in ("png", "svg")))
             else:
                 for suffix, write in (("csv", as_csv), ("md", as_markdown), ("tex", as_latex)):
-                    make_way(folder / "tables" / f"{name}.{suffix}").write_text(write(item), encoding="utf-8")
+                    path = folder / "tables" / f"{name}.{suffix}"
+                    with naming(path):
+                        make_way(path).write_text(write(item), encoding="utf-8")
             on_file(folder / name)
 
 
@@ -59,7 +61,7 @@ def unique_names(folders: Sequence[Path]) -> dict[str, Path]:
     return names
 
 
-def audits(runs: Sequence[Run]) -> dict[str, dict[str, Document]]:
+def audits(runs: Sequence[RunFolder]) -> dict[str, dict[str, Document]]:
     """The audits a page carries with it: evenly spaced rounds and the last, and every client, of every lane."""
     found: dict[str, dict[str, Document]] = {"round": {}, "client": {}}
     for run in runs:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..runs.files import make_way
+from ..runs.files import make_way, naming
 from .document import Chart, Plotly
 
 if TYPE_CHECKING:
@@ -48,7 +48,8 @@ def draw(charts: Sequence[Chart], *paths: Path) -> None:
     draw_into(figure, charts)
     for path in paths:
         about = {"Date": None} if path.suffix == ".svg" else {"Description": charts[0].alt}
-        figure.savefig(make_way(path), dpi=110, bbox_inches="tight", metadata=about)
+        with naming(path):
+            figure.savefig(make_way(path), dpi=110, bbox_inches="tight", metadata=about)
 
 
 def draw_into(figure: Figure, charts: Sequence[Chart]) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..errors import RunError
-from ..runs.reader import Run
+from ..runs.folder import RunFolder
 from ..runs.schema import DATABASE
 from .views import run_state
 
@@ -37,12 +37,12 @@ class Sample(NamedTuple):
 def samples_of(folder: Path, name: str) -> list[Sample]:
     """How the run in a folder stands; of one that cannot be read, that."""
     try:
-        return [Sample("clientwise_up", {"run": name}, 1), *_samples(Run(folder, name))]
+        return [Sample("clientwise_up", {"run": name}, 1), *_samples(RunFolder(folder, name))]
     except (RunError, OSError):
         return [Sample("clientwise_up", {"run": name}, 0)]
 
 
-def _samples(run: Run) -> Iterator[Sample]:
+def _samples(run: RunFolder) -> Iterator[Sample]:
     here = {"run": run.id}
     yield Sample("clientwise_running", here, run_state(run) == "running")
     yield Sample("clientwise_finished", here, run.finished)
@@ -60,7 +60,7 @@ def _samples(run: Run) -> Iterator[Sample]:
 
 
 def _member_samples(
-    run: Run, method: str, seed: int, names: dict[int, str], labels: dict[str, str]
+    run: RunFolder, method: str, seed: int, names: dict[int, str], labels: dict[str, str]
 ) -> Iterator[Sample]:
     """Of clients that have names: who weighs how much, and how often somebody was refused."""
     refused = dict.fromkeys(names, 0)

@@ -9,7 +9,7 @@ from html import escape
 
 from matplotlib.figure import Figure
 
-from ..runs.reader import Run
+from ..runs.folder import RunFolder
 from .document import Cell, Chart, Table
 from .figures import draw_into
 from .sections import result
@@ -30,7 +30,7 @@ class Picture(Figure):
         return content.getvalue()
 
 
-def run_html(run: Run) -> str:
+def run_html(run: RunFolder) -> str:
     """What came of a run: whether it has ended, the verdict, one line per method, and the picture of it."""
     series = series_of([run])
     said = [f"{run.id}: {run_state(run)}", *headline(series)]

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ..runs.reader import Run
+from ..runs.folder import RunFolder
 from .document import Chart, Plotly, in_bytes, in_time
 from .series import Series
 
@@ -16,7 +16,7 @@ class Scale:
     """A way to measure how far a run is."""
 
     name: str
-    so_far: Callable[[Run, str, int], Mapping[int, float]]  # by round, of a method with a seed
+    so_far: Callable[[RunFolder, str, int], Mapping[int, float]]  # by round, of a method with a seed
     text: Callable[[float], str]
     units: Mapping[str, float]  # of an axis, the smallest first
 
@@ -30,8 +30,8 @@ class Scale:
         return next((name for name in reversed(others) if most >= 2 * self.units[name]), smallest)
 
 
-TIME = Scale("time", Run.times, in_time, {"seconds": 1, "minutes": 60, "hours": 3600, "days": 86400})
-BYTES = Scale("bytes", Run.bytes_moved, in_bytes, {"kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12})
+TIME = Scale("time", RunFolder.times, in_time, {"seconds": 1, "minutes": 60, "hours": 3600, "days": 86400})
+BYTES = Scale("bytes", RunFolder.bytes_moved, in_bytes, {"kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12})
 
 
 def scales(series: Sequence[Series]) -> list[Scale]:

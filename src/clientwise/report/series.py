@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from ..runs.reader import Run
+from ..runs.folder import RunFolder
 from ..runs.rows import ArrivedRow, MethodSummary
 from .document import Chart, Plotly, percent_of
 from .figures import COLOURS, MANY_LINES, value_axis
@@ -31,7 +31,7 @@ class Series:
     """A method of a run: one line in every chart."""
 
     label: str
-    run: Run
+    run: RunFolder
     summary: MethodSummary
     colour: str
     dash: str
@@ -77,7 +77,7 @@ class Series:
         return {"open": kind, "method": self.method, "seed": self.seed, "run": self.run.id}
 
 
-def series_of(runs: Sequence[Run], seed: int | None = None) -> list[Series]:
+def series_of(runs: Sequence[RunFolder], seed: int | None = None) -> list[Series]:
     """The methods of all runs; with several runs their names say which. `seed` stands for all where it is there.
 
     Those that have come as far as any have only the seeds that all of these have, on the same data: a mean over other

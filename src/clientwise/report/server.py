@@ -33,8 +33,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..errors import ClientwiseError, NotBegunError, RunError
 from ..runs.database import time_limit
+from ..runs.folder import RunFolder
 from ..runs.lock import is_locked
-from ..runs.reader import Run
 from ..runs.schema import DATABASE
 from . import views
 from .document import Content, Document, as_json, counted, without_none
@@ -259,9 +259,9 @@ class _Runs:
         except KeyError:
             raise HTTPException(404, f"there is no run {name!r} here") from None
 
-    def open(self, name: str) -> Run:
+    def open(self, name: str) -> RunFolder:
         """The run with this id, under this id."""
-        return Run(self.folder(name), name)
+        return RunFolder(self.folder(name), name)
 
     async def standing(self, names: Sequence[str]) -> tuple[Standing, float]:
         """The version of what is shown, and how far it is; and in how many seconds there may be something new."""
@@ -381,7 +381,7 @@ def _hashed(value: object) -> str:
 def _progress(folder: Path, version: str) -> Standing:
     """How far a run is, in a line."""
     try:
-        run = Run(folder)
+        run = RunFolder(folder)
     except NotBegunError:
         return Standing(version, "running" if is_locked(folder) else "stopped", "starting", 0, 0)
     lanes = run.progress()

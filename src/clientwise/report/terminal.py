@@ -14,7 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from ..errors import RunError
-from ..runs.reader import Run
+from ..runs.folder import RunFolder
 from .audit import Audit, audit
 from .document import Cell, Chart, Document, client_cell, in_bytes, in_time, percent_of
 from .document import Table as DocumentTable
@@ -29,7 +29,7 @@ BARS = "▁▂▃▄▅▆▇█"
 SPARK_WIDTH = 10
 
 
-def summary_table(run: Run) -> Table:
+def summary_table(run: RunFolder) -> Table:
     """One line per method: means over the seeds, with several the standard deviation of the metric beside it."""
     series = series_of([run])
     seeds = max((len(one.summary.seeds) for one in series), default=1)
@@ -47,7 +47,7 @@ def summary_table(run: Run) -> Table:
     return table
 
 
-def _columns(run: Run, series: Sequence[Series]) -> list[tuple[str, Callable[[Series], str]]]:
+def _columns(run: RunFolder, series: Sequence[Series]) -> list[tuple[str, Callable[[Series], str]]]:
     """Heading and cell of every column that has something to say about this run."""
     columns: list[tuple[str, Callable[[Series], str]]] = [(run.metric, lambda one: spread_of(one.summary.metric))]
     if run.shows("macro_f1"):
@@ -122,7 +122,7 @@ def sparkline(values: Sequence[float]) -> str:
     return "".join(BARS[min(len(BARS) - 1, int((value - low) / span * len(BARS)))] for value in picked)
 
 
-def remarks(run: Run) -> list[str]:
+def remarks(run: RunFolder) -> list[str]:
     """What a reader of the table should know: worst clients, criteria without effect, rounds that changed nothing."""
     found, series = [], series_of([run])
     if any(value is not None for one in series for value in one.summary.worst_decile):
@@ -150,7 +150,7 @@ def remarks(run: Run) -> list[str]:
     return found
 
 
-def audit_tables(run: Run, round_num: int, method: str | None = None) -> list[Group]:
+def audit_tables(run: RunFolder, round_num: int, method: str | None = None) -> list[Group]:
     """Who got which weight in a round, and why: one table per method and seed, with what moved the weights below it."""
     if method is not None:
         run.lane(method, next(iter(run.seeds(method)), -1))  # says so if there is none

@@ -10,8 +10,8 @@ from urllib.parse import quote
 from ..core.guard import likely_cause
 from ..errors import RunError
 from ..runs.database import reading
+from ..runs.folder import RunFolder
 from ..runs.lock import is_locked
-from ..runs.reader import Run
 from . import sections
 from .about import about_section, config_section, data_name, labels
 from .document import Cell, Chart, Content, Document, Section, Table, counted, percent_of, table
@@ -37,7 +37,7 @@ NOT_RANKED = "Not ranked: they have no seed on the same data in common, at the s
 NOT_COMPARED = "not compared, for they have no round of the same seed on the same data in common"
 
 
-def overview(runs: Sequence[Run]) -> Document:
+def overview(runs: Sequence[RunFolder]) -> Document:
     """All about one run, or several compared."""
     if not runs:
         raise RunError("no run to report on")
@@ -50,7 +50,7 @@ def overview(runs: Sequence[Run]) -> Document:
         return _overview(runs)
 
 
-def _overview(runs: Sequence[Run]) -> Document:
+def _overview(runs: Sequence[RunFolder]) -> Document:
     first, series = runs[0], series_of(runs)
     if not series:
         return not_begun(first.name, first.id, run_state(first))
@@ -88,7 +88,7 @@ def _of_one_seed(series: Sequence[Series]) -> list[Section]:
     return [weights(series), sections.priority_section(series), sections.classes(series)]
 
 
-def one_seed(runs: Sequence[Run], seed: int) -> Document:
+def one_seed(runs: Sequence[RunFolder], seed: int) -> Document:
     """The sections of an overview that show only one seed, with this one."""
     shown = _of_one_seed(series_of(runs, seed))
     return Document(f"Seed {seed}", [], [one for one in shown if one.items])
@@ -99,7 +99,7 @@ def not_begun(title: str, run_id: str | None = None, state: str | None = None) -
     return Document(title, [NOTHING_YET], [], id=run_id, state=state, rounds=0)
 
 
-def _warnings(runs: Sequence[Run]) -> list[str]:
+def _warnings(runs: Sequence[RunFolder]) -> list[str]:
     """What a comparison of these runs must be read with."""
     first, *others = (run.data for run in runs)
     lines = []
@@ -249,13 +249,13 @@ def _left_out_seeds(series: Sequence[Series]) -> Iterator[str]:
         yield f"Compared on the seeds that all have run as far, on the same data: {shared}."
 
 
-def result_charts(run: Run) -> list[Chart]:
+def result_charts(run: RunFolder) -> list[Chart]:
     """A run in one picture: the metric over the rounds, and the weight of the hostile if there are any."""
     series = series_of([run])
     return [sections.metric_chart(series), *([hostile_chart(series)] if run.has_hostile else [])]
 
 
-def run_state(run: Run) -> str:
+def run_state(run: RunFolder) -> str:
     """Whether a run is finished, running right now, or stopped before its end."""
     if run.finished:
         return "finished"
@@ -265,7 +265,7 @@ def run_state(run: Run) -> str:
 def run_row(folder: Path, name: str) -> list[Content]:
     """A line of the list of runs; a folder that cannot be read says why."""
     try:
-        run = Run(folder, name)
+        run = RunFolder(folder, name)
         done, total = run.rounds_done(), run.num_lanes * run.rounds
         best = next((one for one in ranked(series_of([run])) if mean_of(one.summary.metric) is not None), None)
         value = mean_of(best.summary.metric) if best else None

@@ -6,7 +6,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from ..runs.reader import Run, thinned
+from ..runs.folder import RunFolder
+from ..runs.reader import thinned
 from ..runs.rows import ClientRoundRow, WeightGrid
 from .audit import Audit, audit
 from .chain import INFLUENCE, PRIOR, WEIGHT, Chain, Place, Z, places
@@ -202,7 +203,7 @@ def audit_table(found: Audit, title: str, name: str, note: str = "") -> Table:
     return table(name, title, columns, rows, note, numeric)
 
 
-def audit_round(run: Run, method: str, seed: int, round_num: int) -> Document:
+def audit_round(run: RunFolder, method: str, seed: int, round_num: int) -> Document:
     """The audit of one round as a document of its own."""
     found = audit(run, method, seed, round_num)
     picture = steps_chart(found, "From an equal share to the weight", "steps")
@@ -227,7 +228,7 @@ def audit_round(run: Run, method: str, seed: int, round_num: int) -> Document:
     return Document(f"{method}, seed {seed}, round {round_num}", lead, [Section("audit", "Weights", "", items)])
 
 
-def audit_client(run: Run, method: str, seed: int, client: int) -> Document:
+def audit_client(run: RunFolder, method: str, seed: int, client: int) -> Document:
     """One client under one method: its weight and its own accuracy over the rounds, and every round it took part in."""
     run.lane(method, seed)  # says so if there is none
     facts = run.client(seed, client)
@@ -260,7 +261,7 @@ def _curve(place: Place, rows: Sequence[ClientRoundRow]) -> Curve:
 
 
 def _client_chart(
-    run: Run,
+    run: RunFolder,
     method: str,
     seed: int,
     client: int,
@@ -292,7 +293,7 @@ def _client_chart(
     return Chart(f"client-{name}", title, f"Client {client}: {', '.join(changes)}.", traces, layout)
 
 
-def _client_rounds(run: Run, method: str, seed: int, rows: Sequence[ClientRoundRow]) -> Table:
+def _client_rounds(run: RunFolder, method: str, seed: int, rows: Sequence[ClientRoundRow]) -> Table:
     passed = places(rows)
     lines: list[list[Content]] = [
         [
