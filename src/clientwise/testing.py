@@ -23,10 +23,11 @@ from torch import Tensor
 
 from .core.clock import Devices
 from .core.criteria import HONEST, Arrivals, ClientFacts, Criterion, make_criterion
+from .core.engine import Engine
 from .core.problem import Classification
 from .core.rules import RULES
 from .core.scores import Score
-from .core.types import Engine, Evaluation, Layer, LocalTraining, ModelSpec, Task, Updates
+from .core.types import Evaluation, Layer, LocalTraining, ModelSpec, Task, Updates
 from .registry import Part
 
 __all__ = ["check_criterion", "check_engine", "check_rule", "check_score"]

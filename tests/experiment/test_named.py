@@ -57,6 +57,14 @@ def test_a_part_that_reads_a_criterion_needs_it_measured(tiny: dict[str, Any]) -
         load_experiment(tiny | {"methods": [{"name": "nova", "before": ["nova"]}]})
 
 
+def test_a_label_does_not_make_a_criterion_another_one(tiny: dict[str, Any]) -> None:
+    method = {"name": "nova", "before": ["nova"], "criteria": [{"name": "class_balance", "as": "local_steps"}]}
+    with pytest.raises(ConfigError, match=r"before\[0\]: nova reads the criterion 'local_steps': add it"):
+        load_experiment(tiny | {"methods": [method]})
+    method["criteria"] = [{"name": "local_steps", "as": "steps"}]
+    load_experiment(tiny | {"methods": [method]})
+
+
 def test_a_server_without_samples_cannot_train(tiny: dict[str, Any]) -> None:
     judged_by_clients = tiny | {"server_set": {"source": "clients"}, "methods": ["FLTrust"]}
     with pytest.raises(ConfigError, match=r"criteria\[0\]: needs samples of the server"):

@@ -264,7 +264,7 @@ def test_with_nobody_to_evaluate_it_a_model_is_not_taken(config: dict[str, Any])
         range(6), lambda message, honest: honest() if message.metadata.message_type == "train" else None
     )
     state, record, refused = setup.round_with(late)
-    assert record.notes == ("nobody evaluated the aggregate: the model stays as it was",)
+    assert record.notes == ("no client evaluated the aggregate: the model stays as it was",)
     assert torch.equal(state.model, setup.flower.initial_model)
     assert not refused
     assert record.local is not None

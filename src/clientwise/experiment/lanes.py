@@ -13,9 +13,10 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from ..attacks import Hostile
+from ..core.engine import Engine
 from ..core.method import Method, Plan
 from ..core.round import first_state, run_round
-from ..core.types import Engine, RoundRecord, ServerState
+from ..core.types import RoundRecord, ServerState
 from ..engine.scheduler import Scheduler
 from ..runs.writer import Store
 from ..trackers import LaneInfo, Trackers

@@ -8,7 +8,6 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field
 
 from ..core.adapt_loss import LOSS_ADAPTERS
-from ..core.aggregate import SERVER_STEPS
 from ..core.before import BEFORE
 from ..core.bounds import Bounds
 from ..core.clock import Pace
@@ -18,6 +17,7 @@ from ..core.method import Control, Method
 from ..core.priority import ADJUSTMENTS
 from ..core.rules import RULES
 from ..core.scores import SCORES, Score
+from ..core.server_step import SERVER_STEPS
 from ..core.types import LocalTraining
 from ..core.weighting import NORMALISERS
 from ..registry import Part, Registry

@@ -13,8 +13,9 @@ from pathlib import Path
 from torch import Tensor
 
 from ..attacks import Hostile
+from ..core.engine import Engine
 from ..core.method import Method
-from ..core.types import Engine, RoundRecord
+from ..core.types import RoundRecord
 from ..data.federated import FederatedData, Samples
 from ..engine.device import pick_device, threads_for
 from ..engine.executor import DeviceExecutor, Executor

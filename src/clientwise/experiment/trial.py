@@ -116,25 +116,19 @@ def _arrivals(clients: Sequence[int], method: Method, engine: EmbeddedEngine) ->
     rows = list(clients)
     models = engine.initial_model.repeat(len(rows), 1)
     models[1:] *= MOVED
-    with_memory = [one for one in method.criteria if one.memory]
     return Arrivals(
         tuple(clients),
         models,
         engine.initial_model,
         engine.spec,
         judge,
-        memory={one.part.name: _first_memory(one, engine.num_clients)[rows] for one in with_memory},
+        memory={name: one.first(engine.num_clients)[rows] for name, one in method.memories.items()},
         attributes={name: values[rows] for name, values in engine.attributes.items()},
         server_update=lambda: torch.zeros_like(engine.initial_model),
         metric=engine.problem.usual_metric,
         seconds=torch.ones(len(rows), dtype=torch.float64),
         ages=torch.zeros(len(rows), dtype=torch.float64),
     )
-
-
-def _first_memory(criterion: Criterion, num_clients: int) -> Tensor:
-    assert criterion.memory is not None
-    return criterion.memory.first(num_clients)
 
 
 def _criterion_issues(

@@ -162,8 +162,9 @@ def _part_issues(settings: MethodSettings, method: Method) -> Iterator[Issue]:
         check_normaliser(score, normalise)
     except ValueError as error:
         yield "normalise", str(error)
+    measured = {part.name for part in settings.criteria}
     for key, registry, part in settings.parts():
-        for name in sorted(registry.declared(part.name).criteria - {*method.names}):
+        for name in sorted(registry.declared(part.name).criteria - measured):
             yield key, f"{part.name} reads the criterion {name!r}: add it to the criteria"
 
 
