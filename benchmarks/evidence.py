@@ -9,7 +9,7 @@ import argparse
 import statistics
 from dataclasses import replace
 
-from clientwise.data.federated import Shares
+from clientwise.data.federated import Holdings
 from ours import federated, seconds_per_round
 from works import WORKS
 
@@ -20,7 +20,7 @@ SAMPLES = 200
 def milliseconds(name: str, method: str, rounds: int, device: str) -> float:
     """Median time of a round."""
     data = federated(WORKS[name])
-    data = replace(data, weigh=Shares.of([(data.train.indices[:SAMPLES], data.train.targets[:SAMPLES])]))
+    data = replace(data, weigh=Holdings.of([(data.train.indices[:SAMPLES], data.train.targets[:SAMPLES])]))
     took = seconds_per_round(WORKS[name], rounds, warmup=5, data=data, methods=[method], device=device)
     return 1000 * statistics.median(took)
 

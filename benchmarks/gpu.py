@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from clientwise.data.federated import Shares
+from clientwise.data.federated import Holdings
 from clientwise.engine.executor import DeviceExecutor
 from clientwise.engine.local import LocalEngine
 from clientwise.models.networks import cnn, mlp
@@ -57,7 +57,7 @@ def plain_loop(work: Work, rounds: int, warmup: int = 2) -> list[float]:
 def six_candidates(precision: Any, repeats: int) -> list[float]:
     """Six models on the test sets of 100 clients, 100 images each."""
     data = federated(WORKS["W1"])
-    tests = Shares(data.train.indices[:10_000], data.train.targets[:10_000], torch.arange(101) * 100)
+    tests = Holdings(data.train.indices[:10_000], data.train.targets[:10_000], torch.arange(101) * 100)
     module = network(WORKS["W1"])
     executor = DeviceExecutor(data.samples, module, torch.device("cuda"), precision=precision)
     engine = LocalEngine(replace(data, test=tests), module, seed=1, executor=executor)

@@ -16,17 +16,17 @@ import torch
 
 import clientwise as cw
 from clientwise.core.problem import Classification
-from clientwise.data.federated import FederatedData, Samples, Shares
+from clientwise.data.federated import FederatedData, Holdings, Samples
 from works import WARMUP, WORKS, Work, make_data
 
 
 def evenly(samples: Samples, clients: int) -> FederatedData:
     """The same number of samples for every client; one to test and to report on, so that evaluation takes no time."""
     total = len(samples.targets)
-    train = Shares(torch.arange(total), samples.targets, torch.arange(clients + 1) * (total // clients))
+    train = Holdings(torch.arange(total), samples.targets, torch.arange(clients + 1) * (total // clients))
     one = train.indices[:1], train.targets[:1]
-    test = Shares(*one, torch.arange(clients + 1).clamp(max=1))
-    return FederatedData(samples, train, test, None, Shares.of([one]))
+    test = Holdings(*one, torch.arange(clients + 1).clamp(max=1))
+    return FederatedData(samples, train, test, None, Holdings.of([one]))
 
 
 def federated(work: Work) -> FederatedData:

@@ -18,7 +18,8 @@ from clientwise.core.round import first_state, run_round
 from clientwise.core.seeding import generator
 from clientwise.core.types import Evaluation, RoundRecord, ServerState, Task
 from clientwise.data.federated import Samples
-from clientwise.engine.local import LocalEngine
+from clientwise.engine.hostile import HostileEngine
+from clientwise.engine.wrapping import EmbeddedEngine
 from clientwise.errors import ConfigError, RunError
 from clientwise.experiment.build import build_data, build_engine, build_executor, build_plan, load_samples
 from clientwise.experiment.config import load_experiment
@@ -55,8 +56,8 @@ class Federation:
         self.experiment = load_experiment(config)
         self.data, self.hostile = build_data(self.experiment, digits(), 1)
         executor = build_executor(self.experiment, self.data.samples, torch.device("cpu"))
-        self.engine: LocalEngine = build_engine(self.experiment, self.data, self.hostile, 1, executor)
-        self.engine._chunk_size = chunk_size
+        self.engine: EmbeddedEngine = build_engine(self.experiment, self.data, self.hostile, 1, executor)
+        getattr(self.engine, "inner", self.engine)._chunk_size = chunk_size
         self.plan = build_plan(self.experiment, self.data.num_clients, 1)
         (self.method,) = self.experiment.build_methods()
         self.state: ServerState = first_state(self.engine.initial_model, self.method, self.engine)
@@ -229,7 +230,7 @@ class Raises(Attack):
 
 def test_an_attack_that_fails_is_a_refusal_even_if_everybody_attacks(config: dict[str, Any]) -> None:
     federation = Federation(config)
-    federation.engine._hostile = dict.fromkeys(range(6), Hostile(Raises()))
+    federation.engine = HostileEngine(federation.engine, dict.fromkeys(range(6), Hostile(Raises())))
     (record,) = federation.play()
     assert not record.client_ids
     assert "register it with needs" in record.refusals[0].reason
@@ -346,7 +347,7 @@ def test_a_semantic_backdoor_needs_no_stamp(config: dict[str, Any]) -> None:
     marked = torch.arange(len(data.samples.targets)) % 2
     samples = replace(data.samples, sample_attributes={"odd": marked})
     found = attacks.SemanticBackdoor(target=0, having="odd").trigger(samples, torch.arange(9), torch.ones(9).long())
-    assert found.places.tolist() == [1, 3, 5, 7]
+    assert found.positions.tolist() == [1, 3, 5, 7]
 
 
 # Lies --------------------------------------------------------------------------------------------------------------
@@ -452,7 +453,7 @@ def test_the_control_that_knows_who_is_honest(config: dict[str, Any]) -> None:
         ({"attack": "noise"}, "give either clients or share"),
         ({"clients": 1, "attack": {"name": "one_label", "target": 10}}, "the classes are 0 to 9"),
         ({"clients": 1, "attack": {"name": "pixel_backdoor", "target": 12}}, "the classes are 0 to 9"),
-        ({"clients": 1, "attack": "semantic_backdoor"}, "say which samples"),
+        ({"clients": 1, "attack": "semantic_backdoor"}, "give `source`, the class of the samples"),
         ({"clients": 1, "attack": {"name": "semantic_backdoor", "having": "hat"}}, "no sample attribute 'hat'"),
         ({"clients": 1, "attack": ["noise", "nois"]}, "did you mean 'noise'"),
         ({"clients": 1, "attack": []}, "attack"),

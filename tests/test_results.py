@@ -102,7 +102,7 @@ def test_a_metric_must_fit(tiny: dict[str, Any], tmp_path: Path) -> None:
     for metric, said in {
         "aucc": "unknown metric 'aucc'; did you mean 'auc'",
         "mape": "mape needs numbers to predict, and this is classification",
-        "diagnostic_odds_ratio": "is no share",
+        "diagnostic_odds_ratio": r"is not in \[0, 1\]",
     }.items():
         with pytest.raises(ConfigError, match=f"evaluation.metric: .*{said}"):
             cw.run(tiny | {"evaluation": {"metric": metric}}, tmp_path / "run")
@@ -120,7 +120,7 @@ def test_samples_of_ones_own_are_split_anew_with_every_seed(tmp_path: Path) -> N
     assert run.data[1] != run.data[2]
     sizes = [(row.num_train + row.num_test) for row in run.clients(1)]
     assert 60 < sum(sizes) < 90  # the server has its part, and of both
-    with pytest.raises(ConfigError, match="engine: other processes cannot see samples of yours"):
+    with pytest.raises(ConfigError, match="engine: other processes cannot use your samples"):
         cw.run(CONFIG | {"engine": "flower", "methods": ["FedAvg"]}, data=samples, model=None)
     with pytest.raises(ValueError, match="there are no clients"):
         cw.Samples.from_clients({})
@@ -213,11 +213,11 @@ assert "clientwise" not in sys.modules
     ("model", "said"),
     [
         (nn.Linear(4, 3), r"does not take samples of shape \(5,\)"),
-        (nn.Linear(5, 2), "gives 2 numbers for a sample, and there must be 3"),
+        (nn.Linear(5, 2), "returns 2 numbers for a sample; 3 are needed"),
         (lambda: 3, "must give a torch.nn.Module, gave int"),
         (lambda width: nn.Linear(5, width), "must be called with nothing, or with the shape .* it asks for width"),
         (3, "must be a module or make one, got int"),
-        (lambda shape, outputs: nn.Linear(5 // 0, 2), "cannot be made: ZeroDivisionError"),
+        (lambda shape, outputs: nn.Linear(5 // 0, 2), "cannot be built: ZeroDivisionError"),
     ],
 )
 def test_what_is_no_network_is_refused_in_words(model: Any, said: str, data: cw.FederatedData, tmp_path: Path) -> None:
@@ -228,9 +228,9 @@ def test_what_is_no_network_is_refused_in_words(model: Any, said: str, data: cw.
 
 def test_other_processes_cannot_see_a_model(data: cw.FederatedData, tmp_path: Path) -> None:
     for key, value in {"engine": "flower", "workers": "ray"}.items():
-        with pytest.raises(ConfigError, match=f"{key}: other processes cannot see a model of yours"):
+        with pytest.raises(ConfigError, match=f"{key}: other processes cannot use your model"):
             cw.run(CONFIG | {key: value, "methods": ["FedAvg"]}, tmp_path / "run", data=data, model=Net)
-    with pytest.raises(ConfigError, match="model: is missing: name one, or hand a module"):
+    with pytest.raises(ConfigError, match="model: is missing: name one, or pass a module"):
         cw.run(CONFIG, tmp_path / "run", data=data)
 
 

@@ -8,8 +8,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clientwise.core.aggregate import SERVER_STEPS, Stack, SubsetSums, can_fold
+from clientwise.core.aggregate import Stack, SubsetSums, can_fold
 from clientwise.core.scores import Mean, Prioritized, Product, WeightedMean
+from clientwise.core.server_step import SERVER_STEPS
 from clientwise.core.weighting import NORMALISERS, divide, to_weights
 
 NAMES = ("a", "b", "c")

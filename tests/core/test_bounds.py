@@ -52,15 +52,15 @@ def test_a_floor_lifts_who_had_nothing() -> None:
 def test_bounds_that_so_few_cannot_keep() -> None:
     bounded, notes = Bounds(cap=0.3).apply(weights_of([2, 1]))
     assert bounded.tolist() == [0.5, 0.5]
-    assert notes == ("bounds: cap = 0.3 leaves 2 clients less than the whole weight: all have the same",)
+    assert notes == ("bounds: cap = 0.3 is infeasible for 2 clients: it must be at least 1/n; the weights are equal",)
     bounded, notes = Bounds(cap=0.4).apply(weights_of([2, 1, 0, 0]))
     assert bounded.tolist() == pytest.approx([0.4, 0.4, 0.1, 0.1])
-    assert notes == ("bounds: 2 clients have weight, too few for cap = 0.4: the others share the rest",)
+    assert notes == ("bounds: only 2 clients have weight, too few for cap = 0.4: the others get the rest",)
 
 
 @pytest.mark.parametrize(("bounds", "clients"), [(Bounds(cap=0.3), 3), (Bounds(floor=0.3), 4), (Bounds(0.1, 0.2), 7)])
 def test_impossible_bounds_are_told(bounds: Bounds, clients: int) -> None:
-    with pytest.raises(ValueError, match=f"{clients} clients (less|more) than the whole weight"):
+    with pytest.raises(ValueError, match=f"infeasible for {clients} clients: it must be at (least|most) 1/n"):
         bounds.check(clients)
     Bounds(cap=0.1, floor=0.1).check(10)
 

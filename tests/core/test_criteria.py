@@ -123,7 +123,7 @@ def test_commercial_targets_are_booleans_and_categories() -> None:
     assert of("age", 45, 60) == [0, 1, 1]
     assert of("job", "nurse") == [1, 0, 1]
     assert of("job", "nurse", "cook") == [1, 1, 1]
-    with pytest.raises(KeyError, match=r"no client is known to have 'job' = 'nurze'; there are .*'job = cook'"):
+    with pytest.raises(KeyError, match=r"no client has 'job' = 'nurze'; the attributes are .*'job = cook'"):
         of("job", "nurze")
     with pytest.raises(ValueError, match="'job' has words and numbers"):
         fact_columns({"job": ["nurse", 1.0]})
@@ -151,7 +151,7 @@ def test_exp_loss_is_a_softmax_of_the_loss() -> None:
 
 def test_the_loss_before_training_is_measured_by_who_trains() -> None:
     assert measured("start_loss") == [0.5, 2.0, 1.0]
-    with pytest.raises(KeyError, match="where clientwise trains"):
+    with pytest.raises(KeyError, match="clients that clientwise trains"):
         make_criterion("start_loss").measure(replace(some_clients(), load_start_loss=None))
 
 

@@ -22,7 +22,7 @@ from clientwise.core.scores import Choquet, Mean, Owa, Prioritized, Product
 from clientwise.core.types import LocalTraining, Updates
 from clientwise.core.weighting import max_scale, no_scale, sum_scale
 from clientwise.engine.local import LocalEngine
-from clientwise.experiment.schema import make
+from clientwise.experiment.parts import make
 from clientwise.registry import Part
 
 TRAINING = LocalTraining(epochs=1, batch_size=None, learning_rate=0.1)

@@ -45,7 +45,7 @@ def test_a_class_that_nobody_can_judge_keeps_its_weight_and_is_noted() -> None:
     counts = confusion(torch.tensor([0, 0, 1]), torch.tensor([0, 0, 2]), 4)  # 2 is predicted, 3 is not; neither occurs
     adapted = LOSS_ADAPTERS.get("class_weights")(Classification(4).loss, evaluation_of(counts))
     assert adapted.loss.class_weights == pytest.approx((1 / 1.1, 10, 1, 1))
-    assert adapted.notes == ("no sample of class 2, 3 to weigh by: its weight in the loss stays 1",)
+    assert adapted.notes == ("the server's set has no sample of class 2, 3: its class weight is 1",)
 
 
 @pytest.mark.parametrize("shape", [2.0, 1.0, 0.0, -2.0, -math.inf, 0.5])

@@ -129,7 +129,7 @@ def test_greedy_takes_the_best_while_they_help() -> None:
     assert Greedy()(gathered(updates), without, {}).weights.tolist() == pytest.approx([0, 1, 0, 0])
     lost = Greedy()(gathered(updates, lambda models: torch.full((len(models),), torch.nan)), prior, {})
     assert lost.weights.tolist() == prior.tolist()
-    assert "as by the score" in lost.notes[0]
+    assert "the weights are those of the score" in lost.notes[0]
 
 
 def test_fedlaw_finds_the_weights_and_the_size_of_the_best_model() -> None:

@@ -12,13 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from clientwise.core.adapt_loss import class_weights
-from clientwise.core.aggregate import momentum_step, sgd_step
+from clientwise.core.before import nova
 from clientwise.core.criteria import Arrivals, Criterion, criterion, make_criterion
 from clientwise.core.method import Method, Plan
 from clientwise.core.metrics import accuracy, per_class_f1
 from clientwise.core.priority import best_order, first_improvement
 from clientwise.core.round import first_state, run_round
 from clientwise.core.scores import Choquet, Owa, Prioritized, Product
+from clientwise.core.server_step import momentum_step, sgd_step
 from clientwise.core.types import LocalTraining, Refusal, RoundRecord, Task, Updates
 from clientwise.core.weighting import max_scale, no_scale, sum_scale
 from clientwise.data.datasets import digits
@@ -271,6 +272,26 @@ def test_trust_is_in_what_was_learned_and_not_in_statistics() -> None:
     assert float(after.memory["trust"].max()) < 0.85  # 0.8 and what chance agrees on; 1.0 with the statistics
 
 
+def test_trust_is_updated_once_a_round_however_often_it_is_listed(make_engine: MakeEngine) -> None:
+    engine, plan = make_engine(), Plan(seed=1, cohort_size=8)
+    once = Method(criteria=(make_criterion("trust"),), training=TRAINING)
+    twice = replace(once, criteria=(make_criterion("trust", "a"), make_criterion("trust", "b")))
+    trusts = [run_round(start(engine, method), method, plan, engine)[0].memory["trust"] for method in (once, twice)]
+    assert float(trusts[0].min()) < 1
+    assert torch.equal(*trusts)
+
+
+def test_steps_before_the_rule_find_a_criterion_by_its_name_and_not_by_its_label(make_engine: MakeEngine) -> None:
+    engine, plan = make_engine(), Plan(seed=1, cohort_size=8)
+    balance = make_criterion("class_balance", "local_steps")
+    training = replace(TRAINING, batch_size=5)
+    named = Method(criteria=(make_criterion("local_steps"), make_criterion("class_balance")), training=training)
+    named = replace(named, before=(nova,))
+    labelled = replace(named, criteria=(make_criterion("local_steps", "steps"), balance))
+    models = [run_round(start(engine, method), method, plan, engine)[0].model for method in (named, labelled)]
+    assert torch.equal(*models)
+
+
 # Parts that need the whole cohort ------------------------------------------------------------------------------------
 
 
@@ -414,7 +435,7 @@ def rest(updates: Updates) -> Updates:
 ATTACKS_ON_THE_WIRE: dict[str, tuple[Tamper, str]] = {
     "NaN": (spoil(0, float("nan")), "model has NaN or Inf"),
     "infinity": (spoil(0, float("inf")), "model has NaN or Inf"),
-    "huge": (spoil(0, 3e38), "distance overflows"),
+    "huge": (spoil(0, 3e38), "update norm is not finite"),
     "short": (
         lambda updates: [alone(updates, 0, models=torch.zeros(1, 7)), rest(updates)],
         "wrong size: (7,), expected (650,)",
@@ -552,11 +573,11 @@ def test_a_criterion_that_is_zero_for_everybody_freezes_the_model_and_is_named(
 
     stays, record = played(zero, size)
     assert stays
-    assert record.notes == ("all weights are zero (member: zero for everybody): the model stays as it was",)
+    assert record.notes == ("all weights are zero (member: zero for all clients): the model stays as it was",)
     assert record.no_effect == ()  # it had the greatest there is
     stays, record = played(size, zero, labels)
     assert not stays
-    assert record.notes == ("member is zero for everybody: label_diversity after it counts for nothing",)
+    assert record.notes == ("member is zero for all clients: what comes after it has no effect (label_diversity)",)
     assert "member" in record.no_effect
 
 
@@ -588,7 +609,7 @@ def test_an_aggregate_that_answers_nan_is_not_taken(plan: Plan, reporting: bool)
     state = start(engine)
     plan = replace(plan, evaluate_clients_every=0)
     after, record = run_round(state, method, plan, Wire(engine, enormous))
-    assert record.notes == ("the aggregate answers NaN or Inf: the model stays as it was",)
+    assert record.notes == ("the aggregate predicts NaN or Inf: the model stays as it was",)
     assert torch.equal(after.model, state.model)
     shown = record.report or record.local
     assert bool(torch.isfinite(shown.losses).all())

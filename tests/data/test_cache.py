@@ -79,7 +79,7 @@ def test_a_damaged_entry_is_made_anew_and_a_failed_one_leaves_nothing(
     (entry / "large.npy").write_bytes((entry / "large.npy").read_bytes()[:-3])
     assert int(cached("set", [source], build)["large"].min()) == 7
     assert build.built == 2
-    assert caplog.messages == [f"{entry}: damaged, so it is made anew"]
+    assert caplog.messages == [f"{entry}: damaged, so it is written again"]
 
     def fail(arrays: Writer) -> None:
         arrays.save("small", numpy.zeros(3))

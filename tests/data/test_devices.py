@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from clientwise.data.devices import DISTRIBUTIONS, RANGES, constant, draw_devices, kinds, lognormal, uniform
+from clientwise.data.devices import DEVICE_FACTS, DISTRIBUTIONS, constant, draw_devices, kinds, lognormal, uniform
 from clientwise.data.folder import DataError
 from clientwise.errors import ConfigError
 from clientwise.experiment.build import build_data, load_samples
@@ -16,7 +16,7 @@ from clientwise.experiment.config import load_experiment
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "devices.csv"
 SHARES = torch.linspace(0, 1, 10_001, dtype=torch.float64)[:-1]
-ORDINARY = {name: partial(constant, value=1.0) for name in RANGES}
+ORDINARY = {name: partial(constant, value=1.0) for name in DEVICE_FACTS}
 
 
 def test_distributions_are_what_they_say() -> None:

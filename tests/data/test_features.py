@@ -14,9 +14,10 @@ from sklearn.linear_model import LogisticRegression
 
 import clientwise as cw
 from clientwise.core.problem import Classification
+from clientwise.data.catalogue import DATASETS
 from clientwise.data.features import FEATURES, Backbone, extract, vgg19_convolutions, with_features
 from clientwise.data.federated import Samples
-from clientwise.data.folder import DATASETS, DataError
+from clientwise.data.folder import DataError
 from clientwise.registry import Part
 
 CPU = torch.device("cpu")
@@ -114,7 +115,7 @@ def colours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Colours:
 
 def looks(caplog: pytest.LogCaptureFixture) -> int:
     """How often all images were looked at since the last call."""
-    count = sum("looking at 12 images once" in message for message in caplog.messages)
+    count = sum("computing the features of 12 images" in message for message in caplog.messages)
     caplog.clear()
     return count
 
@@ -157,7 +158,7 @@ def test_damaged_features_are_made_anew(colours: Colours, tmp_path: Path, caplog
         kept.write_bytes(damaged)
         caplog.clear()
         assert torch.equal(colours.see().inputs, colours.expected().inputs)
-        assert caplog.messages[0] == f"{kept}: damaged, so it is made anew"
+        assert caplog.messages[0] == f"{kept}: damaged, so it is computed again"
         assert kept.read_bytes()[:2] == b"PK"
 
 
@@ -170,7 +171,7 @@ def test_a_machine_without_the_images_takes_the_features_of_another(
         colours.see(resolution=40)  # not those of another view
     assert torch.equal(colours.see().inputs, expected.inputs)
     (kept,) = (tmp_path / "cache").iterdir()
-    assert caplog.messages[-1] == f"the images are missing. Taken instead: the features in {kept}"
+    assert caplog.messages[-1] == f"the images are missing. Using the features in {kept} instead"
     kept.with_name(kept.name.replace(".npz", "0.npz")).write_bytes(kept.read_bytes())
     with pytest.raises(DataError, match="the images are missing"):
         colours.see()  # which of the two, nobody knows

@@ -39,7 +39,7 @@ def test_your_own_arrays() -> None:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"test": []}, "give one of each"),
+        ({"test": []}, "give both for each client"),
         ({"train": [(numpy.zeros((3, 2)), [0, 1])] * 2}, "has 3 inputs, 2 targets"),
         ({"train": [(numpy.zeros((2, 2)), [0, -1])] * 2}, "labels must be 0 to 1"),
         ({"num_classes": 2, "report": (numpy.zeros((1, 2)), [5])}, "labels must be 0 to 1"),
@@ -47,7 +47,7 @@ def test_your_own_arrays() -> None:
         ({"report": (numpy.zeros((1, 2)), [10**9])}, "there are 1,000,000,001 classes: must be 2 to 10,000"),
         ({"report": (numpy.full((1, 2), numpy.nan), [0])}, "the server: 2 of its inputs are not finite numbers"),
         ({"report": (numpy.zeros((1, 3)), [0])}, r"samples must be of one shape, got \[\(\(2,\), \(\)\), \(\(3,\)"),
-        ({"report": (numpy.zeros(()), numpy.zeros((), int))}, "has a single number where samples must be"),
+        ({"report": (numpy.zeros(()), numpy.zeros((), int))}, "is a single number; give one row for every sample"),
     ],
 )
 def test_arrays_that_do_not_fit(changes, reason: str) -> None:

@@ -12,8 +12,9 @@ import pytest
 from PIL import Image
 from small_files import picture, write_files
 
-from clientwise.data import folder
-from clientwise.data.folder import Archive, DataError, find, read_file, read_npz
+from clientwise.data import npz
+from clientwise.data.folder import Archive, DataError, find, read_file
+from clientwise.data.npz import read_npz
 
 
 def test_a_file_has_as_many_bytes_as_its_dataset_can_have(tmp_path: Path) -> None:
@@ -41,14 +42,14 @@ def test_pictures_have_limits(tmp_path: Path, zipped: bool, monkeypatch: pytest.
     path = tmp_path / ("all.zip" if zipped else "all")
     total = len(small) + 2 + len(disguised.getvalue())
     archive = Archive(path, total)
-    places = archive.places()
-    assert archive.image(places["a.png"], None).shape == (3, 4, 4)
+    paths = archive.paths_by_name()
+    assert archive.image(paths["a.png"], None).shape == (3, 4, 4)
     for wrong in ("b.png", "c.png"):
-        with pytest.raises(DataError, match=f"{wrong} is no picture .*; get it again"):
-            archive.image(places[wrong], 4)
+        with pytest.raises(DataError, match=f"{wrong} is not an image .*; get it again"):
+            archive.image(paths[wrong], 4)
     monkeypatch.setattr(Archive, "MOST_PIXELS", 15)
-    with pytest.raises(DataError, match=r"a\.png is no picture \(4×4 pixels\)"):
-        archive.image(places["a.png"], 4)
+    with pytest.raises(DataError, match=r"a\.png is not an image \(4×4 pixels\)"):
+        archive.image(paths["a.png"], 4)
     with pytest.raises(
         DataError, match=f"has {total:,} bytes of pictures, {total - 1:,} at most expected; get it again"
     ):
@@ -60,7 +61,7 @@ def test_arrays_of_numbers_that_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     numpy.savez_compressed(path, inputs=numpy.zeros((1000, 100)), targets=numpy.arange(1000))
     arrays = read_npz(path)
     assert {name: array.shape for name, array in arrays.items()} == {"inputs": (1000, 100), "targets": (1000,)}
-    monkeypatch.setattr(folder, "memory", lambda: 10**6)
+    monkeypatch.setattr(npz, "memory", lambda: 10**6)
     with pytest.raises(DataError, match=r"not a NumPy file of arrays \(0\.0 GB unpacked, of 0\.0 GB of memory\)"):
         read_npz(path)
     monkeypatch.undo()

@@ -46,7 +46,7 @@ def load(name: str, folder: Path | None, **options: object) -> Samples:
 @pytest.mark.parametrize("name", FOLDER_DATASETS)
 def test_what_is_missing_and_where_it_goes(name: str, tmp_path: Path) -> None:
     with pytest.raises(
-        DataError, match=f"{name}: needs a data folder: give `data_dir` in the config, or set CLIENTWISE_DATA"
+        DataError, match=f"{name}: needs a data folder: set `data_dir` in the config, --data-dir or CLIENTWISE_DATA"
     ):
         load(name, None)
     with pytest.raises(DataError, match=f"{tmp_path}/.* is missing; .{{20}}"):
@@ -197,7 +197,7 @@ def test_the_criterion_sharpness_reads_celebas_attribute(tmp_path: Path) -> None
     [
         ("list_attr_celeba.txt", lambda text: text.replace("6\n", "7\n", 1), "'7' images of 2 attributes announced, 6"),
         ("list_attr_celeba.txt", lambda text: text.replace(" 1", " 0"), "neither -1 nor 1"),
-        ("list_attr_celeba.txt", lambda text: text.replace("000004", "000009"), "does not say who is on 000009.jpg"),
+        ("list_attr_celeba.txt", lambda text: text.replace("000004", "000009"), "has no identity for 000009.jpg"),
         ("list_attr_celeba.txt", lambda text: "", "no attribute 'Smiling'"),
         ("identity_CelebA.txt", lambda text: "é", "not a text file of CelebA"),
     ],
@@ -214,7 +214,7 @@ def test_images_that_are_missing_or_none(tmp_path: Path) -> None:
     write_celeba(tmp_path, zipped=False)
     image = tmp_path / "celeba" / "img_align_celeba" / "000002.jpg"
     image.write_bytes(image.read_bytes()[:100])
-    with pytest.raises(DataError, match=r"000002\.jpg is no picture"):
+    with pytest.raises(DataError, match=r"000002\.jpg is not an image"):
         load("celeba", tmp_path)
     image.unlink()
     with pytest.raises(DataError, match=r"1 of 6 images are missing, 000002\.jpg for one"):
@@ -232,7 +232,7 @@ def test_an_identity_is_a_number(tmp_path: Path, identity: str) -> None:
     write_celeba(tmp_path, zipped=False)
     path = tmp_path / "celeba" / "identity_CelebA.txt"
     path.write_text(path.read_text().replace(" 8", f" {identity}"), encoding="utf-8")
-    with pytest.raises(DataError, match=r"does not say who is on|not a text file"):
+    with pytest.raises(DataError, match=r"has no identity for|not a text file"):
         load("celeba", tmp_path)
 
 

@@ -1,9 +1,10 @@
-"""A wire between network namespaces that delays every packet and loses some: netem without a kernel module.
+"""A connection between network namespaces that delays and loses packets, without netem's module.
 
     python bad_wire.py --delay 0.05 --loss 0.01 SERVER CLIENT...
 
-The server has 10.77.0.1; client k is reached at 10.77.k.2 over a point-to-point device of its own, whose two ends this
-program copies packets between. It says "ready" when the devices are up, and how many packets it saw when it is ended.
+The server has the address 10.77.0.1. Client k has 10.77.k.2, on a point-to-point device of its own.
+This program copies packets between the two ends of each device. It prints "ready" when the devices
+are up, and the number of packets when it is ended.
 """
 
 from __future__ import annotations
@@ -18,12 +19,16 @@ import signal
 import struct
 import subprocess
 
-NEW_NETWORK, SET_INTERFACE, TUN, NO_HEADER = 0x40000000, 0x400454CA, 0x0001, 0x1000
+# Constants of Linux: CLONE_NEWNET, TUNSETIFF, IFF_TUN, IFF_NO_PI.
+NEW_NETWORK = 0x40000000
+SET_INTERFACE = 0x400454CA
+TUN = 0x0001
+NO_HEADER = 0x1000
 LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 def open_device(namespace: str, name: str, mine: str, other: str) -> int:
-    """A point-to-point device in a namespace, up; what is written to it arrives there."""
+    """A point-to-point device in a namespace, up."""
     with open(f"/run/netns/{namespace}") as file:
         if LIBC.setns(file.fileno(), NEW_NETWORK):
             raise OSError(ctypes.get_errno(), f"cannot enter {namespace}")
@@ -41,7 +46,10 @@ async def main() -> None:
     parser.add_argument("server")
     parser.add_argument("clients", nargs="+")
     options = parser.parse_args()
-    loop, chance, seen, lost = asyncio.get_running_loop(), random.Random(1), 0, 0
+    loop = asyncio.get_running_loop()
+    chance = random.Random(1)
+    seen = 0
+    lost = 0
 
     def copy(source: int, target: int) -> None:
         nonlocal seen, lost

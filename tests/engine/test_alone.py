@@ -39,9 +39,9 @@ def trained(engine: LocalEngine, client: int, model: torch.Tensor, round_num: in
     return updates.models[0]
 
 
-def test_all_samples_in_one_place_are_one_clients() -> None:
+def test_all_samples_centralised_are_one_clients() -> None:
     data = some_data()
-    pooled, server = data.in_one_place("pooled"), data.in_one_place("server_only")
+    pooled, server = data.centralised("pooled"), data.centralised("server_only")
     assert pooled.train.sizes.tolist() == [60, 0, 0]
     assert server.train.sizes.tolist() == [12, 0, 0]
     assert torch.equal(server.train.indices, data.weigh.indices)
@@ -58,7 +58,7 @@ def test_all_samples_in_one_place_are_one_clients() -> None:
 def test_alone_everybody_keeps_and_is_evaluated_by_a_model_of_its_own() -> None:
     data, module = some_data(), linear((4,), 3)  # every engine has a copy of it
     engine, plain = (
-        AloneEngine(data, deepcopy(module), seed=1, hostile=[2]),
+        AloneEngine(LocalEngine(data, deepcopy(module), seed=1), hostile=[2]),
         LocalEngine(data, deepcopy(module), seed=1),
     )
     method, state = Method(training=TRAINING), first_state(plain.initial_model, Method(), plain)
@@ -78,7 +78,7 @@ def test_alone_everybody_keeps_and_is_evaluated_by_a_model_of_its_own() -> None:
     torch.testing.assert_close(record.report.overall()[0], on_server.values.mean())
     torch.testing.assert_close(record.report.overall_loss()[0], on_server.losses.mean())
 
-    resumed = AloneEngine(data, deepcopy(module), seed=1)
+    resumed = AloneEngine(LocalEngine(data, deepcopy(module), seed=1))
     resumed.load_state(engine.state())
     after, again = (run_round(state, method, Plan(1, 3, asks=(0, 1, 2)), one)[1] for one in (engine, resumed))
     torch.testing.assert_close(after.local.losses, again.local.losses)

@@ -143,7 +143,7 @@ def test_padding_and_neighbours_change_no_sum() -> None:
 
 def wait_for(condition: Callable[[], bool]) -> bool:
     """Threads take a moment to end."""
-    for _ in range(200):
+    for _ in range(3_000):
         if condition():
             return True
         time.sleep(0.02)

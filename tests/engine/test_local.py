@@ -12,7 +12,7 @@ from clientwise.core.problem import Classification, Regression
 from clientwise.core.seeding import client_keys, generator, mixed
 from clientwise.core.types import LocalTraining, Task
 from clientwise.data.datasets import diabetes
-from clientwise.data.federated import Shares
+from clientwise.data.federated import Holdings
 from clientwise.data.partition import federate, iid
 from clientwise.engine.device import pick_device
 from clientwise.engine.local import LocalEngine
@@ -276,8 +276,8 @@ def test_what_prefetched_clients_hold_is_looked_up_before_they_are_asked(
     plain, engine, looked_up = make_engine(), make_engine(), []
     monkeypatch.setattr(engine.executor, "workers", 1)
     engine.prefetch((1, 3))
-    gather = Shares.gather
-    monkeypatch.setattr(Shares, "gather", lambda self, holders: looked_up.append(holders) or gather(self, holders))
+    gather = Holdings.gather
+    monkeypatch.setattr(Holdings, "gather", lambda self, holders: looked_up.append(holders) or gather(self, holders))
     for cohort in [(1, 3), (3, 1), (1, 3)]:
         (prefetched,) = engine.train(cohort, engine.initial_model, task())
         assert looked_up == ([] if cohort == (1, 3) else [cohort])
@@ -290,7 +290,7 @@ def test_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     assert pick_device("cpu").type == "cpu"
     if not torch.cuda.is_available():
         assert pick_device("auto").type == "cpu"
-        with pytest.raises(ClientwiseError, match="sees no GPU"):
+        with pytest.raises(ClientwiseError, match="finds no GPU"):
             pick_device("cuda")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)

@@ -248,7 +248,7 @@ def test_wishes_a_cpu_cannot_fulfil_are_refused() -> None:
     samples = clients([4]).samples
     with pytest.raises(ClientwiseError, match="use 'auto' or 'loop'"):
         DeviceExecutor(samples, NETWORKS["mlp"](), DEVICE, mode="graph")
-    with pytest.raises(ClientwiseError, match="'tf32' is a GPU's"):
+    with pytest.raises(ClientwiseError, match="precision = 'tf32': needs a GPU"):
         DeviceExecutor(samples, NETWORKS["mlp"](), DEVICE, precision="tf32")
 
 

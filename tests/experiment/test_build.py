@@ -13,7 +13,7 @@ import clientwise as cw
 from clientwise.data.datasets import DATASETS, DataError, digits
 from clientwise.data.federated import Samples
 from clientwise.errors import ConfigError
-from clientwise.experiment import build, validation
+from clientwise.experiment import build, trial
 from clientwise.experiment.build import build_data, load_samples
 from clientwise.experiment.describe import describe
 from clientwise.experiment.validation import validate
@@ -88,9 +88,10 @@ def test_what_check_refuses_for_its_size(tiny: dict[str, Any], changes: list[str
 
 
 def test_check_refuses_what_exceeds_the_memory_there_is(tiny: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(validation, "memory", lambda: 10**6)
+    monkeypatch.setattr(trial, "memory", lambda: 10**6)
     tiny["methods"] = [{"name": "a", "training": {"epochs": 500}, "fine_tune": {"epochs": 1}}]
-    with pytest.raises(ConfigError, match=r"methods\[0\].training.epochs: the order of .* samples in 500 epochs takes"):
+    said = r"methods\[0\].training.epochs = 500: the order of .* samples in that many epochs takes"
+    with pytest.raises(ConfigError, match=said):
         describe(cw.load(tiny))
 
 
@@ -101,7 +102,10 @@ def test_check_says_what_nobody_holds(tmp_path: Path) -> None:
     config = {"name": "t", "rounds": 1, "model": "linear", "partition": "by_id", "data_dir": str(tmp_path)}
     config["data"] = {"name": "table", "files": "*.csv", "target": "y"}
     data, clients, *_ = describe(cw.load(config))
-    assert "121 samples, classification; 1 of them nobody holds (who has fewer than partition.minimum" in data
+    assert (
+        "121 samples, classification; 1 of them unused (clients with fewer than partition.minimum samples are left out)"
+        in data
+    )
     assert "2 with" in clients
 
 
@@ -122,9 +126,9 @@ def test_errors_about_data_name_the_config_and_its_key(tiny: dict[str, Any], tmp
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (lambda seen: None, "must give a tensor of one value per client, gave NoneType"),
-        (lambda seen: torch.ones(1), r"gave \(1,\) for 2"),
-        (lambda seen: torch.full((2,), torch.nan), "must be a number of zero or more"),
+        (lambda seen: None, "must return a tensor with one value per client, returned NoneType"),
+        (lambda seen: torch.ones(1), r"returned \(1,\) for 2"),
+        (lambda seen: torch.full((2,), torch.nan), "must be finite and not negative"),
         (lambda seen: torch.full((2,), 7.0), "above its bound 1"),
     ],
 )
@@ -144,7 +148,10 @@ def test_a_criterion_that_cannot_work_is_found_before_the_run(
 
 @pytest.mark.parametrize(
     ("result", "message"),
-    [(lambda updates: updates[0, :3], "gave \\(3,\\) and"), (lambda updates: updates.no_such, "AttributeError")],
+    [
+        (lambda updates: updates[0, :3], "returned shapes \\(3,\\) and"),
+        (lambda updates: updates.no_such, "AttributeError"),
+    ],
 )
 def test_a_rule_that_cannot_work_is_found_before_the_run(tiny: dict[str, Any], result, message) -> None:
     @cw.RULES.register("wrong", cw.needs("models"))

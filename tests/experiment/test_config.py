@@ -54,19 +54,19 @@ def test_every_error_at_once_with_key_and_suggestion(tiny: dict[str, Any]) -> No
     }
     found = dict(issues(tiny))
     assert found["traning"] == "unknown option; did you mean 'training'?"
-    assert found["rounds"] == "input should be greater than 0, got -1"
+    assert found["rounds = -1"] == "must be greater than 0."
     assert found["data"] == "unknown dataset 'digts'; did you mean 'digits'?"
     assert found["partition.client"] == "unknown option; did you mean 'clients'?"
     assert found["partition.clients"] == "is missing"
-    assert found["partition.concentration"] == "input should be greater than 0, got 0"
-    assert "model.hidden" in found
-    assert found["training.batch_size"] == "input should be a valid integer or input should be 'full', got 'ful'"
-    assert found["training.learning_rate"] == "input should be greater than 0, got -0.1"
+    assert found["partition.concentration = 0"] == "must be greater than 0."
+    assert found["model.hidden = 'wide'"] == "must be a list."
+    assert found["training.batch_size = 'ful'"] == "must be an integer or 'full'."
+    assert found["training.learning_rate = -0.1"] == "must be greater than 0. Typical values are 0.01 to 0.1."
     assert found["training.epoch"] == "unknown option; did you mean 'epochs'?"
     assert found["methods[1].criteria[1]"] == "unknown criterion 'label_divers'; did you mean 'label_diversity'?"
-    assert found["methods[1].criteria[2].per_layer"] == "input should be a valid boolean, got 1"
+    assert found["methods[1].criteria[2].per_layer = 1"] == "must be true or false."
     assert found["methods[1].score.priorty"] == "unknown option; did you mean 'priority'?"
-    assert found["methods[1].adapt_loss.epsilon"] == "input should be greater than 0, got 0.0"
+    assert found["methods[1].adapt_loss.epsilon = 0.0"] == "must be greater than 0."
     assert len(found) == 14
 
 
@@ -137,7 +137,11 @@ def test_a_file_beside_the_config_is_not_imported_unasked(tmp_path: Path) -> Non
         ("methods.1.criteria=['trust', 'trust']", "methods[1].criteria", "trust is listed twice"),
         ("server_set.fraction=0.0", "methods[1]", "needs samples to weigh by"),
         ("server_set.report_fraction=1.0", "methods[1]", "needs samples to weigh by"),
-        ("methods.0.training={optimizer='adam', momentum=0.5}", "methods[0].training.momentum", "adam has its own"),
+        (
+            "methods.0.training={optimizer='adam', momentum=0.5}",
+            "methods[0].training.momentum",
+            "adam has its own",
+        ),
         ("methods.0.score={name='owa', weights=[0.5, 0.5]}", "methods[0].score", "2 values for 1 criteria"),
         ("methods.0.score={name='choquet', capacity={dataset_size=0.5}}", "methods[0].score", "must be 1, got 0.5"),
         (
@@ -193,7 +197,7 @@ def test_presets_change_the_size_of_an_experiment(tiny: dict[str, Any], tmp_path
     ):
         with pytest.raises(ConfigError, match=reason):
             load_experiment(tiny | {"presets": {"quick": change}}, preset=preset)
-    with pytest.raises(ConfigError, match="there is no preset 'quick'; it has none"):
+    with pytest.raises(ConfigError, match="there is no preset 'quick'; the config has no presets"):
         load_experiment({key: value for key, value in tiny.items() if key != "presets"}, preset="quick")
     with pytest.raises(ConfigError, match="must be tables"):
         load_experiment(tiny | {"presets": {"quick": 3}})
@@ -294,7 +298,7 @@ def test_the_official_test_split_is_a_server_set(tiny: dict[str, Any]) -> None:
     tiny["evaluation"]["official_test"] = "server"
     assert load_experiment(tiny).server_holds_samples
     tiny["evaluation"] = {"official_test": "sever"}
-    assert "'pooled', 'server' or 'clients'" in dict(issues(tiny))["evaluation.official_test"]
+    assert issues(tiny) == [("evaluation.official_test = 'sever'", "must be 'pooled', 'server' or 'clients'.")]
 
 
 # What no config can mean ------------------------------------------------------------------------------------------
@@ -314,16 +318,22 @@ partition = { name = "iid", clients = 3 }
         ("x = " + "[" * 40 + "]" * 40, "x: is nested more than 32 deep"),
         ("a." * 20_000 + "b = 1", "not valid TOML: a key of more than 32 parts"),
         ("[" + '"a" . ' * 20_000 + "b]", "not valid TOML: a key of more than 32 parts"),
-        ("x = " + "9" * 5_000, "not valid TOML: an integer of too many digits; integers of a config go up to 9,223"),
-        (f"training.epochs = {10**30}", "training.epochs: is too large; integers of a config go up to 9,223"),
+        (
+            "x = " + "9" * 5_000,
+            "not valid TOML: an integer of too many digits; the largest integer",
+        ),
+        (f"training.epochs = {10**30}", "training.epochs: is too large; the largest integer of a config is 9,223"),
         (f"seeds = [1, {2**63}]", r"seeds\[1\]: is too large"),
         ("#" * 2**21, "is larger than 1,048,576 bytes: not a config"),
-        ('device = "cuda:99999999999"', "device: use .*, or .*for the second GPU, got"),
-        ("training.epochs = 1000000000", "training.epochs: input should be less than or equal to 10000"),
-        ("training.learning_rate = 1e308", "training.learning_rate: input should be less than or equal to 10{30}, got"),
-        ("workers = 1000000", "workers: input should be less than or equal to 1024"),
-        (f"seeds = {list(range(20_000))}", "seeds: list should have at most 10000 items"),
-        (f"methods = [{{name = '{'é' * 101}'}}]", r"methods\[0\].name: a name has 1 to 200 bytes"),
+        ('device = "cuda:99999999999"', "device = .cuda:9+.: must be .*, or .*for the second GPU"),
+        ("training.epochs = 1000000000", "training.epochs = 1000000000: must be at most 10,000"),
+        (
+            "training.learning_rate = 1e308",
+            r"learning_rate = 1e\+308: must be at most 1e\+30\. Typical values are",
+        ),
+        ("workers = 1000000", "workers = 1000000: must be at most 1,024 or .auto. or .ray."),
+        (f"seeds = {list(range(20_000))}", "seeds = .*: must have at most 10,000 entries"),
+        (f"methods = [{{name = '{'é' * 101}'}}]", r"methods\[0\].name = .*: must have 1 to 200 bytes"),
         ('methods = [{name = "a\\nb"}]', "and no control characters"),
     ],
 )
@@ -337,12 +347,12 @@ def test_what_no_config_can_mean(tmp_path: Path, line: str, reason: str) -> None
 
 def test_dictionaries_have_the_same_bounds(tiny: dict[str, Any]) -> None:
     assert issues(tiny | {"rounds": 10**30}) == [
-        ("rounds", "is too large; integers of a config go up to 9,223,372,036,854,775,807")
+        ("rounds", "is too large; the largest integer of a config is 9,223,372,036,854,775,807")
     ]
     endless: dict[str, Any] = {}
     endless["again"] = endless
     assert issues(tiny | {"x": endless}) == [("x", "is nested more than 32 deep")]
-    assert issues(tiny, "rounds=" + "[" * 3_000)[0][0] == "rounds"
+    assert issues(tiny, "rounds=" + "[" * 3_000)[0][0].startswith("rounds = '[[[")
     assert issues(tiny, "a." * 5_000 + "b=1") == [("a", "is nested more than 32 deep")]
 
 
@@ -353,10 +363,10 @@ def test_of_many_mistakes_the_first_hundred_are_told(tiny: dict[str, Any]) -> No
 
 
 def test_long_values_are_shortened_where_they_are_told_of(tiny: dict[str, Any]) -> None:
-    ((_, message),) = issues(tiny | {"rounds": "9" * 100_000})
-    assert message.startswith("input should be a valid integer, got '999")
-    assert message.endswith("999'")
-    assert len(message) == 600
+    ((key, message),) = issues(tiny | {"rounds": "9" * 100_000})
+    assert key.startswith("rounds = '999")
+    assert key.endswith("999'")
+    assert (len(key), message) == (len("rounds = ") + 80, "must be an integer.")
 
 
 def test_a_plugin_that_exits_does_not_end_the_command(tiny: dict[str, Any], tmp_path: Path) -> None:
@@ -366,7 +376,7 @@ def test_a_plugin_that_exits_does_not_end_the_command(tiny: dict[str, Any], tmp_
 
 
 def test_no_error_is_a_strangers(tiny: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigError, match=r"methods: must have at least 1 of them, got \[\]"):
+    with pytest.raises(ConfigError, match=r"methods = \[\]: must not be empty"):
         load_experiment(tiny | {"methods": []})
     with pytest.raises(ValueError, match="unknown quantifier 'mosst'; did you mean 'most'"):
         cw.owa(quantifier="mosst")
@@ -376,7 +386,7 @@ def test_no_error_is_a_strangers(tiny: dict[str, Any], tmp_path: Path, monkeypat
         """Wants a folder."""
         return cw.Samples(data_dir / "images.npy")
 
-    said = "data: lost: TypeError: .*it was given no data folder: is `data_dir` in the config missing"
+    said = "data: lost: TypeError: .*no data folder is set: `data_dir` in the config"
     monkeypatch.delenv("CLIENTWISE_DATA", raising=False)
     with pytest.raises(DataError, match=said):
         cw.run(tiny | {"data": "lost"}, tmp_path / "run")

@@ -57,6 +57,14 @@ def test_a_part_that_reads_a_criterion_needs_it_measured(tiny: dict[str, Any]) -
         load_experiment(tiny | {"methods": [{"name": "nova", "before": ["nova"]}]})
 
 
+def test_a_label_does_not_make_a_criterion_another_one(tiny: dict[str, Any]) -> None:
+    method = {"name": "nova", "before": ["nova"], "criteria": [{"name": "class_balance", "as": "local_steps"}]}
+    with pytest.raises(ConfigError, match=r"before\[0\]: nova reads the criterion 'local_steps': add it"):
+        load_experiment(tiny | {"methods": [method]})
+    method["criteria"] = [{"name": "local_steps", "as": "steps"}]
+    load_experiment(tiny | {"methods": [method]})
+
+
 def test_a_server_without_samples_cannot_train(tiny: dict[str, Any]) -> None:
     judged_by_clients = tiny | {"server_set": {"source": "clients"}, "methods": ["FLTrust"]}
     with pytest.raises(ConfigError, match=r"criteria\[0\]: needs samples of the server"):
@@ -74,7 +82,7 @@ def test_every_method_runs_and_learns(tiny: dict[str, Any], tmp_path: Path) -> N
 
 
 def test_a_control_federates_nothing(tiny: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match="control: is no federated learning: rule would do nothing"):
+    with pytest.raises(ConfigError, match="control: is not federated learning: rule would have no effect"):
         load_experiment(tiny | {"methods": [{"like": "Pooled", "rule": "median"}]})
     with pytest.raises(ConfigError, match=r'control: needs all samples in this process: use engine = "local"'):
         load_experiment(tiny | {"engine": "flower", "methods": ["Alone"]})

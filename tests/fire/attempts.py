@@ -17,7 +17,7 @@ from small_files import SMALL
 
 from clientwise import Run, cli
 from clientwise.data.datasets import DATASETS, DataError
-from clientwise.data.folder import read_npz
+from clientwise.data.npz import read_npz
 from clientwise.data.partition import federate, iid
 from clientwise.errors import RunError
 from clientwise.experiment.config import load_experiment

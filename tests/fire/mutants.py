@@ -11,7 +11,9 @@ from typing import Any
 
 import tomli_w
 
-from clientwise.experiment.schema import Experiment, MethodSettings, Section
+from clientwise.experiment.methods import MethodSettings
+from clientwise.experiment.schema import Experiment
+from clientwise.experiment.tables import ConfigTable
 from clientwise.reference import KINDS
 
 ROOT = Path(__file__).parents[2]
@@ -242,7 +244,7 @@ def _add(draw: random.Random, table: dict[str, Any], given: _Snippets) -> None:
     for _ in range(3):
         key, field = draw.choice(list(kind.model_fields.items()))
         inner = field.annotation
-        if isinstance(inner, type) and issubclass(inner, Section):
+        if isinstance(inner, type) and issubclass(inner, ConfigTable):
             node, kind = node.setdefault(key, {}) if isinstance(node, dict) else {}, inner
             continue
         break

@@ -196,9 +196,9 @@ def test_a_node_is_the_client_under_whose_name_it_was_registered(caplog: pytest.
     assert connected() == connected() == {1: 11, 0: 12, 2: 16}  # of the two that are called c, the newer key
     said = [record.message for record in caplog.records]
     assert said == [
-        "node 13 is registered as 'ward-A', no name in flower.clients; did you mean ward-a?",
-        "node 14 is registered as '', no name in flower.clients",
-        "two nodes are c: 16 counts, unregister node 15",
+        "node 13 is registered as 'ward-A', which is not in flower.clients; did you mean ward-a?",
+        "node 14 is registered as '', which is not in flower.clients",
+        "two nodes are registered as c: node 16 is used, unregister node 15",
     ]
 
 

@@ -73,7 +73,7 @@ def test_a_planned_stop_is_no_alarm(tmp_path: Path) -> None:
     events.ended(SystemExit(0), asked=was_asked_to_stop(out, 8))  # ended by something else
     written = [json.loads(line) for line in events.file.read_text().splitlines()]
     assert [one["event"] for one in written] == ["stopped", "failed"]
-    assert written[1]["reason"] == "its process was told to end: did the SuperLink?"
+    assert written[1]["reason"] == "the run's process was terminated; a SuperLink that ends does that"
     assert json.loads(told.read_text())["event"] == "failed"
 
 

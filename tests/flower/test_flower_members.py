@@ -89,14 +89,14 @@ def test_one_joins_and_one_leaves_and_comes_back(config: dict[str, Any], tmp_pat
     assert took_part == {1: {0, 1, 2}, 2: {0, 1, 2}, 3: {0, 2, 3}, 4: {0, 2, 3}, 5: {0, 1, 2, 3}}
     assert [row.name for row in found.clients(1)] == NAMES
     assert not [notes for (notes,) in found.query("SELECT notes FROM rounds") if "not connected" in notes]
-    assert dict(about(found))["clients"] == "4 with data of their own, elsewhere, all in a round"
+    assert dict(about(found))["clients"] == "4 with local data, sizes not recorded; cohort: all clients"
     assert [change.what for change in found.changes] == [["d joined", "b left"], ["b came back"]]
 
 
 def test_nobody_joins_in_the_place_of_another(config: dict[str, Any], tmp_path: Path) -> None:
     sitting(config, tmp_path)
     for clients in (["d", *NAMES[:3]], ["a", "b", "d", "c"], NAMES[:2]):
-        with pytest.raises(RunError, match=r"flower.clients differ.*names may join flower.clients at its end"):
+        with pytest.raises(RunError, match=r"another config: flower.clients.*names may join flower.clients at its end"):
             sitting(with_members(config, clients) | {"rounds": 3}, tmp_path)
 
 

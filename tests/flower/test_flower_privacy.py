@@ -20,7 +20,8 @@ from clientwise.core.round import first_state, run_round
 from clientwise.engine.local import LocalEngine
 from clientwise.experiment.build import build_engine, build_executor, build_plan
 from clientwise.experiment.config import load_experiment
-from clientwise.experiment.schema import Experiment, FlowerSettings
+from clientwise.experiment.schema import Experiment
+from clientwise.experiment.settings import FlowerSettings
 from clientwise.flower.client_app import client_app
 from clientwise.flower.data import load_npz, server_side, write_parts
 from clientwise.flower.engine import FlowerEngine

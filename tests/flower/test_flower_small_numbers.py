@@ -96,12 +96,15 @@ def test_groups_keep_what_belongs_together() -> None:
 def test_a_server_may_ask_for_what_the_experiment_says_alone(hospital: Path, change: dict[str, Any]) -> None:
     reply = ask(hospital, Request(0, 1, task(**change)), torch.zeros(10))
     assert reply.has_error()
-    assert reply.error.reason == "RefusedError: asked to train or to measure otherwise than the experiment says"
+    assert (
+        reply.error.reason
+        == "RefusedError: the request's training or criteria are not those of any method of the experiment"
+    )
 
 
 def test_a_server_of_another_version_is_told_so(hospital: Path) -> None:
     reply = ask(hospital, Request(0, 1, task(), version="0.0.1"), torch.zeros(10))
-    assert "the server has clientwise 0.0.1, this node " in reply.error.reason
+    assert "the server runs clientwise 0.0.1, this node " in reply.error.reason
 
 
 def test_a_hospitals_own_loader_is_used(hospital: Path) -> None:

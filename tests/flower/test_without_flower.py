@@ -65,7 +65,7 @@ def test_an_unknown_engine_is_refused(tiny: dict[str, Any]) -> None:
     from clientwise.errors import ConfigError
     from clientwise.experiment.config import load_experiment
 
-    with pytest.raises(ConfigError, match="engine: input should be 'local' or 'flower'"):
+    with pytest.raises(ConfigError, match=r"engine = .*: must be 'local' or 'flower'"):
         load_experiment(tiny | {"engine": "flwr"})
     with pytest.raises(ConfigError, match=r"flower.train_second: unknown option; did you mean 'train_seconds'"):
         load_experiment(tiny | {"flower": {"train_second": 1.0}})

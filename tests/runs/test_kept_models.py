@@ -79,13 +79,13 @@ def test_a_run_begins_with_the_model_of_another(config: dict[str, Any], tmp_path
         == dict(cw.Run(first).curve("metric", "FedAvg", 1))[best_round(cw.Run(first))]
     )
     assert second.initial_model.startswith(f"{file.name} (round {best_round(cw.Run(first))} of FedAvg in tiny, ")
-    assert dict(about(second))["began with"] == second.initial_model
+    assert dict(about(second))["warm start"] == second.initial_model
 
     # It goes on with the same, wherever that lies by then, and with no other.
     moved = file.rename(tmp_path / "moved.safetensors")
     cw.run(still | {"rounds": 2, "initial_model": str(moved)}, second.folder, resume=True)
     save_file({name: tensor + 1 for name, tensor in load_file(moved).items()}, moved)
-    with pytest.raises(RunError, match="did not begin with this: another initial model"):
+    with pytest.raises(RunError, match="the run began with something else: another initial model"):
         cw.run(still | {"rounds": 3, "initial_model": str(moved)}, second.folder, resume=True)
 
 

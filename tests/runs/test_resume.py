@@ -114,7 +114,8 @@ def test_a_run_does_not_go_on_with_other_data_plugins_or_versions(
 
     write_plugin(tmp_path, 50)
     refused = (
-        r"did not begin with this: other data \(seed 1\): everybody's; other code in the plugin scaled\. .*--accept"
+        r"the run began with something else: other data \(seed 1\): those of all clients; "
+        r"other code in the plugin scaled\. .*--accept"
     )
     with pytest.raises(RunError, match=refused):
         cw.run(own, stopped, resume=True)
@@ -126,7 +127,7 @@ def test_a_run_does_not_go_on_with_other_data_plugins_or_versions(
     cw.run(own, stopped, resume=True, accept_changes=True)
     (change,) = cw.Run(stopped).changes
     assert change.rounds == 3
-    assert change.what[:2] == ["other data (seed 1): everybody's", "other code in the plugin scaled"]
+    assert change.what[:2] == ["other data (seed 1): those of all clients", "other code in the plugin scaled"]
     cw.run(own, stopped, resume=True)  # what was accepted need not be accepted again
     assert len(cw.Run(stopped).changes) == 1
     write_plugin(tmp_path, 1)

@@ -141,16 +141,19 @@ def class_scores(outputs: Tensor) -> Tensor:
 
 
 def cox_losses(scores: Tensor, targets: Tensor) -> Tensor:
-    """Cox's negative partial log-likelihood, event by event [..., N]; 0 for who had none. Ties as Breslow has them.
+    """Cox's negative partial log-likelihood of every sample [..., N], with Breslow's ties; 0 where censored.
 
-    Targets [N] are times, negative (or −0) where nothing happened until then. An event costs the log of Σ exp(score)
-    over all who were still watched at that time, less its own score.
+    The loss of an event is log Σ exp(score) over the samples still observed at that time, minus its score.
+
+    Args:
+        scores: [..., N], larger at a higher risk.
+        targets: times [N], negative (or −0) where censored.
     """
     times = targets.abs()
     latest_first, order = times.sort(descending=True)
     watched = scores[..., order].logcumsumexp(-1)
-    last = torch.searchsorted(-latest_first, -times, right=True) - 1  # of those who were watched as long
-    # Rounding must not make a loss negative: a server refuses that.
+    last = torch.searchsorted(-latest_first, -times, right=True) - 1  # of the samples observed as long
+    # Rounding must not make a loss negative: servers refuse negative losses.
     return torch.where(targets > 0, (watched[..., last] - scores).clamp(min=0), 0.0)
 
 

@@ -6,10 +6,12 @@ from pathlib import Path
 
 import numpy
 
+from .catalogue import DATASETS
 from .columns import Standardise
 from .federated import Samples
-from .folder import DATASETS, DataError, find
-from .table import Sheet, Table, cached_table, join, read_csv
+from .folder import DataError, find
+from .table import SampleTable, Sheet, cached_table, join
+from .table_files import read_csv
 
 STATIONS = (
     *("Aotizhongxin", "Changping", "Dingling", "Dongsi", "Guanyuan", "Gucheng", "Huairou", "Nongzhanguan", "Shunyi"),
@@ -24,14 +26,19 @@ MOST_BYTES = 2**24
 
 @DATASETS.register("beijing_air")
 def beijing_air(data_dir: Path | None, *, standardise: Standardise = "pooled") -> Samples:
-    """Fine dust by the hour at twelve stations, from gases and weather: log10 of PM2.5 (regression, Zhang et al. 2017).
+    """Hourly PM2.5 at twelve stations in Beijing, from gases and weather (regression, Zhang et al. 2017).
 
-    The logarithm, since errors of a concentration are relative; hours without PM2.5 are left out.
+    The target is log10 of PM2.5, since errors of a concentration are relative. Hours without PM2.5
+    are left out. Each station is an id.
+
+    Args:
+        data_dir: the data folder.
+        standardise: numbers by the training samples of all clients ("pooled"), of each ("client"), or not ("off").
     """
     get = "it belongs to the Beijing Multi-Site Air-Quality data of the UCI Machine Learning Repository"
     paths = [_file(data_dir, station, get) for station in STATIONS]
 
-    def read() -> Table:
+    def read() -> SampleTable:
         sheets = [_read(path, station) for path, station in zip(paths, STATIONS, strict=True)]
         return join(sheets, target=TARGET, kind="regression", categories=CATEGORIES, ignore=IGNORE)
 

@@ -1,4 +1,4 @@
-"""The same ten digits, scanned in four ways."""
+"""Handwritten digits from four sources."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from torch.nn.functional import interpolate
 from ..core.problem import Classification
 from ..registry import Pixels, PositiveInt
 from .cache import Writer, cached
+from .catalogue import DATASETS
 from .federated import Samples
-from .folder import DATASETS, DataError, find
+from .folder import DataError, find
 from .mnist import mnist
-from .table import read_csv
+from .table_files import read_csv
 
 DOMAINS = ("MNIST", "USPS", "Semeion", "scikit-learn")
 USPS, SEMEION = {"zip.train": 7_291, "zip.test": 2_007}, 1_593  # digits
@@ -25,7 +26,15 @@ MOST_BYTES = 2**26
 
 @DATASETS.register("digit_domains")
 def digit_domains(data_dir: Path | None, *, size: Pixels = 16, most: PositiveInt | None = None) -> Samples:
-    """Digits of four sources (MNIST, USPS, Semeion, scikit-learn) as images of size×size, `most` of each source."""
+    """Digits from four sources (MNIST, USPS, Semeion, scikit-learn) as images of size×size pixels.
+
+    Each source is an id.
+
+    Args:
+        data_dir: the data folder.
+        size: width and height to which images are resized.
+        most: images of each source; all by default.
+    """
     usps = [_usps_file(data_dir, name) for name in USPS]
     get = "it is the Semeion Handwritten Digit data of the UCI Machine Learning Repository"
     semeion = find(data_dir, "digit_domains", ["semeion/semeion.csv", "semeion/semeion.data"], get)
@@ -93,8 +102,8 @@ def _images(pixels: numpy.ndarray) -> Tensor:
 def _evenly(images: Tensor, labels: Tensor, most: int | None) -> tuple[Tensor, Tensor]:
     """So many of them at most, taken at equal distances."""
     count = min(most or len(labels), len(labels))
-    places = torch.arange(count) * len(labels) // count
-    return images[places], labels[places]
+    chosen = torch.arange(count) * len(labels) // count
+    return images[chosen], labels[chosen]
 
 
 def _resized(images: Tensor, size: int) -> numpy.ndarray:

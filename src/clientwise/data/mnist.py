@@ -9,8 +9,9 @@ import numpy
 
 from ..core.problem import Classification
 from .cache import Writer, cached
+from .catalogue import DATASETS
 from .federated import Samples
-from .folder import DATASETS, DataError, find, read_file
+from .folder import DataError, find, read_file
 
 PARTS = {"train": 60_000, "t10k": 10_000}
 CLASS_COUNTS = {  # so that a file of the right size with other digits in it is noticed
@@ -24,7 +25,10 @@ _TYPES = {0x08: ">u1", 0x0C: ">i4"}
 
 @DATASETS.register("mnist")
 def mnist(data_dir: Path | None) -> Samples:
-    """70,000 digits of 28×28 pixels (60,000 + official test 10,000), idx files; QMNIST's labels add the writers."""
+    """70,000 handwritten digits of 28×28 pixels (60,000 + official test 10,000), from the idx files of MNIST.
+
+    With QMNIST's label files beside them, each writer is an id.
+    """
     get = "put the four files of the MNIST database there"
     images = [_file(data_dir, f"{part}-images-idx3-ubyte", get) for part in PARTS]
     labels = [_file(data_dir, f"{part}-labels-idx1-ubyte", get) for part in PARTS]
@@ -32,8 +36,8 @@ def mnist(data_dir: Path | None) -> Samples:
 
     def build(arrays: Writer) -> None:
         inputs, targets = [_read_idx(path) for path in images], [_read_idx(path) for path in labels]
-        for place, part in enumerate(PARTS):
-            _check(images[place], labels[place], part, inputs[place], targets[place])
+        for index, part in enumerate(PARTS):
+            _check(images[index], labels[index], part, inputs[index], targets[index])
         arrays.save("inputs", numpy.concatenate(inputs)[:, None])
         arrays.save("targets", numpy.concatenate(targets).astype(numpy.int64))
         if writers:

@@ -17,8 +17,9 @@ from annotated_types import Ge, Gt, Le
 
 from ..core.problem import Classification
 from .cache import Writer, cached
+from .catalogue import DATASETS
 from .federated import FederatedData, Samples
-from .folder import DATASETS, DataError, find, read_file
+from .folder import DataError, find, read_file
 
 PADDING, UNKNOWN, FIRST_WORD = 0, 1, 2
 MOST_BYTES, MOST_REVIEWS = 2**29, 200_000
@@ -33,9 +34,15 @@ def movie_reviews(
     words: Annotated[int, Ge(3), Le(10**9)] = 10_000,
     length: Annotated[int, Gt(0), Le(2_500)] = 200,
 ) -> Samples:
-    """Movie reviews (CSV: text, label 0 or 1, source) as the last `length` words of each; `words` numbers in all.
+    """Movie reviews, positive or negative, from a CSV file with the columns text, label (0 or 1) and source.
 
-    0 is the padding in front, 1 any word that is not among the most frequent of the clients' training texts.
+    A review is the numbers of its last words: 0 is padding in front, 1 a word that is not among the
+    most frequent ones of the clients' training texts. Each source is an id.
+
+    Args:
+        data_dir: the data folder.
+        words: size of the vocabulary, padding and unknown words included.
+        length: words of a review.
     """
     get = "make it from the Large Movie Review Dataset (IMDB) or your own reviews: columns text, label (0, 1), source"
     path = find(data_dir, "movie_reviews", ["movie_reviews/reviews.csv.gz", "movie_reviews/reviews.csv"], get)
@@ -43,9 +50,9 @@ def movie_reviews(
     def build(arrays: Writer) -> None:
         texts, labels, sources = _read_reviews(path)
         arrays.save("targets", numpy.array(labels, numpy.int64))
-        place = {source: place for place, source in enumerate(sorted(set(sources)))}
-        arrays.save("ids", numpy.array([place[source] for source in sources], numpy.int64))
-        numbers: dict[str, int] = {}  # of all words there are; which of them a model knows is settled later
+        number = {source: index for index, source in enumerate(sorted(set(sources)))}
+        arrays.save("ids", numpy.array([number[source] for source in sources], numpy.int64))
+        numbers: dict[str, int] = {}  # of all words; the vocabulary is chosen later
         inputs = arrays.create("inputs", (len(texts), length), numpy.int32)
         for row, text in zip(inputs, texts, strict=True):
             found = [numbers.setdefault(word, len(numbers) + 1) for word in tokens(text)][-length:]
@@ -72,7 +79,7 @@ def tokens(text: str) -> list[str]:
 
 
 def _with_vocabulary(data: FederatedData, words: int) -> FederatedData:
-    """Words by their rank among the training texts of the clients, who alone decide what the model knows."""
+    """Words by their rank in the clients' training texts; test texts must not decide on the vocabulary."""
     inputs = data.samples.inputs
     counts = torch.bincount(inputs[torch.unique(data.train.indices)].flatten(), minlength=int(inputs.max()) + 1)
     counts[0] = 0  # the padding is no word

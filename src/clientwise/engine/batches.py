@@ -1,4 +1,4 @@
-"""Which samples a client trains on, and when: the batches of many clients, drawn together."""
+"""Batch schedules: which samples clients train on at every step, drawn for many clients at once."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from ..core.types import LocalTraining
 
 @dataclass(frozen=True)
 class BatchSchedule:
-    """When G clients train on how many samples, side by side: client g does its steps and then rests.
+    """How many samples each of G clients trains on at every step; a client that is done rests.
 
-    It depends on nothing but how many samples they have; which samples these are, `draw` says.
+    It depends on the numbers of samples alone; `draw` chooses the samples.
     """
 
     sizes: Tensor  # [G], on the CPU
@@ -25,7 +25,7 @@ class BatchSchedule:
     epoch: Tensor  # [S, G]
     positions: Tensor  # [S, G, B] which sample of the epoch; past the count any of them
     beyond: Tensor  # [G, N] whether the client has fewer samples than this
-    shuffled: Tensor | None  # [G] whether the client has more than one batch an epoch; None: nobody has
+    shuffled: Tensor | None  # [G] whether the client has more than one batch an epoch; None: no client has
 
     @staticmethod
     def of(sizes: Tensor, training: LocalTraining, width: int, device: torch.device) -> BatchSchedule:

@@ -33,12 +33,14 @@ from .stacked.network import NotStackableError, StackedNetwork
 CACHE_BYTES = 16 * 2**20  # of models side by side on one core
 HANDED_BYTES = 64 * 2**20  # of models trained one by one that a worker hands over at once: each time all sums are read
 MAX_CLIENTS = 1024  # trained at once
+MAX_HANDED = 16  # clients trained one by one whose models are handed over at once
+FLOAT_BYTES = 4
 SMALL_PART = 512  # samples to evaluate; fewer are not worth another worker
 GPU_SHARE = 0.4  # of its free memory, for the data and again for the models
 
 
 class Executor(Protocol):
-    """Whom an engine gives its jobs: a `DeviceExecutor`, or a lane's share of one (`scheduler.LaneExecutor`)."""
+    """Executes an engine's jobs: a `DeviceExecutor`, or a lane's access to one (`scheduler.LaneExecutor`)."""
 
     device: torch.device
     samples: Samples
@@ -46,11 +48,11 @@ class Executor(Protocol):
     workers: int
 
     def clients_at_once(self, training: LocalTraining, largest: int) -> int:
-        """How many clients of at most `largest` samples train together."""
+        """How many clients with at most `largest` samples train together."""
         ...
 
     def train(self, jobs: Iterable[TrainJob]) -> Iterator[TrainResult | Exception]:
-        """The jobs in order; what goes wrong comes instead of a result."""
+        """The results of the jobs, in order; an exception takes the place of a result."""
         ...
 
     def evaluate(self, models: Tensor, job: EvaluateJob) -> Evaluation:
@@ -101,9 +103,11 @@ class DeviceExecutor:
         self.spec = self.flat.spec
         self.precision = set_precision(precision, device)
         self._dtype = torch.bfloat16 if self.precision == "bf16" else torch.float32
-        self._values_per_sample, self._evaluates_stacked, self._has_convolutions = 0, False, True
+        self._values_per_sample = 0
+        self._evaluates_stacked = False
+        self._has_convolutions = True
         if too_large:  # a graph cannot fetch anything from outside the GPU
-            self.mode, self.reason = "loop", "the data do not fit on the GPU: batches travel"
+            self.mode, self.reason = "loop", "the data does not fit on the GPU, so batches are copied to it"
         else:
             self.mode, self.reason = self._choose(mode)
         self.workers = 1 if on_gpu else workers or torch.get_num_threads()
@@ -117,7 +121,7 @@ class DeviceExecutor:
         )
 
     def __str__(self) -> str:
-        """What a person is told."""
+        """How clients are trained and why, for the user."""
         words = {"loop": "one client after the other", "graph": "one client after the other, each step a CUDA graph"}
         cores = f" on each of {self.workers} cores" if self.workers > 1 else ""
         return f"{words.get(self.mode, 'many clients at once')}{cores}, in {self.precision}: {self.reason}"
@@ -126,7 +130,7 @@ class DeviceExecutor:
         """How clients are trained, and why."""
         on_gpu = self.device.type == "cuda"
         if wanted in ("loop", "graph"):
-            return wanted, "as asked for"
+            return wanted, "as configured"
         one_by_one: Mode = "graph" if on_gpu else "loop"
         if not len(self.samples.inputs):  # a server whose clients are elsewhere
             return one_by_one, "there are no samples here"
@@ -140,33 +144,35 @@ class DeviceExecutor:
         if self.samples.problem.loss.compares_samples:
             return one_by_one, "the loss compares the samples of a batch"
         if wanted == "stacked":
-            return wanted, "as asked for"
+            return wanted, "as configured"
         if on_gpu:
             return "stacked", "the network can be stacked"
         if self._has_convolutions:
             return "loop", "on a CPU convolutions gain nothing from stacking"
-        if 4 * self.spec.size > CACHE_BYTES / 2:
+        if FLOAT_BYTES * self.spec.size > CACHE_BYTES / 2:
             return "loop", "the network fills the caches alone"
         return "stacked", "the network is small"
 
     def clients_at_once(self, training: LocalTraining, largest: int) -> int:
-        """How many clients of at most `largest` samples train together."""
+        """How many clients with at most `largest` samples train together."""
         if (training, largest) not in self._at_once:  # asked once: a GPU takes its time to say what memory it has
             self._at_once[training, largest] = self._count_at_once(training, largest)
         return self._at_once[training, largest]
 
     def _count_at_once(self, training: LocalTraining, largest: int) -> int:
-        samples = min(training.batch_size or largest, largest)
+        size = self.spec.size
         if self.mode != "stacked":
-            return max(1, min(16, HANDED_BYTES // (4 * self.spec.size)))
+            return _clamp(HANDED_BYTES // (FLOAT_BYTES * size), MAX_HANDED)
+        batch_values = min(training.batch_size or largest, largest) * self._values_per_sample
         if self.device.type == "cuda":
             free = torch.cuda.mem_get_info(self.device)[0] + torch.cuda.memory_reserved(self.device)
-            each = 4 * (6 * self.spec.size + 3 * samples * self._values_per_sample)
-            return int(max(1, min(MAX_CLIENTS, GPU_SHARE * free // each)))
-        return max(1, min(MAX_CLIENTS, CACHE_BYTES // (4 * (self.spec.size + samples * self._values_per_sample))))
+            bytes_per_client = FLOAT_BYTES * (6 * size + 3 * batch_values)
+            return _clamp(int(GPU_SHARE * free // bytes_per_client), MAX_CLIENTS)
+        bytes_per_client = FLOAT_BYTES * (size + batch_values)
+        return _clamp(CACHE_BYTES // bytes_per_client, MAX_CLIENTS)
 
     def train(self, jobs: Iterable[TrainJob]) -> Iterator[TrainResult | Exception]:
-        """The jobs in order, a few at a time; what goes wrong comes instead of a result."""
+        """See `Executor`; at most one job more than there are workers is under way."""
         if self.workers == 1:
             yield from map(self._train, jobs)
             return
@@ -179,7 +185,7 @@ class DeviceExecutor:
             yield pending.popleft().result()
 
     def train_joined(self, jobs: Sequence[TrainJob]) -> list[TrainResult | Exception]:
-        """Jobs that train alike, as one batched computation; one after the other where that fails."""
+        """Jobs with the same training options as one batched computation; one by one if that fails."""
         try:
             results = self._train_as_one(jobs)
         except torch.OutOfMemoryError:
@@ -188,7 +194,7 @@ class DeviceExecutor:
         return results or list(self.train(jobs))
 
     def _train_as_one(self, jobs: Sequence[TrainJob]) -> list[TrainResult | Exception]:
-        """Every worker takes a part; nothing where one of them fails: whose it is shows when they train apart."""
+        """The jobs divided among the workers; empty if one fails: the caller trains them one by one."""
         joined = TrainJob.joined(jobs)
         largest = int(joined.sizes.max())
         size = max(1, min(self.clients_at_once(joined.training, largest), -(-len(joined) // self.workers)))
@@ -211,12 +217,12 @@ class DeviceExecutor:
             return error
 
     def _take_fewer(self) -> None:
-        """Others have come to use this GPU since its memory was counted: half as many clients at once from now on."""
+        """Train half as many clients at once from now on: other processes use this GPU, too."""
         self._at_once = {work: max(1, count // 2) for work, count in self._at_once.items()}
         torch.cuda.empty_cache()
 
     def evaluate(self, models: Tensor, job: EvaluateJob) -> Evaluation:
-        """Every model [c, d] on all samples of the job; the samples are shared among the workers."""
+        """See `Executor`; the samples are divided among the workers."""
         models, problem = models.to(self.device), self.samples.problem
 
         def evaluate(models: Tensor) -> EvaluateResult:
@@ -242,6 +248,10 @@ class DeviceExecutor:
         return worker
 
 
+def _clamp(count: int, most: int) -> int:
+    return max(1, min(count, most))
+
+
 def _equip(flat: FlatModel, samples: Samples, draws: bool, use_graphs: bool, dtype: torch.dtype) -> _Worker:
     """A worker that computes with this module."""
     loop = LoopBackend(flat, samples, draws=draws, use_graphs=use_graphs, dtype=dtype)
@@ -251,7 +261,7 @@ def _equip(flat: FlatModel, samples: Samples, draws: bool, use_graphs: bool, dty
 def _begin_work(
     own: threading.local, equip: Callable[[FlatModel], _Worker], module: nn.Module, device: torch.device
 ) -> None:
-    """In every new thread of the pool. It knows no executor, or that would live as long as its threads: for ever."""
+    """Begin a thread of the pool. It must not refer to the executor, which would then never be freed."""
     keep_freed_memory()
     torch.set_num_threads(1)
     own.worker = equip(FlatModel(copy.deepcopy(module), device))

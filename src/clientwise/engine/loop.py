@@ -1,4 +1,4 @@
-"""The loop backend: one client, or one model, after the other. Any network; on a GPU a step may be a CUDA graph."""
+"""The loop backend: one client, or one model, after the other. It takes any network."""
 
 from __future__ import annotations
 
@@ -34,7 +34,11 @@ class LoopBackend:
         use_graphs: bool = False,
         dtype: torch.dtype = torch.float32,
     ) -> None:
-        self._flat, self._samples, self._draws, self._use_graphs, self._dtype = flat, samples, draws, use_graphs, dtype
+        self._flat = flat
+        self._samples = samples
+        self._draws = draws
+        self._use_graphs = use_graphs
+        self._dtype = dtype
         self._parameters = list(flat.module.parameters())
         self._dropouts = [module for module in flat.module.modules() if isinstance(module, CountedDropout)]
         self._anchor = flat.parameter.detach().clone()
@@ -77,7 +81,7 @@ class LoopBackend:
         return flat.vector.clone(), loss
 
     def _prepare(self, training: LocalTraining, loss: Loss) -> None:
-        """An optimizer that has done nothing yet, and graphs that belong to this task."""
+        """A fresh optimizer, and graphs that belong to this task."""
         plain = loss.unweighted()
         if self._recipe != (training, plain):
             self._optimizer = make_optimizer(self._flat.parameter, training)
@@ -160,7 +164,7 @@ def draws_from_default_generator(flat: FlatModel, samples: Samples) -> bool:
         start = torch.get_rng_state()
         try:
             flat.module.train()(samples.batch(torch.zeros(2, dtype=torch.int64, device=before.device)))
-        except Exception:  # a network that does not fit these samples: whoever trains it will be told
+        except Exception:  # a network that does not fit these samples: training it raises the error
             return True
         finally:
             flat.load(before)  # batch norm has counted these samples

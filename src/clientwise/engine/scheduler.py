@@ -1,6 +1,6 @@
 """Joins the work of several lanes: methods and seeds of one experiment do the same work on the same data.
 
-Every lane runs `core.round.run_round` in a thread of its own and knows nothing of the others. When it trains or
+Every lane runs `core.round.run_round` in a thread of its own, independently of the others. When it trains or
 evaluates, it waits until all others do too (or have ended their round); then all of these jobs are done as one.
 Between that one lane runs and the others wait: threads that all run at once spend most of their time handing each
 other Python's lock.
@@ -28,11 +28,11 @@ Result = TypeVar("Result")
 
 
 class StoppedError(Exception):
-    """No lane need go on: one has failed, or the run was interrupted."""
+    """The run ends: a lane has failed, or it was interrupted."""
 
 
 class LaneExecutor:
-    """One lane's access to the scheduler: an `Executor` like any other, as far as the lane can tell."""
+    """One lane's access to the scheduler, as an `Executor`."""
 
     workers = 1  # the cohort stays together, to be joined with those of the other lanes
 
@@ -61,7 +61,7 @@ class _Request(Generic[Work, Result]):
 
 
 class Scheduler:
-    """Collects the jobs of all lanes and has them done together."""
+    """Collects the jobs of all lanes and executes them together."""
 
     def __init__(self, executor: DeviceExecutor) -> None:
         self.executor = executor
@@ -72,13 +72,13 @@ class Scheduler:
         self._to_evaluate: list[_Request[tuple[Tensor, EvaluateJob], Evaluation]] = []
 
     def begin_round(self, lanes: int) -> None:
-        """So many lanes begin a round now; each is to run it within `lane_round`."""
+        """Announce that so many lanes begin a round; each runs it within `lane_round`."""
         with self._turn:
             self._running = lanes
 
     @contextmanager
     def lane_round(self) -> Iterator[None]:
-        """A lane's round: at its end nobody waits for this lane any more."""
+        """A lane's round; at its end the other lanes no longer wait for this one."""
         with self._turn:
             try:
                 yield
@@ -87,7 +87,7 @@ class Scheduler:
                 self._work_if_all_wait()
 
     def stop(self) -> None:
-        """No lane need go on: whoever waits, or has a job, gets a `StoppedError`."""
+        """End the run: every lane that waits or submits a job gets a `StoppedError`."""
         with self._turn:
             self._stopped = True
             self._turn.notify_all()
@@ -112,16 +112,16 @@ class Scheduler:
         return request.result
 
     def _work_if_all_wait(self) -> None:
-        """The last lane to submit a job does the work for all."""
+        """The last lane to submit a job executes those of all lanes."""
         to_train, to_evaluate = self._to_train, self._to_evaluate
         waiting = len(to_train) + len(to_evaluate)
         if self._stopped or not waiting or waiting < self._running:
             return
         self._to_train, self._to_evaluate = [], []
-        try:  # in the order of the lanes, whoever came first: the same every time
+        try:  # in the order of the lanes: the same every time
             self._train(sorted(to_train, key=lambda request: request.lane))
             self._evaluate(sorted(to_evaluate, key=lambda request: request.lane))
-        except BaseException as error:  # every lane must hear of it, or it would wait for ever
+        except BaseException as error:  # every lane must get it, or it would wait for ever
             requests: list[_Request[Any, Any]] = [*to_train, *to_evaluate]
             for request in requests:
                 request.error = error
@@ -144,7 +144,7 @@ class Scheduler:
 
 
 def _recipe(job: TrainJob) -> tuple[LocalTraining, Loss]:
-    """Jobs that train alike can be joined; class weights may differ."""
+    """Jobs with the same options can be joined; class weights may differ."""
     return job.training, job.losses[0].unweighted()
 
 

@@ -22,7 +22,11 @@ class StackedBackend:
     def __init__(
         self, module: nn.Module, spec: ModelSpec, samples: Samples, device: torch.device, dtype: torch.dtype
     ) -> None:
-        self._module, self._spec, self._samples, self._device, self._dtype = module, spec, samples, device, dtype
+        self._module = module
+        self._spec = spec
+        self._samples = samples
+        self._device = device
+        self._dtype = dtype
         self._trainers: dict[int, StackedTrainer] = {}
         self._evaluating: StackedNetwork | None = None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as functional
@@ -14,9 +14,6 @@ from torch.func import functional_call
 from ...models.dropout import CountedDropout, keep
 from .kernels import dense, pooling
 
-if TYPE_CHECKING:
-    from .network import StackedNetwork
-
 # Parameter-free, and blind to what else is in the batch.
 PLAIN = (
     nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.Tanh, nn.Sigmoid, nn.GELU, nn.LeakyReLU, nn.ELU, nn.SiLU,
@@ -24,6 +21,14 @@ PLAIN = (
 )  # fmt: skip
 LARGE_CONVOLUTION = 32_768  # output pixels per model from which on one convolution after the other fills a GPU
 FEW = 64  # values in a patch
+
+
+@dataclass(frozen=True)
+class DropoutDraws:
+    """What dropout draws from, one key for every model."""
+
+    keys: Tensor  # [G]
+    step: Tensor  # []
 
 
 class Parameter:
@@ -55,11 +60,13 @@ class Parameter:
             self.matrix[: len(left)].baddbmm_(left, right, alpha=-learning_rate)
 
 
-class Layer(ABC):
+class StackedLayer(ABC):
     """One layer of all models. `forward` keeps what `backward` needs; both work on the first g models."""
 
-    def __init__(self, module: nn.Module, parameters: Sequence[Parameter], network: StackedNetwork) -> None:
-        self.module, self.parameters, self.network = module, parameters, network
+    def __init__(self, module: nn.Module, parameters: Sequence[Parameter], draws: DropoutDraws) -> None:
+        self.module = module
+        self.parameters = parameters
+        self.draws = draws
         self.kept = 0  # values of the last outputs
 
     @abstractmethod
@@ -71,7 +78,7 @@ class Layer(ABC):
         """Learn, and hand on the gradient by the inputs if it is wanted."""
 
 
-class Dense(Layer):
+class Dense(StackedLayer):
     """`nn.Linear`: batched matrix products."""
 
     def forward(self, values: Tensor, training: bool) -> Tensor:
@@ -102,11 +109,11 @@ class Dense(Layer):
         return self.parameters[0].value, self.parameters[1].value if len(self.parameters) > 1 else None
 
 
-class Convolution(Layer):
+class Convolution(StackedLayer):
     """`nn.Conv2d`: as matrix products over patches, all models at once; large ones model by model."""
 
-    def __init__(self, module: nn.Module, parameters: Sequence[Parameter], network: StackedNetwork) -> None:
-        super().__init__(module, parameters, network)
+    def __init__(self, module: nn.Module, parameters: Sequence[Parameter], draws: DropoutDraws) -> None:
+        super().__init__(module, parameters, draws)
         assert isinstance(module, nn.Conv2d)
         self._kernel, self._stride = module.kernel_size, module.stride
         named = {"same": [(size - 1) // 2 for size in self._kernel], "valid": [0, 0]}
@@ -206,16 +213,16 @@ class Convolution(Layer):
         return torch.stack([result[0].permute(0, 2, 3, 1) for result in results]) if wanted else gradient
 
 
-class Pooling(Layer):
+class Pooling(StackedLayer):
     """`nn.MaxPool2d(2)`, alone or with the ReLU behind it: a kernel of our own on a GPU, otherwise PyTorch's.
 
     It adds the bias of the convolution before it: added to the maximum of four it is a quarter of the work.
     """
 
-    def __init__(self, module: nn.Module, parameters: Sequence[Parameter], network: StackedNetwork) -> None:
-        super().__init__(module, parameters, network)
+    def __init__(self, module: nn.Module, parameters: Sequence[Parameter], draws: DropoutDraws) -> None:
+        super().__init__(module, parameters, draws)
         self._relu = type(module) is nn.Sequential
-        self._plain = Plain(next(module.children()) if self._relu else module, (), network)
+        self._plain = Plain(next(module.children()) if self._relu else module, (), draws)
         self._winners: Tensor | None = None
 
     @staticmethod
@@ -252,7 +259,7 @@ class Pooling(Layer):
         return pooling.unpool(gradient.contiguous(), self._winners)
 
 
-class Rectifier(Layer):
+class Rectifier(StackedLayer):
     """`nn.ReLU`."""
 
     def forward(self, values: Tensor, training: bool) -> Tensor:
@@ -266,7 +273,7 @@ class Rectifier(Layer):
         return before
 
 
-class Flattening(Layer):
+class Flattening(StackedLayer):
     """`nn.Flatten`: in the module's order, channels first."""
 
     def forward(self, values: Tensor, training: bool) -> Tensor:
@@ -279,18 +286,19 @@ class Flattening(Layer):
         return channels_last(gradient.view(self._shape))
 
 
-class Dropping(Layer):
+class Dropping(StackedLayer):
     """`CountedDropout`: the masks are those every model would draw alone."""
 
     def forward(self, values: Tensor, training: bool) -> Tensor:
         """Values times masks."""
-        module, network = self.module, self.network
+        module = self.module
+        draws = self.draws
         assert isinstance(module, CountedDropout)
         if not training or module.probability == 0:
             return values
         shape = channels_first(values).shape[1:]
-        draw = torch.vmap(lambda key: keep(shape, module.probability, module.layer, key, network.step))
-        self._mask = channels_last(draw(network.keys[: len(values)]).to(values.dtype))
+        draw = torch.vmap(lambda key: keep(shape, module.probability, module.layer, key, draws.step))
+        self._mask = channels_last(draw(draws.keys[: len(values)]).to(values.dtype))
         return values * self._mask
 
     def backward(self, gradient: Tensor, learning_rate: float | None, wanted: bool) -> Tensor:
@@ -299,7 +307,7 @@ class Dropping(Layer):
         return gradient * self._mask if self.module.probability else gradient
 
 
-class Plain(Layer):
+class Plain(StackedLayer):
     """A layer without parameters, which models and samples pass through alike; its backward is autograd's."""
 
     def forward(self, values: Tensor, training: bool) -> Tensor:
@@ -315,16 +323,18 @@ class Plain(Layer):
         return channels_last(before.view(*gradient.shape[:2], *before.shape[1:]))
 
 
-class Vmapped(Layer):
+class Vmapped(StackedLayer):
     """Any other module: `torch.vmap` over the models, autograd for its backward."""
 
     def forward(self, values: Tensor, training: bool) -> Tensor:
         """The module, once per model."""
-        module, network, count = self.module.train(training), self.network, len(values)
+        module = self.module.train(training)
+        draws = self.draws
+        count = len(values)
         names = [name for name, _ in module.named_parameters()]
         dropouts = [name for name, part in module.named_modules() if isinstance(part, CountedDropout)]
-        keys = {f"{name}.key": network.keys[:count] for name in dropouts}
-        steps = {f"{name}.step": network.step for name in dropouts}
+        keys = {f"{name}.key": draws.keys[:count] for name in dropouts}
+        steps = {f"{name}.step": draws.step for name in dropouts}
 
         def one(inputs: Tensor, parameters: dict[str, Tensor], keys: dict[str, Tensor]) -> Tensor:
             result: Tensor = functional_call(module, {**parameters, **keys, **steps}, (inputs,))
@@ -347,9 +357,9 @@ class Vmapped(Layer):
         return channels_last(gradients[-1]) if wanted else gradient
 
 
-def make_layer(module: nn.Module, parameters: Sequence[Parameter], network: StackedNetwork) -> Layer:
+def make_layer(module: nn.Module, parameters: Sequence[Parameter], draws: DropoutDraws) -> StackedLayer:
     """The rule that fits a module; `torch.vmap` where there is none."""
-    rules: list[tuple[type[Layer], bool]] = [
+    rules: list[tuple[type[StackedLayer], bool]] = [
         (Dense, type(module) is nn.Linear),
         (Convolution, type(module) is nn.Conv2d and Convolution.fits(module)),
         (Rectifier, type(module) is nn.ReLU),
@@ -359,7 +369,7 @@ def make_layer(module: nn.Module, parameters: Sequence[Parameter], network: Stac
         (Plain, isinstance(module, PLAIN) or _pools_and_rectifies(module)),
     ]
     rule = next((rule for rule, fits in rules if fits), Vmapped)
-    return rule(module, parameters, network)
+    return rule(module, parameters, draws)
 
 
 def _pools_and_rectifies(module: nn.Module) -> bool:

@@ -19,7 +19,15 @@ from torch import Tensor, nn
 from ...core.types import ModelSpec
 from ...data.federated import Samples
 from ...models.flat import FlatModel
-from .layers import Convolution, Parameter, Pooling, channels_first, channels_last, make_layer
+from .layers import (
+    Convolution,
+    DropoutDraws,
+    Parameter,
+    Pooling,
+    channels_first,
+    channels_last,
+    make_layer,
+)
 
 ALIGNMENT = 64  # numbers; matrix units want blocks that begin at round addresses
 
@@ -42,14 +50,17 @@ class StackedNetwork:
             self._starts.append(length)
             length += -(-size * math.prod(layer.shape) // ALIGNMENT) * ALIGNMENT
         self.parameter = nn.Parameter(torch.zeros(length, device=device))
-        self.keys = torch.zeros(size, dtype=torch.int64, device=device)  # of dropout, one per model
-        self.step = torch.zeros((), dtype=torch.int64, device=device)  # of dropout
+        self.draws = DropoutDraws(
+            keys=torch.zeros(size, dtype=torch.int64, device=device),
+            step=torch.zeros((), dtype=torch.int64, device=device),
+        )
         self._parameters = [Parameter(block, natural) for block, natural in self._blocks(self.parameter.detach())]
         by_name = {layer.name: parameter for layer, parameter in zip(spec.layers, self._parameters, strict=True)}
-        self._layers = [
-            make_layer(leaf, [by_name[f"{name}.{key}" if name else key] for key, _ in leaf.named_parameters()], self)
-            for name, leaf in _reordered(list(_leaves("", module)))
-        ]
+        self._layers = []
+        for name, leaf in _reordered(list(_leaves("", module))):
+            prefix = f"{name}." if name else ""
+            own = [by_name[prefix + key] for key, _ in leaf.named_parameters()]
+            self._layers.append(make_layer(leaf, own, self.draws))
         for one, following in itertools.pairwise(self._layers):
             if isinstance(one, Convolution) and isinstance(following, Pooling):  # which adds the bias, see there
                 one.parameters, following.parameters = one.parameters[:1], one.parameters[1:]
