@@ -93,10 +93,10 @@ def test_hostile_clients_are_the_matrix_s_business(config: dict[str, Any]) -> No
         load_matrix(config | {"hostile": [{"clients": 1, "attack": "noise"}]})
 
 
-@pytest.mark.parametrize(("share", "whom"), [(0.05, "nobody"), (0.99, "everybody")])
-def test_a_share_is_some_of_the_clients(tiny: dict[str, Any], share: float, whom: str) -> None:
+@pytest.mark.parametrize(("share", "hostile_clients"), [(0.05, 0), (0.99, 6)])
+def test_a_share_is_some_of_the_clients(tiny: dict[str, Any], share: float, hostile_clients: int) -> None:
     hostile = [{"share": share, "attack": "noise"}]
-    with pytest.raises(ConfigError, match=rf"hostile\[0\]\.share: {share} of 6 clients is {whom}"):
+    with pytest.raises(ConfigError, match=rf"hostile\[0\]\.share = {share}: is {hostile_clients} of 6 clients"):
         validate(cw.load(tiny | {"hostile": hostile}), None)
 
 
