@@ -46,13 +46,21 @@ def test_help_and_version() -> None:
         assert "Usage" in clientwise(command, "--help")
 
 
+def test_help_does_not_wait_for_pytorch() -> None:
+    program = "import sys; from clientwise.cli import main; sys.argv = ['clientwise', '--help']; main()"
+    report = f"import atexit, sys; atexit.register(lambda: print('torch' in sys.modules)); {program}"
+    printed = subprocess.check_output([sys.executable, "-c", report], text=True)
+    assert "Run an experiment" in printed
+    assert printed.endswith("False\n")
+
+
 def test_run_prints_progress_table_and_where_things_are(config: Path, tmp_path: Path) -> None:
     output = clientwise(
         "run", config, "--seeds", "1-2", "--rounds", "4", "--device", "cpu", "--engine", "local", cwd=tmp_path
     )
     assert "all of it, seed 2: round 4/4" in output
     assert "(16 of 16 rounds" in output
-    assert "mean ± deviation of 2 seeds" in output
+    assert "mean ± SD of 2 seeds" in output
     assert "\x1b[" not in output  # not a terminal: no colours, no bars
     (folder,) = (tmp_path / "runs").iterdir()
     assert folder.name.startswith("tiny-")
@@ -125,7 +133,7 @@ def test_tune_prints_a_table_and_the_rate(config: Path) -> None:
     output = clientwise("tune", config, "--rates", "0.00001,0.1", "--rounds", "4")
     assert "not reached" in output
     assert output.strip().endswith("training.learning_rate=0.1")
-    assert "write numbers above zero" in clientwise("tune", config, "--rates", "a", expect=2)
+    assert "write numbers greater than 0" in clientwise("tune", config, "--rates", "a", expect=2)
 
 
 def test_a_preset_is_named(config: Path, tmp_path: Path) -> None:
@@ -146,7 +154,9 @@ def test_data_says_who_would_hold_what(config: Path, tmp_path: Path) -> None:
     sizes = data.train.sizes
     for number in (int(sizes.min()), int(sizes.max()), f"{len(data.train.indices):,}"):
         assert f" {number} " in output
-    assert f"Server: {len(data.weigh.indices)} samples to weigh by, {len(data.report.indices)} to report on" in output
+    assert (
+        f"Server: {len(data.weigh.indices)} samples for weighting, {len(data.report.indices)} for reporting" in output
+    )
     for client, size in enumerate(sizes.tolist()):
         labels = data.train.targets[data.train.slice(client)]
         cells = [str(int((labels == label).sum()) or "·") for label in range(10)]
@@ -216,6 +226,32 @@ def test_names_are_never_markup(config: Path, tmp_path: Path, tiny: dict[str, An
     assert "[red]out" in output
 
 
+def test_cells_that_fail_are_named_and_can_be_resumed(tiny: dict[str, Any], tmp_path: Path) -> None:
+    tiny |= {"rounds": 1, "seeds": [1], "methods": ["FedAvg"]}
+    tiny["matrix"] = {"attacks": {"flip": {"attack": "sign_flip"}}, "shares": [0.05, 0.4]}
+    (tmp_path / "matrix.toml").write_text(tomli_w.dumps(tiny))
+    output = clientwise("run", "matrix.toml", "--out", "out", "--jobs", "2", cwd=tmp_path, expect=2)
+    assert "3 of 3: tiny, " in output
+    assert re.search("^error: .*tiny, flip 5%: hostile.0..share = 0.05: is 0 of 6 clients", output, re.MULTILINE)
+    assert "error: out: 1 of 3 cells failed: tiny, flip 5%. The other cells are finished." in output
+    assert "run out --resume" in output
+    output = clientwise("run", "out", "--resume", cwd=tmp_path, expect=2)
+    assert "1 of 3 cells failed" in output
+    assert "tiny, clean" not in output  # it is finished
+
+
+def test_a_full_disk_names_the_folder(config: Path, tmp_path: Path) -> None:
+    clientwise("run", config, "--out", tmp_path / "run")
+    full = (
+        "import resource, signal\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (40_000,) * 2)\n"
+    )
+    done = processes.run(full + processes.COMMAND, "report", tmp_path / "run", "--out", tmp_path / "report")
+    assert done.returncode == 2
+    assert done.stderr.strip() == f"error: {tmp_path}/report: File too large"
+
+
 def test_damaged_runs_and_unwritable_places_are_one_line(config: Path, tmp_path: Path) -> None:
     clientwise("run", config, "--out", tmp_path / "run")
     assert str(config) in clientwise("report", tmp_path / "run", "--out", config, expect=2)
@@ -240,4 +276,4 @@ def test_new_writes_an_app_that_is_whole(tmp_path: Path) -> None:
     assert not [name for name in written if "__pycache__" in name]
     assert (folder / "deploy" / "start.sh").stat().st_mode & 0o100
     assert "ok:" in clientwise("check", folder / "federation" / "experiment.toml")
-    assert "is there already" in clientwise("new", folder, expect=2)
+    assert "exists already" in clientwise("new", folder, expect=2)

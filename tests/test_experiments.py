@@ -90,7 +90,6 @@ def test_every_size_of_every_experiment_loads(name: str, preset: str | None) -> 
 @pytest.mark.parametrize("path", MATRICES, ids=lambda path: path.stem)
 def test_every_matrix_loads(path: Path) -> None:
     matrix = load_matrix(path)
-    assert matrix is not None
     assert matrix.name == path.stem
     assert matrix.oracle in {method.name for method in matrix.cells[0].experiment.methods}
 

@@ -1,4 +1,4 @@
-"""What users install: the wheel, in an environment with its dependencies and nothing else, far from the repository."""
+"""What users install: the wheel in an environment with its dependencies and nothing else."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def dependencies(requirements: Iterable[str]) -> dict[str, metadata.Distribution
 
 @pytest.fixture(scope="module")
 def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The programs of an environment that holds the wheel, and links to the dependencies it declares."""
+    """The programs of an environment with the wheel and links to its declared dependencies."""
     folder = tmp_path_factory.mktemp("clean")
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
     (packages,) = folder.glob("lib/python*/site-packages")
@@ -75,7 +75,7 @@ def test_the_wheel_has_every_file_of_the_package(wheel: Path) -> None:
     assert {"clientwise/py.typed", "clientwise/demo.toml", "clientwise/report/page/app.js"} <= inside
 
 
-def test_the_demo_shows_why_one_would_want_this(installed: Path, tmp_path: Path) -> None:
+def test_the_demo_keeps_its_promises(installed: Path, tmp_path: Path) -> None:
     """The packaged demo, whole: it must end in time and its own claims must hold."""
     program = f"from importlib.util import find_spec; print([name for name in {NOT_NEEDED} if find_spec(name)])"
     assert run(installed / "python", "-c", program, cwd=tmp_path) == "[]\n"

@@ -120,7 +120,7 @@ def test_samples_of_ones_own_are_split_anew_with_every_seed(tmp_path: Path) -> N
     assert run.data[1] != run.data[2]
     sizes = [(row.num_train + row.num_test) for row in run.clients(1)]
     assert 60 < sum(sizes) < 90  # the server has its part, and of both
-    with pytest.raises(ConfigError, match="engine: other processes cannot see samples of yours"):
+    with pytest.raises(ConfigError, match="engine: other processes cannot use your samples"):
         cw.run(CONFIG | {"engine": "flower", "methods": ["FedAvg"]}, data=samples, model=None)
     with pytest.raises(ValueError, match="there are no clients"):
         cw.Samples.from_clients({})
@@ -228,7 +228,7 @@ def test_what_is_no_network_is_refused_in_words(model: Any, said: str, data: cw.
 
 def test_other_processes_cannot_see_a_model(data: cw.FederatedData, tmp_path: Path) -> None:
     for key, value in {"engine": "flower", "workers": "ray"}.items():
-        with pytest.raises(ConfigError, match=f"{key}: other processes cannot see a model of yours"):
+        with pytest.raises(ConfigError, match=f"{key}: other processes cannot use your model"):
             cw.run(CONFIG | {key: value, "methods": ["FedAvg"]}, tmp_path / "run", data=data, model=Net)
     with pytest.raises(ConfigError, match="model: is missing: name one, or pass a module"):
         cw.run(CONFIG, tmp_path / "run", data=data)

@@ -57,7 +57,7 @@ def tensorboard(folder: Path) -> Curves:
 
 
 def mlflow_client(uri: str) -> Any:
-    # Not imported with this file: MLflow calls home when it is, unless the fixture above has spoken first.
+    # Not imported with this file: MLflow sends telemetry unless the fixture above has run first.
     from mlflow.tracking import MlflowClient
 
     return MlflowClient(uri)
@@ -145,7 +145,7 @@ def test_other_places(tiny: dict[str, Any], tmp_path: Path) -> None:
     assert_same(mlflow_curves(uri, mlflow_runs(uri)["a/b", "1"]), stored(folder, "a/b"))
 
 
-def test_resumed_the_curves_go_on(tiny: dict[str, Any], tmp_path: Path) -> None:
+def test_a_resumed_run_continues_its_curves(tiny: dict[str, Any], tmp_path: Path) -> None:
     tiny |= {"rounds": 4, "trackers": ["tensorboard", "mlflow"]}
     folder = tmp_path / "run"
     uri = (folder / "mlruns").as_uri()
@@ -212,7 +212,7 @@ def test_nothing_is_written_or_imported_by_default(tiny: dict[str, Any], tmp_pat
     assert names == {"checkpoints", "config.toml", "run.sqlite", "versions.json"}
 
 
-def test_mlflow_sends_nothing_to_its_makers(tiny: dict[str, Any], tmp_path: Path) -> None:
+def test_mlflow_sends_no_telemetry(tiny: dict[str, Any], tmp_path: Path) -> None:
     """In a process that does not look like a test, since MLflow is quiet in those."""
     tiny |= {"rounds": 1, "trackers": ["mlflow"]}
     config = tmp_path / "config.toml"

@@ -46,7 +46,7 @@ def load(name: str, folder: Path | None, **options: object) -> Samples:
 @pytest.mark.parametrize("name", FOLDER_DATASETS)
 def test_what_is_missing_and_where_it_goes(name: str, tmp_path: Path) -> None:
     with pytest.raises(
-        DataError, match=f"{name}: needs a data folder: give `data_dir` in the config, or set CLIENTWISE_DATA"
+        DataError, match=f"{name}: needs a data folder: set `data_dir` in the config, --data-dir or CLIENTWISE_DATA"
     ):
         load(name, None)
     with pytest.raises(DataError, match=f"{tmp_path}/.* is missing; .{{20}}"):

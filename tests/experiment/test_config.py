@@ -386,7 +386,7 @@ def test_no_error_is_a_strangers(tiny: dict[str, Any], tmp_path: Path, monkeypat
         """Wants a folder."""
         return cw.Samples(data_dir / "images.npy")
 
-    said = "data: lost: TypeError: .*it was given no data folder: is `data_dir` in the config missing"
+    said = "data: lost: TypeError: .*no data folder is set: `data_dir` in the config"
     monkeypatch.delenv("CLIENTWISE_DATA", raising=False)
     with pytest.raises(DataError, match=said):
         cw.run(tiny | {"data": "lost"}, tmp_path / "run")

@@ -18,14 +18,8 @@ import pytest
 
 import clientwise as cw
 from clientwise.errors import ConfigError, RunError
-from clientwise.experiment.matrix import (
-    Matrix,
-    _outline,
-    find_unfinished_matrix,
-    load_matrix,
-    open_matrix,
-    run_matrix,
-)
+from clientwise.experiment.matrix import _outline, load, load_matrix, open_matrix
+from clientwise.experiment.matrix_runs import CellsFailedError, find_unfinished_matrix, run_matrix
 from clientwise.experiment.validation import validate
 from clientwise.report.arena import arena, critical_difference, read_results, standings, worst_case_difference
 from clientwise.report.document import Chart, Table
@@ -33,12 +27,6 @@ from clientwise.report.export import as_csv
 from clientwise.runs.reader import is_finished
 
 ATTACKS = {"flip": {"attack": {"name": "sign_flip", "strength": 5.0}}, "labels": {"attack": "wrong_labels"}}
-
-
-def loaded(config: dict[str, Any]) -> Matrix:
-    matrix = load_matrix(config)
-    assert matrix is not None
-    return matrix
 
 
 @pytest.fixture
@@ -50,7 +38,7 @@ def config(tiny: dict[str, Any]) -> dict[str, Any]:
 
 def test_every_cell_is_an_experiment(config: dict[str, Any]) -> None:
     config["matrix"]["data"] = {"one": {}, "two": {"partition": {"clients": 10}, "rounds": 3}}
-    matrix = loaded(config)
+    matrix = load_matrix(config)
     assert [cell.column for cell in matrix.cells[:5]] == ["clean", "flip 20%", "flip 40%", "labels 20%", "labels 40%"]
     assert matrix.federations == ["one", "two"]
     assert {cell.experiment.rounds for cell in matrix.cells if cell.data == "two"} == {3}
@@ -58,7 +46,7 @@ def test_every_cell_is_an_experiment(config: dict[str, Any]) -> None:
     assert clean.experiment.hostile == []
     assert (flip.experiment.hostile[0].share, flip.experiment.hostile[0].attack[0].name) == (0.2, "sign_flip")
     assert len({cell.folder for cell in matrix.cells}) == len(matrix.cells) == 10
-    assert load_matrix({key: value for key, value in config.items() if key != "matrix"}) is None
+    assert isinstance(load({key: value for key, value in config.items() if key != "matrix"}), cw.Experiment)
     with pytest.raises(ConfigError, match="matrix: is more than one experiment"):
         cw.load(config)
 
@@ -88,15 +76,15 @@ def test_a_matrix_is_a_table(config: dict[str, Any]) -> None:
         load_matrix(config | {"matrix": "x"})
 
 
-def test_hostile_clients_are_the_matrix_s_business(config: dict[str, Any]) -> None:
+def test_hostile_clients_do_not_go_with_a_matrix(config: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=r"hostile: does not go with \[matrix\]"):
         load_matrix(config | {"hostile": [{"clients": 1, "attack": "noise"}]})
 
 
-@pytest.mark.parametrize(("share", "hostile_clients"), [(0.05, 0), (0.99, 6)])
-def test_a_share_is_some_of_the_clients(tiny: dict[str, Any], share: float, hostile_clients: int) -> None:
+@pytest.mark.parametrize(("share", "count"), [(0.05, 0), (0.99, 6)])
+def test_a_share_is_some_of_the_clients(tiny: dict[str, Any], share: float, count: int) -> None:
     hostile = [{"share": share, "attack": "noise"}]
-    with pytest.raises(ConfigError, match=rf"hostile\[0\]\.share = {share}: is {hostile_clients} of 6 clients"):
+    with pytest.raises(ConfigError, match=rf"hostile\[0\]\.share = {share}: is {count} of 6 clients"):
         validate(cw.load(tiny | {"hostile": hostile}), None)
 
 
@@ -108,7 +96,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     backdoor = {"attack": {"name": "pixel_backdoor", "target": 3}}
     attacks = {"flip": ATTACKS["flip"], "door": backdoor}
     config["matrix"] = {"attacks": attacks, "shares": [0.4], "oracle": "KnowsHonest"}
-    return run_matrix(loaded(config), tmp_path_factory.mktemp("matrix") / "run")
+    return run_matrix(load_matrix(config), tmp_path_factory.mktemp("matrix") / "run")
 
 
 def test_a_cell_is_an_ordinary_run(finished: Path, tmp_path: Path) -> None:
@@ -120,7 +108,7 @@ def test_a_cell_is_an_ordinary_run(finished: Path, tmp_path: Path) -> None:
     ]
 
 
-def test_going_on_computes_what_is_missing_only(finished: Path) -> None:
+def test_resuming_runs_unfinished_cells_only(finished: Path) -> None:
     matrix, seen = open_matrix(finished), list[str]()
     with pytest.raises(RunError, match="there is a matrix already"):
         run_matrix(matrix, finished)
@@ -129,9 +117,72 @@ def test_going_on_computes_what_is_missing_only(finished: Path) -> None:
     shutil.rmtree(finished / matrix.cells[1].folder)
     run_matrix(matrix, finished, resume=True, on_cell=lambda cell, number: seen.append(f"{number} {cell.column}"))
     assert seen == ["3 flip 40%"]
-    other = loaded({**matrix.table, "rounds": 3})
+    other = load_matrix({**matrix.table, "rounds": 3})
     with pytest.raises(RunError, match="was run with another config"):
         run_matrix(other, finished, resume=True)
+
+
+FAULTY = """
+import os
+import clientwise as cw
+
+class Own(Exception):
+    def __init__(self, one, two):
+        super().__init__(f"{one} and {two}")
+
+@cw.ATTACKS.register("dies")
+class Dies(cw.Attack):
+    '''The process is killed, as on a machine that is out of memory.'''
+    def relabel(self, targets, problem, random):
+        os._exit(9)
+
+@cw.ATTACKS.register("raises")
+class Raises(cw.Attack):
+    '''A plugin may raise anything, also what cannot be pickled.'''
+    def relabel(self, targets, problem, random):
+        raise Own("this", "that")
+"""
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_cell_that_fails_does_not_end_the_others(config: dict[str, Any], tmp_path: Path, jobs: int) -> None:
+    (tmp_path / "faulty_plugin.py").write_text(FAULTY)
+    attacks = {"raises": {"attack": "raises"}, "flip": ATTACKS["flip"]}
+    if jobs > 1:
+        attacks["dies"] = {"attack": "dies"}
+    config |= {"plugins": ["faulty_plugin"], "plugin_dir": str(tmp_path), "seeds": [1], "rounds": 1}
+    config["matrix"] = {"attacks": attacks, "shares": [0.05, 0.4]}
+    failures: dict[str, str] = {}
+    with pytest.raises(
+        CellsFailedError, match=rf"{tmp_path}/run: .* of {1 + 2 * len(attacks)} cells failed: tiny"
+    ) as error:
+        run_matrix(
+            load_matrix(config),
+            tmp_path / "run",
+            jobs=jobs,
+            on_failure=lambda cell, reason: failures.update({cell.name: reason}),
+        )
+    assert failures == error.value.failures
+    for attack in attacks:
+        assert "hostile[0].share = 0.05: is 0 of 6 clients" in failures.pop(f"tiny, {attack} 5%")
+    assert failures.pop("tiny, raises 40%").startswith("Own: this and that")
+    if jobs > 1:
+        assert "its process was killed" in failures.pop("tiny, dies 40%")
+    assert failures == {}
+    assert is_finished(tmp_path / "run" / "tiny--clean")
+    assert is_finished(tmp_path / "run" / "tiny--flip--40")
+
+
+def test_what_a_killed_run_leaves_does_not_block_its_folder(config: dict[str, Any], tmp_path: Path) -> None:
+    config["matrix"] = {"attacks": {}}
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "matrix.toml.part").write_text("name = ")
+    run_matrix(load_matrix(config), tmp_path / "run")
+    assert is_finished(tmp_path / "run" / "tiny--clean")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.tex").write_text("do not touch")
+    with pytest.raises(RunError, match="not empty, and not a matrix"):
+        run_matrix(load_matrix(config), tmp_path / "mine")
 
 
 def test_the_report_counts_regret_by_seed(finished: Path) -> None:
@@ -172,7 +223,7 @@ def test_the_page_has_a_heat_map_and_its_numbers(finished: Path) -> None:
     numpy.testing.assert_allclose([float(v) for v in first[1:]], results.federations[0].values[method].mean(1))
 
 
-def test_what_is_not_there_yet_is_said(finished: Path, tmp_path: Path) -> None:
+def test_a_report_counts_unfinished_cells(finished: Path, tmp_path: Path) -> None:
     begun = tmp_path / "begun"
     begun.mkdir()
     (begun / "matrix.toml").write_bytes((finished / "matrix.toml").read_bytes())
@@ -192,7 +243,7 @@ def test_looking_at_a_matrix_executes_nothing_it_names(finished: Path, tmp_path:
     assert read_results(folder).controls == {"KnowsHonest"}
 
 
-def test_one_damaged_cell_does_not_take_the_others_along(finished: Path, tmp_path: Path) -> None:
+def test_a_damaged_cell_does_not_hide_the_others(finished: Path, tmp_path: Path) -> None:
     folder = tmp_path / "damaged"
     shutil.copytree(finished, folder)
     cells = open_matrix(folder).cells
@@ -206,7 +257,7 @@ def test_one_damaged_cell_does_not_take_the_others_along(finished: Path, tmp_pat
         arena(folder)
 
 
-def test_a_damaged_matrix_does_not_keep_another_from_going_on(
+def test_a_damaged_matrix_does_not_prevent_another_from_being_resumed(
     finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -217,7 +268,7 @@ def test_a_damaged_matrix_does_not_keep_another_from_going_on(
     assert find_unfinished_matrix(open_matrix(finished)) == Path("runs/mine")
 
 
-def test_two_thousand_cells_are_told_apart_in_no_time(config: dict[str, Any]) -> None:
+def test_two_thousand_cells_are_made_in_seconds(config: dict[str, Any]) -> None:
     """By twice as many the time is doubled, not squared."""
     config["matrix"] |= {"attacks": {f"a{number}": ATTACKS["flip"] for number in range(1_999)}, "shares": [0.2]}
     began = time.process_time()
@@ -237,7 +288,8 @@ def test_jobs_end_with_their_parent(finished: Path, tmp_path: Path) -> None:
     text = f"""
 import json
 from pathlib import Path
-from clientwise.experiment.matrix import load_matrix, run_matrix
+from clientwise.experiment.matrix import load_matrix
+from clientwise.experiment.matrix_runs import run_matrix
 if __name__ == "__main__":
     run_matrix(load_matrix(json.loads({json.dumps(json.dumps(config))})), Path({str(folder)!r}), jobs=2)
 """

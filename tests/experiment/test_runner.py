@@ -512,7 +512,9 @@ def test_interrupted_it_says_how_to_go_on(uninterrupted, tmp_path: Path, how: si
 
 def test_a_folder_that_is_not_this_run_is_left_alone(tiny: dict[str, Any], tmp_path: Path) -> None:
     folder = cw.run(tiny, tmp_path / "run")
-    with pytest.raises(RunError, match="there is a run already; go on with resume=True, or choose another `out`"):
+    with pytest.raises(
+        RunError, match=r"there is a run already\. Resume it .*resume=True.* or choose another output folder"
+    ):
         cw.run(tiny, folder)
     with pytest.raises(RunError, match=r"another config: training.epochs = 3 \(was 1\)"):
         cw.run(cw.load(tiny, ["rounds=9", "training.epochs=3"]), folder, resume=True)

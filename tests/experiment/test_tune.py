@@ -1,4 +1,4 @@
-"""The learning-rate search on real digits: what it scores by, and that no test sample has a say."""
+"""The learning-rate search on real digits: how it compares rates, and that it uses no test sample."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from clientwise.experiment.build import build_data, load_samples
 from clientwise.experiment.tune import Trial, best_rate, hold_back, tune
 
 
-def test_the_rate_that_gets_half_of_the_clients_there_first(tiny: dict[str, Any]) -> None:
+def test_the_best_rate_brings_half_of_the_clients_to_the_target_first(tiny: dict[str, Any]) -> None:
     tiny |= {"rounds": 8, "seeds": [1, 2]}
     tiny["evaluation"] = {"target": 0.6}
     seen: list[Trial] = []
@@ -23,11 +23,11 @@ def test_the_rate_that_gets_half_of_the_clients_there_first(tiny: dict[str, Any]
     assert all(trial.rounds is None and trial.metric < 0.5 for trial in trials if trial.learning_rate == 1e-5)
     assert all(trial.rounds is not None and trial.metric > 0.5 for trial in trials if trial.learning_rate == 0.1)
     assert best == 0.1
-    with pytest.raises(ConfigError, match="a rate is scored by reaching it"):
+    with pytest.raises(ConfigError, match=r"evaluation\.target: is missing\. Rates are compared"):
         tune(cw.load(tiny | {"evaluation": {}}), [0.1])
 
 
-def test_what_liars_call_their_samples_has_no_say(tiny: dict[str, Any]) -> None:
+def test_samples_of_hostile_clients_do_not_count(tiny: dict[str, Any]) -> None:
     tiny |= {"rounds": 8, "seeds": [1], "evaluation": {"target": 0.6}}
     tiny["hostile"] = [{"clients": [1, 2, 3], "attack": "wrong_labels"}]
     tiny["federation"] = {"clients_per_round": 6}
@@ -35,13 +35,13 @@ def test_what_liars_call_their_samples_has_no_say(tiny: dict[str, Any]) -> None:
     assert trial.metric > 0.55  # with theirs it would be about half of that
 
 
-def test_somebody_honest_must_have_samples_to_score_by(tiny: dict[str, Any]) -> None:
+def test_an_honest_client_must_hold_back_a_sample(tiny: dict[str, Any]) -> None:
     tiny |= {"evaluation": {"target": 0.6}, "hostile": [{"clients": 6, "attack": "wrong_labels"}]}
     with pytest.raises(ConfigError, match="hostile: no honest client has two samples"):
         tune(cw.load(tiny), [0.1])
 
 
-def test_rates_are_ranked_by_reaching_then_early_then_far() -> None:
+def test_rates_are_ranked_by_seeds_that_reach_it_then_rounds_then_metric() -> None:
     def trials(*rows: tuple[float, int | None, float]) -> list[Trial]:
         return [Trial(rate, seed, rounds, metric) for seed, (rate, rounds, metric) in enumerate(rows)]
 
@@ -52,7 +52,7 @@ def test_rates_are_ranked_by_reaching_then_early_then_far() -> None:
     assert best_rate(trials((0.1, None, 0.5), (0.2, None, 0.6)), higher_is_better=False) == 0.1
 
 
-def test_what_is_held_back_was_for_training(tiny: dict[str, Any]) -> None:
+def test_samples_are_held_back_from_training(tiny: dict[str, Any]) -> None:
     experiment = cw.load(tiny)
     data, _ = build_data(experiment, load_samples(experiment), 1)
     held = hold_back(data, 0.25, 1)

@@ -24,6 +24,7 @@ from clientwise.experiment.runner import run as run_experiment
 from clientwise.report import server
 from clientwise.report.export import audits
 from clientwise.report.html import write_html
+from clientwise.report.server import runs as served
 from clientwise.report.views import overview
 from clientwise.runs import reader
 
@@ -86,7 +87,7 @@ ENDLESS = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c)"
 def prepare() -> None:
     """What every case would build again, and limits as small as what is read here."""
     attempts.prepare()
-    server.DOCUMENT_SECONDS, server.ROW_SECONDS, reader.MOST_SECONDS = 1.0, 1.0, 0.5
+    served.DOCUMENT_SECONDS, served.ROW_SECONDS, reader.MOST_SECONDS = 1.0, 1.0, 0.5
 
 
 @functools.cache

@@ -89,7 +89,7 @@ def test_one_joins_and_one_leaves_and_comes_back(config: dict[str, Any], tmp_pat
     assert took_part == {1: {0, 1, 2}, 2: {0, 1, 2}, 3: {0, 2, 3}, 4: {0, 2, 3}, 5: {0, 1, 2, 3}}
     assert [row.name for row in found.clients(1)] == NAMES
     assert not [notes for (notes,) in found.query("SELECT notes FROM rounds") if "not connected" in notes]
-    assert dict(about(found))["clients"] == "4 with data of their own, elsewhere, all in a round"
+    assert dict(about(found))["clients"] == "4 with local data, sizes not recorded; cohort: all clients"
     assert [change.what for change in found.changes] == [["d joined", "b left"], ["b came back"]]
 
 

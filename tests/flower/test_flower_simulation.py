@@ -81,5 +81,5 @@ def test_arrays_of_ones_own_stay_where_they_are(tiny: dict[str, Any], tmp_path: 
 
     own = [(numpy.zeros((4, 3), "float32"), numpy.array([0, 1, 0, 1]))] * 6
     data = cw.FederatedData.from_clients(own, own, report=own[0], weigh=own[0])
-    with pytest.raises(cw.ClientwiseError, match="simulated nodes cannot see arrays of yours"):
+    with pytest.raises(cw.ClientwiseError, match="simulated nodes cannot use your arrays"):
         cw.run({**tiny, "engine": "flower"}, tmp_path / "run", data=data)

@@ -57,7 +57,7 @@ def test_tables_and_remarks(tabled: DataSummary) -> None:
     assert "0 35 30 · 5 · · · · · · ·" in lines
     assert "all 205 160 40 5 · · · · · · ·" in lines
     said = list(remarks(tabled, False, [2]))
-    assert said[0].startswith("Server: 179 samples to weigh by, 180 to report on")
+    assert said[0].startswith("Server: 179 samples for weighting, 180 for reporting")
     assert f"Not disjoint: {tabled.shared} training samples are held by more than one client." in said
     assert any(line.startswith(f"Not used: {tabled.unused:,} of 1,797") for line in said)
     assert "The clients have no test sets." in said
@@ -92,7 +92,7 @@ def test_regression_has_sizes_only(tmp_path: Path) -> None:
     summary = summarise(federated(diabetes(None), lambda pool, seed: iid(pool, seed, clients=4), shared_set=True))
     assert class_table(summary) is None
     assert "classes" not in " ".join(printed(size_table(summary, "diabetes")))
-    assert next(remarks(summary, True, [])) == "Server: 88 samples, to weigh by and to report on."
+    assert next(remarks(summary, True, [])) == "Server: 88 samples, for weighting and for reporting."
     assert [chart.id for chart in data_charts(summary, "diabetes")] == ["sizes"]
 
 

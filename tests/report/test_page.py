@@ -456,7 +456,7 @@ def test_a_bad_folder_says_so_on_the_page(open_page: Any, tmp_path: Path) -> Non
         page.get_by_text("This cannot be shown").wait_for()
         page.get_by_text("its database cannot be read").wait_for()
         page = open_page(f"{address}/runs/nobody")
-        page.get_by_text("there is no run 'nobody' here").wait_for()
+        page.get_by_text("there is no run 'nobody'").wait_for()
         open_page.close_all()
     assert all("422" in line or "404" in line for line in page.complaints), page.complaints
     page.complaints.clear()

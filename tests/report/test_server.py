@@ -22,11 +22,13 @@ from pages import HOSTILE_NAME, run_for_real, served, write_run
 from starlette.exceptions import HTTPException
 
 from clientwise.cli import _token_in
-from clientwise.report import server, views
+from clientwise.report import views
 from clientwise.report.document import Document
 from clientwise.report.html import to_json, write_html
 from clientwise.report.metrics import samples_of
-from clientwise.report.server import _Runs, is_loopback, make_app
+from clientwise.report.server import is_loopback, make_app
+from clientwise.report.server import runs as served_runs
+from clientwise.report.server.runs import ServedRuns
 from clientwise.runs.folder import RunFolder
 
 ODD_PORTS = ("127.0.0.1:99999999", "localhost:65536", "localhost:-1", "localhost:x", "localhost:")
@@ -181,14 +183,14 @@ def test_two_runs_of_one_name_have_two_ids(tmp_path: Path) -> None:
 def test_a_folder_whose_name_is_no_text_does_not_take_the_list_along(tmp_path: Path) -> None:
     for name in (b"\xff", b"\xfe", b"whole"):
         write_run(tmp_path / "run").rename(tmp_path / os.fsdecode(name))
-    runs = _Runs([tmp_path])
-    listed = {row[0].text for row in runs._list().sections[0].items[0].rows}
+    runs = ServedRuns([tmp_path])
+    listed = {row[0].text for row in runs.list_all().sections[0].items[0].rows}
     assert listed == {"whole", "\ufffd", "\ufffd~2"}
     assert runs.open("\ufffd").rounds == 5
 
 
 def test_names_that_nobody_has_leave_nothing_behind(folder: Path) -> None:
-    runs = _Runs([folder])
+    runs = ServedRuns([folder])
 
     async def ask(*names: str) -> None:
         with pytest.raises(HTTPException, match="no run"):
@@ -202,7 +204,7 @@ def test_names_that_nobody_has_leave_nothing_behind(folder: Path) -> None:
 
 
 def test_a_document_is_made_once_for_all_who_wait(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    runs, made = _Runs([folder]), []
+    runs, made = ServedRuns([folder]), []
     original = views.overview
     monkeypatch.setattr(views, "overview", lambda shown: made.append(1) or original(shown))
 
@@ -217,9 +219,9 @@ def test_a_document_is_made_once_for_all_who_wait(folder: Path, monkeypatch: pyt
 
 
 def test_while_a_run_grows_all_get_what_there_is_and_one_waits(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    runs, made, let_go = _Runs([folder]), [], threading.Event()
-    monkeypatch.setattr(server, "REST", 0)
-    monkeypatch.setattr(server, "_version", lambda folder: str(len(made)))  # another after every document
+    runs, made, let_go = ServedRuns([folder]), [], threading.Event()
+    monkeypatch.setattr(served_runs, "REST", 0)
+    monkeypatch.setattr(served_runs, "_version", lambda folder: str(len(made)))  # another after every document
 
     def overview(shown: object) -> Document:
         made.append(1)
@@ -242,11 +244,11 @@ def test_while_a_run_grows_all_get_what_there_is_and_one_waits(folder: Path, mon
 
 
 def test_what_was_told_is_told_again_before_a_run_is_read_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    runs = _Runs([folder])
+    runs = ServedRuns([folder])
     read: list[str] = []
-    monkeypatch.setattr(server, "REST", 1e6)
-    monkeypatch.setattr(server, "MOST_REST", 1e6)
-    monkeypatch.setattr(server, "_version", lambda folder: read.append("") or str(len(read)))
+    monkeypatch.setattr(served_runs, "REST", 1e6)
+    monkeypatch.setattr(served_runs, "MOST_REST", 1e6)
+    monkeypatch.setattr(served_runs, "_version", lambda folder: read.append("") or str(len(read)))
 
     async def ask() -> None:
         for _ in range(50):

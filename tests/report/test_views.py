@@ -23,7 +23,7 @@ from clientwise.report.audit import audit
 from clientwise.report.document import as_json
 from clientwise.report.figures import draw
 from clientwise.report.series import series_of
-from clientwise.report.server import _progress
+from clientwise.report.server.runs import progress
 from clientwise.report.statistics import Contingency, Difference, contingency, paired_difference
 from clientwise.report.terminal import audit_tables, remarks, sparkline, summary_table
 from clientwise.runs.lock import locked
@@ -58,7 +58,7 @@ def test_a_run_is_called_by_its_name_and_its_rounds_are_counted_once(shown: cw.R
     assert found.subtitle is not None
     assert found.subtitle.startswith("shown: FedAvg, ")  # the config's name
     assert (found.rounds, found.seeds) == (5, [1, 2, 3])  # not 45, though three methods ran with three seeds
-    assert _progress(shown.folder, "").status == "finished, 5 rounds"
+    assert progress(shown.folder, "").status == "finished, 5 rounds"
 
 
 def test_what_is_not_federated_has_no_weights(tmp_path: Path) -> None:
@@ -206,7 +206,7 @@ def test_looking_at_a_run_executes_nothing_it_names(shown: cw.Run, tmp_path: Pat
     overview(foreign)
     (copied / "config.toml").write_text("not toml at all [")
     assert not audit(foreign, "FedAvg", 1, 1).what_if
-    assert "not known" in audit(foreign, "FedAvg", 1, 1).explanation
+    assert "is unknown" in audit(foreign, "FedAvg", 1, 1).explanation
 
 
 def test_audits_as_documents(shown: cw.Run) -> None:

@@ -79,7 +79,7 @@ def test_a_run_begins_with_the_model_of_another(config: dict[str, Any], tmp_path
         == dict(cw.Run(first).curve("metric", "FedAvg", 1))[best_round(cw.Run(first))]
     )
     assert second.initial_model.startswith(f"{file.name} (round {best_round(cw.Run(first))} of FedAvg in tiny, ")
-    assert dict(about(second))["began with"] == second.initial_model
+    assert dict(about(second))["warm start"] == second.initial_model
 
     # It goes on with the same, wherever that lies by then, and with no other.
     moved = file.rename(tmp_path / "moved.safetensors")

@@ -19,6 +19,9 @@ from safetensors.torch import load_file, save_file
 import clientwise as cw
 import processes
 from clientwise.errors import RunError
+from clientwise.report.export import audits
+from clientwise.report.html import write_html
+from clientwise.report.views import overview
 from clientwise.runs import database, migrations, schema, structure, writer
 from clientwise.runs.migrations import MIGRATIONS, OLDEST_VERSION
 from clientwise.runs.reader import is_finished
@@ -91,10 +94,14 @@ def test_a_folder_of_an_older_version_is_read_and_left_as_it_is(version: str, na
         "clock": name == "clock",
         "weights": True,
     }
-    for command, *options in (["show"], ["show", "--round", 2], ["report", "--out", tmp_path / "report"]):
-        done = processes.run(processes.COMMAND, command, folder, *options)
-        assert (done.returncode, done.stderr.count("rror")) == (0, 0), done.stderr
-    assert (tmp_path / "report" / "report.html").exists()
+    run = cw.Run(folder)
+    write_html(overview([run]), audits([run]), tmp_path / "report.html")
+    commands: list[list[Any]] = [["show", folder], ["show", folder, "--round", 2]]
+    if name == "clock":  # it draws all figures, which takes a while
+        commands.append(["report", folder, "--out", tmp_path / "report"])
+    for command in commands:
+        done = processes.run(processes.COMMAND, *command)
+        assert done.returncode == 0, done.stderr
     assert content(folder) == before
     assert version_of(folder) == int(version[1:])
 

@@ -38,7 +38,8 @@ def find(data_dir: Path | None, dataset: str, candidates: list[str], get: str) -
     """The first of the `candidates`, paths within the data folder, that exists; `get` says where it comes from."""
     if data_dir is None:
         raise DataError(
-            f"{dataset}: needs a data folder: give --data-dir, or set CLIENTWISE_DATA; docs/data.md says what is in it"
+            f"{dataset}: needs a data folder: set `data_dir` in the config, --data-dir or CLIENTWISE_DATA; "
+            "docs/data.md says what is in it"
         )
     data_dir = Path(data_dir)
     try:

@@ -189,7 +189,7 @@ def _matching(data_dir: Path | None, files: str) -> list[Path]:
         raise DataError(f"files = {shortened(files)!r}: {reason(error)}") from None
     found = [path for path in found if path.is_file()]
     if not found:
-        raise DataError(f"{shortened(str(folder / files))}: no such file; paths are in the data folder (--data-dir)")
+        raise DataError(f"{shortened(str(folder / files))}: no such file; paths start from `data_dir`")
     if odd := [path for path in found if not path.name.endswith(KINDS)]:
         raise DataError(f"{odd[0]}: a table is a file {', '.join(KINDS)}; give `files` a pattern such as *.csv")
     return found

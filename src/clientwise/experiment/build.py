@@ -66,7 +66,7 @@ def load_samples(experiment: Experiment) -> Samples:
     except Exception as error:  # a user's own dataset may raise anything
         message = f"{where}: {experiment.data.name}: {type(error).__name__}: {error}"
         if folder is None:
-            message += "; it was given no data folder: is --data-dir missing?"
+            message += "; no data folder is set: `data_dir` in the config, --data-dir or CLIENTWISE_DATA"
         raise DataError(message) from error
 
 

@@ -86,7 +86,7 @@ def compare_origin(
     if found and not accept_changes:
         raise RunError(
             f"{folder}: the run began with something else: {'; '.join(found)}. Restore it, choose "
-            "another --out, or go on with --accept-changes (in Python accept_changes=True), which "
+            "another output folder, or go on with --accept-changes (in Python accept_changes=True), which "
             "is recorded"
         )
     return ComparedOrigin(now, before, changes, [*_member_changes(before, now, names), *found])

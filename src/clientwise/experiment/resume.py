@@ -9,7 +9,8 @@ from typing import Any
 
 from ..errors import ConfigError, RunError
 from ..runs.facts import recorded_fact
-from .config import load_experiment, parse_toml
+from ..runs.recorded import parse_toml
+from .config import load_experiment
 from .schema import Experiment
 
 CONFIG = "config.toml"
@@ -79,7 +80,7 @@ def refuse_other_config(folder: Path, before: Experiment, experiment: Experiment
     found = _refused_differences(before, experiment)
     if not found:
         return
-    hint = "Resume it with its own config, or choose another --out"
+    hint = "Resume it with its own config, or choose another output folder"
     if any(one.startswith("the method") for one in found):
         hint += "; give a changed method another name"
     if "flower.clients" in found:
@@ -116,7 +117,7 @@ def _damaged(folder: Path) -> RunError:
 def _edited(path: Path, differences: Sequence[str]) -> RunError:
     return RunError(
         f"{path}: changed since the run began: {', '.join(differences)}. "
-        "Restore what it was, or start another run with another --out"
+        "Restore what it was, or start another run in another folder"
     )
 
 

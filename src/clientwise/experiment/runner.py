@@ -116,8 +116,8 @@ def _begin(folder: Path, experiment: Experiment, resume: bool) -> Experiment | N
     written = folder / CONFIG
     if written.exists():
         if not resume:
-            hint = "go on with --resume, or choose another --out"
-            raise RunError(f"{folder}: there is a run already; {hint}")
+            hint = "Resume it (--resume, in Python resume=True) or choose another output folder"
+            raise RunError(f"{folder}: there is a run already. {hint}")
         before = config_so_far(folder)
         if before is not None:
             refuse_other_config(folder, before, experiment)

@@ -65,7 +65,7 @@ def simulation(experiment: Experiment) -> Iterator[Connect]:
 
         def connected() -> Mapping[int, int]:
             if not thread.is_alive():
-                raise ClientwiseError("Flower's simulation has ended; go on with --resume")
+                raise ClientwiseError("Flower's simulation has ended; resume the run")
             return dealt()
 
         _keep_signals(thread)

@@ -54,6 +54,13 @@ def client_cell(client: int, name: str | None, opens: AuditLink | None = None) -
 Content = str | float | None | Cell  # of a cell; plain text and numbers need no `Cell`
 
 
+def text_of(cell: Content) -> str:
+    """A cell as it reads."""
+    if isinstance(cell, Cell):
+        return cell.text
+    return "" if cell is None else str(cell)
+
+
 @dataclass(frozen=True)
 class Column:
     """The head of a column."""

@@ -230,8 +230,7 @@ class RunReader:
                 raise NotBegunError(f"{self.folder}: the run is just beginning") from None
             raise
         if not {key for key, _ in rows} >= NEEDED_FACTS:
-            what_to_do = "start it again with --resume"
-            raise NotBegunError(f"{self.folder}: the run has not begun; {what_to_do}")
+            raise NotBegunError(f"{self.folder}: nothing is recorded yet; resume the run")
         facts = dict(self._checked(tuple[str, Json[Any]], rows))
         try:
             return _Facts.model_validate(facts)

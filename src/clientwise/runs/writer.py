@@ -242,7 +242,7 @@ class Store:
             ).fetchone()
             if kept != round_num:
                 missing = f"has {kept} of the {round_num} rounds before the checkpoint"
-                raise RunError(f"{self.folder}: its database {missing}; choose another --out")
+                raise RunError(f"{self.folder}: its database {missing}; choose another output folder")
             later = (lane, round_num)
             for table in TABLES_BY_ROUND:
                 database.execute(f"DELETE FROM {table} WHERE lane = ? AND round_num > ?", later)
@@ -358,7 +358,7 @@ class Store:
         try:
             yield
         except DAMAGE as error:
-            message = f"{self.folder}: its database cannot be read ({error}); choose another --out"
+            message = f"{self.folder}: its database cannot be read ({error}); choose another output folder"
             raise RunError(message) from None
 
     @contextmanager
@@ -372,7 +372,7 @@ class Store:
             reason = error.strerror if isinstance(error, OSError) else error
             raise RunError(
                 f"{self.folder}: its files cannot be used ({reason}). Their content is kept: once "
-                "that is solved, go on with --resume"
+                "that is solved, resume the run"
             ) from error
 
     @contextmanager
