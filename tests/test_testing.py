@@ -20,7 +20,10 @@ from clientwise.testing import check_criterion, check_engine, check_rule, check_
 OPTIONS: dict[str, dict[str, Any]] = {
     "attribute": {"of": "premium", "attributes": {"premium": [1.0, 0.0, 0.5]}},
     "is_one_of": {"of": "age", "values": [45.0], "attributes": {"age": [30.0, 45.0, 45.0]}},
-    "sharpness": {"blurry": "Blurry", "sample_attributes": {"Blurry": [-1, -1, -1, 1, 1, 1, -1, -1, -1]}},
+    "sharpness": {
+        "blurry": "Blurry",
+        "sample_attributes": {"Blurry": [-1, -1, -1, 1, 1, 1, -1, -1, -1]},
+    },
 }
 NAMES = ("a", "b", "c")
 SCORE_OPTIONS: dict[str, dict[str, Any]] = {
@@ -49,7 +52,9 @@ def test_every_rule_passes(name: str) -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"chunk_size": 1}], ids=["together", "one by one"])
-def test_the_embedded_engine_passes(make_engine: Callable[..., LocalEngine], options: dict[str, Any]) -> None:
+def test_the_embedded_engine_passes(
+    make_engine: Callable[..., LocalEngine], options: dict[str, Any]
+) -> None:
     check_engine(make_engine(**options))
 
 
@@ -68,9 +73,9 @@ def test_a_criterion_that_compares_clients_must_say_so() -> None:
     ("value", "message"),
     [
         (lambda clients: clients.num_samples[:1], "one value per client"),
-        (lambda clients: clients.num_samples / 0, "not finite"),
-        (lambda clients: -clients.num_samples, "negative"),
-        (lambda clients: clients.num_samples, "above its declared upper bound 1"),
+        (lambda clients: clients.num_samples / 0, "must be finite"),
+        (lambda clients: -clients.num_samples, "must be 0 or more"),
+        (lambda clients: clients.num_samples, "exceeds the declared maximum 1"),
     ],
 )
 def test_criteria_that_cannot_be_right(value: Callable[[Any], Tensor], message: str) -> None:
@@ -107,7 +112,7 @@ def test_rules_that_cannot_be_right() -> None:
         """The plain mean, whatever the weights."""
         return Ruled(updates.mean(0), weights)
 
-    with pytest.raises(AssertionError, match="without weight must not count"):
+    with pytest.raises(AssertionError, match="with weight 0 must not change the result"):
         check_rule("unweighted")
 
 
@@ -118,6 +123,6 @@ def test_an_engine_that_forgets_clients_is_found(make_engine: Callable[..., Loca
 
     engine = make_engine()
     engine.__class__ = Forgetful
-    with pytest.raises(AssertionError, match=r"asked \(0, 1, 2\) to train, got \(1, 2\)"):
+    with pytest.raises(AssertionError, match=r"asked clients \(0, 1, 2\), got updates of \(1, 2\)"):
         check_engine(engine)
     assert torch.isfinite(engine.initial_model).all()

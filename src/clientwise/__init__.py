@@ -1,7 +1,8 @@
 """Federated learning that weighs every client by what it brings.
 
 >>> import clientwise as cw
->>> cw.weigh({"size": [900, 100], "accuracy": [0.5, 0.9]}, score=cw.product({"accuracy": 2})).round(3).tolist()
+>>> clients = {"size": [900, 100], "accuracy": [0.5, 0.9]}
+>>> cw.weigh(clients, score=cw.product({"accuracy": 2})).round(3).tolist()
 [0.735, 0.265]
 """
 
@@ -13,16 +14,19 @@ if TYPE_CHECKING:
 
 
 def _api() -> dict[str, Any]:
-    """The public names; imported when one is first used, so that `clientwise --help` need not wait for PyTorch."""
-    return {name: value for name, value in vars(import_module(".api", __name__)).items() if not name.startswith("_")}
+    """The public names, imported on first use: `clientwise --help` does not wait for PyTorch."""
+    names = vars(import_module(".api", __name__))
+    return {name: value for name, value in names.items() if not name.startswith("_")}
 
 
 def __getattr__(name: str) -> Any:
     if name == "__all__":
         return sorted(_api())
-    if name.startswith("_") or name not in (public := _api()):
-        raise AttributeError(f"module 'clientwise' has no attribute {name!r}")
-    return public[name]
+    if not name.startswith("_"):
+        public = _api()
+        if name in public:
+            return public[name]
+    raise AttributeError(f"module 'clientwise' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

@@ -1,37 +1,46 @@
-"""What a user can put right; the command prints it without a traceback."""
+"""Errors that a user can solve. The command prints them without a traceback.
+
+Messages say what is wrong, what is allowed and what to do. They are read on the command line, in
+Python and on web pages, so their words fit all of these: "resume the run", not an option alone.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-
-# What the command's options are called in Python. Messages are written for the command, which is where most are read.
-IN_PYTHON = {
-    "clientwise run FOLDER --resume": "cw.run(config, FOLDER, resume=True)",
-    "another --out": "another `out`",
-    "--resume": "resume=True",
-    "--data-dir": "`data_dir` in the config",
-}
-on_command_line = False  # set by the command
+from typing import Any
 
 
 class ClientwiseError(Exception):
-    """Something the user can put right: the message says what, in the words of the command or of Python."""
+    """Something the user can solve: the message says what is wrong and what to do."""
 
-    def __str__(self) -> str:
-        message = super().__str__()
-        for flag, words in {} if on_command_line else IN_PYTHON.items():
-            message = message.replace(flag, words)
-        return message
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle without calling the constructor again, whatever arguments it takes.
+
+        Errors travel between processes: from the cells of a matrix and from Ray's actors.
+        """
+        return _restore, (type(self), self.args, self.__dict__)
 
 
 class ConfigError(ClientwiseError, ValueError):
-    """Everything that is wrong with a config: one line per problem, with file, key and what to do."""
+    """Everything that is wrong with a config: one line per problem, with file, key and what to do.
+
+    Args:
+        source: the name of the config in messages, usually the path of its file.
+        issues: a key and a message for every problem; "" where no key is to blame.
+
+    Example:
+        >>> print(ConfigError("my.toml", [("rounds", "must be greater than 0"), ("", "not TOML")]))
+        my.toml: rounds: must be greater than 0
+        my.toml: not TOML
+    """
 
     def __init__(self, source: str, issues: Iterable[tuple[str, str]]) -> None:
         self.issues = [(shortened(key), shortened(message)) for key, message in issues]
-        super().__init__(
-            "\n".join(f"{source}: {key}: {message}" if key else f"{source}: {message}" for key, message in self.issues)
-        )
+        lines = []
+        for key, message in self.issues:
+            place = f"{source}: {key}" if key else source
+            lines.append(f"{place}: {message}")
+        super().__init__("\n".join(lines))
 
 
 class RunError(ClientwiseError, RuntimeError):
@@ -42,11 +51,22 @@ class NotBegunError(RunError):
     """A run of which nothing is recorded yet."""
 
 
+def _restore(
+    kind: type[ClientwiseError], args: tuple[Any, ...], attributes: dict[str, Any]
+) -> ClientwiseError:
+    error = kind.__new__(kind, *args)
+    error.__dict__.update(attributes)
+    return error
+
+
 def shortened(text: str, most: int = 600) -> str:
-    """A text as a person can read it: of a very long one its beginning and its end, of several lines one.
+    """A text in one line of `most` characters; a longer text keeps its beginning and its end.
 
     >>> shortened("got " + 1000 * "x" + "; use 'full'", most=30)
     "got xxxxxxxxxxx … ; use 'full'"
     """
     text = " ".join(text.splitlines())
-    return text if len(text) <= most else f"{text[: most // 2]} … {text[3 - most // 2 :]}"
+    if len(text) <= most:
+        return text
+    half = most // 2
+    return f"{text[:half]} … {text[3 - half :]}"

@@ -1,9 +1,9 @@
-"""Run an experiment where its config says its clients live: in this process, or at the nodes of Flower's simulation."""
+"""Run an experiment in this process, or on the nodes of Flower's simulation, as its config says."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -33,74 +33,122 @@ def run(
     on_round: Callable[[Progress], None] | None = None,
     engines: EngineFactory | None = None,
 ) -> Path:
-    """Run an experiment and return its run folder.
+    """Run an experiment: every method with every seed.
 
-    `config` is a TOML file, a dictionary of the same shape, or an experiment already loaded. `data` are your own
-    samples (`Samples.from_clients`), or arrays you have split yourself (`FederatedData.from_clients`), instead of the
-    dataset and partition the config names, `model` your own
-    network instead of its `model`: a module, with whose numbers every seed begins, or a function or class that makes
-    one (of nothing, or of the shape of a sample and the number of outputs), called anew for every seed. `resume` goes
-    on with a run folder, or adds rounds, seeds and methods to it; what it then computes is what an uninterrupted run
-    would have. It is refused where the data, the plugins' code or the versions are not those it began with, unless
-    `accept_changes`: then its record says what changed. `progress` shows a bar: by default in a terminal or notebook,
-    unless `on_round` is called after every round instead. `engines` is for those who reach their clients otherwise: a
-    context whose value gets a lane's engine and seed and returns the engine to use.
+    Args:
+        config: a TOML file, a dictionary of the same shape, or a loaded experiment.
+        out: the run folder; by default runs/NAME-DATE-TIME.
+        data: your own samples (`Samples.from_clients`), or samples that you have split yourself
+            (`FederatedData.from_clients`), instead of the dataset and partition of the config.
+        model: your own network instead of the config's. With a module, every seed starts from its
+            numbers. A function or class makes a network for every seed; it takes no arguments, or
+            the shape of a sample and the number of outputs.
+        resume: continue the run in `out`, or add rounds, seeds and methods to it. The results are
+            those of a run that was not interrupted.
+        accept_changes: resume although the data, the code of plugins or versions have changed; the
+            run records what changed. Without it, such a run is refused.
+        progress: whether to show a progress bar; by default in a terminal or notebook, unless
+            `on_round` is given.
+        on_round: called after every round.
+        engines: for clients that are reached in another way: a context whose value takes the engine
+            of a lane and its seed, and returns the engine to use.
+
+    Returns:
+        The run folder; `cw.Run` reads it.
+
+    Example:
+        >>> import tempfile
+        >>> import clientwise as cw
+        >>> config = {"name": "digits", "data": "digits", "model": "linear", "rounds": 1}
+        >>> config |= {"partition": {"name": "iid", "clients": 5}, "methods": ["FedAvg"]}
+        >>> folder = cw.run(config, tempfile.mkdtemp(), progress=False)
+        >>> cw.Run(folder).methods
+        ['FedAvg']
     """
     experiment = config if isinstance(config, Experiment) else load_experiment(config)
     if model is not None:
-        experiment = _in_this_process(experiment.with_model(OwnModel(model)), "a model", "cw.MODELS.register")
+        experiment = experiment.with_model(OwnModel(model))
+        _refuse_other_processes(experiment, "your model", "cw.MODELS.register")
     if isinstance(data, Samples):
-        experiment = _in_this_process(experiment.with_samples(data), "samples", "cw.DATASETS.register")
+        experiment = experiment.with_samples(data)
+        _refuse_other_processes(experiment, "your samples", "cw.DATASETS.register")
         data = None
     if engines is None and experiment.engine == "flower":
         engines = _flower_simulation(experiment, data)
     if data is None and experiment.reads_files:
         data = members_data(experiment)
-    console = Console(stderr=True, highlight=False)
-    watched = on_round is None and (somebody_watches(console) if progress is None else progress)
-    with show_progress(console) if watched else nullcontext(on_round) as on_round:
+    with _showing(progress, on_round) as on_round:
         return runner.run(
-            experiment, out, data=data, resume=resume, accept_changes=accept_changes, on_round=on_round, engines=engines
+            experiment,
+            out,
+            data=data,
+            resume=resume,
+            accept_changes=accept_changes,
+            on_round=on_round,
+            engines=engines,
         )
 
 
-def _in_this_process(experiment: Experiment, what: str, how: str) -> Experiment:
-    if experiment.engine != "local" or experiment.workers == "ray":
-        hint = f"other processes cannot see {what} of yours: register it in a plugin (`{how}`)"
-        raise ConfigError(experiment.source, [("workers" if experiment.engine == "local" else "engine", hint)])
-    return experiment
+def _showing(
+    progress: bool | None, on_round: Callable[[Progress], None] | None
+) -> AbstractContextManager[Callable[[Progress], None] | None]:
+    """A context with the function to call after every round, if any."""
+    console = Console(stderr=True, highlight=False)
+    if on_round is not None or progress is False:
+        return nullcontext(on_round)
+    if progress or somebody_watches(console):
+        return show_progress(console)
+    return nullcontext()
 
 
 def members_data(experiment: Experiment) -> FederatedData:
-    """What the members' files hold (`flower.files`)."""
+    """The samples in the participants' files (`flower.files`)."""
     with _flower_is_needed(experiment):
         from .flower.data import from_files
     return from_files(experiment)
 
 
 def deployed_data(experiment: Experiment, server: Path | None) -> FederatedData | None:
-    """What to check a deployment with: its `server`'s samples, or everybody's where they are here; None: it is none."""
-    if server is None and (experiment.data is not None or not experiment.flower.clients):
-        return None
-    if server is None and experiment.reads_files and Path(str(experiment.flower.files)).is_dir():
-        return members_data(experiment)
+    """The data to check a deployment with; None where the config describes no deployment.
+
+    These are the samples of the `server`, or those of all participants where their files are here.
+    """
+    if server is None:
+        if experiment.data is not None or not experiment.flower.clients:
+            return None
+        if experiment.reads_files and Path(str(experiment.flower.files)).is_dir():
+            return members_data(experiment)
     with _flower_is_needed(experiment):
         from .flower.data import server_side
     return server_side(experiment, str(server or ""))
 
 
 def write_sample(config: Path, folder: Path) -> None:
-    """Handwritten digits for every member of a new app, and for its server, until they have data of their own."""
+    """Write handwritten digits for every participant of a new app and for its server."""
     experiment = load_experiment(config)
     with _flower_is_needed(experiment):
         from .flower import write_parts
-    partition = {"name": "dirichlet", "clients": len(experiment.flower.clients), "concentration": 0.5}
+    clients = len(experiment.flower.clients)
+    partition = {"name": "dirichlet", "clients": clients, "concentration": 0.5}
     write_parts(experiment.to_dict() | {"data": "digits", "partition": partition}, folder)
+
+
+def _refuse_other_processes(experiment: Experiment, what: str, how: str) -> None:
+    """Refuse an experiment that runs in other processes, where objects of this one do not exist."""
+    key = ""
+    if experiment.engine != "local":
+        key = "engine"
+    elif experiment.workers == "ray":
+        key = "workers"
+    if key:
+        message = f"other processes cannot use {what}; register it in a plugin (`{how}`)"
+        raise ConfigError(experiment.source, [(key, message)])
 
 
 def _flower_simulation(experiment: Experiment, data: FederatedData | None) -> EngineFactory:
     if data is not None:
-        raise ConfigError(experiment.source, [("engine", "simulated nodes cannot see arrays of yours; use 'local'")])
+        message = "simulated nodes cannot use your arrays; use 'local'"
+        raise ConfigError(experiment.source, [("engine", message)])
     with _flower_is_needed(experiment):
         from .flower.simulation import simulation
     return simulation(experiment)
@@ -108,8 +156,10 @@ def _flower_simulation(experiment: Experiment, data: FederatedData | None) -> En
 
 @contextmanager
 def _flower_is_needed(experiment: Experiment) -> Iterator[None]:
+    """A missing package is an error that says how to install Flower."""
     try:
         yield
     except ModuleNotFoundError as error:
-        hint = f"needs Flower ({str(error.name).partition('.')[0]} is missing): pip install 'clientwise[flower]'"
-        raise ConfigError(experiment.source, [("engine", hint)]) from None
+        package = str(error.name).partition(".")[0]
+        message = f"needs Flower ({package} is missing): pip install 'clientwise[flower]'"
+        raise ConfigError(experiment.source, [("engine", message)]) from None

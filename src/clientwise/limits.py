@@ -6,22 +6,28 @@ import os
 import sys
 from pathlib import Path
 
+CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
+
 
 def memory() -> int:
-    """The bytes this process can hope for: the machine's memory, or less where its container or shell says so."""
-    if sys.platform == "win32":  # which says so in ways of its own; there a run finds out
+    """The bytes that this process can use: the machine's, its container's or its shell's limit."""
+    if sys.platform == "win32":  # no limit is known there before it is reached
         return sys.maxsize
     import resource
 
-    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), resource.getrlimit(resource.RLIMIT_AS)[0]]
-    group = Path("/sys/fs/cgroup/memory.max")
-    if group.is_file() and (given := group.read_text().strip()).isdecimal():
-        limits.append(int(given))
-    return min(limit for limit in limits if limit > 0)  # no limit is negative
+    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    of_shell, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if of_shell > 0:  # negative: unlimited
+        limits.append(of_shell)
+    if CGROUP_LIMIT.is_file():
+        of_container = CGROUP_LIMIT.read_text().strip()
+        if of_container.isdecimal():  # "max": unlimited
+            limits.append(int(of_container))
+    return min(limits)
 
 
 def gigabytes(count: float) -> str:
-    """So many bytes, for a person.
+    """A number of bytes as text.
 
     >>> gigabytes(1.5e9)
     '1.5 GB'

@@ -10,13 +10,20 @@ from contextlib import contextmanager
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.progress import Progress as Bar
 
 from .experiment.lanes import Progress
 
-QUIET_SECONDS = 10.0  # between two lines when nobody watches
-REDRAW_SECONDS = 0.2  # between two pictures of a bar in a notebook
+OnRound = Callable[[Progress], None]
+QUIET_SECONDS = 10.0  # between two lines where no bar is shown
+REDRAW_SECONDS = 0.2  # between two updates of a bar in a notebook
 
 
 def in_notebook() -> bool:
@@ -26,13 +33,13 @@ def in_notebook() -> bool:
 
 
 def somebody_watches(console: Console) -> bool:
-    """Whether a bar would be seen."""
+    """Whether there is a terminal or notebook that can show a bar."""
     return console.is_terminal or in_notebook()
 
 
 @contextmanager
-def show_progress(console: Console) -> Iterator[Callable[[Progress], None]]:
-    """Gives a function to be called after every round."""
+def show_progress(console: Console) -> Iterator[OnRound]:
+    """A context that shows progress: its value is to be called after every round."""
     if in_notebook():
         yield _notebook_bar()
         return
@@ -51,47 +58,55 @@ def show_progress(console: Console) -> Iterator[Callable[[Progress], None]]:
         task = bar.add_task("starting", total=None)
 
         def on_round(progress: Progress) -> None:
-            bar.update(task, description=escape(describe(progress)), completed=progress.done, total=progress.total)
+            text = escape(describe(progress))
+            bar.update(task, description=text, completed=progress.done, total=progress.total)
 
         yield on_round
 
 
-def _notebook_bar() -> Callable[[Progress], None]:
+def _notebook_bar() -> OnRound:
     from IPython.display import HTML, display
 
-    shown, last = display(HTML("starting"), display_id=True), 0.0
-
-    def on_round(progress: Progress) -> None:
-        nonlocal last
-        if progress.done == progress.total or time.monotonic() - last >= REDRAW_SECONDS:
-            last = time.monotonic()
-            bar = f'<progress value="{progress.done}" max="{progress.total}"></progress>'
-            shown.update(HTML(f"{bar} {progress.done} of {progress.total} rounds; {html.escape(describe(progress))}"))
-
-    return on_round
-
-
-def _plain_lines(console: Console) -> Callable[[Progress], None]:
-    began = last = time.monotonic()
+    shown = display(HTML("starting"), display_id=True)
+    last = 0.0
 
     def on_round(progress: Progress) -> None:
         nonlocal last
         now = time.monotonic()
-        ended = progress.record.round_num == progress.rounds
-        if ended or now - last >= QUIET_SECONDS:
-            last = now
-            console.print(
-                f"{escape(describe(progress))}  ({progress.done} of {progress.total} rounds, {now - began:.0f} s)",
-                soft_wrap=True,
-            )
+        if progress.done < progress.total and now - last < REDRAW_SECONDS:
+            return
+        last = now
+        bar = f'<progress value="{progress.done}" max="{progress.total}"></progress>'
+        text = html.escape(describe(progress))
+        shown.update(HTML(f"{bar} {progress.done} of {progress.total} rounds; {text}"))
+
+    return on_round
+
+
+def _plain_lines(console: Console) -> OnRound:
+    began = time.monotonic()
+    last = began
+
+    def on_round(progress: Progress) -> None:
+        nonlocal last
+        now = time.monotonic()
+        is_last = progress.record.round_num == progress.rounds
+        if not is_last and now - last < QUIET_SECONDS:
+            return
+        last = now
+        done = f"{progress.done} of {progress.total} rounds, {now - began:.0f} s"
+        console.print(f"{escape(describe(progress))}  ({done})", soft_wrap=True)
 
     return on_round
 
 
 def describe(progress: Progress) -> str:
-    """What the last round was, in one short line."""
+    """The last round in one short line: "FedAvg, seed 1: round  3/10   81.4%"."""
     record = progress.record
-    shown = record.report or record.local
-    value = f"  {float(shown.overall()[0]):6.1%}" if shown else ""
-    place = f"{record.round_num:>{len(str(progress.rounds))}}/{progress.rounds}"
-    return f"{progress.method}, seed {progress.seed}: round {place}{value}"
+    digits = len(str(progress.rounds))
+    line = f"{progress.method}, seed {progress.seed}: "
+    line += f"round {record.round_num:>{digits}}/{progress.rounds}"
+    evaluation = record.report or record.local
+    if evaluation:
+        line += f"  {float(evaluation.overall()[0]):6.1%}"
+    return line

@@ -1,4 +1,7 @@
-"""What the config understands, generated from the code: `python -m clientwise.reference > docs/config.md`."""
+"""The config reference, generated from the code.
+
+`python -m clientwise.reference > docs/config.md` writes it.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +27,14 @@ from .data.datasets import DATASETS
 from .data.devices import DISTRIBUTIONS
 from .data.features import FEATURES
 from .data.partition import PARTITIONS
-from .experiment import schema
+from .experiment import settings
 from .experiment.matrix import MatrixSettings
+from .experiment.methods import MethodSettings, PaceSettings, WeightBounds
 from .experiment.named import METHODS
+from .experiment.schema import Experiment
+from .experiment.tables import ConfigTable
 from .models.networks import MODELS
-from .registry import Part, Registry
+from .registry import Option, Part, Registry
 from .trackers import TRACKERS
 
 _REGISTRIES = (
@@ -55,12 +61,19 @@ KINDS: dict[str, Registry[Any]] = {registry.plural: registry for registry in _RE
 
 def signature(registry: Registry[Any], name: str) -> str:
     """A part with its options, as in `class_weights (epsilon: float = 0.1)`."""
-    options = [
-        f"{option.name}: {type_name(option.type)}"
-        + ("" if option.required else ", optional" if option.default is None else f" = {_value(option.default)}")
-        for option in registry.options(name)
-    ]
-    return f"{name} ({'; '.join(options)})" if options else name
+    options = [_option(option) for option in registry.options(name)]
+    if not options:
+        return name
+    return f"{name} ({'; '.join(options)})"
+
+
+def _option(option: Option) -> str:
+    text = f"{option.name}: {type_name(option.type)}"
+    if option.required:
+        return text
+    if option.default is None:
+        return f"{text}, optional"
+    return f"{text} = {_value(option.default)}"
 
 
 def type_name(kind: Any) -> str:
@@ -69,16 +82,18 @@ def type_name(kind: Any) -> str:
     >>> type_name(list[int] | None), type_name(Literal["a", "b"])
     ('list of int', '"a" or "b"')
     """
-    origin, arguments = get_origin(kind), get_args(kind)
+    origin = get_origin(kind)
+    arguments = get_args(kind)
     if origin is typing.Annotated:
         return type_name(arguments[0])
     if origin is Literal:
         return " or ".join(_value(argument) for argument in arguments)
     if origin in (types.UnionType, typing.Union):
-        return " or ".join(type_name(argument) for argument in arguments if argument is not type(None))
+        named = [argument for argument in arguments if argument is not type(None)]
+        return " or ".join(type_name(argument) for argument in named)
     if kind is Part:
         return "part"
-    if inspect.isclass(kind) and issubclass(kind, schema.Section):
+    if inspect.isclass(kind) and issubclass(kind, ConfigTable):
         return "table"
     name = getattr(origin or kind, "__name__", str(kind))
     if name in ("list", "Sequence", "tuple"):
@@ -89,6 +104,7 @@ def type_name(kind: Any) -> str:
 
 
 def _value(value: Any) -> str:
+    """A value as TOML has it; – for None, which TOML does not have."""
     if value is None:
         return "–"
     if isinstance(value, bool):
@@ -96,82 +112,94 @@ def _value(value: Any) -> str:
     if isinstance(value, str):
         return f'"{value}"'
     if isinstance(value, Part):
+        if not value.options:
+            return f'"{value.name}"'
         options = ", ".join(f"{key} = {_value(option)}" for key, option in value.options.items())
-        return f'{{ name = "{value.name}", {options} }}' if options else f'"{value.name}"'
-    if isinstance(value, schema.Section):
+        return f'{{ name = "{value.name}", {options} }}'
+    if isinstance(value, ConfigTable):
         return "as below"
     if isinstance(value, (list, tuple)):
         return f"[{', '.join(_value(item) for item in value)}]"
     return str(value)
 
 
-_SECTIONS: tuple[tuple[str, type[schema.Section]], ...] = (
-    ("Top level", schema.Experiment),
-    ("[training]", schema.Training),
-    ("[federation]", schema.Cohorts),
-    ("[server_set]", schema.ServerSet),
-    ("[evaluation]", schema.EvaluationSettings),
-    ("[devices]", schema.DeviceSettings),
-    ("[flower]", schema.FlowerSettings),
-    ("[[hostile]]", schema.HostileClients),
-    ("[[methods]]", schema.MethodSettings),
-    ("[methods.pace]", schema.PaceSettings),
+_SECTIONS: tuple[tuple[str, type[ConfigTable]], ...] = (
+    ("Top level", Experiment),
+    ("[training]", settings.Training),
+    ("[federation]", settings.Cohorts),
+    ("[server_set]", settings.ServerSet),
+    ("[evaluation]", settings.EvaluationSettings),
+    ("[devices]", settings.DeviceSettings),
+    ("[flower]", settings.FlowerSettings),
+    ("[[hostile]]", settings.HostileClients),
+    ("[[methods]]", MethodSettings),
+    ("[methods.bounds]", WeightBounds),
+    ("[methods.pace]", PaceSettings),
     ("[matrix]", MatrixSettings),
 )
 
 
-NAMED = """Where a method is expected, its name will do: `methods = ["FedAvg", "FedYogi"]`. With `like` it is changed:
-`{ name = "mine", like = "FedYogi", server_step.learning_rate = 0.1 }`. `clientwise list FedYogi` shows what one stands
-for; [methods.md](methods.md) tells what each trusts and where it differs from its paper."""
+INTRODUCTION = """\
+# Config reference
+
+`make docs` generates this page from the code. `clientwise list` prints the parts in the terminal.
+
+An experiment is one TOML file. Unknown keys, wrong types and impossible combinations are errors;
+all of them are reported before anything runs. Where a key takes a *part*, write its name,
+`score = "mean"`, or a table with its name and options,
+`score = { name = "owa", quantifier = "most" }`.
+
+`clientwise run --set key=value` changes any key. `--preset quick` applies the table
+`[presets.quick]` of the file:
+
+- Tables are merged key by key.
+- A part of another name replaces the former one.
+- A list of names as `methods` keeps only those methods, as `--methods FedAvg,AdaFed` does.
+
+Editors complete and check configs by a JSON schema. Write it with
+`clientwise schema > clientwise.schema.json` and name it in the first line of the TOML file:
+`#:schema ./clientwise.schema.json`. Taplo reads that line: Even Better TOML in VS Code, and Neovim,
+Helix and Zed. In PyCharm, choose the file under JSON Schema Mappings. `clientwise schema my.toml`
+includes the parts of that file's plugins.
+"""
+NAMED = """\
+Where a method is expected, you can write its name: `methods = ["FedAvg", "FedYogi"]`. With `like`
+you change it: `{ name = "mine", like = "FedYogi", server_step.learning_rate = 0.1 }`.
+`clientwise list FedYogi` shows a method as TOML. [methods.md](methods.md) says what each method
+trusts and where it differs from its paper."""
 
 
 def markdown() -> str:
     """The whole reference as a page."""
-    lines = [
-        "# Config reference",
-        "",
-        "Generated from the code by `make docs`; `clientwise list` prints the parts in the terminal.",
-        "",
-        "An experiment is one TOML file. Unknown keys, wrong types and impossible combinations are errors, all",
-        'reported before anything runs. Where a key takes a *part*, write its name, `score = "mean"`, or a table with',
-        'its name and options, `score = { name = "owa", quantifier = "most" }`.',
-        "`clientwise run --set key=value` changes any key. `--preset quick` changes those that the file's table",
-        "`[presets.quick]` holds: tables are merged key by key, a part of another name replaces the former one, and a",
-        "list of names as `methods` keeps only those, as `--methods FedAvg,AdaFed` does.",
-        "",
-        "Editors complete and check it: `clientwise schema > clientwise.schema.json`, and as the first line of the",
-        "TOML file `#:schema ./clientwise.schema.json`. That is for Taplo, which is behind Even Better TOML in",
-        "VS Code, and in Neovim, Helix and Zed; in PyCharm choose the file under JSON Schema Mappings.",
-        "`clientwise schema my.toml` knows the parts of that file's plugins as well.",
-        "",
-    ]
+    lines = [INTRODUCTION]
     for title, section in _SECTIONS:
-        lines += [
-            f"## {title}",
-            "",
-            inspect.getdoc(section) or "",
-            "",
-            "| key | type | default | meaning |",
-            "|---|---|---|---|",
-        ]
+        lines += [f"## {title}", "", inspect.getdoc(section) or "", ""]
+        lines += ["| key | type | default | meaning |", "|---|---|---|---|"]
         lines += [_field_row(name, field) for name, field in section.model_fields.items()]
         lines.append("")
     lines += ["# Methods by name", "", NAMED, "", "| name | meaning |", "|---|---|"]
     lines += [f"| `{name}` | {_cell(about)} |" for name, about in METHODS.items()]
     lines += ["", "# Parts", ""]
     for plural, registry in KINDS.items():
-        lines += [f"## {plural}", "", f"{registry.description}.", "", "| name | options | meaning |", "|---|---|---|"]
-        for name in registry:
-            options = signature(registry, name).removeprefix(name).strip(" ()") or "–"
-            by = f" Measured by the {make_criterion(name).measured_by}." if registry is CRITERIA else ""
-            lines.append(f"| `{name}` | {_cell(options)} | {_cell(registry.describe(name))}{by} |")
+        lines += [f"## {plural}", "", f"{registry.description}.", ""]
+        lines += ["| name | options | meaning |", "|---|---|---|"]
+        lines += [_part_row(registry, name) for name in registry]
         lines.append("")
     return "\n".join(lines)
 
 
+def _part_row(registry: Registry[Any], name: str) -> str:
+    options = signature(registry, name).removeprefix(name).strip(" ()") or "–"
+    meaning = _cell(registry.describe(name))
+    if registry is CRITERIA:
+        meaning += f" Measured by the {make_criterion(name).measured_by}."
+    return f"| `{name}` | {_cell(options)} | {meaning} |"
+
+
 def _field_row(name: str, field: FieldInfo) -> str:
     default = "required" if field.is_required() else _value(field.default)
-    return f"| `{name}` | {_cell(type_name(field.annotation))} | {_cell(default)} | {_cell(field.description or '')} |"
+    cells = [type_name(field.annotation), default, field.description or ""]
+    return f"| `{name}` | {' | '.join(_cell(text) for text in cells)} |"
 
 
 def _cell(text: str) -> str:

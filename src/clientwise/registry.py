@@ -1,7 +1,7 @@
-"""One registry per kind of part: a part is a function or class with a name, found in TOML by that name.
+"""One registry per kind of part: a part is a function or class that TOML refers to by its name.
 
-A part declares as data what it needs. What `check` refuses, which models are kept until the end of a round and what
-travels follows from that alone: nobody else knows a part by its name.
+A part declares as data what it needs. From that alone follow what `check` refuses, which models are
+kept until the end of a round and what is sent to clients. No other code refers to a part by name.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Annotated, Any, Generic, Literal, TypeVar
 
 from annotated_types import Ge, Gt, Le, Lt
 
-# Types for options: a config with a value outside the range is refused before anything runs. All have an upper end, far
-# above what makes sense and below what some tensor, clock or counter cannot hold.
+# Types for options: a config with a value outside the range is refused before anything runs. Upper
+# ends are far above what makes sense, and below what a tensor, clock or counter cannot hold.
 PositiveInt = Annotated[int, Gt(0), Le(10**9)]
 PositiveFloat = Annotated[float, Gt(0), Le(1e30)]
 NonNegativeFloat = Annotated[float, Ge(0), Le(1e30)]
@@ -30,14 +30,14 @@ Need = Literal[
     "classes",  # the problem is a classification
     "numbers",  # the problem is a regression
     "times",  # the problem is one of survival
-    "server_set",  # somebody judges models: the server on samples of its own, or clients for it
-    "server_samples",  # the server trains on samples of its own
+    "server_set",  # models are judged: by the server on its own samples, or by clients
+    "server_samples",  # the server trains on its own samples
     "models",  # the round's models are kept until its end
-    "whole_cohort",  # it sees all clients of the round at once, however they arrive
-    "last_model",  # an attack: it goes by the global model of the round before
-    "judgements",  # an attack: what the client says of models goes through it
-    "simulation",  # it is known who is hostile
-    "clock",  # clients take time: devices are simulated, or real
+    "whole_cohort",  # it needs all clients of the round at once
+    "last_model",  # an attack: it uses the global model of the previous round
+    "judgements",  # an attack: it changes how the client judges models
+    "simulation",  # it is known which clients are hostile
+    "clock",  # clients take time: devices are simulated or real
 ]
 
 T = TypeVar("T", bound=Callable[..., Any])
@@ -45,19 +45,28 @@ T = TypeVar("T", bound=Callable[..., Any])
 
 @dataclass(frozen=True)
 class Declaration:
-    """What a part says about itself. Kinds of parts that have more to say extend it."""
+    """What a part declares about itself. Kinds of parts that declare more extend it."""
 
     needs: frozenset[Need] = frozenset()
-    criteria: frozenset[str] = frozenset()  # columns it reads: the method must have them measured
+    criteria: frozenset[str] = frozenset()  # those it reads: the method must measure them
 
 
 def needs(*what: Need, criteria: Iterable[str] = ()) -> Declaration:
-    """The declaration of a part that needs something, or reads some criteria, and has nothing else to say."""
+    """The declaration of a part that needs something or reads criteria, and declares nothing else.
+
+    Args:
+        what: needs, as listed in `Need`.
+        criteria: names of the criteria that the part reads.
+
+    Example:
+        >>> sorted(needs("models", "classes").needs)
+        ['classes', 'models']
+    """
     return Declaration(frozenset(what), frozenset(criteria))
 
 
 def suggest(word: str, known: Iterable[str]) -> str:
-    """The end of an error message: `; did you mean 'priority'?`, or the known words, or nothing.
+    """The end of an error message about an unknown word: the closest known word, or all of them.
 
     >>> suggest("priorty", ["priority", "name"])
     "; did you mean 'priority'?"
@@ -66,7 +75,9 @@ def suggest(word: str, known: Iterable[str]) -> str:
     close = difflib.get_close_matches(word, known, n=1)
     if close:
         return f"; did you mean {close[0]!r}?"
-    return f"; known: {', '.join(known)}" if known else ""
+    if known:
+        return f"; known: {', '.join(known)}"
+    return ""
 
 
 @dataclass(frozen=True)
@@ -84,15 +95,34 @@ class Option:
 
     @property
     def names_part_of(self) -> Registry[Any] | None:
-        """The registry whose parts this option names, as `metric = "macro_f1"` does; see `Names`."""
-        return next((mark.registry for mark in getattr(self.type, "__metadata__", ()) if isinstance(mark, Names)), None)
+        """The registry whose parts this option names (`metric = "macro_f1"`); see `Names`."""
+        for mark in getattr(self.type, "__metadata__", ()):
+            if isinstance(mark, Names):
+                return mark.registry
+        return None
 
 
 class Registry(Generic[T]):
     """The parts of one kind, by name.
 
-    The options of a function are its keyword-only parameters (the others are what the library passes in); those of a
-    class are all parameters of its constructor, unless the library `passes` something to classes as well.
+    The options of a function are its keyword-only parameters; the library passes the others. The
+    options of a class are all parameters of its constructor, or the keyword-only ones where
+    `passes` says that the library passes the others.
+
+    Args:
+        kind: what one part is called: "criterion".
+        plural: what several are called: "criteria".
+        description: one line for `clientwise list`.
+        passes: whether the library passes arguments to the constructors of classes.
+
+    Example:
+        >>> GREETINGS = Registry("greeting", "greetings", "What to say")
+        >>> @GREETINGS.register("hello")
+        ... def hello(name, *, mark="!"):
+        ...     '''Hello.'''
+        ...     return f"Hello {name}{mark}"
+        >>> GREETINGS.get("hello")("you"), GREETINGS.describe("hello")
+        ('Hello you!', 'Hello.')
     """
 
     def __init__(self, kind: str, plural: str, description: str, *, passes: bool = False) -> None:
@@ -104,37 +134,40 @@ class Registry(Generic[T]):
         self._declared: dict[str, Declaration] = {}
 
     def register(self, name: str, declared: Declaration = Declaration()) -> Callable[[T], T]:  # noqa: B008  (frozen)
-        """Decorator: make a part known under `name`, with what it declares."""
+        """Decorator that registers a part under `name`, with what it declares."""
 
         def decorate(part: T) -> T:
             known = self._parts.get(name)
-            # A plugin imported twice (say, by two configs of one process) defines the same part again: that is fine.
-            if known is not None and (known.__module__, known.__qualname__) != (part.__module__, part.__qualname__):
-                raise ValueError(f"{self.kind} {name!r} is already registered by {known.__module__}")
+            if known is not None and not _is_same(known, part):
+                raise ValueError(
+                    f"{self.kind} {name!r} is already registered by {known.__module__}"
+                )
             if not inspect.getdoc(part):
                 raise ValueError(
-                    f"{self.kind} {name!r} needs a docstring: its first line is what `clientwise list` shows"
+                    f"{self.kind} {name!r} needs a docstring: `clientwise list` shows it"
                 )
-            self._parts[name], self._declared[name] = part, declared
+            self._parts[name] = part
+            self._declared[name] = declared
             return part
 
         return decorate
 
     def get(self, name: str) -> T:
-        """The part called `name`; a KeyError that suggests the nearest name otherwise."""
+        """The part called `name`; an unknown name is a KeyError that suggests the closest one."""
         if name not in self._parts:
             raise KeyError(f"unknown {self.kind} {name!r}{suggest(name, self._parts)}")
         return self._parts[name]
 
     def declared(self, name: str) -> Declaration:
-        """What the part called `name` says about itself."""
+        """What the part called `name` declares."""
         return self._declared[name]
 
     def needs(self, part: Part) -> frozenset[Need]:
-        """What a part needs, and what the parts need that its options name."""
+        """What a part needs, including what the parts need that its options name."""
         found = self.declared(part.name).needs
         for option in self.options(part.name):
-            named, value = option.names_part_of, part.options.get(option.name)
+            named = option.names_part_of
+            value = part.options.get(option.name)
             if named is not None and value is not None:
                 found |= named.needs(Part(value, {}))
         return found
@@ -154,36 +187,43 @@ class Registry(Generic[T]):
         return _options_of(self.get(name), self.passes)
 
 
+def _is_same(one: Callable[..., Any], other: Callable[..., Any]) -> bool:
+    """Whether two definitions are one: a plugin that is imported twice defines its parts again."""
+    return (one.__module__, one.__qualname__) == (other.__module__, other.__qualname__)
+
+
 @functools.cache
 def _options_of(part: Callable[..., Any], passes: bool) -> tuple[Option, ...]:
     is_class = inspect.isclass(part)
+    takes_all = is_class and not passes
     try:
         hints = typing.get_type_hints(part.__init__ if is_class else part, include_extras=True)
-    except NameError:  # a type that is only there for the type checker: then the option takes anything
+    except NameError:  # a type that only the type checker imports: the option takes anything then
         hints = {}
-    return tuple(
-        Option(parameter.name, hints.get(parameter.name, Any), parameter.default)
-        for parameter in inspect.signature(part).parameters.values()
-        if (is_class and not passes) or parameter.kind is inspect.Parameter.KEYWORD_ONLY
-    )
+    options = []
+    for parameter in inspect.signature(part).parameters.values():
+        if takes_all or parameter.kind is inspect.Parameter.KEYWORD_ONLY:
+            type_of_value = hints.get(parameter.name, Any)
+            options.append(Option(parameter.name, type_of_value, parameter.default))
+    return tuple(options)
 
 
 @dataclass(frozen=True)
 class Names:
-    """Marks an option that names a part of another kind: `metric: Annotated[str, Names(METRICS)]`."""
+    """Marks an option that names another kind of part: `Annotated[str, Names(METRICS)]`."""
 
     registry: Registry[Any]
 
 
 @dataclass(frozen=True)
 class Part:
-    """A part as named in a config: its registered name, the options given to it, and what it is called there."""
+    """A part as a config names it: its registered name, its options, and its label there."""
 
     name: str
     options: Mapping[str, Any]
-    label: str = ""  # `as` in TOML: for criteria of which a method has two
+    label: str = ""  # `as` in TOML: tells two criteria of one name apart
 
     @property
     def called(self) -> str:
-        """The label, or the name without one."""
+        """The label, or the name where there is no label."""
         return self.label or self.name

@@ -1,4 +1,4 @@
-"""A run as one meets it in Python: what `runs.reader` reads, as frames and pictures too, and the trained network."""
+"""A run in Python: what `runs.folder` reads, as frames and figures too, and the trained network."""
 
 from __future__ import annotations
 
@@ -12,21 +12,22 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from safetensors.torch import save
-from torch import nn
+from torch import Tensor, nn
 
 from .errors import ClientwiseError, RunError
-from .experiment.config import load_experiment, read_written
-from .experiment.schema import make
+from .experiment.config import load_experiment
+from .experiment.parts import make
 from .models.flat import fill
 from .models.networks import MODELS
 from .models.own import OwnModel
 from .registry import suggest
-from .report.chain import Chain
 from .report.document import Chart
 from .report.views import overview, result_charts
-from .runs import reader
 from .runs.files import plain_name, write_atomically
+from .runs.folder import RunFolder
 from .runs.frames import FrameName
+from .runs.models import After
+from .runs.recorded import CONFIG, read_table, recorded_config
 from .runs.rows import ModelFacts
 
 if TYPE_CHECKING:
@@ -35,24 +36,31 @@ if TYPE_CHECKING:
 OwnNetwork = nn.Module | Callable[..., nn.Module]
 
 
-class Run(reader.Run):
-    """A run folder, read-only. It may still be growing.
+class Run(RunFolder):
+    """A run folder, read-only. The run may still be going.
 
-    `run.summary()` is one line per method, `run.curve("metric", "AdaFed", seed=1)` a list over rounds,
-    `run.participants("AdaFed", seed=1, round_num=10)` who got which weight, `run.model("AdaFed")` the trained network.
-    `run.frame("rounds")` is a table for pandas, `run.figure()` a picture; a notebook shows a run as both.
-    For what no method answers there is `run.query(sql)`, which asks the database; its tables are described in
-    `clientwise/runs/schema.py`.
+    - `run.summary()`: one line per method.
+    - `run.curve("metric", "AdaFed", seed=1)`: (round, value) for every round.
+    - `run.participants("AdaFed", seed=1, round_num=10)`: the clients of a round, and their weights.
+    - `run.model("AdaFed")`: the trained network.
+    - `run.frame("rounds")`: a table for pandas.
+    - `run.figure()`: a figure. A notebook shows a run as a table and a figure.
+    - `run.query(sql)`: your own query; `clientwise/runs/schema.py` describes the tables.
     """
 
     @property
     def config(self) -> dict[str, Any]:
-        """The resolved config as it was written, with every default; nothing where it cannot be read."""
-        return read_written(self.folder / "config.toml")
+        """The resolved config with every default; empty where it cannot be read."""
+        return read_table(self.folder / CONFIG)
 
     def frame(self, what: FrameName, library: Literal["pandas", "polars"] = "pandas") -> Any:
-        """All rows of a kind as a frame: "rounds", "clock" (where clients take time), "clients" (on their
-        own test data), "weights" or "criteria"."""
+        """All rows of a kind as a frame.
+
+        Args:
+            what: "rounds", "clock" (where clients take time), "clients" (metrics on their own test
+                data), "weights" or "criteria".
+            library: the library of the frame.
+        """
         columns = self.columns(what)
         try:
             return import_module(library).DataFrame(columns)
@@ -60,19 +68,26 @@ class Run(reader.Run):
             raise ClientwiseError(f"run.frame needs {library}: pip install {library}") from None
 
     def figure(self, chart: str | None = None) -> Figure:
-        """A chart of the report as a figure of matplotlib, which can be changed and saved; by default the result."""
+        """A chart of the report as a matplotlib figure, which you can change and save.
+
+        Args:
+            chart: the chart, "curves-metric" say; by default the result.
+        """
         from .report.picture import Picture
 
         if chart is None:
             return Picture(result_charts(self))
-        known = {f"{section.id}-{item.id}": item for section in overview([self]).sections for item in section.items}
-        charts = {name: item for name, item in known.items() if isinstance(item, Chart)}
+        charts = {}
+        for section in overview([self]).sections:
+            for item in section.items:
+                if isinstance(item, Chart):
+                    charts[f"{section.id}-{item.id}"] = item
         if chart not in charts:
             raise ClientwiseError(f"{self.id}: there is no chart {chart!r}{suggest(chart, charts)}")
         return Picture([charts[chart]])
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: what came of it in words, as a table and as a picture."""
+        """What a notebook shows: the result in words, as a table and as a figure."""
         from .report.picture import run_html
 
         return run_html(self)
@@ -83,21 +98,29 @@ class Run(reader.Run):
         seed: int | None = None,
         module: OwnNetwork | None = None,
         *,
-        after: reader.After = None,
+        after: After = None,
     ) -> nn.Module:
-        """The network that a method has trained, after the last round it has kept; by default of its first seed.
+        """The network that a method has trained.
 
-        It is made as the run's config says, whose plugins are imported for it. `module` is the network where the run
-        was given one of your own: a module, which is filled with the trained numbers, or what makes one. `after` is
-        another round whose model was kept, or "best" (see `keep_every` in the config).
+        The network is made as the run's config says. The plugins it names are imported.
+
+        Args:
+            method: the method.
+            seed: the seed; by default the first one.
+            module: your own network, where the run was given one: a module, which is filled with
+                the trained numbers, or a function that makes one.
+            after: the round whose model to load, or "best" (see `keep_every` in the config); by
+                default the last one.
         """
-        seed = self.first_seed(method) if seed is None else seed
+        if seed is None:
+            seed = self.first_seed(method)
         _, tensors = self._trained(method, seed, after)
         network = module if isinstance(module, nn.Module) else self._network(seed, module)()
         try:
             return fill(network, tensors).eval()
         except ValueError as error:
-            raise RunError(f"{self.id}: its model does not fit this network ({error})") from None
+            message = f"{self.id}: its model does not fit this network ({error})"
+            raise RunError(message) from None
 
     def export(
         self,
@@ -107,54 +130,84 @@ class Run(reader.Run):
         *,
         onnx: bool = False,
         module: OwnNetwork | None = None,
-        after: reader.After = None,
+        after: After = None,
     ) -> list[Path]:
-        """Write a method's trained model as named tensors (safetensors), and as ONNX; returns the files.
+        """Write a method's trained model as named tensors (safetensors), and as ONNX.
 
-        Any program reads them. Without `onnx` nothing that the run's config names is imported for it; with it `module`
-        is a network of your own, as for `model`, and so is `after`.
+        Without `onnx`, nothing that the run's config names is imported.
+
+        Args:
+            method: the method.
+            seed: the seed.
+            folder: where the files are written.
+            onnx: whether to write ONNX too.
+            module: as for `model`; only ONNX needs it.
+            after: as for `model`.
+
+        Returns:
+            The files.
         """
-        if onnx and not find_spec("onnxscript"):  # by which PyTorch writes it
-            raise ClientwiseError("ONNX needs two packages more: pip install 'clientwise[onnx]'")
+        if onnx and not find_spec("onnxscript"):  # PyTorch needs it to write ONNX
+            raise ClientwiseError("ONNX needs two more packages: pip install 'clientwise[onnx]'")
         round_num, tensors = self._trained(method, seed, after)
-        about = self.model_facts(seed)
-        facts = {"run": self.name, "method": method, "seed": seed, "round": round_num, "model": about.name}
-        facts |= {"input_shape": about.input_shape, "outputs": about.outputs, "input_scale": about.scale}
-        alike = [name for name in self.methods if plain_name(name) == plain_name(method)]
-        number = f"-{alike.index(method) + 1}" if len(alike) > 1 else ""
-        which = "" if after is None else f"-round{round_num}"
-        path = Path(folder) / f"{plain_name(method)}{number}-seed{seed}{which}.safetensors"
+        name = self._file_name(method, seed)
+        if after is not None:
+            name += f"-round{round_num}"
+        path = Path(folder) / f"{name}.safetensors"
         path.parent.mkdir(parents=True, exist_ok=True)
-        texts = {key: value if isinstance(value, str) else json.dumps(value) for key, value in facts.items()}
-        write_atomically(path, save(tensors, texts))
+        write_atomically(path, save(tensors, self._model_header(method, seed, round_num)))
         if not onnx:
             return [path]
-        return [path, _write_onnx(self.model(method, seed, module, after=after), about, path.with_suffix(".onnx"))]
+        network = self.model(method, seed, module, after=after)
+        return [path, _write_onnx(network, self.model_facts(seed), path.with_suffix(".onnx"))]
 
     def first_seed(self, method: str) -> int:
         """The seed that a method ran first."""
         return next(iter(self.seeds(method)), -1)
 
     def has_model(self, method: str) -> bool:
-        """Whether a method makes one model for all, not one for every client."""
-        parts = Chain.of(self, method).parts
-        return parts is None or parts.control != "alone"
+        """Whether a method trains one model for all clients, not one for each."""
+        recorded = recorded_config(self.folder).method(method)
+        return recorded is None or recorded.control != "alone"
 
-    def _trained(self, method: str, seed: int, after: reader.After) -> tuple[int, dict[str, torch.Tensor]]:
+    def _trained(self, method: str, seed: int, after: After) -> tuple[int, dict[str, Tensor]]:
         if not self.has_model(method):
-            raise RunError(f"{self.id}: {method} has no model: every client keeps one of its own")
+            message = f"{method} has no model: every client keeps one of its own"
+            raise RunError(f"{self.id}: {message}")
         return self.trained(method, seed, after)
 
     def _network(self, seed: int, own: Callable[..., nn.Module] | None) -> Callable[[], nn.Module]:
-        """What makes the network that was trained."""
+        """A function that makes the network that was trained."""
         about = self.model_facts(seed)
-        shapes = about.input_shape, about.outputs
         if own is not None:
-            return partial(OwnModel(own), *shapes)
+            return partial(OwnModel(own), about.input_shape, about.outputs)
         part = load_experiment(self.folder / "config.toml").model
         if part is None:
-            raise RunError(f"{self.id}: was given a network of your own: run.model(..., module={about.name}) fills it")
-        return partial(make(MODELS, part), *shapes)
+            fills = f"run.model(..., module={about.name}) fills it"
+            raise RunError(f"{self.id}: was given a network of your own: {fills}")
+        return partial(make(MODELS, part), about.input_shape, about.outputs)
+
+    def _file_name(self, method: str, seed: int) -> str:
+        """The name of an exported model, with a number where methods have the same plain name."""
+        plain = plain_name(method)
+        alike = [name for name in self.methods if plain_name(name) == plain]
+        if len(alike) > 1:
+            plain = f"{plain}-{alike.index(method) + 1}"
+        return f"{plain}-seed{seed}"
+
+    def _model_header(self, method: str, seed: int, round_num: int) -> dict[str, str]:
+        """Facts about an exported model; safetensors takes texts alone."""
+        about = self.model_facts(seed)
+        return {
+            "run": self.name,
+            "method": method,
+            "seed": json.dumps(seed),
+            "round": json.dumps(round_num),
+            "model": about.name,
+            "input_shape": json.dumps(about.input_shape),
+            "outputs": json.dumps(about.outputs),
+            "input_scale": json.dumps(about.scale),
+        }
 
 
 def _write_onnx(network: nn.Module, about: ModelFacts, path: Path) -> Path:
@@ -166,7 +219,7 @@ def _write_onnx(network: nn.Module, about: ModelFacts, path: Path) -> Path:
             path,
             input_names=["samples"],
             output_names=["outputs"],
-            dynamic_shapes=({0: torch.export.Dim("count")},),  # as many samples as one likes
+            dynamic_shapes=({0: torch.export.Dim("count")},),  # any number of samples
             external_data=False,
             verbose=False,
         )

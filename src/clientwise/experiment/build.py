@@ -1,4 +1,4 @@
-"""From a validated experiment to the things that run: data, hostile clients, engine."""
+"""Build what an experiment runs with: data, hostile clients, network, engine."""
 
 from __future__ import annotations
 
@@ -21,51 +21,64 @@ from ..core.method import Control, Method, Plan
 from ..core.sampling import cohort_size
 from ..core.seeding import generator, seeded_default_generator
 from ..data.datasets import DATASETS, DataError
-from ..data.devices import DISTRIBUTIONS, RANGES, draw_devices
+from ..data.devices import DEVICE_FACTS, DISTRIBUTIONS, draw_devices
 from ..data.features import with_features
-from ..data.federated import FederatedData, Samples, Shares
+from ..data.federated import FederatedData, Holdings, Samples
 from ..data.partition import PARTITIONS, Division, client_names, contribute, divide, hand_out
 from ..engine.alone import AloneEngine
 from ..engine.device import pick_device
 from ..engine.executor import DeviceExecutor, Executor
+from ..engine.hostile import HostileEngine
 from ..engine.local import LocalEngine
 from ..engine.timed import TimedEngine
+from ..engine.wrapping import EmbeddedEngine
 from ..errors import ClientwiseError, ConfigError
 from ..models.flat import fill
 from ..models.networks import MODELS
 from ..models.size import check_parameters, count_parameters, described, zeros
+from ..registry import Need, Part
 from ..trackers import TRACKERS, Tracker, Trackers, check_tracker
-from .schema import Experiment, make
+from .parts import make
+from .schema import Experiment
+from .settings import HostileClients
 
 Relabel = Callable[[int, Tensor], Tensor]
 LARGE = 2**24  # parameters
-COPIES = 8  # of a model while it is trained: the global one, workers' models with their gradients, what they send
+# Of a model while it is trained: the global one, the workers' with their gradients, the updates.
+COPIES = 8
 
 
 def load_samples(experiment: Experiment) -> Samples:
-    """The dataset, before anyone holds it."""
+    """The dataset, before it is divided among clients."""
     if experiment.own_samples is not None:
         return scored(experiment, experiment.own_samples)
     missing = [key for key in ("data", "partition") if getattr(experiment, key) is None]
     if missing or experiment.data is None:
-        hint = "is missing (only `cw.run` with arrays of your own goes without)"
+        hint = "is missing; it may be left out only where arrays are passed to `cw.run`"
         raise ConfigError(experiment.source, [(key, hint) for key in missing])
     given = experiment.data_dir or os.environ.get("CLIENTWISE_DATA")
     folder = Path(given) if given else None
-    load: Callable[[], Samples] = partial(make(DATASETS, experiment.data), folder)
+    where = f"{experiment.source}: data"
     try:
-        if experiment.features is None:
-            return scored(experiment, load())
-        device = pick_device(experiment.device)
-        return scored(experiment, with_features(experiment.data, experiment.features, folder, device, load))
-    except DataError as error:  # it names the file; this is who asks for it
-        raise DataError(f"{experiment.source}: data: {error}") from None
+        return scored(experiment, _loaded(experiment, experiment.data, folder))
+    except DataError as error:  # it names the file, but not the config
+        raise DataError(f"{where}: {error}") from None
     except (ClientwiseError, OSError, MemoryError):
         raise
-    except Exception as error:  # whatever a user's own dataset raises is theirs to know
-        hint = "; it was given no data folder: is --data-dir missing?" if folder is None else ""
-        message = f"{experiment.source}: data: {experiment.data.name}: {type(error).__name__}: {error}{hint}"
+    except Exception as error:  # a user's own dataset may raise anything
+        message = f"{where}: {experiment.data.name}: {type(error).__name__}: {error}"
+        if folder is None:
+            message += (
+                "; no data folder is set: `data_dir` in the config, --data-dir or CLIENTWISE_DATA"
+            )
         raise DataError(message) from error
+
+
+def _loaded(experiment: Experiment, data: Part, folder: Path | None) -> Samples:
+    load: Callable[[], Samples] = partial(make(DATASETS, data), folder)
+    if experiment.features is None:
+        return load()
+    return with_features(data, experiment.features, folder, pick_device(experiment.device), load)
 
 
 def scored(experiment: Experiment, samples: Samples) -> Samples:
@@ -77,55 +90,72 @@ def scored(experiment: Experiment, samples: Samples) -> Samples:
 
 
 def build_trackers(experiment: Experiment) -> Trackers:
-    """The trackers, before the run begins: a missing package or a wrong option is known at once."""
+    """The trackers, made before the run begins: a missing package or a wrong option is an error."""
     trackers: list[tuple[str, Tracker]] = []
     for index, part in enumerate(experiment.trackers):
+        key = f"trackers[{index}]"
         try:
             tracker = TRACKERS.get(part.name)(**part.options)
             check_tracker(tracker)
             trackers.append((part.name, tracker))
         except ClientwiseError as error:
-            raise ConfigError(experiment.source, [(f"trackers[{index}]", str(error))]) from None
-        except Exception as error:  # whatever a user's own tracker raises is theirs to know
-            raise ConfigError(
-                experiment.source, [(f"trackers[{index}]", f"{part.name}: {type(error).__name__}: {error}")]
-            ) from error
+            raise ConfigError(experiment.source, [(key, str(error))]) from None
+        except Exception as error:  # a user's own tracker may raise anything
+            message = f"{part.name}: {type(error).__name__}: {error}"
+            raise ConfigError(experiment.source, [(key, message)]) from error
     return Trackers(trackers)
 
 
 def choose_hostile(
     experiment: Experiment, num_clients: int, seed: int, names: Sequence[str] = ()
 ) -> dict[int, Hostile]:
-    """Which clients are hostile: those listed, or as many as asked for, drawn by the seed among the others."""
+    """The hostile clients: those listed, or a number drawn by the seed among the others."""
     wanted = [group.wanted(num_clients, names) for group in experiment.hostile]
-    listed = {client for members in wanted if isinstance(members, list) for client in members}
+    listed: set[int] = set()
+    for members in wanted:
+        listed.update(members if isinstance(members, list) else [])
     chosen: dict[int, Hostile] = {}
     for index, group in enumerate(experiment.hostile):
         members = wanted[index]
         if isinstance(members, int):
-            free = [client for client in range(num_clients) if client not in chosen and client not in listed]
-            draw = torch.randperm(len(free), generator=generator(seed, "hostile", index))[:members]
-            members = [free[place] for place in draw.tolist()]
-        attacks = [make(ATTACKS, part) for part in group.attack]
-        hostile = Hostile(
-            attacks[0] if len(attacks) == 1 else Several(attacks),
-            group.ignore_global,
-            name=", ".join(part.name for part in group.attack),
-            needs=frozenset(need for part in group.attack for need in ATTACKS.needs(part)),
-            from_round=group.from_round,
-            probability=group.probability,
-            leader=min(members) if group.collude and members else None,
-        )
-        chosen |= dict.fromkeys(members, hostile)
+            taken = {*chosen, *listed}
+            free = [client for client in range(num_clients) if client not in taken]
+            order = torch.randperm(len(free), generator=generator(seed, "hostile", index))
+            members = [free[place] for place in order[:members].tolist()]
+        chosen |= dict.fromkeys(members, _hostile(group, members))
     return chosen
 
 
-def build_data(
-    experiment: Experiment, samples: Samples, seed: int, divided: FederatedData | Division | None = None
-) -> tuple[FederatedData, dict[int, Hostile]]:
-    """Who holds which samples under this seed, and who is hostile; hostile clients may call their samples otherwise.
+def _hostile(group: HostileClients, members: Sequence[int]) -> Hostile:
+    """What the members of a group do."""
+    attacks = [make(ATTACKS, part) for part in group.attack]
+    needs = frozenset[Need]().union(*(ATTACKS.needs(part) for part in group.attack))
+    return Hostile(
+        attacks[0] if len(attacks) == 1 else Several(attacks),
+        group.ignore_global,
+        name=", ".join(part.name for part in group.attack),
+        needs=needs,
+        from_round=group.from_round,
+        probability=group.probability,
+        leader=min(members) if group.collude and members else None,
+    )
 
-    `divided` are arrays of the user's own, or a division that is already known.
+
+def build_data(
+    experiment: Experiment,
+    samples: Samples,
+    seed: int,
+    divided: FederatedData | Division | None = None,
+) -> tuple[FederatedData, dict[int, Hostile]]:
+    """The data of every client under this seed, and the hostile clients.
+
+    Hostile clients may change their labels.
+
+    Args:
+        experiment: the experiment.
+        samples: its dataset.
+        seed: the seed that divides it.
+        divided: arrays of the user's own, or a division that is already known.
     """
     divided = divided or divide_samples(experiment, samples, seed)
     hostile = choose_hostile(experiment, len(divided.train), seed, names_of(divided, samples))
@@ -147,11 +177,11 @@ def build_data(
 
 
 def build_devices(experiment: Experiment, data: FederatedData, seed: int) -> Devices | None:
-    """What the clients' devices can do under this seed; None where all are alike."""
+    """The clients' devices under this seed; None where all are alike."""
     settings = experiment.devices
     if settings is None:
         return None
-    distributions = {name: make(DISTRIBUTIONS, getattr(settings, name)) for name in RANGES}
+    distributions = {name: make(DISTRIBUTIONS, getattr(settings, name)) for name in DEVICE_FACTS}
     traces = Path(settings.traces) if settings.traces else None
     try:
         return draw_devices(data.num_clients, seed, distributions, traces)
@@ -160,12 +190,14 @@ def build_devices(experiment: Experiment, data: FederatedData, seed: int) -> Dev
 
 
 def names_of(divided: FederatedData | Division, samples: Samples) -> tuple[str, ...]:
-    """What the clients are called, where they have names."""
-    return divided.names if isinstance(divided, FederatedData) else client_names(samples, divided.train)
+    """The names of the clients, where they have names."""
+    if isinstance(divided, FederatedData):
+        return divided.names
+    return client_names(samples, divided.train)
 
 
 def count_clients(experiment: Experiment) -> int:
-    """How many clients there are, under the seed that has most."""
+    """The number of clients, under the seed that has most."""
     if experiment.reads_files:
         return len(experiment.flower.clients)
     samples = load_samples(experiment)
@@ -173,16 +205,17 @@ def count_clients(experiment: Experiment) -> int:
 
 
 def divide_samples(experiment: Experiment, samples: Samples, seed: int) -> Division:
-    """Who gets which samples under this seed."""
+    """Divide the samples among the clients under this seed."""
     assert experiment.partition is not None
     wanted = experiment.partition.options.get("clients") or 0
-    if wanted > len(samples.targets):  # said before anything of that size is made
-        message = f"{wanted} clients are too many for {len(samples.targets)} samples"
-        raise ConfigError(experiment.source, [("partition.clients", message)])
+    if wanted > len(samples.targets):  # checked before anything of that size is made
+        message = f"too many clients for {len(samples.targets)} samples"
+        raise ConfigError(experiment.source, [(f"partition.clients = {wanted}", message)])
     official = experiment.evaluation.official_test
     if official != "pooled" and samples.test_from is None:
-        message = f'this dataset has no official test split: "{official}" must be "pooled"'
-        raise ConfigError(experiment.source, [("evaluation.official_test", message)])
+        key = f"evaluation.official_test = {official!r}"
+        message = 'must be "pooled": this dataset has no official test split'
+        raise ConfigError(experiment.source, [(key, message)])
     try:
         return divide(
             samples,
@@ -200,13 +233,15 @@ def _hand_out(
     experiment: Experiment, samples: Samples, division: Division, seed: int, relabel: Relabel
 ) -> FederatedData:
     settings = experiment.server_set
+    by_clients = settings.source == "clients"
+    contributed = settings.source == "contributed"
     return hand_out(
         samples,
         division,
         seed,
-        report_fraction=1.0 if settings.source == "clients" else settings.report_fraction,
+        report_fraction=1.0 if by_clients else settings.report_fraction,
         shared_set=settings.shared_set,
-        contributed_fraction=settings.contributed_fraction if settings.source == "contributed" else None,
+        contributed_fraction=settings.contributed_fraction if contributed else None,
         relabel=relabel,
     )
 
@@ -214,16 +249,17 @@ def _hand_out(
 def _adopt(
     experiment: Experiment, data: FederatedData, seed: int, hostile: Iterable[int], relabel: Relabel
 ) -> FederatedData:
-    """Arrays of the user's own, in which hostile clients call their samples otherwise."""
+    """Arrays of the user's own, in which hostile clients change their labels."""
 
-    def relabelled(shares: Shares) -> Shares:
+    def relabelled(shares: Holdings) -> Holdings:
         targets = shares.targets.clone()
         for client in hostile:
             mine = shares.slice(client)
             targets[mine] = relabel(client, targets[mine])
         return replace(shares, targets=targets)
 
-    train, settings = relabelled(data.train), experiment.server_set
+    settings = experiment.server_set
+    train = relabelled(data.train)
     weigh = data.report if settings.shared_set else data.weigh
     if settings.source == "contributed":
         weigh = contribute(train, settings.contributed_fraction, seed)
@@ -233,11 +269,16 @@ def _adopt(
 def build_executor(
     experiment: Experiment, samples: Samples, device: torch.device, *, to_try: bool = False
 ) -> DeviceExecutor:
-    """What all lanes train and evaluate with."""
+    """The executor that all lanes train and evaluate with."""
     module = build_module(experiment, samples, experiment.seeds[0], to_try=to_try)
     workers = experiment.workers if isinstance(experiment.workers, int) else 0
     return DeviceExecutor(
-        samples, module, device, mode=experiment.mode, precision=experiment.precision, workers=workers
+        samples,
+        module,
+        device,
+        mode=experiment.mode,
+        precision=experiment.precision,
+        workers=workers,
     )
 
 
@@ -248,25 +289,27 @@ def build_engine(
     seed: int,
     executor: Executor,
     method: Method | None = None,
-) -> LocalEngine:
-    """An engine with the initial model of this seed. In a control nobody sends anything, so nobody attacks."""
+) -> EmbeddedEngine:
+    """An engine with the initial model of this seed. In a control no client sends anything, so none attacks."""
     module = build_module(experiment, data.samples, seed)
     control = method.control if method else None
-    if control is None and data.devices is not None:
-        pace = method.pace if method else Pace()
-        return TimedEngine(data, module, seed=seed, executor=executor, hostile=hostile, pace=pace)
-    if control is None:
-        engine = LocalEngine(data, module, seed=seed, executor=executor, hostile=hostile)
-        if method and experiment.engine == "flower":  # where clients take the time they take
-            engine.clock = Clock(engine.num_clients, method.pace)
-        return engine
-    if control == "alone":
-        return AloneEngine(data, module, seed=seed, executor=executor, hostile=hostile)
-    return LocalEngine(data.in_one_place(control), module, seed=seed, executor=executor)
+    if control is not None and control != "alone":
+        return LocalEngine(data.centralised(control), module, seed=seed, executor=executor)
+    honest = LocalEngine(data, module, seed=seed, executor=executor)
+    if control is not None:
+        return AloneEngine(honest, hostile)
+    engine: EmbeddedEngine = HostileEngine(honest, hostile) if hostile else honest
+    if data.devices is not None:
+        return TimedEngine(engine, method.pace if method else Pace())
+    if method and experiment.engine == "flower":  # where clients take the time they take
+        engine.clock = Clock(engine.num_clients, method.pace)
+    return engine
 
 
-def build_module(experiment: Experiment, samples: Samples, seed: int, *, to_try: bool = False) -> nn.Module:
-    """The network, initialised by the seed; one that is only `to_try` is left at zeros where drawing takes seconds."""
+def build_module(
+    experiment: Experiment, samples: Samples, seed: int, *, to_try: bool = False
+) -> nn.Module:
+    """The network, initialised by the seed. A large one that is only `to_try` is left at zeros."""
     network = _network(experiment, samples)
     try:
         count = count_parameters(described(network))
@@ -279,51 +322,60 @@ def build_module(experiment: Experiment, samples: Samples, seed: int, *, to_try:
         raise
     except (ValueError, RuntimeError, MemoryError) as error:
         raise ConfigError(experiment.source, [("model", str(error).splitlines()[0])]) from None
-    except Exception as error:  # whatever a user's own network raises is theirs to know
-        message = f"{experiment.model_name} cannot be made: {type(error).__name__}: {error}"
+    except Exception as error:  # a user's own network may raise anything
+        message = f"{experiment.model_name} cannot be built: {type(error).__name__}: {error}"
         raise ConfigError(experiment.source, [("model", message)]) from error
 
 
 def _filled(experiment: Experiment, module: nn.Module) -> nn.Module:
-    """The network with the numbers that the config says it begins with."""
-    if experiment.initial_model is None:
+    """The network with the parameters of the config's `initial_model`."""
+    path = experiment.initial_model
+    if path is None:
         return module
     try:
-        if not Path(experiment.initial_model).is_file():
+        if not Path(path).is_file():
             raise ValueError("no such file")
-        tensors = load_file(experiment.initial_model)
+        tensors = load_file(path)
         if not all(bool(tensor.isfinite().all()) for tensor in tensors.values()):
             raise ValueError("it has NaN or Inf")
         return fill(module, tensors)
     except (OSError, ValueError, SafetensorError) as error:
-        message = f"{experiment.initial_model}: not a model for this network ({str(error).splitlines()[0]})"
+        reason = str(error).splitlines()[0]
+        message = f"{path}: not a model for this network ({reason})"
         raise ConfigError(experiment.source, [("initial_model", message)]) from None
 
 
 def _network(experiment: Experiment, samples: Samples) -> Callable[[], nn.Module]:
-    """What makes the network for these samples."""
-    shapes = tuple(samples.inputs.shape[1:]), count_outputs(samples)
+    """A function that builds the network for these samples."""
+    shapes = (tuple(samples.inputs.shape[1:]), count_outputs(samples))
     if experiment.own_model is not None:
         return partial(experiment.own_model, *shapes)
     if experiment.model is None:
-        hint = "is missing: name one, or hand a module to `cw.run`"
+        hint = "is missing: name one, or pass a module to `cw.run`"
         raise ConfigError(experiment.source, [("model", hint)])
     return partial(make(MODELS, experiment.model), *shapes)
 
 
 def count_outputs(samples: Samples) -> int:
-    """How many numbers the network is to give for a sample."""
+    """The number of outputs that the network must have."""
     return samples.problem.num_outputs(samples.targets.shape[1:])
 
 
-def build_plan(experiment: Experiment, num_clients: int, seed: int, control: Control | None = None) -> Plan:
-    """What all methods of a seed share; a control with all samples in one place asks nobody else."""
+def build_plan(
+    experiment: Experiment, num_clients: int, seed: int, control: Control | None = None
+) -> Plan:
+    """What all methods of a seed share. A control with all samples in one place has one client."""
     cohorts = experiment.federation
     away = tuple(client for client in experiment.flower.away if client < num_clients)
     members = num_clients - len(away)
+    size = cohort_size(
+        members,
+        fraction=cohorts.fraction,
+        clients_per_round=cohorts.clients_per_round,
+    )
     return Plan(
         seed=seed,
-        cohort_size=cohort_size(members, fraction=cohorts.fraction, clients_per_round=cohorts.clients_per_round),
+        cohort_size=size,
         judged_by="clients" if experiment.server_set.source == "clients" else "server",
         evaluate_clients_every=experiment.evaluation.clients_every,
         rounds=experiment.rounds,

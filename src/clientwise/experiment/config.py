@@ -1,38 +1,32 @@
-"""Read an experiment, validated before anything runs: every error at once, with the key and what to do."""
+"""Read an experiment from TOML or a dictionary. All errors are reported before anything runs."""
 
 from __future__ import annotations
 
 import importlib
-import re
 import sys
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
 from ..errors import ConfigError
-from ..runs.files import read_whole
-from .messages import dotted, issues_of
+from ..runs.recorded import DEEPEST, INTEGERS, MOST_BYTES, parse_toml
+from .messages import Issue, dotted, issues_of
 from .named import pick, write_out
 from .presets import apply_preset
-from .schema import (
-    MOST_PLUGINS,
-    Cohorts,
-    DeviceSettings,
-    EvaluationSettings,
-    Experiment,
-    FineTune,
-    FlowerSettings,
-    HostileClients,
-    MethodSettings,
-    PaceSettings,
-    ServerSet,
-    Training,
-    TrainingOverride,
-)
+from .schema import Experiment
 from .validation import config_issues
+from .values import MOST_PLUGINS
+
+
+class _Source(NamedTuple):
+    """A config as it was read."""
+
+    where: str  # its name in messages
+    folder: Path  # relative paths start from it
+    table: dict[str, Any]
 
 
 def load_experiment(
@@ -41,10 +35,16 @@ def load_experiment(
     replaced: Mapping[str, Any] | None = None,
     preset: str | None = None,
 ) -> Experiment:
-    """Read and validate a TOML file, or a dictionary of the same shape.
+    """Read and validate an experiment.
 
-    `preset` is one of its presets; `overrides` are texts `key=value` as in `--set`; `replaced` are values for keys of
-    the top level. Later ones win.
+    Args:
+        source: a TOML file, or a dictionary of the same shape.
+        overrides: texts `key=value` as in `--set`.
+        replaced: values for keys of the top level. They win over `overrides`.
+        preset: one of the presets of the file. `overrides` win over it.
+
+    Returns:
+        The experiment. ConfigError with all that is wrong otherwise.
     """
     return make_experiment(*read_config(source, overrides, replaced, preset))
 
@@ -55,39 +55,39 @@ def read_config(
     replaced: Mapping[str, Any] | None = None,
     preset: str | None = None,
 ) -> tuple[str, dict[str, Any]]:
-    """What to call the source in messages, and what it says after all changes; its paths start from the root."""
+    """The name of the source, and its table after all changes, with absolute paths."""
     where, folder, table = _read(source)
     methods = table.get("methods")
     table = apply_preset(table, preset, where)
-    if "methods" in table and overrides:  # so that they can be changed in their parts
-        table["methods"] = methods = write_out(pick(methods, table["methods"], where), where)
+    if "methods" in table and overrides:  # written out, so that overrides can change their parts
+        methods = write_out(pick(methods, table["methods"], where), where)
+        table["methods"] = methods
     for override in overrides:
         _override(table, override)
     table = _copy({**table, **(replaced or {})}, where)
     if "methods" in table:
         table["methods"] = write_out(pick(methods, table["methods"], where), where)
-    flower, devices = table.get("flower"), table.get("devices")
-    paths = ((table, "data_dir"), (table, "initial_model"), (flower, "files"), (flower, "loader"), (devices, "traces"))
-    for place, key in paths:
-        if isinstance(place, dict) and isinstance(place.get(key), str):
-            place[key] = str(folder / place[key])
+    _make_paths_absolute(table, folder)
     if table.get("plugins"):
-        # Written into the resolved config, so that a run can be resumed from its own folder.
+        # Part of the resolved config, so that a run can be resumed from its own folder.
         table.setdefault("plugin_dir", str(folder))
     return where, table
 
 
 def make_experiment(where: str, table: Mapping[str, Any]) -> Experiment:
-    """The experiment a config describes, validated."""
+    """The experiment that a table describes, validated."""
     if "matrix" in table:
-        raise ConfigError(where, [("matrix", "is more than one experiment: `clientwise run` runs all of them")])
-    issues = _load_plugins(table["plugins"], str(table["plugin_dir"])) if table.get("plugins") else []
+        hint = "is more than one experiment: `clientwise run` runs all of them"
+        raise ConfigError(where, [("matrix", hint)])
+    issues: list[Issue] = []
+    if table.get("plugins"):
+        issues = _load_plugins(table["plugins"], str(table["plugin_dir"]))
     try:
         experiment = Experiment.model_validate(table)
         if "methods" not in table:
             experiment = experiment.with_method(write_out([experiment.recommended], where)[0])
     except ValidationError as error:
-        raise ConfigError(where, issues + issues_of(error, _KNOWN_KEYS)) from None
+        raise ConfigError(where, issues + issues_of(error, Experiment)) from None
     issues += config_issues(experiment)
     if issues:
         raise ConfigError(where, issues)
@@ -97,121 +97,104 @@ def make_experiment(where: str, table: Mapping[str, Any]) -> Experiment:
 
 def presets_of(source: str | Path) -> list[str]:
     """The names of a config's presets."""
-    return list(_read(source)[2].get("presets", {}))
+    return list(_read(source).table.get("presets", {}))
 
 
-def _read(source: str | Path | Mapping[str, Any]) -> tuple[str, Path, dict[str, Any]]:
-    """What to call the source in messages, the folder its relative paths start from, and what it says."""
+def _read(source: str | Path | Mapping[str, Any]) -> _Source:
     if isinstance(source, Mapping):
-        return "config", Path.cwd(), _copy(source, "config")
+        return _Source("config", Path.cwd(), _copy(source, "config"))
     where = str(source)
     try:
         with Path(source).open("rb") as file:
             content = file.read(MOST_BYTES + 1)
         if len(content) > MOST_BYTES:
-            raise ConfigError(where, [("", f"is larger than {MOST_BYTES:,} bytes: not a config")])
-        return where, Path(source).resolve().parent, _copy(_parse(content.decode()), where)
+            raise _refused(where, f"is larger than {MOST_BYTES:,} bytes: not a config")
+        folder = Path(source).resolve().parent
+        return _Source(where, folder, _copy(parse_toml(content.decode()), where))
     except FileNotFoundError:
-        raise ConfigError(where, [("", "no such file; `clientwise demo` runs without one")]) from None
+        raise _refused(where, "no such file; `clientwise demo` runs without one") from None
     except IsADirectoryError:
-        raise ConfigError(where, [("", "is a folder, not a TOML file")]) from None
+        raise _refused(where, "is a folder, not a TOML file") from None
     except OSError as error:
-        raise ConfigError(where, [("", f"cannot be read: {error.strerror}")]) from None
+        raise _refused(where, f"cannot be read: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(where, [("", f"not valid TOML: {error}")]) from None
+        raise _refused(where, f"not valid TOML: {error}") from None
 
 
-def read_written(path: Path) -> dict[str, Any]:
-    """A config as a run wrote it, unchecked, and no plugin imported; empty where it cannot be read."""
-    try:
-        return _copy(_parse(read_whole(path, MOST_BYTES).decode()), str(path))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, ConfigError):
-        return {}
-
-
-def _parse(text: str) -> dict[str, Any]:
-    """TOML; TOMLDecodeError also for what its reader only fails at in other ways, or in no time that is bearable."""
-    if _LONG_KEY.search(text):
-        raise tomllib.TOMLDecodeError(f"a key of more than {DEEPEST} parts")
-    try:
-        return tomllib.loads(text)
-    except RecursionError:
-        raise tomllib.TOMLDecodeError("brackets are nested too deep") from None
-    except tomllib.TOMLDecodeError:
-        raise
-    except ValueError:  # Python reads no integers of thousands of digits
-        raise tomllib.TOMLDecodeError(f"an integer of too many digits; {_INTEGERS}") from None
+def _refused(where: str, reason: str) -> ConfigError:
+    """An error about the whole source."""
+    return ConfigError(where, [("", reason)])
 
 
 def _copy(table: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """A copy, so that overrides do not reach the caller's config; what no config can mean is refused."""
+    """A copy, so that overrides do not change the caller's config; its size is checked."""
 
     def copied(value: Any, path: tuple[Any, ...]) -> Any:
         if len(path) > DEEPEST:
             raise ConfigError(where, [(str(path[0]), f"is nested more than {DEEPEST} deep")])
         if isinstance(value, Mapping):
             return {key: copied(item, (*path, key)) for key, item in value.items()}
-        if isinstance(value, (list, tuple)):
+        if isinstance(value, list | tuple):
             return [copied(item, (*path, place)) for place, item in enumerate(value)]
         if isinstance(value, int) and not -(2**63) <= value < 2**63:
-            raise ConfigError(where, [(dotted(path), f"is too large; {_INTEGERS}")])
+            raise ConfigError(where, [(dotted(path), f"is too large; {INTEGERS}")])
         return value
 
     return {key: copied(value, (key,)) for key, value in table.items()}
 
 
-MOST_BYTES = 2**20  # of a config file: reading one takes a second at most
-DEEPEST = 32  # tables and lists within each other
-_INTEGERS = "integers of a config go up to 9,223,372,036,854,775,807"
-_LONG_KEY = re.compile(rf"""(?<![\w-])(?:(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+){{{DEEPEST}}}""")
+def _make_paths_absolute(table: dict[str, Any], folder: Path) -> None:
+    """Relative paths start from the folder of the config."""
+    flower = table.get("flower")
+    devices = table.get("devices")
+    keys = [
+        (table, "data_dir"),
+        (table, "initial_model"),
+        (flower, "files"),
+        (flower, "loader"),
+        (devices, "traces"),
+    ]
+    for place, key in keys:
+        if isinstance(place, dict) and isinstance(place.get(key), str):
+            place[key] = str(folder / place[key])
 
 
-def _load_plugins(names: Any, folder: str) -> list[tuple[str, str]]:
-    issues = []
+def _load_plugins(names: Any, folder: str) -> list[Issue]:
+    """Import plugins, so that their parts are registered."""
     if folder not in sys.path:
-        sys.path.append(folder)  # last: a file beside a config must not stand in for an installed package
-    wanted = names if isinstance(names, list) and len(names) <= MOST_PLUGINS else []  # the others are refused below
-    for index, name in enumerate(wanted):
+        sys.path.append(folder)  # last: a file beside a config must not shadow an installed package
+    if not isinstance(names, list) or len(names) > MOST_PLUGINS:
+        return []  # refused by the schema
+    issues: list[Issue] = []
+    for index, name in enumerate(names):
         key = f"plugins[{index}]"
         try:
             importlib.import_module(str(name))
         except ModuleNotFoundError as error:
-            issues.append((key, f"cannot import {name!r}: {error}; put {name}.py beside the config or install it"))
-        except (Exception, SystemExit) as error:  # whatever a user's module raises when imported is theirs to know
-            issues.append((key, f"importing {name!r} failed: {type(error).__name__}: {error}"))
+            hint = f"put {name}.py beside the config or install it"
+            issues.append((key, f"cannot import {name!r}: {error}; {hint}"))
+        except (Exception, SystemExit) as error:  # a user's module may raise anything
+            message = f"importing {name!r} failed: {type(error).__name__}: {error}"
+            issues.append((key, message))
     return issues
 
 
 def _override(table: dict[str, Any], text: str) -> None:
     """Apply `training.learning_rate=0.05` or `methods.0.adjust="best_order"` to a table."""
+    where = f"--set {text}"
     key, equals, value = text.partition("=")
-    if not equals or not key.strip():
-        raise ConfigError(f"--set {text}", [("", "write key=value, for instance training.learning_rate=0.05")])
+    key = key.strip()
+    if not equals or not key:
+        raise _refused(where, "write key=value, for instance training.learning_rate=0.05")
     try:
-        parsed = _parse(f"value = {value}")["value"]
+        parsed = parse_toml(f"value = {value}")["value"]
     except tomllib.TOMLDecodeError:
         parsed = value.strip()  # a bare word is a string: device=cpu
-    *path, last = key.strip().split(".")
+    *path, last = key.split(".")
     here: Any = table
     try:
         for step in path:
             here = here[int(step)] if isinstance(here, list) else here.setdefault(step, {})
         here[int(last) if isinstance(here, list) else last] = parsed
     except (ValueError, IndexError, TypeError, AttributeError):
-        raise ConfigError(f"--set {text}", [("", f"there is no place {key.strip()!r} in this config")]) from None
-
-
-_KNOWN_KEYS: dict[tuple[str, ...], list[str]] = {
-    (): list(Experiment.model_fields),
-    ("training",): list(Training.model_fields),
-    ("federation",): list(Cohorts.model_fields),
-    ("server_set",): list(ServerSet.model_fields),
-    ("evaluation",): list(EvaluationSettings.model_fields),
-    ("flower",): list(FlowerSettings.model_fields),
-    ("devices",): list(DeviceSettings.model_fields),
-    ("hostile",): list(HostileClients.model_fields),
-    ("methods",): [*MethodSettings.model_fields, "like"],
-    ("methods", "training"): list(TrainingOverride.model_fields),
-    ("methods", "fine_tune"): list(FineTune.model_fields),
-    ("methods", "pace"): list(PaceSettings.model_fields),
-}
+        raise _refused(where, f"there is no key {key!r} in this config") from None

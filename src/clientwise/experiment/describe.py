@@ -1,52 +1,103 @@
-"""What an experiment would run, in a few lines."""
+"""What an experiment would run, in a few lines, for `clientwise check`."""
 
 from __future__ import annotations
 
 import statistics
 
-from ..data.federated import FederatedData
+from ..data.federated import FederatedData, Samples
 from ..data.summary import summarise
 from ..engine.device import pick_device
 from .build import build_data, build_executor, build_plan
 from .schema import Experiment
 from .validation import validate
 
+FLOAT_BYTES = 4
+
 
 def describe(experiment: Experiment, own_data: FederatedData | None = None) -> list[str]:
-    """What an experiment would run, found out by building its first seed; `own_data` as for `runner.run`."""
+    """What an experiment would run, found by building its first seed; see `validate`."""
     samples = validate(experiment, own_data)
     seed = experiment.seeds[0]
     data, hostile = build_data(experiment, samples, seed, own_data)
-    sizes = data.train.sizes
-    cohort = build_plan(experiment, data.num_clients, seed).cohort_size
-    parts = ((data.weigh, "weigh by"), (data.report, "report on"))
-    server = [f"{len(part.indices):,} samples to {verb}" for part, verb in parts if part]
-    unused = summarise(data).unused
-    nobody = f"; {unused:,} of them nobody holds (who has fewer than partition.minimum is left out)" if unused else ""
     device = pick_device(experiment.device)
     executor = build_executor(experiment, data.samples, device, to_try=True)
-    work = {"method": len(experiment.methods), "seed": len(experiment.seeds), "round": experiment.rounds}
-    here = bool(sizes.any())  # or this is the server of a deployment
-    source = experiment.data.name if experiment.data else "the members' files" if here else "the server's file"
-    held = f"{sizes.min()} to {sizes.max()} training samples each" if here else "data of their own, elsewhere"
-    return [
-        f"data        {source}: {len(samples.targets):,} samples, {samples.problem.kind}{nobody}",
-        f"clients     {data.num_clients} with {held}, {cohort} in a round, {len(hostile)} hostile",
-        *_devices(experiment, data, executor.spec.size),
-        f"server set  {', '.join(server) or 'none'}"
-        + ("; the cohort judges" if experiment.server_set.source == "clients" else ""),
-        f"model       {experiment.model_name}: {executor.spec.num_parameters:,} parameters",
-        f"device      {device}: {executor}",
-        f"methods     {', '.join(method.name for method in experiment.methods)}",
-        "work        " + " × ".join(f"{count} {what}{'' if count == 1 else 's'}" for what, count in work.items()),
-    ]
+    names = [method.name for method in experiment.methods]
+    parameters = executor.spec.num_parameters
+    lines = {
+        "data": _data(experiment, samples, data),
+        "clients": _clients(experiment, data, len(hostile)),
+        "devices": _response_times(experiment, data, executor.spec.size),
+        "server set": _server_set(experiment, data),
+        "model": f"{experiment.model_name}: {parameters:,} parameters",
+        "device": f"{device}: {executor}",
+        "methods": ", ".join(names),
+        "work": _work(experiment),
+    }
+    return [f"{title:<12}{text}" for title, text in lines.items() if text]
 
 
-def _devices(experiment: Experiment, data: FederatedData, size: int) -> list[str]:
-    """How long clients would take to answer, where they take time."""
+def _data(experiment: Experiment, samples: Samples, data: FederatedData) -> str:
+    problem = samples.problem.kind
+    text = f"{_source(experiment, data)}: {len(samples.targets):,} samples, {problem}"
+    unused = summarise(data).unused
+    if unused:
+        left_out = "clients with fewer than partition.minimum samples are left out"
+        text += f"; {unused:,} of them unused ({left_out})"
+    return text
+
+
+def _source(experiment: Experiment, data: FederatedData) -> str:
+    if experiment.data:
+        return experiment.data.name
+    return "the members' files" if _has_client_data(data) else "the server's file"
+
+
+def _has_client_data(data: FederatedData) -> bool:
+    """Whether the clients' samples are here; the server of a deployment has none of them."""
+    return bool(data.train.sizes.any())
+
+
+def _clients(experiment: Experiment, data: FederatedData, hostile: int) -> str:
+    sizes = data.train.sizes
+    held = "data of their own, elsewhere"
+    if _has_client_data(data):
+        held = f"{sizes.min()} to {sizes.max()} training samples each"
+    cohort = build_plan(experiment, data.num_clients, experiment.seeds[0]).cohort_size
+    return f"{data.num_clients} with {held}, {cohort} in a round, {hostile} hostile"
+
+
+def _response_times(experiment: Experiment, data: FederatedData, size: int) -> str:
+    """How long clients take to respond; nothing where they take no time."""
     if data.devices is None:
-        return []
-    samples = experiment.training.epochs * data.train.sizes.double()
-    seconds = data.devices.seconds(samples, 4 * size).sort().values.tolist()
-    low, middle, high = (f"{value:.3g} s" for value in (seconds[0], statistics.median(seconds), seconds[-1]))
-    return [f"devices     answer within {low} to {high}, half of them within {middle}"]
+        return ""
+    samples = experiment.training.build().epochs * data.train.sizes.double()
+    seconds = data.devices.seconds(samples, FLOAT_BYTES * size).tolist()
+    low = f"{min(seconds):.3g} s"
+    middle = f"{statistics.median(seconds):.3g} s"
+    high = f"{max(seconds):.3g} s"
+    return f"response time {low} to {high}, median {middle}"
+
+
+def _server_set(experiment: Experiment, data: FederatedData) -> str:
+    parts = []
+    if data.weigh:
+        parts.append(f"{len(data.weigh.indices):,} samples to weigh by")
+    if data.report:
+        parts.append(f"{len(data.report.indices):,} samples to report on")
+    text = ", ".join(parts) or "none"
+    if experiment.server_set.source == "clients":
+        text += "; the cohort evaluates models"
+    return text
+
+
+def _work(experiment: Experiment) -> str:
+    counts = {
+        "method": len(experiment.methods),
+        "seed": len(experiment.seeds),
+        "round": experiment.rounds,
+    }
+    return " × ".join(_counted(count, what) for what, count in counts.items())
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"

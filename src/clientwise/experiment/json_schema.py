@@ -1,4 +1,4 @@
-"""The config as a JSON schema, made from the classes that check it: editors complete and check TOML files by it."""
+"""The config as a JSON schema for editors, made from the classes that check it."""
 
 from __future__ import annotations
 
@@ -10,37 +10,57 @@ from pydantic.json_schema import GenerateJsonSchema
 
 from .matrix import MatrixSettings
 from .named import METHODS
-from .schema import Experiment, to_plain
+from .schema import Experiment
+from .tables import to_plain
 
-
-class _Generator(GenerateJsonSchema):
-    def encode_default(self, dft: Any) -> Any:
-        """Defaults as one writes them in TOML."""
-        return to_plain(dft)
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 
 def config_schema() -> dict[str, Any]:
     """The schema of a config file, with all parts that are registered now."""
-    schema, matrix = _schema_of(Experiment), _schema_of(MatrixSettings)
+    schema = _schema_of(Experiment)
+    matrix = _schema_of(MatrixSettings)
     definitions = {**schema.pop("$defs", {}), **matrix.pop("$defs", {})}
-    hostile, own = definitions["HostileClients"]["properties"], {"$ref": "#/$defs/MethodSettings"}
-    names = {"enum": list(METHODS), "description": "a method that has a name: `clientwise list methods`"}
-    schema["properties"]["methods"]["items"] = {"anyOf": [names, own, _changed_method(definitions["MethodSettings"])]}
+    properties = schema["properties"]
+    properties["methods"]["items"] = _method_schema(definitions["MethodSettings"])
+    hostile = definitions["HostileClients"]["properties"]
     hostile["attack"] = {"anyOf": [hostile["attack"]["items"], hostile["attack"]]}
-    changes = {"type": "object", "description": "what is different with --preset"}
-    schema["properties"] |= {"matrix": matrix, "presets": {"type": "object", "additionalProperties": changes}}
-    schema.pop("required")  # a preset, or --set, may give what is missing
-    head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "An experiment of clientwise"}
-    return {**head, **{key: value for key, value in schema.items() if key != "title"}, "$defs": definitions}
+    preset = {"type": "object", "description": "the keys that differ with --preset"}
+    properties["presets"] = {"type": "object", "additionalProperties": preset}
+    properties["matrix"] = matrix
+    # No key is required: a preset, or --set, may give what is missing.
+    return {
+        "$schema": DIALECT,
+        "title": "An experiment of clientwise",
+        "description": schema["description"],
+        "type": "object",
+        "properties": properties,
+        "additionalProperties": False,
+        "$defs": definitions,
+    }
+
+
+class _Generator(GenerateJsonSchema):
+    def encode_default(self, dft: Any) -> Any:
+        """Defaults as TOML has them."""
+        return to_plain(dft)
+
+
+def _method_schema(method: Mapping[str, Any]) -> dict[str, Any]:
+    """A method by name, one written out, or one with `like`."""
+    names = {"enum": list(METHODS), "description": "a method by name: `clientwise list methods`"}
+    written_out = {"$ref": "#/$defs/MethodSettings"}
+    return {"anyOf": [names, written_out, _changed_method(method)]}
 
 
 def _changed_method(method: Mapping[str, Any]) -> dict[str, Any]:
-    """A method with `like`: what it says of a part is merged with what the other says, and may be without a name."""
-    known = dict.fromkeys(method["properties"], True)
-    like = {"enum": list(METHODS), "description": "the method by name that this one changes"}
+    """A method with `like`: its tables are merged with the other's, so parts need no name."""
+    properties: dict[str, Any] = dict.fromkeys(method["properties"], True)
+    description = "the method by name that this one changes"
+    properties["like"] = {"enum": list(METHODS), "description": description}
     return {
         "type": "object",
-        "properties": {**known, "like": like},
+        "properties": properties,
         "required": ["like"],
         "additionalProperties": False,
     }
@@ -52,8 +72,11 @@ def _schema_of(model: type[BaseModel]) -> dict[str, Any]:
 
 
 def _without_titles(value: Any) -> Any:
-    """Pydantic calls every key by its name again."""
-    if isinstance(value, Mapping):
-        named = isinstance(value.get("title"), str)
-        return {key: _without_titles(item) for key, item in value.items() if not (named and key == "title")}
-    return [_without_titles(item) for item in value] if isinstance(value, list) else value
+    """The schema without titles: pydantic gives every key its own name as a title."""
+    if isinstance(value, list):
+        return [_without_titles(item) for item in value]
+    if not isinstance(value, Mapping):
+        return value
+    has_title = isinstance(value.get("title"), str)
+    kept = [key for key in value if not (has_title and key == "title")]
+    return {key: _without_titles(value[key]) for key in kept}

@@ -1,4 +1,7 @@
-"""A lane is one method with one seed. Lanes run one after the other, side by side on one device, or spread over Ray."""
+"""A lane is one method with one seed.
+
+Lanes run one after the other, side by side on one device, or spread over Ray.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ from ..trackers import LaneInfo, Trackers
 from .build import build_plan
 from .schema import Experiment
 
-SHORT = 0.5  # seconds: in longer rounds writing takes no time to speak of
+SHORT = 0.5  # seconds; in longer rounds the time for writing is negligible
 
 
 @dataclass(frozen=True)
@@ -37,7 +40,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class Round:
-    """What a round has made of a lane."""
+    """The result of a round of a lane."""
 
     state: ServerState
     engine_state: Mapping[str, Tensor]
@@ -46,14 +49,14 @@ class Round:
 
     @staticmethod
     def run(state: ServerState, method: Method, plan: Plan, engine: Engine) -> Round:
-        """Run one, and see how long it takes."""
+        """Run one round and measure its time."""
         began = time.perf_counter()
         state, record = run_round(state, method, plan, engine)
         return Round(state, engine.state(), record, time.perf_counter() - began)
 
 
 class Lane:
-    """One method with one seed: where it stands, and what it has written."""
+    """One method with one seed, at its last checkpoint, and what it records."""
 
     def __init__(
         self,
@@ -64,12 +67,18 @@ class Lane:
         hostile: Mapping[int, Hostile],
         seed: int,
     ) -> None:
-        self.method, self.engine, self.seed, self.rounds = method, engine, seed, experiment.rounds
-        self._experiment, self._store, self._hostile = experiment, store, hostile
+        self.method = method
+        self.engine = engine
+        self.seed = seed
+        self.rounds = experiment.rounds
+        self._experiment = experiment
+        self._store = store
+        self._hostile = hostile
         self._lane = store.open_lane(method.name, seed)
         self._plan = build_plan(experiment, engine.num_clients, seed, method.control)
         self.state = first_state(engine.initial_model, method, engine)
-        if (saved := store.load_checkpoint(self._lane, self.state)) is not None:
+        saved = store.load_checkpoint(self._lane, self.state)
+        if saved is not None:
             self.state, engine_state = saved
             engine.load_state(engine_state)
         self.engine_state: Mapping[str, Tensor] = engine.state()
@@ -77,46 +86,58 @@ class Lane:
 
     @property
     def is_done(self) -> bool:
-        """Whether all rounds are run."""
+        """Whether all rounds have been run."""
         return self.state.round_num >= self.rounds
 
     def run_round(self, state: ServerState) -> Round:
-        """The round after `state`; nothing counts before `keep`."""
+        """Run the round after `state`. It is recorded only by `keep`."""
         return Round.run(state, self.method, self._plan, self.engine)
 
     def prefetch(self, round_num: int) -> None:
-        """Tell the engine who will be asked then, where that is known."""
+        """Tell the engine the cohort of a round, where it is known beforehand."""
         if self.engine.clock is None:
-            self.engine.prefetch(self._plan.cohort(self.engine.num_clients, round_num))
+            cohort = self._plan.cohort(self.engine.num_clients, round_num)
+            self.engine.prefetch(cohort)
 
     def begin(self, trackers: Trackers) -> None:
-        """Before the first round of this sitting."""
-        self._trackers, self._saved_at = trackers, time.monotonic()
-        config, folder = self._experiment.to_dict(), self._store.folder
-        self._info = LaneInfo(config, folder, self.method.name, self.seed, self.state.round_num)
+        """Begin tracking, before the first round that is run now."""
+        self._trackers = trackers
+        self._saved_at = time.monotonic()
+        self._info = LaneInfo(
+            self._experiment.to_dict(),
+            self._store.folder,
+            self.method.name,
+            self.seed,
+            self.state.round_num,
+        )
         trackers.begin(self._info)
 
     def keep(self, done: Round) -> None:
-        """Write a round down; a checkpoint now and then."""
+        """Record a round, and save a checkpoint where one is due."""
+        record = done.record
         problem = self.engine.problem
-        self._store.write_round(self._lane, done.record, problem, self._hostile, done.seconds)
-        if self._trackers:  # before the round counts as done: an interruption here leaves no hole in their curves
-            values = self._store.round_values(self._lane, done.record.round_num, problem.metric)
-            self._trackers.log_round(self._info, done.record, values)
-        self.state, self.engine_state = done.state, done.engine_state
-        if every := self._experiment.keep_every:
+        self._store.write_round(self._lane, record, problem, self._hostile, done.seconds)
+        if self._trackers:  # first: then an interruption leaves no gap in their curves
+            values = self._store.round_values(self._lane, record.round_num, problem.metric)
+            self._trackers.log_round(self._info, record, values)
+        self.state = done.state
+        self.engine_state = done.engine_state
+        every = self._experiment.keep_every
+        if every:
             self._store.keep_model(self._lane, self.state, every, problem)
         if time.monotonic() - self._saved_at >= self._experiment.checkpoint_seconds:
             self._save()
 
     def _save(self) -> None:
         self._store.save_checkpoint(self._lane, self.state, self.engine_state)
-        if every := self._experiment.keep_every:
-            self._store.drop_models(self._lane, self.state.round_num, every, self.engine.problem)
+        every = self._experiment.keep_every
+        if every:
+            problem = self.engine.problem
+            self._store.drop_models(self._lane, self.state.round_num, every, problem)
         self._saved_at = time.monotonic()
 
     def end(self) -> None:
-        """After the last round, or when interrupted."""
+        """Save a checkpoint and end tracking, after the last round or an interruption."""
         self._save()
         self._trackers.end(self._info, self.is_done)
         if self.is_done:
@@ -124,9 +145,12 @@ class Lane:
 
 
 def run_lanes(
-    lanes: Sequence[Lane], scheduler: Scheduler, trackers: Trackers, on_round: Callable[[Lane, RoundRecord], None]
+    lanes: Sequence[Lane],
+    scheduler: Scheduler,
+    trackers: Trackers,
+    on_round: Callable[[Lane, RoundRecord], None],
 ) -> None:
-    """All rounds that are still to do, of all lanes side by side."""
+    """Run the remaining rounds of all lanes, side by side."""
     begun: list[Lane] = []
     try:
         for lane in lanes:
@@ -147,9 +171,9 @@ def run_lanes(
 
 
 def _run_alone(lane: Lane, keep: Callable[[Lane, Round], None]) -> None:
-    """Round after round, in this thread: an interruption is heard at once.
+    """Round after round in this thread, so that an interruption takes effect at once.
 
-    Short rounds are written down within the next, when the GPU, or other workers, are busy with its clients.
+    Short rounds are recorded during the next one, while its clients train on the GPU or in workers.
     """
     waiting: list[Round] = []
     spent = 0.0
@@ -163,7 +187,7 @@ def _run_alone(lane: Lane, keep: Callable[[Lane, Round], None]) -> None:
 
     def while_clients_train() -> None:
         write()
-        lane.prefetch(state.round_num + 2)  # `state` is from before the round that runs
+        lane.prefetch(state.round_num + 2)  # `state` is that before the running round
 
     state = lane.state
     lane.engine.idle_work = while_clients_train
@@ -172,39 +196,43 @@ def _run_alone(lane: Lane, keep: Callable[[Lane, Round], None]) -> None:
             spent = 0.0
             done = lane.run_round(state)
             done = replace(done, seconds=done.seconds - spent)
-            write()  # an engine may have found no time for it
+            write()  # an engine may have had no idle time for it
             waiting.append(done)
             state = done.state
             if done.seconds > SHORT:
-                write()  # whoever is watching need not wait
+                write()  # so that it is shown without delay
     finally:
         write()
         lane.engine.idle_work = None
 
 
-def _run_together(lanes: Sequence[Lane], scheduler: Scheduler, keep: Callable[[Lane, Round], None]) -> None:
-    """Rounds of every lane, in threads whose training and evaluation the scheduler joins.
+def _run_together(
+    lanes: Sequence[Lane], scheduler: Scheduler, keep: Callable[[Lane, Round], None]
+) -> None:
+    """Rounds of all lanes, in threads whose training and evaluation the scheduler joins.
 
-    While rounds are written down, the next ones run already; what an interruption catches unwritten is run again.
+    Rounds are recorded while the next ones run. Rounds that an interruption leaves unrecorded are
+    run again.
     """
 
     def run_round(lane: Lane, state: ServerState) -> Round:
         with scheduler.lane_round():
             done = lane.run_round(state)
-        return replace(done, seconds=done.seconds / len(running))  # they shared the time
+        return replace(done, seconds=done.seconds / len(running))  # the lanes shared the time
 
     states = {lane: lane.state for lane in lanes}
     with ThreadPoolExecutor(len(lanes)) as threads:
         done: dict[Lane, Round] = {}
         while done or states:
-            running = [lane for lane in lanes if lane in states and states[lane].round_num < lane.rounds]
+            begun = [lane for lane in lanes if lane in states]
+            running = [lane for lane in begun if states[lane].round_num < lane.rounds]
             try:
                 scheduler.begin_round(len(running))
                 coming = [threads.submit(run_round, lane, states[lane]) for lane in running]
                 for lane, one in done.items():
                     keep(lane, one)
                 done = {lane: future.result() for lane, future in zip(running, coming, strict=True)}
-            except BaseException:  # an interruption, a lane that failed: the others need not end their round
+            except BaseException:  # an interruption or a failed lane: the others stop as well
                 scheduler.stop()
                 raise
             states = {lane: one.state for lane, one in done.items()}

@@ -1,4 +1,4 @@
-"""What the numbers of a run come from: data, plugins, versions. A run goes on with the same, or says what changed."""
+"""The origin of a run's numbers: data, plugins, versions. A resumed run must have the same one."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from safetensors import safe_open
 
 from ..data.federated import FederatedData
 from ..errors import RunError
+from ..runs.facts import recorded_fact
 from ..runs.rows import Change
 from ..runs.writer import Store
 from .schema import Experiment
@@ -28,13 +29,23 @@ MOST_NAMED = 3  # clients in a message
 
 @dataclass(frozen=True)
 class Origin:
-    """What the numbers of a run come from, as the run keeps it."""
+    """What the numbers of a run come from, as the run records it."""
 
     versions: dict[str, str]
     plugins: dict[str, str]  # the fingerprint of each one's code
-    data: dict[int, list[str]]  # by seed, the fingerprint of what every client holds and, last, the server
+    data: dict[int, list[str]]  # by seed: a fingerprint for each client and, last, the server
     initial_model: str = ""  # the fingerprint of its file; "" is a random one
-    left: list[str] = field(default_factory=list)  # members of a deployment that have
+    left: list[str] = field(default_factory=list)  # members that have left a deployment
+
+
+@dataclass(frozen=True)
+class ComparedOrigin:
+    """The origin now, what was recorded before, and how they differ."""
+
+    now: Origin
+    before: Origin | None
+    changes: list[Change]  # accepted earlier
+    differences: list[str]
 
 
 _ORIGIN = TypeAdapter(Origin)
@@ -42,65 +53,108 @@ _CHANGES = TypeAdapter(list[Change])
 
 
 def versions() -> dict[str, str]:
-    """What runs here."""
+    """The versions of Python, of this package and of those it computes with."""
     found = {name: version(name) for name in PACKAGES}
     if "flwr" in sys.modules:
         found["flwr"] = version("flwr")
-    return found | {"python": platform.python_version(), "machine": f"{platform.system()} {platform.machine()}"}
+    found["python"] = platform.python_version()
+    found["machine"] = f"{platform.system()} {platform.machine()}"
+    return found
 
 
-def check_origin(
-    store: Store, experiment: Experiment, data: Mapping[int, FederatedData], *, accept_changes: bool
-) -> None:
-    """Keep what a run comes from; where it began with something else, RunError, or a line in its record."""
-    now = Origin(
-        versions(),
-        {name: _code(name) for name in experiment.plugins},
-        {seed: own.fingerprints() for seed, own in data.items()},
-        _digest([Path(experiment.initial_model)]) if experiment.initial_model else "",
-        experiment.flower.left,
-    )
-    before, changes = _kept(store)
+def compare_origin(
+    folder: Path,
+    experiment: Experiment,
+    data: Mapping[int, FederatedData],
+    *,
+    accept_changes: bool,
+) -> ComparedOrigin:
+    """Compare with what the run recorded. RunError where they differ and that is not accepted.
+
+    Args:
+        folder: the run folder; none of its files changes.
+        experiment: the experiment to run or to resume.
+        data: the data of every seed.
+        accept_changes: go on where data, code or versions differ.
+    """
+    now = _current(experiment, data)
+    before, changes = _recorded(folder)
+    if before is None:
+        return ComparedOrigin(now, None, changes, [])
     names = experiment.flower.clients
-    members = [*_member_changes(before, now, names)] if before else []
-    found = [*_differences(before, now, data, names)] if before else []
+    found = list(_differences(before, now, data, names))
     if found and not accept_changes:
         raise RunError(
-            f"{store.folder}: did not begin with this: {'; '.join(found)}. Put that back, choose another --out, or go "
-            "on all the same with --accept-changes (in Python accept_changes=True), which its record will say"
+            f"{folder}: the run began with something else: {'; '.join(found)}. Restore it, choose "
+            "another output folder, or go on with --accept-changes (in Python accept_changes=True), which "
+            "is recorded"
         )
-    if found or members:
-        changes.append(Change(f"{datetime.now():%Y-%m-%d %H:%M}", store.rounds_done(), [*members, *found]))
-        store.set_facts({"changes": changes})
-    known = before.data if before else {}
-    for seed, own in now.data.items():
+    return ComparedOrigin(now, before, changes, [*_member_changes(before, now, names), *found])
+
+
+def record_origin(store: Store, experiment: Experiment, compared: ComparedOrigin) -> None:
+    """Record what a run comes from, and what has changed since it began."""
+    if compared.differences:
+        now = f"{datetime.now():%Y-%m-%d %H:%M}"
+        change = Change(now, store.rounds_done(), compared.differences)
+        store.set_facts({"changes": [*compared.changes, change]})
+    known = compared.before.data if compared.before else {}
+    for seed, own in compared.now.data.items():
         if known.get(seed) != own:
-            # A run on two kinds of data has none in common with a run on either.
-            first = [json.loads(store.fact(_key(seed)) or '""')] if seed in known else []
-            whole = hashlib.blake2b("".join(own).encode(), digest_size=16).hexdigest()
-            store.set_facts({_key(seed): " then ".join([*first, whole])})
-    store.set_facts({"origin": asdict(replace(now, data=known | now.data))})
+            store.set_facts({_key(seed): _whole(store, seed, own, seed in known)})
+    origin = replace(compared.now, data=known | compared.now.data)
+    store.set_facts({"origin": asdict(origin)})
     if experiment.initial_model:
-        store.keep_fact("initial model", _described(Path(experiment.initial_model), now.initial_model))
+        described = _described(Path(experiment.initial_model), origin.initial_model)
+        store.keep_fact("initial model", described)
 
 
-def _kept(store: Store) -> tuple[Origin | None, list[Change]]:
-    """What a run began with, and what was changed since; runs of older versions do not know."""
-    origin, changes = store.fact("origin"), store.fact("changes")
+def _whole(store: Store, seed: int, own: Sequence[str], is_known: bool) -> str:
+    """One fingerprint for all data of a seed. Changed data have both: they pair with neither."""
+    whole = hashlib.blake2b("".join(own).encode(), digest_size=16).hexdigest()
+    if not is_known:
+        return whole
+    first = json.loads(store.fact(_key(seed)) or '""')
+    return f"{first} then {whole}"
+
+
+def _current(experiment: Experiment, data: Mapping[int, FederatedData]) -> Origin:
+    initial = experiment.initial_model
+    return Origin(
+        versions=versions(),
+        plugins={name: _code(name) for name in experiment.plugins},
+        data={seed: own.fingerprints() for seed, own in data.items()},
+        initial_model=_digest([Path(initial)]) if initial else "",
+        left=experiment.flower.left,
+    )
+
+
+def _recorded(folder: Path) -> tuple[Origin | None, list[Change]]:
+    """What a run began with, and what changed since; runs of older versions have no such record."""
+    origin = recorded_fact(folder, "origin")
+    changes = recorded_fact(folder, "changes")
     try:
-        return _ORIGIN.validate_json(origin) if origin else None, _CHANGES.validate_json(changes) if changes else []
+        return (
+            _ORIGIN.validate_json(origin) if origin else None,
+            _CHANGES.validate_json(changes) if changes else [],
+        )
     except ValidationError:
-        raise RunError(f"{store.folder}: its database is damaged (its origin cannot be read)") from None
+        hint = "its database is damaged (its origin cannot be read)"
+        raise RunError(f"{folder}: {hint}") from None
 
 
-def _differences(before: Origin, now: Origin, data: Mapping[int, FederatedData], names: Sequence[str]) -> Iterator[str]:
-    """In words: other data of whom, other code of which plugin, other versions."""
-    seeds: dict[str, list[int]] = {}
+def _differences(
+    before: Origin, now: Origin, data: Mapping[int, FederatedData], names: Sequence[str]
+) -> Iterator[str]:
+    """Other data, code of plugins, initial model or versions, in words."""
+    seeds: dict[str, list[str]] = {}
     for seed in sorted(before.data.keys() & now.data.keys()):
-        if before.data[seed] != now.data[seed] and not _joined(before.data[seed], now.data[seed], names):
-            seeds.setdefault(_whose(before.data[seed], now.data[seed], data[seed]), []).append(seed)
+        old = before.data[seed]
+        new = now.data[seed]
+        if old != new and not _joined(old, new, names):
+            seeds.setdefault(_whose(old, new, data[seed]), []).append(str(seed))
     for whose, under in seeds.items():
-        yield f"other data (seed {', '.join(map(str, under))}): {whose}"
+        yield f"other data (seed {', '.join(under)}): {whose}"
     for name in sorted(before.plugins.keys() & now.plugins.keys()):
         if before.plugins[name] != now.plugins[name]:
             yield f"other code in the plugin {name}"
@@ -112,53 +166,67 @@ def _differences(before: Origin, now: Origin, data: Mapping[int, FederatedData],
 
 
 def _member_changes(before: Origin, now: Origin, names: Sequence[str]) -> Iterator[str]:
-    """Who joined, left or came back, which the config says of itself."""
-    own = [(before.data.get(seed, []), holders) for seed, holders in now.data.items()]
-    known = max((len(held) - 1 for held, holders in own if _joined(held, holders, names)), default=len(names))
-    for what, who in {
+    """Members that joined, left or came back; the config says so itself."""
+    grown = []
+    for seed, holders in now.data.items():
+        held = before.data.get(seed, [])
+        if _joined(held, holders, names):
+            grown.append(len(held) - 1)
+    known = max(grown, default=len(names))
+    members = {
         "joined": names[known:],
         "left": [name for name in now.left if name not in before.left],
         "came back": [name for name in before.left if name not in now.left],
-    }.items():
+    }
+    for what, who in members.items():
         if who:
             yield f"{', '.join(who)} {what}"
 
 
 def _joined(before: Sequence[str], now: Sequence[str], names: Sequence[str]) -> bool:
-    """Whether everybody holds what they held, the server too, and the config names clients after the last."""
-    same = 0 < len(before) < len(now) and [*before] == [*now[: len(before) - 1], now[-1]]
+    """Whether the data are as before, except for new clients after the last one in the config."""
+    if not 0 < len(before) < len(now):
+        return False
+    same = [*before] == [*now[: len(before) - 1], now[-1]]
     return same and len(now) == len(names) + 1
 
 
 def _whose(before: Sequence[str], now: Sequence[str], data: FederatedData) -> str:
-    """Who has other data than before."""
+    """Which clients have other data than before."""
     if len(before) != len(now):
         return f"{len(now) - 1} clients, not {len(before) - 1}"
     pairs = zip(before, now, strict=True)
     changed = [holder for holder, (old, new) in enumerate(pairs) if old != new]
     if len(changed) == len(now):
-        return "everybody's"
-    names = ["the server" if holder == data.num_clients else data.called(holder) for holder in changed]
-    more = f" and {len(names) - MOST_NAMED} others" if len(names) > MOST_NAMED else ""
-    return f"that of {', '.join(names[:MOST_NAMED])}{more}"
+        return "those of all clients"
+    names = [_holder(holder, data) for holder in changed]
+    text = ", ".join(names[:MOST_NAMED])
+    if len(names) > MOST_NAMED:
+        text += f" and {len(names) - MOST_NAMED} others"
+    return f"those of {text}"
+
+
+def _holder(holder: int, data: FederatedData) -> str:
+    return "the server" if holder == data.num_clients else data.called(holder)
 
 
 def _code(name: str) -> str:
-    """The fingerprint of a plugin's own files, which was imported when the config was read."""
+    """The fingerprint of a plugin's own files; it was imported when the config was read."""
     module = sys.modules[name]
-    folders = [Path(folder) for folder in getattr(module, "__path__", ())]
-    files = sorted(path for folder in folders for path in folder.rglob("*.py")) or [Path(str(module.__file__))]
-    return _digest(files)
+    files: list[Path] = []
+    for folder in getattr(module, "__path__", ()):
+        files += Path(folder).rglob("*.py")
+    return _digest(sorted(files) or [Path(str(module.__file__))])
 
 
 def _described(path: Path, fingerprint: str) -> str:
-    """A file with a model, and what it says about itself, where `clientwise export` wrote it."""
+    """The file of a model, with the run it came from where `clientwise export` wrote that."""
     with safe_open(path, framework="pt") as file:
         about = file.metadata() or {}
-    came = (
-        f"round {about['round']} of {about['method']} in {about['run']}, " if {"round", "run"} <= about.keys() else ""
-    )
-    return f"{path.name} ({came}fingerprint {fingerprint})"
+    if not {"round", "run"} <= about.keys():
+        return f"{path.name} (fingerprint {fingerprint})"
+    came = f"round {about['round']} of {about['method']} in {about['run']}"
+    return f"{path.name} ({came}, fingerprint {fingerprint})"
 
 
 def _digest(files: Sequence[Path]) -> str:

@@ -1,4 +1,7 @@
-"""Lanes spread over Ray: more cores, GPUs or machines. Every lane computes in an actor; the driver keeps the record."""
+"""Lanes distributed over Ray: more cores, GPUs or machines.
+
+Lanes compute in actors; the driver, this process, writes the record.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +21,11 @@ from .lanes import Lane, Round
 
 
 class Remote:
-    """One lane's engine, wherever Ray has put it: it builds its own from the config."""
+    """The engine of one lane in an actor of Ray, built from the config."""
 
-    def __init__(self, config: Mapping[str, Any], own_data: FederatedData | None, method: str, seed: int) -> None:
+    def __init__(
+        self, config: Mapping[str, Any], own_data: FederatedData | None, method: str, seed: int
+    ) -> None:
         experiment = load_experiment(config)
         samples = own_data.samples if own_data else load_samples(experiment)
         data, hostile = build_data(experiment, samples, seed, own_data)
@@ -30,7 +35,7 @@ class Remote:
         self._plan = build_plan(experiment, data.num_clients, seed, self._method.control)
 
     def next_round(self, state: ServerState, engine_state: Mapping[str, Tensor]) -> Round:
-        """A round from where the driver says the lane stands."""
+        """Run a round from the state that the driver has of this lane."""
         self._engine.load_state(engine_state)
         return Round.run(state, self._method, self._plan, self._engine)
 
@@ -42,14 +47,14 @@ def run_on_ray(
     trackers: Trackers,
     on_round: Callable[[Lane, RoundRecord], None],
 ) -> None:
-    """All rounds that are still to do, every lane at its own pace."""
+    """Run all remaining rounds of the lanes; a lane does not wait for the others."""
     try:
         import ray
     except ImportError:
         raise ClientwiseError("workers = 'ray' needs Ray: pip install clientwise[ray]") from None
     started = not ray.is_initialized()
     if started:
-        ray.init(log_to_driver=False, include_dashboard=False)  # finds a cluster by RAY_ADDRESS, or starts here
+        ray.init(log_to_driver=False, include_dashboard=False)  # RAY_ADDRESS names a cluster
     on_gpu = any(lane.engine.device.type == "cuda" for lane in lanes)
     actor: Any = ray.remote(num_cpus=1, num_gpus=int(on_gpu))(Remote)
     data = ray.put(own_data)
@@ -67,17 +72,20 @@ def run_on_ray(
             ray.shutdown()
 
 
-def _run_rounds(lanes: Sequence[tuple[Lane, Any]], on_round: Callable[[Lane, RoundRecord], None]) -> None:
-    """Round after round of every lane, computed by its actor and written down here."""
+def _run_rounds(
+    lanes: Sequence[tuple[Lane, Any]], on_round: Callable[[Lane, RoundRecord], None]
+) -> None:
+    """Round after round of every lane: its actor computes, this process records."""
     import ray
 
     pending = {}
 
     def ask(lane: Lane, remote: Any) -> None:
         if lane.is_done:
-            ray.kill(remote)  # makes room for a lane that waits
-        else:
-            pending[remote.next_round.remote(lane.state, lane.engine_state)] = lane, remote
+            ray.kill(remote)  # frees its cores for a lane that waits
+            return
+        reply = remote.next_round.remote(lane.state, lane.engine_state)
+        pending[reply] = lane, remote
 
     for lane, remote in lanes:
         ask(lane, remote)

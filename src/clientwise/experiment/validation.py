@@ -1,5 +1,6 @@
-"""Everything about an experiment that no single key can tell, in one place: what does not go together, what the data
-do not allow, what shows when a client and a model are tried. All of it is found before anything runs.
+"""Checks that concern more than one key of the config, before anything runs.
+
+First what the config alone can tell, then what the data can tell. `trial.py` tries a client.
 """
 
 from __future__ import annotations
@@ -10,41 +11,48 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
 
 from ..attacks import ATTACKS
-from ..core.criteria import Arrivals, ClientFacts, Criterion
 from ..core.method import Method
 from ..core.metrics import METRICS, measured
 from ..core.priority import MAX_CRITERIA
 from ..core.problem import Problem
-from ..core.rules import Rule, Ruled
-from ..core.types import Evaluation
 from ..core.weighting import check_normaliser
-from ..data.federated import FederatedData, Samples, Shares
+from ..data.federated import FederatedData, Holdings, Samples
 from ..engine.device import pick_device, refuse_impossible
-from ..engine.evaluation import BATCH
 from ..engine.executor import DeviceExecutor
+from ..engine.hostile import HostileEngine
 from ..engine.local import LocalEngine
 from ..errors import ConfigError
-from ..limits import gigabytes, memory
-from ..models.size import check_batches
 from ..registry import Part, Registry, suggest
-from .build import build_data, build_module, build_plan, count_outputs, divide_samples, load_samples, names_of
-from .schema import Experiment, MethodSettings, make
+from .build import build_data, build_module, build_plan, divide_samples, load_samples, names_of
+from .messages import Issue
+from .methods import MethodSettings
+from .parts import make
+from .schema import Experiment
+from .settings import HostileClients
+from .trial import engine_issues, size_issues
 
-Issue = tuple[str, str]  # the key, and what is wrong with it
-NO_SAMPLES = "to weigh by: set server_set.fraction above 0 and report_fraction below 1"
+LOCAL = 'use engine = "local"'
+TAKES_TIME = 'needs clients that take time: add [devices], or engine = "flower" (docs/devices.md)'
+NO_SAMPLES = "needs samples to weigh by: set server_set.fraction > 0 and report_fraction < 1"
+TEST_SETS = "test_fraction must not be 0"
 
 
-# What the config alone can tell ----------------------------------------------------------------------------------
+# What the config alone can tell -------------------------------------------------------------------
 
 
 def config_issues(experiment: Experiment) -> list[Issue]:
-    """Combinations of keys that cannot work, whatever the data."""
-    issues = [*_repeated(experiment), *_measures_nothing(experiment), *_hostile_issues(experiment)]
+    """Combinations of keys that cannot work with any data."""
+    issues = [
+        *_repeated(experiment),
+        *_member_issues(experiment),
+        *_unmeasured(experiment),
+        *_hostile_issues(experiment),
+    ]
     if experiment.devices and experiment.engine == "flower":
-        issues.append(("devices", 'are simulated: use engine = "local"; on Flower clients take the time they take'))
+        hint = f"are simulated: {LOCAL}. On Flower, response times are measured"
+        issues.append(("devices", hint))
     for index, settings in enumerate(experiment.methods):
         found = [*_method_issues(settings, experiment), *_server_set_issues(settings, experiment)]
         issues += [(f"methods[{index}].{key}".rstrip("."), message) for key, message in found]
@@ -54,48 +62,60 @@ def config_issues(experiment: Experiment) -> list[Issue]:
 def _repeated(experiment: Experiment) -> Iterator[Issue]:
     """Names, seeds and numbers that are given twice."""
     for name in _twice([method.name for method in experiment.methods]):
-        yield "methods", f"two methods are called {name!r}; tables could not tell them apart"
-    if len(set(experiment.seeds)) < len(experiment.seeds):
-        yield "seeds", "a seed is listed twice; it would repeat the same run"
-    if len(set(experiment.flower.clients)) < len(experiment.flower.clients):
-        yield "flower.clients", "a name is listed twice; it could not be told who is meant"
-    flower = experiment.flower
-    if unknown := [name for name in flower.left if name not in flower.clients]:
-        yield "flower.left", f"no client is called {unknown[0]!r}{suggest(unknown[0], flower.clients)}"
-    elif flower.clients and len(flower.away) == len(flower.clients):
-        yield "flower.left", "all of flower.clients have left: nobody could be asked"
-    if experiment.federation.fraction is not None and experiment.federation.clients_per_round is not None:
+        yield "methods", f"two methods are called {name!r}; give one of them another name"
+    for seed in _twice(experiment.seeds):
+        yield "seeds", f"{seed} is listed twice; it would repeat the same run"
+    federation = experiment.federation
+    if federation.fraction is not None and federation.clients_per_round is not None:
         yield "federation", "give either fraction or clients_per_round"
 
 
-def _twice(names: Sequence[str]) -> list[str]:
-    return sorted(name for name, count in Counter(names).items() if count > 1)
+def _member_issues(experiment: Experiment) -> Iterator[Issue]:
+    """Members of a deployment that are listed twice, are unknown or have all left."""
+    flower = experiment.flower
+    for name in _twice(flower.clients):
+        yield "flower.clients", f"{name!r} is listed twice; names must be unique"
+    unknown = [name for name in flower.left if name not in flower.clients]
+    if unknown:
+        hint = suggest(unknown[0], flower.clients)
+        yield "flower.left", f"no client is called {unknown[0]!r}{hint}"
+    elif flower.clients and len(flower.away) == len(flower.clients):
+        yield "flower.left", "all of flower.clients have left: no client can be asked"
 
 
-def _measures_nothing(experiment: Experiment) -> Iterator[Issue]:
-    """Runs of which nobody would learn how good they are."""
+def _twice(values: Sequence[Any]) -> list[Any]:
+    return sorted(value for value, count in Counter(values).items() if count > 1)
+
+
+def _unmeasured(experiment: Experiment) -> Iterator[Issue]:
+    """Runs without anything to measure a model on."""
     server = experiment.server_set
-    if not experiment.server_holds_samples and not experiment.evaluation.clients_every:
-        yield "evaluation.clients_every", "0 with no held-out samples: nothing would be measured"
+    every = experiment.evaluation.clients_every
+    if not experiment.server_holds_samples and not every:
+        yield "evaluation.clients_every", "0 without held-out samples: nothing would be measured"
     if experiment.clients_test:
         return
-    if experiment.evaluation.clients_every:
-        yield "evaluation.clients_every", "must be 0 where test_fraction is 0: clients have nothing to test on"
+    if every:
+        hint = "must be 0 where test_fraction is 0: clients have no test samples"
+        yield "evaluation.clients_every", hint
     if server.source == "held_out" and not server.shared_set and not server.report_fraction:
-        yield "server_set.report_fraction", "0 with test_fraction = 0: nothing would be measured"
+        hint = "0 with test_fraction = 0: nothing would be measured"
+        yield "server_set.report_fraction", hint
     if server.source == "clients":
-        yield "server_set.source", '"clients" evaluate models on their test sets: test_fraction must not be 0'
+        hint = f'"clients" evaluate models on their test sets: {TEST_SETS}'
+        yield "server_set.source", hint
 
 
 def _hostile_issues(experiment: Experiment) -> Iterator[Issue]:
-    """Groups of hostile clients that are nobody, or cannot do what they are to do."""
+    """Groups of hostile clients without members, and attacks that Flower cannot simulate."""
     for index, group in enumerate(experiment.hostile):
         if (group.clients is None) == (group.share is None):
             yield f"hostile[{index}]", "give either clients or share"
+        if experiment.engine != "flower":
+            continue
         for part in group.attack:
-            beyond = ATTACKS.needs(part) & {"whole_cohort", "last_model", "judgements"}
-            if experiment.engine == "flower" and beyond:
-                hint = 'must know what one node alone cannot: use engine = "local"'
+            if ATTACKS.needs(part) & {"whole_cohort", "last_model", "judgements"}:
+                hint = f"needs more than one node has: {LOCAL}"
                 yield f"hostile[{index}].attack", f"{part.name} {hint}"
 
 
@@ -110,164 +130,250 @@ def _method_issues(settings: MethodSettings, experiment: Experiment) -> Iterator
     except ValueError as error:
         yield "score", str(error)
         return
-    if method.training.optimizer == "adam" and method.training.momentum:
-        yield "training.momentum", 'goes with optimizer = "sgd"; adam has its own'
-    if method.training.control_variates:
-        yield from _variate_issues(method, experiment)
+    yield from _training_issues(method, experiment)
+    yield from _part_issues(settings, method)
+    if method.adjust:
+        yield from _adjust_issues(method, experiment)
+    yield from _clock_issues(settings, method, experiment)
+    if settings.control:
+        yield from _control_issues(settings, experiment)
+
+
+def _training_issues(method: Method, experiment: Experiment) -> Iterator[Issue]:
+    training = method.training
+    if training.optimizer == "adam" and training.momentum:
+        yield "training.momentum", 'needs optimizer = "sgd"; adam has its own momentum'
+    if not training.control_variates:
+        return
+    key = "training.control_variates"
+    if training.optimizer != "sgd" or training.momentum or training.proximal:
+        yield key, "need plain sgd: no adam, no momentum, no proximal term"
+    if experiment.engine == "flower":
+        yield key, f"are kept by the clients, and clients on Flower keep no state: {LOCAL}"
+    if method.pace.keeps_late:
+        yield key, "are renewed when a client trains: late updates cannot be kept"
+
+
+def _part_issues(settings: MethodSettings, method: Method) -> Iterator[Issue]:
+    """A normaliser that does not fit the score, and parts that read criteria the method has not."""
+    score = method.score
+    normalise = settings.normalise.name if settings.normalise else score.default_normaliser
     try:
-        check_normaliser(
-            method.score, settings.normalise.name if settings.normalise else method.score.default_normaliser
-        )
+        check_normaliser(score, normalise)
     except ValueError as error:
         yield "normalise", str(error)
     measured = {part.name for part in settings.criteria}
     for key, registry, part in settings.parts():
         for name in sorted(registry.declared(part.name).criteria - measured):
             yield key, f"{part.name} reads the criterion {name!r}: add it to the criteria"
-    if method.adjust:
-        yield from _adjust_issues(method, experiment)
-    yield from _clock_issues(settings, method, experiment)
-    if settings.control:
-        if idle := [key for key in settings.unlike_fedavg() if key not in ("training", "control")]:
-            yield "control", f"is no federated learning: {', '.join(idle)} would do nothing"
-        if experiment.engine == "flower":
-            yield "control", 'needs all samples in this process: use engine = "local"'
-
-
-def _clock_issues(settings: MethodSettings, method: Method, experiment: Experiment) -> Iterator[Issue]:
-    """What a method wants of time that cannot be, or where there is none."""
-    pace = method.pace
-    if pace.late == "keep" and not (pace.extra or pace.deadline or pace.buffer):
-        yield "pace.late", "nobody is late where all are waited for: give a deadline or extra"
-    if method.training.control_variates and pace.keeps_late:
-        yield "training.control_variates", "are renewed when a client trains: late updates cannot be kept"
-    if experiment.devices or experiment.engine == "flower":
-        return
-    hint = 'needs clients that take time: add [devices], or engine = "flower" (docs/devices.md)'
-    if settings.pace:
-        yield "pace", hint
-    for key, registry, part in settings.parts():
-        if "clock" in registry.needs(part):
-            yield key, f"{part.name} {hint}"
-
-
-def _variate_issues(method: Method, experiment: Experiment) -> Iterator[Issue]:
-    training = method.training
-    if training.optimizer != "sgd" or training.momentum or training.proximal:
-        yield "training.control_variates", "are mean gradients: they go with plain sgd, no momentum, no proximal term"
-    if experiment.engine == "flower":
-        yield "training.control_variates", 'are kept by the clients, who keep nothing on Flower: use engine = "local"'
 
 
 def _adjust_issues(method: Method, experiment: Experiment) -> Iterator[Issue]:
     if method.first_priority is None:
         yield "adjust", 'adjusts an order of priority: use score = "prioritized"'
-    if not 2 <= len(method.names) <= MAX_CRITERIA:
-        yield "adjust", f"needs 2 to {MAX_CRITERIA} criteria to put in order, got {len(method.names)}"
+    count = len(method.names)
+    if not 2 <= count <= MAX_CRITERIA:
+        yield "adjust", f"needs 2 to {MAX_CRITERIA} criteria to put in order, got {count}"
     if method.fine_tune:
-        yield "fine_tune", "does not go with adjust, which compares models before the server trains them"
+        hint = "does not go with adjust, which compares models before the server trains them"
+        yield "fine_tune", hint
     if not experiment.clients_test:
-        yield "adjust", "evaluates on the clients' test sets: test_fraction must not be 0"
+        yield "adjust", f"evaluates on the clients' test sets: {TEST_SETS}"
+
+
+def _clock_issues(
+    settings: MethodSettings, method: Method, experiment: Experiment
+) -> Iterator[Issue]:
+    """Keys about time that cannot work, or that need clients that take time."""
+    pace = method.pace
+    if pace.late == "keep" and not (pace.extra or pace.deadline or pace.buffer):
+        yield "pace.late", '"keep" needs a deadline or extra: otherwise no update is late'
+    if experiment.devices or experiment.engine == "flower":
+        return
+    if settings.pace:
+        yield "pace", TAKES_TIME
+    for key, registry, part in settings.parts():
+        if "clock" in registry.needs(part):
+            yield key, f"{part.name} {TAKES_TIME}"
+
+
+def _control_issues(settings: MethodSettings, experiment: Experiment) -> Iterator[Issue]:
+    idle = [key for key in settings.unlike_fedavg() if key not in ("training", "control")]
+    if idle:
+        yield "control", f"is not federated learning: {', '.join(idle)} would have no effect"
+    if experiment.engine == "flower":
+        yield "control", f"needs all samples in this process: {LOCAL}"
 
 
 def _server_set_issues(settings: MethodSettings, experiment: Experiment) -> Iterator[Issue]:
-    server, holds = experiment.server_set, experiment.server_holds_samples
-    weighs = server.source != "held_out" or (holds and (server.shared_set or server.report_fraction < 1))
+    """Methods that need samples of the server where there are none."""
+    server = experiment.server_set
     if server.source == "clients":
         for key in _uses_server_samples(settings):
-            hint = "; RecommendedJudged does without" if key == "fine_tune" else ""
+            hint = "; use RecommendedJudged, which needs none" if key == "fine_tune" else ""
             yield key, f'needs samples of the server: server_set.source = "clients" has none{hint}'
-    if _needs_server_set(settings) and not weighs:
-        yield "", f"needs samples {NO_SAMPLES}"
+        return
+    if server.source == "contributed":
+        return
+    has_part = server.shared_set or server.report_fraction < 1
+    if needs_server_set(settings) and not (experiment.server_holds_samples and has_part):
+        yield "", NO_SAMPLES
 
 
-def _needs_server_set(settings: MethodSettings) -> bool:
+def needs_server_set(settings: MethodSettings) -> bool:
+    """Whether a method judges models on held-out samples, or trains on them."""
     judged = any("server_set" in registry.needs(part) for _, registry, part in settings.parts())
     return judged or bool(_uses_server_samples(settings))
 
 
 def _uses_server_samples(settings: MethodSettings) -> list[str]:
-    """The keys that have the server use samples of its own."""
-    keys = [key for key, registry, part in settings.parts() if "server_samples" in registry.needs(part)]
-    others = {
-        "fine_tune": settings.fine_tune is not None,
-        "brake": settings.brake is not None,
-        "control": settings.control == "server_only",
-    }
-    return [*keys, *(key for key, trains in others.items() if trains)]
+    """The keys that need samples that the server itself holds."""
+    parts = settings.parts()
+    keys = [key for key, registry, part in parts if "server_samples" in registry.needs(part)]
+    if settings.fine_tune is not None:
+        keys.append("fine_tune")
+    if settings.brake is not None:
+        keys.append("brake")
+    if settings.control == "server_only":
+        keys.append("control")
+    return keys
 
 
 def deployment_issues(experiment: Experiment) -> list[Issue]:
-    """What a deployment needs beyond other runs: its server sees no data of the clients."""
-    settings = experiment.flower
-    missing = [key for key in ("clients", "input_shape") if not getattr(settings, key)]
-    issues = [(f"flower.{key}", "is needed in a deployment, where the server sees no data") for key in missing]
-    if repeated := sorted({name for name in settings.clients if settings.clients.count(name) > 1}):
-        issues.append(("flower.clients", f"names a client twice: {', '.join(repeated)}"))
+    """What a deployment needs beyond other runs: its server has no data of the clients."""
+    issues: list[Issue] = []
+    for key in ("clients", "input_shape"):
+        if not getattr(experiment.flower, key):
+            hint = "is needed in a deployment, where the server has no data of the clients"
+            issues.append((f"flower.{key}", hint))
     if experiment.server_set.source == "contributed":
-        hint = 'no sample leaves a client of a deployment: use "held_out" with server-data, or "clients"'
+        hint = "no sample leaves a client of a deployment: "
+        hint += 'use "held_out" with server-data, or "clients"'
         issues.append(("server_set.source", hint))
     for index, method in enumerate(experiment.methods):
-        for key, registry, part in method.parts():
-            if "simulation" in registry.needs(part):
-                issues.append(
-                    (f"methods[{index}].{key}", f"{part.name} is for simulations: nobody knows who is honest")
-                )
-    for index, built in enumerate(experiment.build_methods()):
-        if built.control or built.training.control_variates:
-            hint = "is for simulations: a deployment's clients keep their samples, and nothing between rounds"
-            issues.append((f"methods[{index}]", f"{built.name} {hint}"))
+        issues += _simulation_only(f"methods[{index}]", method, experiment)
     return issues
 
 
-# What only the data can tell -------------------------------------------------------------------------------------
+def _simulation_only(
+    place: str, settings: MethodSettings, experiment: Experiment
+) -> Iterator[Issue]:
+    for key, registry, part in settings.parts():
+        if "simulation" in registry.needs(part):
+            hint = "is for simulations: in a deployment it is unknown which clients are honest"
+            yield f"{place}.{key}", f"{part.name} {hint}"
+    method = settings.build(experiment.training)
+    if method.control or method.training.control_variates:
+        hint = "is for simulations: in a deployment, samples and state stay with the clients"
+        yield place, f"{method.name} {hint}"
+
+
+# What only the data can tell ----------------------------------------------------------------------
 
 
 def validate(experiment: Experiment, own_data: FederatedData | None) -> Samples:
-    """Everything that the device, the data, one client and the model can tell; ConfigError with all that is wrong."""
-    refuse_impossible(experiment.mode, experiment.precision, pick_device(experiment.device))
+    """Check device, data, one client and the model.
+
+    Args:
+        experiment: a config that passed `config_issues`.
+        own_data: arrays of the user's own; None: the dataset that the config names.
+
+    Returns:
+        The samples. ConfigError with all that is wrong otherwise.
+    """
+    device = pick_device(experiment.device)
+    refuse_impossible(experiment.mode, experiment.precision, device)
     samples = own_data.samples if own_data else load_samples(experiment)
-    seed = experiment.seeds[0]
-    divided = own_data or divide_samples(experiment, samples, seed)
-    issues = [
-        *_problem_issues(experiment, samples.problem),
-        *_client_issues(experiment, len(divided.train), names_of(divided, samples)),
-    ]
-    issues = issues or [*_attack_issues(experiment, samples)]
-    if not issues:
-        data, hostile = build_data(experiment, samples, seed, divided)
-        module = build_module(experiment, data.samples, seed, to_try=True)
-        issues = [*_size_issues(experiment, module, data)]
-    if not issues:
-        # Two samples show whether the model fits, also where the clients test nothing.
-        data = replace(data, test=Shares.of([(data.train.indices[:2], data.train.targets[:2])]))
-        executor = DeviceExecutor(data.samples, module, torch.device("cpu"), mode="loop", precision="float32")
-        engine = LocalEngine(data, module, seed=seed, executor=executor, hostile=hostile)
-        issues = [*_engine_issues(experiment, engine)]
+    issues = _data_issues(experiment, samples, own_data)
     if issues:
         raise ConfigError(experiment.source, issues)
     return samples
 
 
+def _data_issues(
+    experiment: Experiment, samples: Samples, own_data: FederatedData | None
+) -> list[Issue]:
+    """The issues of the first of these steps that finds any; later ones rely on earlier ones."""
+    seed = experiment.seeds[0]
+    divided = own_data or divide_samples(experiment, samples, seed)
+    names = names_of(divided, samples)
+    issues = [
+        *_problem_issues(experiment, samples.problem),
+        *_client_issues(experiment, len(divided.train), names),
+    ]
+    if issues:
+        return issues
+    if issues := list(_attack_issues(experiment, samples)):
+        return issues
+    data, hostile = build_data(experiment, samples, seed, divided)
+    module = build_module(experiment, data.samples, seed, to_try=True)
+    if issues := list(size_issues(experiment, module, data)):
+        return issues
+    # Two samples show whether the model fits, also where the clients have no test sets.
+    tested = Holdings.of([(data.train.indices[:2], data.train.targets[:2])])
+    data = replace(data, test=tested)
+    cpu = torch.device("cpu")
+    executor = DeviceExecutor(data.samples, module, cpu, mode="loop", precision="float32")
+    engine = HostileEngine(LocalEngine(data, module, seed=seed, executor=executor), hostile)
+    without_set = _without_server_set(experiment, engine)
+    tried = [place for place in range(len(experiment.methods)) if place not in without_set]
+    return [*without_set.values(), *engine_issues(experiment, engine, tried)]
+
+
+def _without_server_set(experiment: Experiment, engine: HostileEngine) -> dict[int, Issue]:
+    """By place in the config: methods that need a server set where the data have none."""
+    if engine.data.weigh is not None or experiment.server_set.source == "clients":
+        return {}
+    hint = "enlarge server_set.fraction, give `weigh`, or name methods that need none (FedAvg)"
+    if experiment.flower.clients and experiment.data is None:
+        hint = "give the server's own (start.sh SERVER_DATA, check --server-data)"
+        hint += ", or name methods that need none"
+    return {
+        place: (f"methods[{place}]", f"there are no samples to weigh by: {hint}")
+        for place, settings in enumerate(experiment.methods)
+        if needs_server_set(settings)
+    }
+
+
 def _problem_issues(experiment: Experiment, problem: Problem) -> Iterator[Issue]:
-    """Parts that do not fit what is to be learned."""
-    targets = {"target": [experiment.evaluation.target or 0], "client_targets": experiment.evaluation.client_targets}
+    """Targets, metrics and parts that do not fit the problem."""
+    evaluation = experiment.evaluation
+    targets = {"target": [evaluation.target or 0], "client_targets": evaluation.client_targets}
     for key, values in targets.items():
-        if problem.higher_is_better and max(values, default=0) > 1:
-            yield f"evaluation.{key}", f"{problem.metric} is at most 1, got {max(values)}"
-    if unfit := [*_unfit("evaluation.metric", METRICS, Part(problem.metric, {}), problem)]:
-        yield from unfit
-    elif not measured(problem.metric).is_share:
-        yield (
-            "evaluation.metric",
-            f"{problem.metric} is no share, which is what tables show; the usual one is used without",
-        )
+        highest = max(values, default=0)
+        if problem.higher_is_better and highest > 1:
+            yield f"evaluation.{key} = {highest}", f"{problem.metric} is at most 1"
+    yield from _metric_issues(problem)
     for index, method in enumerate(experiment.methods):
         for key, registry, part in method.parts():
             yield from _unfit(f"methods[{index}].{key}", registry, part, problem)
     for index, group in enumerate(experiment.hostile):
         for part in group.attack:
             yield from _unfit(f"hostile[{index}].attack", ATTACKS, part, problem)
+
+
+def _metric_issues(problem: Problem) -> Iterator[Issue]:
+    key = "evaluation.metric"
+    unfit = list(_unfit(key, METRICS, Part(problem.metric, {}), problem))
+    if unfit:
+        yield from unfit
+    elif not measured(problem.metric).is_share:
+        yield key, f"{problem.metric} is not in [0, 1]: choose another metric, or leave the key out"
+
+
+def _unfit(key: str, registry: Registry[Any], part: Part, problem: Problem) -> Iterator[Issue]:
+    """What a part, or a part that its options name, needs and this problem does not have."""
+    for option in registry.options(part.name):
+        named = option.names_part_of
+        value = part.options.get(option.name)
+        if named is not None and value is not None:
+            yield from _unfit(f"{key}.{option.name}", named, Part(value, {}), problem)
+    lacking = problem.lacks(registry.declared(part.name).needs)
+    if not lacking:
+        return
+    fitting = [name for name in registry if problem.predicts in registry.declared(name).needs]
+    instead = f"; use {' or '.join(map(repr, fitting))}" if fitting else ""
+    yield key, f"{part.name} needs {lacking} to predict, and this is {problem.kind}{instead}"
 
 
 def _attack_issues(experiment: Experiment, samples: Samples) -> Iterator[Issue]:
@@ -280,39 +386,44 @@ def _attack_issues(experiment: Experiment, samples: Samples) -> Iterator[Issue]:
                 yield f"hostile[{index}].attack", f"{part.name}: {error}"
 
 
-def _unfit(key: str, registry: Registry[Any], part: Part, problem: Problem) -> Iterator[Issue]:
-    """What a part, or one that its options name, needs of a problem and this one has not."""
-    for option in registry.options(part.name):
-        named, value = option.names_part_of, part.options.get(option.name)
-        if named is not None and value is not None:
-            yield from _unfit(f"{key}.{option.name}", named, Part(value, {}), problem)
-    if lacking := problem.lacks(registry.declared(part.name).needs):
-        fitting = [name for name in registry if problem.predicts in registry.declared(name).needs]
-        instead = f"; use {' or '.join(map(repr, fitting))}" if fitting else ""
-        yield key, f"{part.name} needs {lacking} to predict, and this is {problem.kind}{instead}"
-
-
-def _client_issues(experiment: Experiment, num_clients: int, names: Sequence[str]) -> Iterator[Issue]:
+def _client_issues(
+    experiment: Experiment, num_clients: int, names: Sequence[str]
+) -> Iterator[Issue]:
     """What does not fit the number of clients."""
     wanted = experiment.federation.clients_per_round
     if wanted is not None and wanted > num_clients:
-        yield "federation.clients_per_round", f"{wanted} in a round, but there are only {num_clients} clients"
+        key = f"federation.clients_per_round = {wanted}"
+        yield key, f"there are only {num_clients} clients"
     size = build_plan(experiment, num_clients, experiment.seeds[0]).cohort_size
     for index, method in enumerate(experiment.build_methods()):
-        try:
-            if method.bounds:
-                method.bounds.check(size)
-        except ValueError as error:
-            yield f"methods[{index}].bounds", f"{error}: {size} take part in a round"
-        at_work = method.pace.asks(size, 0)
-        if (method.pace.buffer or 0) > at_work:
-            message = f"{method.pace.buffer} updates, but only {at_work} clients are at work at a time"
-            yield f"methods[{index}].pace.buffer", message
+        yield from _cohort_issues(f"methods[{index}]", method, size)
     for name, values in experiment.attributes.items():
         if len(values) != num_clients:
-            yield f"attributes.{name}", f"{len(values)} values for {num_clients} clients"
-    listed, count = set[int](), 0
-    for index, group in enumerate(experiment.hostile):
+            yield f"attributes.{name}", f"has {len(values)} values for {num_clients} clients"
+    yield from _group_issues(experiment.hostile, num_clients, names)
+
+
+def _cohort_issues(place: str, method: Method, size: int) -> Iterator[Issue]:
+    """Bounds and buffers that a cohort of this size cannot meet."""
+    if method.bounds:
+        try:
+            method.bounds.check(size)
+        except ValueError as error:
+            yield f"{place}.bounds", f"{error}; a round has {size} clients"
+    buffer = method.pace.buffer or 0
+    at_work = method.pace.asks(size, 0)
+    if buffer > at_work:
+        message = f"must be at most {at_work}, the number of clients at work at a time"
+        yield f"{place}.pace.buffer = {buffer}", message
+
+
+def _group_issues(
+    groups: Sequence[HostileClients], num_clients: int, names: Sequence[str]
+) -> Iterator[Issue]:
+    """Groups of hostile clients that are empty, overlap, or have too many members."""
+    listed: set[int] = set()
+    count = 0
+    for index, group in enumerate(groups):
         key = f"hostile[{index}].{'share' if group.clients is None else 'clients'}"
         try:
             hostile = group.wanted(num_clients, names)
@@ -320,144 +431,15 @@ def _client_issues(experiment: Experiment, num_clients: int, names: Sequence[str
             yield key, str(error)
             continue
         if group.share and group.share < 1 and hostile in (0, num_clients):
-            whom = "nobody" if hostile == 0 else "everybody"
-            yield key, f"{group.share:g} of {num_clients} clients is {whom}: name another share, or clients"
+            message = f"is {hostile} of {num_clients} clients: give another share, or clients"
+            yield f"{key} = {group.share:g}", message
         members = hostile if isinstance(hostile, list) else []
-        wrong = [client for client in members if client in listed or not 0 <= client < num_clients]
-        if wrong:
-            yield key, f"{wrong} are not clients, or in two groups: there are 0 to {num_clients - 1}"
+        outside = [client for client in members if not 0 <= client < num_clients]
+        if outside:
+            yield key, f"{outside} are not clients: there are 0 to {num_clients - 1}"
+        if repeated := [client for client in members if client in listed]:
+            yield key, f"{repeated} are in two groups"
         listed.update(members)
         count += hostile if isinstance(hostile, int) else len(members)
         if count > num_clients:
             yield key, f"{count} hostile clients of {num_clients}: too many"
-
-
-def _size_issues(experiment: Experiment, module: nn.Module, data: FederatedData) -> Iterator[Issue]:
-    """What takes more memory than there is."""
-    if not len(data.samples.inputs):  # a server whose clients are elsewhere
-        return
-    largest, weighing = int(data.train.sizes.max()), len(data.weigh.indices) if data.weigh else 0
-    batch = 0
-    for index, method in enumerate(experiment.build_methods()):
-        for key, training, count in (("training", method.training, largest), ("fine_tune", method.fine_tune, weighing)):
-            if training is None:
-                continue
-            if method.control == "pooled":
-                count = len(data.train.indices)
-            batch = max(batch, min(training.batch_size or count, count))
-            if (needed := 16 * training.epochs * count) > memory():  # which sample comes when
-                message = f"the order of {count:,} samples in {training.epochs:,} epochs takes {gigabytes(needed)}"
-                yield f"methods[{index}].{key}.epochs", f"{message}; ask for fewer"
-    sample, wanted = data.samples.batch(torch.zeros(1, dtype=torch.int64)), count_outputs(data.samples)
-    try:
-        check_batches(module, sample, trained=batch, answered=BATCH)
-        with torch.no_grad():
-            answer: object = module.eval()(sample)
-    except ValueError as error:  # ours
-        yield "model", str(error)
-        return
-    except Exception as error:  # PyTorch's, or whatever a user's own network raises
-        yield "model", f"does not take samples of shape {tuple(sample.shape[1:])} ({_first_line(error)})"
-        return
-    if not isinstance(answer, Tensor):
-        yield "model", f"must give a tensor, gave {type(answer).__name__}"
-    elif answer.numel() not in (wanted, data.samples.problem.num_classes):  # two classes may have an output each
-        yield "model", f"gives {answer.numel()} numbers for a sample, and there must be {wanted}"
-
-
-def _first_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
-
-
-def _engine_issues(experiment: Experiment, engine: LocalEngine) -> Iterator[Issue]:
-    """What shows when a client and a model are tried: networks that do not fit, criteria that cannot be measured."""
-    try:
-        engine.evaluate([0], engine.initial_model[None])
-    except (RuntimeError, ValueError, IndexError) as error:
-        yield "model", f"does not fit these samples ({_first_line(error)})"
-        return
-    tried = list(range(min(2, engine.num_clients)))  # two: what gives one value for all shows
-    for index, method in enumerate(experiment.build_methods()):
-        no_set = engine.data.weigh is None and experiment.server_set.source != "clients"
-        if no_set and _needs_server_set(experiment.methods[index]):
-            hint = "enlarge server_set.fraction, give `weigh`, or name methods that need none (FedAvg)"
-            if experiment.flower.clients and experiment.data is None:
-                hint = (
-                    "give the server's own (start.sh SERVER_DATA, check --server-data), or name methods that need none"
-                )
-            yield f"methods[{index}]", f"there are no samples to weigh by: {hint}"
-            continue
-        facts = engine.facts(tried, torch.zeros(len(tried)), engine.initial_model, method.training)
-        facts = replace(facts, seconds=torch.ones(len(tried)))
-        for place, criterion in enumerate(method.criteria):
-            seen = facts if criterion.measured_by == "client" else _arrivals(tried, method, engine)
-            if not isinstance(seen, ClientFacts) or len(facts.owner):  # or nobody's samples are here to try it on
-                alone = None if isinstance(seen, ClientFacts) else _arrivals(tried[:1], method, engine)
-                yield from _try_criterion(f"methods[{index}].criteria[{place}]", criterion, seen, alone, engine.problem)
-        if method.rule is not None:
-            yield from _try_rule(f"methods[{index}].rule", method.rule, engine.spec.size)
-
-
-def _arrivals(clients: Sequence[int], method: Method, engine: LocalEngine) -> Arrivals:
-    """Some clients, as the server would see them: the first sends the initial model, the others one that moved."""
-
-    def judge(models: Tensor) -> Evaluation:
-        evaluation = engine.evaluate_server(models, "weigh")
-        return engine.evaluate([0], models) if evaluation is None else evaluation
-
-    rows, models = list(clients), engine.initial_model.repeat(len(clients), 1)
-    models[1:] *= 0.9
-    return Arrivals(
-        tuple(clients),
-        models,
-        engine.initial_model,
-        engine.spec,
-        judge,
-        memory={name: one.first(engine.num_clients)[rows] for name, one in method.memories.items()},
-        attributes={name: values[rows] for name, values in engine.attributes.items()},
-        server_update=lambda: torch.zeros_like(engine.initial_model),
-        metric=engine.problem.usual_metric,
-        seconds=torch.ones(len(clients), dtype=torch.float64),
-        ages=torch.zeros(len(clients), dtype=torch.float64),
-    )
-
-
-def _try_criterion(
-    key: str, criterion: Criterion, seen: ClientFacts | Arrivals, alone: Arrivals | None, problem: Problem
-) -> Iterator[Issue]:
-    """What is wrong with a criterion on the first clients; `alone` is the first of them as the server would see it."""
-    count = len(seen.num_samples) if isinstance(seen, ClientFacts) else len(seen.client_ids)
-    try:
-        values: object = criterion.measure(seen)
-        single = criterion.measure(alone) if alone and "whole_cohort" not in criterion.needs else None
-        high = criterion.high(problem)
-    except Exception as error:  # a user's own criterion may raise anything
-        yield key, str(error.args[0]) if isinstance(error, KeyError) else f"{type(error).__name__}: {error}"
-        return
-    if not isinstance(values, Tensor) or tuple(values.shape) != (count,):
-        given = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
-        yield key, f"{criterion.name} must give a tensor of one value per client, gave {given} for {count}"
-    elif not bool((values.isfinite() & (values >= 0)).all()):
-        yield key, f"{criterion.name} must be a number of zero or more, gave {values.tolist()} for the first clients"
-    elif float(values.max()) > high:
-        yield key, f"{criterion.name} = {float(values.max()):g} for one of the first clients, above its bound {high:g}"
-    elif single is not None and _differs(single, values):
-        yield key, f"{criterion.name} depends on who else arrived with a client: declare needs={{'whole_cohort'}}"
-
-
-def _differs(alone: Tensor, together: Tensor) -> bool:
-    """Whether the first client's value is another one among others; a sample's answer may tip by rounding."""
-    return not torch.allclose(alone[:1].double(), together[:1].double(), rtol=0.05, atol=1e-6)
-
-
-def _try_rule(key: str, rule: Rule, size: int) -> Iterator[Issue]:
-    try:
-        result: object = rule(torch.zeros(3, size), torch.full((3,), 1 / 3, dtype=torch.float64), {})
-    except Exception as error:  # a user's own rule may raise anything
-        yield key, f"{type(error).__name__}: {error}"
-        return
-    if not isinstance(result, Ruled):
-        yield key, f"must give a Ruled, gave {type(result).__name__}"
-    elif tuple(result.update.shape) != (size,) or tuple(result.influence.shape) != (3,):
-        shapes = f"{tuple(result.update.shape)} and {tuple(result.influence.shape)}"
-        yield key, f"must give one update of {size} values and the influence of 3 clients, gave {shapes}"

@@ -1,10 +1,10 @@
-"""A run folder: the resolved config, the versions, one SQLite database, checkpoints in safetensors. No pickle anywhere.
+"""A run folder: config, versions, one SQLite database, checkpoints in safetensors. No pickle.
 
-config.toml                 the resolved config: every default written out
-versions.json               what ran it
-run.sqlite                  what happened, per round and per client: the tables are in `schema.py`
-checkpoints/lane-N.safetensors   where method × seed number N can go on, or ended
-checkpoints/lane-N-round-K.safetensors   the model after round K, where `keep_every` asks for it or none was better
+config.toml                 the resolved config, with every default
+versions.json               the versions that ran it
+run.sqlite                  what happened, per round and per client (tables: `schema.py`)
+checkpoints/lane-N.safetensors           the state of lane N (a method with a seed), to go on with
+checkpoints/lane-N-round-K.safetensors   the model of lane N after round K (`keep_every`)
 
-All SQL is here: `writer.py` writes, `reader.py` reads, and nobody else knows the tables.
+All SQL is here. `writer.py` writes. `folder.py` reads, with a file for each subject.
 """

@@ -1,4 +1,10 @@
-"""A checkpoint: where a lane can go on. One file of tensors, with everything else as JSON beside them."""
+"""A checkpoint: all that a lane needs to go on, in one safetensors file.
+
+Tensors are tensors of the file. Scalars are JSON in its header.
+
+The header has a version. A file of an older version is read, one of a newer version is refused.
+Version 1 has no version in its header, and may lack the fingerprint. Version 2 has both.
+"""
 
 from __future__ import annotations
 
@@ -21,10 +27,12 @@ from ..core.types import ServerState
 from ..errors import RunError
 from .files import write_atomically
 
+CHECKPOINT_VERSION = 2
+
 
 @dataclass(frozen=True)
 class _Scalars:
-    """What of a `ServerState` is no tensor."""
+    """The part of a `ServerState` that is not tensors."""
 
     round_num: Annotated[int, Ge(0), Le(10**9)]
     loss: LossRecord
@@ -32,40 +40,57 @@ class _Scalars:
     quality: float | None
 
 
+@dataclass(frozen=True)
+class _Content:
+    """The content of a checkpoint file, before it is checked."""
+
+    version: int
+    header: dict[str, str]
+    scalars: _Scalars
+    tensors: dict[str, Tensor]
+
+
 _SCALARS = TypeAdapter(_Scalars)
 
 
 def save_checkpoint(path: Path, state: ServerState, engine_state: Mapping[str, Tensor]) -> None:
-    """Write the state of a lane and of its engine. The old file is there until the new one is whole."""
+    """Write the state of a lane and of its engine. The old file stays until the new is whole."""
     tensors = {**_tensors(state), **_prefixed("engine.", engine_state)}
-    scalars = json.dumps(asdict(_Scalars(state.round_num, state.loss.record(), state.priority, state.quality)))
     content = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
-    write_atomically(path, save(content, {"state": scalars, "fingerprint": _fingerprint(scalars, content)}))
+    scalars = _Scalars(state.round_num, state.loss.record(), state.priority, state.quality)
+    text = json.dumps(asdict(scalars))
+    header = {
+        "version": str(CHECKPOINT_VERSION),
+        "state": text,
+        "fingerprint": _fingerprint(text, content),
+    }
+    write_atomically(path, save(content, header))
 
 
 def load_checkpoint(path: Path, first: ServerState) -> tuple[ServerState, dict[str, Tensor]]:
-    """The state of a lane and of its engine. It must fit the state in which this lane began.
+    """Read the state of a lane and of its engine.
 
-    Of clients that joined since, it knows what `first` does.
+    Args:
+        path: the checkpoint.
+        first: the state in which this lane began. The checkpoint has to fit it. Clients that have
+            joined since the checkpoint keep their values from `first`.
+
+    Returns:
+        The state, and the tensors of the engine by name.
     """
-    about, scalars, tensors = _read(path, first.model.device)
+    content = _read(path, first.model.device)
+    tensors = content.tensors
+    _refuse_misfits(path, content, first)
+    _refuse_damage(path, content)
     for name, expected in _tensors(first).items():
-        if name not in tensors or not _fits(name, tensors[name], expected):
-            found = f"of {list(tensors[name].shape)}" if name in tensors else "missing"
-            raise _refused(path, f"not a checkpoint of this run ({name} is {found}, not of {list(expected.shape)})")
-    if sorted(scalars.priority or ()) != sorted(first.priority or ()):
-        raise _refused(path, "not a checkpoint of this method (its criteria have other names)")
-    _check(path, about, tensors)
-    for name, expected in _tensors(first).items():
-        saved = tensors[name].to(expected.device)
-        tensors[name] = saved if saved.shape == expected.shape else torch.cat([saved, expected[len(saved) :]])
+        tensors[name] = _with_joined(tensors[name].to(expected.device), expected)
     state = ServerState(
-        round_num=scalars.round_num,
+        round_num=content.scalars.round_num,
         model=tensors["model"],
-        loss=scalars.loss.loss(),
+        loss=content.scalars.loss.loss(),
         memory=_under("memory.", tensors),
-        priority=scalars.priority,
-        quality=scalars.quality,
+        priority=content.scalars.priority,
+        quality=content.scalars.quality,
         step_state=_under("step.", tensors),
         evidence=_under("evidence.", tensors),
         rule_state=_under("rule.", tensors),
@@ -73,40 +98,81 @@ def load_checkpoint(path: Path, first: ServerState) -> tuple[ServerState, dict[s
     return state, _under("engine.", tensors)
 
 
+def load_model(path: Path) -> tuple[int, Tensor]:
+    """Read the last round of a lane, and the model [d] after it."""
+    content = _read(path, torch.device("cpu"))
+    if "model" not in content.tensors:
+        raise _refused(path, "not a checkpoint of clientwise (it has no model)")
+    _refuse_damage(path, content)
+    return content.scalars.round_num, content.tensors["model"]
+
+
+def _read(path: Path, device: torch.device) -> _Content:
+    if not path.is_file():
+        raise _refused(path, "not a file")
+    try:
+        with safe_open(path, framework="pt", device=str(device)) as file:
+            header = file.metadata() or {}
+            version = _version(path, header)
+            scalars = _SCALARS.validate_json(header.get("state", ""), strict=True)
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, ValidationError, OSError) as error:
+        reason = str(error).splitlines()[0]
+        raise _refused(path, f"not a checkpoint of clientwise ({reason})") from None
+    return _Content(version, header, scalars, tensors)
+
+
+def _version(path: Path, header: Mapping[str, str]) -> int:
+    text = header.get("version", "1")
+    if not text.isdecimal() or len(text) > 9:
+        raise _refused(path, f"not a checkpoint of clientwise (version {text[:20]!r})")
+    if int(text) > CHECKPOINT_VERSION:
+        raise RunError(
+            f"{path}: was written by a newer version of clientwise (checkpoint version {text}; "
+            f"this version reads versions 1 to {CHECKPOINT_VERSION}). Upgrade clientwise"
+        )
+    return int(text)
+
+
+def _refuse_misfits(path: Path, content: _Content, first: ServerState) -> None:
+    """RunError where a checkpoint is of another lane than the one that began with `first`."""
+    for name, expected in _tensors(first).items():
+        shape = list(expected.shape)
+        if name not in content.tensors:
+            misfit = f"{name} is missing, not of {shape}"
+            raise _refused(path, f"not a checkpoint of this run ({misfit})")
+        if not _fits(name, content.tensors[name], expected):
+            misfit = f"{name} is of {list(content.tensors[name].shape)}, not of {shape}"
+            raise _refused(path, f"not a checkpoint of this run ({misfit})")
+    if sorted(content.scalars.priority or ()) != sorted(first.priority or ()):
+        raise _refused(path, "not a checkpoint of this method (its criteria have other names)")
+
+
 def _fits(name: str, saved: Tensor, expected: Tensor) -> bool:
-    """Whether a tensor is one of this lane; of those with a value for every client, clients may have joined since."""
+    """Whether a tensor has the expected type and shape.
+
+    One with a value per client may be shorter: clients may have joined since.
+    """
     if name.startswith(("memory.", "evidence.")) and saved.dim() > 0 and len(saved) < len(expected):
         expected = expected[: len(saved)]
     return saved.dtype == expected.dtype and saved.shape == expected.shape
 
 
-def load_model(path: Path) -> tuple[int, Tensor]:
-    """The last round of a lane, and the model [d] after it."""
-    about, scalars, tensors = _read(path, torch.device("cpu"))
-    if "model" not in tensors:
-        raise _refused(path, "not a checkpoint of clientwise (it has no model)")
-    _check(path, about, tensors)
-    return scalars.round_num, tensors["model"]
+def _with_joined(saved: Tensor, expected: Tensor) -> Tensor:
+    """A tensor as it was saved, with the first values of clients that have joined since."""
+    if saved.shape == expected.shape:
+        return saved
+    return torch.cat([saved, expected[len(saved) :]])
 
 
-def _read(path: Path, device: torch.device) -> tuple[dict[str, str], _Scalars, dict[str, Tensor]]:
-    """What is in the file, as it says."""
-    if not path.is_file():
-        raise _refused(path, "not a file")
-    try:
-        with safe_open(path, framework="pt", device=str(device)) as file:
-            about = file.metadata() or {}
-            scalars = _SCALARS.validate_json(about.get("state", ""), strict=True)
-            return about, scalars, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, ValidationError, OSError) as error:
-        raise _refused(path, f"not a checkpoint of clientwise ({str(error).splitlines()[0]})") from None
-
-
-def _check(path: Path, about: Mapping[str, str], tensors: Mapping[str, Tensor]) -> None:
-    """Refuse what is not as it was written."""
-    if not bool(tensors["model"].isfinite().all()):
+def _refuse_damage(path: Path, content: _Content) -> None:
+    """RunError where a file is not as it was written."""
+    if not bool(content.tensors["model"].isfinite().all()):
         raise _refused(path, "damaged (its model has NaN or Inf)")
-    if "fingerprint" in about and about["fingerprint"] != _fingerprint(about["state"], tensors):  # old files have none
+    if content.version == 1 and "fingerprint" not in content.header:
+        return
+    expected = _fingerprint(content.header["state"], content.tensors)
+    if content.header.get("fingerprint") != expected:
         raise _refused(path, "damaged (it is not as it was written)")
 
 
@@ -122,12 +188,12 @@ def _tensors(state: ServerState) -> dict[str, Tensor]:
 
 
 def _fingerprint(scalars: str, tensors: Mapping[str, Tensor]) -> str:
-    """Tells a file that was changed in any place from the one that was written."""
-    found = hashlib.sha256(scalars.encode())
+    """A digest that changes with every byte of the content."""
+    digest = hashlib.sha256(scalars.encode())
     for name, tensor in sorted(tensors.items()):
-        found.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
-        found.update(tensor.cpu().flatten().view(torch.uint8).numpy().data)
-    return found.hexdigest()
+        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
+        digest.update(tensor.cpu().flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def _prefixed(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -135,7 +201,9 @@ def _prefixed(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+    """The tensors whose names begin with a prefix, without it."""
+    named = [(name, tensor) for name, tensor in tensors.items() if name.startswith(prefix)]
+    return {name.removeprefix(prefix): tensor for name, tensor in named}
 
 
 def _refused(path: Path, reason: str) -> RunError:

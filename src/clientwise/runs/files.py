@@ -1,32 +1,54 @@
-"""Files that are whole or not there, and files that anybody may have put into a run folder."""
+"""The files of a run folder: their names, and how they are written and read."""
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file so that a reader, or a crash, sees the old one or the new one and nothing between."""
+    """Write a file so that a reader, or a crash, finds the old content or the new one, whole."""
     temporary = make_way(path.with_name(path.name + ".part"))
-    with temporary.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+    with naming(path):
+        try:
+            with temporary.open("wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        except OSError:
+            temporary.unlink(missing_ok=True)  # on a full disk, half a file is in the way
+            raise
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Let an OSError raised within name this file if it names none.
+
+    Python names the file where opening it fails, and not where writing to it does.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = str(path)
+        raise
 
 
 def make_way(path: Path) -> Path:
-    """The path, with no link or pipe there any more: what is written is to lie here, and nowhere else."""
+    """Return the path with no link or pipe there, so that what is written lies in this place."""
     if path.is_symlink() or path.is_fifo():
         path.unlink()
     return path
 
 
 def plain_name(text: str) -> str:
-    """A name as a file can have it.
+    """Turn a name into one that a file can have.
 
     >>> plain_name("size/2, then loss")
     'size-2--then-loss'
@@ -35,31 +57,34 @@ def plain_name(text: str) -> str:
 
 
 def checkpoint_path(folder: Path, lane: int) -> Path:
-    """Where a run folder keeps the checkpoint of a lane."""
+    """The checkpoint of a lane."""
     return folder / "checkpoints" / f"lane-{lane}.safetensors"
 
 
 def kept_path(folder: Path, lane: int, round_num: int) -> Path:
-    """Where it keeps the model after a round, where that is kept for good."""
+    """The model of a lane after a round, where it is kept (`keep_every`)."""
     return folder / "checkpoints" / f"lane-{lane}-round-{round_num}.safetensors"
 
 
 def kept_rounds(folder: Path, lane: int) -> list[int]:
-    """The rounds of a lane whose models are kept for good."""
+    """The rounds of a lane whose models are kept."""
     pattern = re.compile(rf"lane-{lane}-round-([0-9]{{1,9}})\.safetensors")
-    names = (pattern.fullmatch(path.name) for path in (folder / "checkpoints").glob(f"lane-{lane}-round-*"))
-    return sorted(int(name[1]) for name in names if name)
+    paths = (folder / "checkpoints").glob(f"lane-{lane}-round-*")
+    matches = [pattern.fullmatch(path.name) for path in paths]
+    return sorted(int(match[1]) for match in matches if match)
 
 
 def read_whole(path: Path, most: int) -> bytes:
-    """The content of a file; an OSError where it is none, a pipe that never ends say, or has more than `most` bytes."""
+    """Read a regular file of at most `most` bytes; anything else, a pipe say, is an OSError."""
+    content = None
     with open(path, "rb", opener=_without_waiting) as file:
-        content = file.read(most + 1) if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else None
+        if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            content = file.read(most + 1)
     if content is None or len(content) > most:
-        raise OSError(f"{path}: not a file of {most:,} bytes at most")
+        raise OSError(errno.EFBIG, f"not a file of at most {most:,} bytes", str(path))
     return content
 
 
 def _without_waiting(path: str, flags: int) -> int:
-    """A pipe opens only once somebody writes to it."""
+    """Open a pipe at once; otherwise that waits until a process writes to it."""
     return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))

@@ -1,30 +1,51 @@
-"""What a run holds as tables of columns, for those who go on in pandas or polars."""
+"""The tables of a run for pandas and polars."""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, NamedTuple
 
 FrameName = Literal["rounds", "clock", "clients", "weights", "criteria"]
 
-_LANE, _CLIENT = "method, seed, round_num", "client, name, hostile"
-_OF_CLIENTS = "JOIN lanes USING (lane) LEFT JOIN clients USING (seed, client) ORDER BY lane, round_num, client"
-_COLUMNS = {
-    "rounds": f"{_LANE}, metric, macro_f1, loss, local_mean, local_p10, local_p90, attack_success, testing_rounds, "
-    "models_moved, evaluations, seconds",
-    "clock": f"{_LANE}, ended, models_moved",
-    "clients": f"{_LANE}, {_CLIENT}, num_train, num_test, metric, loss",
-    "weights": f"{_LANE}, {_CLIENT}, refusal, score, prior, z, posterior, weight, influence, training_loss, seconds",
-    "criteria": f"{_LANE}, {_CLIENT}, criterion, raw, normalised",
-}
-_FROM = {
-    "rounds": "rounds JOIN lanes USING (lane) ORDER BY lane, round_num",
-    "clock": "clock JOIN rounds USING (lane, round_num) JOIN lanes USING (lane) ORDER BY lane, round_num",
-    "clients": f"local {_OF_CLIENTS}",
-    "weights": f"participants {_OF_CLIENTS}",
-    "criteria": f"criteria {_OF_CLIENTS}",
-}
-# By name: its columns, and the query that finds their rows.
-FRAMES: dict[str, tuple[list[str], str]] = {
-    name: (columns.replace("round_num", "round").split(", "), f"SELECT {columns} FROM {_FROM[name]}")
-    for name, columns in _COLUMNS.items()
+_ROUND = "method, seed, round_num"
+_CLIENT = "client, name, hostile"
+_BY_CLIENT = "ORDER BY lane, round_num, client"
+_OF_CLIENTS = f"JOIN lanes USING (lane) LEFT JOIN clients USING (seed, client) {_BY_CLIENT}"
+_STEPS = "score, prior, z, posterior, weight, influence"  # from the score to the aggregate
+
+
+class FrameQuery(NamedTuple):
+    """The columns of a frame, and the query that finds their rows."""
+
+    names: list[str]
+    sql: str
+
+
+def _frame(columns: str, source: str) -> FrameQuery:
+    names = columns.replace("round_num", "round").split(", ")
+    return FrameQuery(names, f"SELECT {columns} FROM {source}")
+
+
+FRAMES: dict[str, FrameQuery] = {
+    "rounds": _frame(
+        f"{_ROUND}, metric, macro_f1, loss, local_mean, local_p10, local_p90, attack_success, "
+        "testing_rounds, models_moved, evaluations, seconds",
+        "rounds JOIN lanes USING (lane) ORDER BY lane, round_num",
+    ),
+    "clock": _frame(
+        f"{_ROUND}, ended, models_moved",
+        """clock JOIN rounds USING (lane, round_num) JOIN lanes USING (lane)
+           ORDER BY lane, round_num""",
+    ),
+    "clients": _frame(
+        f"{_ROUND}, {_CLIENT}, num_train, num_test, metric, loss",
+        f"local {_OF_CLIENTS}",
+    ),
+    "weights": _frame(
+        f"{_ROUND}, {_CLIENT}, refusal, {_STEPS}, history_z, copies, training_loss, seconds",
+        f"participants LEFT JOIN look_back USING (lane, round_num, client) {_OF_CLIENTS}",
+    ),
+    "criteria": _frame(
+        f"{_ROUND}, {_CLIENT}, criterion, raw, normalised",
+        f"criteria {_OF_CLIENTS}",
+    ),
 }

@@ -1,4 +1,4 @@
-"""Who writes to a run folder: one process at a time."""
+"""The lock of a run folder: one process writes at a time."""
 
 from __future__ import annotations
 
@@ -11,45 +11,51 @@ from typing import IO
 
 from ..errors import RunError
 
+TRIES = 4
+SECONDS_BETWEEN = 0.05
+
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Hold a run folder for this process, so that two do not write into it."""
+    """Hold a run folder for this process, so that no other writes into it."""
     try:
         import fcntl
-    except ImportError:  # not a POSIX system: nothing to hold it with
+    except ImportError:  # not a POSIX system: it has no such lock
         yield
         return
     with _opened(folder, os.O_WRONLY | os.O_CREAT) as file:
-        for last_try in (False, False, False, True):
+        for tries_left in reversed(range(TRIES)):
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
-                if last_try:
-                    raise RunError(f"{folder}: another clientwise process is writing to this run") from None
-                time.sleep(0.05)  # it may only be somebody looking whether the run is going, see `is_locked`
+                if not tries_left:
+                    message = "another clientwise process is writing to this run"
+                    raise RunError(f"{folder}: {message}") from None
+                time.sleep(SECONDS_BETWEEN)  # `is_locked` of another process holds it for a moment
         yield
 
 
 def is_locked(folder: Path) -> bool:
-    """Whether a process is writing to this run folder right now."""
+    """Whether a process is writing to this run folder now."""
     try:
         import fcntl
 
         with _opened(folder, os.O_RDONLY) as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: those who look do not see each other
+            # Shared, so that processes that only look do not see each other.
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
-    except (ImportError, OSError):  # nothing to tell it by, or no such file
+    except (ImportError, OSError):  # no such lock, or no such file
         return False
     return False
 
 
 def _opened(folder: Path, flags: int) -> IO[bytes]:
-    """The file by which a folder is locked: not one elsewhere to which a link leads, nor a pipe that never opens."""
+    """Open the lock file; a link to another place is refused, and a pipe does not wait."""
 
     def opener(path: str, _: int) -> int:
         return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
 
-    return open(folder / ".lock", "wb" if flags & os.O_WRONLY else "rb", opener=opener)  # closes what it cannot use
+    mode = "wb" if flags & os.O_WRONLY else "rb"
+    return open(folder / ".lock", mode, opener=opener)  # closes what it cannot use

@@ -11,7 +11,7 @@ from .schema import DATABASE
 
 
 def pack(folder: Path, target: Path) -> None:
-    """Copy a run without its models, and with every client's own values at the last round only."""
+    """Copy a run without its models, and with the clients' own metrics of the last round only."""
     shutil.rmtree(target, ignore_errors=True)
     target.mkdir(parents=True)
     for name in ("config.toml", "versions.json"):
@@ -20,7 +20,8 @@ def pack(folder: Path, target: Path) -> None:
         source.execute("VACUUM INTO ?", (str(target / DATABASE),))
     with closing(sqlite3.connect(target / DATABASE, isolation_level=None)) as copy:
         copy.execute(
-            """DELETE FROM local WHERE round_num < (SELECT MAX(round_num) FROM rounds
-               WHERE rounds.lane = local.lane AND reached IS NOT NULL)"""
+            """DELETE FROM local WHERE round_num < (
+                   SELECT MAX(round_num) FROM rounds
+                   WHERE rounds.lane = local.lane AND reached IS NOT NULL)"""
         )
         copy.execute("VACUUM")

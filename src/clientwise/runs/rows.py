@@ -1,4 +1,4 @@
-"""What comes out of a run's database. `Run` checks every value against these types as it reads."""
+"""The rows that are read from a run's database. Every value is checked against these types."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ from torch import Tensor
 
 Names = tuple[str, ...]
 DECILES = tuple(range(10, 100, 10))
-SHARES = (*DECILES, 75)  # of the clients, in percent: what each of them reaches is kept (P1's tables; 75: P2's Table 1)
-Reached = Annotated[tuple[float, ...], Len(len(DECILES), len(SHARES))]  # runs of old have the deciles alone
+# Shares of the clients in percent: what each share reaches is kept (P1's tables; 75: P2's Table 1).
+SHARES = (*DECILES, 75)
+Reached = Annotated[tuple[float, ...], Len(len(DECILES), len(SHARES))]  # old runs: deciles alone
 PerClass = Annotated[tuple[float, ...], MinLen(1)]
 
 
 class Change(NamedTuple):
-    """What was not as before when a run was resumed, and accepted."""
+    """A change of data, code or versions that was accepted when a run was resumed."""
 
     date: str
-    rounds: int  # of all lanes, done by then
+    rounds: int  # done by then, in all lanes
     what: list[str]
 
 
@@ -39,19 +40,21 @@ class LaneRow(NamedTuple):
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """What a trained model is: its network, and the tensors that its vector consists of, one after the other."""
+    """A network, and the tensors that its models (vectors [d]) consist of, in their order."""
 
     name: str
     input_shape: tuple[int, ...]  # of a sample
     outputs: int
-    scale: float  # inputs · scale is what the model was given
+    scale: float  # the model is given inputs · scale
     tensors: tuple[tuple[str, tuple[int, ...]], ...]  # name and shape
 
     def named(self, vector: Tensor) -> dict[str, Tensor]:
         """The tensors of a model [d] by their names."""
         sizes = [math.prod(shape) for _, shape in self.tensors]
-        parts = zip(self.tensors, torch.split(vector, sizes), strict=True)
-        return {name: part.reshape(shape).clone() for (name, shape), part in parts}
+        named = {}
+        for (name, shape), part in zip(self.tensors, torch.split(vector, sizes), strict=True):
+            named[name] = part.reshape(shape).clone()
+        return named
 
 
 class LaneProgress(NamedTuple):
@@ -67,9 +70,9 @@ class RoundRow(NamedTuple):
     """How the weights of a round came about."""
 
     priority: Json[Names] | None
-    candidates: Json[tuple[tuple[Names, float], ...]] | None  # orders tried, with the metric of each
+    candidates: Json[tuple[tuple[Names, float], ...]] | None  # orders tried, and their metrics
     testing_rounds: int
-    no_effect: Json[Names]  # criteria that were equal for all clients
+    no_effect: Json[Names]  # criteria that were constant across clients
     notes: Json[Names]
 
 
@@ -79,17 +82,19 @@ class ParticipantRow(NamedTuple):
     client: int
     hostile: str | None  # the name of its attack
     score: float | None
-    prior: float | None  # the weight by the score alone; None where nothing moved it
-    z: float | None  # what the evidence says against it, in standard errors
+    prior: float | None  # the weight by the score alone; None where it equals `weight`
+    z: float | None  # evidence against the client, in standard errors
     posterior: float | None  # the weight after the evidence
     weight: float | None  # after the bounds
-    influence: float | None  # what the rule made of it; None where it was the mean
+    influence: float | None  # its share of the aggregate; None where the rule is the mean
     refusal: str | None  # None: accepted
     name: str | None  # of the client
+    history_z: float | None = None  # against its own past, in standard errors
+    copies: float | None = None  # updates that are almost equal to it, itself included
 
 
 class ClientMetric(NamedTuple):
-    """How an honest client did on its own test data, in the last round in which it was asked."""
+    """An honest client's metric on its own test data, in the last round that evaluated it."""
 
     seed: int
     client: int
@@ -117,11 +122,12 @@ class ClientRow(NamedTuple):
 
 
 class LoweredRow(NamedTuple):
-    """What evidence did to a client up to a round."""
+    """The effect of evidence on a client up to a round."""
 
     client: int
-    since: int | None  # the first of the rounds, up to this one, that all lowered its weight; None: this one did not
-    harmful: int | None  # the last round in which it spoke against the client
+    # Its weight was lowered in every round from this one on; None: not in the last one.
+    since: int | None
+    harmful: int | None  # the last round in which evidence was significant against it
     z: float | None  # in that round
 
 
@@ -137,6 +143,8 @@ class ClientRoundRow(NamedTuple):
     influence: float | None
     training_loss: float | None
     refusal: str | None
+    history_z: float | None = None
+    copies: float | None = None
 
 
 class PriorityRow(NamedTuple):
@@ -148,16 +156,16 @@ class PriorityRow(NamedTuple):
 
 
 class ArrivedRow(NamedTuple):
-    """How many updates of a method arrived in time, and what became of them."""
+    """How many updates of a method arrived in time, and how many were refused."""
 
     arrived: int
     refused: int
-    refused_honest: int  # of those refused, how many came from clients that are not hostile
-    reason: str | None  # the most frequent one for which updates of honest clients were refused
+    refused_honest: int  # refused updates of honest clients
+    reason: str | None  # the most frequent one for honest clients
 
 
 class RefusalRow(NamedTuple):
-    """A reason for which updates of a client were refused."""
+    """How often updates of a client were refused for a reason."""
 
     reason: str
     client: int
@@ -168,7 +176,7 @@ class RefusalRow(NamedTuple):
 
 
 class CostRow(NamedTuple):
-    """What a method took, summed over its rounds and seeds."""
+    """The cost of a method, summed over its rounds and seeds."""
 
     seconds: float
     models_moved: float
@@ -178,7 +186,7 @@ class CostRow(NamedTuple):
 
 
 class BestRound(NamedTuple):
-    """The round with the best reported accuracy, and which samples were right in it."""
+    """The round with the best reported accuracy, and the samples classified correctly in it."""
 
     round_num: int
     metric: float
@@ -187,11 +195,14 @@ class BestRound(NamedTuple):
 
 @dataclass(frozen=True)
 class WeightGrid:
-    """Weights of clients over rounds; a cell is one client in one round, or several clients in the first of several."""
+    """Weights of clients over rounds.
+
+    A cell is the mean weight of one or several clients, in one round or the first of several.
+    """
 
     rounds_per_cell: int
     clients_per_cell: int
-    means: list[list[float | None]]  # [rows of clients][columns of rounds]; None: nobody took part
+    means: list[list[float | None]]  # [clients][rounds]; None: no participant
     totals: list[float]  # of each row
 
     @property
@@ -202,27 +213,35 @@ class WeightGrid:
 
 @dataclass(frozen=True)
 class MethodSummary:
-    """How one method did. A list has one value per seed, in the order of the seeds; None where there is none."""
+    """How one method did.
+
+    Lists have one value per seed, in the order of `seeds`; None where there is no value.
+    """
 
     method: str
     seeds: list[int]
     rounds: list[int]  # done so far
-    metric: list[float | None]  # at the last round, on the server's reporting part
+    metric: list[float | None]  # at the last round, on the reporting set
     macro_f1: list[float | None]
-    worst_client: list[float | None]  # the lowest of the honest clients' own test sets; the highest, of errors
-    worst_decile: list[float | None]  # what a tenth of them do no better than; None where they are too few
-    best_decile: list[float | None]  # what a tenth of them do no worse than; likewise
+    # Metrics on the honest clients' own test sets. Deciles need 20 clients or more.
+    worst_client: list[float | None]
+    worst_decile: list[float | None]  # a tenth of the clients are no better
+    best_decile: list[float | None]  # a tenth of the clients are no worse
     rounds_to_target: list[int | None]
-    time_to_target: list[float | None]  # seconds on the clients' clock; None as well where they have none
-    bytes_to_target: list[float | None]  # over the wire, both ways; likewise
-    hostile_weight: list[float | None]  # mean over the rounds of the weight all hostile clients had together
-    attack_success: list[float | None]  # at the last round: how often a backdoor's trigger works
+    # These two need a clock: seconds on the clients' clock, and bytes sent both ways.
+    time_to_target: list[float | None]
+    bytes_to_target: list[float | None]
+    hostile_weight: list[float | None]  # of all hostile clients together, mean over the rounds
+    attack_success: list[float | None]  # at the last round: share of triggers that work
     testing_rounds: list[int]
     refused: list[int]
     seconds: list[float]
 
     def only(self, seeds: Collection[int]) -> MethodSummary:
-        """Of these seeds alone."""
+        """The summary of these seeds alone."""
         kept = [place for place, seed in enumerate(self.seeds) if seed in seeds]
-        lists = {name: values for name, values in vars(self).items() if isinstance(values, list)}
-        return MethodSummary(self.method, **{name: [own[place] for place in kept] for name, own in lists.items()})
+        lists = {}
+        for name, values in vars(self).items():
+            if isinstance(values, list):
+                lists[name] = [values[place] for place in kept]
+        return MethodSummary(self.method, **lists)

@@ -1,52 +1,67 @@
-"""The tables of run.sqlite: what happened in a run, per round and per client."""
+"""The tables of run.sqlite: what happened in a run, per round and per client.
+
+These are the tables of the present version. `migrations.py` leads older databases to them.
+A change here needs a new SCHEMA_VERSION, a migration, and fixtures of the version before it
+(`tests/runs/fixtures`).
+"""
 
 from __future__ import annotations
 
 DATABASE = "run.sqlite"
-SCHEMA = """
-CREATE TABLE IF NOT EXISTS facts (key TEXT PRIMARY KEY, value TEXT) WITHOUT ROWID;
+SCHEMA_VERSION = 6  # a database says its own in `PRAGMA user_version`
 
-CREATE TABLE IF NOT EXISTS lanes (   -- one method with one seed
-    lane INTEGER PRIMARY KEY, method TEXT, seed INTEGER, finished INTEGER DEFAULT 0, UNIQUE (method, seed));
-
-CREATE TABLE IF NOT EXISTS clients ( -- who there is, under a seed
-    seed INTEGER, client INTEGER, name TEXT, num_train INTEGER, num_test INTEGER, hostile TEXT,
-    PRIMARY KEY (seed, client)) WITHOUT ROWID;
-
-CREATE TABLE IF NOT EXISTS rounds (
+# One statement each. `structure.py` accepts plain columns, keys and indexes, and nothing else.
+SCHEMA = (
+    """CREATE TABLE IF NOT EXISTS facts (  -- about the whole run; values are JSON
+    key TEXT PRIMARY KEY, value TEXT) WITHOUT ROWID""",
+    """CREATE TABLE IF NOT EXISTS lanes (  -- one method with one seed
+    lane INTEGER PRIMARY KEY, method TEXT, seed INTEGER, finished INTEGER DEFAULT 0,
+    UNIQUE (method, seed))""",
+    """CREATE TABLE IF NOT EXISTS clients (  -- the clients of a seed
+    seed INTEGER, client INTEGER, name TEXT,
+    num_train INTEGER, num_test INTEGER,
+    hostile TEXT,  -- name of the attack; NULL: honest
+    PRIMARY KEY (seed, client)) WITHOUT ROWID""",
+    """CREATE TABLE IF NOT EXISTS rounds (
     lane INTEGER, round_num INTEGER,
-    metric REAL, macro_f1 REAL, loss REAL,              -- on the server's reporting part; the problem's metric
-    local_mean REAL, local_p10 REAL, local_p90 REAL,    -- over the honest clients' own test sets
-    reached TEXT,    -- what 10, 20 ... 90%, and 75%, of the honest clients reach on theirs
+    metric REAL, macro_f1 REAL, loss REAL,  -- on the server's reporting part; the problem's metric
+    local_mean REAL, local_p10 REAL, local_p90 REAL,  -- over the honest clients' own test sets
+    reached TEXT,  -- what 10, 20 ... 90%, and 75%, of the honest clients reach on their test sets
     priority TEXT, candidates TEXT, testing_rounds INTEGER,
     class_weights TEXT, loss_shape REAL, per_class_f1 TEXT,
     no_effect TEXT, notes TEXT, seconds REAL, models_moved INTEGER, evaluations INTEGER,
-    attack_success REAL, -- of simulated backdoors
-    PRIMARY KEY (lane, round_num)) WITHOUT ROWID;
-
-CREATE TABLE IF NOT EXISTS clock (   -- of runs in which clients take time; older databases have no such table
-    lane INTEGER, round_num INTEGER, ended REAL, -- seconds since the run began
-    PRIMARY KEY (lane, round_num)) WITHOUT ROWID;
-
-CREATE TABLE IF NOT EXISTS participants ( -- everyone whose update arrived, accepted or refused
-    lane INTEGER, round_num INTEGER, client INTEGER, refusal TEXT, -- NULL: accepted
-    score REAL, prior REAL, z REAL, posterior REAL, weight REAL, influence REAL, -- NULL where nothing moved it
-    training_loss REAL, seconds REAL);
--- None by client: rows would go all over it, and writing a round of a thousand would take twice as long.
-CREATE INDEX IF NOT EXISTS participants_by_round ON participants (lane, round_num, client, weight);
-CREATE INDEX IF NOT EXISTS refused_participants ON participants (lane) WHERE refusal IS NOT NULL;
-
-CREATE TABLE IF NOT EXISTS criteria (
-    lane INTEGER, round_num INTEGER, client INTEGER, criterion TEXT, raw REAL, normalised REAL,
-    PRIMARY KEY (lane, round_num, client, criterion)) WITHOUT ROWID;
-
-CREATE TABLE IF NOT EXISTS local (   -- every client's own test set, in the rounds in which it was evaluated
+    attack_success REAL,  -- of simulated backdoors
+    PRIMARY KEY (lane, round_num)) WITHOUT ROWID""",
+    """CREATE TABLE IF NOT EXISTS clock (  -- empty where clients take no time
+    lane INTEGER, round_num INTEGER,
+    ended REAL,  -- seconds since the run began
+    PRIMARY KEY (lane, round_num)) WITHOUT ROWID""",
+    """CREATE TABLE IF NOT EXISTS participants (  -- every update that arrived
+    lane INTEGER, round_num INTEGER, client INTEGER,
+    refusal TEXT,  -- NULL: accepted
+    score REAL, prior REAL, z REAL, posterior REAL, weight REAL,
+    influence REAL,  -- NULL where the rule is the mean
+    training_loss REAL, seconds REAL)""",
+    # No index by client: its rows would be written all over the file, and a round of a thousand
+    # clients would take twice as long to write.
+    """CREATE INDEX IF NOT EXISTS participants_by_round
+    ON participants (lane, round_num, client, weight)""",
+    """CREATE INDEX IF NOT EXISTS refused_participants
+    ON participants (lane) WHERE refusal IS NOT NULL""",
+    """CREATE TABLE IF NOT EXISTS look_back (  -- of methods whose evidence compares directions
+    lane INTEGER, round_num INTEGER, client INTEGER,
+    history_z REAL,  -- against the client's own past, in standard errors; NULL: too short a past
+    copies REAL,  -- updates of the round that are almost equal to it, itself included
+    PRIMARY KEY (lane, round_num, client)) WITHOUT ROWID""",
+    """CREATE TABLE IF NOT EXISTS criteria (
+    lane INTEGER, round_num INTEGER, client INTEGER,
+    criterion TEXT, raw REAL, normalised REAL,
+    PRIMARY KEY (lane, round_num, client, criterion)) WITHOUT ROWID""",
+    """CREATE TABLE IF NOT EXISTS local (  -- a client's own test set, in rounds that evaluate it
     lane INTEGER, round_num INTEGER, client INTEGER, metric REAL, loss REAL,
-    PRIMARY KEY (lane, round_num, client)) WITHOUT ROWID;
-
-CREATE TABLE IF NOT EXISTS best (    -- which samples the model of the best round so far classified rightly
-    lane INTEGER, round_num INTEGER, metric REAL, num_samples INTEGER, bits BLOB, -- one bit per sample, the first first
-    PRIMARY KEY (lane, round_num)) WITHOUT ROWID;
-"""
-
-SCHEMA_VERSION = 4  # of the tables above and of the checkpoints: a run folder of another version cannot be added to
+    PRIMARY KEY (lane, round_num, client)) WITHOUT ROWID""",
+    """CREATE TABLE IF NOT EXISTS best (  -- samples that the best model so far classified correctly
+    lane INTEGER, round_num INTEGER, metric REAL,
+    num_samples INTEGER, bits BLOB,  -- one bit per sample, the first one first
+    PRIMARY KEY (lane, round_num)) WITHOUT ROWID""",
+)

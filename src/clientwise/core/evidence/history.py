@@ -9,6 +9,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from ..types import Gathered, LookBack
 
 SKETCH = 256  # numbers; the cosine of two sketches has a standard error of 1/√256
 KEPT = 0.7  # of the past direction, when an update is added to it
@@ -112,33 +113,36 @@ class History:
         return History(self.ids, past, times)
 
 
-@dataclass(frozen=True)
-class LookBack:
-    """What the sketches of a round tell: the witness, the copies, and the history after it."""
+def look_back(
+    gathered: Gathered, memory: Mapping[str, Tensor], *, history: bool, copies: bool
+) -> LookBack:
+    """What the sketches of a round's updates tell.
 
-    z: Tensor | None = None  # [n]; NaN where the past is too short
-    copies: Tensor | None = None  # [n]
-    history: History | None = None
-
-    def counted_once(self, weights: Tensor) -> Tensor:
-        """Weights [n] in which the copies of an update share the weight of one."""
-        if self.copies is None:
-            return weights
-        shared = weights / self.copies
-        return shared / shared.sum()
-
-    def keep(self, memory: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The evidence's memory with the new history in it."""
-        after = {name: values.clone() for name, values in memory.items()}
-        if self.history is not None:
-            after |= self.history.as_memory()
-        return after
+    Args:
+        gathered: the round.
+        memory: what the evidence keeps between rounds.
+        history: whether to compare each client with its own past.
+        copies: whether to count almost equal updates.
+    """
+    if not history and not copies:
+        return LookBack()
+    sketches = sketch(gathered.updates[:, : gathered.spec.num_parameters])
+    counts = count_copies(sketches) if copies else None
+    if not history:
+        return LookBack(copies=counts)
+    past = History.read(memory).including(gathered.client_ids)
+    rows = past.rows(gathered.client_ids)
+    z = past.z(rows, sketches)
+    return LookBack(z, counts, past.extended(rows, sketches, z).as_memory())
 
 
 def larger(held_out: Tensor | None, history: Tensor | None) -> Tensor | None:
-    """The witness that speaks louder against each client [n]; a NaN is no witness."""
+    """The larger evidence against each client [n]; NaN is no evidence.
+
+    Agreement with the past alone is no evidence in favour of a client.
+    """
     if history is None:
         return held_out
     if held_out is None:
-        return history.nan_to_num(nan=0.0).clamp(min=0)  # agreement with the past is no merit
+        return history.nan_to_num(nan=0.0).clamp(min=0)
     return torch.maximum(held_out, history.nan_to_num(nan=-torch.inf))

@@ -1,0 +1,82 @@
+"""The `clientwise` command. Every module has the commands of one subject.
+
+Commands import what they need when they run, so that `clientwise --help` does not wait for PyTorch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.metadata import version
+from typing import Annotated
+
+import typer
+
+from ..errors import ClientwiseError
+from .console import fail, out, reason
+from .demo import demo
+from .experiments import check, run, tune
+from .export import export
+from .new import new
+from .parts import data, list_parts, schema
+from .results import diff, note, report, runs, show
+from .serve import serve
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    help="Federated learning that weighs every client by what it brings.",
+    epilog="Start with `clientwise demo`.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+COMMANDS: dict[str, Callable[..., None]] = {  # in the order of --help
+    "run": run,
+    "check": check,
+    "tune": tune,
+    "data": data,
+    "schema": schema,
+    "list": list_parts,
+    "show": show,
+    "runs": runs,
+    "diff": diff,
+    "note": note,
+    "report": report,
+    "export": export,
+    "serve": serve,
+    "demo": demo,
+    "new": new,
+}
+for _name, _command in COMMANDS.items():
+    app.command(_name)(_command)
+
+
+def main() -> None:
+    """Run the command; an error that the user can solve is one line without a traceback."""
+    try:
+        app()
+    except ClientwiseError as error:
+        fail(str(error))
+    except (
+        OSError
+    ) as error:  # the name is too long, the disk is full, the folder belongs to another user
+        fail(reason(error))
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        out.print(f"clientwise {version('clientwise')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    show_version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Print the version.", callback=_print_version, is_eager=True
+        ),
+    ] = False,
+) -> None:
+    pass

@@ -1,0 +1,72 @@
+"""What every command prints with: results to stdout, errors and progress to stderr."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NoReturn
+
+from rich.console import Console
+from rich.markup import escape
+
+from ..errors import shortened
+
+LONGEST_LINE = 1_500  # of an error message
+out = Console(highlight=False)
+err = Console(stderr=True, highlight=False)
+
+
+def fail(message: str) -> NoReturn:
+    """Print every line of a message as an error, and end the command with status 2."""
+    print_error(message)
+    sys.exit(2)
+
+
+def print_error(message: str) -> None:
+    """Print every line of a message as an error."""
+    for line in message.splitlines():
+        text = escape(shortened(line, LONGEST_LINE))
+        err.print(f"[bold red]error:[/] {text}", soft_wrap=True)
+
+
+def print_lines(lines: Iterable[str]) -> None:
+    """Print texts that may contain anything: they are no markup."""
+    for line in lines:
+        out.print(escape(line), soft_wrap=True)
+
+
+def print_next_steps(steps: Iterable[tuple[str, str]]) -> None:
+    """Print commands to try next, each with what it does."""
+    out.print("\n[bold]Next[/]")
+    for step, purpose in steps:
+        out.print(f"  {escape(step)}\n      [dim]{escape(purpose)}[/]", soft_wrap=True)
+
+
+def command_name() -> str:
+    """How to call this command here: by its name where the shell finds it, else by its path."""
+    if shutil.which("clientwise"):
+        return "clientwise"
+    return shlex.quote(sys.argv[0])
+
+
+def resume_command(folder: Path) -> str:
+    """The command that continues a run."""
+    return f"{command_name()} run {shlex.quote(str(folder))} --resume"
+
+
+@contextmanager
+def writing_to(place: Path) -> Iterator[None]:
+    """An error of the file system names the file, or this place where it has none (a full disk)."""
+    try:
+        yield
+    except OSError as error:
+        fail(reason(error, place))
+
+
+def reason(error: OSError, place: Path | str = "clientwise") -> str:
+    """An error of the file system in one line: the file and what is wrong with it."""
+    return f"{error.filename or place}: {error.strerror or error}"

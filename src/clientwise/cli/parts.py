@@ -1,0 +1,141 @@
+"""What a config can say and what its data look like: `clientwise data`, `list`, `schema`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+
+from .console import fail, out, print_lines, writing_to
+from .options import ConfigArgument, DataDirOption, PresetOption, SetOption, load_single
+
+
+def data(
+    file: ConfigArgument,
+    picture: Annotated[
+        Path | None,
+        typer.Option("--out", help="Also draw it into a PNG or SVG file.", show_default=False),
+    ] = None,
+    seed: Annotated[
+        int | None,
+        typer.Option(
+            help="Seed of the partition. Default: the first seed of the config.",
+            min=0,
+            max=2**63 - 1,
+            show_default=False,
+        ),
+    ] = None,
+    preset: PresetOption = None,
+    data_dir: DataDirOption = None,
+    changes: SetOption = None,
+) -> None:
+    """Show which samples every client would hold: sizes, classes, the server's set.
+
+    Example: clientwise data my.toml --out clients.png
+    """
+    from ..data.summary import summarise
+    from ..experiment.build import build_data, load_samples
+    from ..report.data import class_table, data_charts, remarks, size_table
+    from ..report.figures import draw
+
+    if picture is not None and picture.suffix not in (".png", ".svg"):
+        fail(f"--out {picture}: write a name that ends in .png or .svg")
+    experiment = load_single(file, changes, preset, data_dir=data_dir)
+    if seed is None:
+        seed = experiment.seeds[0]
+    federated, hostile = build_data(experiment, load_samples(experiment), seed)
+    summary = summarise(federated)
+    assert experiment.data is not None
+    assert experiment.partition is not None
+    clients = f"{len(summary.train):,} clients"
+    title = f"{experiment.data.name}, {experiment.partition.name}, {clients}, seed {seed}"
+    out.print(size_table(summary, title))
+    print_lines(remarks(summary, experiment.server_set.shared_set, sorted(hostile)))
+    table = class_table(summary)
+    if table is not None:
+        out.print()
+        out.print(table)
+    if picture is not None:
+        with writing_to(picture):
+            draw(data_charts(summary, title), picture)
+        print_lines([f"Picture  {picture}"])
+
+
+def schema(
+    plugins: Annotated[
+        Path | None,
+        typer.Argument(
+            help="A TOML file; the parts of its plugins are included.", show_default=False
+        ),
+    ] = None,
+) -> None:
+    """Print the JSON schema of a config, with which editors complete and check TOML files.
+
+    Example: clientwise schema > clientwise.schema.json
+    """
+    import json
+
+    from ..experiment.config import load_experiment
+    from ..experiment.json_schema import config_schema
+
+    if plugins is not None:
+        load_experiment(plugins)
+    print(json.dumps(config_schema(), indent=2, ensure_ascii=False))
+
+
+def list_parts(
+    kind: Annotated[
+        str | None,
+        typer.Argument(
+            help="A kind of part (criteria, scores, methods ...), or the name of a method, "
+            "which is shown as TOML. Default: all kinds.",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """List the parts and named methods with their descriptions and options.
+
+    Examples: clientwise list criteria, clientwise list FedYogi
+    """
+    from ..experiment.named import METHODS, method_toml
+    from ..reference import KINDS
+    from ..registry import suggest
+
+    if kind is None:
+        _list_methods()
+        for name in KINDS:
+            _list_kind(name)
+    elif kind == "methods":
+        _list_methods()
+    elif kind in KINDS:
+        _list_kind(kind)
+    elif kind in METHODS:
+        print_lines([f"# {METHODS[kind]}", method_toml(kind)])
+    else:
+        fail(f"unknown kind {kind!r}{suggest(kind, ['methods', *KINDS, *METHODS])}")
+
+
+def _list_methods() -> None:
+    from ..experiment.named import METHODS
+
+    out.print(
+        "\n[bold]methods[/]: Methods with a name; `clientwise list FedYogi` shows one as TOML"
+    )
+    for name, about in METHODS.items():
+        out.print(f"  [cyan]{escape(name)}[/]\n      {escape(about)}", soft_wrap=True)
+
+
+def _list_kind(kind: str) -> None:
+    from ..core.criteria import CRITERIA, make_criterion
+    from ..reference import KINDS, signature
+
+    registry = KINDS[kind]
+    out.print(f"\n[bold]{kind}[/]: {escape(registry.description)}")
+    for name in registry:
+        line = f"  [cyan]{escape(signature(registry, name))}[/]"
+        if registry is CRITERIA:
+            line += f" · measured by the {make_criterion(name).measured_by}"
+        out.print(line, soft_wrap=True)
+        out.print(f"      {escape(registry.describe(name))}", soft_wrap=True)

@@ -1,0 +1,214 @@
+"""Look at runs: `clientwise show`, `runs`, `diff`, `note`, `report`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.markup import escape
+
+from .console import err, fail, out, print_lines, writing_to
+from .options import RunArgument
+
+if TYPE_CHECKING:
+    from ..runs.folder import RunFolder
+
+
+def show(
+    folder: RunArgument = None,
+    round_num: Annotated[
+        int | None,
+        typer.Option(
+            "--round",
+            help="Show the weight of every client in this round, and why.",
+            min=0,
+            max=10**9,
+            show_default=False,
+        ),
+    ] = None,
+    method: Annotated[
+        str | None, typer.Option(help="With --round: only this method.", show_default=False)
+    ] = None,
+) -> None:
+    """Show the results of a run, finished or running, in the terminal.
+
+    Example: clientwise show runs/mine --round 10 --method FedAvg
+    """
+    from ..experiment.folders import newest_run
+    from ..experiment.matrix import is_matrix
+    from ..report.about import about
+    from ..report.terminal import audit_tables
+    from ..runs.folder import RunFolder
+
+    if method is not None and round_num is None:
+        fail("--method goes with --round; add the number of a round")
+    folder = folder or newest_run()
+    if is_matrix(folder):
+        if round_num is not None:
+            fail(f"{folder}: is a matrix; --round goes with one of the runs in it")
+        print_matrix(folder)
+        return
+    run = RunFolder(folder)
+    if round_num is not None:
+        for table in audit_tables(run, round_num, method):
+            out.print(table)
+        return
+    for what, text in about(run):
+        out.print(f"[dim]{what:<11}[/]{escape(text)}", soft_wrap=True)
+    print_results(run)
+
+
+def runs(
+    folders: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            metavar="[RUNS]...", help="Folders of runs. Default: runs/", show_default=False
+        ),
+    ] = None,
+    containing: Annotated[
+        str | None,
+        typer.Option(
+            "--with",
+            help="List only runs that contain this word: a tag, a method, a dataset.",
+            show_default=False,
+        ),
+    ] = None,
+    sort: Annotated[
+        str | None,
+        typer.Option(
+            help="Sort by a column, for example data or best. Default: the newest first.",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """List runs with data, methods, seeds, rounds, date, best result, notes and tags.
+
+    Example: clientwise runs --with thesis --sort best
+    """
+    from ..report.document import counted
+    from ..report.runs import chosen, list_runs
+    from ..report.terminal import plain_table
+
+    for folder in folders or ():
+        if not folder.is_dir():
+            fail(f"{folder}: no such folder")
+    found = chosen(list_runs(folders or [Path("runs")]), containing, sort)
+    if found.rows:
+        out.print(plain_table(found, counted(len(found.rows), "run")))
+    else:
+        out.print("No run found.")
+
+
+def diff(
+    folders: Annotated[
+        list[Path],
+        typer.Argument(metavar="RUN RUN", help="Two or more run folders.", show_default=False),
+    ],
+) -> None:
+    """Show how runs differ: config, versions, data.
+
+    Example: clientwise diff runs/one runs/two
+    """
+    from ..report.about import differences
+    from ..report.export import unique_names
+    from ..report.terminal import plain_table
+    from ..runs.folder import RunFolder
+
+    if len(folders) < 2:
+        fail("name two or more run folders")
+    found = differences([RunFolder(folder, name) for name, folder in unique_names(folders).items()])
+    if found.rows:
+        out.print(plain_table(found, found.title))
+    else:
+        out.print(found.note)
+
+
+def note(
+    folder: Annotated[Path, typer.Argument(help="A run folder.", show_default=False)],
+    text: Annotated[str | None, typer.Argument(help="The note.", show_default=False)] = None,
+    tags: Annotated[
+        list[str] | None, typer.Option("--tag", help="A word to find the run by.")
+    ] = None,
+) -> None:
+    """Add a note and tags to a run; `clientwise runs` lists them.
+
+    Example: clientwise note runs/mine "larger learning rate" --tag thesis
+    """
+    from ..experiment.folders import annotate
+
+    if text is None and not tags:
+        fail("write a note, or --tag and a word")
+    annotate(folder, text, tags)
+
+
+def report(
+    folders: Annotated[
+        list[Path] | None,
+        typer.Argument(help="Run folders. Default: the newest in runs/.", show_default=False),
+    ] = None,
+    out_folder: Annotated[
+        Path | None,
+        typer.Option(
+            "--out",
+            help="Folder of the report. Default: report in the run; for several runs, here.",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """Write a report: one HTML file, all figures (PNG, SVG), all tables (CSV, Markdown, LaTeX).
+
+    Example: clientwise report runs/one runs/two
+    """
+    from ..experiment.folders import newest_run
+    from ..experiment.matrix import is_matrix
+    from ..report.arena import write_arena
+    from ..report.export import unique_names, write_report
+    from ..runs.folder import RunFolder
+
+    names = unique_names(folders or [newest_run()])
+    first, *others = names.values()
+    for folder in names.values():
+        if others and is_matrix(folder):
+            fail(f"{folder}: is a matrix; a report is about one matrix, or about runs")
+    target = out_folder
+    if target is None:
+        target = Path("report") if others else first / "report"
+    with writing_to(target), err.status("Writing the report") as status:
+
+        def on_file(path: Path) -> None:
+            status.update(f"Writing the report: {escape(path.name)}")
+
+        if is_matrix(first):
+            page = write_arena(first, target, on_file)
+        else:
+            found = [RunFolder(folder, name) for name, folder in names.items()]
+            page = write_report(found, target, on_file)
+    print_lines(
+        [
+            f"Report       {page}",
+            "Beside it    figures (PNG, SVG) and tables (CSV, Markdown, LaTeX)",
+        ]
+    )
+
+
+def print_results(run: RunFolder) -> None:
+    """A run's table, and what it shows in a few sentences."""
+    from ..report.series import series_of
+    from ..report.terminal import remarks, summary_table
+    from ..report.views import headline
+
+    out.print(summary_table(run))
+    for line in [*headline(series_of([run])), *remarks(run)]:
+        out.print(escape(line))
+
+
+def print_matrix(folder: Path) -> None:
+    """A matrix's table, and what it shows in a few sentences."""
+    from ..report.arena import arena
+    from ..report.terminal import matrix_table
+
+    document = arena(folder)
+    out.print(matrix_table(document))
+    for line in document.lead:
+        out.print(escape(line))

@@ -1,0 +1,228 @@
+"""Run a matrix: cell after cell, or several cells at once in processes of their own."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import tomli_w
+import torch
+
+from ..errors import ClientwiseError, ConfigError, RunError
+from ..runs.files import write_atomically
+from ..runs.reader import is_finished
+from .config import read_config
+from .folders import new_folder
+from .lanes import Progress
+from .matrix import MATRIX_FILE, Cell, Matrix, open_matrix
+from .runner import Stopped
+from .runner import run as run_experiment
+
+
+class CellsFailedError(RunError):
+    """Some cells of a matrix failed; the others are finished."""
+
+    def __init__(self, folder: Path, failures: dict[str, str], cells: int) -> None:
+        self.folder = folder
+        self.failures = failures  # cell: what went wrong
+        names = "; ".join(failures)
+        super().__init__(f"{folder}: {len(failures)} of {cells} cells failed: {names}")
+
+
+def run_matrix(
+    matrix: Matrix,
+    out: Path | None = None,
+    *,
+    resume: bool = False,
+    accept_changes: bool = False,
+    jobs: int = 1,
+    on_cell: Callable[[Cell, int], None] = lambda cell, number: None,
+    on_failure: Callable[[Cell, str], None] = lambda cell, reason: None,
+    on_round: Callable[[Progress], None] | None = None,
+) -> Path:
+    """Run the cells that are not finished.
+
+    A cell that fails does not end the others.
+
+    Args:
+        matrix: the cells.
+        out: the folder of the matrix; by default a new one in runs/.
+        resume: continue in a folder that has this matrix already.
+        accept_changes: resume although data, plugins or versions have changed.
+        jobs: how many cells run at once, each in a process of its own.
+        on_cell: called with every cell and its number: when it begins, or with `jobs` when it ends.
+        on_failure: called with every cell that fails, and the reason.
+        on_round: called after every round; not with `jobs`.
+
+    Returns:
+        The folder of the matrix.
+
+    Raises:
+        CellsFailedError: at the end, where cells failed.
+    """
+    folder = new_folder(matrix.name) if out is None else out
+    _prepare(matrix, folder, resume)
+    todo = [
+        place for place, cell in enumerate(matrix.cells) if not is_finished(folder / cell.folder)
+    ]
+    number = len(matrix.cells) - len(todo)
+    failures: dict[str, str] = {}
+
+    def ended(cell: Cell, reason: str | None) -> None:
+        if reason is not None:
+            failures[cell.name] = reason
+            on_failure(cell, reason)
+
+    try:
+        if jobs > 1:
+            for place, reason in _run_in_processes(folder, todo, jobs, accept_changes):
+                number += 1
+                on_cell(matrix.cells[place], number)
+                ended(matrix.cells[place], reason)
+        else:
+            for place in todo:
+                number += 1
+                on_cell(matrix.cells[place], number)
+                ended(
+                    matrix.cells[place], _run(folder, matrix.cells[place], on_round, accept_changes)
+                )
+    except KeyboardInterrupt:
+        raise Stopped(folder) from None
+    if failures:
+        raise CellsFailedError(folder, failures, len(matrix.cells))
+    return folder
+
+
+def find_unfinished_matrix(matrix: Matrix, parent: Path = Path("runs")) -> Path:
+    """The newest folder in runs/ that was made from exactly this config."""
+
+    def is_this(path: Path) -> bool:
+        with suppress(ConfigError):  # a file that cannot be read is another matrix
+            return read_config(path)[1] == matrix.table
+        return False
+
+    written = [path for path in parent.glob(f"*/{MATRIX_FILE}") if is_this(path)]
+    if not written:
+        how = "name its folder: clientwise run FOLDER --resume"
+        raise RunError(f"{parent}/: no unfinished run of this config; {how}")
+    return max(written, key=lambda path: path.stat().st_mtime).parent
+
+
+def _prepare(matrix: Matrix, folder: Path, resume: bool) -> None:
+    """Write the config into the folder, or check that it is the one that is there."""
+    written = folder / MATRIX_FILE
+    if not written.exists():
+        if _names_in(folder) - {f"{MATRIX_FILE}.part"}:  # which a run that was killed may leave
+            raise RunError(f"{folder}: not empty, and not a matrix of clientwise")
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(written, tomli_w.dumps(matrix.table).encode())
+        return
+    if not resume:
+        raise RunError(
+            f"{folder}: there is a matrix already. Resume it (--resume, in Python resume=True) "
+            "or choose another output folder."
+        )
+    if read_config(written)[1] != matrix.table:
+        raise RunError(
+            f"{folder}: was run with another config. Resume it with that config, which is in "
+            f"{written}, or choose another output folder."
+        )
+
+
+def _names_in(folder: Path) -> set[str]:
+    if not folder.is_dir():
+        return set()
+    return {path.name for path in folder.iterdir()}
+
+
+def _run_in_processes(
+    folder: Path, todo: Sequence[int], jobs: int, accept_changes: bool
+) -> Iterator[tuple[int, str | None]]:
+    """Run cells side by side; gives every cell's place as it ends, and the reason where it failed.
+
+    Every process is a pool of its own, since a process that is killed breaks its whole pool.
+    """
+    waiting = deque(todo)
+    idle = [_new_process() for _ in range(min(jobs, len(todo)))]
+    running: dict[Future[str | None], tuple[ProcessPoolExecutor, int]] = {}
+    with _ending_children_on_error():
+        while waiting or running:
+            while waiting and idle:
+                process = idle.pop()
+                place = waiting.popleft()
+                running[process.submit(_run_cell, folder, place, accept_changes)] = process, place
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                process, place = running.pop(future)
+                try:
+                    reason = future.result()
+                except BrokenProcessPool:
+                    reason = "its process was killed, perhaps for lack of memory; try fewer --jobs"
+                    process = _new_process()
+                idle.append(process)
+                yield place, reason
+        for process in idle:
+            process.shutdown()
+
+
+@contextmanager
+def _ending_children_on_error() -> Iterator[None]:
+    """End all processes when this one is interrupted: every run can be resumed."""
+    try:
+        yield
+    except BaseException:
+        for child in multiprocessing.active_children():
+            child.terminate()
+        raise
+
+
+def _new_process() -> ProcessPoolExecutor:
+    return ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), initializer=_begin_process)
+
+
+def _begin_process() -> None:
+    """Use one thread, since other cells use the other cores, and end with the parent process."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent receives it, and ends this process
+
+    def end_with_parent() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=end_with_parent, daemon=True).start()
+    torch.set_num_threads(1)
+
+
+def _run_cell(folder: Path, place: int, accept_changes: bool) -> str | None:
+    """In a process of its own: run a cell, and return the reason where it failed."""
+    return _run(folder, open_matrix(folder).cells[place], None, accept_changes)
+
+
+def _run(
+    folder: Path, cell: Cell, on_round: Callable[[Progress], None] | None, accept_changes: bool
+) -> str | None:
+    """Run a cell, or continue it.
+
+    Returns:
+        The reason where it failed, else None: text, since not every error can be pickled.
+    """
+    place = folder / cell.folder
+    begun = (place / "config.toml").exists()
+    try:
+        run_experiment(
+            cell.experiment, place, resume=begun, accept_changes=accept_changes, on_round=on_round
+        )
+    except ClientwiseError as error:
+        return str(error)
+    except Exception as error:  # raised by a plugin, or a fault of ours: the other cells go on
+        alone = f"clientwise run {place} --resume"
+        return f"{type(error).__name__}: {error} (for its traceback: {alone})"
+    return None

@@ -1,0 +1,167 @@
+"""A method in the config: its parts, and what it trains differently."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Any, ClassVar
+
+from pydantic import Field
+
+from ..core.adapt_loss import LOSS_ADAPTERS
+from ..core.before import BEFORE
+from ..core.bounds import Bounds
+from ..core.clock import Pace
+from ..core.criteria import CRITERIA, make_criterion
+from ..core.evidence import EVIDENCE
+from ..core.method import Control, Method
+from ..core.priority import ADJUSTMENTS
+from ..core.rules import RULES
+from ..core.scores import SCORES, Score
+from ..core.server_step import SERVER_STEPS
+from ..core.types import LocalTraining
+from ..core.weighting import NORMALISERS
+from ..registry import Part, Registry
+from .parts import PartOf, make, make_if_named
+from .settings import FineTune, Training, TrainingOverride
+from .tables import ConfigTable, fields_of, with_fields
+from .values import Name
+
+
+@with_fields(fields_of(Pace))
+class PaceSettings(ConfigTable):
+    """When a round ends, where clients take time. Default: when all clients have answered."""
+
+    def build(self) -> Pace:
+        """The pace of a round."""
+        return Pace(**self.model_dump())
+
+
+@with_fields(fields_of(Bounds))
+class WeightBounds(ConfigTable):
+    """Bounds on the weight of a client."""
+
+    def build(self) -> Bounds:
+        """The bounds."""
+        return Bounds(**self.model_dump())
+
+
+Criteria = Annotated[
+    list[Annotated[Part, PartOf(CRITERIA)]],
+    Field(min_length=1, max_length=64),
+]
+
+
+class MethodSettings(ConfigTable):
+    """One way to weigh clients. With only a name it is FedAvg."""
+
+    other_keys: ClassVar = ("like",)  # written out before this table is validated
+
+    name: Name = Field(description="The name of the method in tables and figures.")
+    criteria: Criteria = Field(
+        [Part("dataset_size", {})], description="What is measured about a client."
+    )
+    score: Annotated[Part, PartOf(SCORES)] = Field(
+        Part("prioritized", {}), description="How the criteria become one number."
+    )
+    normalise: Annotated[Part, PartOf(NORMALISERS)] | None = Field(
+        None,
+        description='Scaling over the cohort. Default: "sum", or "none" for the score "product".',
+    )
+    evidence: Annotated[Part, PartOf(EVIDENCE)] | None = Field(
+        None,
+        description="How the effect on held-out samples changes the weights. Default: off.",
+    )
+    bounds: WeightBounds | None = Field(
+        None,
+        description="`cap` and `floor`: the largest and the smallest weight of a client, as a "
+        "share of the total. Default: no bounds.",
+    )
+    before: Annotated[list[Annotated[Part, PartOf(BEFORE)]], Field(max_length=16)] = Field(
+        [], description="What is done to the updates before the rule, in this order."
+    )
+    rule: Annotated[Part, PartOf(RULES)] = Field(
+        Part("mean", {}),
+        description="How the weighted updates become one.",
+    )
+    adjust: Annotated[Part, PartOf(ADJUSTMENTS)] | None = Field(
+        None, description="Online adjustment of the order of priority (P2). Default: none."
+    )
+    adapt_loss: Annotated[Part, PartOf(LOSS_ADAPTERS)] | None = Field(
+        None, description="How the loss of the next round changes (P3). Default: it does not."
+    )
+    server_step: Annotated[Part, PartOf(SERVER_STEPS)] = Field(
+        Part("replace", {}), description="How the server applies the aggregated update."
+    )
+    training: TrainingOverride = Field(
+        TrainingOverride(),
+        description="The keys of [training] that differ for this method. Default: none.",
+    )
+    fine_tune: FineTune | None = Field(
+        None,
+        description="The server trains the aggregate on the samples it weighs by. The table holds "
+        "the keys of [training] that differ there, and `line_search`. Default: no such training.",
+    )
+    brake: Annotated[float, Field(gt=0, le=100)] | None = Field(
+        None,
+        description="Keep the old model where the new one's loss on the samples the server weighs "
+        "by is higher by this many standard errors; 3 stops attacks and rarely anything else. "
+        "Default: off.",
+    )
+    control: Control | None = Field(
+        None,
+        description='A control without federated learning. "pooled": train on all clients\' '
+        'samples in one place. "server_only": train on the samples the server weighs by. "alone": '
+        "every client trains its own model; the mean over the honest clients is reported.",
+    )
+    pace: PaceSettings | None = Field(
+        None, description="When a round ends, where clients take time; see [methods.pace]."
+    )
+
+    def unlike_fedavg(self) -> list[str]:
+        """The keys that differ from FedAvg's."""
+        mine = self.to_dict()
+        fedavg = MethodSettings(name=self.name).to_dict()
+        return sorted(key for key in {*mine, *fedavg} if mine.get(key) != fedavg.get(key))
+
+    def parts(self) -> Iterator[tuple[str, Registry[Any], Part]]:
+        """The parts that may need something, each with its key and its registry."""
+        for index, part in enumerate(self.criteria):
+            yield f"criteria[{index}]", CRITERIA, part
+        for index, part in enumerate(self.before):
+            yield f"before[{index}]", BEFORE, part
+        yield "rule", RULES, self.rule
+        if self.evidence:
+            yield "evidence", EVIDENCE, self.evidence
+        if self.adapt_loss:
+            yield "adapt_loss", LOSS_ADAPTERS, self.adapt_loss
+
+    def build(self, training: Training) -> Method:
+        """The method with all its parts. ValueError where they do not fit."""
+        score: Score = make(SCORES, self.score)
+        normalise = self.normalise or Part(score.default_normaliser, {})
+        keeps_models = "models" in RULES.needs(self.rule)
+        criteria = [make_criterion(part.name, part.label, **part.options) for part in self.criteria]
+        return Method(
+            name=self.name,
+            criteria=tuple(criteria),
+            normaliser=make(NORMALISERS, normalise),
+            score=score,
+            evidence=make_if_named(EVIDENCE, self.evidence),
+            bounds=self.bounds.build() if self.bounds else None,
+            before=tuple(make(BEFORE, part) for part in self.before),
+            rule=make(RULES, self.rule) if keeps_models else None,
+            adjust=make_if_named(ADJUSTMENTS, self.adjust),
+            adapt_loss=make_if_named(LOSS_ADAPTERS, self.adapt_loss),
+            server_step=make(SERVER_STEPS, self.server_step),
+            training=training.build(self.training),
+            control=self.control,
+            brake=self.brake,
+            fine_tune=self._server_training(training),
+            line_search=self.fine_tune is not None and self.fine_tune.line_search,
+            pace=self.pace.build() if self.pace else Pace(),
+        )
+
+    def _server_training(self, training: Training) -> LocalTraining | None:
+        if self.fine_tune is None:
+            return None
+        return training.build(self.training, self.fine_tune)

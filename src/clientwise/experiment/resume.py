@@ -1,0 +1,171 @@
+"""Resume a run: what of its config may change, and what the run recorded of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..errors import ConfigError, RunError
+from ..runs.facts import recorded_fact
+from ..runs.recorded import parse_toml
+from .config import load_experiment
+from .schema import Experiment
+
+CONFIG = "config.toml"
+FACT = "config"  # the fact that holds the config of the rounds so far, as TOML
+
+# Keys that may change when a run is resumed: where things are, how it is watched, how long the
+# server waits. `workers` may change the last bits of later rounds (docs/performance.md).
+MAY_CHANGE = frozenset(
+    {
+        "data_dir",
+        "initial_model",
+        "plugin_dir",
+        "checkpoint_seconds",
+        "keep_every",
+        "trackers",
+        "workers",
+        "note",
+        "tags",
+        "flower.train_seconds",
+        "flower.evaluate_seconds",
+        "flower.grace_seconds",
+        "flower.files",
+        "flower.loader",
+    }
+)
+MAY_GROW = frozenset({"rounds", "seeds", "methods", "flower.left"})  # see `extended`
+
+
+def config_so_far(folder: Path) -> Experiment | None:
+    """The config that the rounds in a run folder were run with; None where there is no run.
+
+    It is recorded in the database. Folders of older versions have no such record: their file
+    counts. A file that was edited since is refused.
+    """
+    path = folder / CONFIG
+    if not path.is_file():
+        return None
+    written = load_experiment(path)
+    text = recorded_fact(folder, FACT)
+    if text is None:
+        return written
+    table = _recorded_table(folder, text)
+    if table.get("plugins", []) != written.plugins:  # only plugins of the file are imported
+        raise _edited(path, ["plugins"])
+    table |= {"plugins": written.plugins, "plugin_dir": written.plugin_dir}
+    recorded = _recorded_experiment(folder, table)
+    found = _refused_differences(recorded, written)
+    if found:
+        raise _edited(path, found)
+    return recorded
+
+
+def extended(before: Experiment, experiment: Experiment) -> Experiment:
+    """The experiment with the rounds, seeds and methods that its run has already: none is lost."""
+    known = {method.name for method in before.methods}
+    added = [method for method in experiment.methods if method.name not in known]
+    grown = {
+        "rounds": max(before.rounds, experiment.rounds),
+        "seeds": list(dict.fromkeys([*before.seeds, *experiment.seeds])),
+        "methods": [*before.methods, *added],
+    }
+    return experiment.model_copy(update=grown)
+
+
+def refuse_other_config(folder: Path, before: Experiment, experiment: Experiment) -> None:
+    """RunError where an experiment differs from its run in more than may change."""
+    found = _refused_differences(before, experiment)
+    if not found:
+        return
+    hint = "Resume it with its own config, or choose another output folder"
+    if any(one.startswith("the method") for one in found):
+        hint += "; give a changed method another name"
+    if "flower.clients" in found:
+        hint += "; names may join flower.clients at its end"
+    raise RunError(f"{folder}: was run with another config: {', '.join(found)}. {hint}")
+
+
+def changed_keys(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """The keys in which two resolved configs differ, except those that may change."""
+    one = _dotted(before)
+    other = _dotted(now)
+    return sorted(key for key in {*one, *other} - MAY_CHANGE if one.get(key) != other.get(key))
+
+
+def _recorded_table(folder: Path, text: str) -> dict[str, Any]:
+    """The recorded config as a table; anybody may have made the database."""
+    try:
+        return parse_toml(json.loads(text))
+    except (ValueError, TypeError, RecursionError):
+        raise _damaged(folder) from None
+
+
+def _recorded_experiment(folder: Path, table: Mapping[str, Any]) -> Experiment:
+    try:
+        return load_experiment(table)
+    except ConfigError:
+        raise _damaged(folder) from None
+
+
+def _damaged(folder: Path) -> RunError:
+    return RunError(f"{folder}: its database is damaged (its config cannot be read)")
+
+
+def _edited(path: Path, differences: Sequence[str]) -> RunError:
+    return RunError(
+        f"{path}: changed since the run began: {', '.join(differences)}. "
+        "Restore what it was, or start another run in another folder"
+    )
+
+
+def _refused_differences(before: Experiment, now: Experiment) -> list[str]:
+    """What differs and must not, in words."""
+    old = before.to_dict()
+    new = now.to_dict()
+    one = _dotted(old)
+    other = _dotted(new)
+    found = [
+        _difference(key, one.get(key), other.get(key))
+        for key in changed_keys(old, new)
+        if key not in MAY_GROW and not _only_joined(key, one, other)
+    ]
+    return [*found, *_changed_methods(old["methods"], new["methods"])]
+
+
+def _changed_methods(before: Iterable[Any], now: Iterable[Any]) -> list[str]:
+    known = {method["name"]: method for method in before}
+    changed = [one["name"] for one in now if known.get(one["name"], one) != one]
+    return [f"the method {name!r} differs" for name in changed]
+
+
+def _difference(key: str, before: Any, now: Any) -> str:
+    """A key that differs; with both values, where they are short."""
+    if isinstance(before, list | dict) or isinstance(now, list | dict):
+        return key
+    return f"{key} = {_shown(now)} (was {_shown(before)})"
+
+
+def _shown(value: Any) -> str:
+    return "none" if value is None else repr(value)
+
+
+def _only_joined(key: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+    """Whether a key has a value for every client, and only clients at its end were added."""
+    by_client = key == "flower.clients" or key.startswith("attributes.")
+    one = before.get(key, [])
+    other = now.get(key, [])
+    return by_client and len(one) < len(other) and other[: len(one)] == one
+
+
+def _dotted(table: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of a table and of the tables in it, by keys like training.epochs."""
+    found: dict[str, Any] = {}
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            found |= {f"{key}.{name}": item for name, item in _dotted(value).items()}
+        else:
+            found[key] = value
+    return found

@@ -1,0 +1,202 @@
+"""Try one client and the model before a run: networks that do not fit, parts that do not work."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from ..core.criteria import Arrivals, ClientFacts, Criterion
+from ..core.method import Method
+from ..core.problem import Problem
+from ..core.rules import Rule, Ruled
+from ..core.types import Evaluation, LocalTraining
+from ..data.federated import FederatedData
+from ..engine.evaluation import BATCH
+from ..engine.wrapping import EmbeddedEngine
+from ..limits import gigabytes, memory
+from ..models.size import check_batches
+from .build import count_outputs
+from .messages import Issue
+from .schema import Experiment
+
+SCHEDULE_BYTES = 16  # per sample and epoch: which sample comes when
+MOVED = 0.9  # what the models of the later clients are scaled by
+TRIED_UPDATES = 3  # of a rule
+
+
+def size_issues(experiment: Experiment, module: nn.Module, data: FederatedData) -> Iterator[Issue]:
+    """What takes more memory than there is, and a model that does not take the samples."""
+    if not len(data.samples.inputs):  # a server whose clients are elsewhere
+        return
+    batch = 0
+    for key, training, count in _trainings(experiment, data):
+        batch = max(batch, min(training.batch_size or count, count))
+        needed = SCHEDULE_BYTES * training.epochs * count
+        if needed > memory():
+            order = f"the order of {count:,} samples in that many epochs"
+            message = f"{order} takes {gigabytes(needed)} of memory; ask for fewer epochs"
+            yield f"{key}.epochs = {training.epochs}", message
+    yield from _output_issues(module, data, batch)
+
+
+def _trainings(
+    experiment: Experiment, data: FederatedData
+) -> Iterator[tuple[str, LocalTraining, int]]:
+    """Every training of the experiment: its key, its options, its largest number of samples."""
+    largest = int(data.train.sizes.max())
+    everything = len(data.train.indices)
+    weighing = len(data.weigh.indices) if data.weigh else 0
+    for index, method in enumerate(experiment.build_methods()):
+        pooled = method.control == "pooled"
+        yield f"methods[{index}].training", method.training, everything if pooled else largest
+        if method.fine_tune is not None:
+            count = everything if pooled else weighing
+            yield f"methods[{index}].fine_tune", method.fine_tune, count
+
+
+def _output_issues(module: nn.Module, data: FederatedData, batch: int) -> Iterator[Issue]:
+    """What is wrong with the model's output for one sample."""
+    sample = data.samples.batch(torch.zeros(1, dtype=torch.int64))
+    try:
+        check_batches(module, sample, trained=batch, answered=BATCH)
+        with torch.no_grad():
+            output: object = module.eval()(sample)
+    except ValueError as error:  # ours
+        yield "model", str(error)
+        return
+    except Exception as error:  # PyTorch's, or whatever a user's own network raises
+        shape = tuple(sample.shape[1:])
+        yield "model", f"does not take samples of shape {shape} ({_first_line(error)})"
+        return
+    wanted = count_outputs(data.samples)
+    if not isinstance(output, Tensor):
+        yield "model", f"must return a tensor, returned {type(output).__name__}"
+    elif output.numel() not in (wanted, data.samples.problem.num_classes):
+        # Two classes may have an output each.
+        yield "model", f"returns {output.numel()} numbers for a sample; {wanted} are needed"
+
+
+def engine_issues(
+    experiment: Experiment, engine: EmbeddedEngine, methods: Sequence[int]
+) -> Iterator[Issue]:
+    """What evaluating a model and measuring criteria shows, for the methods at these places."""
+    try:
+        engine.evaluate([0], engine.initial_model[None])
+    except (RuntimeError, ValueError, IndexError) as error:
+        yield "model", f"does not fit these samples ({_first_line(error)})"
+        return
+    built = experiment.build_methods()
+    for index in methods:
+        yield from _method_issues(f"methods[{index}]", built[index], engine)
+
+
+def _method_issues(place: str, method: Method, engine: EmbeddedEngine) -> Iterator[Issue]:
+    tried = list(range(min(2, engine.num_clients)))  # two, so that one value for all is noticed
+    losses = torch.zeros(len(tried))
+    facts = engine.facts(tried, losses, engine.initial_model, method.training)
+    facts = replace(facts, seconds=torch.ones(len(tried)))
+    for index, criterion in enumerate(method.criteria):
+        key = f"{place}.criteria[{index}]"
+        if criterion.measured_by == "server":
+            together = _arrivals(tried, method, engine)
+            alone = _arrivals(tried[:1], method, engine)
+            yield from _criterion_issues(key, criterion, together, alone, engine.problem)
+        elif len(facts.owner):  # else no client's samples are here
+            yield from _criterion_issues(key, criterion, facts, None, engine.problem)
+    if method.rule is not None:
+        yield from _rule_issues(f"{place}.rule", method.rule, engine.spec.size)
+
+
+def _arrivals(clients: Sequence[int], method: Method, engine: EmbeddedEngine) -> Arrivals:
+    """Clients as the server sees them: the first sends the initial model, others a changed one."""
+
+    def judge(models: Tensor) -> Evaluation:
+        evaluation = engine.evaluate_server(models, "weigh")
+        return engine.evaluate([0], models) if evaluation is None else evaluation
+
+    rows = list(clients)
+    models = engine.initial_model.repeat(len(rows), 1)
+    models[1:] *= MOVED
+    return Arrivals(
+        tuple(clients),
+        models,
+        engine.initial_model,
+        engine.spec,
+        judge,
+        memory={name: one.first(engine.num_clients)[rows] for name, one in method.memories.items()},
+        attributes={name: values[rows] for name, values in engine.attributes.items()},
+        server_update=lambda: torch.zeros_like(engine.initial_model),
+        metric=engine.problem.usual_metric,
+        seconds=torch.ones(len(rows), dtype=torch.float64),
+        ages=torch.zeros(len(rows), dtype=torch.float64),
+    )
+
+
+def _criterion_issues(
+    key: str,
+    criterion: Criterion,
+    seen: ClientFacts | Arrivals,
+    alone: Arrivals | None,
+    problem: Problem,
+) -> Iterator[Issue]:
+    """What is wrong with a criterion on the first clients; `alone` is the first of them."""
+    name = criterion.name
+    count = len(seen.num_samples) if isinstance(seen, ClientFacts) else len(seen.client_ids)
+    is_alone_too = alone is not None and "whole_cohort" not in criterion.needs
+    try:
+        values: object = criterion.measure(seen)
+        single = criterion.measure(alone) if alone is not None and is_alone_too else None
+        high = criterion.high(problem)
+    except Exception as error:  # a user's own criterion may raise anything
+        yield key, _reason(error)
+        return
+    if not isinstance(values, Tensor) or tuple(values.shape) != (count,):
+        given = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
+        message = f"must return a tensor with one value per client, returned {given} for {count}"
+        yield key, f"{name} {message}"
+    elif not bool((values.isfinite() & (values >= 0)).all()):
+        message = f"must be finite and not negative, is {values.tolist()} for the first clients"
+        yield key, f"{name} {message}"
+    elif float(values.max()) > high:
+        message = f"for one of the first clients, above its bound {high:g}"
+        yield key, f"{name} = {float(values.max()):g} {message}"
+    elif single is not None and _differs(single, values):
+        hint = "declare needs={'whole_cohort'}"
+        yield key, f"{name} depends on which other clients arrive with a client: {hint}"
+
+
+def _differs(alone: Tensor, together: Tensor) -> bool:
+    """Whether the first client's value changes with others beside it, by more than rounding."""
+    return not torch.allclose(alone[:1].double(), together[:1].double(), rtol=0.05, atol=1e-6)
+
+
+def _rule_issues(key: str, rule: Rule, size: int) -> Iterator[Issue]:
+    count = TRIED_UPDATES
+    weights = torch.full((count,), 1 / count, dtype=torch.float64)
+    try:
+        result: object = rule(torch.zeros(count, size), weights, {})
+    except Exception as error:  # a user's own rule may raise anything
+        yield key, f"{type(error).__name__}: {error}"
+        return
+    if not isinstance(result, Ruled):
+        yield key, f"must return a Ruled, returned {type(result).__name__}"
+        return
+    update = tuple(result.update.shape)
+    influence = tuple(result.influence.shape)
+    if update != (size,) or influence != (count,):
+        wanted = f"one update of {size} values and the influence of {count} clients"
+        yield key, f"must return {wanted}, returned shapes {update} and {influence}"
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, KeyError):
+        return str(error.args[0])
+    return f"{type(error).__name__}: {error}"
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).splitlines() or [""]
+    return f"{type(error).__name__}: {lines[0]}"

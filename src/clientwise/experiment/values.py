@@ -1,0 +1,57 @@
+"""Types of single values in the config."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated
+
+from pydantic import AfterValidator, Field
+from pydantic_core import PydanticCustomError
+
+from ..core.criteria import Fact, fact_columns
+from ..core.metrics import METRICS
+from ..registry import suggest
+from .messages import refuse
+
+MOST_SEEDS = 10_000
+MOST_PLUGINS = 100
+
+
+def _name(text: str) -> str:
+    """Folders, tables and figures are called by it."""
+    has_control = any(letter < " " for letter in text)
+    if not 0 < len(text.encode()) <= 200 or has_control:
+        raise PydanticCustomError("name", "must have 1 to 200 bytes and no control characters")
+    return text
+
+
+def _device(name: str) -> str:
+    if not re.fullmatch(r"auto|cpu|cuda(:[0-9]{1,2})?", name):
+        allowed = 'must be "auto", "cpu", "cuda", or "cuda:1" for the second GPU'
+        raise PydanticCustomError("device", allowed)
+    return name
+
+
+def _metric(name: str) -> str:
+    if name not in METRICS:
+        refuse([("", f"unknown metric {name!r}{suggest(name, METRICS)}")])
+    return name
+
+
+def _facts(attributes: dict[str, list[Fact]]) -> dict[str, list[Fact]]:
+    try:
+        fact_columns(attributes)
+    except ValueError as error:
+        refuse([("", str(error))])
+    return attributes
+
+
+Fraction = Annotated[float, Field(ge=0, lt=1)]
+Count = Annotated[int, Field(ge=0)]
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
+Name = Annotated[str, AfterValidator(_name)]
+Note = Annotated[str, Field(max_length=2_000)]
+Tags = Annotated[list[Name], Field(max_length=100)]
+DeviceName = Annotated[str, AfterValidator(_device)]
+MetricName = Annotated[str, AfterValidator(_metric)]
+ClientAttributes = Annotated[dict[str, list[Fact]], AfterValidator(_facts)]

@@ -1,0 +1,88 @@
+"""From the tables of older versions to those of `schema.py`, one version at a time.
+
+A migration is a function of a connection and of the schema to add to:
+
+- "main" changes the database itself. A writer does that, in one transaction, under the lock.
+- "temp" adds what is missing to the reader's own connection. The file stays as it is. SQLite looks
+  for a table or view in "temp" before "main", so that all queries see the new tables.
+
+To add a column, use `ALTER TABLE` in "main" and a view (`SELECT *, NULL AS new FROM main.old`) in
+"temp". Migrations stay as they were released: they do not refer to `schema.py`, which changes.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+from ..errors import RunError
+from .schema import SCHEMA_VERSION
+
+OLDEST_VERSION = 4  # that can be read
+Into = Literal["main", "temp"]
+Migration = Callable[[sqlite3.Connection, Into], None]
+
+
+def version_of(database: sqlite3.Connection) -> int:
+    """The version of a database's tables; 0 where there are none yet."""
+    (version,) = database.execute("PRAGMA user_version").fetchone()
+    if version == 0 and _has_table(database, "facts"):
+        return OLDEST_VERSION  # the first versions made the tables before they said which
+    return int(version)
+
+
+def refuse_newer(folder: Path, version: int) -> None:
+    """RunError for a database of a later version than this one."""
+    if version > SCHEMA_VERSION:
+        raise RunError(
+            f"{folder}: was written by a newer version of clientwise (format {version}; this "
+            f"version reads formats {OLDEST_VERSION} to {SCHEMA_VERSION}). Upgrade clientwise"
+        )
+
+
+def refuse_older(folder: Path, version: int) -> None:
+    """RunError for a database that no migration begins with; 0 is one without tables."""
+    if version != 0 and version < OLDEST_VERSION:
+        raise RunError(
+            f"{folder}: was written by an older version of clientwise (format {version}; this "
+            f"version reads formats {OLDEST_VERSION} to {SCHEMA_VERSION}). Use that older version"
+        )
+
+
+def migrate(database: sqlite3.Connection, version: int, into: Into) -> None:
+    """Lead a database of some version to the present one, within the caller's transaction."""
+    if version >= OLDEST_VERSION:
+        for migration in MIGRATIONS[version - OLDEST_VERSION :]:
+            migration(database, into)
+
+
+def _version_5(database: sqlite3.Connection, into: Into) -> None:
+    """Every database has the table `clock`; before, some had none."""
+    if not _has_table(database, "clock"):
+        database.execute(
+            f"""CREATE TABLE {into}.clock (
+                lane INTEGER, round_num INTEGER, ended REAL,
+                PRIMARY KEY (lane, round_num)) WITHOUT ROWID"""
+        )
+
+
+def _version_6(database: sqlite3.Connection, into: Into) -> None:
+    """A table for what the directions of updates tell; empty for older runs."""
+    database.execute(
+        f"""CREATE TABLE {into}.look_back (
+            lane INTEGER, round_num INTEGER, client INTEGER, history_z REAL, copies REAL,
+            PRIMARY KEY (lane, round_num, client)) WITHOUT ROWID"""
+    )
+
+
+MIGRATIONS: list[Migration] = [
+    _version_5,
+    _version_6,
+]  # the first leads from OLDEST_VERSION to the next
+
+
+def _has_table(database: sqlite3.Connection, name: str) -> bool:
+    found = database.execute("SELECT 1 FROM main.sqlite_master WHERE name = ?", (name,))
+    return found.fetchone() is not None

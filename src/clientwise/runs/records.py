@@ -1,0 +1,211 @@
+"""The record of a round as rows of the tables in `schema.py`, in the order of COLUMNS."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..core.loss import RobustLoss
+from ..core.metrics import macro_f1, per_class_f1
+from ..core.problem import Problem
+from ..core.types import Evaluation, RoundRecord
+from .rows import SHARES
+
+Row = tuple[Any, ...]
+
+_CLIENT = "lane, round_num, client"
+_STEPS = "score, prior, z, posterior, weight, influence"  # from the score to the aggregate
+COLUMNS = {
+    "participants": f"{_CLIENT}, refusal, {_STEPS}, training_loss, seconds",
+    "look_back": f"{_CLIENT}, history_z, copies",
+    "criteria": f"{_CLIENT}, criterion, raw, normalised",
+    "local": f"{_CLIENT}, metric, loss",
+    "best": "lane, round_num, metric, num_samples, bits",
+    "clock": "lane, round_num, ended",
+}
+
+
+def reported_evaluation(record: RoundRecord, hostile: Mapping[int, object]) -> Evaluation | None:
+    """The evaluation that the run reports.
+
+    That is the server's reporting part. Without one, it is the honest clients' own test sets.
+    """
+    if record.report is not None:
+        return record.report
+    if record.local is None:
+        return None
+    return _of_honest(record.local, hostile)
+
+
+def round_columns(
+    record: RoundRecord,
+    shown: Evaluation | None,
+    problem: Problem,
+    hostile: Mapping[int, object],
+    names: Mapping[int, str],
+) -> dict[str, Any]:
+    """The columns of a row of `rounds`, but for the lane and the time.
+
+    Args:
+        record: the round.
+        shown: the evaluation that the run reports.
+        problem: what is predicted.
+        hostile: the hostile clients.
+        names: the names of clients that have one.
+    """
+    row: dict[str, Any] = {
+        "round_num": record.round_num,
+        "testing_rounds": record.testing_rounds,
+        "no_effect": json.dumps(record.no_effect),
+        "notes": json.dumps([*record.notes, *_not_evaluated(record.local, names)]),
+        "models_moved": record.models_moved,
+        "evaluations": record.evaluations,
+        "attack_success": record.attack_success,
+    }
+    if shown is not None:
+        row["metric"] = float(shown.overall()[0])
+        row["loss"] = float(shown.overall_loss()[0])
+        # The clients' counts of classes are over all of them, so they are wrong with hostile ones.
+        counts_are_honest = record.report is not None or not hostile
+        if problem.num_classes > 0 and counts_are_honest:
+            row["macro_f1"] = float(macro_f1(shown.counts[0]))
+            row["per_class_f1"] = json.dumps(per_class_f1(shown.counts[0]).tolist())
+    if record.local is not None:
+        row |= _over_honest_clients(record.local, hostile, problem)
+    if record.priority:
+        row["priority"] = json.dumps(record.priority)
+    if record.candidates:
+        row["candidates"] = json.dumps(record.candidates)
+    if record.loss.class_weights:
+        row["class_weights"] = json.dumps(record.loss.class_weights)
+    if isinstance(record.loss, RobustLoss):
+        row["loss_shape"] = record.loss.shape
+    return row
+
+
+def participant_rows(lane: int, record: RoundRecord) -> list[Row]:
+    """Rows of `participants`: the accepted updates, then the refused ones."""
+    moved = record.posterior is not None or not torch.equal(record.prior, record.weights)
+    accepted = zip(
+        record.client_ids,
+        _values(record.scores, record),
+        _values(record.prior if moved else None, record),
+        _values(record.z, record),
+        _values(record.posterior, record),
+        _values(record.weights, record),
+        _values(record.influence, record),
+        _values(record.training_loss, record),
+        _values(record.seconds, record),
+        strict=True,
+    )
+    rows: list[Row] = []
+    for client, *values in accepted:
+        rows.append((lane, record.round_num, client, None, *values))
+    unknown = [None] * 8
+    for refusal in record.refusals:
+        rows.append((lane, record.round_num, refusal.client_id, refusal.reason, *unknown))
+    return rows
+
+
+def look_back_rows(lane: int, record: RoundRecord) -> list[Row]:
+    """Rows of `look_back`; none for a method that compares no directions."""
+    found = record.look_back
+    if found.z is None and found.copies is None:
+        return []
+    values = zip(
+        record.client_ids,
+        _values(found.z, record),
+        _values(found.copies, record),
+        strict=True,
+    )
+    return [(lane, record.round_num, *row) for row in values]
+
+
+def criterion_rows(lane: int, record: RoundRecord) -> list[Row]:
+    """Rows of `criteria`."""
+    rows: list[Row] = []
+    measured = zip(record.client_ids, record.raw.tolist(), record.normalised.tolist(), strict=True)
+    for client, raws, normaliseds in measured:
+        for name, raw, normalised in zip(record.criteria, raws, normaliseds, strict=True):
+            rows.append((lane, record.round_num, client, name, raw, normalised))
+    return rows
+
+
+def local_rows(lane: int, record: RoundRecord) -> list[Row]:
+    """Rows of `local`: the clients that have test data."""
+    local = record.local
+    if local is None:
+        return []
+    values = local.values[0].tolist()
+    losses = local.losses[0].tolist()
+    sizes = local.num_samples.tolist()
+    rows: list[Row] = []
+    for client, (value, loss, size) in enumerate(zip(values, losses, sizes, strict=True)):
+        if size:
+            rows.append((lane, record.round_num, client, value, loss))
+    return rows
+
+
+def _values(column: Tensor | None, record: RoundRecord) -> list[Any]:
+    """A value per accepted client; None where the round has no such column."""
+    if column is None:
+        return [None] * len(record.client_ids)
+    return column.tolist()
+
+
+def _not_evaluated(local: Evaluation | None, names: Mapping[int, str]) -> list[str]:
+    """A note for every client that did not evaluate the model on its own test set."""
+    if local is None:
+        return []
+    notes = []
+    for refusal in sorted(local.missing, key=lambda one: one.client_id):
+        name = names.get(refusal.client_id, f"client {refusal.client_id}")
+        notes.append(f"{name} did not evaluate: {refusal.reason}")
+    return notes
+
+
+def _of_honest(local: Evaluation, hostile: Mapping[int, object]) -> Evaluation | None:
+    """The evaluation on the honest clients that have test data; None where there are none."""
+    honest = torch.tensor([client not in hostile for client in range(len(local.num_samples))])
+    counted = honest & (local.num_samples > 0)
+    if not bool(counted.any()):
+        return None
+    right = None
+    if local.right is not None:
+        right = local.right[:, counted.repeat_interleave(local.num_samples)]
+    return Evaluation(
+        local.num_samples[counted],
+        local.values[:, counted],
+        local.losses[:, counted],
+        local.counts,
+        right=right,
+    )
+
+
+def _over_honest_clients(
+    local: Evaluation,
+    hostile: Mapping[int, object],
+    problem: Problem,
+) -> dict[str, Any]:
+    """Mean weighted by test size, 10th and 90th percentile, and what shares of the clients reach.
+
+    Hostile clients are left out: their labels measure nothing.
+    """
+    honest = _of_honest(local, hostile)
+    if honest is None:
+        return {}
+    values = honest.values[0]
+    low, high = torch.quantile(values, torch.tensor([0.1, 0.9], dtype=values.dtype)).tolist()
+    best_first = values.sort(descending=problem.higher_is_better).values
+    reached = [float(best_first[math.ceil(share * len(values) / 100) - 1]) for share in SHARES]
+    return {
+        "local_mean": float(honest.overall()[0]),
+        "local_p10": low,
+        "local_p90": high,
+        "reached": json.dumps(reached),
+    }

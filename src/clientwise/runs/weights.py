@@ -1,0 +1,203 @@
+"""Reading the weights of a run: participants, criteria, evidence and refusals."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+
+from ..core.clock import ABSENT
+from .reader import RunReader, thinned
+from .rows import (
+    ArrivedRow,
+    ClientRoundRow,
+    CriterionRow,
+    LoweredRow,
+    ParticipantRow,
+    RefusalRow,
+    WeightGrid,
+)
+
+
+class WeightReader(RunReader):
+    """Which client had which weight, and why."""
+
+    def participants(self, method: str, seed: int, round_num: int) -> list[ParticipantRow]:
+        """The clients whose updates arrived in a round, from the largest weight to the smallest."""
+        return self._rows(
+            ParticipantRow,
+            """SELECT client, hostile, score, prior, z, posterior, weight, influence, refusal, name,
+                   history_z, copies
+               FROM participants JOIN lanes USING (lane) LEFT JOIN clients USING (seed, client)
+                   LEFT JOIN look_back USING (lane, round_num, client)
+               WHERE lane = ? AND round_num = ? ORDER BY weight DESC, client""",
+            self.lane(method, seed),
+            round_num,
+        )
+
+    def criteria(self, method: str, seed: int, round_num: int) -> list[CriterionRow]:
+        """The criteria measured in a round."""
+        return self._rows(
+            CriterionRow,
+            """SELECT client, criterion, raw, normalised FROM criteria
+               WHERE lane = ? AND round_num = ?""",
+            self.lane(method, seed),
+            round_num,
+        )
+
+    def client_rounds(self, method: str, seed: int, client: int) -> list[ClientRoundRow]:
+        """Every round in which a client took part."""
+        return self._rows(
+            ClientRoundRow,
+            """SELECT round_num, score, prior, z, posterior, weight, influence, training_loss,
+                   refusal, history_z, copies
+               FROM rounds CROSS JOIN participants INDEXED BY participants_by_round
+                   USING (lane, round_num)
+                   LEFT JOIN look_back USING (lane, round_num, client)
+               WHERE lane = ? AND client = ? ORDER BY round_num""",
+            self.lane(method, seed),
+            client,
+        )
+
+    def lowered_by_evidence(
+        self, method: str, seed: int, round_num: int, clients: Sequence[int], threshold: float
+    ) -> list[LoweredRow]:
+        """The effect of evidence on clients up to a round.
+
+        Args:
+            method: the method.
+            seed: the seed.
+            round_num: the last round to look at.
+            clients: the clients to look at.
+            threshold: evidence counts against a client where its z is above this.
+        """
+        return self._rows(
+            LoweredRow,
+            """WITH known AS MATERIALIZED (
+                   SELECT client, round_num, z,
+                       posterior < prior * (1 - 1e-9) AS lowered -- by more than rounding
+                   FROM participants NOT INDEXED
+                   WHERE lane = ? AND round_num <= ?
+                       AND client IN (SELECT value FROM json_each(?))
+                       AND posterior IS NOT NULL),
+               turns AS MATERIALIZED (
+                   SELECT client,
+                       MAX(CASE WHEN lowered THEN 0 ELSE round_num END) AS not_lowered,
+                       MAX(CASE WHEN z > ? THEN round_num END) AS harmful
+                   FROM known GROUP BY client)
+               SELECT client,
+                   MIN(CASE WHEN round_num > not_lowered THEN round_num END),
+                   harmful,
+                   MAX(CASE WHEN round_num = harmful THEN z END)
+               FROM known JOIN turns USING (client) GROUP BY client""",
+            self.lane(method, seed),
+            round_num,
+            json.dumps(list(clients)),
+            threshold,
+        )
+
+    def hostile_weights(
+        self,
+        method: str,
+        seed: int,
+        max_points: int | None = None,
+    ) -> list[tuple[int, float]]:
+        """(round, weight of all hostile clients together)."""
+        rows = self._rows(
+            tuple[int, float],
+            """SELECT round_num, (
+                   SELECT TOTAL(weight) FROM participants
+                   WHERE lane = rounds.lane AND round_num = rounds.round_num AND client IN (
+                       SELECT client FROM clients WHERE seed = ? AND hostile IS NOT NULL))
+               FROM rounds WHERE lane = ? ORDER BY round_num""",
+            seed,
+            self.lane(method, seed),
+        )
+        return thinned(rows, max_points)
+
+    def weight_grid(self, method: str, seed: int, max_cells: int) -> WeightGrid | None:
+        """The weight of every client over the rounds; None without any.
+
+        Args:
+            method: the method.
+            seed: the seed.
+            max_cells: the most rows, and the most columns.
+        """
+        lane = self.lane(method, seed)
+        ((last, clients),) = self._rows(
+            tuple[int | None, int | None],
+            """SELECT (SELECT MAX(round_num) FROM rounds WHERE lane = ?),
+                      (SELECT MAX(client) + 1 FROM clients WHERE seed = ?)""",
+            lane,
+            seed,
+        )
+        if last is None or clients is None or min(last, clients) < 1:
+            return None
+        rounds_per_cell = math.ceil(last / max_cells)
+        clients_per_cell = math.ceil(clients / max_cells)
+        cells = self._rows(
+            tuple[int, int, float, float],
+            """SELECT (round_num - 1) / ?, client / ?, AVG(weight), TOTAL(weight)
+               FROM rounds CROSS JOIN participants INDEXED BY participants_by_round
+                   USING (lane, round_num)
+               WHERE lane = ? AND (round_num - 1) % ? = 0 AND weight IS NOT NULL GROUP BY 1, 2""",
+            rounds_per_cell,
+            clients_per_cell,
+            lane,
+            rounds_per_cell,
+        )
+        width = math.ceil(last / rounds_per_cell)
+        height = math.ceil(clients / clients_per_cell)
+        means: list[list[float | None]] = [[None] * width for _ in range(height)]
+        totals = [0.0] * height
+        for column, row, mean, total in cells:
+            if 0 <= row < height and column < width:  # rounds may have been added meanwhile
+                means[row][column] = mean
+                totals[row] += total
+        return WeightGrid(rounds_per_cell, clients_per_cell, means, totals)
+
+    def refusals(self, method: str, limit: int) -> list[RefusalRow]:
+        """Which clients' updates were refused and why, the most frequent first."""
+        return self._rows(
+            RefusalRow,
+            """SELECT refusal, client, name, seed, COUNT(*), MIN(round_num)
+               FROM participants JOIN lanes USING (lane) LEFT JOIN clients USING (seed, client)
+               WHERE method = ? AND refusal IS NOT NULL
+               GROUP BY refusal, client, seed ORDER BY 5 DESC LIMIT ?""",
+            method,
+            limit,
+        )
+
+    def refusal_counts(self, method: str) -> list[tuple[str, int]]:
+        """(reason, how many updates were refused for it)."""
+        return self._rows(
+            tuple[str, int],
+            """SELECT refusal, COUNT(*) FROM participants JOIN lanes USING (lane)
+               WHERE method = ? AND refusal IS NOT NULL GROUP BY refusal""",
+            method,
+        )
+
+    def arrived(self, method: str) -> ArrivedRow:
+        """How many updates arrived in time over all seeds, and how many of them were refused."""
+        ((total,),) = self._rows(
+            tuple[int],
+            "SELECT COUNT(*) FROM participants JOIN lanes USING (lane) WHERE method = ?",
+            method,
+        )
+        reasons = self._rows(
+            tuple[str, int, int],
+            """SELECT refusal, COUNT(*), SUM(hostile IS NULL)
+               FROM participants JOIN lanes USING (lane) LEFT JOIN clients USING (seed, client)
+               WHERE method = ? AND refusal IS NOT NULL
+               GROUP BY refusal ORDER BY 3 DESC, 2 DESC""",
+            method,
+        )
+        absent = sum(count for reason, count, _ in reasons if reason in ABSENT)
+        refused = [row for row in reasons if row[0] not in ABSENT]
+        honest = sum(of_honest for _, _, of_honest in refused)
+        return ArrivedRow(
+            arrived=total - absent,
+            refused=sum(count for _, count, _ in refused),
+            refused_honest=honest,
+            reason=refused[0][0] if honest else None,
+        )

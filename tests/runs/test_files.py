@@ -1,0 +1,96 @@
+"""Files are written whole or not at all, and what goes wrong names the file."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import clientwise as cw
+import processes
+from clientwise.runs import files
+from clientwise.runs.files import naming, read_whole, write_atomically
+
+
+def full(*arguments: object) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")  # as writing raises it, without a name
+
+
+def test_a_full_disk_names_the_file_and_leaves_the_old_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "report.html"
+    path.write_bytes(b"old")
+    monkeypatch.setattr(files.os, "fsync", full)
+    with pytest.raises(OSError, match=r"No space left on device: '.*report\.html'") as caught:
+        write_atomically(path, b"new")
+    assert (caught.value.filename, caught.value.errno) == (str(path), errno.ENOSPC)
+    assert [(one.name, one.read_bytes()) for one in tmp_path.iterdir()] == [("report.html", b"old")]
+
+
+def test_a_file_that_is_named_already_keeps_its_name(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError) as caught, naming(tmp_path / "other"):
+        (tmp_path / "absent").read_bytes()
+    assert caught.value.filename == str(tmp_path / "absent")
+
+
+def test_what_is_too_long_to_read_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "versions.json"
+    path.write_bytes(b"1234")
+    assert read_whole(path, 4) == b"1234"
+    with pytest.raises(OSError, match="not a file of at most 3 bytes") as caught:
+        read_whole(path, 3)
+    assert caught.value.filename == str(path)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 64 kB; only root can make one."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(place)]
+    try:
+        mounted = subprocess.run(mount, capture_output=True).returncode == 0
+    except FileNotFoundError:
+        mounted = False
+    if not mounted:
+        pytest.skip("a small disk needs root")
+    yield place
+    subprocess.run(["umount", str(place)], check=True)
+
+
+def test_a_report_on_a_full_disk_is_one_line_with_the_file(
+    tiny: dict[str, Any], tmp_path: Path, request: Any
+) -> None:
+    folder = cw.run(tiny | {"rounds": 1}, tmp_path / "run")
+    disk = request.getfixturevalue("small_disk")
+    done = processes.run(processes.COMMAND, "report", folder, "--out", disk / "report")
+    assert done.returncode == 2, done.stderr
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith(f"error: {disk}{os.sep}report{os.sep}"), done.stderr
+    assert last.endswith(": No space left on device")
+
+
+SMALL_FILES = """
+import resource, signal
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, 40_000))
+from clientwise.cli import main
+main()
+"""
+
+
+def test_a_report_that_may_not_grow_is_one_line_with_the_file(
+    tiny: dict[str, Any], tmp_path: Path
+) -> None:
+    folder = cw.run(tiny | {"rounds": 1}, tmp_path / "run")
+    done = processes.run(SMALL_FILES, "report", folder, "--out", tmp_path / "report")
+    assert done.returncode == 2, done.stderr
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith(f"error: {tmp_path}{os.sep}report{os.sep}"), done.stderr
+    assert last.endswith(": File too large")
