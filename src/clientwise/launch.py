@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -77,11 +77,7 @@ def run(
         engines = _flower_simulation(experiment, data)
     if data is None and experiment.reads_files:
         data = members_data(experiment)
-    console = Console(stderr=True, highlight=False)
-    if progress is None:
-        progress = somebody_watches(console)
-    showing = show_progress(console) if progress and on_round is None else nullcontext(on_round)
-    with showing as on_round:
+    with _showing(progress, on_round) as on_round:
         return runner.run(
             experiment,
             out,
@@ -91,6 +87,18 @@ def run(
             on_round=on_round,
             engines=engines,
         )
+
+
+def _showing(
+    progress: bool | None, on_round: Callable[[Progress], None] | None
+) -> AbstractContextManager[Callable[[Progress], None] | None]:
+    """A context with the function to call after every round, if any."""
+    console = Console(stderr=True, highlight=False)
+    if on_round is not None or progress is False:
+        return nullcontext(on_round)
+    if progress or somebody_watches(console):
+        return show_progress(console)
+    return nullcontext()
 
 
 def members_data(experiment: Experiment) -> FederatedData:

@@ -15,19 +15,19 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from .errors import ClientwiseError, RunError
-from .experiment.config import load_experiment, read_written
+from .experiment.config import load_experiment
 from .experiment.parts import make
 from .models.flat import fill
 from .models.networks import MODELS
 from .models.own import OwnModel
 from .registry import suggest
-from .report.chain import Chain
 from .report.document import Chart
 from .report.views import overview, result_charts
 from .runs.files import plain_name, write_atomically
 from .runs.folder import RunFolder
 from .runs.frames import FrameName
 from .runs.models import After
+from .runs.recorded import CONFIG, read_table, recorded_config
 from .runs.rows import ModelFacts
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class Run(RunFolder):
     @property
     def config(self) -> dict[str, Any]:
         """The resolved config with every default; empty where it cannot be read."""
-        return read_written(self.folder / "config.toml")
+        return read_table(self.folder / CONFIG)
 
     def frame(self, what: FrameName, library: Literal["pandas", "polars"] = "pandas") -> Any:
         """All rows of a kind as a frame.
@@ -167,8 +167,8 @@ class Run(RunFolder):
 
     def has_model(self, method: str) -> bool:
         """Whether a method trains one model for all clients, not one for each."""
-        parts = Chain.of(self, method).parts
-        return parts is None or parts.control != "alone"
+        recorded = recorded_config(self.folder).method(method)
+        return recorded is None or recorded.control != "alone"
 
     def _trained(self, method: str, seed: int, after: After) -> tuple[int, dict[str, Tensor]]:
         if not self.has_model(method):

@@ -18,6 +18,7 @@ from clientwise.report.audit import Audit, audit
 from clientwise.report.document import Table
 from clientwise.report.terminal import audit_tables
 
+SINCE = "evidence has lowered its weight since round 3"
 CHAINS = {
     "all of it": {
         "score": "score",
@@ -40,13 +41,17 @@ def test_the_audit_has_the_places_of_the_method_and_no_others(moved: cw.Run, met
     found = audit(moved, method, 1, 5)
     assert [place.label for place in found.places] == list(chain)
     for one in found.participants:
-        assert [cell.value for cell in one.chain] == [getattr(stored[one.client], key) for key in chain.values()]
+        assert [cell.value for cell in one.chain] == [
+            getattr(stored[one.client], key) for key in chain.values()
+        ]
     _, table, *_ = views.audit_round(moved, method, 1, 5).sections[0].items
     assert isinstance(table, Table)
     labels = [column.label for column in table.columns]
     assert labels[2 : 2 + len(chain)] == list(chain)
     assert all(len(row) == len(labels) for row in table.rows)
-    assert [row[2:][: len(chain)] for row in table.rows] == [list(one.chain) for one in found.participants]
+    assert [row[2:][: len(chain)] for row in table.rows] == [
+        list(one.chain) for one in found.participants
+    ]
 
 
 @pytest.mark.parametrize(
@@ -58,7 +63,9 @@ def test_the_audit_has_the_places_of_the_method_and_no_others(moved: cw.Run, met
         ("rule", ["dataset_size", "rule"]),
     ],
 )
-def test_the_picture_leads_step_by_step_to_what_the_record_holds(moved: cw.Run, method: str, steps: list[str]) -> None:
+def test_the_picture_leads_step_by_step_to_what_the_record_holds(
+    moved: cw.Run, method: str, steps: list[str]
+) -> None:
     found = audit(moved, method, 1, 5)
     assert list(found.steps) == steps
     known = [one for one in found.participants if one.path]
@@ -72,17 +79,25 @@ def test_the_picture_leads_step_by_step_to_what_the_record_holds(moved: cw.Run, 
         assert sum(one.path[place] for one in known) == pytest.approx(1)
     sizes = {one.client: one.raw[0] for one in known}
     shares = {client: size / sum(sizes.values()) for client, size in sizes.items()}
-    assert {one.client: one.path[0] for one in known} == pytest.approx(shares)  # by the first criterion alone
+    assert {one.client: one.path[0] for one in known} == pytest.approx(
+        shares
+    )  # by the first criterion alone
     picture, *_ = views.audit_round(moved, method, 1, 5).sections[0].items
-    assert [trace["name"] for trace in picture.data] == [*steps, found.places[-1].label]
-    for place, trace in enumerate(picture.data[:-1]):
-        ends = [start + length for start, length in zip(trace["base"], trace["x"], strict=True)]
-        assert ends == pytest.approx([one.path[place] for one in known])
+    groups = picture.mark.groups
+    assert [group.name for group in groups] == [*steps, found.places[-1].label]
+    before = [1 / len(known)] * len(known)
+    for index, group in enumerate(groups[:-1]):
+        assert group.starts == before
+        assert group.ends == [one.path[index] for one in known]
+        before = group.ends
+    assert (groups[-1].starts, groups[-1].ends) == (None, before)
 
 
 def said(found: Audit) -> dict[int, tuple[str, ...]]:
     assert not any(one.moved for one in found.participants if "refused" in one.remark)
-    return {one.client: one.moved for one in reversed(found.participants)}  # those refused are the last
+    return {
+        one.client: one.moved for one in reversed(found.participants)
+    }  # those refused are the last
 
 
 def test_what_would_change_a_weight_is_said_of_the_prior(moved: cw.Run) -> None:
@@ -99,20 +114,24 @@ def test_what_would_change_a_weight_is_said_of_the_prior(moved: cw.Run) -> None:
 
 def test_the_explanation_names_all_that_moved_the_weights(moved: cw.Run) -> None:
     assert audit(moved, "all of it", 1, 5).explanation == (
-        "Prior weight = score / sum of scores; the score is prioritized in the order dataset_size > label_diversity of "
-        "dataset_size, label_diversity. The weight is moved by the evidence significance (threshold 2.0, slack 1.0, "
-        "strength 0.5, step 0.1) and then by the bounds (cap 20%, floor 2%). z is what the evidence says against a "
-        "client by then, in standard errors. Influence is what clip (times 1.0) and then the rule multi_krum (hostile "
-        "0.3) made of the weight: the share of the result that came from the client."
+        "Prior weight = score / sum of scores. Score function: prioritized. "
+        "Criteria: dataset_size > label_diversity (most important first). "
+        "Evidence adjusts the prior weight: significance (threshold 2.0, slack 1.0, "
+        "strength 0.5, step 0.1). Bounds limit the weight: cap 20%, floor 2%. "
+        "z is the accumulated evidence against a client in standard errors; z < 0 favours it. "
+        "Influence is a client's share of the aggregate after clip (times 1.0) and then "
+        "the rule multi_krum (hostile 0.3)."
     )
     assert audit(moved, "rule", 1, 5).explanation == (
-        "Weight = score / sum of scores; the score is prioritized of dataset_size. Influence is what the rule median "
-        "made of the weight: the share of the result that came from the client."
+        "Weight = score / sum of scores. Score function: prioritized. Criteria: dataset_size. "
+        "Influence is a client's share of the aggregate after the rule median."
     )
 
 
 def test_since_when_evidence_lowers_a_weight(moved: cw.Run) -> None:
-    rounds = [{row.client: row for row in moved.participants("evidence", 1, r)} for r in range(1, 6)]
+    rounds = [
+        {row.client: row for row in moved.participants("evidence", 1, r)} for r in range(1, 6)
+    ]
     remarks = said(audit(moved, "evidence", 1, 5))
     for client, last in rounds[-1].items():
         assert last.z is not None
@@ -124,8 +143,8 @@ def test_since_when_evidence_lowers_a_weight(moved: cw.Run) -> None:
         since = max((number for number, low in enumerate(lowered, 1) if not low), default=0) + 1
         when = "" if harmful[-1] == 5 else f"last in round {harmful[-1]}, "
         assert remarks[client] == (
-            f"lowered by the evidence since round {since}: on held-out samples the model got worse in its direction, "
-            f"{when}{rounds[harmful[-1] - 1][client].z:.1f} standard errors",
+            f"evidence has lowered its weight since round {since}: its updates increased the loss "
+            f"on held-out samples ({when}z = {rounds[harmful[-1] - 1][client].z:.1f})",
         )
     assert all(remarks[client] for client in moved.hostile_clients(1))
 
@@ -135,7 +154,9 @@ def made(moved: cw.Run, tmp_path: Path) -> cw.Run:
     """The run with a made-up history of its clients under `all of it`."""
     folder = shutil.copytree(moved.folder, tmp_path / "made")
     lane = moved.lane("all of it", 1)
-    with contextlib.closing(sqlite3.connect(folder / "run.sqlite", isolation_level=None)) as database:
+    with contextlib.closing(
+        sqlite3.connect(folder / "run.sqlite", isolation_level=None)
+    ) as database:
 
         def put(client: int, rounds: str, **values: float) -> None:
             columns = ", ".join(f"{key} = {value}" for key, value in values.items())
@@ -158,74 +179,109 @@ def made(moved: cw.Run, tmp_path: Path) -> cw.Run:
             "OR (client = 0 AND round_num = 4))"
         )
         database.execute(  # what a client sends twice is refused, the first one counts
-            "INSERT INTO participants (lane, round_num, client, refusal) VALUES (?, 5, 0, 'sent twice')", (lane,)
+            "INSERT INTO participants (lane, round_num, client, refusal) VALUES (?, 5, 0, 'sent twice')",
+            (lane,),
         )
     return cw.Run(folder)
 
 
 def test_remarks_say_what_the_record_shows(made: cw.Run) -> None:
-    worse = "on held-out samples the model got worse in its direction"
+    worse = "its updates increased the loss on held-out samples"
     assert said(audit(made, "all of it", 1, 5)) == {
-        0: (
-            f"lowered by the evidence since round 3: {worse}, 4.1 standard errors",
-        ),  # refused in 4: no round of its own
+        # Refused in round 4, which therefore does not interrupt the rounds since 3.
+        0: (f"evidence has lowered its weight since round 3: {worse} (z = 4.1)",),
         1: (
-            f"lowered by the evidence since round 2: {worse}, last in round 2, 7.0 standard errors",
-            "the rule and the steps before it counted it 3.1% instead of 5.0%",
+            f"evidence has lowered its weight since round 2: {worse} (last in round 2, z = 7.0)",
+            "clip and then the rule multi_krum lowered its influence from 5.0% to 3.1%",
         ),
         2: (
-            f"{worse}, 3.2 standard errors, but others lost as much weight or more",
-            "held down by the cap of 20%",
+            f"{worse} (z = 3.2), but other clients lost at least as much weight",
+            "lowered from 50.0% to the cap of 20%",
         ),
         3: (
-            "lowered by the evidence since round 5",
-            "lifted by the floor of 2%",
-            "the rule and the steps before it left it out",
+            "evidence has lowered its weight since round 5",
+            "raised from 0.1% to the floor of 2%",
+            "clip and then the rule multi_krum excluded its update",
         ),
-        4: ("raised by the bounds from 10.0% to 15.0%",),
+        4: ("the bounds raised its weight from 10.0% to 15.0%",),
         5: (),
         6: (),
         7: (),
     }
-    assert said(audit(made, "all of it", 1, 1))[0][0].startswith("lowered by the evidence since round 1")  # not later
+    assert said(audit(made, "all of it", 1, 1))[0][0].startswith(
+        "evidence has lowered its weight since round 1"
+    )  # not later
     assert said(audit(made, "all of it", 1, 2))[0] == ()
     *_, words = views.audit_round(made, "all of it", 1, 5).sections[0].items
     assert [(row[0].value, row[1]) for row in words.rows] == [
-        (one.client, "; ".join(one.moved)) for one in audit(made, "all of it", 1, 5).participants if one.moved
+        (one.client, "; ".join(one.moved))
+        for one in audit(made, "all of it", 1, 5).participants
+        if one.moved
     ]
-    assert views.audit_client(made, "all of it", 1, 0).lead[1].startswith("Round 5: lowered by the evidence since")
+    assert (
+        views.audit_client(made, "all of it", 1, 0)
+        .lead[1]
+        .startswith("Round 5: evidence has lowered its weight since")
+    )
 
 
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
-        ('source = "held_out"', 'source = "clients"', "in the judgement of clients the model got worse"),
-        ("threshold = 2.0", "threshold = 100.0", "lowered by the evidence since round 3"),
-        ('name = "multi_krum"', 'name = "a_plugin"', "lowered by the evidence since round 3: on held-out"),
-        ('name = "significance"', 'name = "a_plugin"', "lowered by the evidence since round 3: on held-out"),
-        ("threshold = 2.0", 'threshold = "high"', "lowered by the evidence since round 3: on held-out"),
-        ("[[methods]]", "not toml [", "lowered by the evidence since round 3: the model got worse"),
+        (
+            'source = "held_out"',
+            'source = "clients"',
+            f"{SINCE}: its updates increased the loss measured by the",
+        ),
+        ("threshold = 2.0", "threshold = 100.0", SINCE),
+        (
+            'name = "multi_krum"',
+            'name = "a_plugin"',
+            f"{SINCE}: its updates increased the loss on held-out",
+        ),
+        (
+            'name = "significance"',
+            'name = "a_plugin"',
+            f"{SINCE}: its updates increased the loss on held-out",
+        ),
+        (
+            "threshold = 2.0",
+            'threshold = "high"',
+            f"{SINCE}: its updates increased the loss on held-out",
+        ),
+        ("[[methods]]", "not toml [", f"{SINCE}: its updates increased the loss (z"),
     ],
 )
-def test_the_config_only_names_what_the_record_shows(made: cw.Run, old: str, new: str, words: str) -> None:
+def test_the_config_only_names_what_the_record_shows(
+    made: cw.Run, old: str, new: str, words: str
+) -> None:
     path = made.folder / "config.toml"
     path.write_text(path.read_text().replace(old, new))
     found = audit(made, "all of it", 1, 5)
     assert [place.label for place in found.places] == list(CHAINS["all of it"])
     assert words in said(found)[0][0]
-    assert ("standard errors" in said(found)[0][0]) == ("100.0" not in new)
+    assert ("z = 4.1" in said(found)[0][0]) == ("100.0" not in new)
     if "not toml" in new:
-        assert said(found)[2][-1] == "lowered by the bounds from 50.0% to 20.0%"  # by which, it does not know
-        assert said(found)[3][-1] == "the rule left it out"
+        assert (
+            said(found)[2][-1] == "the bounds lowered its weight from 50.0% to 20.0%"
+        )  # which of them is unknown
+        assert said(found)[3][-1] == "the rule excluded its update"
 
 
 def test_bounds_that_moved_nothing_say_so(moved: cw.Run, tmp_path: Path) -> None:
     folder = shutil.copytree(moved.folder, tmp_path / "within")
-    with contextlib.closing(sqlite3.connect(folder / "run.sqlite", isolation_level=None)) as database:
-        database.execute("UPDATE participants SET prior = NULL WHERE lane = ?", (moved.lane("bounds", 1),))
+    with contextlib.closing(
+        sqlite3.connect(folder / "run.sqlite", isolation_level=None)
+    ) as database:
+        database.execute(
+            "UPDATE participants SET prior = NULL WHERE lane = ?", (moved.lane("bounds", 1),)
+        )
     found = audit(cw.Run(folder), "bounds", 1, 5)
     assert [place.label for place in found.places] == ["score", "weight"]
-    assert "by the bounds (cap 15%); in this round that changed nothing." in found.explanation
+    assert (
+        "Bounds limit the weight: cap 15%. No weight was changed in this round."
+        in found.explanation
+    )
 
 
 def test_a_client_over_the_rounds(moved: cw.Run) -> None:
@@ -233,13 +289,13 @@ def test_a_client_over_the_rounds(moved: cw.Run) -> None:
     document = views.audit_client(moved, "all of it", 1, client)
     weight, z, _, table = document.sections[0].items
     rows = moved.client_rounds("all of it", 1, client)
-    assert {trace["name"]: trace["y"] for trace in weight.data} == {
+    assert {line.name: [*line.y] for line in weight.mark.lines} == {
         "weight": [row.weight for row in rows],
         "prior weight": [row.prior for row in rows],
         "influence": [row.influence for row in rows],
     }
-    assert (z.id, z.data[0]["y"]) == ("client-z", [row.z for row in rows])
-    assert "tickformat" not in z.layout["yaxis"]
+    assert (z.id, [*z.mark.lines[0].y]) == ("client-z", [row.z for row in rows])
+    assert not z.mark.y.percent
     labels = [column.label for column in table.columns]
     assert labels == ["round", *CHAINS["all of it"], "training loss", "refused because"]
     assert [row[4].value for row in table.rows] == [row.posterior for row in rows]
@@ -249,19 +305,25 @@ def test_a_client_over_the_rounds(moved: cw.Run) -> None:
     assert [item.id for item in plain] == ["client-weight", "client-own", "rounds"]
 
 
-def test_of_a_very_large_round_the_terminal_shows_the_heaviest(moved: cw.Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_a_very_large_round_the_terminal_shows_the_heaviest(
+    moved: cw.Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(terminal, "MOST_LINES", 2)
     console = Console(width=200, record=True, file=io.StringIO())
     console.print(*audit_tables(moved, 5, "all of it"))
     text, found = console.export_text(), audit(moved, "all of it", 1, 5)
-    assert f"and {len(found.participants) - 2} more with less weight" in text
+    assert f"{len(found.participants) - 2} more clients are not shown" in text
     assert [one.client for one in found.participants if f"Client {one.client}:" in text] == [
         one.client for one in found.participants[:2]
     ]
 
 
-@pytest.mark.parametrize("content", ["x = " + "[" * 50_000, f"x = {'9' * 5_000}", "a." * 9_999 + "a = 1", None])
-def test_a_config_that_cannot_be_read_takes_only_the_explanation(moved: cw.Run, tmp_path: Path, content) -> None:
+@pytest.mark.parametrize(
+    "content", ["x = " + "[" * 50_000, f"x = {'9' * 5_000}", "a." * 9_999 + "a = 1", None]
+)
+def test_a_config_that_cannot_be_read_takes_only_the_explanation(
+    moved: cw.Run, tmp_path: Path, content
+) -> None:
     folder = tmp_path / "odd"
     shutil.copytree(moved.folder, folder)
     (folder / "config.toml").unlink()
@@ -270,8 +332,10 @@ def test_a_config_that_cannot_be_read_takes_only_the_explanation(moved: cw.Run, 
     else:
         (folder / "config.toml").write_text(content)
     found = audit(cw.Run(folder), "all of it", 1, 5)
-    assert "not known" in found.explanation
-    assert [one.weight for one in found.participants] == [row.weight for row in moved.participants("all of it", 1, 5)]
+    assert "the score was computed is unknown" in found.explanation
+    assert [one.weight for one in found.participants] == [
+        row.weight for row in moved.participants("all of it", 1, 5)
+    ]
 
 
 def test_the_terminal_shows_the_chain(moved: cw.Run) -> None:
@@ -285,6 +349,13 @@ def test_the_terminal_shows_the_chain(moved: cw.Run) -> None:
     assert found.explanation in words
     for one in found.participants:
         assert (
-            " ".join([str(one.client), *(f"{raw:.4g}" for raw in one.raw), *(cell.text for cell in one.chain)]) in words
+            " ".join(
+                [
+                    str(one.client),
+                    *(f"{raw:.4g}" for raw in one.raw),
+                    *(cell.text for cell in one.chain),
+                ]
+            )
+            in words
         )
         assert f"Client {one.client}: {'; '.join(filter(None, [one.remark, *one.moved]))}." in words

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import re
 import sys
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -13,18 +12,13 @@ from typing import Any, NamedTuple
 from pydantic import ValidationError
 
 from ..errors import ConfigError
-from ..runs.files import read_whole
+from ..runs.recorded import DEEPEST, INTEGERS, MOST_BYTES, parse_toml
 from .messages import Issue, dotted, issues_of
 from .named import pick, write_out
 from .presets import apply_preset
 from .schema import Experiment
 from .validation import config_issues
 from .values import MOST_PLUGINS
-
-MOST_BYTES = 2**20  # of a config file: reading one takes a second at most
-DEEPEST = 32  # tables and lists within each other
-_INTEGERS = "the largest integer of a config is 9,223,372,036,854,775,807"
-_LONG_KEY = re.compile(rf"""(?<![\w-])(?:(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+){{{DEEPEST}}}""")
 
 
 class _Source(NamedTuple):
@@ -106,28 +100,6 @@ def presets_of(source: str | Path) -> list[str]:
     return list(_read(source).table.get("presets", {}))
 
 
-def read_written(path: Path) -> dict[str, Any]:
-    """A config as a run wrote it, unchecked and without its plugins; empty if it cannot be read."""
-    try:
-        return _copy(parse_toml(read_whole(path, MOST_BYTES).decode()), str(path))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, ConfigError):
-        return {}
-
-
-def parse_toml(text: str) -> dict[str, Any]:
-    """TOML as a dictionary. Everything that cannot be read in a second is a TOMLDecodeError."""
-    if _LONG_KEY.search(text):
-        raise tomllib.TOMLDecodeError(f"a key of more than {DEEPEST} parts")
-    try:
-        return tomllib.loads(text)
-    except RecursionError:
-        raise tomllib.TOMLDecodeError("brackets are nested too deep") from None
-    except tomllib.TOMLDecodeError:
-        raise
-    except ValueError:  # Python reads no integers of thousands of digits
-        raise tomllib.TOMLDecodeError(f"an integer of too many digits; {_INTEGERS}") from None
-
-
 def _read(source: str | Path | Mapping[str, Any]) -> _Source:
     if isinstance(source, Mapping):
         return _Source("config", Path.cwd(), _copy(source, "config"))
@@ -165,7 +137,7 @@ def _copy(table: Mapping[str, Any], where: str) -> dict[str, Any]:
         if isinstance(value, list | tuple):
             return [copied(item, (*path, place)) for place, item in enumerate(value)]
         if isinstance(value, int) and not -(2**63) <= value < 2**63:
-            raise ConfigError(where, [(dotted(path), f"is too large; {_INTEGERS}")])
+            raise ConfigError(where, [(dotted(path), f"is too large; {INTEGERS}")])
         return value
 
     return {key: copied(value, (key,)) for key, value in table.items()}

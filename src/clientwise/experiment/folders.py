@@ -12,7 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 from ..errors import RunError
 from ..runs.files import plain_name, write_atomically
 from ..runs.reader import is_finished
-from .config import read_written
+from ..runs.recorded import read_table
 from .messages import issues_of
 from .resume import CONFIG, changed_keys
 from .schema import Experiment
@@ -46,7 +46,7 @@ def find_unfinished(experiment: Experiment, parent: Path = Path("runs")) -> Path
     """The newest unfinished run folder in runs/ that was made by this config."""
     wanted = experiment.to_dict()
     found = list(parent.glob(f"*/{CONFIG}"))
-    same_config = [path for path in found if not changed_keys(read_written(path), wanted)]
+    same_config = [path for path in found if not changed_keys(read_table(path), wanted)]
     written = [path for path in same_config if not is_finished(path.parent)]
     if not written:
         hint = "name its folder: clientwise run FOLDER --resume"
@@ -68,7 +68,7 @@ def claim(folder: Path, resume: bool) -> None:
 def annotate(folder: Path, note: str | None, tags: Sequence[str] | None) -> None:
     """Set the note and the tags of a run, where they are given; no other key changes."""
     written = folder / CONFIG
-    table = read_written(written)
+    table = read_table(written)
     if not table:
         raise RunError(f"{folder}: not a run of clientwise (it has no config.toml)")
     try:

@@ -9,7 +9,8 @@ from typing import Any
 
 from ..errors import ConfigError, RunError
 from ..runs.facts import recorded_fact
-from .config import load_experiment, parse_toml
+from ..runs.recorded import parse_toml
+from .config import load_experiment
 from .schema import Experiment
 
 CONFIG = "config.toml"

@@ -17,7 +17,7 @@ from ..attacks import Hostile
 from ..core.method import Method
 from ..core.round import first_state, run_round
 from ..core.seeding import generator
-from ..data.federated import FederatedData, Shares
+from ..data.federated import FederatedData, Holdings
 from ..engine.device import pick_device, threads_for
 from ..engine.executor import Executor
 from ..errors import ConfigError
@@ -90,8 +90,8 @@ def target_of(experiment: Experiment) -> float:
 def best_rate(trials: Sequence[Trial], higher_is_better: bool = True) -> float:
     """The rate that reaches the target with the most seeds.
 
-    Of equal rates it is the earliest, then the one with the best metric. Rates are often equal where
-    clients hold back a sample or two and are at 0 or 100% by chance.
+    Of equal rates it is the earliest, then the one with the best metric. Rates are often equal
+    where clients hold back a sample or two and are at 0 or 100% by chance.
 
     >>> best_rate([Trial(0.1, 1, 9, 0.8), Trial(0.2, 1, 7, 0.8), Trial(0.4, 1, None, 0.9)])
     0.2
@@ -120,11 +120,13 @@ def hold_back(data: FederatedData, fraction: float, seed: int) -> FederatedData:
         held.append(order[:count])
         kept.append(order[count:])
 
-    def dealt(shares: Shares, places: list[Tensor]) -> Shares:
-        return Shares.of([(shares.indices[mine], shares.targets[mine]) for mine in places])
+    def dealt(shares: Holdings, places: list[Tensor]) -> Holdings:
+        return Holdings.of([(shares.indices[mine], shares.targets[mine]) for mine in places])
 
     poisoned = dealt(data.poisoned, kept) if data.poisoned else None
-    return replace(data, train=dealt(data.train, kept), test=dealt(data.train, held), poisoned=poisoned)
+    return replace(
+        data, train=dealt(data.train, kept), test=dealt(data.train, held), poisoned=poisoned
+    )
 
 
 def _held_back(size: int, fraction: float) -> int:

@@ -1,4 +1,4 @@
-"""The audit of a weight: what was measured, what it became, and what would change it."""
+"""The audit of a round: every weight, what was measured for it, and what would change it."""
 
 from __future__ import annotations
 
@@ -10,30 +10,36 @@ from torch import Tensor
 
 from ..core.scores import SCORES, Score
 from ..core.weighting import NORMALISERS, Normaliser, divide, to_weights
-from ..experiment.parts import make, read_part
 from ..runs.folder import RunFolder
-from ..runs.rows import CriterionRow, ParticipantRow
-from .chain import PRIOR, Chain, MethodParts, Place, described, places
+from ..runs.recorded import RecordedMethod, build
+from ..runs.rows import CriterionRow, ParticipantRow, RoundRow
+from .chain import PRIOR, Chain, Place, described, places
 from .document import Cell, percent_of
 
-MAX_COHORT = 500  # beyond this, what-if weights would take longer than anyone waits
+MAX_COHORT = 500  # with more clients, what-if weights take too long
+UNKNOWN_SCORE = (
+    "How the score was computed is unknown: it is a plugin's, or the config cannot be read. "
+    "So no what-if weights can be given."
+)
+
+Measured = Mapping[int, Mapping[str, CriterionRow]]  # by client and criterion
 
 
 @dataclass(frozen=True)
 class Participant:
-    """One participant of a round. What does not apply to a refused one is None."""
+    """One participant of a round. What does not apply to a refused update is None or empty."""
 
     client: int
     name: str | None
-    raw: tuple[float | None, ...]
+    raw: tuple[float | None, ...]  # one per criterion
     normalised: tuple[float | None, ...]
     score: float | None
     weight: float | None
     chain: tuple[Cell, ...]  # one per place, from score to influence
-    what_if: tuple[float | None, ...]  # its weight by the score, had it the cohort's best value in each criterion
-    path: tuple[float, ...]  # its weight after each of the audit's `steps`; none of a refused one
-    remark: str  # hostile, refused and why
-    moved: tuple[str, ...]  # what moved its weight, in words
+    what_if: tuple[float | None, ...]  # its weight with the cohort's best value in each criterion
+    path: tuple[float, ...]  # its weight after each of the audit's `steps`
+    remark: str  # hostile; refused, with the reason
+    moved: tuple[str, ...]  # what changed its weight, in words
 
 
 @dataclass(frozen=True)
@@ -45,10 +51,10 @@ class Audit:
     seed: int
     round_num: int
     criteria: tuple[str, ...]
-    places: tuple[Place, ...]  # of the chain from score to influence that this round has
+    places: tuple[Place, ...]  # of the chain from score to influence, as far as this round has them
     participants: tuple[Participant, ...]  # heaviest first
     what_if: bool
-    steps: tuple[str, ...]  # that make weights of an equal share: criteria one by one, evidence, bounds, the rule
+    steps: tuple[str, ...]  # from equal weights on: criteria one by one, evidence, bounds, the rule
     explanation: str
     priority: tuple[str, ...] | None
     candidates: tuple[tuple[tuple[str, ...], float], ...]
@@ -57,63 +63,66 @@ class Audit:
 
     @property
     def what_if_label(self) -> str:
-        """What `what_if` would be: the weight, or what it is before anything else moves it."""
+        """What `what_if` holds: weights, or prior weights where they are changed afterwards."""
         return "prior weight with the best" if PRIOR in self.places else "weight with the best"
 
 
 def audit(run: RunFolder, method: str, seed: int, round_num: int) -> Audit:
     """Everything about the weights of one round."""
     record = run.round(method, seed, round_num)
-    measured = _measured(run.criteria(method, seed, round_num))
-    rows, chain = run.participants(method, seed, round_num), Chain.of(run, method)
+    rows = run.participants(method, seed, round_num)
+    measured = _by_client(run.criteria(method, seed, round_num))
+    chain = Chain.of(run, method)
+    accepted = {row.client: row for row in rows if row.refusal is None}
+    moved = chain.remarks(run, method, seed, round_num, accepted)
+    how = weighing(chain.parts, record.priority)
+    criteria = how.names if how else _names_of(measured)
+    recomputed = _recompute(how, criteria, measured)
     passed = places(rows)
-    moved = chain.remarks(run, method, seed, round_num, {row.client: row for row in rows if row.refusal is None})
-    how = weighing(chain.parts) if chain.parts else None
-    criteria = how.names if how else tuple(sorted({name for values in measured.values() for name in values}))
-    clients = [client for client in measured if set(measured[client]) == set(criteria)]
-    raw = torch.tensor([[measured[client][name].raw for name in criteria] for client in clients], dtype=torch.float64)
-    what_if = _what_if(how, record.priority, raw)
-    changed = dict(zip(clients, what_if, strict=True)) if what_if else {}
-    order, weights = _one_by_one(how, record.priority, raw) if how and what_if else (("criteria",), [[]] * len(clients))
-    growing = dict(zip(clients, weights, strict=True))
     shares = [place for place in passed if place.text is percent_of]
-    constant = ", ".join(record.no_effect)
-    extra = (f"{constant}: equal for all clients of this round: no effect, it told nobody apart.",) if constant else ()
+    participants = []
+    for row in rows:
+        known = measured.get(row.client, {}) if row.refusal is None else {}
+        said = moved[row.client] if row.refusal is None else ()
+        path = _path(row, recomputed, shares)
+        participants.append(_participant(row, criteria, known, passed, recomputed, said, path))
     return Audit(
-        run,
-        method,
-        seed,
-        round_num,
-        criteria,
-        tuple(passed),
-        tuple(
-            _participant(
-                row,
-                criteria,
-                measured.get(row.client, {}),
-                passed,
-                changed.get(row.client),
-                moved[row.client] if row.refusal is None else (),
-                (*growing.get(row.client, ()), *(place.value(row) for place in shares)),
-            )
-            for row in rows
-        ),
-        bool(what_if),
-        (*order, *(place.mover for place in shares[1:])),
-        " ".join([_explain(how, record.priority, PRIOR in passed), *chain.explain(passed)]),
-        record.priority,
-        record.candidates or (),
-        record.testing_rounds,
-        (*record.notes, *extra),
+        run=run,
+        method=method,
+        seed=seed,
+        round_num=round_num,
+        criteria=criteria,
+        places=tuple(passed),
+        participants=tuple(participants),
+        what_if=bool(recomputed.what_if),
+        steps=(*recomputed.order, *(place.mover for place in shares[1:])),
+        explanation=" ".join([_explain(how, record, PRIOR in passed), *chain.explain(passed)]),
+        priority=record.priority,
+        candidates=record.candidates or (),
+        testing_rounds=record.testing_rounds,
+        notes=(*record.notes, *_constant(record)),
     )
 
 
-def _measured(rows: Sequence[CriterionRow]) -> dict[int, dict[str, CriterionRow]]:
-    """By client and criterion."""
+def _by_client(rows: Sequence[CriterionRow]) -> dict[int, dict[str, CriterionRow]]:
     measured: dict[int, dict[str, CriterionRow]] = {}
     for row in rows:
         measured.setdefault(row.client, {})[row.criterion] = row
     return measured
+
+
+def _names_of(measured: Measured) -> tuple[str, ...]:
+    names: set[str] = set()
+    for values in measured.values():
+        names |= values.keys()
+    return tuple(sorted(names))
+
+
+def _constant(record: RoundRow) -> list[str]:
+    if not record.no_effect:
+        return []
+    names = ", ".join(record.no_effect)
+    return [f"No effect on the weights: {names} (constant across the clients of this round)."]
 
 
 def _participant(
@@ -121,28 +130,47 @@ def _participant(
     criteria: Sequence[str],
     measured: Mapping[str, CriterionRow],
     passed: Sequence[Place],
-    what_if: tuple[float, ...] | None,
+    recomputed: Recomputed,
     moved: tuple[str, ...],
-    path: tuple[float | None, ...],
+    path: tuple[float, ...],
 ) -> Participant:
-    """`what_if` has its weights with another value in each criterion; of a refused update only the remark counts."""
-    accepted = row.refusal is None
-    values = [measured.get(name) if accepted else None for name in criteria]
-    remarks = [f"hostile ({row.hostile})"] if row.hostile else []
-    remarks += [f"refused: {row.refusal}"] if row.refusal else []
+    values = [measured.get(name) for name in criteria]
+    what_if: tuple[float | None, ...] = (None,) * len(criteria)
+    if row.refusal is None:
+        what_if = recomputed.what_if.get(row.client, what_if)
     return Participant(
         client=row.client,
         name=row.name,
-        raw=tuple(None if value is None else value.raw for value in values),
-        normalised=tuple(None if value is None else value.normalised for value in values),
+        raw=tuple(value and value.raw for value in values),
+        normalised=tuple(value and value.normalised for value in values),
         score=row.score,
         weight=row.weight,
         chain=tuple(place.cell(row) for place in passed),
-        what_if=what_if if what_if and accepted else (None,) * len(criteria),
-        path=tuple(value for value in path if value is not None) if accepted and None not in path else (),
-        remark="; ".join(remarks),
+        what_if=what_if,
+        path=path,
+        remark=_remark(row),
         moved=moved,
     )
+
+
+def _remark(row: ParticipantRow) -> str:
+    remarks = []
+    if row.hostile:
+        remarks.append(f"hostile ({row.hostile})")
+    if row.refusal:
+        remarks.append(f"refused: {row.refusal}")
+    return "; ".join(remarks)
+
+
+def _path(
+    row: ParticipantRow,
+    recomputed: Recomputed,
+    shares: Sequence[Place],
+) -> tuple[float, ...]:
+    """A weight step by step; empty where one of the steps is unknown."""
+    path = [*recomputed.growing.get(row.client, ()), *(place.value(row) for place in shares)]
+    known = [value for value in path if value is not None]
+    return tuple(known) if row.refusal is None and len(known) == len(path) else ()
 
 
 @dataclass(frozen=True)
@@ -154,25 +182,55 @@ class Weighing:
     normaliser: Normaliser
     description: str
 
+    def weights(self, raw: Tensor) -> Tensor:
+        """The weights [n] that raw values [n, m] give."""
+        return to_weights(self.score(self.names, divide(raw, self.normaliser(raw))))
 
-def weighing(parts: MethodParts) -> Weighing | None:
-    """A method's score and normaliser; None where they are not parts of this library."""
-    try:
-        score: Score = make(SCORES, read_part(SCORES, parts.score))
-    except ValueError:  # a score that is a plugin's
+
+def weighing(parts: RecordedMethod | None, priority: Sequence[str] | None) -> Weighing | None:
+    """A method's score in a round's order, and its normaliser; None where they are unknown."""
+    if parts is None or parts.score is None:
         return None
-    normaliser = parts.normalise.name if parts.normalise else score.default_normaliser
+    built: Score | None = build(SCORES, parts.score)
+    if built is None:
+        return None
+    names = tuple(part.called for part in parts.criteria)
+    score = built.with_order(priority)
+    try:
+        score.check(names)
+    except ValueError:
+        return None
+    normaliser = parts.normaliser or score.default_normaliser
     if normaliser not in NORMALISERS:
         return None
-    names = tuple(part.label or part.name for part in parts.criteria)
     return Weighing(names, score, NORMALISERS.get(normaliser), described(parts.score))
 
 
-def _what_if(how: Weighing | None, priority: Sequence[str] | None, raw: Tensor) -> list[tuple[float, ...]]:
-    """For every client [n] and criterion [m]: its weight, had it the cohort's best value there and all else equal."""
-    if how is None or not 0 < len(raw) <= MAX_COHORT:
-        return []
-    score = how.score.with_order(priority)
+@dataclass(frozen=True)
+class Recomputed:
+    """Weights that were not recorded, by client; empty where they cannot be computed."""
+
+    what_if: Mapping[int, tuple[float, ...]]  # with the cohort's best value, one per criterion
+    order: tuple[str, ...]  # of the criteria
+    growing: Mapping[int, Sequence[float]]  # with the first criterion, with the first two ...
+
+
+def _recompute(how: Weighing | None, criteria: Sequence[str], measured: Measured) -> Recomputed:
+    clients = [client for client, values in measured.items() if values.keys() == set(criteria)]
+    if how is None or not 0 < len(clients) <= MAX_COHORT:
+        return Recomputed({}, ("criteria",), {})
+    rows = [[measured[client][name].raw for name in criteria] for client in clients]
+    raw = torch.tensor(rows, dtype=torch.float64)
+    order, growing = _one_by_one(how, raw)
+    return Recomputed(
+        dict(zip(clients, _what_if(how, raw), strict=True)),
+        order,
+        dict(zip(clients, growing, strict=True)),
+    )
+
+
+def _what_if(how: Weighing, raw: Tensor) -> list[tuple[float, ...]]:
+    """Every client's weight [n], had it the cohort's best value in one criterion [m]."""
     best = raw.max(0).values
     result = []
     for client in range(len(raw)):
@@ -180,33 +238,35 @@ def _what_if(how: Weighing | None, priority: Sequence[str] | None, raw: Tensor) 
         for column in range(raw.shape[1]):
             changed = raw.clone()
             changed[client, column] = best[column]
-            weights.append(float(to_weights(score(how.names, divide(changed, how.normaliser(changed))))[client]))
+            weights.append(float(how.weights(changed)[client]))
         result.append(tuple(weights))
     return result
 
 
-def _one_by_one(
-    how: Weighing, priority: Sequence[str] | None, raw: Tensor
-) -> tuple[tuple[str, ...], list[list[float]]]:
-    """The criteria in their order, and each client's weight as they come in one after the other, before the last.
+def _one_by_one(how: Weighing, raw: Tensor) -> tuple[tuple[str, ...], list[list[float]]]:
+    """The criteria in their order, and each client's weights as they are added, without the last.
 
-    Those that are not in yet are equal for all, so that everybody begins with the same share.
+    A criterion that is not added yet has the cohort's mean for all clients.
     """
-    score = how.score.with_order(priority)
-    order = tuple(score.order(how.names) or how.names)
+    order = tuple(how.score.order(how.names) or how.names)
     values = raw.mean(0).expand_as(raw).clone()
     weights = []
     for name in order[:-1]:
         column = how.names.index(name)
         values[:, column] = raw[:, column]
-        weights.append(to_weights(score(how.names, divide(values, how.normaliser(values)))))
-    return order, torch.stack(weights, 1).tolist() if weights else [[]] * len(raw)
+        weights.append(how.weights(values))
+    if not weights:
+        return order, [[]] * len(raw)
+    return order, torch.stack(weights, 1).tolist()
 
 
-def _explain(how: Weighing | None, priority: Sequence[str] | None, moved: bool) -> str:
-    """How the weights by the score came about, in a sentence."""
+def _explain(how: Weighing | None, record: RoundRow, is_moved: bool) -> str:
+    """How criteria became weights."""
     if how is None:
-        return "The score is not one of this library's, so what would change a weight is not known."
-    order = f" in the order {' > '.join(priority)}" if priority and len(priority) > 1 else ""
-    subject = "Prior weight" if moved else "Weight"
-    return f"{subject} = score / sum of scores; the score is {how.description}{order} of {', '.join(how.names)}."
+        return UNKNOWN_SCORE
+    subject = "Prior weight" if is_moved else "Weight"
+    criteria = ", ".join(how.names)
+    if record.priority and len(record.priority) > 1:
+        criteria = f"{' > '.join(record.priority)} (most important first)"
+    score = f"Score function: {how.description}. Criteria: {criteria}."
+    return f"{subject} = score / sum of scores. {score}"

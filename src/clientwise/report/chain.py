@@ -1,31 +1,24 @@
-"""From score to influence: what moved a client's weight, as columns and in words."""
+"""From score to influence: what changed a client's weight, as columns and in words."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
-from pathlib import Path
-from typing import Any
 
-from pydantic import BaseModel, Field
-
-from ..core.before import BEFORE
-from ..core.criteria import CRITERIA
-from ..core.evidence import EVIDENCE
-from ..core.rules import RULES
-from ..experiment.config import read_written
-from ..registry import Part, Registry
+from ..core.bounds import Bounds
+from ..registry import Part
 from ..runs.folder import RunFolder
+from ..runs.recorded import RecordedMethod, recorded_config
 from ..runs.rows import ClientRoundRow, LoweredRow, ParticipantRow
 from .document import Cell, number, percent_of
 
-NOTABLE = 0.1  # of a weight: where others' bounds or the rule moved it by less, the columns say enough
-WITNESSES = {  # by server_set.source: who saw it
-    "held_out": "on held-out samples ",
-    "contributed": "on samples that clients gave ",
-    "clients": "in the judgement of clients ",
+NOTABLE = 0.1  # relative change of a weight below which the columns say enough
+Z_MEANS = "z is the accumulated evidence against a client in standard errors; z < 0 favours it."
+LOSSES = {  # by the source of the server set: which loss the evidence is about
+    "held_out": "the loss on held-out samples",
+    "contributed": "the loss on samples contributed by clients",
+    "clients": "the loss measured by the judging clients",
 }
 
 Weighed = ParticipantRow | ClientRoundRow
@@ -33,16 +26,17 @@ Weighed = ParticipantRow | ClientRoundRow
 
 @dataclass(frozen=True)
 class Place:
-    """A place of the chain: what it is called, and a client's value there."""
+    """A place of the chain: its label, and a client's value there."""
 
     label: str
     value: Callable[[Weighed], float | None]
     text: Callable[[float | None], str] = percent_of
-    mover: str = ""  # what makes it of the place before; nothing where the criteria do
+    mover: str = ""  # what turns the place before into this one; empty for the criteria
 
     def cell(self, row: Weighed) -> Cell:
-        """For a table."""
-        return Cell(self.value(row), self.text(self.value(row)))
+        """The value as a cell of a table."""
+        value = self.value(row)
+        return Cell(value, self.text(value))
 
 
 SCORE = Place("score", lambda row: row.score, lambda value: number(value, 4))
@@ -54,188 +48,170 @@ INFLUENCE = Place("influence", lambda row: row.influence, mover="rule")
 
 
 def places(rows: Sequence[Weighed]) -> list[Place]:
-    """The places that moved these rows, in order; none that is empty, none that only repeats the one before it."""
-    bounded = any(row.weight != _before_bounds(row) for row in rows)
-    weight = [POSTERIOR, replace(WEIGHT, label="weight within bounds", mover="bounds")] if bounded else [WEIGHT]
-    chain = [SCORE, PRIOR, Z, *weight, INFLUENCE]
+    """The places that changed these rows, in order.
+
+    A place without values is left out, and so is one that only repeats the place before it.
+    """
+    weight = [WEIGHT]
+    if any(row.weight != _before_bounds(row) for row in rows):
+        weight = [POSTERIOR, replace(WEIGHT, label="weight within bounds", mover="bounds")]
     always = (SCORE, weight[-1])
-    return [place for place in chain if place in always or any(place.value(row) is not None for row in rows)]
+    chain = [SCORE, PRIOR, Z, *weight, INFLUENCE]
+    return [place for place in chain if place in always or _has_values(place, rows)]
+
+
+def _has_values(place: Place, rows: Sequence[Weighed]) -> bool:
+    return any(place.value(row) is not None for row in rows)
 
 
 def _before_bounds(row: Weighed) -> float | None:
-    if row.prior is None:  # nothing moved it
+    if row.prior is None:  # neither evidence nor bounds changed it
         return row.weight
     return row.prior if row.posterior is None else row.posterior
 
 
-class _Named(BaseModel):
-    name: str
-    label: str = Field("", alias="as")
-
-
-class _Bounds(BaseModel):
-    cap: float = 1.0
-    floor: float = 0.0
-
-    def __str__(self) -> str:
-        cap, floor = f"cap {_share(self.cap)}", f"floor {_share(self.floor)}"
-        return f"{cap}, {floor}" if self.floor > 0 and self.cap < 1 else floor if self.floor else cap
-
-
-class MethodParts(BaseModel):
-    """What of a method in a resolved config says how it weighs."""
-
-    name: str
-    criteria: list[_Named]
-    score: dict[str, object]
-    normalise: _Named | None = None
-    evidence: dict[str, object] | None = None
-    bounds: _Bounds | None = None
-    before: list[dict[str, object]] = []
-    rule: dict[str, object] | None = None
-    control: str | None = None
-
-    @property
-    def is_control(self) -> bool:
-        """Whether it is there to compare with, not to be used: it knows who is honest, or is not federated."""
-        named: list[tuple[Registry[Any], str]] = [(CRITERIA, one.name) for one in self.criteria]
-        named += [(BEFORE, str(step.get("name"))) for step in self.before]
-        named += [(RULES, str((self.rule or {}).get("name"))), (EVIDENCE, str((self.evidence or {}).get("name")))]
-        known = [registry.declared(name).needs for registry, name in named if name in registry]
-        return self.control is not None or any("simulation" in needed for needed in known)
-
-    @property
-    def threshold(self) -> float:
-        """The z above which evidence counts against a client."""
-        found = (self.evidence or {}).get("threshold", 0.0)
-        return float(found) if isinstance(found, int | float) else 0.0
-
-    @property
-    def has_rule(self) -> bool:
-        """Whether it has another rule than the mean, the only one that needs no models."""
-        name = (self.rule or {}).get("name")
-        return isinstance(name, str) and (name not in RULES or "models" in RULES.needs(Part(name, {})))
-
-
-class _ServerSet(BaseModel):
-    source: str = ""
-
-
-class _Config(BaseModel):
-    methods: list[MethodParts]
-    server_set: _ServerSet = _ServerSet()
-
-
-@lru_cache(maxsize=256)
-def _read_config(config: Path, modified: int) -> _Config | None:
-    try:
-        return _Config.model_validate(read_written(config))
-    except ValueError:  # no such file, no TOML, another shape
-        return None
-
-
 @dataclass(frozen=True)
 class Chain:
-    """What a run's config says about a method; `parts` is None where it cannot be read."""
+    """What a run's config says about a method; `parts` is None where it is unknown."""
 
-    parts: MethodParts | None
-    witnesses: str  # of the evidence
+    parts: RecordedMethod | None
+    loss: str  # that the evidence is about
 
     @classmethod
     def of(cls, run: RunFolder, method: str) -> Chain:
-        """Plugins are not imported: to look at a run must never execute what it names."""
-        path = run.folder / "config.toml"
-        config = _read_config(path, path.stat().st_mtime_ns if path.exists() else 0)
-        if config is None:
-            return cls(None, "")
-        parts = next((one for one in config.methods if one.name == method), None)
-        return cls(parts, WITNESSES.get(config.server_set.source, ""))
+        """The chain of a method of a run."""
+        config = recorded_config(run.folder)
+        loss = LOSSES.get(config.server_set_source or "", "the loss")
+        return cls(config.method(method), loss)
 
     def remarks(
         self, run: RunFolder, method: str, seed: int, round_num: int, rows: Mapping[int, Weighed]
     ) -> dict[int, tuple[str, ...]]:
-        """What moved the weights of clients in a round, in words; `rows` are of accepted updates, by client."""
+        """What changed the weights of a round, in words; `rows` are accepted updates by client."""
+        by_evidence = self._all_by_evidence(run, method, seed, round_num, rows)
+        said: dict[int, tuple[str, ...]] = {}
+        for client, row in rows.items():
+            lines = [by_evidence.get(client), self._by_bounds(row), self._by_rule(row)]
+            said[client] = tuple(line for line in lines if line)
+        return said
+
+    def _all_by_evidence(
+        self, run: RunFolder, method: str, seed: int, round_num: int, rows: Mapping[int, Weighed]
+    ) -> dict[int, str | None]:
         judged = [client for client, row in rows.items() if row.posterior is not None]
+        if not judged:
+            return {}
         threshold = self.parts.threshold if self.parts else 0.0
-        found = run.lowered_by_evidence(method, seed, round_num, judged, threshold) if judged else []
-        said = {row.client: self._by_evidence(row, round_num) for row in found}
-        return {
-            client: (*said.get(client, ()), *self._by_bounds(row), *self._by_rule(row)) for client, row in rows.items()
-        }
+        found = run.lowered_by_evidence(method, seed, round_num, judged, threshold)
+        return {row.client: self._by_evidence(row, round_num) for row in found}
 
-    def _by_evidence(self, lowered: LoweredRow, round_num: int) -> Iterator[str]:
-        now = lowered.harmful == round_num
-        worse = f"{self.witnesses}the model got worse in its direction, "
-        errors = f"{number(lowered.z, 1)} standard errors"
+    def _by_evidence(self, lowered: LoweredRow, round_num: int) -> str | None:
+        is_harmful_now = lowered.harmful == round_num
+        worse = f"its updates increased {self.loss}"
+        z = f"z = {number(lowered.z, 1)}"
+        if lowered.since is None and is_harmful_now:
+            return f"{worse} ({z}), but other clients lost at least as much weight"
         if lowered.since is None:
-            if now:
-                yield f"{worse}{errors}, but others lost as much weight or more"
-            return
-        last = "" if now else f"last in round {lowered.harmful}, "
-        why = "" if lowered.harmful is None else f": {worse}{last}{errors}"
-        yield f"lowered by the evidence since round {lowered.since}{why}"
+            return None
+        since = f"evidence has lowered its weight since round {lowered.since}"
+        if lowered.harmful is None:
+            return since
+        if is_harmful_now:
+            return f"{since}: {worse} ({z})"
+        return f"{since}: {worse} (last in round {lowered.harmful}, {z})"
 
-    def _by_bounds(self, row: Weighed) -> Iterator[str]:
-        before, after = _before_bounds(row), row.weight
+    def _by_bounds(self, row: Weighed) -> str | None:
+        before = _before_bounds(row)
+        after = row.weight
         if before is None or after is None or math.isclose(before, after):
-            return
+            return None
         bounds = self.parts.bounds if self.parts else None
         if bounds and after < before and math.isclose(after, bounds.cap):
-            yield f"held down by the cap of {_share(bounds.cap)}"
-        elif bounds and after > before and math.isclose(after, bounds.floor):
-            yield f"lifted by the floor of {_share(bounds.floor)}"
-        elif _differ(before, after):
-            verb = "raised" if after > before else "lowered"
-            yield f"{verb} by the bounds from {percent_of(before)} to {percent_of(after)}"
+            return f"lowered from {percent_of(before)} to the cap of {_share(bounds.cap)}"
+        if bounds and after > before and math.isclose(after, bounds.floor):
+            return f"raised from {percent_of(before)} to the floor of {_share(bounds.floor)}"
+        if _differ(before, after):
+            return f"the bounds {_changed('its weight', before, after)}"
+        return None
 
-    def _by_rule(self, row: Weighed) -> Iterator[str]:
+    def _by_rule(self, row: Weighed) -> str | None:
         if row.influence is None or not row.weight:
-            return
+            return None
         if row.influence == 0:
-            yield f"{self._rule} left it out"
-        elif _differ(row.weight, row.influence):
-            yield f"{self._rule} counted it {percent_of(row.influence)} instead of {percent_of(row.weight)}"
+            return f"{self._rule} excluded its update"
+        if _differ(row.weight, row.influence):
+            return f"{self._rule} {_changed('its influence', row.weight, row.influence)}"
+        return None
 
     @property
     def _rule(self) -> str:
-        if self.parts is None or not self.parts.before:
-            return "the rule"
-        return "the rule and the steps before it" if self.parts.has_rule else "the steps before the rule"
+        """What turns weights into influence, by name."""
+        names = [step.name for step in self.parts.before] if self.parts else []
+        if self.parts and self.parts.rule and self.parts.has_rule:
+            names.append(f"the rule {self.parts.rule.name}")
+        return " and then ".join(names) or "the rule"
 
     def explain(self, passed: Sequence[Place]) -> list[str]:
-        """What stands between score and influence, in sentences; `passed` are the places of the round."""
-        parts, sentences = self.parts, list[str]()
-        if parts is None:
-            return sentences
-        movers = [f"the evidence {described(parts.evidence)}"] if parts.evidence else []
-        movers += [f"the bounds ({parts.bounds})"] if parts.bounds else []
-        if movers:
-            found = "" if PRIOR in passed else "; in this round that changed nothing"
-            sentences.append(f"The weight is moved by {' and then by '.join(movers)}{found}.")
+        """What stands between score and influence; `passed` are the places of the round."""
+        if self.parts is None:
+            return []
+        sentences = [*_explain_movers(self.parts, passed)]
         if Z in passed:
-            sentences.append("z is what the evidence says against a client by then, in standard errors.")
-        shapers = [described(step) for step in parts.before]
-        shapers += [f"the rule {described(parts.rule)}"] if parts.rule and parts.has_rule else []
-        if shapers:
-            made = f"what {' and then '.join(shapers)} made of the weight"
-            sentences.append(f"Influence is {made}: the share of the result that came from the client.")
+            sentences.append(Z_MEANS)
+        sentences += _explain_influence(self.parts)
         return sentences
 
 
+def _explain_movers(parts: RecordedMethod, passed: Sequence[Place]) -> Iterator[str]:
+    if parts.evidence:
+        yield f"Evidence adjusts the prior weight: {described(parts.evidence)}."
+    if parts.bounds:
+        yield f"Bounds limit the weight: {_in_words(parts.bounds)}."
+    if (parts.evidence or parts.bounds) and PRIOR not in passed:
+        yield "No weight was changed in this round."
+
+
+def _explain_influence(parts: RecordedMethod) -> Iterator[str]:
+    shapers = [described(step) for step in parts.before]
+    if parts.rule and parts.has_rule:
+        shapers.append(f"the rule {described(parts.rule)}")
+    if shapers:
+        yield f"Influence is a client's share of the aggregate after {' and then '.join(shapers)}."
+
+
+def _in_words(bounds: Bounds) -> str:
+    limits = []
+    if bounds.cap < 1 or not bounds.floor:
+        limits.append(f"cap {_share(bounds.cap)}")
+    if bounds.floor:
+        limits.append(f"floor {_share(bounds.floor)}")
+    return ", ".join(limits)
+
+
+def _changed(what: str, before: float, after: float) -> str:
+    verb = "raised" if after > before else "lowered"
+    return f"{verb} {what} from {percent_of(before)} to {percent_of(after)}"
+
+
 def _differ(one: float, other: float) -> bool:
-    """Whether two weights differ by more than a trifle, and so that it can be seen."""
-    return abs(one - other) > NOTABLE * max(one, other) and percent_of(one) != percent_of(other)
+    """Whether two weights differ notably, and visibly so."""
+    is_notable = abs(one - other) > NOTABLE * max(one, other)
+    return is_notable and percent_of(one) != percent_of(other)
 
 
 def _share(value: float) -> str:
     return f"{100 * value:.4g}%"
 
 
-def described(part: Mapping[str, object]) -> str:
+def described(part: Part) -> str:
     """A part with its options.
 
-    >>> described({"name": "trimmed_mean", "hostile": 0.2})
+    >>> described(Part("trimmed_mean", {"hostile": 0.2}))
     'trimmed_mean (hostile 0.2)'
     """
-    options = ", ".join(f"{key} {value}" for key, value in part.items() if key not in ("name", "priority"))
-    return f"{part.get('name', 'without a name')}" + (f" ({options})" if options else "").replace("'", "")
+    # An order of priority may change from round to round; the audit states that of the round.
+    shown = {key: value for key, value in part.options.items() if key != "priority"}
+    if not shown:
+        return part.name
+    options = ", ".join(f"{key} {value}" for key, value in shown.items())
+    return f"{part.name} ({options})".replace("'", "")

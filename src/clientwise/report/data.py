@@ -1,4 +1,4 @@
-"""Who holds what: tables for the terminal, and charts."""
+"""How samples are divided among clients: tables for the terminal, and charts."""
 
 from __future__ import annotations
 
@@ -12,40 +12,43 @@ from rich.text import Text
 from torch import Tensor
 
 from ..data.summary import DataSummary
-from .document import Chart, Plotly, counted
-from .figures import COLOURS
+from .document import Chart, counted
+from .marks import COLOURS, Axis, HeatMap, Line, Lines
 
 MOST_ROWS = 24
-MOST_COLUMNS = 12  # with more classes than that, a cell is a block instead of a number
+MOST_COLUMNS = 12  # with more classes, a cell is a block instead of a number
 BLOCKS = " ░▒▓█"
-HEAT = ("", "white on grey23", "white on orange4", "black on dark_goldenrod", "black on gold3")  # to 0, ¼, ½, ¾, 1
+HEAT = (  # for 0, and up to ¼, ½, ¾ and 1 of a client's largest class
+    "",
+    "white on grey23",
+    "white on orange4",
+    "black on dark_goldenrod",
+    "black on gold3",
+)
 
 
 def size_table(summary: DataSummary, title: str) -> Table:
-    """How much clients hold, from the least to the most."""
-    table = Table(title=escape(title), title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    """Samples and classes per client: minimum, median, maximum and total."""
+    table = _table(escape(title))
     table.add_column("per client")
-    for heading in ("least", "median", "most", "in all"):
+    for heading in ("minimum", "median", "maximum", "total"):
         table.add_column(heading, justify="right")
-    lines = [("training samples", summary.train, True), ("test samples", summary.test, True)]
-    if summary.classes.shape[1]:
-        lines.append(("classes", summary.classes_per_client, False))
-    for name, values, adds_up in lines:
-        numbers = values.double()
-        cells = [f"{value:,.0f}" for value in (numbers.min(), numbers.quantile(0.5), numbers.max())]
-        table.add_row(name, *cells, f"{int(values.sum()):,}" if adds_up else f"{summary.classes.shape[1]}")
+    table.add_row("training samples", *_spread(summary.train), f"{int(summary.train.sum()):,}")
+    table.add_row("test samples", *_spread(summary.test), f"{int(summary.test.sum()):,}")
+    num_classes = summary.classes.shape[1]
+    if num_classes:
+        table.add_row("classes", *_spread(summary.classes_per_client), f"{num_classes}")
     return table
 
 
+def _spread(values: Tensor) -> list[str]:
+    numbers = values.double()
+    return [f"{value:,.0f}" for value in (numbers.min(), numbers.quantile(0.5), numbers.max())]
+
+
 def remarks(summary: DataSummary, weighs_by_report: bool, hostile: list[int]) -> Iterator[str]:
-    """What else there is to know."""
-    weigh, report = int(summary.weigh.sum()), int(summary.report.sum())
-    if weighs_by_report and report:
-        yield f"Server: {report:,} samples, to weigh by and to report on."
-    elif weigh or report:
-        yield f"Server: {weigh:,} samples to weigh by, {report:,} to report on."
-    else:
-        yield "Server: no samples; what is reported is taken over the clients' test samples, all together."
+    """The server's samples, overlaps, unused samples and hostile clients, in sentences."""
+    yield _server(int(summary.weigh.sum()), int(summary.report.sum()), weighs_by_report)
     if summary.shared:
         yield f"Not disjoint: {summary.shared:,} training samples are held by more than one client."
     if summary.unused:
@@ -53,24 +56,33 @@ def remarks(summary: DataSummary, weighs_by_report: bool, hostile: list[int]) ->
     if not int(summary.test.sum()):
         yield "The clients have no test sets."
     if hostile:
-        few = ", ".join(map(str, hostile[:10])) + (" …" if len(hostile) > 10 else "")
-        yield f"Hostile: {counted(len(hostile), 'client')} ({few}); classes as they truly are."
+        few = ", ".join(map(str, hostile[:10]))
+        if len(hostile) > 10:
+            few += " …"
+        count = counted(len(hostile), "client")
+        yield f"Hostile: {count} ({few}). The table shows their true classes."
     if summary.classes.shape[1] and len(summary.train) > MOST_ROWS:
-        yield f"Below: {MOST_ROWS} of the {len(summary.train):,} clients, from the largest to the smallest."
+        total = f"{len(summary.train):,}"
+        yield f"Below: {MOST_ROWS} of the {total} clients, from the largest to the smallest."
+
+
+def _server(weigh: int, report: int, weighs_by_report: bool) -> str:
+    if weighs_by_report and report:
+        return f"Server: {report:,} samples, for weighting and for reporting."
+    if weigh or report:
+        return f"Server: {weigh:,} samples for weighting, {report:,} for reporting."
+    return "Server: no samples. The metric is reported on the clients' pooled test samples."
 
 
 def class_table(summary: DataSummary) -> Table | None:
-    """Clients × classes; of many clients some, from the largest to the smallest. None in regression."""
-    num_clients, num_classes = summary.classes.shape
+    """Training samples by client and class; None in regression.
+
+    Of many clients, a selection is shown from the largest to the smallest.
+    """
+    num_classes = summary.classes.shape[1]
     if not num_classes:
         return None
-    shown = list(range(num_clients))
-    if num_clients > MOST_ROWS:
-        ranks = torch.linspace(0, num_clients - 1, MOST_ROWS).round().long()
-        shown = summary.train.argsort(descending=True, stable=True)[ranks].tolist()
-    table = Table(
-        title="Training samples of each class", title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0)
-    )
+    table = _table("Training samples of each class")
     table.add_column("client", justify="right")
     table.add_column("samples", justify="right")
     if num_classes <= MOST_COLUMNS:
@@ -78,7 +90,7 @@ def class_table(summary: DataSummary) -> Table | None:
             table.add_column(str(label), justify="right")
     else:
         table.add_column(f"classes 0 to {num_classes - 1}", no_wrap=True)
-    for client in shown:
+    for client in _shown(summary):
         name = f"{client} {escape(summary.names[client])}" if summary.names else str(client)
         table.add_row(name, f"{int(summary.train[client]):,}", *_cells(summary.classes[client]))
     table.add_section()
@@ -88,15 +100,33 @@ def class_table(summary: DataSummary) -> Table | None:
     return table
 
 
+def _shown(summary: DataSummary) -> list[int]:
+    """All clients; of many, some at even distances in the order of their size."""
+    num_clients = len(summary.train)
+    if num_clients <= MOST_ROWS:
+        return list(range(num_clients))
+    ranks = torch.linspace(0, num_clients - 1, MOST_ROWS).round().long()
+    by_size = summary.train.argsort(descending=True, stable=True)
+    shown: list[int] = by_size[ranks].tolist()
+    return shown
+
+
 def _cells(counts: Tensor) -> list[Text]:
-    """One client's classes: the stronger the colour, the larger the part of its largest class."""
-    strength = (counts / counts.max().clamp(min=1) * (len(BLOCKS) - 1)).ceil().int().tolist()
+    """The samples of each class; the colour is relative to the largest class."""
+    relative = counts / counts.max().clamp(min=1)
+    levels = (relative * (len(BLOCKS) - 1)).ceil().int().tolist()
     if len(counts) > MOST_COLUMNS:
-        return [Text("".join(BLOCKS[level] for level in strength))]
-    return [
-        Text(f"{count:,}", style=HEAT[level]) if count else Text("·", style="dim")
-        for count, level in zip(counts.tolist(), strength, strict=True)
-    ]
+        return [Text("".join(BLOCKS[level] for level in levels))]
+    return [_cell(count, level) for count, level in zip(counts.tolist(), levels, strict=True)]
+
+
+def _cell(count: int, level: int) -> Text:
+    return Text(f"{count:,}", style=HEAT[level]) if count else Text("·", style="dim")
+
+
+def _table(title: str) -> Table:
+    narrow = (0, 1, 0, 0)  # so that tables fit into 80 columns
+    return Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=narrow)
 
 
 def data_charts(summary: DataSummary, title: str) -> list[Chart]:
@@ -105,30 +135,24 @@ def data_charts(summary: DataSummary, title: str) -> list[Chart]:
     charts = []
     if num_classes:
         mixture = summary.classes / summary.classes.sum(1, keepdim=True).clamp(min=1)
-        trace = {
-            "type": "heatmap",
-            "x": list(range(num_classes)),
-            "y": [str(client) for client in range(num_clients)],
-            "z": mixture.tolist(),
-            "zmin": 0,
-            "zmax": 1,
-            "colorbar": {"tickformat": "~%"},
-            "name": "share",
-        }
-        axes = {"xaxis": {"title": {"text": "class; the colour is its share of the client's training samples"}}}
+        mark = HeatMap(
+            list(range(num_classes)),
+            [str(client) for client in range(num_clients)],
+            mixture.tolist(),
+            1,
+            percent=True,
+            column_label="class; the colour is its share of the client's training samples",
+        )
         alt = f"Share of every class in the training samples of {num_clients} clients."
-        charts.append(Chart("mixture", title, alt, [trace], axes))
-    lines = [("training samples", summary.train), ("test samples", summary.test)]
-    traces: list[Plotly] = [
-        {
-            "x": list(range(1, num_clients + 1)),
-            "y": values.sort(descending=True).values.tolist(),
-            "name": name,
-            "line": {"color": COLOURS[index], "dash": ("solid", "dash")[index]},
-        }
-        for index, (name, values) in enumerate(lines)
-        if int(values.sum())
-    ]
+        charts.append(Chart("mixture", title, alt, mark))
+    positions = list(range(1, num_clients + 1))
+    lines = []
+    if int(summary.train.sum()):
+        sizes = summary.train.sort(descending=True).values.tolist()
+        lines.append(Line("training samples", positions, sizes, COLOURS[0]))
+    if int(summary.test.sum()):
+        sizes = summary.test.sort(descending=True).values.tolist()
+        lines.append(Line("test samples", positions, sizes, COLOURS[1], "dash"))
     alt = f"Samples of {num_clients} clients, from the largest to the smallest."
-    axes = {"xaxis": {"title": {"text": "clients, from the largest to the smallest"}}}
-    return [*charts, Chart("sizes", "Samples per client", alt, traces, axes)]
+    axis = Axis("clients, from the largest to the smallest")
+    return [*charts, Chart("sizes", "Samples per client", alt, Lines(lines, axis, Axis()))]

@@ -1,27 +1,15 @@
-"""The building blocks of what the report and the live page show: a page need only render them.
+"""The building blocks of reports and of the live page: documents of sections, charts and tables.
 
-A document has sections, a section has charts and tables. `as_json` turns a document into what `page/app.js` reads:
-
-    document = {"title", "lead": [str], "sections": [section]}, an overview with "id", "subtitle", "state" ... as well
-    section  = {"id", "title", "lead", "items": [chart | table]}, with "seed" where it shows only that one of several
-    chart    = {"kind": "chart", "id", "title", "alt", "data": traces, "layout": partial layout}   (of plotly.js)
-    table    = {"kind": "table", "id", "title", "columns": [{"label", "numeric", "lower"}], "rows": [[cell]], "note"},
-               with "best": [[row, column]] where its rows are rivals
-    cell     = text | number | None | {"value", "text", "open" or "href"}
-
-`open` names an audit: {"round": {"method", "seed", "round", "run"}} or {"client": {"method", "seed", "client", "run"}}.
-A trace whose points open audits has one such object per point as `customdata`, or says it once as `meta`: {"open":
-"round" or "client", "method", "seed", "run"}, the number being the point's x, or for a heat map's rows and for bars in
-`numbers`. A trace with `meta`: {"range": true} is a line's range over the seeds: pointing at the line shows it.
+`page_json.py` hands them to the page, `export.py` writes files, `terminal.py` prints tables.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
-Plotly = dict[str, Any]  # a trace or a layout, in the words of plotly.js
+from .marks import Mark
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,18 +25,13 @@ class AuditLink:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A value to sort by, and how it reads."""
+    """A value to sort by, and its text."""
 
     value: float | str | None
     text: str
     opens: AuditLink | None = None
     href: str | None = None
-    numbers: Mapping[str, float | str | None] = field(default_factory=dict)  # all that its text says, for a CSV
-
-
-def client_cell(client: int, name: str | None, opens: AuditLink | None = None) -> Cell:
-    """A client: its number, and its name where it has one."""
-    return Cell(client, f"{client} {name}" if name else f"{client}", opens, numbers={"": client, "name": name})
+    numbers: Mapping[str, float | str | None] = field(default_factory=dict)  # its columns in a CSV
 
 
 Content = str | float | None | Cell  # of a cell; plain text and numbers need no `Cell`
@@ -62,6 +45,7 @@ class Column:
     numeric: bool
     lower_is_better: bool = False
     name: str = ""  # in a CSV, where the label says more than what it is
+    marks_best: bool = False  # whether its best values are shown in bold
 
 
 @dataclass(frozen=True)
@@ -73,18 +57,16 @@ class Table:
     columns: Sequence[Column]
     rows: Sequence[Sequence[Content]]
     note: str
-    rivals: bool = False  # whether the rows compete, so that the best of a column is worth marking
 
     def best(self) -> set[tuple[int, int]]:
-        """Row and column of the best values of rivals; nobody is best where all are alike."""
+        """Row and column of the best values where they are marked; none where all are equal."""
         found: set[tuple[int, int]] = set()
-        for place, column in enumerate(self.columns if self.rivals else ()):
-            cells = (row[place] for row in self.rows)
-            values = [cell.value if isinstance(cell, Cell) else cell for cell in cells]
+        for index, column in enumerate(self.columns):
+            values = [value_of(row[index]) for row in self.rows]
             known = {value for value in values if isinstance(value, int | float)}
-            if column.numeric and len(known) > 1:
-                top = min(known) if column.lower_is_better else max(known)
-                found |= {(row, place) for row, value in enumerate(values) if value == top}
+            if column.marks_best and len(known) > 1:
+                best = min(known) if column.lower_is_better else max(known)
+                found |= {(row, index) for row, value in enumerate(values) if value == best}
         return found
 
 
@@ -95,8 +77,7 @@ class Chart:
     id: str
     title: str
     alt: str
-    data: Sequence[Plotly]  # traces
-    layout: Plotly
+    mark: Mark
 
 
 @dataclass(frozen=True)
@@ -112,7 +93,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Document:
-    """A page, or an audit. Those below `sections` are of overviews."""
+    """A page, or an audit. What follows `sections` is for overviews."""
 
     title: str
     lead: Sequence[str]
@@ -134,87 +115,99 @@ def table(
     numeric: Sequence[bool] | None = None,
     lower: Sequence[str] = (),
     names: Mapping[str, str] | None = None,
-    *,
-    rivals: bool = False,
+    marked: Sequence[str] = (),
 ) -> Table:
-    """A table; columns are numbers but for the first, unless `numeric` says otherwise; of `lower`, less is better.
+    """A table by the labels of its columns.
 
-    `names` are what a CSV calls columns that it calls otherwise than their label.
+    Args:
+        name: the table's id.
+        title: its heading.
+        columns: labels.
+        rows: one content per column.
+        note: what stands beneath it.
+        numeric: which columns are numbers; all but the first by default.
+        lower: columns in which less is better.
+        names: what a CSV calls a column, where that is not its label.
+        marked: columns whose best values are shown in bold.
     """
-    kinds, called = numeric or [False] + [True] * (len(columns) - 1), names or {}
+    if numeric is None:
+        numeric = [False] + [True] * (len(columns) - 1)
+    csv_names = names or {}
     heads = [
-        Column(label, kind, label in lower, called.get(label, label))
-        for label, kind in zip(columns, kinds, strict=True)
+        Column(label, is_number, label in lower, csv_names.get(label, label), label in marked)
+        for label, is_number in zip(columns, numeric, strict=True)
     ]
-    return Table(name, title, heads, rows, note, rivals)
+    return Table(name, title, heads, rows, note)
 
 
-def as_json(document: Document) -> dict[str, object]:
-    """A document as the page reads it."""
-    of_overviews = {
-        "id": document.id,
-        "subtitle": document.subtitle,
-        "isComparison": document.is_comparison,
-        "seeds": document.seeds,
-        "state": document.state,
-        "rounds": document.rounds,
-    }
-    sections = [_section(one) for one in document.sections]
-    return {"title": document.title, "lead": list(document.lead), "sections": sections, **without_none(of_overviews)}
+def client_cell(client: int, name: str | None, opens: AuditLink | None = None) -> Cell:
+    """A client: its number, and its name where it has one."""
+    text = f"{client} {name}" if name else f"{client}"
+    return Cell(client, text, opens, numbers={"": client, "name": name})
 
 
-def _section(section: Section) -> dict[str, object]:
-    items = [_item(item) for item in section.items]
-    shown = {"id": section.id, "title": section.title, "lead": section.lead, "items": items}
-    return {**shown, **without_none({"seed": section.seed})}
+def percent_cell(value: float | None) -> Cell:
+    """A fraction, shown in percent."""
+    return Cell(value, percent_of(value))
 
 
-def _item(item: Chart | Table) -> dict[str, object]:
-    if isinstance(item, Chart):
-        shown: dict[str, object] = {"kind": "chart", "alt": item.alt, "data": list(item.data), "layout": item.layout}
-    else:
-        rows = [[_cell(cell) if isinstance(cell, Cell) else cell for cell in row] for row in item.rows]
-        shown = {"kind": "table", "columns": [_column(one) for one in item.columns], "rows": rows, "note": item.note}
-        shown |= {"best": sorted(item.best())} if item.rivals else {}
-    return {"id": item.id, "title": item.title, **shown}
+def number_cell(value: float | None, digits: int) -> Cell:
+    """A number, shown as `number` does."""
+    return Cell(value, number(value, digits))
 
 
-def _column(column: Column) -> dict[str, object]:
-    head: dict[str, object] = {"label": column.label, "numeric": column.numeric}
-    return {**head, "lower": True} if column.lower_is_better else head
+def value_of(content: Content) -> float | str | None:
+    """What a cell is sorted by."""
+    return content.value if isinstance(content, Cell) else content
 
 
-def _cell(cell: Cell) -> dict[str, object]:
-    shown: dict[str, object] = {"value": cell.value, "text": cell.text}
-    if cell.opens is not None:
-        to = cell.opens
-        shown["open"] = {to.kind: {"method": to.method, "seed": to.seed, to.kind: to.number, "run": to.run}}
-    if cell.href is not None:
-        shown["href"] = cell.href
-    return shown
+def text_of(content: Content) -> str:
+    """What a cell shows; nothing for None."""
+    if isinstance(content, Cell):
+        return content.text
+    return "" if content is None else str(content)
 
 
 def without_none(values: Mapping[str, object]) -> dict[str, object]:
-    """What is known of these."""
+    """The items whose value is not None."""
     return {key: value for key, value in values.items() if value is not None}
 
 
 def percent_of(value: float | None) -> str:
-    """A share as it reads; an error beyond all use is not spelt out.
+    """A fraction in percent; an error beyond all use is not spelt out.
 
     >>> percent_of(0.1234), percent_of(3.4e8), percent_of(None)
     ('12.3%', '> 999%', '–')
     """
-    return "–" if value is None else "> 999%" if value > 9.99 else f"{value:.1%}"
+    if value is None:
+        return "–"
+    return "> 999%" if value > 9.99 else f"{value:.1%}"
 
 
 def number(value: float | None, digits: int) -> str:
-    """A number as it reads: with so many decimals, or more than three significant digits."""
-    return "–" if value is None else f"{value:.{digits}g}" if digits > 3 else f"{value:.{digits}f}"
+    """A number with that many decimals; with more than three, that many significant digits.
+
+    >>> number(0.12345, 3), number(0.12345, 4), number(None, 1)
+    ('0.123', '0.1235', '–')
+    """
+    if value is None:
+        return "–"
+    return f"{value:.{digits}g}" if digits > 3 else f"{value:.{digits}f}"
+
+
+def value_text(value: float, percent: bool) -> str:
+    """A value of a curve.
+
+    >>> value_text(0.5, True), value_text(0.5, False), value_text(3.4e8, False)
+    ('50.0%', '0.500', '3.4e+08')
+    """
+    if percent:
+        return percent_of(value)
+    return f"{value:.3f}" if abs(value) < 1e5 else f"{value:.2g}"
 
 
 def in_bytes(size: float) -> str:
-    """A size as it reads.
+    """A number of bytes.
 
     >>> in_bytes(12_345_678)
     '12.3 MB'
@@ -227,17 +220,19 @@ def in_bytes(size: float) -> str:
 
 
 def in_time(seconds: float) -> str:
-    """A span of time as it reads.
+    """A duration.
 
     >>> in_time(42.0), in_time(150.0), in_time(7_000_000.0)
     ('42 s', '2.5 min', '81 d')
     """
     for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= 10 * size:
+            return f"{seconds / size:.0f} {unit}"
         if seconds >= 2 * size:
-            return f"{seconds / size:.3g} {unit}" if seconds < 10 * size else f"{seconds / size:.0f} {unit}"
+            return f"{seconds / size:.3g} {unit}"
     return f"{seconds:.3g} s"
 
 
 def counted(number: int, noun: str) -> str:
     """`1 seed`, `2 seeds`."""
-    return f"{number} {noun}{'' if number == 1 else 's'}"
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

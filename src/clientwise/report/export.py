@@ -1,4 +1,4 @@
-"""A report on disk: one HTML file, every figure as PNG and SVG, every table as CSV, Markdown and LaTeX."""
+"""A report on disk: an HTML page, figures (PNG, SVG) and tables (CSV, Markdown, LaTeX)."""
 
 from __future__ import annotations
 
@@ -11,21 +11,27 @@ from pathlib import Path
 
 from ..runs.files import make_way, naming
 from ..runs.folder import RunFolder
-from .document import Cell, Chart, Content, Document, Table
+from .document import Cell, Chart, Content, Document, Table, text_of
 from .figures import draw
 from .html import write_html
 from .views import audit_client, audit_round, one_seed, overview
 
-MAX_AUDITED_ROUNDS = 40  # per method and seed, in the file; `clientwise serve` has all of them
+MAX_AUDITED_ROUNDS = 40  # per method and seed; `clientwise serve` shows all of them
 MAX_AUDITED_CLIENTS = 100
 MAX_CARRIED_SEEDS = 20
 
 
-def write_report(runs: Sequence[RunFolder], folder: Path, on_file: Callable[[Path], None] = lambda path: None) -> Path:
+def write_report(
+    runs: Sequence[RunFolder],
+    folder: Path,
+    on_file: Callable[[Path], None] = lambda path: None,
+) -> Path:
     """Write the report on one run, or several compared, and return the path of its page."""
     document = overview(runs)
-    seeds = {str(seed): one_seed(runs, seed) for seed in (document.seeds or ())[1:MAX_CARRIED_SEEDS]}
-    page = write_html(document, {**audits(runs), "seed": seeds}, folder / "report.html")
+    carried = audits(runs)
+    seeds = document.seeds or ()
+    carried["seed"] = {str(seed): one_seed(runs, seed) for seed in seeds[1:MAX_CARRIED_SEEDS]}
+    page = write_html(document, carried, folder / "report.html")
     on_file(page)
     write_items(document, folder, on_file)
     return page
@@ -40,97 +46,139 @@ def write_items(document: Document, folder: Path, on_file: Callable[[Path], None
         for item in section.items:
             name = _file_name(f"{section.id}-{item.id}", used)
             if isinstance(item, Chart):
-                draw([item], *(folder / "figures" / f"{name}.{suffix}" for suffix in ("png", "svg")))
+                _write_figure(item, folder / "figures", name)
             else:
-                for suffix, write in (("csv", as_csv), ("md", as_markdown), ("tex", as_latex)):
-                    path = folder / "tables" / f"{name}.{suffix}"
-                    with naming(path):
-                        make_way(path).write_text(write(item), encoding="utf-8")
+                _write_table(item, folder / "tables", name)
             on_file(folder / name)
 
 
+def _write_figure(chart: Chart, folder: Path, name: str) -> None:
+    draw([chart], folder / f"{name}.png", folder / f"{name}.svg")
+
+
+def _write_table(table: Table, folder: Path, name: str) -> None:
+    texts = {"csv": as_csv(table), "md": as_markdown(table), "tex": as_latex(table)}
+    for suffix, text in texts.items():
+        path = folder / f"{name}.{suffix}"
+        with naming(path):
+            make_way(path).write_text(text, encoding="utf-8")
+
+
 def unique_names(folders: Sequence[Path]) -> dict[str, Path]:
-    """What to call run folders: by their names, numbered where two have the same."""
+    """RunFolder folders by name; equal names are numbered."""
     names: dict[str, Path] = {}
     for folder in folders:
-        plain, number = os.fsencode(folder.resolve().name).decode(errors="replace"), 2
+        plain = os.fsencode(folder.resolve().name).decode(errors="replace")
         name = plain
+        number = 1
         while name in names:
-            name, number = f"{plain}~{number}", number + 1
+            number += 1
+            name = f"{plain}~{number}"
         names[name] = folder
     return names
 
 
 def audits(runs: Sequence[RunFolder]) -> dict[str, dict[str, Document]]:
-    """The audits a page carries with it: evenly spaced rounds and the last, and every client, of every lane."""
+    """The audits that a page contains: of each lane some rounds, the last one, and clients."""
     found: dict[str, dict[str, Document]] = {"round": {}, "client": {}}
     for run in runs:
         prefix = f"{run.id}|" if len(runs) > 1 else ""
         for _, method, seed in run.lanes:
-            rounds = run.round_nums(method, seed)
-            step = -(-len(rounds) // MAX_AUDITED_ROUNDS) or 1
-            for round_num in sorted({*rounds[::step], *rounds[-1:]}):
-                found["round"][f"{prefix}{method}|{seed}|{round_num}"] = audit_round(run, method, seed, round_num)
-            for client in (row.client for row in run.clients(seed, MAX_AUDITED_CLIENTS)):
-                found["client"][f"{prefix}{method}|{seed}|{client}"] = audit_client(run, method, seed, client)
+            lane = f"{prefix}{method}|{seed}"
+            for number in _audited_rounds(run.round_nums(method, seed)):
+                found["round"][f"{lane}|{number}"] = audit_round(run, method, seed, number)
+            for row in run.clients(seed, MAX_AUDITED_CLIENTS):
+                audit = audit_client(run, method, seed, row.client)
+                found["client"][f"{lane}|{row.client}"] = audit
     return found
 
 
+def _audited_rounds(rounds: Sequence[int]) -> list[int]:
+    step = -(-len(rounds) // MAX_AUDITED_ROUNDS) or 1
+    return sorted({*rounds[::step], *rounds[-1:]})
+
+
 def as_csv(table: Table) -> str:
-    """Values, not their wording, for other programs: every number in a column of its own."""
-    columns = list(zip(*table.rows, strict=True)) or [()] * len(table.columns)
-    parts = [list(dict.fromkeys(part for cell in column for part in _numbers(cell))) for column in columns]
+    """The values of a table, not their wording; every number has its own column."""
+    parts = [_parts_of(table, place) for place in range(len(table.columns))]
+    head: list[str] = []
+    for column, own in zip(table.columns, parts, strict=True):
+        name = column.name or column.label
+        head += [f"{name} {part}".rstrip() for part in own] or [name]
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(
-        f"{head.name or head.label} {part}" if part else head.name or head.label
-        for head, own in zip(table.columns, parts, strict=True)
-        for part in own or [""]
-    )
+    writer.writerow(head)
     for row in table.rows:
-        writer.writerow(
-            _numbers(cell).get(part) if own else cell.value if isinstance(cell, Cell) else cell
-            for cell, own in zip(row, parts, strict=True)
-            for part in own or [""]
-        )
+        values: list[float | str | None] = []
+        for cell, own in zip(row, parts, strict=True):
+            values += [_numbers(cell).get(part) for part in own] or [_value(cell)]
+        writer.writerow(values)
     return out.getvalue()
+
+
+def _parts_of(table: Table, place: int) -> list[str]:
+    """The names of the numbers in the cells of a column; none where a cell is one value."""
+    names: dict[str, None] = {}
+    for row in table.rows:
+        names |= dict.fromkeys(_numbers(row[place]))
+    return list(names)
 
 
 def _numbers(cell: Content) -> Mapping[str, float | str | None]:
     return cell.numbers if isinstance(cell, Cell) else {}
 
 
+def _value(cell: Content) -> float | str | None:
+    return cell.value if isinstance(cell, Cell) else cell
+
+
 def as_markdown(table: Table) -> str:
     """A table for a README."""
-    columns = table.columns
-    lines = [[column.label for column in columns], ["--:" if column.numeric else ":--" for column in columns]]
-    lines += list(_texts(table))
-    rows = "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines)
+    head = [column.label for column in table.columns]
+    rule = ["--:" if column.numeric else ":--" for column in table.columns]
+    rows = "\n".join(map(_markdown_row, [head, rule, *_texts(table)]))
     return f"**{table.title}**\n\n{rows}\n\n{table.note}\n"
 
 
+def _markdown_row(texts: Sequence[str]) -> str:
+    cells = [text.replace("|", "\\|") for text in texts]
+    return f"| {' | '.join(cells)} |"
+
+
 def as_latex(table: Table) -> str:
-    """A booktabs table for a paper, as P1 prints its tables; the best of rivals is bold."""
+    """A booktabs table for a paper; the best of competing values is bold."""
     kinds = "".join("r" if column.numeric else "l" for column in table.columns)
     head = " & ".join(_latex(column.label) for column in table.columns)
+    body = "\n".join(f"  {' & '.join(cells)} \\\\" for cells in _latex_cells(table))
+    return f"""\
+% \\usepackage{{booktabs}}
+\\begin{{table}}
+\\caption{{{_latex(table.title)}. {_latex(table.note)}}}
+\\label{{tab:{_file_name(table.id, set())}}}
+\\begin{{tabular}}{{{kinds}}}
+  \\toprule
+  {head} \\\\
+  \\midrule
+{body}
+  \\bottomrule
+\\end{{tabular}}
+\\end{{table}}
+"""
+
+
+def _latex_cells(table: Table) -> Iterator[list[str]]:
     best = table.best()
-    lines = (
-        [f"\\textbf{{{_latex(text)}}}" if (row, place) in best else _latex(text) for place, text in enumerate(line)]
-        for row, line in enumerate(_texts(table))
-    )
-    body = "\n".join(f"  {' & '.join(line)} \\\\" for line in lines)
-    return (
-        "% \\usepackage{booktabs}\n"
-        f"\\begin{{table}}\n\\caption{{{_latex(table.title)}. {_latex(table.note)}}}\n"
-        f"\\label{{tab:{_file_name(table.id, set())}}}\n"
-        f"\\begin{{tabular}}{{{kinds}}}\n"
-        f"  \\toprule\n  {head} \\\\\n  \\midrule\n{body}\n  \\bottomrule\n\\end{{tabular}}\n\\end{{table}}\n"
-    )
+    for row, texts in enumerate(_texts(table)):
+        cells = [_latex(text) for text in texts]
+        for place in range(len(cells)):
+            if (row, place) in best:
+                cells[place] = f"\\textbf{{{cells[place]}}}"
+        yield cells
 
 
 def _texts(table: Table) -> Iterator[list[str]]:
     for row in table.rows:
-        yield [cell.text if isinstance(cell, Cell) else "" if cell is None else str(cell) for cell in row]
+        yield [text_of(cell) for cell in row]
 
 
 _LATEX = str.maketrans(
@@ -152,7 +200,7 @@ _LATEX = str.maketrans(
 
 
 def _latex(text: str) -> str:
-    """Text as LaTeX reads it; a minus is a minus, not a hyphen.
+    """Text for LaTeX; the sign of a number is a minus, not a hyphen.
 
     >>> _latex("-0.4 ± 1.6")
     '$-$0.4 $\\\\pm$ 1.6'
@@ -163,10 +211,12 @@ def _latex(text: str) -> str:
 
 
 def _file_name(text: str, used: set[str]) -> str:
-    """A name that every file system takes, and that no other item of this report has."""
+    """A name that is valid on every file system and not used yet, whatever its case."""
     plain = re.sub(r"[^A-Za-z0-9.-]+", "-", text)[:80].strip("-.")
-    name, number = plain, 2
+    name = plain
+    number = 1
     while name.lower() in used:
-        name, number = f"{plain}-{number}", number + 1
+        number += 1
+        name = f"{plain}-{number}"
     used.add(name.lower())
     return name

@@ -1,4 +1,4 @@
-"""The report as one HTML file: it opens from disk, asks the network for nothing, and holds all it shows."""
+"""The report as one HTML file that opens from disk and loads nothing from the network."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from importlib.resources import files
 from pathlib import Path
 
 from ..runs.files import write_atomically
-from .document import Document, as_json
+from .document import Document
+from .page_json import as_json
 
-# Plotly's bundle for charts with two axes, a third of the whole: npm's plotly.js-cartesian-dist-min, unchanged.
+# npm's plotly.js-cartesian-dist-min, unchanged: charts with two axes, a third of all of Plotly.
 PLOTLY = "plotly-cartesian.min.js"
 ASSETS = ("style.css", "app.js", PLOTLY)
 _TAGS = {
@@ -24,48 +25,71 @@ _TAGS = {
     "app.js": '<script src="/static/app.js" type="module"></script>',
 }
 
+Audits = Mapping[str, Mapping[str, Document]]
 
-def write_html(document: Document, audits: Mapping[str, Mapping[str, Document]], path: Path) -> Path:
-    """Write a document as one file, with what it opens.
 
-    That is {"round": {"METHOD|SEED|ROUND": audit}, "client": {...}, "seed": {"SEED": the sections of that seed}}.
+def write_html(document: Document, audits: Audits, path: Path) -> Path:
+    """Write a document as one file, with the audits that it opens.
+
+    Args:
+        document: the page.
+        audits: {"round": {"METHOD|SEED|ROUND": audit}, "client": {"METHOD|SEED|CLIENT": audit},
+            "seed": {"SEED": the sections of that seed}}.
+        path: the file; its folder is made.
     """
-    style, plotly, app = (asset(name) for name in _TAGS)
-    for script in (plotly, app):
-        if "</script" in script.lower() or "<!--" in script:  # it would end too early, or never
-            raise ValueError("a script that cannot stand inside a page")
-    # Only these two scripts may run, and nothing may be fetched: not even markup from a config could change that.
-    policy = (
-        f"default-src 'none'; script-src {_digest(plotly)} {_digest(app)}; style-src 'unsafe-inline'; "
-        "img-src data: blob:; base-uri 'none'; form-action 'none'"
-    )
-    carried = {kind: {key: as_json(one) for key, one in found.items()} for kind, found in audits.items()}
-    data = _packed(to_json({"document": as_json(document), "audits": carried}))
-    inline = {
-        "style.css": f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n<style>{style}</style>',
-        PLOTLY: f'<script type="text/plain" id="embedded">{data}</script>\n<script>{plotly}</script>',
-        "app.js": f'<script type="module">{app}</script>',
-    }
     page = asset("page.html")
-    for name, tag in _TAGS.items():
+    for name, inline in _inline(document, audits).items():
+        tag = _TAGS[name]
         before, found, after = page.partition(tag)
         if not found:
             raise ValueError(f"page.html has no {tag}")
-        page = before + inline[name] + after
+        page = before + inline + after
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, page.encode())
     return path
 
 
+def _inline(document: Document, audits: Audits) -> dict[str, str]:
+    """What stands in the file instead of each of the page's tags."""
+    style = asset("style.css")
+    plotly = _script(PLOTLY)
+    app = _script("app.js")
+    # Only these two scripts may run, and nothing may be fetched, whatever markup a config contains.
+    policy = (
+        f"default-src 'none'; script-src {_digest(plotly)} {_digest(app)}; "
+        "style-src 'unsafe-inline'; img-src data: blob:; base-uri 'none'; form-action 'none'"
+    )
+    meta = f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
+    carried = {kind: _all_as_json(found) for kind, found in audits.items()}
+    data = _packed(to_json({"document": as_json(document), "audits": carried}))
+    embedded = f'<script type="text/plain" id="embedded">{data}</script>'
+    return {
+        "style.css": f"{meta}\n<style>{style}</style>",
+        PLOTLY: f"{embedded}\n<script>{plotly}</script>",
+        "app.js": f'<script type="module">{app}</script>',
+    }
+
+
+def _script(name: str) -> str:
+    script = asset(name)
+    if "</script" in script.lower() or "<!--" in script:  # it would end too early, or never
+        raise ValueError(f"{name} cannot stand inside a page")
+    return script
+
+
+def _all_as_json(documents: Mapping[str, Document]) -> dict[str, object]:
+    return {key: as_json(document) for key, document in documents.items()}
+
+
 def to_json(value: object) -> str:
-    """JSON that can stand inside a page; what is not finite, and JSON cannot say, is null.
+    """JSON that can stand inside a page; numbers that are not finite become null.
 
     >>> to_json({"name": "</script>", "loss": float("inf")})
     '{"name":"\\\\u003c/script>","loss":null}'
     """
     try:
         text = json.dumps(value, allow_nan=False, separators=(",", ":"))
-    except ValueError:  # rare, and the copy is large: only then
+    except ValueError:  # rare, and the copy is large, so it is made only then
         text = json.dumps(_finite(value), allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c")
 
@@ -75,7 +99,9 @@ def _finite(value: object) -> object:
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
         return {key: _finite(one) for key, one in value.items()}
-    return [_finite(one) for one in value] if isinstance(value, list | tuple) else value
+    if isinstance(value, list | tuple):
+        return [_finite(one) for one in value]
+    return value
 
 
 @cache
@@ -85,7 +111,7 @@ def asset(name: str) -> str:
 
 
 def _packed(text: str) -> str:
-    """Compressed, in letters: audits repeat themselves, and take a tenth of the room."""
+    """Text compressed and encoded as base64: audits are repetitive and shrink to a tenth."""
     return base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode()
 
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from html import escape
 
 from matplotlib.figure import Figure
 
 from ..runs.folder import RunFolder
-from .document import Cell, Chart, Table
+from .document import Chart, Table, text_of
 from .figures import draw_into
-from .sections import result
+from .sections import result_section
 from .series import series_of
 from .views import headline, result_charts, run_state
 
@@ -31,24 +31,23 @@ class Picture(Figure):
 
 
 def run_html(run: RunFolder) -> str:
-    """What came of a run: whether it has ended, the verdict, one line per method, and the picture of it."""
+    """The state of a run, its headline, one row per method, and its picture."""
     series = series_of([run])
-    said = [f"{run.id}: {run_state(run)}", *headline(series)]
-    parts = [f"<strong>{escape(said[0])}</strong>", *(f"<div>{escape(line)}</div>" for line in said[1:])]
+    parts = [f"<strong>{escape(f'{run.id}: {run_state(run)}')}</strong>"]
+    parts += [f"<div>{escape(line)}</div>" for line in headline(series)]
     if series:
-        parts += [_table(item) for item in result(series).items if isinstance(item, Table)][:1]
+        parts += [_table(item) for item in result_section(series).items if isinstance(item, Table)]
         charts = result_charts(run)
         picture = base64.b64encode(Picture(charts)._repr_png_()).decode()
-        parts.append(f'<img src="data:image/png;base64,{picture}" alt="{escape(charts[0].alt)}">')
+        alt = escape(charts[0].alt)
+        parts.append(f'<img src="data:image/png;base64,{picture}" alt="{alt}">')
     return "".join(parts)
 
 
 def _table(table: Table) -> str:
     head = "".join(f"<th>{escape(column.label)}</th>" for column in table.columns)
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(_rows(table))}</tbody></table>"
-
-
-def _rows(table: Table) -> Iterator[str]:
+    rows = []
     for row in table.rows:
-        texts = [cell.text if isinstance(cell, Cell) else "" if cell is None else str(cell) for cell in row]
-        yield f"<tr>{''.join(f'<td>{escape(text)}</td>' for text in texts)}</tr>"
+        cells = "".join(f"<td>{escape(text_of(content))}</td>" for content in row)
+        rows.append(f"<tr>{cells}</tr>")
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"

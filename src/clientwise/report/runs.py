@@ -1,4 +1,4 @@
-"""The list of runs: which there are, and some of them in some order."""
+"""The list of runs, filtered and sorted."""
 
 from __future__ import annotations
 
@@ -8,36 +8,43 @@ from pathlib import Path
 
 from ..errors import RunError
 from ..registry import suggest
+from ..runs.recorded import CONFIG
 from ..runs.schema import DATABASE
-from .document import Cell, Content, Table
+from .document import Cell, Content, Table, text_of
 from .export import unique_names
-from .views import RUNS, run_row, runs_table
+from .run_list import RUNS, run_row, runs_table
 
 
 def find_runs(folders: Sequence[Path]) -> dict[str, Path]:
-    """All run folders by id: what was given, or what lies in it."""
+    """All run folders by id: the given folders that are runs, and the runs inside the others."""
     found: list[Path] = []
     for folder in folders:
-        is_run = (folder / DATABASE).exists() or (folder / "config.toml").exists()
-        inside = [] if is_run or not folder.is_dir() else sorted(folder.iterdir())
-        for run in [folder] if is_run else inside:
-            # A link that leads out of the folder is not followed: who wants that run can name it.
-            if run.is_dir() and not run.name.startswith(".") and (is_run or not run.is_symlink()):
-                found.append(run)
-    return unique_names(found)
+        if _is_run(folder):
+            found.append(folder)
+        elif folder.is_dir():
+            # Links may lead out of the folder and are not followed. To see such a run, name it.
+            found += [inside for inside in sorted(folder.iterdir()) if not inside.is_symlink()]
+    return unique_names([folder for folder in found if _is_visible_folder(folder)])
+
+
+def _is_run(folder: Path) -> bool:
+    return (folder / DATABASE).exists() or (folder / CONFIG).exists()
+
+
+def _is_visible_folder(path: Path) -> bool:
+    return path.is_dir() and not path.name.startswith(".")
 
 
 def list_runs(folders: Sequence[Path]) -> Table:
     """All runs, the newest first."""
-    newest_first = sorted(find_runs(folders).items(), key=lambda item: item[1].stat().st_mtime, reverse=True)
-    return runs_table([run_row(folder, name) for name, folder in newest_first])
+    named = find_runs(folders)
+    newest_first = sorted(named, key=lambda name: named[name].stat().st_mtime, reverse=True)
+    return runs_table([run_row(named[name], name) for name in newest_first])
 
 
 def chosen(runs: Table, containing: str | None = None, sort: str | None = None) -> Table:
-    """The runs with a word anywhere in their line; in the order of a column, which may be named by its beginning."""
-    rows = [
-        row for row in runs.rows if not containing or any(containing.lower() in _text(cell).lower() for cell in row)
-    ]
+    """The runs whose line contains a text, sorted by a column; the start of its name is enough."""
+    rows = [row for row in runs.rows if _contains(row, containing or "")]
     if sort is not None:
         columns = [place for place, name in enumerate(RUNS) if name.startswith(sort)]
         if len(columns) != 1:
@@ -46,13 +53,15 @@ def chosen(runs: Table, containing: str | None = None, sort: str | None = None) 
     return replace(runs, rows=rows)
 
 
-def _text(cell: Content) -> str:
-    return cell.text if isinstance(cell, Cell) else "" if cell is None else str(cell)
+def _contains(row: Sequence[Content], text: str) -> bool:
+    return any(text.lower() in text_of(cell).lower() for cell in row)
 
 
 def _key(cell: Content) -> tuple[bool, float, str]:
-    """Numbers by their size, the largest first; then words; then nothing."""
+    """Sorts numbers from the largest on, words alphabetically, and empty cells last."""
     value = cell.value if isinstance(cell, Cell) else cell
     if isinstance(value, str):
-        return (not value, 0.0, value)
-    return (value is None, -value if value is not None else 0.0, "")
+        return (value == "", 0.0, value)
+    if value is None:
+        return (True, 0.0, "")
+    return (False, -value, "")

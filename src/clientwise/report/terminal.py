@@ -6,7 +6,7 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import Literal, NamedTuple, Protocol
 
 from rich import box
 from rich.console import Group
@@ -15,14 +15,23 @@ from rich.table import Table
 
 from ..errors import RunError
 from ..runs.folder import RunFolder
-from .audit import Audit, audit
-from .document import Cell, Chart, Document, client_cell, in_bytes, in_time, percent_of
+from ..runs.rows import MethodSummary
+from .audit import Audit, Participant, audit
+from .document import (
+    Chart,
+    Column,
+    Document,
+    client_cell,
+    counted,
+    in_bytes,
+    in_time,
+    percent_of,
+    text_of,
+)
 from .document import Table as DocumentTable
-from .sections import median_rounds, rounds_cell, worst_client
+from .sections.clients import worst_client
+from .sections.targets import median_rounds, rounds_cell
 from .series import Series, series_of, spread_of
-
-if TYPE_CHECKING:
-    from ..experiment.tune import Trial
 
 MOST_LINES = 1_000  # of a table: the terminal takes a millisecond for each
 BARS = "▁▂▃▄▅▆▇█"
@@ -30,44 +39,75 @@ SPARK_WIDTH = 10
 
 
 def summary_table(run: RunFolder) -> Table:
-    """One line per method: means over the seeds, with several the standard deviation of the metric beside it."""
+    """One line per method: means over the seeds, and the standard deviation of the metric."""
     series = series_of([run])
-    seeds = max((len(one.summary.seeds) for one in series), default=1)
-    rounds = max((count for one in series for count in one.summary.rounds), default=0)
-    title = f"{run.id}: {rounds} rounds" + (f", mean ± deviation of {seeds} seeds" if seeds > 1 else "")
-    table = _table(title)
+    table = _table(_summary_title(run, series))
     table.add_column("method", overflow="fold", max_width=24)
-    columns = _columns(run, series)
-    for heading, _ in columns:
-        table.add_column(heading, justify="right", min_width=max(map(len, heading.split("\n"))))
+    columns = list(_columns(run, series))
+    for column in columns:
+        width = max(map(len, column.heading.split("\n")))
+        table.add_column(column.heading, justify="right", min_width=width)
     table.add_column("curve", no_wrap=True)
     for one in series:
         curve = [value for _, value in run.curve("metric", one.method, one.seed)]
-        table.add_row(escape(one.method), *(cell(one) for _, cell in columns), sparkline(curve))
+        cells = [column.cell(one) for column in columns]
+        table.add_row(escape(one.method), *cells, sparkline(curve))
     return table
 
 
-def _columns(run: RunFolder, series: Sequence[Series]) -> list[tuple[str, Callable[[Series], str]]]:
-    """Heading and cell of every column that has something to say about this run."""
-    columns: list[tuple[str, Callable[[Series], str]]] = [(run.metric, lambda one: spread_of(one.summary.metric))]
+def _summary_title(run: RunFolder, series: Sequence[Series]) -> str:
+    rounds = max((max(one.summary.rounds, default=0) for one in series), default=0)
+    seeds = max((len(one.summary.seeds) for one in series), default=1)
+    title = f"{run.id}: {counted(rounds, 'round')}"
+    return f"{title}, mean ± SD of {seeds} seeds" if seeds > 1 else title
+
+
+Values = Callable[[MethodSummary], Sequence[float | None]]
+
+
+class _Column(NamedTuple):
+    heading: str
+    cell: Callable[[Series], str]
+
+
+def _columns(run: RunFolder, series: Sequence[Series]) -> Iterator[_Column]:
+    """The columns that have values in this run."""
+    yield _Column(run.metric, lambda one: spread_of(one.summary.metric))
     if run.shows("macro_f1"):
-        columns.append(("macro\nF1", lambda one: _mean(one.summary.macro_f1, "{:.3f}")))
-    if any(value is not None for one in series for value in one.summary.worst_decile):
-        columns.append(("worst\ndecile", lambda one: _mean(one.summary.worst_decile)))
-    elif any(value is not None for one in series for value in one.summary.worst_client):
-        columns.append(("worst\nclient", lambda one: percent_of(worst_client(one)[1])))
+        yield _Column("macro\nF1", lambda one: _mean(one.summary.macro_f1, "{:.3f}"))
+    if _is_known(series, lambda summary: summary.worst_decile):
+        yield _Column("worst\ndecile", lambda one: _mean(one.summary.worst_decile))
+    elif _is_known(series, lambda summary: summary.worst_client):
+        yield _Column("worst\nclient", lambda one: percent_of(worst_client(one)[1]))
     if run.target is not None:
-        columns.append((f"rounds\nto {run.target:.0%}", lambda one: rounds_cell(one.summary.rounds_to_target).text))
-        if run.has_clock:
-            columns.append((f"time\nto {run.target:.0%}", lambda one: _median(one.summary.time_to_target, in_time)))
-            columns.append((f"bytes\nto {run.target:.0%}", lambda one: _median(one.summary.bytes_to_target, in_bytes)))
+        yield from _target_columns(run, f"to {run.target:.0%}")
     if run.has_hostile:
-        columns.append(("hostile\nweight", lambda one: _mean(one.summary.hostile_weight)))
-    if any(value is not None for one in series for value in one.summary.attack_success):
-        columns.append(("backdoor\nsuccess", lambda one: _mean(one.summary.attack_success)))
+        yield _Column("hostile\nweight", lambda one: _mean(one.summary.hostile_weight))
+    if _is_known(series, lambda summary: summary.attack_success):
+        yield _Column("backdoor\nsuccess", lambda one: _mean(one.summary.attack_success))
     if any(any(one.summary.testing_rounds) for one in series):
-        columns.append(("tests", lambda one: _mean(one.summary.testing_rounds, "{:.0f}")))
-    return columns
+        yield _Column("testing\nrounds", lambda one: _mean(one.summary.testing_rounds, "{:.0f}"))
+
+
+def _target_columns(run: RunFolder, to_target: str) -> Iterator[_Column]:
+    def rounds(one: Series) -> str:
+        return rounds_cell(one.summary.rounds_to_target).text
+
+    def seconds(one: Series) -> str:
+        return _median(one.summary.time_to_target, in_time)
+
+    def size(one: Series) -> str:
+        return _median(one.summary.bytes_to_target, in_bytes)
+
+    yield _Column(f"rounds\n{to_target}", rounds)
+    if run.has_clock:
+        yield _Column(f"time\n{to_target}", seconds)
+        yield _Column(f"bytes\n{to_target}", size)
+
+
+def _is_known(series: Sequence[Series], values: Values) -> bool:
+    """Whether any method has such a value under any seed."""
+    return any(set(values(one.summary)) - {None} for one in series)
 
 
 def matrix_table(document: Document) -> Table:
@@ -78,31 +118,57 @@ def matrix_table(document: Document) -> Table:
 
 
 def plain_table(found: DocumentTable, title: str) -> Table:
-    """A table of a document, without the columns in which nothing stands."""
+    """A table of a document, without its empty columns."""
     table = _table(title)
-    rows = [
-        [cell.text if isinstance(cell, Cell) else "" if cell is None else str(cell) for cell in row]
-        for row in found.rows
-    ]
+    rows = [[text_of(cell) for cell in row] for row in found.rows]
     kept = [place for place in range(len(found.columns)) if any(row[place] for row in rows)]
-    for column in (found.columns[place] for place in kept):
+    for place in kept:
+        column = found.columns[place]
         label = column.label.replace(" ", "\n", 1)
-        table.add_column(label, justify="right" if column.numeric else "left", overflow="fold", max_width=40)
+        table.add_column(label, justify=_side(column), overflow="fold", max_width=40)
     for row in rows:
         table.add_row(*(escape(row[place]) for place in kept))
     return table
 
 
+def _side(column: Column) -> Literal["left", "right"]:
+    return "right" if column.numeric else "left"
+
+
+class Trial(Protocol):
+    """A learning rate that was tried under one seed."""
+
+    @property
+    def learning_rate(self) -> float:
+        """The rate."""
+
+    @property
+    def seed(self) -> int:
+        """The seed."""
+
+    @property
+    def rounds(self) -> int | None:
+        """Rounds until half of the clients reached the target; None if they did not."""
+
+    @property
+    def metric(self) -> float:
+        """The metric in the last round, over all held-out samples."""
+
+
 def trials_table(trials: Sequence[Trial], method: str, target: float) -> Table:
-    """One line per learning rate: rounds until half of the clients reached the target, and how good it was then."""
+    """One line per learning rate: rounds to the target under each seed, and the last metric."""
     seeds = list(dict.fromkeys(trial.seed for trial in trials))
-    table = _table(f"{method}: rounds until half of the clients reach {target:.0%}, on samples held back from training")
-    for heading in ("rate", *(f"seed {seed}" for seed in seeds), "all samples, when it stopped"):
-        table.add_column(heading, justify="right")
+    goal = f"half of the clients reach {target:.0%} on held-out samples"
+    table = _table(f"{method}: rounds until {goal}")
+    table.add_column("learning\nrate", justify="right")
+    for seed in seeds:
+        table.add_column(f"seed {seed}", justify="right")
+    table.add_column("mean metric\nin the last round", justify="right")
     for rate in dict.fromkeys(trial.learning_rate for trial in trials):
-        mine = [trial for trial in trials if trial.learning_rate == rate]
-        rounds = ["not reached" if trial.rounds is None else str(trial.rounds) for trial in mine]
-        table.add_row(f"{rate:g}", *rounds, f"{statistics.fmean(trial.metric for trial in mine):.1%}")
+        own = [trial for trial in trials if trial.learning_rate == rate]
+        rounds = ["not reached" if trial.rounds is None else str(trial.rounds) for trial in own]
+        metric = statistics.fmean(trial.metric for trial in own)
+        table.add_row(f"{rate:g}", *rounds, f"{metric:.1%}")
     return table
 
 
@@ -116,44 +182,69 @@ def sparkline(values: Sequence[float]) -> str:
         return ""
     count = min(SPARK_WIDTH, len(values))
     picked = [values[index * (len(values) - 1) // max(1, count - 1)] for index in range(count)]
-    low, span = min(picked), (max(picked) - min(picked)) or 1.0
+    low = min(picked)
+    span = (max(picked) - low) or 1.0
     if not math.isfinite(span):
-        return ""  # no bar is high enough
-    return "".join(BARS[min(len(BARS) - 1, int((value - low) / span * len(BARS)))] for value in picked)
+        return ""
+    levels = [int((value - low) / span * len(BARS)) for value in picked]
+    return "".join(BARS[min(len(BARS) - 1, level)] for level in levels)
 
 
 def remarks(run: RunFolder) -> list[str]:
-    """What a reader of the table should know: worst clients, criteria without effect, rounds that changed nothing."""
-    found, series = [], series_of([run])
-    if any(value is not None for one in series for value in one.summary.worst_decile):
-        found.append("“worst decile”: 10% of the honest clients do no better than this on their own test data.")
-    if run.target is not None and any(len(one.summary.seeds) > 1 for one in series):
-        found.append(
-            f"“rounds to {run.target:.0%}”: how many seeds got there, and the median, “not reached” being most."
-        )
-    for one in series:
-        name, value = worst_client(one)
-        if name is not None:
-            found.append(f"{one.label}: the worst client is {name} with {percent_of(value)} on its own test data.")
+    """Notes on the summary table: what its columns mean, and what was unusual in the run."""
+    series = series_of([run])
+    found = [*_on_columns(run, series), *_on_worst_clients(series)]
     for method in run.methods:
-        rounds = run.no_effect(method)
-        constant = Counter(name for names in rounds for name in names)
-        found += [
-            f"{method}: {name} was equal for all clients in {count} of {len(rounds)} rounds: no effect there, all alike"
-            for name, count in constant.items()
-        ]
-        notes = Counter(note for notes in run.notes(method) for note in notes)
-        found += [f"{method}: {note} ({count} rounds)" for note, count in notes.items()]
-        found += [f"{method}: {count} updates refused: {reason}" for reason, count in run.refusal_counts(method)]
+        found += _on_method(run, method)
     if not run.finished:
         found.append("This run is not finished.")
     return found
 
 
+def _on_columns(run: RunFolder, series: Sequence[Series]) -> Iterator[str]:
+    if _is_known(series, lambda summary: summary.worst_decile):
+        worse = f"this {run.metric} or a worse one on their own test data"
+        yield f"“worst decile”: 10% of the honest clients have {worse}."
+    if run.target is not None and any(len(one.summary.seeds) > 1 for one in series):
+        yield (
+            f"“rounds to {run.target:.0%}”: “2/3: 4” means that 2 of 3 seeds reached it; "
+            "the median is round 4. Seeds that did not reach it count as slowest."
+        )
+
+
+def _on_worst_clients(series: Sequence[Series]) -> Iterator[str]:
+    for one in series:
+        name, value = worst_client(one)
+        if name is not None:
+            metric = f"{percent_of(value)} on its own test data"
+            yield f"{one.label}: the worst client is {name} with {metric}."
+
+
+def _on_method(run: RunFolder, method: str) -> Iterator[str]:
+    """Criteria without effect, notes and refusals of a method's rounds, each counted."""
+    rounds = run.no_effect(method)
+    for criterion, count in _count(rounds).items():
+        yield (
+            f"{method}: {criterion} was constant across clients in {count} of {len(rounds)} rounds "
+            "and had no effect there."
+        )
+    for note, count in _count(run.notes(method)).items():
+        yield f"{method}: {note} ({counted(count, 'round')})"
+    for reason, count in run.refusal_counts(method):
+        yield f"{method}: {counted(count, 'update')} refused: {reason}"
+
+
+def _count(rounds: Sequence[Sequence[str]]) -> Counter[str]:
+    found: Counter[str] = Counter()
+    for texts in rounds:
+        found.update(texts)
+    return found
+
+
 def audit_tables(run: RunFolder, round_num: int, method: str | None = None) -> list[Group]:
-    """Who got which weight in a round, and why: one table per method and seed, with what moved the weights below it."""
+    """The weights of a round and what changed them: a table per method and seed, with remarks."""
     if method is not None:
-        run.lane(method, next(iter(run.seeds(method)), -1))  # says so if there is none
+        run.lane(method, next(iter(run.seeds(method)), -1))  # RunError if there is no such method
     lanes = [lane for lane in run.lanes_with_round(round_num) if method in (None, lane.method)]
     if not lanes:
         raise RunError(f"{run.folder}: has no round {round_num} (yet)")
@@ -162,47 +253,66 @@ def audit_tables(run: RunFolder, round_num: int, method: str | None = None) -> l
 
 
 def _audit_table(found: Audit) -> Table:
-    order = f", priority {' > '.join(found.priority)}" if found.priority and len(found.priority) > 1 else ""
-    table = _table(f"{found.method}, seed {found.seed}, round {found.round_num}{order}")
-    headings = [*(name.replace("_", "\n") for name in found.criteria), *(place.label for place in found.places)]
-    for heading in ("client", *headings):
-        table.add_column(heading.replace(" ", "\n"), justify="right", overflow="fold")
-    if beside := not _is_explained(found):
+    title = f"{found.method}, seed {found.seed}, round {found.round_num}"
+    if found.priority and len(found.priority) > 1:
+        title += f", priority {' > '.join(found.priority)}"
+    table = _table(title)
+    criteria = [name.replace("_", "\n") for name in found.criteria]
+    places = [place.label.replace(" ", "\n") for place in found.places]
+    for heading in ("client", *criteria, *places):
+        table.add_column(heading, justify="right", overflow="fold")
+    has_remarks = not _is_explained(found)
+    if has_remarks:
         table.add_column("")
     for one in found.participants[:MOST_LINES]:
-        values = ["–" if value is None else f"{value:.4g}" for value in one.raw]
-        remark = [escape(one.remark)] if beside else []
-        table.add_row(
-            escape(client_cell(one.client, one.name).text), *values, *(cell.text for cell in one.chain), *remark
-        )
+        row = _audit_row(one)
+        if has_remarks:
+            row.append(one.remark)
+        table.add_row(*map(escape, row))
     return table
 
 
+def _audit_row(one: Participant) -> list[str]:
+    measured = ["–" if value is None else f"{value:.4g}" for value in one.raw]
+    return [client_cell(one.client, one.name).text, *measured, *(cell.text for cell in one.chain)]
+
+
 def _audit_remarks(found: Audit) -> Iterator[str]:
-    """How the weights came about, what moved each, and what is to be known about the round."""
-    if (more := len(found.participants) - MOST_LINES) > 0:
-        yield f"… and {more:,} more with less weight, or refused: `Run.participants` in Python has all of them."
+    """How the weights came about, what changed each of them, and notes on the round."""
+    more = len(found.participants) - MOST_LINES
+    if more > 0:
+        yield (
+            f"{more:,} more clients are not shown: they have less weight, or were refused. "
+            "`Run.participants` in Python returns all of them."
+        )
     yield found.explanation
-    for one in found.participants[:MOST_LINES] if _is_explained(found) else ():
-        if said := "; ".join(filter(None, [one.remark, *one.moved])):
-            yield f"Client {client_cell(one.client, one.name).text}: {said}."
+    if _is_explained(found):
+        yield from _client_remarks(found)
     yield from found.notes
 
 
+def _client_remarks(found: Audit) -> Iterator[str]:
+    for one in found.participants[:MOST_LINES]:
+        said = [text for text in (one.remark, *one.moved) if text]
+        if said:
+            yield f"Client {client_cell(one.client, one.name).text}: {'; '.join(said)}."
+
+
 def _is_explained(found: Audit) -> bool:
-    """Whether there is more to say about a client than fits into a column."""
+    """Whether remarks on clients are too long for a column."""
     return any(one.moved for one in found.participants)
 
 
 def _table(title: str) -> Table:
-    return Table(
-        title=escape(title), title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0)
-    )  # narrow: fits 80 columns
+    narrow = (0, 1, 0, 0)  # so that tables fit into 80 columns
+    return Table(title=escape(title), title_justify="left", box=box.SIMPLE_HEAD, padding=narrow)
 
 
 def _median(values: Sequence[float | None], text: Callable[[float], str]) -> str:
     median = median_rounds(values)
-    return "–" if median is None else text(median).replace(" ", "\u00a0")  # nothing else keeps it in one line
+    if median is None:
+        return "–"
+    return text(median).replace(" ", "\u00a0")  # a plain space would break the line
 
 
 def _mean(values: Sequence[float | None], layout: str = "{:.1%}") -> str:

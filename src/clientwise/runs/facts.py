@@ -25,7 +25,7 @@ def recorded_fact(folder: Path, key: str) -> str | None:
             row = database.execute("SELECT value FROM facts WHERE key = ?", (key,)).fetchone()
     except DAMAGE as error:
         message = f"{folder}: its database cannot be read ({error})"
-        raise RunError(f"{message}; choose another --out") from None
+        raise RunError(f"{message}; choose another output folder") from None
     return None if row is None else str(row[0])
 
 

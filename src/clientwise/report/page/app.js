@@ -1,5 +1,5 @@
-// Renders documents (see clientwise/report/views.py): titles, tables and Plotly charts, on a live page or in a report
-// file. Everything that comes from data goes in as text, never as markup.
+// Renders documents (see report/page_json.py): titles, tables and Plotly charts, on a live page or
+// in a report file. Everything that comes from data goes in as text, never as markup.
 
 const PHONE = matchMedia("(max-width: 640px)");
 const DARK = matchMedia("(prefers-color-scheme: dark)");
@@ -19,33 +19,38 @@ function element(tag, attributes = {}, ...children) {
   return made;
 }
 
-/** Make these the children of a parent, touching only what changed: focus, scroll and selection stay. */
-function place(parent, wanted) {
+/** Make these the children of a parent; elements that stay keep focus, scroll and selection. */
+function setChildren(parent, wanted) {
   wanted.forEach((child, index) => {
-    if (parent.children[index] !== child) parent.insertBefore(child, parent.children[index] ?? null);
+    const present = parent.children[index];
+    if (present !== child) parent.insertBefore(child, present ?? null);
   });
   while (parent.children.length > wanted.length) parent.lastElementChild.remove();
 }
 
-/** A heading that only repeats the one above it is left to those who go by headings. */
-function entitle(heading, title, above) {
+/** Set a heading; one that repeats the heading above it is for screen readers only. */
+function setHeading(heading, title, above) {
   heading.textContent = title;
   heading.classList.toggle("unseen", title === above);
 }
 
-/** Do something to the page; if that took the focus away, give it back to what now stands in its place. */
+/** Change the page; if that removed the focused element, focus the one that replaced it. */
 function keepingFocus(work) {
   const before = document.activeElement;
   work();
   if (before === document.activeElement || before === document.body) return;
-  const link = before.getAttribute("href");
-  const heir = before.isConnected ? before : link && document.querySelector(`a[href="${CSS.escape(link)}"]`);
+  const heir = before.isConnected ? before : linkTo(before.getAttribute("href"));
   heir?.focus({ preventScroll: true });
 }
 
-// ---------------------------------------------------------------------------------------------- where documents come from
+const linkTo = (href) => href && document.querySelector(`a[href="${CSS.escape(href)}"]`);
+
+// --------------------------------------------------------------------- where documents come from
 
 class Refusal extends Error {} // the server answered, and said no
+
+/** What a refusal says; any other error means that there was no answer. */
+const reasonOf = (error, noAnswer) => (error instanceof Refusal ? error.message : noAnswer);
 
 async function getJson(url) {
   const answer = await fetch(url, { signal: AbortSignal.timeout(60_000) });
@@ -62,12 +67,13 @@ function fileSource({ document: content, audits }) {
     isComparison: content.isComparison,
     seed: async (seed) => {
       if (audits.seed?.[seed]) return audits.seed[seed];
-      throw new Refusal(`Seed ${seed} is not in the report file. \`clientwise serve\` shows every seed.`);
+      throw new Refusal(`Seed ${seed} is not in this file; \`clientwise serve\` has all seeds.`);
     },
     audit: async ({ kind, method, seed, number, run }) => {
-      const found = audits[kind]?.[[...(run ? [run] : []), method, seed, number].join("|")];
+      const key = [method, seed, number].join("|");
+      const found = audits[kind]?.[run ? `${run}|${key}` : key];
       if (found) return found;
-      throw new Refusal("This audit is not in the report file. `clientwise serve` shows the audit of every round and client.");
+      throw new Refusal("This audit is not in this file; `clientwise serve` has all audits.");
     },
   };
 }
@@ -80,7 +86,8 @@ function serverSource() {
   const query = new URLSearchParams(location.search);
   if (query.has("token")) { // it is in a cookie now: keep it out of bookmarks and shared links
     query.delete("token");
-    history.replaceState(null, "", `${location.pathname}${query.size ? `?${query}` : ""}${location.hash}`);
+    const rest = query.size ? `?${query}` : "";
+    history.replaceState(null, "", `${location.pathname}${rest}${location.hash}`);
   }
   const search = query.size ? `?${query}` : "";
   return {
@@ -93,7 +100,8 @@ function serverSource() {
     audit: async ({ kind, method, seed, number, run: named }) => {
       const id = named ? encodeURIComponent(named) : run;
       if (!id) throw new Refusal("Open the run itself to see this audit.");
-      return getJson(`/api/runs/${id}/${kind}?${new URLSearchParams({ method, seed, [kind]: number })}`);
+      const wanted = new URLSearchParams({ method, seed, [kind]: number });
+      return getJson(`/api/runs/${id}/${kind}?${wanted}`);
     },
   };
 }
@@ -101,27 +109,29 @@ function serverSource() {
 /** What a report file carries: JSON, compressed, in letters. */
 async function unpacked(letters) {
   const bytes = Uint8Array.from(atob(letters), (letter) => letter.charCodeAt(0));
-  return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).json();
+  const plain = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
+  return new Response(plain).json();
 }
 
 const embedded = byId("embedded");
 const source = embedded ? fileSource(await unpacked(embedded.textContent)) : serverSource();
 
-// -------------------------------------------------------------------------------------------------- links to audits, runs
+// ------------------------------------------------------------------------- links to audits, runs
 
 /** The address that opens what a cell or a point refers to; null where it refers to nothing. */
 function addressOf(open) {
   if (!open) return null;
-  const kind = open.round ? "round" : open.client ? "client" : null;
+  const kind = ["round", "client"].find((name) => open[name]);
   if (!kind) return null;
   const { method, seed, run, [kind]: number } = open[kind];
-  return `#${[kind, method, seed, number, ...(run && source.isComparison ? [run] : [])].map(encodeURIComponent).join("/")}`;
+  const parts = [kind, method, seed, number];
+  if (run && source.isComparison) parts.push(run);
+  return `#${parts.map(encodeURIComponent).join("/")}`;
 }
 
-/** What a point of a trace refers to: said for each point (customdata), or once for the trace (meta). */
-function openOf(trace, row, column) {
-  const own = column === undefined ? trace.customdata?.[row] : trace.customdata?.[row]?.[column];
-  if (own || !trace.meta?.open) return own;
+/** The audit that a point of a trace opens; of a heat map, by its row. */
+function openOf(trace, row) {
+  if (!trace.meta?.open) return null;
   const { open, method, seed, run, numbers = trace.x } = trace.meta;
   return { [open]: { method, seed, [open]: numbers[row], run } };
 }
@@ -135,10 +145,11 @@ function targetOf(hash) {
       return part;
     }
   });
-  return (kind === "round" || kind === "client") && number !== undefined ? { kind, method, seed, number, run } : null;
+  const isAudit = (kind === "round" || kind === "client") && number !== undefined;
+  return isAudit ? { kind, method, seed, number, run } : null;
 }
 
-// ------------------------------------------------------------------------------------------------------------------ tables
+// ---------------------------------------------------------------------------------------- tables
 
 const NUMBER = new Intl.NumberFormat("en", { maximumSignificantDigits: 5, useGrouping: false });
 
@@ -160,7 +171,7 @@ function sorted(rows, sort) {
   const sign = sort.direction === "ascending" ? 1 : -1;
   return rows.toSorted((left, right) => {
     const [a, b] = [valueOf(left[sort.column]), valueOf(right[sort.column])];
-    if (isNothing(a) || isNothing(b)) return isNothing(a) - isNothing(b); // nothing comes last, either way
+    if (isNothing(a) || isNothing(b)) return isNothing(a) - isNothing(b); // always last
     return sign * compare(a, b);
   });
 }
@@ -179,7 +190,9 @@ function cellElement(cell, column, index, isBest) {
 }
 
 function rowElement(row, columns, best = []) {
-  const made = element("tr", {}, ...columns.map((column, index) => cellElement(row[index], column, index, best.includes(index))));
+  const cells = columns.map((column, index) =>
+    cellElement(row[index], column, index, best.includes(index)));
+  const made = element("tr", {}, ...cells);
   const run = row[0]?.value;
   if (source.isList && runAddress(row[0])) {
     const box = element("input", { type: "checkbox", "aria-label": `Compare ${run}` });
@@ -195,7 +208,8 @@ function rowElement(row, columns, best = []) {
 
 /** The link to the comparison of the runs that are ticked. */
 function showComparison() {
-  const bar = byId("compare") ?? element("p", { class: "compare", id: "compare" }, element("a", { class: "button" }));
+  const link = element("a", { class: "button" });
+  const bar = byId("compare") ?? element("p", { class: "compare", id: "compare" }, link);
   if (!bar.isConnected) byId("sections").after(bar);
   bar.hidden = chosen.size < 2;
   bar.firstChild.href = `/compare?${new URLSearchParams([...chosen].map((id) => ["run", id]))}`;
@@ -211,9 +225,11 @@ function showOverflow(scroll) {
   if (right + scroll.scrollLeft > 0 || below + scroll.scrollTop > 0) scroll.tabIndex = 0;
   else scroll.removeAttribute("tabindex");
 }
-const overflow = new ResizeObserver((entries) => entries.forEach(({ target }) => showOverflow(target.closest(".scroll"))));
+const overflow = new ResizeObserver((entries) => {
+  for (const { target } of entries) showOverflow(target.closest(".scroll"));
+});
 
-/** A long name may break where its words do. */
+/** A label that may break after its underscores. */
 const breakable = (label) => label.replaceAll("_", "_\u200b");
 
 function tableParts(name, columns, onSort) {
@@ -225,7 +241,8 @@ function tableParts(name, columns, onSort) {
   const heads = columns.map((column, index) =>
     element("th", { scope: "col", class: column.numeric ? "numeric" : null }, buttons[index]));
   const body = element("tbody");
-  const width = columns.length > 11 ? "wide widest" : columns.length > 8 ? "wide" : null;
+  const widths = [columns.length > 8 && "wide", columns.length > 11 && "widest"];
+  const width = widths.filter(Boolean).join(" ") || null;
   const head = element("thead", {}, element("tr", {}, ...heads));
   const table = element("table", { "aria-label": name, class: width }, head, body);
   const scroll = element("div", { class: "scroll", role: "region", "aria-label": name }, table);
@@ -245,14 +262,18 @@ function makeTable(level) {
 
   function onSort(column) {
     const { numeric, lower } = item.columns[column];
-    const natural = numeric && !lower ? "descending" : "ascending"; // the best first, the names from A
+    // The best first; names from A.
+    const natural = numeric && !lower ? "descending" : "ascending";
     const other = natural === "ascending" ? "descending" : "ascending";
     if (sort?.column !== column) sort = { column, direction: natural };
     else sort = sort.direction === natural ? { column, direction: other } : null;
     keepingFocus(fill);
   }
 
-  const columnsOfBest = (index) => (item.best ?? []).filter(([row]) => row === index).map(([, column]) => column);
+  function columnsOfBest(index) {
+    const ofRow = (item.best ?? []).filter(([row]) => row === index);
+    return ofRow.map(([, column]) => column);
+  }
 
   function fill() {
     parts.heads.forEach((head, index) => {
@@ -269,7 +290,7 @@ function makeTable(level) {
       if (best.get(row).length) key += ` best ${best.get(row)}`;
       rows.set(key, before.get(key) ?? rowElement(row, item.columns, best.get(row)));
     }
-    place(parts.body, [...rows.values()]);
+    setChildren(parts.body, [...rows.values()]);
     more.hidden = shown.length === item.rows.length;
     more.textContent = `Show all ${item.rows.length} rows`;
   }
@@ -284,7 +305,7 @@ function makeTable(level) {
     element: view,
     update(next, above) {
       item = next;
-      entitle(heading, item.title, above);
+      setHeading(heading, item.title, above);
       note.textContent = item.note ?? "";
       const columns = JSON.stringify(item.columns);
       if (columns !== shape) {
@@ -297,7 +318,7 @@ function makeTable(level) {
   };
 }
 
-// ------------------------------------------------------------------------------------------------------------------ charts
+// ---------------------------------------------------------------------------------------- charts
 
 /** Plotly's script comes after this one, and is large. */
 const plotlyReady = new Promise((resolve) => {
@@ -312,58 +333,70 @@ function theme() {
   const colour = (name) => style.getPropertyValue(name).trim();
   const dark = DARK.matches && !printing;
   return {
-    text: colour("--text"), muted: colour("--muted"), grid: colour("--grid"), card: colour("--card"),
-    // The colours of the documents are those of Okabe and Ito: these are the ones that a background swallows.
+    text: colour("--text"),
+    muted: colour("--muted"),
+    grid: colour("--grid"),
+    card: colour("--card"),
+    // Colours of Okabe and Ito that cannot be seen on the background, and what replaces them.
     swap: dark ? { "#000000": "#e6e8eb", "#0072b2": "#3b93d6" } : { "#f0e442": "#b3a100" },
     dark,
   };
 }
 
-const TAGS = /&lt;(br|\/?b|\/?i|\/?extra)&gt;/g; // what a hover template is made of; no tag with attributes
+const TAGS = /&lt;(br|\/?b|\/?i|\/?extra)&gt;/g; // of hover templates; none with attributes
+const ENTITIES = { "&": "&amp;", "<": "&lt;", ">": "&gt;" };
 
-const escaped = (text) => String(text).replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;");
+const escaped = (text) => String(text).replace(/[&<>]/g, (sign) => ENTITIES[sign]);
 
-/** A copy for Plotly: its pseudo-HTML is taken out of every string, and colours suit the background. */
+/** A copy for Plotly: strings without its pseudo-HTML, colours that suit the background. */
 function prepared(value, look, key = "") {
   if (typeof value === "string") {
     const swapped = look.swap[value.toLowerCase()];
     if (swapped) return swapped;
-    const text = escaped(value);
-    if (look.dark && /^rgba\(0, ?0, ?0,/.test(value)) return value.replace(/0, ?0, ?0,/, "230,232,235,");
+    let text = escaped(value);
+    if (look.dark) text = text.replace(/^rgba\(0, ?0, ?0,/, "rgba(230,232,235,");
     return key === "hovertemplate" || key === "texttemplate" ? text.replace(TAGS, "<$1>") : text;
   }
-  if (key === "customdata" || key === "meta" || value === null || typeof value !== "object") return value;
-  if (Array.isArray(value)) return typeof value[0] === "number" ? value : value.map((one) => prepared(one, look, key));
-  return Object.fromEntries(Object.entries(value).map(([name, one]) => [name, prepared(one, look, name)]));
+  if (key === "meta" || value === null || typeof value !== "object") return value;
+  if (Array.isArray(value)) {
+    if (typeof value[0] === "number") return value;
+    return value.map((one) => prepared(one, look, key));
+  }
+  const entries = Object.entries(value);
+  return Object.fromEntries(entries.map(([name, one]) => [name, prepared(one, look, name)]));
 }
 
-/** What is given, over what is usual. */
+const isMapping = (value) => value && typeof value === "object" && !Array.isArray(value);
+
+/** The usual settings with the given ones over them, level by level. */
 function merged(usual, given) {
-  if (!given || typeof given !== "object" || Array.isArray(given)) return given === undefined ? usual : given;
   const result = { ...usual };
   for (const [key, value] of Object.entries(given)) {
-    const both = usual?.[key] && typeof usual[key] === "object" && value && typeof value === "object";
-    result[key] = both ? merged(usual[key], value) : value;
+    result[key] = isMapping(usual[key]) && isMapping(value) ? merged(usual[key], value) : value;
   }
   return result;
 }
 
-/** A name that leaves room for the chart: its beginning and its end, by which names differ. */
-const shortened = (name, length) =>
-  (name.length <= length ? name : `${name.slice(0, Math.ceil(length * 0.6))}…${name.slice(-Math.floor(length * 0.3))}`);
+/** The beginning and the end of a name, by which names differ. */
+function shortened(name, length) {
+  if (name.length <= length) return name;
+  return `${name.slice(0, Math.ceil(length * 0.6))}…${name.slice(-Math.floor(length * 0.3))}`;
+}
 const legendName = (name) => shortened(name, PHONE.matches ? 24 : 40);
 
-/** The legend takes as many lines as its names fill: they are not to come off the plot. */
+/** The height of a chart with its legend, which takes as many lines as its names fill. */
 function heightOf({ data, layout }, width) {
-  const names = layout?.showlegend === false ? [] : (data ?? []).filter((trace) => trace.name && trace.showlegend !== false);
-  const filled = names.length < 2 ? 0 : names.reduce((sum, { name }) => sum + 65 + 7 * legendName(name).length, 0);
-  return (layout?.height ?? (PHONE.matches ? 260 : 340)) + 22 * Math.ceil(filled / (width || 460));
+  const plot = layout.height ?? (PHONE.matches ? 260 : 340);
+  const named = data.filter((trace) => trace.name && trace.showlegend !== false);
+  if (layout.showlegend === false || named.length < 2) return plot;
+  const filled = named.reduce((sum, { name }) => sum + 65 + 7 * legendName(name).length, 0);
+  return plot + 22 * Math.ceil(filled / (width || 460));
 }
 
 /** Long names on an axis of names, in at most two lines; of very many, some. */
 function namesOn(axis, { data }, height) {
   const own = data.filter((trace) => !trace[`${axis}axis`]);
-  const named = own.flatMap((trace) => trace[axis] ?? (trace.orientation === "h" ? legendName(trace.name) : []));
+  const named = own.flatMap((trace) => trace[axis] ?? legendName(trace.name)); // a box has no y
   const names = [...new Set(named.map(String))];
   const room = PHONE.matches ? 14 : 26;
   if (!names.some((name) => name.length > room)) return {};
@@ -376,30 +409,57 @@ function namesOn(axis, { data }, height) {
 
 function twoLines(name, room) {
   const cut = name.length > room ? name.lastIndexOf(" ", room) : -1;
-  return cut > 0 ? `${name.slice(0, cut)}\n${shortened(name.slice(cut + 1), room)}` : shortened(name, room);
+  if (cut <= 0) return shortened(name, room);
+  return `${name.slice(0, cut)}\n${shortened(name.slice(cut + 1), room)}`;
 }
+
+const CLEAR = "rgba(0,0,0,0)";
 
 function layoutOf(item, look, width) {
   const axis = {
-    automargin: true, gridcolor: look.grid, linecolor: look.grid, zerolinecolor: look.grid, tickcolor: look.grid,
-    tickfont: { color: look.muted }, title: { font: { color: look.muted, size: 12 }, standoff: 10 },
+    automargin: true,
+    gridcolor: look.grid,
+    linecolor: look.grid,
+    zerolinecolor: look.grid,
+    tickcolor: look.grid,
+    tickfont: { color: look.muted },
+    title: { font: { color: look.muted, size: 12 }, standoff: 10 },
   };
-  const given = prepared(item.layout ?? {}, look), height = heightOf(item, width);
-  const axes = new Set(["xaxis", "yaxis", ...Object.keys(given).filter((key) => /^[xy]axis\d*$/.test(key))]);
+  const given = prepared(item.layout, look);
+  const height = heightOf(item, width);
+  const axes = Object.keys(given).filter((key) => /^[xy]axis\d*$/.test(key));
   const usual = {
     width,
     margin: { l: 8, r: 12, t: 12, b: 8 },
-    paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
-    font: { family: getComputedStyle(document.body).fontFamily, size: PHONE.matches ? 11 : 12.5, color: look.text },
-    hoverlabel: { bgcolor: look.card, bordercolor: look.grid, font: { color: look.text }, align: "left" },
-    legend: { itemwidth: 38, orientation: "h", x: 0, y: 1.02, yanchor: "bottom", bgcolor: "rgba(0,0,0,0)" },
+    paper_bgcolor: CLEAR,
+    plot_bgcolor: CLEAR,
+    font: {
+      family: getComputedStyle(document.body).fontFamily,
+      size: PHONE.matches ? 11 : 12.5,
+      color: look.text,
+    },
+    hoverlabel: {
+      bgcolor: look.card,
+      bordercolor: look.grid,
+      font: { color: look.text },
+      align: "left",
+    },
+    legend: {
+      itemwidth: 38,
+      orientation: "h",
+      x: 0,
+      y: 1.02,
+      yanchor: "bottom",
+      bgcolor: CLEAR,
+    },
     dragmode: TOUCH.matches ? false : "zoom", // a finger that scrolls the page must not zoom
-    uirevision: "the reader's", // zoom and hidden lines stay when rounds are added
-    ...Object.fromEntries([...axes].map((name) => [name, axis])),
+    uirevision: "constant", // zoom and hidden lines stay when rounds are added
+    ...Object.fromEntries(axes.map((name) => [name, axis])),
   };
   const layout = { ...merged(usual, given), height };
-  for (const axis of ["x", "y"]) {
-    if (given[`${axis}axis`]?.type === "category") Object.assign(layout[`${axis}axis`], namesOn(axis, item, height));
+  for (const letter of ["x", "y"]) {
+    const shown = layout[`${letter}axis`];
+    if (shown.type === "category") Object.assign(shown, namesOn(letter, item, height));
   }
   return layout;
 }
@@ -412,7 +472,7 @@ const CONFIG = {
   doubleClickDelay: 400,
 };
 
-const charts = new Map(); // plot element -> its view, to redraw all of them, or those that come into sight
+const charts = new Map(); // plot element -> its view
 
 const inSight = new IntersectionObserver((entries) => {
   for (const entry of entries) charts.get(entry.target)?.see(entry.isIntersecting);
@@ -430,7 +490,8 @@ function makeChart(level, prefix) {
   const numbers = element("details", {}, element("summary", {}, "As a table"));
   const all = element("input", { type: "checkbox" });
   const ranges = element("label", { class: "ranges", hidden: true }, all, "Range over the seeds");
-  const view = element("figure", { class: "card chart" }, heading, plot, ranges, element("figcaption", {}, caption), numbers);
+  const words = element("figcaption", {}, caption);
+  const view = element("figure", { class: "card chart" }, heading, plot, ranges, words, numbers);
   let item, seen = false, stale = true, drawnWidth = 0, queue = Promise.resolve(), pointedAt = null;
 
   function draw(width) {
@@ -441,30 +502,39 @@ function makeChart(level, prefix) {
       const look = theme();
       drawnWidth = plot.clientWidth;
       const fresh = !plot.layout;
-      const traces = item.data.map((trace, place) => ({
-        ...trace,
-        ...(trace.name && { name: legendName(trace.name) }),
-        ...(isRange(trace) && { visible: true, uid: `range${place}`, opacity: isShown(trace) ? 1 : 0 }),
-      }));
-      await Plotly.react(plot, prepared(traces, look), layoutOf(item, look, width ?? drawnWidth), CONFIG);
+      const traces = prepared(item.data.map(drawnTrace), look);
+      await Plotly.react(plot, traces, layoutOf(item, look, width ?? drawnWidth), CONFIG);
       if (!fresh) return;
       plot.on("plotly_click", ({ points: [point] }) => follow(point));
-      plot.on("plotly_hover", ({ points: [{ curveNumber }] }) => pointAt(item.data[curveNumber]?.legendgroup));
+      plot.on("plotly_hover", ({ points: [point] }) =>
+        pointAt(item.data[point.curveNumber]?.legendgroup));
       plot.on("plotly_unhover", () => pointAt(null));
     }).catch((error) => {
-      plot.textContent = `This chart could not be drawn (${error.message}); its numbers are in the table below.`;
+      const reason = `This chart could not be drawn (${error.message})`;
+      plot.textContent = `${reason}; its numbers are in the table below.`;
     });
     return queue;
+  }
+
+  function drawnTrace(trace, index) {
+    const drawn = { ...trace };
+    if (trace.name) drawn.name = legendName(trace.name);
+    if (isRange(trace)) {
+      drawn.visible = true;
+      drawn.uid = `range${index}`;
+      drawn.opacity = isShown(trace) ? 1 : 0;
+    }
+    return drawn;
   }
 
   const isRange = (trace) => trace.meta?.range;
   const isShown = (trace) => all.checked || trace.legendgroup === pointedAt;
 
-  /** Show the ranges that are asked for: all, or that of the line one points at. Without drawing anew, which would be
-   * another reason to tell what one points at. */
+  /** Show all ranges, or that of the line the mouse points at. The chart is not drawn again:
+   * that would fire another hover event. */
   function showRanges() {
-    item.data.forEach((trace, place) => {
-      const drawn = isRange(trace) && plot.querySelector(`.tracerange${place}`);
+    item.data.forEach((trace, index) => {
+      const drawn = isRange(trace) && plot.querySelector(`.tracerange${index}`);
       if (drawn) drawn.style.opacity = isShown(trace) ? 1 : 0;
     });
   }
@@ -477,8 +547,8 @@ function makeChart(level, prefix) {
   }
 
   function follow({ curveNumber, pointNumber }) {
-    const place = Array.isArray(pointNumber) ? pointNumber : [pointNumber];
-    const address = addressOf(openOf(item.data[curveNumber], ...place));
+    const row = Array.isArray(pointNumber) ? pointNumber[0] : pointNumber;
+    const address = addressOf(openOf(item.data[curveNumber], row));
     if (address) location.assign(address);
   }
 
@@ -486,7 +556,8 @@ function makeChart(level, prefix) {
     if (numbers.open) {
       const table = numbersOf(item);
       const parts = tableParts(item.title, table.columns, () => {});
-      parts.heads.forEach((head, index) => head.replaceChildren(breakable(table.columns[index].label)));
+      parts.heads.forEach((head, index) =>
+        head.replaceChildren(breakable(table.columns[index].label)));
       parts.body.append(...table.rows.map((row) => rowElement(row, table.columns)));
       numbers.replaceChildren(numbers.firstElementChild, parts.view);
     }
@@ -506,13 +577,14 @@ function makeChart(level, prefix) {
     update(next, above) {
       const before = item;
       item = next;
-      entitle(heading, item.title, above);
+      setHeading(heading, item.title, above);
       caption.textContent = item.alt;
       plot.style.minHeight = `${heightOf(item, plot.clientWidth)}px`;
-      if (ranges.hidden && item.data.some(isRange)) all.checked = item.data.some((trace) => isRange(trace) && trace.visible);
-      ranges.hidden = !item.data.some(isRange);
-      view.classList.toggle("clickable", item.data.some((trace) => trace.customdata || trace.meta?.open));
-      if (before && JSON.stringify([before.data, before.layout]) === JSON.stringify([item.data, item.layout])) return;
+      const bands = item.data.filter(isRange);
+      if (ranges.hidden && bands.length) all.checked = bands.some((trace) => trace.visible);
+      ranges.hidden = !bands.length;
+      view.classList.toggle("clickable", item.data.some((trace) => trace.meta?.open));
+      if (before && drawing(before) === drawing(item)) return;
       stale = true;
       if (seen) draw();
       fillNumbers();
@@ -530,19 +602,20 @@ function makeChart(level, prefix) {
   return self;
 }
 
-const titleOf = (axis, otherwise) => axis?.title?.text ?? (typeof axis?.title === "string" ? axis.title : otherwise);
+const drawing = ({ data, layout }) => JSON.stringify([data, layout]);
 
-/** The numbers of a chart as a table: one row per x, one column per line; a heat map as it stands. */
-function numbersOf({ data, layout = {} }) {
+const titleOf = (axis) => axis.title?.text ?? "";
+
+/** The numbers of a chart as a table: a row per x, a column per line; of a heat map, its grid. */
+function numbersOf({ data, layout }) {
   const column = (label, numeric = true) => ({ label, numeric });
   const cell = (value, open) => (open ? { value, text: textOf(value), open } : value);
   const map = data.find((trace) => trace.z);
   if (map) {
-    const xs = map.x ?? map.z[0].map((_, index) => index);
     return {
-      columns: [column(titleOf(layout.yaxis, ""), false), ...xs.map((x) => column(String(textOf(x))))],
+      columns: [column(titleOf(layout.yaxis), false), ...map.x.map((x) => column(textOf(x)))],
       rows: map.z.map((line, row) =>
-        [map.y?.[row] ?? row, ...line.map((value, index) => cell(value, openOf(map, row, index)))]),
+        [map.y[row], ...line.map((value) => cell(value, openOf(map, row)))]),
     };
   }
   const lines = data.filter((trace) => trace.hoverinfo !== "skip" && (trace.y ?? trace.x));
@@ -550,19 +623,19 @@ function numbersOf({ data, layout = {} }) {
   const rows = new Map();
   lines.forEach((trace, index) => {
     const [keys, values] = flat ? [trace.y, trace.x] : [trace.x, trace.y];
-    (values ?? keys).forEach((value, place) => {
-      let key = values && keys ? keys[place] : place + 1;
-      while (rows.get(key)?.[index + 1] !== undefined) key = `${key} `; // the same x twice in one line
+    values.forEach((value, row) => {
+      let key = keys ? keys[row] : row + 1; // the values of a box have no keys
+      while (rows.get(key)?.[index + 1] !== undefined) key = `${key} `; // the same x twice
       if (!rows.has(key)) rows.set(key, [key, ...lines.map(() => undefined)]);
-      rows.get(key)[index + 1] = cell(value, openOf(trace, place));
+      rows.get(key)[index + 1] = cell(value, openOf(trace, row));
     });
   });
   const ordered = [...rows.values()];
   if (ordered.every(([key]) => typeof key === "number")) ordered.sort(([a], [b]) => a - b);
   return {
     columns: [
-      column(titleOf(flat ? layout.yaxis : layout.xaxis, ""), false),
-      ...lines.map((trace) => column(trace.name ?? titleOf(flat ? layout.xaxis : layout.yaxis, "value"))),
+      column(titleOf(flat ? layout.yaxis : layout.xaxis), false),
+      ...lines.map((trace) => column(trace.name)),
     ],
     rows: ordered,
   };
@@ -580,9 +653,9 @@ addEventListener("afterprint", () => {
   redrawAll();
 });
 
-// --------------------------------------------------------------------------------------------------------------- documents
+// ------------------------------------------------------------------------------------- documents
 
-/** Keeps one view per key: makes those that are new, updates those that stay, drops those that are gone. */
+/** Keep one view per key: make new ones, update those that stay, remove those that are gone. */
 function reconcile(parent, title, views, wanted, keyOf, make) {
   const keys = new Set(wanted.map(keyOf));
   for (const [key, view] of views) {
@@ -591,12 +664,13 @@ function reconcile(parent, title, views, wanted, keyOf, make) {
       views.delete(key);
     }
   }
-  place(parent, wanted.map((item) => {
+  setChildren(parent, wanted.map((item) => {
     const key = keyOf(item);
     if (!views.has(key)) views.set(key, make(item));
     return views.get(key).element;
   }));
-  for (const item of wanted) views.get(keyOf(item)).update(item, title); // after placing: a chart needs its width
+  // After they are in the page: a chart needs its width.
+  for (const item of wanted) views.get(keyOf(item)).update(item, title);
 }
 
 let seeds = []; // of the document; a section that shows only one of them has a choice
@@ -614,10 +688,12 @@ function makeSection(level, prefix) {
     element: view,
     update(section, above) {
       view.id = `${prefix}${section.id}`;
-      entitle(heading, section.title, above);
+      setHeading(heading, section.title, above);
       lead.textContent = section.lead;
       pick.hidden = section.seed === undefined || seeds.length < 2;
-      if (picker.options.length !== seeds.length) picker.replaceChildren(...seeds.map((seed) => element("option", {}, `${seed}`)));
+      if (picker.options.length !== seeds.length) {
+        picker.replaceChildren(...seeds.map((seed) => element("option", {}, `${seed}`)));
+      }
       picker.value = `${section.seed}`;
       reconcile(items, section.title, views, section.items, (item) => `${item.kind} ${item.id}`,
         (item) => (item.kind === "chart" ? makeChart(level + 1, prefix) : makeTable(level + 1)));
@@ -630,7 +706,10 @@ function makeSection(level, prefix) {
 
 /** Renders documents, one after the other, into the elements whose ids begin with a prefix. */
 function makePage(prefix, level, sectionPrefix) {
-  const [title, subtitle, lead, sections] = ["title", "subtitle", "lead", "sections"].map((id) => byId(prefix + id));
+  const title = byId(`${prefix}title`);
+  const subtitle = byId(`${prefix}subtitle`);
+  const lead = byId(`${prefix}lead`);
+  const sections = byId(`${prefix}sections`);
   const views = new Map();
   return {
     show(content) {
@@ -651,17 +730,20 @@ function makePage(prefix, level, sectionPrefix) {
 function showContents(sections) {
   const links = sections.map(({ id, title }) => element("a", { href: `#s-${id}` }, title));
   const before = [...byId("contents").querySelectorAll("a")];
-  if (before.map((link) => link.outerHTML).join() === links.map((link) => link.outerHTML).join()) return;
-  byId("contents").replaceChildren(element("ol", {}, ...links.map((link) => element("li", {}, link))));
+  const addresses = (all) => all.map((link) => `${link.hash} ${link.textContent}`).join();
+  if (addresses(before) === addresses(links)) return;
+  const entries = links.map((link) => element("li", {}, link));
+  byId("contents").replaceChildren(element("ol", {}, ...entries));
   byId("contents").hidden = sections.length < 2;
-  markPlace();
+  markCurrentSection();
 }
 
 /** Mark in the contents which section is being read. */
-function markPlace() {
+function markCurrentSection() {
   const sections = [...byId("sections").children];
   const atEnd = scrollY > 0 && innerHeight + scrollY >= document.documentElement.scrollHeight - 2;
-  const reached = sections.findLast((section) => section.getBoundingClientRect().top < innerHeight / 3);
+  const isReached = (section) => section.getBoundingClientRect().top < innerHeight / 3;
+  const reached = sections.findLast(isReached);
   const current = atEnd ? sections.at(-1) : reached ?? sections[0];
   for (const link of byId("contents").querySelectorAll("a")) {
     const is = link.hash === `#${current?.id}`;
@@ -679,11 +761,11 @@ addEventListener("scroll", () => {
   marking = true;
   requestAnimationFrame(() => {
     marking = false;
-    markPlace();
+    markCurrentSection();
   });
 }, { passive: true });
 
-// ------------------------------------------------------------------------------------------------------------------ audits
+// ---------------------------------------------------------------------------------------- audits
 
 const dialog = byId("audit");
 let auditPage = makePage("audit-", 3, "a-");
@@ -695,7 +777,7 @@ async function showAudit(target, hash) {
     const content = await source.audit(target);
     if (opened === hash) auditPage.show(content);
   } catch (error) {
-    const reason = error instanceof Refusal ? error.message : "The server does not answer; close this and try again.";
+    const reason = reasonOf(error, "The server does not answer; close this and try again.");
     if (opened === hash) auditPage.show({ title: "No audit", lead: [reason], sections: [] });
   }
 }
@@ -708,8 +790,7 @@ function followHash() {
     return;
   }
   if (opened === location.hash) return;
-  // How many steps back the page without a dialog is; unknown when the audit was the first thing to be opened.
-  const depth = dialog.open ? history.state?.depth ?? openDepth + 1 : opener ? 1 : 0;
+  const depth = stepsBack();
   history.replaceState({ depth }, "");
   openDepth = depth;
   opened = location.hash;
@@ -720,6 +801,12 @@ function followHash() {
   showAudit(target, opened);
 }
 let openDepth = 0;
+
+/** How many steps back the page without a dialog is; 0 if the page was opened with an audit. */
+function stepsBack() {
+  if (dialog.open) return history.state?.depth ?? openDepth + 1;
+  return opener ? 1 : 0;
+}
 
 document.addEventListener("click", (event) => {
   const link = event.target.closest?.("a[href^='#']");
@@ -737,13 +824,12 @@ dialog.addEventListener("close", () => {
     else history.replaceState(null, "", location.pathname + location.search);
   }
   // The browser gives the focus back to the opener, unless a live table has replaced it meanwhile.
-  const href = opener?.getAttribute("href");
-  const heir = opener?.isConnected ? opener : href && document.querySelector(`main a[href="${CSS.escape(href)}"]`);
+  const heir = opener?.isConnected ? opener : linkTo(opener?.getAttribute("href"));
   heir?.focus({ preventScroll: true });
   opener = null;
 });
 
-// -------------------------------------------------------------------------------------------------------------- the page
+// -------------------------------------------------------------------------------------- the page
 
 const page = makePage("", 2, "s-");
 let shownContent = null; // the document, before another seed was chosen
@@ -756,14 +842,16 @@ async function chooseSeed(seed) {
 
 /** The document with the sections of the chosen seed, where they show only one. */
 async function withChosenSeed(content) {
-  if (chosenSeed === null || chosenSeed === content.seeds?.[0] || !content.seeds?.includes(chosenSeed)) return content;
+  const others = content.seeds?.slice(1) ?? [];
+  if (!others.includes(chosenSeed)) return content;
   try {
     const { sections } = await source.seed(chosenSeed);
     const own = new Map(sections.map((section) => [section.id, section]));
-    return { ...content, sections: content.sections.map((section) => own.get(section.id) ?? section) };
+    const merge = (section) => own.get(section.id) ?? section;
+    return { ...content, sections: content.sections.map(merge) };
   } catch (error) {
     chosenSeed = null;
-    showTrouble(error instanceof Refusal ? error.message : "The server does not answer; choose the seed again.");
+    showTrouble(reasonOf(error, "The server does not answer; choose the seed again."));
     return content;
   }
 }
@@ -798,14 +886,19 @@ async function show(given) {
   document.title = `${content.title} · clientwise`;
   page.show(content);
   showContents(content.sections);
-  const status = content.status ?? (content.state ? `${content.state}, ${content.rounds} rounds` : "");
+  const state = content.state ? `${content.state}, ${content.rounds} rounds` : "";
+  const status = content.status ?? state;
   showStatus({ state: content.state, status });
 }
 
 const sleep = (milliseconds) => new Promise((resolve) => setTimeout(resolve, milliseconds));
 
 async function untilVisible() {
-  while (document.hidden) await new Promise((resolve) => document.addEventListener("visibilitychange", resolve, { once: true }));
+  while (document.hidden) {
+    await new Promise((resolve) => {
+      document.addEventListener("visibilitychange", resolve, { once: true });
+    });
+  }
 }
 
 /** Show the document, and again whenever its version changes. */
@@ -821,7 +914,8 @@ async function followDocument() {
         const content = await source.document();
         version = content.version;
         await show(content);
-        if (opened?.startsWith("#client/")) showAudit(targetOf(opened), opened); // it grows with the run
+        // The audit of a client grows with the run.
+        if (opened?.startsWith("#client/")) showAudit(targetOf(opened), opened);
         else if (!opened) followHash();
       }
       showTrouble("");
@@ -831,7 +925,8 @@ async function followDocument() {
     } catch (error) {
       failures += 1;
       if (error instanceof Refusal) {
-        if (version === null) await show({ title: "This cannot be shown", lead: [error.message], sections: [] });
+        const nothing = { title: "This cannot be shown", lead: [error.message], sections: [] };
+        if (version === null) await show(nothing);
         else showTrouble(error.message);
         pause = 3000;
       } else {

@@ -1,0 +1,24 @@
+"""The sections of a report, each a function of the series it shows."""
+
+from .best_rounds import best_rounds_section
+from .clients import clients_section
+from .cost import cost_section
+from .curves import curves_section
+from .loops import classes_section, priority_section
+from .refusals import refusals_section
+from .result import result_section
+from .targets import targets_section
+from .weights import weights_section
+
+__all__ = [
+    "best_rounds_section",
+    "classes_section",
+    "clients_section",
+    "cost_section",
+    "curves_section",
+    "priority_section",
+    "refusals_section",
+    "result_section",
+    "targets_section",
+    "weights_section",
+]

@@ -1,0 +1,44 @@
+"""Metric, macro F1 and loss over the rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ..document import Chart, Section
+from ..lines import line_chart
+from ..marks import MAX_POINTS, Lines
+from ..scales import rescaled, scales
+from ..series import Series
+
+
+def curves_section(series: Sequence[Series]) -> Section:
+    """The curves of all methods; the metric over time and bytes too, where there is a clock."""
+    run = series[0].run
+    metric = metric_chart(series)
+    charts = [metric]
+    charts += [rescaled(metric, scale, series) for scale in scales(series)]
+    if run.shows("macro_f1"):
+        title = f"macro F1 on {run.reported_on}"
+        charts.append(_curve_chart(series, "macro_f1", title, percent=False))
+    charts.append(_curve_chart(series, "loss", f"loss on {run.reported_on}", percent=False))
+    lead = ""
+    if any(len(one.summary.seeds) > 1 for one in series):
+        lead = "Lines are means over the seeds. Point at a line to see its range."
+    return Section("curves", "Over the rounds", lead, charts)
+
+
+def metric_chart(series: Sequence[Series]) -> Chart:
+    """The metric on held-out samples over the rounds, with the target."""
+    run = series[0].run
+    shown = _curve_chart(series, "metric", f"{run.metric} on {run.reported_on}", percent=True)
+    assert isinstance(shown.mark, Lines)
+    return replace(shown, mark=replace(shown.mark, reference=run.target))
+
+
+def _curve_chart(series: Sequence[Series], column: str, title: str, *, percent: bool) -> Chart:
+    curves = []
+    for one in series:
+        seeds = one.summary.seeds
+        curves.append((one, [one.run.curve(column, one.method, s, MAX_POINTS) for s in seeds]))
+    return line_chart(column, title, curves, percent=percent)

@@ -1,0 +1,103 @@
+"""Start the server, on a port or on a Unix socket."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import socket
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from urllib.parse import quote
+
+import uvicorn
+
+from ...errors import ClientwiseError
+from .app import make_app
+
+UNIX = "unix:"
+
+
+class ServeError(ClientwiseError, OSError):
+    """The server cannot be started."""
+
+
+def serve(
+    folders: Sequence[Path],
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    token: str | None = None,
+    on_ready: Callable[[str], None] = lambda url: None,
+) -> None:
+    """Serve run folders until interrupted.
+
+    Args:
+        folders: run folders, or folders that contain them.
+        host: an address of this machine, or unix:PATH for a socket that only this user can open.
+        port: 0 takes a free one; unused with a Unix socket.
+        token: what every request must carry; required if other machines can connect.
+        on_ready: called with the address once the server listens.
+    """
+    if not token and not is_loopback(host):
+        raise ServeError(f"{host}: other machines can connect, so a token is required")
+    app = make_app(folders, token or None)
+    listener = _listen(host, port)
+    address = _address(host, listener)
+    config = uvicorn.Config(
+        app,
+        log_level="error",
+        access_log=False,
+        server_header=False,
+        ws="none",
+        lifespan="off",
+        timeout_graceful_shutdown=1,
+    )
+    on_ready(f"{address}?token={quote(token)}" if token else address)
+    try:
+        uvicorn.Server(config).run(sockets=[listener])
+    except KeyboardInterrupt:
+        pass
+    finally:
+        listener.close()
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can connect to a host."""
+    if host.startswith(UNIX):
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _address(host: str, listener: socket.socket) -> str:
+    if host.startswith(UNIX):
+        return host
+    port = listener.getsockname()[1]
+    shown = f"[{host}]" if ":" in host else host
+    return f"http://{shown}:{port}/"
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        if host.startswith(UNIX):
+            return _listen_on(Path(host.removeprefix(UNIX)))
+        return socket.create_server((host, port), family=family)
+    except OSError as error:
+        reason = error.strerror or error
+        raise ServeError(f"{host}:{port}: {reason}; choose another with --port or --host") from None
+
+
+def _listen_on(path: Path) -> socket.socket:
+    """A Unix socket that only its owner can open, from the moment it exists."""
+    if path.is_socket():
+        path.unlink()  # left by a server that was killed
+    listener = socket.socket(socket.AF_UNIX)
+    before = os.umask(0o177)
+    try:
+        listener.bind(str(path))
+    finally:
+        os.umask(before)
+    listener.listen()
+    return listener

@@ -1,0 +1,188 @@
+"""The headline of a report: which method leads, by how much, and whether that is significant."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from ..core.guard import likely_cause
+from .differences import Differences, all_differences, in_words, p_text
+from .document import counted, percent_of
+from .series import Series, comparable, mean_of, ranked
+from .statistics import MIN_SEEDS, Difference
+
+NOTHING_YET = "No round has been recorded yet."
+NOT_RANKED = "Not ranked: the methods share no seed on the same data at the same round."
+NOT_COMPARED = "not compared: they share no round of the same seed on the same data"
+
+
+def headline(series: Sequence[Series]) -> list[str]:
+    """Warnings first; then which method leads and the differences to the baseline."""
+    warnings = [*_changes(series), *_refused(series), *_diverged(series)]
+    known = [one for one in ranked(series) if one in comparable(series)]
+    if not known:
+        has_begun = any(one.learned and one.mean_metric is not None for one in series)
+        if has_begun:
+            return [*warnings, NOT_RANKED]
+        return warnings or [NOTHING_YET]
+    differences = all_differences(series)
+    baseline = series[0]
+    return [
+        *warnings,
+        _verdict(known, differences),
+        *_unequal_rounds(series),
+        *_left_out_seeds(series),
+        *_compared(known, baseline, differences),
+        *_significantly_worse(series, baseline, differences),
+        *_hostile(known[0], baseline, series),
+    ]
+
+
+def _changes(series: Sequence[Series]) -> Iterator[str]:
+    """What changed when a run was resumed."""
+    runs = {one.run.id: one.run for one in series}
+    for run in runs.values():
+        for change in run.changes:
+            if change.rounds < run.rounds_done():  # otherwise no round followed
+                yield (
+                    f"{run.id} was resumed with changes on {change.date}, after "
+                    f"{counted(change.rounds, 'round')} in total: {'; '.join(change.what)}. The "
+                    "rounds before and after are not of one experiment."
+                )
+
+
+def _refused(series: Sequence[Series]) -> list[str]:
+    """Where updates of honest clients were refused, and the likely cause."""
+    found = [one for one in series if any(one.summary.refused) and one.arrived.refused_honest]
+    lines = [f"{one.label}: {_refused_updates(one)}: {one.arrived.reason}." for one in found]
+    causes = dict.fromkeys(likely_cause(one.arrived.reason or "") for one in found)
+    return lines + [cause for cause in causes if cause]
+
+
+def _refused_updates(one: Series) -> str:
+    count = one.arrived
+    if not one.learned:
+        return f"no update was accepted ({count.refused:,} refused); its model is the initial one"
+    return (
+        f"{count.refused:,} of {count.arrived:,} updates were refused, "
+        f"{count.refused_honest:,} of them from honest clients"
+    )
+
+
+def _diverged(series: Sequence[Series]) -> list[str]:
+    """Where training diverged: the score of such a method is chance."""
+    lines = []
+    for one in series:
+        if one.diverged:
+            seeds = ", ".join(map(str, one.diverged))
+            loss = max(one.diverged.values())
+            lines.append(
+                f"{one.label} diverged (seed {seeds}): the loss in the last round is {loss:.2g}. "
+                "Its metric says nothing else."
+            )
+    if lines:
+        lines.append("Try a smaller training.learning_rate.")
+    return lines
+
+
+def _verdict(known: Sequence[Series], differences: Differences) -> str:
+    """Which method leads, and whether significantly; `known` are ranked, the best first."""
+    best = known[0]
+    run = best.run
+    value = percent_of(best.mean_metric)
+    if len(known) == 1:
+        return f"{best.label}: {run.metric} {value} in round {best.last_round}."
+    level = [one.label for one in known if one.mean_metric == best.mean_metric]
+    result = f"{run.metric} ({value} in round {best.last_round})"
+    if len(level) > 1:
+        return f"{', '.join(level[:-1])} and {level[-1]} have the same {result}."
+    extreme = "highest" if run.higher_is_better else "lowest"
+    others = [differences.get((best.label, one.label)) for one in known[1:]]
+    return f"{best.label} has the {extreme} {result}. {_lead_in_words(others)}"
+
+
+def _lead_in_words(others: Sequence[Difference | None]) -> str:
+    """Whether a lead over all others is significant: as the largest p-value says."""
+    tested = [one for one in others if one is not None and one.p_value is not None]
+    if not tested or len(tested) < len(others):
+        return "With one seed, no confidence interval can be given."
+    seeds = min(one.pairs for one in tested)
+    if seeds < MIN_SEEDS:
+        return f"With {seeds} seeds, no significance is claimed: at least {MIN_SEEDS} are needed."
+    weakest = max(tested, key=lambda one: one.p_value or 0.0)
+    negation = "" if weakest.is_significant else "not "
+    return f"The lead is {negation}statistically significant ({p_text(weakest)})."
+
+
+def _compared(known: Sequence[Series], baseline: Series, differences: Differences) -> Iterator[str]:
+    """The best against the baseline and against the second best."""
+    best = known[0]
+    others = {baseline.label: (baseline, "baseline")}
+    if len(known) > 1 and known[1] is not baseline:
+        others[known[1].label] = (known[1], "second best")
+    for label, (other, relation) in others.items():
+        if other.mean_metric == best.mean_metric:
+            continue
+        difference = differences.get((best.label, label))
+        words = NOT_COMPARED
+        if difference is not None:
+            words = in_words(difference, best.run.higher_is_better)
+        yield f"{best.label} against {label} ({relation}): {words}."
+
+
+def _significantly_worse(
+    series: Sequence[Series],
+    baseline: Series,
+    differences: Differences,
+) -> Iterator[str]:
+    """The methods that are significantly worse than the baseline."""
+    sign = 1 if baseline.run.higher_is_better else -1
+    worse = []
+    for one in series:
+        difference = differences.get((one.label, baseline.label))
+        if difference and difference.is_significant and sign * difference.mean < 0:
+            worse.append(f"{one.label} ({100 * difference.mean:+.1f} points)")
+    if worse:
+        yield f"Significantly worse than {baseline.label} (baseline): {', '.join(worse)}."
+
+
+def _hostile(best: Series, baseline: Series, series: Sequence[Series]) -> Iterator[str]:
+    """The weight of hostile clients, and which of their updates were refused."""
+    under_baseline = mean_of(baseline.summary.hostile_weight)
+    if under_baseline is not None and best is not baseline:
+        under_best = mean_of(best.summary.hostile_weight)
+        yield (
+            f"Hostile clients had {percent_of(under_baseline)} of the weight under "
+            f"{baseline.label} and {percent_of(under_best)} under {best.label}."
+        )
+    refused = [
+        f"{one.label} ({one.arrived.refused:,} of {one.arrived.arrived:,})"
+        for one in series
+        if any(one.summary.refused) and _refused_only_hostile(one)
+    ]
+    if refused:
+        yield f"Updates were refused only from hostile clients: {', '.join(refused)}."
+
+
+def _refused_only_hostile(one: Series) -> bool:
+    return bool(one.arrived.refused) and not one.arrived.refused_honest
+
+
+def _unequal_rounds(series: Sequence[Series]) -> Iterator[str]:
+    """Which methods are not ranked because they have run fewer rounds."""
+    most = max(one.last_round for one in series)
+    behind = [f"{one.label} {one.last_round}" for one in series if one.last_round < most]
+    if behind:
+        yield (
+            f"Not all methods have run {most} rounds: {', '.join(behind)}. These are not ranked; "
+            "differences are taken in the last round that both have run."
+        )
+
+
+def _left_out_seeds(series: Sequence[Series]) -> Iterator[str]:
+    """Which seeds are compared, where some methods have more."""
+    ranked_ones = comparable(series)
+    compared = ranked_ones[0].summary.seeds
+    of_all = {seed for one in ranked_ones for seed in one.run.seeds(one.method)}
+    if of_all - {*compared}:
+        seeds = ", ".join(map(str, compared))
+        yield f"Compared on the seeds that all methods have run as far, on the same data: {seeds}."
