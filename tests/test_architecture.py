@@ -71,7 +71,15 @@ LIBRARIES: dict[str, set[str]] = {  # package or module: the third-party librari
     "engine": {"torch", "triton"},
     "runs": {"torch", "numpy", "annotated_types", "pydantic", "safetensors"},
     "trackers": {"torch", "mlflow"},
-    "experiment": {"torch", "annotated_types", "pydantic", "pydantic_core", "safetensors", "tomli_w", "ray"},
+    "experiment": {
+        "torch",
+        "annotated_types",
+        "pydantic",
+        "pydantic_core",
+        "safetensors",
+        "tomli_w",
+        "ray",
+    },
     "progress": {"rich", "IPython"},
     "flower": {"torch", "numpy", "flwr", "ray", "httpx"},
     "report": {"torch", "numpy", "scipy", "pydantic", "rich", "matplotlib", "starlette", "uvicorn"},
@@ -113,7 +121,9 @@ def package_of(path: Path) -> str:
 @functools.cache
 def imported(path: Path) -> frozenset[str]:
     """Absolute names of all modules a file imports, also lazily and for type checkers alone."""
-    package = ["clientwise", *path.relative_to(SOURCE).parent.parts] if SOURCE in path.parents else []
+    package = (
+        ["clientwise", *path.relative_to(SOURCE).parent.parts] if SOURCE in path.parents else []
+    )
     names: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
@@ -136,7 +146,9 @@ def _module(module: str, name: str) -> str:
 def test_packages_import_only_what_lies_below_them(package: str) -> None:
     for path in files():
         if package_of(path) == package:
-            inside = {name.split(".")[1] for name in imported(path) if name.startswith("clientwise.")}
+            inside = {
+                name.split(".")[1] for name in imported(path) if name.startswith("clientwise.")
+            }
             assert inside <= BELOW[package] | {package}, f"{path} imports {inside - BELOW[package]}"
 
 
@@ -171,7 +183,9 @@ def test_core_touches_no_file_no_network_and_no_framework_but_torch() -> None:
 
 def test_no_modules_import_each_other_in_a_circle() -> None:
     found = circles(module_graph())
-    assert found <= KNOWN_CIRCLES, f"new circles: {[sorted(circle) for circle in found - KNOWN_CIRCLES]}"
+    assert found <= KNOWN_CIRCLES, (
+        f"new circles: {[sorted(circle) for circle in found - KNOWN_CIRCLES]}"
+    )
     opened = KNOWN_CIRCLES - found
     assert not opened, f"take these off KNOWN_CIRCLES: {[sorted(circle) for circle in opened]}"
 
@@ -228,7 +242,11 @@ def test_no_sql_outside_of_runs() -> None:
             for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
                 if isinstance(node, ast.Constant) and isinstance(node.value, str):
                     assert not SQL.search(node.value), f"{path}:{node.lineno}"
-                asks = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "query"
+                asks = (
+                    isinstance(node, ast.Call)
+                    and isinstance(node.func, ast.Attribute)
+                    and node.func.attr == "query"
+                )
                 assert not asks, f"{path}: .query(...) is for users"
 
 
@@ -248,7 +266,9 @@ def test_no_part_is_known_by_its_name_outside_of_its_file() -> None:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Compare):
                 words = {word.value for word in ast.walk(node) if isinstance(word, ast.Constant)}
-                known = {word for word in words if word in files and files[str(word)] != path.resolve()}
+                known = {
+                    word for word in words if word in files and files[str(word)] != path.resolve()
+                }
                 assert not known, f"{path.name}:{node.lineno} knows {known} by name"
 
 
@@ -268,7 +288,17 @@ def test_the_public_names_are_there() -> None:
 
     for name in cw.__all__:
         assert getattr(cw, name) is not None
-    assert {"weigh", "run", "load", "Run", "mean", "prioritized", "criterion", "needs", "RULES"} <= set(cw.__all__)
+    assert {
+        "weigh",
+        "run",
+        "load",
+        "Run",
+        "mean",
+        "prioritized",
+        "criterion",
+        "needs",
+        "RULES",
+    } <= set(cw.__all__)
     assert set(cw.__all__) == set(dir(cw))
     with pytest.raises(AttributeError, match="no attribute 'wiegh'"):
         cw.wiegh  # noqa: B018

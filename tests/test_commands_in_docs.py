@@ -46,7 +46,9 @@ def test_every_command_parses(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_experiment_that_is_named_exists(page: Path) -> None:
-    for path in re.findall(r"\b(?:experiments|examples)/[\w.-]+\.(?:toml|py|ipynb|csv)", page.read_text("utf-8")):
+    for path in re.findall(
+        r"\b(?:experiments|examples)/[\w.-]+\.(?:toml|py|ipynb|csv)", page.read_text("utf-8")
+    ):
         assert (ROOT / path).is_file(), f"{page.name} names {path}"
 
 
@@ -82,7 +84,9 @@ def test_the_tutorial_runs_as_printed(tmp_path: Path, monkeypatch: pytest.Monkey
         for words in commands_of(block):
             newest = max(Path("runs").glob("first-*"), default=Path("runs"))
             words = [str(newest) if word.startswith("runs/first-") else word for word in words]
-            words = ["2" if word == "30" else word for word in words]  # --rounds of the resumed run: no fewer are lost
+            words = [
+                "2" if word == "30" else word for word in words
+            ]  # --rounds of the resumed run: no fewer are lost
             output = run_command(words)
             assert "Traceback" not in output
     folder = cw.run(experiment, "runs/all")
@@ -90,7 +94,9 @@ def test_the_tutorial_runs_as_printed(tmp_path: Path, monkeypatch: pytest.Monkey
     shown = table_of(page, "worst")
     head = shown.pop("head")
     labels = ["method", *(column.label for column in summary_columns(run))]
-    assert [label for label in head if label not in labels] == [], "columns that the command does not print"
+    assert [label for label in head if label not in labels] == [], (
+        "columns that the command does not print"
+    )
     accuracy = {line.method: 100 * sum(line.metric) / len(line.metric) for line in run.summary()}
     assert list(shown) == list(accuracy)
     for method, cells in shown.items():

@@ -35,7 +35,11 @@ LOSS_ADAPTERS: Registry[LossAdapter] = Registry(
 
 @LOSS_ADAPTERS.register("class_weights", needs("classes", "server_set"))
 def class_weights(
-    loss: Loss, evaluation: Evaluation, *, epsilon: PositiveFloat = 0.1, by: Literal["f1", "recall"] = "f1"
+    loss: Loss,
+    evaluation: Evaluation,
+    *,
+    epsilon: PositiveFloat = 0.1,
+    by: Literal["f1", "recall"] = "f1",
 ) -> Adapted:
     """κ_c = 1/(F1_c + ε) from the aggregated model's F1, or recall, on the server's set (P3 III.A; classification).
 
@@ -58,7 +62,9 @@ def class_weights(
     missing = ", ".join(map(str, lacking.nonzero().flatten().tolist()))
     if not missing:
         return Adapted(adapted)
-    return Adapted(adapted, (f"the server's set has no sample of class {missing}: its class weight is 1",))
+    return Adapted(
+        adapted, (f"the server's set has no sample of class {missing}: its class weight is 1",)
+    )
 
 
 @LOSS_ADAPTERS.register("robust_shape", needs("numbers", "server_set"))
@@ -89,8 +95,12 @@ def robust_shape(loss: Loss, evaluation: Evaluation, *, scale: PositiveFloat = 1
 @functools.cache
 def _moment_ratios() -> tuple[tuple[float, ...], tuple[float, ...]]:
     """E|x| / √E[x²] under the density exp(−ρ(x, α)) for a grid of shapes α, by numerical integration."""
-    shapes = tuple(round(0.2 + 0.1 * step, 1) for step in range(19))  # 0.2 to 2.0: all moments exist above 0
-    x = torch.logspace(-4, 12, 40_001, dtype=torch.float64)  # one half of a symmetric density; tails can be long
+    shapes = tuple(
+        round(0.2 + 0.1 * step, 1) for step in range(19)
+    )  # 0.2 to 2.0: all moments exist above 0
+    x = torch.logspace(
+        -4, 12, 40_001, dtype=torch.float64
+    )  # one half of a symmetric density; tails can be long
     ratios = []
     for shape in shapes:
         density = torch.exp(-robust_loss(x, shape) / 2)

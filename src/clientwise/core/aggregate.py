@@ -62,9 +62,13 @@ class SubsetSums:
 
     def __init__(self, names: Sequence[str], terms: Sequence[Term], like: Tensor) -> None:
         self._names = names
-        self._exponents = torch.tensor([term.exponents for term in terms], dtype=torch.float64)  # [t, m]
+        self._exponents = torch.tensor(
+            [term.exponents for term in terms], dtype=torch.float64
+        )  # [t, m]
         self._index = {term.exponents: row for row, term in enumerate(terms)}
-        self._models = torch.zeros(len(terms), like.shape[0], dtype=torch.float64, device=like.device)
+        self._models = torch.zeros(
+            len(terms), like.shape[0], dtype=torch.float64, device=like.device
+        )
         self._totals = torch.zeros(len(terms), dtype=torch.float64)
 
     def add(self, raw: Tensor, models: Tensor) -> None:
@@ -73,9 +77,13 @@ class SubsetSums:
         self._totals += products.sum(0)
         factors = products.T.to(self._models.device)
         at_once = self._models_at_once()
-        for some, rows in zip(torch.split(factors, at_once, 1), torch.split(models, at_once), strict=True):
+        for some, rows in zip(
+            torch.split(factors, at_once, 1), torch.split(models, at_once), strict=True
+        ):
             width = self._columns_at_once(len(rows))
-            for sums, block in zip(torch.split(self._models, width, 1), torch.split(rows, width, 1), strict=True):
+            for sums, block in zip(
+                torch.split(self._models, width, 1), torch.split(rows, width, 1), strict=True
+            ):
                 sums.addmm_(some, block.double())
 
     def aggregate(self, score: Score, scales: Tensor, weights: Tensor) -> Tensor:

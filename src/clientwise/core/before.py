@@ -29,7 +29,9 @@ class Mixed:
 
 
 Before = Callable[..., Mixed]
-BEFORE: Registry[Before] = Registry("step before the rule", "before", "What happens to the updates before the rule")
+BEFORE: Registry[Before] = Registry(
+    "step before the rule", "before", "What happens to the updates before the rule"
+)
 
 
 @BEFORE.register("nova", needs("models", criteria=["local_steps"]))
@@ -63,7 +65,9 @@ def server_norm(gathered: Gathered, weights: Tensor) -> Mixed:
 
 
 @BEFORE.register("q_fair", needs("models", criteria=["start_loss"]))
-def q_fair(gathered: Gathered, weights: Tensor, *, q: Annotated[float, Ge(0), Le(20)] = 1.0) -> Mixed:
+def q_fair(
+    gathered: Gathered, weights: Tensor, *, q: Annotated[float, Ge(0), Le(20)] = 1.0
+) -> Mixed:
     """Δ_a·F_a^q / Σ w_b·(F_b^q + q·F_b^(q−1)·‖Δ_b‖²/η): high losses F count more (q-FedAvg, Li et al., 2020).
 
     Args:
@@ -81,7 +85,11 @@ def q_fair(gathered: Gathered, weights: Tensor, *, q: Annotated[float, Ge(0), Le
 
 @BEFORE.register("clip")
 def clip(
-    gathered: Gathered, weights: Tensor, *, radius: PositiveFloat | None = None, times: PositiveFloat = 1.0
+    gathered: Gathered,
+    weights: Tensor,
+    *,
+    radius: PositiveFloat | None = None,
+    times: PositiveFloat = 1.0,
 ) -> Mixed:
     """Δ_a ← Δ_a·min(1, r/‖Δ_a‖): no norm exceeds r, by default `times` the weighted median of all norms.
 
@@ -156,7 +164,9 @@ def mixed(updates: Tensor, shares: Tensor) -> Mixed:
 def _norms(gathered: Gathered) -> Tensor:
     """Norm of each client's update [n], without the buffers."""
     moved = gathered.updates[:, : gathered.spec.num_parameters]
-    at_once = len(moved) if moved.is_cuda else 1  # on a GPU one launch, on a CPU what fits its cache
+    at_once = (
+        len(moved) if moved.is_cuda else 1
+    )  # on a GPU one launch, on a CPU what fits its cache
     pieces = torch.split(moved, at_once)
     norms = [torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64) for rows in pieces]
     return torch.cat(norms).cpu()

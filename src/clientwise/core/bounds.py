@@ -32,7 +32,9 @@ class Bounds:
     """
 
     # The config's [methods.bounds] table is made from these fields.
-    cap: Annotated[OpenShare, doc("Largest weight of a client, as a share of the total. 1: no cap.")] = 1.0
+    cap: Annotated[
+        OpenShare, doc("Largest weight of a client, as a share of the total. 1: no cap.")
+    ] = 1.0
     floor: Annotated[
         float,
         Ge(0),
@@ -43,9 +45,13 @@ class Bounds:
     def check(self, num_clients: int) -> None:
         """ValueError if the bounds are infeasible for a cohort of so many clients."""
         if self.cap * num_clients < 1 - ROUNDING:
-            raise ValueError(f"cap = {self.cap:g} is infeasible for {num_clients} clients: it must be at least 1/n")
+            raise ValueError(
+                f"cap = {self.cap:g} is infeasible for {num_clients} clients: it must be at least 1/n"
+            )
         if self.floor * num_clients > 1 + ROUNDING:
-            raise ValueError(f"floor = {self.floor:g} is infeasible for {num_clients} clients: it must be at most 1/n")
+            raise ValueError(
+                f"floor = {self.floor:g} is infeasible for {num_clients} clients: it must be at most 1/n"
+            )
 
     def apply(self, weights: Tensor) -> tuple[Tensor, tuple[str, ...]]:
         """Bring weights within the bounds.
@@ -64,12 +70,18 @@ class Bounds:
         some = weights > NONE
         limits = torch.cat([self.floor / weights[some], self.cap / weights[some]])
         factors = sorted(limits.tolist())  # at each of them, one client reaches a bound
-        index = bisect_left(factors, 1.0, key=lambda factor: float(self._scaled(weights, factor).sum()))
-        if index == len(factors):  # all clients that have weight are at the cap, and the sum is below 1
+        index = bisect_left(
+            factors, 1.0, key=lambda factor: float(self._scaled(weights, factor).sum())
+        )
+        if index == len(
+            factors
+        ):  # all clients that have weight are at the cap, and the sum is below 1
             return self._with_rest(some)
         below = factors[index - 1] if index else 0.0
         bounded = self._scaled(weights, (factors[index] + below) / 2)
-        free = (bounded > self.floor) & (bounded < self.cap)  # the same anywhere between these two factors
+        free = (bounded > self.floor) & (
+            bounded < self.cap
+        )  # the same anywhere between these two factors
         factor = (1 - bounded[~free].sum()) / weights[free].sum()
         return torch.where(free, self._scaled(weights, float(factor)), bounded), ()
 

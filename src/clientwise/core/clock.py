@@ -92,7 +92,14 @@ class Pace:
         """How many responses end a round of `size` clients that has asked `asked`."""
         return self.buffer or min(size, asked) or 1
 
-    def ends(self, began: float, size: int, asked: Sequence[float], at_work: Sequence[float], slowest: float) -> float:
+    def ends(
+        self,
+        began: float,
+        size: int,
+        asked: Sequence[float],
+        at_work: Sequence[float],
+        slowest: float,
+    ) -> float:
         """When a round ends; infinity: never.
 
         Args:
@@ -109,7 +116,9 @@ class Pace:
         last = answers[:needed][-1] if answers else slowest
         if self.deadline is None:
             return last
-        if len(answers) < needed:  # the server is not told of dropouts, so it waits until the deadline
+        if (
+            len(answers) < needed
+        ):  # the server is not told of dropouts, so it waits until the deadline
             return began + self.deadline
         return min(last, began + self.deadline)
 
@@ -125,7 +134,9 @@ class Clock:
         self._devices = devices
         self._size = num_clients
 
-    def cohort(self, size: int, seed: int, round_num: int, away: Sequence[int] = ()) -> tuple[int, ...]:
+    def cohort(
+        self, size: int, seed: int, round_num: int, away: Sequence[int] = ()
+    ) -> tuple[int, ...]:
         """The clients that a round asks, of those that are neither at work nor away, and available now.
 
         If no client is at work or available, the clock moves on until the next one is available.
@@ -137,7 +148,11 @@ class Clock:
             waits = self._devices.of(free).seconds_until_available(self.now)
             shortest = 0.0 if self.at_work else float(waits.min())
             self.now += shortest
-            free = [client for client, wait in zip(free, waits.tolist(), strict=True) if wait <= shortest]
+            free = [
+                client
+                for client, wait in zip(free, waits.tolist(), strict=True)
+                if wait <= shortest
+            ]
         asks = self.pace.asks(size, len(self.at_work))
         return sample_clients(self._num_clients, asks, seed, round_num, frozenset(free))
 

@@ -35,7 +35,9 @@ from .weighting import divide, to_weights, without_effect, zero_for_all
 class Cohort:
     """The accepted clients of a round: their criteria, and their models as far as they must be kept."""
 
-    def __init__(self, asked: Sequence[int], state: ServerState, method: Method, plan: Plan, engine: Engine) -> None:
+    def __init__(
+        self, asked: Sequence[int], state: ServerState, method: Method, plan: Plan, engine: Engine
+    ) -> None:
         self.asked = asked
         self.num_clients = engine.num_clients
         self.criteria = method.names
@@ -87,7 +89,9 @@ class Cohort:
         if not prior.any():
             states = (state.step_state, state.rule_state)
             return Candidate(priority, scores, prior, None, prior, None, state.model, *states)
-        posterior = method.evidence(self._gathered, prior, state.evidence) if method.evidence else None
+        posterior = (
+            method.evidence(self._gathered, prior, state.evidence) if method.evidence else None
+        )
         weights = posterior.weights if posterior else prior
         weights, notes = method.bounds.apply(weights) if method.bounds else (weights, ())
         ruled = self._ruled(weights)
@@ -118,7 +122,9 @@ class Cohort:
             return replace(judged, right=None, sample_losses=None)  # these stay with the clients
         evaluation = self._engine.evaluate_server(models, "weigh")
         if evaluation is None:
-            raise RuntimeError(f"{self._method.name} weighs by a server set, but the engine has none")
+            raise RuntimeError(
+                f"{self._method.name} weighs by a server set, but the engine has none"
+            )
         return evaluation
 
     @property
@@ -174,7 +180,9 @@ class Cohort:
         """Measure updates, refuse those out of range, and add the others."""
         method = self._method
         measured = self._measure(updates)
-        updates, raw, refused = inspect_measurements(updates, measured, method.criteria, self._engine.problem)
+        updates, raw, refused = inspect_measurements(
+            updates, measured, method.criteria, self._engine.problem
+        )
         self._refuse(refused)
         self._aggregator.add(method.score.prepare(method.names, raw), updates.models)
         self.client_ids += updates.client_ids
@@ -223,7 +231,9 @@ class Cohort:
         for position, name in enumerate(order[:-1]):
             if name in self.zero_for_all:
                 rest = ", ".join(order[position + 1 :])
-                return (f"{name} is zero for all clients: what comes after it has no effect ({rest})",)
+                return (
+                    f"{name} is zero for all clients: what comes after it has no effect ({rest})",
+                )
         return ()
 
     def _ruled(self, weights: Tensor) -> Ruled | None:
@@ -272,7 +282,9 @@ class Cohort:
         training = training or self._method.training
         task = Task(self._state.round_num + 1, training, self._state.loss, ())
         trained = self._engine.train_server(model, task)
-        if is_usual:  # kept by hand: a cached property locks all cohorts, so lanes would wait for each other
+        if (
+            is_usual
+        ):  # kept by hand: a cached property locks all cohorts, so lanes would wait for each other
             self._server_model = trained
         return trained
 

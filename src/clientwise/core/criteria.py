@@ -49,7 +49,9 @@ class ClientFacts:
     sample_attributes: Mapping[str, Tensor]  # facts about the samples, each [N]
     load_inputs: Callable[[], Tensor]  # loads the samples, which few criteria need
     training: LocalTraining | None = None  # the task; None if clientwise does not train the clients
-    load_start_loss: Callable[[], Tensor] | None = None  # the received model's mean loss on their samples [n]
+    load_start_loss: Callable[[], Tensor] | None = (
+        None  # the received model's mean loss on their samples [n]
+    )
     device: Devices | None = None  # what their devices can do; None if unknown
     seconds: Tensor | None = None  # [n] training time by their own clocks
 
@@ -78,8 +80,12 @@ class Arrivals:
     models: Tensor  # [n, d]
     global_model: Tensor  # [d]
     spec: ModelSpec
-    judge: Callable[[Tensor], Evaluation]  # evaluates models [c, d] on the server's set, or by the clients
-    memory: Mapping[str, Tensor] = field(default_factory=dict)  # of these clients by criterion, each [n]
+    judge: Callable[
+        [Tensor], Evaluation
+    ]  # evaluates models [c, d] on the server's set, or by the clients
+    memory: Mapping[str, Tensor] = field(
+        default_factory=dict
+    )  # of these clients by criterion, each [n]
     attributes: Mapping[str, Tensor] = field(default_factory=dict)  # known to the server, each [n]
     server_update: Callable[[], Tensor] | None = None  # [d] the update of the server's own training
     metric: str = "accuracy"  # the problem's usual metric
@@ -116,7 +122,9 @@ class Memory(Protocol):
         ...
 
 
-Upper = float | Callable[..., float]  # a number, or a function of the problem and the criterion's options
+Upper = (
+    float | Callable[..., float]
+)  # a number, or a function of the problem and the criterion's options
 Measure = Callable[..., Tensor]
 CRITERIA: Registry[Measure] = Registry("criterion", "criteria", "What is measured about a client")
 
@@ -174,7 +182,9 @@ def criterion(
         alike: it is constant across clients by design. For others the record notes when that happens.
     """
     if measured_by == "client" and "whole_cohort" in needs:
-        raise ValueError(f"criterion {name!r}: a client cannot see the whole cohort; measure it on the server")
+        raise ValueError(
+            f"criterion {name!r}: a client cannot see the whole cohort; measure it on the server"
+        )
     every_need = set(needs)
     if memory:
         every_need.add("models")  # memories are updated by the models of the round
@@ -188,8 +198,12 @@ def make_criterion(name: str, label: str = "", /, **options: Any) -> Criterion:
     """A registered criterion with its options; options that are not given have their defaults."""
     declared = CRITERIA.declared(name)
     if not isinstance(declared, CriterionDeclaration):
-        raise TypeError(f"criterion {name!r} does not declare measured_by: register it with @criterion")
-    defaults = {option.name: option.default for option in CRITERIA.options(name) if not option.required}
+        raise TypeError(
+            f"criterion {name!r} does not declare measured_by: register it with @criterion"
+        )
+    defaults = {
+        option.name: option.default for option in CRITERIA.options(name) if not option.required
+    }
     given = defaults | options
     part = Part(name, given, label)
     return Criterion(
@@ -225,7 +239,12 @@ def dataset_size(clients: ClientFacts) -> Tensor:
     return clients.num_samples
 
 
-@criterion("label_diversity", measured_by="client", high=lambda problem: problem.num_classes, needs={"classes"})
+@criterion(
+    "label_diversity",
+    measured_by="client",
+    high=lambda problem: problem.num_classes,
+    needs={"classes"},
+)
 def label_diversity(clients: ClientFacts) -> Tensor:
     """Number of distinct labels a client holds (P1 5.1, LD).
 
@@ -250,8 +269,14 @@ def class_balance(clients: ClientFacts) -> Tensor:
     return (entropy / math.log(counts.shape[-1])).clamp(max=1.0)
 
 
-@criterion("sharpness", measured_by="client", high=lambda problem, blurry, high: high if blurry is None else 1.0)
-def sharpness(clients: ClientFacts, *, blurry: str | None = None, high: PositiveFloat = 16.0) -> Tensor:
+@criterion(
+    "sharpness",
+    measured_by="client",
+    high=lambda problem, blurry, high: high if blurry is None else 1.0,
+)
+def sharpness(
+    clients: ClientFacts, *, blurry: str | None = None, high: PositiveFloat = 16.0
+) -> Tensor:
     """Fraction of images not marked by the sample attribute `blurry` (P1 5.2, IS); without one, from the pixels.
 
     From the pixels it is the mean variance of the Laplacian, the usual measure of focus.
@@ -266,7 +291,9 @@ def sharpness(clients: ClientFacts, *, blurry: str | None = None, high: Positive
     """
     if blurry is not None:
         if blurry not in clients.sample_attributes:
-            raise KeyError(f"the data has no sample attribute {blurry!r}; it has {sorted(clients.sample_attributes)}")
+            raise KeyError(
+                f"the data has no sample attribute {blurry!r}; it has {sorted(clients.sample_attributes)}"
+            )
         return clients.mean_over_samples((clients.sample_attributes[blurry] <= 0).double())
     return clients.mean_over_samples(laplacian_variance(clients.inputs))
 
@@ -278,7 +305,9 @@ def laplacian_variance(images: Tensor) -> Tensor:
     tensor([9.])
     """
     if images.ndim not in (3, 4):
-        raise ValueError(f"sharpness from pixels needs images, got samples of shape {tuple(images.shape[1:])}")
+        raise ValueError(
+            f"sharpness from pixels needs images, got samples of shape {tuple(images.shape[1:])}"
+        )
     grey = images.mean(1) if images.ndim == 4 else images
     centre = grey[:, 1:-1, 1:-1]
     neighbours = grey[:, :-2, 1:-1] + grey[:, 2:, 1:-1] + grey[:, 1:-1, :-2] + grey[:, 1:-1, 2:]
@@ -323,7 +352,9 @@ def attribute(arrivals: Arrivals, *, of: str, high: PositiveFloat = ANY) -> Tens
     has_words = any(name.startswith(category(of, "")) for name in arrivals.attributes)
     if has_words:
         raise KeyError(f"the attribute {of!r} has words: use the criterion is_one_of")
-    raise KeyError(f"the clients have no attribute {of!r}; they have {_listed(arrivals.attributes)}")
+    raise KeyError(
+        f"the clients have no attribute {of!r}; they have {_listed(arrivals.attributes)}"
+    )
 
 
 @criterion("is_one_of", measured_by="server", high=1.0)
@@ -373,9 +404,13 @@ def fact_columns(attributes: Mapping[str, Sequence[Fact]]) -> dict[str, Tensor]:
         elif not all(isinstance(value, str) for value in values):
             raise ValueError(f"{name!r} has words and numbers: give every client one or the other")
         elif len(words) > MOST_WORDS:
-            raise ValueError(f"{name!r} has {len(words):,} different words: at most {MOST_WORDS:,} are allowed")
+            raise ValueError(
+                f"{name!r} has {len(words):,} different words: at most {MOST_WORDS:,} are allowed"
+            )
         for word in words:
-            columns[category(name, word)] = torch.tensor([value == word for value in values]).double()
+            columns[category(name, word)] = torch.tensor(
+                [value == word for value in values]
+            ).double()
     return columns
 
 
@@ -391,7 +426,9 @@ def honest(arrivals: Arrivals) -> Tensor:
     Combine it with what the method weighs by: `criteria = ["honest", "dataset_size"]`, `score = "product"`.
     """
     if HONEST not in arrivals.attributes:
-        raise KeyError("honest is for simulations: elsewhere it is unknown which clients are hostile")
+        raise KeyError(
+            "honest is for simulations: elsewhere it is unknown which clients are hostile"
+        )
     return arrivals.attributes[HONEST]
 
 
@@ -445,7 +482,9 @@ def local_steps(clients: ClientFacts) -> Tensor:
     if training is None:
         raise KeyError("local_steps needs clients that clientwise trains")
     steps = training.num_steps(clients.num_samples).double()
-    if training.momentum:  # Σ_t (1 − ρ^t)/(1 − ρ): an early gradient still moves the model in later steps
+    if (
+        training.momentum
+    ):  # Σ_t (1 − ρ^t)/(1 − ρ): an early gradient still moves the model in later steps
         rest = training.momentum * (1 - training.momentum**steps) / (1 - training.momentum)
         return (steps - rest) / (1 - training.momentum)
     if training.proximal:  # Σ_t (1 − ημ)^t: later steps pull an early gradient back
@@ -486,7 +525,9 @@ def _row_norms(rows: Tensor) -> Tensor:
     needs={"server_set"},
     high=lambda problem, metric: min(ANY, highest_performance(metric or problem.usual_metric)),
 )
-def server_performance(arrivals: Arrivals, *, metric: Annotated[str | None, Names(METRICS)] = None) -> Tensor:
+def server_performance(
+    arrivals: Arrivals, *, metric: Annotated[str | None, Names(METRICS)] = None
+) -> Tensor:
     """The model's performance on the server's set (P3): accuracy unless `metric` says otherwise; errors as 1/error.
 
     Args:
@@ -562,7 +603,9 @@ def agreement_with_others(updates: Sequence[Tensor]) -> Tensor:
         return torch.ones(len(updates))
     directions = [normalize(update.double(), dim=0) for update in updates]
     total = torch.stack(directions).sum(0)
-    return torch.tensor([float(cosine_similarity(mine, total - mine, dim=0)) for mine in directions])
+    return torch.tensor(
+        [float(cosine_similarity(mine, total - mine, dim=0)) for mine in directions]
+    )
 
 
 # Devices and time ------------------------------------------------------------------------------------------------
@@ -585,7 +628,9 @@ def compute_speed(clients: ClientFacts, *, fast: PositiveFloat = 1000.0) -> Tens
     Returns:
         Values [n] in [0, 1].
     """
-    if clients.device is None and clients.seconds is not None and clients.training is not None:  # by its own clock
+    if (
+        clients.device is None and clients.seconds is not None and clients.training is not None
+    ):  # by its own clock
         speed = clients.training.epochs * clients.num_samples / clients.seconds.clamp(min=1e-6)
     else:
         speed = _device(clients, "compute_speed").speed

@@ -21,7 +21,9 @@ class Engine(Protocol):
     spec: ModelSpec
     device: torch.device  # of the models
     initial_model: Tensor  # [d]
-    attributes: Mapping[str, Tensor]  # what the server knows of the clients without asking, each [K]
+    attributes: Mapping[
+        str, Tensor
+    ]  # what the server knows of the clients without asking, each [K]
     idle_work: Callable[[], None] | None  # called now and then while clients train
     clock: Clock | None  # the clients' time; None: time is counted in rounds
 

@@ -120,7 +120,11 @@ def _malformed(updates: Updates, global_model: Tensor, criteria: Sequence[Criter
     missing = [name for name in asked_for if name not in updates.measurements]
     if missing:
         return f"no measurement of {', '.join(missing)}"
-    sent = {"training loss": updates.training_loss, "seconds": updates.seconds, **updates.measurements}
+    sent = {
+        "training loss": updates.training_loss,
+        "seconds": updates.seconds,
+        **updates.measurements,
+    }
     for name, values in sent.items():
         if not isinstance(values, Tensor) or values.shape != (count,) or values.is_complex():
             return f"{name} is not one number per client"
@@ -132,7 +136,9 @@ def _recordable(client: object) -> int:
     return client if isinstance(client, int) and abs(client) < 2**63 else -1
 
 
-def _split(updates: Updates, reasons: Sequence[str | None], refusals: list[Refusal]) -> tuple[Updates, list[Refusal]]:
+def _split(
+    updates: Updates, reasons: Sequence[str | None], refusals: list[Refusal]
+) -> tuple[Updates, list[Refusal]]:
     """The updates without a reason against them, and refusals for the others, added to `refusals`."""
     if not any(reasons):
         return updates, refusals

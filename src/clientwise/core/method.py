@@ -28,7 +28,9 @@ class Method:
     """Criteria -> normalise -> score -> evidence -> bounds -> rule -> server step, with its two feedback loops."""
 
     name: str = "FedAvg"
-    criteria: tuple[Criterion, ...] = field(default_factory=lambda: (make_criterion("dataset_size"),))
+    criteria: tuple[Criterion, ...] = field(
+        default_factory=lambda: (make_criterion("dataset_size"),)
+    )
     normaliser: Normaliser = sum_scale
     score: Score = field(default_factory=Prioritized)
     evidence: Evidence | None = None  # moves the weights by the updates' effect on held-out data
@@ -39,9 +41,13 @@ class Method:
     adapt_loss: LossAdapter | None = None  # P3's loop: the loss of the next round
     server_step: ServerStep = replace_model
     training: LocalTraining = field(default_factory=LocalTraining)
-    fine_tune: LocalTraining | None = None  # the server trains the result on the samples it weighs by
+    fine_tune: LocalTraining | None = (
+        None  # the server trains the result on the samples it weighs by
+    )
     line_search: bool = True  # of fine_tune: keep the best model on the way, by the same samples
-    brake: float | None = None  # keep the old model if the new one is worse by so many standard errors
+    brake: float | None = (
+        None  # keep the old model if the new one is worse by so many standard errors
+    )
     control: Control | None = None  # not federated, for comparison
     pace: Pace = field(default_factory=Pace)  # when a round ends, if clients take time
 
@@ -53,7 +59,9 @@ class Method:
     @property
     def client_criteria(self) -> tuple[Part, ...]:
         """The criteria that clients measure."""
-        return tuple(criterion.part for criterion in self.criteria if criterion.measured_by == "client")
+        return tuple(
+            criterion.part for criterion in self.criteria if criterion.measured_by == "client"
+        )
 
     @property
     def memories(self) -> dict[str, Memory]:
@@ -94,7 +102,9 @@ class Plan:
     asks: tuple[int, ...] | None = None  # these clients in every round, instead of a sample
     away: tuple[int, ...] = ()  # clients that have left and are not asked
 
-    def cohort(self, num_clients: int, round_num: int, clock: Clock | None = None) -> tuple[int, ...]:
+    def cohort(
+        self, num_clients: int, round_num: int, clock: Clock | None = None
+    ) -> tuple[int, ...]:
         """A⁻, the clients that are asked in a round; with a clock, only those that are available."""
         if self.asks is not None:
             return self.asks

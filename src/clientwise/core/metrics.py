@@ -28,7 +28,9 @@ class Measure(Declaration):
     from_scores: bool = False  # computed from all scores and targets, not from counts
 
 
-def measure(of: Need, *, is_error: bool = False, is_share: bool = True, from_scores: bool = False) -> Measure:
+def measure(
+    of: Need, *, is_error: bool = False, is_share: bool = True, from_scores: bool = False
+) -> Measure:
     """The declaration of a metric for problems that predict `of`."""
     return Measure(frozenset({of}), is_error=is_error, is_share=is_share, from_scores=from_scores)
 
@@ -179,7 +181,9 @@ def auc(scores: Tensor, targets: Tensor) -> Tensor:
         others = log_chances[..., ~here, label].sort(-1).values
         below = torch.searchsorted(others, mine)
         up_to = torch.searchsorted(others, mine, right=True)
-        areas.append((below + up_to).double().mean(-1) / (2 * others.shape[-1]))  # ties count one half
+        areas.append(
+            (below + up_to).double().mean(-1) / (2 * others.shape[-1])
+        )  # ties count one half
     if not areas:
         return torch.full(scores.shape[:-2], 0.5, dtype=torch.float64)
     return torch.stack(areas).mean(0)
@@ -203,7 +207,9 @@ def diagnostic_odds_ratio(counts: Tensor) -> Tensor:
     true_positive = counts.diagonal(dim1=-2, dim2=-1)
     false_negative = counts.sum(-1) - true_positive
     false_positive = counts.sum(-2) - true_positive
-    true_negative = counts.sum((-2, -1)).unsqueeze(-1) - true_positive - false_negative - false_positive
+    true_negative = (
+        counts.sum((-2, -1)).unsqueeze(-1) - true_positive - false_negative - false_positive
+    )
     right = (true_positive + 0.5) * (true_negative + 0.5)
     wrong = (false_positive + 0.5) * (false_negative + 0.5)
     return (right / wrong).mean(-1)

@@ -45,7 +45,11 @@ def all_orders(current: Order, names: Sequence[str]) -> list[Order]:
 
 @ADJUSTMENTS.register("first_improvement")
 def first_improvement(
-    orders: Sequence[Order], build: Build, evaluate: Evaluate, previous: float | None, higher_is_better: bool
+    orders: Sequence[Order],
+    build: Build,
+    evaluate: Evaluate,
+    previous: float | None,
+    higher_is_better: bool,
 ) -> Search:
     """Keep the order unless the model got worse; then the first order that is not worse, or the least bad (P2).
 
@@ -67,7 +71,9 @@ def first_improvement(
         evaluation = evaluate([candidate])
         value = float(evaluation.overall()[0])
         trials.append((candidate, evaluation, value))
-        if previous is None or _quality(value, higher_is_better) >= _quality(previous, higher_is_better):
+        if previous is None or _quality(value, higher_is_better) >= _quality(
+            previous, higher_is_better
+        ):
             break
     else:  # none was good enough: the least bad, the earliest of equals
         trials.append(max(trials, key=lambda trial: _quality(trial[2], higher_is_better)))
@@ -78,7 +84,11 @@ def first_improvement(
 
 @ADJUSTMENTS.register("best_order")
 def best_order(
-    orders: Sequence[Order], build: Build, evaluate: Evaluate, previous: float | None, higher_is_better: bool
+    orders: Sequence[Order],
+    build: Build,
+    evaluate: Evaluate,
+    previous: float | None,
+    higher_is_better: bool,
 ) -> Search:
     """Evaluate all orders in one pass and take the best; on a tie, the order of the last round.
 

@@ -116,7 +116,9 @@ def weighted_median(values: Tensor, weights: Tensor) -> Tensor:
     return (low + high)[0, 0] / 2
 
 
-def _below_and_at(keys: Tensor, weights: Tensor, edge: Tensor, share: float) -> tuple[Tensor, Tensor, Tensor]:
+def _below_and_at(
+    keys: Tensor, weights: Tensor, edge: Tensor, share: float
+) -> tuple[Tensor, Tensor, Tensor]:
     """Masks [n, c] of keys below and at the edge, and the fraction [c] of the latter that completes `share`."""
     below = (keys < edge).double()
     at = (keys == edge).double()

@@ -31,10 +31,14 @@ def first_state(model: Tensor, method: Method, engine: Engine) -> ServerState:
     """The state before round 1: the initial model [d], the plain loss, empty memories."""
     memory = {name: one.first(engine.num_clients) for name, one in method.memories.items()}
     evidence = method.evidence.first(engine.num_clients) if method.evidence else {}
-    return ServerState(0, model, engine.problem.loss, memory, method.first_priority, evidence=evidence)
+    return ServerState(
+        0, model, engine.problem.loss, memory, method.first_priority, evidence=evidence
+    )
 
 
-def run_round(state: ServerState, method: Method, plan: Plan, engine: Engine) -> tuple[ServerState, RoundRecord]:
+def run_round(
+    state: ServerState, method: Method, plan: Plan, engine: Engine
+) -> tuple[ServerState, RoundRecord]:
     """The server's part of one round (P1 Eq. 2-6, P2 Algorithm 1, P3 Algorithm 1)."""
     round_num = state.round_num + 1
     asked = plan.cohort(engine.num_clients, round_num, engine.clock)
@@ -85,7 +89,9 @@ def run_round(state: ServerState, method: Method, plan: Plan, engine: Engine) ->
     return next_state, replace(record, attack_success=success, ended=ended)
 
 
-def adjust_priority(cohort: Cohort, state: ServerState, method: Method, engine: Engine) -> Search | None:
+def adjust_priority(
+    cohort: Cohort, state: ServerState, method: Method, engine: Engine
+) -> Search | None:
     """P2: search an order of priority whose model is no worse than the last round's on the clients' test data."""
     if method.adjust is None or state.priority is None or not cohort.client_ids:
         return None
@@ -205,7 +211,9 @@ def _record(
     posterior = chosen.posterior
     tested = len(search.tried) * cohort.num_clients if search else 0
     sent = sum(refusal.was_sent for refusal in cohort.refusals)
-    trained = len(cohort.asked) + len(cohort.client_ids) + sent  # models sent to clients and received
+    trained = (
+        len(cohort.asked) + len(cohort.client_ids) + sent
+    )  # models sent to clients and received
     return RoundRecord(
         round_num=state.round_num,
         client_ids=tuple(cohort.client_ids),
@@ -221,7 +229,9 @@ def _record(
         training_loss=cohort.training_loss,
         seconds=cohort.seconds,
         refusals=tuple(cohort.refusals),
-        no_effect=cohort.no_effect if chosen.weights.any() else (),  # without weights, see the notes
+        no_effect=cohort.no_effect
+        if chosen.weights.any()
+        else (),  # without weights, see the notes
         priority=chosen.priority,
         candidates=search.tried if search else (),
         testing_rounds=search.testing_rounds if search else 0,

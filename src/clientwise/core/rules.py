@@ -96,7 +96,9 @@ def median(updates: Tensor, weights: Tensor, state: State = NOTHING) -> Ruled:
 
 
 @RULES.register("trimmed_mean", needs("models"))
-def trimmed_mean(updates: Tensor, weights: Tensor, state: State = NOTHING, *, hostile: Minority = 0.2) -> Ruled:
+def trimmed_mean(
+    updates: Tensor, weights: Tensor, state: State = NOTHING, *, hostile: Minority = 0.2
+) -> Ruled:
     """Mean of every coordinate without the lowest and the highest share h of the weight (Yin et al., 2018).
 
     Args:
@@ -114,7 +116,9 @@ def trimmed_mean(updates: Tensor, weights: Tensor, state: State = NOTHING, *, ho
 
     def trimmed(columns: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
         low, high = middle_edges(columns, weights, hostile)
-        clipped = weights @ columns.clamp(low, high).double()  # counts `hostile` too much at each edge
+        clipped = (
+            weights @ columns.clamp(low, high).double()
+        )  # counts `hostile` too much at each edge
         kept = 1 - 2 * hostile
         value = (clipped - hostile * (low.double() + high)[0]) / kept
         upper = total_within(columns, weights, high, 1 - hostile)
@@ -125,7 +129,9 @@ def trimmed_mean(updates: Tensor, weights: Tensor, state: State = NOTHING, *, ho
 
 
 @RULES.register("meamed", needs("models"))
-def meamed(updates: Tensor, weights: Tensor, state: State = NOTHING, *, hostile: Minority = 0.2) -> Ruled:
+def meamed(
+    updates: Tensor, weights: Tensor, state: State = NOTHING, *, hostile: Minority = 0.2
+) -> Ruled:
     """Mean around the median: of every coordinate the share 1 − h of the weight nearest to it (Xie et al., 2018).
 
     Args:
@@ -188,7 +194,9 @@ def geometric_median(
 
 
 @RULES.register("krum", needs("models"))
-def krum(updates: Tensor, weights: Tensor, state: State = NOTHING, *, hostile: Minority = 0.2) -> Ruled:
+def krum(
+    updates: Tensor, weights: Tensor, state: State = NOTHING, *, hostile: Minority = 0.2
+) -> Ruled:
     """The update of the client that is nearest to the share 1 − h of the weight around it (Blanchard et al., 2017).
 
     The least Σ_b v_b·‖Δ_a − Δ_b‖² wins. v is the weight of the clients nearest to a, itself first, up to
@@ -214,7 +222,9 @@ def krum(updates: Tensor, weights: Tensor, state: State = NOTHING, *, hostile: M
 
 
 @RULES.register("multi_krum", needs("models"))
-def multi_krum(updates: Tensor, weights: Tensor, state: State = NOTHING, *, hostile: Minority = 0.2) -> Ruled:
+def multi_krum(
+    updates: Tensor, weights: Tensor, state: State = NOTHING, *, hostile: Minority = 0.2
+) -> Ruled:
     """The mean of the clients that Krum ranks first, up to the share 1 − h of the weight (Blanchard et al., 2017).
 
     Args:
@@ -283,7 +293,9 @@ def centred_clipping(
 
 
 @RULES.register("dnc", needs("models"))
-def dnc(updates: Tensor, weights: Tensor, state: State = NOTHING, *, hostile: Minority = 0.2) -> Ruled:
+def dnc(
+    updates: Tensor, weights: Tensor, state: State = NOTHING, *, hostile: Minority = 0.2
+) -> Ruled:
     """The mean without the share h of the weight with the largest outlier scores (Shejwalkar and Houmansadr, 2021).
 
     The score is ⟨Δ_a − μ, v⟩², along the direction v in which the updates vary most about their mean μ. The
@@ -325,7 +337,9 @@ def _holders(columns: Tensor, weights: Tensor, value: Tensor) -> Tensor:
     return weights * (at @ (weights @ at).reciprocal())
 
 
-def _by_coordinate(rule: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]], updates: Tensor, weights: Tensor) -> Ruled:
+def _by_coordinate(
+    rule: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]], updates: Tensor, weights: Tensor
+) -> Ruled:
     """Apply a rule for columns [n, c], which gives values [c] and every client's part in them [n], to all columns."""
     weights = weights.to(updates.device, torch.float64)
     values = []

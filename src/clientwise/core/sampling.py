@@ -9,7 +9,9 @@ import torch
 from .seeding import generator
 
 
-def cohort_size(num_clients: int, *, fraction: float | None = None, clients_per_round: int | None = None) -> int:
+def cohort_size(
+    num_clients: int, *, fraction: float | None = None, clients_per_round: int | None = None
+) -> int:
     """How many clients a round asks: `clients_per_round`, or a fraction of all; at least one.
 
     >>> cohort_size(100, fraction=0.1), cohort_size(6), cohort_size(100, clients_per_round=7)

@@ -113,7 +113,9 @@ class Prioritized(Score):
         """One term per prefix of the order."""
         order = self.order(names)
         prefixes = [set(order[:length]) for length in range(1, len(order) + 1)]
-        return tuple(Term(1.0, tuple(float(name in prefix) for name in names)) for prefix in prefixes)
+        return tuple(
+            Term(1.0, tuple(float(name in prefix) for name in names)) for prefix in prefixes
+        )
 
     def terms_of_all_orders(self, names: Sequence[str]) -> tuple[Term, ...]:
         """One term per non-empty subset of the criteria: every prefix of every order is one."""
@@ -202,7 +204,9 @@ class Owa(Score):
         if (self.weights is None) == (self.quantifier is None):
             raise ValueError("give either weights or a quantifier")
         if self.quantifier is not None and self.quantifier not in get_args(Quantifier):
-            raise ValueError(f"unknown quantifier {self.quantifier!r}{suggest(self.quantifier, get_args(Quantifier))}")
+            raise ValueError(
+                f"unknown quantifier {self.quantifier!r}{suggest(self.quantifier, get_args(Quantifier))}"
+            )
         if self.weights is None:
             return
         if any(weight < 0 for weight in self.weights) or not abs(sum(self.weights) - 1) < 1e-6:
@@ -261,11 +265,15 @@ class Choquet(Score):
     def check(self, names: Sequence[str]) -> None:
         """ValueError unless the capacity is complete, v(all) = 1, and never smaller for a larger set."""
         if len(names) > 8:
-            raise ValueError(f"choquet takes up to 8 criteria, got {len(names)}: a capacity has 2^m values")
+            raise ValueError(
+                f"choquet takes up to 8 criteria, got {len(names)}: a capacity has 2^m values"
+            )
         values = self.capacities(names)
         everything = frozenset(names)
         if abs(values[everything] - 1) > 1e-6:
-            raise ValueError(f"the capacity of all criteria together must be 1, got {values[everything]:g}")
+            raise ValueError(
+                f"the capacity of all criteria together must be 1, got {values[everything]:g}"
+            )
         for subset in sorted(values, key=lambda members: (len(members), sorted(members))):
             for name in sorted(everything - subset):
                 larger = subset | {name}
@@ -334,7 +342,9 @@ class Product(Score):
 
     def __post_init__(self) -> None:
         if not all(0 <= power < torch.inf for power in (self.powers or {}).values()):
-            raise ValueError("powers must be zero or more: a score grows with its criteria (P1 Eq. 7)")
+            raise ValueError(
+                "powers must be zero or more: a score grows with its criteria (P1 Eq. 7)"
+            )
 
     def check(self, names: Sequence[str]) -> None:
         """ValueError if powers or thresholds name a criterion that the method lacks."""
@@ -404,7 +414,9 @@ class Disco(Score):
 
     def __call__(self, names: Sequence[str], values: Tensor) -> Tensor:
         """See the class."""
-        size, closeness = (values[:, list(names).index(name)] for name in (self.size, self.closeness))
+        size, closeness = (
+            values[:, list(names).index(name)] for name in (self.size, self.closeness)
+        )
         share = size / size.sum().clamp(min=1e-300)
         return (share - self.a * (1 - closeness) + self.b).clamp(min=0)
 
@@ -451,7 +463,9 @@ class Iowa(Score):
         others = [index for index in range(len(names)) if index != column]
         counts = values[:, others].prod(1)
         counts = counts / counts.sum().clamp(min=1e-300)
-        _, group = torch.unique(values[:, column], return_inverse=True)  # clients that tie; the best last
+        _, group = torch.unique(
+            values[:, column], return_inverse=True
+        )  # clients that tie; the best last
         sizes = torch.zeros(int(group.max()) + 1, dtype=values.dtype)
         sizes = sizes.index_add_(0, group, counts).flip(0)
         gains = self._quantifier(sizes.cumsum(0)).diff(prepend=torch.zeros(1, dtype=values.dtype))
@@ -482,7 +496,9 @@ def _subsets(names: Sequence[str]) -> list[frozenset[str]]:
     return subsets
 
 
-def _given_capacities(capacity: Mapping[str, float], names: Sequence[str]) -> dict[frozenset[str], float]:
+def _given_capacities(
+    capacity: Mapping[str, float], names: Sequence[str]
+) -> dict[frozenset[str], float]:
     """v(S) of every subset, from keys such as "a+b"."""
     given = {_subset(key, names): float(value) for key, value in capacity.items()}
     if len(given) < len(capacity):
@@ -519,15 +535,21 @@ def _joined(subset: frozenset[str]) -> str:
 def _require_some(wanted: Sequence[str], names: Sequence[str]) -> None:
     for name in wanted:
         if name not in names:
-            raise ValueError(f"it reads {name!r}, which is not among the criteria{suggest(name, names)}")
+            raise ValueError(
+                f"it reads {name!r}, which is not among the criteria{suggest(name, names)}"
+            )
 
 
 def _require_known(option: str, name: str, names: Sequence[str]) -> None:
     if name not in names:
-        raise ValueError(f"{option} names {name!r}, which is not among the criteria{suggest(name, names)}")
+        raise ValueError(
+            f"{option} names {name!r}, which is not among the criteria{suggest(name, names)}"
+        )
 
 
-def _require_same(option: str, given: Sequence[str] | Mapping[str, Any], names: Sequence[str]) -> None:
+def _require_same(
+    option: str, given: Sequence[str] | Mapping[str, Any], names: Sequence[str]
+) -> None:
     listed = list(given)
     for name in listed:
         _require_known(option, name, names)

@@ -43,7 +43,9 @@ class LocalTraining:
 
     # The config's [training] table is made from these fields: types, bounds, defaults and meanings.
     epochs: Annotated[int, Gt(0), Le(10_000), doc("Local epochs E per round.")] = 1
-    batch_size: Annotated[PositiveInt | None, doc("Batch size B; None: full batch, as in P1.")] = None
+    batch_size: Annotated[PositiveInt | None, doc("Batch size B; None: full batch, as in P1.")] = (
+        None
+    )
     optimizer: Annotated[
         Literal["sgd", "adam"],
         doc("The clients' optimizer. Its state starts anew in every round."),
@@ -59,11 +61,15 @@ class LocalTraining:
     ] = 0.0
     proximal: Annotated[
         NonNegativeFloat,
-        doc("μ of FedProx: (μ/2)·‖Θ_a − Θ‖² is added to the loss; 0: off. Typical values are 0.001 to 1."),
+        doc(
+            "μ of FedProx: (μ/2)·‖Θ_a − Θ‖² is added to the loss; 0: off. Typical values are 0.001 to 1."
+        ),
     ] = 0.0
     control_variates: Annotated[
         bool,
-        doc("SCAFFOLD: c − c_a, the mean gradient less the client's own, is added to every gradient."),
+        doc(
+            "SCAFFOLD: c − c_a, the mean gradient less the client's own, is added to every gradient."
+        ),
     ] = False
 
     def num_steps(self, sizes: Tensor) -> Tensor:
@@ -113,11 +119,15 @@ class Updates:
         """The updates of some rows, given by a boolean mask [n]."""
         if bool(rows.all()):
             return self
-        ids = tuple(client for client, kept in zip(self.client_ids, rows.tolist(), strict=True) if kept)
+        ids = tuple(
+            client for client, kept in zip(self.client_ids, rows.tolist(), strict=True) if kept
+        )
         measurements = {name: values[rows] for name, values in self.measurements.items()}
         models = self.models[rows.to(self.models.device)]
         ages = None if self.ages is None else self.ages[rows]
-        return Updates(ids, models, measurements, self.training_loss[rows], self.seconds[rows], ages=ages)
+        return Updates(
+            ids, models, measurements, self.training_loss[rows], self.seconds[rows], ages=ages
+        )
 
     def by_client(self) -> Updates:
         """The same updates, ordered by client number."""
@@ -163,8 +173,12 @@ class Evaluation:
     values: Tensor  # [c, K] the problem's metric
     losses: Tensor  # [c, K] mean of the plain loss, also if training uses an adapted one
     counts: Tensor  # [c, ...] over all clients; see `Problem.counts_shape`
-    missing: tuple[Refusal, ...] = ()  # clients that were asked and did not evaluate, with the reason
-    right: Tensor | None = None  # [c, N] whether each sample is classified correctly, client by client
+    missing: tuple[
+        Refusal, ...
+    ] = ()  # clients that were asked and did not evaluate, with the reason
+    right: Tensor | None = (
+        None  # [c, N] whether each sample is classified correctly, client by client
+    )
     sample_losses: Tensor | None = None  # [c, N] client by client
 
     def overall(self) -> Tensor:
@@ -205,8 +219,12 @@ class Gathered:
     global_model: Tensor  # [d]
     spec: ModelSpec
     criteria: Mapping[str, Tensor]  # raw values by the criterion's name, not its label, each [n]
-    judge: Callable[[Tensor], Evaluation]  # evaluates models [c, d] on the server's set, or by the clients
-    train_server: Callable[..., Tensor]  # trains a model [d] on the server's set, by default as a client would
+    judge: Callable[
+        [Tensor], Evaluation
+    ]  # evaluates models [c, d] on the server's set, or by the clients
+    train_server: Callable[
+        ..., Tensor
+    ]  # trains a model [d] on the server's set, by default as a client would
     seed: int = 0  # of this round, for random draws
     training: LocalTraining = LocalTraining()  # of the clients
 
@@ -226,7 +244,9 @@ class Posterior:
     """The weights after the evidence."""
 
     weights: Tensor  # [n], sum to 1
-    memory: Mapping[str, Tensor] = field(default_factory=dict)  # of all clients, each [K]; for the next round
+    memory: Mapping[str, Tensor] = field(
+        default_factory=dict
+    )  # of all clients, each [K]; for the next round
     z: Tensor | None = None  # [n] evidence against each client in standard errors; NaN: unknown
     notes: tuple[str, ...] = ()
     scale: float = 1.0  # factor on the parameters of the new model
@@ -283,7 +303,9 @@ class RoundRecord:
     refusals: tuple[Refusal, ...]
     no_effect: tuple[str, ...]  # criteria that were constant across clients
     priority: tuple[str, ...] | None
-    candidates: tuple[tuple[tuple[str, ...], float], ...]  # orders and their metrics, as they were tried
+    candidates: tuple[
+        tuple[tuple[str, ...], float], ...
+    ]  # orders and their metrics, as they were tried
     testing_rounds: int
     models_moved: int  # models sent or received to compute this round's result
     evaluations: int  # evaluations of a model to compute it, by a client or by the server
@@ -292,7 +314,9 @@ class RoundRecord:
     report: Evaluation | None  # on the server's reporting part
     local: Evaluation | None  # on every client's own test set
     ended: float | None = None  # seconds since the run began, by the clients' clock
-    attack_success: float | None = None  # share of triggered samples on which a simulated backdoor works
+    attack_success: float | None = (
+        None  # share of triggered samples on which a simulated backdoor works
+    )
 
 
 ServerPart = Literal[

@@ -105,7 +105,9 @@ def zero_for_all(names: Sequence[str], raw: Tensor) -> tuple[str, ...]:
     return tuple(name for name, some in zip(names, raw.any(0).tolist(), strict=True) if not some)
 
 
-def weigh(criteria: Mapping[str, Any], *, score: Score, normalise: str | None = None) -> NDArray[numpy.float64]:
+def weigh(
+    criteria: Mapping[str, Any], *, score: Score, normalise: str | None = None
+) -> NDArray[numpy.float64]:
     """The weights of n clients from criteria that you measured.
 
     Args:
@@ -136,9 +138,13 @@ def weigh(criteria: Mapping[str, Any], *, score: Score, normalise: str | None = 
     columns = {name: _column(values) for name, values in criteria.items()}
     for name, column in columns.items():
         if column.ndim != 1 or len(column) != len(columns[names[0]]):
-            raise ValueError(f"{name!r} has shape {tuple(column.shape)}: every criterion needs one value per client")
+            raise ValueError(
+                f"{name!r} has shape {tuple(column.shape)}: every criterion needs one value per client"
+            )
         if not bool((column.isfinite() & (column >= 0)).all()):
-            raise ValueError(f"{name!r} has a value that is negative or not finite: {column.tolist()}")
+            raise ValueError(
+                f"{name!r} has a value that is negative or not finite: {column.tolist()}"
+            )
     score.check(names)
     normaliser = normalise or score.default_normaliser
     check_normaliser(score, normaliser)
@@ -148,7 +154,9 @@ def weigh(criteria: Mapping[str, Any], *, score: Score, normalise: str | None = 
     scales = NORMALISERS.get(normaliser)(raw)
     scores = score(names, divide(raw, scales))
     if not bool(scales.isfinite().all() & scores.sum().isfinite()):
-        raise ValueError("these values are too large to weigh: their scores overflow. Use larger units.")
+        raise ValueError(
+            "these values are too large to weigh: their scores overflow. Use larger units."
+        )
     return to_weights(scores).numpy()
 
 

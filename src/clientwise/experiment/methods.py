@@ -57,7 +57,9 @@ class MethodSettings(ConfigTable):
     other_keys: ClassVar = ("like",)  # written out before this table is validated
 
     name: Name = Field(description="The name of the method in tables and figures.")
-    criteria: Criteria = Field([Part("dataset_size", {})], description="What is measured about a client.")
+    criteria: Criteria = Field(
+        [Part("dataset_size", {})], description="What is measured about a client."
+    )
     score: Annotated[Part, PartOf(SCORES)] = Field(
         Part("prioritized", {}), description="How the criteria become one number."
     )

@@ -328,7 +328,9 @@ def _facts(
     }
 
 
-def _model_facts(experiment: Experiment, samples: Samples, executor: DeviceExecutor) -> dict[str, object]:
+def _model_facts(
+    experiment: Experiment, samples: Samples, executor: DeviceExecutor
+) -> dict[str, object]:
     """What `ModelFacts` reads."""
     return {
         "name": experiment.model_name,

@@ -42,7 +42,9 @@ def size_issues(experiment: Experiment, module: nn.Module, data: FederatedData) 
     yield from _output_issues(module, data, batch)
 
 
-def _trainings(experiment: Experiment, data: FederatedData) -> Iterator[tuple[str, LocalTraining, int]]:
+def _trainings(
+    experiment: Experiment, data: FederatedData
+) -> Iterator[tuple[str, LocalTraining, int]]:
     """Every training of the experiment: its key, its options, its largest number of samples."""
     largest = int(data.train.sizes.max())
     everything = len(data.train.indices)
@@ -77,7 +79,9 @@ def _output_issues(module: nn.Module, data: FederatedData, batch: int) -> Iterat
         yield "model", f"returns {output.numel()} numbers for a sample; {wanted} are needed"
 
 
-def engine_issues(experiment: Experiment, engine: EmbeddedEngine, methods: Sequence[int]) -> Iterator[Issue]:
+def engine_issues(
+    experiment: Experiment, engine: EmbeddedEngine, methods: Sequence[int]
+) -> Iterator[Issue]:
     """What evaluating a model and measuring criteria shows, for the methods at these places."""
     try:
         engine.evaluate([0], engine.initial_model[None])

@@ -34,7 +34,9 @@ class Agnostic:
         """λ = 1/K for every client."""
         return {"lambda": torch.full((num_clients,), 1 / num_clients, dtype=torch.float64)}
 
-    def __call__(self, gathered: Gathered, prior: Tensor, memory: Mapping[str, Tensor]) -> Posterior:
+    def __call__(
+        self, gathered: Gathered, prior: Tensor, memory: Mapping[str, Tensor]
+    ) -> Posterior:
         """See the class."""
         rows = list(gathered.client_ids)
         before = memory["lambda"]

@@ -27,7 +27,9 @@ class Greedy:
         """It has no memory."""
         return {}
 
-    def __call__(self, gathered: Gathered, prior: Tensor, memory: Mapping[str, Tensor]) -> Posterior:
+    def __call__(
+        self, gathered: Gathered, prior: Tensor, memory: Mapping[str, Tensor]
+    ) -> Posterior:
         """See the class."""
         losses = gathered.judge(gathered.global_model + gathered.updates).overall_loss()
         candidates = [row for row in losses.argsort(stable=True).tolist() if prior[row] > 0]

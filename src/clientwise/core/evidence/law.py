@@ -36,7 +36,9 @@ class Law:
         """It has no memory."""
         return {}
 
-    def __call__(self, gathered: Gathered, prior: Tensor, memory: Mapping[str, Tensor]) -> Posterior:
+    def __call__(
+        self, gathered: Gathered, prior: Tensor, memory: Mapping[str, Tensor]
+    ) -> Posterior:
         """See the class."""
         count = gathered.spec.num_parameters
         logits = prior.log()

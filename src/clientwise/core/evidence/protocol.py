@@ -18,7 +18,9 @@ class Evidence(Protocol):
         """The memory before the first round: tensors [K] with a value for every client."""
         ...
 
-    def __call__(self, gathered: Gathered, prior: Tensor, memory: Mapping[str, Tensor]) -> Posterior:
+    def __call__(
+        self, gathered: Gathered, prior: Tensor, memory: Mapping[str, Tensor]
+    ) -> Posterior:
         """Weigh the clients of a round.
 
         Args:

@@ -44,7 +44,9 @@ class Shapley:
         """It has no memory."""
         return {}
 
-    def __call__(self, gathered: Gathered, prior: Tensor, memory: Mapping[str, Tensor]) -> Posterior:
+    def __call__(
+        self, gathered: Gathered, prior: Tensor, memory: Mapping[str, Tensor]
+    ) -> Posterior:
         """See the class."""
         weights = to_weights(self.values(gathered, prior).clamp(min=0))
         if not weights.any():
@@ -62,7 +64,9 @@ class Shapley:
         """Σ_S |S|!·(n−|S|−1)!/n! · (v(S ∪ a) − v(S))."""
         count = len(prior)
         codes = torch.arange(2**count)
-        members = codes[:, None] >> torch.arange(count) & 1  # [2^n, n] 1 if the client is in the coalition
+        members = (
+            codes[:, None] >> torch.arange(count) & 1
+        )  # [2^n, n] 1 if the client is in the coalition
         worth = _worth(gathered, prior, members)
         sizes = members.sum(1)
         values = []

@@ -16,7 +16,9 @@ from ..types import Evaluation, Gathered, Posterior
 from .protocol import EVIDENCE
 
 LEAST_WITNESSES = 8  # held-out samples or judges; with fewer there is no evidence
-LARGEST_LOSS = 1e3  # of one witness, in units of the mean model's loss, so that none of them dominates
+LARGEST_LOSS = (
+    1e3  # of one witness, in units of the mean model's loss, so that none of them dominates
+)
 POSSIBLE_LIARS = 0.3  # share of the judges, where clients judge
 StandardErrors = Annotated[float, Ge(0), Le(100)]
 
@@ -69,7 +71,9 @@ class Significance:
         names = ("against", "favour", "log_odds")
         return {name: torch.zeros(num_clients, dtype=torch.float64) for name in names}
 
-    def __call__(self, gathered: Gathered, prior: Tensor, memory: Mapping[str, Tensor]) -> Posterior:
+    def __call__(
+        self, gathered: Gathered, prior: Tensor, memory: Mapping[str, Tensor]
+    ) -> Posterior:
         """See the class; z of the result is `against`, or −`favour` if that is larger."""
         rows = torch.tensor(gathered.client_ids, dtype=torch.int64)
         log_odds = memory["log_odds"][rows]
@@ -85,7 +89,9 @@ class Significance:
         after["against"][rows] = against.clamp(max=self.threshold)
         after["favour"][rows] = favour.clamp(max=self.threshold)
         after["log_odds"][rows] = log_odds
-        return Posterior(moved(prior, log_odds), after, torch.where(against >= favour, against, -favour))
+        return Posterior(
+            moved(prior, log_odds), after, torch.where(against >= favour, against, -favour)
+        )
 
     def _candidates(self, gathered: Gathered, weights: Tensor) -> Tensor:
         """A step from the mean of the clipped updates towards each of them, and the mean itself [n + 1, d].
