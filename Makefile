@@ -1,56 +1,75 @@
-# The two commands: `make demo` and `make test`. Both set themselves up; nothing but Python 3.11 or newer is needed.
+# The two main commands are `make demo` and `make test`. Both create the environment they need. They
+# require Python 3.11 or newer.
 PYTHON ?= python3
 BIN := .venv/bin
-# Processes that test side by side.
+PYTEST := $(BIN)/python -m pytest
+# Test processes in parallel.
 WORKERS ?= 2
 
-.PHONY: demo test test-slow test-fire test-flower test-netns test-deploy test-experiments lint docs site reproduction devices bench bench-quick bench-gpu bench-peers clean
+.PHONY: demo test test-required test-slow test-fire test-flower test-flower-versions test-netns
+.PHONY: test-deploy test-experiments lint docs site reproduction devices
+.PHONY: bench bench-quick bench-gpu bench-peers clean
 
 demo: .venv/demo
 	$(BIN)/clientwise demo
 
-# What measures time has the machine for itself, after the others.
+# Tests marked `alone` measure time, so they run last and one by one.
 test: .venv/ready lint
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m 'not (alone or slow or flower or netns or experiments or fire)'
-	$(BIN)/python -m pytest -m 'alone and not fire' tests
+	$(PYTEST) -n $(WORKERS) --dist loadfile -m 'not (alone or slow or flower or netns or experiments or fire)'
+	$(PYTEST) -m 'alone and not fire' tests
 
-# What takes minutes, each: Flower's processes, network namespaces where one is root, and the experiments where there is
-# a data folder: those that show something in their quick size, the others for two rounds.
+# What CI requires in addition to `make test`: real Flower processes, TLS, intruders, network
+# namespaces, and the shorter experiments. About half an hour. Needs root for the namespaces.
+test-required: .venv/ready
+	$(PYTEST) --durations=20 -m '(slow or flower or netns) and not long' tests
+
+# `make test-required` and the longer experiments, which need a data folder (CLIENTWISE_DATA).
 test-slow: .venv/ready
-	$(BIN)/python -m pytest -m 'slow or flower or netns' tests
+	$(PYTEST) -m 'slow or flower or netns' tests
 
-# Real Flower processes on this machine: simulation, deployment with TLS, processes killed. About ten minutes.
+# Real Flower processes on this machine: simulation, deployment with TLS, killed processes. 15 minutes.
 test-flower: .venv/ready
-	$(BIN)/python -m pytest -m flower tests
+	$(PYTEST) -m flower tests
 
-# A deployment across network namespaces, over a wire that delays and loses packets: see test-deploy. Needs root.
+# What clientwise replaces in Flower, tested with every supported version of Flower (pyproject.toml).
+FLOWER_VERSIONS := 1.41.0 1.42.0
+test-flower-versions: .venv/ready
+	for version in $(FLOWER_VERSIONS); do \
+		$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade \
+			--target .venv/flwr-$$version flwr==$$version && \
+		PYTHONPATH=.venv/flwr-$$version $(PYTEST) tests/flower/test_flower_patches.py || exit 1; \
+	done
+
+# A deployment across network namespaces, over a connection that delays and loses packets. Needs root.
 test-netns: .venv/ready
-	$(BIN)/python -m pytest -m netns tests
+	$(PYTEST) -m netns tests
 
-# A deployment with all that can go wrong with it: server, proxy and four hospitals in networks of their own, an outsider, a
-# curious member, another user of the server, an app nobody agreed to; processes killed, a bad wire, a lost disk, new keys. Needs
-# root, iproute2, nginx and curl; CLIENTWISE_DATA brings real patients' records. A quarter of an hour on an idle machine.
+# The deployment tests: server, proxy and four hospitals in separate networks; an outsider, a curious
+# member, another user of the server, an app that is not approved; killed processes, a lost disk, new
+# keys. Needs root, iproute2, nginx, curl and systemd; CLIENTWISE_DATA brings real patients' records.
+# 20 minutes on an idle machine.
 test-deploy: .venv/ready
-	$(BIN)/python -m pytest -m 'flower or netns' tests/deployment
+	$(PYTEST) -m 'flower or netns' tests/deployment
 
-# Every experiment in its quick size: needs a data folder (make test-experiments CLIENTWISE_DATA=...) and a quarter of an hour.
+# Every experiment in its quick size. Needs a data folder and 15 minutes:
+# make test-experiments CLIENTWISE_DATA=...
 test-experiments: .venv/ready
-	$(BIN)/python -m pytest -m experiments tests/test_experiments.py
+	$(PYTEST) -m experiments tests/test_experiments.py
 
-# Thousands of hostile configs, files, updates and run folders, in processes with limits of time and memory; kills, and many
-# readers of a live run. Ten minutes at most on two cores that have nothing else to do.
+# Thousands of hostile configs, files, updates and run folders, in processes with limits of time and
+# memory; killed processes, and many readers of a live run. At most ten minutes on two idle cores.
 FIRE := tests/fire tests/core tests/runs tests/flower
 test-fire: .venv/ready
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m 'fire and not alone' $(FIRE)
-	$(BIN)/python -m pytest -m 'fire and alone' $(FIRE)
+	$(PYTEST) -n $(WORKERS) --dist worksteal -m 'fire and not alone' $(FIRE)
+	$(PYTEST) -m 'fire and alone' $(FIRE)
 
 lint: .venv/ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy --num-workers $(WORKERS)
 
-# What the documentation takes from the code and from a real run: the config reference and the demo's picture.
-docs: .venv/ready  # needs Chromium for the screenshots
+# The generated parts of the documentation: the config reference, and screenshots (needs Chromium).
+docs: .venv/ready
 	$(BIN)/python -m clientwise.reference > docs/config.md
 	$(BIN)/python docs/make_pictures.py
 
@@ -58,17 +77,17 @@ docs: .venv/ready  # needs Chromium for the screenshots
 site: .venv/ready
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
-# Tables and figures of docs/reproduction.md from the run folders in RUNS, see experiments/run_all.py.
+# Tables and figures of docs/reproduction.md from the run folders in RUNS (experiments/run_all.py).
 RUNS ?= runs
 reproduction: .venv/ready
 	$(BIN)/python docs/make_reproduction.py $(RUNS)
 
-# The experiment of docs/devices.md, and its tables: make devices CLIENTWISE_DATA=...; a few minutes.
+# The experiment of docs/devices.md and its tables, in minutes: make devices CLIENTWISE_DATA=...
 devices: .venv/ready
 	$(BIN)/python experiments/run_all.py $(RUNS) devices-digits devices-wisdm
 	$(BIN)/python docs/make_devices.py $(RUNS)
 
-# Speed, side by side with the peers whose environments are under .peers (or $VENVS); hours on two cores.
+# Speed compared with other frameworks, whose environments are in .peers (or $VENVS). Hours on two cores.
 bench: .venv/ready
 	$(BIN)/python benchmarks/compare.py
 	$(BIN)/python benchmarks/overhead.py
@@ -83,7 +102,7 @@ bench-quick: .venv/ready  # ratios, under a minute
 bench-gpu: .venv/ready
 	$(BIN)/python benchmarks/gpu.py
 
-# The environment in two steps: what runs, then what tests.
+# The environment in two steps: what `demo` needs, then what the tests need.
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable
 
 .venv/demo: pyproject.toml constraints.txt

@@ -14,7 +14,9 @@ from hypothesis import settings
 from clientwise.core.method import Method, Plan
 from clientwise.data.datasets import digits
 from clientwise.data.partition import dirichlet, federate
+from clientwise.engine.hostile import HostileEngine
 from clientwise.engine.local import LocalEngine
+from clientwise.engine.wrapping import EmbeddedEngine
 from clientwise.models.networks import linear
 from clientwise.reference import KINDS
 
@@ -83,17 +85,21 @@ def tiny() -> dict[str, Any]:
 
 
 @pytest.fixture
-def make_engine() -> Callable[..., LocalEngine]:
+def make_engine() -> Callable[..., EmbeddedEngine]:
     """Makes a small real engine: digits over eight clients of unequal size, a linear model; they arrive together."""
 
-    def make(**options: Any) -> LocalEngine:
+    def make(hostile: Any = None, **options: Any) -> EmbeddedEngine:
         samples = digits(None)
         split = {"test_fraction": 0.2, "server_fraction": 0.2, "report_fraction": 0.5}
         data = federate(
-            samples, lambda targets, seed: dirichlet(targets, seed, clients=8, concentration=0.5), 1, **split
+            samples,
+            lambda targets, seed: dirichlet(targets, seed, clients=8, concentration=0.5),
+            1,
+            **split,
         )
         torch.manual_seed(0)
-        return LocalEngine(data, linear((1, 8, 8), 10), seed=1, **{"chunk_size": 16} | options)
+        engine = LocalEngine(data, linear((1, 8, 8), 10), seed=1, **{"chunk_size": 16} | options)
+        return HostileEngine(engine, hostile) if hostile else engine
 
     return make
 

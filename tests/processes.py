@@ -1,4 +1,7 @@
-"""Processes that need not import PyTorch each, which takes seconds: a fork server has done so for all of them."""
+"""Processes for tests, and how long to wait for them.
+
+A fork server has imported PyTorch for all of them, which takes seconds.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from subprocess import CompletedProcess
@@ -19,13 +22,46 @@ _PRELOADED = ["clientwise.cli", "clientwise.experiment.runner", "clientwise.repo
 _SERVER.set_forkserver_preload([*_PRELOADED, "matplotlib.figure", "sklearn.datasets"])
 
 
+IDLE_SECONDS = 0.4  # what the loop in `slowness` takes on an ordinary idle machine
+_slowest = 1.0
+
+
 def slowness() -> float:
-    """How many times longer than an ordinary idle machine this one takes at the moment, at least 1: for time limits."""
+    """How many times longer a computation takes now than on an ordinary idle machine; at least 1."""
     began = time.perf_counter()
     total = 0
     for number in range(10_000_000):
         total += number
-    return max(1.0, (time.perf_counter() - began) / 0.4)
+    return max(1.0, (time.perf_counter() - began) / IDLE_SECONDS)
+
+
+def pace() -> float:
+    """The largest slowness measured in this process so far, measured once more.
+
+    A factor for time limits.
+    """
+    global _slowest
+    _slowest = max(_slowest, slowness())
+    return _slowest
+
+
+def wait_until(
+    condition: Callable[[], bool],
+    seconds: float,
+    what: str,
+    describe: Callable[[], str] = str,
+) -> None:
+    """Wait until the condition holds; AssertionError if it does not in time.
+
+    `seconds` is the limit on an ordinary idle machine. It grows with `pace`, which is measured when
+    the limit is reached. `describe` is added to the error.
+    """
+    began = time.monotonic()
+    while not condition():
+        waited = time.monotonic() - began
+        if waited > seconds * _slowest and waited > seconds * pace():
+            raise AssertionError(f"waited {waited:.0f} s in vain for {what}: {describe()}")
+        time.sleep(0.5)
 
 
 def start(
@@ -36,10 +72,12 @@ def start(
     stdout: Path | str = os.devnull,
     stderr: Path | str = os.devnull,
 ) -> BaseProcess:
-    """Start a program (Python as text), as `python -c` would; what it prints goes into files."""
+    """Start a program (Python as text), as `python -c` would; its output goes into files."""
     argv = ["clientwise", *map(str, arguments)]
     files = [os.path.abspath(file) for file in (stdout, stderr)]
-    process = _SERVER.Process(target=_main, args=(program, argv, cwd or Path.cwd(), dict(env), files))
+    process = _SERVER.Process(
+        target=_main, args=(program, argv, cwd or Path.cwd(), dict(env), files)
+    )
     process.start()
     return process
 
@@ -51,21 +89,26 @@ def run(
     env: Mapping[str, str] = os.environ,
     seconds: float = 240,
 ) -> CompletedProcess[str]:
-    """Run a program to its end, which is to come in time."""
+    """Run a program to its end; it is killed after `seconds`."""
     with TemporaryDirectory() as folder:
-        stdout, stderr = Path(folder, "stdout"), Path(folder, "stderr")
+        stdout = Path(folder, "stdout")
+        stderr = Path(folder, "stderr")
         process = start(program, *arguments, cwd=cwd, env=env, stdout=stdout, stderr=stderr)
         process.join(seconds)
         if process.exitcode is None:
             process.kill()
             process.join()
-        return CompletedProcess(arguments, process.exitcode, *(file.read_text("utf-8") for file in (stdout, stderr)))
+        said = stdout.read_text("utf-8")
+        complained = stderr.read_text("utf-8")
+        return CompletedProcess(arguments, process.exitcode, said, complained)
 
 
 def _main(program: str, argv: list[str], cwd: Path, env: dict[str, str], files: list[str]) -> None:
     for number, file in enumerate(files, 1):
         os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell starts in the background ignores it
+    signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # what a shell starts in the background ignores it
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(env)

@@ -79,7 +79,7 @@ def test_a_damaged_entry_is_made_anew_and_a_failed_one_leaves_nothing(
     (entry / "large.npy").write_bytes((entry / "large.npy").read_bytes()[:-3])
     assert int(cached("set", [source], build)["large"].min()) == 7
     assert build.built == 2
-    assert caplog.messages == [f"{entry}: damaged, so it is made anew"]
+    assert caplog.messages == [f"{entry}: damaged, so it is written again"]
 
     def fail(arrays: Writer) -> None:
         arrays.save("small", numpy.zeros(3))
@@ -110,7 +110,9 @@ def test_a_cache_that_cannot_be_written(source: Path, monkeypatch: pytest.Monkey
 
 def test_a_source_that_cannot_be_read_is_not_blamed_on_the_cache(source: Path) -> None:
     with pytest.raises(DataError) as caught:
-        cached("set", [source], lambda arrays: arrays.save("small", numpy.fromfile(source / "absent")))
+        cached(
+            "set", [source], lambda arrays: arrays.save("small", numpy.fromfile(source / "absent"))
+        )
     assert str(caught.value) == f"{source / 'absent'}: Not a directory"
 
 

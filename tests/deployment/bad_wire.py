@@ -1,9 +1,10 @@
-"""A wire between network namespaces that delays every packet and loses some: netem without a kernel module.
+"""A connection between network namespaces that delays and loses packets, without netem's module.
 
     python bad_wire.py --delay 0.05 --loss 0.01 SERVER CLIENT...
 
-The server has 10.77.0.1; client k is reached at 10.77.k.2 over a point-to-point device of its own, whose two ends this
-program copies packets between. It says "ready" when the devices are up, and how many packets it saw when it is ended.
+The server has the address 10.77.0.1. Client k has 10.77.k.2, on a point-to-point device of its own.
+This program copies packets between the two ends of each device. It prints "ready" when the devices
+are up, and the number of packets when it is ended.
 """
 
 from __future__ import annotations
@@ -18,18 +19,26 @@ import signal
 import struct
 import subprocess
 
-NEW_NETWORK, SET_INTERFACE, TUN, NO_HEADER = 0x40000000, 0x400454CA, 0x0001, 0x1000
+# Constants of Linux: CLONE_NEWNET, TUNSETIFF, IFF_TUN, IFF_NO_PI.
+NEW_NETWORK = 0x40000000
+SET_INTERFACE = 0x400454CA
+TUN = 0x0001
+NO_HEADER = 0x1000
 LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 def open_device(namespace: str, name: str, mine: str, other: str) -> int:
-    """A point-to-point device in a namespace, up; what is written to it arrives there."""
+    """A point-to-point device in a namespace, up."""
     with open(f"/run/netns/{namespace}") as file:
         if LIBC.setns(file.fileno(), NEW_NETWORK):
             raise OSError(ctypes.get_errno(), f"cannot enter {namespace}")
     device = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
     fcntl.ioctl(device, SET_INTERFACE, struct.pack("16sH", name.encode(), TUN | NO_HEADER))
-    for command in (f"addr add {mine} peer {other} dev {name}", f"link set {name} up", "link set lo up"):
+    for command in (
+        f"addr add {mine} peer {other} dev {name}",
+        f"link set {name} up",
+        "link set lo up",
+    ):
         subprocess.run(["ip", "-n", namespace, *command.split()], check=True)
     return device
 
@@ -41,7 +50,10 @@ async def main() -> None:
     parser.add_argument("server")
     parser.add_argument("clients", nargs="+")
     options = parser.parse_args()
-    loop, chance, seen, lost = asyncio.get_running_loop(), random.Random(1), 0, 0
+    loop = asyncio.get_running_loop()
+    chance = random.Random(1)
+    seen = 0
+    lost = 0
 
     def copy(source: int, target: int) -> None:
         nonlocal seen, lost
@@ -56,10 +68,14 @@ async def main() -> None:
         near, far = f"10.77.{number}.1", f"10.77.{number}.2"
         one = open_device(options.server, f"to{number}", near, far)
         other = open_device(client, "uplink", far, near)
-        subprocess.run(["ip", "-n", client, "route", "add", "10.77.0.1", "dev", "uplink"], check=True)
+        subprocess.run(
+            ["ip", "-n", client, "route", "add", "10.77.0.1", "dev", "uplink"], check=True
+        )
         loop.add_reader(one, copy, one, other)
         loop.add_reader(other, copy, other, one)
-    subprocess.run(["ip", "-n", options.server, "addr", "add", "10.77.0.1/32", "dev", "lo"], check=True)
+    subprocess.run(
+        ["ip", "-n", options.server, "addr", "add", "10.77.0.1/32", "dev", "lo"], check=True
+    )
     ended = asyncio.Event()
     loop.add_signal_handler(signal.SIGTERM, ended.set)
     print("ready", flush=True)

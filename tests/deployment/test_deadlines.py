@@ -1,4 +1,4 @@
-"""Deadlines hold with processes that are really slow, and what comes late is kept, on a federation with TLS."""
+"""Deadlines with real processes and TLS: nobody waits for a slow client; its update is kept."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ pytest.importorskip("flwr", reason="needs clientwise[flower]")
 from federation import Federation
 
 import clientwise as cw
+import processes
 
-pytestmark = [pytest.mark.flower, pytest.mark.timeout(1500)]
-DEADLINE = 60  # seconds: on a busy machine a process takes half of that to start
-SLEEP = 90
+pytestmark = [pytest.mark.flower, pytest.mark.timeout(3600)]  # the waits have limits of their own
 
 
 @pytest.fixture
@@ -26,35 +25,41 @@ def federation(tmp_path: Path) -> Iterator[Federation]:
     one.stop()
 
 
-def test_a_slow_process_is_not_waited_for_and_its_update_counts_when_it_comes(federation: Federation) -> None:
+def test_a_slow_process_is_not_waited_for_and_its_update_counts_when_it_comes(
+    federation: Federation,
+) -> None:
+    deadline = (
+        60 * processes.pace()
+    )  # seconds: on a busy machine a process takes half of that to start
+    sleep = 1.5 * deadline
     method = {"name": "timely", "criteria": ["dataset_size", "staleness"], "score": "product"}
     federation.configure(
         {
-            "rounds": 12,  # enough that it comes while others still train, however fast they are
+            "rounds": 12,  # enough that the late update comes while others still train
             "engine": "flower",
             "evaluation": {"test_fraction": 0.0, "clients_every": 0},
-            "methods": [method | {"pace": {"deadline": float(DEADLINE), "late": "keep"}}],
+            "methods": [method | {"pace": {"deadline": deadline, "late": "keep"}}],
         }
     )
-    federation.set_moods("ward-c", "", f"sleep {SLEEP}")
+    federation.set_moods("ward-c", "", f"sleep {sleep}")
     federation.start()
     federation.wait_for_nodes()
     federation.begin()
-    federation.wait_for(lambda: federation.rounds() == 12, 900, "all rounds")
-    federation.wait_for(lambda: cw.Run(federation.run_folder).finished, 60, "the run to be finished")
+    federation.wait_for_rounds(12, 900)
+    federation.wait_until_finished()
 
     run = cw.Run(federation.run_folder)
     ends = [0.0, *run.times("timely", run.first_seed("timely")).values()]
-    assert max(end - begin for begin, end in pairwise(ends)) < DEADLINE + 20
-    ages = {
-        round_num: (1 / raw) ** 2 - 1
-        for round_num, raw in federation.query(
-            "SELECT round_num, raw FROM criteria WHERE client = 2 AND criterion = 'staleness' ORDER BY 1"
-        )
-    }
+    longest = max(end - begin for begin, end in pairwise(ends))
+    assert longest < deadline + 20 * processes.pace()
+    where = "client = 2 AND criterion = 'staleness'"
+    staleness = dict(federation.query(f"SELECT round_num, raw FROM criteria WHERE {where}"))
+    ages = {round_num: (1 / raw) ** 2 - 1 for round_num, raw in staleness.items()}
     assert 2 not in ages  # the round in which it slept went on without it
     late = min(round_num for round_num in ages if round_num > 2)
     assert ages[late] == pytest.approx(late - 2)
     assert federation.refused(2) == {}
-    (took,) = federation.query(f"SELECT seconds FROM participants WHERE client = 2 AND round_num = {late}")
-    assert took[0] > SLEEP
+    (took,) = federation.query(
+        f"SELECT seconds FROM participants WHERE client = 2 AND round_num = {late}"
+    )
+    assert took[0] > sleep

@@ -1,4 +1,4 @@
-"""What the scripts in deploy/ refuse, and what they say; without a federation."""
+"""What the scripts in deploy/ refuse and print; without a federation."""
 
 from __future__ import annotations
 
@@ -14,16 +14,18 @@ from pathlib import Path
 import pytest
 
 pytestmark = pytest.mark.skipif(
-    not all(map(shutil.which, ("bash", "openssl", "ssh-keygen"))), reason="needs bash, openssl and ssh-keygen"
+    not all(map(shutil.which, ("bash", "openssl", "ssh-keygen"))),
+    reason="needs bash, openssl and ssh-keygen",
 )
 SYSTEM = "/usr/bin:/bin:/usr/sbin:/sbin"
 
 
 class App:
-    """The scripts in a folder, with certificates, and a `flwr` that agrees to everything."""
+    """The scripts in a folder, and a `flwr` that accepts every command."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.state = folder, folder / "state"
+        self.folder = folder
+        self.state = folder / "state"
         with as_file(files("clientwise") / "template" / "deploy") as deploy:
             shutil.copytree(deploy, folder / "deploy")
         for script in (folder / "deploy").glob("*.sh"):
@@ -38,10 +40,14 @@ class App:
         path.write_text(f"#!/bin/sh\n{line}\n")
         path.chmod(0o755)
 
-    def script(self, name: str, *arguments: object, **settings: str) -> subprocess.CompletedProcess[str]:
+    def script(
+        self, name: str, *arguments: object, **settings: str
+    ) -> subprocess.CompletedProcess[str]:
         """Run a script in an environment that has these settings and nothing else."""
         command = [str(self.folder / "deploy" / name), *map(str, arguments)]
-        return subprocess.run(command, env={"PATH": SYSTEM} | settings, capture_output=True, text=True, check=False)
+        return subprocess.run(
+            command, env={"PATH": SYSTEM} | settings, capture_output=True, text=True, check=False
+        )
 
 
 @pytest.fixture
@@ -49,7 +55,7 @@ def app(tmp_path: Path) -> App:
     return App(tmp_path / "app")
 
 
-def test_who_is_registered_is_who_is_certified(app: App) -> None:
+def test_a_certificate_has_the_registered_name_and_key(app: App) -> None:
     assert app.script("certificates.sh").returncode == 0
     for name in ("zurich", "cleveland"):
         assert app.script("node-key.sh", name).returncode == 0
@@ -63,7 +69,16 @@ def test_who_is_registered_is_who_is_certified(app: App) -> None:
         assert refused.returncode == 1
         assert "is a request of CN=cleveland, not of CN=zurich" in refused.stdout
     foreign = app.folder / "foreign.csr"  # the name is right, the key is not
-    command = ["openssl", "req", "-new", "-key", str(keys / "cleveland.pem"), "-subj", "/CN=zurich", "-out"]
+    command = [
+        "openssl",
+        "req",
+        "-new",
+        "-key",
+        str(keys / "cleveland.pem"),
+        "-subj",
+        "/CN=zurich",
+        "-out",
+    ]
     subprocess.run([*command, str(foreign)], check=True)
     refused = app.script("register.sh", "zurich", foreign, "--renew")
     assert refused.returncode == 1
@@ -72,10 +87,10 @@ def test_who_is_registered_is_who_is_certified(app: App) -> None:
 
     assert app.script("register.sh", "zurich", keys / "zurich.csr", "--renew").returncode == 0
     assert (members / "zurich.crt").read_bytes() != before["zurich.crt"]
-    assert app.script("register.sh", "zurich", foreign).returncode == 0  # a new key, and said so
+    assert app.script("register.sh", "zurich", foreign).returncode == 0  # a new key
     assert (members / "zurich.pub").read_bytes() == before["cleveland.pub"]
 
-    app.program("flwr", "exit 1")  # Flower refuses: what was known stays
+    app.program("flwr", "exit 1")  # Flower refuses: the registered key stays
     assert app.script("register.sh", "zurich", keys / "zurich.csr").returncode != 0
     assert (members / "zurich.pub").read_bytes() == before["cleveland.pub"]
 
@@ -109,7 +124,7 @@ def test_the_scripts_find_their_environment(app: App) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("curl"), reason="needs root and curl")
-def test_a_door_that_is_not_there_is_not_called_closed(app: App, tmp_path: Path) -> None:
+def test_a_socket_that_does_not_exist_is_not_called_closed(app: App, tmp_path: Path) -> None:
     app.state.mkdir(mode=0o700)
     (app.state / "superlink.pid").write_text("0")
     with socket.create_server(("127.0.0.1", 0)) as proxy, socket.socket(socket.AF_UNIX) as door:
@@ -117,33 +132,47 @@ def test_a_door_that_is_not_there_is_not_called_closed(app: App, tmp_path: Path)
         app.program("curl", "exit 7")  # nothing answers
         missing = app.script("check.sh", UPSTREAM="unix:/nonexistent/fleet.sock", **settings)
         assert missing.returncode == 1
-        assert "BROKEN  the SuperLink's door is not there: /nonexistent/fleet.sock" in missing.stdout
+        assert (
+            "BROKEN  the SuperLink's socket does not exist: /nonexistent/fleet.sock"
+            in missing.stdout
+        )
         door.bind(str(tmp_path / "fleet.sock"))
         there = app.script("check.sh", UPSTREAM=f"unix:{tmp_path / 'fleet.sock'}", **settings)
-        assert "closed  the SuperLink's door, for another user" in there.stdout
+        assert "closed  the SuperLink's socket, for another user" in there.stdout
         assert "BROKEN" not in there.stdout
 
 
 def test_the_environment_counts_before_the_file(app: App) -> None:
     app.program("python", 'echo "$4"')
-    (app.folder / "deploy" / "local.sh").write_text('STATE="$APP/from file"\nPATH="$APP/tools:$PATH"\n')
+    (app.folder / "deploy" / "local.sh").write_text(
+        'STATE="$APP/from file"\nPATH="$APP/tools:$PATH"\n'
+    )
     assert app.script("agree.sh").stdout == f"{app.folder}/from file/agreed\n"
-    assert app.script("agree.sh", STATE=f"{app.folder}/it's said").stdout == f"{app.folder}/it's said/agreed\n"
-    (app.folder / "venv" / "bin").rename(app.folder / "tools")  # what the file adds to the PATH stays there
+    assert (
+        app.script("agree.sh", STATE=f"{app.folder}/it's said").stdout
+        == f"{app.folder}/it's said/agreed\n"
+    )
+    (app.folder / "venv" / "bin").rename(app.folder / "tools")  # the file's PATH is kept
     assert app.script("agree.sh").stdout == f"{app.folder}/from file/agreed\n"
 
 
 def test_inside_says_that_the_superlink_does_not_run(app: App) -> None:
     app.state.mkdir()
-    for pid in (None, "99999999", str(os.getpid())):  # never started, ended, and the number is another's now
+    for pid in (
+        None,
+        "99999999",
+        str(os.getpid()),
+    ):  # never started, ended, number of another process
         if pid:
             (app.state / "superlink.pid").write_text(pid)
         done = app.script("inside.sh", "true")
         assert (done.returncode, done.stdout) == (1, "")
-        assert done.stderr == "the SuperLink does not run: systemctl status federation-superlink\n"
+        assert (
+            done.stderr == "the SuperLink is not running: systemctl status federation-superlink\n"
+        )
 
 
-def test_a_stop_that_fails_leaves_no_word(app: App) -> None:
+def test_a_stop_that_fails_leaves_no_mark(app: App) -> None:
     app.state.mkdir()
     assert app.script("stop.sh", 7).returncode == 0
     assert (app.state / "run-stop").read_text() == "7\n"

@@ -39,9 +39,9 @@ def trained(engine: LocalEngine, client: int, model: torch.Tensor, round_num: in
     return updates.models[0]
 
 
-def test_all_samples_in_one_place_are_one_clients() -> None:
+def test_all_samples_centralised_are_one_clients() -> None:
     data = some_data()
-    pooled, server = data.in_one_place("pooled"), data.in_one_place("server_only")
+    pooled, server = data.centralised("pooled"), data.centralised("server_only")
     assert pooled.train.sizes.tolist() == [60, 0, 0]
     assert server.train.sizes.tolist() == [12, 0, 0]
     assert torch.equal(server.train.indices, data.weigh.indices)
@@ -49,7 +49,9 @@ def test_all_samples_in_one_place_are_one_clients() -> None:
     module = linear((4,), 3)
     engine = LocalEngine(pooled, module, seed=1)
     method = Method(training=TRAINING)
-    after, record = run_round(first_state(engine.initial_model, method, engine), method, Plan(1, 3, asks=(0,)), engine)
+    after, record = run_round(
+        first_state(engine.initial_model, method, engine), method, Plan(1, 3, asks=(0,)), engine
+    )
     assert record.client_ids == (0,)
     assert record.local.num_samples.tolist() == [9, 6, 0]
     torch.testing.assert_close(after.model, trained(engine, 0, engine.initial_model, 1))
@@ -58,14 +60,15 @@ def test_all_samples_in_one_place_are_one_clients() -> None:
 def test_alone_everybody_keeps_and_is_evaluated_by_a_model_of_its_own() -> None:
     data, module = some_data(), linear((4,), 3)  # every engine has a copy of it
     engine, plain = (
-        AloneEngine(data, deepcopy(module), seed=1, hostile=[2]),
+        AloneEngine(LocalEngine(data, deepcopy(module), seed=1), hostile=[2]),
         LocalEngine(data, deepcopy(module), seed=1),
     )
     method, state = Method(training=TRAINING), first_state(plain.initial_model, Method(), plain)
     own = [plain.initial_model] * 3
     for round_num, asked in ((1, (0, 1)), (2, (1, 2))):
         own = [
-            trained(plain, client, own[client], round_num) if client in asked else own[client] for client in range(3)
+            trained(plain, client, own[client], round_num) if client in asked else own[client]
+            for client in range(3)
         ]
         state, record = run_round(state, method, Plan(1, 3, asks=asked), engine)
     expected = [plain.evaluate([client], own[client][None]) for client in range(3)]
@@ -78,7 +81,9 @@ def test_alone_everybody_keeps_and_is_evaluated_by_a_model_of_its_own() -> None:
     torch.testing.assert_close(record.report.overall()[0], on_server.values.mean())
     torch.testing.assert_close(record.report.overall_loss()[0], on_server.losses.mean())
 
-    resumed = AloneEngine(data, deepcopy(module), seed=1)
+    resumed = AloneEngine(LocalEngine(data, deepcopy(module), seed=1))
     resumed.load_state(engine.state())
-    after, again = (run_round(state, method, Plan(1, 3, asks=(0, 1, 2)), one)[1] for one in (engine, resumed))
+    after, again = (
+        run_round(state, method, Plan(1, 3, asks=(0, 1, 2)), one)[1] for one in (engine, resumed)
+    )
     torch.testing.assert_close(after.local.losses, again.local.losses)

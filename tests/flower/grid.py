@@ -1,4 +1,7 @@
-"""A grid whose nodes are a real `ClientApp` in this process: only the transport is missing, so it can misbehave."""
+"""A grid whose nodes are a real `ClientApp` in this process.
+
+Only the transport is missing, so it can misbehave.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +22,28 @@ from flwr.supercore.task_identity import TaskIdentity
 Behaviour = Callable[[Message, Callable[[], Message]], Message | None]  # None: no answer yet
 
 
+class FakeClock:
+    """In the place of the module `time`.
+
+    Time passes when the engine sleeps, and costs no real seconds.
+    """
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        self.now += 0.001  # computing takes time as well
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
 class LoopGrid(Grid):
-    """Answers what is pulled, the last sent first; `behaviour` says which clients do something else."""
+    """Answers what is pulled, the last sent first.
+
+    `behaviour` says which clients do something else.
+    """
 
     def __init__(self, app: ClientApp, node_config: Mapping[str, Any] | None = None) -> None:
         TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
@@ -40,7 +63,9 @@ class LoopGrid(Grid):
     def create_message(self, *args: Any, **options: Any) -> Message:
         raise NotImplementedError
 
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
         raise NotImplementedError("polls too slowly in a deployment; the engine must not use it")
 
     def get_node_ids(self) -> Iterable[int]:

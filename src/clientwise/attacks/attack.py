@@ -1,4 +1,4 @@
-"""What an attack is: an honest client, but for what it overrides; and who commits it, in which rounds."""
+"""What an attack is, which clients attack, and in which rounds."""
 
 from __future__ import annotations
 
@@ -19,16 +19,18 @@ from ..registry import Need, Registry
 
 @dataclass(frozen=True)
 class Honest:
-    """What the honest clients of a round send, as seen by an attack that declares `needs("whole_cohort")`.
+    """What the honest clients of a round send, for attacks that declare `needs("whole_cohort")`.
 
-    In a round without honest clients it is what the hostile ones trained themselves: all they can go by.
+    In a round without honest clients, it is what the hostile clients trained.
     """
 
     updates: Tensor  # [h, d] how far their models moved
     measurements: Mapping[str, Tensor]  # the criteria they report, each [h]
-    highest: Mapping[str, float]  # of every criterion, the largest value that the server believes
-    num_hostile: int  # clients of this round that see all this
-    judge: Callable[[Tensor], Evaluation] | None = None  # Θ plus updates [c, d], on the training samples of those
+    highest: Mapping[str, float]  # the largest value that the server accepts, by criterion
+    num_hostile: int  # clients of this round that attack with this knowledge
+    judge: Callable[[Tensor], Evaluation] | None = (
+        None  # evaluates Θ plus updates [c, d] on their training samples
+    )
     _agreed: dict[object, Tensor] = field(default_factory=dict)
 
     @functools.cached_property
@@ -38,12 +40,12 @@ class Honest:
 
     @functools.cached_property
     def deviation(self) -> Tensor:
-        """Standard deviation of every coordinate [d]; zero for a client alone."""
+        """Standard deviation of every coordinate [d]; zero for a single client."""
         squares = (self.updates - self.mean).square_().sum(0)  # `std` takes three times as long
         return (squares / max(1, len(self.updates) - 1)).sqrt()
 
     def agreed(self, attack: object, make: Callable[[Honest], Tensor]) -> Tensor:
-        """What all who commit the same attack make of it [d]: made once, by the first of them."""
+        """What `make` returns [d], computed once for all clients with the same attack."""
         if attack not in self._agreed:
             self._agreed[attack] = make(self)
         return self._agreed[attack]
@@ -51,19 +53,23 @@ class Honest:
 
 @dataclass(frozen=True)
 class Knowledge:
-    """What a hostile client knows when it is about to send its update."""
+    """What a hostile client knows before it sends its update."""
 
     model: Tensor  # [d] what it trained
     global_model: Tensor  # [d] what it was sent
     random: torch.Generator  # its own, or that of its group where they collude
-    last_model: Tensor | None = None  # [d] with `needs("last_model")`: the global model of the round before
+    last_model: Tensor | None = (
+        None  # [d] with `needs("last_model")`: the global model of the round before
+    )
     cohort: Honest | None = None  # with `needs("whole_cohort")`
 
     @property
     def honest(self) -> Honest:
         """What the honest clients send."""
         if self.cohort is None:
-            raise RuntimeError('this attack looks at the honest clients: register it with needs("whole_cohort")')
+            raise RuntimeError(
+                'this attack uses the honest clients\' updates: register it with needs("whole_cohort")'
+            )
         return self.cohort
 
 
@@ -71,25 +77,29 @@ class Knowledge:
 class Triggered:
     """Samples with the trigger of a backdoor."""
 
-    places: Tensor  # [m] which of the given samples
-    inputs: Tensor  # [m, ...] what they look like with it, as the dataset keeps them
-    targets: Tensor  # [m] what the attacker wants them called
+    positions: Tensor  # [m] of the given samples
+    inputs: Tensor  # [m, ...] with the trigger, as the dataset stores them
+    targets: Tensor  # [m] the labels that the attacker wants
 
 
 class Attack:
-    """An honest client. An attack overrides what it does differently."""
+    """An honest client; an attack overrides what it does differently."""
 
     def check(self, samples: Samples) -> None:
-        """Raise a ValueError where these samples cannot be attacked so."""
+        """Raise a ValueError if this attack does not fit the samples."""
 
     def relabel(self, targets: Tensor, problem: Problem, random: torch.Generator) -> Tensor:
-        """What the client calls its samples."""
+        """The labels [N] that the client gives its samples with true `targets` [N]."""
         return targets
 
     def trigger(
-        self, samples: Samples, indices: Tensor, targets: Tensor, random: torch.Generator | None = None
+        self,
+        samples: Samples,
+        indices: Tensor,
+        targets: Tensor,
+        random: torch.Generator | None = None,
     ) -> Triggered | None:
-        """A backdoor: those of the samples that get the trigger; without `random`, all that can be given it."""
+        """The samples that get a backdoor's trigger; without `random`, all that can."""
         return None
 
     def forge(self, known: Knowledge) -> Tensor:
@@ -101,7 +111,10 @@ class Attack:
         return measurements
 
     def judge(self, truth: Evaluation, own: Tensor, problem: Problem) -> Evaluation:
-        """With `needs("judgements")`: what it says of c models on its test set; `own` [c] marks those of its kind."""
+        """What it reports of c models on its test set, with `needs("judgements")`.
+
+        `own` [c] marks the models of attackers.
+        """
         return truth
 
 
@@ -110,7 +123,7 @@ ATTACKS: Registry[Any] = Registry("attack", "attacks", "What a hostile or faulty
 
 @dataclass(frozen=True)
 class Several(Attack):
-    """Several attacks, each going on with what the one before has done."""
+    """Several attacks in sequence; each gets what the one before made."""
 
     attacks: Sequence[Attack]
 
@@ -121,11 +134,15 @@ class Several(Attack):
         return targets
 
     def trigger(
-        self, samples: Samples, indices: Tensor, targets: Tensor, random: torch.Generator | None = None
+        self,
+        samples: Samples,
+        indices: Tensor,
+        targets: Tensor,
+        random: torch.Generator | None = None,
     ) -> Triggered | None:
-        """See `Attack`; where two triggers want the same sample the later one has it."""
+        """See `Attack`; a sample with two triggers keeps the later one."""
         found = [attack.trigger(samples, indices, targets, random) for attack in self.attacks]
-        some = [(one.places, one.inputs, one.targets) for one in found if one is not None]
+        some = [(one.positions, one.inputs, one.targets) for one in found if one is not None]
         return Triggered(*(torch.cat(part) for part in zip(*some, strict=True))) if some else None
 
     def forge(self, known: Knowledge) -> Tensor:
@@ -149,7 +166,7 @@ class Several(Attack):
 
 @dataclass(frozen=True)
 class Hostile:
-    """A hostile client, or a group of them: what they do, and when."""
+    """A hostile client, or a group of them: the attack, and the rounds in which it is active."""
 
     attack: Attack
     ignore_global: bool = False  # whether it trains a model of its own instead of the global one
@@ -165,7 +182,7 @@ class Hostile:
         return self.from_round <= 1 and self.probability >= 1
 
     def draws(self, seed: int, purpose: str, round_num: int, client: int) -> torch.Generator:
-        """What a client of the group draws from in a round."""
+        """The random generator of a client of the group in a round."""
         return generator(seed, purpose, round_num, client if self.leader is None else self.leader)
 
     def acts(self, seed: int, round_num: int, client: int) -> bool:
@@ -174,4 +191,7 @@ class Hostile:
             return False
         if self.probability >= 1:
             return True
-        return float(torch.rand((), generator=self.draws(seed, "strike", round_num, client))) < self.probability
+        return (
+            float(torch.rand((), generator=self.draws(seed, "strike", round_num, client)))
+            < self.probability
+        )

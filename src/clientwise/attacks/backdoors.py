@@ -1,4 +1,4 @@
-"""Backdoors: the model is to be right, but where it sees a trigger. Their success is measured beside the accuracy."""
+"""Backdoors: the model predicts the attacker's class where it sees a trigger. The success rate is recorded."""
 
 from __future__ import annotations
 
@@ -10,49 +10,63 @@ import torch
 from annotated_types import Ge, Le
 from torch import Tensor
 
-from ..data.federated import FederatedData, Samples, Shares
+from ..data.federated import FederatedData, Holdings, Samples
 from ..registry import Pixels, Share, needs
 from .attack import ATTACKS, Attack, Hostile, Triggered
-from .labels import ClassNumber, check_class, chosen_share
+from .labels import ClassNumber, check_class, draw_some
 
 
 class Backdoor(Attack):
-    """Some samples are called `target`: those that carry the trigger, or a `fraction` of those that can be given it."""
+    """Labels samples with a trigger `target`: a `fraction` of those that carry it, or can be given it."""
 
     target: ClassNumber
     fraction: Share
 
     def check(self, samples: Samples) -> None:
-        """There must be such a class."""
+        """Raise a ValueError if there is no class `target`."""
         check_class(self.target, samples.problem, "target")
 
     def candidates(self, samples: Samples, indices: Tensor, targets: Tensor) -> Tensor:
-        """Which samples [N] carry the trigger, or can be given it."""
+        """Which samples carry the trigger, or can be given it: booleans [N]."""
         return torch.ones(len(indices), dtype=torch.bool)
 
     def stamp(self, inputs: Tensor, scale: float) -> Tensor:
-        """The samples with the trigger; inputs · scale is what the model sees."""
+        """The inputs [m, ...] with the trigger; the model sees inputs · scale."""
         return inputs
 
     def trigger(
-        self, samples: Samples, indices: Tensor, targets: Tensor, random: torch.Generator | None = None
+        self,
+        samples: Samples,
+        indices: Tensor,
+        targets: Tensor,
+        random: torch.Generator | None = None,
     ) -> Triggered:
-        """See `Attack`. What is called `target` anyway would show nothing."""
+        """See `Attack`. Samples whose label is `target` already are left out: they would show nothing."""
         fit = self.candidates(samples, indices, targets) & (targets != self.target)
-        places = fit.nonzero().flatten()
+        positions = fit.nonzero().flatten()
         if random is not None:
-            places = places[chosen_share(len(places), self.fraction, random)]
-        inputs = self.stamp(samples.inputs[indices[places]], samples.scale)
-        return Triggered(places, inputs, torch.full_like(targets[places], self.target))
+            positions = positions[draw_some(len(positions), self.fraction, random)]
+        inputs = self.stamp(samples.inputs[indices[positions]], samples.scale)
+        return Triggered(positions, inputs, torch.full_like(targets[positions], self.target))
 
 
 @ATTACKS.register("pixel_backdoor", needs("classes"))
 @dataclass(frozen=True)
 class PixelBackdoor(Backdoor):
-    """Stamps a square into a corner of a `fraction` of its images and calls them `target` (Gu et al. 2017, BadNets).
+    """Stamps a square into a corner of a `fraction` of its images, labels them `target` (BadNets, Gu et al. 2017).
 
-    The square has `size` × `size` pixels of the given `value`, as the model sees them, in all channels. Of samples that
-    are no images the first (left) or last (right) `size` numbers get it.
+    Of samples that are not images, the first (left) or last (right) `size` numbers become `value`.
+
+    Args:
+        target: the class that the attacker wants.
+        fraction: of the client's samples that get the trigger, 0 to 1.
+        size: width and height of the square in pixels, in all channels.
+        place: the corner.
+        value: of the pixels, as the model sees them.
+
+    Example:
+        >>> PixelBackdoor(size=1, value=9.0).stamp(torch.zeros(1, 1, 2, 2), scale=1.0).flatten()
+        tensor([0., 0., 0., 9.])
     """
 
     target: ClassNumber = 0
@@ -76,10 +90,16 @@ class PixelBackdoor(Backdoor):
 @ATTACKS.register("semantic_backdoor", needs("classes"))
 @dataclass(frozen=True)
 class SemanticBackdoor(Backdoor):
-    """Calls a `fraction` of its samples of class `source`, or with the sample attribute `having`, `target`.
+    """Labels a `fraction` of its samples of class `source`, or with attribute `having`, as `target`.
 
-    The trigger is in the samples themselves (Bagdasaryan et al. 2020: cars with racing stripes are birds). A sample has
-    an attribute that is above zero; given both, it must be of that class too.
+    The samples carry the trigger themselves, as cars with racing stripes do (Bagdasaryan et al. 2020).
+    With both options, a sample must be of the class and have the attribute.
+
+    Args:
+        target: the class that the attacker wants.
+        source: the class of the samples.
+        having: a sample attribute; a sample has it if its value is above zero.
+        fraction: of the client's samples that carry the trigger, 0 to 1.
     """
 
     target: ClassNumber = 0
@@ -88,10 +108,12 @@ class SemanticBackdoor(Backdoor):
     fraction: Share = 1.0
 
     def check(self, samples: Samples) -> None:
-        """There must be such classes, and such an attribute."""
+        """Raise a ValueError if there is no such class or attribute."""
         super().check(samples)
         if self.source is None and self.having is None:
-            raise ValueError("say which samples: `source` is their class, `having` an attribute they have")
+            raise ValueError(
+                "give `source`, the class of the samples, or `having`, an attribute that they have"
+            )
         if self.source is not None:
             check_class(self.source, samples.problem, "source")
         if self.having is not None and self.having not in samples.sample_attributes:
@@ -109,9 +131,10 @@ class SemanticBackdoor(Backdoor):
 
 
 def plant(data: FederatedData, hostile: Mapping[int, Hostile], seed: int) -> FederatedData:
-    """The data with what hostile clients train on when they attack, and with samples that show how a backdoor works.
+    """The data with what hostile clients train on when they attack, and with triggered samples for the report.
 
-    A sample with a trigger is a copy of its own behind all others. Who attacks in every round has its labels already.
+    Samples with a trigger are copies, appended to all samples. A client that attacks in every round
+    has its wrong labels in `data.train` already.
     """
     indices, targets = data.train.indices.clone(), data.train.targets.clone()
     samples, copies = data.samples, list[tuple[Tensor, Tensor]]()
@@ -119,7 +142,7 @@ def plant(data: FederatedData, hostile: Mapping[int, Hostile], seed: int) -> Fed
     def copied(of: Tensor, found: Triggered) -> Tensor:
         """Where copies with the trigger will be."""
         first = len(samples.inputs) + sum(len(inputs) for _, inputs in copies)
-        copies.append((of[found.places], found.inputs))
+        copies.append((of[found.positions], found.inputs))
         return first + torch.arange(len(found.inputs))
 
     for client, one in sorted(hostile.items()):
@@ -129,15 +152,22 @@ def plant(data: FederatedData, hostile: Mapping[int, Hostile], seed: int) -> Fed
             targets[mine] = one.attack.relabel(targets[mine], samples.problem, random)
         random = one.draws(seed, "trigger", 0, client)
         if (found := one.attack.trigger(samples, indices[mine], targets[mine], random)) is not None:
-            places = mine.start + found.places
-            indices[places], targets[places] = copied(indices[mine], found), found.targets
+            positions = mine.start + found.positions
+            indices[positions], targets[positions] = copied(indices[mine], found), found.targets
     shown = []
     for attack in {id(one.attack): one.attack for one in hostile.values()}.values():
-        if data.report and (found := attack.trigger(samples, data.report.indices, data.report.targets)) is not None:
+        if (
+            data.report
+            and (found := attack.trigger(samples, data.report.indices, data.report.targets))
+            is not None
+        ):
             shown.append((copied(data.report.indices, found), found.targets))
     if torch.equal(indices, data.train.indices) and torch.equal(targets, data.train.targets):
         return data
     if copies:
         samples = samples.with_copies(*(torch.cat(part) for part in zip(*copies, strict=True)))
-    poisoned, triggered = replace(data.train, indices=indices, targets=targets), Shares.of(shown) if shown else None
+    poisoned, triggered = (
+        replace(data.train, indices=indices, targets=targets),
+        Holdings.of(shown) if shown else None,
+    )
     return replace(data, samples=samples, poisoned=poisoned, triggered=triggered)

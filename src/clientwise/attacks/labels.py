@@ -1,4 +1,4 @@
-"""Wrong labels: the client trains honestly on samples that it calls otherwise."""
+"""Label attacks: the client trains honestly, on samples with wrong labels."""
 
 from __future__ import annotations
 
@@ -18,26 +18,44 @@ ClassNumber = Annotated[int, Ge(0), Le(10**4)]
 
 
 def check_class(number: int, problem: Problem, option: str) -> None:
-    """ValueError where there is no such class."""
+    """Raise a ValueError if the problem has no such class."""
     if number >= problem.num_classes:
         raise ValueError(f"{option} = {number}, but the classes are 0 to {problem.num_classes - 1}")
 
 
-def chosen_share(count: int, fraction: float, random: torch.Generator) -> Tensor:
-    """So many of `count` places, drawn at random."""
+def draw_some(count: int, fraction: float, random: torch.Generator) -> Tensor:
+    """A random `fraction` of the numbers 0 to count − 1, in random order.
+
+    Example:
+        >>> draw_some(10, 0.3, torch.Generator().manual_seed(1)).shape
+        torch.Size([3])
+    """
     return torch.randperm(count, generator=random)[: round(count * fraction)]
 
 
 @ATTACKS.register("wrong_labels")
 @dataclass(frozen=True)
 class WrongLabels(Attack):
-    """A `fraction` of the client's labels is wrong (P3 1.C); values and times are mirrored in their range."""
+    """Replaces a `fraction` of the labels by other classes, drawn uniformly (P3 1.C).
+
+    Values and survival times are mirrored in the client's range instead.
+
+    Args:
+        fraction: of the client's samples, 0 to 1.
+
+    Example:
+        >>> from clientwise.core.problem import Classification
+        >>> random = torch.Generator().manual_seed(1)
+        >>> targets = torch.tensor([0, 1, 2])
+        >>> bool((WrongLabels().relabel(targets, Classification(3), random) == targets).any())
+        False
+    """
 
     fraction: Share = 1.0
 
     def relabel(self, targets: Tensor, problem: Problem, random: torch.Generator) -> Tensor:
-        """Every chosen label becomes another one, each with equal chance."""
-        chosen = chosen_share(len(targets), self.fraction, random)
+        """Every chosen label becomes another one, each with equal probability."""
+        chosen = draw_some(len(targets), self.fraction, random)
         if not problem.num_classes:
             return _mirrored(targets, chosen, problem)
         result = targets.clone()
@@ -49,36 +67,51 @@ class WrongLabels(Attack):
 @ATTACKS.register("mirrored_labels")
 @dataclass(frozen=True)
 class MirroredLabels(Attack):
-    """A `fraction` of the labels y is called C − 1 − y (9 − y of ten digits); values are mirrored in their range."""
+    """Replaces a `fraction` of the labels y by C − 1 − y; values are mirrored in the client's range.
+
+    Args:
+        fraction: of the client's samples, 0 to 1.
+
+    Example:
+        >>> from clientwise.core.problem import Classification
+        >>> random = torch.Generator().manual_seed(1)
+        >>> MirroredLabels().relabel(torch.tensor([0, 1, 9]), Classification(10), random)
+        tensor([9, 8, 0])
+    """
 
     fraction: Share = 1.0
 
     def relabel(self, targets: Tensor, problem: Problem, random: torch.Generator) -> Tensor:
         """C − 1 − y."""
-        return _mirrored(targets, chosen_share(len(targets), self.fraction, random), problem)
+        return _mirrored(targets, draw_some(len(targets), self.fraction, random), problem)
 
 
 @ATTACKS.register("one_label", needs("classes"))
 @dataclass(frozen=True)
 class OneLabel(Attack):
-    """A `fraction` of the client's samples is called `target`, whatever they are."""
+    """Labels a `fraction` of the client's samples `target`.
+
+    Args:
+        target: the class that they get.
+        fraction: of the client's samples, 0 to 1.
+    """
 
     target: ClassNumber = 0
     fraction: Share = 1.0
 
     def check(self, samples: Samples) -> None:
-        """There must be such a class."""
+        """Raise a ValueError if there is no class `target`."""
         check_class(self.target, samples.problem, "target")
 
     def relabel(self, targets: Tensor, problem: Problem, random: torch.Generator) -> Tensor:
-        """The target."""
+        """The chosen labels become `target`."""
         result = targets.clone()
-        result[chosen_share(len(targets), self.fraction, random)] = self.target
+        result[draw_some(len(targets), self.fraction, random)] = self.target
         return result
 
 
 def _mirrored(targets: Tensor, chosen: Tensor, problem: Problem) -> Tensor:
-    """The chosen labels mirrored: in all classes, or between a client's smallest and largest value or time."""
+    """The chosen labels mirrored in the range of all classes, or of the client's values or times."""
     result = targets.clone()
     result[chosen] = problem.mirrored(targets)[chosen]
     return result

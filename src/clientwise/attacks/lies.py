@@ -1,4 +1,4 @@
-"""Lies: about what a client measures of itself, and about the models of others where clients judge them."""
+"""False reports: of what a client measures, and of the models that it judges."""
 
 from __future__ import annotations
 
@@ -21,7 +21,16 @@ from .attack import ATTACKS, Attack, Knowledge
 @ATTACKS.register("boast")
 @dataclass(frozen=True)
 class Boast(Attack):
-    """Reports every measurement `factor` times as large as it is."""
+    """Reports every measurement `factor` times as large as it is.
+
+    Args:
+        factor: at least 0.
+
+    Example:
+        >>> known = Knowledge(torch.ones(2), torch.zeros(2), torch.Generator())
+        >>> Boast(10.0).claim({"dataset_size": torch.tensor(5.0)}, known)
+        {'dataset_size': tensor(50.)}
+    """
 
     factor: NonNegativeFloat = 100.0
 
@@ -33,16 +42,19 @@ class Boast(Attack):
 @ATTACKS.register("exaggerate", needs("whole_cohort"))
 @dataclass(frozen=True)
 class Exaggerate(Attack):
-    """Reports the largest plausible measurements: nothing in them shows that they are lies.
+    """Reports the largest plausible measurements, which the server cannot tell from true ones.
 
-    Where a criterion has an upper end, that; otherwise the given quantile of what the honest clients of the round
-    report. Never less than the truth.
+    That is the criterion's upper bound, or else a quantile of what the honest clients of the round
+    report; never less than the true value.
+
+    Args:
+        quantile: of the honest clients' values, 0 to 1.
     """
 
     quantile: Share = 1.0
 
     def claim(self, measurements: Mapping[str, Tensor], known: Knowledge) -> Mapping[str, Tensor]:
-        """The upper end, or the quantile."""
+        """The upper bound, or the quantile."""
         honest = known.honest
         return {
             name: truth.clamp(min=self._plausible(honest.measurements[name], honest.highest[name]))
@@ -56,14 +68,14 @@ class Exaggerate(Attack):
 @ATTACKS.register("lying_judge", needs("whole_cohort", "judgements"))
 @dataclass(frozen=True)
 class LyingJudge(Attack):
-    """Asked to judge models, calls those of its kind perfect and inverts what it found of the others (P3 III.C).
+    """Judges the models of attackers as perfect and inverts its judgement of the others (P3 III.C).
 
-    Right answers, and pairs of survival in the right order, become wrong ones and wrong ones right. In regression it
-    calls the errors of the others ten times as large.
+    Right predictions, and correctly ordered pairs in survival, are reported as wrong, and wrong ones
+    as right. In regression the errors of the others are reported ten times as large.
     """
 
     def judge(self, truth: Evaluation, own: Tensor, problem: Problem) -> Evaluation:
-        """Counts, values and losses that fit each other: nothing in them shows that they are lies."""
+        """See `Attack`. Counts, values and losses are consistent with each other."""
         return _lies(problem, truth, own)
 
 

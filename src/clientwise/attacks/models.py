@@ -1,4 +1,4 @@
-"""Forged models: what a client can do to its model with what it knows itself."""
+"""Forged models: attacks that need nothing but what the client itself has."""
 
 from __future__ import annotations
 
@@ -14,7 +14,16 @@ from .attack import ATTACKS, Attack, Knowledge
 @ATTACKS.register("sign_flip")
 @dataclass(frozen=True)
 class SignFlip(Attack):
-    """Sends the opposite of its update, `strength` times as large."""
+    """Sends the opposite of its update, `strength` times as large: Θ − strength·(Θ_a − Θ).
+
+    Args:
+        strength: factor, at least 0.
+
+    Example:
+        >>> zero, one = torch.zeros(2), torch.ones(2)
+        >>> SignFlip(2.0).forge(Knowledge(one, zero, torch.Generator()))
+        tensor([-2., -2.])
+    """
 
     strength: NonNegativeFloat = 1.0
 
@@ -26,7 +35,16 @@ class SignFlip(Attack):
 @ATTACKS.register("scaling")
 @dataclass(frozen=True)
 class Scaling(Attack):
-    """Sends its update `factor` times as large."""
+    """Sends its update `factor` times as large: Θ + factor·(Θ_a − Θ).
+
+    Args:
+        factor: at least 0.
+
+    Example:
+        >>> zero, one = torch.zeros(2), torch.ones(2)
+        >>> Scaling(3.0).forge(Knowledge(one, zero, torch.Generator()))
+        tensor([3., 3.])
+    """
 
     factor: NonNegativeFloat = 10.0
 
@@ -38,7 +56,11 @@ class Scaling(Attack):
 @ATTACKS.register("noise")
 @dataclass(frozen=True)
 class Noise(Attack):
-    """Sends the global model with Gaussian noise of the given deviation instead of training."""
+    """Sends the global model with Gaussian noise: Θ + deviation·ξ with standard normal ξ.
+
+    Args:
+        deviation: standard deviation of the noise, at least 0.
+    """
 
     deviation: NonNegativeFloat = 1.0
 
@@ -50,10 +72,13 @@ class Noise(Attack):
 @ATTACKS.register("free_rider", needs("last_model"))
 @dataclass(frozen=True)
 class FreeRider(Attack):
-    """Trains nothing: sends what it got, with noise as large as what the last round changed (Lin et al. 2019).
+    """Sends the global model with noise as large as the last round's change, untrained (Lin et al. 2019).
 
-    Θ + factor·|Θ − Θ'|·ξ with standard normal ξ, where Θ' is the global model of the round before. In the first round
-    there is none, and |Θ − Θ'| is `first` everywhere.
+    Θ + factor·|Θ − Θ'|·ξ with standard normal ξ, where Θ' is the global model of the round before.
+
+    Args:
+        factor: at least 0.
+        first: takes the place of |Θ − Θ'| in the first round, which has no Θ'.
     """
 
     factor: NonNegativeFloat = 1.0
@@ -62,14 +87,21 @@ class FreeRider(Attack):
     def forge(self, known: Knowledge) -> Tensor:
         """Θ + factor·|Θ − Θ'|·ξ."""
         now, before = known.global_model, known.last_model
-        change = torch.full_like(now, self.first) if before is None else (now - before.to(now)).abs()
+        change = (
+            torch.full_like(now, self.first) if before is None else (now - before.to(now)).abs()
+        )
         return now + self.factor * change * _gaussian(known)
 
 
 @ATTACKS.register("broken")
 @dataclass(frozen=True)
 class Broken(Attack):
-    """Sends a model of NaN, as a client whose training diverged does."""
+    """Sends a model of NaN, as a client whose training diverged does.
+
+    Example:
+        >>> Broken().forge(Knowledge(torch.ones(2), torch.zeros(2), torch.Generator()))
+        tensor([nan, nan])
+    """
 
     def forge(self, known: Knowledge) -> Tensor:
         """NaN everywhere."""

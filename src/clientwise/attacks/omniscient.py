@@ -1,7 +1,7 @@
-"""Attacks that see what the honest clients send: the worst that the literature assumes.
+"""Attacks that see what the honest clients send: the strongest attackers that the literature assumes.
 
-With updates x_1 ... x_h of the honest clients, their mean μ and standard deviation σ by coordinate. All hostile clients
-send the same vector, unless `spread` gives each some noise of its own, in multiples of σ.
+x_1 ... x_h are the updates of the honest clients, μ their mean and σ their standard deviation by
+coordinate. All hostile clients send the same vector; `spread` adds noise of each client, in multiples of σ.
 """
 
 from __future__ import annotations
@@ -19,19 +19,23 @@ from ..registry import NonNegativeFloat, PositiveFloat, PositiveInt, needs
 from .attack import ATTACKS, Attack, Honest, Knowledge
 
 SEES_ALL = needs("whole_cohort")
-LITTLE = 0.1  # of the way, as evidence looks
+LITTLE = 0.1  # the step at which evidence evaluates
 BLOCK = 2**16  # coordinates taken to float64 at once
 
 
 @dataclass(frozen=True, kw_only=True)
 class Omniscient(Attack, ABC):
-    """Sends an update made from those of the honest clients."""
+    """Sends an update made from those of the honest clients.
+
+    Args:
+        spread: noise of each client around the common vector, in standard deviations of the honest.
+    """
 
     spread: NonNegativeFloat = 0.0  # of the clients around the common vector
 
     @abstractmethod
     def update(self, honest: Honest) -> Tensor:
-        """What they agree on [d]."""
+        """The common update [d]."""
 
     def forge(self, known: Knowledge) -> Tensor:
         """Θ + the update, with the client's own noise."""
@@ -45,7 +49,15 @@ class Omniscient(Attack, ABC):
 @ATTACKS.register("alie", SEES_ALL)
 @dataclass(frozen=True)
 class Alie(Omniscient):
-    """A little is enough: μ + factor·σ, within what honest clients could send (Baruch et al. 2019)."""
+    """A little is enough: μ + factor·σ, within the spread of honest updates (Baruch et al. 2019).
+
+    Args:
+        factor: how many standard deviations; may be negative.
+
+    Example:
+        >>> Alie(factor=2.0).update(Honest(torch.tensor([[0.0], [2.0]]), {}, {}, 1)).round(decimals=3)
+        tensor([3.8280])
+    """
 
     factor: Annotated[float, Ge(-1e30), Le(1e30)] = 1.5
 
@@ -57,7 +69,15 @@ class Alie(Omniscient):
 @ATTACKS.register("inner_product", SEES_ALL)
 @dataclass(frozen=True)
 class InnerProduct(Omniscient):
-    """Inner product manipulation: −factor·μ, against the honest direction (Xie et al. 2020)."""
+    """Inner product manipulation: −factor·μ, against the honest direction (Xie et al. 2020).
+
+    Args:
+        factor: at least 0.
+
+    Example:
+        >>> InnerProduct(factor=2.0).update(Honest(torch.tensor([[0.0], [2.0]]), {}, {}, 1))
+        tensor([-2.])
+    """
 
     factor: NonNegativeFloat = 2.0
 
@@ -69,9 +89,14 @@ class InnerProduct(Omniscient):
 @ATTACKS.register("mimic", SEES_ALL)
 @dataclass(frozen=True)
 class Mimic(Omniscient):
-    """All send what one honest client sends, so that it counts many times (Karimireddy et al. 2022).
+    """Sends a copy of one honest client's update, which then counts many times (Karimireddy et al. 2022).
 
-    `place` says which: 0 is the first honest client of the round.
+    Args:
+        place: which honest client of the round; 0 is the first.
+
+    Example:
+        >>> Mimic(place=1).update(Honest(torch.tensor([[0.0], [2.0]]), {}, {}, 1))
+        tensor([2.])
     """
 
     place: Annotated[int, Ge(0), Le(10**9)] = 0
@@ -84,7 +109,10 @@ class Mimic(Omniscient):
 @ATTACKS.register("min_max", SEES_ALL)
 @dataclass(frozen=True)
 class MinMax(Omniscient):
-    """μ − γ·σ, as far as nobody is farther from it than two honest ones are apart (Shejwalkar and Houmansadr 2021)."""
+    """μ − γ·σ with the largest γ that keeps max_i ‖·− x_i‖ ≤ max ‖x_i − x_j‖ (Shejwalkar and Houmansadr 2021).
+
+    So it is no farther from any honest update than two honest updates are apart.
+    """
 
     def update(self, honest: Honest) -> Tensor:
         """The largest γ with ‖μ − γσ − x_i‖² ≤ max ‖x_i − x_j‖² for all i: the smallest root of h quadratics."""
@@ -97,9 +125,9 @@ class MinMax(Omniscient):
 @ATTACKS.register("min_sum", SEES_ALL)
 @dataclass(frozen=True)
 class MinSum(Omniscient):
-    """μ − γ·σ, no farther from all honest ones together than one of them is (Shejwalkar and Houmansadr 2021).
+    """μ − γ·σ with the largest γ that keeps Σ_i ‖·− x_i‖² ≤ max_i Σ_j ‖x_i − x_j‖² (Shejwalkar and Houmansadr 2021).
 
-    Σ_i ‖μ − γσ − x_i‖² ≤ max_i Σ_j ‖x_i − x_j‖².
+    So its squared distances to the honest updates sum to no more than those of an honest update.
     """
 
     def update(self, honest: Honest) -> Tensor:
@@ -113,11 +141,16 @@ class MinSum(Omniscient):
 @ATTACKS.register("unnoticed", SEES_ALL)
 @dataclass(frozen=True)
 class Unnoticed(Omniscient):
-    """Against the honest direction as far as evidence on held-out samples does not notice: it knows how that is found.
+    """Sends (1 − γ)·μ with the largest γ that evidence on held-out samples does not detect; it knows that test.
 
-    (1 − γ)·μ with the largest γ ≤ `most` for which a small step towards it, seen from the mean of all, has a z-value of
-    at most `z`; found on the hostile clients' own samples, as if the server had `samples` of their kind. The default is
-    what `significance` takes off a round for chance: so much can be done for ever.
+    γ is the largest for which a small step towards the update, from the mean of all, has a z-value of
+    at most `z` on the hostile clients' own samples. By default `z` is what `significance` allows for
+    chance in a round, so the attack can go on in every round.
+
+    Args:
+        z: the largest z-value.
+        samples: how many held-out samples the server is assumed to have.
+        most: the largest γ.
     """
 
     z: NonNegativeFloat = 1.0
@@ -125,7 +158,7 @@ class Unnoticed(Omniscient):
     most: PositiveFloat = 4.0
 
     def update(self, honest: Honest) -> Tensor:
-        """(1 − γ)·μ with the largest γ of twenty that goes unnoticed."""
+        """(1 − γ)·μ with the largest undetected γ of twenty."""
         assert honest.judge is not None
         gamma = torch.linspace(self.most / 20, self.most, 20, device=honest.mean.device)[:, None]
         share = honest.num_hostile / (honest.num_hostile + len(honest.updates))
@@ -141,9 +174,9 @@ class Unnoticed(Omniscient):
 @ATTACKS.register("model_replacement", SEES_ALL)
 @dataclass(frozen=True)
 class ModelReplacement(Attack):
-    """Sends what makes the unweighted mean of the round its own model (Bagdasaryan et al. 2020).
+    """Sends the model that makes the round's unweighted mean its own model (Bagdasaryan et al. 2020).
 
-    With n clients of which b are hostile: Θ + (n·(Θ_a − Θ) − Σ x_i)/b. Put it behind a backdoor:
+    With n clients of which b are hostile: Θ + (n·(Θ_a − Θ) − Σ x_i)/b. Combine it with a backdoor:
     `attack = ["pixel_backdoor", "model_replacement"]`.
     """
 
@@ -159,7 +192,9 @@ def _geometry(honest: Honest) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     products = torch.zeros(len(honest.updates) + 1, len(honest.updates) + 1, dtype=torch.float64)
     for start in range(0, len(honest.mean), BLOCK):
         part = slice(start, start + BLOCK)
-        rows = torch.cat([honest.updates[:, part] - honest.mean[part], honest.deviation[None, part]]).double()
+        rows = torch.cat(
+            [honest.updates[:, part] - honest.mean[part], honest.deviation[None, part]]
+        ).double()
         products += (rows @ rows.T).cpu()
     squares, along, length = products.diagonal()[:-1], products[-1, :-1], products[-1, -1]
     distances = squares[:, None] + squares[None] - 2 * products[:-1, :-1]

@@ -1,8 +1,8 @@
-"""A fast form of a dataset: arrays that are memory-mapped, so that data larger than memory can be used.
+"""Datasets as memory-mapped arrays, so that they load fast and may be larger than memory.
 
 The first load of a dataset reads and checks its published files and writes NumPy arrays into the cache folder
-($CLIENTWISE_CACHE, or the user's cache folder); later loads map those. An entry belongs to its source files as they
-were: when one of them changes, the entry is made anew.
+($CLIENTWISE_CACHE, or the user's cache folder); later loads map those. An entry belongs to its source files: when
+one of them changes, the entry is written again.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from torch import Tensor
 from .folder import DataError
 
 log = logging.getLogger("clientwise")
-FORMAT = 1  # to be raised when a loader writes something else than before
+FORMAT = 1  # increase it when a loader writes other arrays than before
 
 
 class Writer:
-    """Where a loader leaves its arrays."""
+    """Writes the arrays of a loader."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -45,13 +45,17 @@ class Writer:
 def cached(
     name: str, sources: Sequence[Path], build: Callable[[Writer], None], options: Sequence[Any] = ()
 ) -> dict[str, Tensor]:
-    """The arrays of a dataset by name, memory-mapped; made by `build` from the `sources` where they are not there yet.
+    """The arrays of a dataset by name, memory-mapped.
 
-    `options` are what else the arrays depend on.
+    Args:
+        name: of the dataset.
+        sources: the files that the arrays are made from.
+        build: makes the arrays, if they are not in the cache.
+        options: what else the arrays depend on.
     """
     parent = cache_folder()
-    place = _digest([str(source.resolve()) for source in sources], options)
-    folder = parent / f"{name}-{place}-{_digest([FORMAT], [_stamp(source) for source in sources])}"
+    origin = _digest([str(source.resolve()) for source in sources], options)
+    folder = parent / f"{name}-{origin}-{_digest([FORMAT], [_stamp(source) for source in sources])}"
     found = _read(folder)
     if found is None:
         try:
@@ -61,7 +65,7 @@ def cached(
             ours = not any(where.is_relative_to(source) for source in sources)
             hint = f"; set CLIENTWISE_CACHE to a folder with room for {name}" if ours else ""
             raise DataError(f"{where}: {error.strerror or error}{hint}") from None
-        for stale in parent.glob(f"{name}-{place}-*"):
+        for stale in parent.glob(f"{name}-{origin}-*"):
             if stale != folder:
                 shutil.rmtree(stale, ignore_errors=True)
         found = _read(folder)
@@ -77,22 +81,27 @@ def cache_folder() -> Path:
 
 
 def _read(folder: Path) -> dict[str, Tensor] | None:
-    """The arrays of an entry; None where there is none, or where it was damaged."""
+    """The arrays of an entry; None if there is none or it is damaged."""
     if not folder.is_dir():
         return None
     try:
         # Copy on write: PyTorch wants memory it could write to, and the file must stay as it is.
-        return {path.stem: torch.from_numpy(numpy.load(path, mmap_mode="c")) for path in sorted(folder.glob("*.npy"))}
+        return {
+            path.stem: torch.from_numpy(numpy.load(path, mmap_mode="c"))
+            for path in sorted(folder.glob("*.npy"))
+        }
     except (ValueError, EOFError, OSError):
-        log.warning("%s: damaged, so it is made anew", folder)
+        log.warning("%s: damaged, so it is written again", folder)
         shutil.rmtree(folder)
         return None
 
 
 def _write(folder: Path, build: Callable[[Writer], None]) -> None:
-    """Build an entry beside its place and move it there whole; who comes second keeps what the first one made."""
+    """Build an entry in a temporary folder and rename it; of two processes the first one wins."""
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".", dir=folder.parent, ignore_cleanup_errors=True) as temporary:
+    with tempfile.TemporaryDirectory(
+        prefix=".", dir=folder.parent, ignore_cleanup_errors=True
+    ) as temporary:
         whole = Path(temporary) / "entry"
         whole.mkdir()
         build(Writer(whole))
@@ -105,8 +114,15 @@ def _write(folder: Path, build: Callable[[Writer], None]) -> None:
 
 def _stamp(source: Path) -> list[tuple[str, int, int]]:
     """Name, size and time of a file, or of every file in a folder."""
-    files = [source] if source.is_file() else sorted(path for path in source.rglob("*") if path.is_file())
-    return [(str(path.relative_to(source.parent)), (facts := path.stat()).st_size, facts.st_mtime_ns) for path in files]
+    files = (
+        [source]
+        if source.is_file()
+        else sorted(path for path in source.rglob("*") if path.is_file())
+    )
+    return [
+        (str(path.relative_to(source.parent)), (facts := path.stat()).st_size, facts.st_mtime_ns)
+        for path in files
+    ]
 
 
 def _digest(*parts: Sequence[Any]) -> str:

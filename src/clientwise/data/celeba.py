@@ -11,8 +11,9 @@ from ..core.problem import Classification
 from ..errors import shortened
 from ..registry import Pixels, suggest
 from .cache import Writer, cached
+from .catalogue import DATASETS
 from .federated import Samples
-from .folder import DATASETS, Archive, DataError, find, read_file
+from .folder import Archive, DataError, find, read_file
 
 ALL_IMAGES, ALL_IDENTITIES = 202_599, 10_177
 MOST_TEXT, MOST_PICTURES = 2**26, 2**32  # bytes: published are 27 million and 1.4 billion
@@ -21,9 +22,19 @@ _NUMBER = re.compile("[0-9]{1,9}")
 
 @DATASETS.register("celeba")
 def celeba(data_dir: Path | None, *, target: str = "Smiling", size: Pixels = 64) -> Samples:
-    """Faces of celebrities (CelebA, aligned) resized to size×size; an attribute is the target, all are sample facts."""
+    """Faces of celebrities (CelebA, aligned) of size×size pixels; one of 40 attributes is the target.
+
+    All attributes are sample attributes, -1 or 1. Each celebrity is an id.
+
+    Args:
+        data_dir: the data folder.
+        target: the attribute to predict.
+        size: width and height to which images are resized.
+    """
     get = "it belongs to the CelebA dataset (aligned and cropped images, attribute and identity annotations)"
-    pictures = find(data_dir, "celeba", ["celeba/img_align_celeba", "celeba/img_align_celeba.zip"], get)
+    pictures = find(
+        data_dir, "celeba", ["celeba/img_align_celeba", "celeba/img_align_celeba.zip"], get
+    )
     attributes = find(data_dir, "celeba", ["celeba/list_attr_celeba.txt"], get)
     identities = find(data_dir, "celeba", ["celeba/identity_CelebA.txt"], get)
 
@@ -32,21 +43,23 @@ def celeba(data_dir: Path | None, *, target: str = "Smiling", size: Pixels = 64)
         arrays.save("attributes", values)
         arrays.save("ids", _read_identities(identities, names))
         archive = Archive(pictures, MOST_PICTURES)
-        there = archive.places()
+        there = archive.paths_by_name()
         if missing := [name for name in names if name not in there]:
             raise DataError(
                 f"{pictures}: {len(missing):,} of {len(names):,} images are missing, {missing[0]} for one; {get}"
             )
         inputs = arrays.create("inputs", (len(names), 3, size, size), numpy.uint8)
-        for place, name in enumerate(names):
-            inputs[place] = archive.image(there[name], size)
+        for index, name in enumerate(names):
+            inputs[index] = archive.image(there[name], size)
 
     known = _attribute_names(attributes)
     if target not in known:
         hint = suggest(target, known) or "; get the file again"
         raise DataError(f"{attributes}: no attribute {target!r}{hint}")
     arrays = cached("celeba", [attributes, identities, pictures], build, [size])
-    facts = {name: arrays["attributes"][:, column] for column, name in enumerate(known)}  # -1 or 1, as published
+    facts = {
+        name: arrays["attributes"][:, column] for column, name in enumerate(known)
+    }  # -1 or 1, as published
     return Samples(
         arrays["inputs"],
         (facts[target] > 0).long(),
@@ -73,9 +86,15 @@ def _read_attributes(path: Path) -> tuple[list[str], numpy.ndarray]:
     count, attributes, *lines = _lines(path)
     rows = [line.split() for line in lines]
     width = len(attributes.split())
-    if count.strip() != str(len(rows)) or {len(row) for row in rows} != {width + 1} or len(rows) > ALL_IMAGES:
+    if (
+        count.strip() != str(len(rows))
+        or {len(row) for row in rows} != {width + 1}
+        or len(rows) > ALL_IMAGES
+    ):
         announced = f"{shortened(count, 20)!r} images of {width} attributes announced"
-        raise DataError(f"{path}: {announced}, {len(rows):,} lines, {ALL_IMAGES:,} at most; get it again")
+        raise DataError(
+            f"{path}: {announced}, {len(rows):,} lines, {ALL_IMAGES:,} at most; get it again"
+        )
     if {value for row in rows for value in row[1:]} - {"-1", "1"}:
         raise DataError(f"{path}: an attribute is neither -1 nor 1; get the file again")
     return [row[0] for row in rows], numpy.array([row[1:] for row in rows], numpy.int8)
@@ -86,8 +105,12 @@ def _read_identities(path: Path, names: list[str]) -> numpy.ndarray:
     whose = {name: identity for name, _, identity in (line.partition(" ") for line in _lines(path))}
     missing = [name for name in names if not _NUMBER.fullmatch(whose.get(name, "").strip())]
     if missing:
-        raise DataError(f"{path}: does not say who is on {missing[0]} and {len(missing) - 1:,} others; get it again")
+        raise DataError(
+            f"{path}: has no identity for {missing[0]} and {len(missing) - 1:,} others; get it again"
+        )
     ids = numpy.array([int(whose[name]) for name in names], numpy.int64)
     if len(names) == ALL_IMAGES and len(numpy.unique(ids)) != ALL_IDENTITIES:
-        raise DataError(f"{path}: {ALL_IDENTITIES:,} identities expected, found {len(numpy.unique(ids)):,}")
+        raise DataError(
+            f"{path}: {ALL_IDENTITIES:,} identities expected, found {len(numpy.unique(ids)):,}"
+        )
     return ids

@@ -1,4 +1,4 @@
-"""CIFAR-10N: what people who were paid for it called the images of CIFAR-10."""
+"""CIFAR-10N: labels that crowd workers gave the images of CIFAR-10."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ import torch
 from annotated_types import MinLen
 from torch import Tensor
 
+from .catalogue import DATASETS
 from .cifar10 import cifar10
-from .federated import FederatedData, Samples, Shares
-from .folder import DATASETS, DataError, find, read_npz
+from .federated import FederatedData, Holdings, Samples
+from .folder import DataError, find
+from .npz import read_npz
 
 Tier = Literal["clean", "aggre", "random1", "random2", "random3", "worse"]
 ARRAYS = {
@@ -33,10 +35,15 @@ def cifar10n(
     *,
     tiers: Annotated[Sequence[Tier], MinLen(1)] = ("clean", "aggre", "random1", "worse"),
 ) -> Samples:
-    """CIFAR-10 where clients train on labels by people, client k on those of `tiers` in turn (Wei et al. 2022).
+    """CIFAR-10 with crowd workers' labels for training, of `tiers` by client in turn (Wei et al. 2022).
 
-    Of three people's labels `aggre` is the majority's (9% wrong), `random1` to `random3` are one person's (17-18%) and
-    `worse` is a wrong one where there is any (40%). What clients test on and what the server holds has true labels.
+    Three people labelled each image. `aggre` is their majority (9% wrong), `random1` to `random3` are
+    one person's labels (17-18%), and `worse` is a wrong one if there is any (40%). Clients test on true
+    labels, and the server has them.
+
+    Args:
+        data_dir: the data folder.
+        tiers: the labels of the clients, in turn.
     """
     get = "save the arrays of CIFAR-10_human.pt (CIFAR-N) there by numpy.savez: clean_label, aggre_label, ..."
     path = find(data_dir, "cifar10n", ["cifar10n/CIFAR-10_human.npz"], get)
@@ -46,16 +53,25 @@ def cifar10n(
     labels = {}
     for tier in dict.fromkeys(["clean", *tiers]):
         found = arrays.get(ARRAYS[tier])
-        if found is None or found.shape != truth.shape or found.dtype.kind not in "iu" or not (found < 10).all():
+        if (
+            found is None
+            or found.shape != truth.shape
+            or found.dtype.kind not in "iu"
+            or not (found < 10).all()
+        ):
             raise DataError(f"{path}: {ARRAYS[tier]} is not {len(truth):,} classes; {get}")
         labels[tier] = torch.from_numpy(found).long()
     if not labels["clean"].equal(truth):
-        raise DataError(f"{path}: clean_label are not the labels of CIFAR-10 in its binary version; {get}")
-    return replace(samples, after_partition=partial(_labelled, tiers=[(tier, labels[tier]) for tier in tiers]))
+        raise DataError(
+            f"{path}: clean_label are not the labels of CIFAR-10 in its binary version; {get}"
+        )
+    return replace(
+        samples, after_partition=partial(_labelled, tiers=[(tier, labels[tier]) for tier in tiers])
+    )
 
 
 def _labelled(data: FederatedData, tiers: Sequence[tuple[str, Tensor]]) -> FederatedData:
-    """Every client calls its training images what the people of its tier called them; hostile clients as they like."""
+    """The data with the labels of each client's tier, except where a hostile client changed them."""
     truth = data.samples.targets
     called = truth.clone()  # as their holders call them
     for client in range(data.num_clients):
@@ -64,8 +80,8 @@ def _labelled(data: FederatedData, tiers: Sequence[tuple[str, Tensor]]) -> Feder
         people = torch.cat([tiers[client % len(tiers)][1], truth[len(tiers[0][1]) :]])
         called[mine] = torch.where(own == truth[mine], people[mine], own)
 
-    def relabelled(shares: Shares | None) -> Shares | None:
-        return None if shares is None else replace(shares, targets=called[shares.indices])
+    def relabelled(held: Holdings | None) -> Holdings | None:
+        return None if held is None else replace(held, targets=called[held.indices])
 
     names = tuple(f"{tiers[client % len(tiers)][0]} {client}" for client in range(data.num_clients))
     train = relabelled(data.train)

@@ -1,4 +1,4 @@
-"""The clients' devices: what they can do is drawn from distributions, or read from a CSV file of traces."""
+"""The clients' devices: speed, bandwidth and availability, drawn from distributions or read from a CSV file."""
 
 from __future__ import annotations
 
@@ -37,14 +37,24 @@ DEVICE_FACTS = {
     "speed": DeviceFact(1e-6, FASTEST, 100.0, "Training speed in samples per second."),
     "up": DeviceFact(1e-6, FASTEST, 1e6, "Upload speed in bytes per second."),
     "down": DeviceFact(1e-6, FASTEST, 1e6, "Download speed in bytes per second."),
-    "available_from": DeviceFact(0.0, 24.0, 0.0, "Hour of the day, 0 to 24, at which the client becomes available."),
-    "available_hours": DeviceFact(1e-3, 24.0, 24.0, "Hours per day for which the client is available. 24: always."),
-    "dropout": DeviceFact(0.0, 1.0, 0.0, "Probability that a client that is asked does not answer."),
-    "battery": DeviceFact(0.0, 1.0, 1.0, "Battery charge, 0 to 1, for the criterion `battery_level`. 1: full."),
+    "available_from": DeviceFact(
+        0.0, 24.0, 0.0, "Hour of the day, 0 to 24, at which the client becomes available."
+    ),
+    "available_hours": DeviceFact(
+        1e-3, 24.0, 24.0, "Hours per day for which the client is available. 24: always."
+    ),
+    "dropout": DeviceFact(
+        0.0, 1.0, 0.0, "Probability that a client that is asked does not answer."
+    ),
+    "battery": DeviceFact(
+        0.0, 1.0, 1.0, "Battery charge, 0 to 1, for the criterion `battery_level`. 1: full."
+    ),
 }
 MOST_BYTES = 2**26  # of a file of traces
 
-Distribution = Callable[[Tensor], Tensor]  # from shares [K] between 0 and 1, drawn uniformly, to values [K]
+Distribution = Callable[
+    [Tensor], Tensor
+]  # from shares [K] between 0 and 1, drawn uniformly, to values [K]
 DISTRIBUTIONS: Registry[Callable[..., Tensor]] = Registry(
     "distribution", "distributions", "What a fact about the clients' devices is drawn from"
 )
@@ -52,13 +62,28 @@ DISTRIBUTIONS: Registry[Callable[..., Tensor]] = Registry(
 
 @DISTRIBUTIONS.register("constant")
 def constant(drawn: Tensor, *, value: NonNegativeFloat) -> Tensor:
-    """The same for all; a plain number means this."""
+    """The same value for all clients; a plain number in the config means this.
+
+    Args:
+        drawn: uniform numbers between 0 and 1, [K].
+        value: of every client.
+    """
     return torch.full_like(drawn, value)
 
 
 @DISTRIBUTIONS.register("uniform")
 def uniform(drawn: Tensor, *, low: NonNegativeFloat, high: NonNegativeFloat) -> Tensor:
-    """Anything between `low` and `high` alike."""
+    """Uniform between `low` and `high`.
+
+    Args:
+        drawn: uniform numbers between 0 and 1, [K].
+        low: the smallest value.
+        high: the largest value.
+
+    Example:
+        >>> uniform(torch.tensor([0.0, 0.5]), low=2.0, high=4.0)
+        tensor([2., 3.])
+    """
     if low > high:
         raise DataError(f"uniform: low = {low:g} is above high = {high:g}")
     return low + (high - low) * drawn
@@ -66,26 +91,50 @@ def uniform(drawn: Tensor, *, low: NonNegativeFloat, high: NonNegativeFloat) -> 
 
 @DISTRIBUTIONS.register("lognormal")
 def lognormal(drawn: Tensor, *, median: PositiveFloat, sigma: NonNegativeFloat = 1.0) -> Tensor:
-    """Half are below the `median`; with `sigma` 1 a sixth are 2.7 times below it, and a sixth 2.7 times above."""
+    """Log-normal: median · exp(sigma · ξ) with standard normal ξ.
+
+    With `sigma` 1, a sixth of the clients are more than 2.7 times below the median and a sixth above.
+
+    Args:
+        drawn: uniform numbers between 0 and 1, [K].
+        median: half of the clients are below it.
+        sigma: standard deviation of the logarithm.
+    """
     normal: Tensor = torch.special.ndtri(drawn.clamp(1e-12, 1 - 1e-12))
     return median * (sigma * normal).exp()
 
 
 @DISTRIBUTIONS.register("kinds")
-def kinds(drawn: Tensor, *, values: Annotated[list[NonNegativeFloat], MinLen(1), MaxLen(10_000)]) -> Tensor:
-    """One of these `values`, each as often: [10, 10, 10, 100] is a tenth of the speed for three of four."""
+def kinds(
+    drawn: Tensor, *, values: Annotated[list[NonNegativeFloat], MinLen(1), MaxLen(10_000)]
+) -> Tensor:
+    """One of the `values`, with equal probability: with [10, 10, 10, 100] three of four clients have 10.
+
+    Args:
+        drawn: uniform numbers between 0 and 1, [K].
+        values: the kinds of devices; repeat a value to make it more frequent.
+
+    Example:
+        >>> kinds(torch.tensor([0.1, 0.9]), values=[10.0, 100.0])
+        tensor([ 10., 100.])
+    """
     return torch.tensor(values, dtype=drawn.dtype)[(drawn * len(values)).long()]
 
 
 def draw_devices(
-    num_clients: int, seed: int, distributions: Mapping[str, Distribution], traces: Path | None = None
+    num_clients: int,
+    seed: int,
+    distributions: Mapping[str, Distribution],
+    traces: Path | None = None,
 ) -> Devices:
-    """The devices of a seed: what the traces have no column for is drawn from the distributions, by fact."""
+    """The devices of a seed: properties without a column in the traces are drawn from their distribution."""
     facts = _read_traces(traces, num_clients, seed) if traces else {}
     for name, fact in DEVICE_FACTS.items():
         if name not in facts:
             random = generator(seed, f"device {name}")
-            facts[name] = distributions[name](torch.rand(num_clients, generator=random, dtype=torch.float64))
+            facts[name] = distributions[name](
+                torch.rand(num_clients, generator=random, dtype=torch.float64)
+            )
         wrong = facts[name][~((facts[name] >= fact.low) & (facts[name] <= fact.high))]
         if len(wrong):
             raise DataError(
@@ -103,7 +152,9 @@ def _read_traces(path: Path, num_clients: int, seed: int) -> dict[str, Tensor]:
         return {name: values[drawn] for name, values in columns.items()}
     order = columns["client"].argsort()
     if columns.pop("client")[order].tolist() != list(range(num_clients)):
-        raise DataError(f"{path}: its column client must name each of the clients 0 to {num_clients - 1} once")
+        raise DataError(
+            f"{path}: its column client must name each of the clients 0 to {num_clients - 1} once"
+        )
     return {name: values[order] for name, values in columns.items()}
 
 
@@ -124,5 +175,7 @@ def _read_columns(path: Path) -> dict[str, Tensor]:
     if unknown := [name for name in names if name not in known]:
         raise DataError(f"{path}: unknown column {unknown[0]!r}{suggest(unknown[0], known)}")
     if not len(rows) or rows.shape[1] != len(set(names)):
-        raise DataError(f"{path}: {len(rows)} lines of {rows.shape[1]} values under {len(set(names))} names")
+        raise DataError(
+            f"{path}: {len(rows)} lines of {rows.shape[1]} values under {len(set(names))} names"
+        )
     return dict(zip(names, rows.T, strict=True))

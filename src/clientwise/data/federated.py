@@ -1,4 +1,4 @@
-"""Samples spread over clients: what an engine reads."""
+"""Samples, and which client holds which of them: what an engine reads."""
 
 from __future__ import annotations
 
@@ -32,51 +32,66 @@ class Samples:
     targets: Tensor  # [N] class numbers (int64), or values (float32, [N] or [N, ...])
     problem: Problem
     scale: float = 1.0  # inputs · scale is what the model sees
-    sample_attributes: Mapping[str, Tensor] = field(default_factory=dict)  # facts about the samples, each [N]
-    ids: Tensor | None = None  # [N] whose they are by nature (writer, celebrity, patient); negative: nobody's
-    test_from: int | None = None  # from this index on they are the official test split, where there is one
-    # What can only be done once it is known who holds which samples: build a vocabulary, multiply images.
+    sample_attributes: Mapping[str, Tensor] = field(
+        default_factory=dict
+    )  # facts about the samples, each [N]
+    ids: Tensor | None = None  # [N] the writer, celebrity or patient of each; negative: none
+    test_from: int | None = (
+        None  # from this index on they are the official test split, where there is one
+    )
+    # Called once clients hold samples: builds a vocabulary, standardises, multiplies images.
     after_partition: Callable[[FederatedData], FederatedData] | None = None
-    names: tuple[str, ...] = ()  # what the ids are called, where they have names: id 2 is names[2]
+    names: tuple[str, ...] = ()  # of the ids, if they have any: id 2 is names[2]
 
     def batch(self, indices: Tensor) -> Tensor:
-        """Samples as the model sees them: float32, scaled, where the indices are."""
+        """Samples as the model sees them: float32 [len(indices), ...], scaled, on the indices' device."""
         inputs = self.inputs[indices.to(self.inputs.device)].to(indices.device).float()
         return inputs if self.scale == 1 else inputs * self.scale
 
     def with_copies(self, of: Tensor, inputs: Tensor) -> Samples:
-        """Also copies of some samples, with other inputs, behind all others."""
+        """These samples and, appended, copies of the samples `of` [m] with other inputs [m, ...]."""
         return replace(
             self,
             inputs=torch.cat([self.inputs, inputs]),
             targets=torch.cat([self.targets, self.targets[of]]),
             sample_attributes={
-                name: torch.cat([values, values[of]]) for name, values in self.sample_attributes.items()
+                name: torch.cat([values, values[of]])
+                for name, values in self.sample_attributes.items()
             },
             ids=None if self.ids is None else torch.cat([self.ids, self.ids[of]]),
         )
 
     def to(self, device: torch.device) -> Samples:
-        """The inputs on a device: there they stay compact, and are scaled batch by batch."""
+        """The samples with their inputs on a device; they stay compact and are scaled batch by batch."""
         return replace(self, inputs=self.inputs.to(device))
 
     @staticmethod
     def from_clients(
-        clients: Mapping[str, tuple[Any, Any] | Dataset[Any]] | Sequence[tuple[Any, Any] | Dataset[Any]],
+        clients: Mapping[str, tuple[Any, Any] | Dataset[Any]]
+        | Sequence[tuple[Any, Any] | Dataset[Any]],
         *,
         num_classes: int | None = None,
         survival: bool = False,
     ) -> Samples:
-        """All that every client has, by its name or in a list: arrays (inputs, targets), or a PyTorch dataset of pairs.
+        """All samples of every client, by its name or in a list.
 
-        What they test on, and what the server holds, is drawn anew with every seed, as the config says; so what is
-        reported over the seeds knows how much that matters. For a split of your own there is
-        `FederatedData.from_clients`, which also says what targets are.
+        Every seed draws anew which samples the clients test on and which the server holds, as the config
+        says. For a split of your own use `FederatedData.from_clients`.
+
+        Args:
+            clients: for each, arrays (inputs, targets), or a PyTorch dataset of pairs.
+            num_classes: of integer targets; by default the largest label plus one.
+            survival: whether targets are times, negative if nothing had happened by then.
+
+        Example:
+            >>> samples = Samples.from_clients({"north": ([[1.0], [2.0]], [0, 1]), "south": ([[3.0]], [1])})
+            >>> samples.inputs.shape, samples.ids.tolist(), samples.names
+            (torch.Size([3, 1]), [0, 0, 1], ('north', 'south'))
         """
         held = list(clients.values()) if isinstance(clients, Mapping) else list(clients)
         blocks = [one if isinstance(one, tuple) else _arrays(one) for one in held]
         if not blocks:
-            raise ValueError("there are no clients: give one pair of arrays, or one dataset, for each")
+            raise ValueError("no clients: give a pair of arrays, or a dataset, for each")
         inputs, targets = _joined(blocks)
         targets, problem = _problem(targets, num_classes, survival)
         sizes = torch.tensor([len(block[1]) for block in blocks])
@@ -90,10 +105,15 @@ class Samples:
 
 
 @dataclass(frozen=True)
-class Shares:
-    """Who holds which samples: holder k has `indices[offsets[k]:offsets[k+1]]`, and calls them `targets[...]`.
+class Holdings:
+    """Which samples each of K holders has: holder k has `indices[offsets[k]:offsets[k+1]]`.
 
-    The targets are kept beside the indices, not looked up, since a hostile client may call its samples otherwise.
+    The targets are kept beside the indices, since a hostile client may have other labels.
+
+    Example:
+        >>> held = Holdings.of([(torch.tensor([4, 7]), torch.tensor([0, 1])), (torch.tensor([2]), torch.tensor([1]))])
+        >>> held.sizes.tolist(), held.gather([1])[0].tolist()
+        ([2, 1], [2])
     """
 
     indices: Tensor  # [total] into Samples.inputs
@@ -101,53 +121,63 @@ class Shares:
     offsets: Tensor  # [K + 1]
 
     @staticmethod
-    def of(parts: Sequence[tuple[Tensor, Tensor]]) -> Shares:
+    def of(parts: Sequence[tuple[Tensor, Tensor]]) -> Holdings:
         """From one pair (sample indices, targets) per holder."""
         sizes = torch.tensor([0, *(len(indices) for indices, _ in parts)])
-        return Shares(torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts]), sizes.cumsum(0))
+        return Holdings(
+            torch.cat([part[0] for part in parts]),
+            torch.cat([part[1] for part in parts]),
+            sizes.cumsum(0),
+        )
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
     @functools.cached_property
     def sizes(self) -> Tensor:
-        """How many samples each holder has [K]."""
+        """The number of samples of each holder [K]."""
         return self.offsets.diff()
 
     def slice(self, holder: int) -> slice:
-        """Where a holder's samples lie."""
+        """The rows of a holder's samples."""
         return slice(int(self.offsets[holder]), int(self.offsets[holder + 1]))
 
     def gather(self, holders: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
-        """Indices and targets of the samples of several holders, and each sample's owner as an index into `holders`."""
+        """Indices [n] and targets [n, ...] of several holders, and each sample's index into `holders` [n]."""
         sizes = self.sizes
-        if isinstance(holders, range) and holders == range(len(self)):  # everybody: nothing to pick
-            return self.indices, self.targets, torch.repeat_interleave(torch.arange(len(self)), sizes)
+        if isinstance(holders, range) and holders == range(len(self)):  # all: nothing to pick
+            return (
+                self.indices,
+                self.targets,
+                torch.repeat_interleave(torch.arange(len(self)), sizes),
+            )
         wanted = torch.tensor(list(holders), dtype=torch.int64)
         owner = torch.repeat_interleave(torch.arange(len(wanted)), sizes[wanted])
         starts = self.offsets[:-1][wanted] - (sizes[wanted].cumsum(0) - sizes[wanted])
         rows = (torch.arange(len(owner)) + starts[owner]).to(self.indices.device)
         return self.indices[rows], self.targets[rows], owner
 
-    def to(self, device: torch.device) -> Shares:
+    def to(self, device: torch.device) -> Holdings:
         """The samples' indices and targets on a device; the offsets stay on the CPU."""
-        return Shares(self.indices.to(device), self.targets.to(device), self.offsets)
+        return Holdings(self.indices.to(device), self.targets.to(device), self.offsets)
 
 
 @dataclass(frozen=True)
 class FederatedData:
-    """Samples, who holds which of them for training and for testing, and what the server holds."""
+    """Samples, and which of them each client trains and tests on and the server holds."""
 
     samples: Samples
-    train: Shares  # K clients
-    test: Shares  # K clients
-    weigh: Shares | None  # one holder, the server: what it weighs models by
-    report: Shares | None  # one holder, the server: what it reports on
-    attributes: Mapping[str, Tensor] = field(default_factory=dict)  # facts about the clients, each [K]
-    poisoned: Shares | None = None  # `train` as hostile clients have it in the rounds in which they attack
-    triggered: Shares | None = None  # of `report`, with the trigger of a backdoor and called as it wants them
+    train: Holdings  # K clients
+    test: Holdings  # K clients
+    weigh: Holdings | None  # of one holder, the server: it weighs models by them
+    report: Holdings | None  # of one holder, the server: it reports on them
+    attributes: Mapping[str, Tensor] = field(
+        default_factory=dict
+    )  # facts about the clients, each [K]
+    poisoned: Holdings | None = None  # `train` in the rounds in which hostile clients attack
+    triggered: Holdings | None = None  # of `report`, with a backdoor's trigger and its labels
     names: tuple[str, ...] = ()  # of the clients, where they have some
-    devices: Devices | None = None  # of the clients; None: all alike, and time is counted in rounds
+    devices: Devices | None = None  # of the clients; None: time is counted in rounds
 
     @property
     def num_clients(self) -> int:
@@ -155,62 +185,79 @@ class FederatedData:
         return len(self.train)
 
     def fingerprints(self) -> list[str]:
-        """One for every client and, last, one for the server: tells what each holds from other data, value by value."""
+        """A digest of all values that each client holds and, last, of those of the server."""
         samples, rows = self.samples, _row_digests(self.samples.inputs)
         about = f"{samples.problem} {samples.scale} {samples.inputs.dtype} {list(samples.inputs.shape[1:])}"
 
-        def held(*given: Shares | None) -> list[bytes]:
-            """Of every holder, all that it holds."""
+        def contents(*given: Holdings | None) -> list[bytes]:
+            """All values of every holder, as bytes."""
             found: list[bytes] = []
-            for shares in filter(None, given):
-                indices = shares.indices.cpu()
-                columns = [rows[indices.numpy()], shares.targets.cpu().numpy()]
-                columns += [values[indices].numpy() for values in samples.sample_attributes.values()]
-                parts = [b"|".join(column[shares.slice(k)].tobytes() for column in columns) for k in range(len(shares))]
-                found = [b"|".join(pair) for pair in zip(found or [b""] * len(parts), parts, strict=True)]
+            for held in filter(None, given):
+                indices = held.indices.cpu()
+                columns = [rows[indices.numpy()], held.targets.cpu().numpy()]
+                columns += [
+                    values[indices].numpy() for values in samples.sample_attributes.values()
+                ]
+                parts = [
+                    b"|".join(column[held.slice(k)].tobytes() for column in columns)
+                    for k in range(len(held))
+                ]
+                found = [
+                    b"|".join(pair) for pair in zip(found or [b""] * len(parts), parts, strict=True)
+                ]
             return found
 
-        clients = held(self.train, self.test, self.poisoned)
+        clients = contents(self.train, self.test, self.poisoned)
         known = [*self.attributes.values(), *(vars(self.devices).values() if self.devices else ())]
         facts = [[float(values[k]) for values in known] for k in range(self.num_clients)]
         return [
             hashlib.blake2b(f"{about} {fact}".encode() + content, digest_size=8).hexdigest()
             for fact, content in zip(
-                [*facts, []], [*clients, b"".join(held(self.weigh, self.report, self.triggered))], strict=True
+                [*facts, []],
+                [*clients, b"".join(contents(self.weigh, self.report, self.triggered))],
+                strict=True,
             )
         ]
 
     def check_finite(self) -> None:
-        """DataError where inputs or targets are NaN or infinite: whose, how many, in which columns."""
+        """DataError if inputs or targets are not finite: of which client, how many, in which columns."""
         kinds = {"inputs": self.samples.inputs, "targets": self.samples.targets}
         wrong = {what: values for what, values in kinds.items() if not _is_finite(values)}
         parts = {"training": self.train, "test": self.test}
-        holders = [(self.called(k), part, own, k) for k in range(self.num_clients) for part, own in parts.items()]
-        holders += [("the server", "its", own, 0) for own in (self.weigh, self.report) if own is not None]
+        holders = [
+            (self.called(k), part, own, k)
+            for k in range(self.num_clients)
+            for part, own in parts.items()
+        ]
+        holders += [
+            ("the server", "its", own, 0) for own in (self.weigh, self.report) if own is not None
+        ]
         found = [
             f"{holder}: {said}"
             for what, values in wrong.items()
-            for holder, part, own, place in holders
-            if (said := _not_finite(values[own.indices[own.slice(place)]], what, part))
+            for holder, part, own, index in holders
+            if (said := _not_finite(values[own.indices[own.slice(index)]], what, part))
         ]
         if found:
-            more = f"; and so on, {len(found)} times in all" if len(found) > MOST_NAMED else ""
-            raise DataError(f"{'; '.join(found[:MOST_NAMED])}{more}; put them right, or leave those samples out")
+            more = f"; {len(found)} such problems in all" if len(found) > MOST_NAMED else ""
+            raise DataError(
+                f"{'; '.join(found[:MOST_NAMED])}{more}; correct them, or leave those samples out"
+            )
 
     def called(self, client: int) -> str:
-        """A client for a person: its number, and its name where it has one."""
+        """A client in a message: its number, and its name if it has one."""
         return f"client {client} ({self.names[client]})" if self.names else f"client {client}"
 
-    def in_one_place(self, what: Literal["pooled", "server_only"]) -> FederatedData:
-        """The same data with all training samples at client 0: everybody's, or those the server weighs by."""
+    def centralised(self, what: Literal["pooled", "server_only"]) -> FederatedData:
+        """The data with client 0 holding all training samples: those of all clients, or the server's."""
         held = self.train if what == "pooled" else self.weigh
-        assert held is not None, "a config that trains on a server set without having one is refused before it runs"
+        assert held is not None, "validation refuses to train on a server set that is not there"
         offsets = torch.full_like(self.train.offsets, len(held.indices))
         offsets[0] = 0
-        return replace(self, train=Shares(held.indices, held.targets, offsets))
+        return replace(self, train=Holdings(held.indices, held.targets, offsets))
 
-    def shares_to(self, device: torch.device) -> FederatedData:
-        """Who holds what, on a device; the samples stay where they are."""
+    def holdings_to(self, device: torch.device) -> FederatedData:
+        """The data with its holdings on a device; the samples stay where they are."""
         return replace(
             self,
             train=self.train.to(device),
@@ -234,25 +281,48 @@ class FederatedData:
         attributes: Mapping[str, Any] | None = None,
         sample_attributes: Mapping[str, Sequence[Any]] | None = None,
     ) -> FederatedData:
-        """Your own arrays: (inputs, targets) per client for training and for testing, and optionally the server's.
+        """Your own arrays, already split into training and test sets.
 
-        Targets of integers are classes, targets of floats are values to predict; with `survival` they are times until
-        something happened, negative where it had not by then. `num_classes` is taken from the largest label where
-        it is not given. `names` are what reports call the clients. `attributes` are facts about the clients, a
-        number or a word for each; `sample_attributes` facts about their training samples, one array per client.
+        Integer targets are classes, and floats are values to predict.
+
+        Args:
+            train: (inputs, targets) of each client.
+            test: (inputs, targets) of each client.
+            weigh: (inputs, targets) by which the server weighs models.
+            report: (inputs, targets) on which the server reports.
+            num_classes: by default the largest label plus one.
+            survival: whether targets are times until an event, negative if it had not happened by then.
+            names: of the clients, in reports.
+            attributes: of the clients, a number or a word for each.
+            sample_attributes: of the training samples, one array per client.
+
+        Example:
+            >>> part = (torch.zeros(4, 3), torch.tensor([0, 1, 0, 1]))
+            >>> FederatedData.from_clients([part, part], [part, part]).num_clients
+            2
         """
         if not train or len(train) != len(test):
-            raise ValueError(f"{len(train)} clients have training data, {len(test)} have test data: give one of each")
+            raise ValueError(
+                f"{len(train)} clients have training data, {len(test)} have test data: give both for each client"
+            )
         blocks = [*train, *test, *(block for block in (weigh, report) if block is not None)]
         inputs, targets = _joined(blocks)
         targets, problem = _problem(targets, num_classes, survival)
         if names and len(names) != len(train):
-            raise ValueError(f"{len(names)} names for {len(train)} clients: give one of each")
+            raise ValueError(f"{len(names)} names for {len(train)} clients: give one for each")
         for name, values in (attributes or {}).items():
             if len(values) != len(train):
-                raise ValueError(f"attribute {name!r} has {len(values)} values for {len(train)} clients")
+                raise ValueError(
+                    f"attribute {name!r} has {len(values)} values for {len(train)} clients"
+                )
         sizes = [len(block[1]) for block in blocks]
-        parts = list(zip(torch.split(torch.arange(len(targets)), sizes), torch.split(targets, sizes), strict=True))
+        parts = list(
+            zip(
+                torch.split(torch.arange(len(targets)), sizes),
+                torch.split(targets, sizes),
+                strict=True,
+            )
+        )
         server = iter(parts[2 * len(train) :])
         data = FederatedData(
             Samples(
@@ -260,14 +330,16 @@ class FederatedData:
                 targets,
                 problem,
                 sample_attributes={
-                    name: _first(torch.cat([torch.as_tensor(part) for part in values]), len(targets))
+                    name: _first(
+                        torch.cat([torch.as_tensor(part) for part in values]), len(targets)
+                    )
                     for name, values in (sample_attributes or {}).items()
                 },
             ),
-            Shares.of(parts[: len(train)]),
-            Shares.of(parts[len(train) : 2 * len(train)]),
-            weigh=Shares.of([next(server)]) if weigh is not None else None,
-            report=Shares.of([next(server)]) if report is not None else None,
+            Holdings.of(parts[: len(train)]),
+            Holdings.of(parts[len(train) : 2 * len(train)]),
+            weigh=Holdings.of([next(server)]) if weigh is not None else None,
+            report=Holdings.of([next(server)]) if report is not None else None,
             attributes=fact_columns(attributes or {}),
             names=tuple(names),
         )
@@ -285,7 +357,10 @@ class FederatedData:
         names: Sequence[str] = (),
         attributes: Mapping[str, Any] | None = None,
     ) -> FederatedData:
-        """Your own PyTorch datasets of pairs (input, target), one per client; each is read once, into memory."""
+        """Your own PyTorch datasets of pairs (input, target), one per client; each is read into memory once.
+
+        See `from_clients` for the arguments.
+        """
         return FederatedData.from_clients(
             [_arrays(dataset) for dataset in train],
             [_arrays(dataset) for dataset in test],
@@ -310,9 +385,17 @@ class FederatedData:
     ) -> FederatedData:
         """The partitions of a `flwr_datasets` partitioner that has its dataset, one client each.
 
-        `inputs` and `targets` name columns; `test_fraction` of a client's rows, drawn by the seed, is its test set.
-        `weigh` and `report` are datasets of the server's, for instance `federated_dataset.load_split("test")`.
-        Pictures become [channels, height, width] between 0 and 1.
+        Images become [channels, height, width] between 0 and 1.
+
+        Args:
+            partitioner: its `dataset` is set.
+            inputs: the column of the inputs.
+            targets: the column of the targets.
+            test_fraction: of a client's rows, drawn by the seed, that are its test set.
+            seed: of that draw.
+            weigh: a dataset by which the server weighs, as `federated_dataset.load_split("test")`.
+            report: a dataset on which the server reports.
+            num_classes: by default the largest label plus one.
         """
         train, test = [], []
         for client in range(partitioner.num_partitions):
@@ -333,29 +416,38 @@ class FederatedData:
 
 
 def _joined(blocks: Sequence[tuple[Any, Any]]) -> tuple[Tensor, Tensor]:
-    """Inputs and targets of all blocks; ValueError for those that do not fit."""
+    """Inputs and targets of all blocks; ValueError if they do not fit together."""
     tensors = [(torch.as_tensor(inputs), torch.as_tensor(targets)) for inputs, targets in blocks]
-    for place, pair in enumerate(tensors):
-        block = f"block {place} (train, test, weigh, report)"
+    for number, pair in enumerate(tensors):
+        block = f"block {number} (train, test, weigh, report)"
         if not all(part.ndim for part in pair):
-            raise ValueError(f"{block} has a single number where samples must be")
+            raise ValueError(f"{block} is a single number; give one row for every sample")
         if len(pair[0]) != len(pair[1]):
             raise ValueError(f"{block} has {len(pair[0])} inputs, {len(pair[1])} targets")
     shapes = {(inputs.shape[1:], targets.shape[1:]) for inputs, targets in tensors if len(inputs)}
     if len(shapes) > 1:
-        raise ValueError(f"samples must be of one shape, got {sorted((tuple(one), tuple(two)) for one, two in shapes)}")
-    return torch.cat([inputs for inputs, _ in tensors]), torch.cat([targets for _, targets in tensors])
+        raise ValueError(
+            f"samples must be of one shape, got {sorted((tuple(one), tuple(two)) for one, two in shapes)}"
+        )
+    return torch.cat([inputs for inputs, _ in tensors]), torch.cat(
+        [targets for _, targets in tensors]
+    )
 
 
 def _row_digests(values: Tensor) -> NDArray[numpy.uint64]:
-    """A number for every row that tells it from others."""
-    rows = values.cpu().contiguous().numpy().reshape(len(values), values[0].numel() if len(values) else 1)
+    """A digest of every row."""
+    rows = (
+        values.cpu()
+        .contiguous()
+        .numpy()
+        .reshape(len(values), values[0].numel() if len(values) else 1)
+    )
     digests = (hashlib.blake2b(row.data, digest_size=8).digest() for row in rows.view(numpy.uint8))
     return numpy.frombuffer(b"".join(digests), numpy.uint64)
 
 
 def _not_finite(values: Tensor, what: str, part: str) -> str:
-    """How many of a holder's values are no finite numbers, and where; nothing where all are."""
+    """How many of a holder's values are not finite, and where; empty if all are finite."""
     bad = ~values.isfinite()
     if not bool(bad.any()):
         return ""
@@ -364,20 +456,24 @@ def _not_finite(values: Tensor, what: str, part: str) -> str:
     if bad.ndim != 2:
         return said
     columns = bad.sum(0)
-    places = columns.nonzero().flatten().tolist()
-    counted = [f"{place} ({int(columns[place]):,})" for place in places[:MOST_NAMED]]
-    return f"{said}, in column {', '.join(counted)}{' and others' if len(places) > MOST_NAMED else ''}"
+    wrong = columns.nonzero().flatten().tolist()
+    counted = [f"{index} ({int(columns[index]):,})" for index in wrong[:MOST_NAMED]]
+    return (
+        f"{said}, in column {', '.join(counted)}{' and others' if len(wrong) > MOST_NAMED else ''}"
+    )
 
 
 def _is_finite(values: Tensor) -> bool:
-    """In one pass over data that may lie on disk: a sum is not finite where a number is not (or overflows)."""
+    """Whether all are finite, in one pass: a sum is not finite if a number is not (or if it overflows)."""
     return not values.is_floating_point() or bool(values.sum().isfinite())
 
 
 def _problem(targets: Tensor, num_classes: int | None, survival: bool) -> tuple[Tensor, Problem]:
-    """Targets as they are kept, and what is to be learned."""
+    """Targets as they are stored, and the problem."""
     if survival and targets.ndim > 1:
-        raise ValueError(f"targets of shape {tuple(targets.shape)}: survival has one time per sample")
+        raise ValueError(
+            f"targets of shape {tuple(targets.shape)}: survival has one time per sample"
+        )
     if survival or targets.is_floating_point():
         return targets.float(), Survival() if survival else Regression()
     return targets.long(), _classes(targets.long(), num_classes)
@@ -388,9 +484,13 @@ def _classes(targets: Tensor, num_classes: int | None) -> Problem:
     least, largest = (int(targets.min()), int(targets.max())) if len(targets) else (0, 0)
     problem = Classification(num_classes or max(2, largest + 1))
     if not 2 <= problem.num_classes <= MOST_CLASSES:
-        raise ValueError(f"there are {problem.num_classes:,} classes: must be 2 to {MOST_CLASSES:,}")
+        raise ValueError(
+            f"there are {problem.num_classes:,} classes: must be 2 to {MOST_CLASSES:,}"
+        )
     if least < 0 or largest >= problem.num_classes:
-        raise ValueError(f"labels must be 0 to {problem.num_classes - 1}, found {least} to {largest}")
+        raise ValueError(
+            f"labels must be 0 to {problem.num_classes - 1}, found {least} to {largest}"
+        )
     return problem
 
 
@@ -398,15 +498,17 @@ def _arrays(dataset: Dataset[Any]) -> tuple[Tensor, Tensor]:
     """Inputs and targets of a PyTorch dataset."""
     length = len(dataset)  # type: ignore[arg-type]  # those without a length cannot be divided into batches either
     if not length:
-        raise ValueError("a dataset is empty: every client needs something to train and to test on")
-    inputs, targets = default_collate([dataset[place] for place in range(length)])
+        raise ValueError("a dataset is empty: every client needs samples to train and to test on")
+    inputs, targets = default_collate([dataset[index] for index in range(length)])
     return inputs, targets
 
 
 def _columns(dataset: Any, inputs: str, targets: str) -> tuple[Tensor, Tensor]:
-    """Two columns of a Hugging Face dataset; pictures with their channels first."""
+    """Two columns of a Hugging Face dataset; images with their channels first."""
     if missing := {inputs, targets} - set(dataset.column_names):
-        raise ValueError(f"no column {sorted(missing)} in this dataset; it has {dataset.column_names}")
+        raise ValueError(
+            f"no column {sorted(missing)} in this dataset; it has {dataset.column_names}"
+        )
     rows = dataset.with_format("numpy")[:]
     values = torch.as_tensor(numpy.stack(list(rows[inputs])))
     if values.dtype == torch.uint8:

@@ -9,8 +9,9 @@ import numpy
 
 from ..core.problem import Classification
 from .cache import Writer, cached
+from .catalogue import DATASETS
 from .federated import Samples
-from .folder import DATASETS, DataError, find, read_file, reason
+from .folder import DataError, find, read_file, reason
 
 NUM_CLASSES, PIXELS = 62, 28 * 28
 MOST_BYTES = 2**29  # of a file, which LEAF fills with a hundred writers
@@ -19,7 +20,10 @@ GET = "it is written by LEAF's data/femnist/preprocess.sh (train/ and test/ with
 
 @DATASETS.register("femnist")
 def femnist(data_dir: Path | None) -> Samples:
-    """Handwritten letters and digits of 28×28 pixels in 62 classes, by writer (LEAF's JSON files)."""
+    """Handwritten letters and digits of 28×28 pixels in 62 classes, from LEAF's JSON files.
+
+    Each writer is an id.
+    """
     train = find(
         data_dir,
         "femnist",
@@ -32,8 +36,8 @@ def femnist(data_dir: Path | None) -> Samples:
     def build(arrays: Writer) -> None:
         writers: dict[str, int] = {}  # numbers in the order of appearance
         parts = [_read_folder(folder, writers) for folder in folders]
-        for place, name in enumerate(("inputs", "targets", "ids")):
-            arrays.save(name, numpy.concatenate([part[place] for part in parts]))
+        for index, name in enumerate(("inputs", "targets", "ids")):
+            arrays.save(name, numpy.concatenate([part[index] for part in parts]))
         arrays.save("sizes", numpy.array([len(part[1]) for part in parts]))
 
     arrays = cached("femnist", folders, build)
@@ -62,7 +66,9 @@ def _read_folder(folder: Path, writers: dict[str, int]) -> list[numpy.ndarray]:
                 pixels = numpy.array(content["user_data"][user]["x"], numpy.float32)
                 classes = numpy.array(content["user_data"][user]["y"], numpy.int64)
                 if pixels.shape != (count, PIXELS) or classes.shape != (count,):
-                    raise ValueError(f"{user} should have {count} images of {PIXELS} pixels and as many classes")
+                    raise ValueError(
+                        f"{user} should have {count} images of {PIXELS} pixels and as many classes"
+                    )
                 if count and (classes.min() < 0 or classes.max() >= NUM_CLASSES):
                     raise ValueError(f"{user} has a class that is not 0 to {NUM_CLASSES - 1}")
                 if not ((pixels >= 0) & (pixels <= 1)).all():
@@ -71,7 +77,9 @@ def _read_folder(folder: Path, writers: dict[str, int]) -> list[numpy.ndarray]:
                 labels.append(classes)
                 ids.append(numpy.full(count, writers.setdefault(user, len(writers)), numpy.int64))
         except Exception as error:  # whatever JSON holds instead of users, numbers and arrays
-            raise DataError(f"{path}: not a data file of LEAF ({reason(error)}); get it again") from None
+            raise DataError(
+                f"{path}: not a data file of LEAF ({reason(error)}); get it again"
+            ) from None
     if not sum(map(len, labels)):
         raise DataError(f"{folder}: its files hold no samples; {GET}")
     return [numpy.concatenate(part) for part in (images, labels, ids)]

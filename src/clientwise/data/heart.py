@@ -6,28 +6,61 @@ from pathlib import Path
 
 import numpy
 
+from .catalogue import DATASETS
 from .columns import Standardise
 from .federated import Samples
-from .folder import DATASETS, DataError, find
-from .table import Sheet, Table, cached_table, join, read_csv
+from .folder import DataError, find
+from .table import SampleTable, Sheet, cached_table, join
+from .table_files import read_csv
 
 HOSPITALS = {"Cleveland": 303, "Hungarian": 294, "Switzerland": 123, "VA": 200}  # patients
 NAMES = [
-    *("age", "sex", "cp", "trestbps", "chol", "fbs", "restecg", "thalach", "exang", "oldpeak", "slope", "ca", "thal"),
+    *(
+        "age",
+        "sex",
+        "cp",
+        "trestbps",
+        "chol",
+        "fbs",
+        "restecg",
+        "thalach",
+        "exang",
+        "oldpeak",
+        "slope",
+        "ca",
+        "thal",
+    ),
     "ill",
 ]
-CATEGORIES = ("cp", "restecg", "slope", "thal")  # kinds of chest pain, ECG, slope, thallium scan: numbers by name only
-NEVER_ZERO = ["trestbps", "chol"]  # blood pressure and cholesterol: a zero there is a value that nobody took
+CATEGORIES = (
+    "cp",
+    "restecg",
+    "slope",
+    "thal",
+)  # kinds of chest pain, ECG, slope, thallium scan: numbers by name only
+NEVER_ZERO = [
+    "trestbps",
+    "chol",
+]  # blood pressure and cholesterol: a zero means that it was not measured
 MOST_BYTES = 2**20
 
 
 @DATASETS.register("heart")
 def heart(data_dir: Path | None, *, standardise: Standardise = "pooled") -> Samples:
-    """920 patients of four hospitals, 13 measurements each, many missing: ill or not? (UCI, Janosi et al. 1988)."""
-    get = "it belongs to the Heart Disease data of the UCI Machine Learning Repository (processed.*.data)"
-    paths = [find(data_dir, "heart", [f"heart/processed.{name.lower()}.data"], get) for name in HOSPITALS]
+    """920 patients of four hospitals with 13 measurements each: heart disease or not (UCI, Janosi et al. 1988).
 
-    def read() -> Table:
+    Many measurements are missing. Each hospital is an id.
+
+    Args:
+        data_dir: the data folder.
+        standardise: numbers by the training samples of all clients ("pooled"), of each ("client"), or not ("off").
+    """
+    get = "it belongs to the Heart Disease data of the UCI Machine Learning Repository (processed.*.data)"
+    paths = [
+        find(data_dir, "heart", [f"heart/processed.{name.lower()}.data"], get) for name in HOSPITALS
+    ]
+
+    def read() -> SampleTable:
         sheets = [_read(path, hospital) for path, hospital in zip(paths, HOSPITALS, strict=True)]
         return join(sheets, target="ill", kind="classification", categories=CATEGORIES)
 

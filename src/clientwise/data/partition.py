@@ -1,4 +1,4 @@
-"""Partitions: which client holds which samples. Seeded, and disjoint unless said otherwise."""
+"""Partitions: which client holds which samples. They are seeded, and disjoint unless stated otherwise."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..core.seeding import derive_seed, generator
 from ..registry import PositiveFloat, PositiveInt, Registry
-from .federated import FederatedData, Samples, Shares
+from .federated import FederatedData, Holdings, Samples
 from .folder import DataError
 
 OfficialTest = Literal["pooled", "server", "clients"]
@@ -23,12 +23,12 @@ OfficialTest = Literal["pooled", "server", "clients"]
 
 @dataclass(frozen=True)
 class Pool:
-    """The samples to give out, as a partition sees them; it returns places in here, a list of them per client."""
+    """The samples that a partition divides; it returns their positions, one tensor per client."""
 
     targets: Tensor  # [n]
     num_classes: int = 0  # 0 for regression
-    ids: Tensor | None = None  # [n] whose they are by nature
-    least: int = 1  # samples everybody needs: one to train on, and one to test on where that comes from them, too
+    ids: Tensor | None = None  # [n] the writer, hospital or patient of each
+    least: int = 1  # samples that every client needs, to train and perhaps to test on
 
     @staticmethod
     def of(samples: Samples, indices: Tensor, least: int) -> Pool:
@@ -40,50 +40,109 @@ class Pool:
     def labels(self) -> Tensor:
         """The targets, where they are classes."""
         if not self.num_classes:
-            raise ValueError("this partition goes by class, and these samples have none; use iid or quantity")
+            raise ValueError(
+                "this partition divides by class, and these samples have no classes; use iid or quantity"
+            )
         return self.targets
 
 
 Partitioner = Callable[..., list[Tensor]]
-PARTITIONS: Registry[Partitioner] = Registry("partition", "partitions", "How the samples are spread over the clients")
+PARTITIONS: Registry[Partitioner] = Registry(
+    "partition", "partitions", "How the samples are spread over the clients"
+)
 PartOfAll = Annotated[float, Gt(0), Le(1)]
 
 
 @PARTITIONS.register("iid")
 def iid(pool: Pool, seed: int, *, clients: PositiveInt) -> list[Tensor]:
-    """Shuffled and dealt out evenly."""
+    """Shuffled samples, the same number for every client.
+
+    Args:
+        clients: how many.
+
+    Example:
+        >>> [len(part) for part in iid(Pool(torch.zeros(10)), 1, clients=3)]
+        [4, 3, 3]
+    """
     shuffled = torch.randperm(len(pool.targets), generator=generator(seed, "partition"))
     return list(shuffled.tensor_split(clients))
 
 
 @PARTITIONS.register("quantity")
-def quantity(pool: Pool, seed: int, *, clients: PositiveInt, concentration: PositiveFloat = 1.0) -> list[Tensor]:
-    """Same mixture of labels, very different sizes: shares drawn from a Dirichlet distribution."""
+def quantity(
+    pool: Pool, seed: int, *, clients: PositiveInt, concentration: PositiveFloat = 1.0
+) -> list[Tensor]:
+    """Shuffled samples of unequal number: the clients' shares are drawn from a Dirichlet distribution.
+
+    Args:
+        clients: how many.
+        concentration: of the distribution; the smaller, the more unequal.
+
+    Example:
+        >>> sum(len(part) for part in quantity(Pool(torch.zeros(100)), 1, clients=5))
+        100
+    """
     random = numpy.random.default_rng(derive_seed(seed, "partition"))
     shuffled = torch.from_numpy(random.permutation(len(pool.targets)))
     return _cut(shuffled, random.dirichlet([concentration] * clients))
 
 
 @PARTITIONS.register("shards")
-def shards(pool: Pool, seed: int, *, clients: PositiveInt, per_client: PositiveInt = 2) -> list[Tensor]:
-    """Sorted by label, cut into shards, `per_client` shards to each (P1's non-IID MNIST: 100 clients, 2 of 200)."""
+def shards(
+    pool: Pool, seed: int, *, clients: PositiveInt, per_client: PositiveInt = 2
+) -> list[Tensor]:
+    """Samples sorted by label and cut into shards, `per_client` for each client (McMahan et al. 2017).
+
+    P1's non-IID MNIST has 100 clients with 2 of 200 shards each.
+
+    Args:
+        clients: how many.
+        per_client: shards of each client.
+
+    Example:
+        >>> parts = shards(Pool(torch.arange(8) // 2, 4), 1, clients=2, per_client=2)
+        >>> [len(part) for part in parts]
+        [4, 4]
+    """
     if pool.targets.ndim > 1:
-        raise ValueError("shards sorts the samples by their target, and these have more than one; use iid or quantity")
+        raise ValueError(
+            "shards sorts samples by their target, and these have several targets each; use iid or quantity"
+        )
     if clients * per_client > len(pool.targets):
-        raise ValueError(f"{clients:,} clients with {per_client:,} shards each, but only {len(pool.targets):,} samples")
+        raise ValueError(
+            f"{clients:,} clients with {per_client:,} shards each, but only {len(pool.targets):,} samples"
+        )
     cut = pool.targets.argsort(stable=True).tensor_split(clients * per_client)
-    deal = torch.randperm(len(cut), generator=generator(seed, "partition")).reshape(clients, per_client)
+    deal = torch.randperm(len(cut), generator=generator(seed, "partition")).reshape(
+        clients, per_client
+    )
     return [torch.cat([cut[shard] for shard in mine]) for mine in deal.tolist()]
 
 
 @PARTITIONS.register("dirichlet")
-def dirichlet(pool: Pool, seed: int, *, clients: PositiveInt, concentration: PositiveFloat = 0.5) -> list[Tensor]:
-    """Every class spread over the clients by a Dirichlet draw: the smaller `concentration`, the more unequal."""
+def dirichlet(
+    pool: Pool, seed: int, *, clients: PositiveInt, concentration: PositiveFloat = 0.5
+) -> list[Tensor]:
+    """Each class divided by shares from a Dirichlet distribution (Hsu et al. 2019).
+
+    Args:
+        clients: how many.
+        concentration: of the distribution; the smaller, the more unequal.
+
+    Example:
+        >>> parts = dirichlet(Pool(torch.arange(100) % 4, 4), 1, clients=5)
+        >>> sorted(torch.cat(parts).tolist()) == list(range(100))
+        True
+    """
     random = numpy.random.default_rng(derive_seed(seed, "partition"))
     parts: list[list[Tensor]] = [[] for _ in range(clients)]
     for label in torch.unique(pool.labels):
-        members = torch.from_numpy(random.permutation(torch.nonzero(pool.targets == label).flatten().numpy()))
-        for part, piece in zip(parts, _cut(members, random.dirichlet([concentration] * clients)), strict=True):
+        members = torch.from_numpy(
+            random.permutation(torch.nonzero(pool.targets == label).flatten().numpy())
+        )
+        for part, piece in zip(
+            parts, _cut(members, random.dirichlet([concentration] * clients)), strict=True
+        ):
             part.append(piece)
     return [torch.cat(part) for part in parts]
 
@@ -96,15 +155,28 @@ def table(
     counts: Annotated[Sequence[Sequence[Annotated[int, Ge(0)]]], MinLen(1)],
     overlap: bool = False,
 ) -> list[Tensor]:
-    """Exactly so many samples: `counts` has a row per client, a number per class (P3 Table 1); the others stay unused.
+    """Given numbers of samples: `counts` has a row for every client, a number for every class (P3 Table 1).
 
-    With `overlap` a class that runs out is begun again, so that some of its samples have two holders (P3 1.A).
+    Samples beyond these numbers stay unused.
+
+    Args:
+        counts: samples of every client and class, [clients, C].
+        overlap: whether clients may hold the same samples if a class has too few (P3 1.A).
+
+    Example:
+        >>> parts = table(Pool(torch.tensor([0, 0, 1, 1]), 2), 1, counts=[[2, 0], [0, 1]])
+        >>> [len(part) for part in parts]
+        [2, 1]
     """
     for row, numbers in enumerate(counts):
         if len(numbers) != pool.num_classes:
-            raise ValueError(f"counts[{row}] has {len(numbers)} numbers, for {pool.num_classes} classes")
+            raise ValueError(
+                f"counts[{row}] has {len(numbers)} numbers, for {pool.num_classes} classes"
+            )
         if sum(numbers) < pool.least:
-            raise ValueError(f"counts[{row}] gives {sum(numbers)} samples; a client needs {pool.least} at least")
+            raise ValueError(
+                f"counts[{row}] gives {sum(numbers)} samples; a client needs {pool.least} at least"
+            )
     random = generator(seed, "partition")
     parts: list[list[Tensor]] = [[] for _ in counts]
     for label in range(pool.num_classes):
@@ -114,7 +186,9 @@ def table(
         most = max(wanted) if overlap else sum(wanted)
         if most > len(members):
             hint = "" if overlap else "; with overlap = true clients may share some"
-            raise ValueError(f"counts ask for {most:,} samples of class {label}, there are {len(members):,}{hint}")
+            raise ValueError(
+                f"counts ask for {most:,} samples of class {label}, there are {len(members):,}{hint}"
+            )
         start = 0
         for part, count in zip(parts, wanted, strict=True):
             part.append(members[torch.arange(start, start + count) % max(1, len(members))])
@@ -133,20 +207,33 @@ def by_id(
     sample_fraction: PartOfAll = 1.0,
     per_id: PositiveInt = 1,
 ) -> list[Tensor]:
-    """A client per writer, hospital or patient with at least `minimum` samples; all, or a number or share of them.
+    """One client for every writer, hospital or patient with at least `minimum` samples.
 
-    `sample_fraction` is the share of all samples that is kept before anything else (P1's CelebA: 0.5). With `per_id`
-    everybody's samples are dealt out to so many clients, each with `minimum` at least.
+    Args:
+        minimum: samples of a client.
+        clients: how many of them are drawn; all by default.
+        fraction: which share of them is drawn, instead of `clients`.
+        sample_fraction: share of all samples that is kept in the first place (P1's CelebA: 0.5).
+        per_id: clients among which the samples of each id are divided.
+
+    Example:
+        >>> pool = Pool(torch.zeros(5), ids=torch.tensor([7, 7, 8, 8, 8]))
+        >>> [part.tolist() for part in by_id(pool, 1)]
+        [[0, 1], [2, 3, 4]]
     """
     if pool.ids is None:
         raise ValueError(
-            "by_id needs to know whose the samples are: this dataset does not say so; "
-            "mnist does with QMNIST's label files beside it (docs/data.md has a list)"
+            "by_id needs the writer, hospital or patient of each sample, and this dataset has none; "
+            "mnist has with QMNIST's label files beside it (docs/data.md has a list)"
         )
     if clients is not None and fraction is not None:
         raise ValueError("give either clients or fraction")
     random = generator(seed, "partition")
-    kept = torch.randperm(len(pool.ids), generator=random)[: round(len(pool.ids) * sample_fraction)].sort().values
+    kept = (
+        torch.randperm(len(pool.ids), generator=random)[: round(len(pool.ids) * sample_fraction)]
+        .sort()
+        .values
+    )
     kept = kept[pool.ids[kept] >= 0]
     owners, counts = torch.unique(pool.ids[kept], return_counts=True)
     parts = torch.split(kept[pool.ids[kept].argsort(stable=True)], counts.tolist())
@@ -154,20 +241,25 @@ def by_id(
     large = [part for part in parts if len(part) >= minimum]
     wanted = clients or (len(large) if fraction is None else max(1, round(fraction * len(large))))
     if not large or wanted > len(large):
-        raise ValueError(f"{len(large)} of {len(owners)} ids have at least {minimum} samples; {max(1, wanted)} wanted")
+        raise ValueError(
+            f"{len(large)} of {len(owners)} ids have at least {minimum} samples; {max(1, wanted)} wanted"
+        )
     chosen = torch.randperm(len(large), generator=random)[:wanted].sort().values
     if per_id == 1:
-        return [large[place] for place in chosen.tolist()]
-    shuffled = [large[place][torch.randperm(len(large[place]), generator=random)] for place in chosen.tolist()]
+        return [large[index] for index in chosen.tolist()]
+    shuffled = [
+        large[index][torch.randperm(len(large[index]), generator=random)]
+        for index in chosen.tolist()
+    ]
     return [part for own in shuffled for part in own.tensor_split(per_id)]
 
 
-# From a partition to a federation ---------------------------------------------------------------------------------
+# From a partition to federated data ---------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Division:
-    """Who gets which samples, by number: the clients to train and to test on, and the server."""
+    """The indices of the samples of each client, for training and testing, and of the server."""
 
     train: list[Tensor]
     test: list[Tensor]
@@ -183,10 +275,17 @@ def divide(
     server_fraction: float,
     official_test: OfficialTest = "pooled",
 ) -> Division:
-    """Hold out the server's samples, spread the rest over the clients, split each client's into train and test.
+    """Hold out the server's samples, divide the rest among the clients, split each client's into train and test.
 
-    The official test split of the dataset is pooled with the rest; or it is the server's set, as in P3, and
-    `server_fraction` does not count; or it is what the clients test on, as in P1, and `test_fraction` does not.
+    Args:
+        samples: the whole dataset.
+        partition: divides a pool among clients, by a seed.
+        seed: of all draws.
+        test_fraction: of a client's samples that it tests on.
+        server_fraction: of all samples that the server holds.
+        official_test: "pooled" treats the official test split as other samples. "server" makes it the
+            server's set (P3), without `server_fraction`. "clients" divides it among the clients as
+            their test sets (P1), without `test_fraction`.
     """
     indices = torch.arange(len(samples.targets))
     official = indices[:0]
@@ -194,22 +293,36 @@ def divide(
         if samples.test_from is None:
             raise ValueError("this dataset has no official test split")
         indices, official = indices[: samples.test_from], indices[samples.test_from :]
-    server, rest = _hold_out(samples, indices, 0.0 if official_test == "server" else server_fraction, seed)
+    server, rest = _hold_out(
+        samples, indices, 0.0 if official_test == "server" else server_fraction, seed
+    )
     if official_test == "server":
         server, _ = _hold_out(samples, official, 1.0, seed)
     splits = official_test != "clients" and test_fraction > 0
     least = 2 if splits else 1
-    parts = _at_least(least, [rest[part] for part in partition(Pool.of(samples, rest, least), seed)])
-    parts = [part[torch.randperm(len(part), generator=generator(seed, "split", 0, k))] for k, part in enumerate(parts)]
+    parts = _at_least(
+        least, [rest[part] for part in partition(Pool.of(samples, rest, least), seed)]
+    )
+    parts = [
+        part[torch.randperm(len(part), generator=generator(seed, "split", 0, k))]
+        for k, part in enumerate(parts)
+    ]
     if official_test == "clients":
         return Division(parts, _official_tests(samples, parts, official, seed), server)
-    cuts = [min(len(part) - 1, max(1, round(len(part) * test_fraction))) if splits else 0 for part in parts]
+    cuts = [
+        min(len(part) - 1, max(1, round(len(part) * test_fraction))) if splits else 0
+        for part in parts
+    ]
     pairs = list(zip(parts, cuts, strict=True))
-    return Division([part[cut:] for part, cut in pairs], [part[:cut] for part, cut in pairs], server)
+    return Division(
+        [part[cut:] for part, cut in pairs], [part[:cut] for part, cut in pairs], server
+    )
 
 
-def _official_tests(samples: Samples, parts: Sequence[Tensor], official: Tensor, seed: int) -> list[Tensor]:
-    """The clients' parts of the official test split: their own where a client is a person, alike ones otherwise."""
+def _official_tests(
+    samples: Samples, parts: Sequence[Tensor], official: Tensor, seed: int
+) -> list[Tensor]:
+    """The clients' parts of the official test split: of the same id, or else of the same class proportions."""
     whose = [] if samples.ids is None else [torch.unique(samples.ids[part]) for part in parts]
     if samples.ids is None or any(len(ids) > 1 for ids in whose):
         return _at_least(1, deal_alike(samples, parts, official, seed))
@@ -222,24 +335,33 @@ def _official_tests(samples: Samples, parts: Sequence[Tensor], official: Tensor,
     return tests
 
 
-def deal_alike(samples: Samples, parts: Sequence[Tensor], indices: Tensor, seed: int) -> list[Tensor]:
-    """Deal out samples so that everybody's are like those in `parts`: in proportion by size and by class.
+def deal_alike(
+    samples: Samples, parts: Sequence[Tensor], indices: Tensor, seed: int
+) -> list[Tensor]:
+    """Divide samples so that each client's have the size and class proportions of its `parts`.
 
-    Every client gets its share of places by size, each asking for a class as its samples have them; then places and
-    samples, both sorted by class, are matched in order. Where the classes of the two do not have the same
-    proportions, a few places next to the border get the neighbouring class.
+    Every client gets slots in proportion to its size, each for a class that it holds. Slots and
+    samples, both sorted by class, are matched in order. Where their class proportions differ, a few
+    slots at a border get the neighbouring class.
     """
-    owner = torch.repeat_interleave(torch.arange(len(parts)), torch.tensor([len(part) for part in parts]))
+    owner = torch.repeat_interleave(
+        torch.arange(len(parts)), torch.tensor([len(part) for part in parts])
+    )
     held = torch.cat(list(parts))
     every = _classes(samples)
     by_class = torch.argsort(owner * (int(every.max()) + 1) + every[held], stable=True)
-    places = by_class[(torch.arange(len(indices)) + 0.5).mul(len(held) / len(indices)).long().clamp(max=len(held) - 1)]
+    slots = by_class[
+        (torch.arange(len(indices)) + 0.5)
+        .mul(len(held) / len(indices))
+        .long()
+        .clamp(max=len(held) - 1)
+    ]
     random = generator(seed, "test split")
-    places = places[torch.randperm(len(places), generator=random)]
-    places = places[every[held[places]].argsort(stable=True)]
+    slots = slots[torch.randperm(len(slots), generator=random)]
+    slots = slots[every[held[slots]].argsort(stable=True)]
     indices = indices[torch.randperm(len(indices), generator=random)]
     indices = indices[every[indices].argsort(stable=True)]
-    return [indices[owner[places] == client] for client in range(len(parts))]
+    return [indices[owner[slots] == client] for client in range(len(parts))]
 
 
 def hand_out(
@@ -254,9 +376,15 @@ def hand_out(
 ) -> FederatedData:
     """The federated data of a division.
 
-    A part `report_fraction` of the server's samples reports and the others weigh; with `shared_set` all do both, as
-    in P3. With `contributed_fraction` the weighing samples are instead a random share of every client's training
-    samples (P3 III.C) and all of the server's report. `relabel(client, targets)` is what a client calls its samples.
+    Args:
+        samples: the whole dataset.
+        division: which samples each client and the server get.
+        seed: of the contributed samples.
+        report_fraction: of the server's samples that it reports on; it weighs by the others.
+        shared_set: whether the server weighs by and reports on all of them (P3).
+        contributed_fraction: if given, the server weighs by this share of every client's training
+            samples (P3 III.C) and reports on all of its own.
+        relabel: the labels that a client gives its samples, from (client, targets).
     """
     train, test = [], []
     for client, (mine, tested) in enumerate(zip(division.train, division.test, strict=True)):
@@ -269,12 +397,12 @@ def hand_out(
     report, weigh = server[:num_report], server[:num_report] if shared_set else server[num_report:]
     data = FederatedData(
         replace(samples, after_partition=None),
-        Shares.of(train),
-        Shares.of(test),
-        weigh=contribute(Shares.of(train), contributed_fraction, seed)
+        Holdings.of(train),
+        Holdings.of(test),
+        weigh=contribute(Holdings.of(train), contributed_fraction, seed)
         if contributed_fraction is not None
-        else _server_share(samples, weigh),
-        report=_server_share(samples, report),
+        else _held_by_server(samples, weigh),
+        report=_held_by_server(samples, report),
         names=client_names(samples, division.train),
     )
     data = samples.after_partition(data) if samples.after_partition else data
@@ -295,7 +423,7 @@ def federate(
     contributed_fraction: float | None = None,
     relabel: Callable[[int, Tensor], Tensor] | None = None,
 ) -> FederatedData:
-    """Divide the samples and hand them out."""
+    """`divide` and then `hand_out`."""
     division = divide(
         samples,
         partition,
@@ -315,18 +443,21 @@ def federate(
     )
 
 
-def contribute(train: Shares, fraction: float, seed: int) -> Shares:
+def contribute(train: Holdings, fraction: float, seed: int) -> Holdings:
     """A random share of every client's training samples, by the client's own labels, handed to the server."""
     picked = []
     for client, size in enumerate(train.sizes.tolist()):
         order = torch.randperm(size, generator=generator(seed, "contribution", 0, client))
         picked.append(int(train.offsets[client]) + order[: max(1, round(size * fraction))])
-    places = torch.cat(picked)
-    return Shares.of([(train.indices[places], train.targets[places])])
+    chosen = torch.cat(picked)
+    return Holdings.of([(train.indices[chosen], train.targets[chosen])])
 
 
 def client_names(samples: Samples, parts: Sequence[Tensor]) -> tuple[str, ...]:
-    """The clients by the names of their ids, numbered where an id has several; none where a client has several ids."""
+    """The clients by the names of their ids, numbered if an id has several clients.
+
+    Empty if a client has several ids.
+    """
     if samples.ids is None or not samples.names:
         return ()
     whose = [torch.unique(samples.ids[part]).tolist() for part in parts]
@@ -334,26 +465,32 @@ def client_names(samples: Samples, parts: Sequence[Tensor]) -> tuple[str, ...]:
         return ()
     if max(ids[0] for ids in whose) >= len(samples.names):
         raise DataError(
-            f"the dataset has {len(samples.names)} names for ids up to {int(samples.ids.max())}; name them all"
+            f"the dataset has {len(samples.names)} names for ids up to {int(samples.ids.max())}; give one for each"
         )
     names = [samples.names[ids[0]] for ids in whose]
-    clients, so_far = Counter(names), Counter[str]()
-    for place, name in enumerate(names):
+    per_name = Counter(names)
+    so_far = Counter[str]()
+    for client, name in enumerate(names):
         so_far[name] += 1
-        names[place] = f"{name} {so_far[name]}" if clients[name] > 1 else name
+        names[client] = f"{name} {so_far[name]}" if per_name[name] > 1 else name
     return tuple(names)
 
 
-def _server_share(samples: Samples, indices: Tensor) -> Shares | None:
-    return Shares.of([(indices, samples.targets[indices])]) if len(indices) else None
+def _held_by_server(samples: Samples, indices: Tensor) -> Holdings | None:
+    return Holdings.of([(indices, samples.targets[indices])]) if len(indices) else None
 
 
 def _at_least(count: int, parts: list[Tensor]) -> list[Tensor]:
-    """So many samples for everybody; the largest clients give where one has too few."""
+    """Parts of at least `count` samples; the largest clients give samples to those with fewer."""
     if sum(len(part) for part in parts) < count * len(parts):
-        raise ValueError(f"{sum(map(len, parts))} samples are too few for {len(parts)} clients: each needs {count}")
+        raise ValueError(
+            f"{sum(map(len, parts))} samples are too few for {len(parts)} clients: each needs {count}; "
+            "use fewer clients"
+        )
     parts = list(parts)
-    givers = [(-len(part), client) for client, part in enumerate(parts)]  # the largest first, of equals the first
+    givers = [
+        (-len(part), client) for client, part in enumerate(parts)
+    ]  # the largest first, of equals the first
     heapq.heapify(givers)
     for client in range(len(parts)):
         while len(parts[client]) < count:
@@ -365,11 +502,13 @@ def _at_least(count: int, parts: list[Tensor]) -> list[Tensor]:
 
 
 def _classes(samples: Samples) -> Tensor:
-    """The class of every sample [N]; one and the same in regression."""
+    """The class of every sample [N]; 0 for all without classes."""
     return samples.problem.classes_of(samples.targets)
 
 
-def _hold_out(samples: Samples, indices: Tensor, fraction: float, seed: int) -> tuple[Tensor, Tensor]:
+def _hold_out(
+    samples: Samples, indices: Tensor, fraction: float, seed: int
+) -> tuple[Tensor, Tensor]:
     """The samples held out, shuffled, and the rest; classes keep their proportions in every prefix."""
     shuffled = indices[torch.randperm(len(indices), generator=generator(seed, "held out"))]
     count = round(len(shuffled) * fraction)
@@ -384,6 +523,6 @@ def _hold_out(samples: Samples, indices: Tensor, fraction: float, seed: int) -> 
     return shuffled[:count], shuffled[count:].sort().values
 
 
-def _cut(indices: Tensor, shares: numpy.ndarray) -> list[Tensor]:
-    edges = (numpy.cumsum(shares)[:-1] * len(indices)).round().astype(int)
+def _cut(indices: Tensor, fractions: numpy.ndarray) -> list[Tensor]:
+    edges = (numpy.cumsum(fractions)[:-1] * len(indices)).round().astype(int)
     return list(indices.tensor_split(torch.from_numpy(edges)))

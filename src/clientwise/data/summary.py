@@ -1,4 +1,4 @@
-"""Who holds what, in numbers."""
+"""Counts of the samples that clients and server hold."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .federated import FederatedData, Shares
+from .federated import FederatedData, Holdings
 
 
 @dataclass(frozen=True)
 class DataSummary:
-    """A federation's data, counted."""
+    """How many samples clients and server hold."""
 
     num_samples: int
     kind: str
@@ -21,7 +21,7 @@ class DataSummary:
     classes: Tensor  # [K, C] training samples of every class, by what they truly are; C = 0 in regression
     weigh: Tensor  # [C], or [1] in regression: what the server weighs by
     report: Tensor  # [C], or [1]: what it reports on
-    unused: int  # samples nobody holds
+    unused: int  # samples that no client and no server holds
     shared: int  # training samples that more than one client holds
     names: tuple[str, ...] = ()  # of the clients, where they have some
 
@@ -35,21 +35,21 @@ def summarise(data: FederatedData) -> DataSummary:
     """Count what clients and server hold."""
     samples, num_classes = data.samples, data.samples.problem.num_classes
     used = torch.zeros(len(samples.targets), dtype=torch.bool)
-    for shares in (data.train, data.test, data.weigh, data.report):
-        if shares is not None:
-            used[shares.indices] = True
+    for held in (data.train, data.test, data.weigh, data.report):
+        if held is not None:
+            used[held.indices] = True
     owner = torch.repeat_interleave(torch.arange(data.num_clients), data.train.sizes)
     classes = torch.zeros(data.num_clients, num_classes, dtype=torch.int64)
     if num_classes:
         cells = owner * num_classes + samples.targets[data.train.indices]
         classes = torch.bincount(cells, minlength=classes.numel()).reshape(classes.shape)
 
-    def count(shares: Shares | None) -> Tensor:
-        if shares is None:
+    def count(held: Holdings | None) -> Tensor:
+        if held is None:
             return torch.zeros(max(1, num_classes), dtype=torch.int64)
         if not num_classes:
-            return torch.tensor([len(shares.indices)])
-        return torch.bincount(samples.targets[shares.indices], minlength=num_classes)
+            return torch.tensor([len(held.indices)])
+        return torch.bincount(samples.targets[held.indices], minlength=num_classes)
 
     return DataSummary(
         num_samples=len(samples.targets),

@@ -6,26 +6,44 @@ from dataclasses import replace
 from pathlib import Path
 
 from ..core.problem import Survival
+from .catalogue import DATASETS
 from .columns import Standardise
 from .federated import Samples
-from .folder import DATASETS, DataError, find
-from .table import Sheet, Table, cached_table, join, read_csv
+from .folder import DataError, find
+from .table import SampleTable, Sheet, cached_table, join
+from .table_files import read_csv
 
 REGIONS = ("Northeast", "South", "West", "Midwest", "Europe", "Canada")
-TRAIN, TEST = (248, 156, 164, 129, 129, 40), (63, 40, 42, 33, 33, 11)  # patients of each in FLamby's split
+TRAIN, TEST = (
+    (248, 156, 164, 129, 129, 40),
+    (63, 40, 42, 33, 33, 11),
+)  # patients of each in FLamby's split
 MOST_DAYS = 36_500
 MOST_BYTES = 2**20
 
 
 @DATASETS.register("tcga_brca")
 def tcga_brca(data_dir: Path | None, *, standardise: Standardise = "pooled") -> Samples:
-    """1,088 breast-cancer patients of six regions, 39 facts each: who lives longer? (survival, FLamby's TCGA-BRCA)."""
+    """1,088 breast-cancer patients of six regions with 39 attributes each: survival time (FLamby's TCGA-BRCA).
+
+    The target is days until death, negative where the patient was alive then. Each region is an id.
+
+    Args:
+        data_dir: the data folder.
+        standardise: numbers by the training samples of all clients ("pooled"), of each ("client"), or not ("off").
+    """
     get = "it belongs to Fed-TCGA-BRCA of FLamby (flamby/datasets/fed_tcga_brca in its repository)"
     patients = find(data_dir, "tcga_brca", ["tcga_brca/brca.csv"], get)
     split = find(data_dir, "tcga_brca", ["tcga_brca/train_test_split.csv"], get)
 
-    def read() -> Table:
-        made = join([_read(patients, split)], target="T", kind="regression", client="region", ignore=["pid", "E"])
+    def read() -> SampleTable:
+        made = join(
+            [_read(patients, split)],
+            target="T",
+            kind="regression",
+            client="region",
+            ignore=["pid", "E"],
+        )
         return replace(made, names=REGIONS)
 
     samples = cached_table("tcga_brca", [patients, split], read).samples(standardise)
@@ -33,23 +51,34 @@ def tcga_brca(data_dir: Path | None, *, standardise: Standardise = "pooled") -> 
 
 
 def _read(patients: Path, split: Path) -> Sheet:
-    """Who trains, region by region, and behind them who tests; days are negative where the patient was alive then."""
+    """The training patients by region, then the test patients; days are negative if the patient was alive then."""
     import pandas
 
     rows, folds = read_csv(patients, MOST_BYTES), read_csv(split, MOST_BYTES)
-    for path, known, needed in ((patients, rows, ("pid", "E", "T")), (split, folds, ("pid", "fold2"))):
+    for path, known, needed in (
+        (patients, rows, ("pid", "E", "T")),
+        (split, folds, ("pid", "fold2")),
+    ):
         if missing := [name for name in needed if name not in known.columns]:
             raise DataError(f"{path}: no column {missing[0]!r}; get the file again")
-    fold = rows["pid"].astype(str).map(dict(zip(folds["pid"].astype(str), folds["fold2"], strict=True)))
+    fold = (
+        rows["pid"]
+        .astype(str)
+        .map(dict(zip(folds["pid"].astype(str), folds["fold2"], strict=True)))
+    )
     parts = [
         rows[fold == f"{kind}_{region}"].assign(region=region)
         for kind in ("train", "test")
         for region in range(len(REGIONS))
     ]
     if (found := tuple(map(len, parts))) != TRAIN + TEST:
-        raise DataError(f"{split}: {TRAIN + TEST} patients expected in its parts, found {found}; get both files again")
+        raise DataError(
+            f"{split}: {TRAIN + TEST} patients expected in its parts, found {found}; get both files again"
+        )
     rows = pandas.concat(parts, ignore_index=True)
     died, days = (pandas.to_numeric(rows[name], errors="coerce") for name in ("E", "T"))
     if not (died.isin([0, 1]) & days.between(died, MOST_DAYS)).all():
-        raise DataError(f"{patients}: E must be 0 or 1 and T days, one at least where E is 1; get the file again")
+        raise DataError(
+            f"{patients}: E must be 0 or 1 and T days, one at least where E is 1; get the file again"
+        )
     return Sheet(patients, rows.assign(T=days.where(died == 1, -days)))

@@ -1,4 +1,4 @@
-"""VGG cells: synthetic microscope images and where the cells are; how many there are is what is to be learned."""
+"""VGG cells: synthetic microscope images, in which cells are to be counted."""
 
 from __future__ import annotations
 
@@ -13,10 +13,16 @@ from torch import Tensor
 
 from ..core.problem import Regression
 from .cache import Writer, cached
-from .federated import FederatedData, Samples, Shares
-from .folder import DATASETS, Archive, DataError, find
+from .catalogue import DATASETS
+from .federated import FederatedData, Holdings, Samples
+from .folder import Archive, DataError, find
 
-COUNT, SIZE, LEAST, MOST = 200, 256, 74, 317  # images, their width and height, fewest and most cells
+COUNT, SIZE, LEAST, MOST = (
+    200,
+    256,
+    74,
+    317,
+)  # images, their width and height, fewest and most cells
 Side = Annotated[int, Gt(0), Le(SIZE)]
 Spread = Annotated[float, Ge(0), Le(SIZE)]
 MOST_PICTURES = 2**28  # bytes: published are 20 million
@@ -31,10 +37,15 @@ def vgg_cells(
     density: Annotated[float, Gt(0), Le(1e6)] = 100.0,
     augment: bool = True,
 ) -> Samples:
-    """200 synthetic microscope images (VGG cells); the target is a density image whose sum is `density` × cells.
+    """200 synthetic microscope images (VGG cells); the target is an image whose sum is `density` × number of cells.
 
-    Every cell is a Gaussian of deviation `sigma` pixels, or a dot where that is zero. With `augment` every image
-    comes in eight rotations and reflections (P3 3.B), made once it is known who holds it: copies never part.
+    Args:
+        data_dir: the data folder.
+        size: width and height to which images are resized.
+        sigma: standard deviation in pixels of the Gaussian for each cell; 0 makes it a dot.
+        density: sum of the target for one cell.
+        augment: whether every image comes in eight rotations and reflections (P3 3.B). All eight have
+            the same holder.
     """
     get = "it is the synthetic fluorescence cell dataset of the VGG group (Lempitsky and Zisserman), cells.zip"
     source = find(data_dir, "vgg_cells", ["vgg_cells/cells", "vgg_cells/cells.zip"], get)
@@ -43,27 +54,29 @@ def vgg_cells(
         from scipy.ndimage import gaussian_filter
 
         archive = Archive(source, MOST_PICTURES)
-        there = archive.places()
+        there = archive.paths_by_name()
         inputs = arrays.create("inputs", (COUNT, 3, size, size), numpy.uint8)
         targets = arrays.create("targets", (COUNT, size, size), numpy.float32)
         counts = numpy.zeros(COUNT)
-        for place in range(COUNT):
-            names = [f"{place + 1:03}{kind}.png" for kind in ("cell", "dots")]
+        for index in range(COUNT):
+            names = [f"{index + 1:03}{kind}.png" for kind in ("cell", "dots")]
             if missing := [name for name in names if name not in there]:
                 raise DataError(f"{source}: {missing[0]} is missing; {get}")
-            inputs[place] = archive.image(there[names[0]], size)
+            inputs[index] = archive.image(there[names[0]], size)
             red = archive.image(there[names[1]], None)[0]  # a red pixel per cell
             if red.shape != (SIZE, SIZE):
                 raise DataError(f"{source}: {names[1]} is not {SIZE}×{SIZE} pixels; {get}")
             rows, columns = numpy.nonzero(red)
-            counts[place] = len(rows)
+            counts[index] = len(rows)
             dots = numpy.zeros((size, size))
             numpy.add.at(dots, (rows * size // SIZE, columns * size // SIZE), density)
             # Reflected at the border, so that no part of a cell is lost and the sum stays what it is.
-            targets[place] = gaussian_filter(dots, sigma, mode="reflect") if sigma else dots
+            targets[index] = gaussian_filter(dots, sigma, mode="reflect") if sigma else dots
         if (counts.min(), counts.max()) != (LEAST, MOST):
             found = f"{counts.min():.0f} to {counts.max():.0f}"
-            raise DataError(f"{source}: {LEAST} to {MOST} cells per image expected, found {found}; {get}")
+            raise DataError(
+                f"{source}: {LEAST} to {MOST} cells per image expected, found {found}; {get}"
+            )
         arrays.save("count", counts)
 
     arrays = cached("vgg_cells", [source], build, [size, sigma, density])
@@ -78,14 +91,14 @@ def vgg_cells(
 
 
 def _augmented(data: FederatedData) -> FederatedData:
-    """Every sample in eight ways: sample n becomes the samples 8n to 8n + 7, with the same holder."""
+    """Every sample in eight orientations: sample n becomes the samples 8n to 8n + 7, of the same holder."""
     samples = data.samples
 
-    def expanded(shares: Shares | None) -> Shares | None:
-        if shares is None:
+    def expanded(held: Holdings | None) -> Holdings | None:
+        if held is None:
             return None
-        indices = (8 * shares.indices[:, None] + torch.arange(8)).flatten()
-        return Shares(indices, eight_ways(shares.targets), 8 * shares.offsets)
+        indices = (8 * held.indices[:, None] + torch.arange(8)).flatten()
+        return Holdings(indices, eight_ways(held.targets), 8 * held.offsets)
 
     train, test = expanded(data.train), expanded(data.test)
     assert train is not None
@@ -96,7 +109,10 @@ def _augmented(data: FederatedData) -> FederatedData:
             samples,
             inputs=eight_ways(samples.inputs),
             targets=eight_ways(samples.targets),
-            sample_attributes={name: values.repeat_interleave(8) for name, values in samples.sample_attributes.items()},
+            sample_attributes={
+                name: values.repeat_interleave(8)
+                for name, values in samples.sample_attributes.items()
+            },
         ),
         train=train,
         test=test,

@@ -1,4 +1,4 @@
-"""What people do, by the phone in their pocket."""
+"""WISDM: activities of people, by the accelerometer of their phone."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+from .catalogue import DATASETS
 from .columns import Standardise
 from .federated import Samples
-from .folder import DATASETS, DataError, find, read_file
-from .table import Sheet, Table, cached_table, join, parse_csv
+from .folder import DataError, find, read_file
+from .table import SampleTable, Sheet, cached_table, join
+from .table_files import parse_csv
 
 WINDOWS, PEOPLE, ACTIVITIES = 5_418, 36, 6
 MOST_BYTES = 2**24
@@ -19,13 +21,29 @@ _DATA = re.compile(rb"^@data\s*$", re.IGNORECASE | re.MULTILINE)
 
 @DATASETS.register("wisdm")
 def wisdm(data_dir: Path | None, *, standardise: Standardise = "pooled") -> Samples:
-    """5,418 windows of ten seconds of 36 people's accelerometers, six activities (WISDM 1.1, Kwapisz et al. 2010)."""
+    """5,418 accelerometer windows of 36 people in six activities (WISDM 1.1, Kwapisz et al. 2010).
+
+    A window has ten seconds. Each person is an id.
+
+    Args:
+        data_dir: the data folder.
+        standardise: numbers by the training samples of all clients ("pooled"), of each ("client"), or not ("off").
+    """
     get = "it belongs to the activity prediction data of the WISDM lab (WISDM_ar_v1.1)"
-    names = ["wisdm/WISDM_ar_v1.1_transformed.arff", "wisdm/WISDM_ar_v1.1/WISDM_ar_v1.1_transformed.arff"]
+    names = [
+        "wisdm/WISDM_ar_v1.1_transformed.arff",
+        "wisdm/WISDM_ar_v1.1/WISDM_ar_v1.1_transformed.arff",
+    ]
     path = find(data_dir, "wisdm", names, get)
 
-    def read() -> Table:
-        made = join([_read(path)], target="class", kind="classification", client="user", ignore=["UNIQUE_ID"])
+    def read() -> SampleTable:
+        made = join(
+            [_read(path)],
+            target="class",
+            kind="classification",
+            client="user",
+            ignore=["UNIQUE_ID"],
+        )
         return replace(made, names=tuple(f"person {number}" for number in made.names))
 
     return cached_table("wisdm", [path], read).samples(standardise)

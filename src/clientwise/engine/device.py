@@ -1,4 +1,4 @@
-"""The machine: its device, what it can do, and settings of the whole process."""
+"""The device, and settings of the whole process."""
 
 from __future__ import annotations
 
@@ -24,30 +24,36 @@ def pick_device(name: str = "auto") -> torch.device:
         name = "cuda" if torch.cuda.is_available() else "cpu"
     device = torch.device(name)
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise ClientwiseError(f"device: {name!r} was asked for, but PyTorch sees no GPU here; use 'cpu' or 'auto'")
-    if device.index and device.index != torch.cuda.current_device():  # graphs and kernels are of the current one
+        raise ClientwiseError(f"device = {name!r}: PyTorch finds no GPU here; use 'cpu' or 'auto'")
+    if (
+        device.index and device.index != torch.cuda.current_device()
+    ):  # graphs and kernels are of the current one
         raise ClientwiseError(
-            f"device: {name!r} is not the GPU this process begins with; "
+            f"device = {name!r}: only the first visible GPU can be used; "
             f"set CUDA_VISIBLE_DEVICES={device.index} and use 'cuda'"
         )
     return device
 
 
 def refuse_impossible(mode: Mode, precision: Precision, device: torch.device) -> None:
-    """What a CPU cannot do."""
+    """Raise a ClientwiseError for settings that need a GPU, on a CPU."""
     if device.type == "cuda":
         return
     if mode == "graph":
-        raise ClientwiseError("mode: 'graph' is about CUDA graphs, and this is a CPU; use 'auto' or 'loop'")
+        raise ClientwiseError(
+            "mode = 'graph': CUDA graphs need a GPU, and this is a CPU; use 'auto' or 'loop'"
+        )
     if precision == "tf32":
-        raise ClientwiseError("precision: 'tf32' is a GPU's, and this is a CPU; use 'auto', 'float32' or 'bf16'")
+        raise ClientwiseError(
+            "precision = 'tf32': needs a GPU, and this is a CPU; use 'auto', 'float32' or 'bf16'"
+        )
 
 
 @contextmanager
 def threads_for(num_parameters: int) -> Iterator[None]:
-    """One thread for small networks, whose layers are too small to share; PyTorch's own choice for the others.
+    """One thread for small networks; PyTorch's own choice for the others.
 
-    On a busy machine threads that wait for each other make small layers many times slower.
+    On a busy machine, threads that wait for each other make small layers many times slower.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(1 if num_parameters < 500_000 else before)
@@ -58,10 +64,10 @@ def threads_for(num_parameters: int) -> Iterator[None]:
 
 
 def keep_freed_memory() -> None:
-    """Blocks of megabytes stay with the process when they are freed, as far as Linux's usual allocator can be told so.
+    """Make glibc's allocator keep freed blocks of megabytes, instead of returning them to the system.
 
-    To give them back and fetch them anew, page by page, takes a tenth of a round. Who sets the allocator's own
-    variables (MALLOC_..., GLIBC_TUNABLES) is left alone.
+    To return and request them again, page by page, takes a tenth of a round. Nothing is changed where
+    the allocator's own variables (MALLOC_..., GLIBC_TUNABLES) are set.
     """
     told = any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ)
     if sys.platform == "linux" and not told and hasattr(allocator := ctypes.CDLL(None), "mallopt"):
@@ -70,12 +76,16 @@ def keep_freed_memory() -> None:
 
 
 def set_precision(wanted: Precision, device: torch.device) -> Precision:
-    """What products are computed in: all of float32 on a CPU, its faster form TF32 on a GPU, unless asked otherwise."""
+    """Set the precision of matrix products: by default float32 on a CPU, and its faster form TF32 on a GPU."""
     # Two runs of one config must agree to the bit, or a resumed one would not be the same run.
     torch.backends.cudnn.deterministic = True
-    precision: Precision = wanted if wanted != "auto" else "tf32" if device.type == "cuda" else "float32"
+    precision = wanted
+    if wanted == "auto":
+        precision = "tf32" if device.type == "cuda" else "float32"
     if device.type == "cuda":
-        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision != "float32"
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = (
+            precision != "float32"
+        )
     elif platform.machine() in ("aarch64", "arm64"):
         # Measured: for layers of this size oneDNN costs more than it gains on ARM, and it ignores the thread setting.
         torch.backends.mkldnn.enabled = False  # type: ignore[assignment]

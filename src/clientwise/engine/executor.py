@@ -31,14 +31,18 @@ from .stacked.evaluate import evaluate_by_graph
 from .stacked.network import NotStackableError, StackedNetwork
 
 CACHE_BYTES = 16 * 2**20  # of models side by side on one core
-HANDED_BYTES = 64 * 2**20  # of models trained one by one that a worker hands over at once: each time all sums are read
+HANDED_BYTES = (
+    64 * 2**20
+)  # of models trained one by one that a worker hands over at once: each time all sums are read
 MAX_CLIENTS = 1024  # trained at once
+MAX_HANDED = 16  # clients trained one by one whose models are handed over at once
+FLOAT_BYTES = 4
 SMALL_PART = 512  # samples to evaluate; fewer are not worth another worker
 GPU_SHARE = 0.4  # of its free memory, for the data and again for the models
 
 
 class Executor(Protocol):
-    """Whom an engine gives its jobs: a `DeviceExecutor`, or a lane's share of one (`scheduler.LaneExecutor`)."""
+    """Executes an engine's jobs: a `DeviceExecutor`, or a lane's access to one (`scheduler.LaneExecutor`)."""
 
     device: torch.device
     samples: Samples
@@ -46,11 +50,11 @@ class Executor(Protocol):
     workers: int
 
     def clients_at_once(self, training: LocalTraining, largest: int) -> int:
-        """How many clients of at most `largest` samples train together."""
+        """How many clients with at most `largest` samples train together."""
         ...
 
     def train(self, jobs: Iterable[TrainJob]) -> Iterator[TrainResult | Exception]:
-        """The jobs in order; what goes wrong comes instead of a result."""
+        """The results of the jobs, in order; an exception takes the place of a result."""
         ...
 
     def evaluate(self, models: Tensor, job: EvaluateJob) -> Evaluation:
@@ -94,31 +98,53 @@ class DeviceExecutor:
         refuse_impossible(mode, precision, device)
         self.device = device
         on_gpu = device.type == "cuda"
-        too_large = on_gpu and samples.inputs.nbytes > GPU_SHARE * torch.cuda.mem_get_info(device)[0]
+        too_large = (
+            on_gpu and samples.inputs.nbytes > GPU_SHARE * torch.cuda.mem_get_info(device)[0]
+        )
         self.samples = samples if too_large else samples.to(device)
         count_dropout(module)
         self.flat = FlatModel(module, device)
         self.spec = self.flat.spec
         self.precision = set_precision(precision, device)
         self._dtype = torch.bfloat16 if self.precision == "bf16" else torch.float32
-        self._values_per_sample, self._evaluates_stacked, self._has_convolutions = 0, False, True
+        self._values_per_sample = 0
+        self._evaluates_stacked = False
+        self._has_convolutions = True
         if too_large:  # a graph cannot fetch anything from outside the GPU
-            self.mode, self.reason = "loop", "the data do not fit on the GPU: batches travel"
+            self.mode, self.reason = (
+                "loop",
+                "the data does not fit on the GPU, so batches are copied to it",
+            )
         else:
             self.mode, self.reason = self._choose(mode)
         self.workers = 1 if on_gpu else workers or torch.get_num_threads()
         self._at_once: dict[tuple[LocalTraining, int], int] = {}
-        draws = on_gpu or (self.mode != "stacked" and draws_from_default_generator(self.flat, self.samples))
-        equip = partial(_equip, samples=self.samples, draws=draws, use_graphs=self.mode == "graph", dtype=self._dtype)
+        draws = on_gpu or (
+            self.mode != "stacked" and draws_from_default_generator(self.flat, self.samples)
+        )
+        equip = partial(
+            _equip,
+            samples=self.samples,
+            draws=draws,
+            use_graphs=self.mode == "graph",
+            dtype=self._dtype,
+        )
         self._own = threading.local()  # in a thread of the pool: its own worker
-        self._alone = equip(self.flat)  # for whichever thread calls where there is no pool: lanes take turns
+        self._alone = equip(
+            self.flat
+        )  # for whichever thread calls where there is no pool: lanes take turns
         self._pool = ThreadPoolExecutor(
-            self.workers, initializer=_begin_work, initargs=(self._own, equip, self.flat.module, device)
+            self.workers,
+            initializer=_begin_work,
+            initargs=(self._own, equip, self.flat.module, device),
         )
 
     def __str__(self) -> str:
-        """What a person is told."""
-        words = {"loop": "one client after the other", "graph": "one client after the other, each step a CUDA graph"}
+        """How clients are trained and why, for the user."""
+        words = {
+            "loop": "one client after the other",
+            "graph": "one client after the other, each step a CUDA graph",
+        }
         cores = f" on each of {self.workers} cores" if self.workers > 1 else ""
         return f"{words.get(self.mode, 'many clients at once')}{cores}, in {self.precision}: {self.reason}"
 
@@ -126,7 +152,7 @@ class DeviceExecutor:
         """How clients are trained, and why."""
         on_gpu = self.device.type == "cuda"
         if wanted in ("loop", "graph"):
-            return wanted, "as asked for"
+            return wanted, "as configured"
         one_by_one: Mode = "graph" if on_gpu else "loop"
         if not len(self.samples.inputs):  # a server whose clients are elsewhere
             return one_by_one, "there are no samples here"
@@ -140,33 +166,38 @@ class DeviceExecutor:
         if self.samples.problem.loss.compares_samples:
             return one_by_one, "the loss compares the samples of a batch"
         if wanted == "stacked":
-            return wanted, "as asked for"
+            return wanted, "as configured"
         if on_gpu:
             return "stacked", "the network can be stacked"
         if self._has_convolutions:
             return "loop", "on a CPU convolutions gain nothing from stacking"
-        if 4 * self.spec.size > CACHE_BYTES / 2:
+        if FLOAT_BYTES * self.spec.size > CACHE_BYTES / 2:
             return "loop", "the network fills the caches alone"
         return "stacked", "the network is small"
 
     def clients_at_once(self, training: LocalTraining, largest: int) -> int:
-        """How many clients of at most `largest` samples train together."""
-        if (training, largest) not in self._at_once:  # asked once: a GPU takes its time to say what memory it has
+        """How many clients with at most `largest` samples train together."""
+        if (
+            training,
+            largest,
+        ) not in self._at_once:  # asked once: a GPU takes its time to say what memory it has
             self._at_once[training, largest] = self._count_at_once(training, largest)
         return self._at_once[training, largest]
 
     def _count_at_once(self, training: LocalTraining, largest: int) -> int:
-        samples = min(training.batch_size or largest, largest)
+        size = self.spec.size
         if self.mode != "stacked":
-            return max(1, min(16, HANDED_BYTES // (4 * self.spec.size)))
+            return _clamp(HANDED_BYTES // (FLOAT_BYTES * size), MAX_HANDED)
+        batch_values = min(training.batch_size or largest, largest) * self._values_per_sample
         if self.device.type == "cuda":
             free = torch.cuda.mem_get_info(self.device)[0] + torch.cuda.memory_reserved(self.device)
-            each = 4 * (6 * self.spec.size + 3 * samples * self._values_per_sample)
-            return int(max(1, min(MAX_CLIENTS, GPU_SHARE * free // each)))
-        return max(1, min(MAX_CLIENTS, CACHE_BYTES // (4 * (self.spec.size + samples * self._values_per_sample))))
+            bytes_per_client = FLOAT_BYTES * (6 * size + 3 * batch_values)
+            return _clamp(int(GPU_SHARE * free // bytes_per_client), MAX_CLIENTS)
+        bytes_per_client = FLOAT_BYTES * (size + batch_values)
+        return _clamp(CACHE_BYTES // bytes_per_client, MAX_CLIENTS)
 
     def train(self, jobs: Iterable[TrainJob]) -> Iterator[TrainResult | Exception]:
-        """The jobs in order, a few at a time; what goes wrong comes instead of a result."""
+        """See `Executor`; at most one job more than there are workers is under way."""
         if self.workers == 1:
             yield from map(self._train, jobs)
             return
@@ -179,7 +210,7 @@ class DeviceExecutor:
             yield pending.popleft().result()
 
     def train_joined(self, jobs: Sequence[TrainJob]) -> list[TrainResult | Exception]:
-        """Jobs that train alike, as one batched computation; one after the other where that fails."""
+        """Jobs with the same training options as one batched computation; one by one if that fails."""
         try:
             results = self._train_as_one(jobs)
         except torch.OutOfMemoryError:
@@ -188,17 +219,24 @@ class DeviceExecutor:
         return results or list(self.train(jobs))
 
     def _train_as_one(self, jobs: Sequence[TrainJob]) -> list[TrainResult | Exception]:
-        """Every worker takes a part; nothing where one of them fails: whose it is shows when they train apart."""
+        """The jobs divided among the workers; empty if one fails: the caller trains them one by one."""
         joined = TrainJob.joined(jobs)
         largest = int(joined.sizes.max())
-        size = max(1, min(self.clients_at_once(joined.training, largest), -(-len(joined) // self.workers)))
+        size = max(
+            1, min(self.clients_at_once(joined.training, largest), -(-len(joined) // self.workers))
+        )
         parts = [joined.select(rows) for rows in torch.split(torch.arange(len(joined)), size)]
         results = list(self.train(parts if len(parts) > 1 else [joined]))
         if any(isinstance(result, Exception) for result in results):
             return []
-        models, losses = (torch.cat(part) for part in zip(*(result for result in results), strict=True))
+        models, losses = (
+            torch.cat(part) for part in zip(*(result for result in results), strict=True)
+        )
         sizes = [len(job) for job in jobs]
-        return [TrainResult(*own) for own in zip(torch.split(models, sizes), torch.split(losses, sizes), strict=True)]
+        return [
+            TrainResult(*own)
+            for own in zip(torch.split(models, sizes), torch.split(losses, sizes), strict=True)
+        ]
 
     def _train(self, job: TrainJob) -> TrainResult | Exception:
         worker = self._worker()
@@ -211,12 +249,12 @@ class DeviceExecutor:
             return error
 
     def _take_fewer(self) -> None:
-        """Others have come to use this GPU since its memory was counted: half as many clients at once from now on."""
+        """Train half as many clients at once from now on: other processes use this GPU, too."""
         self._at_once = {work: max(1, count // 2) for work, count in self._at_once.items()}
         torch.cuda.empty_cache()
 
     def evaluate(self, models: Tensor, job: EvaluateJob) -> Evaluation:
-        """Every model [c, d] on all samples of the job; the samples are shared among the workers."""
+        """See `Executor`; the samples are divided among the workers."""
         models, problem = models.to(self.device), self.samples.problem
 
         def evaluate(models: Tensor) -> EvaluateResult:
@@ -242,16 +280,25 @@ class DeviceExecutor:
         return worker
 
 
-def _equip(flat: FlatModel, samples: Samples, draws: bool, use_graphs: bool, dtype: torch.dtype) -> _Worker:
+def _clamp(count: int, most: int) -> int:
+    return max(1, min(count, most))
+
+
+def _equip(
+    flat: FlatModel, samples: Samples, draws: bool, use_graphs: bool, dtype: torch.dtype
+) -> _Worker:
     """A worker that computes with this module."""
     loop = LoopBackend(flat, samples, draws=draws, use_graphs=use_graphs, dtype=dtype)
     return _Worker(loop, StackedBackend(flat.module, flat.spec, samples, flat.vector.device, dtype))
 
 
 def _begin_work(
-    own: threading.local, equip: Callable[[FlatModel], _Worker], module: nn.Module, device: torch.device
+    own: threading.local,
+    equip: Callable[[FlatModel], _Worker],
+    module: nn.Module,
+    device: torch.device,
 ) -> None:
-    """In every new thread of the pool. It knows no executor, or that would live as long as its threads: for ever."""
+    """Begin a thread of the pool. It must not refer to the executor, which would then never be freed."""
     keep_freed_memory()
     torch.set_num_threads(1)
     own.worker = equip(FlatModel(copy.deepcopy(module), device))

@@ -1,4 +1,4 @@
-"""Work of a GPU that is the same every time, as one CUDA graph: a CPU could not keep up with hundreds of launches."""
+"""Repeated GPU work as one CUDA graph: launching hundreds of kernels one by one is too slow."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _capture = functools.partial(torch.cuda.graph, capture_error_mode="thread_local"
 
 @functools.cache
 def _scratch() -> torch.cuda.CUDAGraph:
-    """Whose memory all graphs share for what they forget: none begins before the last has ended.
+    """An empty graph whose memory pool all graphs share for temporary tensors; they never run at once.
 
-    It does nothing, but it stays: the memory is given back, and its name void, with the last graph that uses it.
+    It is kept, since the pool is freed with the last graph that uses it.
     """
     nothing = torch.cuda.CUDAGraph()
     with _capture(nothing):
@@ -25,9 +25,9 @@ def _scratch() -> torch.cuda.CUDAGraph:
 
 
 class CudaGraph:
-    """Work on tensors that stay where they are, captured once: one launch instead of hundreds.
+    """Work on fixed tensors, captured once: one launch instead of hundreds.
 
-    What the work makes on its way is lost with the next graph that runs; results belong into tensors made before.
+    Temporary tensors are overwritten by the next graph that runs; results belong into tensors made before.
     """
 
     def __init__(self, work: Callable[[], object], changes: Sequence[Tensor]) -> None:
@@ -35,7 +35,9 @@ class CudaGraph:
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            for _ in range(2):  # libraries choose their kernels and reserve their memory; that is no training
+            for _ in range(
+                2
+            ):  # libraries choose their kernels and reserve their memory; that is no training
                 work()
                 for value, kept in zip(changes, before, strict=True):
                     value.detach().copy_(kept)
@@ -44,10 +46,12 @@ class CudaGraph:
         try:
             with _capture(self._graph, pool=_scratch().pool()):  # captured, not done
                 work()
-        except BaseException:  # to PyTorch that memory is still being captured into: the next one needs another
+        except (
+            BaseException
+        ):  # to PyTorch that memory is still being captured into: the next one needs another
             _scratch.cache_clear()
             raise
 
     def __call__(self) -> None:
-        """Do it again."""
+        """Run the captured work."""
         self._graph.replay()

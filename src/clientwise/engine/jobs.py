@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..core.loss import Loss
 from ..core.types import LocalTraining
-
-if TYPE_CHECKING:
-    from .stacked.evaluate import EvaluationGraph
+from ..data.federated import Holdings
 
 
 @dataclass(frozen=True)
 class TrainJob:
-    """G clients to train alike: where each begins, what it holds, what its random draws come from."""
+    """G clients to train with the same options: their start models, samples and random keys."""
 
     starts: Tensor  # [G, d]
     indices: Tensor  # [N] of the samples, client after client
@@ -28,7 +26,9 @@ class TrainJob:
     keys: Tensor  # [G], on the CPU
     training: LocalTraining
     losses: Sequence[Loss]  # [G]; they differ in nothing but their class weights
-    corrections: Tensor | None = None  # [G, d] added to every gradient; there where `training.control_variates` is set
+    corrections: Tensor | None = (
+        None  # [G, d] added to every gradient; there where `training.control_variates` is set
+    )
 
     def __len__(self) -> int:
         return len(self.starts)
@@ -36,17 +36,21 @@ class TrainJob:
     def select(self, order: Tensor) -> TrainJob:
         """Some of the clients, in another order."""
         ends = self.sizes.cumsum(0)
-        parts = [torch.arange(int(ends[row] - self.sizes[row]), int(ends[row])) for row in order.tolist()]
+        parts = [
+            torch.arange(int(ends[row] - self.sizes[row]), int(ends[row])) for row in order.tolist()
+        ]
         samples, rows = torch.cat(parts).to(self.indices.device), order.to(self.starts.device)
         losses = [self.losses[row] for row in order.tolist()]
         indices, targets = self.indices[samples], self.targets[samples]
         corrections = None if self.corrections is None else self.corrections[rows]
         sizes, keys = self.sizes[order], self.keys[order]
-        return TrainJob(self.starts[rows], indices, targets, sizes, keys, self.training, losses, corrections)
+        return TrainJob(
+            self.starts[rows], indices, targets, sizes, keys, self.training, losses, corrections
+        )
 
     @staticmethod
     def joined(jobs: Sequence[TrainJob]) -> TrainJob:
-        """Several jobs that train alike, as one."""
+        """Several jobs with the same training options, as one."""
         if len(jobs) == 1:
             return jobs[0]
         tensors = {
@@ -60,7 +64,7 @@ class TrainJob:
 
 
 class TrainResult(NamedTuple):
-    """What became of the clients of a job."""
+    """The trained models of a job."""
 
     models: Tensor  # [G, d]
     losses: Tensor  # [G] mean losses of their last epochs
@@ -74,7 +78,14 @@ class EvaluateJob:
     targets: Tensor  # [N, ...]
     owner: Tensor  # [N] on the CPU
     sizes: Tensor  # [K] samples of each holder
-    graphs: dict[int, EvaluationGraph | None] = field(default_factory=dict)  # by number of models; on a GPU
+    # CUDA graphs by number of models; None: as many were evaluated once, without a graph.
+    graphs: dict[int, Callable[[Tensor], EvaluateResult] | None] = field(default_factory=dict)
+
+    @staticmethod
+    def of(held: Holdings, holders: Sequence[int]) -> EvaluateJob:
+        """All samples of some holders."""
+        indices, targets, owner = held.gather(holders)
+        return EvaluateJob(indices, targets, owner, held.sizes[list(holders)])
 
     @cached_property
     def targets_on_cpu(self) -> Tensor:
@@ -83,7 +94,7 @@ class EvaluateJob:
 
 
 class EvaluateResult(NamedTuple):
-    """How c models did on N samples."""
+    """The results of c models on N samples."""
 
     losses: Tensor  # [c, N]
     values: Tensor  # [c, N] right or wrong, or scores [c, N, C]; regression: relative error; survival: the score

@@ -1,6 +1,6 @@
 """Joins the work of several lanes: methods and seeds of one experiment do the same work on the same data.
 
-Every lane runs `core.round.run_round` in a thread of its own and knows nothing of the others. When it trains or
+Every lane runs `core.round.run_round` in a thread of its own, independently of the others. When it trains or
 evaluates, it waits until all others do too (or have ended their round); then all of these jobs are done as one.
 Between that one lane runs and the others wait: threads that all run at once spend most of their time handing each
 other Python's lock.
@@ -28,11 +28,11 @@ Result = TypeVar("Result")
 
 
 class StoppedError(Exception):
-    """No lane need go on: one has failed, or the run was interrupted."""
+    """The run ends: a lane has failed, or it was interrupted."""
 
 
 class LaneExecutor:
-    """One lane's access to the scheduler: an `Executor` like any other, as far as the lane can tell."""
+    """One lane's access to the scheduler, as an `Executor`."""
 
     workers = 1  # the cohort stays together, to be joined with those of the other lanes
 
@@ -61,24 +61,26 @@ class _Request(Generic[Work, Result]):
 
 
 class Scheduler:
-    """Collects the jobs of all lanes and has them done together."""
+    """Collects the jobs of all lanes and executes them together."""
 
     def __init__(self, executor: DeviceExecutor) -> None:
         self.executor = executor
-        self._turn = threading.Condition()  # the lane that holds it runs; it is given up while waiting
+        self._turn = (
+            threading.Condition()
+        )  # the lane that holds it runs; it is given up while waiting
         self._running = 0  # lanes whose round has not ended
         self._stopped = False
         self._to_train: list[_Request[TrainJob, TrainResult | Exception]] = []
         self._to_evaluate: list[_Request[tuple[Tensor, EvaluateJob], Evaluation]] = []
 
     def begin_round(self, lanes: int) -> None:
-        """So many lanes begin a round now; each is to run it within `lane_round`."""
+        """Announce that so many lanes begin a round; each runs it within `lane_round`."""
         with self._turn:
             self._running = lanes
 
     @contextmanager
     def lane_round(self) -> Iterator[None]:
-        """A lane's round: at its end nobody waits for this lane any more."""
+        """A lane's round; at its end the other lanes no longer wait for this one."""
         with self._turn:
             try:
                 yield
@@ -87,7 +89,7 @@ class Scheduler:
                 self._work_if_all_wait()
 
     def stop(self) -> None:
-        """No lane need go on: whoever waits, or has a job, gets a `StoppedError`."""
+        """End the run: every lane that waits or submits a job gets a `StoppedError`."""
         with self._turn:
             self._stopped = True
             self._turn.notify_all()
@@ -100,10 +102,14 @@ class Scheduler:
         """Within `lane_round`: what the executor's `evaluate` gives, once all lanes have a job."""
         return self._submit(_Request(lane, (models, job)), self._to_evaluate)
 
-    def _submit(self, request: _Request[Work, Result], waiting: list[_Request[Work, Result]]) -> Result:
+    def _submit(
+        self, request: _Request[Work, Result], waiting: list[_Request[Work, Result]]
+    ) -> Result:
         waiting.append(request)
         self._work_if_all_wait()
-        self._turn.wait_for(lambda: request.result is not None or request.error is not None or self._stopped)
+        self._turn.wait_for(
+            lambda: request.result is not None or request.error is not None or self._stopped
+        )
         if self._stopped:
             raise StoppedError
         if request.error is not None:
@@ -112,16 +118,16 @@ class Scheduler:
         return request.result
 
     def _work_if_all_wait(self) -> None:
-        """The last lane to submit a job does the work for all."""
+        """The last lane to submit a job executes those of all lanes."""
         to_train, to_evaluate = self._to_train, self._to_evaluate
         waiting = len(to_train) + len(to_evaluate)
         if self._stopped or not waiting or waiting < self._running:
             return
         self._to_train, self._to_evaluate = [], []
-        try:  # in the order of the lanes, whoever came first: the same every time
+        try:  # in the order of the lanes: the same every time
             self._train(sorted(to_train, key=lambda request: request.lane))
             self._evaluate(sorted(to_evaluate, key=lambda request: request.lane))
-        except BaseException as error:  # every lane must hear of it, or it would wait for ever
+        except BaseException as error:  # every lane must get it, or it would wait for ever
             requests: list[_Request[Any, Any]] = [*to_train, *to_evaluate]
             for request in requests:
                 request.error = error
@@ -133,7 +139,9 @@ class Scheduler:
             for request, result in zip(group, results, strict=True):
                 request.result = result
 
-    def _evaluate(self, requests: Sequence[_Request[tuple[Tensor, EvaluateJob], Evaluation]]) -> None:
+    def _evaluate(
+        self, requests: Sequence[_Request[tuple[Tensor, EvaluateJob], Evaluation]]
+    ) -> None:
         for group in _grouped(requests, lambda request: id(request.work[1].indices)):
             models = [request.work[0] for request in group]
             together = self.executor.evaluate(torch.cat(models), group[0].work[1])
@@ -144,7 +152,7 @@ class Scheduler:
 
 
 def _recipe(job: TrainJob) -> tuple[LocalTraining, Loss]:
-    """Jobs that train alike can be joined; class weights may differ."""
+    """Jobs with the same options can be joined; class weights may differ."""
     return job.training, job.losses[0].unweighted()
 
 

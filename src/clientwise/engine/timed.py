@@ -1,10 +1,9 @@
-"""Clients whose devices take time, on a virtual clock: who answers too late is refused, or counts in a later round."""
+"""Clients whose devices take time, on a virtual clock: late updates are refused or count later."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,124 +12,160 @@ from ..core.clock import DROPPED_OUT, LATE, Clock, Pace
 from ..core.seeding import client_keys, mixed
 from ..core.types import Refusal, Task, Updates
 from ..errors import ClientwiseError
-from .local import LocalEngine
+from .wrapping import EmbeddedEngine, WrappingEngine
 
-STATE, MEASURED = "clock.", "clock.measured."  # before the names of what a checkpoint keeps of the clock
+STATE = "clock."  # begins the names of what a checkpoint keeps of the clock
+MEASURED = "clock.measured."  # and of the measurements of late updates
+FLOAT_BYTES = 4
 
 
 @dataclass(frozen=True)
 class _Late:
     """An update that counts in a later round."""
 
-    update: Updates  # of one client; its `models` say how far it moved [1, d] from the model it was sent
+    update: Updates  # of one client; `models` [1, d] is how far it moved from the model it was sent
     arrives: float
     asked_in: int  # round
 
-    def now(self, model: Tensor, round_num: int) -> Updates:
-        """What it makes of the present model [d]."""
+    def applied_to(self, model: Tensor, round_num: int) -> Updates:
+        """The update as one of the present model [d]."""
         age = torch.tensor([float(round_num - self.asked_in)], dtype=torch.float64)
         return replace(self.update, models=model + self.update.models, ages=age)
 
 
-class TimedEngine(LocalEngine):
-    """The embedded engine with a clock.
+class TimedEngine(WrappingEngine):
+    """Clients with a clock: a response takes as long as the client's device needs for it.
 
-    Who answers when is known before anybody trains: who would be refused for it does not train at all.
+    Response times are known before any client trains. So a client whose update would be refused
+    does not train.
+
+    Args:
+        inner: the engine that trains and evaluates; its data has the devices.
+        pace: when a round ends, and what becomes of late updates.
     """
 
-    def __init__(self, *given: Any, pace: Pace, **options: Any) -> None:
-        super().__init__(*given, **options)
+    def __init__(self, inner: EmbeddedEngine, pace: Pace) -> None:
+        super().__init__(inner)
         assert self.data.devices is not None, "devices are drawn with the data"
         self._devices = self.data.devices
-        self.clock = self._clock = Clock(self.num_clients, pace, self._devices)
+        self._clock = Clock(self.num_clients, pace, self._devices)
+        self.clock = self._clock
         self._late: list[_Late] = []
 
     def train(self, client_ids: Sequence[int], model: Tensor, task: Task) -> Iterator[Updates]:
-        """See `core.types.Engine`; `seconds` are those of the clock, on which the round ends when the pace says so."""
+        """See `core.types.Engine`; `seconds` are virtual, and the pace decides when a round ends."""
         times, slowest = self._arrivals(client_ids, task)
         arrives = dict(zip(client_ids, times, strict=True))
         ends = self._clock.ends(times, [one.arrives for one in self._late], slowest)
-        gone = {client for client, time in arrives.items() if time == torch.inf}
-        refused = {client for client, time in arrives.items() if time > ends and not self._clock.pace.keeps_late} - gone
+        dropped_out = {client for client, time in arrives.items() if time == torch.inf}
+        refused: set[int] = set()
+        if not self._clock.pace.keeps_late:
+            refused = {client for client, time in arrives.items() if time > ends} - dropped_out
         arrived = [one for one in self._late if one.arrives <= ends]
         self._late = [one for one in self._late if one.arrives > ends]
-        training = [client for client in client_ids if client not in gone | refused]
-        for updates in super().train(training, model, task) if training else ():
-            yield self._in_time(updates, arrives, ends, model, task.round_num)
+
+        training = [client for client in client_ids if client not in dropped_out | refused]
+        if training:
+            for updates in self.inner.train(training, model, task):
+                yield self._in_time(updates, arrives, ends, model, task.round_num)
         if arrived:
-            yield Updates.joined([one.now(model, task.round_num) for one in arrived])
-        dropped_out = [Refusal(client, DROPPED_OUT, was_sent=False) for client in sorted(gone)]
-        if failures := [Refusal(client, LATE) for client in sorted(refused)] + dropped_out:
+            yield Updates.joined([one.applied_to(model, task.round_num) for one in arrived])
+        failures = [Refusal(client, LATE) for client in sorted(refused)]
+        for client in sorted(dropped_out):
+            failures.append(Refusal(client, DROPPED_OUT, was_sent=False))
+        if failures:
             yield Updates.failed(failures, model)
         self._clock.now = ends
-        self._tell_who_is_at_work()
+        self._mark_clients_at_work()
 
     def _arrivals(self, clients: Sequence[int], task: Task) -> tuple[list[float], float]:
-        """When the answers of these clients come; infinity: never. And when the last would, if nobody dropped out."""
+        """When the response of each client arrives, and when the last would without dropouts.
+
+        Infinity: the client drops out.
+        """
         devices = self._devices.of(clients)
-        samples = task.training.epochs * self._sizes[list(clients)].double()
-        seconds = devices.seconds(samples, 4 * self.spec.size)
-        drawn = (mixed(client_keys(self._seed, "dropout", task.round_num, clients)) >> 11).double() / 2**53 + 0.5
+        samples = task.training.epochs * self.data.train.sizes[list(clients)].double()
+        seconds = devices.seconds(samples, FLOAT_BYTES * self.spec.size)
+        keys = client_keys(self.seed, "dropout", task.round_num, clients)
+        drawn = (mixed(keys) >> 11).double() / 2**53 + 0.5  # uniform in [0, 1)
         times = self._clock.now + seconds
         slowest = max(times.tolist(), default=self._clock.now)
         return times.masked_fill(drawn < devices.dropout, torch.inf).tolist(), slowest
 
     def _in_time(
-        self, updates: Updates, arrives: Mapping[int, float], ends: float, model: Tensor, round_num: int
+        self,
+        updates: Updates,
+        arrives: Mapping[int, float],
+        ends: float,
+        model: Tensor,
+        round_num: int,
     ) -> Updates:
-        """Those of the updates that come before the round ends; the others are kept."""
-        times = torch.tensor([arrives[client] for client in updates.client_ids], dtype=torch.float64)
-        updates = replace(updates, seconds=times - self._clock.now)
-        late = times > ends
+        """The updates that arrive before the round ends; the others are kept for later rounds."""
+        times = [arrives[client] for client in updates.client_ids]
+        arrival = torch.tensor(times, dtype=torch.float64)
+        updates = replace(updates, seconds=arrival - self._clock.now)
+        late = arrival > ends
         if updates.models.shape[1] != len(model) or not bool(late.any()):
             return updates  # a model of another size will be refused in any case
         for row in late.nonzero().flatten().tolist():
             one = updates.select(torch.arange(len(late)) == row)
             moved = replace(one, models=one.models - model, failures=())
-            self._late.append(_Late(moved, float(times[row]), round_num))
+            self._late.append(_Late(moved, float(arrival[row]), round_num))
         return replace(updates.select(~late), failures=updates.failures)
 
-    def _tell_who_is_at_work(self) -> None:
+    def _mark_clients_at_work(self) -> None:
         self._clock.at_work = frozenset(one.update.client_ids[0] for one in self._late)
 
     def state(self) -> dict[str, Tensor]:
-        """See `core.types.Engine`: what time it is, and the updates that are still to come."""
-        kept = {f"{STATE}now": torch.tensor(self._clock.now, dtype=torch.float64)}
-        if self._late:
-            updates = Updates.joined([one.update for one in self._late])
-            kept |= {
-                f"{STATE}clients": torch.tensor(updates.client_ids),
-                f"{STATE}moved": updates.models,
-                f"{STATE}training_loss": updates.training_loss,
-                f"{STATE}seconds": updates.seconds,
-                f"{STATE}arrives": torch.tensor([one.arrives for one in self._late], dtype=torch.float64),
-                f"{STATE}asked_in": torch.tensor([one.asked_in for one in self._late]),
-                **{f"{MEASURED}{name}": values for name, values in updates.measurements.items()},
-            }
-        return super().state() | kept
+        """See `core.types.Engine`: also the time, and the updates that are still to arrive."""
+        state = self.inner.state()
+        state[f"{STATE}now"] = torch.tensor(self._clock.now, dtype=torch.float64)
+        if not self._late:
+            return state
+        updates = Updates.joined([one.update for one in self._late])
+        arrives = [one.arrives for one in self._late]
+        state[f"{STATE}clients"] = torch.tensor(updates.client_ids)
+        state[f"{STATE}moved"] = updates.models
+        state[f"{STATE}training_loss"] = updates.training_loss
+        state[f"{STATE}seconds"] = updates.seconds
+        state[f"{STATE}arrives"] = torch.tensor(arrives, dtype=torch.float64)
+        state[f"{STATE}asked_in"] = torch.tensor([one.asked_in for one in self._late])
+        for name, values in updates.measurements.items():
+            state[f"{MEASURED}{name}"] = values
+        return state
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """See `core.types.Engine`."""
-        super().load_state({name: tensor for name, tensor in state.items() if not name.startswith(STATE)})
-        kept = {name.removeprefix(STATE): tensor.cpu() for name, tensor in state.items() if name.startswith(STATE)}
+        of_inner: dict[str, Tensor] = {}
+        kept: dict[str, Tensor] = {}
+        measured: dict[str, Tensor] = {}
+        for name, tensor in state.items():
+            if name.startswith(MEASURED):
+                measured[name.removeprefix(MEASURED)] = tensor.cpu()
+            elif name.startswith(STATE):
+                kept[name.removeprefix(STATE)] = tensor.cpu()
+            else:
+                of_inner[name] = tensor
+        self.inner.load_state(of_inner)
         if "now" not in kept:
-            raise ClientwiseError("the checkpoint is of a run without devices: nobody knows what time it was")
-        self._clock.now = float(kept["now"])
-        measured = {
-            name.removeprefix(MEASURED): values.cpu() for name, values in state.items() if name.startswith(MEASURED)
-        }
-        self._late = [
-            _Late(
-                Updates(
-                    (int(client),),
-                    kept["moved"][row : row + 1].to(self.device),
-                    {name: values[row : row + 1] for name, values in measured.items()},
-                    kept["training_loss"][row : row + 1],
-                    kept["seconds"][row : row + 1],
-                ),
-                float(kept["arrives"][row]),
-                int(kept["asked_in"][row]),
+            raise ClientwiseError(
+                "the checkpoint is of a run without devices, so it has no clock to continue from"
             )
-            for row, client in enumerate(kept.get("clients", ()))
-        ]
-        self._tell_who_is_at_work()
+        self._clock.now = float(kept["now"])
+        num_late = len(kept.get("clients", ()))
+        self._late = [self._restored(kept, measured, row) for row in range(num_late)]
+        self._mark_clients_at_work()
+
+    def _restored(
+        self, kept: Mapping[str, Tensor], measured: Mapping[str, Tensor], row: int
+    ) -> _Late:
+        """One late update of a checkpoint."""
+        rows = slice(row, row + 1)
+        update = Updates(
+            (int(kept["clients"][row]),),
+            kept["moved"][rows].to(self.device),
+            {name: values[rows] for name, values in measured.items()},
+            kept["training_loss"][rows],
+            kept["seconds"][rows],
+        )
+        return _Late(update, float(kept["arrives"][row]), int(kept["asked_in"][row]))

@@ -23,13 +23,15 @@ from ..core.seeding import generator, seeded_default_generator
 from ..data.datasets import DATASETS, DataError
 from ..data.devices import DEVICE_FACTS, DISTRIBUTIONS, draw_devices
 from ..data.features import with_features
-from ..data.federated import FederatedData, Samples, Shares
+from ..data.federated import FederatedData, Holdings, Samples
 from ..data.partition import PARTITIONS, Division, client_names, contribute, divide, hand_out
 from ..engine.alone import AloneEngine
 from ..engine.device import pick_device
 from ..engine.executor import DeviceExecutor, Executor
+from ..engine.hostile import HostileEngine
 from ..engine.local import LocalEngine
 from ..engine.timed import TimedEngine
+from ..engine.wrapping import EmbeddedEngine
 from ..errors import ClientwiseError, ConfigError
 from ..models.flat import fill
 from ..models.networks import MODELS
@@ -66,7 +68,9 @@ def load_samples(experiment: Experiment) -> Samples:
     except Exception as error:  # a user's own dataset may raise anything
         message = f"{where}: {experiment.data.name}: {type(error).__name__}: {error}"
         if folder is None:
-            message += "; no data folder is set: `data_dir` in the config, --data-dir or CLIENTWISE_DATA"
+            message += (
+                "; no data folder is set: `data_dir` in the config, --data-dir or CLIENTWISE_DATA"
+            )
         raise DataError(message) from error
 
 
@@ -138,7 +142,10 @@ def _hostile(group: HostileClients, members: Sequence[int]) -> Hostile:
 
 
 def build_data(
-    experiment: Experiment, samples: Samples, seed: int, divided: FederatedData | Division | None = None
+    experiment: Experiment,
+    samples: Samples,
+    seed: int,
+    divided: FederatedData | Division | None = None,
 ) -> tuple[FederatedData, dict[int, Hostile]]:
     """The data of every client under this seed, and the hostile clients.
 
@@ -244,7 +251,7 @@ def _adopt(
 ) -> FederatedData:
     """Arrays of the user's own, in which hostile clients change their labels."""
 
-    def relabelled(shares: Shares) -> Shares:
+    def relabelled(shares: Holdings) -> Holdings:
         targets = shares.targets.clone()
         for client in hostile:
             mine = shares.slice(client)
@@ -282,24 +289,26 @@ def build_engine(
     seed: int,
     executor: Executor,
     method: Method | None = None,
-) -> LocalEngine:
-    """An engine with the initial model of this seed. In a control, no client attacks."""
+) -> EmbeddedEngine:
+    """An engine with the initial model of this seed. In a control no client sends anything, so none attacks."""
     module = build_module(experiment, data.samples, seed)
     control = method.control if method else None
-    if control is None and data.devices is not None:
-        pace = method.pace if method else Pace()
-        return TimedEngine(data, module, seed=seed, executor=executor, hostile=hostile, pace=pace)
-    if control is None:
-        engine = LocalEngine(data, module, seed=seed, executor=executor, hostile=hostile)
-        if method and experiment.engine == "flower":  # response times are measured there
-            engine.clock = Clock(engine.num_clients, method.pace)
-        return engine
-    if control == "alone":
-        return AloneEngine(data, module, seed=seed, executor=executor, hostile=hostile)
-    return LocalEngine(data.in_one_place(control), module, seed=seed, executor=executor)
+    if control is not None and control != "alone":
+        return LocalEngine(data.centralised(control), module, seed=seed, executor=executor)
+    honest = LocalEngine(data, module, seed=seed, executor=executor)
+    if control is not None:
+        return AloneEngine(honest, hostile)
+    engine: EmbeddedEngine = HostileEngine(honest, hostile) if hostile else honest
+    if data.devices is not None:
+        return TimedEngine(engine, method.pace if method else Pace())
+    if method and experiment.engine == "flower":  # where clients take the time they take
+        engine.clock = Clock(engine.num_clients, method.pace)
+    return engine
 
 
-def build_module(experiment: Experiment, samples: Samples, seed: int, *, to_try: bool = False) -> nn.Module:
+def build_module(
+    experiment: Experiment, samples: Samples, seed: int, *, to_try: bool = False
+) -> nn.Module:
     """The network, initialised by the seed. A large one that is only `to_try` is left at zeros."""
     network = _network(experiment, samples)
     try:
@@ -352,7 +361,9 @@ def count_outputs(samples: Samples) -> int:
     return samples.problem.num_outputs(samples.targets.shape[1:])
 
 
-def build_plan(experiment: Experiment, num_clients: int, seed: int, control: Control | None = None) -> Plan:
+def build_plan(
+    experiment: Experiment, num_clients: int, seed: int, control: Control | None = None
+) -> Plan:
     """What all methods of a seed share. A control with all samples in one place has one client."""
     cohorts = experiment.federation
     away = tuple(client for client in experiment.flower.away if client < num_clients)

@@ -13,13 +13,14 @@ from pathlib import Path
 from torch import Tensor
 
 from ..attacks import Hostile
+from ..core.engine import Engine
 from ..core.method import Method
-from ..core.types import Engine, RoundRecord
+from ..core.types import RoundRecord
 from ..data.federated import FederatedData, Samples
 from ..engine.device import pick_device, threads_for
 from ..engine.executor import DeviceExecutor, Executor
-from ..engine.local import LocalEngine
 from ..engine.scheduler import LaneExecutor, Scheduler
+from ..engine.wrapping import EmbeddedEngine
 from ..errors import RunError
 from ..runs.files import write_atomically
 from ..runs.lock import locked
@@ -43,7 +44,7 @@ from .schema import Experiment
 from .validation import validate
 
 # Makes the engine of a lane from the embedded one and its seed.
-Connect = Callable[[LocalEngine, int], Engine]
+Connect = Callable[[EmbeddedEngine, int], Engine]
 # A context, since what reaches the clients may have to be started.
 EngineFactory = AbstractContextManager[Connect]
 OnRound = Callable[[Progress], None]
@@ -179,7 +180,7 @@ class _Seeds:
         executor = self._executor_for(data.samples)
         facts = _model_facts(self._experiment, data.samples, executor)
         self._store.set_facts({f"model of seed {seed}": facts})
-        data = replace(data, samples=executor.samples).shares_to(executor.device)
+        data = replace(data, samples=executor.samples).holdings_to(executor.device)
         return _Seed(data, hostile, executor)
 
     def _executor_for(self, samples: Samples) -> DeviceExecutor:
@@ -327,7 +328,9 @@ def _facts(
     }
 
 
-def _model_facts(experiment: Experiment, samples: Samples, executor: DeviceExecutor) -> dict[str, object]:
+def _model_facts(
+    experiment: Experiment, samples: Samples, executor: DeviceExecutor
+) -> dict[str, object]:
     """What `ModelFacts` reads."""
     return {
         "name": experiment.model_name,

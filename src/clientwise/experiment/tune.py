@@ -17,7 +17,7 @@ from ..attacks import Hostile
 from ..core.method import Method
 from ..core.round import first_state, run_round
 from ..core.seeding import generator
-from ..data.federated import FederatedData, Shares
+from ..data.federated import FederatedData, Holdings
 from ..engine.device import pick_device, threads_for
 from ..engine.executor import Executor
 from ..errors import ConfigError
@@ -120,11 +120,13 @@ def hold_back(data: FederatedData, fraction: float, seed: int) -> FederatedData:
         held.append(order[:count])
         kept.append(order[count:])
 
-    def dealt(shares: Shares, places: list[Tensor]) -> Shares:
-        return Shares.of([(shares.indices[mine], shares.targets[mine]) for mine in places])
+    def dealt(shares: Holdings, places: list[Tensor]) -> Holdings:
+        return Holdings.of([(shares.indices[mine], shares.targets[mine]) for mine in places])
 
     poisoned = dealt(data.poisoned, kept) if data.poisoned else None
-    return replace(data, train=dealt(data.train, kept), test=dealt(data.train, held), poisoned=poisoned)
+    return replace(
+        data, train=dealt(data.train, kept), test=dealt(data.train, held), poisoned=poisoned
+    )
 
 
 def _held_back(size: int, fraction: float) -> int:

@@ -1,4 +1,7 @@
-"""The server's side: `FlowerEngine` asks clients over a Flower grid, and is patient with them only so long."""
+"""The server's side: `FlowerEngine` sends requests over a Flower grid and waits for the replies.
+
+Every wait has a limit. A client that does not reply in time is refused, or counts in a later round.
+"""
 
 from __future__ import annotations
 
@@ -17,43 +20,69 @@ from ..core.clock import LATE, Pace
 from ..core.problem import Problem
 from ..core.round import LARGEST_LOSS
 from ..core.types import Evaluation, Refusal, ServerPart, Task, Updates
-from ..engine.local import LocalEngine
+from ..engine.wrapping import EmbeddedEngine
 from ..experiment.settings import FlowerSettings
 from .wire import Request, pack, read_evaluation, read_update, read_versions, write_request
 
-CHUNK = 8  # answers fetched at a time: so many models the server holds at most
-POLL = (0.05, 1.0)  # seconds between two looks for answers, at first and at most
+CHUNK = 8  # replies fetched at a time, which is the most models the server holds at once
+FIRST_PAUSE = 0.05  # seconds between two looks for replies, at first
+LONGEST_PAUSE = 1.0
+CONNECT_PAUSE = 0.5  # seconds between two looks for connected nodes
+MAX_REASON = 300  # characters
+NO_TEST_SET = -1  # the size of a test set that is not known yet
 
-NO_ANSWER, NOT_TAKEN = "no answer in time", "the SuperLink did not take the message"
+# Why a client has no part in a round.
+NO_ANSWER = "no answer in time"
+NOT_TAKEN = "the SuperLink did not accept the message"
 NOT_CONNECTED = "not connected"
+WENT_AWAY = "its node disconnected"
+NOT_APPROVED = "app not approved by the node's operator (deploy/agree.sh)"
+DIED = "its process died"
+LOSS_TOO_LARGE = "its loss is not finite or too large"
 
 T = TypeVar("T")
-Connected = Callable[[], Mapping[int, int]]  # which client is reached at which node right now
+Connected = Callable[[], Mapping[int, int]]  # the node of every client that is connected now
+Content = RecordDict | str  # of a reply; a text says why there is none
 
 
 @dataclass(frozen=True)
 class _Asked:
-    """A client that was asked to train: in which round, from which model [d], and when."""
+    """A request to train: its round, the model [d] that was sent, and the time."""
 
     round_num: int
     model: Tensor
     at: float
 
     def now(self, update: Updates, model: Tensor, round_num: int) -> Updates:
-        """Its answer by our clock, not by its claim; of an earlier round, what it makes of the present model [d]."""
+        """The update with the server's time and its age in rounds.
+
+        A late update is how far its client moved, added to the present model [d].
+        """
         age = float(round_num - self.round_num)
         if age and update.models.shape[1] == len(model):  # another size is refused in any case
-            update = replace(update, models=model + (update.models.to(model) - self.model))
+            moved = update.models.to(model) - self.model
+            update = replace(update, models=model + moved)
         seconds = torch.tensor([time.monotonic() - self.at], dtype=torch.float64)
         return replace(update, seconds=seconds, ages=torch.tensor([age], dtype=torch.float64))
 
 
 class FlowerEngine:
-    """Trains and evaluates on Flower's nodes; what the server holds itself is left to the embedded engine."""
+    """Trains and evaluates on Flower's nodes; the embedded engine does the server's own work.
+
+    Args:
+        local: the embedded engine, for the server's samples and the problem.
+        grid: Flower's connection to the nodes.
+        connected: returns the node of every connected client.
+        seed: the lane's seed, sent with every request.
+        settings: the config's `[flower]` table.
+        keepers: simulated hostile clients that train a model of their own. Nodes keep nothing
+            between messages, so the server keeps that model for them.
+        on_versions: called with a client and the versions it runs, for every update.
+    """
 
     def __init__(
         self,
-        local: LocalEngine,
+        local: EmbeddedEngine,
         grid: Grid,
         connected: Connected,
         *,
@@ -62,67 +91,68 @@ class FlowerEngine:
         keepers: Collection[int] = (),
         on_versions: Callable[[int, Mapping[str, str]], None] = lambda client, versions: None,
     ) -> None:
-        self.num_clients, self.problem, self.spec = local.num_clients, local.problem, local.spec
-        self.initial_model, self.device = local.initial_model, local.device
-        self.attributes: Mapping[str, Tensor] = local.attributes  # the server's own: no client is asked for them
+        self.num_clients = local.num_clients
+        self.problem = local.problem
+        self.spec = local.spec
+        self.initial_model = local.initial_model
+        self.device = local.device
+        self.attributes: Mapping[str, Tensor] = (
+            local.attributes
+        )  # known to the server, not asked of clients
         self.idle_work: Callable[[], None] | None = None
-        self.clock = local.clock  # which shows real time
+        self.clock = local.clock  # shows real time
+        self._local = local
+        self._grid = grid
+        self._connected = connected
+        self._seed = seed
+        self._settings = settings
+        self._on_versions = on_versions
         self._began = time.monotonic()
-        self._asked: dict[int, _Asked] = {}  # who has not answered yet
+        self._asked: dict[int, _Asked] = {}  # clients that have not replied yet
         self._waiting: dict[str, int] = {}  # the same clients, by the ids of their messages
-        self._local, self._grid, self._connected, self._seed, self._settings = local, grid, connected, seed, settings
-        self._on_versions = on_versions  # told what a client runs, with every update
-        self._keepers = keepers  # simulated hostile clients that train a model of their own
-        self._kept: dict[int, Tensor] = {}  # and that model, since nodes keep nothing
-        self._test_sizes = torch.full((local.num_clients,), -1)  # of every client's first evaluation; −1: none yet
+        self._keepers = keepers
+        self._kept: dict[int, Tensor] = {}  # the keepers' models
+        self._test_sizes = torch.full(
+            (local.num_clients,), NO_TEST_SET
+        )  # of every first evaluation
         self._outputs = local.problem.values_per_sample(local.data.samples.targets.shape[1:])
 
     def train(self, client_ids: Sequence[int], model: Tensor, task: Task) -> Iterator[Updates]:
-        """See `core.types.Engine`. With fewer answers than `min_replies` nobody's update is handed on.
+        """See `core.types.Engine`. With fewer replies than `min_replies` every update is refused.
 
-        The round ends as the method's pace says. What comes later is refused, or counts in a later round.
+        The round ends as the method's pace says. A later reply is refused, or counts in a later
+        round.
         """
         pace = self.clock.pace if self.clock else Pace()
         patience = time.monotonic() + self._settings.train_seconds
         needed = min(self._settings.min_replies, len(client_ids) + len(self._waiting))
         nodes = self._wait_for(client_ids, min(needed, len(client_ids)), patience)
-        packed = pack(model)
-        requests = {
-            client: write_request(Request(client, self._seed, task), packed, self._kept.get(client)) for client in nodes
-        }
         failures = [Refusal(client, NOT_CONNECTED) for client in client_ids if client not in nodes]
-        waiting, not_taken = self._push("train", requests, nodes, patience)
-        failures += [Refusal(client, NOT_TAKEN) for client in not_taken]
-        self._asked |= dict.fromkeys(waiting.values(), _Asked(task.round_num, model, time.monotonic()))
-        self._waiting |= waiting
+        failures += self._ask_to_train(nodes, model, task, patience)
         deadline = min(patience, time.monotonic() + (pace.deadline or torch.inf))
         held: list[Updates] = []
         arrived = 0
         enough = self.clock.enough(len(client_ids)) if self.clock else len(client_ids)
         awaited = client_ids if client_ids and pace.buffer is None else None
-        for answers in self._pull_until(self._waiting, deadline, needed, enough, awaited):
-            for client, content in answers:
+        for replies in self._pull_until(self._waiting, deadline, needed, enough, awaited):
+            for client, content in replies:
                 asked = self._asked.pop(client)
-                answer = _read(client, content, partial(read_update, client))
-                if isinstance(answer, Refusal):
-                    failures.append(answer)
-                    continue
-                update, kept = answer
-                if isinstance(content, RecordDict):
-                    self._on_versions(client, read_versions(content))
-                if kept is not None and client in self._keepers:
-                    self._kept[client] = kept
-                held.append(asked.now(update, model, task.round_num))
-                arrived += 1
+                update = self._read_update(client, content)
+                if isinstance(update, Refusal):
+                    failures.append(update)
+                else:
+                    held.append(asked.now(update, model, task.round_num))
+                    arrived += 1
             if arrived >= needed:
                 yield from _stacked(held, model)
                 held.clear()
-        too_few = f"only {arrived} of the {needed} answers that make a round arrived"
+        too_few = f"only {arrived} of {needed} required replies arrived"
         failures += [Refusal(update.client_ids[0], too_few) for update in held]
         if not pace.keeps_late:
             reason = LATE if arrived >= enough else NO_ANSWER
             failures += [Refusal(client, reason) for client in self._waiting.values()]
-            self._waiting, self._asked = {}, {}
+            self._waiting = {}
+            self._asked = {}
         if failures:
             yield Updates.failed(failures, model)
         if self.clock:
@@ -130,20 +160,23 @@ class FlowerEngine:
             self.clock.at_work = frozenset(self._waiting.values())
 
     def evaluate(self, client_ids: Sequence[int], models: Tensor) -> Evaluation:
-        """See `core.types.Engine`. Who does not answer has no say: zero samples, and a place among the missing."""
+        """See `core.types.Engine`.
+
+        A client that does not reply has zero samples and is listed as missing.
+        """
         deadline = time.monotonic() + self._settings.evaluate_seconds
         nodes = self._wait_for(client_ids, 1, deadline)
         packed = pack(models)
         requests = {client: write_request(Request(client, self._seed), packed) for client in nodes}
-        found: dict[int, Evaluation] = {}
-        missing = [
-            Refusal(client, NOT_CONNECTED) for client in client_ids if client not in {*nodes, *self._settings.away}
-        ]
+        reachable = {*nodes, *self._settings.away}
+        missing = [Refusal(one, NOT_CONNECTED) for one in client_ids if one not in reachable]
         waiting, not_taken = self._push("evaluate", requests, nodes, deadline)
         missing += [Refusal(client, NOT_TAKEN) for client in not_taken]
-        for answers in self._pull_until(waiting, deadline, self._settings.min_replies):
-            for client, content in answers:
-                one = _read(client, content, partial(self._read_evaluation, client, len(models)))
+        found: dict[int, Evaluation] = {}
+        for replies in self._pull_until(waiting, deadline, self._settings.min_replies):
+            for client, content in replies:
+                read = partial(self._read_evaluation, client, len(models))
+                one = _read(client, content, read)
                 if isinstance(one, Refusal):
                     missing.append(one)
                 else:
@@ -160,53 +193,106 @@ class FlowerEngine:
         return self._local.train_server(model, task)
 
     def prefetch(self, client_ids: Sequence[int]) -> None:
-        """See `core.types.Engine`: the clients hold their data themselves."""
+        """See `core.types.Engine`. Nothing to do: the nodes hold the data."""
 
     def state(self) -> dict[str, Tensor]:
-        """What the simulated clients keep between rounds, how large everybody's test set is, and what time it is.
+        """The keepers' models, the sizes of the test sets, and the time.
 
-        Not who is at work: nobody hears of the answers to a process that is gone, and they will be asked again.
+        Not the clients at work: their replies to this process are lost with it, and a resumed run
+        asks again.
         """
-        kept = {str(client): model for client, model in self._kept.items()}
-        now = {"clock": torch.tensor(self.clock.now, dtype=torch.float64)} if self.clock else {}
-        return kept | {"test_sizes": self._test_sizes.clone()} | now
+        state = {str(client): model for client, model in self._kept.items()}
+        state["test_sizes"] = self._test_sizes.clone()
+        if self.clock:
+            state["clock"] = torch.tensor(self.clock.now, dtype=torch.float64)
+        return state
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Continue from what `state` returned."""
         known = state.get("test_sizes", self._test_sizes).cpu()
-        self._test_sizes[: len(known)] = known  # who joined since has none yet
-        self._kept = {int(client): model for client, model in state.items() if client not in ("test_sizes", "clock")}
-        if self.clock and "clock" in state:  # the time in which nothing ran does not count
+        self._test_sizes[: len(known)] = known  # clients that joined since have none yet
+        self._kept = {int(key): model for key, model in state.items() if key.isdigit()}
+        if self.clock and "clock" in state:  # the time between the two processes does not count
             self.clock.now = float(state["clock"])
             self._began = time.monotonic() - self.clock.now
 
+    def _ask_to_train(
+        self, nodes: Mapping[int, int], model: Tensor, task: Task, patience: float
+    ) -> list[Refusal]:
+        """Send the requests of a round; the clients whose request was not accepted."""
+        packed = pack(model)
+        requests = {}
+        for client in nodes:
+            request = Request(client, self._seed, task)
+            requests[client] = write_request(request, packed, self._kept.get(client))
+        waiting, not_taken = self._push("train", requests, nodes, patience)
+        asked = _Asked(task.round_num, model, time.monotonic())
+        self._asked |= dict.fromkeys(waiting.values(), asked)
+        self._waiting |= waiting
+        return [Refusal(client, NOT_TAKEN) for client in not_taken]
+
+    def _read_update(self, client: int, content: Content) -> Updates | Refusal:
+        found = _read(client, content, partial(read_update, client))
+        if isinstance(found, Refusal):
+            return found
+        update, kept = found
+        if isinstance(content, RecordDict):
+            self._on_versions(client, read_versions(content))
+        if kept is not None and client in self._keepers:
+            self._kept[client] = kept
+        return update
+
     def _read_evaluation(self, client: int, num_candidates: int, content: RecordDict) -> Evaluation:
-        """A client's evaluation; its test set stays as large as it was at first, or its say would grow at will."""
-        most, outputs = self._settings.max_test_samples, self._outputs
-        one = read_evaluation(content, num_candidates, self.problem, most_samples=most, outputs=outputs)
-        size, first = int(one.num_samples), int(self._test_sizes[client])
-        if first not in (-1, size):
+        """A client's evaluation.
+
+        Its test set keeps the size of the first one, which bounds its influence.
+        """
+        one = read_evaluation(
+            content,
+            num_candidates,
+            self.problem,
+            most_samples=self._settings.max_test_samples,
+            outputs=self._outputs,
+        )
+        size = int(one.num_samples)
+        first = int(self._test_sizes[client])
+        if first not in (NO_TEST_SET, size):
             raise ValueError(f"{size} test samples, {first} in its first answer")
         self._test_sizes[client] = size
         return one
 
     def _wait_for(self, client_ids: Sequence[int], needed: int, deadline: float) -> dict[int, int]:
-        """The nodes of these clients, as soon as enough are connected; what there is, when time is up."""
+        """The nodes of these clients, once `needed` are connected or the deadline has passed."""
+        wanted = [client for client in client_ids if client not in self._settings.away]
         while True:
             connected = self._connected()
-            wanted = [client for client in client_ids if client not in self._settings.away]
             nodes = {client: connected[client] for client in wanted if client in connected}
             if len(nodes) >= needed or time.monotonic() >= deadline:
                 return nodes
-            time.sleep(0.5)
+            time.sleep(CONNECT_PAUSE)
 
     def _push(
-        self, kind: str, requests: Mapping[int, RecordDict], nodes: Mapping[int, int], deadline: float
+        self,
+        kind: str,
+        requests: Mapping[int, RecordDict],
+        nodes: Mapping[int, int],
+        deadline: float,
     ) -> tuple[dict[str, int], list[int]]:
-        """Send all requests: whom each message waits for, by its id, and those whose message was not taken."""
-        ttl = 2 * max(1.0, deadline - time.monotonic())  # what arrives while the server is busy must not expire
-        messages = {client: Message(content, nodes[client], kind, ttl=ttl) for client, content in requests.items()}
-        taken = set(self._grid.push_messages(list(messages.values()))) if messages else set()  # all have their ids now
+        """Send all requests.
+
+        Returns clients by message id, and the clients whose message was not accepted.
+        """
+        ttl = 2 * max(
+            1.0, deadline - time.monotonic()
+        )  # a message to a busy server must not expire
+        messages = {}
+        for client, content in requests.items():
+            messages[client] = Message(content, nodes[client], kind, ttl=ttl)
+        taken: set[str] = set()
+        if messages:
+            taken.update(
+                self._grid.push_messages(list(messages.values()))
+            )  # gives every message its id
         if self.idle_work:
             self.idle_work()
         names = {message.metadata.message_id: client for client, message in messages.items()}
@@ -220,52 +306,66 @@ class FlowerEngine:
         few: int,
         enough: float = torch.inf,
         awaited: Collection[int] | None = None,
-    ) -> Iterator[list[tuple[int, RecordDict | str]]]:
-        """(client, answer or why there is none) in chunks as they arrive, until all or `enough` have answered.
+    ) -> Iterator[list[tuple[int, Content]]]:
+        """Yield (client, content) in chunks as replies arrive, until all or `enough` have replied.
 
-        Only of those who are `awaited`, if given: others may answer meanwhile. Once there are a `few` answers, only
-        `grace_seconds` are left. Who has not answered in the end is still in `waiting`.
+        Args:
+            waiting: clients by message id. Clients that reply are removed; the others remain at the end.
+            deadline: when to stop, by `time.monotonic`.
+            few: after so many replies only `grace_seconds` are left.
+            enough: stop after so many replies.
+            awaited: count only replies of these clients; None for all.
         """
-        pause, grace, answered = POLL[0], self._settings.grace_seconds, 0
-        while answered < enough and any(awaited is None or client in awaited for client in waiting.values()):
+        pause = FIRST_PAUSE
+        grace = self._settings.grace_seconds
+        answered = 0
+
+        def counts(client: int) -> bool:
+            return awaited is None or client in awaited
+
+        while answered < enough and any(map(counts, waiting.values())):
             if grace is not None and answered >= few:
-                deadline, grace = min(deadline, time.monotonic() + grace), None
+                deadline = min(deadline, time.monotonic() + grace)
+                grace = None
             in_time = time.monotonic() < deadline
             arrived = False
             for names in _slices(list(waiting), CHUNK):
-                answers = [(waiting.pop(name), content) for name, content in self._pull(names) if name in waiting]
-                if answers:
+                pulled = self._pull(names)
+                replies = [
+                    (waiting.pop(name), content) for name, content in pulled if name in waiting
+                ]
+                if replies:
                     arrived = True
-                    counted = [content for client, content in answers if awaited is None or client in awaited]
-                    answered += sum(not isinstance(content, str) for content in counted)
-                    yield answers
+                    good = [client for client, content in replies if not isinstance(content, str)]
+                    answered += sum(map(counts, good))
+                    yield replies
             if not arrived and not in_time:
                 return
-            pause = POLL[0] if arrived else min(2 * pause, POLL[1])
+            pause = FIRST_PAUSE if arrived else min(2 * pause, LONGEST_PAUSE)
             time.sleep(min(pause, max(0.0, deadline - time.monotonic())))
 
-    def _pull(self, names: Sequence[str]) -> Iterable[tuple[str, RecordDict | str]]:
-        """The answers that are there; by the message they answer, since a failed node's may carry another's id."""
+    def _pull(self, names: Sequence[str]) -> Iterable[tuple[str, Content]]:
+        """The replies that are there, by the id of the message they answer.
+
+        The sender's id is not used: a failed node's reply may carry another's.
+        """
         for message in self._grid.pull_messages(names):
             content = _why_failed(message) if message.has_error() else message.content
             yield message.metadata.reply_to_message_id, content
 
 
 def _why_failed(message: Message) -> str:
-    """Flower's error codes in words."""
-    known = {
-        3: NO_ANSWER,
-        4: NO_ANSWER,
-        5: "went away",
-        7: "refused the app: its hospital did not agree to this version (deploy/agree.sh)",
-        8: "its process died",
-    }
-    code, reason = message.error.code, message.error.reason or "failed"
-    return known.get(code, reason)[:300]
+    """The reason that Flower's error code stands for; the client's own words for other codes."""
+    known = {3: NO_ANSWER, 4: NO_ANSWER, 5: WENT_AWAY, 7: NOT_APPROVED, 8: DIED}
+    own_words = message.error.reason or "failed"
+    return known.get(message.error.code, own_words)[:MAX_REASON]
 
 
-def _read(client: int, content: RecordDict | str, read: Callable[[RecordDict], T]) -> T | Refusal:
-    """What an answer says, or why it says nothing: nothing a client sends ends the run."""
+def _read(client: int, content: Content, read: Callable[[RecordDict], T]) -> T | Refusal:
+    """A reply's content, or the reason why it cannot be used.
+
+    Nothing a client sends ends the run.
+    """
     if isinstance(content, str):
         return Refusal(client, content)
     try:
@@ -274,7 +374,7 @@ def _read(client: int, content: RecordDict | str, read: Callable[[RecordDict], T
         reason = f"answer refused: {error}"
     except Exception as error:
         reason = f"answer cannot be read: {type(error).__name__}: {error}"
-    return Refusal(client, " ".join(reason.split())[:300])
+    return Refusal(client, " ".join(reason.split())[:MAX_REASON])
 
 
 def _slices(names: list[str], size: int) -> Iterator[list[str]]:
@@ -283,14 +383,20 @@ def _slices(names: list[str], size: int) -> Iterator[list[str]]:
 
 
 def _stacked(updates: Sequence[Updates], model: Tensor) -> Iterator[Updates]:
-    """Updates of one shape and the same measurements as one chunk; odd ones alone, for the guard to see."""
+    """Updates of the right shape with the usual measurements as one chunk.
+
+    The others are yielded one by one, for the guard to refuse.
+    """
     names = [tuple(sorted(update.measurements)) for update in updates]
     usual = max(names, key=names.count, default=())
-    fits = [
-        update.models.shape[1] == len(model) and update.models.is_floating_point() and name == usual
-        for update, name in zip(updates, names, strict=True)
-    ]
-    alike = [update for update, fit in zip(updates, fits, strict=True) if fit]
+    alike = []
+    others = []
+    for update, measured in zip(updates, names, strict=True):
+        right_shape = update.models.shape[1] == len(model) and update.models.is_floating_point()
+        if right_shape and measured == usual:
+            alike.append(update)
+        else:
+            others.append(update)
     if alike:
         yield Updates(
             tuple(update.client_ids[0] for update in alike),
@@ -300,7 +406,7 @@ def _stacked(updates: Sequence[Updates], model: Tensor) -> Iterator[Updates]:
             torch.cat([update.seconds for update in alike]),
             ages=torch.cat([update.known_ages for update in alike]),
         )
-    yield from (update for update, fit in zip(updates, fits, strict=True) if not fit)
+    yield from others
 
 
 def _merged(
@@ -310,25 +416,27 @@ def _merged(
     num_candidates: int,
     problem: Problem,
 ) -> Evaluation:
-    """One evaluation over all clients, in their order, so that it does not depend on who answered first.
+    """One evaluation over all clients, in their order, whatever the order of the replies.
 
-    A loss beyond all bounds is the model's fault where everybody has it, and the client's where others do not.
+    A loss above `LARGEST_LOSS` is the model's if every client has it, else the client's.
     """
-    usable = {client for client, one in found.items() if bool((one.losses < LARGEST_LOSS).all())}  # NaN is not
+    usable = {}
+    for client, one in found.items():
+        if bool((one.losses < LARGEST_LOSS).all()):  # false for NaN
+            usable[client] = one
     if usable:
-        missing += tuple(Refusal(client, "its loss is beyond all bounds") for client in found if client not in usable)
-        found = {client: one for client, one in found.items() if client in usable}
+        unusable = [client for client in found if client not in usable]
+        missing += tuple(Refusal(client, LOSS_TOO_LARGE) for client in unusable)
+        found = usable
     counts = torch.zeros(num_candidates, *problem.counts_shape, dtype=problem.counts_dtype)
     num_samples = torch.zeros(len(client_ids), dtype=torch.int64)
     values = torch.zeros(num_candidates, len(client_ids), dtype=torch.float64)
     losses = torch.zeros_like(values)
-    for place, client in enumerate(client_ids):
+    for column, client in enumerate(client_ids):
         if client in found:
             one = found[client]
-            num_samples[place], values[:, place], losses[:, place] = (
-                one.num_samples[0],
-                one.values[:, 0],
-                one.losses[:, 0],
-            )
+            num_samples[column] = one.num_samples[0]
+            values[:, column] = one.values[:, 0]
+            losses[:, column] = one.losses[:, 0]
             counts += one.counts
     return Evaluation(num_samples, values, losses, counts, missing)

@@ -1,4 +1,4 @@
-"""What happens in a federation, for whoever has to know: a line of JSON each, and a command for what needs a person."""
+"""Events of a run: one line of JSON each, and an alert command for those that need a person."""
 
 from __future__ import annotations
 
@@ -10,72 +10,95 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 
+from ..core.types import Refusal
 from ..experiment.lanes import Progress
 from .engine import NOT_CONNECTED
 from .wire import RUNS_HERE
 
 log = logging.getLogger("flwr.clientwise")
-COMMAND_SECONDS = 60  # for a command that does not end
+COMMAND_SECONDS = 60  # after which the alert command is killed
+MAX_REASON = 600  # characters
 
 
 @dataclass
 class Events:
-    """Events of a run, at the server's time. Those that need a person are also given to `command`, on its input."""
+    """Writes events to a file, and sends those that need a person to a command."""
 
     file: Path
     names: Sequence[str]  # of the clients
-    command: str = ""  # a line for the shell
-    _present: set[int] = field(default_factory=set)  # who took part in the last round
-    _missed: set[int] = field(default_factory=set)  # who was missing when it was last asked
-    _versions: dict[int, Mapping[str, str]] = field(default_factory=dict)  # what every member runs
+    command: str = ""  # a shell command
+    _present: set[int] = field(default_factory=set)  # clients of the last round
+    _missed: set[int] = field(default_factory=set)  # clients that failed when last asked
+    _versions: dict[int, Mapping[str, str]] = field(default_factory=dict)  # by client
 
     def begun(self, resumed: bool, left: Sequence[str] = ()) -> None:
-        """A run begins, or goes on; with these members."""
+        """A run begins or is resumed; members in `left` take no part."""
         members = [name for name in self.names if name not in left]
         self._write("begun", {"resumed": resumed, "members": members, "versions": RUNS_HERE})
 
     def versions(self, client: int, found: Mapping[str, str]) -> None:
-        """What a member runs, once and whenever it changes; where it is not what runs here, the log says so too."""
+        """The versions a member runs, once and at every change.
+
+        Differences from the server's are logged.
+        """
         if self._versions.get(client) == found:
             return
         self._versions[client] = found
-        differs = [f"{name} {one}, here {RUNS_HERE[name]}" for name, one in found.items() if one != RUNS_HERE[name]]
-        self._write("versions", {"member": self._name(client), "versions": found, "differs": differs})
+        member = self._name(client)
+        differs = []
+        for name, one in found.items():
+            if one != RUNS_HERE[name]:
+                differs.append(f"{name} {one}, here {RUNS_HERE[name]}")
+        self._write("versions", {"member": member, "versions": found, "differs": differs})
         if differs:
-            log.warning("%s runs other versions: %s", self._name(client), "; ".join(differs))
+            log.warning("%s runs other versions: %s", member, "; ".join(differs))
 
     def ended(self, error: BaseException | None, *, asked: bool = False) -> None:
-        """It ends: by itself, by an error, or because somebody asked for it, which needs nobody."""
+        """The run ends: finished, failed, or stopped on request, which is no alert."""
         if error is None:
             self._alert("finished", {})
         elif asked:
             self._write("stopped", {})
         else:
-            said = "its process was told to end: did the SuperLink?" if isinstance(error, SystemExit) else str(error)
-            self._alert("failed", {"reason": said[:600]})
+            self._alert("failed", {"reason": _why(error)[:MAX_REASON]})
 
     def round_done(self, progress: Progress) -> None:
-        """A round has ended: what it brought, and who or what was missing."""
-        record, shown = progress.record, progress.record.report or progress.record.local
-        where = {"method": progress.method, "seed": progress.seed, "round": record.round_num, "of": progress.rounds}
-        late = zip(record.client_ids, record.seconds.tolist(), strict=True)
-        quality = {"quality": float(shown.overall()[0])} if shown else {}
-        self._write("round", {**where, **quality, "seconds": {self._name(client): one for client, one in late}})
+        """A round has ended: its result, its refusals, and whether the model stayed as it was."""
+        record = progress.record
+        where = {
+            "method": progress.method,
+            "seed": progress.seed,
+            "round": record.round_num,
+            "of": progress.rounds,
+        }
+        facts: dict[str, object] = dict(where)
+        shown = record.report or record.local
+        if shown:
+            facts["quality"] = float(shown.overall()[0])
+        timed = zip(record.client_ids, record.seconds.tolist(), strict=True)
+        facts["seconds"] = {self._name(client): seconds for client, seconds in timed}
+        self._write("round", facts)
         for refusal in record.refusals:
-            facts = {**where, "member": self._name(refusal.client_id), "reason": refusal.reason}
-            if refusal.client_id in self._present:
-                self._alert("lost", facts)
-            elif refusal.reason != NOT_CONNECTED:
-                self._alert("refused", facts)
-            elif refusal.client_id in self._missed:
-                self._write("absent", facts)  # which has been told
-            else:
-                self._alert("absent", facts)
+            self._refused(refusal, where)
         for note in record.notes:
-            if "stays" in note:  # braked, or nothing that could be used
+            if "stays" in note:  # the round was rejected, or no update could be used
                 self._alert("void", {**where, "reason": note})
         self._present = set(record.client_ids)
-        self._missed = {refusal.client_id for refusal in record.refusals} | (self._missed - self._present)
+        self._missed = {refusal.client_id for refusal in record.refusals} | (
+            self._missed - self._present
+        )
+
+    def _refused(self, refusal: Refusal, where: Mapping[str, object]) -> None:
+        client = refusal.client_id
+        facts = {**where, "member": self._name(client), "reason": refusal.reason}
+        if client in self._present:
+            self._alert("lost", facts)
+        elif refusal.reason != NOT_CONNECTED:
+            self._alert("refused", facts)
+        elif client in self._missed:
+            self._write("absent", facts)  # an alert was sent when it was first absent
+        else:
+            self._alert("absent", facts)
 
     def _name(self, client: int) -> str:
         return self.names[client] if 0 <= client < len(self.names) else str(client)
@@ -92,6 +115,17 @@ class Events:
         if not self.command:
             return
         try:
-            subprocess.run(self.command, shell=True, input=line, text=True, timeout=COMMAND_SECONDS, check=True)
-        except (OSError, subprocess.SubprocessError) as error:  # a bell that is broken must not end the run
+            subprocess.run(
+                self.command, shell=True, input=line, text=True, timeout=COMMAND_SECONDS, check=True
+            )
+        except (
+            OSError,
+            subprocess.SubprocessError,
+        ) as error:  # a broken alert must not end the run
             log.error("the alert command failed: %s", error)
+
+
+def _why(error: BaseException) -> str:
+    if isinstance(error, SystemExit):
+        return "the run's process was terminated; a SuperLink that ends does that"
+    return str(error)

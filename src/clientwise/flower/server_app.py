@@ -1,4 +1,4 @@
-"""The `ServerApp`: the experiment as everywhere else, with its clients at the nodes of a grid."""
+"""The generic `ServerApp`: runs an experiment whose clients are the nodes of a grid."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import logging
 import os
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
@@ -20,51 +21,67 @@ from .connections import connector, registered_clients, simulated_clients
 from .data import Config, found_by, from_files, server_side
 from .events import Events
 
-log = logging.getLogger("flwr.clientwise")  # below Flower's own logger, so that `flwr log` shows it
+log = logging.getLogger("flwr.clientwise")  # a child of Flower's logger: `flwr log` shows it
 
 
 def server_app(config: Config) -> ServerApp:
-    """A Flower `ServerApp` that runs the config's experiment, or goes on with it.
+    """A Flower `ServerApp` that runs the config's experiment, or resumes it.
 
-    Run config: `out` is the run folder (if there is a run in it, it is resumed), `server-data` the path of the
-    server's own samples in a deployment ("" where it has none), `initial-model` that of a model to begin with,
-    `accept-changes` whether it may be resumed with other samples of the server's, plugins or versions, which its
-    record then says. `files` and `loader` are for a simulation: where `flower.files` and `flower.loader` are.
+    Keys of the run config:
 
-    Beside the run folder stands OUT-events.jsonl: what happened, at the server's time. The shell command in the
-    environment's CLIENTWISE_ALERT gets a line of it for what needs a person: a member lost or refused, a round that
-    left the model as it was, the end. OUT-stop has the number of the run that deploy/stop.sh stops, whose end is no
-    failure.
+    - `out`: the run folder. A run that is in it is resumed.
+    - `server-data`: path of the server's own samples in a deployment; "" for none.
+    - `initial-model`: path of a model to start with.
+    - `accept-changes`: resume although the server's samples, plugins or versions changed. The
+      record says so.
+    - `files`, `loader`: in a simulation, replace `flower.files` and `flower.loader`.
+
+    The file OUT-events.jsonl beside the run folder lists the run's events. The shell command in the
+    environment variable CLIENTWISE_ALERT gets those that need a person: a member lost or refused, a
+    round that left the model as it was, the end. OUT-stop has the number of the run that
+    deploy/stop.sh stops; its end is not reported as a failure.
     """
     app = ServerApp()
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
-        began = {"initial_model": path} if (path := context.run_config.get("initial-model")) else {}
-        experiment = load_experiment(config, replaced={"engine": "flower", **began})
-        out = Path(str(context.run_config.get("out") or f"runs/{experiment.name}"))
-        own = str(context.run_config.get("server-data", ""))
+        settings = context.run_config
+        replaced: dict[str, Any] = {"engine": "flower"}
+        if settings.get("initial-model"):
+            replaced["initial_model"] = settings["initial-model"]
+        experiment = load_experiment(config, replaced=replaced)
+        out = Path(str(settings.get("out") or f"runs/{experiment.name}"))
         if isinstance(grid, InMemoryGrid):
-            experiment = found_by(experiment, context.run_config)
+            experiment = found_by(experiment, settings)
             data = from_files(experiment) if experiment.reads_files else None
             connected = simulated_clients(grid, count_clients(experiment))
         else:
-            data, connected = server_side(experiment, own), registered_clients(grid, experiment.flower.clients)
+            data = server_side(experiment, str(settings.get("server-data", "")))
+            connected = registered_clients(grid, experiment.flower.clients)
         resume = (out / "config.toml").exists()
         out.parent.mkdir(parents=True, exist_ok=True)
-        file, command = out.with_name(f"{out.name}-events.jsonl"), os.environ.get("CLIENTWISE_ALERT", "")
+        file = out.with_name(f"{out.name}-events.jsonl")
+        command = os.environ.get("CLIENTWISE_ALERT", "")
         events = Events(file, experiment.flower.clients, command)
         events.begun(resume, experiment.flower.left)
-        log.info("%s %s", "going on with the run in" if resume else "beginning a run in", out.resolve())
+        log.info("%s %s", "resuming the run in" if resume else "starting a run in", out.resolve())
         engines = nullcontext(connector(experiment, grid, connected, events.versions))
-        accept = context.run_config.get("accept-changes") is True
+        accept = settings.get("accept-changes") is True
 
         def on_round(progress: Progress) -> None:
             _log_round(experiment, progress)
             events.round_done(progress)
 
         try:
-            run(experiment, out, data=data, resume=resume, accept_changes=accept, on_round=on_round, engines=engines)
+            run(
+                experiment,
+                out,
+                data=data,
+                resume=resume,
+                accept_changes=accept,
+                on_round=on_round,
+                engines=engines,
+            )
         except BaseException as error:
             events.ended(error, asked=was_asked_to_stop(out, context.run_id))
             raise
@@ -76,16 +93,24 @@ def server_app(config: Config) -> ServerApp:
 
 def was_asked_to_stop(out: Path, run_id: int) -> bool:
     """Whether deploy/stop.sh stops this run. Any other signal ends its process in the same way."""
-    said = out.with_name(f"{out.name}-stop")
-    return said.exists() and said.read_text(encoding="utf-8").strip() == str(run_id)
+    file = out.with_name(f"{out.name}-stop")
+    return file.exists() and file.read_text(encoding="utf-8").strip() == str(run_id)
 
 
 def _log_round(experiment: Experiment, progress: Progress) -> None:
-    record, shown = progress.record, progress.record.report or progress.record.local
-    quality = f", {'reported' if record.report else 'on the clients'} {float(shown.overall()[0]):.4f}" if shown else ""
-    where = f"{progress.method}, seed {progress.seed}, round {record.round_num} of {progress.rounds}"
+    record = progress.record
+    where = (
+        f"{progress.method}, seed {progress.seed}, round {record.round_num} of {progress.rounds}"
+    )
+    quality = ""
+    if record.report:
+        quality = f", on the server's samples {float(record.report.overall()[0]):.4f}"
+    elif record.local:
+        quality = f", on the clients' samples {float(record.local.overall()[0]):.4f}"
     log.info("%s: %d clients weighed%s", where, len(record.client_ids), quality)
     names = dict(enumerate(experiment.flower.clients))
-    for refusal in (*record.refusals, *(record.local.missing if record.local else ())):
+    missing = record.local.missing if record.local else ()
+    for refusal in (*record.refusals, *missing):
         client = refusal.client_id
-        log.warning("%s: client %d (%s): %s", where, client, names.get(client, "simulated"), refusal.reason)
+        name = names.get(client, "simulated")
+        log.warning("%s: client %d (%s): %s", where, client, name, refusal.reason)

@@ -22,14 +22,16 @@ from ..experiment.schema import Experiment
 from .client_app import client_app
 from .connections import connector, simulated_clients
 
-SIMULATED_NODES = 64  # at most: a node can play many clients, and Flower looks through its nodes one by one
+SIMULATED_NODES = (
+    64  # at most: a node can play many clients, and Flower's time grows with the number of nodes
+)
 
 
 @contextmanager
 def simulation(experiment: Experiment) -> Iterator[Connect]:
     """Flower's simulation on this machine, as long as the context lasts."""
-    for chatty in ("flwr", "ray._private.worker"):
-        logging.getLogger(chatty).setLevel(logging.ERROR)
+    for name in ("flwr", "ray._private.worker"):
+        logging.getLogger(name).setLevel(logging.ERROR)
     num_clients = count_clients(experiment)
     clients = client_app(experiment.to_dict())
     begun: queue.Queue[Grid | BaseException] = queue.Queue()
@@ -39,7 +41,7 @@ def simulation(experiment: Experiment) -> Iterator[Connect]:
     @server.main()
     def main(grid: Grid, context: Context) -> None:
         begun.put(grid)
-        ended.wait()  # the rounds are run by whoever entered this context
+        ended.wait()  # the rounds run in the thread that entered this context
 
     def simulate() -> None:
         try:
@@ -49,10 +51,13 @@ def simulation(experiment: Experiment) -> Iterator[Connect]:
                 min(num_clients, SIMULATED_NODES),
                 backend_config={
                     "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
-                    "init_args": {"logging_level": "error", "log_to_driver": False},  # what fails is in the answers
+                    "init_args": {
+                        "logging_level": "error",
+                        "log_to_driver": False,
+                    },  # failures are in the replies
                 },
             )
-        except BaseException as error:  # told to whoever waits
+        except BaseException as error:  # raised in the waiting thread
             begun.put(error)
 
     thread = threading.Thread(target=simulate, name="flower-simulation")
@@ -76,7 +81,7 @@ def simulation(experiment: Experiment) -> Iterator[Connect]:
 
 
 def _keep_signals(thread: threading.Thread) -> None:
-    """Ray takes SIGTERM over when it starts, and aborts on it; whoever handled it before is to have it back."""
+    """Restore the SIGTERM handler, which Ray replaces when it starts by one that aborts."""
     while not ray.is_initialized() and thread.is_alive():
         time.sleep(0.05)
     if threading.current_thread() is threading.main_thread():

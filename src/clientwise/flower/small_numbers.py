@@ -1,7 +1,7 @@
-"""Small numbers tell about single patients: what a node can do about them before anything leaves it.
+"""Small counts can identify single patients: how a node avoids sending them.
 
-With a smallest cell of k a node trains, measures and tests on whole groups of k samples of a class, and what it says
-about its test set it says in multiples of k.
+With a smallest cell of k, a node trains, measures and tests on whole groups of k samples per class,
+and reports counts about its test set in multiples of k.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ from .data import OwnData
 
 
 def in_groups(own: OwnData, cell: int) -> OwnData:
-    """Of every class the first samples, a multiple of `cell`: whoever is left over takes no part."""
+    """Of every class the first samples, a multiple of `cell`; the others are not used."""
     if cell == 1:
         return own
-    train, test = _kept(own.train[1], cell), _kept(own.test[1], cell)
+    train = _kept(own.train[1], cell)
+    test = _kept(own.test[1], cell)
     return OwnData(
         (own.train[0][train], own.train[1][train]),
         (own.test[0][test], own.test[1][test]),
@@ -30,20 +31,29 @@ def in_groups(own: OwnData, cell: int) -> OwnData:
 
 
 def in_cells(evaluation: Evaluation, problem: Problem, cell: int) -> Evaluation:
-    """A confusion matrix in multiples of `cell`, and the metric that follows from it; other counts hold no groups."""
+    """A confusion matrix in multiples of `cell`, with the metric computed from it.
+
+    The counts of other problems have no groups and stay as they are.
+    """
     if cell == 1 or not problem.num_classes:
         return evaluation
     counts = evaluation.counts.flatten(1)
-    cells, rest = counts // cell, counts % cell
-    places = rest.argsort(dim=1, descending=True, stable=True).argsort(dim=1)
-    cells += places < (rest.sum(1, keepdim=True) // cell)  # the sum stays what it is, a multiple of `cell`
+    cells = counts // cell
+    rest = counts % cell
+    ranks = rest.argsort(dim=1, descending=True, stable=True).argsort(dim=1)
+    cells += ranks < (
+        rest.sum(1, keepdim=True) // cell
+    )  # keeps the sum, which is a multiple of `cell`
     counts = (cells * cell).reshape(evaluation.counts.shape)
     values = METRICS.get(problem.metric)(counts.double())[:, None]
     return replace(evaluation, counts=counts, values=values)
 
 
 def _kept(targets: Tensor, cell: int) -> Tensor:
-    """Which samples are kept, as a mask [n]; numbers to predict have no classes and are one group."""
+    """Mask [n] of the samples that are kept.
+
+    Regression targets have no classes and are one group.
+    """
     targets = torch.as_tensor(targets)
     classes = torch.zeros(len(targets)) if targets.is_floating_point() else targets
     kept = torch.zeros(len(targets), dtype=torch.bool)

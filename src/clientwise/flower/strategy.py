@@ -1,4 +1,4 @@
-"""The weighting alone, for Flower apps of others: `Weighted` goes around their strategy."""
+"""`Weighted`: clientwise's weights for the weighted mean of any Flower strategy that takes one."""
 
 from __future__ import annotations
 
@@ -27,7 +27,16 @@ from flwr.serverapp.strategy import (
 )
 from torch import Tensor
 
-from ..core.criteria import ANY, CRITERIA, Arrivals, ClientFacts, make_criterion, measure_clients, model_divergence
+from ..core.criteria import (
+    ANY,
+    CRITERIA,
+    Arrivals,
+    ClientFacts,
+    make_criterion,
+    measure_clients,
+    model_divergence,
+)
+from ..core.guard import inspect_models, inspect_values
 from ..core.problem import Classification
 from ..core.scores import Prioritized, Score
 from ..core.types import Evaluation, ModelSpec
@@ -35,19 +44,41 @@ from ..core.weighting import weigh
 from ..registry import Part
 
 log = logging.getLogger("flwr.clientwise")
-WEIGHT = "clientwise-weight"  # what a reply's weight is called among its metrics
+WEIGHT = "clientwise-weight"  # the metric under which the wrapped strategy finds a reply's weight
+MAX_REASON = 300  # characters
 T = TypeVar("T")
 Metric = int | float | list[int] | list[float]
-WITHOUT_WEIGHTS = (FedMedian, FedTrimmedAvg, Krum, MultiKrum, Bulyan, QFedAvg, FedXgbBagging, FedXgbCyclic)
+NOT_USABLE = -1  # the form of a metric that cannot be averaged
+Aggregated = tuple[ArrayRecord | None, MetricRecord | None]
+WITHOUT_WEIGHTS = (
+    FedMedian,
+    FedTrimmedAvg,
+    Krum,
+    MultiKrum,
+    Bulyan,
+    QFedAvg,
+    FedXgbBagging,
+    FedXgbCyclic,
+)
 
 
 def measure(
     criteria: Sequence[str], labels: Sequence[int], num_classes: int, training_loss: float = 0.0
 ) -> dict[str, float]:
-    """clientwise's own criteria of a client's labels, by name, to be put among the metrics of its reply.
+    """Built-in criteria of a client, by name; add them to the metrics of the client's reply.
 
-    >>> measure(["dataset_size", "label_diversity", "class_balance"], [0, 1, 1, 1], num_classes=2)
-    {'dataset_size': 4.0, 'label_diversity': 2.0, 'class_balance': 0.3333333333333333}
+    Args:
+        criteria: names of built-in criteria that a client measures.
+        labels: classes of the client's training samples, [n].
+        num_classes: number of classes of the problem.
+        training_loss: mean loss in the last local epoch; used by `training_loss` alone.
+
+    Returns:
+        One value per criterion.
+
+    Example:
+        >>> measure(["dataset_size", "label_diversity"], [0, 1, 1, 1], num_classes=2)
+        {'dataset_size': 4.0, 'label_diversity': 2.0}
     """
     targets = torch.as_tensor(labels)
     facts = ClientFacts(
@@ -64,31 +95,53 @@ def measure(
 
 @dataclass(frozen=True)
 class RoundWeights:
-    """What a round's weights came from, by node id."""
+    """Criteria, weights and refusals of a training round, by node id."""
 
     criteria: Mapping[int, Mapping[str, float]]
     weights: Mapping[int, float]
     refusals: Mapping[int, str]
-    remarks: tuple[str, ...] = ()  # on what was not believed, or could not be weighed
+    remarks: tuple[str, ...] = ()  # claims and metrics that were ignored, and why
 
 
 @dataclass(frozen=True)
 class RoundEvaluation:
-    """Whose evaluation counted in a round, by node id."""
+    """Test samples and refusals of an evaluation round, by node id."""
 
     num_samples: Mapping[int, int]
     refusals: Mapping[int, str]
     remarks: tuple[str, ...] = ()
 
 
-class Weighted(Strategy):
-    """A Flower strategy of yours, with clientwise's weights instead of the number of examples.
+@dataclass(frozen=True)
+class _Reply:
+    """A reply whose content was read: the model laid out as the global one, and the metrics."""
 
-    `criteria` are names of metrics in the clients' replies, most important first; `model_divergence` is measured here,
-    and `measured_here` gives functions of a reply's arrays for others (a server's accuracy, as AdaFed weighs by). What
-    is measured here is never taken from a client. `num_classes`, if you give it, is the most that `label_diversity` can
-    be; `max_test_samples` the largest test set that is believed. `rounds` and `evaluations` tell, for every round so
-    far, who got which weight and who was refused; `record` is a file to which they are written, a line of JSON each.
+    message: Message
+    arrays: ArrayRecord
+    metrics: dict[str, Metric]
+
+
+class Weighted(Strategy):
+    """A Flower strategy with clientwise's weights instead of the number of examples.
+
+    Every reply is checked by `core.guard`, as an update in a clientwise run is. A refused reply
+    does not end the run.
+
+    Args:
+        strategy: a strategy that takes a weighted mean: FedAvg, FedProx, FedAdam and the like.
+        criteria: names of metrics in the clients' replies, most important first. `model_divergence`
+            is measured on the server.
+        score: how the criteria become one number; `Prioritized` by default.
+        normalise: how each criterion is scaled across clients; the score's own default if None.
+        measured_here: functions of a reply's arrays, by criterion, for what the server measures
+            itself. A client's claim for such a criterion is ignored.
+        num_classes: upper bound of `label_diversity`.
+        max_test_samples: largest test set size accepted from a client.
+        record: file to which each round is appended as one line of JSON.
+
+    Attributes:
+        rounds: `RoundWeights` of every training round so far.
+        evaluations: `RoundEvaluation` of every evaluation round so far.
     """
 
     def __init__(
@@ -104,36 +157,53 @@ class Weighted(Strategy):
         record: str | Path | None = None,
     ) -> None:
         if not isinstance(strategy, FedAvg) or isinstance(strategy, WITHOUT_WEIGHTS):
+            kind = type(strategy).__name__
             raise TypeError(
-                f"{type(strategy).__name__} takes no weighted mean: use FedAvg, FedProx, FedAdam or the like"
+                f"{kind} takes no weighted mean: use FedAvg, FedProx, FedAdam or the like"
             )
         self.rounds: dict[int, RoundWeights] = {}
         self.evaluations: dict[int, RoundEvaluation] = {}
-        self._strategy, self._criteria = strategy, tuple(criteria)
-        self._score, self._normalise = score or Prioritized(tuple(criteria)), normalise
+        self._strategy = strategy
+        self._criteria = tuple(criteria)
+        self._score = score or Prioritized(self._criteria)
+        self._normalise = normalise
         self._measured_here = {"model_divergence": self._divergence, **(measured_here or {})}
-        ours = {name: make_criterion(name) for name in self._criteria if name in CRITERIA}
-        problem = Classification(num_classes or int(ANY))
-        self._most = dict.fromkeys(criteria, ANY) | {name: one.high(problem) for name, one in ours.items()}
-        for name, one in ours.items():
-            if one.measured_by == "server" and name not in self._measured_here:
-                raise ValueError(f"{name} is not for a client to say: give a function for it as measured_here")
-        self._weigh([dict.fromkeys(criteria, 1.0)])  # what does not fit together is said now, not in round 1
-        self._global: dict[str, numpy.ndarray] = {}  # the model that was sent out
-        self._max_test_samples, self._test_sizes = max_test_samples, dict[int, int]()  # of every node's first answer
+        self._highest = self._upper_bounds(num_classes)
+        self._max_test_samples = max_test_samples
+        self._test_sizes: dict[int, int] = {}  # of every node's first evaluation
         self._record = None if record is None else Path(record)
+        self._global: dict[str, numpy.ndarray] = {}  # the model that was sent out
+        self._weigh(
+            [dict.fromkeys(criteria, 1.0)]
+        )  # an invalid combination fails here, not in round 1
+
+    def _upper_bounds(self, num_classes: int | None) -> dict[str, float]:
+        """The largest value of every criterion that can be true."""
+        problem = Classification(num_classes or int(ANY))
+        highest = dict.fromkeys(self._criteria, ANY)
+        for name in self._criteria:
+            if name not in CRITERIA:
+                continue
+            known = make_criterion(name)
+            if known.measured_by == "server" and name not in self._measured_here:
+                raise ValueError(
+                    f"{name} is measured by the server: give a function for it as measured_here"
+                )
+            highest[name] = known.high(problem)
+        return highest
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """As your strategy does; the model is remembered, since the replies are held against it."""
+        """As the wrapped strategy does. The model is kept, since replies are compared with it."""
         self._global = {name: array.numpy() for name, array in arrays.items()}
         return self._strategy.configure_train(server_round, arrays, config, grid)
 
-    def aggregate_train(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Measure, weigh, and let your strategy aggregate with these weights; no model where nobody weighs anything."""
+    def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> Aggregated:
+        """Measure, weigh, and aggregate by the wrapped strategy.
+
+        Returns no model where all weights are zero.
+        """
         refusals: dict[int, str] = {}
         remarks: list[str] = []
         accepted = _accept(replies, self._read_update, refusals)
@@ -143,86 +213,101 @@ class Weighted(Strategy):
             weights = self._weigh(list(measured.values()))
         except (ValueError, OverflowError) as error:
             weights = [0.0] * len(measured)
-            remarks.append(f"nobody could be weighed: {error}")
-        aggregated: tuple[ArrayRecord | None, MetricRecord | None] = None, None
+            remarks.append(f"no weights could be computed: {error}")
+        aggregated: Aggregated = (None, None)
         if any(weights):
-            remarks += _leave_common([metrics for _, _, metrics in accepted.values()])
-            for (reply, arrays, metrics), weight in zip(accepted.values(), weights, strict=True):
-                _replace(reply, MetricRecord(metrics | {WEIGHT: weight}), arrays)
-            aggregated = self._aggregate(server_round, [reply for reply, _, _ in accepted.values()])
+            remarks += _keep_common([reply.metrics for reply in accepted.values()])
+            for reply, weight in zip(accepted.values(), weights, strict=True):
+                metrics = MetricRecord(reply.metrics | {WEIGHT: weight})
+                _set_content(reply.message, metrics, reply.arrays)
+            messages = [reply.message for reply in accepted.values()]
+            aggregated = self._aggregate(server_round, messages)
         by_node = dict(zip(measured, weights, strict=True))
-        self.rounds[server_round] = RoundWeights(measured, by_node, refusals, tuple(remarks))
-        self._write_down("train", server_round, self.rounds[server_round])
+        found = RoundWeights(measured, by_node, refusals, tuple(remarks))
+        self.rounds[server_round] = found
+        self._write_down("train", server_round, found)
         return aggregated
 
-    def _read_update(self, reply: Message) -> tuple[Message, ArrayRecord, dict[str, Metric]]:
-        """A reply's model, as ours is laid out, and its metrics; ValueError where it cannot be used."""
-        content = reply.content
+    def _read_update(self, message: Message) -> _Reply:
+        """A reply's model and metrics; ValueError where they cannot be used."""
+        content = message.content
         if len(content.array_records) != 1 or len(content.metric_records) != 1:
             raise ValueError("does not consist of one record of arrays and one of metrics")
-        (arrays,), (metrics,) = content.array_records.values(), content.metric_records.values()
-        model = self._fitting(arrays)
+        (arrays,) = content.array_records.values()
+        (metrics,) = content.metric_records.values()
+        model = self._laid_out(arrays)
+        _require(inspect_models(_flat(model)[None]))
         for name in self._criteria:
             if name not in self._measured_here:
                 self._check(name, _number(metrics, name))
-        return reply, model, dict(metrics)
+        return _Reply(message, _record(model), dict(metrics))
 
-    def _fitting(self, arrays: ArrayRecord) -> ArrayRecord:
-        """A client's model with the names, the order and the types of the one that was sent out."""
+    def _laid_out(self, arrays: ArrayRecord) -> dict[str, numpy.ndarray]:
+        """A client's model with the names, the order and the types of the global one."""
         found = {name: array.numpy() for name, array in arrays.items()}
-        if {name: array.shape for name, array in found.items()} != {
-            name: array.shape for name, array in self._global.items()
-        }:
+        shapes = {name: array.shape for name, array in found.items()}
+        if shapes != {name: array.shape for name, array in self._global.items()}:
             raise ValueError("model of another shape")
-        if not all(numpy.can_cast(found[name].dtype, ours.dtype, "same_kind") for name, ours in self._global.items()):
-            raise ValueError("model of another type")
-        with numpy.errstate(over="ignore"):  # what overflows is infinite, and seen below
-            model = {name: found[name].astype(ours.dtype) for name, ours in self._global.items()}
-        flat = _flat(model)
-        if not bool(flat.isfinite().all()):
-            raise ValueError("model has NaN or Inf")
-        if not bool(torch.linalg.vector_norm(flat - _flat(self._global)).isfinite()):
-            raise ValueError("model is so far off that its distance overflows")
-        return ArrayRecord({name: Array(array) for name, array in model.items()})
+        model = {}
+        for name, ours in self._global.items():
+            if not numpy.can_cast(found[name].dtype, ours.dtype, "same_kind"):
+                raise ValueError("model of another type")
+            with numpy.errstate(over="ignore"):  # an overflow is infinite, which the guard refuses
+                model[name] = found[name].astype(ours.dtype)
+        return model
 
     def _measure(
-        self,
-        accepted: Mapping[int, tuple[Message, ArrayRecord, dict[str, Metric]]],
-        refusals: dict[int, str],
-        remarks: list[str],
+        self, accepted: Mapping[int, _Reply], refusals: dict[int, str], remarks: list[str]
     ) -> dict[int, dict[str, float]]:
-        """The criteria of every node: what is measured here, and what the others claim."""
+        """The criteria of every node: measured here, or as the node claims."""
         measured: dict[int, dict[str, float]] = {}
-        for node, (_, arrays, metrics) in accepted.items():
-            values = {}
+        for node, reply in accepted.items():
             try:
-                for name in self._criteria:
-                    if name in self._measured_here:
-                        values[name] = self._measure_here(name, arrays)
-                        if (claim := metrics.pop(name, None)) is not None:
-                            said = f"node {node} claims {name} = {str(claim)[:40]}"
-                            remarks.append(f"{said}, which is measured here: {values[name]:g}")
-                    else:
-                        values[name] = _number(metrics, name)
+                measured[node] = {name: self._value(name, reply) for name in self._criteria}
             except _RefusedError as error:
                 refusals[node] = str(error)
-            else:
-                measured[node] = values
+                continue
+            remarks += self._take_out_claims(node, reply.metrics, measured[node])
         return measured
 
+    def _value(self, name: str, reply: _Reply) -> float:
+        if name in self._measured_here:
+            return self._measure_here(name, reply.arrays)
+        return _number(reply.metrics, name)
+
+    def _take_out_claims(
+        self, node: int, metrics: dict[str, Metric], measured: Mapping[str, float]
+    ) -> list[str]:
+        """Remove what a client claims about criteria that are measured here.
+
+        Returns one remark per claim.
+        """
+        claimed = [name for name in measured if name in self._measured_here and name in metrics]
+        remarks = []
+        for name in claimed:
+            claim = str(metrics.pop(name))[:40]
+            remarks.append(
+                f"node {node} claims {name} = {claim}, which is measured here: {measured[name]:g}"
+            )
+        return remarks
+
     def _measure_here(self, name: str, arrays: ArrayRecord) -> float:
-        """The server's own measurement. Where it fails for the model that was sent out as well, the fault is here."""
+        """The server's own measurement.
+
+        If it fails for the global model too, the server is at fault: it raises.
+        """
         measure_model = self._measured_here[name]
         try:
             return self._check(name, float(measure_model(arrays)))
         except Exception as error:
-            ours = ArrayRecord({key: Array(array) for key, array in self._global.items()})
-            self._check(name, float(measure_model(ours)))
-            raise _RefusedError(f"{name} of its model cannot be measured: {error}"[:300]) from error
+            self._check(name, float(measure_model(_record(self._global))))
+            reason = f"{name} of its model cannot be measured: {error}"
+            raise _RefusedError(reason[:MAX_REASON]) from error
 
     def _check(self, name: str, value: float) -> float:
-        if not 0 <= value <= self._most[name] * (1 + 1e-9):
-            raise ValueError(f"{name} = {value:g} is outside [0, {self._most[name]:g}]")
+        _require(
+            inspect_values(name, torch.tensor([value], dtype=torch.float64), self._highest[name])
+        )
         return value
 
     def _weigh(self, measured: Sequence[Mapping[str, float]]) -> list[float]:
@@ -230,11 +315,10 @@ class Weighted(Strategy):
         weights: list[float] = weigh(columns, score=self._score, normalise=self._normalise).tolist()
         return weights
 
-    def _aggregate(
-        self, server_round: int, replies: Sequence[Message]
-    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """What your strategy makes of these replies with their weights."""
-        usual, self._strategy.weighted_by_key = self._strategy.weighted_by_key, WEIGHT
+    def _aggregate(self, server_round: int, replies: Sequence[Message]) -> Aggregated:
+        """The wrapped strategy's aggregate of these replies, by the weights in them."""
+        usual = self._strategy.weighted_by_key
+        self._strategy.weighted_by_key = WEIGHT
         try:
             return self._strategy.aggregate_train(server_round, replies)
         finally:
@@ -243,51 +327,64 @@ class Weighted(Strategy):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """As your strategy does."""
+        """As the wrapped strategy does."""
         return self._strategy.configure_evaluate(server_round, arrays, config, grid)
 
-    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """As your strategy does, with the replies that can be believed.
+    def aggregate_evaluate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
+        """As the wrapped strategy does, with the replies that were accepted.
 
-        A node's test set stays as large as it was in its first answer, or its say would grow at will.
+        A node's test set keeps the size of its first evaluation; a node could otherwise raise its
+        own influence.
         """
         refusals: dict[int, str] = {}
         accepted = _accept(replies, self._read_evaluation, refusals)
-        sizes = {node: int(_number(metrics, self._strategy.weighted_by_key)) for node, (_, metrics) in accepted.items()}
+        key = self._strategy.weighted_by_key
+        sizes = {node: int(_number(metrics, key)) for node, (_, metrics) in accepted.items()}
         self._test_sizes |= sizes
-        remarks = _leave_common([metrics for _, metrics in accepted.values()])
-        for reply, metrics in accepted.values():
-            _replace(reply, MetricRecord(metrics))
-        self.evaluations[server_round] = RoundEvaluation(sizes, refusals, tuple(remarks))
-        self._write_down("evaluate", server_round, self.evaluations[server_round])
+        remarks = _keep_common([metrics for _, metrics in accepted.values()])
+        for message, metrics in accepted.values():
+            _set_content(message, MetricRecord(metrics))
+        found = RoundEvaluation(sizes, refusals, tuple(remarks))
+        self.evaluations[server_round] = found
+        self._write_down("evaluate", server_round, found)
         if not any(sizes.values()):
             return None
-        return self._strategy.aggregate_evaluate(server_round, [reply for reply, _ in accepted.values()])
+        messages = [message for message, _ in accepted.values()]
+        return self._strategy.aggregate_evaluate(server_round, messages)
 
-    def _read_evaluation(self, reply: Message) -> tuple[Message, dict[str, Metric]]:
-        """A reply's metrics; ValueError where they cannot be believed."""
-        if len(reply.content.metric_records) != 1:
+    def _read_evaluation(self, message: Message) -> tuple[Message, dict[str, Metric]]:
+        """A reply's metrics; ValueError where they cannot be true."""
+        if len(message.content.metric_records) != 1:
             raise ValueError("does not hold one record of metrics")
-        (metrics,) = reply.content.metric_records.values()
-        size, first = _number(metrics, self._strategy.weighted_by_key), self._test_sizes.get(reply.metadata.src_node_id)
+        (metrics,) = message.content.metric_records.values()
+        size = _number(metrics, self._strategy.weighted_by_key)
+        first = self._test_sizes.get(message.metadata.src_node_id)
         if size != int(size) or not 0 <= size <= self._max_test_samples:
-            raise ValueError(f"{size:.12g} test samples, with max_test_samples = {self._max_test_samples}")
+            limit = self._max_test_samples
+            raise ValueError(f"{size:.12g} test samples, with max_test_samples = {limit}")
         if first not in (None, size):
             raise ValueError(f"{size:.12g} test samples, {first} in its first answer")
-        return reply, dict(metrics)
+        return message, dict(metrics)
 
-    def _write_down(self, kind: str, server_round: int, found: RoundWeights | RoundEvaluation) -> None:
-        """In the log what went wrong, in the file everything."""
-        left_out = (f"node {node} is left out: {reason}" for node, reason in found.refusals.items())
-        for text in (*left_out, *found.remarks):
-            log.warning("round %d: %s", server_round, text)
+    def _write_down(
+        self, kind: str, server_round: int, found: RoundWeights | RoundEvaluation
+    ) -> None:
+        """Refusals and remarks to the log, everything to the record."""
+        for node, reason in found.refusals.items():
+            log.warning("round %d: node %d is refused: %s", server_round, node, reason)
+        for remark in found.remarks:
+            log.warning("round %d: %s", server_round, remark)
         if self._record is not None:
+            line = json.dumps({"round": server_round, "kind": kind, **asdict(found)})
             with self._record.open("a", encoding="utf-8") as file:
-                file.write(json.dumps({"round": server_round, "kind": kind, **asdict(found)}) + "\n")
+                file.write(line + "\n")
 
     def summary(self) -> None:
-        """What is weighed by, and your strategy's own summary."""
-        log.info("\t├──> Weighted by: %s (%s)", ", ".join(self._criteria), type(self._score).__name__)
+        """Log the criteria, and the wrapped strategy's own summary."""
+        criteria = ", ".join(self._criteria)
+        log.info("\t├──> Weighted by: %s (%s)", criteria, type(self._score).__name__)
         self._strategy.summary()
 
     def _divergence(self, arrays: ArrayRecord) -> float:
@@ -299,11 +396,16 @@ class Weighted(Strategy):
 
 
 class _RefusedError(Exception):
-    """A client's model that the server cannot measure, though it can measure its own."""
+    """A client's model that the server cannot measure, though it can measure the global model."""
 
 
-def _accept(replies: Iterable[Message], read: Callable[[Message], T], refusals: dict[int, str]) -> dict[int, T]:
-    """What can be used of the replies, by node; `refusals` tells why the others cannot. Nothing sent ends the run."""
+def _accept(
+    replies: Iterable[Message], read: Callable[[Message], T], refusals: dict[int, str]
+) -> dict[int, T]:
+    """Readable replies by node.
+
+    The others are added to `refusals` with the reason; none ends the run.
+    """
     found: dict[int, T] = {}
     for reply in replies:
         node = reply.metadata.src_node_id
@@ -314,48 +416,72 @@ def _accept(replies: Iterable[Message], read: Callable[[Message], T], refusals: 
                 raise ValueError(reply.error.reason)
             found[node] = read(reply)
         except Exception as error:
-            refusals[node] = (str(error) or type(error).__name__)[:300]
+            refusals[node] = (str(error) or type(error).__name__)[:MAX_REASON]
     return found
 
 
-def _leave_common(metrics: Sequence[dict[str, Metric]]) -> list[str]:
-    """Take out what cannot be averaged: what not everybody sent, in one form, and what is no usual number."""
+def _require(reasons: Sequence[str | None]) -> None:
+    """ValueError with the guard's reason, where it has one."""
+    for reason in reasons:
+        if reason is not None:
+            raise ValueError(reason)
+
+
+def _keep_common(metrics: Sequence[dict[str, Metric]]) -> list[str]:
+    """Remove metrics that cannot be averaged; returns a remark that lists them.
+
+    Such metrics are missing in some replies, have another form there, or are not usable numbers.
+    """
     forms = [{name: _form(value) for name, value in one.items()} for one in metrics]
-    common = (
-        [name for name in forms[0] if all(one.get(name, -1) == forms[0][name] >= 0 for one in forms)] if forms else []
-    )
-    others = sorted({str(name)[:40] for one in metrics for name in one if name not in common})
+    common = set()
+    for name, form in (forms[0] if forms else {}).items():
+        if form != NOT_USABLE and all(one.get(name) == form for one in forms):
+            common.add(name)
+    others = set()
     for one in metrics:
-        for name in [name for name in one if name not in common]:
+        for name in one.keys() - common:
+            others.add(str(name)[:40])
             del one[name]
-    return [f"not averaged, since not everybody sent a number for it: {', '.join(others)[:300]}"] if others else []
+    if not others:
+        return []
+    listed = ", ".join(sorted(others))[:MAX_REASON]
+    return [f"not averaged, since not every reply has a usable number for it: {listed}"]
 
 
 def _form(value: Metric) -> int:
-    """0 for a number, n + 1 for n numbers, −1 where one of them is beyond what is usual."""
+    """0 for a number, n + 1 for n numbers, `NOT_USABLE` where one is not finite or above `ANY`."""
     values = value if isinstance(value, list) else [value]
-    if not all(abs(one) <= ANY for one in values):  # NaN neither
-        return -1
+    if not all(abs(one) <= ANY for one in values):  # false for NaN
+        return NOT_USABLE
     return len(value) + 1 if isinstance(value, list) else 0
 
 
-def _replace(reply: Message, metrics: MetricRecord, arrays: ArrayRecord | None = None) -> None:
-    """Put what was accepted in the place of what was sent, under names that are alike in all replies."""
-    reply.content.clear()
-    reply.content["metrics"] = metrics
+def _set_content(
+    message: Message, metrics: MetricRecord, arrays: ArrayRecord | None = None
+) -> None:
+    """Replace what was sent by what was accepted, under the same record names in all replies."""
+    message.content.clear()
+    message.content["metrics"] = metrics
     if arrays is not None:
-        reply.content["arrays"] = arrays
+        message.content["arrays"] = arrays
 
 
 def _number(metrics: Mapping[str, Metric], name: str) -> float:
     value = metrics.get(name)
+    if value is None:
+        raise ValueError(f"no metric {name}")
     if not isinstance(value, (int, float)):
-        raise ValueError(f"no metric {name}" if value is None else f"{name} is not one number")
+        raise ValueError(f"{name} is not one number")
     return float(value)
 
 
+def _record(model: Mapping[str, numpy.ndarray]) -> ArrayRecord:
+    return ArrayRecord({name: Array(array) for name, array in model.items()})
+
+
 def _flat(model: Mapping[str, numpy.ndarray]) -> Tensor:
-    return torch.cat([torch.from_numpy(array.astype("float32")).flatten() for array in model.values()])
+    arrays = [torch.from_numpy(array.astype("float32")) for array in model.values()]
+    return torch.cat([array.flatten() for array in arrays])
 
 
 def _no_judge(models: Tensor) -> Evaluation:

@@ -1,12 +1,15 @@
-"""All that crosses the wire, as Flower's records: arrays, numbers and JSON, no pickle.
+"""The messages between server and clients, as Flower's records: arrays, numbers and JSON.
 
-server -> client   train:    the model [d], the task, and which client is meant
-                   evaluate: c candidate models [c, d], and which client is meant
-client -> server   trained:  the model [d], training loss, seconds, one number per criterion it was asked for,
-                             and which versions it runs
-                   judged:   number of test samples; metric, loss and counts (confusion, sums, pairs) per candidate
+server -> client
+    train:    the model [d], the task, and the client's number
+    evaluate: c candidate models [c, d], and the client's number
+client -> server
+    trained:  the model [d], training loss, seconds, one number per requested criterion, and the
+              versions it runs
+    judged:   number of test samples; metric, loss and counts (confusion, sums, pairs) per candidate
 
-Simulated hostile clients that keep a model of their own get it from the server and give it back: nodes keep nothing.
+There is no pickle. Nodes keep nothing between messages. A simulated hostile client that trains a
+model of its own gets it from the server and sends it back.
 """
 
 from __future__ import annotations
@@ -29,15 +32,22 @@ from ..core.types import Evaluation, LocalTraining, Task, Updates
 from ..registry import Part
 
 # The records of a message.
-ARRAYS, REQUEST, NUMBERS, KEPT, VERSIONS = "arrays", "request", "numbers", "kept", "versions"
+ARRAYS = "arrays"
+REQUEST = "request"
+NUMBERS = "numbers"
+KEPT = "kept"
+VERSIONS = "versions"
 VERSION = version("clientwise")
-RUNS_HERE = {name: version(name) for name in ("clientwise", "flwr", "torch")} | {"python": python_version()}
-CRITERION = "criterion."  # before the name of a criterion among the numbers
+RUNS_HERE = {name: version(name) for name in ("clientwise", "flwr", "torch")}
+RUNS_HERE["python"] = python_version()
+CRITERION = "criterion."  # prefix of a criterion's name among the numbers
+LARGEST_COUNT = 1e300
+Numbers = Mapping[str, float | int | Sequence[float] | Sequence[int]]
 
 
 @dataclass(frozen=True)
 class Request:
-    """Who is meant, and what is asked beside the models."""
+    """A request without its models."""
 
     client: int
     seed: int
@@ -46,7 +56,7 @@ class Request:
 
 
 def write_request(request: Request, models: ArrayRecord, kept: Tensor | None = None) -> RecordDict:
-    """A message to a client. `models` comes from `pack`, so that one array serves the whole cohort."""
+    """A message to a client. `models` comes from `pack`, so that all clients share one array."""
     plain = asdict(request)
     if request.task is not None:
         plain["task"]["loss"] = asdict(request.task.loss.record())
@@ -57,7 +67,7 @@ def write_request(request: Request, models: ArrayRecord, kept: Tensor | None = N
 
 
 def read_request(content: RecordDict) -> tuple[Request, Tensor, Tensor | None]:
-    """The request, the models, and what a simulated hostile client kept."""
+    """The request, the models, and a simulated hostile client's own model."""
     plain = json.loads(str(content.config_records[REQUEST]["json"]))
     task = plain.pop("task")
     if task is not None:
@@ -73,69 +83,93 @@ def read_request(content: RecordDict) -> tuple[Request, Tensor, Tensor | None]:
 
 def write_update(updates: Updates, kept: Tensor | None) -> RecordDict:
     """A trained model and what the client measured."""
-    numbers = MetricRecord({"training_loss": float(updates.training_loss[0]), "seconds": float(updates.seconds[0])})
+    numbers = MetricRecord()
+    numbers["training_loss"] = float(updates.training_loss[0])
+    numbers["seconds"] = float(updates.seconds[0])
     for name, values in updates.measurements.items():
         numbers[CRITERION + name] = float(values[0])
-    content = RecordDict({ARRAYS: pack(updates.models[0]), NUMBERS: numbers, VERSIONS: ConfigRecord({**RUNS_HERE})})
+    content = RecordDict()
+    content[ARRAYS] = pack(updates.models[0])
+    content[NUMBERS] = numbers
+    content[VERSIONS] = ConfigRecord({**RUNS_HERE})
     if kept is not None:
         content[KEPT] = pack(kept)
     return content
 
 
 def read_versions(content: RecordDict) -> dict[str, str]:
-    """What a client says that it runs; nothing but short texts that fit into a log."""
-    said = content.config_records.get(VERSIONS, ConfigRecord())
-    told = {name: one for name, one in said.items() if isinstance(one, str) and len(one) < 40 and one.isprintable()}
-    return {name: told.get(name, "not told") for name in RUNS_HERE}
+    """The versions that a client claims to run; only short printable texts, for the log's sake."""
+    claimed = content.config_records.get(VERSIONS, ConfigRecord())
+    return {name: _printable(claimed.get(name)) for name in RUNS_HERE}
 
 
 def read_update(client: int, content: RecordDict) -> tuple[Updates, Tensor | None]:
-    """One client's update, whatever it sent: the round's guard judges it."""
+    """One client's update, unchecked: the round's guard checks it."""
     numbers = content.metric_records[NUMBERS]
-    measured = {
-        name.removeprefix(CRITERION): _number(numbers, name) for name in numbers if str(name).startswith(CRITERION)
-    }
+    claimed = [name for name in numbers if str(name).startswith(CRITERION)]
+    measured = {name.removeprefix(CRITERION): _number(numbers, name) for name in claimed}
     model = unpack(content.array_records[ARRAYS]).reshape(1, -1)
     kept = unpack(content.array_records[KEPT]) if KEPT in content.array_records else None
-    return Updates((client,), model, measured, _number(numbers, "training_loss"), _number(numbers, "seconds")), kept
+    loss = _number(numbers, "training_loss")
+    seconds = _number(numbers, "seconds")
+    return Updates((client,), model, measured, loss, seconds), kept
 
 
 def write_evaluation(evaluation: Evaluation) -> RecordDict:
-    """How the candidates did on one client's test set."""
-    values, losses = evaluation.values[:, 0].tolist(), evaluation.losses[:, 0].tolist()
-    numbers = MetricRecord({"num_samples": int(evaluation.num_samples[0]), "values": values, "losses": losses})
+    """The candidates' results on one client's test set."""
+    numbers = MetricRecord()
+    numbers["num_samples"] = int(evaluation.num_samples[0])
+    numbers["values"] = evaluation.values[:, 0].tolist()
+    numbers["losses"] = evaluation.losses[:, 0].tolist()
     return RecordDict({ARRAYS: pack(evaluation.counts), NUMBERS: numbers})
 
 
 def read_evaluation(
-    content: RecordDict, num_candidates: int, problem: Problem, *, most_samples: int, outputs: int = 1
+    content: RecordDict,
+    num_candidates: int,
+    problem: Problem,
+    *,
+    most_samples: int,
+    outputs: int = 1,
 ) -> Evaluation:
-    """One client's evaluation. ValueError where it cannot be true: what it says of itself must agree.
+    """One client's evaluation; ValueError where its numbers contradict each other.
 
-    `most_samples` is the largest test set that is believed; `outputs` is how many numbers regression has per sample.
+    Args:
+        content: a reply, as `write_evaluation` writes it.
+        num_candidates: number of models that were sent, c.
+        problem: says which counts there are and how the metric follows from them.
+        most_samples: largest test set that is accepted.
+        outputs: numbers per sample, for regression.
     """
     numbers = content.metric_records[NUMBERS]
     num_samples = _number(numbers, "num_samples")
-    values, losses = (
-        torch.tensor(numbers[name], dtype=torch.float64).reshape(num_candidates, 1) for name in ("values", "losses")
-    )
+    values = _column(numbers, "values", num_candidates)
+    losses = _column(numbers, "losses", num_candidates)
     counts = unpack(content.array_records[ARRAYS]).double()
     if counts.shape != (num_candidates, *problem.counts_shape):
         raise ValueError(f"counts of shape {tuple(counts.shape)}")
-    if not bool((counts >= 0).all() & (counts < 1e300).all()):
-        raise ValueError("counts that are negative, or beyond all bounds")
+    if not bool((counts >= 0).all() & (counts < LARGEST_COUNT).all()):
+        raise ValueError("counts that are negative, not finite or too large")
     size = float(num_samples)
     if not 0 <= size <= most_samples:
         raise ValueError(f"{size:.12g} test samples, with flower.max_test_samples = {most_samples}")
     problem.check_counts(counts, size, outputs)
-    if measured(problem.metric).from_scores:
-        if not bool(((values >= 0) & (values <= 1)).all()):
-            raise ValueError(f"{problem.metric} must be 0 to 1: {values.flatten().tolist()}")
-    elif not torch.allclose(values, METRICS.get(problem.metric)(counts)[:, None], rtol=1e-9, atol=1e-9):
-        raise ValueError(f"{problem.metric} is not what the counts say: {values.flatten().tolist()}")
+    _check_metric(problem, values, counts)
     if bool((losses < 0).any()):
         raise ValueError(f"a loss below zero: {losses.flatten().tolist()}")
     return Evaluation(num_samples.long(), values, losses, counts.to(problem.counts_dtype))
+
+
+def _check_metric(problem: Problem, values: Tensor, counts: Tensor) -> None:
+    """A metric of scores is in [0, 1]; any other follows from the counts."""
+    claimed = values.flatten().tolist()
+    if measured(problem.metric).from_scores:
+        if not bool(((values >= 0) & (values <= 1)).all()):
+            raise ValueError(f"{problem.metric} must be 0 to 1: {claimed}")
+        return
+    expected = METRICS.get(problem.metric)(counts)[:, None]
+    if not torch.allclose(values, expected, rtol=1e-9, atol=1e-9):
+        raise ValueError(f"{problem.metric} does not follow from the counts: {claimed}")
 
 
 def pack(tensor: Tensor) -> ArrayRecord:
@@ -144,13 +178,24 @@ def pack(tensor: Tensor) -> ArrayRecord:
 
 
 def unpack(record: Mapping[str, Array]) -> Tensor:
-    """The tensor of a record; TypeError or ValueError where it holds something else."""
+    """The tensor of a record; TypeError or ValueError where the record holds something else."""
     return torch.from_numpy(record["data"].numpy().copy())
 
 
-def _number(numbers: Mapping[str, float | int | Sequence[float] | Sequence[int]], name: str) -> Tensor:
-    """A number as a tensor [1]; a list, or none at all, is an error."""
+def _number(numbers: Numbers, name: str) -> Tensor:
+    """A number as a tensor [1]; ValueError for a list."""
     value = numbers[name]
     if not isinstance(value, (int, float)):
         raise ValueError(f"{name} is not one number")
     return torch.tensor([value], dtype=torch.float64)
+
+
+def _column(numbers: Numbers, name: str, rows: int) -> Tensor:
+    """A list of numbers as a tensor [rows, 1]."""
+    return torch.tensor(numbers[name], dtype=torch.float64).reshape(rows, 1)
+
+
+def _printable(value: object) -> str:
+    if isinstance(value, str) and len(value) < 40 and value.isprintable():
+        return value
+    return "not told"

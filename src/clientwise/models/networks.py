@@ -17,22 +17,48 @@ from torch import Tensor, nn
 from ..registry import Decay, PositiveInt, Registry
 
 Network = Callable[..., nn.Module]
-MODELS: Registry[Network] = Registry("model", "models", "The network every client trains", passes=True)
+MODELS: Registry[Network] = Registry(
+    "model", "models", "The network every client trains", passes=True
+)
 
 Width = Annotated[int, Gt(0), Le(1_000_000)]  # of a layer
 Widths = Annotated[Sequence[Width], MaxLen(100)]
-MOST_VALUES, MOST_PRODUCTS = 10**8, 5 * 10**9  # for a layer and one sample: 400 MB, and a part of a second
+MOST_VALUES, MOST_PRODUCTS = (
+    10**8,
+    5 * 10**9,
+)  # for a layer and one sample: 400 MB, and a part of a second
 
 
 @MODELS.register("linear")
 def linear(input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
-    """One linear layer: logistic or linear regression."""
+    """One linear layer: logistic or linear regression.
+
+    Args:
+        input_shape: of a sample; it is flattened.
+        num_outputs: classes, or values to predict.
+
+    Example:
+        >>> linear((1, 8, 8), 10)(torch.zeros(5, 1, 8, 8)).shape
+        torch.Size([5, 10])
+    """
     return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(input_shape), num_outputs))
 
 
 @MODELS.register("mlp")
-def mlp(input_shape: tuple[int, ...], num_outputs: int, *, hidden: Widths = (200, 200)) -> nn.Module:
-    """Fully connected layers with ReLU between them."""
+def mlp(
+    input_shape: tuple[int, ...], num_outputs: int, *, hidden: Widths = (200, 200)
+) -> nn.Module:
+    """Fully connected layers with ReLU between them.
+
+    Args:
+        input_shape: of a sample; it is flattened.
+        num_outputs: classes, or values to predict.
+        hidden: width of each hidden layer.
+
+    Example:
+        >>> mlp((4,), 3, hidden=[16])(torch.zeros(5, 4)).shape
+        torch.Size([5, 3])
+    """
     layers: list[nn.Module] = [nn.Flatten()]
     for wide, narrow in pairwise([math.prod(input_shape), *hidden]):
         layers += [nn.Linear(wide, narrow), nn.ReLU()]
@@ -55,27 +81,55 @@ def cnn(
 ) -> nn.Module:
     """Convolutions with 2×2 pooling and a dense layer; the default is P1's MNIST CNN (1,663,370 parameters).
 
-    `pool_every` is the number of convolutions before each pooling; `dropout` follows every pooling, `dense_dropout` the
-    dense layer. `activation = false` leaves out the ReLU after the convolutions, as P1's and P2's code does. The
-    papers' other networks: P1 CelebA `kernel = 3` on 3×64×64 (8,409,025); P2 `dense = 2048` with 62 classes
-    (6,603,710); P3 MNIST `kernel = 3, pool_every = 2, padding = "valid", dense = 128, dropout = 0.25,
-    dense_dropout = 0.5` (1,199,882, the example of Keras); P3 malaria `channels = [32, 32, 64, 64, 128, 128],
-    kernel = 3, pool_every = 2, dense = 128, dropout = 0.15, dense_dropout = 0.15`.
+    The papers' other networks, with their numbers of parameters:
+
+    - P1 CelebA: `kernel = 3` on 3×64×64 (8,409,025).
+    - P2: `dense = 2048` with 62 classes (6,603,710).
+    - P3 MNIST, the example of Keras: `kernel = 3, pool_every = 2, padding = "valid", dense = 128,
+      dropout = 0.25, dense_dropout = 0.5` (1,199,882).
+    - P3 malaria: `channels = [32, 32, 64, 64, 128, 128], kernel = 3, pool_every = 2, dense = 128,
+      dropout = 0.15, dense_dropout = 0.15`.
+
+    Args:
+        input_shape: (channels, height, width) of an image.
+        num_outputs: classes, or values to predict.
+        channels: of each convolution.
+        kernel: its width and height.
+        pool_every: convolutions before each pooling.
+        padding: of the convolutions: "same" keeps the image's size, "valid" does not pad.
+        dense: width of the dense layer.
+        dropout: probability after every pooling.
+        dense_dropout: probability after the dense layer.
+        activation: whether ReLU follows the convolutions; P1's and P2's code has none.
+
+    Example:
+        >>> cnn((1, 8, 8), 10, dense=16)(torch.zeros(5, 1, 8, 8)).shape
+        torch.Size([5, 10])
     """
     if len(input_shape) != 3:
-        raise ValueError(f"model cnn needs images (channels, height, width), got samples of shape {input_shape}")
+        raise ValueError(
+            f"model cnn needs images (channels, height, width), got samples of shape {input_shape}"
+        )
     depth, height, width = input_shape
     layers: list[nn.Module] = []
-    for place, (before, after) in enumerate(pairwise([depth, *channels]), start=1):
+    for number, (before, after) in enumerate(pairwise([depth, *channels]), start=1):
         if padding == "valid":
             height, width = height - kernel + 1, width - kernel + 1
-        _check_layer(f"convolution {place}", after * height * width, before * kernel**2)  # before it takes memory
-        layers += [nn.Conv2d(before, after, kernel, padding=padding), *([nn.ReLU()] if activation else [])]
-        if place % pool_every == 0:
+        _check_layer(
+            f"convolution {number}", after * height * width, before * kernel**2
+        )  # before it takes memory
+        layers += [
+            nn.Conv2d(before, after, kernel, padding=padding),
+            *([nn.ReLU()] if activation else []),
+        ]
+        if number % pool_every == 0:
             layers += [nn.MaxPool2d(2), *([nn.Dropout(dropout)] if dropout else [])]
             height, width = height // 2, width // 2
         if min(height, width) < 1:
-            raise ValueError(f"convolution {place} leaves nothing of images of {input_shape[1]}×{input_shape[2]}")
+            raise ValueError(
+                f"convolution {number} leaves nothing of images of {input_shape[1]}×{input_shape[2]}; "
+                "use fewer convolutions or poolings"
+            )
     layers += [nn.Flatten(), nn.Linear([depth, *channels][-1] * height * width, dense), nn.ReLU()]
     layers += [nn.Dropout(dense_dropout)] if dense_dropout else []
     return nn.Sequential(*layers, nn.Linear(dense, num_outputs))
@@ -90,17 +144,26 @@ def fully_convolutional(
     middle: Annotated[Widths, MinLen(1)] = (512, 512),
     batch_norm: bool = True,
 ) -> nn.Module:
-    """Image in, image of the same size out: P3's counting network (3,727,105 parameters; the image sums to the count).
+    """An image to an image of the same size, whose sum is a count: P3's counting network (3,727,105 parameters).
 
-    3×3 convolutions, each halving the image, then a middle, then as many that double it: the fully convolutional
-    regression network of Xie, Noble and Zisserman, with a second layer in the middle to be as large as P3's.
+    3×3 convolutions that halve the image, a middle, and as many that double it: the fully convolutional
+    regression network of Xie, Noble and Zisserman (2016), with a second middle layer as in P3.
+
+    Args:
+        input_shape: (channels, height, width) of an image.
+        num_outputs: must be height · width.
+        channels: of the convolutions that halve the image.
+        middle: of the convolutions between.
+        batch_norm: whether batch normalisation follows each convolution.
     """
     if len(input_shape) != 3 or min(input_shape[1:]) % 2 ** len(channels):
         raise ValueError(
             f"model fully_convolutional halves images {len(channels)} times, got samples of shape {input_shape}"
         )
     if num_outputs != math.prod(input_shape[1:]):
-        raise ValueError(f"model fully_convolutional gives one value per pixel, but {num_outputs} are to be predicted")
+        raise ValueError(
+            f"model fully_convolutional gives one value per pixel, but {num_outputs} are to be predicted"
+        )
 
     def convolution(before: int, after: int, halved: int) -> list[nn.Module]:
         _check_layer("a convolution", after * math.prod(input_shape[1:]) // 4**halved, 9 * before)
@@ -113,7 +176,10 @@ def fully_convolutional(
     for before, after in pairwise([channels[-1], *middle]):
         layers += convolution(before, after, len(channels))
     for doubled, (before, after) in enumerate(pairwise([middle[-1], *reversed(channels)]), start=1):
-        layers += [nn.Upsample(scale_factor=2), *convolution(before, after, len(channels) - doubled)]
+        layers += [
+            nn.Upsample(scale_factor=2),
+            *convolution(before, after, len(channels) - doubled),
+        ]
     return nn.Sequential(*layers, nn.Conv2d(channels[0], 1, 1))
 
 
@@ -130,20 +196,43 @@ def lstm(
 ) -> nn.Module:
     """Word vectors, LSTM layers (two in P3 1.D), and a linear layer on the state after the last word.
 
-    A sample is a row of word numbers below `words`; 0 is no word, so a text may be filled up on either side.
+    A sample is a row of word numbers; 0 is padding, on either side of the text.
+
+    Args:
+        input_shape: (length,) of a text.
+        num_outputs: classes, or values to predict.
+        words: size of the vocabulary; word numbers are below it.
+        embedding: size of a word vector.
+        hidden: size of the LSTM's state.
+        layers: how many LSTM layers.
+        dropout: probability between them.
+
+    Example:
+        >>> lstm((6,), 2, words=50, embedding=4, hidden=4)(torch.ones(5, 6)).shape
+        torch.Size([5, 2])
     """
     if len(input_shape) != 1:
-        raise ValueError(f"model lstm needs rows of word numbers, got samples of shape {input_shape}")
+        raise ValueError(
+            f"model lstm needs rows of word numbers, got samples of shape {input_shape}"
+        )
     _check_layer("a layer", 4 * hidden * input_shape[0], max(embedding, hidden) + hidden)
     if not dropout:
-        return _Reader(words, embedding, [nn.LSTM(embedding, hidden, layers, batch_first=True)], 0.0, num_outputs)
+        return _Reader(
+            words,
+            embedding,
+            [nn.LSTM(embedding, hidden, layers, batch_first=True)],
+            0.0,
+            num_outputs,
+        )
     # Layer by layer: dropout inside `nn.LSTM` draws from a generator that all workers share, `nn.Dropout` need not.
-    recurrent = [nn.LSTM(hidden if layer else embedding, hidden, batch_first=True) for layer in range(layers)]
+    recurrent = [
+        nn.LSTM(hidden if layer else embedding, hidden, batch_first=True) for layer in range(layers)
+    ]
     return _Reader(words, embedding, recurrent, dropout, num_outputs)
 
 
 def _check_layer(layer: str, values: int, products: int) -> None:
-    """ValueError where a layer makes too many values of a sample, or takes too many products for them."""
+    """Raise a ValueError if a layer needs too much memory or time for one sample."""
     if values > MOST_VALUES or values * products > MOST_PRODUCTS:
         raise ValueError(
             f"{layer} makes {values:,} values of a sample, of {products:,} products each: "
@@ -152,10 +241,15 @@ def _check_layer(layer: str, values: int, products: int) -> None:
 
 
 class _Reader(nn.Module):
-    """Reads a text word by word and answers after the last."""
+    """Embedding, LSTM layers, and an output from the state after the last word."""
 
     def __init__(
-        self, words: int, embedding: int, recurrent: Sequence[nn.LSTM], dropout: float, num_outputs: int
+        self,
+        words: int,
+        embedding: int,
+        recurrent: Sequence[nn.LSTM],
+        dropout: float,
+        num_outputs: int,
     ) -> None:
         super().__init__()
         self.embedding = nn.Embedding(words, embedding, padding_idx=0)
@@ -169,7 +263,7 @@ class _Reader(nn.Module):
         states = self.recurrent[0](self.embedding(words))[0]  # [N, T, H]
         for dropout, layer in zip(self.dropouts, self.recurrent[1:], strict=True):
             states = layer(dropout(states))[0]
-        places = torch.arange(words.shape[1], device=words.device)
-        last = (places * (words != 0)).amax(1)  # 0 for a text without words
+        positions = torch.arange(words.shape[1], device=words.device)
+        last = (positions * (words != 0)).amax(1)  # 0 for a text without words
         outputs: Tensor = self.output(states[torch.arange(len(words), device=words.device), last])
         return outputs

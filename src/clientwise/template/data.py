@@ -1,8 +1,8 @@
-"""Where this node's own data come from. Change it to read yours: it stays here, and runs here and nowhere else."""
+"""Reads this node's own data. Change it to read yours. It stays on this node and runs only here."""
 
 from clientwise.flower import OwnData, load_npz
 
 
 def load(path: str) -> OwnData:
-    """The samples behind the path that deploy/supernode.sh was given; in a simulation, behind data/NAME."""
+    """The samples at the path that deploy/supernode.sh was given; in a simulation, at data/NAME."""
     return load_npz(path)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as functional
@@ -14,16 +14,23 @@ from torch.func import functional_call
 from ...models.dropout import CountedDropout, keep
 from .kernels import dense, pooling
 
-if TYPE_CHECKING:
-    from .network import StackedNetwork
-
 # Parameter-free, and blind to what else is in the batch.
 PLAIN = (
     nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.Tanh, nn.Sigmoid, nn.GELU, nn.LeakyReLU, nn.ELU, nn.SiLU,
     nn.Softplus, nn.Identity,
 )  # fmt: skip
-LARGE_CONVOLUTION = 32_768  # output pixels per model from which on one convolution after the other fills a GPU
+LARGE_CONVOLUTION = (
+    32_768  # output pixels per model from which on one convolution after the other fills a GPU
+)
 FEW = 64  # values in a patch
+
+
+@dataclass(frozen=True)
+class DropoutDraws:
+    """What dropout draws from, one key for every model."""
+
+    keys: Tensor  # [G]
+    step: Tensor  # []
 
 
 class Parameter:
@@ -55,11 +62,15 @@ class Parameter:
             self.matrix[: len(left)].baddbmm_(left, right, alpha=-learning_rate)
 
 
-class Layer(ABC):
+class StackedLayer(ABC):
     """One layer of all models. `forward` keeps what `backward` needs; both work on the first g models."""
 
-    def __init__(self, module: nn.Module, parameters: Sequence[Parameter], network: StackedNetwork) -> None:
-        self.module, self.parameters, self.network = module, parameters, network
+    def __init__(
+        self, module: nn.Module, parameters: Sequence[Parameter], draws: DropoutDraws
+    ) -> None:
+        self.module = module
+        self.parameters = parameters
+        self.draws = draws
         self.kept = 0  # values of the last outputs
 
     @abstractmethod
@@ -71,7 +82,7 @@ class Layer(ABC):
         """Learn, and hand on the gradient by the inputs if it is wanted."""
 
 
-class Dense(Layer):
+class Dense(StackedLayer):
     """`nn.Linear`: batched matrix products."""
 
     def forward(self, values: Tensor, training: bool) -> Tensor:
@@ -88,7 +99,9 @@ class Dense(Layer):
         """The gradient by the inputs comes first: the weights change in place."""
         gradient = gradient.reshape(len(gradient), -1, gradient.shape[-1])
         if learning_rate is not None and dense.can_run(self._rows, gradient.shape[-1]):
-            before = dense.backward(gradient.contiguous(), self._rows, *self._matrices(), learning_rate, wanted=wanted)
+            before = dense.backward(
+                gradient.contiguous(), self._rows, *self._matrices(), learning_rate, wanted=wanted
+            )
             return gradient if before is None else before.view(self._shape)
         kernel = self.parameters[0].value[: len(gradient)].to(gradient.dtype)
         before = torch.bmm(gradient, kernel).view(self._shape) if wanted else gradient
@@ -99,19 +112,27 @@ class Dense(Layer):
 
     def _matrices(self) -> tuple[Tensor, Tensor | None]:
         """Weights [G, m, k] and biases [G, m] of all models."""
-        return self.parameters[0].value, self.parameters[1].value if len(self.parameters) > 1 else None
+        return self.parameters[0].value, self.parameters[1].value if len(
+            self.parameters
+        ) > 1 else None
 
 
-class Convolution(Layer):
+class Convolution(StackedLayer):
     """`nn.Conv2d`: as matrix products over patches, all models at once; large ones model by model."""
 
-    def __init__(self, module: nn.Module, parameters: Sequence[Parameter], network: StackedNetwork) -> None:
-        super().__init__(module, parameters, network)
+    def __init__(
+        self, module: nn.Module, parameters: Sequence[Parameter], draws: DropoutDraws
+    ) -> None:
+        super().__init__(module, parameters, draws)
         assert isinstance(module, nn.Conv2d)
         self._kernel, self._stride = module.kernel_size, module.stride
         named = {"same": [(size - 1) // 2 for size in self._kernel], "valid": [0, 0]}
-        self._padding = named[module.padding] if isinstance(module.padding, str) else list(module.padding)
-        reaches = all(size > padding for size, padding in zip(self._kernel, self._padding, strict=True))
+        self._padding = (
+            named[module.padding] if isinstance(module.padding, str) else list(module.padding)
+        )
+        reaches = all(
+            size > padding for size, padding in zip(self._kernel, self._padding, strict=True)
+        )
         self._can_cut = self._stride == (1, 1) and reaches
         self._patches: Tensor | None = None
 
@@ -119,7 +140,12 @@ class Convolution(Layer):
     def fits(module: nn.Conv2d) -> bool:
         """Whether it is an ordinary convolution."""
         symmetric = module.padding != "same" or all(size % 2 for size in module.kernel_size)
-        return module.groups == 1 and module.dilation == (1, 1) and module.padding_mode == "zeros" and symmetric
+        return (
+            module.groups == 1
+            and module.dilation == (1, 1)
+            and module.padding_mode == "zeros"
+            and symmetric
+        )
 
     def forward(self, values: Tensor, training: bool) -> Tensor:
         """Patches times kernels, or one convolution per model."""
@@ -132,11 +158,15 @@ class Convolution(Layer):
             )
         )
         per_patch = self.parameters[0].matrix.shape[2]
-        if not self._can_cut or (per_patch > FEW and values.shape[1] * height * width > LARGE_CONVOLUTION):
+        if not self._can_cut or (
+            per_patch > FEW and values.shape[1] * height * width > LARGE_CONVOLUTION
+        ):
             return torch.stack([self._convolve(values, model) for model in range(len(values))])
         self._patches = self._cut(values, height, width, self._padding)
         kernel = self.parameters[0].matrix[: len(values)].to(values.dtype).transpose(1, 2)
-        return _affine(self._patches, kernel, self.parameters[1:]).view(*values.shape[:2], height, width, -1)
+        return _affine(self._patches, kernel, self.parameters[1:]).view(
+            *values.shape[:2], height, width, -1
+        )
 
     def _cut(self, values: Tensor, height: int, width: int, padding: Sequence[int]) -> Tensor:
         """Every patch the kernel sees as a row [g, B·height·width, kernel·C]; in it rows of the image lie whole."""
@@ -144,16 +174,26 @@ class Convolution(Layer):
         values = values[:1] if values.stride(0) == 0 else values
         padded = functional.pad(values, (0, 0, padding[1], padding[1], padding[0], padding[0]))
         high, along = padded.shape[2:4]
-        models, images, down = values.shape[1] * high * along * channels, high * along * channels, along * channels
+        models, images, down = (
+            values.shape[1] * high * along * channels,
+            high * along * channels,
+            along * channels,
+        )
         shape: tuple[int, ...] = (*values.shape[:2], height, width, rows, columns * channels)
         # Written out, since PyTorch may say anything about the stride of a single channel.
         strides: tuple[int, ...] = (models, images, down, channels, down, 1)
-        if channels * values.element_size() % 16 == 0:  # copy 16 bytes at a time: a third of the time
+        if (
+            channels * values.element_size() % 16 == 0
+        ):  # copy 16 bytes at a time: a third of the time
             wide = 16 // values.element_size()
             shape = (*shape[:-1], shape[-1] // wide)
             strides = (*(stride // wide for stride in strides[:-1]), 1)
             patches = (
-                padded.contiguous().view(torch.complex128).as_strided(shape, strides).contiguous().view(values.dtype)
+                padded.contiguous()
+                .view(torch.complex128)
+                .as_strided(shape, strides)
+                .contiguous()
+                .view(values.dtype)
             )
         else:
             patches = padded.contiguous().as_strided(shape, strides)
@@ -162,7 +202,9 @@ class Convolution(Layer):
     def _convolve(self, values: Tensor, model: int) -> Tensor:
         kernel, *bias = (parameter.value[model].to(values.dtype) for parameter in self.parameters)
         image = values[model].permute(0, 3, 1, 2)  # channels last in memory
-        result = functional.conv2d(image, kernel, bias[0] if bias else None, self._stride, self._padding)
+        result = functional.conv2d(
+            image, kernel, bias[0] if bias else None, self._stride, self._padding
+        )
         return result.permute(0, 2, 3, 1)
 
     def backward(self, gradient: Tensor, learning_rate: float | None, wanted: bool) -> Tensor:
@@ -172,23 +214,32 @@ class Convolution(Layer):
         models, batch, high, along, channels = self._values.shape
         before = gradient
         if wanted:
-            margins = [size - 1 - padding for size, padding in zip(self._kernel, self._padding, strict=True)]
+            margins = [
+                size - 1 - padding
+                for size, padding in zip(self._kernel, self._padding, strict=True)
+            ]
             turned = self.parameters[0].value[:models].flip(3, 4).permute(0, 3, 4, 1, 2)
             turned = turned.reshape(models, -1, channels).to(gradient.dtype)
-            before = torch.bmm(self._cut(gradient, high, along, margins), turned).view(self._values.shape)
+            before = torch.bmm(self._cut(gradient, high, along, margins), turned).view(
+                self._values.shape
+            )
         rows = gradient.reshape(models, -1, gradient.shape[-1])
         if self._patches.shape[-1] > FEW:
             self.parameters[0].learn_product(rows.transpose(1, 2), self._patches, learning_rate)
         else:  # a long product with few results: image by image first, or most of the GPU would have nothing to do
             left = rows.reshape(models * batch, -1, rows.shape[-1]).transpose(1, 2)
             right = self._patches.reshape(models * batch, -1, self._patches.shape[-1])
-            product = torch.bmm(left, right).view(models, batch, *self.parameters[0].matrix.shape[1:])
+            product = torch.bmm(left, right).view(
+                models, batch, *self.parameters[0].matrix.shape[1:]
+            )
             self.parameters[0].learn_matrix(product.sum(1), learning_rate)
         for bias in self.parameters[1:]:
             bias.learn(rows.sum(1), learning_rate)
         return before
 
-    def _backward_one_by_one(self, gradient: Tensor, learning_rate: float | None, wanted: bool) -> Tensor:
+    def _backward_one_by_one(
+        self, gradient: Tensor, learning_rate: float | None, wanted: bool
+    ) -> Tensor:
         results = []
         for model in range(len(gradient)):
             results.append(
@@ -203,19 +254,25 @@ class Convolution(Layer):
             )  # fmt: skip
         for index, parameter in enumerate(self.parameters):
             parameter.learn(torch.stack([result[1 + index] for result in results]), learning_rate)
-        return torch.stack([result[0].permute(0, 2, 3, 1) for result in results]) if wanted else gradient
+        return (
+            torch.stack([result[0].permute(0, 2, 3, 1) for result in results])
+            if wanted
+            else gradient
+        )
 
 
-class Pooling(Layer):
+class Pooling(StackedLayer):
     """`nn.MaxPool2d(2)`, alone or with the ReLU behind it: a kernel of our own on a GPU, otherwise PyTorch's.
 
     It adds the bias of the convolution before it: added to the maximum of four it is a quarter of the work.
     """
 
-    def __init__(self, module: nn.Module, parameters: Sequence[Parameter], network: StackedNetwork) -> None:
-        super().__init__(module, parameters, network)
+    def __init__(
+        self, module: nn.Module, parameters: Sequence[Parameter], draws: DropoutDraws
+    ) -> None:
+        super().__init__(module, parameters, draws)
         self._relu = type(module) is nn.Sequential
-        self._plain = Plain(next(module.children()) if self._relu else module, (), network)
+        self._plain = Plain(next(module.children()) if self._relu else module, (), draws)
         self._winners: Tensor | None = None
 
     @staticmethod
@@ -225,7 +282,13 @@ class Pooling(Layer):
             return len(module) == 2 and type(module[1]) is nn.ReLU and Pooling.fits(module[0])
         if type(module) is not nn.MaxPool2d:
             return False
-        settings = (module.kernel_size, module.stride, module.padding, module.dilation, module.ceil_mode)
+        settings = (
+            module.kernel_size,
+            module.stride,
+            module.padding,
+            module.dilation,
+            module.ceil_mode,
+        )
         return settings == (2, 2, 0, 1, False)
 
     def forward(self, values: Tensor, training: bool) -> Tensor:
@@ -252,7 +315,7 @@ class Pooling(Layer):
         return pooling.unpool(gradient.contiguous(), self._winners)
 
 
-class Rectifier(Layer):
+class Rectifier(StackedLayer):
     """`nn.ReLU`."""
 
     def forward(self, values: Tensor, training: bool) -> Tensor:
@@ -266,7 +329,7 @@ class Rectifier(Layer):
         return before
 
 
-class Flattening(Layer):
+class Flattening(StackedLayer):
     """`nn.Flatten`: in the module's order, channels first."""
 
     def forward(self, values: Tensor, training: bool) -> Tensor:
@@ -279,18 +342,21 @@ class Flattening(Layer):
         return channels_last(gradient.view(self._shape))
 
 
-class Dropping(Layer):
+class Dropping(StackedLayer):
     """`CountedDropout`: the masks are those every model would draw alone."""
 
     def forward(self, values: Tensor, training: bool) -> Tensor:
         """Values times masks."""
-        module, network = self.module, self.network
+        module = self.module
+        draws = self.draws
         assert isinstance(module, CountedDropout)
         if not training or module.probability == 0:
             return values
         shape = channels_first(values).shape[1:]
-        draw = torch.vmap(lambda key: keep(shape, module.probability, module.layer, key, network.step))
-        self._mask = channels_last(draw(network.keys[: len(values)]).to(values.dtype))
+        draw = torch.vmap(
+            lambda key: keep(shape, module.probability, module.layer, key, draws.step)
+        )
+        self._mask = channels_last(draw(draws.keys[: len(values)]).to(values.dtype))
         return values * self._mask
 
     def backward(self, gradient: Tensor, learning_rate: float | None, wanted: bool) -> Tensor:
@@ -299,7 +365,7 @@ class Dropping(Layer):
         return gradient * self._mask if self.module.probability else gradient
 
 
-class Plain(Layer):
+class Plain(StackedLayer):
     """A layer without parameters, which models and samples pass through alike; its backward is autograd's."""
 
     def forward(self, values: Tensor, training: bool) -> Tensor:
@@ -307,24 +373,32 @@ class Plain(Layer):
         self._inputs = channels_first(values).flatten(0, 1).detach().requires_grad_(training)
         with torch.set_grad_enabled(training):
             self._outputs = self.module(self._inputs)
-        return channels_last(self._outputs.detach().view(*values.shape[:2], *self._outputs.shape[1:]))
+        return channels_last(
+            self._outputs.detach().view(*values.shape[:2], *self._outputs.shape[1:])
+        )
 
     def backward(self, gradient: Tensor, learning_rate: float | None, wanted: bool) -> Tensor:
         """Through the module."""
-        (before,) = torch.autograd.grad(self._outputs, self._inputs, channels_first(gradient).flatten(0, 1))
+        (before,) = torch.autograd.grad(
+            self._outputs, self._inputs, channels_first(gradient).flatten(0, 1)
+        )
         return channels_last(before.view(*gradient.shape[:2], *before.shape[1:]))
 
 
-class Vmapped(Layer):
+class Vmapped(StackedLayer):
     """Any other module: `torch.vmap` over the models, autograd for its backward."""
 
     def forward(self, values: Tensor, training: bool) -> Tensor:
         """The module, once per model."""
-        module, network, count = self.module.train(training), self.network, len(values)
+        module = self.module.train(training)
+        draws = self.draws
+        count = len(values)
         names = [name for name, _ in module.named_parameters()]
-        dropouts = [name for name, part in module.named_modules() if isinstance(part, CountedDropout)]
-        keys = {f"{name}.key": network.keys[:count] for name in dropouts}
-        steps = {f"{name}.step": network.step for name in dropouts}
+        dropouts = [
+            name for name, part in module.named_modules() if isinstance(part, CountedDropout)
+        ]
+        keys = {f"{name}.key": draws.keys[:count] for name in dropouts}
+        steps = {f"{name}.step": draws.step for name in dropouts}
 
         def one(inputs: Tensor, parameters: dict[str, Tensor], keys: dict[str, Tensor]) -> Tensor:
             result: Tensor = functional_call(module, {**parameters, **keys, **steps}, (inputs,))
@@ -332,7 +406,10 @@ class Vmapped(Layer):
 
         self._inputs = channels_first(values).contiguous().detach().requires_grad_(training)
         # Copies, since autograd does not let layers further on learn in place in the memory it still needs.
-        self._used = [parameter.value[:count].clone().requires_grad_(training) for parameter in self.parameters]
+        self._used = [
+            parameter.value[:count].clone().requires_grad_(training)
+            for parameter in self.parameters
+        ]
         with torch.set_grad_enabled(training):
             cast = [parameter.to(values.dtype) for parameter in self._used]
             self._outputs = torch.vmap(one)(self._inputs, dict(zip(names, cast, strict=True)), keys)
@@ -347,9 +424,11 @@ class Vmapped(Layer):
         return channels_last(gradients[-1]) if wanted else gradient
 
 
-def make_layer(module: nn.Module, parameters: Sequence[Parameter], network: StackedNetwork) -> Layer:
+def make_layer(
+    module: nn.Module, parameters: Sequence[Parameter], draws: DropoutDraws
+) -> StackedLayer:
     """The rule that fits a module; `torch.vmap` where there is none."""
-    rules: list[tuple[type[Layer], bool]] = [
+    rules: list[tuple[type[StackedLayer], bool]] = [
         (Dense, type(module) is nn.Linear),
         (Convolution, type(module) is nn.Conv2d and Convolution.fits(module)),
         (Rectifier, type(module) is nn.ReLU),
@@ -359,11 +438,14 @@ def make_layer(module: nn.Module, parameters: Sequence[Parameter], network: Stac
         (Plain, isinstance(module, PLAIN) or _pools_and_rectifies(module)),
     ]
     rule = next((rule for rule, fits in rules if fits), Vmapped)
-    return rule(module, parameters, network)
+    return rule(module, parameters, draws)
 
 
 def _pools_and_rectifies(module: nn.Module) -> bool:
-    return type(module) is nn.Sequential and [type(part) for part in module] == [nn.MaxPool2d, nn.ReLU]
+    return type(module) is nn.Sequential and [type(part) for part in module] == [
+        nn.MaxPool2d,
+        nn.ReLU,
+    ]
 
 
 def _affine(rows: Tensor, kernel: Tensor, bias: Sequence[Parameter]) -> Tensor:

@@ -29,7 +29,9 @@ class StackedTrainer:
     """
 
     def __init__(self, network: StackedNetwork, samples: Samples, *, use_graphs: bool) -> None:
-        self.network, self._samples, self._use_graphs = network, samples, use_graphs
+        self.network = network
+        self._samples = samples
+        self._use_graphs = use_graphs
         self._recipe: tuple[LocalTraining, Loss] | None = None
         self._optimizer: torch.optim.Optimizer | None = None
         self._anchor = self._correction = network.parameter.detach()
@@ -41,7 +43,7 @@ class StackedTrainer:
 
     @torch.no_grad()
     def train(self, job: TrainJob) -> TrainResult:
-        """Every client of the job; those with most steps first, so that who is done can be left behind."""
+        """Every client of the job; those with most steps come first, so that finished ones can be left out."""
         training, device, network = job.training, job.starts.device, self.network
         steps = training.num_steps(job.sizes)
         if bool((steps.diff() > 0).any()):
@@ -55,7 +57,7 @@ class StackedTrainer:
             network.load(job.corrections)  # lays them out as the parameters are
             self._correction.copy_(network.parameter)
         network.load(job.starts)
-        network.step.zero_()
+        network.draws.step.zero_()
         if training.proximal:
             self._anchor.copy_(network.parameter)
         done: list[Tensor] = []
@@ -69,9 +71,14 @@ class StackedTrainer:
         return TrainResult(torch.cat([models, *done]) if done else models, self._mean_losses())
 
     def _prepare(self, training: LocalTraining, loss: Loss) -> None:
-        """An optimizer that has done nothing yet, and graphs that belong to this task."""
+        """A fresh optimizer, and graphs that belong to this task."""
         if self._recipe != (training, loss):
-            self._recipe, self._step_graphs, self._optimizer, self._schedule = (training, loss), {}, None, None
+            self._recipe, self._step_graphs, self._optimizer, self._schedule = (
+                (training, loss),
+                {},
+                None,
+                None,
+            )
             if not is_plain_sgd(training):
                 self.network.make_gradient()
                 self._optimizer = make_optimizer(self.network.parameter, training)
@@ -81,13 +88,19 @@ class StackedTrainer:
             restart(self._optimizer)
 
     def _lay_out(self, job: TrainJob) -> None:
-        """Put what the steps read where they read it."""
+        """Write the tensors that the steps read."""
         device, width, known = job.starts.device, self._width(job), self._schedule
-        if known is None or known.positions.shape[-1] != width or not torch.equal(known.sizes, job.sizes):
+        if (
+            known is None
+            or known.positions.shape[-1] != width
+            or not torch.equal(known.sizes, job.sizes)
+        ):
             self._schedule = known = BatchSchedule.of(job.sizes, job.training, width, device)
             counts = known.counts[..., None]
             self._equal_shares = (torch.arange(width, device=device) < counts) / counts.clamp(min=1)
-            first = (job.sizes.cumsum(0) - job.sizes).clamp(max=len(job.indices) - 1)  # none past the end
+            first = (job.sizes.cumsum(0) - job.sizes).clamp(
+                max=len(job.indices) - 1
+            )  # none past the end
             self._first, self._keys = first.to(device)[:, None], job.keys.to(device, copy=True)
             self._put("losses", torch.zeros_like(known.last_epoch))
             self._put("rows", torch.zeros_like(known.positions))
@@ -108,7 +121,7 @@ class StackedTrainer:
     def _draw(self) -> None:
         """The clients' batches [S, G, B], and what their dropout draws from."""
         assert self._schedule is not None
-        self.network.keys[: len(self._keys)].copy_(mixed(self._keys))
+        self.network.draws.keys[: len(self._keys)].copy_(mixed(self._keys))
         rows = self._schedule.draw(self._keys) + self._first
         self._tables["rows"][: len(rows)].copy_(rows)
 
@@ -138,15 +151,22 @@ class StackedTrainer:
             return self._equal_shares
         num_classes = next(len(weight) for weight in weights if weight)
         device, rows = job.targets.device, self._tables["rows"][: len(self._equal_shares)]
-        table = torch.tensor([weight or (1.0,) * num_classes for weight in weights], device=device)  # [G, C]
-        return self._equal_shares * table[torch.arange(len(table), device=device)[:, None], job.targets[rows]]
+        table = torch.tensor(
+            [weight or (1.0,) * num_classes for weight in weights], device=device
+        )  # [G, C]
+        return (
+            self._equal_shares
+            * table[torch.arange(len(table), device=device)[:, None], job.targets[rows]]
+        )
 
     def _mean_losses(self) -> Tensor:
         """Of the last epoch [G]."""
         assert self._schedule is not None
         last_epoch = self._schedule.last_epoch
         # A client that is done has a share of 0; where its loss is NaN by now, 0 times that is none of its record.
-        losses = torch.where(last_epoch > 0, self._tables["losses"][: len(last_epoch)].double() * last_epoch, 0)
+        losses = torch.where(
+            last_epoch > 0, self._tables["losses"][: len(last_epoch)].double() * last_epoch, 0
+        )
         return _sum_in_order(losses, 0)
 
     def _take_step(self, running: int) -> None:
@@ -158,7 +178,7 @@ class StackedTrainer:
         while span // 2 >= running:
             span //= 2
         if span not in self._step_graphs:
-            changes = [self.network.parameter, self.network.step]
+            changes = [self.network.parameter, self.network.draws.step]
             changes += state_of(self._optimizer) if self._optimizer else []
             self._step_graphs[span] = CudaGraph(partial(self._step, span), changes)
         self._step_graphs[span]()
@@ -167,23 +187,32 @@ class StackedTrainer:
         network = self.network
         assert self._recipe is not None
         training, criterion = self._recipe
-        now = network.step[None]
-        rows, shares = (self._tables[name].index_select(0, now)[0, :count] for name in ("rows", "shares"))
+        now = network.draws.step[None]
+        rows, shares = (
+            self._tables[name].index_select(0, now)[0, :count] for name in ("rows", "shares")
+        )
         inputs = self._samples.batch(self._tables["indices"][rows])
         outputs = network.forward(inputs, training=True)
         truth = self._tables["targets"][rows].flatten(0, 1)
-        losses, gradient = criterion.with_gradient(outputs.flatten(0, 1), truth, shares.flatten())  # weighted by κ
+        losses, gradient = criterion.with_gradient(
+            outputs.flatten(0, 1), truth, shares.flatten()
+        )  # weighted by κ
         batch_losses = _sum_in_order(losses.view(rows.shape) * shares, 1)
         self._tables["losses"][:, :count].index_copy_(0, now, batch_losses[None])
-        network.backward(gradient.view(outputs.shape), training.learning_rate if self._optimizer is None else None)
+        network.backward(
+            gradient.view(outputs.shape),
+            training.learning_rate if self._optimizer is None else None,
+        )
         if self._optimizer is not None:
             assert network.parameter.grad is not None
             if training.proximal:
-                network.parameter.grad.add_(network.parameter - self._anchor, alpha=training.proximal)
+                network.parameter.grad.add_(
+                    network.parameter - self._anchor, alpha=training.proximal
+                )
             if training.control_variates:
                 network.parameter.grad.add_(self._correction)
             self._optimizer.step()
-        network.step += 1
+        network.draws.step.add_(1)
 
 
 def _sum_in_order(values: Tensor, dim: int) -> Tensor:

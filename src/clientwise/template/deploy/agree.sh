@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# On a node, after you have read the app: lets it run here. A SuperNode refuses whatever was not agreed to, down to the
-# last byte. state/agreed lists what was; delete a line to withdraw.
-#   agree.sh [APP]      the folder, or a bundle (.fab) made by `flwr build`; as it is, the folder these scripts are in
+# On a node: approves an app, after you have read it. The SuperNode refuses every other app, also
+# one that differs by a single byte. The file state/agreed lists the approved apps. To withdraw an
+# approval, delete its line.
+#   agree.sh [APP]      the app's folder, or a bundle (.fab) of `flwr build`; default: this folder
 set -euo pipefail
 source "$(dirname "$0")/settings.sh"
 mkdir -p "$STATE"

@@ -1,6 +1,8 @@
-"""What a service says, as a line of JSON each: LOG=json in deploy/local.sh. settings.sh starts it.
+"""Turns the log lines of a service into JSON. settings.sh starts it with LOG=json.
 
-python deploy/log.py SERVICE      reads lines, writes {"time": ..., "service": ..., "level": ..., "message": ...}
+Reads lines and writes {"time": ..., "service": ..., "level": ..., "message": ...}:
+
+    python deploy/log.py SERVICE
 """
 
 import json
@@ -14,7 +16,13 @@ LEVEL = re.compile(r"(DEBUG|INFO|WARNING|ERROR|CRITICAL)\s*:\s*")
 for line in sys.stdin:
     text = COLOUR.sub("", line).rstrip()
     found = LEVEL.match(text)
-    level, message = (found[1], text[found.end() :]) if found else ("INFO", text)
+    level = found[1] if found else "INFO"
+    message = text[found.end() :] if found else text
     if message:
-        time = datetime.now().astimezone().isoformat(timespec="seconds")
-        print(json.dumps({"time": time, "service": sys.argv[1], "level": level, "message": message}), flush=True)
+        entry = {
+            "time": datetime.now().astimezone().isoformat(timespec="seconds"),
+            "service": sys.argv[1],
+            "level": level,
+            "message": message,
+        }
+        print(json.dumps(entry), flush=True)

@@ -1,21 +1,23 @@
 #!/usr/bin/env bash
-# On the server, always running: nginx, all that members see. It asks for a certificate that register.sh made, and passes
-# on what a node says to the SuperLink (the fleet API), nothing else. Reload after a new certificate: kill -HUP.
+# On the server, keeps running: nginx, the only service that members reach. It requires a
+# certificate made by register.sh and forwards the fleet API to the SuperLink, nothing else. After
+# the server got a new certificate, reload it: kill -HUP.
 set -euo pipefail
 source "$(dirname "$0")/settings.sh"
 folder="$STATE/proxy" certificates="$STATE/certificates"
 mkdir -p "$folder"
 [[ "$HOST" == *:* ]] && address="[$HOST]" || address="$HOST"
 cat > "$folder/nginx.conf" <<NGINX
-$( (( EUID )) || echo "user root;")  # the owner of state/, whoever that is
+$( (( EUID )) || echo "user root;")  # as root, workers must be able to read state/
 daemon off;
 pid $folder/nginx.pid;
 error_log stderr warn;
 worker_processes 1;
 events { worker_connections 1024; }
 http {
-    log_format member escape=json '{"time":"\$time_iso8601","member":"\$ssl_client_s_dn","from":"\$remote_addr",'
-        '"request":"\$request","status":\$status,"bytes":\$request_length}';
+    log_format member escape=json '{"time":"\$time_iso8601","member":"\$ssl_client_s_dn",'
+        '"from":"\$remote_addr","request":"\$request","status":\$status,'
+        '"bytes":\$request_length}';
     access_log $folder/access.log member;
     client_body_temp_path $folder/body;
     proxy_temp_path $folder/answers;

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# On the server: end a run after its last finished round; start.sh goes on with it.
-#   stop.sh RUN_ID      as watch.sh shows it
+# On the server: stops a run; start.sh resumes it after its last finished round.
+#   stop.sh RUN_ID      watch.sh shows the number
 set -euo pipefail
 source "$(dirname "$0")/settings.sh"
-echo "${1:?usage: stop.sh RUN_ID}" > "$STATE/run-stop"  # so that the run knows that it did not fail
+echo "${1:?usage: stop.sh RUN_ID}" > "$STATE/run-stop"  # the run reads it: not a failure
 flwr stop "$1" federation || { rm "$STATE/run-stop"; exit 1; }

@@ -1,4 +1,4 @@
-"""A client: trains on its own data, measures its criteria, evaluates models. Only numbers and models leave it."""
+"""The client: trains, measures criteria and evaluates models. Only numbers and models leave it."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The server: runs the experiment round by round, or goes on with it."""
+"""The server: runs the experiment, or resumes it."""
 
 from pathlib import Path
 

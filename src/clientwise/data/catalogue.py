@@ -1,0 +1,11 @@
+"""The registry of datasets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ..registry import Registry
+from .federated import Samples
+
+Loader = Callable[..., Samples]
+DATASETS: Registry[Loader] = Registry("dataset", "datasets", "Where the samples come from")

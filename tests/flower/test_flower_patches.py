@@ -1,0 +1,243 @@
+"""Flower still has, and still calls, what `clientwise.flower.patches` and `node` build on.
+
+Run against every supported version of Flower; pyproject.toml names them.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import inspect
+import shutil
+import ssl
+import sys
+import tomllib
+from collections.abc import Callable
+from importlib import import_module
+from importlib.metadata import version
+from importlib.resources import files
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("flwr", reason="needs clientwise[flower]")
+
+import httpx
+from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.cli.build import build_fab_from_disk
+from flwr.common.serde import message_to_proto
+from flwr.proto.fab_pb2 import Fab as FabProto
+from flwr.proto.fab_pb2 import GetFabResponse
+from flwr.proto.fleet_pb2 import ActivateNodeResponse, PullMessagesResponse
+from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatResponse
+from flwr.proto.message_pb2 import PullObjectResponse
+from flwr.proto.run_pb2 import GetRunResponse
+from flwr.proto.run_pb2 import Run as RunProto
+from flwr.supercore.inflatable.inflatable_object import get_object_tree
+from flwr.supercore.task_identity import TaskIdentity
+from flwr.supernode import fleet_http_connection, start_client_internal
+from flwr.supernode.fleet_http_client import FleetHttpClient
+from packaging.requirements import Requirement
+
+from clientwise.errors import ClientwiseError
+from clientwise.flower import node, patches
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:GitWildMatchPattern"
+)  # Flower's, where it builds a bundle
+PROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8"))[
+    "project"
+]
+NEEDED = [Requirement(one) for one in PROJECT["dependencies"]]
+NEEDED_HERE = [Requirement(one) for one in PROJECT["optional-dependencies"]["flower"]]
+
+
+class Ended(BaseException):
+    """Ends the SuperNode's loop; nothing in Flower catches it."""
+
+
+class FakeSuperLink:
+    """Answers the calls of one SuperNode: one message of one run, with this bundle."""
+
+    def __init__(self, bundle: bytes) -> None:
+        self.calls: list[str] = []
+        self.fab_hash = hashlib.sha256(bundle).hexdigest()
+        # A SuperLink may claim that a bundle is verified. The node must not believe it.
+        claims = {"valid_license": "Valid", patches.SIGNER: '{"signed_at": 1, "signature": "AAAA"}'}
+        self._fab = FabProto(hash_str=self.fab_hash, content=bundle, verifications=claims)
+        TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
+        message = Message(RecordDict({"config": ConfigRecord({"a": 1})}), 7, "train")
+        message.metadata.__dict__["_message_id"] = message.object_id
+        self._pulled = PullMessagesResponse(
+            messages_list=[message_to_proto(message)],
+            message_object_trees=[get_object_tree(message)],
+        )
+
+    def answer(
+        self, client: object, *, path: str, response_type: Callable[[], Any], **_: Any
+    ) -> Any:
+        """In the place of `FleetHttpClient._unary_unary`."""
+        call = path.rsplit("/", 1)[-1]
+        self.calls.append(call)
+        if call in ("push-messages", "pull-object"):  # the error reply; or the start of a task
+            raise Ended
+        answers = {
+            "activate-node": ActivateNodeResponse(node_id=7),
+            "send-node-heartbeat": SendNodeHeartbeatResponse(success=True),
+            "pull-messages": self._pulled,
+            "get-run": GetRunResponse(run=RunProto(run_id=1, fab_hash=self.fab_hash)),
+            "get-fab": GetFabResponse(fab=self._fab),
+            "pull-object": PullObjectResponse(object_found=True, object_available=True),
+        }
+        return answers.get(call) or response_type()
+
+
+@pytest.fixture
+def bundle(tmp_path: Path) -> bytes:
+    return build_fab_from_disk(
+        Path(shutil.copytree(str(files("clientwise") / "template"), tmp_path / "app"))
+    )
+
+
+@pytest.fixture
+def quiet_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A SuperNode without a port, signal handlers or a process for the app.
+
+    All of Flower's else.
+    """
+    command = import_module("flwr.supernode.cli.flower_supernode")
+    monkeypatch.setattr(command, "_start_supernode_http_api", lambda *_: (SimpleNamespace(), None))
+    monkeypatch.setattr(command, "add_exit_handler", lambda _: None)
+    monkeypatch.setattr(start_client_internal, "register_signal_handlers", lambda **_: None)
+    monkeypatch.setattr(
+        fleet_http_connection, "FleetHttpClient", FleetHttpClient
+    )  # restored afterwards
+    monkeypatch.setattr(sys, "argv", [])
+
+
+def run_node(agreed: Path) -> None:
+    arguments = ["--insecure", "--superlink", "127.0.0.1:9", "--isolation", "process"]
+    with pytest.raises(Ended):
+        node.start(agreed, None, None, arguments)
+
+
+@pytest.mark.usefixtures("quiet_node")
+@pytest.mark.parametrize("approved", [False, True])
+def test_flower_runs_a_bundle_only_if_the_operator_approved_it(
+    approved: bool, bundle: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    superlink = FakeSuperLink(bundle)
+    monkeypatch.setattr(
+        FleetHttpClient, "_unary_unary", lambda self, **given: superlink.answer(self, **given)
+    )
+    stored: list[str] = []
+    monkeypatch.setattr(
+        start_client_internal,
+        "get_fused_config_from_fab",
+        lambda content, run: stored.append(hashlib.sha256(content).hexdigest()) or {},
+    )
+    if approved:
+        node.agree(tmp_path / "agreed", tmp_path / "app")
+    run_node(tmp_path / "agreed")
+    assert "get-fab" in superlink.calls
+    assert ("pull-object" in superlink.calls) == approved  # a task was begun
+    assert ("push-messages" in superlink.calls) != approved  # an error was answered
+    assert stored == ([superlink.fab_hash] if approved else [])
+
+
+@pytest.mark.usefixtures("quiet_node")
+def test_without_our_client_no_bundle_is_run(
+    bundle: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A Flower that no longer uses the replaced class refuses everything, approved or not."""
+    superlink = FakeSuperLink(bundle)
+    monkeypatch.setattr(
+        FleetHttpClient, "_unary_unary", lambda self, **given: superlink.answer(self, **given)
+    )
+    monkeypatch.setattr(node, "replace_fleet_client", lambda *_: None)
+    node.agree(tmp_path / "agreed", tmp_path / "app")
+    run_node(tmp_path / "agreed")
+    assert "push-messages" in superlink.calls
+
+
+def test_flowers_client_has_the_parts_that_are_replaced() -> None:
+    parameters = inspect.signature(FleetHttpClient.__init__).parameters
+    assert parameters["verify"].kind is inspect.Parameter.KEYWORD_ONLY
+    assert list(inspect.signature(FleetHttpClient.GetFab).parameters) == ["self", "request"]
+    assert isinstance(FleetHttpClient("https://127.0.0.1:9")._client, httpx.Client)
+    made = inspect.getsource(fleet_http_connection.http_request_response)
+    assert "FleetHttpClient.from_server_address(" in made
+
+
+def test_certificate_and_socket_reach_the_connection(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        fleet_http_connection, "FleetHttpClient", FleetHttpClient
+    )  # restored afterwards
+    certificate = (tmp_path / "one.crt", tmp_path / "one.pem")
+    patches.replace_fleet_client(
+        patches.BundleSigner(), lambda fab: True, certificate, tmp_path / "uplink.sock"
+    )
+    loaded: list[tuple[Path, ...]] = []
+    context = ssl.create_default_context()
+    monkeypatch.setattr(
+        ssl.SSLContext, "load_cert_chain", lambda self, *paths: loaded.append(paths)
+    )
+    client = fleet_http_connection.FleetHttpClient("https://127.0.0.1:9", verify=context)
+    assert loaded == [certificate]
+    assert client._client._transport._pool._uds == str(tmp_path / "uplink.sock")  # type: ignore[attr-defined]
+    client.close()
+
+
+def test_a_flower_without_the_class_is_refused_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delattr(fleet_http_connection, "FleetHttpClient")
+    with pytest.raises(ClientwiseError, match="this version of Flower is not supported"):
+        patches.replace_fleet_client(patches.BundleSigner(), lambda fab: True)
+
+
+def test_the_installed_flower_is_a_supported_version() -> None:
+    installed = version("flwr")
+    (flower,) = (one for one in NEEDED_HERE if one.name == "flwr")
+    assert flower.specifier.contains(installed), f"flwr {installed} is not supported: {flower}"
+
+
+def test_nothing_else_of_flower_is_replaced() -> None:
+    """Assignments to attributes of Flower's modules are in patches.py alone."""
+    found = []
+    for path in sorted((Path(patches.__file__).parent).glob("*.py")):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        theirs = {
+            name.asname or name.name
+            for one in ast.walk(tree)
+            if isinstance(one, ast.ImportFrom) and (one.module or "").startswith("flwr")
+            for name in one.names
+        }
+        for one in ast.walk(tree):
+            targets = one.targets if isinstance(one, ast.Assign) else []
+            for target in targets:
+                if (
+                    isinstance(target, ast.Attribute)
+                    and isinstance(target.value, ast.Name)
+                    and target.value.id in theirs
+                ):
+                    found.append((path.name, target.attr))
+        assert "setattr(" not in path.read_text(encoding="utf-8"), path.name
+    assert found == [("patches.py", "FleetHttpClient")]
+
+
+def test_every_package_that_this_room_imports_is_declared() -> None:
+    imported = set()
+    for path in Path(patches.__file__).parent.glob("*.py"):
+        for one in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(one, ast.Import):
+                imported |= {name.name.split(".")[0] for name in one.names}
+            elif isinstance(one, ast.ImportFrom) and one.level == 0:
+                imported.add((one.module or "").split(".")[0])
+    declared = {one.name for one in (*NEEDED, *NEEDED_HERE)}
+    declared.add("ray")  # of exactly the version that flwr[simulation] names
+    assert imported - set(sys.stdlib_module_names) <= declared
