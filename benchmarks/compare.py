@@ -66,7 +66,9 @@ SYSTEMS = [
 
 def run(system: System, work: Work, rounds: int) -> dict[str, Any]:
     """What a system prints about a work, or why it did not."""
-    hidden = ("OMP_", "MKL_") if system is OURS else ("OMP_", "MKL_", "PYTHONPATH")  # it knows its threads and packages
+    hidden = (
+        ("OMP_", "MKL_") if system is OURS else ("OMP_", "MKL_", "PYTHONPATH")
+    )  # it knows its threads and packages
     environment = {key: value for key, value in os.environ.items() if not key.startswith(hidden)}
     environment |= {"PATH": f"{system.bin}{os.pathsep}{os.environ['PATH']}"}
     began, load = time.perf_counter(), os.getloadavg()
@@ -96,12 +98,22 @@ def run(system: System, work: Work, rounds: int) -> dict[str, Any]:
     else:
         result = json.loads(lines[-1])
     whole = time.perf_counter() - began
-    return {**result, "system": system.name, "work": work.name, "whole": round(whole, 2), "load": load}
+    return {
+        **result,
+        "system": system.name,
+        "work": work.name,
+        "whole": round(whole, 2),
+        "load": load,
+    }
 
 
 def machine() -> dict[str, Any]:
     """What it was measured on."""
-    models = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
+    models = [
+        line
+        for line in Path("/proc/cpuinfo").read_text().splitlines()
+        if line.startswith("model name")
+    ]
     return {
         "processor": models[0].split(":")[1].strip() if models else platform.machine(),
         "architecture": platform.machine(),
@@ -131,23 +143,42 @@ def table(results: list[dict[str, Any]]) -> str:
         cells = []
         for work in works:
             known = medians(results, work)
-            ratio = f" ({known[system] / known[OURS.name]:.2f}×)" if {system, OURS.name} <= known.keys() else ""
+            ratio = (
+                f" ({known[system] / known[OURS.name]:.2f}×)"
+                if {system, OURS.name} <= known.keys()
+                else ""
+            )
             cells.append(f"{known[system]:.4g} s{ratio}" if system in known else "–")
-        packages = ", ".join(f"{name} {number}" for name, number in versions.get(system, {}).items())
-        lines.append(f"| {system} ({packages}) | {' | '.join(cells)} |" if packages else f"| {system} | did not run |")
+        packages = ", ".join(
+            f"{name} {number}" for name, number in versions.get(system, {}).items()
+        )
+        lines.append(
+            f"| {system} ({packages}) | {' | '.join(cells)} |"
+            if packages
+            else f"| {system} | did not run |"
+        )
     return "\n".join(lines)
 
 
 def main() -> None:
     """Alternate between the systems, so that what else the machine does falls on all of them."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("works", nargs="*", default=["W1", "W2", "W3", "W4"], metavar="|".join(WORKS))
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "works", nargs="*", default=["W1", "W2", "W3", "W4"], metavar="|".join(WORKS)
+    )
     parser.add_argument("--rounds", type=int, default=3, help="timed rounds of each run")
     parser.add_argument("--repeats", type=int, default=3, help="runs of each system")
     names = [system.name for system in SYSTEMS]
     parser.add_argument("--systems", nargs="+", choices=names, default=names)
     default = HERE / "results" / f"compare-{datetime.now():%Y-%m-%d-%H%M}.json"
-    parser.add_argument("--out", type=Path, default=default, help="default: benchmarks/results/compare-DATE-TIME.json")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=default,
+        help="default: benchmarks/results/compare-DATE-TIME.json",
+    )
     given = parser.parse_args()
     if unknown := set(given.works) - set(WORKS):
         parser.error(f"no such work: {', '.join(sorted(unknown))}; there are {', '.join(WORKS)}")
@@ -158,7 +189,9 @@ def main() -> None:
         if system.bin.exists():
             systems.append(system)
         else:
-            print(f"{system.name}: skipped, there is no {system.bin.parent}; benchmarks/peers/setup.sh makes it")
+            print(
+                f"{system.name}: skipped, there is no {system.bin.parent}; benchmarks/peers/setup.sh makes it"
+            )
     given.out.parent.mkdir(parents=True, exist_ok=True)
     results: list[dict[str, Any]] = []
     for work in given.works:
@@ -166,11 +199,17 @@ def main() -> None:
             for system in systems:
                 result = run(system, WORKS[work], given.rounds)
                 results.append(result)
-                given.out.write_text(json.dumps({"machine": machine(), "results": results}, indent=1) + "\n")
-                said = result.get("error") or f"{statistics.median(result['seconds']):.4g} s per round"
+                given.out.write_text(
+                    json.dumps({"machine": machine(), "results": results}, indent=1) + "\n"
+                )
+                said = (
+                    result.get("error") or f"{statistics.median(result['seconds']):.4g} s per round"
+                )
                 place = f"{work} {repeat + 1}/{given.repeats}"
                 print(f"{place} {system.name}: {said} (load {result['load'][0]:.1f})", flush=True)
-    print(f"\nMedian seconds per round (times ours) on {', '.join(f'{k} {v}' for k, v in machine().items())}\n")
+    print(
+        f"\nMedian seconds per round (times ours) on {', '.join(f'{k} {v}' for k, v in machine().items())}\n"
+    )
     print(f"{table(results)}\n\nWritten to {given.out}")
     for result in results:
         if "error" in result:

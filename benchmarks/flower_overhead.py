@@ -24,7 +24,9 @@ BEGIN, END = "<!-- figures: written by benchmarks/flower_overhead.py -->", "<!--
 CRITERIA = ["label_diversity", "dataset_size", "model_divergence"]
 
 
-def experiment(clients: int, in_round: int, hidden: int, rounds: int, engine: str) -> dict[str, Any]:
+def experiment(
+    clients: int, in_round: int, hidden: int, rounds: int, engine: str
+) -> dict[str, Any]:
     """Prioritized weighting on 5,000 MNIST digits, evaluated by the server alone."""
     return {
         "name": "overhead",
@@ -49,7 +51,11 @@ def measure(config: dict[str, Any]) -> dict[str, float]:
         run = cw.Run(cw.run(config, Path(folder) / "run"))
         seconds = [seconds for _, seconds in run.curve("seconds", "prioritized", 1)]
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    return {"seconds": statistics.median(seconds[1:]), "first_seconds": seconds[0], "peak_megabytes": peak}
+    return {
+        "seconds": statistics.median(seconds[1:]),
+        "first_seconds": seconds[0],
+        "peak_megabytes": peak,
+    }
 
 
 def apart(config: dict[str, Any]) -> dict[str, float]:
@@ -65,10 +71,15 @@ def main() -> None:
     """Measure everything and write it down."""
     rounds = {10: 6, 100: 4, 1000: 3}
     speed = {
-        str(clients): {engine: apart(experiment(clients, clients, 32, count, engine)) for engine in ("local", "flower")}
+        str(clients): {
+            engine: apart(experiment(clients, clients, 32, count, engine))
+            for engine in ("local", "flower")
+        }
         for clients, count in rounds.items()
     }
-    memory = {str(count): apart(experiment(300, count, 2000, 3, "flower")) for count in (10, 100, 300)}
+    memory = {
+        str(count): apart(experiment(300, count, 2000, 3, "flower")) for count in (10, 100, 300)
+    }
     megabytes = (785 * 2000 + 2001 * 10) * 4 / 2**20
     found = {
         "machine": f"{os.cpu_count()}-core {platform.machine()}, shared with other work while measuring",
@@ -79,7 +90,9 @@ def main() -> None:
     (ROOT / "docs" / "flower.json").write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
     page = ROOT / "docs" / "flower.md"
     before, _, rest = page.read_text(encoding="utf-8").partition(BEGIN)
-    page.write_text(f"{before}{BEGIN}\n{table(found)}{END}{rest.partition(END)[2]}", encoding="utf-8")
+    page.write_text(
+        f"{before}{BEGIN}\n{table(found)}{END}{rest.partition(END)[2]}", encoding="utf-8"
+    )
 
 
 def table(found: dict[str, Any]) -> str:
@@ -104,7 +117,9 @@ def table(found: dict[str, Any]) -> str:
         "|---|---|---|",
     ]
     for clients, one in found["server_memory"].items():
-        lines.append(f"| {clients} | {one['peak_megabytes']:,.0f} MB | {int(clients) * size:,.0f} MB |")
+        lines.append(
+            f"| {clients} | {one['peak_megabytes']:,.0f} MB | {int(clients) * size:,.0f} MB |"
+        )
     lines.append("")
     return "\n".join(lines)
 

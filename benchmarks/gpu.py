@@ -29,7 +29,9 @@ SIX_CANDIDATES = "six candidates on 10,000 images"
 
 def network(work: Work) -> nn.Module:
     """The work's network."""
-    return mlp(work.shape, 10, hidden=list(work.layers[1:-1])) if work.layers else cnn(work.shape, 10)
+    return (
+        mlp(work.shape, 10, hidden=list(work.layers[1:-1])) if work.layers else cnn(work.shape, 10)
+    )
 
 
 def plain_loop(work: Work, rounds: int, warmup: int = 2) -> list[float]:
@@ -47,7 +49,9 @@ def plain_loop(work: Work, rounds: int, warmup: int = 2) -> list[float]:
                     batch = slice(first, first + work.batch)
                     optimizer.zero_grad()
                     output = module(inputs[client % work.clients, batch])
-                    nn.functional.cross_entropy(output, labels[client % work.clients, batch]).backward()
+                    nn.functional.cross_entropy(
+                        output, labels[client % work.clients, batch]
+                    ).backward()
                     optimizer.step()
         torch.cuda.synchronize()
         took.append(time.perf_counter() - began)
@@ -57,7 +61,9 @@ def plain_loop(work: Work, rounds: int, warmup: int = 2) -> list[float]:
 def six_candidates(precision: Any, repeats: int) -> list[float]:
     """Six models on the test sets of 100 clients, 100 images each."""
     data = federated(WORKS["W1"])
-    tests = Holdings(data.train.indices[:10_000], data.train.targets[:10_000], torch.arange(101) * 100)
+    tests = Holdings(
+        data.train.indices[:10_000], data.train.targets[:10_000], torch.arange(101) * 100
+    )
     module = network(WORKS["W1"])
     executor = DeviceExecutor(data.samples, module, torch.device("cuda"), precision=precision)
     engine = LocalEngine(replace(data, test=tests), module, seed=1, executor=executor)
@@ -72,7 +78,9 @@ def six_candidates(precision: Any, repeats: int) -> list[float]:
 
 def main() -> None:
     """Everything, as a table and as JSON."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/gpu.json"))
     given = parser.parse_args()
@@ -88,7 +96,9 @@ def main() -> None:
     for work in [WORKS[name] for name in ("W1", "W2", "W3", "W4")]:
         note(work.name, "plain loop", plain_loop(work, 2, warmup=1))
         for precision in ("tf32", "bf16", "float32"):
-            took = seconds_per_round(work, given.rounds, warmup=10, device="cuda", precision=precision)
+            took = seconds_per_round(
+                work, given.rounds, warmup=10, device="cuda", precision=precision
+            )
             note(work.name, precision, took)
     for precision in ("tf32", "bf16", "float32"):
         note(SIX_CANDIDATES, precision, six_candidates(precision, given.rounds))
@@ -99,7 +109,9 @@ def main() -> None:
         "unit": "milliseconds per round, median",
     }
     given.out.parent.mkdir(parents=True, exist_ok=True)
-    given.out.write_text(json.dumps({"machine": machine, "results": results}, indent=2) + "\n", encoding="utf-8")
+    given.out.write_text(
+        json.dumps({"machine": machine, "results": results}, indent=2) + "\n", encoding="utf-8"
+    )
     print(f"\n{machine['gpu']}, PyTorch {machine['torch']}: {given.out}")
 
 

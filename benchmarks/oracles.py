@@ -14,5 +14,7 @@ def byzfl(part: str) -> ModuleType | None:
         spec = importlib.util.find_spec("byzfl")
         if spec is None:
             return None
-        sys.modules["byzfl"] = importlib.util.module_from_spec(spec)  # not executed: it would import all of itself
+        sys.modules["byzfl"] = importlib.util.module_from_spec(
+            spec
+        )  # not executed: it would import all of itself
     return importlib.import_module(f"byzfl.{part}")

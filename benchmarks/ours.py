@@ -23,7 +23,9 @@ from works import WARMUP, WORKS, Work, make_data
 def evenly(samples: Samples, clients: int) -> FederatedData:
     """The same number of samples for every client; one to test and to report on, so that evaluation takes no time."""
     total = len(samples.targets)
-    train = Holdings(torch.arange(total), samples.targets, torch.arange(clients + 1) * (total // clients))
+    train = Holdings(
+        torch.arange(total), samples.targets, torch.arange(clients + 1) * (total // clients)
+    )
     one = train.indices[:1], train.targets[:1]
     test = Holdings(*one, torch.arange(clients + 1).clamp(max=1))
     return FederatedData(samples, train, test, None, Holdings.of([one]))
@@ -50,7 +52,11 @@ def config(work: Work, rounds: int, **options: object) -> dict[str, object]:
 
 
 def seconds_per_round(
-    work: Work, rounds: int, warmup: int = WARMUP, data: FederatedData | None = None, **options: object
+    work: Work,
+    rounds: int,
+    warmup: int = WARMUP,
+    data: FederatedData | None = None,
+    **options: object,
 ) -> list[float]:
     """Wall-clock seconds between the ends of rounds."""
     ends: list[float] = []
@@ -63,12 +69,22 @@ def seconds_per_round(
 
     with tempfile.TemporaryDirectory() as folder:
         # One more than is timed: a round is told of while the next one trains, and the last has no next one.
-        cw.run(config(work, rounds + warmup + 1, **options), Path(folder) / "run", data=data, on_round=note)
-    return [after - before for before, after in zip(ends[warmup - 1 : -1], ends[warmup:-1], strict=False)]
+        cw.run(
+            config(work, rounds + warmup + 1, **options),
+            Path(folder) / "run",
+            data=data,
+            on_round=note,
+        )
+    return [
+        after - before
+        for before, after in zip(ends[warmup - 1 : -1], ends[warmup:-1], strict=False)
+    ]
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("work", choices=WORKS)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--mode", default="auto")
@@ -76,7 +92,15 @@ if __name__ == "__main__":
     parser.add_argument("--device", default="auto")
     given = parser.parse_args()
     took = seconds_per_round(
-        WORKS[given.work], given.rounds, mode=given.mode, precision=given.precision, device=given.device
+        WORKS[given.work],
+        given.rounds,
+        mode=given.mode,
+        precision=given.precision,
+        device=given.device,
     )
     versions = {package: version(package) for package in ("clientwise", "torch")}
-    print(json.dumps({"system": "clientwise", "work": given.work, "seconds": took, "versions": versions}))
+    print(
+        json.dumps(
+            {"system": "clientwise", "work": given.work, "seconds": took, "versions": versions}
+        )
+    )

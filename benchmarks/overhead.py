@@ -76,7 +76,9 @@ def compare_rounds(work: Work, rounds: int) -> tuple[list[Took], list[Took]]:
         show(progress)
         whole.append(since(began))
         began = now()
-        for _ in engine.train(progress.record.client_ids, engine.initial_model, Task(1, training, loss, ())):
+        for _ in engine.train(
+            progress.record.client_ids, engine.initial_model, Task(1, training, loss, ())
+        ):
             pass
         bare.append(since(began))
         began = now()
@@ -100,12 +102,16 @@ def start_up() -> float:
                     took = time.perf_counter() - began
                     process.communicate()
                     return took
-        raise RuntimeError(f"clientwise run ended with status {process.returncode} before its first round did")
+        raise RuntimeError(
+            f"clientwise run ended with status {process.returncode} before its first round did"
+        )
 
 
 def main() -> None:
     """Both, as lines and as JSON."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--work", choices=WORKS, default="W1")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--starts", type=int, default=3)
@@ -115,11 +121,26 @@ def main() -> None:
     for clock, name in enumerate(("wall clock", "processor time of the thread that trains nobody")):
         round_took, bare_took = (min(took[clock] for took in rounds) for rounds in (whole, bare))
         percent[name] = 100 * (round_took - bare_took) / training
-        print(f"{given.work}, {name}: {round_took:.3f} s a round, {bare_took:.3f} s where it only trains: ", end="")
+        print(
+            f"{given.work}, {name}: {round_took:.3f} s a round, {bare_took:.3f} s where it only trains: ",
+            end="",
+        )
         print(f"{percent[name]:.1f}% of the training for the machinery (target: under 3% on W1)")
     starts = [start_up() for _ in range(given.starts)]
-    print(f"from command to the end of the first round: {statistics.median(starts):.2f} s (target: under 5 s)")
-    print(json.dumps({"work": given.work, "whole": whole, "bare": bare, "percent": percent, "start_up": starts}))
+    print(
+        f"from command to the end of the first round: {statistics.median(starts):.2f} s (target: under 5 s)"
+    )
+    print(
+        json.dumps(
+            {
+                "work": given.work,
+                "whole": whole,
+                "bare": bare,
+                "percent": percent,
+                "start_up": starts,
+            }
+        )
+    )
 
 
 if __name__ == "__main__":

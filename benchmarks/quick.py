@@ -35,11 +35,15 @@ def main() -> None:
     below = []
     for work, floor in REDUCED:
         times = ratio(work)
-        print(f"{work.name}, reduced: {times:.1f} times as fast as one client after the other (floor: {floor})")
+        print(
+            f"{work.name}, reduced: {times:.1f} times as fast as one client after the other (floor: {floor})"
+        )
         if times < floor:
             below.append(work.name)
     if below:
-        sys.exit(f"{' and '.join(below)}: training many clients at once has lost its advantage over the loop")
+        sys.exit(
+            f"{' and '.join(below)}: training many clients at once has lost its advantage over the loop"
+        )
 
 
 if __name__ == "__main__":

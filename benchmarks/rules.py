@@ -72,7 +72,9 @@ def seconds(call: Callable[[], object], device: str) -> float:
     return clock() - start
 
 
-def measure(name: str, updates: Tensor, oracle: ByzFL | None, turns: int) -> tuple[float, float, float | None]:
+def measure(
+    name: str, updates: Tensor, oracle: ByzFL | None, turns: int
+) -> tuple[float, float, float | None]:
     """The best seconds of ours with equal weights, of ours with unequal ones, and of ByzFL's."""
     clients, device = len(updates), updates.device.type
     equal = torch.full((clients,), 1 / clients, dtype=torch.float64)
@@ -90,7 +92,9 @@ def measure(name: str, updates: Tensor, oracle: ByzFL | None, turns: int) -> tup
 
 def main() -> None:
     """Print a table in Markdown."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--clients", type=int, default=100)
     parser.add_argument("--parameters", type=int, default=1_700_000)
@@ -99,13 +103,17 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(1)
     generator = torch.Generator().manual_seed(1)
-    updates = (torch.randn(given.clients, given.parameters, generator=generator) * 0.01).to(given.device)
+    updates = (torch.randn(given.clients, given.parameters, generator=generator) * 0.01).to(
+        given.device
+    )
     oracles_by_name = theirs()
     room = torch.cuda.mem_get_info()[0] if given.device == "cuda" else memory()
     if (1 - HOSTILE) * given.clients**2 * given.parameters * 4 > room / 2:
         del oracles_by_name["nearest_neighbours"]
     print("| rule | seconds | weighted | ByzFL | ByzFL / ours |\n|---|---|---|---|---|")
-    steps = [name for name in BEFORE if not BEFORE.declared(name).needs]  # the others ask for criteria or a server set
+    steps = [
+        name for name in BEFORE if not BEFORE.declared(name).needs
+    ]  # the others ask for criteria or a server set
     for name in given.only or [*RULES, *steps]:
         own, weighted, other = measure(name, updates, oracles_by_name.get(name), given.turns)
         compared = f"{other:.3g} | {other / own:.1f}" if other is not None else "– | –"

@@ -83,11 +83,15 @@ def measure(clients: int, cohort: int, rounds: int) -> dict[str, Any]:
 
 def main() -> None:
     """One process per cohort size; a table and JSON."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--clients", type=int, default=1_000_000)
     parser.add_argument("--cohorts", type=int, nargs="+", default=[1_000, 10_000, 40_000])
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--alone", action="store_true", help="in this process, printing nothing but JSON")
+    parser.add_argument(
+        "--alone", action="store_true", help="in this process, printing nothing but JSON"
+    )
     given = parser.parse_args()
     if given.alone:
         print(json.dumps(measure(given.clients, given.cohorts[0], given.rounds)))
@@ -107,9 +111,13 @@ def main() -> None:
         )
     print(json.dumps(results))
     if len(results) > 1:
-        clients, grown = (results[-1][what] - results[-2][what] for what in ("cohort", "rounds_peak_mib"))
+        clients, grown = (
+            results[-1][what] - results[-2][what] for what in ("cohort", "rounds_peak_mib")
+        )
         if grown > (allowed := clients * MODEL_MIB / 2):
-            sys.exit(f"memory grows with the cohort: by {grown:.0f} MiB, {allowed:.0f} MiB are allowed")
+            sys.exit(
+                f"memory grows with the cohort: by {grown:.0f} MiB, {allowed:.0f} MiB are allowed"
+            )
 
 
 if __name__ == "__main__":

@@ -85,7 +85,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def row(folder: Path) -> str:
     """A folder's measures as a row of a Markdown table."""
-    counts = sum((count(path.read_text(encoding="utf-8")) for path in source_files(folder)), Counts())
+    counts = sum(
+        (count(path.read_text(encoding="utf-8")) for path in source_files(folder)), Counts()
+    )
     if counts.lines == 0:
         raise SystemExit(f"{folder}: has no Python files")
     words = readme_words(folder)
@@ -184,7 +186,9 @@ def readme(folder: Path) -> str | None:
         if (place / "README.md").is_file():
             return (place / "README.md").read_text(encoding="utf-8")
         for metadata in place.glob("*.dist-info/METADATA"):
-            return str(email.message_from_string(metadata.read_text(encoding="utf-8")).get_payload())
+            return str(
+                email.message_from_string(metadata.read_text(encoding="utf-8")).get_payload()
+            )
     return None
 
 

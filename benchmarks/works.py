@@ -28,7 +28,9 @@ class Work:
 WORKS = {
     work.name: work
     for work in (
-        Work("W0", (20, 16, 10), 20, 10, 4, 1, 5, (20,)),  # nothing to time: shows in seconds that a system runs
+        Work(
+            "W0", (20, 16, 10), 20, 10, 4, 1, 5, (20,)
+        ),  # nothing to time: shows in seconds that a system runs
         Work("W1", (), 100, 600, 10, 1, 10, (1, 28, 28)),
         Work("W2", (), 100, 600, 10, 5, 600, (1, 28, 28)),
         Work("W3", (784, 200, 200, 10), 1000, 60, 100, 5, 10, (784,)),

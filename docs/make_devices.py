@@ -28,10 +28,21 @@ from clientwise.report.statistics import Difference, holm, paired_difference
 DOCS = Path(__file__).parent
 PLACE = re.compile(r"(<!-- run (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 HEAD = ["method", "rounds to target", "time to target", "of FedAvg's", "bytes to target"]
-AT_ONE_TIME = ["method", "held out", "slowest quarter", "against FedAvg", "fastest quarter", "against FedAvg"]
+AT_ONE_TIME = [
+    "method",
+    "held out",
+    "slowest quarter",
+    "against FedAvg",
+    "fastest quarter",
+    "against FedAvg",
+]
 
 ALONE = ["methods", "time to target, as a share", "slowest quarter", "fastest quarter"]
-PAIRS = [("size × speed", "FedAvg"), ("buffered, by age", "buffered"), ("buffered, by speed", "buffered")]
+PAIRS = [
+    ("size × speed", "FedAvg"),
+    ("buffered, by age", "buffered"),
+    ("buffered, by speed", "buffered"),
+]
 
 
 @dataclass(frozen=True)
@@ -62,7 +73,10 @@ def block(run: cw.Run, picture: Path) -> str:
     picture.parent.mkdir(exist_ok=True)
     draw([chart], picture)
     quarters = {seed: slow_and_fast(run, seed) for seed in run.seeds(run.methods[0])}
-    last = {seed: min(max(run.times(method, seed).values()) for method in run.methods) for seed in quarters}
+    last = {
+        seed: min(max(run.times(method, seed).values()) for method in run.methods)
+        for seed in quarters
+    }
     found = {method: at_one_time(run, method, last, quarters) for method in run.methods}
     then = in_time(statistics.median(last.values()))
     return "\n\n".join(
@@ -82,11 +96,17 @@ def alone(run: cw.Run, found: Mapping[str, AtOneTime]) -> list[list[str]]:
     """Every method that differs from another by a criterion alone, less that other."""
     time = {line.method: logarithms(line.time_to_target) for line in run.summary()}
     shares = corrected([paired_difference(time[one], time[other]) for one, other in PAIRS])
-    slow = corrected([paired_difference(found[one].slow, found[other].slow) for one, other in PAIRS])
-    fast = corrected([paired_difference(found[one].fast, found[other].fast) for one, other in PAIRS])
+    slow = corrected(
+        [paired_difference(found[one].slow, found[other].slow) for one, other in PAIRS]
+    )
+    fast = corrected(
+        [paired_difference(found[one].fast, found[other].fast) for one, other in PAIRS]
+    )
     return [
         [f"{one} against {other}", ratio(share), points(slow_difference), points(fast_difference)]
-        for (one, other), share, slow_difference, fast_difference in zip(PAIRS, shares, slow, fast, strict=True)
+        for (one, other), share, slow_difference, fast_difference in zip(
+            PAIRS, shares, slow, fast, strict=True
+        )
     ]
 
 
@@ -103,13 +123,19 @@ def times(run: cw.Run) -> list[list[str]]:
     rows = []
     for line, share in zip(lines, [None, *shares], strict=True):
         sent = median_rounds(line.bytes_to_target)
-        cells = [rounds_cell(line.rounds_to_target).text, rounds_cell(line.time_to_target, in_time).text]
+        cells = [
+            rounds_cell(line.rounds_to_target).text,
+            rounds_cell(line.time_to_target, in_time).text,
+        ]
         rows.append([line.method, *cells, ratio(share), "–" if sent is None else in_bytes(sent)])
     return rows
 
 
 def at_one_time(
-    run: cw.Run, method: str, last: Mapping[int, float], quarters: Mapping[int, tuple[list[int], list[int]]]
+    run: cw.Run,
+    method: str,
+    last: Mapping[int, float],
+    quarters: Mapping[int, tuple[list[int], list[int]]],
 ) -> AtOneTime:
     """A method at the time of each seed at which the first of all ended."""
     found = AtOneTime([], [], [])
@@ -118,7 +144,10 @@ def at_one_time(
         found.held_out.append(dict(run.curve("metric", method, seed))[ended])
         for clients, values in zip(quarters[seed], (found.slow, found.fast), strict=True):
             curves = [run.client_curve(method, seed, client) for client in clients]
-            known = [[value for number, value in curve if number <= ended and value is not None] for curve in curves]
+            known = [
+                [value for number, value in curve if number <= ended and value is not None]
+                for curve in curves
+            ]
             values.append(statistics.fmean(curve[-1] for curve in known if curve))
     return found
 
@@ -128,8 +157,12 @@ def slow_and_fast(run: cw.Run, seed: int) -> tuple[list[int], list[int]]:
     experiment = cw.load(run.folder / "config.toml")
     data, _ = build_data(experiment, load_samples(experiment), seed)
     assert data.devices is not None
-    seconds = data.devices.seconds(experiment.training.epochs * data.train.sizes.double(), run.model_bytes)
-    order = [client for client in seconds.argsort(descending=True).tolist() if data.test.sizes[client]]
+    seconds = data.devices.seconds(
+        experiment.training.epochs * data.train.sizes.double(), run.model_bytes
+    )
+    order = [
+        client for client in seconds.argsort(descending=True).tolist() if data.test.sizes[client]
+    ]
     quarter = len(order) // 4
     return order[:quarter], order[-quarter:]
 
@@ -172,7 +205,9 @@ def ratio(difference: Difference | None) -> str:
     """A difference of logarithms as a share; with a star where it is sure."""
     if difference is None or difference.interval is None:
         return "–"
-    mean, low, high = (f"{math.exp(value):.0%}" for value in (difference.mean, *difference.interval))
+    mean, low, high = (
+        f"{math.exp(value):.0%}" for value in (difference.mean, *difference.interval)
+    )
     return f"{mean} [{low}, {high}]{' *' * difference.is_significant}"
 
 

@@ -42,18 +42,26 @@ def main(folder: Path) -> None:
     """Four tables in Markdown."""
     results = read_results(folder)
     usable = [name for name in results.methods if name not in results.controls and name != OURS]
-    print("| federation | clean: FedAvg | clean: ServerTuning | largest regret | at | next best worst case | by |")
+    print(
+        "| federation | clean: FedAvg | clean: ServerTuning | largest regret | at | next best worst case | by |"
+    )
     print("| :-- | --: | --: | --: | :-- | :-- | --: |")
     for one in results.federations:
         regrets = [against(results, one, ORACLE, column) for column in range(len(one.columns))]
         largest = int(numpy.argmin([regret.mean for regret in regrets]))
-        worst = {name: float(one.goodness[results.methods.index(name)].min(0).mean()) for name in usable}
+        worst = {
+            name: float(one.goodness[results.methods.index(name)].min(0).mean()) for name in usable
+        }
         second = max(worst, key=worst.__getitem__)
         ahead = worst_case_difference(results, [one], OURS, second)
         clean = [shown(against(results, one, name, 0)) for name in ("FedAvg", "ServerTuning")]
         at = one.columns[largest]
-        print(f"| {one.name} | {' | '.join(clean)} | {shown(regrets[largest])} | {at} | {second} | {shown(ahead)} |")
-    print("\n| heart, worst honest hospital | FedAvg | Recommended | difference |\n| :-- | --: | --: | --: |")
+        print(
+            f"| {one.name} | {' | '.join(clean)} | {shown(regrets[largest])} | {at} | {second} | {shown(ahead)} |"
+        )
+    print(
+        "\n| heart, worst honest hospital | FedAvg | Recommended | difference |\n| :-- | --: | --: | --: |"
+    )
     for cell in sorted(folder.glob("heart--*")):
         theirs, ours = (worst_hospital(folder, cell.name, name) for name in ("FedAvg", OURS))
         means = f"{100 * numpy.mean(theirs):.1f}% | {100 * numpy.mean(ours):.1f}%"

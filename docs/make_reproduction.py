@@ -55,8 +55,12 @@ def main(runs: Path, docs: Path = DOCS) -> None:
     text = PLACE.sub(fill, page.read_text(encoding="utf-8"))
     finished = [folder for folder in sorted(runs.glob("*-quick")) if is_finished(folder)]
     if finished:
-        print(f"quick presets: {', '.join(folder.name.removesuffix('-quick') for folder in finished)}")
-        text = QUICK.sub(lambda place: f"{place[1]}\n{quick(finished, place[0])}\n\n{place[2]}", text)
+        print(
+            f"quick presets: {', '.join(folder.name.removesuffix('-quick') for folder in finished)}"
+        )
+        text = QUICK.sub(
+            lambda place: f"{place[1]}\n{quick(finished, place[0])}\n\n{place[2]}", text
+        )
     page.write_text(text, encoding="utf-8")
 
 
@@ -67,7 +71,9 @@ def block(run: cw.Run, published: dict[str, Any], picture: Path) -> str:
     seeds = len(series[0].summary.seeds)
     about = f"*{seeds} seed{'s' if seeds > 1 else ''}, {rounds} rounds, evaluated on {run.reported_on}.*"
     parts = [about, results(series, published.get("loss"))]
-    if run.client_targets and any(run.reached(run.methods[0], seed, 1) for seed in series[0].summary.seeds):
+    if run.client_targets and any(
+        run.reached(run.methods[0], seed, 1) for seed in series[0].summary.seeds
+    ):
         for target in run.client_targets:
             paper = published.get(f"{target:g}", {})
             if "devices" in paper and keeps_75(run):
@@ -85,7 +91,9 @@ def block(run: cw.Run, published: dict[str, Any], picture: Path) -> str:
 def keeps_75(run: cw.Run) -> bool:
     """Whether a run recorded what 75% of the clients reach. Runs of older versions did not."""
     return all(
-        len(values) == len(SHARES) for _, method, seed in run.lanes for _, values in run.reached(method, seed, 1)
+        len(values) == len(SHARES)
+        for _, method, seed in run.lanes
+        for _, values in run.reached(method, seed, 1)
     )
 
 
@@ -115,7 +123,11 @@ def quick(folders: list[Path], before: str) -> str:
         known[folder.name.removesuffix("-quick")] = rows
     head = ["experiment", "method", "metric", "last round", "vs. baseline"]
     rows = [row for _, rows in sorted(known.items()) for row in rows]
-    return markdown("Quick presets: mean ± half-width of the 95% confidence interval (with two seeds)", head, rows)
+    return markdown(
+        "Quick presets: mean ± half-width of the 95% confidence interval (with two seeds)",
+        head,
+        rows,
+    )
 
 
 def results(series: list[Series], losses: dict[str, float] | None = None) -> str:
@@ -128,7 +140,10 @@ def results(series: list[Series], losses: dict[str, float] | None = None) -> str
     run = series[0].run
     last = max(max(one.summary.rounds) for one in series)
     shown = [number for number in (1, 2, 3, 5, 10, 20, 50, 100, 200, 500) if number < last]
-    shown = [*(shown if len(shown) < 6 else [1, 5, *(number for number in shown[-3:] if number > 5)]), last]
+    shown = [
+        *(shown if len(shown) < 6 else [1, 5, *(number for number in shown[-3:] if number > 5)]),
+        last,
+    ]
     head = ["method", *(f"round {number}" for number in shown), "vs. baseline"]
     if run.shows("macro_f1"):
         head.append("macro F1")
@@ -143,30 +158,46 @@ def results(series: list[Series], losses: dict[str, float] | None = None) -> str
         curves = [dict(run.curve("metric", one.method, seed)) for seed in one.summary.seeds]
         row = [one.label, *(interval([curve.get(number) for curve in curves]) for number in shown)]
         difference = difference_between(one, series[0]) if one is not series[0] else None
-        row.append(change(difference, 100) if difference else "baseline" if one is series[0] else "–")
+        row.append(
+            change(difference, 100) if difference else "baseline" if one is series[0] else "–"
+        )
         if run.shows("macro_f1"):
             row.append(interval(one.summary.macro_f1, percent=False))
         if run.target is not None:
             row.append(reached(one.summary.rounds_to_target))
         if losses:
-            row += [f"{losses[one.label]:g}" if one.label in losses else "", *loss_against(one, series[0], last)]
+            row += [
+                f"{losses[one.label]:g}" if one.label in losses else "",
+                *loss_against(one, series[0], last),
+            ]
         if "testing rounds" in head:
             row.append(f"{sum(one.summary.testing_rounds) / len(one.summary.seeds):.0f}")
         rows.append(row)
     spread = "mean ± half-width of the 95% confidence interval over the seeds"
-    return markdown(f"{run.metric}: {spread}; differences are paired, in percentage points", head, rows)
+    return markdown(
+        f"{run.metric}: {spread}; differences are paired, in percentage points", head, rows
+    )
 
 
 def loss_against(one: Series, baseline: Series, last: int) -> Row:
     """A method's loss in the last round, and its paired difference from the baseline's in percent."""
     ours, theirs = (
-        [dict(method.run.curve("loss", method.method, seed)).get(last) for seed in one.summary.seeds]
+        [
+            dict(method.run.curve("loss", method.method, seed)).get(last)
+            for seed in one.summary.seeds
+        ]
         for method in (one, baseline)
     )
     mean = paired_difference(ours, [0.0] * len(ours))
-    percent = [100 * a / b if a is not None and b else None for a, b in zip(ours, theirs, strict=True)]
+    percent = [
+        100 * a / b if a is not None and b else None for a, b in zip(ours, theirs, strict=True)
+    ]
     found = paired_difference(percent, [100.0] * len(percent))
-    text = "–" if mean is None else f"{mean.mean:.4g}" + ("" if mean.margin is None else f" ± {mean.margin:.2g}")
+    text = (
+        "–"
+        if mean is None
+        else f"{mean.mean:.4g}" + ("" if mean.margin is None else f" ± {mean.margin:.2g}")
+    )
     return [text, "baseline" if one is baseline else "–" if found is None else f"{change(found)} %"]
 
 
@@ -174,7 +205,10 @@ def targets(series: list[Series], target: float, published: dict[str, Any]) -> s
     """P1's tables: rounds until 10 ... 90% of the clients reach a target, and the average gain by P1's rule."""
     run = series[0].run
     found = {
-        one.label: {seed: run.rounds_until_clients_reach(one.method, seed, target) for seed in one.summary.seeds}
+        one.label: {
+            seed: run.rounds_until_clients_reach(one.method, seed, target)
+            for seed in one.summary.seeds
+        }
         for one in series
     }
     rows: list[Row] = []
@@ -183,7 +217,9 @@ def targets(series: list[Series], target: float, published: dict[str, Any]) -> s
         rows.append([f"{series[0].label}, published", *paper, "", ""])
     gains = published.get("gains", {})
     for one in series:
-        ours = [reached([rounds[place] for rounds in found[one.label].values()]) for place in range(9)]
+        ours = [
+            reached([rounds[place] for rounds in found[one.label].values()]) for place in range(9)
+        ]
         gain = gain_against(one, series[0], found[one.label], found[series[0].label])
         rows.append(
             [
@@ -193,18 +229,31 @@ def targets(series: list[Series], target: float, published: dict[str, Any]) -> s
                 "baseline" if one is series[0] else change(gain) if gain else "–",
             ]
         )
-    head = ["method", *(f"{share}%" for share in range(10, 100, 10)), "gain, published", "gain, P1's rule"]
+    head = [
+        "method",
+        *(f"{share}%" for share in range(10, 100, 10)),
+        "gain, published",
+        "gain, P1's rule",
+    ]
     return markdown(f"Rounds until {target_text(run, target)}", head, rows)
 
 
-def devices(series: list[Series], target: float, published: dict[str, list[float]], means: dict[str, list[str]]) -> str:
+def devices(
+    series: list[Series],
+    target: float,
+    published: dict[str, list[float]],
+    means: dict[str, list[str]],
+) -> str:
     """P2's Table 1: rounds until 20 ... 75% of the clients reach a target, by method and for `means` of methods."""
     run, methods = series[0].run, {one.label: one for one in series}
     rows: list[Row] = []
     for label, members in ({label: [label] for label in methods} | means).items():
         if label in published:
             rows.append(
-                [f"{label}, published", *(f"{rounds:g}" if rounds else "not reached" for rounds in published[label])]
+                [
+                    f"{label}, published",
+                    *(f"{rounds:g}" if rounds else "not reached" for rounds in published[label]),
+                ]
             )
         found = [
             run.rounds_until_clients_reach(methods[name].method, seed, target, DEVICES)
@@ -239,7 +288,8 @@ def best_rounds(series: list[Series], published: dict[str, list[int]]) -> str:
     rows = []
     for one in series[1:]:
         pairs = [
-            (run.best_round(one.method, seed), run.best_round(baseline.method, seed)) for seed in one.summary.seeds
+            (run.best_round(one.method, seed), run.best_round(baseline.method, seed))
+            for seed in one.summary.seeds
         ]
         known = [contingency(ours.right, theirs.right) for ours, theirs in pairs if ours and theirs]
         if not known:
@@ -250,7 +300,9 @@ def best_rounds(series: list[Series], published: dict[str, list[int]]) -> str:
         rows.append(
             [
                 one.label,
-                f"{paper[0]} : {paper[1]} (p = {Contingency(0, *paper, 0).p_value:.2g})" if paper else "",
+                f"{paper[0]} : {paper[1]} (p = {Contingency(0, *paper, 0).p_value:.2g})"
+                if paper
+                else "",
                 f"{total.only_ours} : {total.only_theirs}",
                 str(total.both_wrong),
                 f"{below} of {len(known)}",
@@ -268,7 +320,11 @@ def _cells(table: Contingency) -> tuple[int, int, int, int]:
 def change(difference: Difference, factor: float = 1) -> str:
     """A difference ± half-width of its 95% confidence interval."""
     mean = f"{round(factor * difference.mean, 1) + 0.0:+.1f}"  # no −0.0
-    return f"{mean} (one seed)" if difference.margin is None else f"{mean} ± {factor * difference.margin:.1f}"
+    return (
+        f"{mean} (one seed)"
+        if difference.margin is None
+        else f"{mean} ± {factor * difference.margin:.1f}"
+    )
 
 
 def interval(values: Sequence[float | None], percent: bool = True) -> str:
@@ -287,13 +343,19 @@ def reached(rounds: Sequence[int | None]) -> str:
     if not known:
         return "not reached"
     mean = f"{sum(known) / len(known):.1f}".removesuffix(".0")
-    return mean if len(known) == len(rounds) else f"{mean} ({len(rounds) - len(known)} of {len(rounds)} not reached)"
+    return (
+        mean
+        if len(known) == len(rounds)
+        else f"{mean} ({len(rounds) - len(known)} of {len(rounds)} not reached)"
+    )
 
 
 def markdown(title: str, head: Row, rows: list[Row]) -> str:
     """A table with its title, without empty columns."""
     kept = [place for place in range(len(head)) if any(row[place] for row in rows)]
-    lines = [[row[place] for place in kept] for row in (head, [":--", *["--:"] * (len(head) - 1)], *rows)]
+    lines = [
+        [row[place] for place in kept] for row in (head, [":--", *["--:"] * (len(head) - 1)], *rows)
+    ]
     return f"**{title}**\n\n" + "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 

@@ -17,7 +17,14 @@ from clientwise.report.server import make_app
 from clientwise.runs.folder import RunFolder
 
 DOCS = Path(__file__).parent
-QUIET = ("headless", "no-sandbox", "disable-gpu", "disable-quic", "no-first-run", "disable-background-networking")
+QUIET = (
+    "headless",
+    "no-sandbox",
+    "disable-gpu",
+    "disable-quic",
+    "no-first-run",
+    "disable-background-networking",
+)
 
 
 def main(folder: Path, out: Path = DOCS, scheme: str = "light") -> None:
@@ -26,8 +33,13 @@ def main(folder: Path, out: Path = DOCS, scheme: str = "light") -> None:
     _, method, seed = next(lane for lane in reversed(run.lanes) if lane.seed == run.lanes[0].seed)
     last = run.last_round(method, seed)
     with served(folder) as address, sync_playwright() as playwright:
-        arguments = [f"--{flag}" for flag in (*QUIET, "disable-component-update", "disable-sync", "hide-scrollbars")]
-        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=arguments)
+        arguments = [
+            f"--{flag}"
+            for flag in (*QUIET, "disable-component-update", "disable-sync", "hide-scrollbars")
+        ]
+        browser = playwright.chromium.launch(
+            executable_path=shutil.which("chromium"), args=arguments
+        )
         for name, width, height, path in (
             ("overview", 1360, 1000, ""),
             ("audit", 1360, 900, f"#round/{quote(method, safe='')}/{seed}/{last}"),
@@ -42,7 +54,9 @@ def main(folder: Path, out: Path = DOCS, scheme: str = "light") -> None:
             page = context.new_page()
             page.goto(f"{address}/runs/{folder.resolve().name}{path}")
             page.wait_for_selector("dialog[open] tbody tr" if name == "audit" else "main .card")
-            if name == "phone":  # the sections were not there yet when the browser looked for the place
+            if (
+                name == "phone"
+            ):  # the sections were not there yet when the browser looked for the place
                 page.locator("#s-curves").evaluate("section => section.scrollIntoView()")
             page.wait_for_timeout(1500)  # charts are drawn when they come into sight
             page.screenshot(path=out / f"page-{name}.png")
@@ -53,7 +67,9 @@ def main(folder: Path, out: Path = DOCS, scheme: str = "light") -> None:
 @contextmanager
 def served(folder: Path) -> Iterator[str]:
     """The live page of a run folder, on a free port."""
-    server = uvicorn.Server(uvicorn.Config(make_app([folder]), port=0, log_level="error", lifespan="off"))
+    server = uvicorn.Server(
+        uvicorn.Config(make_app([folder]), port=0, log_level="error", lifespan="off")
+    )
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     while not server.started:

@@ -14,7 +14,11 @@ from mkdocs.structure.pages import Page
 import clientwise.api
 
 ROOT = Path(__file__).parents[1]
-FROM_ROOT = {"README.md": "index.md", "CONTRIBUTING.md": "CONTRIBUTING.md", "CHANGELOG.md": "CHANGELOG.md"}
+FROM_ROOT = {
+    "README.md": "index.md",
+    "CONTRIBUTING.md": "CONTRIBUTING.md",
+    "CHANGELOG.md": "CHANGELOG.md",
+}
 OUTSIDE = re.compile(r"\[([^\]]+)\]\(\.\./([^)#\s]+)\)")  # [words](../file)
 SHIM = "https://unpkg.com/iframe-worker/shim"  # what Material fetches to search in a site on disk
 
@@ -25,15 +29,22 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for name, text in {**pages, "api.md": api_reference()}.items():
         files.append(File.generated(config, name, content=text))
     linked = (OUTSIDE.findall(page.content_string) for page in list(files.documentation_pages()))
-    for target in sorted({target for found in linked for _, target in found if (ROOT / target).is_file()}):
-        files.append(File.generated(config, f"files/{target}.txt", content=(ROOT / target).read_text("utf-8")))
+    for target in sorted(
+        {target for found in linked for _, target in found if (ROOT / target).is_file()}
+    ):
+        files.append(
+            File.generated(
+                config, f"files/{target}.txt", content=(ROOT / target).read_text("utf-8")
+            )
+        )
     return files
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Links out of docs/ lead to a copy of the file; a folder has none, and stays a name."""
     return OUTSIDE.sub(
-        lambda link: link[1] if (ROOT / link[2]).is_dir() else f"[{link[1]}](files/{link[2]}.txt)", markdown
+        lambda link: link[1] if (ROOT / link[2]).is_dir() else f"[{link[1]}](files/{link[2]}.txt)",
+        markdown,
     )
 
 
@@ -49,12 +60,18 @@ def on_post_template(output_content: str, **about: object) -> str:
 
 def _from_root(path: Path) -> str:
     """A page of the root, its links as seen from docs/."""
-    return re.sub(r"\]\((docs/)?(?!http|#)", lambda link: "](" if link[1] else "](../", path.read_text("utf-8"))
+    return re.sub(
+        r"\]\((docs/)?(?!http|#)",
+        lambda link: "](" if link[1] else "](../",
+        path.read_text("utf-8"),
+    )
 
 
 def api_reference() -> str:
     """Every public function and class, with its docstring."""
-    public = {name: value for name, value in vars(clientwise.api).items() if not name.startswith("_")}
+    public = {
+        name: value for name, value in vars(clientwise.api).items() if not name.startswith("_")
+    }
     entries = [
         f"::: {value.__module__}.{value.__qualname__}\n    options: {{heading: cw.{name}, toc_label: {name}}}"
         for kind in (inspect.isfunction, inspect.isclass)
@@ -75,4 +92,6 @@ class Doctests(griffe.Extension):
     def on_object(self, *, obj: griffe.Object, **kwargs: object) -> None:
         """Fence them."""
         if obj.docstring:
-            obj.docstring.value = re.sub(r"(?m)^((?:>>> .*\n?)(?:.+\n?)*)", r"```pycon\n\1\n```\n", obj.docstring.value)
+            obj.docstring.value = re.sub(
+                r"(?m)^((?:>>> .*\n?)(?:.+\n?)*)", r"```pycon\n\1\n```\n", obj.docstring.value
+            )

@@ -19,7 +19,10 @@ CONFIG = {
     "training": {"epochs": 2, "batch_size": 20},
     "methods": [
         {"name": "FedAvg"},
-        {"name": "batteries first", "criteria": [{"name": "battery", "floor": 0.2}, "dataset_size"]},
+        {
+            "name": "batteries first",
+            "criteria": [{"name": "battery", "floor": 0.2}, "dataset_size"],
+        },
     ],
 }
 

@@ -24,14 +24,26 @@ HERE = Path(__file__).parent
 
 def main() -> None:
     """Read the command line and run."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("runs", type=Path, help="where the run folders are")
-    parser.add_argument("names", nargs="*", help="experiments, NAME or NAME:PRESET; default: all, without preset")
+    parser.add_argument(
+        "names", nargs="*", help="experiments, NAME or NAME:PRESET; default: all, without preset"
+    )
     parser.add_argument("--preset", help="for all that name none")
     parser.add_argument("--data-dir", type=Path, help="default: $CLIENTWISE_DATA")
-    parser.add_argument("--minutes", type=float, help="stop, with everything saved, after so many minutes")
+    parser.add_argument(
+        "--minutes", type=float, help="stop, with everything saved, after so many minutes"
+    )
     parser.add_argument("--pack", type=Path, help="copy what a report needs to this folder")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change a key of every config")
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="change a key of every config",
+    )
     options = parser.parse_args()
     until = time.monotonic() + 60 * (options.minutes or float("inf"))
     known = sorted(path.stem for path in HERE.glob("*.toml") if "[matrix]" not in path.read_text())
@@ -47,7 +59,12 @@ def main() -> None:
             experiment = cw.load(HERE / f"{name}.toml", options.set, given, preset)
             try:
                 resume = (folder / "config.toml").exists()
-                cw.run(experiment, folder, resume=resume, on_round=lambda progress: _stop_at(until, progress))
+                cw.run(
+                    experiment,
+                    folder,
+                    resume=resume,
+                    on_round=lambda progress: _stop_at(until, progress),
+                )
             except KeyboardInterrupt:
                 print(f"{folder.name}: stopped; call again to go on", flush=True)
                 interrupted = time.monotonic() < until

@@ -92,7 +92,10 @@ def make_engine() -> Callable[..., EmbeddedEngine]:
         samples = digits(None)
         split = {"test_fraction": 0.2, "server_fraction": 0.2, "report_fraction": 0.5}
         data = federate(
-            samples, lambda targets, seed: dirichlet(targets, seed, clients=8, concentration=0.5), 1, **split
+            samples,
+            lambda targets, seed: dirichlet(targets, seed, clients=8, concentration=0.5),
+            1,
+            **split,
         )
         torch.manual_seed(0)
         engine = LocalEngine(data, linear((1, 8, 8), 10), seed=1, **{"chunk_size": 16} | options)

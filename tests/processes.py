@@ -75,7 +75,9 @@ def start(
     """Start a program (Python as text), as `python -c` would; its output goes into files."""
     argv = ["clientwise", *map(str, arguments)]
     files = [os.path.abspath(file) for file in (stdout, stderr)]
-    process = _SERVER.Process(target=_main, args=(program, argv, cwd or Path.cwd(), dict(env), files))
+    process = _SERVER.Process(
+        target=_main, args=(program, argv, cwd or Path.cwd(), dict(env), files)
+    )
     process.start()
     return process
 
@@ -104,7 +106,9 @@ def run(
 def _main(program: str, argv: list[str], cwd: Path, env: dict[str, str], files: list[str]) -> None:
     for number, file in enumerate(files, 1):
         os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell starts in the background ignores it
+    signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # what a shell starts in the background ignores it
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(env)

@@ -21,7 +21,13 @@ from clientwise.data.federated import Samples
 from clientwise.engine.hostile import HostileEngine
 from clientwise.engine.wrapping import EmbeddedEngine
 from clientwise.errors import ConfigError, RunError
-from clientwise.experiment.build import build_data, build_engine, build_executor, build_plan, load_samples
+from clientwise.experiment.build import (
+    build_data,
+    build_engine,
+    build_executor,
+    build_plan,
+    load_samples,
+)
 from clientwise.experiment.config import load_experiment
 from clientwise.experiment.runner import run
 from clientwise.experiment.validation import deployment_issues, validate
@@ -30,7 +36,13 @@ from clientwise.report.terminal import summary_table
 from clientwise.report.views import overview
 from clientwise.runs.folder import RunFolder
 
-TINY = {"name": "tiny", "rounds": 1, "data": "digits", "partition": {"name": "iid", "clients": 2}, "model": "linear"}
+TINY = {
+    "name": "tiny",
+    "rounds": 1,
+    "data": "digits",
+    "partition": {"name": "iid", "clients": 2},
+    "model": "linear",
+}
 CLASSES = Classification(10)
 OPTIONS = {"semantic_backdoor": {"source": 1}}  # what has no default
 
@@ -56,7 +68,9 @@ class Federation:
         self.experiment = load_experiment(config)
         self.data, self.hostile = build_data(self.experiment, digits(), 1)
         executor = build_executor(self.experiment, self.data.samples, torch.device("cpu"))
-        self.engine: EmbeddedEngine = build_engine(self.experiment, self.data, self.hostile, 1, executor)
+        self.engine: EmbeddedEngine = build_engine(
+            self.experiment, self.data, self.hostile, 1, executor
+        )
         getattr(self.engine, "inner", self.engine)._chunk_size = chunk_size
         self.plan = build_plan(self.experiment, self.data.num_clients, 1)
         (self.method,) = self.experiment.build_methods()
@@ -85,10 +99,18 @@ def attacked(config: dict[str, Any], attack: Any, **options: Any) -> dict[str, A
 
 @pytest.mark.parametrize(
     ("ours", "theirs", "option"),
-    [("alie", "ALittleIsEnough", 1.5), ("inner_product", "InnerProductManipulation", 2.0), ("mimic", "Mimic", 3)],
+    [
+        ("alie", "ALittleIsEnough", 1.5),
+        ("inner_product", "InnerProductManipulation", 2.0),
+        ("mimic", "Mimic", 3),
+    ],
 )
-def test_who_sees_the_honest_updates_sends_what_byzfl_sends(ours: str, theirs: str, option: float) -> None:
-    byzfl = pytest.importorskip("oracles", reason="ByzFL is not installed; `make test` does it").byzfl("attacks")
+def test_who_sees_the_honest_updates_sends_what_byzfl_sends(
+    ours: str, theirs: str, option: float
+) -> None:
+    byzfl = pytest.importorskip(
+        "oracles", reason="ByzFL is not installed; `make test` does it"
+    ).byzfl("attacks")
     if byzfl is None:
         pytest.skip("ByzFL is not installed; `make test` does it")
     updates = torch.randn(7, 200, generator=generator(1, "updates")) + 0.3
@@ -108,7 +130,9 @@ def farthest(allowed: Callable[[float], bool]) -> float:
 
 @pytest.mark.parametrize("name", ["min_max", "min_sum"])
 def test_as_far_as_honest_clients_are_apart(name: str) -> None:
-    updates = torch.randn(6, 50, generator=generator(2, "updates"), dtype=torch.float64) * torch.arange(1, 51)
+    updates = torch.randn(
+        6, 50, generator=generator(2, "updates"), dtype=torch.float64
+    ) * torch.arange(1, 51)
     apart = torch.cdist(updates, updates).square()
     mean, deviation = updates.mean(0), updates.std(0)
 
@@ -123,8 +147,12 @@ def test_as_far_as_honest_clients_are_apart(name: str) -> None:
 
 
 def test_as_far_as_evidence_does_not_notice_on_the_attackers_own_samples() -> None:
-    truth = torch.randn(400, 3, generator=generator(3, "samples"), dtype=torch.float64) + torch.tensor([0.15, 0, 0])
-    updates = torch.tensor([[0.3, 0.01, 0], [0.28, -0.02, 0.01], [0.33, 0.0, 0.0]], dtype=torch.float64)
+    truth = torch.randn(
+        400, 3, generator=generator(3, "samples"), dtype=torch.float64
+    ) + torch.tensor([0.15, 0, 0])
+    updates = torch.tensor(
+        [[0.3, 0.01, 0], [0.28, -0.02, 0.01], [0.33, 0.0, 0.0]], dtype=torch.float64
+    )
     mean = updates.mean(0)
 
     def losses(models: Tensor) -> Tensor:
@@ -134,7 +162,9 @@ def test_as_far_as_evidence_does_not_notice_on_the_attackers_own_samples() -> No
         found = losses(models)
         return Evaluation(torch.tensor([400]), found, found, found, sample_losses=found)
 
-    def z(gamma: float) -> float:  # two of five are hostile, and the server has a quarter of the samples
+    def z(
+        gamma: float,
+    ) -> float:  # two of five are hostile, and the server has a quarter of the samples
         middle = mean * (3 + 2 * (1 - gamma)) / 5
         little = middle + 0.1 * ((1 - gamma) * mean - middle)
         found = losses(little[None])[0] - losses(middle[None])[0]
@@ -142,7 +172,12 @@ def test_as_far_as_evidence_does_not_notice_on_the_attackers_own_samples() -> No
 
     honest = Honest(updates, {}, {}, 2, judge)
     for limit in (0.5, 1.5, 4.0):
-        (forged,) = attacks.omniscient.Unnoticed(z=limit, samples=100, most=4.0).forge(knowing(honest))[None] / mean[0]
+        (forged,) = (
+            attacks.omniscient.Unnoticed(z=limit, samples=100, most=4.0).forge(knowing(honest))[
+                None
+            ]
+            / mean[0]
+        )
         gamma = 1 - float(forged[0])
         assert z(gamma) <= limit < z(gamma + 0.2) or gamma == pytest.approx(4)
     assert attacks.omniscient.Unnoticed(z=4.0).forge(knowing(honest))[0] < 0 < mean[0]
@@ -156,7 +191,9 @@ def test_one_honest_client_or_equal_ones_are_no_trouble(name: str) -> None:
 
 def test_hostile_clients_send_one_vector_or_spread_around_it(config: dict[str, Any]) -> None:
     for spread, collude, same in ((0.0, False, True), (0.5, False, False), (0.5, True, True)):
-        models = sent(Federation(attacked(config, {"name": "alie", "spread": spread}, collude=collude)))
+        models = sent(
+            Federation(attacked(config, {"name": "alie", "spread": spread}, collude=collude))
+        )
         assert torch.equal(models[1], models[4]) is same
 
 
@@ -165,13 +202,22 @@ def sent(federation: Federation, round_num: int = 1) -> dict[int, Tensor]:
     engine, method = federation.engine, federation.method
     task = Task(round_num, method.training, engine.problem.loss, method.client_criteria)
     chunks = list(engine.train(range(engine.num_clients), engine.initial_model, task))
-    return {client: model for chunk in chunks for client, model in zip(chunk.client_ids, chunk.models, strict=True)}
+    return {
+        client: model
+        for chunk in chunks
+        for client, model in zip(chunk.client_ids, chunk.models, strict=True)
+    }
 
 
 def test_model_replacement_makes_the_mean_its_model(config: dict[str, Any]) -> None:
-    honest, replaced = sent(Federation(config)), sent(Federation(attacked(config, "model_replacement")))
+    honest, replaced = (
+        sent(Federation(config)),
+        sent(Federation(attacked(config, "model_replacement"))),
+    )
     wanted = (honest[1] + honest[4]) / 2  # the two agree on nothing better
-    torch.testing.assert_close(torch.stack(list(replaced.values())).mean(0), wanted, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        torch.stack(list(replaced.values())).mean(0), wanted, rtol=1e-4, atol=1e-5
+    )
 
 
 def test_scaled_and_free_riding_updates(config: dict[str, Any]) -> None:
@@ -191,7 +237,9 @@ def test_scaled_and_free_riding_updates(config: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("mode", ["loop", "stacked"])
 @pytest.mark.parametrize("name", list(ATTACKS))
-def test_no_attack_ends_a_run_and_all_resume_to_the_same_bits(config: dict[str, Any], name: str, mode: str) -> None:
+def test_no_attack_ends_a_run_and_all_resume_to_the_same_bits(
+    config: dict[str, Any], name: str, mode: str
+) -> None:
     part = {"name": name, **OPTIONS.get(name, {})}
     whole = attacked(config, part, ignore_global=True) | {"mode": mode}
     federation, resumed = Federation(whole), Federation(whole)
@@ -208,7 +256,9 @@ def test_no_attack_ends_a_run_and_all_resume_to_the_same_bits(config: dict[str, 
 @pytest.mark.parametrize(
     "name", ["alie", "min_max", "unnoticed", "exaggerate", "free_rider", "noise", "pixel_backdoor"]
 )
-def test_an_attack_does_not_depend_on_how_a_cohort_is_cut(config: dict[str, Any], name: str) -> None:
+def test_an_attack_does_not_depend_on_how_a_cohort_is_cut(
+    config: dict[str, Any], name: str
+) -> None:
     whole, cut = (sent(Federation(attacked(config, name), chunk_size=size)) for size in (6, 2))
     for client in range(6):
         torch.testing.assert_close(whole[client], cut[client], rtol=1e-5, atol=1e-6)
@@ -218,7 +268,9 @@ def test_a_cohort_of_hostile_clients_alone_goes_by_its_own_updates(config: dict[
     federation = Federation(attacked(config, "inner_product", clients=6))
     honest = torch.stack(list(sent(Federation(config)).values()))
     start = federation.engine.initial_model
-    torch.testing.assert_close(sent(federation)[0], start - 2 * (honest - start).mean(0), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        sent(federation)[0], start - 2 * (honest - start).mean(0), rtol=1e-4, atol=1e-5
+    )
 
 
 class Raises(Attack):
@@ -228,7 +280,9 @@ class Raises(Attack):
         return known.honest.mean
 
 
-def test_an_attack_that_fails_is_a_refusal_even_if_everybody_attacks(config: dict[str, Any]) -> None:
+def test_an_attack_that_fails_is_a_refusal_even_if_everybody_attacks(
+    config: dict[str, Any],
+) -> None:
     federation = Federation(config)
     federation.engine = HostileEngine(federation.engine, dict.fromkeys(range(6), Hostile(Raises())))
     (record,) = federation.play()
@@ -236,7 +290,9 @@ def test_an_attack_that_fails_is_a_refusal_even_if_everybody_attacks(config: dic
     assert "register it with needs" in record.refusals[0].reason
 
 
-def test_what_is_remembered_is_checkpointed_even_if_the_model_stays(config: dict[str, Any], tmp_path: Path) -> None:
+def test_what_is_remembered_is_checkpointed_even_if_the_model_stays(
+    config: dict[str, Any], tmp_path: Path
+) -> None:
     config["methods"] = [{"name": "control", "criteria": ["honest"], "score": "product"}]
     alone = load_experiment(attacked(config, "free_rider", clients=6) | {"checkpoint_seconds": 0})
     folder = tmp_path / "run"
@@ -260,7 +316,10 @@ def test_the_attack_of_the_docs_works_as_printed(config: dict[str, Any]) -> None
 def test_labels_of_one_class_and_mirrored_ones() -> None:
     targets, random = torch.arange(100) % 10, generator(1, "relabel")
     assert attacks.OneLabel(target=7).relabel(targets, CLASSES, random).tolist() == [7] * 100
-    assert attacks.MirroredLabels().relabel(targets, CLASSES, random).tolist() == (9 - targets).tolist()
+    assert (
+        attacks.MirroredLabels().relabel(targets, CLASSES, random).tolist()
+        == (9 - targets).tolist()
+    )
     half = attacks.MirroredLabels(0.5).relabel(targets, CLASSES, random)
     assert int((half != targets).sum()) == 50
     numbers = attacks.MirroredLabels().relabel(torch.tensor([1.0, 2.0, 5.0]), Regression(), random)
@@ -273,7 +332,12 @@ def test_labels_change_in_the_rounds_of_the_attack_alone(config: dict[str, Any])
     honest = Federation(config)
     sleeper = Federation(attacked(config, "mirrored_labels", from_round=3))
     always = Federation(attacked(config, "mirrored_labels"))
-    truth, asleep, awake, lied = sent(honest, 2), sent(sleeper, 2), sent(sleeper, 3), sent(always, 3)
+    truth, asleep, awake, lied = (
+        sent(honest, 2),
+        sent(sleeper, 2),
+        sent(sleeper, 3),
+        sent(always, 3),
+    )
     for client in range(6):
         assert torch.equal(asleep[client], truth[client])
         assert torch.equal(awake[client], lied[client])
@@ -283,8 +347,13 @@ def test_labels_change_in_the_rounds_of_the_attack_alone(config: dict[str, Any])
 
 def test_some_rounds_are_drawn_alone_or_together(config: dict[str, Any]) -> None:
     for collude in (False, True):
-        federation = Federation(attacked(config, "sign_flip", probability=0.5, collude=collude, from_round=3))
-        acts = [[federation.hostile[client].acts(1, r, client) for r in range(1, 101)] for client in (1, 4)]
+        federation = Federation(
+            attacked(config, "sign_flip", probability=0.5, collude=collude, from_round=3)
+        )
+        acts = [
+            [federation.hostile[client].acts(1, r, client) for r in range(1, 101)]
+            for client in (1, 4)
+        ]
         assert not any(one[0] or one[1] for one in acts)
         assert all(30 < sum(one) < 70 for one in acts)
         assert (acts[0] == acts[1]) is collude
@@ -292,7 +361,14 @@ def test_some_rounds_are_drawn_alone_or_together(config: dict[str, Any]) -> None
 
 @pytest.mark.parametrize("place", ["top_left", "bottom_right"])
 def test_the_stamp_is_where_it_should_be(config: dict[str, Any], place: str) -> None:
-    stamp = {"name": "pixel_backdoor", "size": 2, "place": place, "value": 0.5, "fraction": 0.25, "target": 3}
+    stamp = {
+        "name": "pixel_backdoor",
+        "size": 2,
+        "place": place,
+        "value": 0.5,
+        "fraction": 0.25,
+        "target": 3,
+    }
     federation, honest = Federation(attacked(config, stamp)), Federation(config)
     data = federation.data
     assert data.poisoned is not None
@@ -305,11 +381,17 @@ def test_the_stamp_is_where_it_should_be(config: dict[str, Any], place: str) -> 
     assert data.poisoned.targets[mine][changed].tolist() == [3] * len(changed)
     before = data.samples.inputs[data.train.indices[mine][changed]]
     after = data.samples.inputs[data.poisoned.indices[mine][changed]]
-    corner = (..., slice(2), slice(2)) if place == "top_left" else (..., slice(-2, None), slice(-2, None))
+    corner = (
+        (..., slice(2), slice(2))
+        if place == "top_left"
+        else (..., slice(-2, None), slice(-2, None))
+    )
     assert bool((after[corner] == 8).all())  # half of the 16 that digits have
     after[corner] = before[corner]
     assert torch.equal(before, after)
-    assert torch.equal(data.poisoned.indices[data.train.slice(0)], data.train.indices[data.train.slice(0)])
+    assert torch.equal(
+        data.poisoned.indices[data.train.slice(0)], data.train.indices[data.train.slice(0)]
+    )
     assert len(data.triggered.indices) == int((data.report.targets != 3).sum())
     assert torch.equal(data.train.indices, honest.data.train.indices)
     assert data.fingerprints() != honest.data.fingerprints()
@@ -317,14 +399,20 @@ def test_the_stamp_is_where_it_should_be(config: dict[str, Any], place: str) -> 
 
 def test_a_backdoor_is_measured_and_reported(config: dict[str, Any], tmp_path: Path) -> None:
     config |= {"rounds": 4, "training": {"epochs": 4, "batch_size": 20, "learning_rate": 0.3}}
-    stamp = attacked(config, {"name": "pixel_backdoor", "target": 3, "place": "top_left", "value": 2.0}, clients=3)
+    stamp = attacked(
+        config,
+        {"name": "pixel_backdoor", "target": 3, "place": "top_left", "value": 2.0},
+        clients=3,
+    )
     folder = run(load_experiment(stamp), tmp_path / "run")
     (line,) = RunFolder(folder).summary()
     assert line.attack_success[0] is not None
     assert line.metric[0] is not None
     assert line.attack_success[0] > 0.7
     assert line.metric[0] > 0.7
-    assert [round_num for round_num, _ in RunFolder(folder).curve("attack_success", "FedAvg", 1)] == [1, 2, 3, 4]
+    assert [
+        round_num for round_num, _ in RunFolder(folder).curve("attack_success", "FedAvg", 1)
+    ] == [1, 2, 3, 4]
     shown = overview([RunFolder(folder)]).sections
     (summary,) = (item for section in shown for item in section.items if item.id == "summary")
     assert isinstance(summary, Table)
@@ -334,7 +422,9 @@ def test_a_backdoor_is_measured_and_reported(config: dict[str, Any], tmp_path: P
 
 
 def test_a_semantic_backdoor_needs_no_stamp(config: dict[str, Any]) -> None:
-    federation = Federation(attacked(config, {"name": "semantic_backdoor", "source": 1, "target": 7}))
+    federation = Federation(
+        attacked(config, {"name": "semantic_backdoor", "source": 1, "target": 7})
+    )
     data = federation.data
     assert data.poisoned is not None
     assert data.triggered is not None
@@ -346,7 +436,9 @@ def test_a_semantic_backdoor_needs_no_stamp(config: dict[str, Any]) -> None:
     assert len(data.triggered.indices) == int((data.report.targets == 1).sum())
     marked = torch.arange(len(data.samples.targets)) % 2
     samples = replace(data.samples, sample_attributes={"odd": marked})
-    found = attacks.SemanticBackdoor(target=0, having="odd").trigger(samples, torch.arange(9), torch.ones(9).long())
+    found = attacks.SemanticBackdoor(target=0, having="odd").trigger(
+        samples, torch.arange(9), torch.ones(9).long()
+    )
     assert found.positions.tolist() == [1, 3, 5, 7]
 
 
@@ -356,7 +448,10 @@ def test_a_semantic_backdoor_needs_no_stamp(config: dict[str, Any]) -> None:
 def test_exaggerated_criteria_are_within_their_range(config: dict[str, Any]) -> None:
     criteria = ["dataset_size", "label_diversity", "class_balance", "training_loss"]
     config["methods"] = [{"name": "all", "criteria": criteria}]
-    (truth,), (record,) = Federation(config).play(), Federation(attacked(config, "exaggerate")).play()
+    (truth,), (record,) = (
+        Federation(config).play(),
+        Federation(attacked(config, "exaggerate")).play(),
+    )
     assert not record.refusals
     rows = dict(zip(record.client_ids, record.raw, strict=True))
     honest = torch.stack([rows[client] for client in (0, 2, 3, 5)])
@@ -380,11 +475,15 @@ def test_a_lying_judge_turns_the_order_of_patients_around() -> None:
 def test_a_lying_judge_says_what_could_be_true(kind: Any) -> None:
     if kind == "classification":
         counts = torch.tensor([[[3, 1], [0, 4]], [[1, 3], [4, 0]]])
-        truth = Evaluation(torch.tensor([8]), torch.tensor([[7 / 8], [1 / 8]]).double(), torch.ones(2, 1), counts)
+        truth = Evaluation(
+            torch.tensor([8]), torch.tensor([[7 / 8], [1 / 8]]).double(), torch.ones(2, 1), counts
+        )
         problem = Classification(2)
     else:
         counts = torch.tensor([[8.0, 8.0, 8.0, 4.0], [8.0, 16.0, 32.0, 8.0]], dtype=torch.float64)
-        truth = Evaluation(torch.tensor([8]), torch.tensor([[0.5], [1.0]]).double(), torch.ones(2, 1), counts)
+        truth = Evaluation(
+            torch.tensor([8]), torch.tensor([[0.5], [1.0]]).double(), torch.ones(2, 1), counts
+        )
         problem = Regression()
     said = attacks.LyingJudge().judge(truth, torch.tensor([False, True]), problem)
     if kind == "classification":
@@ -398,11 +497,16 @@ def test_a_lying_judge_says_what_could_be_true(kind: Any) -> None:
 
 
 def test_lying_judges_gain_weight_where_clients_judge(config: dict[str, Any]) -> None:
-    config |= {"server_set": {"source": "clients"}, "methods": [{"name": "AdaFed", "criteria": ["server_performance"]}]}
+    config |= {
+        "server_set": {"source": "clients"},
+        "methods": [{"name": "AdaFed", "criteria": ["server_performance"]}],
+    }
 
     def weight(attack: Any) -> float:
         (record,) = Federation(attacked(config, attack)).play()
-        return sum(float(w) for c, w in zip(record.client_ids, record.weights, strict=True) if c in (1, 4))
+        return sum(
+            float(w) for c, w in zip(record.client_ids, record.weights, strict=True) if c in (1, 4)
+        )
 
     assert weight(["sign_flip", "lying_judge"]) > 1.25 * weight("sign_flip")
 
@@ -410,7 +514,9 @@ def test_lying_judges_gain_weight_where_clients_judge(config: dict[str, Any]) ->
 def test_what_honest_judges_say_stays(config: dict[str, Any]) -> None:
     honest, lied = Federation(config), Federation(attacked(config, "lying_judge"))
     models = torch.stack(list(sent(honest).values()))
-    assert torch.equal(torch.stack([sent(lied)[client] for client in range(6)]), models)  # they train honestly
+    assert torch.equal(
+        torch.stack([sent(lied)[client] for client in range(6)]), models
+    )  # they train honestly
     truth, said = (one.engine.evaluate(range(6), models) for one in (honest, lied))
     for client in (0, 2, 3, 5):
         assert torch.equal(truth.values[:, client], said.values[:, client])
@@ -422,7 +528,9 @@ def test_what_honest_judges_say_stays(config: dict[str, Any]) -> None:
 # Who is hostile ----------------------------------------------------------------------------------------------------
 
 
-def test_hostile_clients_of_a_small_share_are_among_those_of_a_larger_one(config: dict[str, Any]) -> None:
+def test_hostile_clients_of_a_small_share_are_among_those_of_a_larger_one(
+    config: dict[str, Any],
+) -> None:
     config["partition"]["clients"] = 20
     chosen = []
     for share in (0.0, 0.2, 0.4):
@@ -441,9 +549,9 @@ def test_the_control_that_knows_who_is_honest(config: dict[str, Any]) -> None:
     (fedavg,) = Federation(config).play()
     assert [client for client, weight in enumerate(record.weights.tolist()) if not weight] == [1, 4]
     assert torch.equal(alone.weights, fedavg.weights)
-    assert [key for key, _ in deployment_issues(load_experiment(config | {"methods": [control]}))][-1] == (
-        "methods[0].criteria[0]"
-    )
+    assert [key for key, _ in deployment_issues(load_experiment(config | {"methods": [control]}))][
+        -1
+    ] == ("methods[0].criteria[0]")
 
 
 @pytest.mark.parametrize(
@@ -452,15 +560,23 @@ def test_the_control_that_knows_who_is_honest(config: dict[str, Any]) -> None:
         ({"clients": [1], "share": 0.2, "attack": "noise"}, "give either clients or share"),
         ({"attack": "noise"}, "give either clients or share"),
         ({"clients": 1, "attack": {"name": "one_label", "target": 10}}, "the classes are 0 to 9"),
-        ({"clients": 1, "attack": {"name": "pixel_backdoor", "target": 12}}, "the classes are 0 to 9"),
+        (
+            {"clients": 1, "attack": {"name": "pixel_backdoor", "target": 12}},
+            "the classes are 0 to 9",
+        ),
         ({"clients": 1, "attack": "semantic_backdoor"}, "give `source`, the class of the samples"),
-        ({"clients": 1, "attack": {"name": "semantic_backdoor", "having": "hat"}}, "no sample attribute 'hat'"),
+        (
+            {"clients": 1, "attack": {"name": "semantic_backdoor", "having": "hat"}},
+            "no sample attribute 'hat'",
+        ),
         ({"clients": 1, "attack": ["noise", "nois"]}, "did you mean 'noise'"),
         ({"clients": 1, "attack": []}, "attack"),
         ({"share": 0.9, "attack": "noise"}, None),
     ],
 )
-def test_what_cannot_work_is_refused(config: dict[str, Any], hostile: dict[str, Any], message: str | None) -> None:
+def test_what_cannot_work_is_refused(
+    config: dict[str, Any], hostile: dict[str, Any], message: str | None
+) -> None:
     config["hostile"] = [hostile]
     if message is None:
         validate(load_experiment(config), None)
@@ -471,6 +587,8 @@ def test_what_cannot_work_is_refused(config: dict[str, Any], hostile: dict[str, 
 
 
 @pytest.mark.parametrize("name", ["alie", "free_rider", "lying_judge", "exaggerate"])
-def test_one_node_of_flower_does_not_see_what_others_send(config: dict[str, Any], name: str) -> None:
+def test_one_node_of_flower_does_not_see_what_others_send(
+    config: dict[str, Any], name: str
+) -> None:
     with pytest.raises(ConfigError, match='use engine = "local"'):
         load_experiment(attacked(config, name) | {"engine": "flower"})

@@ -23,7 +23,9 @@ TINY = WORKS["W0"]
 
 def run_script(name: str, *arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(FOLDER / name), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=120, **options)
+    return subprocess.run(
+        command, capture_output=True, text=True, check=True, timeout=120, **options
+    )
 
 
 def test_works_are_the_same_for_everybody() -> None:
@@ -52,10 +54,23 @@ def test_ours_times_every_round_but_the_first(mode: str) -> None:
     assert min(seconds) > 0
 
 
-def test_the_comparison_runs_ours_and_says_who_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_comparison_runs_ours_and_says_who_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("VENVS", str(tmp_path))
     result = tmp_path / "result.json"
-    arguments = ["W0", "--rounds", "2", "--repeats", "1", "--systems", "clientwise", "pfl", "--out", str(result)]
+    arguments = [
+        "W0",
+        "--rounds",
+        "2",
+        "--repeats",
+        "1",
+        "--systems",
+        "clientwise",
+        "pfl",
+        "--out",
+        str(result),
+    ]
     printed = run_script("compare.py", *arguments).stdout
     assert "pfl: skipped" in printed
     assert "| clientwise (clientwise" in printed
@@ -69,7 +84,16 @@ def test_a_system_that_fails_is_reported(tmp_path: Path, monkeypatch: pytest.Mon
     program.write_text("#!/bin/sh\necho no JAX here >&2\nexit 3\n")
     program.chmod(0o755)
     monkeypatch.setenv("VENVS", str(tmp_path))
-    printed = run_script("compare.py", "W0", "--repeats", "1", "--systems", "fedjax", "--out", str(tmp_path / "r.json"))
+    printed = run_script(
+        "compare.py",
+        "W0",
+        "--repeats",
+        "1",
+        "--systems",
+        "fedjax",
+        "--out",
+        str(tmp_path / "r.json"),
+    )
     assert "fedjax failed on W0: exit status 3: no JAX here" in printed.stdout
 
 

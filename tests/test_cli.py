@@ -21,9 +21,13 @@ from clientwise.data.datasets import digits
 from clientwise.experiment.build import build_data
 
 
-def clientwise(*arguments: object, cwd: Path | None = None, expect: int = 0, **environment: str) -> str:
+def clientwise(
+    *arguments: object, cwd: Path | None = None, expect: int = 0, **environment: str
+) -> str:
     """Run the command and return what it printed, line breaks and all."""
-    result = processes.run(processes.COMMAND, *arguments, cwd=cwd, env={**os.environ, "COLUMNS": "150", **environment})
+    result = processes.run(
+        processes.COMMAND, *arguments, cwd=cwd, env={**os.environ, "COLUMNS": "150", **environment}
+    )
     output = result.stdout + result.stderr
     assert result.returncode == expect, output
     assert "Traceback" not in output
@@ -47,8 +51,12 @@ def test_help_and_version() -> None:
 
 
 def test_help_does_not_wait_for_pytorch() -> None:
-    program = "import sys; from clientwise.cli import main; sys.argv = ['clientwise', '--help']; main()"
-    report = f"import atexit, sys; atexit.register(lambda: print('torch' in sys.modules)); {program}"
+    program = (
+        "import sys; from clientwise.cli import main; sys.argv = ['clientwise', '--help']; main()"
+    )
+    report = (
+        f"import atexit, sys; atexit.register(lambda: print('torch' in sys.modules)); {program}"
+    )
     printed = subprocess.check_output([sys.executable, "-c", report], text=True)
     assert "Run an experiment" in printed
     assert printed.endswith("False\n")
@@ -56,7 +64,17 @@ def test_help_does_not_wait_for_pytorch() -> None:
 
 def test_run_prints_progress_table_and_where_things_are(config: Path, tmp_path: Path) -> None:
     output = clientwise(
-        "run", config, "--seeds", "1-2", "--rounds", "4", "--device", "cpu", "--engine", "local", cwd=tmp_path
+        "run",
+        config,
+        "--seeds",
+        "1-2",
+        "--rounds",
+        "4",
+        "--device",
+        "cpu",
+        "--engine",
+        "local",
+        cwd=tmp_path,
     )
     assert "all of it, seed 2: round 4/4" in output
     assert "(16 of 16 rounds" in output
@@ -73,9 +91,13 @@ def test_run_prints_progress_table_and_where_things_are(config: Path, tmp_path: 
     assert "server_performance" in audit
     assert "priority " in audit
     assert "FedAvg" not in audit
-    assert "--method goes with --round" in clientwise("show", folder, "--method", "FedAvg", expect=2)
+    assert "--method goes with --round" in clientwise(
+        "show", folder, "--method", "FedAvg", expect=2
+    )
     assert "has no round 9" in clientwise("show", folder, "--round", "9", expect=2)
-    assert "did you mean 'FedAvg'" in clientwise("show", folder, "--round", "1", "--method", "FedAvgg", expect=2)
+    assert "did you mean 'FedAvg'" in clientwise(
+        "show", folder, "--round", "1", "--method", "FedAvgg", expect=2
+    )
 
 
 def test_a_run_is_found_compared_and_taken_away(tiny: dict[str, Any], tmp_path: Path) -> None:
@@ -87,17 +109,33 @@ def test_a_run_is_found_compared_and_taken_away(tiny: dict[str, Any], tmp_path: 
     assert "larger" in listed
     assert not re.search(r"\bone\b", listed)
     assert "training.learning_rate" in clientwise("diff", "runs/one", "runs/two", cwd=tmp_path)
-    assert "runs/two/models/FedAvg-seed1.safetensors" in clientwise("export", "runs/two", cwd=tmp_path)
-    assert "did you mean 'FedAvg'" in clientwise("export", "runs/two", "--method", "FedAv", cwd=tmp_path, expect=2)
+    assert "runs/two/models/FedAvg-seed1.safetensors" in clientwise(
+        "export", "runs/two", cwd=tmp_path
+    )
+    assert "did you mean 'FedAvg'" in clientwise(
+        "export", "runs/two", "--method", "FedAv", cwd=tmp_path, expect=2
+    )
     assert '"learning_rate"' in clientwise("schema")
 
 
 def test_errors_say_what_to_do(config: Path, tmp_path: Path, tiny: dict[str, Any]) -> None:
-    assert "did you mean 'learning_rate'" in clientwise("check", config, "--set", "training.learnin_rate=1", expect=2)
-    output = clientwise(
-        "run", config, "--set", "training.learning_rate=-1", "--set", "rounds=0", expect=2, cwd=tmp_path
+    assert "did you mean 'learning_rate'" in clientwise(
+        "check", config, "--set", "training.learnin_rate=1", expect=2
     )
-    assert "tiny.toml: training.learning_rate = -1: must be greater than 0. Typical values are 0.01 to 0.1." in output
+    output = clientwise(
+        "run",
+        config,
+        "--set",
+        "training.learning_rate=-1",
+        "--set",
+        "rounds=0",
+        expect=2,
+        cwd=tmp_path,
+    )
+    assert (
+        "tiny.toml: training.learning_rate = -1: must be greater than 0. Typical values are 0.01 to 0.1."
+        in output
+    )
     assert "tiny.toml: rounds = 0: must be greater than 0." in output
     assert not (tmp_path / "runs").exists()  # nothing ran
     assert "no such file" in clientwise("run", "absent.toml", expect=2)
@@ -107,15 +145,26 @@ def test_errors_say_what_to_do(config: Path, tmp_path: Path, tiny: dict[str, Any
     assert "not a run of clientwise" in clientwise("show", tmp_path, expect=2)
     assert "unknown kind 'scoers'; did you mean 'scores'" in clientwise("list", "scoers", expect=2)
     assert "'local'" in clientwise("run", config, "--engine", "flwr", expect=2, cwd=tmp_path)
-    output = clientwise("run", config, "--set", "data=mnist", expect=2, cwd=tmp_path, CLIENTWISE_DATA="")
+    output = clientwise(
+        "run", config, "--set", "data=mnist", expect=2, cwd=tmp_path, CLIENTWISE_DATA=""
+    )
     assert "--data-dir" in output
     output = clientwise(
-        "run", config, "--set", "data=mnist", "--data-dir", tmp_path / "nowhere", expect=2, cwd=tmp_path
+        "run",
+        config,
+        "--set",
+        "data=mnist",
+        "--data-dir",
+        tmp_path / "nowhere",
+        expect=2,
+        cwd=tmp_path,
     )
     assert "put the four files of the MNIST database there" in output
     assert "nowhere is not a folder" in output
     assert "ends in .png or .svg" in clientwise("data", config, "--out", "picture.pdf", expect=2)
-    assert "No such file or directory" in clientwise("data", config, "--out", tmp_path / "no" / "x.png", expect=2)
+    assert "No such file or directory" in clientwise(
+        "data", config, "--out", tmp_path / "no" / "x.png", expect=2
+    )
     output = clientwise("data", config, "--set", "evaluation.official_test=server", expect=2)
     assert "tiny.toml: evaluation.official_test = 'server': must be \"pooled\"" in output
     assert "this dataset has no official test split" in output
@@ -155,7 +204,8 @@ def test_data_says_who_would_hold_what(config: Path, tmp_path: Path) -> None:
     for number in (int(sizes.min()), int(sizes.max()), f"{len(data.train.indices):,}"):
         assert f" {number} " in output
     assert (
-        f"Server: {len(data.weigh.indices)} samples for weighting, {len(data.report.indices)} for reporting" in output
+        f"Server: {len(data.weigh.indices)} samples for weighting, {len(data.report.indices)} for reporting"
+        in output
     )
     for client, size in enumerate(sizes.tolist()):
         labels = data.train.targets[data.train.slice(client)]
@@ -178,7 +228,9 @@ def test_list_shows_every_part_with_its_options() -> None:
 def test_resume_finds_the_run_of_a_config(config: Path, tmp_path: Path) -> None:
     clientwise("run", config, cwd=tmp_path)
     (folder,) = (tmp_path / "runs").iterdir()
-    assert "no unfinished run of this config" in clientwise("run", config, "--resume", cwd=tmp_path, expect=2)
+    assert "no unfinished run of this config" in clientwise(
+        "run", config, "--resume", cwd=tmp_path, expect=2
+    )
     with closing(sqlite3.connect(folder / "run.sqlite")) as database, database:
         database.execute("UPDATE lanes SET finished = 0 WHERE lane = 2")
     assert folder.name in clientwise("run", config, "--resume", cwd=tmp_path)
@@ -194,7 +246,9 @@ def test_a_plugin_beside_the_config(config: Path, tmp_path: Path, tiny: dict[str
     tiny |= {"plugins": ["my_plugin"], "methods": [{"name": "mine", "criteria": ["square_size"]}]}
     config.write_text(tomli_w.dumps(tiny))
     clientwise("run", config, "--out", tmp_path / "out", cwd=Path("/"))
-    clientwise("run", tmp_path / "out", "--resume", cwd=Path("/"))  # the run folder knows where its plugins are
+    clientwise(
+        "run", tmp_path / "out", "--resume", cwd=Path("/")
+    )  # the run folder knows where its plugins are
     run = cw.Run(tmp_path / "out")
     sizes = dict(run.query("SELECT client, num_train FROM clients"))
     for client, raw in run.query("SELECT client, raw FROM criteria"):
@@ -232,7 +286,9 @@ def test_cells_that_fail_are_named_and_can_be_resumed(tiny: dict[str, Any], tmp_
     (tmp_path / "matrix.toml").write_text(tomli_w.dumps(tiny))
     output = clientwise("run", "matrix.toml", "--out", "out", "--jobs", "2", cwd=tmp_path, expect=2)
     assert "3 of 3: tiny, " in output
-    assert re.search("^error: .*tiny, flip 5%: hostile.0..share = 0.05: is 0 of 6 clients", output, re.MULTILINE)
+    assert re.search(
+        "^error: .*tiny, flip 5%: hostile.0..share = 0.05: is 0 of 6 clients", output, re.MULTILINE
+    )
     assert "error: out: 1 of 3 cells failed: tiny, flip 5%. The other cells are finished." in output
     assert "run out --resume" in output
     output = clientwise("run", "out", "--resume", cwd=tmp_path, expect=2)
@@ -247,7 +303,9 @@ def test_a_full_disk_names_the_folder(config: Path, tmp_path: Path) -> None:
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (40_000,) * 2)\n"
     )
-    done = processes.run(full + processes.COMMAND, "report", tmp_path / "run", "--out", tmp_path / "report")
+    done = processes.run(
+        full + processes.COMMAND, "report", tmp_path / "run", "--out", tmp_path / "report"
+    )
     assert done.returncode == 2
     assert done.stderr.strip() == f"error: {tmp_path}/report: File too large"
 
@@ -272,7 +330,12 @@ def test_new_writes_an_app_that_is_whole(tmp_path: Path) -> None:
     folder = tmp_path / "clinic"
     assert "--engine flower" in clientwise("new", folder)
     written = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
-    assert {"pyproject.toml", "README.md", "federation/experiment.toml", "federation/client_app.py"} <= written
+    assert {
+        "pyproject.toml",
+        "README.md",
+        "federation/experiment.toml",
+        "federation/client_app.py",
+    } <= written
     assert not [name for name in written if "__pycache__" in name]
     assert (folder / "deploy" / "start.sh").stat().st_mode & 0o100
     assert "ok:" in clientwise("check", folder / "federation" / "experiment.toml")

@@ -25,11 +25,15 @@ PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
 
 
 def blocks(page: str, language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", (ROOT / "docs" / page).read_text(encoding="utf-8"), re.DOTALL)
+    return re.findall(
+        rf"```{language}\n(.*?)```", (ROOT / "docs" / page).read_text(encoding="utf-8"), re.DOTALL
+    )
 
 
 def test_the_config_reference_is_current() -> None:
-    assert (ROOT / "docs" / "config.md").read_text(encoding="utf-8").strip() == markdown().strip(), "run `make docs`"
+    assert (ROOT / "docs" / "config.md").read_text(
+        encoding="utf-8"
+    ).strip() == markdown().strip(), "run `make docs`"
 
 
 def test_the_tutorial_runs_as_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -47,22 +51,40 @@ def test_the_tutorial_runs_as_printed(tmp_path: Path, monkeypatch: pytest.Monkey
     ]
     Path("first.toml").write_text(experiment.to_toml(), encoding="utf-8")
     exec(program, {})  # the page's own program
-    exec(f"import clientwise as cw\n{own_network}\nassert trained.layers[1].weight.shape == (32, 64)", {})
+    exec(
+        f"import clientwise as cw\n{own_network}\nassert trained.layers[1].weight.shape == (32, 64)",
+        {},
+    )
     exec(f"import clientwise as cw\n{weighing}\nassert abs(weights.sum() - 1) < 1e-9", {})
 
 
 def test_the_page_on_data_is_true(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for config in blocks("data.md", "toml"):
         cw.load(tomllib.loads(config) | {"name": "page", "rounds": 1, "model": "linear"})
-    drawn, own, _, plugin = blocks("data.md", "python")  # the third needs flwr-datasets: tests/data/test_federated.py
+    drawn, own, _, plugin = blocks(
+        "data.md", "python"
+    )  # the third needs flwr-datasets: tests/data/test_federated.py
     monkeypatch.chdir(tmp_path)
-    exec(f"{drawn}\nrun = cw.Run(folder)\nassert len(set(run.data.values())) == 3 and run.finished", {})
+    exec(
+        f"{drawn}\nrun = cw.Run(folder)\nassert len(set(run.data.values())) == 3 and run.finished",
+        {},
+    )
     exec(f"{own}\nassert cw.Run(folder).finished and arrays.num_clients == 2", {})
     exec(plugin, {"__name__": "plugin"})
     images, labels = numpy.random.default_rng(0).integers(0, 5, (2, 40))
-    for name, array in {"images": images[:, None].astype(numpy.uint8), "labels": labels, "devices": labels}.items():
+    for name, array in {
+        "images": images[:, None].astype(numpy.uint8),
+        "labels": labels,
+        "devices": labels,
+    }.items():
         numpy.save(tmp_path / f"{name}.npy", array)
-    config = {"name": "page", "rounds": 1, "model": "linear", "data": "my_images", "partition": "by_id"}
+    config = {
+        "name": "page",
+        "rounds": 1,
+        "model": "linear",
+        "data": "my_images",
+        "partition": "by_id",
+    }
     assert cw.Run(cw.run(config | {"data_dir": str(tmp_path)}, tmp_path / "plugin")).finished
 
 
@@ -84,13 +106,26 @@ def test_the_page_on_models_is_true(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.chdir(tmp_path)
     Path("my_net.py").write_text(plugin, encoding="utf-8")
     exported = 'run.export("FedAvg", 1, "runs/own/models")\nmodule = network((1, 8, 8), 10)'
-    exec("\n".join([own, trained, exported, elsewhere, "assert module[1].weight.equal(trained[1].weight)"]), {})
+    exec(
+        "\n".join(
+            [own, trained, exported, elsewhere, "assert module[1].weight.equal(trained[1].weight)"]
+        ),
+        {},
+    )
     (config,) = blocks("models.md", "toml")
-    rest = {"name": "page", "rounds": 1, "data": "digits", "partition": "by_id", "plugin_dir": str(tmp_path)}
+    rest = {
+        "name": "page",
+        "rounds": 1,
+        "data": "digits",
+        "partition": "by_id",
+        "plugin_dir": str(tmp_path),
+    }
     assert cw.load(tomllib.loads(config) | rest).model_name == "my_net"
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("own*.py")), ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "examples").glob("own*.py")), ids=lambda path: path.name
+)
 def test_examples_run(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     runpy.run_path(str(path), run_name="__main__")
     assert "accuracy" in capsys.readouterr().out
@@ -104,7 +139,9 @@ def test_the_page_on_criteria_shows_the_example() -> None:
     scope["test_battery"]()
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.toml")), ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "examples").glob("*.toml")), ids=lambda path: path.name
+)
 def test_example_configs_run(path: Path, tmp_path: Path) -> None:
     run = cw.Run(cw.run(cw.load(path, ["rounds=2"]), tmp_path / "run"))
     assert run.finished
@@ -120,8 +157,12 @@ def test_links_lead_somewhere(page: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_commands_are_there(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
-    code = "\n".join([*re.findall(r"```\w*\n(.*?)```", text, re.DOTALL), *re.findall(r"`([^`\n]+)`", text)])
-    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    code = "\n".join(
+        [*re.findall(r"```\w*\n(.*?)```", text, re.DOTALL), *re.findall(r"`([^`\n]+)`", text)]
+    )
+    targets = re.findall(
+        r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE
+    )
     assert set(re.findall(r"(?:^|[:;] )make ([a-z-]+)", code, re.MULTILINE)) <= set(targets)
     commands = typer.main.get_command(app)
     assert isinstance(commands, typer.core.TyperGroup)
@@ -131,15 +172,28 @@ def test_commands_are_there(page: Path) -> None:
 def test_the_site_is_whole_and_fetches_nothing(tmp_path: Path) -> None:
     pytest.importorskip("mkdocs", reason="mkdocs is not installed")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", tmp_path / "site"]
-    built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)  # strict: no link or anchor leads nowhere
+    built = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True
+    )  # strict: no link or anchor leads nowhere
     assert built.returncode == 0, built.stdout + built.stderr
-    pages = {page.name: page.read_text(encoding="utf-8") for page in (tmp_path / "site").glob("*.html")}
-    assert {"index.html", *(f"{page.stem}.html" for page in (ROOT / "docs").glob("*.md"))} <= pages.keys()
+    pages = {
+        page.name: page.read_text(encoding="utf-8") for page in (tmp_path / "site").glob("*.html")
+    }
+    assert {
+        "index.html",
+        *(f"{page.stem}.html" for page in (ROOT / "docs").glob("*.md")),
+    } <= pages.keys()
     for name, page in pages.items():
-        assert not re.findall(r"<(?:script|link|img|iframe)\b[^>]*(?:src|href)=\"?https?:[^>]*", page), name
+        assert not re.findall(
+            r"<(?:script|link|img|iframe)\b[^>]*(?:src|href)=\"?https?:[^>]*", page
+        ), name
     assert 'id="clientwise.core.weighting.weigh"' in pages["api.html"]
-    assert "label_diversity" in (tmp_path / "site" / "search" / "search_index.js").read_text(encoding="utf-8")
+    assert "label_diversity" in (tmp_path / "site" / "search" / "search_index.js").read_text(
+        encoding="utf-8"
+    )
 
 
 def test_what_to_cite_is_this_version() -> None:
-    assert f"\nversion: {version('clientwise')}\n" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    assert f"\nversion: {version('clientwise')}\n" in (ROOT / "CITATION.cff").read_text(
+        encoding="utf-8"
+    )

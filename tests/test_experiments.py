@@ -24,7 +24,9 @@ from clientwise.models.networks import MODELS
 from clientwise.report.series import series_of
 
 FOLDER = Path(__file__).parents[1] / "experiments"
-MATRICES = [path for path in sorted(FOLDER.glob("*.toml")) if "[matrix]" in path.read_text(encoding="utf-8")]
+MATRICES = [
+    path for path in sorted(FOLDER.glob("*.toml")) if "[matrix]" in path.read_text(encoding="utf-8")
+]
 FILES = {path.stem: path for path in sorted(FOLDER.glob("*.toml")) if path not in MATRICES}
 PAPERS = {
     "p1-mnist-iid",
@@ -53,7 +55,9 @@ def test_every_experiment_of_the_papers_is_there_and_says_what_it_is() -> None:
         header = text.split("\nname = ")[0]
         assert (name, "quick") in SIZES
         assert all(line.startswith("#") for line in header.strip().splitlines())
-        assert re.search(r"Data: \w+ \(\d+ MB\)", header.replace("\n# ", " ")), "what it needs, and how large it is"
+        assert re.search(r"Data: \w+ \(\d+ MB\)", header.replace("\n# ", " ")), (
+            "what it needs, and how large it is"
+        )
         if name in PAPERS:
             assert all(word in header for word in ("The paper:", "Published", "Here:"))
 
@@ -74,9 +78,15 @@ def test_the_references_of_the_malaria_experiment_are_there() -> None:
 
 def test_what_came_out_has_every_study_and_claims_no_more_than_the_data_support() -> None:
     page = (FOLDER.parent / "docs" / "reproduction.md").read_text(encoding="utf-8")
-    rows = {line.split(" | ")[0].strip("| "): line for line in page.splitlines() if line.startswith(("| P2", "| P3 2"))}
+    rows = {
+        line.split(" | ")[0].strip("| "): line
+        for line in page.splitlines()
+        if line.startswith(("| P2", "| P3 2"))
+    }
     assert [*rows] == ["P2 Table 1, Study A", "P2 Table 1, Study B", "P2 Table 1, Study C", "P3 2"]
-    assert all("**not seen**" in line for line in rows.values())  # on other data, or with another network
+    assert all(
+        "**not seen**" in line for line in rows.values()
+    )  # on other data, or with another network
     assert "the text has a gain of 2.1 rounds. Table 4 prints 0.56" in page  # P1's slip
 
 
@@ -102,14 +112,19 @@ def test_every_matrix_loads(path: Path) -> None:
         ("p1-mnist-shards", (1, 28, 28), 10, 1_663_370),
         ("p1-celeba", (3, 64, 64), 1, 8_409_025),
         ("p2-digits-by-writer", (1, 28, 28), 62, 6_603_710),
-        *((name, (1, 28, 28), 10, 1_199_882) for name in ("p3-1a", "p3-1b", "p3-1c", "q-adafed-controls")),
+        *(
+            (name, (1, 28, 28), 10, 1_199_882)
+            for name in ("p3-1a", "p3-1b", "p3-1c", "q-adafed-controls")
+        ),
         ("p3-1d", (200,), 1, 706_625),
         ("p3-2-cifar10", (1280,), 10, 2_002_058),
         ("p3-3a-malaria", (3, 64, 64), 1, 1_335_841),
         ("p3-3b-cells", (3, 256, 256), 256 * 256, 3_727_105),
     ],
 )
-def test_the_networks_are_the_papers(name: str, shape: tuple[int, ...], outputs: int, parameters: int) -> None:
+def test_the_networks_are_the_papers(
+    name: str, shape: tuple[int, ...], outputs: int, parameters: int
+) -> None:
     module = make(MODELS, cw.load(FILES[name]).model)(shape, outputs)
     assert sum(parameter.numel() for parameter in module.parameters()) == parameters
 
@@ -181,7 +196,11 @@ def test_packed_runs_fill_the_page_on_reproduction(tiny: dict[str, object], tmp_
         from run_all import pack
     finally:
         del sys.path[:2]
-    tiny |= {"seeds": [1, 2], "server_set": {"fraction": 0.0}, "methods": [{"name": "DS"}, {"name": "MW>LD>DS"}]}
+    tiny |= {
+        "seeds": [1, 2],
+        "server_set": {"fraction": 0.0},
+        "methods": [{"name": "DS"}, {"name": "MW>LD>DS"}],
+    }
     folder = cw.run(tiny | {"name": "p1-mnist-shards"}, tmp_path / "runs" / "p1-mnist-shards")
     pack(folder, tmp_path / "packed" / folder.name)
     for other in ("p3-1a", "p3-1a-quick"):  # the first is not what it is called
@@ -195,7 +214,9 @@ def test_packed_runs_fill_the_page_on_reproduction(tiny: dict[str, object], tmp_
     page.parent.mkdir()
     original = FOLDER.parent / "docs"
     for name in ("reproduction.md", "published.toml"):
-        (page.parent / name).write_text((original / name).read_text(encoding="utf-8"), encoding="utf-8")
+        (page.parent / name).write_text(
+            (original / name).read_text(encoding="utf-8"), encoding="utf-8"
+        )
     make_reproduction.main(tmp_path / "packed", page.parent)
     text = page.read_text(encoding="utf-8")
     ours = text.split("<!-- run p1-mnist-shards -->")[1].split("<!-- end -->")[0]
@@ -213,9 +234,24 @@ def test_packed_runs_fill_the_page_on_reproduction(tiny: dict[str, object], tmp_
     run = cw.Run(folder)
     series, target = series_of([cw.Run(tmp_path / "packed" / folder.name)]), 0.3
     printed = {"DS": [22, 29, 25.5, 39, 62, 50.5, 304, 0, 0], "mean of both": [*range(1, 10)]}
-    table = make_reproduction.devices(series, target, printed, {"mean of both": ["DS", "MW>LD>DS"]}).splitlines()[4:]
-    rows = {name: cells for _, name, *cells, _ in ([cell.strip() for cell in line.split("|")] for line in table)}
-    assert rows["DS, published"] == ["22", "29", "25.5", "39", "62", "50.5", "304", "not reached", "not reached"]
+    table = make_reproduction.devices(
+        series, target, printed, {"mean of both": ["DS", "MW>LD>DS"]}
+    ).splitlines()[4:]
+    rows = {
+        name: cells
+        for _, name, *cells, _ in ([cell.strip() for cell in line.split("|")] for line in table)
+    }
+    assert rows["DS, published"] == [
+        "22",
+        "29",
+        "25.5",
+        "39",
+        "62",
+        "50.5",
+        "304",
+        "not reached",
+        "not reached",
+    ]
     assert [*rows] == ["DS, published", "DS", "MW>LD>DS", "mean of both, published", "mean of both"]
     first = {}  # the first round in which 75% of the six clients, which are five, reach the target
     for seed, round_num in run.query(
@@ -242,11 +278,17 @@ def test_runs_fill_the_page_on_devices(tmp_path: Path) -> None:
     finally:
         del sys.path[0]
     changes = ["rounds=10", "evaluation.target=0.1", "evaluation.clients_every=1"]
-    cw.run(cw.load(FILES["devices-digits"], changes, preset="quick"), tmp_path / "runs" / "devices-digits")
+    cw.run(
+        cw.load(FILES["devices-digits"], changes, preset="quick"),
+        tmp_path / "runs" / "devices-digits",
+    )
     page = tmp_path / "devices.md"
     page.write_text((docs / "devices.md").read_text(encoding="utf-8"), encoding="utf-8")
     make_devices.main(tmp_path / "runs", page)
-    before, filled = (path.read_text(encoding="utf-8").split("<!-- run devices-") for path in (docs / page.name, page))
+    before, filled = (
+        path.read_text(encoding="utf-8").split("<!-- run devices-")
+        for path in (docs / page.name, page)
+    )
     assert "*2 seeds, 10 rounds, target 10.0%.*" in filled[1]
     assert len(re.findall(r"^\| FedBuff \| ", filled[1], re.MULTILINE)) == 2
     assert len(re.findall(r"^\| .* against .* \| \d+% \[", filled[1], re.MULTILINE)) == 3

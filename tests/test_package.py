@@ -17,13 +17,26 @@ from packaging.requirements import Requirement
 import clientwise as cw
 
 ROOT = Path(__file__).parents[1]
-NOT_NEEDED = ["flwr", "ray", "mlflow", "tensorboard", "efficientnet_lite_pytorch", "pytest", "ruff", "mypy"]
+NOT_NEEDED = [
+    "flwr",
+    "ray",
+    "mlflow",
+    "tensorboard",
+    "efficientnet_lite_pytorch",
+    "pytest",
+    "ruff",
+    "mypy",
+]
 
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
-    subprocess.run([sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)], cwd=ROOT, check=True)
+    subprocess.run(
+        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)],
+        cwd=ROOT,
+        check=True,
+    )
     (wheel,) = folder.iterdir()
     return wheel
 
@@ -46,7 +59,16 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("clean")
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
     (packages,) = folder.glob("lib/python*/site-packages")
-    pip = [sys.executable, "-m", "pip", "--python", str(folder / "bin" / "python"), "install", "--quiet", "--no-deps"]
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "--python",
+        str(folder / "bin" / "python"),
+        "install",
+        "--quiet",
+        "--no-deps",
+    ]
     subprocess.run([*pip, "--no-index", str(wheel)], check=True)
     (ours,) = metadata.distributions(name="clientwise", path=[str(packages)])
     for distribution in dependencies(ours.requires or []).values():
@@ -60,7 +82,12 @@ def run(*command: object, cwd: Path) -> str:
     """What a program prints that knows nothing of where the tests find their modules."""
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     done = subprocess.run(
-        list(map(str, command)), cwd=cwd, env=environment, capture_output=True, text=True, timeout=240
+        list(map(str, command)),
+        cwd=cwd,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=240,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -68,24 +95,36 @@ def run(*command: object, cwd: Path) -> str:
 
 def test_the_wheel_has_every_file_of_the_package(wheel: Path) -> None:
     source = ROOT / "src"
-    files = {path for path in (source / "clientwise").rglob("*") if path.is_file() and "__pycache__" not in path.parts}
+    files = {
+        path
+        for path in (source / "clientwise").rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
     with ZipFile(wheel) as archive:
         inside = {name for name in archive.namelist() if name.startswith("clientwise/")}
     assert inside == {path.relative_to(source).as_posix() for path in files}
-    assert {"clientwise/py.typed", "clientwise/demo.toml", "clientwise/report/page/app.js"} <= inside
+    assert {
+        "clientwise/py.typed",
+        "clientwise/demo.toml",
+        "clientwise/report/page/app.js",
+    } <= inside
 
 
 def test_the_demo_keeps_its_promises(installed: Path, tmp_path: Path) -> None:
     """The packaged demo, whole: it must end in time and its own claims must hold."""
     program = f"from importlib.util import find_spec; print([name for name in {NOT_NEEDED} if find_spec(name)])"
     assert run(installed / "python", "-c", program, cwd=tmp_path) == "[]\n"
-    place = run(installed / "python", "-c", "import clientwise; print(clientwise.__file__)", cwd=tmp_path)
+    place = run(
+        installed / "python", "-c", "import clientwise; print(clientwise.__file__)", cwd=tmp_path
+    )
     assert Path(place).is_relative_to(installed.parent)
 
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert "Next" in run(installed / "clientwise", "demo", "--out", "demo", cwd=tmp_path)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    assert after.ru_utime - before.ru_utime < 200  # of all cores together: what else runs does not count
+    assert (
+        after.ru_utime - before.ru_utime < 200
+    )  # of all cores together: what else runs does not count
     lines = {line.method: line for line in cw.Run(tmp_path / "demo").summary()}
     assert list(lines) == ["FedAvg", "prioritized", "online", "AdaFed", "combined", "Recommended"]
     fedavg, adafed, combined = lines["FedAvg"], lines["AdaFed"], lines["combined"]

@@ -21,7 +21,9 @@ from clientwise.errors import ClientwiseError, ConfigError, RunError
 class Net(nn.Module):
     def __init__(self, hidden: int = 8) -> None:
         super().__init__()
-        self.body = nn.Sequential(nn.Linear(5, hidden), nn.BatchNorm1d(hidden), nn.ReLU(), nn.Linear(hidden, 3))
+        self.body = nn.Sequential(
+            nn.Linear(5, hidden), nn.BatchNorm1d(hidden), nn.ReLU(), nn.Linear(hidden, 3)
+        )
 
     def forward(self, samples: Tensor) -> Tensor:
         outputs: Tensor = self.body(samples)
@@ -67,7 +69,9 @@ def test_a_network_of_ones_own_comes_back_trained(run: cw.Run) -> None:
         assert not network.training
     filled = Net()
     assert run.model("FedAvg", 2, module=filled) is filled
-    with pytest.raises(RunError, match=r"given a network of your own: run.model\(..., module=Net\) fills it"):
+    with pytest.raises(
+        RunError, match=r"given a network of your own: run.model\(..., module=Net\) fills it"
+    ):
         run.model("FedAvg")
     with pytest.raises(RunError, match="alone has no model: every client keeps one of its own"):
         run.model("alone", module=Net)
@@ -78,7 +82,9 @@ def test_a_network_of_ones_own_comes_back_trained(run: cw.Run) -> None:
 
 
 @pytest.mark.parametrize("metric", ["balanced_accuracy", "macro_f1", "auc"])
-def test_the_metric_is_what_was_asked_for(metric: str, data: cw.FederatedData, tmp_path: Path) -> None:
+def test_the_metric_is_what_was_asked_for(
+    metric: str, data: cw.FederatedData, tmp_path: Path
+) -> None:
     config = CONFIG | {"rounds": 2, "seeds": [1], "evaluation": {"metric": metric, "target": 0.01}}
     run = cw.Run(cw.run(config, tmp_path / "run", data=data, model=Net))
     inputs, targets = share(70)
@@ -106,8 +112,12 @@ def test_a_metric_must_fit(tiny: dict[str, Any], tmp_path: Path) -> None:
     }.items():
         with pytest.raises(ConfigError, match=f"evaluation.metric: .*{said}"):
             cw.run(tiny | {"evaluation": {"metric": metric}}, tmp_path / "run")
-    tiny["methods"] = [{"name": "wrong", "criteria": [{"name": "server_performance", "metric": "auc"}]}]
-    with pytest.raises(ConfigError, match=r"methods\[0\].criteria\[0\]: .*it is for evaluation.metric"):
+    tiny["methods"] = [
+        {"name": "wrong", "criteria": [{"name": "server_performance", "metric": "auc"}]}
+    ]
+    with pytest.raises(
+        ConfigError, match=r"methods\[0\].criteria\[0\]: .*it is for evaluation.metric"
+    ):
         cw.run(tiny, tmp_path / "run")
 
 
@@ -115,7 +125,11 @@ def test_samples_of_ones_own_are_split_anew_with_every_seed(tmp_path: Path) -> N
     x, y = share(90)
     whole = TensorDataset(x[50:], y[50:])
     samples = cw.Samples.from_clients({"north": (x[:50], y[:50]), "south": whole})
-    run = cw.Run(cw.run(CONFIG | {"rounds": 1, "methods": ["FedAvg"]}, tmp_path / "run", data=samples, model=Net))
+    run = cw.Run(
+        cw.run(
+            CONFIG | {"rounds": 1, "methods": ["FedAvg"]}, tmp_path / "run", data=samples, model=Net
+        )
+    )
     assert [row.name for row in run.clients(1)] == ["north", "south"]
     assert run.data[1] != run.data[2]
     sizes = [(row.num_train + row.num_test) for row in run.clients(1)]
@@ -134,7 +148,9 @@ def test_frames_hold_every_row(run: cw.Run) -> None:
     last = rounds[(rounds.method == "FedAvg") & (rounds["round"] == 3)]
     assert last.metric.tolist() == run.summary()[0].metric
     assert weights.groupby(["method", "seed", "round"]).weight.sum().round(9).eq(1).all()
-    assert {"method", "seed", "round", "client", "criterion", "raw", "normalised"} < {*run.frame("criteria").columns}
+    assert {"method", "seed", "round", "client", "criterion", "raw", "normalised"} < {
+        *run.frame("criteria").columns
+    }
     with pytest.raises(RunError, match="no frame 'weight'; did you mean 'weights'"):
         run.frame("weight")  # type: ignore[arg-type]
 
@@ -147,7 +163,9 @@ def test_a_notebook_shows_a_run_as_words_table_and_picture(run: cw.Run) -> None:
     figure = run.figure()
     figure.axes[0].set_title("my own title")
     assert figure._repr_png_().startswith(b"\x89PNG")
-    with pytest.raises(ClientwiseError, match="there is no chart 'curves-metrik'; did you mean 'curves-metric'"):
+    with pytest.raises(
+        ClientwiseError, match="there is no chart 'curves-metrik'; did you mean 'curves-metric'"
+    ):
         run.figure("curves-metrik")
 
 
@@ -167,14 +185,19 @@ class Notebook(ModuleType):
 
 
 def test_a_bar_is_shown_in_a_notebook(
-    data: cw.FederatedData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    data: cw.FederatedData,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     notebook = Notebook()
     monkeypatch.setitem(sys.modules, "IPython", notebook)
     monkeypatch.setitem(sys.modules, "IPython.display", notebook.display)
     config = CONFIG | {"seeds": [1], "rounds": 2, "methods": [{"name": "a<b"}]}
     cw.run(config, tmp_path / "run", data=data, model=Net)
-    assert notebook.shown[-1].startswith('<progress value="2" max="2"></progress> 2 of 2 rounds; a&lt;b, seed 1')
+    assert notebook.shown[-1].startswith(
+        '<progress value="2" max="2"></progress> 2 of 2 rounds; a&lt;b, seed 1'
+    )
     shown = len(notebook.shown)
     cw.run(config, tmp_path / "quiet", data=data, model=Net, progress=False)
     assert len(notebook.shown) == shown
@@ -187,10 +210,16 @@ def test_a_bar_is_shown_in_a_notebook(
 
 def test_a_module_begins_with_its_own_numbers(data: cw.FederatedData, tmp_path: Path) -> None:
     network = Net()
-    still = CONFIG | {"rounds": 1, "methods": ["FedAvg"], "training": {"learning_rate": 1e-30, "batch_size": 20}}
+    still = CONFIG | {
+        "rounds": 1,
+        "methods": ["FedAvg"],
+        "training": {"learning_rate": 1e-30, "batch_size": 20},
+    }
     run = cw.Run(cw.run(still, tmp_path / "run", data=data, model=network))
     for seed in (1, 2):
-        assert torch.equal(run.model("FedAvg", seed, module=Net).body[0].weight, network.body[0].weight)
+        assert torch.equal(
+            run.model("FedAvg", seed, module=Net).body[0].weight, network.body[0].weight
+        )
 
 
 def test_what_is_exported_needs_no_clientwise(run: cw.Run, tmp_path: Path) -> None:
@@ -215,12 +244,17 @@ assert "clientwise" not in sys.modules
         (nn.Linear(4, 3), r"does not take samples of shape \(5,\)"),
         (nn.Linear(5, 2), "returns 2 numbers for a sample; 3 are needed"),
         (lambda: 3, "must give a torch.nn.Module, gave int"),
-        (lambda width: nn.Linear(5, width), "must be called with nothing, or with the shape .* it asks for width"),
+        (
+            lambda width: nn.Linear(5, width),
+            "must be called with nothing, or with the shape .* it asks for width",
+        ),
         (3, "must be a module or make one, got int"),
         (lambda shape, outputs: nn.Linear(5 // 0, 2), "cannot be built: ZeroDivisionError"),
     ],
 )
-def test_what_is_no_network_is_refused_in_words(model: Any, said: str, data: cw.FederatedData, tmp_path: Path) -> None:
+def test_what_is_no_network_is_refused_in_words(
+    model: Any, said: str, data: cw.FederatedData, tmp_path: Path
+) -> None:
     with pytest.raises(ConfigError, match=f"model: .*{said}"):
         cw.run(CONFIG, tmp_path / "run", data=data, model=model)
     assert not (tmp_path / "run").exists()
@@ -229,12 +263,16 @@ def test_what_is_no_network_is_refused_in_words(model: Any, said: str, data: cw.
 def test_other_processes_cannot_see_a_model(data: cw.FederatedData, tmp_path: Path) -> None:
     for key, value in {"engine": "flower", "workers": "ray"}.items():
         with pytest.raises(ConfigError, match=f"{key}: other processes cannot use your model"):
-            cw.run(CONFIG | {key: value, "methods": ["FedAvg"]}, tmp_path / "run", data=data, model=Net)
+            cw.run(
+                CONFIG | {key: value, "methods": ["FedAvg"]}, tmp_path / "run", data=data, model=Net
+            )
     with pytest.raises(ConfigError, match="model: is missing: name one, or pass a module"):
         cw.run(CONFIG, tmp_path / "run", data=data)
 
 
-def test_a_class_of_a_plugin_is_a_model_with_options(tmp_path: Path, data: cw.FederatedData) -> None:
+def test_a_class_of_a_plugin_is_a_model_with_options(
+    tmp_path: Path, data: cw.FederatedData
+) -> None:
     (tmp_path / "my_net.py").write_text(
         '''
 import clientwise as cw
@@ -252,7 +290,11 @@ class MyNet(nn.Module):
         return self.last(self.first(samples).relu())
 '''
     )
-    config = CONFIG | {"plugins": ["my_net"], "plugin_dir": str(tmp_path), "model": {"name": "my_net", "hidden": 6}}
+    config = CONFIG | {
+        "plugins": ["my_net"],
+        "plugin_dir": str(tmp_path),
+        "model": {"name": "my_net", "hidden": 6},
+    }
     run = cw.Run(cw.run(config, tmp_path / "run", data=data))
     network = run.model("FedAvg")
     assert network.first.weight.shape == (6, 5)

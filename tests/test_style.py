@@ -70,7 +70,9 @@ def test_a_row_for_every_folder(tmp_path: Path, capsys: pytest.CaptureFixture[st
         (package / name).write_text(SAMPLE)
     info = tmp_path / "wheel" / "sample-1.0.dist-info"
     info.mkdir()
-    (info / "METADATA").write_text("Name: sample\n\n# Sample\n\nThree more words.\n```\nno words\n```\n")
+    (info / "METADATA").write_text(
+        "Name: sample\n\n# Sample\n\nThree more words.\n```\nno words\n```\n"
+    )
     style.main([str(package)])
     *_, row = capsys.readouterr().out.splitlines()
     assert row == "| sample | 14 | 2.6 | 71.4 | 71.4 | 0.0% | 36% | 14% | 5 |"

@@ -20,7 +20,10 @@ from clientwise.testing import check_criterion, check_engine, check_rule, check_
 OPTIONS: dict[str, dict[str, Any]] = {
     "attribute": {"of": "premium", "attributes": {"premium": [1.0, 0.0, 0.5]}},
     "is_one_of": {"of": "age", "values": [45.0], "attributes": {"age": [30.0, 45.0, 45.0]}},
-    "sharpness": {"blurry": "Blurry", "sample_attributes": {"Blurry": [-1, -1, -1, 1, 1, 1, -1, -1, -1]}},
+    "sharpness": {
+        "blurry": "Blurry",
+        "sample_attributes": {"Blurry": [-1, -1, -1, 1, 1, 1, -1, -1, -1]},
+    },
 }
 NAMES = ("a", "b", "c")
 SCORE_OPTIONS: dict[str, dict[str, Any]] = {
@@ -49,7 +52,9 @@ def test_every_rule_passes(name: str) -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"chunk_size": 1}], ids=["together", "one by one"])
-def test_the_embedded_engine_passes(make_engine: Callable[..., LocalEngine], options: dict[str, Any]) -> None:
+def test_the_embedded_engine_passes(
+    make_engine: Callable[..., LocalEngine], options: dict[str, Any]
+) -> None:
     check_engine(make_engine(**options))
 
 

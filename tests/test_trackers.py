@@ -38,22 +38,37 @@ def stored(folder: Path, method: str, seed: int = 1) -> Curves:
     """The curves of a lane by run.sqlite, written down independently of the code under test."""
     run = cw.Run(folder)
     lane = {(name, its_seed): number for number, name, its_seed in run.lanes}[method, seed]
-    columns = ["macro_f1", "loss", "local_mean", "local_p10", "local_p90", "testing_rounds", "seconds"]
+    columns = [
+        "macro_f1",
+        "loss",
+        "local_mean",
+        "local_p10",
+        "local_p90",
+        "testing_rounds",
+        "seconds",
+    ]
     curves: Curves = {}
     for name, column in [(run.metric, "metric"), *zip(columns, columns, strict=True)]:
         rows = run.query(f"SELECT round_num, {column} FROM rounds WHERE lane = ? ORDER BY 1", lane)
         curves[name] = [(step, value) for step, value in rows if value is not None]
     people = run.query("SELECT round_num, refusal, weight FROM participants WHERE lane = ?", lane)
     steps = [step for step, _ in curves["seconds"]]
-    curves["refused"] = [(step, sum(r == step and why is not None for r, why, _ in people)) for step in steps]
-    curves["without_weight"] = [(step, sum(r == step and weight == 0 for r, _, weight in people)) for step in steps]
+    curves["refused"] = [
+        (step, sum(r == step and why is not None for r, why, _ in people)) for step in steps
+    ]
+    curves["without_weight"] = [
+        (step, sum(r == step and weight == 0 for r, _, weight in people)) for step in steps
+    ]
     return {name: points for name, points in curves.items() if points}
 
 
 def tensorboard(folder: Path) -> Curves:
     events = EventAccumulator(str(folder))
     events.Reload()
-    return {tag: [(one.step, one.value) for one in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+    return {
+        tag: [(one.step, one.value) for one in events.Scalars(tag)]
+        for tag in events.Tags()["scalars"]
+    }
 
 
 def mlflow_client(uri: str) -> Any:
@@ -73,15 +88,21 @@ def mlflow_runs(uri: str, name: str = "tiny") -> dict[tuple[str, str], Any]:
 
 def mlflow_curves(uri: str, run: Any) -> Curves:
     client = mlflow_client(uri)
-    histories = {name: client.get_metric_history(run.info.run_id, name) for name in run.data.metrics}
-    return {name: [(point.step, point.value) for point in points] for name, points in histories.items()}
+    histories = {
+        name: client.get_metric_history(run.info.run_id, name) for name in run.data.metrics
+    }
+    return {
+        name: [(point.step, point.value) for point in points] for name, points in histories.items()
+    }
 
 
 def assert_same(found: Curves, expected: Curves, but_for: tuple[str, ...] = ()) -> None:
     assert set(found) == set(expected)
     for name in set(expected) - set(but_for):
         assert [step for step, _ in found[name]] == [step for step, _ in expected[name]], name
-        assert [value for _, value in found[name]] == pytest.approx([value for _, value in expected[name]], rel=1e-6)
+        assert [value for _, value in found[name]] == pytest.approx(
+            [value for _, value in expected[name]], rel=1e-6
+        )
 
 
 def interrupt_after(rounds: int) -> Any:
@@ -93,7 +114,11 @@ def interrupt_after(rounds: int) -> Any:
 
 
 def test_both_hold_what_the_database_holds(tiny: dict[str, Any], tmp_path: Path) -> None:
-    tiny |= {"seeds": [1, 2], "trackers": ["tensorboard", "mlflow"], "evaluation": {"clients_every": 2}}
+    tiny |= {
+        "seeds": [1, 2],
+        "trackers": ["tensorboard", "mlflow"],
+        "evaluation": {"clients_every": 2},
+    }
     tiny |= {"federation": {}, "hostile": [{"clients": 1, "attack": "broken"}]}
     folder = cw.run(tiny, tmp_path / "a run")  # a space in the address of the file store
     uri = (folder / "mlruns").as_uri()
@@ -101,8 +126,13 @@ def test_both_hold_what_the_database_holds(tiny: dict[str, Any], tmp_path: Path)
     assert set(runs) == {(method, seed) for method in ("FedAvg", "all of it") for seed in "12"}
     for (method, seed), run in runs.items():
         expected = stored(folder, method, int(seed))
-        if method == "FedAvg":  # the other one evaluates the clients in every round, to find its order
-            assert [step for step, _ in expected["local_mean"]] == [2, 3]  # when due, and at the end
+        if (
+            method == "FedAvg"
+        ):  # the other one evaluates the clients in every round, to find its order
+            assert [step for step, _ in expected["local_mean"]] == [
+                2,
+                3,
+            ]  # when due, and at the end
         assert sum(value for _, value in expected["refused"]) == 3
         assert_same(tensorboard(folder / "tensorboard" / f"{method}-seed{seed}"), expected)
         assert_same(mlflow_curves(uri, run), expected)
@@ -155,7 +185,10 @@ def test_a_resumed_run_continues_its_curves(tiny: dict[str, Any], tmp_path: Path
     cw.run(tiny, folder, resume=True)
     for (method, seed), run in mlflow_runs(uri).items():
         assert_same(mlflow_curves(uri, run), stored(folder, method, int(seed)))
-        assert_same(tensorboard(folder / "tensorboard" / f"{method}-seed{seed}"), stored(folder, method, int(seed)))
+        assert_same(
+            tensorboard(folder / "tensorboard" / f"{method}-seed{seed}"),
+            stored(folder, method, int(seed)),
+        )
         assert run.info.status == "FINISHED"
 
 
@@ -166,7 +199,9 @@ cw.run(sys.argv[1], sys.argv[2], on_round=lambda progress: progress.done == 3 an
 """
 
 
-def test_killed_before_its_checkpoint_no_step_is_missing_or_twice(tiny: dict[str, Any], tmp_path: Path) -> None:
+def test_killed_before_its_checkpoint_no_step_is_missing_or_twice(
+    tiny: dict[str, Any], tmp_path: Path
+) -> None:
     """Three rounds are logged, none of them is in a checkpoint: all three are run again."""
     tiny |= {"rounds": 5, "checkpoint_seconds": 1000.0, "trackers": ["tensorboard", "mlflow"]}
     tiny["methods"] = [{"name": "FedAvg"}]
@@ -176,7 +211,12 @@ def test_killed_before_its_checkpoint_no_step_is_missing_or_twice(tiny: dict[str
     uri = (folder / "mlruns").as_uri()
     assert len(mlflow_curves(uri, mlflow_runs(uri)["FedAvg", "1"])["loss"]) == 3
     seen: list[int] = []
-    cw.run(config, folder, resume=True, on_round=lambda progress: seen.append(progress.record.round_num))
+    cw.run(
+        config,
+        folder,
+        resume=True,
+        on_round=lambda progress: seen.append(progress.record.round_num),
+    )
     assert seen == [1, 2, 3, 4, 5]
     expected = stored(folder, "FedAvg")
     assert_same(tensorboard(folder / "tensorboard" / "FedAvg-seed1"), expected)
@@ -192,7 +232,9 @@ def test_trackers_do_not_matter_for_resume_or_results(
         cw.run({**tiny, "trackers": ["tensorboard"]}, "runs/tracked", on_round=interrupt_after(4))
     assert find_unfinished(cw.load({**tiny, "trackers": ["mlflow"]})) == Path("runs/tracked")
     cw.run(tiny, "runs/tracked", resume=True)  # on in the first part, off in the second
-    query = "SELECT lane, round_num, client, weight, training_loss FROM participants ORDER BY 1, 2, 3"
+    query = (
+        "SELECT lane, round_num, client, weight, training_loss FROM participants ORDER BY 1, 2, 3"
+    )
     assert cw.Run(Path("runs/tracked")).query(query) == cw.Run(plain).query(query)
     for changed in (tiny, {**tiny, "rounds": 9}):  # finished, or another experiment
         with pytest.raises(cw.ClientwiseError, match="no unfinished run of this config"):
@@ -218,7 +260,9 @@ def test_mlflow_sends_no_telemetry(tiny: dict[str, Any], tmp_path: Path) -> None
     config = tmp_path / "config.toml"
     config.write_text(tomli_w.dumps(tiny))
     looks_like_a_test = re.compile("PYTEST|MLFLOW|^CI$|GITHUB|GITLAB|JENKINS|TRAVIS|BUILD|^TF_")
-    environment = {key: value for key, value in os.environ.items() if not looks_like_a_test.search(key)}
+    environment = {
+        key: value for key, value in os.environ.items() if not looks_like_a_test.search(key)
+    }
     environment |= {
         "HOME": str(tmp_path),
         "XDG_CONFIG_HOME": str(tmp_path / "home"),
@@ -253,7 +297,9 @@ class Noting:
     def begin(self, lane: cw.LaneInfo) -> None:
         self.calls.append(("begin", lane.method, lane.seed, lane.rounds_done))
 
-    def log_round(self, lane: cw.LaneInfo, record: cw.RoundRecord, values: Mapping[str, float]) -> None:
+    def log_round(
+        self, lane: cw.LaneInfo, record: cw.RoundRecord, values: Mapping[str, float]
+    ) -> None:
         self.calls.append(("log_round", lane.method, lane.seed, record.round_num))
 
     def end(self, lane: cw.LaneInfo, finished: bool) -> None:
@@ -290,7 +336,11 @@ class Endless(Noting):
 
 @pytest.mark.parametrize(
     ("tracker", "call"),
-    [(OneLaneAtATime, "log_round(lane, record, values)"), (Endless, "end(lane, finished)"), (object, "begin(lane)")],
+    [
+        (OneLaneAtATime, "log_round(lane, record, values)"),
+        (Endless, "end(lane, finished)"),
+        (object, "begin(lane)"),
+    ],
 )
 def test_a_tracker_that_cannot_take_its_calls_is_refused_before_the_run(
     tiny: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tracker: type, call: str
@@ -312,7 +362,9 @@ class Faulty:
     def begin(self, lane: cw.LaneInfo) -> None:
         self._maybe_raise("begin")
 
-    def log_round(self, lane: cw.LaneInfo, record: cw.RoundRecord, values: Mapping[str, float]) -> None:
+    def log_round(
+        self, lane: cw.LaneInfo, record: cw.RoundRecord, values: Mapping[str, float]
+    ) -> None:
         self._maybe_raise("log_round")
 
     def end(self, lane: cw.LaneInfo, finished: bool) -> None:
@@ -330,7 +382,9 @@ def test_a_tracker_that_raises_is_switched_off_and_the_run_goes_on(
     tiny["trackers"] = [{"name": "faulty", "where": where}, "tensorboard"]
     folder = cw.run(tiny, tmp_path / "run")
     assert cw.Run(folder).finished
-    assert [record.getMessage() for record in caplog.records if record.name == "clientwise.trackers"] == [
+    assert [
+        record.getMessage() for record in caplog.records if record.name == "clientwise.trackers"
+    ] == [
         "warning: tracker faulty is switched off for the rest of this run: ConnectionError: the server is away"
     ]
     for method in ("FedAvg", "all of it"):  # the other one is not touched by it
@@ -340,9 +394,13 @@ def test_a_tracker_that_raises_is_switched_off_and_the_run_goes_on(
 def test_what_is_wrong_before_the_run_begins_is_said_then(
     tiny: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(cw.ClientwiseError, match=r"trackers\[0\]: unknown tracker 'tensorbord'; did you mean"):
+    with pytest.raises(
+        cw.ClientwiseError, match=r"trackers\[0\]: unknown tracker 'tensorbord'; did you mean"
+    ):
         cw.load({**tiny, "trackers": ["tensorbord"]})
-    with pytest.raises(cw.ClientwiseError, match=r"trackers\[0\].*logdir: unknown option; did you mean 'log_dir'"):
+    with pytest.raises(
+        cw.ClientwiseError, match=r"trackers\[0\].*logdir: unknown option; did you mean 'log_dir'"
+    ):
         cw.load({**tiny, "trackers": [{"name": "tensorboard", "logdir": "x"}]})
     with pytest.raises(cw.ClientwiseError, match=r"trackers\[0\]: faulty: ConnectionError"):
         cw.run({**tiny, "trackers": [{"name": "faulty", "where": "init"}]}, tmp_path / "run")
@@ -374,9 +432,14 @@ def test_the_command(tiny: dict[str, Any], tmp_path: Path) -> None:
 
     warning = warnings("--out", "one").splitlines()
     assert len(warning) == 1
-    assert warning[0].startswith("warning: tracker tensorboard is switched off for the rest of this run: ")
+    assert warning[0].startswith(
+        "warning: tracker tensorboard is switched off for the rest of this run: "
+    )
     assert warnings("--out", "two", "--tracker", "tensorboard", "--tracker", "mlflow") == ""
-    assert_same(tensorboard(tmp_path / "two" / "tensorboard" / "FedAvg-seed1"), stored(tmp_path / "two", "FedAvg"))
+    assert_same(
+        tensorboard(tmp_path / "two" / "tensorboard" / "FedAvg-seed1"),
+        stored(tmp_path / "two", "FedAvg"),
+    )
     assert len(mlflow_runs((tmp_path / "two" / "mlruns").as_uri())) == 2
 
 
@@ -388,11 +451,16 @@ def test_the_page_on_trackers_runs_as_printed(
     first, own = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
     (tmp_path / "my_tracker.py").write_text(code)
     (tmp_path / "first.toml").write_text(first + tomli_w.dumps(tiny))
-    assert [part.name for part in cw.load(tmp_path / "first.toml").trackers] == ["tensorboard", "mlflow"]
+    assert [part.name for part in cw.load(tmp_path / "first.toml").trackers] == [
+        "tensorboard",
+        "mlflow",
+    ]
     (tmp_path / "own.toml").write_text(own + tomli_w.dumps(tiny))
     monkeypatch.syspath_prepend(str(tmp_path))
     folder = cw.run(tmp_path / "own.toml", tmp_path / "run")
     lines = [json.loads(line) for line in (folder / "curves.jsonl").read_text().splitlines()]
     for method in ("FedAvg", "all of it"):
         mine = [line for line in lines if line["method"] == method]
-        assert [(line["round"], line["accuracy"]) for line in mine] == stored(folder, method)["accuracy"]
+        assert [(line["round"], line["accuracy"]) for line in mine] == stored(folder, method)[
+            "accuracy"
+        ]

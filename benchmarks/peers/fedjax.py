@@ -25,11 +25,18 @@ Parameters = list[tuple[jax.Array, jax.Array]]  # kernel and bias of every layer
 
 def initial(work: Work) -> Parameters:
     """Drawn as PyTorch does."""
-    shapes = [(5, 5, 1, 32), (5, 5, 32, 64), (3136, 512), (512, 10)] if not work.layers else [*pairwise(work.layers)]
+    shapes = (
+        [(5, 5, 1, 32), (5, 5, 32, 64), (3136, 512), (512, 10)]
+        if not work.layers
+        else [*pairwise(work.layers)]
+    )
     random = np.random.default_rng(0)
     bounds = [1 / np.sqrt(np.prod(shape[:-1])) for shape in shapes]
     return [
-        tuple(jnp.asarray(random.uniform(-bound, bound, size).astype(np.float32)) for size in (shape, shape[-1:]))
+        tuple(
+            jnp.asarray(random.uniform(-bound, bound, size).astype(np.float32))
+            for size in (shape, shape[-1:])
+        )
         for shape, bound in zip(shapes, bounds, strict=True)
     ]
 
@@ -42,7 +49,8 @@ def outputs(parameters: Parameters, values: jax.Array) -> jax.Array:
         if kernel.ndim == 4:
             order = ("NHWC", "HWIO", "NHWC")
             values = jax.nn.relu(
-                lax.conv_general_dilated(values, kernel, (1, 1), "SAME", dimension_numbers=order) + bias
+                lax.conv_general_dilated(values, kernel, (1, 1), "SAME", dimension_numbers=order)
+                + bias
             )
             count, height, width, channels = values.shape
             values = values.reshape(count, height // 2, 2, width // 2, 2, channels).max((2, 4))
@@ -53,7 +61,9 @@ def outputs(parameters: Parameters, values: jax.Array) -> jax.Array:
 
 
 def loss(parameters: Parameters, inputs: jax.Array, labels: jax.Array) -> jax.Array:
-    return -jnp.mean(jnp.take_along_axis(jax.nn.log_softmax(outputs(parameters, inputs)), labels[:, None], 1))
+    return -jnp.mean(
+        jnp.take_along_axis(jax.nn.log_softmax(outputs(parameters, inputs)), labels[:, None], 1)
+    )
 
 
 def main() -> None:
@@ -63,7 +73,10 @@ def main() -> None:
     labels = labels.astype(np.int32)
     for_each_client.set_for_each_client_backend("jit")
     data = fedjax.InMemoryFederatedData(
-        {b"%06d" % client: {"x": inputs[client], "y": labels[client]} for client in range(work.clients)}
+        {
+            b"%06d" % client: {"x": inputs[client], "y": labels[client]}
+            for client in range(work.clients)
+        }
     )
     algorithm = fed_avg.federated_averaging(
         lambda parameters, batch, random: jax.grad(loss)(parameters, batch["x"], batch["y"]),
@@ -78,7 +91,9 @@ def main() -> None:
         jax.block_until_ready(state.params)
         clock.round_ended()
     some = inputs.reshape(-1, *work.shape)[:1000], labels.reshape(-1)[:1000]
-    clock.report("FedJAX", work, "fedjax", "jax", loss=float(loss(state.params, *map(jnp.asarray, some))))
+    clock.report(
+        "FedJAX", work, "fedjax", "jax", loss=float(loss(state.params, *map(jnp.asarray, some)))
+    )
 
 
 if __name__ == "__main__":

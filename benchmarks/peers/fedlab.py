@@ -21,7 +21,9 @@ class Clients:
         self._inputs, self._labels = inputs, labels
 
     def get_dataloader(self, client: int, batch_size: int) -> DataLoader[tuple[Tensor, ...]]:
-        return DataLoader(TensorDataset(self._inputs[client], self._labels[client]), batch_size=batch_size)
+        return DataLoader(
+            TensorDataset(self._inputs[client], self._labels[client]), batch_size=batch_size
+        )
 
 
 class Pipeline(StandalonePipeline):
@@ -37,13 +39,17 @@ def main() -> None:
     set_up(given.threads)
     inputs, labels = tensors(work)
     model = network(work)
-    handler = SyncServerHandler(model, given.total, work.cohort / work.clients + 1e-9)  # it rounds down
+    handler = SyncServerHandler(
+        model, given.total, work.cohort / work.clients + 1e-9
+    )  # it rounds down
     trainer = SGDSerialClientTrainer(model, work.clients)
     trainer.setup_dataset(Clients(inputs, labels))
     trainer.setup_optim(work.epochs, work.batch, work.rate)
     logging.disable(logging.CRITICAL)
     Pipeline(handler, trainer).main()
-    Pipeline.clock.report("FedLab", work, "fedlab", "torch", loss=final_loss(handler.model, inputs, labels))
+    Pipeline.clock.report(
+        "FedLab", work, "fedlab", "torch", loss=final_loss(handler.model, inputs, labels)
+    )
 
 
 if __name__ == "__main__":

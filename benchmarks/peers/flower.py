@@ -36,7 +36,10 @@ def make_client(name: str, threads: int) -> ClientApp:
         model.load_state_dict(message.content["arrays"].to_torch_state_dict())
         loss = train(model, WORKS[name], inputs[client], labels[client])
         metrics = MetricRecord({"loss": loss.item(), "num-examples": WORKS[name].samples})
-        return Message(RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": metrics}), reply_to=message)
+        return Message(
+            RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": metrics}),
+            reply_to=message,
+        )
 
     return app
 
@@ -54,8 +57,12 @@ def make_server(given: argparse.Namespace) -> ServerApp:
     def main(grid: Grid, context: Context) -> None:
         inputs, labels, model = belongings(work.name)
         fraction = work.cohort / work.clients + 1e-9  # it rounds down
-        strategy = Timed(fraction_train=fraction, fraction_evaluate=0.0, min_available_nodes=work.clients)
-        result = strategy.start(grid=grid, initial_arrays=ArrayRecord(model.state_dict()), num_rounds=given.total)
+        strategy = Timed(
+            fraction_train=fraction, fraction_evaluate=0.0, min_available_nodes=work.clients
+        )
+        result = strategy.start(
+            grid=grid, initial_arrays=ArrayRecord(model.state_dict()), num_rounds=given.total
+        )
         model.load_state_dict(result.arrays.to_torch_state_dict())
         clock.report("Flower", work, "flwr", "ray", "torch", loss=final_loss(model, inputs, labels))
 
@@ -82,6 +89,8 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    from peers import flower  # by this name, not as __main__, the actors find it and keep what it caches
+    from peers import (
+        flower,
+    )  # by this name, not as __main__, the actors find it and keep what it caches
 
     flower.main()

@@ -52,7 +52,9 @@ def main() -> None:
     algorithm = FedAVG(work.clients, None, None, clients=clients, server=server)
     algorithm.attach([Timing()])
     algorithm.run(given.total, work.cohort / work.clients, finalize=False)
-    Timing.clock.report("fluke", work, "fluke-fl", "torch", loss=final_loss(server.model, inputs, labels))
+    Timing.clock.report(
+        "fluke", work, "fluke-fl", "torch", loss=final_loss(server.model, inputs, labels)
+    )
 
 
 if __name__ == "__main__":

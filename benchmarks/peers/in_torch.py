@@ -16,7 +16,10 @@ from works import Work, make_data
 def set_up(threads: int) -> None:
     """As many threads as asked for; oneDNN where it helps."""
     torch.set_num_threads(threads)
-    if platform.machine() in ("aarch64", "arm64"):  # there it slows small layers down and ignores the thread setting
+    if platform.machine() in (
+        "aarch64",
+        "arm64",
+    ):  # there it slows small layers down and ignores the thread setting
         torch._C._set_mkldnn_enabled(False)
 
 
@@ -55,7 +58,9 @@ def train(model: nn.Module, work: Work, inputs: Tensor, labels: Tensor) -> Tenso
 @torch.no_grad()
 def final_loss(model: nn.Module, inputs: Tensor, labels: Tensor) -> float:
     """Of the first 1,000 samples."""
-    return nn.functional.cross_entropy(model(inputs.flatten(0, 1)[:1000]), labels.flatten()[:1000]).item()
+    return nn.functional.cross_entropy(
+        model(inputs.flatten(0, 1)[:1000]), labels.flatten()[:1000]
+    ).item()
 
 
 def without_torchvision_operators() -> None:

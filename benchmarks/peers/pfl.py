@@ -51,7 +51,9 @@ def main() -> None:
             train_cohort_size=work.cohort,
             val_cohort_size=None,
         ),
-        backend=SimulatedBackend(training_data=users, val_data=None, postprocessors=[WeightByDatapoints()]),
+        backend=SimulatedBackend(
+            training_data=users, val_data=None, postprocessors=[WeightByDatapoints()]
+        ),
         model=PyTorchModel(
             model=module,
             local_optimizer_create=torch.optim.SGD,

@@ -34,7 +34,10 @@ def main() -> None:
     given = arguments()
     context = multiprocessing.get_context("spawn")
     barrier = context.Barrier(given.processes)
-    others = [context.Process(target=run, args=(given, place, barrier.wait)) for place in range(1, given.processes)]
+    others = [
+        context.Process(target=run, args=(given, place, barrier.wait))
+        for place in range(1, given.processes)
+    ]
     for process in others:
         process.start()
     run(given, 0, barrier.wait)

@@ -17,7 +17,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("work", type=WORKS.__getitem__, metavar="|".join(WORKS))
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1, help="of each process")
-    parser.add_argument("--processes", type=int, default=1, help="where the script starts them itself")
+    parser.add_argument(
+        "--processes", type=int, default=1, help="where the script starts them itself"
+    )
     given = parser.parse_args()
     given.total = given.rounds + WARMUP
     return given
@@ -38,5 +40,11 @@ class Clock:
         ends = self._ends[WARMUP - 1 :]
         seconds = [after - before for before, after in pairwise(ends)]
         versions = {package: version(package) for package in packages}
-        result = {"system": system, "work": work.name, "seconds": seconds, "versions": versions, "loss": loss}
+        result = {
+            "system": system,
+            "work": work.name,
+            "seconds": seconds,
+            "versions": versions,
+            "loss": loss,
+        }
         print(json.dumps(result), flush=True)

@@ -8,7 +8,6 @@ from .attacks import Attack as Attack
 from .attacks import Knowledge as Knowledge
 from .core import scores as _scores
 from .core.adapt_loss import LOSS_ADAPTERS as LOSS_ADAPTERS
-from .core.aggregate import SERVER_STEPS as SERVER_STEPS
 from .core.before import BEFORE as BEFORE
 from .core.criteria import CRITERIA as CRITERIA
 from .core.criteria import Arrivals as Arrivals
@@ -22,6 +21,7 @@ from .core.rules import Ruled as Ruled
 from .core.scores import SCORES as SCORES
 from .core.scores import Score as Score
 from .core.scores import prioritized as prioritized
+from .core.server_step import SERVER_STEPS as SERVER_STEPS
 from .core.types import Gathered as Gathered
 from .core.types import Posterior as Posterior
 from .core.types import RoundRecord as RoundRecord
@@ -43,5 +43,9 @@ from .trackers import LaneInfo as LaneInfo
 from .trackers import Tracker as Tracker
 
 load = _load_experiment
-choquet, mean, owa = _scores.Choquet, _scores.Mean, _scores.Owa  # cw.mean() reads like the function it is
+choquet, mean, owa = (
+    _scores.Choquet,
+    _scores.Mean,
+    _scores.Owa,
+)  # cw.mean() reads like the function it is
 product, weighted_mean = _scores.Product, _scores.WeightedMean

@@ -51,7 +51,9 @@ class NotBegunError(RunError):
     """A run of which nothing is recorded yet."""
 
 
-def _restore(kind: type[ClientwiseError], args: tuple[Any, ...], attributes: dict[str, Any]) -> ClientwiseError:
+def _restore(
+    kind: type[ClientwiseError], args: tuple[Any, ...], attributes: dict[str, Any]
+) -> ClientwiseError:
     error = kind.__new__(kind, *args)
     error.__dict__.update(attributes)
     return error

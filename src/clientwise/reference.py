@@ -14,7 +14,6 @@ from pydantic.fields import FieldInfo
 
 from .attacks import ATTACKS
 from .core.adapt_loss import LOSS_ADAPTERS
-from .core.aggregate import SERVER_STEPS
 from .core.before import BEFORE
 from .core.criteria import CRITERIA, make_criterion
 from .core.evidence import EVIDENCE
@@ -22,6 +21,7 @@ from .core.metrics import METRICS
 from .core.priority import ADJUSTMENTS
 from .core.rules import RULES
 from .core.scores import SCORES
+from .core.server_step import SERVER_STEPS
 from .core.weighting import NORMALISERS
 from .data.datasets import DATASETS
 from .data.devices import DISTRIBUTIONS

@@ -139,9 +139,13 @@ class Registry(Generic[T]):
         def decorate(part: T) -> T:
             known = self._parts.get(name)
             if known is not None and not _is_same(known, part):
-                raise ValueError(f"{self.kind} {name!r} is already registered by {known.__module__}")
+                raise ValueError(
+                    f"{self.kind} {name!r} is already registered by {known.__module__}"
+                )
             if not inspect.getdoc(part):
-                raise ValueError(f"{self.kind} {name!r} needs a docstring: `clientwise list` shows it")
+                raise ValueError(
+                    f"{self.kind} {name!r} needs a docstring: `clientwise list` shows it"
+                )
             self._parts[name] = part
             self._declared[name] = declared
             return part

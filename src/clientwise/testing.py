@@ -23,10 +23,11 @@ from torch import Tensor
 
 from .core.clock import Devices
 from .core.criteria import HONEST, Arrivals, ClientFacts, Criterion, make_criterion
+from .core.engine import Engine
 from .core.problem import Classification
 from .core.rules import RULES
 from .core.scores import Score
-from .core.types import Engine, Evaluation, Layer, LocalTraining, ModelSpec, Task, Updates
+from .core.types import Evaluation, Layer, LocalTraining, ModelSpec, Task, Updates
 from .registry import Part
 
 __all__ = ["check_criterion", "check_engine", "check_rule", "check_score"]
@@ -73,13 +74,19 @@ def check_criterion(
     values = _measured(criterion, seen)
     shape = tuple(values.shape)
     shown = values.tolist()
-    assert shape == (CLIENTS,), f"{name}: needs one value per client: expected shape {(CLIENTS,)}, got {shape}"
+    assert shape == (CLIENTS,), (
+        f"{name}: needs one value per client: expected shape {(CLIENTS,)}, got {shape}"
+    )
     assert bool(values.isfinite().all()), f"{name}: values must be finite, got {shown}"
-    assert bool((values >= 0).all()), f"{name}: values must be 0 or more, and larger for better clients; got {shown}"
+    assert bool((values >= 0).all()), (
+        f"{name}: values must be 0 or more, and larger for better clients; got {shown}"
+    )
     high = criterion.high(Classification(CLASSES))
     assert bool((values <= high).all()), f"{name}: {shown} exceeds the declared maximum {high:g}"
     torch.testing.assert_close(
-        _measured(criterion, seen), values, msg=f"{name}: two measurements of the same clients differ"
+        _measured(criterion, seen),
+        values,
+        msg=f"{name}: two measurements of the same clients differ",
     )
     if "whole_cohort" in criterion.needs:
         return
@@ -115,7 +122,9 @@ def check_score(score: Score, names: Sequence[str] = ("a", "b", "c")) -> None:
     scores = score(names, values)
     shape = tuple(scores.shape)
     assert shape == (20,), f"{label}: needs one score per client: expected shape (20,), got {shape}"
-    assert bool((scores.isfinite() & (scores >= 0)).all()), f"{label}: scores must be finite and 0 or more"
+    assert bool((scores.isfinite() & (scores >= 0)).all()), (
+        f"{label}: scores must be finite and 0 or more"
+    )
     order = torch.randperm(20, generator=torch.Generator().manual_seed(2))
     torch.testing.assert_close(
         score(names, values[order]),
@@ -158,7 +167,9 @@ def check_rule(name: str, **options: Any) -> None:
     result = rule(updates, weights)
     shape = tuple(result.shape)
     assert shape == (40,), f"{name}: needs one update: expected shape (40,), got {shape}"
-    assert result.dtype == updates.dtype, f"{name}: must keep the type {updates.dtype}, got {result.dtype}"
+    assert result.dtype == updates.dtype, (
+        f"{name}: must keep the type {updates.dtype}, got {result.dtype}"
+    )
     assert bool(result.isfinite().all()), f"{name}: the result of finite updates must be finite"
     order = torch.randperm(7, generator=random)
     _agree(
@@ -184,11 +195,15 @@ def check_rule(name: str, **options: Any) -> None:
     _agree(rule(equal, weights), updates[0], f"{name}: equal updates must give that update")
     influence = RULES.get(name)(one_more, without_weight, {}, **options).influence
     shape = tuple(influence.shape)
-    assert shape == (8,), f"{name}: needs one influence per client: expected shape (8,), got {shape}"
+    assert shape == (8,), (
+        f"{name}: needs one influence per client: expected shape (8,), got {shape}"
+    )
     assert bool(((influence >= 0) & (influence < 1 + 1e-9)).all()), (
         f"{name}: an influence must be between 0 and 1, got {influence.tolist()}"
     )
-    assert influence[7] == 0, f"{name}: the influence of a client with weight 0 must be 0, got {float(influence[7]):g}"
+    assert influence[7] == 0, (
+        f"{name}: the influence of a client with weight 0 must be 0, got {float(influence[7]):g}"
+    )
 
 
 def check_engine(engine: Engine, training: LocalTraining | None = None) -> None:
@@ -222,7 +237,9 @@ def check_engine(engine: Engine, training: LocalTraining | None = None) -> None:
     assert not torch.equal(updates.models[0], model), "train: the model did not change"
     engine.load_state(kept)
     again = _trained(engine, asked, model, task)
-    assert torch.equal(again.models, updates.models), "train: the same task from the same state gave different models"
+    assert torch.equal(again.models, updates.models), (
+        "train: the same task from the same state gave different models"
+    )
     _check_evaluation(engine, torch.stack([model, updates.models[0]]))
     for name, values in engine.attributes.items():
         assert len(values) == engine.num_clients, (
@@ -263,7 +280,9 @@ def _check_evaluation(engine: Engine, models: Tensor) -> None:
     for name, values in (("values", found.values), ("losses", found.losses)):
         shape = tuple(values.shape)
         assert shape == expected, f"evaluate: expected {name} of shape {expected}, got {shape}"
-    assert found.num_samples.shape == (engine.num_clients,), "evaluate: num_samples needs one number per client"
+    assert found.num_samples.shape == (engine.num_clients,), (
+        "evaluate: num_samples needs one number per client"
+    )
     if engine.problem.num_classes:
         counted = found.counts.sum((-2, -1))
         assert bool((counted == found.num_samples.sum()).all()), (
@@ -289,7 +308,9 @@ def _example_of(
     sample_attributes: Mapping[str, Sequence[float]],
 ) -> ClientFacts | Arrivals:
     """What the criterion measures: facts about clients, or what arrives at the server."""
-    by_client = {name: torch.tensor(values, dtype=torch.float64) for name, values in attributes.items()}
+    by_client = {
+        name: torch.tensor(values, dtype=torch.float64) for name, values in attributes.items()
+    }
     if criterion.measured_by != "client":
         return _some_arrivals(criterion, by_client)
     by_sample = {name: torch.tensor(values) for name, values in sample_attributes.items()}
@@ -300,7 +321,9 @@ def _measured(criterion: Criterion, seen: ClientFacts | Arrivals) -> Tensor:
     return criterion.measure(seen).double().cpu()
 
 
-def _some_clients(attributes: Mapping[str, Tensor], sample_attributes: Mapping[str, Tensor]) -> ClientFacts:
+def _some_clients(
+    attributes: Mapping[str, Tensor], sample_attributes: Mapping[str, Tensor]
+) -> ClientFacts:
     """Three clients with 4, 2 and 3 samples of three classes."""
     images = torch.rand(9, 1, SIZE, SIZE, generator=torch.Generator().manual_seed(1))
     return ClientFacts(
@@ -381,7 +404,9 @@ def _only_client(seen: ClientFacts, row: int) -> ClientFacts:
         label_counts=seen.label_counts[this],
         training_loss=seen.training_loss[this],
         attributes={name: values[this] for name, values in seen.attributes.items()},
-        sample_attributes={name: values[samples] for name, values in seen.sample_attributes.items()},
+        sample_attributes={
+            name: values[samples] for name, values in seen.sample_attributes.items()
+        },
         load_inputs=lambda: seen.inputs[samples],
         training=seen.training,
         load_start_loss=(lambda: start_loss()[this]) if start_loss else None,

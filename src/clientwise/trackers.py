@@ -82,7 +82,9 @@ def check_tracker(tracker: Tracker) -> None:
             inspect.signature(getattr(tracker, name)).bind(*arguments)
         except (AttributeError, TypeError):
             call = f"{name}({', '.join(arguments)})"
-            raise ClientwiseError(f"a tracker needs the method {call}; see docs/trackers.md") from None
+            raise ClientwiseError(
+                f"a tracker needs the method {call}; see docs/trackers.md"
+            ) from None
 
 
 class Trackers:
@@ -182,7 +184,9 @@ class MLflow:
 
     def begin(self, lane: LaneInfo) -> None:
         """Start the lane's run, or resume the one that mlflow.json in the run folder names."""
-        self._client = self._connect(self._tracking_uri or (lane.folder / "mlruns").resolve().as_uri())
+        self._client = self._connect(
+            self._tracking_uri or (lane.folder / "mlruns").resolve().as_uri()
+        )
         known_file = lane.folder / "mlflow.json"
         known = {}
         if known_file.exists():

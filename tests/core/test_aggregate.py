@@ -8,8 +8,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clientwise.core.aggregate import SERVER_STEPS, Stack, SubsetSums, can_fold
+from clientwise.core.aggregate import Stack, SubsetSums, can_fold
 from clientwise.core.scores import Mean, Prioritized, Product, WeightedMean
+from clientwise.core.server_step import SERVER_STEPS
 from clientwise.core.weighting import NORMALISERS, divide, to_weights
 
 NAMES = ("a", "b", "c")
@@ -17,13 +18,17 @@ NAMES = ("a", "b", "c")
 
 def random_cohort(seed: int, clients: int) -> tuple[torch.Tensor, torch.Tensor]:
     random = torch.Generator().manual_seed(seed)
-    raw = torch.rand(clients, 3, generator=random, dtype=torch.float64) * torch.tensor([600.0, 10.0, 1.0])
+    raw = torch.rand(clients, 3, generator=random, dtype=torch.float64) * torch.tensor(
+        [600.0, 10.0, 1.0]
+    )
     return raw, torch.randn(clients, 50, generator=random)
 
 
 @pytest.mark.parametrize("normaliser", list(NORMALISERS))
 @given(seed=st.integers(0, 10_000), clients=st.integers(1, 9), cut=st.integers(0, 9))
-def test_subset_sums_equal_the_direct_form_for_every_order(normaliser: str, seed: int, clients: int, cut: int) -> None:
+def test_subset_sums_equal_the_direct_form_for_every_order(
+    normaliser: str, seed: int, clients: int, cut: int
+) -> None:
     raw, models = random_cohort(seed, clients)
     sums = SubsetSums(NAMES, Prioritized().terms_of_all_orders(NAMES), like=models[0])
     sums.add(raw[:cut], models[:cut])  # in two chunks, wherever the cut falls
@@ -33,7 +38,9 @@ def test_subset_sums_equal_the_direct_form_for_every_order(normaliser: str, seed
         score = Prioritized(order)
         weights = to_weights(score(NAMES, divide(raw, scales)))
         direct = (weights @ models.double()).float()
-        torch.testing.assert_close(sums.aggregate(score, scales, weights), direct, rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(
+            sums.aggregate(score, scales, weights), direct, rtol=1e-6, atol=1e-6
+        )
 
 
 @pytest.mark.parametrize(
@@ -52,7 +59,9 @@ def test_every_score_with_terms_folds(score) -> None:
     sums.add(score.prepare(NAMES, raw), models)
     scales = NORMALISERS.get(score.default_normaliser)(raw)
     weights = to_weights(score(NAMES, divide(raw, scales)))
-    torch.testing.assert_close(sums.aggregate(score, scales, weights), (weights @ models.double()).float())
+    torch.testing.assert_close(
+        sums.aggregate(score, scales, weights), (weights @ models.double()).float()
+    )
 
 
 def test_a_criterion_of_zeros_does_not_spoil_the_sums() -> None:
@@ -62,7 +71,9 @@ def test_a_criterion_of_zeros_does_not_spoil_the_sums() -> None:
     sums.add(raw, models)
     score, scales = Prioritized(("a", "b", "c")), NORMALISERS.get("sum")(raw)
     weights = to_weights(score(NAMES, divide(raw, scales)))
-    torch.testing.assert_close(sums.aggregate(score, scales, weights), (weights @ models.double()).float())
+    torch.testing.assert_close(
+        sums.aggregate(score, scales, weights), (weights @ models.double()).float()
+    )
 
 
 @pytest.mark.parametrize("kind", ["sums", "stack"])
@@ -72,7 +83,9 @@ def test_chunks_change_no_bit(kind: str) -> None:
     weights = to_weights(score(NAMES, divide(raw, scales)))
     results = []
     for size in (1, 5, 12):
-        holder = SubsetSums(NAMES, score.terms(NAMES), like=models[0]) if kind == "sums" else Stack()
+        holder = (
+            SubsetSums(NAMES, score.terms(NAMES), like=models[0]) if kind == "sums" else Stack()
+        )
         for first in range(0, 12, size):
             holder.add(raw[first : first + size], models[first : first + size])
         results.append(holder.aggregate(score, scales, weights))
@@ -89,7 +102,9 @@ def test_server_steps_by_hand() -> None:
 
     first, state = step["momentum"](model, mean, {}, learning_rate=0.5, momentum=0.9)
     assert first.tolist() == [1.5, 1.0]
-    second, _ = step["momentum"](first, first, state, learning_rate=0.5, momentum=0.9)  # no update: velocity · 0.9
+    second, _ = step["momentum"](
+        first, first, state, learning_rate=0.5, momentum=0.9
+    )  # no update: velocity · 0.9
     assert second.tolist() == pytest.approx([1.95, 0.1])
 
     adam, state = step["adam"](model, mean, {}, learning_rate=0.1, beta1=0.9, beta2=0.99, tau=0.001)
@@ -101,7 +116,9 @@ def test_server_steps_by_hand() -> None:
 @pytest.mark.parametrize("name", ["yogi", "adagrad"])
 def test_adaptive_steps_are_reddis_algorithm_2(name: str) -> None:
     rate, beta1, beta2, tau = 0.1, 0.9, 0.99, 0.5
-    options = {"learning_rate": rate, "beta1": beta1, "tau": tau} | ({"beta2": beta2} if name == "yogi" else {})
+    options = {"learning_rate": rate, "beta1": beta1, "tau": tau} | (
+        {"beta2": beta2} if name == "yogi" else {}
+    )
     model, state = torch.tensor([1.0, 2.0]), {}
     x, m, v = np.array([1.0, 2.0]), np.zeros(2), np.full(2, tau**2)
     for update in ([1.0, -0.1], [0.2, 3.0], [0.0, -1.0]):

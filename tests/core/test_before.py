@@ -12,7 +12,9 @@ from clientwise.core.before import Mixed, bucketing, clip, nearest_neighbours
 from clientwise.core.types import Gathered, ModelSpec
 
 byzfl = oracles.byzfl("aggregators")
-needs_byzfl = pytest.mark.skipif(byzfl is None, reason="ByzFL is not installed; `make test` does it")
+needs_byzfl = pytest.mark.skipif(
+    byzfl is None, reason="ByzFL is not installed; `make test` does it"
+)
 
 
 def gathered(updates: Tensor, seed: int = 1) -> Gathered:
@@ -21,7 +23,14 @@ def gathered(updates: Tensor, seed: int = 1) -> Gathered:
 
     clients, size = updates.shape
     return Gathered(
-        tuple(range(clients)), updates, torch.zeros(size), ModelSpec((), size, size), {}, nobody, nobody, seed
+        tuple(range(clients)),
+        updates,
+        torch.zeros(size),
+        ModelSpec((), size, size),
+        {},
+        nobody,
+        nobody,
+        seed,
     )
 
 
@@ -44,7 +53,9 @@ def check_shares(mixed: Mixed, updates: Tensor) -> None:
 @needs_byzfl
 def test_equal_weights_are_as_in_byzfl() -> None:
     updates = some(10)
-    close(clip(gathered(updates), equal(10), radius=5.0).updates, byzfl.Clipping(5.0)(updates.clone()))
+    close(
+        clip(gathered(updates), equal(10), radius=5.0).updates, byzfl.Clipping(5.0)(updates.clone())
+    )
     for f in (0, 2, 4):
         mixed = nearest_neighbours(gathered(updates), equal(10), hostile=f / 10)
         close(mixed.updates, byzfl.NNM(f)(updates))
@@ -69,15 +80,24 @@ def test_a_weight_counts_as_so_many_equal_clients(step: Any) -> None:
 
 
 def test_buckets_are_drawn_anew_and_hold_their_weighted_mean() -> None:
-    updates, weights = some(7), torch.tensor([0.1, 0.2, 0.1, 0.3, 0.1, 0.2, 0.0], dtype=torch.float64)
+    updates, weights = (
+        some(7),
+        torch.tensor([0.1, 0.2, 0.1, 0.3, 0.1, 0.2, 0.0], dtype=torch.float64),
+    )
     mixed = bucketing(gathered(updates), weights, size=3)
     check_shares(mixed, updates)
-    close(weights.float() @ mixed.updates, weights.float() @ updates)  # the mean of all stays what it was
-    members = sorted((mixed.updates == row).all(1).sum().item() for row in mixed.updates.unique(dim=0))
+    close(
+        weights.float() @ mixed.updates, weights.float() @ updates
+    )  # the mean of all stays what it was
+    members = sorted(
+        (mixed.updates == row).all(1).sum().item() for row in mixed.updates.unique(dim=0)
+    )
     assert members == [1, 3, 3]
     again = bucketing(gathered(updates), weights, size=3)
     assert torch.equal(again.updates, mixed.updates)
-    assert not torch.equal(bucketing(gathered(updates, seed=2), weights, size=3).updates, mixed.updates)
+    assert not torch.equal(
+        bucketing(gathered(updates, seed=2), weights, size=3).updates, mixed.updates
+    )
 
 
 def test_huge_values_stay_finite() -> None:
@@ -88,7 +108,9 @@ def test_huge_values_stay_finite() -> None:
     assert float(mixed[:5].abs().max()) < 10  # the honest stay among themselves
 
 
-def test_steps_are_named_in_toml_and_influence_follows_them(tiny: dict[str, Any], tmp_path: Any) -> None:
+def test_steps_are_named_in_toml_and_influence_follows_them(
+    tiny: dict[str, Any], tmp_path: Any
+) -> None:
     tiny["methods"] = [
         {"name": "clipped", "before": ["clip"]},
         {"name": "unclipped", "before": [{"name": "clip", "radius": 1e6}]},
@@ -104,4 +126,6 @@ def test_steps_are_named_in_toml_and_influence_follows_them(tiny: dict[str, Any]
         rows = run.participants(method, 1, 3)
         assert all(row.influence <= row.weight + 1e-9 for row in rows)
         assert any(row.influence < row.weight - 1e-3 for row in rows) == changed
-    assert all(0.1 - 1e-9 <= row.weight <= 0.5 + 1e-9 for row in run.participants("all of it", 1, 3))
+    assert all(
+        0.1 - 1e-9 <= row.weight <= 0.5 + 1e-9 for row in run.participants("all of it", 1, 3)
+    )

@@ -18,7 +18,9 @@ def weights_of(values: list[float]) -> Tensor:
 
 
 @given(values=WEIGHTS, cap=st.floats(0.01, 1), floor=st.floats(0, 0.5))
-def test_weights_within_bounds_keep_their_proportions(values: list[float], cap: float, floor: float) -> None:
+def test_weights_within_bounds_keep_their_proportions(
+    values: list[float], cap: float, floor: float
+) -> None:
     weights, count = weights_of(values), len(values)
     with_weight = int((weights > 0).sum())
     assume(floor * count < 1 < cap * with_weight + floor * (count - with_weight))
@@ -27,14 +29,18 @@ def test_weights_within_bounds_keep_their_proportions(values: list[float], cap: 
     def too_much(factor: float) -> float:
         return float((factor * weights).clamp(floor, cap).sum()) - 1
 
-    factor = scipy.optimize.brentq(too_much, 0, 2 / float(weights[weights > 0].min()), xtol=1e-14, maxiter=1000)
+    factor = scipy.optimize.brentq(
+        too_much, 0, 2 / float(weights[weights > 0].min()), xtol=1e-14, maxiter=1000
+    )
     torch.testing.assert_close(bounded, (factor * weights).clamp(floor, cap), rtol=0, atol=1e-9)
     assert float(bounded.sum()) == pytest.approx(1, abs=1e-12)
     assert not notes
 
 
 @given(values=WEIGHTS, cap=st.floats(0.01, 1), floor=st.floats(0, 0.5))
-def test_whatever_the_bounds_weights_sum_to_one(values: list[float], cap: float, floor: float) -> None:
+def test_whatever_the_bounds_weights_sum_to_one(
+    values: list[float], cap: float, floor: float
+) -> None:
     bounds, weights = Bounds(cap, floor), weights_of(values)
     bounded, _ = bounds.apply(weights)
     assert float(bounded.sum()) == pytest.approx(1, abs=1e-9)
@@ -52,19 +58,29 @@ def test_a_floor_lifts_who_had_nothing() -> None:
 def test_bounds_that_so_few_cannot_keep() -> None:
     bounded, notes = Bounds(cap=0.3).apply(weights_of([2, 1]))
     assert bounded.tolist() == [0.5, 0.5]
-    assert notes == ("bounds: cap = 0.3 leaves 2 clients less than the whole weight: all have the same",)
+    assert notes == (
+        "bounds: cap = 0.3 is infeasible for 2 clients: it must be at least 1/n; the weights are equal",
+    )
     bounded, notes = Bounds(cap=0.4).apply(weights_of([2, 1, 0, 0]))
     assert bounded.tolist() == pytest.approx([0.4, 0.4, 0.1, 0.1])
-    assert notes == ("bounds: 2 clients have weight, too few for cap = 0.4: the others share the rest",)
+    assert notes == (
+        "bounds: only 2 clients have weight, too few for cap = 0.4: the others get the rest",
+    )
 
 
-@pytest.mark.parametrize(("bounds", "clients"), [(Bounds(cap=0.3), 3), (Bounds(floor=0.3), 4), (Bounds(0.1, 0.2), 7)])
+@pytest.mark.parametrize(
+    ("bounds", "clients"), [(Bounds(cap=0.3), 3), (Bounds(floor=0.3), 4), (Bounds(0.1, 0.2), 7)]
+)
 def test_impossible_bounds_are_told(bounds: Bounds, clients: int) -> None:
-    with pytest.raises(ValueError, match=f"{clients} clients (less|more) than the whole weight"):
+    with pytest.raises(
+        ValueError, match=f"infeasible for {clients} clients: it must be at (least|most) 1/n"
+    ):
         bounds.check(clients)
     Bounds(cap=0.1, floor=0.1).check(10)
 
 
 def test_weights_too_small_to_scale_are_none() -> None:
-    bounded, _ = Bounds(cap=0.6, floor=0.0).apply(torch.tensor([1.0, 5e-324, 0.0], dtype=torch.float64))
+    bounded, _ = Bounds(cap=0.6, floor=0.0).apply(
+        torch.tensor([1.0, 5e-324, 0.0], dtype=torch.float64)
+    )
     assert bounded.tolist() == pytest.approx([0.6, 0.2, 0.2])

@@ -23,7 +23,12 @@ def devices(**facts: list[float]) -> Devices:
     count = len(next(iter(facts.values())))
     usual = {"speed": 100.0, "up": 1e6, "down": 1e6, "available_from": 0.0, "available_hours": 24.0}
     usual |= {"dropout": 0.0, "battery": 1.0}
-    return Devices(**{name: torch.tensor(facts.get(name, [value] * count)).double() for name, value in usual.items()})
+    return Devices(
+        **{
+            name: torch.tensor(facts.get(name, [value] * count)).double()
+            for name, value in usual.items()
+        }
+    )
 
 
 def test_an_answer_takes_the_model_down_the_samples_and_the_model_up() -> None:
@@ -42,14 +47,21 @@ def test_an_answer_takes_the_model_down_the_samples_and_the_model_up() -> None:
         (Pace(deadline=5.0), [3.0, 7.0, 5.0], [], 6.0),
         (Pace(deadline=9.0), [3.0, 7.0, 5.0], [], 7.0),
         (Pace(deadline=9.0), [3.0, NEVER, 5.0], [], 10.0),  # who could know that one is gone?
-        (Pace(late="keep"), [3.0, 7.0], [2.0, 20.0], 7.0),  # nobody waits for those of earlier rounds
+        (
+            Pace(late="keep"),
+            [3.0, 7.0],
+            [2.0, 20.0],
+            7.0,
+        ),  # nobody waits for those of earlier rounds
         (Pace(late="keep"), [], [8.0, 20.0], 8.0),  # but where all others are still at work
         (Pace(buffer=2), [3.0, 7.0], [2.0, 20.0], 3.0),
         (Pace(buffer=2), [NEVER], [20.0], 20.0),
         (Pace(buffer=2, deadline=5.0), [9.0, 7.0], [], 6.0),
     ],
 )
-def test_a_round_ends_when_its_pace_says_so(pace: Pace, asked: list[float], at_work: list[float], ends: float) -> None:
+def test_a_round_ends_when_its_pace_says_so(
+    pace: Pace, asked: list[float], at_work: list[float], ends: float
+) -> None:
     assert pace.ends(1.0, 3, asked, at_work, slowest=8.0) == ends
 
 
@@ -64,7 +76,9 @@ def test_only_who_is_available_at_that_hour_is_asked() -> None:
 
 
 def test_where_nobody_is_available_the_clock_goes_on_until_somebody_is() -> None:
-    clock = Clock(3, Pace(), devices(available_from=[7.3, 7.3, 9.0], available_hours=[1.0, 2.0, 1.0]))
+    clock = Clock(
+        3, Pace(), devices(available_from=[7.3, 7.3, 9.0], available_hours=[1.0, 2.0, 1.0])
+    )
     assert clock.cohort(3, seed=1, round_num=1) == (0, 1)
     assert clock.now == pytest.approx(7.3 * HOUR)
     clock.now, clock.at_work = 20 * HOUR, frozenset([2])
@@ -77,8 +91,14 @@ def test_methods_meet_the_same_clients_as_far_as_they_can() -> None:
     usual = sample_clients(30, 10, 7, 3)
     assert Clock(30, Pace(), alike).cohort(10, 7, 3) == usual
     assert {*usual} < {*Clock(30, Pace(extra=0.5), alike).cohort(10, 7, 3)}
-    fewer = replace(alike, available_hours=torch.tensor([12.0, 24.0] * 15).double(), available_from=alike.speed * 12)
-    assert {client for client in usual if client % 2} <= {*Clock(30, Pace(), fewer).cohort(10, 7, 3)}
+    fewer = replace(
+        alike,
+        available_hours=torch.tensor([12.0, 24.0] * 15).double(),
+        available_from=alike.speed * 12,
+    )
+    assert {client for client in usual if client % 2} <= {
+        *Clock(30, Pace(), fewer).cohort(10, 7, 3)
+    }
 
 
 def test_an_asynchronous_round_asks_only_as_many_as_are_free() -> None:
@@ -97,7 +117,9 @@ def facts(**more: Any) -> ClientFacts:
     rows = [[200.0, 20.0, 60.0, 8.0, 6.0, 0.1, 0.3], [1e9, 1e9, 1e9, 0.0, 24.0, 0.0, 1.0]]
     known = {"device": Devices(*torch.tensor(rows, dtype=torch.float64).T)} | more
     sizes = torch.tensor([10, 20])
-    return ClientFacts(sizes, torch.zeros(2, 3), torch.zeros(2), {}, {}, lambda: torch.zeros(0), **known)
+    return ClientFacts(
+        sizes, torch.zeros(2, 3), torch.zeros(2), {}, {}, lambda: torch.zeros(0), **known
+    )
 
 
 def measured(name: str, seen: ClientFacts | Arrivals, **options: float) -> list[float]:
@@ -107,7 +129,10 @@ def measured(name: str, seen: ClientFacts | Arrivals, **options: float) -> list[
 
 def test_what_a_client_says_of_its_device_is_worth_one_at_most() -> None:
     assert measured("compute_speed", facts(), fast=400.0) == [0.5, 1.0]
-    assert measured("connection", facts(), fast=100.0) == [pytest.approx(2 / (1 / 20 + 1 / 60) / 100), 1.0]
+    assert measured("connection", facts(), fast=100.0) == [
+        pytest.approx(2 / (1 / 20 + 1 / 60) / 100),
+        1.0,
+    ]
     assert measured("availability", facts()) == [0.25, 1.0]
     assert measured("battery_level", facts()) == [pytest.approx(0.3), 1.0]
     for name in ("compute_speed", "connection", "availability", "battery_level"):
@@ -117,16 +142,24 @@ def test_what_a_client_says_of_its_device_is_worth_one_at_most() -> None:
 def test_a_real_client_measures_its_speed_by_its_own_clock() -> None:
     seconds = torch.tensor([2.0, 0.5], dtype=torch.float64)
     real = facts(device=None, seconds=seconds, training=LocalTraining(epochs=3))
-    assert measured("compute_speed", real, fast=1000.0) == pytest.approx([0.015, 0.12])  # 3 epochs of 10 and 20 samples
+    assert measured("compute_speed", real, fast=1000.0) == pytest.approx(
+        [0.015, 0.12]
+    )  # 3 epochs of 10 and 20 samples
     with pytest.raises(KeyError, match="connection is a fact about devices"):
         measured("connection", real)
 
 
 def test_late_and_old_updates_count_less() -> None:
     three = Arrivals(
-        (0, 1, 2), torch.zeros(3, 1), torch.zeros(1), ModelSpec((), 1, 1), lambda models: pytest.fail("nobody judges")
+        (0, 1, 2),
+        torch.zeros(3, 1),
+        torch.zeros(1),
+        ModelSpec((), 1, 1),
+        lambda models: pytest.fail("nobody judges"),
     )
-    three = replace(three, seconds=torch.tensor([0.0, 60.0, 180.0]), ages=torch.tensor([0.0, 3.0, 8.0]))
+    three = replace(
+        three, seconds=torch.tensor([0.0, 60.0, 180.0]), ages=torch.tensor([0.0, 3.0, 8.0])
+    )
     assert measured("response_time", three) == [1.0, 0.5, 0.25]
     assert measured("staleness", three) == pytest.approx([1.0, 0.5, 1 / 3])
     assert measured("staleness", three, power=0.0) == [1.0, 1.0, 1.0]

@@ -25,7 +25,9 @@ from clientwise.core.problem import Classification, Regression
 from clientwise.core.types import Evaluation, Layer, LocalTraining, ModelSpec
 from clientwise.registry import Part
 
-SPEC = ModelSpec((Layer("kernel", (2, 2), 0, 4), Layer("bias", (2,), 4, 6), Layer("buffer", (1,), 6, 7)), 6, 7)
+SPEC = ModelSpec(
+    (Layer("kernel", (2, 2), 0, 4), Layer("bias", (2,), 4, 6), Layer("buffer", (1,), 6, 7)), 6, 7
+)
 
 
 def some_clients() -> ClientFacts:
@@ -55,7 +57,9 @@ def some_arrivals() -> Arrivals:
 
     known = {"premium": torch.tensor([1.0, 0.0, 0.5])}
     memory = {"trust": torch.tensor([1.0, 0.5, 0.2])}
-    return Arrivals((4, 5, 6), models, torch.zeros(7), SPEC, judge, memory, known, lambda: 3 * torch.ones(7))
+    return Arrivals(
+        (4, 5, 6), models, torch.zeros(7), SPEC, judge, memory, known, lambda: 3 * torch.ones(7)
+    )
 
 
 def measured(name: str, **options) -> list[float]:
@@ -90,7 +94,10 @@ def test_sharpness_from_pixels_is_the_variance_of_the_laplacian() -> None:
     # The Laplacian inside is [[-4, 1], [1, 0]]: mean −0.5, mean square 4.5
     assert laplacian_variance(image).tolist() == pytest.approx([4.5 - 0.25])
     clients = some_clients()
-    expected = [laplacian_variance(clients.inputs[clients.owner == client]).mean().item() for client in range(3)]
+    expected = [
+        laplacian_variance(clients.inputs[clients.owner == client]).mean().item()
+        for client in range(3)
+    ]
     assert measured("sharpness") == pytest.approx(expected)
     assert laplacian_variance(torch.ones(1, 1, 4, 4)).tolist() == [0]
     with pytest.raises(ValueError, match="needs images"):
@@ -123,7 +130,9 @@ def test_commercial_targets_are_booleans_and_categories() -> None:
     assert of("age", 45, 60) == [0, 1, 1]
     assert of("job", "nurse") == [1, 0, 1]
     assert of("job", "nurse", "cook") == [1, 1, 1]
-    with pytest.raises(KeyError, match=r"no client is known to have 'job' = 'nurze'; there are .*'job = cook'"):
+    with pytest.raises(
+        KeyError, match=r"no client has 'job' = 'nurze'; the attributes are .*'job = cook'"
+    ):
         of("job", "nurze")
     with pytest.raises(ValueError, match="'job' has words and numbers"):
         fact_columns({"job": ["nurse", 1.0]})
@@ -151,7 +160,7 @@ def test_exp_loss_is_a_softmax_of_the_loss() -> None:
 
 def test_the_loss_before_training_is_measured_by_who_trains() -> None:
     assert measured("start_loss") == [0.5, 2.0, 1.0]
-    with pytest.raises(KeyError, match="where clientwise trains"):
+    with pytest.raises(KeyError, match="clients that clientwise trains"):
         make_criterion("start_loss").measure(replace(some_clients(), load_start_loss=None))
 
 
@@ -223,7 +232,9 @@ def test_trust_is_a_running_record() -> None:
     # 0.8 + 0.2·1 with half of the others, a cosine of 0 with none; client 1 took no part; disagreement and refusal
     # count as 0; nobody is number 77 or −1
     agreement = agreement_with_others([right, right, left]).clamp(0, 1).tolist()
-    assert after.tolist() == pytest.approx([0.8 + 0.2 * agreement[0], 1.0, 0.8 + 0.2 * agreement[1], 0.8, 0.8])
+    assert after.tolist() == pytest.approx(
+        [0.8 + 0.2 * agreement[0], 1.0, 0.8 + 0.2 * agreement[1], 0.8, 0.8]
+    )
     assert before.tolist() == [1] * 5
 
 
@@ -236,8 +247,12 @@ def test_a_share_is_at_most_one_and_pixels_have_a_bound() -> None:
     assert make_criterion("is_one_of", of="job", values=["nurse"]).high(problem) == 1
     assert make_criterion("server_performance").high(problem) == 1
     assert make_criterion("server_performance", metric="diagnostic_odds_ratio").high(problem) == ANY
-    assert make_criterion("server_performance").high(Regression()) == pytest.approx(1e6)  # 1/(0 + 10⁻⁶)
-    board = (torch.arange(64).reshape(8, 8) + torch.arange(8)[:, None]) % 2  # as sharp as pixels of 0 and 1 can be
+    assert make_criterion("server_performance").high(Regression()) == pytest.approx(
+        1e6
+    )  # 1/(0 + 10⁻⁶)
+    board = (
+        torch.arange(64).reshape(8, 8) + torch.arange(8)[:, None]
+    ) % 2  # as sharp as pixels of 0 and 1 can be
     assert float(laplacian_variance(board[None].float())) == 16
 
 
@@ -254,7 +269,9 @@ def test_adding_a_criterion_takes_a_few_lines() -> None:
         """Dataset size, twice."""
         return factor * clients.num_samples
 
-    assert measure_clients([Part("twice_the_size", {})], some_clients())["twice_the_size"].tolist() == [8, 4, 6]
+    assert measure_clients([Part("twice_the_size", {})], some_clients())[
+        "twice_the_size"
+    ].tolist() == [8, 4, 6]
     assert [option.name for option in CRITERIA.options("twice_the_size")] == ["factor"]
 
 

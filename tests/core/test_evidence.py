@@ -12,7 +12,12 @@ TRUTH = torch.tensor([1.0, 0.0])  # where the loss of every sample is least, abo
 
 
 def gathered(
-    updates: Tensor, num_samples: int = 200, *, by_clients: bool = False, lies: int = 0, spread: float = 0.3
+    updates: Tensor,
+    num_samples: int = 200,
+    *,
+    by_clients: bool = False,
+    lies: int = 0,
+    spread: float = 0.3,
 ) -> Gathered:
     """Samples with losses |Θ − TRUTH − noise|²; the first `lies` witnesses say the opposite of what they see."""
     noise = spread * torch.randn(num_samples, 2, generator=torch.Generator().manual_seed(1))
@@ -20,16 +25,24 @@ def gathered(
     def judge(models: Tensor) -> Evaluation:
         losses = (models[:, None] - TRUTH - noise).square().sum(-1).double()
         losses[:, :lies] = 5 - losses[:, :lies]
-        sizes = torch.ones(num_samples, dtype=torch.int64) if by_clients else torch.tensor([num_samples])
+        sizes = (
+            torch.ones(num_samples, dtype=torch.int64)
+            if by_clients
+            else torch.tensor([num_samples])
+        )
         shown = losses if by_clients else losses.mean(1, keepdim=True)
         found = None if by_clients else losses
-        return Evaluation(sizes, torch.zeros_like(shown), shown, torch.zeros(len(models), 4), sample_losses=found)
+        return Evaluation(
+            sizes, torch.zeros_like(shown), shown, torch.zeros(len(models), 4), sample_losses=found
+        )
 
     ids = tuple(range(len(updates)))
     return Gathered(ids, updates, torch.zeros(2), SPEC, {}, judge, lambda model: model)
 
 
-HONEST = torch.tensor([[0.3, 0.05], [0.3, -0.05], [0.28, 0.0], [0.32, 0.02], [0.3, -0.02], [0.29, 0.0]])
+HONEST = torch.tensor(
+    [[0.3, 0.05], [0.3, -0.05], [0.28, 0.0], [0.32, 0.02], [0.3, -0.02], [0.29, 0.0]]
+)
 UPDATES = torch.cat([HONEST, -HONEST[:3]])  # three send the opposite
 PRIOR = torch.full((9,), 1 / 9, dtype=torch.float64)
 
@@ -87,21 +100,34 @@ def seen(z: float) -> Gathered:
     noise = (noise - noise.mean()) / noise.std()
 
     def judge(models: Tensor) -> Evaluation:
-        losses = torch.stack([noise + z / 10, noise - z / 10, torch.zeros(100, dtype=torch.float64)])
-        return Evaluation(torch.tensor([100]), losses, losses, torch.zeros(3, 4), sample_losses=losses)
+        losses = torch.stack(
+            [noise + z / 10, noise - z / 10, torch.zeros(100, dtype=torch.float64)]
+        )
+        return Evaluation(
+            torch.tensor([100]), losses, losses, torch.zeros(3, 4), sample_losses=losses
+        )
 
     return Gathered((0, 1), torch.eye(2), torch.zeros(2), SPEC, {}, judge, lambda model: model)
 
 
 def test_what_speaks_against_a_client_is_summed_over_the_rounds_as_by_hand() -> None:
-    evidence, prior = Significance(threshold=2.0, slack=1.0, strength=0.5), torch.tensor([0.5, 0.5]).double()
-    once = evidence(seen(2.5), prior, evidence.first(2))  # 1.5 against it, and 1.5 in favour of the other
+    evidence, prior = (
+        Significance(threshold=2.0, slack=1.0, strength=0.5),
+        torch.tensor([0.5, 0.5]).double(),
+    )
+    once = evidence(
+        seen(2.5), prior, evidence.first(2)
+    )  # 1.5 against it, and 1.5 in favour of the other
     assert once.z is not None
     torch.testing.assert_close(once.z, torch.tensor([1.5, -1.5]).double())
     torch.testing.assert_close(once.weights, prior)
-    twice = evidence(seen(2.5), prior, once.memory)  # 3: one beyond the threshold, half of it is the log of the weight
+    twice = evidence(
+        seen(2.5), prior, once.memory
+    )  # 3: one beyond the threshold, half of it is the log of the weight
     lowered = torch.exp(torch.tensor(-0.5)).double()
-    torch.testing.assert_close(twice.weights, torch.stack([lowered, torch.ones(()).double()]) / (1 + lowered))
+    torch.testing.assert_close(
+        twice.weights, torch.stack([lowered, torch.ones(()).double()]) / (1 + lowered)
+    )
     assert twice.memory["against"].tolist() == [2, 0]  # what had its effect is not counted again
     calm = evidence(seen(0.0), prior, twice.memory)
     torch.testing.assert_close(calm.weights, twice.weights)  # it is not forgotten
@@ -133,7 +159,9 @@ def test_an_exploding_model_convicts_its_sender_and_stops_nobody() -> None:
         evaluation.sample_losses[8] = torch.inf
         return evaluation
 
-    exploding = Gathered(seen.client_ids, updates, seen.global_model, SPEC, {}, judge, seen.train_server)
+    exploding = Gathered(
+        seen.client_ids, updates, seen.global_model, SPEC, {}, judge, seen.train_server
+    )
     found = Significance()(exploding, PRIOR, Significance().first(9))
     assert bool(found.weights.isfinite().all())
     assert found.weights[8] < 0.01

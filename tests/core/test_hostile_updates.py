@@ -26,20 +26,37 @@ from clientwise.experiment.parts import make
 from clientwise.registry import Part
 
 TRAINING = LocalTraining(epochs=1, batch_size=None, learning_rate=0.1)
-SIZE, LABELS, TRUST = (make_criterion(name) for name in ("dataset_size", "label_diversity", "trust"))
-PERFORMANCE, START, STEPS = (make_criterion(name) for name in ("server_performance", "start_loss", "local_steps"))
+SIZE, LABELS, TRUST = (
+    make_criterion(name) for name in ("dataset_size", "label_diversity", "trust")
+)
+PERFORMANCE, START, STEPS = (
+    make_criterion(name) for name in ("server_performance", "start_loss", "local_steps")
+)
 FEW = {"law": {"steps": 2}}  # of what would take most of the time
 METHODS = [
-    Method(criteria=(SIZE, LABELS), score=Prioritized(), adjust=best_order, normaliser=max_scale, training=TRAINING),
+    Method(
+        criteria=(SIZE, LABELS),
+        score=Prioritized(),
+        adjust=best_order,
+        normaliser=max_scale,
+        training=TRAINING,
+    ),
     Method(criteria=(SIZE, LABELS), score=Mean(), training=TRAINING),
     Method(criteria=(SIZE, TRUST), score=Owa(quantifier="most"), training=TRAINING),
     Method(
         criteria=(SIZE, LABELS),
-        score=Choquet({"dataset_size": 0.5, "label_diversity": 0.5, "dataset_size+label_diversity": 1.0}),
+        score=Choquet(
+            {"dataset_size": 0.5, "label_diversity": 0.5, "dataset_size+label_diversity": 1.0}
+        ),
         training=TRAINING,
     ),
     *(
-        Method(criteria=(SIZE, LABELS), score=Product({"dataset_size": power}), normaliser=scale, training=TRAINING)
+        Method(
+            criteria=(SIZE, LABELS),
+            score=Product({"dataset_size": power}),
+            normaliser=scale,
+            training=TRAINING,
+        )
         for power in (0.5, 3.0, 30.0, 140.0)
         for scale in (sum_scale, max_scale, no_scale)
     ),
@@ -49,15 +66,44 @@ METHODS = [
         adapt_loss=class_weights,
         training=TRAINING,
     ),
-    *(Method(criteria=(SIZE,), rule=RULES.get(name), training=TRAINING) for name in RULES if name != "mean"),
-    *(Method(criteria=(SIZE, START, STEPS), before=(BEFORE.get(name),), training=TRAINING) for name in BEFORE),
     *(
-        Method(criteria=(SIZE, START), evidence=make(EVIDENCE, Part(name, FEW.get(name, {}))), training=TRAINING)
+        Method(criteria=(SIZE,), rule=RULES.get(name), training=TRAINING)
+        for name in RULES
+        if name != "mean"
+    ),
+    *(
+        Method(criteria=(SIZE, START, STEPS), before=(BEFORE.get(name),), training=TRAINING)
+        for name in BEFORE
+    ),
+    *(
+        Method(
+            criteria=(SIZE, START),
+            evidence=make(EVIDENCE, Part(name, FEW.get(name, {}))),
+            training=TRAINING,
+        )
         for name in EVIDENCE
     ),
-    Method(criteria=(SIZE, START), before=(make(BEFORE, Part("q_fair", {"q": 20.0})),), training=TRAINING),
+    Method(
+        criteria=(SIZE, START),
+        before=(make(BEFORE, Part("q_fair", {"q": 20.0})),),
+        training=TRAINING,
+    ),
 ]
-NUMBERS = [0.0, -1.0, 1e-300, 5e-324, 1.0, 1e6, 4e9, 1e12, 1.1e12, 1e30, 1e308, float("inf"), float("nan")]
+NUMBERS = [
+    0.0,
+    -1.0,
+    1e-300,
+    5e-324,
+    1.0,
+    1e6,
+    4e9,
+    1e12,
+    1.1e12,
+    1e30,
+    1e308,
+    float("inf"),
+    float("nan"),
+]
 
 
 def spoiled(update: Updates, draw: random.Random) -> Updates:
@@ -71,17 +117,29 @@ def spoiled(update: Updates, draw: random.Random) -> Updates:
         models[0, draw.randrange(size)] = draw.choice(NUMBERS)
         return replace(update, models=models)
     if kind == 2:
-        return replace(update, models=draw.choice([models[:, 1:], models[0], models.int(), models.double() * 1e300]))
+        return replace(
+            update,
+            models=draw.choice([models[:, 1:], models[0], models.int(), models.double() * 1e300]),
+        )
     if kind == 3:
-        lies = {name: torch.tensor([draw.choice(NUMBERS)], dtype=torch.float64) for name in update.measurements}
-        return replace(update, measurements={**lies, draw.choice(["trust", "seconds", "x"]): torch.ones(1)})
+        lies = {
+            name: torch.tensor([draw.choice(NUMBERS)], dtype=torch.float64)
+            for name in update.measurements
+        }
+        return replace(
+            update, measurements={**lies, draw.choice(["trust", "seconds", "x"]): torch.ones(1)}
+        )
     if kind == 4:
         wrong: list[Any] = [torch.zeros(0), torch.zeros(2), torch.tensor([1j]), [1.0], None, "much"]
-        return replace(update, measurements={name: draw.choice(wrong) for name in update.measurements})
+        return replace(
+            update, measurements={name: draw.choice(wrong) for name in update.measurements}
+        )
     if kind == 5:
         return replace(update, client_ids=(draw.choice([-1, 0, 7, 99, 2**70, "me", None]),))
     if kind == 6:
-        return replace(update, training_loss=torch.tensor([draw.choice(NUMBERS)], dtype=torch.float64))
+        return replace(
+            update, training_loss=torch.tensor([draw.choice(NUMBERS)], dtype=torch.float64)
+        )
     if kind == 7:
         return replace(update, measurements={})
     return update
@@ -97,7 +155,9 @@ class Hostile:
         return getattr(self._engine, name)
 
     def train(self, client_ids, model, task) -> Iterator[Updates]:
-        chunks = [chunk for chunk in self._engine.train(client_ids, model, task) if chunk.client_ids]
+        chunks = [
+            chunk for chunk in self._engine.train(client_ids, model, task) if chunk.client_ids
+        ]
         self._draw.shuffle(chunks)
         for chunk in chunks:
             yield spoiled(chunk, self._draw)

@@ -24,28 +24,38 @@ def test_p3_eq_2_is_the_mean_over_samples_not_over_the_weights() -> None:
     logs = LOGITS.log_softmax(1)
     expected = -(5 * logs[0, 0] + 5 * logs[1, 0] + 0.5 * logs[2, 1]) / 3
     assert CrossEntropy((5.0, 0.5))(LOGITS, TARGETS) == pytest.approx(float(expected))
-    assert CrossEntropy()(LOGITS, TARGETS) == pytest.approx(float(-(logs[0, 0] + logs[1, 0] + logs[2, 1]) / 3))
+    assert CrossEntropy()(LOGITS, TARGETS) == pytest.approx(
+        float(-(logs[0, 0] + logs[1, 0] + logs[2, 1]) / 3)
+    )
 
 
 def test_class_weights_are_one_over_f1_plus_epsilon() -> None:
     counts = confusion(torch.tensor([0, 0, 1, 1, 2]), torch.tensor([0, 0, 1, 0, 0]), 3)
     # F1: class 0 = 2·2/(2+4), class 1 = 2·1/(2+1), class 2 = 0
-    adapted = LOSS_ADAPTERS.get("class_weights")(Classification(3).loss, evaluation_of(counts), epsilon=0.1)
+    adapted = LOSS_ADAPTERS.get("class_weights")(
+        Classification(3).loss, evaluation_of(counts), epsilon=0.1
+    )
     assert adapted.loss.class_weights == pytest.approx((1 / (2 / 3 + 0.1), 1 / (2 / 3 + 0.1), 10))
     assert adapted.notes == ()
 
 
 def test_class_weights_by_recall() -> None:
-    counts = confusion(torch.tensor([0, 0, 1, 1, 2]), torch.tensor([0, 0, 1, 0, 0]), 3)  # recalls 1, ½, 0
-    adapted = LOSS_ADAPTERS.get("class_weights")(Classification(3).loss, evaluation_of(counts), by="recall")
+    counts = confusion(
+        torch.tensor([0, 0, 1, 1, 2]), torch.tensor([0, 0, 1, 0, 0]), 3
+    )  # recalls 1, ½, 0
+    adapted = LOSS_ADAPTERS.get("class_weights")(
+        Classification(3).loss, evaluation_of(counts), by="recall"
+    )
     assert adapted.loss.class_weights == pytest.approx((1 / 1.1, 1 / 0.6, 10))
 
 
 def test_a_class_that_nobody_can_judge_keeps_its_weight_and_is_noted() -> None:
-    counts = confusion(torch.tensor([0, 0, 1]), torch.tensor([0, 0, 2]), 4)  # 2 is predicted, 3 is not; neither occurs
+    counts = confusion(
+        torch.tensor([0, 0, 1]), torch.tensor([0, 0, 2]), 4
+    )  # 2 is predicted, 3 is not; neither occurs
     adapted = LOSS_ADAPTERS.get("class_weights")(Classification(4).loss, evaluation_of(counts))
     assert adapted.loss.class_weights == pytest.approx((1 / 1.1, 10, 1, 1))
-    assert adapted.notes == ("no sample of class 2, 3 to weigh by: its weight in the loss stays 1",)
+    assert adapted.notes == ("the server's set has no sample of class 2, 3: its class weight is 1",)
 
 
 @pytest.mark.parametrize("shape", [2.0, 1.0, 0.0, -2.0, -math.inf, 0.5])
@@ -71,7 +81,9 @@ def test_shape_two_is_exactly_the_squared_error() -> None:
 
 def shape_for(residuals: torch.Tensor) -> float:
     sums = error_sums(torch.zeros(len(residuals)), residuals)
-    return LOSS_ADAPTERS.get("robust_shape")(Regression().loss, evaluation_of(sums), scale=2.0).loss.shape
+    return LOSS_ADAPTERS.get("robust_shape")(
+        Regression().loss, evaluation_of(sums), scale=2.0
+    ).loss.shape
 
 
 def test_robust_shape_follows_the_tails() -> None:
@@ -88,7 +100,9 @@ def test_robust_shape_recovers_a_known_shape() -> None:
     # Draw from the density exp(−ρ(x, 1)) on a fine grid and see α = 1 come back.
     x = torch.linspace(-60, 60, 240_001, dtype=torch.float64)
     density = torch.exp(-robust_loss(x, 1.0) / 2)
-    picks = torch.multinomial(density, 50_000, replacement=True, generator=torch.Generator().manual_seed(2))
+    picks = torch.multinomial(
+        density, 50_000, replacement=True, generator=torch.Generator().manual_seed(2)
+    )
     assert shape_for(x[picks]) == pytest.approx(1.0, abs=0.15)
 
 

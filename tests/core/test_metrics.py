@@ -19,13 +19,17 @@ def test_classification_metrics_agree_with_scikit_learn(pairs: list[tuple[int, i
     truth, predicted = (numpy.array(column) for column in zip(*pairs, strict=True))
     counts = confusion(torch.from_numpy(truth), torch.from_numpy(predicted), 4)
     assert counts.tolist() == reference.confusion_matrix(truth, predicted, labels=range(4)).tolist()
-    assert float(METRICS.get("accuracy")(counts)) == pytest.approx(reference.accuracy_score(truth, predicted))
+    assert float(METRICS.get("accuracy")(counts)) == pytest.approx(
+        reference.accuracy_score(truth, predicted)
+    )
     assert float(METRICS.get("macro_f1")(counts)) == pytest.approx(
         reference.f1_score(truth, predicted, average="macro")
     )
     per_class = reference.f1_score(truth, predicted, average=None, labels=range(4), zero_division=0)
     assert per_class_f1(counts).tolist() == pytest.approx(per_class.tolist())
-    recall = reference.recall_score(truth, predicted, average=None, labels=sorted(set(truth)), zero_division=0)
+    recall = reference.recall_score(
+        truth, predicted, average=None, labels=sorted(set(truth)), zero_division=0
+    )
     assert float(METRICS.get("balanced_accuracy")(counts)) == pytest.approx(recall.mean())
 
 
@@ -33,13 +37,17 @@ def test_classification_metrics_agree_with_scikit_learn(pairs: list[tuple[int, i
 def test_the_area_under_the_curve_agrees_with_scikit_learn(classes: int) -> None:
     random = numpy.random.default_rng(classes)
     truth = random.integers(0, classes, 60)
-    logits = random.normal(size=(3, 60, classes)).round(0 if classes == 2 else 9)  # of two classes with ties
+    logits = random.normal(size=(3, 60, classes)).round(
+        0 if classes == 2 else 9
+    )  # of two classes with ties
     logits[0] += 2 * numpy.eye(classes)[truth]
     areas = METRICS.get("auc")(torch.from_numpy(logits), torch.from_numpy(truth))
     for area, one in zip(areas.tolist(), logits, strict=True):
         chances = torch.from_numpy(one).softmax(-1).numpy()
         given = chances[:, 1] if classes == 2 else chances
-        assert area == pytest.approx(reference.roc_auc_score(truth, given, multi_class="ovr"), abs=1e-6)
+        assert area == pytest.approx(
+            reference.roc_auc_score(truth, given, multi_class="ovr"), abs=1e-6
+        )
     one_class = METRICS.get("auc")(torch.from_numpy(logits), torch.ones(60, dtype=torch.int64))
     assert one_class.tolist() == [0.5, 0.5, 0.5]
     with pytest.raises(ValueError, match="needs the scores of all samples"):
@@ -50,9 +58,15 @@ def test_the_area_under_the_curve_agrees_with_scikit_learn(classes: int) -> None
 def test_regression_metrics_agree_with_scikit_learn(pairs: list[tuple[float, float]]) -> None:
     truth, predicted = (numpy.array(column) for column in zip(*pairs, strict=True))
     sums = error_sums(torch.from_numpy(truth), torch.from_numpy(predicted))
-    assert float(METRICS.get("mae")(sums)) == pytest.approx(reference.mean_absolute_error(truth, predicted))
-    assert float(METRICS.get("mse")(sums)) == pytest.approx(reference.mean_squared_error(truth, predicted))
-    assert float(METRICS.get("mape")(sums)) == pytest.approx(reference.mean_absolute_percentage_error(truth, predicted))
+    assert float(METRICS.get("mae")(sums)) == pytest.approx(
+        reference.mean_absolute_error(truth, predicted)
+    )
+    assert float(METRICS.get("mse")(sums)) == pytest.approx(
+        reference.mean_squared_error(truth, predicted)
+    )
+    assert float(METRICS.get("mape")(sums)) == pytest.approx(
+        reference.mean_absolute_percentage_error(truth, predicted)
+    )
 
 
 def test_a_wrong_answer_to_a_target_of_zero_is_not_a_right_one() -> None:
@@ -76,7 +90,10 @@ def test_metrics_take_many_models_at_once_and_no_samples() -> None:
 
 
 def test_performance_turns_errors_into_qualities() -> None:
-    better, worse = error_sums(torch.ones(4), torch.ones(4) * 1.1), error_sums(torch.ones(4), torch.ones(4) * 2)
+    better, worse = (
+        error_sums(torch.ones(4), torch.ones(4) * 1.1),
+        error_sums(torch.ones(4), torch.ones(4) * 2),
+    )
     assert performance("mae", better) > performance("mae", worse)
     assert float(performance("mape", worse)) == pytest.approx(1, rel=1e-5)
     assert torch.isfinite(performance("mse", error_sums(torch.ones(4), torch.ones(4))))

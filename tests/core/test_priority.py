@@ -29,7 +29,9 @@ class Clients:
         orders = [candidate.priority for candidate in candidates]
         self.asked.append(orders)
         # Two clients of test size 1 and 3, so that the weighted mean is the accuracy of the table.
-        values = torch.tensor([[self.accuracies[order] + 0.3, self.accuracies[order] - 0.1] for order in orders])
+        values = torch.tensor(
+            [[self.accuracies[order] + 0.3, self.accuracies[order] - 0.1] for order in orders]
+        )
         return Evaluation(torch.tensor([1, 3]), values, values, torch.zeros(len(orders), 2, 2))
 
 

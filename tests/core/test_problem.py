@@ -29,7 +29,9 @@ def test_no_file_asks_which_kind_a_problem_is() -> None:
 
 @pytest.mark.parametrize("problem", ALL, ids=repr)
 def test_counts_of_a_batch_are_those_of_its_samples(problem: Problem) -> None:
-    targets = torch.tensor([0, 1, 1, 0]) if problem.num_classes else torch.tensor([1.0, -2.0, 3.0, 4.0])
+    targets = (
+        torch.tensor([0, 1, 1, 0]) if problem.num_classes else torch.tensor([1.0, -2.0, 3.0, 4.0])
+    )
     if problem == Regression(sums=True):
         targets = targets[:, None].expand(4, 6)  # of every pixel of an image
     outputs = torch.randn(2, 4, problem.num_outputs(targets.shape[1:]))
@@ -63,7 +65,9 @@ def test_mirrored_targets_stay_in_their_range() -> None:
 
 
 @pytest.mark.parametrize(
-    "loss", [CrossEntropy(), CrossEntropy((1.0, 2.0)), RobustLoss(), RobustLoss(0.5, 3.0), CoxLoss()], ids=repr
+    "loss",
+    [CrossEntropy(), CrossEntropy((1.0, 2.0)), RobustLoss(), RobustLoss(0.5, 3.0), CoxLoss()],
+    ids=repr,
 )
 def test_a_loss_survives_its_record(loss: CrossEntropy | RobustLoss | CoxLoss) -> None:
     assert loss.record().loss() == loss

@@ -15,13 +15,25 @@ import oracles
 from clientwise.core import robust
 from clientwise.core.method import Method, Plan
 from clientwise.core.round import first_state, run_round
-from clientwise.core.rules import RULES, Ruled, State, centred_clipping, dnc, geometric_median, median
+from clientwise.core.rules import (
+    RULES,
+    Ruled,
+    State,
+    centred_clipping,
+    dnc,
+    geometric_median,
+    median,
+)
 from clientwise.core.types import LocalTraining
 from clientwise.engine.local import LocalEngine
 
 byzfl = oracles.byzfl("aggregators")
-needs_byzfl = pytest.mark.skipif(byzfl is None, reason="ByzFL is not installed; `make test` does it")
-WITH_SHARE = [name for name in RULES if any(option.name == "hostile" for option in RULES.options(name))]
+needs_byzfl = pytest.mark.skipif(
+    byzfl is None, reason="ByzFL is not installed; `make test` does it"
+)
+WITH_SHARE = [
+    name for name in RULES if any(option.name == "hostile" for option in RULES.options(name))
+]
 
 
 def some(clients: int, size: int = 9, seed: int = 1) -> Tensor:
@@ -33,7 +45,9 @@ def equal(clients: int) -> Tensor:
 
 
 def close(found: Tensor, expected: Any) -> None:
-    torch.testing.assert_close(found, torch.as_tensor(expected), rtol=1e-5, atol=1e-6, check_dtype=False)
+    torch.testing.assert_close(
+        found, torch.as_tensor(expected), rtol=1e-5, atol=1e-6, check_dtype=False
+    )
 
 
 @pytest.mark.parametrize("name", list(RULES))
@@ -43,14 +57,21 @@ def close(found: Tensor, expected: Any) -> None:
     copies=st.lists(st.integers(0, 4), min_size=2, max_size=6).filter(any),
     hostile=st.sampled_from([0.0, 0.2, 0.25, 0.4, 0.49]),
 )
-def test_a_weight_counts_as_so_many_equal_clients(name: str, seed: int, copies: list[int], hostile: float) -> None:
+def test_a_weight_counts_as_so_many_equal_clients(
+    name: str, seed: int, copies: list[int], hostile: float
+) -> None:
     options = {"hostile": hostile} if name in WITH_SHARE else {}
     updates, times = some(len(copies), seed=seed), torch.tensor(copies)
     weighted = RULES.get(name)(updates, times.double() / sum(copies), {}, **options)
-    repeated = RULES.get(name)(updates.repeat_interleave(times, 0), equal(sum(copies)), {}, **options)
+    repeated = RULES.get(name)(
+        updates.repeat_interleave(times, 0), equal(sum(copies)), {}, **options
+    )
     close(weighted.update, repeated.update)
     owner = torch.arange(len(copies)).repeat_interleave(times)
-    close(weighted.influence, torch.zeros(len(copies)).double().index_add(0, owner, repeated.influence))
+    close(
+        weighted.influence,
+        torch.zeros(len(copies)).double().index_add(0, owner, repeated.influence),
+    )
 
 
 ORACLES: dict[str, Callable[[int], Any]] = {  # ByzFL's own, for f hostile clients
@@ -81,14 +102,22 @@ def test_rules_that_step_are_as_in_byzfl(steps: int) -> None:
     theirs = byzfl.CenteredClipping(L=steps, tau=1.5)
     ours = centred_clipping(first, equal(10), radius=1.5, steps=steps)
     close(ours.update, theirs(first))
-    close(centred_clipping(second, equal(10), ours.state, radius=1.5, steps=steps).update, theirs(second))
+    close(
+        centred_clipping(second, equal(10), ours.state, radius=1.5, steps=steps).update,
+        theirs(second),
+    )
 
 
 def test_the_geometric_median_is_where_the_distances_are_least() -> None:
-    updates, weights = some(6, size=3), torch.tensor([0.3, 0.1, 0.1, 0.2, 0.2, 0.1], dtype=torch.float64)
+    updates, weights = (
+        some(6, size=3),
+        torch.tensor([0.3, 0.1, 0.1, 0.2, 0.2, 0.1], dtype=torch.float64),
+    )
     rows = updates.double().numpy()
     best = scipy.optimize.minimize(
-        lambda point: weights.numpy() @ numpy.linalg.norm(rows - point, axis=1), numpy.zeros(3), tol=1e-10
+        lambda point: weights.numpy() @ numpy.linalg.norm(rows - point, axis=1),
+        numpy.zeros(3),
+        tol=1e-10,
     )
     torch.testing.assert_close(
         geometric_median(updates, weights).update.double(), torch.tensor(best.x), rtol=0, atol=1e-4
@@ -111,11 +140,15 @@ def test_dnc_leaves_out_who_sticks_out(f: int) -> None:
 def test_huge_values_of_a_few_move_nobody_far(name: str) -> None:
     honest, options = some(8, size=40), {"hostile": 0.2} if name in WITH_SHARE else {}
     for huge in (1e30, -1e30, 1e18):
-        updates = torch.cat([honest, torch.full((1, 40), huge), torch.full((1, 40), huge / 3)])  # exactly its share
+        updates = torch.cat(
+            [honest, torch.full((1, 40), huge), torch.full((1, 40), huge / 3)]
+        )  # exactly its share
         ruled = RULES.get(name)(updates, equal(10), {}, **options)
         assert float(ruled.update.norm()) < 2 * float(honest.norm(dim=1).max())
         assert float(ruled.influence[-2:].sum()) < 1e-3
-        assert bool(RULES.get(name)(updates * 1e8, equal(10), {}, **options).influence.isfinite().all())
+        assert bool(
+            RULES.get(name)(updates * 1e8, equal(10), {}, **options).influence.isfinite().all()
+        )
 
 
 @pytest.mark.parametrize("name", list(RULES))
@@ -144,7 +177,9 @@ def test_clients_that_agree_have_the_same_influence() -> None:
         close(influence[4:], influence[4].expand(3))
 
 
-def test_a_rule_other_than_the_mean_sees_the_whole_matrix(make_engine: Callable[..., LocalEngine]) -> None:
+def test_a_rule_other_than_the_mean_sees_the_whole_matrix(
+    make_engine: Callable[..., LocalEngine],
+) -> None:
     seen: list[tuple[int, ...]] = []
 
     @RULES.register("first", RULES.declared("median"))
@@ -160,7 +195,9 @@ def test_a_rule_other_than_the_mean_sees_the_whole_matrix(make_engine: Callable[
     after, record = run_round(state, method, Plan(seed=1, cohort_size=8), engine)
     assert seen == [(8, 650)]
     alone = Method(training=training)
-    only, _ = run_round(state, alone, Plan(seed=1, cohort_size=8), _Only(engine, record.client_ids[0]))
+    only, _ = run_round(
+        state, alone, Plan(seed=1, cohort_size=8), _Only(engine, record.client_ids[0])
+    )
     torch.testing.assert_close(after.model, only.model)
 
 
@@ -199,5 +236,8 @@ def test_a_rule_is_named_in_toml(tiny: dict[str, object], tmp_path) -> None:
     tiny["methods"] = [{"name": rule, "rule": rule} for rule in RULES if RULES.declared(rule).needs]
     run = cw.Run(cw.run(tiny, tmp_path / "run"))
     assert run.finished
-    with pytest.raises(cw.ClientwiseError, match=r"methods\[1\]\.rule: unknown rule 'medain'; did you mean 'median'"):
+    with pytest.raises(
+        cw.ClientwiseError,
+        match=r"methods\[1\]\.rule: unknown rule 'medain'; did you mean 'median'",
+    ):
         cw.load(tiny | {"methods": [{"name": "FedAvg"}, {"name": "median", "rule": "medain"}]})

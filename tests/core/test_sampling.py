@@ -23,7 +23,9 @@ def test_a_cohort_is_seeded_per_round_and_has_nobody_twice() -> None:
 
 
 def test_everyone_is_drawn_about_equally_often() -> None:
-    seen = Counter(client for round_num in range(2000) for client in sample_clients(20, 5, 1, round_num))
+    seen = Counter(
+        client for round_num in range(2000) for client in sample_clients(20, 5, 1, round_num)
+    )
     assert all(400 < seen[client] < 600 for client in range(20))  # 500 expected, deviation 19
 
 

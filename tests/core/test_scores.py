@@ -14,10 +14,24 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import clientwise as cw
-from clientwise.core.scores import SCORES, Choquet, Disco, Iowa, Mean, Owa, Prioritized, Product, Score, WeightedMean
+from clientwise.core.scores import (
+    SCORES,
+    Choquet,
+    Disco,
+    Iowa,
+    Mean,
+    Owa,
+    Prioritized,
+    Product,
+    Score,
+    WeightedMean,
+)
 
 NAMES = ("a", "b", "c")
-ALICE, BOB = (0.9, 0.2, 0.4), (0.1, 0.8, 0.5)  # P1 Example 4.1: dataset size, clothes diversity, image sharpness
+ALICE, BOB = (
+    (0.9, 0.2, 0.4),
+    (0.1, 0.8, 0.5),
+)  # P1 Example 4.1: dataset size, clothes diversity, image sharpness
 
 EVERY_SCORE: list[Score] = [
     Disco(size="a", closeness="b"),
@@ -48,7 +62,11 @@ def test_every_registered_score_is_tested_here() -> None:
 
 
 def test_p1_example_41_mean() -> None:
-    weights = cw.weigh(dict(zip(NAMES, zip(ALICE, BOB, strict=True), strict=True)), score=cw.mean(), normalise="none")
+    weights = cw.weigh(
+        dict(zip(NAMES, zip(ALICE, BOB, strict=True), strict=True)),
+        score=cw.mean(),
+        normalise="none",
+    )
     assert weights.round(2).tolist() == [0.52, 0.48]
 
 
@@ -68,7 +86,9 @@ def test_prioritized_is_zero_at_zero_and_m_at_one() -> None:
 
 
 @given(client, st.integers(0, 2))
-def test_p1_eq_8_what_follows_a_zero_counts_for_nothing(values: tuple[float, ...], place: int) -> None:
+def test_p1_eq_8_what_follows_a_zero_counts_for_nothing(
+    values: tuple[float, ...], place: int
+) -> None:
     broken = [*values[:place], 0.0, *values[place + 1 :]]
     shorter = torch.tensor([values[:place]], dtype=torch.float64)
     expected = float(Prioritized()(NAMES[:place], shorter)[0]) if place else 0.0
@@ -86,11 +106,15 @@ def test_p1_eq_7_monotone(score: Score, values: tuple[float, ...], place: int, m
 
 @pytest.mark.parametrize("score", EVERY_SCORE, ids=repr)
 @given(clients=st.lists(client, min_size=1, max_size=6), random=st.randoms())
-def test_equivariant_under_reordering_of_clients(score: Score, clients: list[tuple[float, ...]], random) -> None:
+def test_equivariant_under_reordering_of_clients(
+    score: Score, clients: list[tuple[float, ...]], random
+) -> None:
     order = list(range(len(clients)))
     random.shuffle(order)
     before = score_of(score, *clients)
-    assert score_of(score, *(clients[place] for place in order)) == pytest.approx([before[place] for place in order])
+    assert score_of(score, *(clients[place] for place in order)) == pytest.approx(
+        [before[place] for place in order]
+    )
 
 
 @pytest.mark.parametrize("score", EVERY_SCORE, ids=repr)
@@ -111,8 +135,12 @@ def test_terms_are_the_score(score: Score, clients: list[tuple[float, ...]]) -> 
         assert isinstance(score, (Owa, Choquet, Disco, Iowa))
         return
     values = score.prepare(NAMES, torch.tensor(clients, dtype=torch.float64))
-    total: Tensor = sum(term.coefficient * values.pow(torch.tensor(term.exponents)).prod(1) for term in terms)
-    torch.testing.assert_close(total.double(), score(NAMES, torch.tensor(clients, dtype=torch.float64)))
+    total: Tensor = sum(
+        term.coefficient * values.pow(torch.tensor(term.exponents)).prod(1) for term in terms
+    )
+    torch.testing.assert_close(
+        total.double(), score(NAMES, torch.tensor(clients, dtype=torch.float64))
+    )
 
 
 def test_weighted_mean() -> None:
@@ -128,7 +156,11 @@ def test_owa_weighs_places_not_criteria() -> None:
 
 @pytest.mark.parametrize(
     ("quantifier", "expected"),
-    [("most", [0.0, 0.4, 0.5, 0.1]), ("at_least_half", [0.5, 0.5, 0, 0]), ("as_many_as_possible", [0, 0, 0.5, 0.5])],
+    [
+        ("most", [0.0, 0.4, 0.5, 0.1]),
+        ("at_least_half", [0.5, 0.5, 0, 0]),
+        ("as_many_as_possible", [0, 0, 0.5, 0.5]),
+    ],
 )
 def test_owa_quantifiers_on_four_criteria(quantifier, expected: list[float]) -> None:
     assert Owa(quantifier=quantifier).position_weights(4).tolist() == pytest.approx(expected)
@@ -141,14 +173,18 @@ def test_disco_is_the_papers_formula() -> None:
     found = Disco(a=0.5, b=0.1)(["label_closeness", "dataset_size"], values)
     assert found.tolist() == pytest.approx(expected.tolist())
     assert found[2] == 0  # 0.1 − 0.3 + 0.1: left out
-    with pytest.raises(ValueError, match="reads 'label_closeness', which is not among the criteria"):
+    with pytest.raises(
+        ValueError, match="reads 'label_closeness', which is not among the criteria"
+    ):
         Disco().check(["dataset_size"])
 
 
 def test_iowa_gives_weights_to_places_in_the_order_that_another_criterion_induces() -> None:
     # Q at 1/5 ... 5/5 is 0.4, 0.6, 0.8, 1, 1: the best client has 0.4, the last none, wherever they stand.
     accuracy = torch.tensor([[0.3], [0.9], [0.1], [0.5], [0.7]], dtype=torch.float64)
-    assert Iowa(by="accuracy")(["accuracy"], accuracy).tolist() == pytest.approx([0.2, 0.4, 0, 0.2, 0.2])
+    assert Iowa(by="accuracy")(["accuracy"], accuracy).tolist() == pytest.approx(
+        [0.2, 0.4, 0, 0.2, 0.2]
+    )
     # A client of three times the size takes three places; equal ones share theirs.
     values = torch.tensor([[0.9, 1.0], [0.5, 3.0], [0.5, 1.0]], dtype=torch.float64)
     by_size = Iowa(by="accuracy", best=0.2, most=0.6, end=0.6)(["accuracy", "size"], values)
@@ -187,13 +223,22 @@ def test_two_additive_choquet_by_hand() -> None:
     [
         (Choquet({"a": 0.5, "b": 0.5, "a+b": 0.9}), "together must be 1, got 0.9"),
         (Choquet({"a": 1.2, "b": 0.5, "a+b": 1.0}), "a+b has 1, less than its part a with 1.2"),
-        (Choquet({"a": -0.1, "b": 0.5, "a+b": 1.0}), "a has -0.1, less than its part nothing with 0"),
+        (
+            Choquet({"a": -0.1, "b": 0.5, "a+b": 1.0}),
+            "a has -0.1, less than its part nothing with 0",
+        ),
         (Choquet({"a": 0.5, "a+b": 1.0}), "no value for b"),
         (Choquet({"a": 0.5, "b": 0.5, "a+b": 1.0, "b+a": 1.0}), "twice"),
         (Choquet({"a": 0.5, "bee": 0.5, "a+b": 1.0}), "'bee', which is not among the criteria"),
-        (Choquet(importances={"a": 0.5, "b": 0.5}, interactions={"a+b": 1.5}), "less than its part nothing"),
+        (
+            Choquet(importances={"a": 0.5, "b": 0.5}, interactions={"a+b": 1.5}),
+            "less than its part nothing",
+        ),
         (Choquet(importances={"a": 0.5}), "importances leaves out b"),
-        (Choquet(importances={"a": 0.5, "b": 0.5}, interactions={"a": 0.1}), "between two criteria"),
+        (
+            Choquet(importances={"a": 0.5, "b": 0.5}, interactions={"a": 0.1}),
+            "between two criteria",
+        ),
         (Prioritized(("a",)), "priority leaves out b"),
         (Prioritized(("a", "b", "a")), "names 'a' twice"),
         (WeightedMean({"a": 1.0, "x": 1.0}), "weights names 'x'"),
@@ -231,7 +276,9 @@ def test_nonsense_is_refused_when_made(make) -> None:
 def test_product_of_powers_with_threshold() -> None:
     # P3 1.D: accuracy above 55%
     score = Product(thresholds={"a": 0.55})
-    assert score(("a",), torch.tensor([[0.5], [0.55], [0.8]])).tolist() == pytest.approx([0, 0, 0.25])
+    assert score(("a",), torch.tensor([[0.5], [0.55], [0.8]])).tolist() == pytest.approx(
+        [0, 0, 0.25]
+    )
     # P3 1.A: accuracy × samples; and accuracy²
     assert score_of(Product(), (0.5, 600, 1)) == [300]
     assert score_of(Product({"a": 2.0, "b": 0.0, "c": 0.0}), (0.5, 600, 1)) == [0.25]

@@ -28,7 +28,9 @@ def columns(rows: list[tuple[float, float]]) -> tuple[Tensor, Tensor]:
 
 
 def test_the_loss_by_hand() -> None:
-    targets = torch.tensor([3.0, -2.0, 1.0])  # the last dies first, of three; the second is lost before the first dies
+    targets = torch.tensor(
+        [3.0, -2.0, 1.0]
+    )  # the last dies first, of three; the second is lost before the first dies
     scores = torch.tensor([[0.0], [math.log(2.0)], [math.log(3.0)]])
     expected = [0.0, 0.0, math.log(6.0) - math.log(3.0)]
     assert CoxLoss().per_sample(scores, targets).tolist() == pytest.approx(expected)
@@ -40,12 +42,16 @@ def test_the_loss_by_hand() -> None:
 def test_the_loss_is_what_a_loop_says(rows: list[tuple[float, float]]) -> None:
     targets, scores = columns(rows)
     expected = [
-        math.log(sum(math.exp(s) for t, s in rows if abs(t) >= target)) - score if target > 0 else 0.0
+        math.log(sum(math.exp(s) for t, s in rows if abs(t) >= target)) - score
+        if target > 0
+        else 0.0
         for target, score in rows
     ]
     assert cox_losses(scores.double(), targets).tolist() == pytest.approx(expected)
     both = cox_losses(torch.stack([scores, -scores]), targets)  # models side by side
-    torch.testing.assert_close(both, torch.stack([cox_losses(scores, targets), cox_losses(-scores, targets)]))
+    torch.testing.assert_close(
+        both, torch.stack([cox_losses(scores, targets), cox_losses(-scores, targets)])
+    )
     assert bool((both >= 0).all())
 
 

@@ -13,11 +13,19 @@ from clientwise.core.weighting import NORMALISERS, divide, to_weights, without_e
 
 positive = st.floats(0, 1000)
 cohorts = st.lists(st.tuples(positive, positive), min_size=1, max_size=8)
-SCORES = [cw.prioritized("a", "b"), cw.mean(), cw.weighted_mean({"a": 1.0, "b": 3.0}), cw.owa([0.7, 0.3]), cw.product()]
+SCORES = [
+    cw.prioritized("a", "b"),
+    cw.mean(),
+    cw.weighted_mean({"a": 1.0, "b": 3.0}),
+    cw.owa([0.7, 0.3]),
+    cw.product(),
+]
 
 
 def test_fedavg_is_one_criterion() -> None:
-    assert cw.weigh({"size": [600, 300, 100]}, score=cw.mean()).tolist() == pytest.approx([0.6, 0.3, 0.1])
+    assert cw.weigh({"size": [600, 300, 100]}, score=cw.mean()).tolist() == pytest.approx(
+        [0.6, 0.3, 0.1]
+    )
 
 
 def test_normalisers_by_hand() -> None:
@@ -34,9 +42,13 @@ def test_prioritized_weights_by_hand_under_each_normaliser() -> None:
     # sum: a = ¼, ¾; b = 0.8, 0.2; f = ¼ + 0.2 = 0.45, ¾ + 0.15 = 0.9
     assert cw.weigh(criteria, score=score).tolist() == pytest.approx([1 / 3, 2 / 3])
     # max: a = ⅓, 1; b = 1, ¼; f = ⅔, 1.25
-    assert cw.weigh(criteria, score=score, normalise="max").tolist() == pytest.approx([8 / 23, 15 / 23])
+    assert cw.weigh(criteria, score=score, normalise="max").tolist() == pytest.approx(
+        [8 / 23, 15 / 23]
+    )
     # none: f = 1 + 4, 3 + 3
-    assert cw.weigh(criteria, score=score, normalise="none").tolist() == pytest.approx([5 / 11, 6 / 11])
+    assert cw.weigh(criteria, score=score, normalise="none").tolist() == pytest.approx(
+        [5 / 11, 6 / 11]
+    )
 
 
 @pytest.mark.parametrize("normalise", ["sum", "max", "none"])
@@ -52,9 +64,14 @@ def test_weights_sum_to_one_and_lie_between_zero_and_one(
 
 
 @given(cohort=cohorts)
-def test_a_product_has_the_same_weights_under_every_normaliser(cohort: list[tuple[float, float]]) -> None:
+def test_a_product_has_the_same_weights_under_every_normaliser(
+    cohort: list[tuple[float, float]],
+) -> None:
     first, second = zip(*((a + 0.1, b + 0.1) for a, b in cohort), strict=True)
-    weights = [cw.weigh({"a": first, "b": second}, score=cw.product(), normalise=how) for how in NORMALISERS]
+    weights = [
+        cw.weigh({"a": first, "b": second}, score=cw.product(), normalise=how)
+        for how in NORMALISERS
+    ]
     numpy.testing.assert_allclose(weights[1], weights[0])
     numpy.testing.assert_allclose(weights[2], weights[0])
 
@@ -99,7 +116,9 @@ def test_scores_are_not_names_or_classes_and_thresholds_are_raw() -> None:
             cw.weigh({"a": [1]}, score=wrong)
     with pytest.raises(ValueError, match="own units"):
         cw.weigh({"a": [1, 2]}, score=cw.product(thresholds={"a": 1.0}), normalise="sum")
-    assert cw.weigh({"a": torch.ones(2, dtype=torch.bfloat16, requires_grad=True)}, score=cw.mean()).tolist() == [
+    assert cw.weigh(
+        {"a": torch.ones(2, dtype=torch.bfloat16, requires_grad=True)}, score=cw.mean()
+    ).tolist() == [
         0.5,
         0.5,
     ]

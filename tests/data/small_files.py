@@ -53,7 +53,9 @@ SMALL: dict[ModuleType, dict[str, Any]] = {
 def write_idx(path: Path, array: numpy.ndarray, kind: int = 8) -> None:
     header = struct.pack(f">BBBB{array.ndim}i", 0, 0, kind, array.ndim, *array.shape)
     path.parent.mkdir(exist_ok=True)
-    path.write_bytes(gzip.compress(header + array.astype(">i4" if kind == 12 else numpy.uint8).tobytes()))
+    path.write_bytes(
+        gzip.compress(header + array.astype(">i4" if kind == 12 else numpy.uint8).tobytes())
+    )
 
 
 def write_mnist(folder: Path) -> None:
@@ -81,7 +83,9 @@ def write_cifar10(folder: Path) -> tuple[numpy.ndarray, numpy.ndarray]:
     pixels = random.integers(0, 256, (60, 3, 32, 32), numpy.uint8)
     for number, name in enumerate(cifar10.FILES):
         labels = random.permutation(10).astype(numpy.uint8)
-        records = numpy.concatenate([labels[:, None], pixels[10 * number :][:10].reshape(10, -1)], 1)
+        records = numpy.concatenate(
+            [labels[:, None], pixels[10 * number :][:10].reshape(10, -1)], 1
+        )
         (place / name).write_bytes(records.tobytes())
     return pixels, labels
 
@@ -106,18 +110,31 @@ def write_files(place: Path, files: Mapping[str, bytes], zipped: bool) -> None:
 
 def write_celeba(folder: Path, zipped: bool) -> None:
     shades = numpy.arange(6, dtype=numpy.uint8) * 40
-    files = {f"{n + 1:06}.jpg": picture(numpy.full((218, 178, 3), shade), "JPEG") for n, shade in enumerate(shades)}
+    files = {
+        f"{n + 1:06}.jpg": picture(numpy.full((218, 178, 3), shade), "JPEG")
+        for n, shade in enumerate(shades)
+    }
     write_files(folder / "celeba" / "img_align_celeba", files, zipped)
     smiling, blurry = [1, -1, 1, 1, -1, -1], [-1, -1, 1, -1, -1, 1]
-    rows = [f"{name} {' '.join(map(str, pair))}" for name, *pair in zip(files, blurry, smiling, strict=True)]
-    (folder / "celeba" / "list_attr_celeba.txt").write_text("\n".join(["6", "Blurry Smiling", *rows, ""]))
-    ids = "\n".join(f"{name} {7 + place // 3}" for place, name in enumerate(reversed(files)))  # in another order
+    rows = [
+        f"{name} {' '.join(map(str, pair))}"
+        for name, *pair in zip(files, blurry, smiling, strict=True)
+    ]
+    (folder / "celeba" / "list_attr_celeba.txt").write_text(
+        "\n".join(["6", "Blurry Smiling", *rows, ""])
+    )
+    ids = "\n".join(
+        f"{name} {7 + place // 3}" for place, name in enumerate(reversed(files))
+    )  # in another order
     (folder / "celeba" / "identity_CelebA.txt").write_text(ids)
 
 
 def write_malaria(folder: Path, zipped: bool) -> None:
     """Three red cells with parasites, three blue ones without, of four people."""
-    red, blue = (picture(numpy.full((30, 40, 3), colour, numpy.uint8)) for colour in ((255, 0, 0), (0, 0, 255)))
+    red, blue = (
+        picture(numpy.full((30, 40, 3), colour, numpy.uint8))
+        for colour in ((255, 0, 0), (0, 0, 255))
+    )
     files = {
         "Parasitized/C100P61ThinF_IMG_1_cell_1.png": red,
         "Parasitized/C37BP2thinF_IMG_1_cell_1.png": red,
@@ -151,10 +168,15 @@ def write_reviews(folder: Path, rows: list[tuple[str, int]], packed: bool = Fals
 
 def write_leaf(path: Path, users: Mapping[str, list[int]]) -> None:
     data = {
-        user: {"x": [[1.0] * 783 + [label / 255] for label in labels], "y": labels} for user, labels in users.items()
+        user: {"x": [[1.0] * 783 + [label / 255] for label in labels], "y": labels}
+        for user, labels in users.items()
     }
     path.parent.mkdir(parents=True, exist_ok=True)
-    content = {"users": list(users), "num_samples": [len(labels) for labels in users.values()], "user_data": data}
+    content = {
+        "users": list(users),
+        "num_samples": [len(labels) for labels in users.values()],
+        "user_data": data,
+    }
     path.write_text(json.dumps(content))
 
 
@@ -162,9 +184,12 @@ def write_heart(folder: Path) -> None:
     """Four hospitals; Cleveland writes 1.0 where others write 1, Switzerland knows no cholesterol."""
     (folder / "heart").mkdir(parents=True)
     for place, (hospital, count) in enumerate(SMALL[heart]["HOSPITALS"].items()):
-        cholesterol, one = ("0", "1") if hospital == "Switzerland" else ("233", "1.0" if place == 0 else "1")
+        cholesterol, one = (
+            ("0", "1") if hospital == "Switzerland" else ("233", "1.0" if place == 0 else "1")
+        )
         rows = [
-            f"{40 + n},{n % 2},{one},145,{cholesterol},?,2,{150 + n},0,.7,?,0,{3 + n % 2},{n % 5}" for n in range(count)
+            f"{40 + n},{n % 2},{one},145,{cholesterol},?,2,{150 + n},0,.7,?,0,{3 + n % 2},{n % 5}"
+            for n in range(count)
         ]
         (folder / "heart" / f"processed.{hospital.lower()}.data").write_text("\n".join(rows) + "\n")
 
@@ -172,12 +197,25 @@ def write_heart(folder: Path) -> None:
 def write_brca(folder: Path) -> None:
     """Twelve patients of two regions, mixed; the last one is in no part of the split."""
     (folder / "tcga_brca").mkdir(parents=True)
-    parts = ["train_0", "test_0", "train_1", "test_1", "train_0", "train_1", "test_0", "train_1", "test_1"]
+    parts = [
+        "train_0",
+        "test_0",
+        "train_1",
+        "test_1",
+        "train_0",
+        "train_1",
+        "test_0",
+        "train_1",
+        "test_1",
+    ]
     parts += ["train_0"] * 2
     patients = [f"TCGA-{n},{50 + n},{n % 2},{n % 3 % 2}.0,{100 * n}.0" for n in range(12)]
     rows = ["pid,age_at_index,race_white,E,T", *patients]
     (folder / "tcga_brca" / "brca.csv").write_text("\n".join(rows) + "\n")
-    split = ["pid,fold,fold2", *(f"TCGA-{n},{part.partition('_')[0]},{part}" for n, part in enumerate(parts))]
+    split = [
+        "pid,fold,fold2",
+        *(f"TCGA-{n},{part.partition('_')[0]},{part}" for n, part in enumerate(parts)),
+    ]
     (folder / "tcga_brca" / "train_test_split.csv").write_text("\n".join(split) + "\n")
 
 
@@ -185,7 +223,8 @@ def write_parkinsons(folder: Path, separator: str = ",") -> None:
     (folder / "parkinsons").mkdir(parents=True)
     rows = [["subject#", "age", "sex", "motor_UPDRS", "total_UPDRS", "HNR"]]
     rows += [
-        [str(1 + 9 * (n % 3)), str(60 + n % 3), str(n % 2), f"{20 + n}", f"{30 + n}", f"2{n}.64"] for n in range(12)
+        [str(1 + 9 * (n % 3)), str(60 + n % 3), str(n % 2), f"{20 + n}", f"{30 + n}", f"2{n}.64"]
+        for n in range(12)
     ]
     path = folder / "parkinsons" / "parkinsons_updrs.data"
     path.write_text("\n".join(separator.join(row) for row in rows))
@@ -200,7 +239,10 @@ def write_wisdm(folder: Path) -> None:
         '@attribute "user" ',
         '@attribute "XPEAK" numeric',
     ]
-    rows = [f"{n},{33 - n % 3},{'?' if n == 4 else n / 8},{'Jogging' if n % 2 else 'Walking'}" for n in range(12)]
+    rows = [
+        f"{n},{33 - n % 3},{'?' if n == 4 else n / 8},{'Jogging' if n % 2 else 'Walking'}"
+        for n in range(12)
+    ]
     path = folder / "wisdm" / "WISDM_ar_v1.1_transformed.arff"
     path.write_text("\n".join([*head, "@attribute class", "", "@data", *rows]))
 
@@ -234,8 +276,12 @@ def write_cifar10n(folder: Path) -> None:
     write_cifar10(folder)
     (folder / "cifar10n").mkdir()
     batches = [folder / "cifar10" / "cifar-10-batches-bin" / name for name in cifar10.FILES[:-1]]
-    clean = numpy.concatenate([numpy.frombuffer(path.read_bytes(), numpy.uint8)[:: cifar10.RECORD] for path in batches])
-    labels = dict.fromkeys(["clean_label", "aggre_label", "random_label1", "random_label2", "random_label3"], clean)
+    clean = numpy.concatenate(
+        [numpy.frombuffer(path.read_bytes(), numpy.uint8)[:: cifar10.RECORD] for path in batches]
+    )
+    labels = dict.fromkeys(
+        ["clean_label", "aggre_label", "random_label1", "random_label2", "random_label3"], clean
+    )
     path = folder / "cifar10n" / "CIFAR-10_human.npz"
     numpy.savez_compressed(path, **labels, worse_label=(clean + 1) % 10)
 
@@ -244,5 +290,8 @@ def write_table(folder: Path) -> None:
     """Two clients of a user's own."""
     (folder / "own").mkdir(parents=True)
     for name in ("north", "south"):
-        rows = [f"{40 + n},{'?' if n == 3 else ('male', 'female')[n % 2]},{('no', 'yes')[n % 3 > 0]}" for n in range(9)]
+        rows = [
+            f"{40 + n},{'?' if n == 3 else ('male', 'female')[n % 2]},{('no', 'yes')[n % 3 > 0]}"
+            for n in range(9)
+        ]
         (folder / "own" / f"{name}.csv").write_text("\n".join(["age,sex,ill", *rows]))

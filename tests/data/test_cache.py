@@ -110,7 +110,9 @@ def test_a_cache_that_cannot_be_written(source: Path, monkeypatch: pytest.Monkey
 
 def test_a_source_that_cannot_be_read_is_not_blamed_on_the_cache(source: Path) -> None:
     with pytest.raises(DataError) as caught:
-        cached("set", [source], lambda arrays: arrays.save("small", numpy.fromfile(source / "absent")))
+        cached(
+            "set", [source], lambda arrays: arrays.save("small", numpy.fromfile(source / "absent"))
+        )
     assert str(caught.value) == f"{source / 'absent'}: Not a directory"
 
 

@@ -14,7 +14,9 @@ from clientwise.data.datasets import DATASETS
         ("diabetes", 442, (10,), "regression"),
     ],
 )
-def test_datasets_inside_dependencies(name: str, count: int, shape: tuple[int, ...], kind: str) -> None:
+def test_datasets_inside_dependencies(
+    name: str, count: int, shape: tuple[int, ...], kind: str
+) -> None:
     samples = DATASETS.get(name)(None)
     assert samples.inputs.shape == (count, *shape)
     assert samples.problem.kind == kind

@@ -8,7 +8,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from clientwise.data.devices import DEVICE_FACTS, DISTRIBUTIONS, constant, draw_devices, kinds, lognormal, uniform
+from clientwise.data.devices import (
+    DEVICE_FACTS,
+    DISTRIBUTIONS,
+    constant,
+    draw_devices,
+    kinds,
+    lognormal,
+    uniform,
+)
 from clientwise.data.folder import DataError
 from clientwise.errors import ConfigError
 from clientwise.experiment.build import build_data, load_samples
@@ -24,14 +32,21 @@ def test_distributions_are_what_they_say() -> None:
     drawn = uniform(SHARES, low=2.0, high=6.0)
     assert (float(drawn.min()), float(drawn.mean())) == (2.0, pytest.approx(4.0, abs=1e-3))
     logs = lognormal(SHARES[1:], median=5.0, sigma=0.5).log()
-    assert (float(logs.mean()), float(logs.std())) == (pytest.approx(1.609, abs=1e-3), pytest.approx(0.5, abs=2e-3))
+    assert (float(logs.mean()), float(logs.std())) == (
+        pytest.approx(1.609, abs=1e-3),
+        pytest.approx(0.5, abs=2e-3),
+    )
     assert kinds(SHARES, values=[1.0, 1.0, 1.0, 9.0]).eq(9.0).sum() == 2_500
     for name in DISTRIBUTIONS:
         assert DISTRIBUTIONS.describe(name)
 
 
 def test_every_seed_draws_its_own_and_every_fact_for_itself() -> None:
-    wide = {**ORDINARY, "speed": partial(uniform, low=1.0, high=2.0), "up": partial(uniform, low=1.0, high=2.0)}
+    wide = {
+        **ORDINARY,
+        "speed": partial(uniform, low=1.0, high=2.0),
+        "up": partial(uniform, low=1.0, high=2.0),
+    }
     one, again, other = (draw_devices(20, seed, wide) for seed in (1, 1, 2))
     assert torch.equal(one.speed, again.speed)
     assert not torch.equal(one.speed, other.speed)
@@ -40,8 +55,22 @@ def test_every_seed_draws_its_own_and_every_fact_for_itself() -> None:
 
 def test_the_example_of_traces_is_dealt_out_by_the_seed() -> None:
     some = draw_devices(200, 1, ORDINARY, EXAMPLE)
-    assert sorted(some.speed.unique().tolist()) == [60, 120, 180, 300, 420, 500, 850, 900, 1800, 2400]
-    assert {(float(a), float(b)) for a, b in zip(some.speed, some.battery, strict=True)} >= {(60, 0.35), (2400, 1.0)}
+    assert sorted(some.speed.unique().tolist()) == [
+        60,
+        120,
+        180,
+        300,
+        420,
+        500,
+        850,
+        900,
+        1800,
+        2400,
+    ]
+    assert {(float(a), float(b)) for a, b in zip(some.speed, some.battery, strict=True)} >= {
+        (60, 0.35),
+        (2400, 1.0),
+    }
 
 
 def test_traces_may_say_whose_they_are_and_leave_out_facts(tmp_path: Path) -> None:
@@ -67,7 +96,9 @@ def test_traces_may_say_whose_they_are_and_leave_out_facts(tmp_path: Path) -> No
         ("dropout\n1.5\n", "dropout = 1.5"),
     ],
 )
-def test_traces_that_cannot_be_true_are_refused_in_a_line(text: str, message: str, tmp_path: Path) -> None:
+def test_traces_that_cannot_be_true_are_refused_in_a_line(
+    text: str, message: str, tmp_path: Path
+) -> None:
     path = tmp_path / "traces.csv"
     path.write_text(text, encoding="utf-8")
     with pytest.raises(DataError, match=message):
@@ -79,15 +110,24 @@ def test_a_config_finds_its_traces_beside_it(tiny: dict[str, object], tmp_path: 
 
     (tmp_path / "phones.csv").write_text("battery\n0.5\n", encoding="utf-8")
     config = tiny | {
-        "devices": {"traces": "phones.csv", "up": 7, "dropout": {"name": "uniform", "low": 0.1, "high": 0.2}}
+        "devices": {
+            "traces": "phones.csv",
+            "up": 7,
+            "dropout": {"name": "uniform", "low": 0.1, "high": 0.2},
+        }
     }
     (tmp_path / "mine.toml").write_text(tomli_w.dumps(config), encoding="utf-8")
     experiment = load_experiment(tmp_path / "mine.toml")
     experiment = load_experiment(experiment.to_dict())  # as it is written into the run folder
     data, _ = build_data(experiment, load_samples(experiment), 1)
     assert data.devices is not None
-    assert (data.devices.battery.unique().tolist(), data.devices.up.unique().tolist()) == ([0.5], [7.0])
+    assert (data.devices.battery.unique().tolist(), data.devices.up.unique().tolist()) == (
+        [0.5],
+        [7.0],
+    )
     assert bool(((data.devices.dropout >= 0.1) & (data.devices.dropout <= 0.2)).all())
     (tmp_path / "phones.csv").unlink()
-    with pytest.raises(ConfigError, match=r"devices: .*phones.csv: cannot be read \(.*No such file"):
+    with pytest.raises(
+        ConfigError, match=r"devices: .*phones.csv: cannot be read \(.*No such file"
+    ):
         build_data(experiment, load_samples(experiment), 1)

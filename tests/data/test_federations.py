@@ -32,7 +32,9 @@ def load(name: str, folder: Path, **options: object) -> Samples:
 
 def naturally(samples: Samples, **options: int) -> FederatedData:
     partition = partial(by_id, **options)
-    return federate(samples, partition, 1, test_fraction=0.25, server_fraction=0.0, report_fraction=0.0)
+    return federate(
+        samples, partition, 1, test_fraction=0.25, server_fraction=0.0, report_fraction=0.0
+    )
 
 
 def test_heart(small: Path) -> None:
@@ -40,7 +42,9 @@ def test_heart(small: Path) -> None:
     samples = load("heart", small)
     assert samples.targets.tolist() == [0, 1, 1, 1, 1, 0, 0, 1, 1, 1, 1, 0, 1, 1, 1, 0, 1, 1, 1]
     cholesterol, pain = samples.inputs[:, 4], samples.inputs[:, 2]
-    assert cholesterol.isnan().tolist() == [False] * 11 + [True] * 4 + [False] * 4  # a zero is no measurement
+    assert (
+        cholesterol.isnan().tolist() == [False] * 11 + [True] * 4 + [False] * 4
+    )  # a zero is no measurement
     assert pain.tolist() == [0] * 19  # one category, written 1.0 and 1
     assert naturally(samples).names == ("Cleveland", "Hungarian", "Switzerland", "VA")
     path = small / "heart" / "processed.va.data"
@@ -52,7 +56,12 @@ def test_heart(small: Path) -> None:
 def test_the_published_heart(published: Callable[[str], Path]) -> None:
     samples = load("heart", published("heart"))
     assert torch.bincount(samples.ids).tolist() == [303, 294, 123, 200]
-    assert torch.bincount(samples.ids[samples.targets == 1]).tolist() == [139, 106, 115, 149]  # heart-disease.names
+    assert torch.bincount(samples.ids[samples.targets == 1]).tolist() == [
+        139,
+        106,
+        115,
+        149,
+    ]  # heart-disease.names
     assert samples.inputs[samples.ids == 2, 4].isnan().all()
 
 
@@ -63,7 +72,15 @@ def test_breast_cancer(small: Path) -> None:
     assert samples.targets.tolist() == [0, 400, -900, 1000, -200, -500, 700, 100, -600, -300, -800]
     assert samples.targets[:1].signbit().all()  # watched for no day, and alive
     assert samples.inputs[:, 0].tolist() == [50, 54, 59, 60, 52, 55, 57, 51, 56, 53, 58]
-    data = federate(samples, by_id, 1, test_fraction=0, server_fraction=0, report_fraction=0, official_test="clients")
+    data = federate(
+        samples,
+        by_id,
+        1,
+        test_fraction=0,
+        server_fraction=0,
+        report_fraction=0,
+        official_test="clients",
+    )
     assert data.names == ("Northeast", "Canada")
     assert (data.train.sizes.tolist(), data.test.sizes.tolist()) == ([4, 3], [2, 2])
     path = small / "tcga_brca" / "brca.csv"
@@ -84,7 +101,15 @@ def test_the_published_breast_cancer(published: Callable[[str], Path]) -> None:
     assert samples.inputs.shape == (1088, 39)
     died = samples.ids[samples.targets > 0]
     assert torch.bincount(died).tolist() == [59, 39, 22, 19, 9, 3]
-    data = federate(samples, by_id, 1, test_fraction=0, server_fraction=0, report_fraction=0, official_test="clients")
+    data = federate(
+        samples,
+        by_id,
+        1,
+        test_fraction=0,
+        server_fraction=0,
+        report_fraction=0,
+        official_test="clients",
+    )
     assert data.train.sizes.tolist() == [248, 156, 164, 129, 129, 40]
     assert data.test.sizes.tolist() == [63, 40, 42, 33, 33, 11]
 
@@ -133,7 +158,9 @@ def test_digits_of_four_domains(small: Path) -> None:
     some = load("digit_domains", small, most=8, size=28)
     assert torch.bincount(some.ids).tolist() == [8, 8, 5, 8]
     data = naturally(some, per_id=2)
-    assert data.names == tuple(f"{name} {n}" for name in ("MNIST", "USPS", "Semeion", "scikit-learn") for n in (1, 2))
+    assert data.names == tuple(
+        f"{name} {n}" for name in ("MNIST", "USPS", "Semeion", "scikit-learn") for n in (1, 2)
+    )
     assert (data.train.sizes + data.test.sizes).tolist() == [4, 4, 4, 4, 3, 2, 4, 4]
 
 
@@ -146,7 +173,9 @@ def test_cifar10n_gives_tiers_of_noise_to_the_clients_that_train(small: Path) ->
     def relabel(client: int, targets: torch.Tensor) -> torch.Tensor:
         return (targets + 5) % 10 if client == hostile else targets
 
-    data = hand_out(samples, division, 1, report_fraction=0.5, contributed_fraction=0.5, relabel=relabel)
+    data = hand_out(
+        samples, division, 1, report_fraction=0.5, contributed_fraction=0.5, relabel=relabel
+    )
     assert data.names == ("clean 0", "worse 1", "clean 2", "worse 3")
     told = [0, 1, 0, 5]  # how far from the truth; who lies does so by its own lie
     for client, off in enumerate(told):
@@ -157,7 +186,9 @@ def test_cifar10n_gives_tiers_of_noise_to_the_clients_that_train(small: Path) ->
     tested = data.test.slice(1)
     assert torch.equal(data.test.targets[tested], samples.targets[data.test.indices[tested]])
     called = dict(zip(data.train.indices.tolist(), data.train.targets.tolist(), strict=True))
-    assert data.weigh.targets.tolist() == [called[place] for place in data.weigh.indices.tolist()]  # as contributed
+    assert data.weigh.targets.tolist() == [
+        called[place] for place in data.weigh.indices.tolist()
+    ]  # as contributed
     assert torch.equal(data.report.targets, samples.targets[data.report.indices])
 
 

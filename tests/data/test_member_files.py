@@ -47,7 +47,9 @@ def read(path: Path) -> None:
 def test_a_whole_file_is_read(tmp_path: Path) -> None:
     path = tmp_path / "north.npz"
     for save in (numpy.savez, numpy.savez_compressed):
-        save(path, **whole(train_inputs=numpy.zeros((10, 4), ">f4")))  # of another machine's byte order
+        save(
+            path, **whole(train_inputs=numpy.zeros((10, 4), ">f4"))
+        )  # of another machine's byte order
         read(path)
 
 
@@ -80,10 +82,14 @@ def test_an_array_larger_than_its_file_is_not_allocated(tmp_path: Path) -> None:
     path = tmp_path / "north.npz"
     numpy.savez(path, **whole())
     header = io.BytesIO()
-    numpy.lib.format.write_array_header_1_0(header, {"descr": "<f8", "fortran_order": False, "shape": (2**45,)})
+    numpy.lib.format.write_array_header_1_0(
+        header, {"descr": "<f8", "fortran_order": False, "shape": (2**45,)}
+    )
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("train_inputs.npy", header.getvalue() + bytes(80))
-    with pytest.raises(DataError, match=r"train_inputs has 80 bytes of values, its header says 281,474,976,710,656"):
+    with pytest.raises(
+        DataError, match=r"train_inputs has 80 bytes of values, its header says 281,474,976,710,656"
+    ):
         read(path)
 
 
@@ -95,11 +101,19 @@ def test_an_array_larger_than_its_file_is_not_allocated(tmp_path: Path) -> None:
         ({"test_targets": numpy.array(1)}, "test_targets is a single number"),
         ({"age": numpy.arange(9.0)}, r"age has shape \(9,\), but there are 10 training samples"),
         ({"age": numpy.float64(3)}, r"age has shape \(\), but there are 10 training samples"),
-        ({"train_targets": numpy.array(["a"] * 10)}, "train_targets is of type <U1, not of numbers"),
-        ({"train_inputs": numpy.zeros((10, 4), numpy.longdouble)}, "train_inputs is of type .*, not of numbers"),
+        (
+            {"train_targets": numpy.array(["a"] * 10)},
+            "train_targets is of type <U1, not of numbers",
+        ),
+        (
+            {"train_inputs": numpy.zeros((10, 4), numpy.longdouble)},
+            "train_inputs is of type .*, not of numbers",
+        ),
     ],
 )
-def test_arrays_that_do_not_fit_are_named(tmp_path: Path, changed: dict[str, Any], said: str) -> None:
+def test_arrays_that_do_not_fit_are_named(
+    tmp_path: Path, changed: dict[str, Any], said: str
+) -> None:
     numpy.savez(tmp_path / "north.npz", **whole(**changed))
     with pytest.raises(DataError, match=rf"north\.npz: .*{said}"):
         read(tmp_path / "north.npz")
@@ -120,6 +134,9 @@ def test_an_attribute_that_only_some_members_have_is_named(tmp_path: Path) -> No
         if name == "south":
             arrays.pop("age")
         numpy.savez(tmp_path / f"{name}.npz", **arrays)
-    held = {client: load_npz(str(tmp_path / f"{name}.npz")) for client, name in enumerate(("north", "south"))}
+    held = {
+        client: load_npz(str(tmp_path / f"{name}.npz"))
+        for client, name in enumerate(("north", "south"))
+    }
     with pytest.raises(DataError, match="south has no array age, but other members have one"):
         data_held_by(load_experiment(CONFIG), held, {})

@@ -29,7 +29,9 @@ POOL = Pool(TARGETS, 10, ids=torch.arange(1000) // 10)  # ten samples of each of
 
 @pytest.mark.parametrize("name", ["iid", "quantity", "shards", "dirichlet"])
 @given(clients=st.integers(1, 50), seed=st.integers(0, 5))
-def test_every_sample_is_given_out_once_and_the_seed_decides(name: str, clients: int, seed: int) -> None:
+def test_every_sample_is_given_out_once_and_the_seed_decides(
+    name: str, clients: int, seed: int
+) -> None:
     partition = PARTITIONS.get(name)
     parts = partition(POOL, seed, clients=clients)
     assert len(parts) == clients
@@ -69,7 +71,9 @@ def test_a_table_gives_exactly_what_it_says() -> None:
 
 def test_a_table_shares_only_where_it_says_so_and_only_what_is_short() -> None:
     counts = [[80] + [0] * 9, [50] + [10] * 9]
-    with pytest.raises(ValueError, match="ask for 130 samples of class 0, there are 100; with overlap = true"):
+    with pytest.raises(
+        ValueError, match="ask for 130 samples of class 0, there are 100; with overlap = true"
+    ):
         table(POOL, 1, counts=counts)
     first, second = table(POOL, 1, counts=counts, overlap=True)
     assert (len(first.unique()), len(second.unique())) == (80, 140)  # a client has no sample twice
@@ -84,11 +88,15 @@ def test_a_table_shares_only_where_it_says_so_and_only_what_is_short() -> None:
 
 def test_by_id_is_one_client_per_person() -> None:
     parts = by_id(POOL, 1)
-    assert [POOL.ids[part].unique().tolist() for part in parts] == [[person] for person in range(100)]
+    assert [POOL.ids[part].unique().tolist() for part in parts] == [
+        [person] for person in range(100)
+    ]
     assert torch.cat(parts).sort().values.tolist() == list(range(1000))
     few = by_id(POOL, 1, clients=7)
     assert len(few) == 7
-    assert {int(POOL.ids[part[0]]) for part in few} != {int(POOL.ids[part[0]]) for part in by_id(POOL, 2, clients=7)}
+    assert {int(POOL.ids[part[0]]) for part in few} != {
+        int(POOL.ids[part[0]]) for part in by_id(POOL, 2, clients=7)
+    }
     assert len(by_id(POOL, 1, fraction=0.25)) == 25
 
 
@@ -98,7 +106,9 @@ def test_by_id_leaves_out_the_small_and_the_ownerless() -> None:
     assert [part.tolist() for part in by_id(pool, 1)] == [[3, 4], [0, 1, 2]]
     assert [part.tolist() for part in by_id(pool, 1, minimum=3)] == [[0, 1, 2]]
     assert len(by_id(pool, 1, minimum=1)) == 3
-    assert len(by_id(replace(pool, least=2), 1, minimum=1)) == 2  # nobody is given what is somebody else's
+    assert (
+        len(by_id(replace(pool, least=2), 1, minimum=1)) == 2
+    )  # nobody is given what is somebody else's
     assert sum(map(len, by_id(POOL, 1, sample_fraction=0.5, minimum=1))) == 500
     with pytest.raises(ValueError, match="0 of 3 ids have at least 4 samples"):
         by_id(pool, 1, minimum=4)
@@ -125,7 +135,9 @@ def split(**changes):
 
 def test_nobody_shares_a_sample_with_anybody() -> None:
     samples, data = split()
-    every = torch.cat([data.train.indices, data.test.indices, data.weigh.indices, data.report.indices])
+    every = torch.cat(
+        [data.train.indices, data.test.indices, data.weigh.indices, data.report.indices]
+    )
     assert every.sort().values.tolist() == list(range(len(samples.targets)))
     assert len(data.weigh.indices) + len(data.report.indices) == round(0.2 * len(samples.targets))
     for part in (data.train, data.test, data.weigh, data.report):
@@ -146,7 +158,8 @@ def test_shared_set_is_the_papers_way() -> None:
 
 def test_a_contributed_set_comes_from_every_client_with_its_labels() -> None:
     samples, data = split(
-        contributed_fraction=0.1, relabel=lambda client, targets: (targets + 1) % 10 if client == 2 else targets
+        contributed_fraction=0.1,
+        relabel=lambda client, targets: (targets + 1) % 10 if client == 2 else targets,
     )
     given = set(data.weigh.indices.tolist())
     for client in range(7):
@@ -203,17 +216,29 @@ def official(partition, **options):
 
 
 def test_the_official_test_split_may_be_the_servers() -> None:
-    samples, data = official(lambda pool, seed: iid(pool, seed, clients=5), official_test="server", server_fraction=0.3)
-    assert sorted(data.weigh.indices.tolist() + data.report.indices.tolist()) == list(range(1500, 1797))
+    samples, data = official(
+        lambda pool, seed: iid(pool, seed, clients=5), official_test="server", server_fraction=0.3
+    )
+    assert sorted(data.weigh.indices.tolist() + data.report.indices.tolist()) == list(
+        range(1500, 1797)
+    )
     assert sorted(data.train.indices.tolist() + data.test.indices.tolist()) == list(range(1500))
     counts = torch.bincount(samples.targets[data.report.indices], minlength=10)
-    assert int((counts - torch.bincount(samples.targets[1500:]) / 2).abs().max()) <= 1  # halves alike
-    _, shared = official(lambda pool, seed: iid(pool, seed, clients=5), official_test="server", shared_set=True)
+    assert (
+        int((counts - torch.bincount(samples.targets[1500:]) / 2).abs().max()) <= 1
+    )  # halves alike
+    _, shared = official(
+        lambda pool, seed: iid(pool, seed, clients=5), official_test="server", shared_set=True
+    )
     assert len(shared.weigh.indices) == len(shared.report.indices) == 297
 
 
 def test_the_official_test_split_may_be_the_clients() -> None:
-    _, data = official(lambda pool, seed: shards(pool, seed, clients=30), official_test="clients", server_fraction=0.2)
+    _, data = official(
+        lambda pool, seed: shards(pool, seed, clients=30),
+        official_test="clients",
+        server_fraction=0.2,
+    )
     assert sorted(data.test.indices.tolist()) == list(range(1500, 1797))
     assert len(data.train.indices) == 1200
     assert len(data.report.indices) + len(data.weigh.indices) == 300
@@ -221,19 +246,29 @@ def test_the_official_test_split_may_be_the_clients() -> None:
     known = 0
     for client in range(30):
         trained = set(data.train.targets[data.train.slice(client)].tolist())
-        known += sum(label in trained for label in data.test.targets[data.test.slice(client)].tolist())
-    assert known / 297 > 0.9  # clients are tested on what they train on; a few digits lie next to a border
+        known += sum(
+            label in trained for label in data.test.targets[data.test.slice(client)].tolist()
+        )
+    assert (
+        known / 297 > 0.9
+    )  # clients are tested on what they train on; a few digits lie next to a border
 
 
 def test_clients_test_alike_to_what_they_train_on() -> None:
     samples = digits(None)
-    parts = [torch.nonzero(samples.targets < 5).flatten()[:300], torch.nonzero(samples.targets >= 5).flatten()[:100]]
+    parts = [
+        torch.nonzero(samples.targets < 5).flatten()[:300],
+        torch.nonzero(samples.targets >= 5).flatten()[:100],
+    ]
     dealt = deal_alike(samples, parts, torch.arange(1000, 1400), 1)
     assert [len(part) for part in dealt] == [300, 100]
     assert torch.cat(dealt).sort().values.tolist() == list(range(1000, 1400))
     values = diabetes(None)  # without classes the sizes alone are alike
     assert [
-        len(part) for part in deal_alike(values, [torch.arange(30), torch.arange(30, 40)], torch.arange(80), 1)
+        len(part)
+        for part in deal_alike(
+            values, [torch.arange(30), torch.arange(30, 40)], torch.arange(80), 1
+        )
     ] == [
         60,
         20,
@@ -242,7 +277,12 @@ def test_clients_test_alike_to_what_they_train_on() -> None:
 
 def test_people_test_on_their_own_part_of_the_official_test_split() -> None:
     samples = replace(digits(None), test_from=1500, ids=torch.arange(1797) % 30)
-    options = {"test_fraction": 0.2, "server_fraction": 0.0, "report_fraction": 0.5, "official_test": "clients"}
+    options = {
+        "test_fraction": 0.2,
+        "server_fraction": 0.0,
+        "report_fraction": 0.5,
+        "official_test": "clients",
+    }
     data = federate(samples, lambda pool, seed: by_id(pool, seed, clients=12), 1, **options)
     for client in range(12):
         (trains,) = samples.ids[data.train.indices[data.train.slice(client)]].unique()
@@ -250,15 +290,23 @@ def test_people_test_on_their_own_part_of_the_official_test_split() -> None:
         assert trains == tests
     assert int(data.test.indices.min()) >= 1500
     others = replace(samples, ids=torch.cat([samples.ids[:1500], samples.ids[1500:] + 25]))
-    with pytest.raises(ValueError, match="25 of 30 clients have nothing in the official test split; use test_fraction"):
+    with pytest.raises(
+        ValueError,
+        match="25 of 30 clients have nothing in the official test split; use test_fraction",
+    ):
         federate(others, by_id, 1, **options)
 
 
 def test_clients_without_test_sets_train_on_all_they_have() -> None:
     counts = [[20] * 10, [0] * 5 + [30] * 5]
-    _, data = official(lambda pool, seed: table(pool, seed, counts=counts), official_test="server", test_fraction=0)
+    _, data = official(
+        lambda pool, seed: table(pool, seed, counts=counts), official_test="server", test_fraction=0
+    )
     assert data.test.sizes.tolist() == [0, 0]
-    trained = [torch.bincount(data.train.targets[data.train.slice(client)], minlength=10) for client in range(2)]
+    trained = [
+        torch.bincount(data.train.targets[data.train.slice(client)], minlength=10)
+        for client in range(2)
+    ]
     assert [found.tolist() for found in trained] == counts
 
 
@@ -306,5 +354,7 @@ def test_thousands_with_too_few_take_no_time() -> None:
 
 def test_a_shard_has_a_sample() -> None:
     assert {len(part) for part in shards(POOL, 1, clients=10, per_client=100)} == {100}
-    with pytest.raises(ValueError, match="10 clients with 1,000,000,000 shards each, but only 1,000 samples"):
+    with pytest.raises(
+        ValueError, match="10 clients with 1,000,000,000 shards each, but only 1,000 samples"
+    ):
         shards(POOL, 1, clients=10, per_client=10**9)

@@ -46,7 +46,8 @@ def load(name: str, folder: Path | None, **options: object) -> Samples:
 @pytest.mark.parametrize("name", FOLDER_DATASETS)
 def test_what_is_missing_and_where_it_goes(name: str, tmp_path: Path) -> None:
     with pytest.raises(
-        DataError, match=f"{name}: needs a data folder: set `data_dir` in the config, --data-dir or CLIENTWISE_DATA"
+        DataError,
+        match=f"{name}: needs a data folder: set `data_dir` in the config, --data-dir or CLIENTWISE_DATA",
     ):
         load(name, None)
     with pytest.raises(DataError, match=f"{tmp_path}/.* is missing; .{{20}}"):
@@ -67,11 +68,15 @@ def test_mnist(small_mnist: Path) -> None:
     assert samples.inputs.shape == (70, 1, 28, 28)
     assert samples.inputs.dtype == torch.uint8
     assert samples.targets.tolist() == LABELS[:70].tolist()
-    assert torch.equal(samples.inputs[:, 0, 10:18, 10:18].flatten(1).double(), torch.from_numpy(PIXELS[:70]))
+    assert torch.equal(
+        samples.inputs[:, 0, 10:18, 10:18].flatten(1).double(), torch.from_numpy(PIXELS[:70])
+    )
     assert (samples.test_from, samples.ids) == (60, None)
     write_writers(small_mnist)
     samples = load("mnist", small_mnist)
-    assert samples.ids.tolist() == [100 + place // 6 for place in range(60)] + [500 + place // 6 for place in range(10)]
+    assert samples.ids.tolist() == [100 + place // 6 for place in range(60)] + [
+        500 + place // 6 for place in range(10)
+    ]
 
 
 def test_mnist_that_is_not_mnist(small_mnist: Path) -> None:
@@ -105,12 +110,18 @@ def test_mnist_that_is_not_mnist(small_mnist: Path) -> None:
 @pytest.mark.parametrize(
     ("labels", "kind", "reason"),
     [
-        (numpy.full(60, 2**31 - 1), 12, "expected 60 labels of one byte"),  # counted, they would take gigabytes
+        (
+            numpy.full(60, 2**31 - 1),
+            12,
+            "expected 60 labels of one byte",
+        ),  # counted, they would take gigabytes
         (numpy.full(60, -1), 12, "expected 60 labels of one byte"),
         (numpy.zeros((60, 1)), 8, "expected 60 labels of one byte, found \\(60, 1\\)"),
     ],
 )
-def test_labels_that_are_no_digits(small_mnist: Path, labels: numpy.ndarray, kind: int, reason: str) -> None:
+def test_labels_that_are_no_digits(
+    small_mnist: Path, labels: numpy.ndarray, kind: int, reason: str
+) -> None:
     write_idx(small_mnist / "mnist" / "train-labels-idx1-ubyte.gz", labels, kind)
     with pytest.raises(DataError, match=f"train-labels-idx1-ubyte.gz: {reason}"):
         load("mnist", small_mnist)
@@ -129,7 +140,12 @@ def test_the_published_mnist(published: Callable[[str], Path]) -> None:
     samples = load("mnist", published("mnist/qmnist-test-labels-idx2-int.gz"))
     assert samples.inputs.shape == (70_000, 1, 28, 28)
     writers, counts = samples.ids[:60_000].unique(return_counts=True)
-    assert (len(writers), int(counts.min()), int(counts.median()), int(counts.max())) == (539, 19, 116, 131)
+    assert (len(writers), int(counts.min()), int(counts.median()), int(counts.max())) == (
+        539,
+        19,
+        116,
+        131,
+    )
     assert not set(writers.tolist()) & set(samples.ids[60_000:].tolist())
 
 
@@ -151,7 +167,9 @@ def test_cifar10(small: Path) -> None:
     with pytest.raises(DataError, match="bytes expected, found"):
         load("cifar10", small)
     (folder / "data_batch_3.bin").unlink()
-    with pytest.raises(DataError, match=r"data_batch_3\.bin is missing; unpack the binary version of CIFAR-10"):
+    with pytest.raises(
+        DataError, match=r"data_batch_3\.bin is missing; unpack the binary version of CIFAR-10"
+    ):
         load("cifar10", small)
 
 
@@ -195,14 +213,24 @@ def test_the_criterion_sharpness_reads_celebas_attribute(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("file", "change", "reason"),
     [
-        ("list_attr_celeba.txt", lambda text: text.replace("6\n", "7\n", 1), "'7' images of 2 attributes announced, 6"),
+        (
+            "list_attr_celeba.txt",
+            lambda text: text.replace("6\n", "7\n", 1),
+            "'7' images of 2 attributes announced, 6",
+        ),
         ("list_attr_celeba.txt", lambda text: text.replace(" 1", " 0"), "neither -1 nor 1"),
-        ("list_attr_celeba.txt", lambda text: text.replace("000004", "000009"), "has no identity for 000009.jpg"),
+        (
+            "list_attr_celeba.txt",
+            lambda text: text.replace("000004", "000009"),
+            "has no identity for 000009.jpg",
+        ),
         ("list_attr_celeba.txt", lambda text: "", "no attribute 'Smiling'"),
         ("identity_CelebA.txt", lambda text: "é", "not a text file of CelebA"),
     ],
 )
-def test_celeba_that_is_damaged(tmp_path: Path, file: str, change: Callable[[str], str], reason: str) -> None:
+def test_celeba_that_is_damaged(
+    tmp_path: Path, file: str, change: Callable[[str], str], reason: str
+) -> None:
     write_celeba(tmp_path, zipped=False)
     path = tmp_path / "celeba" / file
     path.write_text(change(path.read_text()), encoding="utf-8")
@@ -236,7 +264,9 @@ def test_an_identity_is_a_number(tmp_path: Path, identity: str) -> None:
         load("celeba", tmp_path)
 
 
-def test_the_whole_of_celeba_has_its_identities(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_whole_of_celeba_has_its_identities(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write_celeba(tmp_path, zipped=True)
     monkeypatch.setattr(celeba, "ALL_IMAGES", 6)
     with pytest.raises(DataError, match="10,177 identities expected, found 2"):
@@ -280,7 +310,9 @@ def test_the_sum_of_a_density_image_is_the_count(small_cells: Path) -> None:
         samples = load("vgg_cells", small_cells, size=options.pop("size", 16), **options)
         assert samples.problem.kind == "regression"
         counts = samples.targets.double().sum((1, 2)) / options.get("density", 100.0)
-        torch.testing.assert_close(counts, torch.arange(1.0, 11.0, dtype=torch.float64), rtol=1e-5, atol=0)
+        torch.testing.assert_close(
+            counts, torch.arange(1.0, 11.0, dtype=torch.float64), rtol=1e-5, atol=0
+        )
         assert samples.sample_attributes["count"].tolist() == list(range(1, 11))
     dots = load("vgg_cells", small_cells, size=16, sigma=0.0, density=255.0).targets
     assert dots.unique().tolist() == [0, 255]
@@ -303,11 +335,24 @@ def test_copies_of_an_image_never_part(small_cells: Path) -> None:
         assert len(eight.flatten(1).unique(dim=0)) == 8
         assert torch.equal(eight[0], samples.inputs[original])
         # an image and its target are turned together: where the first is dark, so is the second, however turned
-        together = torch.stack([eight.sum(1).double().flatten(1), data.samples.targets[8 * original :][:8].flatten(1)])
-        assert len({round(float((one * two).sum()), 3) for one, two in together.transpose(0, 1)}) == 1
-    assert data.samples.sample_attributes["count"].tolist() == [count for count in range(1, 11) for _ in range(8)]
+        together = torch.stack(
+            [eight.sum(1).double().flatten(1), data.samples.targets[8 * original :][:8].flatten(1)]
+        )
+        assert (
+            len({round(float((one * two).sum()), 3) for one, two in together.transpose(0, 1)}) == 1
+        )
+    assert data.samples.sample_attributes["count"].tolist() == [
+        count for count in range(1, 11) for _ in range(8)
+    ]
     plain = load("vgg_cells", small_cells, size=16, augment=False)
-    assert len(federate(plain, lambda pool, seed: iid(pool, seed, clients=2), 1, **split).samples.inputs) == 10
+    assert (
+        len(
+            federate(
+                plain, lambda pool, seed: iid(pool, seed, clients=2), 1, **split
+            ).samples.inputs
+        )
+        == 10
+    )
 
 
 def test_cells_that_are_missing(small_cells: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -328,7 +373,11 @@ def test_cells_that_are_missing(small_cells: Path, monkeypatch: pytest.MonkeyPat
     ],
 )
 def test_the_published_images(
-    published: Callable[[str], Path], name: str, file: str, shape: tuple[int, ...], num_ids: int | None
+    published: Callable[[str], Path],
+    name: str,
+    file: str,
+    shape: tuple[int, ...],
+    num_ids: int | None,
 ) -> None:
     samples = load(name, published(file))
     assert samples.inputs.shape[1:] == shape
@@ -349,13 +398,22 @@ def test_the_vocabulary_is_that_of_the_training_clients(tmp_path: Path, packed: 
     assert samples.targets.tolist() == [n % 2 for n in range(40)]
     split = {"test_fraction": 0.25, "server_fraction": 0.2, "report_fraction": 0.5}
     data = federate(samples, lambda pool, seed: iid(pool, seed, clients=4), 1, **split)
-    for part, knows in ((data.train, True), (data.test, False), (data.weigh, False), (data.report, False)):
+    for part, knows in (
+        (data.train, True),
+        (data.test, False),
+        (data.weigh, False),
+        (data.report, False),
+    ):
         for numbers in data.samples.inputs[part.indices].tolist():
             assert numbers[:5] == [0, 0, 2, 2, 2]  # padding in front, then the most frequent word
-            assert (1 in numbers) is not knows  # nobody but who trains decides which words are known
+            assert (
+                1 in numbers
+            ) is not knows  # nobody but who trains decides which words are known
     assert int(data.samples.inputs.max()) == 2 + 2 * len(data.train.indices)
     few = load("movie_reviews", tmp_path, words=4, length=2)
-    limited = federate(few, lambda pool, seed: iid(pool, seed, clients=4), 1, **split).samples.inputs
+    limited = federate(
+        few, lambda pool, seed: iid(pool, seed, clients=4), 1, **split
+    ).samples.inputs
     assert limited.shape == (40, 2)  # the last words of every text
     assert int(limited.max()) == 3
 
@@ -369,7 +427,9 @@ def test_reviews_that_are_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         load("movie_reviews", tmp_path)
     monkeypatch.setattr(movie_reviews, "PER_CLASS", {"mine": 2})
     write_reviews(tmp_path, [("good", 1), ("great", 1), ("bad", 0)])
-    with pytest.raises(DataError, match=r"2 reviews of each class expected from mine, found \[1, 2\]"):
+    with pytest.raises(
+        DataError, match=r"2 reviews of each class expected from mine, found \[1, 2\]"
+    ):
         load("movie_reviews", tmp_path)
     (tmp_path / "movie_reviews" / "reviews.csv.gz").write_bytes(b"<html>")
     with pytest.raises(DataError, match="cannot be read"):
@@ -390,7 +450,9 @@ def test_sources_are_numbered_by_name_and_may_be_long(tmp_path: Path) -> None:
     names = ["z" * 100_000, "b", "z" * 100_000, "é"]
     path.write_text(
         "text,label,source\n"
-        + "\n".join(f"{text},{label},{name}" for (text, label), name in zip(rows, names, strict=True))
+        + "\n".join(
+            f"{text},{label},{name}" for (text, label), name in zip(rows, names, strict=True)
+        )
     )
     assert load("movie_reviews", tmp_path).ids.tolist() == [1, 0, 1, 2]
 
@@ -405,9 +467,14 @@ def test_the_published_reviews(published: Callable[[str], Path]) -> None:
 
 def test_femnist(tmp_path: Path) -> None:
     folder = tmp_path / "femnist" / "data"
-    write_leaf(folder / "train" / "all_data_0_niid_0_keep_0_train_9.json", {"f0000_14": [3, 61], "f0001_41": [0]})
+    write_leaf(
+        folder / "train" / "all_data_0_niid_0_keep_0_train_9.json",
+        {"f0000_14": [3, 61], "f0001_41": [0]},
+    )
     write_leaf(folder / "train" / "all_data_1_niid_0_keep_0_train_9.json", {"f0002_00": [5, 5]})
-    write_leaf(folder / "test" / "all_data_0_niid_0_keep_0_test_9.json", {"f0001_41": [7], "f0000_14": [8]})
+    write_leaf(
+        folder / "test" / "all_data_0_niid_0_keep_0_test_9.json", {"f0001_41": [7], "f0000_14": [8]}
+    )
     samples = load("femnist", tmp_path)
     assert samples.targets.tolist() == [3, 61, 0, 5, 5, 7, 8]
     assert samples.ids.tolist() == [0, 0, 1, 2, 2, 1, 0]
@@ -422,7 +489,9 @@ def test_femnist(tmp_path: Path) -> None:
 
 def leaf(pixels: list[float], label: int) -> str:
     """A file with one image of one writer."""
-    return json.dumps({"users": ["a"], "num_samples": [1], "user_data": {"a": {"x": [pixels], "y": [label]}}})
+    return json.dumps(
+        {"users": ["a"], "num_samples": [1], "user_data": {"a": {"x": [pixels], "y": [label]}}}
+    )
 
 
 @pytest.mark.parametrize(
@@ -430,7 +499,10 @@ def leaf(pixels: list[float], label: int) -> str:
     [
         ("{", "not a data file of LEAF"),
         ("[]", "not a data file of LEAF"),
-        ('{"users": ["a"], "num_samples": [2], "user_data": {"a": {"x": [[0]], "y": [1]}}}', "a should have 2 images"),
+        (
+            '{"users": ["a"], "num_samples": [2], "user_data": {"a": {"x": [[0]], "y": [1]}}}',
+            "a should have 2 images",
+        ),
         (leaf([0] * 784, 62), "not 0 to 61"),
         ('{"users": ["a"], "num_samples": [], "user_data": {}}', "not a data file of LEAF"),
         ('{"users": ["a"], "num_samples": [1], "user_data": {}}', "not a data file of LEAF"),

@@ -30,7 +30,10 @@ def own_cache(tmp_path_factory, monkeypatch) -> None:
 
 def held(train: list, test: list, server: list) -> FederatedData:
     """Rows (age, place of the stage) of two clients, and of the server."""
-    rows = [(torch.tensor(part).reshape(-1, 2), torch.zeros(len(part), dtype=torch.int64)) for part in (*train, *test)]
+    rows = [
+        (torch.tensor(part).reshape(-1, 2), torch.zeros(len(part), dtype=torch.int64))
+        for part in (*train, *test)
+    ]
     data = FederatedData.from_clients(
         [(values.nan_to_num(), targets) for values, targets in rows[:2]],
         [(values.nan_to_num(), targets) for values, targets in rows[2:]],
@@ -38,7 +41,11 @@ def held(train: list, test: list, server: list) -> FederatedData:
     )
     raw = torch.cat([values for values, _ in rows] + [torch.tensor(server)]).double()
     return FederatedData(
-        Samples(raw, data.samples.targets, data.samples.problem), data.train, data.test, None, data.report
+        Samples(raw, data.samples.targets, data.samples.problem),
+        data.train,
+        data.test,
+        None,
+        data.report,
     )
 
 
@@ -53,9 +60,17 @@ def test_statistics_are_of_the_training_samples() -> None:
     assert inputs.shape == (7, 6)
     spread = 125**0.5  # of 10, 20, 30, 40 around 25
     torch.testing.assert_close(inputs[:4, 0], torch.tensor([-15, -5, 5, 15]) / spread)
-    assert inputs[4:, 0].tolist() == pytest.approx([0, 0, 10 / spread])  # missing is the mean; 25 is it, too
+    assert inputs[4:, 0].tolist() == pytest.approx(
+        [0, 0, 10 / spread]
+    )  # missing is the mean; 25 is it, too
     assert inputs[:, 1].tolist() == [0] * 7  # nobody trained on a row without age
-    assert inputs[:, 2:5].tolist() == [[1, 0, 0]] * 2 + [[0, 1, 0], [0, 0, 0], [0, 0, 0], [0, 1, 0], [1, 0, 0]]
+    assert inputs[:, 2:5].tolist() == [[1, 0, 0]] * 2 + [
+        [0, 1, 0],
+        [0, 0, 0],
+        [0, 0, 0],
+        [0, 1, 0],
+        [1, 0, 0],
+    ]
     assert inputs[:, 5].tolist() == [0, 0, 0, 1, 0, 0, 0]
 
 
@@ -67,10 +82,14 @@ def test_every_client_by_its_own_and_the_server_by_everybodys() -> None:
 
 def test_a_column_that_is_constant_or_empty_in_training_says_nothing() -> None:
     train = [[(0.1, 0), (0.1, 0)], [(0.1, 0), (0.1, 0)]]
-    inputs = prepare(held(train, [[(9.0, 1)], [(0.1, 0)]], [[0.1, 0.0]]), COLUMNS, "pooled").samples.inputs
+    inputs = prepare(
+        held(train, [[(9.0, 1)], [(0.1, 0)]], [[0.1, 0.0]]), COLUMNS, "pooled"
+    ).samples.inputs
     assert inputs[:, 0].tolist() == [0] * 7
     gone = [[(NAN, 0), (NAN, 0)], [(NAN, 0), (NAN, 0)]]
-    inputs = prepare(held(gone, [[(9.0, 1)], [(0.1, 0)]], [[0.1, 0.0]]), COLUMNS, "pooled").samples.inputs
+    inputs = prepare(
+        held(gone, [[(9.0, 1)], [(0.1, 0)]], [[0.1, 0.0]]), COLUMNS, "pooled"
+    ).samples.inputs
     assert inputs[:, 0].tolist() == [0] * 7
 
 
@@ -96,7 +115,9 @@ def load(folder: Path, **options) -> Samples:
 
 def federated(samples: Samples) -> FederatedData:
     partition = partial(by_id, minimum=2)
-    return federate(samples, partition, 1, test_fraction=0.25, server_fraction=0.0, report_fraction=0.0)
+    return federate(
+        samples, partition, 1, test_fraction=0.25, server_fraction=0.0, report_fraction=0.0
+    )
 
 
 def test_a_file_per_client(tmp_path: Path, caplog) -> None:
@@ -107,7 +128,9 @@ def test_a_file_per_client(tmp_path: Path, caplog) -> None:
     data = federated(samples)
     assert data.names == ("north", "south")
     assert data.samples.inputs.shape == (8, 6)  # age, its holes, three sexes, their holes
-    assert torch.equal(federated(load(tmp_path)).samples.inputs, data.samples.inputs)  # from the cache
+    assert torch.equal(
+        federated(load(tmp_path)).samples.inputs, data.samples.inputs
+    )  # from the cache
 
 
 def test_a_column_that_names_the_client_and_numbers_to_predict(tmp_path: Path) -> None:
@@ -123,9 +146,13 @@ def test_a_column_that_names_the_client_and_numbers_to_predict(tmp_path: Path) -
     frame = pandas.read_csv(tmp_path / "hospitals" / "all.csv")
     pytest.importorskip("pyarrow", reason="pyarrow is not installed")
     frame.to_parquet(tmp_path / "hospitals" / "all.parquet")
-    assert torch.equal(load(tmp_path, files="hospitals/all.parquet", **options).inputs, samples.inputs)
+    assert torch.equal(
+        load(tmp_path, files="hospitals/all.parquet", **options).inputs, samples.inputs
+    )
     frame["effect"] = frame["effect"].astype(str) + "?"
-    frame.set_index(pandas.Index([f"row {number}" for number in frame.index])).to_parquet(tmp_path / "odd.parquet")
+    frame.set_index(pandas.Index([f"row {number}" for number in frame.index])).to_parquet(
+        tmp_path / "odd.parquet"
+    )
     with pytest.raises(DataError, match=r"odd\.parquet: column 'effect', row 1"):
         load(tmp_path, files="odd.parquet", **options)
 
@@ -143,20 +170,44 @@ def test_a_column_that_names_the_client_and_numbers_to_predict(tmp_path: Path) -
         ({}, {"ignore": ["smoker"]}, "north.csv: no column 'smoker'"),
         ({}, {"client": "sex"}, "north.csv: column 'sex', row 4 is empty: it must name the client"),
         ({"south.csv": "age,ill\n1,yes\n"}, {}, "south.csv: no column 'sex'"),
-        ({"south.csv": "sex,age,ill\nmale,inf,yes\n"}, {}, "south.csv: column 'age', row 1: 'inf' is not a number"),
+        (
+            {"south.csv": "sex,age,ill\nmale,inf,yes\n"},
+            {},
+            "south.csv: column 'age', row 1: 'inf' is not a number",
+        ),
         ({"south.csv": "sex,age,ill\nmale,1,yes,2\n"}, {}, "south.csv: not a table"),
-        ({"south.csv": "sex,age,ill,ill\nmale,1,yes,yes\n"}, {}, "south.csv: two columns are called 'ill'"),
-        ({"south.csv": "sex,age,ill\nmale,1,\n"}, {}, "south.csv: no row has a value in column 'ill'"),
+        (
+            {"south.csv": "sex,age,ill,ill\nmale,1,yes,yes\n"},
+            {},
+            "south.csv: two columns are called 'ill'",
+        ),
+        (
+            {"south.csv": "sex,age,ill\nmale,1,\n"},
+            {},
+            "south.csv: no row has a value in column 'ill'",
+        ),
         ({"south.csv": ""}, {}, "south.csv: not a table"),
-        ({"south.csv": "," * 100_000 + "ill\n"}, {}, "south.csv: has 100,001 columns, 100,000 at most"),
+        (
+            {"south.csv": "," * 100_000 + "ill\n"},
+            {},
+            "south.csv: has 100,001 columns, 100,000 at most",
+        ),
         (
             {"south.csv": f"sex,age,ill\nmale,{'9' * 400},yes\n"},
             {},
             "south.csv: column 'age', row 1: '999.* is not a number",
         ),
         ({"notes.txt": "hello"}, {"files": "hospitals/*"}, "notes.txt: a table is a file .csv"),
-        ({"south.parquet": "no"}, {"files": "hospitals/*.parquet"}, "south.parquet: (not a Parquet|Parquet needs)"),
-        ({"north.csv": "sex,age,ill\nmale,1,no\n", "south.csv": "sex,age,ill\nmale,1,no\n"}, {}, "nothing to learn"),
+        (
+            {"south.parquet": "no"},
+            {"files": "hospitals/*.parquet"},
+            "south.parquet: (not a Parquet|Parquet needs)",
+        ),
+        (
+            {"north.csv": "sex,age,ill\nmale,1,no\n", "south.csv": "sex,age,ill\nmale,1,no\n"},
+            {},
+            "nothing to learn",
+        ),
     ],
 )
 def test_what_is_wrong_with_a_table(tmp_path: Path, files, options, message: str) -> None:
@@ -169,7 +220,13 @@ def test_a_table_by_toml_alone(tmp_path: Path) -> None:
     """Five lines, and clients with names in the run."""
     write(tmp_path)
     config = {
-        **{"name": "mine", "rounds": 2, "model": "linear", "device": "cpu", "data_dir": str(tmp_path)},
+        **{
+            "name": "mine",
+            "rounds": 2,
+            "model": "linear",
+            "device": "cpu",
+            "data_dir": str(tmp_path),
+        },
         "data": {"name": "table", **OPTIONS},
         "partition": "by_id",
         "server_set": {"fraction": 0.0},
@@ -186,10 +243,13 @@ def test_a_parquet_file_that_announces_far_more_than_it_holds_is_not_read(tmp_pa
     from pyarrow import parquet
 
     zeros = pyarrow.array(numpy.zeros(20_000_000, numpy.int8))
-    parquet.write_table(pyarrow.table({"age": zeros, "ill": zeros}), tmp_path / "own.parquet", compression="zstd")
+    parquet.write_table(
+        pyarrow.table({"age": zeros, "ill": zeros}), tmp_path / "own.parquet", compression="zstd"
+    )
     assert (tmp_path / "own.parquet").stat().st_size < 200_000
     with pytest.raises(
-        DataError, match=r"own\.parquet: announces 0\.3 GB of values in .* bytes, more than 1,000 times"
+        DataError,
+        match=r"own\.parquet: announces 0\.3 GB of values in .* bytes, more than 1,000 times",
     ):
         load(tmp_path, files="own.parquet", categories=[])
 
@@ -213,14 +273,20 @@ def test_a_long_text_repeated_in_a_parquet_file_is_kept_once(tmp_path: Path) -> 
     assert peak < 2**28
 
 
-def test_a_table_of_many_columns_takes_time_in_proportion(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_table_of_many_columns_takes_time_in_proportion(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """No column of numbers is looked at by itself: that took 41 seconds for 20,000 of them."""
     parse = table._parsed
     rows = numpy.random.default_rng(1).normal(size=(20, 3000)).round(3)
-    frame = pandas.DataFrame(rows, columns=[f"gene {index}" for index in range(3000)]).assign(ill=[0, 1] * 10)
+    frame = pandas.DataFrame(rows, columns=[f"gene {index}" for index in range(3000)]).assign(
+        ill=[0, 1] * 10
+    )
     frame.to_csv(tmp_path / "own.csv", index=False)
     parsed: list[str] = []
-    monkeypatch.setattr(table, "_parsed", lambda column: parsed.append(column.name) or parse(column))
+    monkeypatch.setattr(
+        table, "_parsed", lambda column: parsed.append(column.name) or parse(column)
+    )
     samples = load(tmp_path, files="own.csv", categories=[])
     assert torch.equal(samples.inputs, torch.as_tensor(rows))
     assert parsed == ["ill"]

@@ -34,7 +34,11 @@ def open_device(namespace: str, name: str, mine: str, other: str) -> int:
             raise OSError(ctypes.get_errno(), f"cannot enter {namespace}")
     device = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
     fcntl.ioctl(device, SET_INTERFACE, struct.pack("16sH", name.encode(), TUN | NO_HEADER))
-    for command in (f"addr add {mine} peer {other} dev {name}", f"link set {name} up", "link set lo up"):
+    for command in (
+        f"addr add {mine} peer {other} dev {name}",
+        f"link set {name} up",
+        "link set lo up",
+    ):
         subprocess.run(["ip", "-n", namespace, *command.split()], check=True)
     return device
 
@@ -64,10 +68,14 @@ async def main() -> None:
         near, far = f"10.77.{number}.1", f"10.77.{number}.2"
         one = open_device(options.server, f"to{number}", near, far)
         other = open_device(client, "uplink", far, near)
-        subprocess.run(["ip", "-n", client, "route", "add", "10.77.0.1", "dev", "uplink"], check=True)
+        subprocess.run(
+            ["ip", "-n", client, "route", "add", "10.77.0.1", "dev", "uplink"], check=True
+        )
         loop.add_reader(one, copy, one, other)
         loop.add_reader(other, copy, other, one)
-    subprocess.run(["ip", "-n", options.server, "addr", "add", "10.77.0.1/32", "dev", "lo"], check=True)
+    subprocess.run(
+        ["ip", "-n", options.server, "addr", "add", "10.77.0.1/32", "dev", "lo"], check=True
+    )
     ended = asyncio.Event()
     loop.add_signal_handler(signal.SIGTERM, ended.set)
     print("ready", flush=True)

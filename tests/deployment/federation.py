@@ -133,7 +133,11 @@ class Federation:
         }
         if proxy:
             self.environment["UPSTREAM"] = f"unix:{self.state / 'fleet.sock'}"
-        subprocess.run([sys.executable, "-m", "clientwise", "new", str(self.app)], check=True, capture_output=True)
+        subprocess.run(
+            [sys.executable, "-m", "clientwise", "new", str(self.app)],
+            check=True,
+            capture_output=True,
+        )
 
     def configure(self, change: dict[str, Any], data: dict[str, Any] | None = None) -> None:
         """Change the app's experiment and write the nodes' files: digits, or `data`."""
@@ -172,7 +176,9 @@ class Federation:
 
     def attempt(self, command: list[str]) -> subprocess.CompletedProcess[str]:
         """Run a command, which may fail."""
-        return subprocess.run(command, capture_output=True, text=True, env=self.environment, timeout=600, check=False)
+        return subprocess.run(
+            command, capture_output=True, text=True, env=self.environment, timeout=600, check=False
+        )
 
     def launch(self, name: str, command: list[str]) -> None:
         """Start a process that keeps running."""
@@ -199,7 +205,11 @@ class Federation:
         (self.logs / "superlink.log").touch()
         before = self.log("superlink").count("Uvicorn running")
         self.launch("superlink", [*self._enter("link"), str(self.app / "deploy" / "superlink.sh")])
-        self.wait_for(lambda: self.log("superlink").count("Uvicorn running") > before, 120, "the SuperLink to listen")
+        self.wait_for(
+            lambda: self.log("superlink").count("Uvicorn running") > before,
+            120,
+            "the SuperLink to listen",
+        )
 
     def start(self) -> None:
         """Certificates, the SuperLink, and a SuperNode with a registered key for every client."""
@@ -223,8 +233,15 @@ class Federation:
         """The socket into the SuperLink's network, as federation-fleet.service has it."""
         (self.state / "fleet.sock").unlink(missing_ok=True)
         socket_file = self.state / "fleet.sock"
-        command = ["systemd-socket-activate", "-l", str(socket_file), "/lib/systemd/systemd-socket-proxyd"]
-        self.launch("door", [*self._enter("link"), *command, f"127.0.0.1:{self.environment['PORT']}"])
+        command = [
+            "systemd-socket-activate",
+            "-l",
+            str(socket_file),
+            "/lib/systemd/systemd-socket-proxyd",
+        ]
+        self.launch(
+            "door", [*self._enter("link"), *command, f"127.0.0.1:{self.environment['PORT']}"]
+        )
         self.wait_for(socket_file.exists, 30, "the SuperLink's socket")
 
     def start_proxy(self) -> None:
@@ -250,12 +267,18 @@ class Federation:
     def wait_for_nodes(self, online: int | None = None) -> None:
         """Until `online` nodes are connected; all of them by default."""
         expected = len(self.names) if online is None else online
-        self.wait_for(lambda: self.script("watch.sh").count(" online ") == expected, 180, "the nodes to connect")
+        self.wait_for(
+            lambda: self.script("watch.sh").count(" online ") == expected,
+            180,
+            "the nodes to connect",
+        )
 
     def start_node(self, name: str) -> None:
         """Start a client's SuperNode."""
         data = str(self.app / "data" / f"{name}.npz")
-        self.launch(name, [*self._enter(name), str(self.app / "deploy" / "supernode.sh"), name, data])
+        self.launch(
+            name, [*self._enter(name), str(self.app / "deploy" / "supernode.sh"), name, data]
+        )
 
     def kill(self, name: str, *, children: bool = True) -> None:
         """SIGKILL, as a power cut does; with `children` also to all it started."""
@@ -296,7 +319,9 @@ class Federation:
     def sleeper(self, name: str, seconds: float = 120) -> int:
         """The process id of the client app that sleeps right now."""
         path = self.app / "data" / f"{name}.npz.pid"
-        self.wait_for(lambda: path.exists() and path.read_text() != "", seconds, f"{name} to be asked")
+        self.wait_for(
+            lambda: path.exists() and path.read_text() != "", seconds, f"{name} to be asked"
+        )
         pid = int(path.read_text())
         path.unlink()
         return pid

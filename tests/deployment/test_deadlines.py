@@ -25,8 +25,12 @@ def federation(tmp_path: Path) -> Iterator[Federation]:
     one.stop()
 
 
-def test_a_slow_process_is_not_waited_for_and_its_update_counts_when_it_comes(federation: Federation) -> None:
-    deadline = 60 * processes.pace()  # seconds: on a busy machine a process takes half of that to start
+def test_a_slow_process_is_not_waited_for_and_its_update_counts_when_it_comes(
+    federation: Federation,
+) -> None:
+    deadline = (
+        60 * processes.pace()
+    )  # seconds: on a busy machine a process takes half of that to start
     sleep = 1.5 * deadline
     method = {"name": "timely", "criteria": ["dataset_size", "staleness"], "score": "product"}
     federation.configure(
@@ -55,5 +59,7 @@ def test_a_slow_process_is_not_waited_for_and_its_update_counts_when_it_comes(fe
     late = min(round_num for round_num in ages if round_num > 2)
     assert ages[late] == pytest.approx(late - 2)
     assert federation.refused(2) == {}
-    (took,) = federation.query(f"SELECT seconds FROM participants WHERE client = 2 AND round_num = {late}")
+    (took,) = federation.query(
+        f"SELECT seconds FROM participants WHERE client = 2 AND round_num = {late}"
+    )
     assert took[0] > sleep

@@ -31,7 +31,9 @@ def federation(tmp_path: Path) -> Iterator[Federation]:
     one.stop()
 
 
-def test_a_federation_survives_its_clients_its_nodes_and_its_superlink(federation: Federation) -> None:
+def test_a_federation_survives_its_clients_its_nodes_and_its_superlink(
+    federation: Federation,
+) -> None:
     train_seconds = 100 * processes.pace()  # longer than Flower takes to notice that a process died
     limits = {"train_seconds": train_seconds, "evaluate_seconds": train_seconds, "min_replies": 1}
     federation.configure(
@@ -89,15 +91,21 @@ def test_a_federation_survives_its_clients_its_nodes_and_its_superlink(federatio
     federation.wait_for(lambda: not is_locked(federation.run_folder), 120, "the run to stop")
     events = federation.state / "run-events.jsonl"
     federation.wait_for(
-        lambda: '"event": "stopped"' in events.read_text().splitlines()[-1], 30, "the event of the stop"
+        lambda: '"event": "stopped"' in events.read_text().splitlines()[-1],
+        30,
+        "the event of the stop",
     )
     federation.begin()
     federation.wait_for_rounds(8, 800)
     federation.wait_until_finished()
     assert federation.query("SELECT * FROM rounds WHERE round_num <= 4") == before
-    assert [row[0] for row in federation.query("SELECT round_num FROM rounds ORDER BY 1")] == [*range(1, 9)]
+    assert [row[0] for row in federation.query("SELECT round_num FROM rounds ORDER BY 1")] == [
+        *range(1, 9)
+    ]
     complete = [one for one in (6, 7, 8) if set(federation.weights(one)) == {0, 1, 2, 3}]
-    assert complete  # a node that slept answers old messages first, which takes a busy machine a round
+    assert (
+        complete
+    )  # a node that slept answers old messages first, which takes a busy machine a round
     assert federation.refused(complete[-1]) == {}
 
 
@@ -112,9 +120,19 @@ def test_a_new_app_runs_at_once_with_flowers_own_command(tmp_path: Path) -> None
         (home / "config.toml").write_text(tomli_w.dumps({"superlink": connection}))
         federation.environment["FLWR_HOME"] = str(home)
         federation.environment["FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION"] = "1"
-        command = ["flower-superlink", "--simulation", "--insecure", "--host", "127.0.0.1", "--port", port]
+        command = [
+            "flower-superlink",
+            "--simulation",
+            "--insecure",
+            "--host",
+            "127.0.0.1",
+            "--port",
+            port,
+        ]
         federation.launch("superlink", command)
-        federation.wait_for(lambda: "Uvicorn running" in federation.log("superlink"), 120, "the SuperLink to listen")
+        federation.wait_for(
+            lambda: "Uvicorn running" in federation.log("superlink"), 120, "the SuperLink to listen"
+        )
         places = {
             "out": federation.run_folder,
             "files": federation.app / "data",

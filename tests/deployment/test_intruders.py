@@ -82,7 +82,9 @@ def wire() -> Iterator[subprocess.Popen[str]]:
 
 
 @pytest.fixture(scope="module")
-def federation(wire: subprocess.Popen[str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
+def federation(
+    wire: subprocess.Popen[str], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Federation]:
     """Heart patients of four real hospitals; digits where there is no data folder."""
     folder = tmp_path_factory.mktemp("federation")
 
@@ -118,14 +120,23 @@ def test_four_hospitals_train(federation: Federation) -> None:
     federation.wait_for_rounds(2, 480)
     federation.script("wait.sh", run)
     assert federation.refused(1) == federation.refused(2) == {}
-    online = [line.split()[:2] for line in federation.script("watch.sh").splitlines() if " online " in line]
+    online = [
+        line.split()[:2]
+        for line in federation.script("watch.sh").splitlines()
+        if " online " in line
+    ]
     assert sorted(online) == [[name, "online"] for name in HOSPITALS]
     assert federation.weights(2) == pytest.approx(federation.weights_here(2), abs=1e-6)
-    events = [json.loads(line) for line in (federation.state / "run-events.jsonl").read_text().splitlines()]
+    events = [
+        json.loads(line)
+        for line in (federation.state / "run-events.jsonl").read_text().splitlines()
+    ]
     runs = {one["member"]: one["differs"] for one in events if one["event"] == "versions"}
     assert runs == {name: [] for name in HOSPITALS}
     for service in ("superlink", *HOSPITALS):
-        assert {json.loads(line)["service"] for line in federation.log(service).splitlines()} == {service}
+        assert {json.loads(line)["service"] for line in federation.log(service).splitlines()} == {
+            service
+        }
     assert federation.script("health.sh", len(HOSPITALS), place="server").startswith("OK 4 members")
 
 
@@ -134,7 +145,9 @@ def test_who_does_not_belong_reaches_nothing(federation: Federation) -> None:
     said = federation.run(federation.at("outside", check))
     assert "closed  /v1/control/start-run without a certificate" in said
     # A curious member has a certificate.
-    assert "works   the fleet API, for members alone" in federation.run(federation.at("VA", check, "VA"))
+    assert "works   the fleet API, for members alone" in federation.run(
+        federation.at("VA", check, "VA")
+    )
     # Another user of the server cannot reach the SuperLink or enter its network.
     said = federation.run(federation.at("server", check, "VA"))
     assert "closed  the SuperLink, for another user" in said
@@ -152,7 +165,9 @@ def test_who_does_not_belong_reaches_nothing(federation: Federation) -> None:
     assert "can be read by other users of this machine" in refused.stdout
 
 
-def test_nodes_run_what_was_agreed_to_and_nothing_else(federation: Federation, tmp_path: Path) -> None:
+def test_nodes_run_what_was_agreed_to_and_nothing_else(
+    federation: Federation, tmp_path: Path
+) -> None:
     # An app that reads every node's rows: started from outside with a member's ca.crt, and by the
     # administrator.
     evil = tmp_path / "evil"
@@ -163,10 +178,20 @@ def test_nodes_run_what_was_agreed_to_and_nothing_else(federation: Federation, t
         f'[superlink]\ndefault = "theirs"\n[superlink.theirs]\naddress = "{HOST}:{federation.environment["PORT"]}"\n'
         f'root-certificates = "{federation.state / "certificates" / "ca.crt"}"\n'
     )
-    outsider = federation.attempt(federation.at("outside", "env", f"FLWR_HOME={tmp_path}", "flwr", "run", evil))
+    outsider = federation.attempt(
+        federation.at("outside", "env", f"FLWR_HOME={tmp_path}", "flwr", "run", evil)
+    )
     assert outsider.returncode != 0
     assert "400 Bad Request" in outsider.stdout + outsider.stderr
-    administrator = ["env", f"FLWR_HOME={federation.state / 'flower'}", "flwr", "run", evil, "federation", "--stream"]
+    administrator = [
+        "env",
+        f"FLWR_HOME={federation.state / 'flower'}",
+        "flwr",
+        "run",
+        evil,
+        "federation",
+        "--stream",
+    ]
     said = federation.run(federation.at("link", *administrator))
     assert said.count("ANSWER") == said.count("ANSWER error 7") == len(HOSPITALS)
     assert all("REFUSED an app" in federation.log(name) for name in HOSPITALS)
@@ -177,7 +202,9 @@ def test_nodes_run_what_was_agreed_to_and_nothing_else(federation: Federation, t
     run = federation.begin()
     federation.wait_for_rounds(1, 300)
     assert len(federation.refused(1)) == len(HOSPITALS)
-    assert all("not approved by the node's operator" in reason for reason in federation.refused(1).values())
+    assert all(
+        "not approved by the node's operator" in reason for reason in federation.refused(1).values()
+    )
     ended = federation.attempt(federation.at("link", federation.app / "deploy" / "wait.sh", run))
     assert ended.returncode == 1  # a run that failed is reported as failed
     assert "no update was ever accepted" in ended.stdout
@@ -207,7 +234,9 @@ def test_what_dies_is_survived(federation: Federation) -> None:
     federation.begin()
     federation.wait_for_rounds(5)
     assert {0, 1, 2} == set(federation.weights(5))
-    alerts = [json.loads(line) for line in (federation.state.parent / "alerts").read_text().splitlines()]
+    alerts = [
+        json.loads(line) for line in (federation.state.parent / "alerts").read_text().splitlines()
+    ]
     assert any(one["event"] in ("lost", "refused") and one["member"] == "VA" for one in alerts)
 
     # A backup is made during a run. Then the server's disk and processes are lost.

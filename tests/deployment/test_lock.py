@@ -40,7 +40,9 @@ def wheel(folder: Path, name: str, version: str, needs: str = "") -> Path:
 
 def pip(*arguments: str, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "pip", "install", "--quiet", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, env=environment, check=False, timeout=600)
+    return subprocess.run(
+        command, capture_output=True, text=True, env=environment, check=False, timeout=600
+    )
 
 
 def test_what_is_installed_is_what_was_locked(tmp_path: Path) -> None:
@@ -54,16 +56,33 @@ def test_what_is_installed_is_what_was_locked(tmp_path: Path) -> None:
     deploy = tmp_path / "deploy"
     with as_file(files("clientwise") / "template" / "deploy") as template:
         shutil.copytree(template, deploy)
-    subprocess.run([sys.executable, str(deploy / "lock.py"), str(ours)], env=environment, check=True, timeout=600)
+    subprocess.run(
+        [sys.executable, str(deploy / "lock.py"), str(ours)],
+        env=environment,
+        check=True,
+        timeout=600,
+    )
 
     found = sha256(dependency.read_bytes()).hexdigest()
     lock = deploy / "requirements.lock"
     assert lock.read_text() == f"dependency==1.5 --hash=sha256:{found}\n"
-    components = {one["name"]: one for one in json.loads((deploy / "sbom.json").read_text())["components"]}
-    assert {name: one["version"] for name, one in components.items()} == {"dependency": "1.5", "clientwise": "0.1.0"}
+    components = {
+        one["name"]: one for one in json.loads((deploy / "sbom.json").read_text())["components"]
+    }
+    assert {name: one["version"] for name, one in components.items()} == {
+        "dependency": "1.5",
+        "clientwise": "0.1.0",
+    }
     assert components["clientwise"]["hashes"][0]["content"] == sha256(ours.read_bytes()).hexdigest()
 
-    install = ["--require-hashes", "--no-deps", "--target", str(tmp_path / "installed"), "-r", str(lock)]
+    install = [
+        "--require-hashes",
+        "--no-deps",
+        "--target",
+        str(tmp_path / "installed"),
+        "-r",
+        str(lock),
+    ]
     assert pip(*install, environment=environment).returncode == 0
     assert (tmp_path / "installed" / "dependency.py").exists()
     dependency.unlink()

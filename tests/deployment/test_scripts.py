@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 pytestmark = pytest.mark.skipif(
-    not all(map(shutil.which, ("bash", "openssl", "ssh-keygen"))), reason="needs bash, openssl and ssh-keygen"
+    not all(map(shutil.which, ("bash", "openssl", "ssh-keygen"))),
+    reason="needs bash, openssl and ssh-keygen",
 )
 SYSTEM = "/usr/bin:/bin:/usr/sbin:/sbin"
 
@@ -39,10 +40,14 @@ class App:
         path.write_text(f"#!/bin/sh\n{line}\n")
         path.chmod(0o755)
 
-    def script(self, name: str, *arguments: object, **settings: str) -> subprocess.CompletedProcess[str]:
+    def script(
+        self, name: str, *arguments: object, **settings: str
+    ) -> subprocess.CompletedProcess[str]:
         """Run a script in an environment that has these settings and nothing else."""
         command = [str(self.folder / "deploy" / name), *map(str, arguments)]
-        return subprocess.run(command, env={"PATH": SYSTEM} | settings, capture_output=True, text=True, check=False)
+        return subprocess.run(
+            command, env={"PATH": SYSTEM} | settings, capture_output=True, text=True, check=False
+        )
 
 
 @pytest.fixture
@@ -64,7 +69,16 @@ def test_a_certificate_has_the_registered_name_and_key(app: App) -> None:
         assert refused.returncode == 1
         assert "is a request of CN=cleveland, not of CN=zurich" in refused.stdout
     foreign = app.folder / "foreign.csr"  # the name is right, the key is not
-    command = ["openssl", "req", "-new", "-key", str(keys / "cleveland.pem"), "-subj", "/CN=zurich", "-out"]
+    command = [
+        "openssl",
+        "req",
+        "-new",
+        "-key",
+        str(keys / "cleveland.pem"),
+        "-subj",
+        "/CN=zurich",
+        "-out",
+    ]
     subprocess.run([*command, str(foreign)], check=True)
     refused = app.script("register.sh", "zurich", foreign, "--renew")
     assert refused.returncode == 1
@@ -118,7 +132,10 @@ def test_a_socket_that_does_not_exist_is_not_called_closed(app: App, tmp_path: P
         app.program("curl", "exit 7")  # nothing answers
         missing = app.script("check.sh", UPSTREAM="unix:/nonexistent/fleet.sock", **settings)
         assert missing.returncode == 1
-        assert "BROKEN  the SuperLink's socket does not exist: /nonexistent/fleet.sock" in missing.stdout
+        assert (
+            "BROKEN  the SuperLink's socket does not exist: /nonexistent/fleet.sock"
+            in missing.stdout
+        )
         door.bind(str(tmp_path / "fleet.sock"))
         there = app.script("check.sh", UPSTREAM=f"unix:{tmp_path / 'fleet.sock'}", **settings)
         assert "closed  the SuperLink's socket, for another user" in there.stdout
@@ -127,21 +144,32 @@ def test_a_socket_that_does_not_exist_is_not_called_closed(app: App, tmp_path: P
 
 def test_the_environment_counts_before_the_file(app: App) -> None:
     app.program("python", 'echo "$4"')
-    (app.folder / "deploy" / "local.sh").write_text('STATE="$APP/from file"\nPATH="$APP/tools:$PATH"\n')
+    (app.folder / "deploy" / "local.sh").write_text(
+        'STATE="$APP/from file"\nPATH="$APP/tools:$PATH"\n'
+    )
     assert app.script("agree.sh").stdout == f"{app.folder}/from file/agreed\n"
-    assert app.script("agree.sh", STATE=f"{app.folder}/it's said").stdout == f"{app.folder}/it's said/agreed\n"
+    assert (
+        app.script("agree.sh", STATE=f"{app.folder}/it's said").stdout
+        == f"{app.folder}/it's said/agreed\n"
+    )
     (app.folder / "venv" / "bin").rename(app.folder / "tools")  # the file's PATH is kept
     assert app.script("agree.sh").stdout == f"{app.folder}/from file/agreed\n"
 
 
 def test_inside_says_that_the_superlink_does_not_run(app: App) -> None:
     app.state.mkdir()
-    for pid in (None, "99999999", str(os.getpid())):  # never started, ended, number of another process
+    for pid in (
+        None,
+        "99999999",
+        str(os.getpid()),
+    ):  # never started, ended, number of another process
         if pid:
             (app.state / "superlink.pid").write_text(pid)
         done = app.script("inside.sh", "true")
         assert (done.returncode, done.stdout) == (1, "")
-        assert done.stderr == "the SuperLink is not running: systemctl status federation-superlink\n"
+        assert (
+            done.stderr == "the SuperLink is not running: systemctl status federation-superlink\n"
+        )
 
 
 def test_a_stop_that_fails_leaves_no_mark(app: App) -> None:

@@ -49,7 +49,9 @@ def test_all_samples_centralised_are_one_clients() -> None:
     module = linear((4,), 3)
     engine = LocalEngine(pooled, module, seed=1)
     method = Method(training=TRAINING)
-    after, record = run_round(first_state(engine.initial_model, method, engine), method, Plan(1, 3, asks=(0,)), engine)
+    after, record = run_round(
+        first_state(engine.initial_model, method, engine), method, Plan(1, 3, asks=(0,)), engine
+    )
     assert record.client_ids == (0,)
     assert record.local.num_samples.tolist() == [9, 6, 0]
     torch.testing.assert_close(after.model, trained(engine, 0, engine.initial_model, 1))
@@ -65,7 +67,8 @@ def test_alone_everybody_keeps_and_is_evaluated_by_a_model_of_its_own() -> None:
     own = [plain.initial_model] * 3
     for round_num, asked in ((1, (0, 1)), (2, (1, 2))):
         own = [
-            trained(plain, client, own[client], round_num) if client in asked else own[client] for client in range(3)
+            trained(plain, client, own[client], round_num) if client in asked else own[client]
+            for client in range(3)
         ]
         state, record = run_round(state, method, Plan(1, 3, asks=asked), engine)
     expected = [plain.evaluate([client], own[client][None]) for client in range(3)]
@@ -80,5 +83,7 @@ def test_alone_everybody_keeps_and_is_evaluated_by_a_model_of_its_own() -> None:
 
     resumed = AloneEngine(LocalEngine(data, deepcopy(module), seed=1))
     resumed.load_state(engine.state())
-    after, again = (run_round(state, method, Plan(1, 3, asks=(0, 1, 2)), one)[1] for one in (engine, resumed))
+    after, again = (
+        run_round(state, method, Plan(1, 3, asks=(0, 1, 2)), one)[1] for one in (engine, resumed)
+    )
     torch.testing.assert_close(after.local.losses, again.local.losses)

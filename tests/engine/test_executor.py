@@ -35,7 +35,10 @@ class Recurrent(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.recurrent, self.output = nn.LSTM(1, 8, 2, dropout=0.5, batch_first=True), nn.Linear(8, CLASSES)
+        self.recurrent, self.output = (
+            nn.LSTM(1, 8, 2, dropout=0.5, batch_first=True),
+            nn.Linear(8, CLASSES),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         outputs: Tensor = self.output(self.recurrent(x[..., None])[0][:, -1])
@@ -57,7 +60,10 @@ class Noisy(nn.Module):
 def clients(sizes: list[int]) -> FederatedData:
     random = torch.Generator().manual_seed(0)
     blocks = [
-        (torch.randint(20, (size, LENGTH), generator=random), torch.randint(CLASSES, (size,), generator=random))
+        (
+            torch.randint(20, (size, LENGTH), generator=random),
+            torch.randint(CLASSES, (size,), generator=random),
+        )
         for size in sizes
     ]
     tests = [(inputs[:1], targets[:1]) for inputs, targets in blocks]
@@ -65,11 +71,17 @@ def clients(sizes: list[int]) -> FederatedData:
 
 
 def train(
-    network: nn.Module, sizes: list[int], cohort: list[int], training: LocalTraining = TRAINING, **options: Any
+    network: nn.Module,
+    sizes: list[int],
+    cohort: list[int],
+    training: LocalTraining = TRAINING,
+    **options: Any,
 ) -> dict[int, tuple[bytes, float]]:
     """By client its model, bit by bit, and its training loss."""
     data, module = clients(sizes), copy.deepcopy(network)
-    engine = LocalEngine(data, module, seed=1, executor=DeviceExecutor(data.samples, module, CPU, **options))
+    engine = LocalEngine(
+        data, module, seed=1, executor=DeviceExecutor(data.samples, module, CPU, **options)
+    )
     with threads_for(engine.spec.num_parameters):
         updates = list(engine.train(cohort, engine.initial_model, Task(1, training, PLAIN, ())))
     return {
@@ -81,10 +93,16 @@ def train(
 
 @pytest.mark.parametrize(
     "make",
-    [lambda: lstm((LENGTH,), CLASSES, words=20, embedding=8, hidden=8, dropout=0.5), Recurrent, Noisy],
+    [
+        lambda: lstm((LENGTH,), CLASSES, words=20, embedding=8, hidden=8, dropout=0.5),
+        Recurrent,
+        Noisy,
+    ],
     ids=["our lstm", "PyTorch's lstm", "noise"],
 )
-def test_networks_that_draw_train_alike_whatever_the_number_of_workers(make: Callable[[], nn.Module]) -> None:
+def test_networks_that_draw_train_alike_whatever_the_number_of_workers(
+    make: Callable[[], nn.Module],
+) -> None:
     torch.manual_seed(0)
     network, before = make(), torch.get_rng_state()
     alone = train(network, [40] * 6, list(range(6)), workers=1)
@@ -106,7 +124,9 @@ def test_our_lstm_needs_no_turns() -> None:
 def test_a_batch_larger_than_all_clients_takes_no_more_room_than_they_need(mode: str) -> None:
     torch.manual_seed(0)
     network = mlp((LENGTH,), CLASSES, hidden=[5])
-    full, huge = (train(network, [9, 4], [0, 1], LocalTraining(2, size), mode=mode) for size in (None, 10**12))
+    full, huge = (
+        train(network, [9, 4], [0, 1], LocalTraining(2, size), mode=mode) for size in (None, 10**12)
+    )
     assert full == huge
 
 
@@ -127,7 +147,9 @@ def test_a_client_s_loss_does_not_depend_on_whom_it_trains_with() -> None:
     training = LocalTraining(1, 1, learning_rate=0.5)
     together = train(network, sizes, everybody, training, workers=1)
     for cohort in ([33, 0, 17], [1, 2, 3, 4, 5], everybody[::-1]):
-        assert train(network, sizes, cohort, training, workers=1) == {client: together[client] for client in cohort}
+        assert train(network, sizes, cohort, training, workers=1) == {
+            client: together[client] for client in cohort
+        }
     assert train(network, sizes, everybody, training, workers=3) == together
 
 
@@ -137,7 +159,9 @@ def test_padding_and_neighbours_change_no_sum() -> None:
         padded = torch.zeros(rows, columns)
         padded[:37, first : first + 5] = values
         for wide, sums in ((padded, 0), (padded.T.contiguous(), 1)):
-            assert torch.equal(_sum_in_order(wide, sums)[first : first + 5], _sum_in_order(values, 0))
+            assert torch.equal(
+                _sum_in_order(wide, sums)[first : first + 5], _sum_in_order(values, 0)
+            )
     assert _sum_in_order(torch.zeros(0, 3), 0).tolist() == [0, 0, 0]
 
 

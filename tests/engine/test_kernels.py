@@ -18,7 +18,8 @@ from clientwise.engine.stacked.kernels import dense, pooling
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 pytestmark = pytest.mark.skipif(
-    kernels.triton is None or (DEVICE == "cpu" and "TRITON_INTERPRET" not in os.environ), reason="about GPUs"
+    kernels.triton is None or (DEVICE == "cpu" and "TRITON_INTERPRET" not in os.environ),
+    reason="about GPUs",
 )
 DTYPES = [torch.float32] + [torch.bfloat16] * (DEVICE == "cuda")
 
@@ -40,9 +41,12 @@ def distance(ours: Tensor, exact: Tensor) -> float:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("has_bias", [True, False])
 @pytest.mark.parametrize(
-    ("count", "inputs", "outputs"), [(10, 784, 200), (20, 60, 128), (32, 17, 70), (7, 33, 1), (1, 1, 1), (16, 64, 64)]
+    ("count", "inputs", "outputs"),
+    [(10, 784, 200), (20, 60, 128), (32, 17, 70), (7, 33, 1), (1, 1, 1), (16, 64, 64)],
 )
-def test_dense_layers(dtype: torch.dtype, has_bias: bool, count: int, inputs: int, outputs: int) -> None:
+def test_dense_layers(
+    dtype: torch.dtype, has_bias: bool, count: int, inputs: int, outputs: int
+) -> None:
     random = torch.Generator(DEVICE).manual_seed(1)
 
     def draw(*shape: int) -> Tensor:

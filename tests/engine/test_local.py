@@ -6,7 +6,16 @@ import pytest
 import torch
 from torch import nn
 
-from clientwise.attacks import Attack, Boast, Broken, Hostile, Knowledge, Noise, SignFlip, WrongLabels
+from clientwise.attacks import (
+    Attack,
+    Boast,
+    Broken,
+    Hostile,
+    Knowledge,
+    Noise,
+    SignFlip,
+    WrongLabels,
+)
 from clientwise.core.loss import CrossEntropy, Loss, RobustLoss
 from clientwise.core.problem import Classification, Regression
 from clientwise.core.seeding import client_keys, generator, mixed
@@ -24,13 +33,20 @@ MakeEngine = Callable[..., LocalEngine]
 PLAIN = CrossEntropy()
 
 
-def task(loss: Loss = PLAIN, round_num: int = 1, criteria: tuple[Part, ...] = (), **training) -> Task:
+def task(
+    loss: Loss = PLAIN, round_num: int = 1, criteria: tuple[Part, ...] = (), **training
+) -> Task:
     return Task(
-        round_num, LocalTraining(**{"epochs": 2, "batch_size": 16, "learning_rate": 0.1} | training), loss, criteria
+        round_num,
+        LocalTraining(**{"epochs": 2, "batch_size": 16, "learning_rate": 0.1} | training),
+        loss,
+        criteria,
     )
 
 
-def trained(engine: LocalEngine, client: int, what: Task, model: torch.Tensor | None = None) -> torch.Tensor:
+def trained(
+    engine: LocalEngine, client: int, what: Task, model: torch.Tensor | None = None
+) -> torch.Tensor:
     (updates,) = engine.train([client], engine.initial_model if model is None else model, what)
     return updates.models[0]
 
@@ -44,11 +60,15 @@ def by_hand(engine: LocalEngine, client: int, what: Task) -> torch.Tensor:
     if training.optimizer == "adam":
         optimizer = torch.optim.Adam(module.parameters(), lr=training.learning_rate)
     else:
-        optimizer = torch.optim.SGD(module.parameters(), lr=training.learning_rate, momentum=training.momentum)
+        optimizer = torch.optim.SGD(
+            module.parameters(), lr=training.learning_rate, momentum=training.momentum
+        )
     share = engine.data.train.slice(client)
     inputs = engine.data.samples.inputs[engine.data.train.indices[share]].float() / 16
     targets = engine.data.train.targets[share]
-    weights = torch.ones(10) if what.loss.class_weights is None else torch.tensor(what.loss.class_weights)
+    weights = (
+        torch.ones(10) if what.loss.class_weights is None else torch.tensor(what.loss.class_weights)
+    )
     key = client_keys(1, "training", what.round_num, [client])
     for epoch in range(training.epochs):
         size = training.batch_size or len(targets)
@@ -56,7 +76,9 @@ def by_hand(engine: LocalEngine, client: int, what: Task) -> torch.Tensor:
         if size < len(targets):
             rows = mixed(mixed(key + epoch) + rows).argsort()
         for batch in rows.split(size):
-            losses = nn.functional.cross_entropy(module(inputs[batch]), targets[batch], reduction="none")
+            losses = nn.functional.cross_entropy(
+                module(inputs[batch]), targets[batch], reduction="none"
+            )
             loss = (losses * weights[targets[batch]]).mean()
             for parameter, start in zip(module.parameters(), anchor, strict=True):
                 loss = loss + training.proximal / 2 * (parameter - start).square().sum()
@@ -81,12 +103,17 @@ def by_hand(engine: LocalEngine, client: int, what: Task) -> torch.Tensor:
 def test_local_training_is_plain_pytorch(make_engine: MakeEngine, what: Task) -> None:
     engine = make_engine()
     for client in (0, 5):
-        torch.testing.assert_close(trained(engine, client, what), by_hand(engine, client, what), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(
+            trained(engine, client, what), by_hand(engine, client, what), rtol=1e-4, atol=1e-5
+        )
 
 
 def test_the_proximal_term_keeps_clients_near(make_engine: MakeEngine) -> None:
     engine = make_engine()
-    distances = [(trained(engine, 0, task(proximal=mu)) - engine.initial_model).norm().item() for mu in (0.0, 1.0, 5.0)]
+    distances = [
+        (trained(engine, 0, task(proximal=mu)) - engine.initial_model).norm().item()
+        for mu in (0.0, 1.0, 5.0)
+    ]
     assert distances[0] > distances[1] > distances[2] > 0
 
 
@@ -107,10 +134,21 @@ def test_training_depends_on_seed_round_and_client_alone(make_engine: MakeEngine
 
 @pytest.mark.parametrize(
     ("count", "workers", "at_once", "sizes"),
-    [(8, 2, 3, [2, 2, 2, 2]), (5, 2, 2, [1, 1, 1, 2]), (8, 1, 100, [8]), (1, 4, 2, [1]), (0, 2, 2, [])],
+    [
+        (8, 2, 3, [2, 2, 2, 2]),
+        (5, 2, 2, [1, 1, 1, 2]),
+        (8, 1, 100, [8]),
+        (1, 4, 2, [1]),
+        (0, 2, 2, []),
+    ],
 )
 def test_a_cohort_is_cut_so_that_all_workers_have_equally_much_to_do(
-    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch, count: int, workers: int, at_once: int, sizes: list[int]
+    make_engine: MakeEngine,
+    monkeypatch: pytest.MonkeyPatch,
+    count: int,
+    workers: int,
+    at_once: int,
+    sizes: list[int],
 ) -> None:
     engine = make_engine(chunk_size=None)
     monkeypatch.setattr(engine.executor, "workers", workers)
@@ -122,7 +160,9 @@ def test_a_cohort_is_cut_so_that_all_workers_have_equally_much_to_do(
 
 def test_evaluation_of_many_candidates_on_all_clients(make_engine: MakeEngine) -> None:
     engine = make_engine()
-    candidates = torch.stack([engine.initial_model, trained(engine, 0, task()), trained(engine, 1, task())])
+    candidates = torch.stack(
+        [engine.initial_model, trained(engine, 0, task()), trained(engine, 1, task())]
+    )
     together = engine.evaluate(range(8), candidates)
     assert together.values.shape == together.losses.shape == (3, 8)
     assert together.counts.shape == (3, 10, 10)
@@ -155,7 +195,10 @@ def test_the_server_set_may_be_absent(make_engine: MakeEngine) -> None:
         server_fraction=0,
         report_fraction=0,
     )
-    assert LocalEngine(data, linear((10,), 1), seed=1).evaluate_server(torch.zeros(1, 11), "report") is None
+    assert (
+        LocalEngine(data, linear((10,), 1), seed=1).evaluate_server(torch.zeros(1, 11), "report")
+        is None
+    )
 
 
 def test_regression_trains(make_engine: MakeEngine) -> None:
@@ -170,16 +213,21 @@ def test_regression_trains(make_engine: MakeEngine) -> None:
     engine = LocalEngine(data, linear((10,), 1), seed=1)
     before = engine.evaluate(range(3), engine.initial_model[None])
     after = engine.evaluate(
-        range(3), trained(engine, 0, task(RobustLoss(shape=1.0), epochs=20, learning_rate=0.05))[None]
+        range(3),
+        trained(engine, 0, task(RobustLoss(shape=1.0), epochs=20, learning_rate=0.05))[None],
     )
     assert float(after.overall_loss()[0]) < 0.5 * float(before.overall_loss()[0])
     assert after.counts.shape == (1, 4)
-    assert float(after.overall()[0]) == pytest.approx(float(after.counts[0, 3] / after.counts[0, 0]))
+    assert float(after.overall()[0]) == pytest.approx(
+        float(after.counts[0, 3] / after.counts[0, 0])
+    )
 
 
 def test_buffers_travel_with_the_model(make_engine: MakeEngine) -> None:
     data = make_engine().data
-    module = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 10))
+    module = nn.Sequential(
+        nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 10)
+    )
     engine = LocalEngine(data, module, seed=1)
     statistics = slice(engine.spec.num_parameters, None)
     first = trained(engine, 0, task(batch_size=None))
@@ -214,7 +262,9 @@ def test_who_ignores_the_global_model_keeps_its_own(make_engine: MakeEngine) -> 
     engine = make_engine(hostile={2: Hostile(SignFlip(0.0), ignore_global=True)})
     plain = make_engine()
     first = trained(plain, 2, task(round_num=1))
-    second = trained(plain, 2, task(round_num=2), first)  # what it should have privately after two rounds
+    second = trained(
+        plain, 2, task(round_num=2), first
+    )  # what it should have privately after two rounds
     elsewhere = torch.zeros_like(engine.initial_model)
     trained(engine, 2, task(round_num=1))
     trained(engine, 2, task(round_num=2), elsewhere)
@@ -232,7 +282,9 @@ def test_wrong_labels_are_wrong(fraction: float) -> None:
     changed = WrongLabels(fraction).relabel(targets, Classification(10), generator(1, "relabel"))
     assert int((changed != targets).sum()) == 1000 * fraction
     assert set(changed.tolist()) == set(range(10))
-    mirrored = WrongLabels().relabel(torch.tensor([1.0, 2.0, 5.0]), Regression(), generator(1, "relabel"))
+    mirrored = WrongLabels().relabel(
+        torch.tensor([1.0, 2.0, 5.0]), Regression(), generator(1, "relabel")
+    )
     assert mirrored.tolist() == [5, 4, 1]
 
 
@@ -255,8 +307,12 @@ def test_one_clients_misfortune_is_not_the_federations(make_engine: MakeEngine) 
     from clientwise.core.method import Method, Plan
     from clientwise.core.round import first_state, run_round
 
-    engine = make_engine(hostile={1: Hostile(Odd("raise")), 2: Hostile(Odd("short")), 3: Hostile(Odd("claim"))})
-    _, record = run_round(first_state(engine.initial_model, Method(), engine), Method(), Plan(1, 8), engine)
+    engine = make_engine(
+        hostile={1: Hostile(Odd("raise")), 2: Hostile(Odd("short")), 3: Hostile(Odd("claim"))}
+    )
+    _, record = run_round(
+        first_state(engine.initial_model, Method(), engine), Method(), Plan(1, 8), engine
+    )
     assert record.client_ids == (0, 3, 4, 5, 6, 7)
     assert {refusal.client_id: refusal.reason for refusal in record.refusals} == {
         1: "OSError: disk full",
@@ -277,7 +333,9 @@ def test_what_prefetched_clients_hold_is_looked_up_before_they_are_asked(
     monkeypatch.setattr(engine.executor, "workers", 1)
     engine.prefetch((1, 3))
     gather = Holdings.gather
-    monkeypatch.setattr(Holdings, "gather", lambda self, holders: looked_up.append(holders) or gather(self, holders))
+    monkeypatch.setattr(
+        Holdings, "gather", lambda self, holders: looked_up.append(holders) or gather(self, holders)
+    )
     for cohort in [(1, 3), (3, 1), (1, 3)]:
         (prefetched,) = engine.train(cohort, engine.initial_model, task())
         assert looked_up == ([] if cohort == (1, 3) else [cohort])
@@ -295,7 +353,9 @@ def test_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     assert pick_device("cuda:0").type == pick_device("cuda").type == "cuda"
-    with pytest.raises(ClientwiseError, match="CUDA_VISIBLE_DEVICES=1"):  # a graph captured there would do nothing
+    with pytest.raises(
+        ClientwiseError, match="CUDA_VISIBLE_DEVICES=1"
+    ):  # a graph captured there would do nothing
         pick_device("cuda:1")
 
 

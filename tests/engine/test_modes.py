@@ -65,7 +65,11 @@ class Residual(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.second, self.drop = nn.Linear(72, 72), nn.Linear(72, CLASSES), nn.Dropout(0.4)
+        self.first, self.second, self.drop = (
+            nn.Linear(72, 72),
+            nn.Linear(72, CLASSES),
+            nn.Dropout(0.4),
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = x.flatten(1)
@@ -80,7 +84,10 @@ def clients(sizes: list[int], seed: int = 0) -> FederatedData:
         return images, torch.randint(0, CLASSES, (size,), generator=random)
 
     data = FederatedData.from_clients(
-        [block(size) for size in sizes], [block(3) for _ in sizes], report=block(5), num_classes=CLASSES
+        [block(size) for size in sizes],
+        [block(3) for _ in sizes],
+        report=block(5),
+        num_classes=CLASSES,
     )
     return cw.FederatedData(**{**vars(data), "samples": scaled(data)})
 
@@ -92,7 +99,12 @@ def scaled(data: FederatedData) -> Any:
 
 
 def train(
-    network: nn.Module, sizes: list[int], mode: Mode, loss: Loss = PLAIN, chunk_size: int | None = None, **training: Any
+    network: nn.Module,
+    sizes: list[int],
+    mode: Mode,
+    loss: Loss = PLAIN,
+    chunk_size: int | None = None,
+    **training: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Models and losses of all clients, in the order of their numbers."""
     data, network = clients(sizes), copy.deepcopy(network)
@@ -101,7 +113,9 @@ def train(
     engine = LocalEngine(data, network, seed=1, executor=executor, chunk_size=chunk_size)
     original = executor.train
 
-    def strict(jobs: Any) -> Any:  # a chunk that fails would be tried in halves, and nobody would know
+    def strict(
+        jobs: Any,
+    ) -> Any:  # a chunk that fails would be tried in halves, and nobody would know
         for result in original(jobs):
             if isinstance(result, Exception):
                 raise result
@@ -115,7 +129,9 @@ def train(
         models |= dict(zip(updates.client_ids, updates.models.cpu(), strict=True))
         losses |= dict(zip(updates.client_ids, updates.training_loss, strict=True))
     assert sorted(models) == list(range(len(sizes)))
-    return torch.stack([models[client] for client in sorted(models)]), torch.stack([losses[k] for k in sorted(losses)])
+    return torch.stack([models[client] for client in sorted(models)]), torch.stack(
+        [losses[k] for k in sorted(losses)]
+    )
 
 
 def assert_same(first: tuple[torch.Tensor, ...], second: tuple[torch.Tensor, ...]) -> None:
@@ -140,7 +156,9 @@ def test_every_mode_agrees_with_the_loop(name: str, training: dict[str, Any], mo
 
 @pytest.mark.parametrize("limit", [0, 10**9])
 @pytest.mark.parametrize("name", ["cnn", "cnn without activation", "strides and averages"])
-def test_convolutions_agree_both_ways(name: str, limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_convolutions_agree_both_ways(
+    name: str, limit: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(layers, "LARGE_CONVOLUTION", limit)
     monkeypatch.setattr(layers, "FEW", 0 if limit == 0 else layers.FEW)
     torch.manual_seed(0)
@@ -158,13 +176,19 @@ def test_convolutions_agree_both_ways(name: str, limit: int, monkeypatch: pytest
 )
 @settings(max_examples=25)
 def test_whatever_the_sizes_and_chunks(
-    sizes: list[int], epochs: int, batch_size: int | None, momentum: float, chunk_size: int | None, name: str
+    sizes: list[int],
+    epochs: int,
+    batch_size: int | None,
+    momentum: float,
+    chunk_size: int | None,
+    name: str,
 ) -> None:
     torch.manual_seed(0)
     network = NETWORKS[name]()
     options = {"epochs": epochs, "batch_size": batch_size, "momentum": momentum}
     assert_same(
-        train(network, sizes, "stacked", chunk_size=chunk_size, **options), train(network, sizes, "loop", **options)
+        train(network, sizes, "stacked", chunk_size=chunk_size, **options),
+        train(network, sizes, "loop", **options),
     )
 
 
@@ -174,14 +198,18 @@ def test_a_single_channel_without_padding_agrees() -> None:
     images, labels = torch.randn(12, 1, 6, 6), torch.randint(0, 3, (12,))
     blocks = [(images[:7], labels[:7]), (images[7:], labels[7:])]
     data = FederatedData.from_clients(blocks, blocks, num_classes=3)
-    network = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.Flatten(), nn.Linear(16, 3))
+    network = nn.Sequential(
+        nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.Flatten(), nn.Linear(16, 3)
+    )
     results = []
     for mode in ("loop", "stacked"):
         module = copy.deepcopy(network)
         executor = DeviceExecutor(data.samples, module, DEVICE, mode=mode, precision="float32")  # type: ignore[arg-type]
         assert executor.mode == mode, str(executor)
         engine = LocalEngine(data, module, seed=1, executor=executor)
-        updates = engine.train(range(2), engine.initial_model, Task(1, LocalTraining(2, 3), PLAIN, ()))
+        updates = engine.train(
+            range(2), engine.initial_model, Task(1, LocalTraining(2, 3), PLAIN, ())
+        )
         results.append(torch.cat([one.models.cpu() for one in updates]))
     assert_same((results[0],), (results[1],))
 
@@ -199,7 +227,12 @@ def test_regression_and_its_robust_loss_agree() -> None:
         executor = DeviceExecutor(data.samples, module, DEVICE, mode=mode, precision="float32")  # type: ignore[arg-type]
         engine = LocalEngine(data, module, seed=1, executor=executor)
         results.append(
-            torch.cat([updates.models.cpu() for updates in engine.train(range(3), engine.initial_model, task)])
+            torch.cat(
+                [
+                    updates.models.cpu()
+                    for updates in engine.train(range(3), engine.initial_model, task)
+                ]
+            )
         )
         evaluation = engine.evaluate(range(3), results[-1])
         results.append(torch.cat([evaluation.values, evaluation.losses]))
@@ -220,12 +253,17 @@ def test_evaluation_agrees(name: str) -> None:
         evaluations.append(engine.evaluate(range(3), models))
     loop, together = evaluations
     assert torch.equal(loop.counts, together.counts)
-    assert_same((loop.values, loop.losses, loop.num_samples), (together.values, together.losses, together.num_samples))
+    assert_same(
+        (loop.values, loop.losses, loop.num_samples),
+        (together.values, together.losses, together.num_samples),
+    )
 
 
 def test_networks_that_cannot_be_stacked_say_why() -> None:
     samples = clients([4]).samples
-    batch_norm = nn.Sequential(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.Flatten(), nn.Linear(48, CLASSES))
+    batch_norm = nn.Sequential(
+        nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.Flatten(), nn.Linear(48, CLASSES)
+    )
     executor = DeviceExecutor(samples, batch_norm, DEVICE)
     assert executor.mode == ("graph" if DEVICE.type == "cuda" else "loop")
     assert "batch norm" in str(executor)
@@ -254,8 +292,12 @@ def test_wishes_a_cpu_cannot_fulfil_are_refused() -> None:
 
 @pytest.mark.parametrize("mode", ["loop", "stacked"])
 @pytest.mark.parametrize("network", ["mlp", "cnn"])
-@pytest.mark.parametrize(("rough", "likeness"), [("bf16", 0.99)] + [("tf32", 0.999)] * (DEVICE.type == "cuda"))
-def test_lower_precision_is_near_float32(rough: Precision, likeness: float, network: str, mode: Mode) -> None:
+@pytest.mark.parametrize(
+    ("rough", "likeness"), [("bf16", 0.99)] + [("tf32", 0.999)] * (DEVICE.type == "cuda")
+)
+def test_lower_precision_is_near_float32(
+    rough: Precision, likeness: float, network: str, mode: Mode
+) -> None:
     data, results = clients([12, 5, 30, 7]), []
     for precision in ("float32", rough):
         torch.manual_seed(0)
@@ -263,11 +305,16 @@ def test_lower_precision_is_near_float32(rough: Precision, likeness: float, netw
         executor = DeviceExecutor(data.samples, module, DEVICE, mode=mode, precision=precision)
         engine = LocalEngine(data, module, seed=1, executor=executor, chunk_size=3)
         task = Task(1, LocalTraining(2, 4), PLAIN, ())
-        updates = torch.cat([updates.models for updates in engine.train(range(4), engine.initial_model, task)])
+        updates = torch.cat(
+            [updates.models for updates in engine.train(range(4), engine.initial_model, task)]
+        )
         losses = engine.evaluate(range(4), torch.stack([engine.initial_model, *updates])).losses
         results.append((updates - engine.initial_model, losses))
     assert not torch.equal(results[0][0], results[1][0])
-    assert float(torch.nn.functional.cosine_similarity(results[0][0], results[1][0], dim=1).min()) > likeness
+    assert (
+        float(torch.nn.functional.cosine_similarity(results[0][0], results[1][0], dim=1).min())
+        > likeness
+    )
     assert torch.allclose(results[0][1], results[1][1], rtol=0.1, atol=0.1)
 
 
@@ -281,7 +328,12 @@ class Rehearsed:
     def _look(self) -> list[int]:
         tables = self._owner._tables
         if self._work == self._owner._draw:
-            read = [tables["rows"], self._owner._keys, self._owner._first, self._owner._schedule.epoch]
+            read = [
+                tables["rows"],
+                self._owner._keys,
+                self._owner._first,
+                self._owner._schedule.epoch,
+            ]
         else:
             read = list(tables.values())
         return [tensor.data_ptr() for tensor in read]
@@ -295,14 +347,20 @@ def test_a_graph_reads_what_is_new(monkeypatch: pytest.MonkeyPatch) -> None:
     """Round after round: other clients, other keys, class weights that come and go, sizes that change and return."""
     monkeypatch.setattr(stacked_train, "CudaGraph", Rehearsed)
     data, module = clients([7, 7, 7, 7, 3, 9]), mlp((2, 6, 6), CLASSES, hidden=[9])
-    there = LocalEngine(data, module, seed=1, executor=DeviceExecutor(data.samples, module, torch.device("cpu")))
-    captured = StackedTrainer(StackedNetwork(module, there.spec, 4, there.device), data.samples, use_graphs=True)
+    there = LocalEngine(
+        data, module, seed=1, executor=DeviceExecutor(data.samples, module, torch.device("cpu"))
+    )
+    captured = StackedTrainer(
+        StackedNetwork(module, there.spec, 4, there.device), data.samples, use_graphs=True
+    )
     rounds = [([0, 1, 2], PLAIN), ([1, 2, 3], PLAIN), ([3, 0, 2], PLAIN), ([0, 1, 3], WEIGHTED), ([2, 1, 0], PLAIN),
               ([4, 5, 0], PLAIN), ([0, 2, 3], PLAIN), ([1, 0, 2], WEIGHTED), ([0, 1, 2, 3], PLAIN)]  # fmt: skip
     for number, (cohort, loss) in enumerate(rounds):
         task = Task(number, LocalTraining(2, 3, learning_rate=0.1), loss, ())
         job = there._train_job(cohort, there.initial_model, task)
-        anew = StackedTrainer(StackedNetwork(module, there.spec, 4, there.device), data.samples, use_graphs=False)
+        anew = StackedTrainer(
+            StackedNetwork(module, there.spec, 4, there.device), data.samples, use_graphs=False
+        )
         torch.testing.assert_close(captured.train(job), anew.train(job))
 
 
@@ -317,7 +375,9 @@ class Again:
 
 
 @pytest.mark.parametrize("network", ["mlp", "dropout", "own module"])
-def test_an_evaluation_that_comes_back_is_done_by_a_graph(network: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_evaluation_that_comes_back_is_done_by_a_graph(
+    network: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     graphs = []
 
     class Counted(stacked_evaluate.CudaGraph if DEVICE.type == "cuda" else Again):  # type: ignore[misc]
@@ -331,7 +391,9 @@ def test_an_evaluation_that_comes_back_is_done_by_a_graph(network: str, monkeypa
     engine = LocalEngine(data, module, seed=1, executor=executor)
     job, random = engine._all_tests, torch.Generator().manual_seed(1)
     for count, expected in [(1, 0), (1, 1), (2, 1), (1, 1), (2, 2), (2, 2)]:
-        models = (engine.initial_model + torch.rand(count, engine.spec.size, generator=random).to(DEVICE)).contiguous()
+        models = (
+            engine.initial_model + torch.rand(count, engine.spec.size, generator=random).to(DEVICE)
+        ).contiguous()
 
         def evaluate(models: torch.Tensor) -> Any:
             return executor._evaluate(models, job.indices, job.targets)
@@ -349,12 +411,18 @@ def test_an_evaluation_that_comes_back_is_done_by_a_graph(network: str, monkeypa
 
 
 @pytest.mark.parametrize("where", ["training", "joining"])
-def test_a_gpu_that_is_suddenly_fuller_takes_fewer_clients(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_that_is_suddenly_fuller_takes_fewer_clients(
+    where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     data, module = clients([6] * 8), NETWORKS["mlp"]()
-    executor = DeviceExecutor(data.samples, module, DEVICE, mode="stacked", precision="float32", workers=1)
+    executor = DeviceExecutor(
+        data.samples, module, DEVICE, mode="stacked", precision="float32", workers=1
+    )
     engine = LocalEngine(data, module, seed=1, executor=executor)
     task = Task(1, LocalTraining(1, 3, learning_rate=0.1), PLAIN, ())
-    expected = torch.cat([updates.models for updates in engine.train(range(8), engine.initial_model, task)])
+    expected = torch.cat(
+        [updates.models for updates in engine.train(range(8), engine.initial_model, task)]
+    )
     at_once = executor.clients_at_once(task.training, 6)
     original = StackedTrainer.train if where == "training" else TrainJob.joined
 
@@ -365,10 +433,14 @@ def test_a_gpu_that_is_suddenly_fuller_takes_fewer_clients(where: str, monkeypat
 
     if where == "training":
         monkeypatch.setattr(StackedTrainer, "train", full)
-        models = torch.cat([updates.models for updates in engine.train(range(8), engine.initial_model, task)])
+        models = torch.cat(
+            [updates.models for updates in engine.train(range(8), engine.initial_model, task)]
+        )
     else:
         monkeypatch.setattr(TrainJob, "joined", full)
-        jobs = [engine._train_job(half, engine.initial_model, task) for half in (range(4), range(4, 8))]
+        jobs = [
+            engine._train_job(half, engine.initial_model, task) for half in (range(4), range(4, 8))
+        ]
         models = torch.cat([result[0] for result in executor.train_joined(jobs)])  # type: ignore[index]
     torch.testing.assert_close(models, expected, rtol=1e-4, atol=1e-5)
     assert executor.clients_at_once(task.training, 6) < at_once

@@ -35,7 +35,9 @@ def some_data() -> FederatedData:
     clients = []
     for client, size in enumerate((12, 8, 10)):
         inputs = torch.randn(size, 4, generator=random)
-        labels = torch.where(torch.rand(size, generator=random) < 0.7, client, (client + 1) % CLASSES)
+        labels = torch.where(
+            torch.rand(size, generator=random) < 0.7, client, (client + 1) % CLASSES
+        )
         clients.append((inputs, labels))
     return FederatedData.from_clients(clients, clients, report=clients[0], num_classes=CLASSES)
 
@@ -73,7 +75,9 @@ def engine_of(mode: Mode, **options: Any) -> LocalEngine:
     return LocalEngine(data, module, seed=1, executor=executor, **options)
 
 
-def run(engine: LocalEngine, rounds: list[tuple[int, ...]], state: ServerState | None = None) -> ServerState:
+def run(
+    engine: LocalEngine, rounds: list[tuple[int, ...]], state: ServerState | None = None
+) -> ServerState:
     state = state or first_state(engine.initial_model, METHOD, engine)
     for asked in rounds:
         state, _ = run_round(state, METHOD, Plan(1, 3, asks=asked), engine)
@@ -87,7 +91,10 @@ def test_scaffold_is_the_papers_algorithm(mode: Mode, chunk: int | None) -> None
     expected = by_the_paper(some_data(), engine.initial_model)
     torch.testing.assert_close(run(engine, ASKED).model, expected, rtol=1e-4, atol=1e-5)
     plain, _ = run_round(
-        first_state(engine.initial_model, Method(), engine), Method(), Plan(1, 3, asks=ASKED[0]), engine_of(mode)
+        first_state(engine.initial_model, Method(), engine),
+        Method(),
+        Plan(1, 3, asks=ASKED[0]),
+        engine_of(mode),
     )
     assert not torch.allclose(plain.model, expected, atol=1e-3)
 
@@ -111,7 +118,9 @@ def test_corrections_stay_with_their_clients_when_jobs_are_joined_and_sorted() -
 
 
 def test_scaffold_is_refused_where_it_means_nothing(tiny: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=r"training\.control_variates: are mean gradients: they go with plain sgd"):
+    with pytest.raises(
+        ConfigError, match=r"training\.control_variates: are mean gradients: they go with plain sgd"
+    ):
         cw.run(tiny | {"methods": [{"like": "SCAFFOLD", "training": {"momentum": 0.9}}]})
     with pytest.raises(ConfigError, match="who keep nothing on Flower"):
         cw.run(tiny | {"engine": "flower", "methods": ["SCAFFOLD"]})

@@ -24,7 +24,9 @@ from clientwise.models.networks import mlp
 
 @pytest.fixture
 def executor() -> DeviceExecutor:
-    return DeviceExecutor(digits(None), mlp((1, 8, 8), 10, hidden=[8]), torch.device("cpu"), workers=2)
+    return DeviceExecutor(
+        digits(None), mlp((1, 8, 8), 10, hidden=[8]), torch.device("cpu"), workers=2
+    )
 
 
 def engine(executor: Any, seed: int) -> LocalEngine:
@@ -37,15 +39,20 @@ def engine(executor: Any, seed: int) -> LocalEngine:
 
 
 def everything(engine: LocalEngine, task: Task) -> tuple[torch.Tensor, torch.Tensor]:
-    models = torch.cat([updates.models for updates in engine.train(range(5), engine.initial_model, task)])
-    return models, torch.cat([engine.evaluate(range(6), models).values, engine.evaluate([2], models).losses], 1)
+    models = torch.cat(
+        [updates.models for updates in engine.train(range(5), engine.initial_model, task)]
+    )
+    return models, torch.cat(
+        [engine.evaluate(range(6), models).values, engine.evaluate([2], models).losses], 1
+    )
 
 
 def test_joined_lanes_get_what_they_would_get_alone(executor: DeviceExecutor) -> None:
     losses = [CrossEntropy(), CrossEntropy(tuple(0.5 + k for k in range(10))), CrossEntropy()]
     rates = [0.1, 0.1, 0.3]  # the third trains otherwise, and cannot be joined
     tasks = [
-        Task(1, LocalTraining(2, 16, learning_rate=rate), loss, ()) for rate, loss in zip(rates, losses, strict=True)
+        Task(1, LocalTraining(2, 16, learning_rate=rate), loss, ())
+        for rate, loss in zip(rates, losses, strict=True)
     ]
     alone = [everything(engine(executor, seed), task) for seed, task in enumerate(tasks)]
     scheduler = Scheduler(executor)
@@ -87,7 +94,11 @@ def test_side_by_side_or_one_after_the_other_is_the_same_run(
     tiny["seeds"] = [1, 2]
     joined: list[int] = []
     original = runner.run_lanes
-    monkeypatch.setattr(runner, "run_lanes", lambda lanes, *rest: (joined.append(len(lanes)), original(lanes, *rest)))
+    monkeypatch.setattr(
+        runner,
+        "run_lanes",
+        lambda lanes, *rest: (joined.append(len(lanes)), original(lanes, *rest)),
+    )
     together = cw.Run(cw.run(tiny, tmp_path / "together"))
     monkeypatch.setattr(runner, "_lanes_that_fit", lambda *given: 1)
     apart = cw.Run(cw.run(tiny, tmp_path / "apart"))

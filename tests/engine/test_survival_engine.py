@@ -27,7 +27,9 @@ def make(workers: int = 1) -> tuple[FederatedData, LocalEngine]:
     blocks = [(inputs[start:end], targets[start:end]) for start, end in pairwise(ends)]
     data = FederatedData.from_clients(blocks, blocks, weigh=(inputs, targets), survival=True)
     module = nn.Sequential(nn.Linear(3, 1))
-    executor = DeviceExecutor(data.samples, module, torch.device("cpu"), mode="stacked", workers=workers)
+    executor = DeviceExecutor(
+        data.samples, module, torch.device("cpu"), mode="stacked", workers=workers
+    )
     assert (executor.mode, executor.reason) == ("loop", "the loss compares the samples of a batch")
     return data, LocalEngine(data, module, seed=1, executor=executor)
 
@@ -51,7 +53,9 @@ def test_a_step_is_down_the_slope_of_the_clients_own_loss() -> None:
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_evaluation_goes_by_holder(monkeypatch: pytest.MonkeyPatch, workers: int) -> None:
-    monkeypatch.setattr(executors, "SMALL_PART", 4)  # parts of the work that know no borders between clients
+    monkeypatch.setattr(
+        executors, "SMALL_PART", 4
+    )  # parts of the work that know no borders between clients
     data, engine = make(workers)
     models = torch.stack([engine.initial_model, torch.tensor([1.0, -1.0, 0.5, 0.0])])
     found = engine.evaluate(range(4), models)
@@ -65,10 +69,16 @@ def test_evaluation_goes_by_holder(monkeypatch: pytest.MonkeyPatch, workers: int
         torch.testing.assert_close(found.values[:, client], concordance(counts))
         if len(targets):
             losses = torch.stack([CoxLoss().per_sample(one, targets) for one in scores.T])
-            torch.testing.assert_close(found.losses[:, client], losses.mean(1).double(), rtol=1e-5, atol=1e-6)
-            torch.testing.assert_close(found.sample_losses[:, mine], losses.double(), rtol=1e-5, atol=1e-6)
+            torch.testing.assert_close(
+                found.losses[:, client], losses.mean(1).double(), rtol=1e-5, atol=1e-6
+            )
+            torch.testing.assert_close(
+                found.sample_losses[:, mine], losses.double(), rtol=1e-5, atol=1e-6
+            )
         total += counts
     assert torch.equal(found.counts, total)
     server = engine.evaluate_server(models, "weigh")
     assert server is not None
-    assert float(server.counts[0, 1]) > float(total[0, 1])  # there everybody can be compared with everybody
+    assert float(server.counts[0, 1]) > float(
+        total[0, 1]
+    )  # there everybody can be compared with everybody

@@ -16,7 +16,13 @@ from clientwise.core.round import first_state, run_round
 from clientwise.core.types import RoundRecord, Task
 from clientwise.engine.timed import TimedEngine
 from clientwise.errors import ClientwiseError, ConfigError
-from clientwise.experiment.build import build_data, build_engine, build_executor, build_plan, load_samples
+from clientwise.experiment.build import (
+    build_data,
+    build_engine,
+    build_executor,
+    build_plan,
+    load_samples,
+)
 from clientwise.experiment.config import load_experiment
 from clientwise.testing import check_engine
 
@@ -59,7 +65,9 @@ def rounds_of(config: dict[str, Any], name: str, count: int = 6) -> list[RoundRe
 def outcome(folder: Path) -> list[Any]:
     """What was recorded of every lane, and what its checkpoint holds, without real times."""
     asked = "SELECT method, round_num, client, refusal, weight, p.seconds FROM participants p JOIN lanes USING (lane)"
-    rounds = "SELECT method, round_num, metric, loss, models_moved FROM rounds JOIN lanes USING (lane)"
+    rounds = (
+        "SELECT method, round_num, metric, loss, models_moved FROM rounds JOIN lanes USING (lane)"
+    )
     run = cw.Run(folder)
     kept = [load_file(path) for path in sorted((folder / "checkpoints").iterdir())]
     bits = [{name: tensor.numpy().tobytes() for name, tensor in one.items()} for one in kept]
@@ -67,9 +75,13 @@ def outcome(folder: Path) -> list[Any]:
 
 
 def test_devices_that_are_all_alike_change_no_bit(tiny: dict[str, Any], tmp_path: Path) -> None:
-    plain, timed = (cw.run(tiny | more, tmp_path / name) for name, more in (("a", {}), ("b", {"devices": {}})))
+    plain, timed = (
+        cw.run(tiny | more, tmp_path / name) for name, more in (("a", {}), ("b", {"devices": {}}))
+    )
     for lane in (1, 2):
-        one, other = (load_file(folder / f"checkpoints/lane-{lane}.safetensors") for folder in (plain, timed))
+        one, other = (
+            load_file(folder / f"checkpoints/lane-{lane}.safetensors") for folder in (plain, timed)
+        )
         assert {*other} - {*one} == {"engine.clock.now"}
         assert all(torch.equal(one[name], other[name]) for name in one)
 
@@ -92,7 +104,10 @@ def test_after_a_deadline_updates_are_refused_or_kept(config: dict[str, Any]) ->
     refused, kept = rounds_of(config, "deadline"), rounds_of(config, "late ones kept")
     assert any(record.refusals for record in refused)
     assert not any(record.refusals for record in kept)
-    assert all(record.ended is not None and record.ended <= 4.0 * record.round_num for record in refused + kept)
+    assert all(
+        record.ended is not None and record.ended <= 4.0 * record.round_num
+        for record in refused + kept
+    )
     assert all(float(record.seconds.max()) <= 4.0 for record in refused if record.client_ids)
     assert any(float(record.seconds.max()) > 4.0 for record in kept if record.client_ids)
 
@@ -100,7 +115,10 @@ def test_after_a_deadline_updates_are_refused_or_kept(config: dict[str, Any]) ->
 def test_asynchronous_rounds_need_so_many_updates_and_no_more(config: dict[str, Any]) -> None:
     records = rounds_of(config, "buffered")
     assert [len(record.client_ids) for record in records] == [2] * 6
-    assert [record.models_moved for record in records] == [3 + 2, *[2 + 2] * 5]  # who has answered is replaced
+    assert [record.models_moved for record in records] == [
+        3 + 2,
+        *[2 + 2] * 5,
+    ]  # who has answered is replaced
 
 
 def test_a_late_update_is_added_to_the_model_of_then(config: dict[str, Any]) -> None:
@@ -124,7 +142,9 @@ def test_a_late_update_is_added_to_the_model_of_then(config: dict[str, Any]) -> 
 
 
 def test_criteria_read_the_clock_and_old_updates_weigh_less(config: dict[str, Any]) -> None:
-    config["methods"] = [{"name": "aged", "criteria": ["staleness", "response_time"], "score": "product"}]
+    config["methods"] = [
+        {"name": "aged", "criteria": ["staleness", "response_time"], "score": "product"}
+    ]
     config["methods"][0]["pace"] = {"buffer": 2}
     records = rounds_of(config, "aged", 12)
     ages = [record.raw[:, 0].tolist() for record in records]
@@ -135,12 +155,16 @@ def test_criteria_read_the_clock_and_old_updates_weigh_less(config: dict[str, An
         assert record.weights.tolist() == pytest.approx((weights / weights.sum()).tolist())
 
 
-def test_timeliness_is_kept_over_a_resume_and_falls_for_the_slow(config: dict[str, Any], tmp_path: Path) -> None:
+def test_timeliness_is_kept_over_a_resume_and_falls_for_the_slow(
+    config: dict[str, Any], tmp_path: Path
+) -> None:
     config["methods"] = [{"name": "timely", "criteria": ["timeliness"], "pace": {"deadline": 4.0}}]
     cw.run(config | {"rounds": 3}, tmp_path / "run")
     cw.run(config, tmp_path / "run", resume=True)
     memory = load_file(tmp_path / "run" / "checkpoints/lane-1.safetensors")["memory.timeliness"]
-    refused = cw.Run(tmp_path / "run").query("SELECT DISTINCT client FROM participants WHERE refusal IS NOT NULL")
+    refused = cw.Run(tmp_path / "run").query(
+        "SELECT DISTINCT client FROM participants WHERE refusal IS NOT NULL"
+    )
     assert refused
     assert all(memory[client] < 1 for (client,) in refused)
     assert outcome(tmp_path / "run") == outcome(cw.run(config, tmp_path / "whole"))
@@ -155,20 +179,27 @@ def test_who_drops_out_is_refused_and_sends_nothing(config: dict[str, Any]) -> N
     assert sum(record.models_moved for record in records) == 240 + 240 - len(gone)
 
 
-def test_a_run_that_was_stopped_goes_on_to_the_same_bits(config: dict[str, Any], tmp_path: Path) -> None:
+def test_a_run_that_was_stopped_goes_on_to_the_same_bits(
+    config: dict[str, Any], tmp_path: Path
+) -> None:
     def stop(progress: cw.Progress) -> None:
         if progress.done == 17:  # all lanes are somewhere in the middle, with updates in flight
             raise KeyboardInterrupt
 
     config["devices"] = SLOW | {"dropout": 0.1, "available_hours": 20.0}
-    config["methods"][-1]["criteria"] = ["dataset_size", "label_diversity"]  # what late clients measured is kept
+    config["methods"][-1]["criteria"] = [
+        "dataset_size",
+        "label_diversity",
+    ]  # what late clients measured is kept
     with pytest.raises(KeyboardInterrupt):
         cw.run(config, tmp_path / "stopped", on_round=stop)
     resumed = cw.run(config, tmp_path / "stopped", resume=True)
     assert outcome(resumed) == outcome(cw.run(config, tmp_path / "whole"))
 
 
-def test_however_it_is_computed_the_same_updates_come_at_the_same_time(config: dict[str, Any], tmp_path: Path) -> None:
+def test_however_it_is_computed_the_same_updates_come_at_the_same_time(
+    config: dict[str, Any], tmp_path: Path
+) -> None:
     config |= {"rounds": 4, "methods": config["methods"][-2:]}
     ways = {
         "alone": {"mode": "loop", "workers": 1},
@@ -179,13 +210,21 @@ def test_however_it_is_computed_the_same_updates_come_at_the_same_time(config: d
     assert found["alone"][:2] == found["two workers"][:2]
     for one, other in zip(found["alone"][0], found["stacked lanes"][0], strict=True):
         assert one[:4] == other[:4]
-        assert one[4:] == pytest.approx(other[4:], abs=1e-6) if one[3] is None else one[4:] == other[4:]
+        assert (
+            one[4:] == pytest.approx(other[4:], abs=1e-6)
+            if one[3] is None
+            else one[4:] == other[4:]
+        )
 
 
 def test_a_late_model_of_another_size_is_refused_like_any_other(config: dict[str, Any]) -> None:
     cw.ATTACKS.register("half")(_Half)
     config["hostile"] = [{"clients": 6, "attack": "half"}]
-    reasons = {refusal.reason for record in rounds_of(config, "late ones kept", 3) for refusal in record.refusals}
+    reasons = {
+        refusal.reason
+        for record in rounds_of(config, "late ones kept", 3)
+        for refusal in record.refusals
+    }
     assert len(reasons) == 1
     assert reasons.pop().startswith("model of the wrong size")
 
@@ -215,7 +254,11 @@ def test_a_timed_engine_is_an_engine(config: dict[str, Any]) -> None:
         ({"devices": {"speeed": 1.0}}, "devices.speeed: unknown option; did you mean 'speed'?"),
         ({"devices": {"up": -1.0}}, "devices.up.value"),
         (
-            {"methods": [{"name": "x", "pace": {"late": "keep"}, "training": {"control_variates": True}}]},
+            {
+                "methods": [
+                    {"name": "x", "pace": {"late": "keep"}, "training": {"control_variates": True}}
+                ]
+            },
             "training.control_variates: are renewed when a client trains: late updates cannot be kept",
         ),
     ],
@@ -233,7 +276,9 @@ def test_a_pace_that_can_never_be_is_refused(config: dict[str, Any], tmp_path: P
     with pytest.raises(ConfigError, match=r"pace.late: \"keep\" needs a deadline or extra"):
         cw.run(config, tmp_path / "run")
     config["methods"] = [{"name": "x", "pace": {"buffer": 9}}]
-    with pytest.raises(ConfigError, match=r"pace.buffer = 9: must be at most 3, the number of clients at work"):
+    with pytest.raises(
+        ConfigError, match=r"pace.buffer = 9: must be at most 3, the number of clients at work"
+    ):
         cw.run(config, tmp_path / "run")
 
 
@@ -254,7 +299,14 @@ def test_a_checkpoint_of_another_lane_is_refused(config: dict[str, Any], tmp_pat
         cw.run(config | {"rounds": 7, "devices": SLOW}, folder, resume=True)
 
 
-def test_a_run_whose_weights_are_all_zero_learned_nothing(config: dict[str, Any], tmp_path: Path) -> None:
-    changes = {"devices": {"battery": 0.0}, "methods": [{"name": "x", "criteria": ["battery_level"]}]}
-    with pytest.raises(ClientwiseError, match="all weights were zero in every round: nothing was learned"):
+def test_a_run_whose_weights_are_all_zero_learned_nothing(
+    config: dict[str, Any], tmp_path: Path
+) -> None:
+    changes = {
+        "devices": {"battery": 0.0},
+        "methods": [{"name": "x", "criteria": ["battery_level"]}],
+    }
+    with pytest.raises(
+        ClientwiseError, match="all weights were zero in every round: nothing was learned"
+    ):
         cw.run(config | changes, tmp_path / "run")

@@ -39,7 +39,9 @@ def test_p3_clients_train_on_a_table_and_the_server_has_the_official_test_split(
         "partition": {"name": "table", "counts": counts},
         "evaluation": {"official_test": "server", "test_fraction": 0.0, "clients_every": 0},
         "server_set": {"shared_set": True},
-        "methods": [{"name": "AdaFed", "criteria": ["server_performance"], "adapt_loss": "class_weights"}],
+        "methods": [
+            {"name": "AdaFed", "criteria": ["server_performance"], "adapt_loss": "class_weights"}
+        ],
         "hostile": [{"clients": [2], "attack": "wrong_labels"}],
     }
     run = cw.Run(cw.run(split, tmp_path / "run"))
@@ -62,8 +64,13 @@ def test_p1_clients_test_on_the_official_test_split(split: dict[str, Any], tmp_p
     assert {size for (size,) in run.query("SELECT num_test FROM clients")} == {9, 10}
 
 
-def test_by_id_the_data_say_how_many_clients_there_are(split: dict[str, Any], tmp_path: Path) -> None:
-    split |= {"partition": {"name": "by_id", "minimum": 5}, "hostile": [{"clients": [29], "attack": "sign_flip"}]}
+def test_by_id_the_data_say_how_many_clients_there_are(
+    split: dict[str, Any], tmp_path: Path
+) -> None:
+    split |= {
+        "partition": {"name": "by_id", "minimum": 5},
+        "hostile": [{"clients": [29], "attack": "sign_flip"}],
+    }
     assert len(cw.Run(cw.run(split, tmp_path / "run")).query("SELECT * FROM clients")) == 30
     split["hostile"] = [{"clients": [30], "attack": "sign_flip"}]
     with pytest.raises(ConfigError, match="there are 0 to 29"):
@@ -76,18 +83,34 @@ def test_by_id_the_data_say_how_many_clients_there_are(split: dict[str, Any], tm
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        (["hostile=[{clients=1000000000,attack='noise'}]"], "clients: 1000000000 hostile clients of 6: too many"),
-        (["partition={name='shards',clients=6,per_client=1000000000}"], "partition: 6 clients with 1,000,000,000 sh"),
-        (["model={name='mlp',hidden=[1000000,1000000]}"], "model: has 1,000,076,000,010 parameters: training takes 8"),
-        (["model={name='cnn',channels=[100000,100000]}"], "model: convolution 2 makes 1,600,000 values of a sample"),
+        (
+            ["hostile=[{clients=1000000000,attack='noise'}]"],
+            "clients: 1000000000 hostile clients of 6: too many",
+        ),
+        (
+            ["partition={name='shards',clients=6,per_client=1000000000}"],
+            "partition: 6 clients with 1,000,000,000 sh",
+        ),
+        (
+            ["model={name='mlp',hidden=[1000000,1000000]}"],
+            "model: has 1,000,076,000,010 parameters: training takes 8",
+        ),
+        (
+            ["model={name='cnn',channels=[100000,100000]}"],
+            "model: convolution 2 makes 1,600,000 values of a sample",
+        ),
     ],
 )
-def test_what_check_refuses_for_its_size(tiny: dict[str, Any], changes: list[str], reason: str) -> None:
+def test_what_check_refuses_for_its_size(
+    tiny: dict[str, Any], changes: list[str], reason: str
+) -> None:
     with pytest.raises(ConfigError, match=reason.replace("[", r"\[")):
         describe(cw.load(tiny, changes))
 
 
-def test_check_refuses_what_exceeds_the_memory_there_is(tiny: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_refuses_what_exceeds_the_memory_there_is(
+    tiny: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(trial, "memory", lambda: 10**6)
     tiny["methods"] = [{"name": "a", "training": {"epochs": 500}, "fine_tune": {"epochs": 1}}]
     said = r"methods\[0\].training.epochs = 500: the order of .* samples in that many epochs takes"
@@ -99,7 +122,13 @@ def test_check_says_what_nobody_holds(tmp_path: Path) -> None:
     for name, rows in {"north": 60, "south": 60, "tiny": 1}.items():
         lines = [f"{row / 7},{row % 2}" for row in range(rows)]
         (tmp_path / f"{name}.csv").write_text("\n".join(["x,y", *lines]))
-    config = {"name": "t", "rounds": 1, "model": "linear", "partition": "by_id", "data_dir": str(tmp_path)}
+    config = {
+        "name": "t",
+        "rounds": 1,
+        "model": "linear",
+        "partition": "by_id",
+        "data_dir": str(tmp_path),
+    }
     config["data"] = {"name": "table", "files": "*.csv", "target": "y"}
     data, clients, *_ = describe(cw.load(config))
     assert (
@@ -118,8 +147,13 @@ def test_a_large_network_is_described_without_drawing_its_numbers(
     assert describe(cw.load(tiny)) == small
 
 
-def test_errors_about_data_name_the_config_and_its_key(tiny: dict[str, Any], tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"^config: data: .*train-images-idx3-ubyte.* is missing; put the four files"):
+def test_errors_about_data_name_the_config_and_its_key(
+    tiny: dict[str, Any], tmp_path: Path
+) -> None:
+    with pytest.raises(
+        DataError,
+        match=r"^config: data: .*train-images-idx3-ubyte.* is missing; put the four files",
+    ):
         load_samples(cw.load(tiny | {"data": "mnist", "data_dir": str(tmp_path)}))
 
 
@@ -153,7 +187,9 @@ def test_a_criterion_that_cannot_work_is_found_before_the_run(
         (lambda updates: updates.no_such, "AttributeError"),
     ],
 )
-def test_a_rule_that_cannot_work_is_found_before_the_run(tiny: dict[str, Any], result, message) -> None:
+def test_a_rule_that_cannot_work_is_found_before_the_run(
+    tiny: dict[str, Any], result, message
+) -> None:
     @cw.RULES.register("wrong", cw.needs("models"))
     def wrong(updates: torch.Tensor, weights: torch.Tensor, state: Any) -> cw.Ruled:
         """Wrong in one way or another."""
@@ -175,6 +211,7 @@ def test_own_arrays_are_looked_through_again_before_a_run(tiny: dict[str, Any]) 
     data.samples.inputs[1, 2] = torch.inf
     del tiny["data"], tiny["partition"]
     with pytest.raises(
-        DataError, match=r"Oslo\): 1 of its inputs are not finite .* training sample 1, in column 2 \(1\)"
+        DataError,
+        match=r"Oslo\): 1 of its inputs are not finite .* training sample 1, in column 2 \(1\)",
     ):
         cw.run(tiny, data=data)

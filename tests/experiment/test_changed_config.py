@@ -63,7 +63,9 @@ def test_an_edited_learning_rate_is_refused(config: dict[str, Any], stopped: Pat
     edit(stopped, lambda table: table["training"].update(learning_rate=0.7))
     said = r"config.toml: changed since the run began: training.learning_rate = 0.7 \(was 0.1\)\. Restore"
     refused(stopped, stopped / "config.toml", said)
-    refused(stopped, config, said)  # also with the original config: reports read the file in the folder
+    refused(
+        stopped, config, said
+    )  # also with the original config: reports read the file in the folder
     edit(stopped, lambda table: table["training"].update(learning_rate=0.1))
     assert cw.Run(cw.run(config, stopped, resume=True)).finished
 
@@ -76,7 +78,11 @@ def test_all_edited_keys_are_named(stopped: Path) -> None:
 
     edit(stopped, change)
     first = r"federation.fraction = none \(was 0.5\), hostile, "
-    refused(stopped, stopped / "config.toml", rf"{first}training.epochs = 3 \(was 1\), training.optimizer = 'adam'")
+    refused(
+        stopped,
+        stopped / "config.toml",
+        rf"{first}training.epochs = 3 \(was 1\), training.optimizer = 'adam'",
+    )
 
 
 def test_an_edited_method_is_refused(stopped: Path) -> None:
@@ -89,7 +95,9 @@ def test_an_added_method_and_more_rounds_are_run(stopped: Path) -> None:
     edit(stopped, lambda table: table.update(rounds=5))
     run = cw.Run(cw.run(stopped / "config.toml", stopped, resume=True))
     assert (run.methods, run.rounds, run.finished) == (["FedAvg", "more"], 5, True)
-    edit(stopped, lambda table: table["methods"][1].update(criteria=["dataset_size"]))  # recorded like the others
+    edit(
+        stopped, lambda table: table["methods"][1].update(criteria=["dataset_size"])
+    )  # recorded like the others
     refused(stopped, stopped / "config.toml", "the method 'more' differs")
 
 
@@ -113,7 +121,11 @@ def test_an_older_folder_takes_its_file_and_records_it(stopped: Path) -> None:
 def test_a_refused_resume_changes_no_file(
     config: dict[str, Any], stopped: Path, monkeypatch: pytest.MonkeyPatch, rounds: int
 ) -> None:
-    refused(stopped, config | {"rounds": rounds, "seeds": [1, 2], "training": {"epochs": 2}}, "training.epochs = 2")
+    refused(
+        stopped,
+        config | {"rounds": rounds, "seeds": [1, 2], "training": {"epochs": 2}},
+        "training.epochs = 2",
+    )
     monkeypatch.setattr(origin, "versions", lambda: versions() | {"torch": "1.0"})
     refused(stopped, config | {"rounds": rounds, "seeds": [1, 2]}, r"torch 1\.0, not 2")
 
@@ -122,12 +134,17 @@ def test_a_record_that_cannot_be_read_is_refused(stopped: Path) -> None:
     for text in ("", "3", '"= ="', '"x = [' + "[" * 5_000 + '"', '"rounds = 0"'):
         with closing(sqlite3.connect(stopped / "run.sqlite")) as database, database:
             database.execute("UPDATE facts SET value = ? WHERE key = 'config'", (text,))
-        refused(stopped, stopped / "config.toml", "its database is damaged .its config cannot be read")
+        refused(
+            stopped, stopped / "config.toml", "its database is damaged .its config cannot be read"
+        )
 
 
 def test_no_plugin_is_imported_that_only_the_record_names(stopped: Path, tmp_path: Path) -> None:
     (tmp_path / "unasked_plugin.py").write_text("raise SystemExit('imported')")
-    table = read_written(stopped / "config.toml") | {"plugins": ["unasked_plugin"], "plugin_dir": str(tmp_path)}
+    table = read_written(stopped / "config.toml") | {
+        "plugins": ["unasked_plugin"],
+        "plugin_dir": str(tmp_path),
+    }
     with closing(sqlite3.connect(stopped / "run.sqlite")) as database, database:
         text = json.dumps(tomli_w.dumps(table))
         database.execute("UPDATE facts SET value = ? WHERE key = 'config'", (text,))

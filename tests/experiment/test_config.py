@@ -48,7 +48,11 @@ def test_every_error_at_once_with_key_and_suggestion(tiny: dict[str, Any]) -> No
     tiny["model"] = {"name": "mlp", "hidden": "wide"}
     tiny["training"] = {"batch_size": "ful", "learning_rate": -0.1, "epoch": 2}
     tiny["methods"][1] |= {
-        "criteria": ["server_performance", "label_divers", {"name": "model_divergence", "per_layer": 1}],
+        "criteria": [
+            "server_performance",
+            "label_divers",
+            {"name": "model_divergence", "per_layer": 1},
+        ],
         "score": {"name": "prioritized", "priorty": []},
         "adapt_loss": {"name": "class_weights", "epsilon": 0.0},
     }
@@ -61,9 +65,15 @@ def test_every_error_at_once_with_key_and_suggestion(tiny: dict[str, Any]) -> No
     assert found["partition.concentration = 0"] == "must be greater than 0."
     assert found["model.hidden = 'wide'"] == "must be a list."
     assert found["training.batch_size = 'ful'"] == "must be an integer or 'full'."
-    assert found["training.learning_rate = -0.1"] == "must be greater than 0. Typical values are 0.01 to 0.1."
+    assert (
+        found["training.learning_rate = -0.1"]
+        == "must be greater than 0. Typical values are 0.01 to 0.1."
+    )
     assert found["training.epoch"] == "unknown option; did you mean 'epochs'?"
-    assert found["methods[1].criteria[1]"] == "unknown criterion 'label_divers'; did you mean 'label_diversity'?"
+    assert (
+        found["methods[1].criteria[1]"]
+        == "unknown criterion 'label_divers'; did you mean 'label_diversity'?"
+    )
     assert found["methods[1].criteria[2].per_layer = 1"] == "must be true or false."
     assert found["methods[1].score.priorty"] == "unknown option; did you mean 'priority'?"
     assert found["methods[1].adapt_loss.epsilon = 0.0"] == "must be greater than 0."
@@ -101,7 +111,9 @@ def test_numbers_that_are_none(tiny: dict[str, Any], change: str) -> None:
     assert len(issues(tiny, change)) == 1
 
 
-def test_a_plugin_with_types_for_the_type_checker_only(tmp_path: Path, tiny: dict[str, Any]) -> None:
+def test_a_plugin_with_types_for_the_type_checker_only(
+    tmp_path: Path, tiny: dict[str, Any]
+) -> None:
     (tmp_path / "typed_plugin.py").write_text(
         "from __future__ import annotations\nfrom typing import TYPE_CHECKING\nimport clientwise as cw\n"
         "if TYPE_CHECKING:\n    from torch import Tensor\n"
@@ -142,8 +154,16 @@ def test_a_file_beside_the_config_is_not_imported_unasked(tmp_path: Path) -> Non
             "methods[0].training.momentum",
             "adam has its own",
         ),
-        ("methods.0.score={name='owa', weights=[0.5, 0.5]}", "methods[0].score", "2 values for 1 criteria"),
-        ("methods.0.score={name='choquet', capacity={dataset_size=0.5}}", "methods[0].score", "must be 1, got 0.5"),
+        (
+            "methods.0.score={name='owa', weights=[0.5, 0.5]}",
+            "methods[0].score",
+            "2 values for 1 criteria",
+        ),
+        (
+            "methods.0.score={name='choquet', capacity={dataset_size=0.5}}",
+            "methods[0].score",
+            "must be 1, got 0.5",
+        ),
         (
             "methods.0={name='x', score={name='product', thresholds={dataset_size=1.0}}, normalise='sum'}",
             "methods[0].normalise",
@@ -164,7 +184,12 @@ def test_without_a_server_set_other_sources_serve(tiny: dict[str, Any]) -> None:
 def test_set_changes_any_key(tiny: dict[str, Any]) -> None:
     changed = load_experiment(
         tiny,
-        ["training.epochs=7", "device=cpu", "methods.0.score={name='owa', quantifier='any'}", "evaluation.target=0.75"],
+        [
+            "training.epochs=7",
+            "device=cpu",
+            "methods.0.score={name='owa', quantifier='any'}",
+            "evaluation.target=0.75",
+        ],
     )
     assert changed.training.epochs == 7
     assert changed.evaluation.target == 0.75
@@ -177,8 +202,17 @@ def test_set_changes_any_key(tiny: dict[str, Any]) -> None:
 
 def test_presets_change_the_size_of_an_experiment(tiny: dict[str, Any], tmp_path: Path) -> None:
     tiny["presets"] = {
-        "quick": {"rounds": 2, "partition": {"clients": 4}, "data": {"name": "mnist5k"}, "methods": ["all of it"]},
-        "other": {"name": "mine", "partition": {"name": "iid", "clients": 3}, "model": {"name": "mlp", "hidden": [5]}},
+        "quick": {
+            "rounds": 2,
+            "partition": {"clients": 4},
+            "data": {"name": "mnist5k"},
+            "methods": ["all of it"],
+        },
+        "other": {
+            "name": "mine",
+            "partition": {"name": "iid", "clients": 3},
+            "model": {"name": "mlp", "hidden": [5]},
+        },
     }
     tiny["partition"]["concentration"] = 0.7
     assert load_experiment(tiny).name == "tiny"
@@ -187,18 +221,28 @@ def test_presets_change_the_size_of_an_experiment(tiny: dict[str, Any], tmp_path
     assert quick.partition.options == {"clients": 4, "concentration": 0.7}
     assert [method.name for method in quick.methods] == ["all of it"]
     other = load_experiment(tiny, preset="other")
-    assert (other.name, other.partition.options, other.model.options) == ("mine", {"clients": 3}, {"hidden": [5]})
+    assert (other.name, other.partition.options, other.model.options) == (
+        "mine",
+        {"clients": 3},
+        {"hidden": [5]},
+    )
     assert "presets" not in quick.to_dict()
 
     for preset, change, reason in (
         ("quik", {}, "there is no preset 'quik'; did you mean 'quick'"),
-        ("quick", {"methods": ["all of them"]}, "there is no method 'all of them'; did you mean 'all of it'"),
+        (
+            "quick",
+            {"methods": ["all of them"]},
+            "there is no method 'all of them'; did you mean 'all of it'",
+        ),
         ("quick", {"runds": 3}, "runds: unknown option; did you mean 'rounds'"),
     ):
         with pytest.raises(ConfigError, match=reason):
             load_experiment(tiny | {"presets": {"quick": change}}, preset=preset)
     with pytest.raises(ConfigError, match="there is no preset 'quick'; the config has no presets"):
-        load_experiment({key: value for key, value in tiny.items() if key != "presets"}, preset="quick")
+        load_experiment(
+            {key: value for key, value in tiny.items() if key != "presets"}, preset="quick"
+        )
     with pytest.raises(ConfigError, match="must be tables"):
         load_experiment(tiny | {"presets": {"quick": 3}})
 
@@ -207,13 +251,19 @@ def test_a_method_may_train_differently(tiny: dict[str, Any]) -> None:
     fedprox, other = load_experiment(
         tiny, ["methods.0.training.proximal=0.1", "training.batch_size='full'"]
     ).build_methods()
-    assert (fedprox.training.proximal, fedprox.training.learning_rate, fedprox.training.batch_size) == (0.1, 0.1, None)
+    assert (
+        fedprox.training.proximal,
+        fedprox.training.learning_rate,
+        fedprox.training.batch_size,
+    ) == (0.1, 0.1, None)
     assert other.training.proximal == 0
 
 
 def test_the_resolved_config_reads_back_the_same(tiny: dict[str, Any], tmp_path: Path) -> None:
     tiny["hostile"] = [{"clients": [1, 2], "attack": {"name": "wrong_labels", "fraction": 0.5}}]
-    tiny["methods"].append({"name": "choquet", "score": {"name": "choquet", "capacity": {"dataset_size": 1.0}}})
+    tiny["methods"].append(
+        {"name": "choquet", "score": {"name": "choquet", "capacity": {"dataset_size": 1.0}}}
+    )
     experiment = load_experiment(tiny)
     (tmp_path / "resolved.toml").write_text(experiment.to_toml())
     assert load_experiment(tmp_path / "resolved.toml").to_dict() == experiment.to_dict()
@@ -240,7 +290,10 @@ def test_errors_name_the_file(tmp_path: Path) -> None:
     )
     with pytest.raises(ConfigError) as caught:
         load_experiment(path)
-    assert str(caught.value) == f"{path}: methods[0].score.priorty: unknown option; did you mean 'priority'?"
+    assert (
+        str(caught.value)
+        == f"{path}: methods[0].score.priorty: unknown option; did you mean 'priority'?"
+    )
 
 
 def test_plugins_lie_beside_the_file(tmp_path: Path, tiny: dict[str, Any]) -> None:
@@ -255,7 +308,8 @@ def test_plugins_lie_beside_the_file(tmp_path: Path, tiny: dict[str, Any]) -> No
     config = tmp_path / "x.toml"
     text = 'name = "x"\nrounds = 1\ndata = "digits"\nmodel = "mlp"\npartition = {name = "iid", clients = 3}\n'
     config.write_text(
-        text + 'plugins = ["my_test_criteria"]\n[[methods]]\nname = "m"\ncriteria = [{name = "battery", level = 0.7}]\n'
+        text
+        + 'plugins = ["my_test_criteria"]\n[[methods]]\nname = "m"\ncriteria = [{name = "battery", level = 0.7}]\n'
     )
     (method,) = cw.load(config).build_methods()
     assert method.names == ("battery",)
@@ -268,12 +322,22 @@ def test_plugins_lie_beside_the_file(tmp_path: Path, tiny: dict[str, Any]) -> No
 
 
 def test_every_shipped_config_loads() -> None:
-    shipped = [Path(str(files("clientwise") / "demo.toml")), *Path(__file__).parents[2].glob("examples/*.toml")]
+    shipped = [
+        Path(str(files("clientwise") / "demo.toml")),
+        *Path(__file__).parents[2].glob("examples/*.toml"),
+    ]
     for path in shipped:
         experiment = load_experiment(path)
         assert tomllib.loads(experiment.to_toml()) == experiment.to_dict()
     demo = load_experiment(shipped[0]).build_methods()
-    assert [method.name for method in demo] == ["FedAvg", "prioritized", "online", "AdaFed", "combined", "Recommended"]
+    assert [method.name for method in demo] == [
+        "FedAvg",
+        "prioritized",
+        "online",
+        "AdaFed",
+        "combined",
+        "Recommended",
+    ]
     assert isinstance(demo[1].score, Prioritized)
 
 
@@ -287,7 +351,9 @@ def test_clients_without_test_sets_cannot_be_asked_to_test(tiny: dict[str, Any])
     tiny["methods"] = [{"name": "FedAvg"}]
     tiny["evaluation"] |= {"clients_every": 0}
     tiny["server_set"] = {"report_fraction": 0.0}
-    assert issues(tiny) == [("server_set.report_fraction", "0 with test_fraction = 0: nothing would be measured")]
+    assert issues(tiny) == [
+        ("server_set.report_fraction", "0 with test_fraction = 0: nothing would be measured")
+    ]
     tiny["server_set"] = {}
     assert not load_experiment(tiny).clients_test
 
@@ -298,7 +364,9 @@ def test_the_official_test_split_is_a_server_set(tiny: dict[str, Any]) -> None:
     tiny["evaluation"]["official_test"] = "server"
     assert load_experiment(tiny).server_holds_samples
     tiny["evaluation"] = {"official_test": "sever"}
-    assert issues(tiny) == [("evaluation.official_test = 'sever'", "must be 'pooled', 'server' or 'clients'.")]
+    assert issues(tiny) == [
+        ("evaluation.official_test = 'sever'", "must be 'pooled', 'server' or 'clients'.")
+    ]
 
 
 # What no config can mean ------------------------------------------------------------------------------------------
@@ -322,7 +390,10 @@ partition = { name = "iid", clients = 3 }
             "x = " + "9" * 5_000,
             "not valid TOML: an integer of too many digits; the largest integer",
         ),
-        (f"training.epochs = {10**30}", "training.epochs: is too large; the largest integer of a config is 9,223"),
+        (
+            f"training.epochs = {10**30}",
+            "training.epochs: is too large; the largest integer of a config is 9,223",
+        ),
         (f"seeds = [1, {2**63}]", r"seeds\[1\]: is too large"),
         ("#" * 2**21, "is larger than 1,048,576 bytes: not a config"),
         ('device = "cuda:99999999999"', "device = .cuda:9+.: must be .*, or .*for the second GPU"),
@@ -333,7 +404,10 @@ partition = { name = "iid", clients = 3 }
         ),
         ("workers = 1000000", "workers = 1000000: must be at most 1,024 or .auto. or .ray."),
         (f"seeds = {list(range(20_000))}", "seeds = .*: must have at most 10,000 entries"),
-        (f"methods = [{{name = '{'é' * 101}'}}]", r"methods\[0\].name = .*: must have 1 to 200 bytes"),
+        (
+            f"methods = [{{name = '{'é' * 101}'}}]",
+            r"methods\[0\].name = .*: must have 1 to 200 bytes",
+        ),
         ('methods = [{name = "a\\nb"}]', "and no control characters"),
     ],
 )
@@ -375,7 +449,9 @@ def test_a_plugin_that_exits_does_not_end_the_command(tiny: dict[str, Any], tmp_
     assert (key, message) == ("plugins[0]", "importing 'leaving' failed: SystemExit: 0")
 
 
-def test_no_error_is_a_strangers(tiny: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_error_is_a_strangers(
+    tiny: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(ConfigError, match=r"methods = \[\]: must not be empty"):
         load_experiment(tiny | {"methods": []})
     with pytest.raises(ValueError, match="unknown quantifier 'mosst'; did you mean 'most'"):

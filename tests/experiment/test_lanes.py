@@ -39,7 +39,12 @@ def test_an_engine_that_finds_no_time_loses_no_round(tiny: dict[str, Any], tmp_p
 
     told: list[int] = []
     engines = nullcontext(connect)
-    cw.run(alone(tiny), tmp_path / "run", engines=engines, on_round=lambda one: told.append(one.record.round_num))
+    cw.run(
+        alone(tiny),
+        tmp_path / "run",
+        engines=engines,
+        on_round=lambda one: told.append(one.record.round_num),
+    )
     assert rounds(tmp_path / "run") == told == [1, 2, 3, 4, 5]
 
 
@@ -59,7 +64,9 @@ def test_what_fails_in_a_round_leaves_those_before_it(
     told: list[int] = []
     monkeypatch.setattr(LocalEngine, "evaluate_server", fail)
     with pytest.raises(OSError, match="out of luck"):
-        cw.run(alone(tiny), tmp_path / "run", on_round=lambda one: told.append(one.record.round_num))
+        cw.run(
+            alone(tiny), tmp_path / "run", on_round=lambda one: told.append(one.record.round_num)
+        )
     assert rounds(tmp_path / "run") == told == [1, 2, 3]
     monkeypatch.setattr(LocalEngine, "evaluate_server", original)
     again = cw.Run(cw.run(alone(tiny), tmp_path / "run", resume=True))
@@ -83,7 +90,9 @@ def test_who_is_asked_next_is_known_before(
 
     monkeypatch.setattr(LocalEngine, "train", noted)
     monkeypatch.setattr(LocalEngine, "prefetch", foreseen)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)  # as on a GPU: one worker has the cohort for itself
+    monkeypatch.setattr(
+        torch, "get_num_threads", lambda: 1
+    )  # as on a GPU: one worker has the cohort for itself
     cw.run(alone(tiny) | {"federation": {"clients_per_round": 2}}, tmp_path / "run")
     assert asked[1:] == prefetched[:-1]  # nobody is asked after the last round
     assert len(set(asked)) > 1
@@ -128,7 +137,11 @@ def test_interrupted_before_all_lanes_have_begun_nobody_waits_for_the_others(
     assert len(rounds(tmp_path / "run")) == 4 * tiny["rounds"]
 
 
-def test_lanes_that_train_on_the_server_set_do_not_wait_for_each_other(tiny: dict[str, Any], tmp_path: Path) -> None:
+def test_lanes_that_train_on_the_server_set_do_not_wait_for_each_other(
+    tiny: dict[str, Any], tmp_path: Path
+) -> None:
     """FLTrust's server trains in the middle of a round: lanes of two seeds must still meet."""
-    folder = cw.run(tiny | {"rounds": 2, "seeds": [1, 2, 3], "methods": ["FLTrust"]}, tmp_path / "run")
+    folder = cw.run(
+        tiny | {"rounds": 2, "seeds": [1, 2, 3], "methods": ["FLTrust"]}, tmp_path / "run"
+    )
     assert cw.Run(folder).finished

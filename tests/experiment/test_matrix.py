@@ -26,10 +26,18 @@ from clientwise.report.arena import arena
 from clientwise.report.document import Chart, Table
 from clientwise.report.export import as_csv
 from clientwise.report.marks import HeatMap
-from clientwise.report.standings import critical_difference, read_results, standings, worst_case_difference
+from clientwise.report.standings import (
+    critical_difference,
+    read_results,
+    standings,
+    worst_case_difference,
+)
 from clientwise.runs.reader import is_finished
 
-ATTACKS = {"flip": {"attack": {"name": "sign_flip", "strength": 5.0}}, "labels": {"attack": "wrong_labels"}}
+ATTACKS = {
+    "flip": {"attack": {"name": "sign_flip", "strength": 5.0}},
+    "labels": {"attack": "wrong_labels"},
+}
 
 
 @pytest.fixture
@@ -42,14 +50,25 @@ def config(tiny: dict[str, Any]) -> dict[str, Any]:
 def test_every_cell_is_an_experiment(config: dict[str, Any]) -> None:
     config["matrix"]["data"] = {"one": {}, "two": {"partition": {"clients": 10}, "rounds": 3}}
     matrix = load_matrix(config)
-    assert [cell.column for cell in matrix.cells[:5]] == ["clean", "flip 20%", "flip 40%", "labels 20%", "labels 40%"]
+    assert [cell.column for cell in matrix.cells[:5]] == [
+        "clean",
+        "flip 20%",
+        "flip 40%",
+        "labels 20%",
+        "labels 40%",
+    ]
     assert matrix.federations == ["one", "two"]
     assert {cell.experiment.rounds for cell in matrix.cells if cell.data == "two"} == {3}
     clean, flip = matrix.cells[:2]
     assert clean.experiment.hostile == []
-    assert (flip.experiment.hostile[0].share, flip.experiment.hostile[0].attack[0].name) == (0.2, "sign_flip")
+    assert (flip.experiment.hostile[0].share, flip.experiment.hostile[0].attack[0].name) == (
+        0.2,
+        "sign_flip",
+    )
     assert len({cell.folder for cell in matrix.cells}) == len(matrix.cells) == 10
-    assert isinstance(load({key: value for key, value in config.items() if key != "matrix"}), cw.Experiment)
+    assert isinstance(
+        load({key: value for key, value in config.items() if key != "matrix"}), cw.Experiment
+    )
     with pytest.raises(ConfigError, match="matrix: is more than one experiment"):
         cw.load(config)
 
@@ -63,12 +82,20 @@ def test_every_cell_is_an_experiment(config: dict[str, Any]) -> None:
         ({"attacks": {"flip": {"attack": "sing_flip"}}}, r"flip 20%.*did you mean 'sign_flip'"),
         ({"attacks": {}, "clean": False}, r"matrix: has 0 cells"),
         ({"attacks": {"a b": ATTACKS["flip"], "a-b": ATTACKS["flip"]}}, "would share a folder"),
-        ({"attacks": {"a": ATTACKS["flip"] | {"share": 0.5}}}, r"matrix\.attacks\.a\.share: is given by"),
+        (
+            {"attacks": {"a": ATTACKS["flip"] | {"share": 0.5}}},
+            r"matrix\.attacks\.a\.share: is given by",
+        ),
         ({"data": {"one": {}, "two": {"seeds": [7]}}}, "same methods and seeds"),
-        ({"data": {"x" * 190: {}}, "attacks": {"y" * 190: ATTACKS["flip"]}}, "too long for a folder"),
+        (
+            {"data": {"x" * 190: {}}, "attacks": {"y" * 190: ATTACKS["flip"]}},
+            "too long for a folder",
+        ),
     ],
 )
-def test_what_cannot_be_run_is_refused(config: dict[str, Any], change: dict[str, Any], message: str) -> None:
+def test_what_cannot_be_run_is_refused(
+    config: dict[str, Any], change: dict[str, Any], message: str
+) -> None:
     config["matrix"] |= change
     with pytest.raises(ConfigError, match=message):
         load_matrix(config)
@@ -87,14 +114,26 @@ def test_hostile_clients_do_not_go_with_a_matrix(config: dict[str, Any]) -> None
 @pytest.mark.parametrize(("share", "count"), [(0.05, 0), (0.99, 6)])
 def test_a_share_is_some_of_the_clients(tiny: dict[str, Any], share: float, count: int) -> None:
     hostile = [{"share": share, "attack": "noise"}]
-    with pytest.raises(ConfigError, match=rf"hostile\[0\]\.share = {share}: is {count} of 6 clients"):
+    with pytest.raises(
+        ConfigError, match=rf"hostile\[0\]\.share = {share}: is {count} of 6 clients"
+    ):
         validate(cw.load(tiny | {"hostile": hostile}), None)
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    config: dict[str, Any] = {"name": "tiny", "rounds": 2, "seeds": [1, 2], "device": "cpu", "data": "digits"}
-    config |= {"partition": {"name": "iid", "clients": 6}, "model": "linear", "training": {"batch_size": 20}}
+    config: dict[str, Any] = {
+        "name": "tiny",
+        "rounds": 2,
+        "seeds": [1, 2],
+        "device": "cpu",
+        "data": "digits",
+    }
+    config |= {
+        "partition": {"name": "iid", "clients": 6},
+        "model": "linear",
+        "training": {"batch_size": 20},
+    }
     config["methods"] = [{"name": "FedAvg"}, "Median", "KnowsHonest"]
     backdoor = {"attack": {"name": "pixel_backdoor", "target": 3}}
     attacks = {"flip": ATTACKS["flip"], "door": backdoor}
@@ -118,7 +157,12 @@ def test_resuming_runs_unfinished_cells_only(finished: Path) -> None:
     run_matrix(matrix, finished, resume=True, on_cell=lambda cell, number: seen.append(cell.column))
     assert seen == []
     shutil.rmtree(finished / matrix.cells[1].folder)
-    run_matrix(matrix, finished, resume=True, on_cell=lambda cell, number: seen.append(f"{number} {cell.column}"))
+    run_matrix(
+        matrix,
+        finished,
+        resume=True,
+        on_cell=lambda cell, number: seen.append(f"{number} {cell.column}"),
+    )
     assert seen == ["3 flip 40%"]
     other = load_matrix({**matrix.table, "rounds": 3})
     with pytest.raises(RunError, match="was run with another config"):
@@ -148,7 +192,9 @@ class Raises(cw.Attack):
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
-def test_a_cell_that_fails_does_not_end_the_others(config: dict[str, Any], tmp_path: Path, jobs: int) -> None:
+def test_a_cell_that_fails_does_not_end_the_others(
+    config: dict[str, Any], tmp_path: Path, jobs: int
+) -> None:
     (tmp_path / "faulty_plugin.py").write_text(FAULTY)
     attacks = {"raises": {"attack": "raises"}, "flip": ATTACKS["flip"]}
     if jobs > 1:
@@ -176,7 +222,9 @@ def test_a_cell_that_fails_does_not_end_the_others(config: dict[str, Any], tmp_p
     assert is_finished(tmp_path / "run" / "tiny--flip--40")
 
 
-def test_what_a_killed_run_leaves_does_not_block_its_folder(config: dict[str, Any], tmp_path: Path) -> None:
+def test_what_a_killed_run_leaves_does_not_block_its_folder(
+    config: dict[str, Any], tmp_path: Path
+) -> None:
     config["matrix"] = {"attacks": {}}
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "matrix.toml.part").write_text("name = ")
@@ -216,7 +264,9 @@ def test_the_page_has_a_heat_map_and_its_numbers(finished: Path) -> None:
     items = [item for section in document.sections for item in section.items]
     (chart,) = (item for item in items if isinstance(item, Chart))
     values = next(item for item in items if isinstance(item, Table) and item.id.endswith("values"))
-    doors = next(item for item in items if isinstance(item, Table) and item.id.endswith("backdoors"))
+    doors = next(
+        item for item in items if isinstance(item, Table) and item.id.endswith("backdoors")
+    )
     assert [column.label for column in doors.columns] == ["method", "door 40%"]
     assert isinstance(chart.mark, HeatMap)
     assert chart.mark.columns == ("clean", "flip 40%", "door 40%")
@@ -224,14 +274,19 @@ def test_the_page_has_a_heat_map_and_its_numbers(finished: Path) -> None:
     first = as_csv(values).splitlines()[1].split(",")
     results = read_results(finished)
     method = results.methods.index(first[0])
-    numpy.testing.assert_allclose([float(v) for v in first[1:]], results.federations[0].values[method].mean(1))
+    numpy.testing.assert_allclose(
+        [float(v) for v in first[1:]], results.federations[0].values[method].mean(1)
+    )
 
 
 def test_a_report_counts_unfinished_cells(finished: Path, tmp_path: Path) -> None:
     begun = tmp_path / "begun"
     begun.mkdir()
     (begun / "matrix.toml").write_bytes((finished / "matrix.toml").read_bytes())
-    os.symlink(finished / open_matrix(finished).cells[0].folder, begun / open_matrix(finished).cells[0].folder)
+    os.symlink(
+        finished / open_matrix(finished).cells[0].folder,
+        begun / open_matrix(finished).cells[0].folder,
+    )
     assert arena(begun).lead[0].startswith("Not finished: 2 of 3 cells")
 
 
@@ -274,14 +329,19 @@ def test_a_damaged_matrix_does_not_prevent_another_from_being_resumed(
 
 def test_two_thousand_cells_are_made_in_seconds(config: dict[str, Any]) -> None:
     """By twice as many the time is doubled, not squared."""
-    config["matrix"] |= {"attacks": {f"a{number}": ATTACKS["flip"] for number in range(1_999)}, "shares": [0.2]}
+    config["matrix"] |= {
+        "attacks": {f"a{number}": ATTACKS["flip"] for number in range(1_999)},
+        "shares": [0.2],
+    }
     began = time.process_time()
     assert len(_outline("config", config).cells) == 2_000
     assert time.process_time() - began < 5.0
 
 
 def test_demsar_critical_difference() -> None:
-    assert critical_difference(4, 14) == pytest.approx(1.25, abs=0.005)  # Demšar (2006), section 3.2.2
+    assert critical_difference(4, 14) == pytest.approx(
+        1.25, abs=0.005
+    )  # Demšar (2006), section 3.2.2
     assert critical_difference(1, 14) is None
 
 
@@ -311,7 +371,9 @@ def _runs_in(folder: Path) -> list[str]:
     found = []
     for process in Path("/proc").glob("[0-9]*/fd"):
         try:
-            found += [str(process) for link in process.iterdir() if str(folder) in os.readlink(link)]
+            found += [
+                str(process) for link in process.iterdir() if str(folder) in os.readlink(link)
+            ]
         except OSError:
             continue  # not ours, or gone
     return found

@@ -20,13 +20,24 @@ def test_a_name_is_what_its_toml_says(tiny: dict[str, Any]) -> None:
     written = [method for name in METHODS for method in tomllib.loads(method_toml(name))["methods"]]
     assert by_name == load_experiment(tiny | {"methods": written})
     assert by_name == load_experiment(tiny | {"methods": [{"name": name} for name in METHODS]})
-    assert by_name.to_dict() == load_experiment(by_name.to_dict()).to_dict(), "a run folder needs no names"
+    assert by_name.to_dict() == load_experiment(by_name.to_dict()).to_dict(), (
+        "a run folder needs no names"
+    )
 
 
 def test_like_takes_what_is_not_said_otherwise(tiny: dict[str, Any]) -> None:
-    mine = {"name": "mine", "like": "FedYogi", "server_step": {"learning_rate": 0.5}, "training": {"epochs": 3}}
+    mine = {
+        "name": "mine",
+        "like": "FedYogi",
+        "server_step": {"learning_rate": 0.5},
+        "training": {"epochs": 3},
+    }
     (method,) = load_experiment(tiny | {"methods": [mine]}).methods
-    assert (method.name, method.server_step.name, method.server_step.options["learning_rate"]) == ("mine", "yogi", 0.5)
+    assert (method.name, method.server_step.name, method.server_step.options["learning_rate"]) == (
+        "mine",
+        "yogi",
+        0.5,
+    )
     assert method.training.epochs == 3
     other = {"like": "FedYogi", "server_step": "sgd"}
     (method,) = load_experiment(tiny | {"methods": [other]}).methods
@@ -39,7 +50,9 @@ def test_like_takes_what_is_not_said_otherwise(tiny: dict[str, Any]) -> None:
 
 
 def test_an_unknown_name_is_refused_with_the_nearest(tiny: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=r"methods\[1\]: there is no method 'FedYogy'; did you mean 'FedYogi'"):
+    with pytest.raises(
+        ConfigError, match=r"methods\[1\]: there is no method 'FedYogy'; did you mean 'FedYogi'"
+    ):
         load_experiment(tiny | {"methods": ["FedAvg", "FedYogy"]})
     with pytest.raises(ConfigError, match=r"methods\[0\].like: there is no method 3"):
         load_experiment(tiny | {"methods": [{"name": "mine", "like": 3}]})
@@ -48,13 +61,35 @@ def test_an_unknown_name_is_refused_with_the_nearest(tiny: dict[str, Any]) -> No
 
 
 def test_a_preset_picks_methods_by_their_names(tiny: dict[str, Any]) -> None:
-    config = tiny | {"methods": ["FedAvg", {"like": "DGA"}, "AFL"], "presets": {"quick": {"methods": ["AFL", "DGA"]}}}
-    assert [method.name for method in load_experiment(config, preset="quick").methods] == ["DGA", "AFL"]
+    config = tiny | {
+        "methods": ["FedAvg", {"like": "DGA"}, "AFL"],
+        "presets": {"quick": {"methods": ["AFL", "DGA"]}},
+    }
+    assert [method.name for method in load_experiment(config, preset="quick").methods] == [
+        "DGA",
+        "AFL",
+    ]
 
 
 def test_a_part_that_reads_a_criterion_needs_it_measured(tiny: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=r"before\[0\]: nova reads the criterion 'local_steps': add it"):
+    with pytest.raises(
+        ConfigError, match=r"before\[0\]: nova reads the criterion 'local_steps': add it"
+    ):
         load_experiment(tiny | {"methods": [{"name": "nova", "before": ["nova"]}]})
+
+
+def test_a_label_does_not_make_a_criterion_another_one(tiny: dict[str, Any]) -> None:
+    method = {
+        "name": "nova",
+        "before": ["nova"],
+        "criteria": [{"name": "class_balance", "as": "local_steps"}],
+    }
+    with pytest.raises(
+        ConfigError, match=r"before\[0\]: nova reads the criterion 'local_steps': add it"
+    ):
+        load_experiment(tiny | {"methods": [method]})
+    method["criteria"] = [{"name": "local_steps", "as": "steps"}]
+    load_experiment(tiny | {"methods": [method]})
 
 
 def test_a_server_without_samples_cannot_train(tiny: dict[str, Any]) -> None:
@@ -65,7 +100,10 @@ def test_a_server_without_samples_cannot_train(tiny: dict[str, Any]) -> None:
 
 def test_every_method_runs_and_learns(tiny: dict[str, Any], tmp_path: Path) -> None:
     config = tiny | {"rounds": 2, "federation": {}, "devices": {}, "methods": list(METHODS)}
-    config["partition"] = {"name": "iid", "clients": 6}  # so that one client alone, as Krum's, learns what counts
+    config["partition"] = {
+        "name": "iid",
+        "clients": 6,
+    }  # so that one client alone, as Krum's, learns what counts
     run = cw.Run(cw.run(config, tmp_path / "run"))
     for name in METHODS:
         (_, before), (_, after) = run.curve("loss", name, 1)
@@ -74,9 +112,13 @@ def test_every_method_runs_and_learns(tiny: dict[str, Any], tmp_path: Path) -> N
 
 
 def test_a_control_federates_nothing(tiny: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match="control: is not federated learning: rule would have no effect"):
+    with pytest.raises(
+        ConfigError, match="control: is not federated learning: rule would have no effect"
+    ):
         load_experiment(tiny | {"methods": [{"like": "Pooled", "rule": "median"}]})
-    with pytest.raises(ConfigError, match=r'control: needs all samples in this process: use engine = "local"'):
+    with pytest.raises(
+        ConfigError, match=r'control: needs all samples in this process: use engine = "local"'
+    ):
         load_experiment(tiny | {"engine": "flower", "methods": ["Alone"]})
     with pytest.raises(ConfigError, match="control: needs samples of the server"):
         load_experiment(tiny | {"server_set": {"source": "clients"}, "methods": ["ServerOnly"]})
@@ -85,7 +127,10 @@ def test_a_control_federates_nothing(tiny: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("given", "names"),
     [
-        (["all of it,FedAvg"], ["FedAvg", "all of it"]),  # the order of the config: its first is the baseline
+        (
+            ["all of it,FedAvg"],
+            ["FedAvg", "all of it"],
+        ),  # the order of the config: its first is the baseline
         (["FedYogi", "FedAvg"], ["FedAvg", "FedYogi"]),  # one that the config has not
         (["a, b"], ["a, b"]),
         ("FedAvg", ["FedAvg"]),
@@ -93,9 +138,13 @@ def test_a_control_federates_nothing(tiny: dict[str, Any]) -> None:
 )
 def test_methods_are_picked_by_name(tiny: dict[str, Any], given: Any, names: list[str]) -> None:
     tiny["methods"].append({"name": "a, b", "criteria": ["label_diversity"]})
-    assert [method.name for method in load_experiment(tiny, replaced={"methods": given}).methods] == names
+    assert [
+        method.name for method in load_experiment(tiny, replaced={"methods": given}).methods
+    ] == names
     assert [method.name for method in load_experiment(tiny, [f"methods={given}"]).methods] == names
-    with pytest.raises(ConfigError, match="methods: there is no method 'FedAvgg'; did you mean 'FedAvg'"):
+    with pytest.raises(
+        ConfigError, match="methods: there is no method 'FedAvgg'; did you mean 'FedAvg'"
+    ):
         load_experiment(tiny, ["methods=['FedAvgg']"])
     with pytest.raises(ConfigError, match="two methods are called 'FedAvg'"):
         load_experiment({**tiny, "methods": ["FedAvg", "FedYogi", "FedAvg"]})

@@ -12,7 +12,9 @@ from test_trackers import assert_same, stored, tensorboard
 
 
 @pytest.mark.filterwarnings("ignore")  # Ray's own
-def test_on_ray_the_run_is_the_same_and_trackers_follow_it(tiny: dict[str, Any], tmp_path: Path) -> None:
+def test_on_ray_the_run_is_the_same_and_trackers_follow_it(
+    tiny: dict[str, Any], tmp_path: Path
+) -> None:
     pytest.importorskip("ray", reason="Ray is not installed")
     tiny["seeds"] = [1, 2]
     here = cw.run({**tiny, "workers": 1}, tmp_path / "here")
@@ -20,7 +22,10 @@ def test_on_ray_the_run_is_the_same_and_trackers_follow_it(tiny: dict[str, Any],
     assert content(there) == content(here)
     for method in ("FedAvg", "all of it"):
         for seed in (1, 2):
-            assert_same(tensorboard(there / "tensorboard" / f"{method}-seed{seed}"), stored(there, method, seed))
+            assert_same(
+                tensorboard(there / "tensorboard" / f"{method}-seed{seed}"),
+                stored(there, method, seed),
+            )
 
 
 def test_without_ray_it_says_what_to_install(

@@ -45,7 +45,10 @@ TABLES = {  # everything but how long it took
 def content(folder: Path) -> dict[str, Any]:
     """All that a run left, but for the times."""
     run = cw.Run(folder)
-    tables = {name: run.query(f"SELECT {columns} FROM {name} ORDER BY 1, 2, 3") for name, columns in TABLES.items()}
+    tables = {
+        name: run.query(f"SELECT {columns} FROM {name} ORDER BY 1, 2, 3")
+        for name, columns in TABLES.items()
+    }
     models = {
         path.name: {key: value.numpy().tobytes() for key, value in load_file(path).items()}
         for path in sorted((folder / "checkpoints").glob("*.safetensors"))
@@ -80,18 +83,24 @@ def test_a_run_folder_holds_what_happened(tiny: dict[str, Any], tmp_path: Path) 
     assert None not in (priority, candidates, kappa)
 
 
-def test_methods_of_a_seed_meet_the_same_cohorts_and_start_alike(tiny: dict[str, Any], tmp_path: Path) -> None:
+def test_methods_of_a_seed_meet_the_same_cohorts_and_start_alike(
+    tiny: dict[str, Any], tmp_path: Path
+) -> None:
     tiny["seeds"] = [1, 2]
     run = cw.Run(cw.run(tiny, tmp_path / "run"))
     cohorts = {
-        lane: run.query("SELECT round_num, client FROM participants WHERE lane = ? ORDER BY 1, 2", lane)
+        lane: run.query(
+            "SELECT round_num, client FROM participants WHERE lane = ? ORDER BY 1, 2", lane
+        )
         for lane, _, _ in run.lanes
     }
     assert cohorts[1] == cohorts[2]
     assert cohorts[3] == cohorts[4]
     assert cohorts[1] != cohorts[3]
     first = [
-        run.query("SELECT client, training_loss FROM participants WHERE lane = ? AND round_num = 1", lane)
+        run.query(
+            "SELECT client, training_loss FROM participants WHERE lane = ? AND round_num = 1", lane
+        )
         for lane in (1, 2)
     ]
     assert first[0] == first[1]  # same model, same data, same batches
@@ -109,7 +118,10 @@ def test_your_own_arrays_run(tiny: dict[str, Any], tmp_path: Path) -> None:
         return inputs, (inputs[:, 0] > 0).astype(int)
 
     data = cw.FederatedData.from_clients(
-        [share(n) for n in (40, 10, 60, 30)], [share(10) for _ in range(4)], weigh=share(50), report=share(50)
+        [share(n) for n in (40, 10, 60, 30)],
+        [share(10) for _ in range(4)],
+        weigh=share(50),
+        report=share(50),
     )
     tiny |= {"rounds": 15, "training": {"learning_rate": 1.0}}
     del tiny["data"], tiny["partition"]
@@ -118,11 +130,14 @@ def test_your_own_arrays_run(tiny: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="data: is missing"):
         cw.run(tiny, tmp_path / "nothing")
 
-    tiny["hostile"] = [{"clients": [1], "attack": "wrong_labels"}]  # the hostile can be played on your arrays too
+    tiny["hostile"] = [
+        {"clients": [1], "attack": "wrong_labels"}
+    ]  # the hostile can be played on your arrays too
     hostile = cw.Run(cw.run(tiny, tmp_path / "hostile", data=data))
     assert hostile.query("SELECT client FROM clients WHERE hostile IS NOT NULL") == [(1,)]
     before, after = (
-        one.query("SELECT metric FROM local WHERE lane = 1 AND round_num = 15 AND client = 1") for one in (run, hostile)
+        one.query("SELECT metric FROM local WHERE lane = 1 AND round_num = 15 AND client = 1")
+        for one in (run, hostile)
     )
     assert after[0][0] < 0.5 < before[0][0]
 
@@ -144,7 +159,11 @@ def test_regression_with_everything(tmp_path: Path) -> None:
                 "score": "product",
                 "adapt_loss": "robust_shape",
             },
-            {"name": "online", "criteria": ["server_performance", "dataset_size"], "adjust": "best_order"},
+            {
+                "name": "online",
+                "criteria": ["server_performance", "dataset_size"],
+                "adjust": "best_order",
+            },
         ],
     }
     run = cw.Run(cw.run(config, tmp_path / "run"))
@@ -162,9 +181,13 @@ def test_survival_with_everything(tmp_path: Path) -> None:
     torch.manual_seed(0)
     inputs = torch.randn(240, 4)
     times = torch.exp(-2 * inputs[:, 0] + 0.3 * torch.randn(240))
-    targets = torch.where(torch.rand(240) < 0.5, times, -0.7 * times)  # half are lost before it happens
+    targets = torch.where(
+        torch.rand(240) < 0.5, times, -0.7 * times
+    )  # half are lost before it happens
     blocks = list(zip(inputs.split(40), targets.split(40), strict=True))
-    data = cw.FederatedData.from_clients(blocks[:3], blocks[3:], weigh=blocks[0], report=blocks[1], survival=True)
+    data = cw.FederatedData.from_clients(
+        blocks[:3], blocks[3:], weigh=blocks[0], report=blocks[1], survival=True
+    )
     config: dict[str, Any] = {
         "name": "survival",
         "rounds": 4,
@@ -179,15 +202,25 @@ def test_survival_with_everything(tmp_path: Path) -> None:
             "ServerTuning",
             "Alone",
             "Pooled",
-            {"name": "online", "criteria": ["server_performance", "dataset_size"], "adjust": "best_order"},
+            {
+                "name": "online",
+                "criteria": ["server_performance", "dataset_size"],
+                "adjust": "best_order",
+            },
         ],
     }
     run = cw.Run(cw.run(config, tmp_path / "run", data=data))
     assert (run.metric, run.higher_is_better) == ("concordance", True)
     found = {line.method: line.metric[0] for line in run.summary()}
-    assert 0.8 < min(found.values()) <= found["FedAvg"] < found["Evidence"] < 1  # it sees who mirrors times
-    config["methods"] = [{"name": "AdaFed", "criteria": [{"name": "server_performance", "metric": "mape"}]}]
-    with pytest.raises(ConfigError, match="mape needs numbers to predict, and this is survival; use 'concordance'"):
+    assert (
+        0.8 < min(found.values()) <= found["FedAvg"] < found["Evidence"] < 1
+    )  # it sees who mirrors times
+    config["methods"] = [
+        {"name": "AdaFed", "criteria": [{"name": "server_performance", "metric": "mape"}]}
+    ]
+    with pytest.raises(
+        ConfigError, match="mape needs numbers to predict, and this is survival; use 'concordance'"
+    ):
         cw.run(config, tmp_path / "refused", data=data)
 
 
@@ -202,21 +235,45 @@ def test_survival_with_everything(tmp_path: Path) -> None:
             ["methods.1.criteria=[{name='server_performance', metric='mape'}, 'trust']"],
             ["metric: mape needs numbers to predict"],
         ),
-        (["methods.1.criteria=[{name='server_performance', metric='acuracy'}, 'trust']"], ["did you mean 'accuracy'"]),
-        (["partition.clients=1000000000"], ["partition.clients = 1000000000: too many clients for 1797 samples"]),
-        (["hostile=[{clients=7, attack='broken'}]"], ["hostile[0].clients: 7 hostile clients of 6"]),
+        (
+            ["methods.1.criteria=[{name='server_performance', metric='acuracy'}, 'trust']"],
+            ["did you mean 'accuracy'"],
+        ),
+        (
+            ["partition.clients=1000000000"],
+            ["partition.clients = 1000000000: too many clients for 1797 samples"],
+        ),
+        (
+            ["hostile=[{clients=7, attack='broken'}]"],
+            ["hostile[0].clients: 7 hostile clients of 6"],
+        ),
         (["hostile=[{clients=[6], attack='broken'}]"], ["[6] are not clients"]),
-        (["hostile=[{clients=[1], attack='broken'}, {clients=[1], attack='boast'}]"], ["hostile[1].clients: [1]"]),
-        (["federation={clients_per_round=7}"], ["federation.clients_per_round = 7: there are only 6 clients"]),
+        (
+            ["hostile=[{clients=[1], attack='broken'}, {clients=[1], attack='boast'}]"],
+            ["hostile[1].clients: [1]"],
+        ),
+        (
+            ["federation={clients_per_round=7}"],
+            ["federation.clients_per_round = 7: there are only 6 clients"],
+        ),
         (["evaluation.target=85.0"], ["evaluation.target = 85.0: accuracy is at most 1"]),
         (["attributes={age=[1.0]}"], ["attributes.age: has 1 values for 6 clients"]),
         (["attributes={job=['a', 1.0]}"], ["attributes: 'job' has words and numbers"]),
-        (["methods.0.criteria=[{name='attribute', of='age'}]"], ["the clients have no attribute 'age'"]),
-        (["methods.0.criteria=[{name='sharpness', blurry='Blurry'}]"], ["no sample attribute 'Blurry'"]),
+        (
+            ["methods.0.criteria=[{name='attribute', of='age'}]"],
+            ["the clients have no attribute 'age'"],
+        ),
+        (
+            ["methods.0.criteria=[{name='sharpness', blurry='Blurry'}]"],
+            ["no sample attribute 'Blurry'"],
+        ),
         (["server_set.fraction=0.0002"], ["methods[1]: there are no samples to weigh by"]),
         (["model={name='cnn', channels=[4, 4, 4, 4, 4]}"], ["model: "]),
         (["device='cuda'"], ["finds no GPU"]),
-        (["evaluation.target=85.0", "hostile=[{clients=7, attack='broken'}]"], ["evaluation.target", "hostile[0]"]),
+        (
+            ["evaluation.target=85.0", "hostile=[{clients=7, attack='broken'}]"],
+            ["evaluation.target", "hostile[0]"],
+        ),
     ],
 )
 def test_what_only_the_data_can_tell(
@@ -259,32 +316,56 @@ def test_a_criterion_that_compares_clients_is_found_before_the_first_round(
 
     cw.criterion("shared undeclared", measured_by="server", high=1.0)(shared)
     cw.criterion("shared", measured_by="server", high=1.0, needs={"whole_cohort"})(shared)
-    with pytest.raises(cw.ClientwiseError, match="depends on which other clients arrive with a client: declare needs"):
-        cw.run(tiny | {"methods": [{"name": "a", "criteria": ["shared undeclared"]}]}, tmp_path / "undeclared")
-    assert cw.Run(cw.run(tiny | {"methods": [{"name": "a", "criteria": ["shared"]}]}, tmp_path / "run")).finished
+    with pytest.raises(
+        cw.ClientwiseError,
+        match="depends on which other clients arrive with a client: declare needs",
+    ):
+        cw.run(
+            tiny | {"methods": [{"name": "a", "criteria": ["shared undeclared"]}]},
+            tmp_path / "undeclared",
+        )
+    assert cw.Run(
+        cw.run(tiny | {"methods": [{"name": "a", "criteria": ["shared"]}]}, tmp_path / "run")
+    ).finished
 
 
 def test_attributes_and_two_of_a_kind_from_toml(tiny: dict[str, Any], tmp_path: Path) -> None:
-    tiny["attributes"] = {"premium": [1.0, 0.0, 1.0, 0.0, 1.0, 0.5], "age": [30.0, 40.0, 50.0, 60.0, 70.0, 80.0]}
+    tiny["attributes"] = {
+        "premium": [1.0, 0.0, 1.0, 0.0, 1.0, 0.5],
+        "age": [30.0, 40.0, 50.0, 60.0, 70.0, 80.0],
+    }
     tiny["methods"] = [
         {
             "name": "targets",
-            "criteria": [{"name": "attribute", "of": "premium"}, {"name": "attribute", "as": "age", "of": "age"}],
+            "criteria": [
+                {"name": "attribute", "of": "premium"},
+                {"name": "attribute", "as": "age", "of": "age"},
+            ],
             "score": {"name": "prioritized", "priority": ["age", "attribute"]},
         }
     ]
     run = cw.Run(cw.run(tiny, tmp_path / "run"))
     for client, raw in run.query("SELECT client, raw FROM criteria WHERE criterion = 'age'"):
         assert raw == tiny["attributes"]["age"][client]
-    assert run.query("SELECT DISTINCT criterion FROM criteria ORDER BY 1") == [("age",), ("attribute",)]
-    assert cw.run(run.folder / "config.toml", run.folder, resume=True)  # `as` is written out and read back
+    assert run.query("SELECT DISTINCT criterion FROM criteria ORDER BY 1") == [
+        ("age",),
+        ("attribute",),
+    ]
+    assert cw.run(
+        run.folder / "config.toml", run.folder, resume=True
+    )  # `as` is written out and read back
 
 
 def test_fine_tuning_on_the_servers_set(tiny: dict[str, Any], tmp_path: Path) -> None:
-    tiny["methods"] = [{"name": "FedAvg"}, {"name": "tuned", "fine_tune": {"epochs": 3, "batch_size": 10}}]
+    tiny["methods"] = [
+        {"name": "FedAvg"},
+        {"name": "tuned", "fine_tune": {"epochs": 3, "batch_size": 10}},
+    ]
     run = cw.Run(cw.run(tiny, tmp_path / "run"))
     plain, tuned = (dict(run.curve("metric", name, 1)) for name in run.methods)
-    assert tuned[1] > plain[1]  # three clients of skewed data have seen little; the server's set has all classes
+    assert (
+        tuned[1] > plain[1]
+    )  # three clients of skewed data have seen little; the server's set has all classes
     for change, reason in (
         ("server_set.source=clients", "needs samples of the server"),
         ("server_set.fraction=0", "needs samples to weigh by"),
@@ -297,7 +378,9 @@ def test_fine_tuning_on_the_servers_set(tiny: dict[str, Any], tmp_path: Path) ->
         cw.load(tiny)
 
 
-def test_the_server_tunes_only_as_far_as_its_samples_get_better(tiny: dict[str, Any], tmp_path: Path) -> None:
+def test_the_server_tunes_only_as_far_as_its_samples_get_better(
+    tiny: dict[str, Any], tmp_path: Path
+) -> None:
     wild = {"epochs": 3, "batch_size": 10, "learning_rate": 30.0}
     tiny["methods"] = [
         {"name": "FedAvg"},
@@ -310,8 +393,14 @@ def test_the_server_tunes_only_as_far_as_its_samples_get_better(tiny: dict[str, 
     assert searched[1] < 1.2 * plain[1]
 
 
-def test_the_best_round_of_the_honest_is_kept_bit_by_bit(tiny: dict[str, Any], tmp_path: Path) -> None:
-    tiny |= {"server_set": {"fraction": 0.0}, "methods": [{"name": "FedAvg"}], "checkpoint_seconds": 0.0}
+def test_the_best_round_of_the_honest_is_kept_bit_by_bit(
+    tiny: dict[str, Any], tmp_path: Path
+) -> None:
+    tiny |= {
+        "server_set": {"fraction": 0.0},
+        "methods": [{"name": "FedAvg"}],
+        "checkpoint_seconds": 0.0,
+    }
     tiny["hostile"] = [{"clients": [0], "attack": "wrong_labels"}]
     run = cw.Run(cw.run(tiny, tmp_path / "run"))
     assert len(run.query("SELECT * FROM best")) == 1  # of every lane only the best remains
@@ -324,8 +413,15 @@ def test_the_best_round_of_the_honest_is_kept_bit_by_bit(tiny: dict[str, Any], t
 
 def test_two_classes_take_one_output(tmp_path: Path, tiny: dict[str, Any]) -> None:
     inputs, targets = numpy.eye(20, dtype=numpy.float32), numpy.arange(20) % 2
-    data = cw.FederatedData.from_clients([(inputs, targets)] * 2, [(inputs, targets)] * 2, report=(inputs, targets))
-    tiny |= {"methods": [{"name": "FedAvg"}], "federation": {}, "model": {"name": "mlp", "hidden": [30]}, "rounds": 5}
+    data = cw.FederatedData.from_clients(
+        [(inputs, targets)] * 2, [(inputs, targets)] * 2, report=(inputs, targets)
+    )
+    tiny |= {
+        "methods": [{"name": "FedAvg"}],
+        "federation": {},
+        "model": {"name": "mlp", "hidden": [30]},
+        "rounds": 5,
+    }
     tiny["training"] = {"epochs": 20, "learning_rate": 1.0}
     del tiny["data"], tiny["partition"]
     folder = cw.run(tiny, tmp_path / "run", data=data)
@@ -354,7 +450,9 @@ def test_errors_of_an_image_that_sums_to_a_count(tiny: dict[str, Any], tmp_path:
     assert mape == pytest.approx(float(((answers - counts).abs() / counts).mean()), rel=1e-4)
 
 
-def test_hostile_clients_lose_their_weight_under_adafed(tiny: dict[str, Any], tmp_path: Path) -> None:
+def test_hostile_clients_lose_their_weight_under_adafed(
+    tiny: dict[str, Any], tmp_path: Path
+) -> None:
     tiny |= {
         "rounds": 8,
         "federation": {},
@@ -380,9 +478,17 @@ def test_hostile_clients_lose_their_weight_under_adafed(tiny: dict[str, Any], tm
 
 @pytest.mark.parametrize("source", ["clients", "contributed"])
 def test_adafed_without_a_server_set(tiny: dict[str, Any], tmp_path: Path, source: str) -> None:
-    tiny |= {"rounds": 6, "server_set": {"source": source}, "hostile": [{"clients": 1, "attack": "sign_flip"}]}
+    tiny |= {
+        "rounds": 6,
+        "server_set": {"source": source},
+        "hostile": [{"clients": 1, "attack": "sign_flip"}],
+    }
     tiny["federation"] = {}
-    tiny["methods"][1] = {"name": "AdaFed", "criteria": ["server_performance"], "adapt_loss": "class_weights"}
+    tiny["methods"][1] = {
+        "name": "AdaFed",
+        "criteria": ["server_performance"],
+        "adapt_loss": "class_weights",
+    }
     fedavg, adafed = cw.Run(cw.run(tiny, tmp_path / "run")).summary()
     assert adafed.hostile_weight[0] < fedavg.hostile_weight[0]
 
@@ -452,7 +558,8 @@ def test_killed_again_and_again_it_ends_with_the_same_bits(uninterrupted, tmp_pa
         process = processes.start(processes.COMMAND, "run", config, "--out", folder, *again)
         wait_for(
             lambda rounds=rounds, process=process: (
-                (rounds_done(folder) >= rounds and (folder / "config.toml").exists()) or not process.is_alive()
+                (rounds_done(folder) >= rounds and (folder / "config.toml").exists())
+                or not process.is_alive()
             )
         )
         time.sleep(0.003 * kills)  # each time at another moment of the round
@@ -491,7 +598,9 @@ def test_a_crash_at_the_worst_moment_is_mended(uninterrupted, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
-def test_interrupted_it_says_how_to_go_on(uninterrupted, tmp_path: Path, how: signal.Signals) -> None:
+def test_interrupted_it_says_how_to_go_on(
+    uninterrupted, tmp_path: Path, how: signal.Signals
+) -> None:
     config, expected = uninterrupted
     folder = tmp_path / "run"
     arguments = ("run", config, "--out", folder, "--set", "checkpoint_seconds=1000")
@@ -505,15 +614,20 @@ def test_interrupted_it_says_how_to_go_on(uninterrupted, tmp_path: Path, how: si
     assert "Traceback" not in message
     before = rounds_done(folder)
     seen: list[int] = []
-    cw.run(folder / "config.toml", folder, resume=True, on_round=lambda step: seen.append(step.done))
-    assert before - 1 <= seen[0] - 1 <= before  # it went on where it was, though no checkpoint was due
+    cw.run(
+        folder / "config.toml", folder, resume=True, on_round=lambda step: seen.append(step.done)
+    )
+    assert (
+        before - 1 <= seen[0] - 1 <= before
+    )  # it went on where it was, though no checkpoint was due
     assert content(folder) == expected
 
 
 def test_a_folder_that_is_not_this_run_is_left_alone(tiny: dict[str, Any], tmp_path: Path) -> None:
     folder = cw.run(tiny, tmp_path / "run")
     with pytest.raises(
-        RunError, match=r"there is a run already\. Resume it .*resume=True.* or choose another output folder"
+        RunError,
+        match=r"there is a run already\. Resume it .*resume=True.* or choose another output folder",
     ):
         cw.run(tiny, folder)
     with pytest.raises(RunError, match=r"another config: training.epochs = 3 \(was 1\)"):
@@ -540,16 +654,26 @@ def grown(folder: Path) -> dict[str, Any]:
         for name in ("rounds", "participants", "criteria", "local", "best")
     }
     models = {lanes[lane]: found["checkpoints"][f"lane-{lane}.safetensors"] for lane in lanes}
-    return {**tables, "models": models, "clients": found["clients"], "finished": run.finished, "methods": run.methods}
+    return {
+        **tables,
+        "models": models,
+        "clients": found["clients"],
+        "finished": run.finished,
+        "methods": run.methods,
+    }
 
 
-def test_a_finished_run_goes_on_to_what_it_had_been_from_the_start(tiny: dict[str, Any], tmp_path: Path) -> None:
+def test_a_finished_run_goes_on_to_what_it_had_been_from_the_start(
+    tiny: dict[str, Any], tmp_path: Path
+) -> None:
     tiny |= {"rounds": 3, "seeds": [1, 2], "evaluation": {"clients_every": 2}}
     tiny["methods"] = [tiny["methods"][0], "FedYogi", tiny["methods"][1]]
     expected = grown(cw.run(tiny, tmp_path / "whole"))
     first = tiny | {"rounds": 1, "seeds": [1], "methods": tiny["methods"][:2]}
     folder = cw.run(first, tmp_path / "grown")
-    assert cw.Run(folder).query("SELECT COUNT(*) FROM local WHERE round_num = 1") == [(12,)]  # the last one, so far
+    assert cw.Run(folder).query("SELECT COUNT(*) FROM local WHERE round_num = 1") == [
+        (12,)
+    ]  # the last one, so far
     seen: list[tuple[int, int]] = []
     cw.run(tiny, folder, resume=True, on_round=lambda step: seen.append((step.done, step.total)))
     assert (len(seen), seen[-1]) == (16, (18, 18))  # what was there is not computed again
@@ -557,8 +681,14 @@ def test_a_finished_run_goes_on_to_what_it_had_been_from_the_start(tiny: dict[st
     cw.run(first, folder, resume=True)  # nothing is lost by asking for less
     assert grown(folder) == expected
     assert cw.load(folder / "config.toml").seeds == [1, 2]
-    with pytest.raises(RunError, match=r"the method 'FedAvg' differs.*give a changed method another name"):
-        cw.run(tiny | {"methods": [{"name": "FedAvg", "criteria": ["label_diversity"]}]}, folder, resume=True)
+    with pytest.raises(
+        RunError, match=r"the method 'FedAvg' differs.*give a changed method another name"
+    ):
+        cw.run(
+            tiny | {"methods": [{"name": "FedAvg", "criteria": ["label_diversity"]}]},
+            folder,
+            resume=True,
+        )
 
 
 def test_two_that_begin_at_once_do_not_meet_in_one_folder(
@@ -571,7 +701,9 @@ def test_two_that_begin_at_once_do_not_meet_in_one_folder(
 
     def start(name: str) -> str:
         try:
-            cw.run(tiny | {"name": name}, tmp_path / "run", on_round=lambda progress: refused.wait(60))
+            cw.run(
+                tiny | {"name": name}, tmp_path / "run", on_round=lambda progress: refused.wait(60)
+            )
         except RunError as error:
             refused.set()
             return str(error)
@@ -580,7 +712,9 @@ def test_two_that_begin_at_once_do_not_meet_in_one_folder(
     with ThreadPoolExecutor(2) as threads:
         said = set(threads.map(start, ("one", "two")))
     (winner,) = said & {"one", "two"}
-    assert said - {winner} == {f"{tmp_path / 'run'}: another clientwise process is writing to this run"}
+    assert said - {winner} == {
+        f"{tmp_path / 'run'}: another clientwise process is writing to this run"
+    }
     assert cw.load(tmp_path / "run" / "config.toml").name == winner
 
 
@@ -595,12 +729,16 @@ def test_a_folder_is_locked_before_it_is_looked_at(tiny: dict[str, Any], tmp_pat
 
 def test_runs_that_begin_in_one_second_have_folders_of_their_own(tmp_path: Path) -> None:
     with ThreadPoolExecutor(8) as threads:
-        made = list(threads.map(lambda number: folders.new_folder("my run", tmp_path / "runs"), range(24)))
+        made = list(
+            threads.map(lambda number: folders.new_folder("my run", tmp_path / "runs"), range(24))
+        )
     assert len(set(made)) == 24
     assert all(folder.is_dir() and folder.name.startswith("my-run-") for folder in made)
 
 
-def test_nobody_becomes_somebody_else_when_a_run_is_resumed(tiny: dict[str, Any], tmp_path: Path) -> None:
+def test_nobody_becomes_somebody_else_when_a_run_is_resumed(
+    tiny: dict[str, Any], tmp_path: Path
+) -> None:
     tiny |= {"rounds": 1, "flower": {"clients": ["ward-a", "ward-b"], "min_replies": 2}}
     folder = cw.run(tiny, tmp_path / "run")
     for key, value in (

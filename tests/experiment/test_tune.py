@@ -19,9 +19,22 @@ def test_the_best_rate_brings_half_of_the_clients_to_the_target_first(tiny: dict
     seen: list[Trial] = []
     trials, best = tune(cw.load(tiny), [1e-5, 0.1], on_trial=seen.append)
     assert trials == seen
-    assert [(trial.learning_rate, trial.seed) for trial in trials] == [(1e-5, 1), (0.1, 1), (1e-5, 2), (0.1, 2)]
-    assert all(trial.rounds is None and trial.metric < 0.5 for trial in trials if trial.learning_rate == 1e-5)
-    assert all(trial.rounds is not None and trial.metric > 0.5 for trial in trials if trial.learning_rate == 0.1)
+    assert [(trial.learning_rate, trial.seed) for trial in trials] == [
+        (1e-5, 1),
+        (0.1, 1),
+        (1e-5, 2),
+        (0.1, 2),
+    ]
+    assert all(
+        trial.rounds is None and trial.metric < 0.5
+        for trial in trials
+        if trial.learning_rate == 1e-5
+    )
+    assert all(
+        trial.rounds is not None and trial.metric > 0.5
+        for trial in trials
+        if trial.learning_rate == 0.1
+    )
     assert best == 0.1
     with pytest.raises(ConfigError, match=r"evaluation\.target: is missing\. Rates are compared"):
         tune(cw.load(tiny | {"evaluation": {}}), [0.1])
@@ -43,7 +56,9 @@ def test_an_honest_client_must_hold_back_a_sample(tiny: dict[str, Any]) -> None:
 
 def test_rates_are_ranked_by_seeds_that_reach_it_then_rounds_then_metric() -> None:
     def trials(*rows: tuple[float, int | None, float]) -> list[Trial]:
-        return [Trial(rate, seed, rounds, metric) for seed, (rate, rounds, metric) in enumerate(rows)]
+        return [
+            Trial(rate, seed, rounds, metric) for seed, (rate, rounds, metric) in enumerate(rows)
+        ]
 
     assert best_rate(trials((0.1, 9, 0.5), (0.2, 8, 0.5))) == 0.2
     assert best_rate(trials((0.1, 9, 0.5), (0.1, 9, 0.5), (0.2, 2, 0.9), (0.2, None, 0.9))) == 0.1
@@ -58,7 +73,9 @@ def test_samples_are_held_back_from_training(tiny: dict[str, Any]) -> None:
     held = hold_back(data, 0.25, 1)
     for client in range(data.num_clients):
         before = data.train.indices[data.train.slice(client)]
-        train, validation = (shares.indices[shares.slice(client)] for shares in (held.train, held.test))
+        train, validation = (
+            shares.indices[shares.slice(client)] for shares in (held.train, held.test)
+        )
         assert torch.equal(torch.cat([train, validation]).sort().values, before.sort().values)
         assert len(validation) == max(1, round(len(before) * 0.25))
         places = held.test.slice(client)
@@ -68,7 +85,11 @@ def test_samples_are_held_back_from_training(tiny: dict[str, Any]) -> None:
 def test_every_method_can_have_a_rate_of_its_own(tiny: dict[str, Any]) -> None:
     tiny |= {"rounds": 2, "seeds": [1], "evaluation": {"target": 0.5, "metric": "macro_f1"}}
     tiny["methods"] += [
-        {"name": "slow", "training": {"epochs": 1}, "server_step": {"name": "sgd", "learning_rate": 1e-6}}
+        {
+            "name": "slow",
+            "training": {"epochs": 1},
+            "server_step": {"name": "sgd", "learning_rate": 1e-6},
+        }
     ]
     experiment = cw.load(tiny)
     ((fedavg,), _), ((slow,), _) = tune(experiment, [0.1]), tune(experiment, [0.1], method="slow")

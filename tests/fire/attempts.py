@@ -35,7 +35,12 @@ partition = { name = "iid", clients = 6 }
 methods = [{ name = "FedAvg" }]
 """
 OPTIONS = {
-    **{"celeba": {"size": 16}, "malaria": {"size": 16}, "vgg_cells": {"size": 16}, "movie_reviews": {"length": 8}},
+    **{
+        "celeba": {"size": 16},
+        "malaria": {"size": 16},
+        "vgg_cells": {"size": 16},
+        "movie_reviews": {"length": 8},
+    },
     "table": {"files": "own/*", "target": "ill", "categories": ["sex"]},
 }
 
@@ -118,7 +123,9 @@ def run(case: str) -> None:
             try:
                 assert Run(run_experiment(load_experiment("tiny.toml", changes))).finished
             except RunError as error:
-                if "nothing was learned" not in str(error):  # with such a rate every update is refused
+                if "nothing was learned" not in str(
+                    error
+                ):  # with such a rate every update is refused
                     raise
 
 

@@ -45,7 +45,9 @@ def _mnist(folder: Path) -> None:
 
 
 def _reviews(folder: Path, packed: bool = True) -> None:
-    write_reviews(folder, [(f"film <br />FILM film word{number}", number % 2) for number in range(30)], packed)
+    write_reviews(
+        folder, [(f"film <br />FILM film word{number}", number % 2) for number in range(30)], packed
+    )
 
 
 def _femnist(folder: Path) -> None:
@@ -115,18 +117,35 @@ def _flipped(draw: random.Random, name: str, content: bytes) -> bytes:
 def _overwritten(draw: random.Random, name: str, content: bytes) -> bytes:
     """A few bytes in one place, often one that says how large something is."""
     at = draw.randrange(min(len(content), draw.choice((16, 64, len(content)))))
-    return content[:at] + draw.choice((b"\xff" * 4, b"\x7f\xff\xff\xff", b"\0" * 8, b"\xff" * 8)) + content[at + 4 :]
+    return (
+        content[:at]
+        + draw.choice((b"\xff" * 4, b"\x7f\xff\xff\xff", b"\0" * 8, b"\xff" * 8))
+        + content[at + 4 :]
+    )
 
 
 def _inserted(draw: random.Random, name: str, content: bytes) -> bytes:
     at = draw.randrange(len(content) + 1)
-    return content[:at] + draw.choice((draw.randbytes(20), b"\n", b'"', b"<" * 100_000, b"[" * 3_000)) + content[at:]
+    return (
+        content[:at]
+        + draw.choice((draw.randbytes(20), b"\n", b'"', b"<" * 100_000, b"[" * 3_000))
+        + content[at:]
+    )
 
 
 def _other(draw: random.Random, name: str, content: bytes) -> bytes:
     """Another file altogether."""
     other = whole(draw.choice(list(WHOLE)))
-    return draw.choice([b"", b"<html>", draw.randbytes(500), b"\0" * 500, b"PK\x05\x06" + b"\0" * 18, *other.values()])
+    return draw.choice(
+        [
+            b"",
+            b"<html>",
+            draw.randbytes(500),
+            b"\0" * 500,
+            b"PK\x05\x06" + b"\0" * 18,
+            *other.values(),
+        ]
+    )
 
 
 def _inner(draw: random.Random, name: str, content: bytes) -> bytes:
@@ -135,11 +154,17 @@ def _inner(draw: random.Random, name: str, content: bytes) -> bytes:
         return gzip.compress(draw.choice(_PLAIN)(draw, name, gzip.decompress(content)), 1)
     if name.endswith((".zip", ".npz")):
         packed = io.BytesIO()
-        with zipfile.ZipFile(io.BytesIO(content)) as old, zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as new:
+        with (
+            zipfile.ZipFile(io.BytesIO(content)) as old,
+            zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as new,
+        ):
             chosen = draw.choice(old.namelist())
             for member in old.namelist():
                 inside = old.read(member)
-                new.writestr(member, draw.choice(_PLAIN)(draw, member, inside) if member == chosen else inside)
+                new.writestr(
+                    member,
+                    draw.choice(_PLAIN)(draw, member, inside) if member == chosen else inside,
+                )
         return packed.getvalue()
     return draw.choice(_PLAIN)(draw, name, content)
 
@@ -176,7 +201,10 @@ def _packed(draw: random.Random, name: str, content: bytes) -> bytes:
         for member in old.namelist():
             new.writestr(member, old.read(member))
     changed = packed.getvalue()
-    for signature, place in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):  # the flags, and behind them the compression
+    for signature, place in (
+        (b"PK\x03\x04", 6),
+        (b"PK\x01\x02", 8),
+    ):  # the flags, and behind them the compression
         at = changed.find(signature) + place
         mark = draw.choice((b"\x01\x00", changed[at : at + 2]))
         kind = draw.choice((b"\x63\x00", changed[at + 2 : at + 4]))
@@ -190,7 +218,9 @@ def _bomb(draw: random.Random, name: str, content: bytes) -> bytes:
         return gzip.compress(bytes(2**26), 1) * (16 * GIGABYTES)
     if name.endswith((".zip", ".npz")):
         with zipfile.ZipFile(io.BytesIO(content)) as old:
-            return _zip_of_zeros(draw.choice(old.namelist()), _npy_header() if name.endswith(".npz") else b"")
+            return _zip_of_zeros(
+                draw.choice(old.namelist()), _npy_header() if name.endswith(".npz") else b""
+            )
     if name.endswith((".png", ".jpg")):
         return _huge_picture()
     return _flipped(draw, name, content)
@@ -200,7 +230,11 @@ def _deflated(head: bytes, blocks: int, wbits: int) -> bytes:
     """`head`, and so many blocks of 64 MB of zeros behind it."""
     packer = zlib.compressobj(1, wbits=wbits)
     first = packer.compress(head) + packer.flush(zlib.Z_FULL_FLUSH)
-    return first + (packer.compress(bytes(2**26)) + packer.flush(zlib.Z_FULL_FLUSH)) * blocks + b"\x03\x00"
+    return (
+        first
+        + (packer.compress(bytes(2**26)) + packer.flush(zlib.Z_FULL_FLUSH)) * blocks
+        + b"\x03\x00"
+    )
 
 
 def _zip_of_zeros(name: str, head: bytes) -> bytes:
@@ -209,14 +243,23 @@ def _zip_of_zeros(name: str, head: bytes) -> bytes:
     size = len(head) + GIGABYTES * 2**30
     facts = struct.pack("<HHHHHIIIHH", 20, 0, 8, 0, 0, 0, len(data), size, len(path), 0)
     local = b"PK\x03\x04" + facts + path + data
-    entry = b"PK\x01\x02" + struct.pack("<H", 20) + facts + struct.pack("<HHHII", 0, 0, 0, 0, 0) + path
-    return local + entry + b"PK\x05\x06" + struct.pack("<HHHHIIH", 0, 0, 1, 1, len(entry), len(local), 0)
+    entry = (
+        b"PK\x01\x02" + struct.pack("<H", 20) + facts + struct.pack("<HHHII", 0, 0, 0, 0, 0) + path
+    )
+    return (
+        local
+        + entry
+        + b"PK\x05\x06"
+        + struct.pack("<HHHHIIH", 0, 0, 1, 1, len(entry), len(local), 0)
+    )
 
 
 def _npy_header() -> bytes:
     header = io.BytesIO()
     shape = (GIGABYTES * 2**27,)
-    numpy.lib.format.write_array_header_1_0(header, {"descr": "<f8", "fortran_order": False, "shape": shape})
+    numpy.lib.format.write_array_header_1_0(
+        header, {"descr": "<f8", "fortran_order": False, "shape": shape}
+    )
     return header.getvalue()
 
 
@@ -224,11 +267,18 @@ def _huge_picture() -> bytes:
     """A PNG that claims 13,000×13,000 pixels, half a gigabyte of colours: below what Pillow itself refuses."""
 
     def chunk(kind: bytes, content: bytes) -> bytes:
-        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+        return (
+            struct.pack(">I", len(content))
+            + kind
+            + content
+            + struct.pack(">I", zlib.crc32(kind + content))
+        )
 
     rows = _deflated(b"", 8, 15)
     header = struct.pack(">IIBBBBB", 13_000, 13_000, 8, 2, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", rows) + chunk(b"IEND", b"")
+    return (
+        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", rows) + chunk(b"IEND", b"")
+    )
 
 
 _PLAIN = [_cut_off, _flipped, _overwritten, _inserted, _words, _other]

@@ -78,8 +78,32 @@ JSON += [
     "'",
     "{",
 ]
-VALUES: list[object] = [None, 0, -1, 1, 2**31, 2**62, -(2**63), 0.5, 1e308, -1e308, 5e-324, float("inf"), float("-inf")]
-VALUES += ["", "x", "x" * 200_000, "<img src=x onerror=alert(1)>", "\x00", "\u202e\u0301", b"", b"\xff\x00", *JSON]
+VALUES: list[object] = [
+    None,
+    0,
+    -1,
+    1,
+    2**31,
+    2**62,
+    -(2**63),
+    0.5,
+    1e308,
+    -1e308,
+    5e-324,
+    float("inf"),
+    float("-inf"),
+]
+VALUES += [
+    "",
+    "x",
+    "x" * 200_000,
+    "<img src=x onerror=alert(1)>",
+    "\x00",
+    "\u202e\u0301",
+    b"",
+    b"\xff\x00",
+    *JSON,
+]
 EXPENSIVE = "length(hex(zeroblob(3000000)))"
 ENDLESS = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c)"
 
@@ -133,7 +157,9 @@ def _changed_bytes(draw: random.Random, folder: Path, outside: Path) -> None:
             content[one : one + 4096] = content[other : other + 4096]
         case _:
             content = bytearray(
-                draw.choice((b"", b"SQLite format 3\0", b"<html>", b"\0" * 8192, draw.randbytes(5_000)))
+                draw.choice(
+                    (b"", b"SQLite format 3\0", b"<html>", b"\0" * 8192, draw.randbytes(5_000))
+                )
             )
     path.write_bytes(content)
 
@@ -141,8 +167,14 @@ def _changed_bytes(draw: random.Random, folder: Path, outside: Path) -> None:
 def _changed_log(draw: random.Random, folder: Path, outside: Path) -> None:
     """Files beside the database that SQLite reads too."""
     name = draw.choice(("wal", "wal", "shm", "journal"))
-    magic = {"wal": b"\x37\x7f\x06\x82", "shm": b"", "journal": b"\xd9\xd5\x05\xf9\x20\xa1\x63\xd7"}[name]
-    (folder / f"run.sqlite-{name}").write_bytes(magic + draw.randbytes(draw.choice((0, 20, 500, 40_000))))
+    magic = {
+        "wal": b"\x37\x7f\x06\x82",
+        "shm": b"",
+        "journal": b"\xd9\xd5\x05\xf9\x20\xa1\x63\xd7",
+    }[name]
+    (folder / f"run.sqlite-{name}").write_bytes(
+        magic + draw.randbytes(draw.choice((0, 20, 500, 40_000)))
+    )
 
 
 def _execute(folder: Path, *statements: str, values: tuple[object, ...] = ()) -> None:
@@ -160,17 +192,30 @@ _TABLES = ("facts", "lanes", "clients", "rounds", "participants", "criteria", "l
 
 
 def _changed_fact(draw: random.Random, folder: Path, outside: Path) -> None:
-    known = ["name", "metric", "higher is better", "target", "client targets", "rounds", "lanes", "reported on"]
+    known = [
+        "name",
+        "metric",
+        "higher is better",
+        "target",
+        "client targets",
+        "rounds",
+        "lanes",
+        "reported on",
+    ]
     key = draw.choice([*known, "model_bytes", "data of seed 1", "computed"])
     if draw.random() < 0.1:
         _execute(folder, "DELETE FROM facts WHERE key = ?", values=(key,))
     else:
-        _execute(folder, "UPDATE facts SET value = ? WHERE key = ?", values=(draw.choice(JSON), key))
+        _execute(
+            folder, "UPDATE facts SET value = ? WHERE key = ?", values=(draw.choice(JSON), key)
+        )
 
 
 def _changed_values(draw: random.Random, folder: Path, outside: Path) -> None:
     table = draw.choice(_TABLES)
-    columns = _columns(folder, table)[1 if table == "lanes" else 0 :]  # the number of a row is a number
+    columns = _columns(folder, table)[
+        1 if table == "lanes" else 0 :
+    ]  # the number of a row is a number
     column, value = draw.choice(columns), draw.choice(VALUES)
     some = draw.choice(("", "", "WHERE lane = 1", "WHERE round_num = 2", "WHERE client = 3"))
     some = some if some[6:].split(" ")[0] in _columns(folder, table) else ""
@@ -190,11 +235,18 @@ def _changed_tables(draw: random.Random, folder: Path, outside: Path) -> None:
         (gone,),
         (gone, f"CREATE TABLE {table} ({column})"),
         (gone, endless),
-        (gone, f"CREATE TABLE {table} (a, {expensive})", f"INSERT INTO {table} (a) VALUES (1), (2), (3)"),
+        (
+            gone,
+            f"CREATE TABLE {table} (a, {expensive})",
+            f"INSERT INTO {table} (a) VALUES (1), (2), (3)",
+        ),
         (f"CREATE TRIGGER t AFTER INSERT ON {table} BEGIN DELETE FROM {other}; END",),
         (f"CREATE VIEW odd AS {ENDLESS} SELECT x FROM c",),
         (unlocked, f"UPDATE sqlite_master SET sql = '{odd}' WHERE name = '{table}'"),
-        (unlocked, f"UPDATE sqlite_master SET rootpage = {draw.randrange(1, 14)} WHERE name = '{table}'"),
+        (
+            unlocked,
+            f"UPDATE sqlite_master SET rootpage = {draw.randrange(1, 14)} WHERE name = '{table}'",
+        ),
         (f"PRAGMA user_version = {draw.choice((0, 1, 3, 5, -1, 2**31 - 1))}",),
     ]
     _execute(folder, *draw.choice(changes))
@@ -214,13 +266,23 @@ def _grown(draw: random.Random, folder: Path, outside: Path) -> None:
     }
     match draw.randrange(3):
         case 0:
-            large = {"rounds": "notes", "best": "bits", "participants": "refusal", "local": "metric"}
+            large = {
+                "rounds": "notes",
+                "best": "bits",
+                "participants": "refusal",
+                "local": "metric",
+            }
             table = draw.choice(list(large))
-            _execute(folder, f"UPDATE {table} SET {large[table]} = zeroblob(17000000) WHERE lane = 1 AND round_num = 2")
+            _execute(
+                folder,
+                f"UPDATE {table} SET {large[table]} = zeroblob(17000000) WHERE lane = 1 AND round_num = 2",
+            )
         case _:
             into = draw.choice(list(rows))
             source = "c, rounds WHERE lane = 1 AND round_num = 2" if into == "rounds" else "c"
-            _execute(folder, f"{number} INSERT OR IGNORE INTO {into} SELECT {rows[into]} FROM {source}")
+            _execute(
+                folder, f"{number} INSERT OR IGNORE INTO {into} SELECT {rows[into]} FROM {source}"
+            )
 
 
 def _replaced(draw: random.Random, folder: Path, outside: Path) -> None:
@@ -295,7 +357,9 @@ async def _serve(runs: Path, thoroughly: bool) -> None:
             assert rows["damaged"][-1], rows["damaged"]
         asked = f"method={quote('all of it')}&seed=1"
         for path in ("", "/version", f"/round?{asked}&round=2", f"/client?{asked}&client=3"):
-            assert not thoroughly or (await client.get(f"/api/runs/good{path}")).status_code == 200, path
+            assert (
+                not thoroughly or (await client.get(f"/api/runs/good{path}")).status_code == 200
+            ), path
             answer = await client.get(f"/api/runs/damaged{path}")
             assert answer.status_code in (200, 422), (path, answer.status_code, answer.text)
             assert answer.json().get("error", "-"), path

@@ -31,7 +31,10 @@ def faults(function: str, cases: Sequence[str], **environment: str) -> dict[str,
         ended, result = _try(function, todo, environment)
         found |= {case: what for case, what in zip(todo, ended, strict=False) if what}
         if len(ended) < len(todo):
-            late = {-signal.SIGPROF: f"over {SECONDS:.0f} s of CPU", -signal.SIGALRM: f"over {WAITING} s"}
+            late = {
+                -signal.SIGPROF: f"over {SECONDS:.0f} s of CPU",
+                -signal.SIGALRM: f"over {WAITING} s",
+            }
             found[todo[len(ended)]] = late.get(result, f"the process ended with {result}")
         todo = todo[len(ended) + 1 :]
     return found
@@ -44,7 +47,13 @@ def _try(function: str, cases: Sequence[str], environment: dict[str, str]) -> tu
         input="\n".join(cases),
         stdout=subprocess.PIPE,
         text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2", "COLUMNS": "200", **environment},
+        env={
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "MALLOC_ARENA_MAX": "2",
+            "COLUMNS": "200",
+            **environment,
+        },
         check=False,
     )
     return [json.loads(line) for line in process.stdout.splitlines()], process.returncode

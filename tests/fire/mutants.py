@@ -107,7 +107,10 @@ SCALARS = [
     '["digits","digits"]',
 ]
 LARGE = [
-    *(str(value) for value in (10**30, -(10**30), 2**31 - 1, 2**31, 2**63 - 1, 2**63, -(2**63), 2**64)),
+    *(
+        str(value)
+        for value in (10**30, -(10**30), 2**31 - 1, 2**31, 2**63 - 1, 2**63, -(2**63), 2**64)
+    ),
     "9" * 5_000,
     "1" + "0" * 100_000,
     "[1" + ",1" * 50_000 + "]",
@@ -195,7 +198,9 @@ def _delete(draw: random.Random, table: dict[str, Any], given: _Snippets) -> Non
 
 def _rename(draw: random.Random, table: dict[str, Any], given: _Snippets) -> None:
     node, key = draw.choice([place for place in _places(table) if isinstance(place[0], dict)])
-    node[draw.choice([key[:-1], key.upper(), f"{key}²", "name", "as", "x" * 400, "", "a.b"])] = node.pop(key)
+    node[draw.choice([key[:-1], key.upper(), f"{key}²", "name", "as", "x" * 400, "", "a.b"])] = (
+        node.pop(key)
+    )
 
 
 def _swap(draw: random.Random, table: dict[str, Any], given: _Snippets) -> None:
@@ -212,12 +217,24 @@ def _repeat(draw: random.Random, table: dict[str, Any], given: _Snippets) -> Non
 
 def _part(draw: random.Random, table: dict[str, Any], given: _Snippets) -> None:
     """Another part, with options of its own that may be anything."""
-    kinds = {"data": "datasets", "partition": "partitions", "model": "models", "features": "features"}
-    own = {"criteria": "criteria", "score": "scores", "normalise": "normalisers", "adjust": "adjustments"}
+    kinds = {
+        "data": "datasets",
+        "partition": "partitions",
+        "model": "models",
+        "features": "features",
+    }
+    own = {
+        "criteria": "criteria",
+        "score": "scores",
+        "normalise": "normalisers",
+        "adjust": "adjustments",
+    }
     own |= {"adapt_loss": "adapt_loss", "server_step": "server_steps", "attack": "attacks"}
     own |= {"evidence": "evidence", "before": "before", "rule": "rules"}
     key = draw.choice([*kinds, *own])
-    registry = next(registry for name, registry in KINDS.items() if name.startswith(({**kinds, **own}[key])[:6]))
+    registry = next(
+        registry for name, registry in KINDS.items() if name.startswith(({**kinds, **own}[key])[:6])
+    )
     name = draw.choice(list(registry))
     part: dict[str, Any] = {"name": name}
     for option in registry.options(name):
@@ -252,7 +269,19 @@ def _add(draw: random.Random, table: dict[str, Any], given: _Snippets) -> None:
         node[key] = given.value()
 
 
-_CHANGES = [_replace, _replace, _replace, _part, _part, _add, _add, _delete, _rename, _swap, _repeat]
+_CHANGES = [
+    _replace,
+    _replace,
+    _replace,
+    _part,
+    _part,
+    _add,
+    _add,
+    _delete,
+    _rename,
+    _swap,
+    _repeat,
+]
 
 
 def _copy(value: Any) -> Any:

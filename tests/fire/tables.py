@@ -17,7 +17,25 @@ import pandas
 from clientwise.data.datasets import DATASETS, DataError
 from clientwise.data.partition import federate, iid
 
-WORDS = ["", " ", "a", "b", "A", "é", "e\u0301", "\u202e", "1", "01", "1.0", "NaN", "null", "?", "-", "x" * 9_999, '"']
+WORDS = [
+    "",
+    " ",
+    "a",
+    "b",
+    "A",
+    "é",
+    "e\u0301",
+    "\u202e",
+    "1",
+    "01",
+    "1.0",
+    "NaN",
+    "null",
+    "?",
+    "-",
+    "x" * 9_999,
+    '"',
+]
 WORDS += [
     "=1+1",
     "1,5",
@@ -35,7 +53,25 @@ WORDS += [
     "\ufeff",
     "9" * 400,
 ]
-NAMES = ["y", "x", "who", "Y", " y", "y ", "", "1", "0.5", "é", "\ufeffy", "a.b", "x" * 300, "None", "nan", "y.1", '"']
+NAMES = [
+    "y",
+    "x",
+    "who",
+    "Y",
+    " y",
+    "y ",
+    "",
+    "1",
+    "0.5",
+    "é",
+    "\ufeffy",
+    "a.b",
+    "x" * 300,
+    "None",
+    "nan",
+    "y.1",
+    '"',
+]
 COLUMNS: list[Callable[[random.Random], object]] = [
     lambda draw: draw.choice(WORDS),
     lambda draw: draw.choice((0, 1, -1, 2**63 - 1, -(2**63))),
@@ -67,7 +103,9 @@ def write_odd(draw: random.Random, folder: Path) -> dict[str, Any]:
     suffix = draw.choice((".csv", ".csv", ".tsv", ".csv.gz", ".parquet", ".parquet"))
     for number in range(draw.choice((1, 1, 2, 3))):
         rows = draw.choice((0, 1, 2, 20, 20, 200))
-        made = {name: [kind(draw) for _ in range(rows)] for name, kind in zip(names, kinds, strict=True)}
+        made = {
+            name: [kind(draw) for _ in range(rows)] for name, kind in zip(names, kinds, strict=True)
+        }
         _write(draw, pandas.DataFrame(made), folder / f"{draw.choice('abé ')}{number}{suffix}")
 
     def column() -> str:
@@ -88,7 +126,9 @@ def write_odd(draw: random.Random, folder: Path) -> dict[str, Any]:
 
 def _write(draw: random.Random, frame: pandas.DataFrame, path: Path) -> None:
     if draw.random() < 0.2:
-        frame.index = pandas.Index([f"row {number}" for number in range(len(frame))], name=draw.choice((None, "y")))
+        frame.index = pandas.Index(
+            [f"row {number}" for number in range(len(frame))], name=draw.choice((None, "y"))
+        )
     try:
         if path.suffix == ".parquet":
             if draw.random() < 0.3:

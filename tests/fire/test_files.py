@@ -27,4 +27,9 @@ def test_thousands_of_files_damaged_at_random(half: int) -> None:
 @pytest.mark.fire
 @pytest.mark.timeout(0)
 def test_a_thousand_tables_nobody_would_call_tidy(tmp_path: Path) -> None:
-    assert guarded.faults("tables:load", [str(number) for number in range(1_000)], CLIENTWISE_CACHE=str(tmp_path)) == {}
+    assert (
+        guarded.faults(
+            "tables:load", [str(number) for number in range(1_000)], CLIENTWISE_CACHE=str(tmp_path)
+        )
+        == {}
+    )

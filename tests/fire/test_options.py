@@ -27,7 +27,11 @@ METHOD = {
     "adapt_loss": "adapt_loss={part}",
     "server_steps": "server_step={part}",
 }
-TOP = {"partitions": "partition={part}", "models": "model={part}", "attacks": "hostile=[{{clients=2,attack={part}}}]"}
+TOP = {
+    "partitions": "partition={part}",
+    "models": "model={part}",
+    "attacks": "hostile=[{{clients=2,attack={part}}}]",
+}
 REQUIRED = {"clients": 6, "of": "x", "counts": [[1] * 10] * 6, "values": {"dataset_size": 1.0}}
 
 
@@ -59,9 +63,13 @@ def cases() -> Iterator[list[str]]:
                     yield _changed(plural, name, registry.options(name), {option.name: value})
 
 
-def _changed(plural: str, name: str, options: tuple[Option, ...], given: dict[str, object]) -> list[str]:
+def _changed(
+    plural: str, name: str, options: tuple[Option, ...], given: dict[str, object]
+) -> list[str]:
     required = {option.name: REQUIRED.get(option.name, 1) for option in options if option.required}
-    part = ",".join(f"{key}={json.dumps(value)}" for key, value in {"name": name, **required, **given}.items())
+    part = ",".join(
+        f"{key}={json.dumps(value)}" for key, value in {"name": name, **required, **given}.items()
+    )
     if plural in TOP:
         return [TOP[plural].format(part=f"{{{part}}}")]
     return ['methods=[{name="a",' + METHOD[plural].format(part=f"{{{part}}}") + "}]"]
@@ -71,4 +79,7 @@ def _changed(plural: str, name: str, options: tuple[Option, ...], given: dict[st
 @pytest.mark.timeout(0)
 def test_every_option_at_its_ends() -> None:
     assert set(METHOD) | set(TOP) <= set(KINDS), sorted(KINDS)
-    assert guarded.faults("attempts:run", [json.dumps(["rounds=2", *changes]) for changes in cases()]) == {}
+    assert (
+        guarded.faults("attempts:run", [json.dumps(["rounds=2", *changes]) for changes in cases()])
+        == {}
+    )

@@ -48,13 +48,17 @@ class Page:
             reader, writer = self._streams or await asyncio.open_connection("127.0.0.1", self._port)
             self._streams = reader, writer
             try:
-                writer.write(f"GET {path} HTTP/1.1\r\nHost: localhost\r\nAccept-Encoding: gzip\r\n\r\n".encode())
+                writer.write(
+                    f"GET {path} HTTP/1.1\r\nHost: localhost\r\nAccept-Encoding: gzip\r\n\r\n".encode()
+                )
                 head = await reader.readuntil(b"\r\n\r\n")
             except (asyncio.IncompleteReadError, ConnectionError):
                 self.close()
                 continue
             assert head.startswith(b"HTTP/1.1 200"), head
-            return await reader.readexactly(int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0]))
+            return await reader.readexactly(
+                int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
+            )
         raise AssertionError("the server does not answer")
 
     def close(self) -> None:
@@ -79,7 +83,9 @@ class Page:
 async def watched(port: int) -> list[Page]:
     """The pages after they were watched."""
     pages, until = [Page(port) for _ in range(READERS)], time.monotonic() + SECONDS
-    await asyncio.gather(*(page.watch(number / READERS, until) for number, page in enumerate(pages)))
+    await asyncio.gather(
+        *(page.watch(number / READERS, until) for number, page in enumerate(pages))
+    )
     return pages
 
 
@@ -93,12 +99,16 @@ def processor_seconds(pid: int) -> float:
 @pytest.mark.timeout(0)
 def test_two_hundred_readers_of_a_live_run(tmp_path: Path) -> None:
     (tmp_path / "live.toml").write_text(tomli_w.dumps(CONFIG))
-    live = processes.start(processes.COMMAND, "run", tmp_path / "live.toml", "--out", tmp_path / "runs" / "live")
+    live = processes.start(
+        processes.COMMAND, "run", tmp_path / "live.toml", "--out", tmp_path / "runs" / "live"
+    )
     (tmp_path / "runs").mkdir(exist_ok=True)
     command = [sys.executable, "-m", "clientwise", "serve", str(tmp_path / "runs"), "--port", "0"]
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
     try:
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as serving:
+        with subprocess.Popen(
+            command, stdout=subprocess.PIPE, text=True, env=environment
+        ) as serving:
             try:
                 assert serving.stdout is not None
                 port = int(serving.stdout.readline().strip().rstrip("/").rpartition(":")[2])
@@ -118,7 +128,11 @@ def test_two_hundred_readers_of_a_live_run(tmp_path: Path) -> None:
         live.kill()
         live.join()
     took = [seconds for page in pages for seconds in page.took]
-    print(f"{len(took)} documents, median {statistics.median(took):.3f} s, {used:.3f} of a core, {slowness=}")
+    print(
+        f"{len(took)} documents, median {statistics.median(took):.3f} s, {used:.3f} of a core, {slowness=}"
+    )
     assert min(page.seen for page in pages) > 1, "the run did not grow"
     assert statistics.median(took) < 0.5 * max(slowness)
-    assert used < 0.05 * 2 * max(1.0, min(slowness))  # of two cores: what it takes from a run that uses both
+    assert used < 0.05 * 2 * max(
+        1.0, min(slowness)
+    )  # of two cores: what it takes from a run that uses both

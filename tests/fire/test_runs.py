@@ -44,7 +44,9 @@ KILLABLE = {
 
 @pytest.mark.slow
 def test_a_few_damaged_databases() -> None:
-    assert guarded.faults("folders:read", [*map(str, range(8)), "170"]) == {}  # 170 lacks steps to a weight
+    assert (
+        guarded.faults("folders:read", [*map(str, range(8)), "170"]) == {}
+    )  # 170 lacks steps to a weight
 
 
 @pytest.mark.fire
@@ -62,8 +64,12 @@ def content(folder: Path) -> dict[str, Any]:
         path.name: {name: tensor.numpy().tobytes() for name, tensor in load_file(path).items()}
         for path in sorted((folder / "checkpoints").glob("*.safetensors"))
     }
-    rounds = run.query("SELECT lane, round_num, metric, loss, priority, class_weights FROM rounds ORDER BY 1, 2")
-    weights = run.query("SELECT lane, round_num, client, weight, training_loss FROM participants ORDER BY 1, 2, 3")
+    rounds = run.query(
+        "SELECT lane, round_num, metric, loss, priority, class_weights FROM rounds ORDER BY 1, 2"
+    )
+    weights = run.query(
+        "SELECT lane, round_num, client, weight, training_loss FROM participants ORDER BY 1, 2, 3"
+    )
     return {**left, "rounds": rounds, "weights": weights}
 
 
@@ -75,7 +81,9 @@ def test_thirty_kills_at_any_moment(tmp_path: Path) -> None:
     draw, kills, tries, folder = random.Random(1), 0, 0, tmp_path / "killed"
     while kills < 30:
         again = ["--resume"] if (folder / "config.toml").exists() else []
-        process = processes.start(processes.COMMAND, "run", tmp_path / "killable.toml", "--out", folder, *again)
+        process = processes.start(
+            processes.COMMAND, "run", tmp_path / "killable.toml", "--out", folder, *again
+        )
         began = time.monotonic()
         while not (folder / ".lock").exists() and time.monotonic() < began + 60:
             time.sleep(0.001)
@@ -87,7 +95,9 @@ def test_thirty_kills_at_any_moment(tmp_path: Path) -> None:
         if process.exitcode == 0:  # it was faster: begin anew
             assert content(folder) == expected
             folder = tmp_path / f"killed {tries}"
-    processes.run(processes.COMMAND, "run", tmp_path / "killable.toml", "--out", folder, "--resume").check_returncode()
+    processes.run(
+        processes.COMMAND, "run", tmp_path / "killable.toml", "--out", folder, "--resume"
+    ).check_returncode()
     assert content(folder) == expected
 
 
@@ -109,7 +119,12 @@ print(json.dumps(found))
 @pytest.mark.fire
 @pytest.mark.timeout(0)
 def test_thirty_runs_in_one_process_take_no_more_than_ten(tmp_path: Path) -> None:
-    config = KILLABLE | {"rounds": 3, "workers": 2, "seeds": [1], "methods": [*KILLABLE["methods"], "Median"]}
+    config = KILLABLE | {
+        "rounds": 3,
+        "workers": 2,
+        "seeds": [1],
+        "methods": [*KILLABLE["methods"], "Median"],
+    }
     done = processes.run(THIRTY, json.dumps(config), tmp_path, seconds=1_500)
     done.check_returncode()
     memory, threads = zip(*json.loads(done.stdout), strict=True)

@@ -63,7 +63,9 @@ class LoopGrid(Grid):
     def create_message(self, *args: Any, **options: Any) -> Message:
         raise NotImplementedError
 
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
         raise NotImplementedError("polls too slowly in a deployment; the engine must not use it")
 
     def get_node_ids(self) -> Iterable[int]:

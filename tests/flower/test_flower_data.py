@@ -25,7 +25,14 @@ from clientwise.experiment.schema import Experiment
 from clientwise.experiment.validation import validate
 from clientwise.flower.client_app import _all_clients
 from clientwise.flower.connections import registered_clients, simulated_clients
-from clientwise.flower.data import OwnData, data_held_by, from_files, load_npz, server_side, write_parts
+from clientwise.flower.data import (
+    OwnData,
+    data_held_by,
+    from_files,
+    load_npz,
+    server_side,
+    write_parts,
+)
 
 
 @pytest.fixture
@@ -40,7 +47,9 @@ def experiment(config: dict[str, Any]) -> Experiment:
     return load_experiment(config)
 
 
-def test_every_party_gets_its_part_and_no_other(config: dict[str, Any], experiment: Experiment, tmp_path: Path) -> None:
+def test_every_party_gets_its_part_and_no_other(
+    config: dict[str, Any], experiment: Experiment, tmp_path: Path
+) -> None:
     paths = write_parts(config, tmp_path / "data")
     assert [path.name for path in paths] == ["a.npz", "b.npz", "c.npz", "server.npz"]
     whole, _ = build_data(experiment, load_samples(experiment), 1)
@@ -52,7 +61,8 @@ def test_every_party_gets_its_part_and_no_other(config: dict[str, Any], experime
         mine, theirs = part.train.slice(client), whole.train.slice(client)
         assert torch.equal(part.train.targets[mine], whole.train.targets[theirs])
         assert torch.equal(
-            part.samples.batch(part.train.indices[mine]), whole.samples.batch(whole.train.indices[theirs])
+            part.samples.batch(part.train.indices[mine]),
+            whole.samples.batch(whole.train.indices[theirs]),
         )
     server = server_side(experiment, str(paths[3]))
     assert server.train.sizes.sum() == server.test.sizes.sum() == 0
@@ -71,7 +81,9 @@ def test_a_server_without_samples_is_told_what_it_cannot_do(experiment: Experime
 
 def test_nobody_contributes_samples_in_a_deployment(config: dict[str, Any]) -> None:
     config["server_set"] = {"source": "contributed"}
-    with pytest.raises(ConfigError, match=r"server_set.source: no sample leaves a client of a deployment"):
+    with pytest.raises(
+        ConfigError, match=r"server_set.source: no sample leaves a client of a deployment"
+    ):
         server_side(load_experiment(config), "")
 
 
@@ -89,11 +101,21 @@ def test_attributes_of_samples_arrive(experiment: Experiment) -> None:
 @pytest.mark.parametrize(
     ("inputs", "targets", "message"),
     [
-        (numpy.zeros((2, 8, 8)), numpy.array([0, 1]), r"samples of shape \(8, 8\), but flower.input_shape"),
-        (numpy.zeros((2, 1, 8, 8)), numpy.array([0.0, 1.0]), "targets of type float64, but flower.num_classes = 10"),
+        (
+            numpy.zeros((2, 8, 8)),
+            numpy.array([0, 1]),
+            r"samples of shape \(8, 8\), but flower.input_shape",
+        ),
+        (
+            numpy.zeros((2, 1, 8, 8)),
+            numpy.array([0.0, 1.0]),
+            "targets of type float64, but flower.num_classes = 10",
+        ),
     ],
 )
-def test_data_that_do_not_fit_are_refused(experiment: Experiment, inputs: Any, targets: Any, message: str) -> None:
+def test_data_that_do_not_fit_are_refused(
+    experiment: Experiment, inputs: Any, targets: Any, message: str
+) -> None:
     with pytest.raises(DataError, match=message):
         data_held_by(experiment, {0: OwnData((inputs, targets), (inputs, targets))}, {})
 
@@ -117,9 +139,13 @@ def test_files_that_cannot_be_read_say_why(tmp_path: Path) -> None:
 
 
 def test_a_deployment_needs_names_and_a_shape(tiny: dict[str, Any], tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"flower.clients: is needed in a deployment(.|\n)*flower.input_shape"):
+    with pytest.raises(
+        ConfigError, match=r"flower.clients: is needed in a deployment(.|\n)*flower.input_shape"
+    ):
         server_side(load_experiment(tiny), "")
-    with pytest.raises(ConfigError, match=r"flower.clients: 0 names for the 6 clients of the partition"):
+    with pytest.raises(
+        ConfigError, match=r"flower.clients: 0 names for the 6 clients of the partition"
+    ):
         write_parts(tiny, tmp_path)
 
 
@@ -137,8 +163,13 @@ def tried(config: dict[str, Any], tmp_path: Path) -> dict[str, Any]:
     """A deployment on one machine: files, and a loader of the members' own."""
     write_parts(config, tmp_path / "data")
     (tmp_path / "own.py").write_text(LOADER)
-    settings = config["flower"] | {"files": str(tmp_path / "data"), "loader": str(tmp_path / "own.py")}
-    return {key: value for key, value in config.items() if key not in ("data", "partition")} | {"flower": settings}
+    settings = config["flower"] | {
+        "files": str(tmp_path / "data"),
+        "loader": str(tmp_path / "own.py"),
+    }
+    return {key: value for key, value in config.items() if key not in ("data", "partition")} | {
+        "flower": settings
+    }
 
 
 def test_a_simulation_reads_the_members_files_with_their_loader(
@@ -148,7 +179,10 @@ def test_a_simulation_reads_the_members_files_with_their_loader(
     simulated = _all_clients(load_experiment(tried).to_toml(), (), 1).data
     for data in (from_files(load_experiment(tried)), simulated):
         assert data.train.sizes.tolist() == whole.train.sizes.tolist()
-        mine, theirs = data.train.indices[data.train.slice(1)], whole.train.indices[whole.train.slice(1)]
+        mine, theirs = (
+            data.train.indices[data.train.slice(1)],
+            whole.train.indices[whole.train.slice(1)],
+        )
         assert torch.equal(data.samples.batch(mine), 2 * whole.samples.batch(theirs))
     assert cw.Run(cw.run(tried | {"rounds": 1}, tmp_path / "run")).finished  # in this process, too
 
@@ -166,13 +200,19 @@ def test_what_is_missing_of_a_trial_is_said(tried: dict[str, Any], tmp_path: Pat
     with pytest.raises(DataError, match="has no file or folder for a"):
         cw.run(tried, tmp_path / "run")
     (tmp_path / "own.py").write_text("x = 1")
-    with pytest.raises(DataError, match=r"own.py: cannot be used to read data: it has no function `load`"):
+    with pytest.raises(
+        DataError, match=r"own.py: cannot be used to read data: it has no function `load`"
+    ):
         cw.run(tried, tmp_path / "run")
 
 
-def test_a_deployment_is_checked_without_data_and_partition(tried: dict[str, Any], tmp_path: Path) -> None:
+def test_a_deployment_is_checked_without_data_and_partition(
+    tried: dict[str, Any], tmp_path: Path
+) -> None:
     file, server = tmp_path / "deployed.toml", tmp_path / "data" / "server.npz"
-    tried["flower"] = {key: value for key, value in tried["flower"].items() if key not in ("files", "loader")}
+    tried["flower"] = {
+        key: value for key, value in tried["flower"].items() if key not in ("files", "loader")
+    }
     file.write_text(tomli_w.dumps(tried))
 
     def said(*options: str) -> str:
@@ -187,13 +227,26 @@ def test_a_deployment_is_checked_without_data_and_partition(tried: dict[str, Any
     assert "flower.input_shape: is needed in a deployment" in said()
 
 
-def test_a_node_is_the_client_under_whose_name_it_was_registered(caplog: pytest.LogCaptureFixture) -> None:
-    nodes = [("b", 11, "1"), ("ward-a", 12, "2"), ("ward-A", 13, "3"), ("", 14, "4"), ("c", 16, "6"), ("c", 15, "5")]
+def test_a_node_is_the_client_under_whose_name_it_was_registered(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    nodes = [
+        ("b", 11, "1"),
+        ("ward-a", 12, "2"),
+        ("ward-A", 13, "3"),
+        ("", 14, "4"),
+        ("c", 16, "6"),
+        ("c", 15, "5"),
+    ]
     grid: Any = SimpleNamespace(
-        get_nodes=lambda: [SimpleNamespace(name=name, node_id=node, registered_at=at) for name, node, at in nodes]
+        get_nodes=lambda: [
+            SimpleNamespace(name=name, node_id=node, registered_at=at) for name, node, at in nodes
+        ]
     )
     connected = registered_clients(grid, ["ward-a", "b", "c"])
-    assert connected() == connected() == {1: 11, 0: 12, 2: 16}  # of the two that are called c, the newer key
+    assert (
+        connected() == connected() == {1: 11, 0: 12, 2: 16}
+    )  # of the two that are called c, the newer key
     said = [record.message for record in caplog.records]
     assert said == [
         "node 13 is registered as 'ward-A', which is not in flower.clients; did you mean ward-a?",

@@ -46,15 +46,24 @@ pytestmark = pytest.mark.usefixtures("clock")
 METHODS: dict[str, dict[str, Any]] = {
     "FedAvg": {},
     "prioritized": {"criteria": ["label_diversity", "dataset_size", "model_divergence"]},
-    "online": {"criteria": ["label_diversity", "dataset_size", "model_divergence"], "adjust": "first_improvement"},
-    "all orders": {"criteria": ["label_diversity", "dataset_size", "model_divergence"], "adjust": "best_order"},
+    "online": {
+        "criteria": ["label_diversity", "dataset_size", "model_divergence"],
+        "adjust": "first_improvement",
+    },
+    "all orders": {
+        "criteria": ["label_diversity", "dataset_size", "model_divergence"],
+        "adjust": "best_order",
+    },
     "AdaFed": {
         "criteria": ["server_performance", "dataset_size"],
         "score": "product",
         "adapt_loss": "class_weights",
     },
     "trust": {"criteria": ["trust", "dataset_size"]},
-    "Recommended": {"like": "Recommended", "evidence": {"name": "significance", "threshold": 0.1, "slack": 0.0}},
+    "Recommended": {
+        "like": "Recommended",
+        "evidence": {"name": "significance", "threshold": 0.1, "slack": 0.0},
+    },
 }
 
 
@@ -66,11 +75,15 @@ class Setup:
         samples = load_samples(experiment)
         data, hostile = build_data(experiment, samples, 1)
         executor = build_executor(experiment, samples, torch.device("cpu"))
-        self.local, behind = (build_engine(experiment, data, hostile, 1, executor) for _ in range(2))
+        self.local, behind = (
+            build_engine(experiment, data, hostile, 1, executor) for _ in range(2)
+        )
         self.grid = LoopGrid(client_app(config))
         self.gone: set[int] = set()
         dealt = simulated_clients(self.grid, self.local.num_clients)
-        keepers = [client for client, one in choose_hostile(experiment, self.local.num_clients, 1).items()]
+        keepers = [
+            client for client, one in choose_hostile(experiment, self.local.num_clients, 1).items()
+        ]
         self.flower = FlowerEngine(
             behind,
             self.grid,
@@ -91,7 +104,9 @@ class Setup:
             records.append(record)
         return state, records
 
-    def round_with(self, behaviour: dict[int, Behaviour]) -> tuple[ServerState, RoundRecord, dict[int, str]]:
+    def round_with(
+        self, behaviour: dict[int, Behaviour]
+    ) -> tuple[ServerState, RoundRecord, dict[int, str]]:
         """One round of FedAvg in which some clients behave otherwise; who was refused, and why."""
         self.grid.behaviour = behaviour
         state, (record,) = self.rounds(self.flower, Method())
@@ -100,11 +115,16 @@ class Setup:
 
 @pytest.fixture
 def config(tiny: dict[str, Any]) -> dict[str, Any]:
-    return tiny | {"federation": {"fraction": 1.0}, "methods": [{"name": name, **how} for name, how in METHODS.items()]}
+    return tiny | {
+        "federation": {"fraction": 1.0},
+        "methods": [{"name": name, **how} for name, how in METHODS.items()],
+    }
 
 
 def sorted_weights(record: RoundRecord) -> list[float]:
-    return [weight for _, weight in sorted(zip(record.client_ids, record.weights.tolist(), strict=True))]
+    return [
+        weight for _, weight in sorted(zip(record.client_ids, record.weights.tolist(), strict=True))
+    ]
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -132,28 +152,44 @@ def test_the_cohort_can_judge_while_it_trains(config: dict[str, Any]) -> None:
     config["server_set"] = {"source": "clients"}
     config["methods"] = [{"name": "AdaFed", **METHODS["AdaFed"]}]
     setup = Setup(config)
-    ours, theirs = (setup.rounds(engine, setup.methods["AdaFed"], 2) for engine in (setup.local, setup.flower))
+    ours, theirs = (
+        setup.rounds(engine, setup.methods["AdaFed"], 2) for engine in (setup.local, setup.flower)
+    )
     assert torch.allclose(ours[0].model, theirs[0].model, rtol=1e-5, atol=1e-6)
     for one, other in zip(ours[1], theirs[1], strict=True):
         assert sorted_weights(one) == pytest.approx(sorted_weights(other), abs=1e-6)
 
 
 def test_regression_has_the_same_results_too(config: dict[str, Any]) -> None:
-    config |= {"data": "diabetes", "methods": [{"name": "robust", "adapt_loss": "robust_shape"}], "evaluation": {}}
+    config |= {
+        "data": "diabetes",
+        "methods": [{"name": "robust", "adapt_loss": "robust_shape"}],
+        "evaluation": {},
+    }
     config["partition"] = {"name": "iid", "clients": 4}
     setup = Setup(config)
-    ours, theirs = (setup.rounds(engine, setup.methods["robust"], 2) for engine in (setup.local, setup.flower))
+    ours, theirs = (
+        setup.rounds(engine, setup.methods["robust"], 2) for engine in (setup.local, setup.flower)
+    )
     assert torch.allclose(ours[0].model, theirs[0].model, rtol=1e-5, atol=1e-6)
     assert ours[0].loss == theirs[0].loss
     assert torch.allclose(ours[1][-1].local.counts, theirs[1][-1].local.counts)  # type: ignore[union-attr]
 
 
-def test_survival_has_the_same_results_too(config: dict[str, Any], published: Callable[[str], Path]) -> None:
+def test_survival_has_the_same_results_too(
+    config: dict[str, Any], published: Callable[[str], Path]
+) -> None:
     published("tcga_brca")
-    config |= {"data": {"name": "tcga_brca", "standardise": "off"}, "partition": "by_id", "model": "linear"}
+    config |= {
+        "data": {"name": "tcga_brca", "standardise": "off"},
+        "partition": "by_id",
+        "model": "linear",
+    }
     config |= {"methods": ["AdaFed"], "evaluation": {"official_test": "clients"}}
     setup = Setup(config)
-    ours, theirs = (setup.rounds(engine, setup.methods["AdaFed"], 2) for engine in (setup.local, setup.flower))
+    ours, theirs = (
+        setup.rounds(engine, setup.methods["AdaFed"], 2) for engine in (setup.local, setup.flower)
+    )
     assert torch.allclose(ours[0].model, theirs[0].model, rtol=1e-5, atol=1e-6)
     one, other = ours[1][-1].local, theirs[1][-1].local
     assert torch.equal(one.counts, other.counts)  # type: ignore[union-attr]
@@ -163,7 +199,9 @@ def test_survival_has_the_same_results_too(config: dict[str, Any], published: Ca
 def test_hostile_clients_keep_their_own_model_with_the_server(config: dict[str, Any]) -> None:
     config["hostile"] = [{"clients": [2], "attack": "wrong_labels", "ignore_global": True}]
     setup = Setup(config)
-    (ours, _), (theirs, _) = (setup.rounds(engine, Method(), 3) for engine in (setup.local, setup.flower))
+    (ours, _), (theirs, _) = (
+        setup.rounds(engine, Method(), 3) for engine in (setup.local, setup.flower)
+    )
     assert torch.allclose(ours.model, theirs.model, rtol=1e-5, atol=1e-6)
     assert set(setup.flower.state()) == {"2", "test_sizes"}
     assert torch.allclose(setup.flower.state()["2"], setup.local.state()["2"], rtol=1e-5, atol=1e-6)
@@ -205,12 +243,24 @@ def raises(message: Message, honest: Callable[[], Message]) -> Message:
         (raises, "ValueError: no such file"),
         (with_model(torch.full((650,), torch.nan)), "model has NaN or Inf"),
         (with_model(torch.zeros(3)), "model of the wrong size: (3,), expected (650,)"),
-        (with_model(torch.zeros(650, dtype=torch.int64)), "model of type torch.int64, expected floating point"),
+        (
+            with_model(torch.zeros(650, dtype=torch.int64)),
+            "model of type torch.int64, expected floating point",
+        ),
         (with_number("criterion.dataset_size", -1.0), "dataset_size = -1 is outside [0, 1e+12]"),
-        (with_number("criterion.dataset_size", [1.0]), "answer refused: criterion.dataset_size is not one number"),
+        (
+            with_number("criterion.dataset_size", [1.0]),
+            "answer refused: criterion.dataset_size is not one number",
+        ),
         (sends(lambda content: content.pop(NUMBERS)), "answer cannot be read: KeyError"),
-        (sends(lambda content: content.__setitem__(ARRAYS, ArrayRecord())), "answer cannot be read: KeyError"),
-        (sends(lambda content: content.__setitem__(NUMBERS, MetricRecord({}))), "answer cannot be read: KeyError"),
+        (
+            sends(lambda content: content.__setitem__(ARRAYS, ArrayRecord())),
+            "answer cannot be read: KeyError",
+        ),
+        (
+            sends(lambda content: content.__setitem__(NUMBERS, MetricRecord({}))),
+            "answer cannot be read: KeyError",
+        ),
         (says(RecordDict()), "answer cannot be read: KeyError"),
     ],
 )
@@ -242,7 +292,9 @@ def test_a_client_that_is_away_is_left_out_and_comes_back(config: dict[str, Any]
 def test_a_round_with_too_few_answers_keeps_the_model(config: dict[str, Any]) -> None:
     setup = Setup(config, train_seconds=0.3, evaluate_seconds=5.0, min_replies=3)
     late = {
-        client: lambda message, honest: honest() if message.metadata.message_type == "evaluate" else None
+        client: lambda message, honest: (
+            honest() if message.metadata.message_type == "evaluate" else None
+        )
         for client in range(4)
     }
     state, record, refused = setup.round_with(late)
@@ -251,7 +303,9 @@ def test_a_round_with_too_few_answers_keeps_the_model(config: dict[str, Any]) ->
     assert refused == dict.fromkeys(range(4), "no answer in time") | dict.fromkeys(
         (4, 5), "only 2 of 3 required replies arrived"
     )
-    state, record, refused = setup.round_with({0: late[0], 1: late[1], 2: late[2]})  # three answer: that is enough
+    state, record, refused = setup.round_with(
+        {0: late[0], 1: late[1], 2: late[2]}
+    )  # three answer: that is enough
     assert sorted(record.client_ids) == [3, 4, 5]
     assert not torch.equal(state.model, setup.flower.initial_model)
 
@@ -261,17 +315,20 @@ def test_with_nobody_to_evaluate_it_a_model_is_not_taken(config: dict[str, Any])
     config["methods"] = [{"name": "FedAvg"}]
     setup = Setup(config, evaluate_seconds=0.3)
     late = dict.fromkeys(
-        range(6), lambda message, honest: honest() if message.metadata.message_type == "train" else None
+        range(6),
+        lambda message, honest: honest() if message.metadata.message_type == "train" else None,
     )
     state, record, refused = setup.round_with(late)
-    assert record.notes == ("nobody evaluated the aggregate: the model stays as it was",)
+    assert record.notes == ("no client evaluated the aggregate: the model stays as it was",)
     assert torch.equal(state.model, setup.flower.initial_model)
     assert not refused
     assert record.local is not None
     assert {refusal.reason for refusal in record.local.missing} == {"no answer in time"}
 
 
-def test_who_did_not_evaluate_is_in_the_notes_of_the_round(config: dict[str, Any], tmp_path: Path) -> None:
+def test_who_did_not_evaluate_is_in_the_notes_of_the_round(
+    config: dict[str, Any], tmp_path: Path
+) -> None:
     setup = Setup(config)
     setup.gone = {0}
     _, record, _ = setup.round_with({})
@@ -301,7 +358,9 @@ def test_clients_that_are_not_connected_are_waited_for_as_long_as_configured(
     assert 50 + 70 <= clock.now - began < 50 + 2 * 70 + 3  # trained once, evaluated twice at most
 
 
-def test_once_enough_have_answered_the_others_have_a_grace_period(config: dict[str, Any], clock: FakeClock) -> None:
+def test_once_enough_have_answered_the_others_have_a_grace_period(
+    config: dict[str, Any], clock: FakeClock
+) -> None:
     setup = Setup(config, train_seconds=600, evaluate_seconds=600, grace_seconds=20, min_replies=4)
     began = clock.now
     _, record, refused = setup.round_with({0: never})
@@ -342,7 +401,9 @@ def test_evaluations_of_liars_and_of_the_late_do_not_count(config: dict[str, Any
     def late(message: Message, honest: Callable[[], Message]) -> Message | None:
         return honest() if message.metadata.message_type == "train" else None
 
-    _, record, refused = setup.round_with({0: lies, 1: late, 2: says(math.nan), 3: dies, 4: says(1e307)})
+    _, record, refused = setup.round_with(
+        {0: lies, 1: late, 2: says(math.nan), 3: dies, 4: says(1e307)}
+    )
     assert record.local is not None
     reasons = {refusal.client_id: refusal.reason for refusal in record.local.missing}
     assert reasons[0] == "answer refused: accuracy does not follow from the counts: [7.0]"
@@ -428,7 +489,9 @@ def test_what_the_config_says_of_a_client_is_not_asked_of_it(config: dict[str, A
     setup.grid.behaviour = {0: with_number("criterion.attribute", 1e6)}
     _, (record,) = setup.rounds(setup.flower, setup.methods["premium"])
     assert sorted_weights(record) == pytest.approx([0.0, 0.2, 0.2, 0.2, 0.2, 0.2])
-    assert not any("attribute" in str(message.content.config_records) for message in setup.grid.sent)
+    assert not any(
+        "attribute" in str(message.content.config_records) for message in setup.grid.sent
+    )
 
 
 def test_one_message_carries_all_candidates(config: dict[str, Any]) -> None:

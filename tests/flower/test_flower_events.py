@@ -23,7 +23,9 @@ from clientwise.flower.server_app import was_asked_to_stop
 from clientwise.flower.wire import RUNS_HERE
 
 
-def test_events_are_written_and_some_of_them_told(make_engine: Any, plan: Plan, tmp_path: Path) -> None:
+def test_events_are_written_and_some_of_them_told(
+    make_engine: Any, plan: Plan, tmp_path: Path
+) -> None:
     engine, method = make_engine(), Method()
     _, record = run_round(first_state(engine.initial_model, method, engine), method, plan, engine)
     names = [f"ward-{number}" for number in range(8)]
@@ -32,11 +34,24 @@ def test_events_are_written_and_some_of_them_told(make_engine: Any, plan: Plan, 
     events.round_done(Progress("FedAvg", 1, record, 3, 1, 3))
     lost, never_there = record.client_ids[0], ({*range(8)} - {*record.client_ids}).pop()
     missing = (Refusal(lost, "went away"), Refusal(never_there, "model has NaN or Inf"))
-    braked = replace(record, round_num=2, refusals=missing, notes=("braked: worse: the old one stays", "a remark"))
+    braked = replace(
+        record,
+        round_num=2,
+        refusals=missing,
+        notes=("braked: worse: the old one stays", "a remark"),
+    )
     events.round_done(Progress("FedAvg", 1, braked, 3, 2, 3))
     events.ended(ValueError("disk full"))
     written = [json.loads(line) for line in events.file.read_text().splitlines()]
-    assert [one["event"] for one in written] == ["begun", "round", "round", "lost", "refused", "void", "failed"]
+    assert [one["event"] for one in written] == [
+        "begun",
+        "round",
+        "round",
+        "lost",
+        "refused",
+        "void",
+        "failed",
+    ]
     assert written[3]["member"] == names[lost]
     assert set(written[1]["seconds"]) == {names[client] for client in record.client_ids}
     assert all("T" in one["time"] for one in written)
@@ -54,12 +69,18 @@ def test_who_stays_away_is_told_once(make_engine: Any, plan: Plan, tmp_path: Pat
         seconds=record.seconds[1:],
         refusals=tuple(Refusal(client, "not connected") for client in (lost, never_there)),
     )
-    events = Events(tmp_path / "events", [f"ward-{number}" for number in range(8)], f"cat >> {tmp_path / 'told'}")
+    events = Events(
+        tmp_path / "events",
+        [f"ward-{number}" for number in range(8)],
+        f"cat >> {tmp_path / 'told'}",
+    )
     for one in (record, without, without, record, without):
         events.round_done(Progress("FedAvg", 1, one, 5, 1, 5))
     told = [json.loads(line) for line in (tmp_path / "told").read_text().splitlines()]
     wanted = [("lost", lost), ("absent", never_there), ("lost", lost)]
-    assert [(one["event"], one["member"]) for one in told] == [(kind, f"ward-{client}") for kind, client in wanted]
+    assert [(one["event"], one["member"]) for one in told] == [
+        (kind, f"ward-{client}") for kind, client in wanted
+    ]
 
 
 def test_a_planned_stop_is_no_alarm(tmp_path: Path) -> None:
@@ -73,11 +94,15 @@ def test_a_planned_stop_is_no_alarm(tmp_path: Path) -> None:
     events.ended(SystemExit(0), asked=was_asked_to_stop(out, 8))  # ended by something else
     written = [json.loads(line) for line in events.file.read_text().splitlines()]
     assert [one["event"] for one in written] == ["stopped", "failed"]
-    assert written[1]["reason"] == "the run's process was terminated; a SuperLink that ends does that"
+    assert (
+        written[1]["reason"] == "the run's process was terminated; a SuperLink that ends does that"
+    )
     assert json.loads(told.read_text())["event"] == "failed"
 
 
-def test_what_members_run_is_recorded_and_compared(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_members_run_is_recorded_and_compared(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     events = Events(tmp_path / "events", ["ward-a", "ward-b"])
     for _ in range(3):  # with every update
         events.versions(0, RUNS_HERE)
@@ -96,7 +121,11 @@ def test_what_services_say_becomes_json() -> None:
     said = '\x1b[92mINFO \x1b[0m:     Uvicorn "running"\n\nINFO :\nERROR: no\nTraceback\n'
     program = files("clientwise") / "template" / "deploy" / "log.py"
     done = subprocess.run(
-        [sys.executable, str(program), "superlink"], input=said, capture_output=True, text=True, check=True
+        [sys.executable, str(program), "superlink"],
+        input=said,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     lines = [json.loads(line) for line in done.stdout.splitlines()]
     assert [(line["level"], line["message"]) for line in lines] == [
@@ -107,6 +136,8 @@ def test_what_services_say_becomes_json() -> None:
     assert {line["service"] for line in lines} == {"superlink"}
 
 
-def test_a_broken_bell_does_not_end_the_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_broken_bell_does_not_end_the_run(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     Events(tmp_path / "events", [], "exit 3").ended(None)
     assert "the alert command failed" in caplog.text

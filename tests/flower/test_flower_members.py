@@ -26,7 +26,10 @@ from clientwise.flower.wire import ARRAYS, unpack
 from clientwise.report.about import about
 
 NAMES = ["a", "b", "c", "d"]
-METHODS = [{"name": "trust", "criteria": ["trust", "dataset_size"]}, {"name": "Recommended", "like": "Recommended"}]
+METHODS = [
+    {"name": "trust", "criteria": ["trust", "dataset_size"]},
+    {"name": "Recommended", "like": "Recommended"},
+]
 
 
 @pytest.fixture
@@ -39,7 +42,9 @@ def config(tiny: dict[str, Any], tmp_path: Path) -> dict[str, Any]:
     return with_members(tiny, NAMES[:3])
 
 
-def with_members(config: dict[str, Any], clients: list[str], left: tuple[str, ...] = ()) -> dict[str, Any]:
+def with_members(
+    config: dict[str, Any], clients: list[str], left: tuple[str, ...] = ()
+) -> dict[str, Any]:
     return config | {"flower": config["flower"] | {"clients": clients, "left": list(left)}}
 
 
@@ -59,7 +64,9 @@ class Hospitals(LoopGrid):
         return {client: 2 + client for client in range(len(self._paths))}
 
 
-def run_on_flower(config: dict[str, Any], tmp_path: Path, out: Path, on_server: dict[str, Any]) -> list[Message]:
+def run_on_flower(
+    config: dict[str, Any], tmp_path: Path, out: Path, on_server: dict[str, Any]
+) -> list[Message]:
     """Begin a run, or go on with it; what was sent. `on_server` are keys that the server alone is given."""
     experiment = load_experiment(config, replaced={"engine": "flower", **on_server})
     grid = Hospitals(config, tmp_path / "data")
@@ -84,36 +91,59 @@ def test_one_joins_and_one_leaves_and_comes_back(config: dict[str, Any], tmp_pat
 
     found = cw.Run(tmp_path / "run")
     assert found.query("SELECT * FROM participants WHERE round_num <= 2 ORDER BY 1, 2, 3") == before
-    rows = found.query("SELECT DISTINCT round_num, client FROM participants WHERE refusal IS NULL ORDER BY 1, 2")
+    rows = found.query(
+        "SELECT DISTINCT round_num, client FROM participants WHERE refusal IS NULL ORDER BY 1, 2"
+    )
     took_part = {number: {client for one, client in rows if one == number} for number, _ in rows}
     assert took_part == {1: {0, 1, 2}, 2: {0, 1, 2}, 3: {0, 2, 3}, 4: {0, 2, 3}, 5: {0, 1, 2, 3}}
     assert [row.name for row in found.clients(1)] == NAMES
-    assert not [notes for (notes,) in found.query("SELECT notes FROM rounds") if "not connected" in notes]
-    assert dict(about(found))["clients"] == "4 with local data, sizes not recorded; cohort: all clients"
+    assert not [
+        notes for (notes,) in found.query("SELECT notes FROM rounds") if "not connected" in notes
+    ]
+    assert (
+        dict(about(found))["clients"]
+        == "4 with local data, sizes not recorded; cohort: all clients"
+    )
     assert [change.what for change in found.changes] == [["d joined", "b left"], ["b came back"]]
 
 
 def test_nobody_joins_in_the_place_of_another(config: dict[str, Any], tmp_path: Path) -> None:
     sitting(config, tmp_path)
     for clients in (["d", *NAMES[:3]], ["a", "b", "d", "c"], NAMES[:2]):
-        with pytest.raises(RunError, match=r"another config: flower.clients.*names may join flower.clients at its end"):
+        with pytest.raises(
+            RunError,
+            match=r"another config: flower.clients.*names may join flower.clients at its end",
+        ):
             sitting(with_members(config, clients) | {"rounds": 3}, tmp_path)
 
 
 def test_only_members_leave_and_not_all(config: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=r"flower.left: no client is called 'A'; known: a, b, c, d"):
+    with pytest.raises(
+        ConfigError, match=r"flower.left: no client is called 'A'; known: a, b, c, d"
+    ):
         load_experiment(with_members(config, NAMES, left=("A",)))
     with pytest.raises(ConfigError, match=r"flower.left: all of flower.clients have left"):
         load_experiment(with_members(config, NAMES, left=tuple(NAMES)))
 
 
-def test_a_run_begins_with_a_model_that_only_the_server_has(config: dict[str, Any], tmp_path: Path) -> None:
+def test_a_run_begins_with_a_model_that_only_the_server_has(
+    config: dict[str, Any], tmp_path: Path
+) -> None:
     sitting(config | {"rounds": 1}, tmp_path)
     (file,) = cw.Run(tmp_path / "run").export("trust", 1, tmp_path)
-    nobody_else = config | {"rounds": 1, "initial_model": "nowhere.safetensors"}  # as the nodes' copies say
+    nobody_else = config | {
+        "rounds": 1,
+        "initial_model": "nowhere.safetensors",
+    }  # as the nodes' copies say
     sent = run_on_flower(nobody_else, tmp_path, tmp_path / "warm", {"initial_model": str(file)})
     first = unpack(sent[0].content.array_records[ARRAYS])
     assert torch.equal(
-        first, torch.cat([tensor.flatten() for tensor in cw.Run(tmp_path / "run").trained("trust", 1)[1].values()])
+        first,
+        torch.cat(
+            [
+                tensor.flatten()
+                for tensor in cw.Run(tmp_path / "run").trained("trust", 1)[1].values()
+            ]
+        ),
     )
     assert cw.Run(tmp_path / "warm").initial_model.startswith(file.name)

@@ -20,7 +20,9 @@ from flwr.supercore.fab import Fab
 from clientwise.errors import ClientwiseError
 from clientwise.flower.node import agree, is_agreed
 
-pytestmark = pytest.mark.filterwarnings("ignore:GitWildMatchPattern")  # Flower's, where it builds a bundle
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:GitWildMatchPattern"
+)  # Flower's, where it builds a bundle
 
 
 @pytest.fixture
@@ -33,7 +35,9 @@ def bundle(app: Path) -> Fab:
     return Fab(hashlib.sha256(content).hexdigest(), content, {})
 
 
-def test_an_app_is_agreed_to_by_the_byte(app: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_app_is_agreed_to_by_the_byte(
+    app: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     agreed, fab = tmp_path / "agreed", bundle(app)
     assert not is_agreed(fab, agreed)  # nothing is, as long as nobody said so
     assert agree(agreed, app) == fab.hash_str
@@ -43,13 +47,16 @@ def test_an_app_is_agreed_to_by_the_byte(app: Path, tmp_path: Path, caplog: pyte
 
     changed = bytearray(fab.content)
     changed[len(changed) // 2] ^= 1
-    assert not is_agreed(Fab(fab.hash_str, bytes(changed), {}), agreed)  # whatever the server calls it
+    assert not is_agreed(
+        Fab(fab.hash_str, bytes(changed), {}), agreed
+    )  # whatever the server calls it
     assert not is_agreed(Fab("0" * 64, fab.content, {}), agreed)
     config = app / "federation" / "experiment.toml"
     config.write_bytes(config.read_bytes() + b"\n")
     assert not is_agreed(bundle(app), agreed)
     assert (
-        f"REFUSED an app that is not approved by the node's operator: its bundle {bundle(app).hash_str}" in caplog.text
+        f"REFUSED an app that is not approved by the node's operator: its bundle {bundle(app).hash_str}"
+        in caplog.text
     )
     (tmp_path / "app.fab").write_bytes(bundle(app).content)
     agree(agreed, tmp_path / "app.fab")

@@ -28,7 +28,10 @@ AGED = {"name": "aged", "criteria": ["staleness", "response_time"], "score": "pr
 
 @pytest.fixture
 def config(tiny: dict[str, Any]) -> dict[str, Any]:
-    tiny["evaluation"] = {"test_fraction": 0.0, "clients_every": 0}  # nobody who is at work is asked to evaluate
+    tiny["evaluation"] = {
+        "test_fraction": 0.0,
+        "clients_every": 0,
+    }  # nobody who is at work is asked to evaluate
     return tiny | {"engine": "flower", "federation": {}, "methods": [{"name": "FedAvg"}, AGED]}
 
 
@@ -47,11 +50,15 @@ def paced(config: dict[str, Any], pace: Pace, **behaviour: Behaviour) -> Setup:
     """Six clients, of whom some behave otherwise; keys are like client_3."""
     setup = Setup(config)
     setup.flower.clock = Clock(6, pace)
-    setup.grid.behaviour = {int(name.removeprefix("client_")): how for name, how in behaviour.items()}
+    setup.grid.behaviour = {
+        int(name.removeprefix("client_")): how for name, how in behaviour.items()
+    }
     return setup
 
 
-def rounds(setup: Setup, name: str, count: int, clock: FakeClock) -> tuple[list[RoundRecord], list[float]]:
+def rounds(
+    setup: Setup, name: str, count: int, clock: FakeClock
+) -> tuple[list[RoundRecord], list[float]]:
     """The records, and how long every round took."""
     method = setup.methods[name]
     engine = setup.flower
@@ -69,12 +76,16 @@ def rounds(setup: Setup, name: str, count: int, clock: FakeClock) -> tuple[list[
 def test_after_the_deadline_nobody_is_waited_for(config: dict[str, Any], clock: FakeClock) -> None:
     setup = paced(config, Pace(deadline=10.0), client_2=never)
     (first, second), took = rounds(setup, "FedAvg", 2, clock)
-    assert [(refusal.client_id, refusal.reason) for refusal in first.refusals] == [(2, "no answer in time")]
+    assert [(refusal.client_id, refusal.reason) for refusal in first.refusals] == [
+        (2, "no answer in time")
+    ]
     assert 10.0 <= took[0] < 11.0
     assert len(second.client_ids) == 5
     assert first.ended is not None
     assert second.ended is not None
-    assert 10.0 <= first.ended < second.ended <= sum(took) + 1  # the clock began a moment before the first round
+    assert (
+        10.0 <= first.ended < second.ended <= sum(took) + 1
+    )  # the clock began a moment before the first round
 
 
 def test_the_first_to_answer_make_the_round(config: dict[str, Any], clock: FakeClock) -> None:
@@ -85,7 +96,9 @@ def test_the_first_to_answer_make_the_round(config: dict[str, Any], clock: FakeC
     assert took < 1  # not the 30 seconds that the settings would wait
 
 
-def test_a_late_answer_is_kept_and_added_to_the_model_of_then(config: dict[str, Any], clock: FakeClock) -> None:
+def test_a_late_answer_is_kept_and_added_to_the_model_of_then(
+    config: dict[str, Any], clock: FakeClock
+) -> None:
     setup = paced(config, Pace(deadline=10.0, late="keep"), client_2=slow(clock, 15.0))
     training = load_experiment(config).build_methods()[0].training
     model, engine = setup.flower.initial_model, setup.flower
@@ -116,7 +129,11 @@ def test_nobody_waits_for_the_late_of_earlier_rounds_but_for_those_just_asked(
     assert engine.clock is not None
     engine.clock.pace = Pace(deadline=25.0, late="keep")
     began = clock.now
-    found = [client for one in engine.train([0, 1, 3], engine.initial_model, second) for client in one.client_ids]
+    found = [
+        client
+        for one in engine.train([0, 1, 3], engine.initial_model, second)
+        for client in one.client_ids
+    ]
     assert sorted(found) == [0, 3]  # the slow one of this round, though others had answered
     assert engine.clock.at_work == {2}
     assert 10.0 <= clock.now - began < 12.0  # not the deadline

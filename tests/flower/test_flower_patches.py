@@ -44,8 +44,12 @@ from packaging.requirements import Requirement
 from clientwise.errors import ClientwiseError
 from clientwise.flower import node, patches
 
-pytestmark = pytest.mark.filterwarnings("ignore:GitWildMatchPattern")  # Flower's, where it builds a bundle
-PROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:GitWildMatchPattern"
+)  # Flower's, where it builds a bundle
+PROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8"))[
+    "project"
+]
 NEEDED = [Requirement(one) for one in PROJECT["dependencies"]]
 NEEDED_HERE = [Requirement(one) for one in PROJECT["optional-dependencies"]["flower"]]
 
@@ -67,10 +71,13 @@ class FakeSuperLink:
         message = Message(RecordDict({"config": ConfigRecord({"a": 1})}), 7, "train")
         message.metadata.__dict__["_message_id"] = message.object_id
         self._pulled = PullMessagesResponse(
-            messages_list=[message_to_proto(message)], message_object_trees=[get_object_tree(message)]
+            messages_list=[message_to_proto(message)],
+            message_object_trees=[get_object_tree(message)],
         )
 
-    def answer(self, client: object, *, path: str, response_type: Callable[[], Any], **_: Any) -> Any:
+    def answer(
+        self, client: object, *, path: str, response_type: Callable[[], Any], **_: Any
+    ) -> Any:
         """In the place of `FleetHttpClient._unary_unary`."""
         call = path.rsplit("/", 1)[-1]
         self.calls.append(call)
@@ -89,7 +96,9 @@ class FakeSuperLink:
 
 @pytest.fixture
 def bundle(tmp_path: Path) -> bytes:
-    return build_fab_from_disk(Path(shutil.copytree(str(files("clientwise") / "template"), tmp_path / "app")))
+    return build_fab_from_disk(
+        Path(shutil.copytree(str(files("clientwise") / "template"), tmp_path / "app"))
+    )
 
 
 @pytest.fixture
@@ -102,7 +111,9 @@ def quiet_node(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command, "_start_supernode_http_api", lambda *_: (SimpleNamespace(), None))
     monkeypatch.setattr(command, "add_exit_handler", lambda _: None)
     monkeypatch.setattr(start_client_internal, "register_signal_handlers", lambda **_: None)
-    monkeypatch.setattr(fleet_http_connection, "FleetHttpClient", FleetHttpClient)  # restored afterwards
+    monkeypatch.setattr(
+        fleet_http_connection, "FleetHttpClient", FleetHttpClient
+    )  # restored afterwards
     monkeypatch.setattr(sys, "argv", [])
 
 
@@ -118,7 +129,9 @@ def test_flower_runs_a_bundle_only_if_the_operator_approved_it(
     approved: bool, bundle: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     superlink = FakeSuperLink(bundle)
-    monkeypatch.setattr(FleetHttpClient, "_unary_unary", lambda self, **given: superlink.answer(self, **given))
+    monkeypatch.setattr(
+        FleetHttpClient, "_unary_unary", lambda self, **given: superlink.answer(self, **given)
+    )
     stored: list[str] = []
     monkeypatch.setattr(
         start_client_internal,
@@ -135,10 +148,14 @@ def test_flower_runs_a_bundle_only_if_the_operator_approved_it(
 
 
 @pytest.mark.usefixtures("quiet_node")
-def test_without_our_client_no_bundle_is_run(bundle: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_our_client_no_bundle_is_run(
+    bundle: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A Flower that no longer uses the replaced class refuses everything, approved or not."""
     superlink = FakeSuperLink(bundle)
-    monkeypatch.setattr(FleetHttpClient, "_unary_unary", lambda self, **given: superlink.answer(self, **given))
+    monkeypatch.setattr(
+        FleetHttpClient, "_unary_unary", lambda self, **given: superlink.answer(self, **given)
+    )
     monkeypatch.setattr(node, "replace_fleet_client", lambda *_: None)
     node.agree(tmp_path / "agreed", tmp_path / "app")
     run_node(tmp_path / "agreed")
@@ -154,20 +171,30 @@ def test_flowers_client_has_the_parts_that_are_replaced() -> None:
     assert "FleetHttpClient.from_server_address(" in made
 
 
-def test_certificate_and_socket_reach_the_connection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fleet_http_connection, "FleetHttpClient", FleetHttpClient)  # restored afterwards
+def test_certificate_and_socket_reach_the_connection(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        fleet_http_connection, "FleetHttpClient", FleetHttpClient
+    )  # restored afterwards
     certificate = (tmp_path / "one.crt", tmp_path / "one.pem")
-    patches.replace_fleet_client(patches.BundleSigner(), lambda fab: True, certificate, tmp_path / "uplink.sock")
+    patches.replace_fleet_client(
+        patches.BundleSigner(), lambda fab: True, certificate, tmp_path / "uplink.sock"
+    )
     loaded: list[tuple[Path, ...]] = []
     context = ssl.create_default_context()
-    monkeypatch.setattr(ssl.SSLContext, "load_cert_chain", lambda self, *paths: loaded.append(paths))
+    monkeypatch.setattr(
+        ssl.SSLContext, "load_cert_chain", lambda self, *paths: loaded.append(paths)
+    )
     client = fleet_http_connection.FleetHttpClient("https://127.0.0.1:9", verify=context)
     assert loaded == [certificate]
     assert client._client._transport._pool._uds == str(tmp_path / "uplink.sock")  # type: ignore[attr-defined]
     client.close()
 
 
-def test_a_flower_without_the_class_is_refused_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_flower_without_the_class_is_refused_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.delattr(fleet_http_connection, "FleetHttpClient")
     with pytest.raises(ClientwiseError, match="this version of Flower is not supported"):
         patches.replace_fleet_client(patches.BundleSigner(), lambda fab: True)

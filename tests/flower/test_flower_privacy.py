@@ -44,7 +44,9 @@ def config(tiny: dict[str, Any]) -> dict[str, Any]:
 
 
 def embedded(experiment: Experiment, data: cw.FederatedData) -> LocalEngine:
-    return build_engine(experiment, data, {}, 1, build_executor(experiment, data.samples, torch.device("cpu")))
+    return build_engine(
+        experiment, data, {}, 1, build_executor(experiment, data.samples, torch.device("cpu"))
+    )
 
 
 def run_rounds(config: dict[str, Any], path: Path, app: Any) -> tuple[LoopGrid, list[Any]]:
@@ -53,7 +55,9 @@ def run_rounds(config: dict[str, Any], path: Path, app: Any) -> tuple[LoopGrid, 
     data = server_side(experiment, str(path.parent / "server.npz"))
     grid = LoopGrid(app, {"data": str(path)})
     local = embedded(experiment, data)
-    engine = FlowerEngine(local, grid, lambda: {0: 2, 1: 3, 2: 4}, seed=1, settings=FlowerSettings())
+    engine = FlowerEngine(
+        local, grid, lambda: {0: 2, 1: 3, 2: 4}, seed=1, settings=FlowerSettings()
+    )
     (method,) = experiment.build_methods()
     state, records = first_state(local.initial_model, method, engine), []
     for _ in range(2):
@@ -67,11 +71,17 @@ def everything_in(message: Message) -> bytes:
     if message.has_error():
         return message.error.reason.encode()
     parts = [repr(message.content.config_records), repr(message.content.metric_records)]
-    arrays = [array.numpy() for record in message.content.array_records.values() for array in record.values()]
+    arrays = [
+        array.numpy()
+        for record in message.content.array_records.values()
+        for array in record.values()
+    ]
     return "".join(parts).encode() + b"".join(array.tobytes() for array in arrays)
 
 
-def test_nothing_leaves_a_client_but_what_is_documented(config: dict[str, Any], tmp_path: Path) -> None:
+def test_nothing_leaves_a_client_but_what_is_documented(
+    config: dict[str, Any], tmp_path: Path
+) -> None:
     path = write_parts(config, tmp_path)[1]
     grid, records = run_rounds(config, path, client_app(config))
     assert [len(record.client_ids) for record in records] == [3, 3]
@@ -79,7 +89,11 @@ def test_nothing_leaves_a_client_but_what_is_documented(config: dict[str, Any], 
     requests = {message.metadata.message_id: message for message in grid.sent}
     for reply in grid.answers:
         kind = requests[reply.metadata.reply_to_message_id].metadata.message_type
-        assert set(reply.content) == {"arrays", "numbers", *(["versions"] if kind == "train" else [])}
+        assert set(reply.content) == {
+            "arrays",
+            "numbers",
+            *(["versions"] if kind == "train" else []),
+        }
         assert all(one == RUNS_HERE for one in reply.content.config_records.values())
         assert set(reply.content.metric_records["numbers"]) == NUMBERS[kind]
         (array,) = (array.numpy() for array in reply.content.array_records["arrays"].values())
@@ -88,14 +102,24 @@ def test_nothing_leaves_a_client_but_what_is_documented(config: dict[str, Any], 
             assert array.dtype == numpy.float32
         else:
             candidates = len(reply.content.metric_records["numbers"]["values"])
-            assert array.shape == (candidates, 10, 10)  # counts: how many of a class were taken for which
+            assert array.shape == (
+                candidates,
+                10,
+                10,
+            )  # counts: how many of a class were taken for which
         content = everything_in(reply)
         for inputs, targets in (own.train, own.test):
             for sample in inputs.reshape(len(inputs), -1):
-                forms = (sample.astype("float32"), sample.astype("float64"), (sample * 16).astype("uint8"))
+                forms = (
+                    sample.astype("float32"),
+                    sample.astype("float64"),
+                    (sample * 16).astype("uint8"),
+                )
                 assert not any(form.tobytes() in content for form in forms)
             for kind_of in (numpy.int64, numpy.int32, numpy.uint8, numpy.float32):
-                for first in range(0, len(targets) - 8, 8):  # eight labels in a row, in any likely type
+                for first in range(
+                    0, len(targets) - 8, 8
+                ):  # eight labels in a row, in any likely type
                     run = targets[first : first + 8].astype(kind_of)
                     assert len(set(run.tolist())) == 1 or run.tobytes() not in content
 
@@ -112,7 +136,10 @@ def test_an_error_quotes_no_sample(config: dict[str, Any], tmp_path: Path) -> No
     engine = FlowerEngine(local, grid, lambda: {0: 2}, seed=1, settings=FlowerSettings())
     (method,) = experiment.build_methods()[:1]
     _, record = run_round(
-        first_state(local.initial_model, method, engine), method, build_plan(experiment, 3, 1), engine
+        first_state(local.initial_model, method, engine),
+        method,
+        build_plan(experiment, 3, 1),
+        engine,
     )
     reasons = {refusal.client_id: refusal.reason for refusal in record.refusals}
     assert reasons[0] == "ValueError; the node's log says more"

@@ -31,7 +31,9 @@ METHODS = [
 
 
 def weights(run: cw.Run) -> dict[tuple[str, int, int], float]:
-    rows = run.query("SELECT method, round_num, client, weight FROM participants JOIN lanes USING (lane)")
+    rows = run.query(
+        "SELECT method, round_num, client, weight FROM participants JOIN lanes USING (lane)"
+    )
     return {(method, round_num, client): weight for method, round_num, client, weight in rows}
 
 
@@ -44,20 +46,26 @@ def models(folder: Path) -> dict[str, Any]:
 @pytest.fixture
 def config(tiny: dict[str, Any], tmp_path: Path) -> Path:
     path = tmp_path / "tiny.toml"
-    path.write_text(tomli_w.dumps(tiny | {"methods": METHODS, "checkpoint_seconds": 0.0}), encoding="utf-8")
+    path.write_text(
+        tomli_w.dumps(tiny | {"methods": METHODS, "checkpoint_seconds": 0.0}), encoding="utf-8"
+    )
     return path
 
 
 @pytest.mark.flower
 @pytest.mark.timeout(1800)
-def test_a_simulation_that_was_stopped_goes_on_to_the_local_engines_numbers(config: Path, tmp_path: Path) -> None:
+def test_a_simulation_that_was_stopped_goes_on_to_the_local_engines_numbers(
+    config: Path, tmp_path: Path
+) -> None:
     """The command in processes of its own: Ray leaves threads and handlers behind."""
     ours, theirs = tmp_path / "local", tmp_path / "flower"
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "clientwise", "run"]
     with (tmp_path / "log").open("w") as log:
         start = [*command, str(config), "--engine", "flower", "--out", str(theirs)]
-        process = subprocess.Popen(start, stdout=subprocess.PIPE, stderr=log, text=True, env=environment)
+        process = subprocess.Popen(
+            start, stdout=subprocess.PIPE, stderr=log, text=True, env=environment
+        )
         assert process.stdout is not None
         for line in process.stdout:  # one line per second or so: FedAvg, seed 1: round 1/3 ...
             if "round" in line:
@@ -69,7 +77,9 @@ def test_a_simulation_that_was_stopped_goes_on_to_the_local_engines_numbers(conf
     assert not cw.Run(theirs).finished
     again = [*command, str(theirs), "--resume"]
     limit = 280 * processes.pace()
-    done = subprocess.run(again, capture_output=True, text=True, timeout=limit, env=environment, check=False)
+    done = subprocess.run(
+        again, capture_output=True, text=True, timeout=limit, env=environment, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
 
     cw.run(config, ours)

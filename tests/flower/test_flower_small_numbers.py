@@ -31,7 +31,9 @@ CONFIG: dict[str, Any] = {
     "model": {"name": "linear"},
     "training": {"epochs": 1, "learning_rate": 0.1},
     "flower": {"clients": ["a", "b"], "input_shape": [4], "num_classes": 2},
-    "methods": [{"name": "balance", "criteria": ["dataset_size", "class_balance", "label_diversity"]}],
+    "methods": [
+        {"name": "balance", "criteria": ["dataset_size", "class_balance", "label_diversity"]}
+    ],
 }
 
 
@@ -51,7 +53,8 @@ def hospital(tmp_path: Path) -> Path:
     parts = {"train": 6 * [1] + 71 * [0], "test": 3 * [1] + 20 * [0]}
     arrays = {f"{part}_targets": numpy.array(targets) for part, targets in parts.items()}
     arrays |= {
-        f"{part}_inputs": chance.normal(size=(len(targets), 4)).astype("float32") for part, targets in parts.items()
+        f"{part}_inputs": chance.normal(size=(len(targets), 4)).astype("float32")
+        for part, targets in parts.items()
     }
     numpy.savez(tmp_path / "own.npz", **arrays)
     return tmp_path / "own.npz"
@@ -60,20 +63,28 @@ def hospital(tmp_path: Path) -> Path:
 def task(**change: Any) -> Task:
     experiment = load_experiment(CONFIG)
     (method,) = experiment.build_methods()
-    return replace(Task(1, method.training, Classification(2).loss, method.client_criteria), **change)
+    return replace(
+        Task(1, method.training, Classification(2).loss, method.client_criteria), **change
+    )
 
 
 def test_a_node_speaks_of_whole_groups(hospital: Path) -> None:
     model = torch.zeros(10)
     exact = ask(hospital, Request(0, 1, task()), model).content.metric_records[NUMBERS]
-    assert exact["criterion.class_balance"] * exact["criterion.dataset_size"] == pytest.approx(77 * 6 / 71)
-    coarse = ask(hospital, Request(0, 1, task()), model, **{"smallest-cell": 5}).content.metric_records[NUMBERS]
+    assert exact["criterion.class_balance"] * exact["criterion.dataset_size"] == pytest.approx(
+        77 * 6 / 71
+    )
+    coarse = ask(
+        hospital, Request(0, 1, task()), model, **{"smallest-cell": 5}
+    ).content.metric_records[NUMBERS]
     assert coarse["criterion.dataset_size"] == 75
     assert coarse["criterion.class_balance"] == pytest.approx(5 / 70)
 
     models = torch.randn(3, 10, generator=torch.Generator().manual_seed(1))
     reply = ask(hospital, Request(0, 1), models, **{"smallest-cell": 5})
-    found = read_evaluation(reply.content, 3, Classification(2), most_samples=1000)  # agrees with itself
+    found = read_evaluation(
+        reply.content, 3, Classification(2), most_samples=1000
+    )  # agrees with itself
     assert int(found.num_samples) == 20  # the three that are ill are too few to be told of
     assert not (found.counts % 5).any()
 
@@ -82,7 +93,9 @@ def test_groups_keep_what_belongs_together() -> None:
     inputs, targets = torch.arange(7.0)[:, None], torch.tensor([0, 1, 0, 1, 0, 1, 0])
     own = in_groups(OwnData((inputs, targets), (inputs, targets.float()), {"age": targets + 10}), 3)
     assert own.train[0].flatten().tolist() == [0, 1, 2, 3, 4, 5]
-    assert own.train[1].tolist() == own.sample_attributes["age"].sub(10).tolist() == [0, 1, 0, 1, 0, 1]
+    assert (
+        own.train[1].tolist() == own.sample_attributes["age"].sub(10).tolist() == [0, 1, 0, 1, 0, 1]
+    )
     assert len(own.test[0]) == 6  # numbers to predict are one group
 
 
@@ -93,7 +106,9 @@ def test_groups_keep_what_belongs_together() -> None:
         {"criteria": (Part("training_loss", {}),)},
     ],
 )
-def test_a_server_may_ask_for_what_the_experiment_says_alone(hospital: Path, change: dict[str, Any]) -> None:
+def test_a_server_may_ask_for_what_the_experiment_says_alone(
+    hospital: Path, change: dict[str, Any]
+) -> None:
     reply = ask(hospital, Request(0, 1, task(**change)), torch.zeros(10))
     assert reply.has_error()
     assert (

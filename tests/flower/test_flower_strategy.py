@@ -26,11 +26,15 @@ from clientwise.flower import Weighted, measure
 from clientwise.flower.strategy import WEIGHT
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "flower_app"
-GLOBAL = ArrayRecord({"kernel": Array(numpy.zeros((2, 2), "float32")), "bias": Array(numpy.zeros(2, "float32"))})
+GLOBAL = ArrayRecord(
+    {"kernel": Array(numpy.zeros((2, 2), "float32")), "bias": Array(numpy.zeros(2, "float32"))}
+)
 
 
 def arrays(value: float) -> ArrayRecord:
-    return ArrayRecord({name: Array(numpy.full(array.shape, value, "float32")) for name, array in GLOBAL.items()})
+    return ArrayRecord(
+        {name: Array(numpy.full(array.shape, value, "float32")) for name, array in GLOBAL.items()}
+    )
 
 
 def reply(node: int, value: float, **metrics: Any) -> Message:
@@ -38,14 +42,19 @@ def reply(node: int, value: float, **metrics: Any) -> Message:
     asked = Message(RecordDict({"arrays": GLOBAL}), node, "train")
     asked.metadata.__dict__["_message_id"] = f"to {node}"
     numbers = MetricRecord(
-        {name.replace("_", "-") if name == "num_examples" else name: v for name, v in metrics.items()}
+        {
+            name.replace("_", "-") if name == "num_examples" else name: v
+            for name, v in metrics.items()
+        }
     )
     answer = Message(RecordDict({"arrays": arrays(value), "metrics": numbers}), reply_to=asked)
     answer.metadata.__dict__["_src_node_id"] = node
     return answer
 
 
-def aggregate(strategy: Weighted, *replies: Message) -> tuple[numpy.ndarray | None, MetricRecord | None]:
+def aggregate(
+    strategy: Weighted, *replies: Message
+) -> tuple[numpy.ndarray | None, MetricRecord | None]:
     with pytest.MonkeyPatch.context() as patch:  # nobody has to be sampled for this
         patch.setattr(strategy._strategy, "configure_train", lambda *arguments: [])
         strategy.configure_train(1, GLOBAL, ConfigRecord(), None)  # type: ignore[arg-type]
@@ -81,7 +90,9 @@ def test_divergence_and_whatever_the_server_measures() -> None:
     )
     aggregate(strategy, reply(2, 0.5, num_examples=1), reply(3, 1.0, num_examples=1))
     measured = strategy.rounds[1].criteria
-    assert measured[2] == pytest.approx({"accuracy": 0.5, "model_divergence": (6**0.5 * 0.5 + 1) ** -0.5})
+    assert measured[2] == pytest.approx(
+        {"accuracy": 0.5, "model_divergence": (6**0.5 * 0.5 + 1) ** -0.5}
+    )
     assert measured[3] == pytest.approx({"accuracy": 1.0, "model_divergence": (6**0.5 + 1) ** -0.5})
 
 
@@ -105,23 +116,50 @@ KERNEL, BIAS = numpy.ones((2, 2), "float32"), numpy.ones(2, "float32")
     [
         (lambda: reply(4, float("nan"), label_diversity=1.0, num_examples=1), NOT_FINITE),
         (lambda: reply(4, 1e38, label_diversity=1.0, num_examples=1), TOO_FAR),
-        (lambda: reply(4, 1.0, label_diversity=-1.0, num_examples=1), "label_diversity = -1 is outside [0, 1e+12]"),
-        (lambda: reply(4, 1.0, label_diversity=float("nan"), num_examples=1), "label_diversity = nan is outside"),
-        (lambda: reply(4, 1.0, label_diversity=1e308, num_examples=1), "label_diversity = 1e+308 is outside"),
+        (
+            lambda: reply(4, 1.0, label_diversity=-1.0, num_examples=1),
+            "label_diversity = -1 is outside [0, 1e+12]",
+        ),
+        (
+            lambda: reply(4, 1.0, label_diversity=float("nan"), num_examples=1),
+            "label_diversity = nan is outside",
+        ),
+        (
+            lambda: reply(4, 1.0, label_diversity=1e308, num_examples=1),
+            "label_diversity = 1e+308 is outside",
+        ),
         (lambda: reply(4, 1.0, label_diversity=10**400, num_examples=1), "too large"),
-        (lambda: reply(4, 1.0, label_diversity=[1.0], num_examples=1), "label_diversity is not one number"),
+        (
+            lambda: reply(4, 1.0, label_diversity=[1.0], num_examples=1),
+            "label_diversity is not one number",
+        ),
         (lambda: reply(4, 1.0, num_examples=1), "no metric label_diversity"),
-        (lambda: changed(lambda content: content.__delitem__("arrays")), "one record of arrays and one of metrics"),
-        (lambda: changed(lambda content: content.__delitem__("metrics")), "one record of arrays and one of metrics"),
-        (lambda: changed(lambda content: content.__setitem__("more", GLOBAL)), "one record of arrays"),
-        (lambda: changed(lambda content: content.clear()), "one record of arrays and one of metrics"),
+        (
+            lambda: changed(lambda content: content.__delitem__("arrays")),
+            "one record of arrays and one of metrics",
+        ),
+        (
+            lambda: changed(lambda content: content.__delitem__("metrics")),
+            "one record of arrays and one of metrics",
+        ),
+        (
+            lambda: changed(lambda content: content.__setitem__("more", GLOBAL)),
+            "one record of arrays",
+        ),
+        (
+            lambda: changed(lambda content: content.clear()),
+            "one record of arrays and one of metrics",
+        ),
         (lambda: with_arrays(kernel=KERNEL), "model of another shape"),
         (lambda: with_arrays(kernel=KERNEL.T[:1], bias=BIAS), "model of another shape"),
         (lambda: with_arrays(kernel=BIAS, bias=KERNEL), "model of another shape"),
         (lambda: with_arrays(kernel=KERNEL, bias=numpy.array(["a", "b"])), "model of another type"),
         (lambda: with_arrays(kernel=KERNEL, bias=BIAS * 1j), "model of another type"),
         (lambda: with_arrays(kernel=KERNEL, bias=BIAS * numpy.float64(1e300)), NOT_FINITE),
-        (lambda: reply(2, 1.0, label_diversity=1.0, num_examples=1), "second reply of the same node"),
+        (
+            lambda: reply(2, 1.0, label_diversity=1.0, num_examples=1),
+            "second reply of the same node",
+        ),
     ],
 )
 def test_a_reply_that_cannot_be_used_is_left_out(bad: Any, reason: str) -> None:
@@ -150,7 +188,9 @@ def test_metrics_that_not_everybody_sends_are_not_averaged_and_put_nobody_out() 
 
 def test_the_model_keeps_its_types_whatever_a_client_sends() -> None:
     strategy = Weighted(FedAvg(), criteria=["model_divergence"])
-    kernel, _ = aggregate(strategy, with_arrays(kernel=KERNEL.astype("float64"), bias=BIAS.astype("float64")))
+    kernel, _ = aggregate(
+        strategy, with_arrays(kernel=KERNEL.astype("float64"), bias=BIAS.astype("float64"))
+    )
     assert kernel is not None
     assert kernel.dtype == numpy.float32
 
@@ -167,13 +207,18 @@ def test_what_the_server_cannot_measure_is_the_servers_fault_unless_it_is_the_mo
     strategy = Weighted(FedAvg(), criteria=["accuracy"], measured_here={"accuracy": fussy})
     kernel, _ = aggregate(strategy, reply(2, 0.5, loss=1.0), reply(3, 5.0, loss=1.0))
     assert kernel == pytest.approx(numpy.full((2, 2), 0.5))
-    assert strategy.rounds[1].refusals == {3: "accuracy of its model cannot be measured: too large for me"}
+    assert strategy.rounds[1].refusals == {
+        3: "accuracy of its model cannot be measured: too large for me"
+    }
     strategy = Weighted(FedAvg(), criteria=["accuracy"], measured_here={"accuracy": broken})
     with pytest.raises(RuntimeError, match="no test data here"):
         aggregate(strategy, reply(2, 0.5, loss=1.0))
     nothing = {"accuracy": lambda record: float("nan")}
     with pytest.raises(ValueError, match="accuracy = nan is outside"):
-        aggregate(Weighted(FedAvg(), criteria=["accuracy"], measured_here=nothing), reply(2, 0.5, loss=1.0))
+        aggregate(
+            Weighted(FedAvg(), criteria=["accuracy"], measured_here=nothing),
+            reply(2, 0.5, loss=1.0),
+        )
 
 
 def test_evaluations_are_checked_and_held_to_the_first_answer(tmp_path: Path) -> None:
@@ -206,7 +251,11 @@ def test_evaluations_are_checked_and_held_to_the_first_answer(tmp_path: Path) ->
 
 def test_arrays_may_come_in_any_order() -> None:
     strategy = Weighted(FedAvg(), criteria=["model_divergence"])
-    aggregate(strategy, with_arrays(bias=BIAS, kernel=KERNEL), reply(2, 1.0, label_diversity=1.0, num_examples=1))
+    aggregate(
+        strategy,
+        with_arrays(bias=BIAS, kernel=KERNEL),
+        reply(2, 1.0, label_diversity=1.0, num_examples=1),
+    )
     assert list(strategy.rounds[1].weights.values()) == pytest.approx([0.5, 0.5])
 
 
@@ -217,7 +266,10 @@ def test_what_is_measured_here_is_not_taken_from_a_client(caplog: pytest.LogCapt
         score=cw.mean(),
         measured_here={"accuracy": lambda record: float(record["bias"].numpy()[0])},
     )
-    honest, liar = reply(2, 0.5, num_examples=1), reply(3, 0.5, num_examples=1, accuracy=1.0, model_divergence=1e6)
+    honest, liar = (
+        reply(2, 0.5, num_examples=1),
+        reply(3, 0.5, num_examples=1, accuracy=1.0, model_divergence=1e6),
+    )
     kernel, metrics = aggregate(strategy, honest, liar)
     found = strategy.rounds[1]
     assert found.criteria[3] == found.criteria[2]
@@ -240,10 +292,14 @@ def test_what_only_a_server_can_measure_is_not_asked_of_clients(name: str) -> No
 
 
 def test_a_claim_has_the_bounds_of_its_criterion() -> None:
-    strategy = Weighted(FedAvg(), criteria=["class_balance", "label_diversity", "size"], num_classes=10)
+    strategy = Weighted(
+        FedAvg(), criteria=["class_balance", "label_diversity", "size"], num_classes=10
+    )
     good = {"class_balance": 1.0, "label_diversity": 10.0, "size": 1e12}
     bad = [good | {"class_balance": 1.1}, good | {"label_diversity": 11.0}, good | {"size": 1.1e12}]
-    aggregate(strategy, *(reply(node, 1.0, **metrics) for node, metrics in enumerate([good, *bad], 2)))
+    aggregate(
+        strategy, *(reply(node, 1.0, **metrics) for node, metrics in enumerate([good, *bad], 2))
+    )
     assert strategy.rounds[1].weights == {2: 1.0}
     assert strategy.rounds[1].refusals == {
         3: "class_balance = 1.1 is outside [0, 1]",
@@ -280,12 +336,16 @@ def test_errors_are_left_out_and_nobody_left_keeps_the_model() -> None:
 
 @pytest.mark.parametrize("theirs", [FedAvgM(server_momentum=0.0), FedAdam(eta=0.1)])
 def test_strategies_that_build_on_a_weighted_mean_can_serve(theirs: FedAvg) -> None:
-    theirs_alone = type(theirs)(**({"server_momentum": 0.0} if isinstance(theirs, FedAvgM) else {"eta": 0.1}))
+    theirs_alone = type(theirs)(
+        **({"server_momentum": 0.0} if isinstance(theirs, FedAvgM) else {"eta": 0.1})
+    )
     for one in (theirs, theirs_alone):
         one.current_arrays = {name: array.numpy() for name, array in GLOBAL.items()}  # type: ignore[attr-defined]
     replies = [reply(2, 1.0, size=1.0, num_examples=1), reply(3, 2.0, size=3.0, num_examples=3)]
     kernel, _ = aggregate(Weighted(theirs, criteria=["size"]), *replies)
-    expected, _ = theirs_alone.aggregate_train(1, [reply(2, 1.0, num_examples=1), reply(3, 2.0, num_examples=3)])
+    expected, _ = theirs_alone.aggregate_train(
+        1, [reply(2, 1.0, num_examples=1), reply(3, 2.0, num_examples=3)]
+    )
     assert expected is not None
     assert kernel == pytest.approx(expected["kernel"].numpy(), rel=1e-6)
 
@@ -297,7 +357,12 @@ def test_strategies_without_weights_cannot(theirs: Any) -> None:
 
 
 def test_measurements_are_those_of_the_criteria() -> None:
-    found = measure(["dataset_size", "label_diversity", "training_loss"], [3, 3, 7], num_classes=10, training_loss=1.0)
+    found = measure(
+        ["dataset_size", "label_diversity", "training_loss"],
+        [3, 3, 7],
+        num_classes=10,
+        training_loss=1.0,
+    )
     assert found == {"dataset_size": 3.0, "label_diversity": 2.0, "training_loss": 0.5}
 
 
@@ -311,8 +376,12 @@ def test_the_example_app_runs_and_weighs() -> None:
     environment = os.environ | {"PYTHONPATH": str(EXAMPLE), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", program]
     limit = 280 * processes.pace()
-    done = subprocess.run(command, capture_output=True, text=True, timeout=limit, env=environment, check=True)
-    assert [line for line in done.stdout.splitlines() if line.startswith("round 3: weights")], done.stderr[-3000:]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=limit, env=environment, check=True
+    )
+    assert [line for line in done.stdout.splitlines() if line.startswith("round 3: weights")], (
+        done.stderr[-3000:]
+    )
 
 
 def test_the_example_needs_at_most_ten_lines_for_it() -> None:

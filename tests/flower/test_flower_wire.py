@@ -28,7 +28,9 @@ TASK = Task(
 @pytest.mark.parametrize("task", [TASK, Task(1, LocalTraining(), RobustLoss(shape=0.2), ()), None])
 def test_a_request_arrives_as_it_was_sent(task: Task | None) -> None:
     model = torch.randn(7)
-    request, models, kept = wire.read_request(wire.write_request(Request(4, 2**62, task), pack(model)))
+    request, models, kept = wire.read_request(
+        wire.write_request(Request(4, 2**62, task), pack(model))
+    )
     assert request == Request(4, 2**62, task)
     assert torch.equal(models, model)
     assert kept is None
@@ -54,26 +56,42 @@ def test_an_update_arrives_as_it_was_sent() -> None:
 
 
 def test_versions_that_a_client_makes_up() -> None:
-    made_up = {"flwr": "x" * 1000, "torch": 3, "rows": [1.0, 2.0], "python": "3.11\nERROR: forged", "clientwise": "9.9"}
+    made_up = {
+        "flwr": "x" * 1000,
+        "torch": 3,
+        "rows": [1.0, 2.0],
+        "python": "3.11\nERROR: forged",
+        "clientwise": "9.9",
+    }
     said = RecordDict({wire.VERSIONS: ConfigRecord(made_up)})
-    assert wire.read_versions(said) == dict.fromkeys(wire.RUNS_HERE, "not told") | {"clientwise": "9.9"}
+    assert wire.read_versions(said) == dict.fromkeys(wire.RUNS_HERE, "not told") | {
+        "clientwise": "9.9"
+    }
     assert set(wire.read_versions(RecordDict()).values()) == {"not told"}
 
 
 def classification() -> Evaluation:
     counts = torch.tensor([[[2, 1], [0, 1]], [[3, 0], [0, 1]]])
-    return Evaluation(torch.tensor([4]), torch.tensor([[0.75], [1.0]]), torch.tensor([[0.5], [0.1]]), counts)
+    return Evaluation(
+        torch.tensor([4]), torch.tensor([[0.75], [1.0]]), torch.tensor([[0.5], [0.1]]), counts
+    )
 
 
 def regression(outputs: int = 1) -> Evaluation:
     """Two candidates on four samples, each with so many numbers to answer."""
-    counts = torch.tensor([[4.0 * outputs, 2.0, 3.0, 1.2], [4.0 * outputs, 0.0, 0.0, 0.0]], dtype=torch.float64)
-    return Evaluation(torch.tensor([4]), counts[:, 3:] / counts[:, :1], torch.tensor([[0.5], [0.1]]), counts)
+    counts = torch.tensor(
+        [[4.0 * outputs, 2.0, 3.0, 1.2], [4.0 * outputs, 0.0, 0.0, 0.0]], dtype=torch.float64
+    )
+    return Evaluation(
+        torch.tensor([4]), counts[:, 3:] / counts[:, :1], torch.tensor([[0.5], [0.1]]), counts
+    )
 
 
 def survival() -> Evaluation:
     counts = torch.tensor([[4.0, 5.0, 2.5], [4.0, 0.0, 0.0]], dtype=torch.float64)
-    return Evaluation(torch.tensor([4]), torch.tensor([[0.5], [0.5]]), torch.tensor([[0.5], [0.1]]), counts)
+    return Evaluation(
+        torch.tensor([4]), torch.tensor([[0.5], [0.5]]), torch.tensor([[0.5], [0.1]]), counts
+    )
 
 
 def read(content: RecordDict, problem: Problem, outputs: int = 1) -> Evaluation:
@@ -82,9 +100,16 @@ def read(content: RecordDict, problem: Problem, outputs: int = 1) -> Evaluation:
 
 @pytest.mark.parametrize(
     ("sent", "problem", "outputs"),
-    [(classification(), DIGITS, 1), (regression(), VALUES, 1), (regression(3), VALUES, 3), (survival(), TIMES, 1)],
+    [
+        (classification(), DIGITS, 1),
+        (regression(), VALUES, 1),
+        (regression(3), VALUES, 3),
+        (survival(), TIMES, 1),
+    ],
 )
-def test_an_evaluation_arrives_as_it_was_sent(sent: Evaluation, problem: Problem, outputs: int) -> None:
+def test_an_evaluation_arrives_as_it_was_sent(
+    sent: Evaluation, problem: Problem, outputs: int
+) -> None:
     got = read(wire.write_evaluation(sent), problem, outputs)
     for name in ("num_samples", "values", "losses", "counts"):
         assert torch.equal(getattr(got, name), getattr(sent, name).to(getattr(got, name).dtype))
@@ -119,7 +144,9 @@ def changed(sent: Evaluation, **changes: object) -> RecordDict:
         {"counts": torch.tensor([[[5, -1], [0, 0]], [[4, 0], [0, 0]]])},
         {"counts": torch.full((2, 2, 2), torch.nan)},
         {"counts": torch.tensor([[[2.5, 1], [0, 0.5]], [[3, 0], [0, 1]]])},
-        {"counts": classification().counts * torch.tensor([1, 2])[:, None, None]},  # of twice as many samples
+        {
+            "counts": classification().counts * torch.tensor([1, 2])[:, None, None]
+        },  # of twice as many samples
         {"counts": classification().counts * 1000, "num_samples": 4000},  # more than anybody has
         {"counts": torch.zeros(2, 2, 2)},
     ],
@@ -161,7 +188,9 @@ def test_there_are_so_many_pairs_and_no_more(counts: list[float]) -> None:
 def test_a_model_may_answer_nothing_that_is_a_number() -> None:
     """That is the model's fault, not the client's."""
     for loss in (float("nan"), float("inf")):
-        assert not read(changed(classification(), losses=[loss, loss]), DIGITS).losses.isfinite().any()
+        assert (
+            not read(changed(classification(), losses=[loss, loss]), DIGITS).losses.isfinite().any()
+        )
 
 
 def test_counts_come_as_the_server_adds_them_up() -> None:

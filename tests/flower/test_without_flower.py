@@ -20,18 +20,28 @@ def test_only_the_flower_parts_import_flower() -> None:
             continue
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-            names += [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
-            foreign = {"flwr"} if path.name == "ray_lanes.py" else {"flwr", "ray"}  # lanes may be spread over Ray alone
+            names += (
+                [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
+            )
+            foreign = (
+                {"flwr"} if path.name == "ray_lanes.py" else {"flwr", "ray"}
+            )  # lanes may be spread over Ray alone
             assert not {name.split(".")[0] for name in names} & foreign, path
 
 
 def test_nothing_is_reported_home() -> None:
     """Whoever imports any part of the package runs its __init__ first, and there the switches come first."""
-    first, *rest = ast.parse((SOURCE / "flower" / "__init__.py").read_text(encoding="utf-8")).body[1:]
+    first, *rest = ast.parse((SOURCE / "flower" / "__init__.py").read_text(encoding="utf-8")).body[
+        1:
+    ]
     assert isinstance(first, ast.Import)
     assert [alias.name for alias in first.names] == ["os"]
     assert isinstance(rest[0], ast.For)
-    for switch in ("FLWR_TELEMETRY_ENABLED", "FLWR_DISABLE_UPDATE_CHECK", "RAY_USAGE_STATS_ENABLED"):
+    for switch in (
+        "FLWR_TELEMETRY_ENABLED",
+        "FLWR_DISABLE_UPDATE_CHECK",
+        "RAY_USAGE_STATS_ENABLED",
+    ):
         assert switch in ast.unparse(rest[0])
 
 
@@ -51,13 +61,18 @@ except cw.ClientwiseError as error:
 """
 
 
-def test_without_flower_all_else_works_and_a_run_says_what_to_install(tiny: dict[str, Any], tmp_path: Path) -> None:
+def test_without_flower_all_else_works_and_a_run_says_what_to_install(
+    tiny: dict[str, Any], tmp_path: Path
+) -> None:
     (tmp_path / "tiny.toml").write_text(tomli_w.dumps(tiny), encoding="utf-8")
     command = [sys.executable, "-c", WITHOUT]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=200, check=False)
-    assert done.stdout == "tiny.toml: engine: needs Flower (flwr is missing): pip install 'clientwise[flower]'\n", (
-        done.stderr
+    done = subprocess.run(
+        command, capture_output=True, text=True, cwd=tmp_path, timeout=200, check=False
     )
+    assert (
+        done.stdout
+        == "tiny.toml: engine: needs Flower (flwr is missing): pip install 'clientwise[flower]'\n"
+    ), done.stderr
     assert not (tmp_path / "runs").exists()
 
 
@@ -67,5 +82,7 @@ def test_an_unknown_engine_is_refused(tiny: dict[str, Any]) -> None:
 
     with pytest.raises(ConfigError, match=r"engine = .*: must be 'local' or 'flower'"):
         load_experiment(tiny | {"engine": "flwr"})
-    with pytest.raises(ConfigError, match=r"flower.train_second: unknown option; did you mean 'train_seconds'"):
+    with pytest.raises(
+        ConfigError, match=r"flower.train_second: unknown option; did you mean 'train_seconds'"
+    ):
         load_experiment(tiny | {"flower": {"train_second": 1.0}})

@@ -43,10 +43,14 @@ def test_a_flat_model_is_the_module() -> None:
     assert flat.parameter.grad.abs().sum() > 0
     gradient = torch.cat([parameter.grad.flatten() for parameter in module.parameters()])
     assert torch.equal(flat.parameter.grad, gradient)
-    assert not torch.equal(flat.vector[len(reference) :], before[len(reference) :])  # the statistics moved: they travel
+    assert not torch.equal(
+        flat.vector[len(reference) :], before[len(reference) :]
+    )  # the statistics moved: they travel
     assert int(module[1].num_batches_tracked) == 1
     flat.load(before)
-    assert int(module[1].num_batches_tracked) == 0  # a counter does not travel: it starts anew with every model
+    assert (
+        int(module[1].num_batches_tracked) == 0
+    )  # a counter does not travel: it starts anew with every model
 
     with torch.no_grad():
         flat.load(torch.zeros(flat.spec.size))

@@ -40,7 +40,12 @@ def count(module: nn.Module) -> int:
         ({"kernel": 3}, (3, 64, 64), 1, 8_409_025),  # P1 CelebA
         ({"dense": 2048}, (1, 28, 28), 62, 6_603_710),  # P2
         (KERAS, (1, 28, 28), 10, 1_199_882),  # P3 1.A to 1.C: the MNIST example of Keras
-        (MALARIA, (3, 64, 64), 1, 1_335_841),  # P3 3.A gives no number; this is what its text makes with 64×64 images
+        (
+            MALARIA,
+            (3, 64, 64),
+            1,
+            1_335_841,
+        ),  # P3 3.A gives no number; this is what its text makes with 64×64 images
     ],
 )
 def test_convolutional_networks_have_the_published_size(
@@ -96,7 +101,9 @@ def test_a_reader_answers_after_the_last_word_wherever_the_text_was_filled_up() 
 def test_layers_that_no_machine_could_compute() -> None:
     with pytest.raises(ValueError, match="convolution 1 makes 784,000,000 values of a sample"):
         MODELS.get("cnn")((1, 28, 28), 10, channels=[1_000_000])
-    with pytest.raises(ValueError, match="convolution 2 makes 156,800 values of a sample, of 150,000 products each"):
+    with pytest.raises(
+        ValueError, match="convolution 2 makes 156,800 values of a sample, of 150,000 products each"
+    ):
         MODELS.get("cnn")((1, 28, 28), 10, channels=[6_000, 800])
     with pytest.raises(ValueError, match="a convolution makes"):
         MODELS.get("fully_convolutional")((3, 256, 256), 256 * 256, channels=[10_000])
@@ -108,7 +115,9 @@ def test_layers_that_no_machine_could_compute() -> None:
 
 def test_dropout_between_the_layers_of_a_reader_begins_with_the_same_model() -> None:
     texts = torch.randint(20, (5, 6), generator=torch.Generator().manual_seed(1)).float()
-    plain, dropped = (_seeded("lstm", (6,), 2, words=20, layers=3, dropout=dropout) for dropout in (0.0, 0.5))
+    plain, dropped = (
+        _seeded("lstm", (6,), 2, words=20, layers=3, dropout=dropout) for dropout in (0.0, 0.5)
+    )
     assert torch.equal(flattened(plain), flattened(dropped))
     torch.testing.assert_close(plain.eval()(texts), dropped.eval()(texts))
     assert not torch.allclose(plain.train()(texts), dropped.train()(texts))

@@ -18,7 +18,10 @@ def test_parameters_are_counted_without_being_made() -> None:
     network = partial(MODELS.get("mlp"), (1, 8, 8), 10, hidden=[10**6, 10**6])
     count = size.count_parameters(size.described(network))
     assert count == 65 * 10**6 + (10**6 + 1) * 10**6 + (10**6 + 1) * 10  # four terabytes of them
-    with pytest.raises(ValueError, match=r"has 1,000,076,000,010 parameters: training takes 8 copies .* make it small"):
+    with pytest.raises(
+        ValueError,
+        match=r"has 1,000,076,000,010 parameters: training takes 8 copies .* make it small",
+    ):
         size.check_parameters(count, 8)
     size.check_parameters(650, 8)
 
@@ -32,22 +35,44 @@ def test_a_network_that_needs_numbers_while_it_is_made_is_made() -> None:
 
 @pytest.mark.parametrize(
     ("name", "shape", "outputs"),
-    [("mlp", (1, 8, 8), 10), ("cnn", (1, 8, 8), 10), ("lstm", (5,), 1), ("fully_convolutional", (3, 16, 16), 256)],
+    [
+        ("mlp", (1, 8, 8), 10),
+        ("cnn", (1, 8, 8), 10),
+        ("lstm", (5,), 1),
+        ("fully_convolutional", (3, 16, 16), 256),
+    ],
 )
-def test_zeros_in_place_of_numbers_show_whether_it_fits(name: str, shape: tuple[int, ...], outputs: int) -> None:
+def test_zeros_in_place_of_numbers_show_whether_it_fits(
+    name: str, shape: tuple[int, ...], outputs: int
+) -> None:
     module = size.zeros(partial(MODELS.get(name), shape, outputs))
     assert not any(parameter.any() for parameter in module.parameters())
     assert module.eval()(torch.ones(2, *shape)).flatten(1).shape == (2, outputs)
 
 
-def test_what_the_layers_make_of_a_sample_must_fit_for_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    module, sample = MODELS.get("cnn")((1, 8, 8), 10, channels=[4], dense=6), torch.zeros(1, 1, 8, 8)
-    made = [4 * 64, 4 * 64, 4 * 16, 4 * 16, 6, 6, 10]  # convolution, ReLU, pooling, flat, dense, ReLU, output
+def test_what_the_layers_make_of_a_sample_must_fit_for_a_batch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    module, sample = (
+        MODELS.get("cnn")((1, 8, 8), 10, channels=[4], dense=6),
+        torch.zeros(1, 1, 8, 8),
+    )
+    made = [
+        4 * 64,
+        4 * 64,
+        4 * 16,
+        4 * 16,
+        6,
+        6,
+        10,
+    ]  # convolution, ReLU, pooling, flat, dense, ReLU, output
     assert size.values_per_sample(module, sample) == (sum(made), 4 * 64)
     monkeypatch.setattr(size, "memory", lambda: 4 * 100 * sum(made))
     size.check_batches(module, sample, trained=100, answered=200)
     for batches in ({"trained": 101, "answered": 1}, {"trained": 1, "answered": 300}):
-        with pytest.raises(ValueError, match=r"makes 662 values of a sample: batches of .* smaller"):
+        with pytest.raises(
+            ValueError, match=r"makes 662 values of a sample: batches of .* smaller"
+        ):
             size.check_batches(module, sample, **batches)
 
 

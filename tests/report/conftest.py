@@ -19,7 +19,10 @@ CONFIG: dict[str, Any] = {
     "training": {"epochs": 2, "batch_size": 20, "learning_rate": 0.1},
     "federation": {"fraction": 0.75},
     "evaluation": {"target": 0.6},
-    "hostile": [{"clients": 1, "attack": "wrong_labels", "ignore_global": True}, {"clients": 1, "attack": "broken"}],
+    "hostile": [
+        {"clients": 1, "attack": "wrong_labels", "ignore_global": True},
+        {"clients": 1, "attack": "broken"},
+    ],
     "methods": [
         {"name": "FedAvg"},
         {

@@ -35,15 +35,29 @@ HOSTILE_NAME = "<img src=x onerror=alert(1)>"
 
 def config(methods: Sequence[str], rounds: int) -> dict[str, Any]:
     """A small real experiment."""
-    return {**copy.deepcopy(CONFIG), "rounds": rounds, "methods": [{"name": name} for name in methods]}
+    return {
+        **copy.deepcopy(CONFIG),
+        "rounds": rounds,
+        "methods": [{"name": name} for name in methods],
+    }
 
 
-def write_run(folder: Path, methods: Sequence[str] = ("FedAvg",), rounds: int = 5, clients: int = 6) -> Path:
+def write_run(
+    folder: Path, methods: Sequence[str] = ("FedAvg",), rounds: int = 5, clients: int = 6
+) -> Path:
     """A finished run in which every client takes part in every round, written straight into the database."""
     folder.mkdir(parents=True)
-    (folder / "config.toml").write_text(load_experiment(config(methods, rounds)).to_toml(), encoding="utf-8")
+    (folder / "config.toml").write_text(
+        load_experiment(config(methods, rounds)).to_toml(), encoding="utf-8"
+    )
     store = Store(folder)
-    facts = {"name": folder.name, "metric": "accuracy", "target": 0.5, "rounds": rounds, "lanes": len(methods)}
+    facts = {
+        "name": folder.name,
+        "metric": "accuracy",
+        "target": 0.5,
+        "rounds": rounds,
+        "lanes": len(methods),
+    }
     store.set_facts({**facts, "model_bytes": 2600})
     store.set_clients(1, [50] * clients, [10] * clients, {clients - 1: "wrong_labels"})
     for method in methods:
@@ -77,7 +91,9 @@ def _write_rounds(store: Store, lane: int, rounds: int, clients: int) -> None:
         database.execute(
             f"{grid} INSERT INTO criteria SELECT {lane}, round_num, client, 'dataset_size', 50, 0.1 FROM r, k"
         )
-        database.execute(f"{grid} INSERT INTO local SELECT {lane}, round_num, client, {share}, 0.5 FROM r, k")
+        database.execute(
+            f"{grid} INSERT INTO local SELECT {lane}, round_num, client, {share}, 0.5 FROM r, k"
+        )
 
 
 def run_for_real(folder: Path, rounds: int = 3) -> Path:
@@ -94,7 +110,9 @@ def carried(page: Path) -> dict[str, Any]:
 @contextmanager
 def served(folders: Sequence[Path], token: str | None = None, port: int = 0) -> Iterator[str]:
     """The server with its address."""
-    settings = uvicorn.Config(make_app(folders, token), port=port, log_level="error", lifespan="off", ws="none")
+    settings = uvicorn.Config(
+        make_app(folders, token), port=port, log_level="error", lifespan="off", ws="none"
+    )
     settings.timeout_graceful_shutdown = 1
     server = uvicorn.Server(settings)
     thread = threading.Thread(target=server.run, daemon=True)

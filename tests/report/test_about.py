@@ -31,14 +31,20 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
         "note": "before the change",
     }
     parent = tmp_path_factory.mktemp("runs")
-    changed = config | {"seeds": [1, 2], "methods": ["FedAvg", "FedYogi"], "training": {"learning_rate": 0.5}}
+    changed = config | {
+        "seeds": [1, 2],
+        "methods": ["FedAvg", "FedYogi"],
+        "training": {"learning_rate": 0.5},
+    }
     return [cw.run(config, parent / "first"), cw.run(changed | {"note": ""}, parent / "second")]
 
 
 def test_a_report_says_what_was_run(folders: list[Path]) -> None:
     said = dict(about(RunFolder(folders[0])))
     assert said["data"] == "digits; iid (clients 3)"
-    assert said["clients"] == "3 with 383 to 384 training samples each; cohort: all clients; 1 hostile"
+    assert (
+        said["clients"] == "3 with 383 to 384 training samples each; cohort: all clients; 1 hostile"
+    )
     assert said["model"].startswith("mlp (hidden [4])")
     assert "learning_rate 0.1" in said["training"]
     assert (said["methods"], said["seeds"], said["rounds"]) == ("FedAvg", "1", "1")
@@ -47,7 +53,9 @@ def test_a_report_says_what_was_run(folders: list[Path]) -> None:
     assert said["started"][:2] == "20"
     document = overview([RunFolder(folders[0])])
     assert [document.sections[1].id, document.sections[-1].id] == ["about", "config"]
-    assert ["training.learning_rate", "0.1"] in [list(row) for row in document.sections[-1].items[0].rows]  # type: ignore[union-attr]
+    assert ["training.learning_rate", "0.1"] in [
+        list(row) for row in document.sections[-1].items[0].rows
+    ]  # type: ignore[union-attr]
 
 
 def test_what_differs_and_nothing_else(folders: list[Path], tmp_path: Path) -> None:
@@ -59,7 +67,9 @@ def test_what_differs_and_nothing_else(folders: list[Path], tmp_path: Path) -> N
         "methods.FedYogi": ["–", "present"],
         "data of seed 2": ["–", rows["data of seed 2"][1]],
     }
-    same = differences([RunFolder(folders[0]), RunFolder(Path(shutil.copytree(folders[0], tmp_path / "copy")))])
+    same = differences(
+        [RunFolder(folders[0]), RunFolder(Path(shutil.copytree(folders[0], tmp_path / "copy")))]
+    )
     assert (list(same.rows), same.note[:25]) == ([], "No differences: config, v")
 
 
@@ -78,15 +88,21 @@ def test_runs_are_listed_found_and_sorted(folders: list[Path], tmp_path: Path) -
     with pytest.raises(RunError, match="no such column; did you mean 'seeds'"):
         names(None, "sedes")
     assert cw.Run(parent / "second").config["note"] == "after it"
-    cw.run(parent / "second" / "config.toml", parent / "second", resume=True)  # a note is no other config
+    cw.run(
+        parent / "second" / "config.toml", parent / "second", resume=True
+    )  # a note is no other config
     with pytest.raises(RunError, match="not a run of clientwise"):
         annotate(tmp_path, "nowhere", None)
     with pytest.raises(RunError, match="control characters"):
         annotate(parent / "second", None, ["\n"])
 
 
-@pytest.mark.parametrize("config", ["", "data = 3\nmodel = []\ntraining = 1\nfederation = 'x'\nmethods = {}", "\xff["])
-def test_a_config_of_anybody_takes_no_page_down(config: str, folders: list[Path], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "config", ["", "data = 3\nmodel = []\ntraining = 1\nfederation = 'x'\nmethods = {}", "\xff["]
+)
+def test_a_config_of_anybody_takes_no_page_down(
+    config: str, folders: list[Path], tmp_path: Path
+) -> None:
     folder = Path(shutil.copytree(folders[0], tmp_path / "run"))
     (folder / "config.toml").write_text(config, encoding="latin-1")
     (folder / "versions.json").write_text("[1, 2")

@@ -41,13 +41,17 @@ def test_the_audit_has_the_places_of_the_method_and_no_others(moved: cw.Run, met
     found = audit(moved, method, 1, 5)
     assert [place.label for place in found.places] == list(chain)
     for one in found.participants:
-        assert [cell.value for cell in one.chain] == [getattr(stored[one.client], key) for key in chain.values()]
+        assert [cell.value for cell in one.chain] == [
+            getattr(stored[one.client], key) for key in chain.values()
+        ]
     _, table, *_ = views.audit_round(moved, method, 1, 5).sections[0].items
     assert isinstance(table, Table)
     labels = [column.label for column in table.columns]
     assert labels[2 : 2 + len(chain)] == list(chain)
     assert all(len(row) == len(labels) for row in table.rows)
-    assert [row[2:][: len(chain)] for row in table.rows] == [list(one.chain) for one in found.participants]
+    assert [row[2:][: len(chain)] for row in table.rows] == [
+        list(one.chain) for one in found.participants
+    ]
 
 
 @pytest.mark.parametrize(
@@ -59,7 +63,9 @@ def test_the_audit_has_the_places_of_the_method_and_no_others(moved: cw.Run, met
         ("rule", ["dataset_size", "rule"]),
     ],
 )
-def test_the_picture_leads_step_by_step_to_what_the_record_holds(moved: cw.Run, method: str, steps: list[str]) -> None:
+def test_the_picture_leads_step_by_step_to_what_the_record_holds(
+    moved: cw.Run, method: str, steps: list[str]
+) -> None:
     found = audit(moved, method, 1, 5)
     assert list(found.steps) == steps
     known = [one for one in found.participants if one.path]
@@ -73,7 +79,9 @@ def test_the_picture_leads_step_by_step_to_what_the_record_holds(moved: cw.Run, 
         assert sum(one.path[place] for one in known) == pytest.approx(1)
     sizes = {one.client: one.raw[0] for one in known}
     shares = {client: size / sum(sizes.values()) for client, size in sizes.items()}
-    assert {one.client: one.path[0] for one in known} == pytest.approx(shares)  # by the first criterion alone
+    assert {one.client: one.path[0] for one in known} == pytest.approx(
+        shares
+    )  # by the first criterion alone
     picture, *_ = views.audit_round(moved, method, 1, 5).sections[0].items
     groups = picture.mark.groups
     assert [group.name for group in groups] == [*steps, found.places[-1].label]
@@ -87,7 +95,9 @@ def test_the_picture_leads_step_by_step_to_what_the_record_holds(moved: cw.Run, 
 
 def said(found: Audit) -> dict[int, tuple[str, ...]]:
     assert not any(one.moved for one in found.participants if "refused" in one.remark)
-    return {one.client: one.moved for one in reversed(found.participants)}  # those refused are the last
+    return {
+        one.client: one.moved for one in reversed(found.participants)
+    }  # those refused are the last
 
 
 def test_what_would_change_a_weight_is_said_of_the_prior(moved: cw.Run) -> None:
@@ -119,7 +129,9 @@ def test_the_explanation_names_all_that_moved_the_weights(moved: cw.Run) -> None
 
 
 def test_since_when_evidence_lowers_a_weight(moved: cw.Run) -> None:
-    rounds = [{row.client: row for row in moved.participants("evidence", 1, r)} for r in range(1, 6)]
+    rounds = [
+        {row.client: row for row in moved.participants("evidence", 1, r)} for r in range(1, 6)
+    ]
     remarks = said(audit(moved, "evidence", 1, 5))
     for client, last in rounds[-1].items():
         assert last.z is not None
@@ -142,7 +154,9 @@ def made(moved: cw.Run, tmp_path: Path) -> cw.Run:
     """The run with a made-up history of its clients under `all of it`."""
     folder = shutil.copytree(moved.folder, tmp_path / "made")
     lane = moved.lane("all of it", 1)
-    with contextlib.closing(sqlite3.connect(folder / "run.sqlite", isolation_level=None)) as database:
+    with contextlib.closing(
+        sqlite3.connect(folder / "run.sqlite", isolation_level=None)
+    ) as database:
 
         def put(client: int, rounds: str, **values: float) -> None:
             columns = ", ".join(f"{key} = {value}" for key, value in values.items())
@@ -165,7 +179,8 @@ def made(moved: cw.Run, tmp_path: Path) -> cw.Run:
             "OR (client = 0 AND round_num = 4))"
         )
         database.execute(  # what a client sends twice is refused, the first one counts
-            "INSERT INTO participants (lane, round_num, client, refusal) VALUES (?, 5, 0, 'sent twice')", (lane,)
+            "INSERT INTO participants (lane, round_num, client, refusal) VALUES (?, 5, 0, 'sent twice')",
+            (lane,),
         )
     return cw.Run(folder)
 
@@ -199,25 +214,47 @@ def test_remarks_say_what_the_record_shows(made: cw.Run) -> None:
     assert said(audit(made, "all of it", 1, 2))[0] == ()
     *_, words = views.audit_round(made, "all of it", 1, 5).sections[0].items
     assert [(row[0].value, row[1]) for row in words.rows] == [
-        (one.client, "; ".join(one.moved)) for one in audit(made, "all of it", 1, 5).participants if one.moved
+        (one.client, "; ".join(one.moved))
+        for one in audit(made, "all of it", 1, 5).participants
+        if one.moved
     ]
     assert (
-        views.audit_client(made, "all of it", 1, 0).lead[1].startswith("Round 5: evidence has lowered its weight since")
+        views.audit_client(made, "all of it", 1, 0)
+        .lead[1]
+        .startswith("Round 5: evidence has lowered its weight since")
     )
 
 
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
-        ('source = "held_out"', 'source = "clients"', f"{SINCE}: its updates increased the loss measured by the"),
+        (
+            'source = "held_out"',
+            'source = "clients"',
+            f"{SINCE}: its updates increased the loss measured by the",
+        ),
         ("threshold = 2.0", "threshold = 100.0", SINCE),
-        ('name = "multi_krum"', 'name = "a_plugin"', f"{SINCE}: its updates increased the loss on held-out"),
-        ('name = "significance"', 'name = "a_plugin"', f"{SINCE}: its updates increased the loss on held-out"),
-        ("threshold = 2.0", 'threshold = "high"', f"{SINCE}: its updates increased the loss on held-out"),
+        (
+            'name = "multi_krum"',
+            'name = "a_plugin"',
+            f"{SINCE}: its updates increased the loss on held-out",
+        ),
+        (
+            'name = "significance"',
+            'name = "a_plugin"',
+            f"{SINCE}: its updates increased the loss on held-out",
+        ),
+        (
+            "threshold = 2.0",
+            'threshold = "high"',
+            f"{SINCE}: its updates increased the loss on held-out",
+        ),
         ("[[methods]]", "not toml [", f"{SINCE}: its updates increased the loss (z"),
     ],
 )
-def test_the_config_only_names_what_the_record_shows(made: cw.Run, old: str, new: str, words: str) -> None:
+def test_the_config_only_names_what_the_record_shows(
+    made: cw.Run, old: str, new: str, words: str
+) -> None:
     path = made.folder / "config.toml"
     path.write_text(path.read_text().replace(old, new))
     found = audit(made, "all of it", 1, 5)
@@ -225,17 +262,26 @@ def test_the_config_only_names_what_the_record_shows(made: cw.Run, old: str, new
     assert words in said(found)[0][0]
     assert ("z = 4.1" in said(found)[0][0]) == ("100.0" not in new)
     if "not toml" in new:
-        assert said(found)[2][-1] == "the bounds lowered its weight from 50.0% to 20.0%"  # which of them is unknown
+        assert (
+            said(found)[2][-1] == "the bounds lowered its weight from 50.0% to 20.0%"
+        )  # which of them is unknown
         assert said(found)[3][-1] == "the rule excluded its update"
 
 
 def test_bounds_that_moved_nothing_say_so(moved: cw.Run, tmp_path: Path) -> None:
     folder = shutil.copytree(moved.folder, tmp_path / "within")
-    with contextlib.closing(sqlite3.connect(folder / "run.sqlite", isolation_level=None)) as database:
-        database.execute("UPDATE participants SET prior = NULL WHERE lane = ?", (moved.lane("bounds", 1),))
+    with contextlib.closing(
+        sqlite3.connect(folder / "run.sqlite", isolation_level=None)
+    ) as database:
+        database.execute(
+            "UPDATE participants SET prior = NULL WHERE lane = ?", (moved.lane("bounds", 1),)
+        )
     found = audit(cw.Run(folder), "bounds", 1, 5)
     assert [place.label for place in found.places] == ["score", "weight"]
-    assert "Bounds limit the weight: cap 15%. No weight was changed in this round." in found.explanation
+    assert (
+        "Bounds limit the weight: cap 15%. No weight was changed in this round."
+        in found.explanation
+    )
 
 
 def test_a_client_over_the_rounds(moved: cw.Run) -> None:
@@ -259,7 +305,9 @@ def test_a_client_over_the_rounds(moved: cw.Run) -> None:
     assert [item.id for item in plain] == ["client-weight", "client-own", "rounds"]
 
 
-def test_of_a_very_large_round_the_terminal_shows_the_heaviest(moved: cw.Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_a_very_large_round_the_terminal_shows_the_heaviest(
+    moved: cw.Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(terminal, "MOST_LINES", 2)
     console = Console(width=200, record=True, file=io.StringIO())
     console.print(*audit_tables(moved, 5, "all of it"))
@@ -270,8 +318,12 @@ def test_of_a_very_large_round_the_terminal_shows_the_heaviest(moved: cw.Run, mo
     ]
 
 
-@pytest.mark.parametrize("content", ["x = " + "[" * 50_000, f"x = {'9' * 5_000}", "a." * 9_999 + "a = 1", None])
-def test_a_config_that_cannot_be_read_takes_only_the_explanation(moved: cw.Run, tmp_path: Path, content) -> None:
+@pytest.mark.parametrize(
+    "content", ["x = " + "[" * 50_000, f"x = {'9' * 5_000}", "a." * 9_999 + "a = 1", None]
+)
+def test_a_config_that_cannot_be_read_takes_only_the_explanation(
+    moved: cw.Run, tmp_path: Path, content
+) -> None:
     folder = tmp_path / "odd"
     shutil.copytree(moved.folder, folder)
     (folder / "config.toml").unlink()
@@ -281,7 +333,9 @@ def test_a_config_that_cannot_be_read_takes_only_the_explanation(moved: cw.Run, 
         (folder / "config.toml").write_text(content)
     found = audit(cw.Run(folder), "all of it", 1, 5)
     assert "the score was computed is unknown" in found.explanation
-    assert [one.weight for one in found.participants] == [row.weight for row in moved.participants("all of it", 1, 5)]
+    assert [one.weight for one in found.participants] == [
+        row.weight for row in moved.participants("all of it", 1, 5)
+    ]
 
 
 def test_the_terminal_shows_the_chain(moved: cw.Run) -> None:
@@ -295,6 +349,13 @@ def test_the_terminal_shows_the_chain(moved: cw.Run) -> None:
     assert found.explanation in words
     for one in found.participants:
         assert (
-            " ".join([str(one.client), *(f"{raw:.4g}" for raw in one.raw), *(cell.text for cell in one.chain)]) in words
+            " ".join(
+                [
+                    str(one.client),
+                    *(f"{raw:.4g}" for raw in one.raw),
+                    *(cell.text for cell in one.chain),
+                ]
+            )
+            in words
         )
         assert f"Client {one.client}: {'; '.join(filter(None, [one.remark, *one.moved]))}." in words

@@ -43,7 +43,9 @@ def test_counts(tabled: DataSummary) -> None:
     assert tabled.classes.tolist() == COUNTS
     assert tabled.classes_per_client.tolist() == [2, 2, 1]
     assert tabled.train.tolist() == [35, 70, 100]
-    zeros = int((digits(None).targets == 0).sum()) - 36  # of the class zero, after the server took its fifth
+    zeros = (
+        int((digits(None).targets == 0).sum()) - 36
+    )  # of the class zero, after the server took its fifth
     assert tabled.shared == 160 - zeros
     used = 205 - tabled.shared + int(tabled.weigh.sum()) + int(tabled.report.sum())
     assert tabled.unused == 1797 - used
@@ -58,7 +60,9 @@ def test_tables_and_remarks(tabled: DataSummary) -> None:
     assert "all 205 160 40 5 · · · · · · ·" in lines
     said = list(remarks(tabled, False, [2]))
     assert said[0].startswith("Server: 179 samples for weighting, 180 for reporting")
-    assert f"Not disjoint: {tabled.shared} training samples are held by more than one client." in said
+    assert (
+        f"Not disjoint: {tabled.shared} training samples are held by more than one client." in said
+    )
     assert any(line.startswith(f"Not used: {tabled.unused:,} of 1,797") for line in said)
     assert "The clients have no test sets." in said
     assert any("Hostile: 1 client (2)" in line for line in said)
@@ -66,7 +70,10 @@ def test_tables_and_remarks(tabled: DataSummary) -> None:
 
 def test_many_clients_are_shown_by_some_of_them() -> None:
     data = federated(
-        digits(None), lambda pool, seed: iid(pool, seed, clients=300), test_fraction=0.5, server_fraction=0
+        digits(None),
+        lambda pool, seed: iid(pool, seed, clients=300),
+        test_fraction=0.5,
+        server_fraction=0,
     )
     summary = summarise(data)
     lines = printed(class_table(summary))
@@ -82,17 +89,23 @@ def test_many_clients_are_shown_by_some_of_them() -> None:
 
 def test_many_classes_are_blocks() -> None:
     samples = replace(digits(None), targets=torch.arange(1797) % 62, problem=Classification(62))
-    summary = summarise(federated(samples, lambda pool, seed: shards(pool, seed, clients=10), server_fraction=0))
+    summary = summarise(
+        federated(samples, lambda pool, seed: shards(pool, seed, clients=10), server_fraction=0)
+    )
     lines = printed(class_table(summary))
     assert any("classes 0 to 61" in line for line in lines)
     assert sum(BLOCKS[-1] in line for line in lines) >= 10
 
 
 def test_regression_has_sizes_only(tmp_path: Path) -> None:
-    summary = summarise(federated(diabetes(None), lambda pool, seed: iid(pool, seed, clients=4), shared_set=True))
+    summary = summarise(
+        federated(diabetes(None), lambda pool, seed: iid(pool, seed, clients=4), shared_set=True)
+    )
     assert class_table(summary) is None
     assert "classes" not in " ".join(printed(size_table(summary, "diabetes")))
-    assert next(remarks(summary, True, [])) == "Server: 88 samples, for weighting and for reporting."
+    assert (
+        next(remarks(summary, True, [])) == "Server: 88 samples, for weighting and for reporting."
+    )
     assert [chart.id for chart in data_charts(summary, "diabetes")] == ["sizes"]
 
 

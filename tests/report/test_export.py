@@ -24,12 +24,20 @@ from clientwise.report.export import (
 from clientwise.report.marks import Axis, Line, Lines
 
 TABLE = table(
-    "t", "100% of a_b", ["method", "gain"], [["MW > LD | DS", Cell(4.67, "+4.7 ± 0.3")], ["x^2", None]], "κ & co."
+    "t",
+    "100% of a_b",
+    ["method", "gain"],
+    [["MW > LD | DS", Cell(4.67, "+4.7 ± 0.3")], ["x^2", None]],
+    "κ & co.",
 )
 
 
 def test_tables_in_three_formats() -> None:
-    assert list(csv.reader(as_csv(TABLE).splitlines())) == [["method", "gain"], ["MW > LD | DS", "4.67"], ["x^2", ""]]
+    assert list(csv.reader(as_csv(TABLE).splitlines())) == [
+        ["method", "gain"],
+        ["MW > LD | DS", "4.67"],
+        ["x^2", ""],
+    ]
     assert as_markdown(TABLE).splitlines()[2:6] == [
         "| method | gain |",
         "| :-- | --: |",
@@ -51,13 +59,24 @@ def test_the_best_of_rivals_is_bold_and_a_minus_is_a_minus() -> None:
         ["other", Cell(-0.4, "-0.4 ± 1.6"), 3],
         ["a-1", Cell(2.0, "+2.0"), 3],
     ]
-    shown = table("t 1", "t", ["method", "gain", "rounds"], rows, "", lower=["rounds"], marked=["gain", "rounds"])
+    shown = table(
+        "t 1",
+        "t",
+        ["method", "gain", "rounds"],
+        rows,
+        "",
+        lower=["rounds"],
+        marked=["gain", "rounds"],
+    )
     assert shown.best() == {(2, 1), (1, 2), (2, 2)}
     latex = as_latex(shown)
     assert r"other & $-$0.4 $\pm$ 1.6 & \textbf{3} \\" in latex
     assert r"a-1 & \textbf{+2.0} & \textbf{3} \\" in latex  # a hyphen in a name is none
     assert r"\label{tab:t-1}" in latex
-    assert as_latex(table("t", "t", ["client", "weight"], [["0", 1], ["1", 2]], "")).count("textbf") == 0
+    assert (
+        as_latex(table("t", "t", ["client", "weight"], [["0", 1], ["1", 2]], "")).count("textbf")
+        == 0
+    )
 
 
 def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:
@@ -69,7 +88,11 @@ def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "tables" / "s-t.md")
     lines = Lines([Line("a", [1], [0.5], "#000000")], Axis("round"), Axis())
     line = Chart("c", "a chart", "a line", lines)
-    write_items(Document("report", [], [Section("s", "all", "", [TABLE, line])]), tmp_path, lambda path: None)
+    write_items(
+        Document("report", [], [Section("s", "all", "", [TABLE, line])]),
+        tmp_path,
+        lambda path: None,
+    )
     assert precious.read_bytes() == b"precious"
     assert (tmp_path / "figures" / "s-c.png").read_bytes()[:4] == b"\x89PNG"
     assert "| method |" in (tmp_path / "tables" / "s-t.md").read_text()
@@ -96,8 +119,12 @@ def test_a_report_has_a_page_figures_and_tables(report: Path) -> None:
 def test_the_page_carries_its_audits(report: Path) -> None:
     page = report / "report.html"
     assert {"online|1|5", "<b>AdaFed</b> & co|3|5"} < carried(page)["audits"]["round"].keys()
-    assert "<b>AdaFed" not in page.read_text(encoding="utf-8")  # a name from a config is never markup
-    assert page.stat().st_size < 2_000_000  # three methods with three seeds: small enough for a mail
+    assert "<b>AdaFed" not in page.read_text(
+        encoding="utf-8"
+    )  # a name from a config is never markup
+    assert (
+        page.stat().st_size < 2_000_000
+    )  # three methods with three seeds: small enough for a mail
 
 
 def test_the_page_carries_every_seed(report: Path) -> None:
@@ -112,7 +139,9 @@ def test_the_page_carries_every_seed(report: Path) -> None:
 
 def test_file_names_do_not_collide() -> None:
     used: set[str] = set()
-    assert [_file_name(text, used) for text in ("map-a/b", "map-a-b", "map-A b", "target-0.65")] == [
+    assert [
+        _file_name(text, used) for text in ("map-a/b", "map-a-b", "map-A b", "target-0.65")
+    ] == [
         "map-a-b",
         "map-a-b-2",
         "map-A-b-3",
@@ -133,12 +162,18 @@ def test_the_shortest_runs_and_regression_can_be_reported(tmp_path: Path, rounds
         "evaluation": {"target": 0.5},
         "methods": [
             {"name": "FedAvg"},
-            {"name": "m" * 200, "criteria": ["dataset_size", "model_divergence"], "adjust": "best_order"},
+            {
+                "name": "m" * 200,
+                "criteria": ["dataset_size", "model_divergence"],
+                "adjust": "best_order",
+            },
         ],
     }
     run = cw.Run(cw.run(config, tmp_path / "run"))
     page = write_report([run], tmp_path / "report")
-    head = next(csv.reader((page.parent / "tables" / "result-summary.csv").read_text().splitlines()))
+    head = next(
+        csv.reader((page.parent / "tables" / "result-summary.csv").read_text().splitlines())
+    )
     assert head == [  # every number in a column of its own; no F1, nobody hostile
         "method",
         *(f"mape {part}" for part in ("mean", "deviation", "seeds")),

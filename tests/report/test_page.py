@@ -22,7 +22,9 @@ from clientwise.report.html import write_html
 from clientwise.runs.folder import RunFolder
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+CHROMIUM = (
+    shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+)
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium on this machine")
 
 QUIET = [
@@ -58,14 +60,19 @@ def open_page(browser: Any) -> Iterator[Any]:
             contexts.pop().close()
 
     def open_page(address: str, width: int = 1280, height: int = 900, **options: Any) -> Any:
-        context = browser.new_context(viewport={"width": width, "height": height}, reduced_motion="reduce", **options)
+        context = browser.new_context(
+            viewport={"width": width, "height": height}, reduced_motion="reduce", **options
+        )
         contexts.append(context)
         page = context.new_page()
         page.set_default_timeout(PATIENCE)
         page.complaints = complaints
         page.on("console", lambda message: complaints.append(f"{message.type}: {message.text}"))
         page.on("pageerror", lambda error: complaints.append(str(error)))
-        page.on("dialog", lambda dialog: (complaints.append(f"script ran: {dialog.message}"), dialog.dismiss()))
+        page.on(
+            "dialog",
+            lambda dialog: (complaints.append(f"script ran: {dialog.message}"), dialog.dismiss()),
+        )
         page.goto(address)
         return page
 
@@ -135,14 +142,20 @@ def test_a_live_run_is_followed_without_reload(open_page: Any, tmp_path: Path) -
         page = open_page(address)
         page.get_by_text("No runs yet").wait_for()
         with running(runs / "live", rounds=3000) as process:
-            page.get_by_role("link", name="live", exact=True).click()  # it appears in the list by itself
+            page.get_by_role(
+                "link", name="live", exact=True
+            ).click()  # it appears in the list by itself
             page.wait_for_selector("#status[data-state=running]")
             wait_for_charts(page)
             page.evaluate("window.here = true")
             page.get_by_role("button", name="method").first.click()
-            until(page, "document.documentElement.scrollHeight - innerHeight > 300")  # the first rounds say little
+            until(
+                page, "document.documentElement.scrollHeight - innerHeight > 300"
+            )  # the first rounds say little
             page.evaluate("scrollTo(0, 300)")
-            points = "Math.max(0, ...document.querySelector('.plot').data.map(trace => trace.x.at(-1)))"
+            points = (
+                "Math.max(0, ...document.querySelector('.plot').data.map(trace => trace.x.at(-1)))"
+            )
             seen = [0]
             for _ in range(3):
                 until(page, f"{points} > {seen[-1]}")
@@ -150,7 +163,9 @@ def test_a_live_run_is_followed_without_reload(open_page: Any, tmp_path: Path) -
                 assert "running, round " in page.locator("#status").inner_text()
             assert seen == sorted(set(seen))
             assert page.evaluate("window.here")
-            assert 150 < page.evaluate("scrollY") < 450  # still there; what stands above may change its height
+            assert (
+                150 < page.evaluate("scrollY") < 450
+            )  # still there; what stands above may change its height
             assert focused(page) == "method"
             assert page.locator(FIRST_TABLE).locator("[aria-sort=ascending]").count() == 1
             process.kill()
@@ -165,7 +180,9 @@ def test_zoom_and_an_open_audit_stay_when_rounds_are_added(open_page: Any, tmp_p
         page = open_page(f"{address}/runs/growing#client/FedAvg/1/2")
         page.get_by_role("heading", name="Client 2").wait_for()
         wait_for_charts(page)
-        page.evaluate("Plotly.relayout(document.querySelector('main .plot'), {'xaxis.range': [2, 3]})")
+        page.evaluate(
+            "Plotly.relayout(document.querySelector('main .plot'), {'xaxis.range': [2, 3]})"
+        )
         before = page.locator("dialog tbody tr").count()
         run = RunFolder(folder)
         lane = run.lanes[0][0]
@@ -175,7 +192,9 @@ def test_zoom_and_an_open_audit_stay_when_rounds_are_added(open_page: Any, tmp_p
         for table in ("rounds", "participants", "local"):
             names = [row[1] for row in database.execute(f"PRAGMA table_info({table})")]
             values = ", ".join("6" if name == "round_num" else name for name in names)
-            database.execute(f"INSERT INTO {table} SELECT {values} FROM {table} WHERE lane = {lane} AND round_num = 5")
+            database.execute(
+                f"INSERT INTO {table} SELECT {values} FROM {table} WHERE lane = {lane} AND round_num = 5"
+            )
         database.commit()
         database.close()
         until(page, f"document.querySelectorAll('dialog tbody tr').length > {before}")
@@ -185,7 +204,9 @@ def test_zoom_and_an_open_audit_stay_when_rounds_are_added(open_page: Any, tmp_p
         open_page.close_all()
 
 
-def test_a_server_that_goes_away_is_missed_and_found_again(open_page: Any, run_folder: Path) -> None:
+def test_a_server_that_goes_away_is_missed_and_found_again(
+    open_page: Any, run_folder: Path
+) -> None:
     with served([run_folder]) as address:
         page = open_page(f"{address}/runs/{run_folder.name}")
         wait_for_charts(page)
@@ -194,7 +215,9 @@ def test_a_server_that_goes_away_is_missed_and_found_again(open_page: Any, run_f
         page.locator("#trouble").wait_for(state="hidden")
     open_page.close_all()
     # The browser itself reports what it could not fetch; nothing else went wrong.
-    assert all("ERR_CONNECTION" in line or "ERR_EMPTY" in line for line in page.complaints), page.complaints
+    assert all("ERR_CONNECTION" in line or "ERR_EMPTY" in line for line in page.complaints), (
+        page.complaints
+    )
     page.complaints.clear()
 
 
@@ -240,7 +263,9 @@ def test_an_audit_opens_and_closes_by_keyboard_alone(open_page: Any, address: st
         page.keyboard.press("Tab")
         if focused(page, "hash") == href:
             break
-    assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"  # one sees where one is
+    assert (
+        page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
+    )  # one sees where one is
     scrolled = page.evaluate("scrollY")
     page.keyboard.press("Enter")
     page.locator("dialog[open] tbody tr").first.wait_for()
@@ -256,7 +281,9 @@ def test_an_audit_opens_and_closes_by_keyboard_alone(open_page: Any, address: st
     assert page.evaluate("scrollY") == scrolled
 
 
-def test_the_back_button_closes_an_audit_and_its_address_can_be_shared(open_page: Any, address: str) -> None:
+def test_the_back_button_closes_an_audit_and_its_address_can_be_shared(
+    open_page: Any, address: str
+) -> None:
     page = open_page(address)
     page.locator("main .table a[href^='#client/']").first.click()
     page.locator("dialog[open] tbody tr").first.wait_for()
@@ -320,10 +347,14 @@ def test_axes_and_colours_stay_within_what_shares_can_be(open_page: Any, address
     maps = [plot["colours"][0] for plot in plots if plot["isWeight"]]
     assert len(maps) == 3
     assert maps[0][0] == 0
-    assert all(colours == maps[0] for colours in maps)  # the same weight has the same colour everywhere
+    assert all(
+        colours == maps[0] for colours in maps
+    )  # the same weight has the same colour everywhere
 
 
-def test_a_line_one_points_at_says_its_value_and_shows_its_range(open_page: Any, address: str) -> None:
+def test_a_line_one_points_at_says_its_value_and_shows_its_range(
+    open_page: Any, address: str
+) -> None:
     page = open_page(address)
     wait_for_charts(page)
     plot = page.locator("main .plot").first
@@ -337,7 +368,9 @@ def test_a_line_one_points_at_says_its_value_and_shows_its_range(open_page: Any,
     assert re.search(r"round 3: \d+\.\d%\d+\.\d% to \d+\.\d% over 3 seeds", said.text_content())
     until(page, f"{visible} === 1")
     boxes = [plot.locator(part).first.bounding_box() for part in (".modebar", ".legend")]
-    assert boxes[0]["y"] + boxes[0]["height"] <= boxes[1]["y"]  # the toolbar does not lie over the names
+    assert (
+        boxes[0]["y"] + boxes[0]["height"] <= boxes[1]["y"]
+    )  # the toolbar does not lie over the names
     page.locator("main figure").first.get_by_label("Range over the seeds").check()
     until(page, f"{visible} === 3")
 
@@ -403,7 +436,12 @@ def test_a_hostile_name_is_only_a_name(open_page: Any, tmp_path: Path) -> None:
         page.get_by_role("link", name="<b>run").click()
         wait_for_charts(page)
         page.get_by_text(HOSTILE_NAME).first.wait_for()
-        assert page.evaluate("document.querySelector('main .plot .legend').textContent").count(HOSTILE_NAME) == 1
+        assert (
+            page.evaluate("document.querySelector('main .plot .legend').textContent").count(
+                HOSTILE_NAME
+            )
+            == 1
+        )
         for number in range(page.locator("main figure").count()):
             page.locator("main figure").nth(number).scroll_into_view_if_needed()
             page.locator("main figure summary").nth(number).click()
@@ -484,7 +522,9 @@ def test_runs_are_chosen_and_compared(open_page: Any, tmp_path: Path) -> None:
 def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """1,000 rounds × 100 clients × 9 methods."""
     folder = tmp_path_factory.mktemp("large") / "large"
-    return write_run(folder, [f"method {number}" for number in range(1, 10)], rounds=1000, clients=100)
+    return write_run(
+        folder, [f"method {number}" for number in range(1, 10)], rounds=1000, clients=100
+    )
 
 
 @pytest.mark.alone
@@ -502,7 +542,9 @@ def test_a_large_run_opens_at_once_and_stays_responsive(open_page: Any, large: P
         wait_for_charts(page)
         charts = time.perf_counter() - began
         print(f"tables after {tables:.2f} s, charts after {charts:.2f} s")
-        slack = 2 * max(slow_before, processes.slowness())  # a shared machine may be slower a moment later
+        slack = 2 * max(
+            slow_before, processes.slowness()
+        )  # a shared machine may be slower a moment later
         assert tables < 2 * slack
         assert charts < 2 * slack
         longest = page.evaluate(

@@ -48,7 +48,11 @@ def items(run: cw.Run) -> dict[str, Any]:
 def test_time_and_bytes_to_target_are_those_of_the_round_that_got_there(timed: cw.Run) -> None:
     for line in timed.summary()[:2]:
         for seed, rounds, time, size in zip(
-            line.seeds, line.rounds_to_target, line.time_to_target, line.bytes_to_target, strict=True
+            line.seeds,
+            line.rounds_to_target,
+            line.time_to_target,
+            line.bytes_to_target,
+            strict=True,
         ):
             assert rounds is not None
             assert time == timed.times(line.method, seed)[rounds]
@@ -60,7 +64,9 @@ def test_time_and_bytes_to_target_are_those_of_the_round_that_got_there(timed: c
             assert size == moved[0][0] * 650 * 4
     assert timed.summary()[2].time_to_target == [None, None]
     shown = {row[0]: row for row in items(timed)["summary"].rows}
-    assert [cell.text for cell in shown["Pooled"] if getattr(cell, "text", "") == "–"]  # and not "not reached"
+    assert [
+        cell.text for cell in shown["Pooled"] if getattr(cell, "text", "") == "–"
+    ]  # and not "not reached"
     assert "Pooled" not in [row[0] for row in items(timed)["target-0.3-time"].rows]
 
 
@@ -71,7 +77,9 @@ def test_they_stand_beside_rounds_in_every_table(timed: cw.Run) -> None:
         assert text.index("rounds to 30%") < text.index("time to 30%") < text.index("bytes to 30%")
     assert {"target-0.3", "target-0.3-time", "target-0.3-bytes"} <= found.keys()
     assert len(found["target-0.3-time"].rows[0]) == 10
-    assert "time on the clients' clock per round" in [column.label for column in found["costs"].columns]
+    assert "time on the clients' clock per round" in [
+        column.label for column in found["costs"].columns
+    ]
     console = Console(width=80, record=True, file=io.StringIO())
     console.print(summary_table(timed))
     printed = console.export_text()
@@ -82,12 +90,23 @@ def test_they_stand_beside_rounds_in_every_table(timed: cw.Run) -> None:
 
 
 def test_who_is_late_or_drops_out_is_no_news(tmp_path: Path) -> None:
-    config = CONFIG | {"rounds": 4, "seeds": [1], "methods": [{"name": "x", "pace": {"deadline": 90.0}}]}
-    run = cw.Run(cw.run(config | {"devices": {**CONFIG["devices"], "dropout": 0.2}}, tmp_path / "run"))
-    assert {reason for reason, _ in run.refusal_counts("x")} == {"late: the round had ended", "dropped out"}
+    config = CONFIG | {
+        "rounds": 4,
+        "seeds": [1],
+        "methods": [{"name": "x", "pace": {"deadline": 90.0}}],
+    }
+    run = cw.Run(
+        cw.run(config | {"devices": {**CONFIG["devices"], "dropout": 0.2}}, tmp_path / "run")
+    )
+    assert {reason for reason, _ in run.refusal_counts("x")} == {
+        "late: the round had ended",
+        "dropped out",
+    }
     document = overview([run])
     assert not any("refused" in line for line in document.lead)
-    assert "refused" in {item.id for section in document.sections for item in section.items}  # but it is told
+    assert "refused" in {
+        item.id for section in document.sections for item in section.items
+    }  # but it is told
 
 
 def test_curves_stand_where_their_rounds_end(timed: cw.Run, tmp_path: Path) -> None:
@@ -98,27 +117,37 @@ def test_curves_stand_where_their_rounds_end(timed: cw.Run, tmp_path: Path) -> N
     plain = next(line for line in over_rounds.mark.lines if line.name == "FedAvg")
     ends = [timed.times("FedAvg", seed) for seed in (1, 2)]
     unit = {"minutes": 60, "hours": 3600}[over_time.mark.x.unit]
-    assert lines["FedAvg"].x == pytest.approx([sum(end[r] for end in ends) / 2 / unit for r in range(1, 9)])
+    assert lines["FedAvg"].x == pytest.approx(
+        [sum(end[r] for end in ends) / 2 / unit for r in range(1, 9)]
+    )
     assert lines["FedAvg"].y == plain.y
-    assert lines["FedAvg"].links.numbers == [*range(1, 9)]  # a click opens the round, not the minute
+    assert lines["FedAvg"].links.numbers == [
+        *range(1, 9)
+    ]  # a click opens the round, not the minute
     assert "over time" in over_time.alt
     assert "over the rounds" not in over_time.alt
     assert found["metric-bytes"].mark.x.label == "kB"
     draw([over_time], tmp_path / "time.png")
 
 
-def test_without_a_clock_nothing_is_shown_and_older_databases_are_read(timed: cw.Run, tmp_path: Path) -> None:
+def test_without_a_clock_nothing_is_shown_and_older_databases_are_read(
+    timed: cw.Run, tmp_path: Path
+) -> None:
     old = shutil.copytree(timed.folder, tmp_path / "old")
     with closing(sqlite3.connect(old / "run.sqlite")) as database:
         database.execute("DROP TABLE clock")
         database.execute("PRAGMA user_version = 4")
     run = cw.Run(old)
     assert run.times("FedAvg", 1) == {}
-    assert run.columns("clock") == {name: [] for name in ("method", "seed", "round", "ended", "models_moved")}
+    assert run.columns("clock") == {
+        name: [] for name in ("method", "seed", "round", "ended", "models_moved")
+    }
     for item in items(run).values():
         assert isinstance(item, Chart | Table)
         assert "time" not in item.id
         assert "bytes" not in item.id
         if isinstance(item, Table):
-            assert not any("time" in column.label or "bytes to" in column.label for column in item.columns)
+            assert not any(
+                "time" in column.label or "bytes to" in column.label for column in item.columns
+            )
     assert "time" not in "".join(str(column.header) for column in summary_table(run).columns)

@@ -51,7 +51,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     broken = write_run(folder / "broken", ["FedAvg"])
     _execute(broken, "UPDATE facts SET value = '{' WHERE key = 'metric'")
     odd = write_run(folder / "odd", ["FedAvg"])
-    _execute(odd, "UPDATE rounds SET notes = 'no JSON', no_effect = 7, reached = '[]', per_class_f1 = '3'")
+    _execute(
+        odd,
+        "UPDATE rounds SET notes = 'no JSON', no_effect = 7, reached = '[]', per_class_f1 = '3'",
+    )
     return folder
 
 
@@ -69,7 +72,9 @@ def client(folder: Path) -> Iterator[httpx.Client]:
         yield client
 
 
-def test_the_list_has_every_folder_and_says_what_is_wrong_with_the_bad_ones(client: httpx.Client) -> None:
+def test_the_list_has_every_folder_and_says_what_is_wrong_with_the_bad_ones(
+    client: httpx.Client,
+) -> None:
     document = client.get("/api/list").json()
     rows = {
         row[0]["text"] if isinstance(row[0], dict) else row[0]: row
@@ -149,13 +154,29 @@ def test_a_bad_folder_gives_a_message_and_no_traceback(client: httpx.Client, nam
 
 @pytest.mark.parametrize(
     "name",
-    ["nobody", "..", "%2e%2e", "%2e%2e%2f", "..%2f..%2fetc", "%2fetc%2fpasswd", "/etc", "real%2f..%2freal", "%00"],
+    [
+        "nobody",
+        "..",
+        "%2e%2e",
+        "%2e%2e%2f",
+        "..%2f..%2fetc",
+        "%2fetc%2fpasswd",
+        "/etc",
+        "real%2f..%2freal",
+        "%00",
+    ],
 )
-@pytest.mark.parametrize("path", ["/runs/{}", "/api/runs/{}", "/api/runs/{}/version", "/static/{}", "/static/x/{}"])
+@pytest.mark.parametrize(
+    "path", ["/runs/{}", "/api/runs/{}", "/api/runs/{}/version", "/static/{}", "/static/x/{}"]
+)
 def test_no_request_reaches_a_path(client: httpx.Client, name: str, path: str) -> None:
     host, port = client.base_url.host, client.base_url.port
-    with socket.create_connection((host, port)) as connection:  # as it stands: a client would tidy it up
-        connection.sendall(f"GET {path.format(name)} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
+    with socket.create_connection(
+        (host, port)
+    ) as connection:  # as it stands: a client would tidy it up
+        connection.sendall(
+            f"GET {path.format(name)} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode()
+        )
         answer = b"".join(iter(lambda: connection.recv(65536), b""))
     assert answer.split(b" ")[1] == b"404"
     assert b"root:" not in answer
@@ -176,7 +197,12 @@ def test_two_runs_of_one_name_have_two_ids(tmp_path: Path) -> None:
     with served([tmp_path / "a", tmp_path / "b"]) as address:
         assert httpx.get(f"{address}/api/runs/same").json()["rounds"] == 5
         assert httpx.get(f"{address}/api/runs/same~2").json()["rounds"] == 7
-        query = {"method": "FedAvg", "seed": 1, "round": 7, "client": 2}  # the first of the two has no round 7
+        query = {
+            "method": "FedAvg",
+            "seed": 1,
+            "round": 7,
+            "client": 2,
+        }  # the first of the two has no round 7
         for kind, other in (("round", "client"), ("client", "round")):
             document = httpx.get(f"{address}/api/runs/same~2/{kind}", params=query).json()
             (*_, table) = document["sections"][0]["items"]
@@ -206,7 +232,9 @@ def test_names_that_nobody_has_leave_nothing_behind(folder: Path) -> None:
     assert not runs._answers
 
 
-def test_a_document_is_made_once_for_all_who_wait(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_document_is_made_once_for_all_who_wait(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     runs, made = ServedRuns([folder]), []
     original = views.overview
     monkeypatch.setattr(views, "overview", lambda shown: made.append(1) or original(shown))
@@ -221,10 +249,14 @@ def test_a_document_is_made_once_for_all_who_wait(folder: Path, monkeypatch: pyt
     assert not runs._making
 
 
-def test_while_a_run_grows_all_get_what_there_is_and_one_waits(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_while_a_run_grows_all_get_what_there_is_and_one_waits(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     runs, made, let_go = ServedRuns([folder]), [], threading.Event()
     monkeypatch.setattr(served_runs, "REST", 0)
-    monkeypatch.setattr(served_runs, "_version", lambda folder: str(len(made)))  # another after every document
+    monkeypatch.setattr(
+        served_runs, "_version", lambda folder: str(len(made))
+    )  # another after every document
 
     def overview(shown: object) -> Document:
         made.append(1)
@@ -246,7 +278,9 @@ def test_while_a_run_grows_all_get_what_there_is_and_one_waits(folder: Path, mon
     assert len(made) == 2
 
 
-def test_what_was_told_is_told_again_before_a_run_is_read_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_told_is_told_again_before_a_run_is_read_again(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     runs = ServedRuns([folder])
     read: list[str] = []
     monkeypatch.setattr(served_runs, "REST", 1e6)
@@ -262,7 +296,9 @@ def test_what_was_told_is_told_again_before_a_run_is_read_again(folder: Path, mo
     assert len(read) == 1
 
 
-def test_a_bug_is_a_failure_of_the_server_and_not_of_the_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bug_is_a_failure_of_the_server_and_not_of_the_run(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def bug(runs: object) -> None:
         raise KeyError("a name that was mistyped")
 
@@ -343,7 +379,11 @@ def test_a_monitoring_system_reads_how_runs_stand(client: httpx.Client, folder: 
     assert 'clientwise_up{run="damaged"} 0.0' in lines
     assert 'clientwise_up{run="real"} 1.0' in lines
     assert 'clientwise_finished{run="real"} 1.0' in lines
-    (rounds,) = {one[3] for one in samples if one and one[1] == "clientwise_rounds" and 'run="real"' in one[2]}
+    (rounds,) = {
+        one[3]
+        for one in samples
+        if one and one[1] == "clientwise_rounds" and 'run="real"' in one[2]
+    }
     assert rounds == "3.0"
     named = HOSTILE_NAME.replace("\\", r"\\").replace('"', r"\"")
     assert any(f'run="two methods",method="{named}"' in line for line in lines)
@@ -355,11 +395,16 @@ def test_members_have_lines_of_their_own(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", ["FedAvg"])
     _execute(folder, "UPDATE clients SET name = 'ward-' || client")
     found = {(one.metric, one.labels.get("member")): one.value for one in samples_of(folder, "run")}
-    weight, refused = found["clientwise_member_weight", "ward-1"], found["clientwise_member_refused", "ward-1"]
+    weight, refused = (
+        found["clientwise_member_weight", "ward-1"],
+        found["clientwise_member_refused", "ward-1"],
+    )
     ((expected,),) = RunFolder(folder).query(
         "SELECT weight FROM participants WHERE client = 1 ORDER BY round_num DESC LIMIT 1"
     )
-    ((times,),) = RunFolder(folder).query("SELECT COUNT(*) FROM participants WHERE client = 1 AND refusal IS NOT NULL")
+    ((times,),) = RunFolder(folder).query(
+        "SELECT COUNT(*) FROM participants WHERE client = 1 AND refusal IS NOT NULL"
+    )
     assert (weight, refused) == (expected or 0.0, times)
 
 
@@ -375,8 +420,18 @@ def test_a_program_sends_the_token_in_a_header(folder: Path) -> None:
 
 
 def test_a_token_is_asked_for_once(folder: Path) -> None:
-    with served([folder], token="s3cret & more") as address, httpx.Client(base_url=address) as client:
-        for path in ("/", "/api/list", "/runs/real", "/static/x/app.js", "/?token=wrong", "/api/list?token="):
+    with (
+        served([folder], token="s3cret & more") as address,
+        httpx.Client(base_url=address) as client,
+    ):
+        for path in (
+            "/",
+            "/api/list",
+            "/runs/real",
+            "/static/x/app.js",
+            "/?token=wrong",
+            "/api/list?token=",
+        ):
             answer = client.get(path)
             assert answer.status_code == 401
             assert "token" in answer.text
@@ -410,7 +465,17 @@ def test_the_command_serves_and_ends_quietly(folder: Path) -> None:
 
 
 def test_a_token_is_made_up_where_others_can_connect(folder: Path) -> None:
-    command = [sys.executable, "-m", "clientwise", "serve", str(folder), "--port", "0", "--host", "0.0.0.0"]
+    command = [
+        sys.executable,
+        "-m",
+        "clientwise",
+        "serve",
+        str(folder),
+        "--port",
+        "0",
+        "--host",
+        "0.0.0.0",
+    ]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"}
     ) as serving:
@@ -468,7 +533,11 @@ def test_what_is_loopback() -> None:
 def test_a_report_cannot_be_broken_out_of(tmp_path: Path) -> None:
     evil = "</script><script>alert(1)</script><!--"
     document = Document(evil, [evil], [])
-    text = write_html(document, {"round": {f"{evil}|1|1": document}}, tmp_path / "new" / "report.html").read_text()
+    text = write_html(
+        document, {"round": {f"{evil}|1|1": document}}, tmp_path / "new" / "report.html"
+    ).read_text()
     assert evil not in text
     assert text.count("<script") == 3
-    assert json.loads(to_json({"a": [float("nan"), 1.5, (float("inf"),)]})) == {"a": [None, 1.5, [None]]}
+    assert json.loads(to_json({"a": [float("nan"), 1.5, (float("inf"),)]})) == {
+        "a": [None, 1.5, [None]]
+    }

@@ -44,7 +44,10 @@ def items(document: Json) -> dict[str, Json]:
 
 def texts(table: Json) -> list[list[str]]:
     return [
-        [cell["text"] if isinstance(cell, dict) else "" if cell is None else str(cell) for cell in row]
+        [
+            cell["text"] if isinstance(cell, dict) else "" if cell is None else str(cell)
+            for cell in row
+        ]
         for row in table["rows"]
     ]
 
@@ -59,7 +62,10 @@ def test_a_run_is_called_by_its_name_and_its_rounds_are_counted_once(shown: cw.R
     assert found.title == "mine"
     assert found.subtitle is not None
     assert found.subtitle.startswith("shown: FedAvg, ")  # the config's name
-    assert (found.rounds, found.seeds) == (5, [1, 2, 3])  # not 45, though three methods ran with three seeds
+    assert (found.rounds, found.seeds) == (
+        5,
+        [1, 2, 3],
+    )  # not 45, though three methods ran with three seeds
     assert progress(shown.folder, "").status == "finished, 5 rounds"
 
 
@@ -84,7 +90,9 @@ def test_the_headline_says_which_method_leads_by_how_much_and_whether_significan
             r"|p .*, Holm; no significance is claimed with fewer than 5 seeds)\."
         )
         interval = r"\(95% confidence interval .*, 3 seeds\)"
-        assert re.search(rf"against FedAvg \(baseline\): .*points better {interval}, {claim}", lead[1])
+        assert re.search(
+            rf"against FedAvg \(baseline\): .*points better {interval}, {claim}", lead[1]
+        )
         assert any("Hostile clients had" in line for line in document["lead"])
 
 
@@ -131,7 +139,12 @@ def test_curves_are_means_over_the_seeds(shown: cw.Run, document: Json) -> None:
     for index, round_num in enumerate(trace["x"]):
         values = [dict(shown.curve("metric", "online", seed))[round_num] for seed in (1, 2, 3)]
         assert trace["y"][index] == pytest.approx(statistics.fmean(values))
-    assert trace["meta"] == {"open": "round", "method": "online", "seed": 1, "run": shown.folder.name}
+    assert trace["meta"] == {
+        "open": "round",
+        "method": "online",
+        "seed": 1,
+        "run": shown.folder.name,
+    }
 
 
 def test_rounds_to_target_counted_from_the_clients_themselves(shown: cw.Run) -> None:
@@ -155,9 +168,24 @@ def test_rounds_to_target_counted_from_the_clients_themselves(shown: cw.Run) -> 
 def test_best_rounds_are_compared_sample_by_sample(shown: cw.Run) -> None:
     section = sections.best_rounds_section(series_of([shown]))
     (table,) = section.items
-    assert len(table.rows) == (len(shown.methods) - 1) * 3  # every method but the baseline, three seeds
-    for name, seed, best, baseline, both_right, only_ours, only_theirs, both_wrong, p_value in table.rows:
-        for method, value, right in ((name, best, only_ours), (shown.methods[0], baseline, only_theirs)):
+    assert (
+        len(table.rows) == (len(shown.methods) - 1) * 3
+    )  # every method but the baseline, three seeds
+    for (
+        name,
+        seed,
+        best,
+        baseline,
+        both_right,
+        only_ours,
+        only_theirs,
+        both_wrong,
+        p_value,
+    ) in table.rows:
+        for method, value, right in (
+            (name, best, only_ours),
+            (shown.methods[0], baseline, only_theirs),
+        ):
             curve = dict(shown.curve("metric", method, seed))
             assert value.value == max(curve.values())
             total = both_right + both_wrong + only_ours + only_theirs
@@ -167,10 +195,15 @@ def test_best_rounds_are_compared_sample_by_sample(shown: cw.Run) -> None:
 
 
 def test_mcnemar_by_hand() -> None:
-    ours, theirs = numpy.array([1, 1, 1, 1, 1, 0, 0], bool), numpy.array([0, 0, 0, 0, 1, 1, 0], bool)
+    ours, theirs = (
+        numpy.array([1, 1, 1, 1, 1, 0, 0], bool),
+        numpy.array([0, 0, 0, 0, 1, 1, 0], bool),
+    )
     found = contingency(ours, theirs)
     assert found == Contingency(both_wrong=1, only_ours=4, only_theirs=1, both_right=1)
-    assert found.p_value == pytest.approx(2 * (1 + 5) / 2**5)  # of five coins at most one falls to this side, or that
+    assert found.p_value == pytest.approx(
+        2 * (1 + 5) / 2**5
+    )  # of five coins at most one falls to this side, or that
     assert contingency(ours, ours).p_value == 1
 
 
@@ -179,7 +212,9 @@ def test_an_audit_explains_every_weight(shown: cw.Run) -> None:
     assert found.criteria == ("label_diversity", "dataset_size", "model_divergence")
     accepted = [one for one in found.participants if one.score is not None]
     assert sum(one.weight for one in accepted) == pytest.approx(1)
-    best = {name: max(one.raw[index] for one in accepted) for index, name in enumerate(found.criteria)}
+    best = {
+        name: max(one.raw[index] for one in accepted) for index, name in enumerate(found.criteria)
+    }
     order = [found.criteria.index(name) for name in found.priority]
     for one in accepted:
         assert one.normalised == pytest.approx(
@@ -188,7 +223,9 @@ def test_an_audit_explains_every_weight(shown: cw.Run) -> None:
         first, second, third = (one.normalised[index] for index in order)
         assert one.score == pytest.approx(first + first * second + first * second * third)
         assert one.weight == pytest.approx(one.score / sum(one.score for one in accepted))
-        for index, name in enumerate(found.criteria):  # what would change it: never less with a better value
+        for index, name in enumerate(
+            found.criteria
+        ):  # what would change it: never less with a better value
             assert one.what_if[index] >= one.weight - 1e-12
             if one.raw[index] == best[name]:
                 assert one.what_if[index] == pytest.approx(one.weight)
@@ -246,28 +283,45 @@ def test_refusals_and_cost(shown: cw.Run, document: Json) -> None:
         participants = audit(shown, link["method"], link["seed"], link["round"]).participants
         assert any(one.client == row[1]["value"] and row[3] in one.remark for one in participants)
     cost = {row[0]: row for row in items(document)["costs"]["rows"]}
-    assert cost["FedAvg"][2]["value"] == 2 * 6 * 650 * 4  # six clients, both ways, 650 parameters of four bytes
+    assert (
+        cost["FedAvg"][2]["value"] == 2 * 6 * 650 * 4
+    )  # six clients, both ways, 650 parameters of four bytes
     assert cost["FedAvg"][3]["value"] == 0
-    ((tests,),) = shown.query("SELECT SUM(testing_rounds) FROM rounds JOIN lanes USING (lane) WHERE method = 'online'")
+    ((tests,),) = shown.query(
+        "SELECT SUM(testing_rounds) FROM rounds JOIN lanes USING (lane) WHERE method = 'online'"
+    )
     assert cost["online"][3]["value"] == pytest.approx(tests * 8 / 15)  # each on all eight clients
 
 
 def test_several_runs_compare(shown: cw.Run) -> None:
     document = overview(shown, cw.Run(shown.folder, "shown~2"))  # two folders of one name
     labels = {row[0] for row in texts(items(document)["summary"])}
-    assert labels == {f"{name}: {method}" for method in shown.methods for name in ("shown", "shown~2")}
-    assert len(items(document)) == sum(len(section["items"]) for section in document["sections"])  # no id twice
+    assert labels == {
+        f"{name}: {method}" for method in shown.methods for name in ("shown", "shown~2")
+    }
+    assert len(items(document)) == sum(
+        len(section["items"]) for section in document["sections"]
+    )  # no id twice
     opened = items(document)["audit-shown~2: online"]["rows"][0][0]["open"]["client"]
     assert opened["run"] == "shown~2"
     with pytest.raises(RunError, match="no run"):
         views.overview([])
 
 
-def write_run(folder: Path, rounds: int, lanes: dict[tuple[str, int], int], **facts: object) -> cw.Run:
+def write_run(
+    folder: Path, rounds: int, lanes: dict[tuple[str, int], int], **facts: object
+) -> cw.Run:
     """A run folder with made-up rounds: lanes {(method, seed): rounds done}; the metric is the round number / 1000."""
     store = Store(folder)
     store.set_facts(
-        {"name": "made", "metric": "accuracy", "target": 0.5, "rounds": rounds, "lanes": len(lanes), **facts}
+        {
+            "name": "made",
+            "metric": "accuracy",
+            "target": 0.5,
+            "rounds": rounds,
+            "lanes": len(lanes),
+            **facts,
+        }
     )
     columns = "lane, round_num, metric, reached, priority, testing_rounds, no_effect, notes, seconds, models_moved"
     for (method, seed), done in lanes.items():
@@ -293,10 +347,14 @@ def write_run(folder: Path, rounds: int, lanes: dict[tuple[str, int], int], **fa
 
 def test_long_runs_keep_what_was_measured_now_and_then(tmp_path: Path) -> None:
     run = write_run(tmp_path / "long", 1000, {("online", 1): 1000})
-    assert len(run.reached("online", 1, 500)) == 100  # every tenth round, none of them lost by thinning
+    assert (
+        len(run.reached("online", 1, 500)) == 100
+    )  # every tenth round, none of them lost by thinning
     assert run.reached("online", 1, 30)[-1][0] == 1000
     alt = items(overview(run))["priority-online"]["alt"]
-    assert "of 1000 rounds), changed 999 times, 2000 testing rounds" in alt  # of all rounds, not of those drawn
+    assert (
+        "of 1000 rounds), changed 999 times, 2000 testing rounds" in alt
+    )  # of all rounds, not of those drawn
 
 
 def test_a_seed_that_has_only_begun_does_not_spoil_the_others(tmp_path: Path) -> None:
@@ -312,32 +370,47 @@ def test_a_seed_that_has_only_begun_does_not_spoil_the_others(tmp_path: Path) ->
 
 
 def test_targets_that_were_missed_or_never_measured_are_no_numbers(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "missed", 600, {("A", 1): 600, ("A", 2): 400, ("B", 1): 5, ("B", 2): 5})
+    run = write_run(
+        tmp_path / "missed", 600, {("A", 1): 600, ("A", 2): 400, ("B", 1): 5, ("B", 2): 5}
+    )
     document = items(overview(run))
-    rows = {row[0]: row[5]["text"] for row in document["summary"]["rows"]}
+    rows = {row[0]: row[4]["text"] for row in document["summary"]["rows"]}
     assert rows == {"A": "500", "B": "0/2: –"}  # seed 2 of A has not come to the end
-    assert next(row for row in document["target-0.5"]["rows"] if row[0] == "B")[1] == "–"  # no client was asked yet
+    assert (
+        next(row for row in document["target-0.5"]["rows"] if row[0] == "B")[1] == "–"
+    )  # no client was asked yet
 
 
 def test_compared_runs_have_one_target_and_no_pairs_across_different_data(tmp_path: Path) -> None:
     one = write_run(tmp_path / "one", 600, {("A", 1): 600}, **{"data of seed 1": "x"})
-    other = write_run(tmp_path / "other", 600, {("A", 1): 600}, target=0.1, **{"data of seed 1": "y"})
+    other = write_run(
+        tmp_path / "other", 600, {("A", 1): 600}, target=0.1, **{"data of seed 1": "y"}
+    )
     rows = {row[0]: row for row in texts(items(overview(one, other))["summary"])}
-    assert rows["other: A"][5] == "500"  # of the first run's target, as the heading says
+    assert rows["other: A"][4] == "500"  # of the first run's target, as the heading says
     assert rows["other: A"][2] == "–"
 
 
 def test_runs_are_paired_on_the_seeds_they_share(tmp_path: Path) -> None:
     data = {f"data of seed {seed}": f"x{seed}" for seed in (1, 2, 3)}
-    two = write_run(tmp_path / "two", 600, {("A", seed): 600 for seed in (1, 2)}, **dict(list(data.items())[:2]))
+    two = write_run(
+        tmp_path / "two", 600, {("A", seed): 600 for seed in (1, 2)}, **dict(list(data.items())[:2])
+    )
     three = write_run(tmp_path / "three", 600, {("A", seed): 600 for seed in (1, 2, 3)}, **data)
     found = items(overview(two, three))
     assert {row[0]: row[2] for row in texts(found["summary"])} == {
         "two: A": "baseline",
         "three: A": "+0.0 [+0.0, +0.0]",
     }
-    assert {row[0]: row[-1] for row in texts(found["target-0.5"])}["three: A"] == "+0.0 [+0.0, +0.0]"
-    other = write_run(tmp_path / "other", 600, {("A", seed): 600 for seed in (1, 2)}, **data | {"data of seed 2": "y"})
+    assert {row[0]: row[-1] for row in texts(found["target-0.5"])}[
+        "three: A"
+    ] == "+0.0 [+0.0, +0.0]"
+    other = write_run(
+        tmp_path / "other",
+        600,
+        {("A", seed): 600 for seed in (1, 2)},
+        **data | {"data of seed 2": "y"},
+    )
     found = items(overview(two, other))  # of seed 2 the data differ
     assert {row[0]: row[2] for row in texts(found["summary"])}["other: A"] == "+0.0"
     assert {row[0]: row[-1] for row in texts(found["target-0.5"])}["other: A"] == "+0.0 (one seed)"
@@ -345,7 +418,9 @@ def test_runs_are_paired_on_the_seeds_they_share(tmp_path: Path) -> None:
 
 def test_methods_are_compared_at_the_same_round_or_not_at_all(tmp_path: Path) -> None:
     lanes = {("A", seed): 50 for seed in (1, 2, 3)} | {("B", seed): 100 for seed in (1, 2, 3)}
-    document = overview(write_run(tmp_path / "run", 100, lanes))  # B leads by five points, and by fifty rounds
+    document = overview(
+        write_run(tmp_path / "run", 100, lanes)
+    )  # B leads by five points, and by fifty rounds
     assert document["lead"] == [
         "B: accuracy 10.0% in round 100.",
         "Not all methods have run 100 rounds: A 50. These are not ranked; differences are taken in the last round "
@@ -360,7 +435,10 @@ def test_methods_are_compared_at_the_same_round_or_not_at_all(tmp_path: Path) ->
     shorter = write_run(tmp_path / "shorter", 40, {("A", 1): 40, ("A", 2): 40})
     longer = write_run(tmp_path / "longer", 90, {("A", 1): 90, ("A", 2): 7})
     rows = {row[0]: row for row in texts(items(overview(shorter, longer))["summary"])}
-    assert rows["longer: A"][1:3] == ["9.0%", "+0.0 (round 40)"]  # of seed 1: seed 2 has not come that far
+    assert rows["longer: A"][1:3] == [
+        "9.0%",
+        "+0.0 (round 40)",
+    ]  # of seed 1: seed 2 has not come that far
 
     apart = write_run(tmp_path / "apart", 40, {("A", 9): 40})
     assert overview(shorter, apart)["lead"] == [NOT_RANKED]
@@ -368,13 +446,23 @@ def test_methods_are_compared_at_the_same_round_or_not_at_all(tmp_path: Path) ->
 
 
 def test_rounds_to_target_gain_nothing_by_being_fewer(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "run", 600, {("A", 1): 600, ("B", 1): 150}, target=0.1, **{"client targets": [0.1]})
+    run = write_run(
+        tmp_path / "run",
+        600,
+        {("A", 1): 600, ("B", 1): 150},
+        target=0.1,
+        **{"client targets": [0.1]},
+    )
     gain = {row[0]: row[-1] for row in texts(items(overview(run))["target-0.1"])}
     assert gain == {"A": "baseline", "B": "+0.0 (one seed)"}  # both at round 100
-    with contextlib.closing(sqlite3.connect(run.folder / "run.sqlite", isolation_level=None)) as database:
+    with contextlib.closing(
+        sqlite3.connect(run.folder / "run.sqlite", isolation_level=None)
+    ) as database:
         database.execute("UPDATE rounds SET reached = NULL WHERE lane = 1 AND round_num < 200")
     gain = {row[0]: row[-1] for row in texts(items(overview(run))["target-0.1"])}
-    assert gain["B"] == "+50.0 (one seed)"  # of the 150 rounds of B it took 100 and A all, at the least
+    assert (
+        gain["B"] == "+50.0 (one seed)"
+    )  # of the 150 rounds of B it took 100 and A all, at the least
 
 
 def test_best_rounds_are_only_compared_after_as_many_rounds(tmp_path: Path) -> None:
@@ -398,7 +486,9 @@ def test_a_bug_is_no_damage(shown: cw.Run, monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_a_run_that_has_just_begun(tmp_path: Path, shown: cw.Run) -> None:
     store = Store(tmp_path / "young")
-    store.set_facts({"name": "young", "metric": "accuracy", "target": None, "rounds": 5, "lanes": 1})
+    store.set_facts(
+        {"name": "young", "metric": "accuracy", "target": None, "rounds": 5, "lanes": 1}
+    )
     store.open_lane("FedAvg", 1)
     young = cw.Run(tmp_path / "young")
     assert overview(young)["lead"] == ["No round has been recorded yet."]
@@ -417,7 +507,9 @@ def test_the_list_of_runs_says_why_one_cannot_be_read(shown: cw.Run, tmp_path: P
     (tmp_path / "damaged").mkdir()
     (tmp_path / "damaged" / "run.sqlite").write_bytes(b"not a database at all" * 100)
     folders = [shown.folder, tmp_path / "foreign", tmp_path / "damaged"]
-    document = as_json(run_list.runs_document([run_list.run_row(folder, folder.name) for folder in folders]))
+    document = as_json(
+        run_list.runs_document([run_list.run_row(folder, folder.name) for folder in folders])
+    )
     rows = texts(items(document)["runs"])
     by_name = {row[0]: row for row in rows}
     assert (by_name["shown"][1], by_name["shown"][6]) == ("finished", "45 of 45")
@@ -440,7 +532,11 @@ def test_what_is_not_there_is_named(shown: cw.Run, call, reason: str) -> None:
 
 
 def test_no_curve_has_more_points_than_asked(shown: cw.Run) -> None:
-    assert [round_num for round_num, _ in shown.curve("metric", "FedAvg", 1, 2)] == [1, 4, 5]  # and always the last
+    assert [round_num for round_num, _ in shown.curve("metric", "FedAvg", 1, 2)] == [
+        1,
+        4,
+        5,
+    ]  # and always the last
     assert [round_num for round_num, _ in shown.hostile_weights("FedAvg", 1, 2)] == [1, 4, 5]
     assert len(shown.reached("FedAvg", 1, 3)) <= 4
     assert len(shown.hostile_weights("FedAvg", 1, 2)) <= 3
@@ -452,11 +548,17 @@ def test_paired_differences() -> None:
     assert paired_difference([None, 1.0], [1.0, None]) is None
     clear = paired_difference([0.9, 0.91, 0.89, 0.9, 0.9], [0.5, 0.52, 0.49, 0.5, 0.5])
     assert clear.is_significant
-    assert not paired_difference([0.9, 0.91, 0.89], [0.5, 0.52, 0.49]).is_significant  # three are few
-    assert not paired_difference([0.9, 0.1, 0.5, 0.5, 0.4], [0.5, 0.5, 0.49, 0.5, 0.5]).is_significant
+    assert not paired_difference(
+        [0.9, 0.91, 0.89], [0.5, 0.52, 0.49]
+    ).is_significant  # three are few
+    assert not paired_difference(
+        [0.9, 0.1, 0.5, 0.5, 0.4], [0.5, 0.5, 0.49, 0.5, 0.5]
+    ).is_significant
     assert not Difference(0.5, None, 1).is_significant
     # Against a table: n = 3, differences 1, 2, 3; t(0.975, 2) = 4.303
-    assert paired_difference([1.0, 2.0, 3.0], [0.0, 0.0, 0.0]).margin == pytest.approx(4.3027 / 3**0.5, rel=1e-4)
+    assert paired_difference([1.0, 2.0, 3.0], [0.0, 0.0, 0.0]).margin == pytest.approx(
+        4.3027 / 3**0.5, rel=1e-4
+    )
 
 
 def test_terminal_tables(shown: cw.Run) -> None:
@@ -490,8 +592,12 @@ def test_a_run_that_diverged_says_so(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", 5, {("FedAvg", 1): 5})
     assert not any("diverged" in line for line in views.headline(series_of([run])))
     assert not has_log_axis()
-    with contextlib.closing(sqlite3.connect(run.folder / "run.sqlite", isolation_level=None)) as database:
-        database.execute("UPDATE rounds SET loss = CASE round_num WHEN 1 THEN 2.3 WHEN 5 THEN 1.9 ELSE 1e-6 END")
+    with contextlib.closing(
+        sqlite3.connect(run.folder / "run.sqlite", isolation_level=None)
+    ) as database:
+        database.execute(
+            "UPDATE rounds SET loss = CASE round_num WHEN 1 THEN 2.3 WHEN 5 THEN 1.9 ELSE 1e-6 END"
+        )
         assert not any("diverged" in line for line in views.headline(series_of([run]))), (
             "far from its best, but better than it began"
         )
@@ -502,14 +608,18 @@ def test_a_run_that_diverged_says_so(tmp_path: Path) -> None:
             "Try a smaller training.learning_rate.",
         ]  # before any verdict
         database.execute("UPDATE rounds SET loss = 1e20")
-        assert "diverged" in views.headline(series_of([run]))[0], "it had before it was first looked at"
+        assert "diverged" in views.headline(series_of([run]))[0], (
+            "it had before it was first looked at"
+        )
         database.execute("UPDATE rounds SET loss = CASE round_num WHEN 5 THEN 9.5e34 ELSE 0.54 END")
     assert has_log_axis()
     draw(sections.curves_section(series_of([run])).items[-1:], tmp_path / "loss.png")
     assert (tmp_path / "loss.png").stat().st_size > 5_000
 
 
-def test_runs_on_different_data_are_compared_with_a_warning(tiny: dict[str, Any], tmp_path: Path) -> None:
+def test_runs_on_different_data_are_compared_with_a_warning(
+    tiny: dict[str, Any], tmp_path: Path
+) -> None:
     tiny |= {"rounds": 2}
     first = cw.Run(cw.run(tiny, tmp_path / "first"))
     same = cw.Run(cw.run(tiny | {"rounds": 3}, tmp_path / "same"))
@@ -518,5 +628,10 @@ def test_runs_on_different_data_are_compared_with_a_warning(tiny: dict[str, Any]
     assert not any("same data" in line for line in document["lead"])
     assert document["subtitle"].endswith("2 rounds or 3 rounds")
     assert overview(first, other)["lead"][0].startswith("These runs are not on the same data")
-    own = cw.Run(cw.run(tiny | {"server_set": {"fraction": 0.0}, "methods": [{"name": "FedAvg"}]}, tmp_path / "own"))
+    own = cw.Run(
+        cw.run(
+            tiny | {"server_set": {"fraction": 0.0}, "methods": [{"name": "FedAvg"}]},
+            tmp_path / "own",
+        )
+    )
     assert any("report on different samples" in line for line in overview(first, own)["lead"])

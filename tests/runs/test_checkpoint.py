@@ -33,10 +33,19 @@ def state() -> ServerState:
 
 
 def test_what_is_loaded_is_what_was_saved(state: ServerState, tmp_path: Path) -> None:
-    for one in (state, replace(state, priority=None, quality=None, step_state={}, loss=RobustLoss(shape=0.7))):
+    for one in (
+        state,
+        replace(state, priority=None, quality=None, step_state={}, loss=RobustLoss(shape=0.7)),
+    ):
         save_checkpoint(tmp_path / "lane", one, {"4": one.model + 1})
-        loaded, engine_state = load_checkpoint(tmp_path / "lane", replace(FIRST, priority=one.priority))
-        assert (loaded.round_num, loaded.loss, loaded.priority) == (one.round_num, one.loss, one.priority)
+        loaded, engine_state = load_checkpoint(
+            tmp_path / "lane", replace(FIRST, priority=one.priority)
+        )
+        assert (loaded.round_num, loaded.loss, loaded.priority) == (
+            one.round_num,
+            one.loss,
+            one.priority,
+        )
         assert loaded.quality == one.quality
         assert torch.equal(loaded.model, one.model)
         assert torch.equal(loaded.memory["trust"], one.memory["trust"])
@@ -49,17 +58,29 @@ def test_what_is_loaded_is_what_was_saved(state: ServerState, tmp_path: Path) ->
 def test_one_that_cannot_be_read_is_refused(state: ServerState, tmp_path: Path) -> None:
     path = tmp_path / "lane"
     save_checkpoint(path, state, {})
-    tensors, whole = {"model": state.model, "memory.trust": state.memory["trust"]}, path.read_bytes()
+    tensors, whole = (
+        {"model": state.model, "memory.trust": state.memory["trust"]},
+        path.read_bytes(),
+    )
     for content in (
         b"garbage",
         whole[:-3],
         save(tensors),
         save(tensors, {"state": "{"}),
         save(tensors, {"state": json.dumps({"round_num": 7})}),
-        save(tensors, {"state": json.dumps({"round_num": "7", "loss": {}, "priority": None, "quality": None})}),
+        save(
+            tensors,
+            {
+                "state": json.dumps(
+                    {"round_num": "7", "loss": {}, "priority": None, "quality": None}
+                )
+            },
+        ),
     ):
         path.write_bytes(content)
-        with pytest.raises(RunError, match=r"lane: not a checkpoint of clientwise \(.*\); delete it to start"):
+        with pytest.raises(
+            RunError, match=r"lane: not a checkpoint of clientwise \(.*\); delete it to start"
+        ):
             load_checkpoint(path, FIRST)
         path.unlink()
     path.mkdir()
@@ -67,13 +88,21 @@ def test_one_that_cannot_be_read_is_refused(state: ServerState, tmp_path: Path) 
         load_checkpoint(path, FIRST)
 
 
-def test_one_of_another_shape_or_without_numbers_is_refused(state: ServerState, tmp_path: Path) -> None:
+def test_one_of_another_shape_or_without_numbers_is_refused(
+    state: ServerState, tmp_path: Path
+) -> None:
     path = tmp_path / "lane"
     for wrong, reason in (
         (replace(state, model=torch.zeros(6)), r"model is of \[6\], not of \[5\]"),
         (replace(state, model=torch.zeros(5, dtype=torch.float64)), "model"),
-        (replace(state, memory={"trust": torch.ones(4)}), r"memory\.trust is of \[4\], not of \[3\]"),
-        (replace(state, model=torch.tensor([0.0, 1.0, float("nan"), 0.0, 0.0])), "its model has NaN or Inf"),
+        (
+            replace(state, memory={"trust": torch.ones(4)}),
+            r"memory\.trust is of \[4\], not of \[3\]",
+        ),
+        (
+            replace(state, model=torch.tensor([0.0, 1.0, float("nan"), 0.0, 0.0])),
+            "its model has NaN or Inf",
+        ),
         (replace(state, priority=("size",)), "not a checkpoint of this method"),
     ):
         save_checkpoint(path, wrong, {})

@@ -21,7 +21,9 @@ def full(*arguments: object) -> None:
     raise OSError(errno.ENOSPC, "No space left on device")  # as writing raises it, without a name
 
 
-def test_a_full_disk_names_the_file_and_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_names_the_file_and_leaves_the_old_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "report.html"
     path.write_bytes(b"old")
     monkeypatch.setattr(files.os, "fsync", full)
@@ -62,7 +64,9 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(place)], check=True)
 
 
-def test_a_report_on_a_full_disk_is_one_line_with_the_file(tiny: dict[str, Any], tmp_path: Path, request: Any) -> None:
+def test_a_report_on_a_full_disk_is_one_line_with_the_file(
+    tiny: dict[str, Any], tmp_path: Path, request: Any
+) -> None:
     folder = cw.run(tiny | {"rounds": 1}, tmp_path / "run")
     disk = request.getfixturevalue("small_disk")
     done = processes.run(processes.COMMAND, "report", folder, "--out", disk / "report")
@@ -81,7 +85,9 @@ main()
 """
 
 
-def test_a_report_that_may_not_grow_is_one_line_with_the_file(tiny: dict[str, Any], tmp_path: Path) -> None:
+def test_a_report_that_may_not_grow_is_one_line_with_the_file(
+    tiny: dict[str, Any], tmp_path: Path
+) -> None:
     folder = cw.run(tiny | {"rounds": 1}, tmp_path / "run")
     done = processes.run(SMALL_FILES, "report", folder, "--out", tmp_path / "report")
     assert done.returncode == 2, done.stderr

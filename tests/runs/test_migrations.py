@@ -76,12 +76,16 @@ def version_of(folder: Path) -> int:
 
 
 def test_there_are_fixtures_of_every_older_version() -> None:
-    assert {version for version, _ in RUNS} == {f"v{number}" for number in range(OLDEST_VERSION, SCHEMA_VERSION)}
+    assert {version for version, _ in RUNS} == {
+        f"v{number}" for number in range(OLDEST_VERSION, SCHEMA_VERSION)
+    }
     assert len(MIGRATIONS) == SCHEMA_VERSION - OLDEST_VERSION
 
 
 @pytest.mark.parametrize(("version", "name"), RUNS)
-def test_a_folder_of_an_older_version_is_read_and_left_as_it_is(version: str, name: str, tmp_path: Path) -> None:
+def test_a_folder_of_an_older_version_is_read_and_left_as_it_is(
+    version: str, name: str, tmp_path: Path
+) -> None:
     folder = unpacked(version, name, tmp_path)
     before = content(folder)
     assert summary(folder) == expected(version, name)["summary"]
@@ -89,7 +93,9 @@ def test_a_folder_of_an_older_version_is_read_and_left_as_it_is(version: str, na
     assert is_finished(folder)
     for method in cw.Run(folder).methods:
         assert cw.Run(folder).model(method).training is False
-    assert {what: len(cw.Run(folder).frame(what)) > 0 for what in ("rounds", "clock", "weights")} == {
+    assert {
+        what: len(cw.Run(folder).frame(what)) > 0 for what in ("rounds", "clock", "weights")
+    } == {
         "rounds": True,
         "clock": name == "clock",
         "weights": True,
@@ -107,15 +113,25 @@ def test_a_folder_of_an_older_version_is_read_and_left_as_it_is(version: str, na
 
 
 @pytest.mark.parametrize(("version", "name"), RUNS)
-def test_a_folder_of_an_older_version_goes_on_as_it_would_have(version: str, name: str, tmp_path: Path) -> None:
+def test_a_folder_of_an_older_version_goes_on_as_it_would_have(
+    version: str, name: str, tmp_path: Path
+) -> None:
     folder = unpacked(version, name, tmp_path)
     config = cw.Run(folder).config | {"rounds": 3}
     # The versions of Python and PyTorch may be others than those of the fixture.
     cw.run(config, folder, resume=True, accept_changes=True)
     assert version_of(folder) == SCHEMA_VERSION
-    for found, wanted in zip(summary(folder), expected(version, name)["summary of 3 rounds"], strict=True):
+    for found, wanted in zip(
+        summary(folder), expected(version, name)["summary of 3 rounds"], strict=True
+    ):
         assert (found["method"], found["rounds"]) == (wanted["method"], [3])
-        for key in ("metric", "worst_client", "time_to_target", "bytes_to_target", "hostile_weight"):
+        for key in (
+            "metric",
+            "worst_client",
+            "time_to_target",
+            "bytes_to_target",
+            "hostile_weight",
+        ):
             if wanted[key] == [None]:
                 assert found[key] == [None]
             else:
@@ -124,7 +140,9 @@ def test_a_folder_of_an_older_version_goes_on_as_it_would_have(version: str, nam
 
 @pytest.mark.parametrize("name", ["hostile", "clock"])
 @pytest.mark.parametrize("missing", [["PRAGMA user_version = 0"], ["DROP TABLE clock"], None])
-def test_version_4_may_lack_its_number_and_the_clock(name: str, missing: list[str] | None, tmp_path: Path) -> None:
+def test_version_4_may_lack_its_number_and_the_clock(
+    name: str, missing: list[str] | None, tmp_path: Path
+) -> None:
     folder = unpacked("v4", name, tmp_path)
     lost = missing or ["DROP TABLE clock", "PRAGMA user_version = 0"]
     execute(folder, *lost)
@@ -138,13 +156,19 @@ def test_version_4_may_lack_its_number_and_the_clock(name: str, missing: list[st
     assert content(folder)["run.sqlite"] == before
     Store(folder).close()
     assert version_of(folder) == SCHEMA_VERSION
-    assert without_seconds(summary(folder))[0]["metric"] == expected("v4", name)["summary"][0]["metric"]
+    assert (
+        without_seconds(summary(folder))[0]["metric"]
+        == expected("v4", name)["summary"][0]["metric"]
+    )
 
 
 def test_migrations_lead_to_the_present_tables(tmp_path: Path) -> None:
     folder = unpacked("v4", "hostile", tmp_path)
     execute(folder, "DROP TABLE clock")
-    with closing(sqlite3.connect(folder / "run.sqlite")) as old, closing(sqlite3.connect(":memory:")) as new:
+    with (
+        closing(sqlite3.connect(folder / "run.sqlite")) as old,
+        closing(sqlite3.connect(":memory:")) as new,
+    ):
         migrations.migrate(old, 4, "main")
         for statement in SCHEMA:
             new.execute(statement)
@@ -198,7 +222,9 @@ def test_a_later_version_may_add_a_column(tmp_path: Path, monkeypatch: pytest.Mo
         if into == "main":
             connection.execute("ALTER TABLE rounds ADD COLUMN energy REAL")
         else:
-            connection.execute("CREATE TEMP VIEW rounds AS SELECT *, NULL AS energy FROM main.rounds")
+            connection.execute(
+                "CREATE TEMP VIEW rounds AS SELECT *, NULL AS energy FROM main.rounds"
+            )
 
     folder = unpacked("v4", "hostile", tmp_path)
     before = content(folder)
@@ -244,12 +270,20 @@ def rewrite_header(path: Path, change: Callable[[dict[str, str]], object]) -> No
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (lambda header: header.update(version="3"), r"newer version of clientwise \(checkpoint version 3; .* Upgrade"),
-        (lambda header: header.update(version="new"), r"not a checkpoint of clientwise \(version 'new'\); delete it"),
+        (
+            lambda header: header.update(version="3"),
+            r"newer version of clientwise \(checkpoint version 3; .* Upgrade",
+        ),
+        (
+            lambda header: header.update(version="new"),
+            r"not a checkpoint of clientwise \(version 'new'\); delete it",
+        ),
         (lambda header: header.pop("fingerprint"), "damaged .it is not as it was written"),
     ],
 )
-def test_checkpoints_have_a_version(change: Callable[[dict[str, str]], object], reason: str, tmp_path: Path) -> None:
+def test_checkpoints_have_a_version(
+    change: Callable[[dict[str, str]], object], reason: str, tmp_path: Path
+) -> None:
     folder = unpacked("v4", "hostile", tmp_path)
     config = cw.Run(folder).config | {"rounds": 3}
     cw.run(config, folder, resume=True, accept_changes=True)
@@ -326,14 +360,21 @@ def test_the_tables_of_this_version_pass() -> None:
 def test_a_table_without_a_column_cannot_be_added_to(tmp_path: Path) -> None:
     folder = unpacked("v4", "hostile", tmp_path)
     execute(folder, "ALTER TABLE rounds DROP COLUMN notes")
-    with pytest.raises(RunError, match=r"its database cannot be read \(its table 'rounds' has no column 'notes'"):
+    with pytest.raises(
+        RunError, match=r"its database cannot be read \(its table 'rounds' has no column 'notes'"
+    ):
         Store(folder)
     with pytest.raises(RunError, match=r"its database cannot be read \(no such column: notes"):
         cw.Run(folder).notes("FedAvg")
 
 
-def test_a_folder_that_cannot_be_written_to_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_cannot_be_written_to_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = unpacked("v4", "hostile", tmp_path)
     execute(folder, "DROP TABLE clock")
     monkeypatch.setattr(database.os, "access", lambda path, mode: False)
-    assert summary(Path(shutil.copytree(folder, tmp_path / "copy"))) == expected("v4", "hostile")["summary"]
+    assert (
+        summary(Path(shutil.copytree(folder, tmp_path / "copy")))
+        == expected("v4", "hostile")["summary"]
+    )

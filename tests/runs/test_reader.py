@@ -45,7 +45,10 @@ def test_rows_have_names(run: cw.Run) -> None:
     assert [row.priority for row in run.priorities(*ADJUSTED)][-1] == found.priority
     rows = run.participants(*ADJUSTED, 3)
     assert [row.client for row in rows if row.refusal] == [1]
-    assert {row.client: row.hostile for row in rows if row.hostile} == {0: "wrong_labels", 1: "broken"}
+    assert {row.client: row.hostile for row in rows if row.hostile} == {
+        0: "wrong_labels",
+        1: "broken",
+    }
     assert sum(row.weight for row in rows if row.weight is not None) == pytest.approx(1)
     measured = run.criteria(*ADJUSTED, 3)
     assert {row.criterion for row in measured} == set(found.priority)
@@ -58,9 +61,9 @@ def test_rows_have_names(run: cw.Run) -> None:
     assert len(run.client_curve(*ADJUSTED, 4)) == 3
     assert len(run.honest_metrics(*ADJUSTED, limit=100)) == 4
     assert [len(values) for _, values in run.classes("class_weights", *ADJUSTED)] == [10] * 3
-    assert [(row.reason, row.client, row.times, row.first_round) for row in run.refusals("FedAvg", 10)] == [
-        ("model has NaN or Inf", 1, 3, 1)
-    ] * 2
+    assert [
+        (row.reason, row.client, row.times, row.first_round) for row in run.refusals("FedAvg", 10)
+    ] == [("model has NaN or Inf", 1, 3, 1)] * 2
     assert run.refusal_counts("FedAvg") == [("model has NaN or Inf", 6)]
     assert (run.cost("FedAvg").rounds, run.cost("FedAvg").testing_rounds) == (6, 0)
     assert len(run.no_effect("FedAvg")) == 6
@@ -84,14 +87,20 @@ def test_a_grid_of_weights_is_what_the_participants_had(run: cw.Run) -> None:
         ("UPDATE facts SET value = '0' WHERE key = 'rounds'", lambda run: run),
         ("UPDATE facts SET value = '[]' WHERE key = 'data of seed 1'", lambda run: run),
         ("UPDATE lanes SET seed = 'one' WHERE lane = 1", lambda run: run),
-        ("UPDATE rounds SET notes = 'no JSON' WHERE round_num = 1", lambda run: run.notes("FedAvg")),
+        (
+            "UPDATE rounds SET notes = 'no JSON' WHERE round_num = 1",
+            lambda run: run.notes("FedAvg"),
+        ),
         ("UPDATE rounds SET no_effect = 7", lambda run: run.no_effect("FedAvg")),
         ("UPDATE rounds SET no_effect = NULL", lambda run: run.round("FedAvg", 1, 1)),
         ("UPDATE rounds SET priority = '[1]'", lambda run: run.priorities(*ADJUSTED)),
         ("UPDATE rounds SET candidates = '[[\"a\"]]'", lambda run: run.round(*ADJUSTED, 1)),
         ("UPDATE rounds SET reached = '[0.5]'", lambda run: run.reached("FedAvg", 1)),
         ("UPDATE rounds SET metric = 'good'", lambda run: run.summary()),
-        ("UPDATE rounds SET per_class_f1 = '3'", lambda run: run.classes("per_class_f1", "FedAvg", 1)),
+        (
+            "UPDATE rounds SET per_class_f1 = '3'",
+            lambda run: run.classes("per_class_f1", "FedAvg", 1),
+        ),
         (
             "UPDATE rounds SET per_class_f1 = '[0.5]' WHERE round_num = 2",
             lambda run: run.classes("per_class_f1", "FedAvg", 1),
@@ -122,7 +131,9 @@ def test_a_wrong_call_is_not_called_damage(run: cw.Run) -> None:
         run.lanes_with_round(10**30)
 
 
-def test_what_is_no_run_is_said_to_be_none(finished: Path, altered: Callable[..., Path], tmp_path: Path) -> None:
+def test_what_is_no_run_is_said_to_be_none(
+    finished: Path, altered: Callable[..., Path], tmp_path: Path
+) -> None:
     with pytest.raises(RunError, match="no such folder"):
         cw.Run(tmp_path / "absent")
     with pytest.raises(RunError, match="not a run of clientwise"):
@@ -130,9 +141,13 @@ def test_what_is_no_run_is_said_to_be_none(finished: Path, altered: Callable[...
     with locked(tmp_path), pytest.raises(NotBegunError, match="just beginning"):
         cw.Run(tmp_path)
     old = altered("PRAGMA user_version = 2")
-    with pytest.raises(RunError, match=r"by an older version of clientwise \(format 2; .* Use that older version"):
+    with pytest.raises(
+        RunError, match=r"by an older version of clientwise \(format 2; .* Use that older version"
+    ):
         cw.Run(old)
-    with pytest.raises(RunError, match=r"by an older version of clientwise \(format 2; .* Use that older version"):
+    with pytest.raises(
+        RunError, match=r"by an older version of clientwise \(format 2; .* Use that older version"
+    ):
         Store(old)
     assert is_finished(finished)
     assert is_finished(old)  # its version does not matter for that
@@ -157,6 +172,11 @@ def test_leafs_percentiles_are_in_the_summary(tiny: dict[str, Any], tmp_path: Pa
     values = sorted(row.metric for row in run.client_metrics("FedAvg"))
     (line,) = run.summary()
     assert (line.worst_decile, line.best_decile) == ([values[2]], [values[-3]])
-    table = next(item for item in sections.result_section(series_of([run])).items if item.id == "summary")
+    table = next(
+        item for item in sections.result_section(series_of([run])).items if item.id == "summary"
+    )
     assert isinstance(table, Table)
-    assert [column.label for column in table.columns][-3:-1] == ["worst decile of clients", "best decile of clients"]
+    assert [column.label for column in table.columns][-3:-1] == [
+        "worst decile of clients",
+        "best decile of clients",
+    ]

@@ -27,7 +27,11 @@ LANE = "checkpoints/lane-1.safetensors"
 
 @pytest.fixture
 def config(tiny: dict[str, Any]) -> dict[str, Any]:
-    return tiny | {"rounds": 6, "checkpoint_seconds": 0.0, "methods": [{"name": "FedAvg", "server_step": "adam"}]}
+    return tiny | {
+        "rounds": 6,
+        "checkpoint_seconds": 0.0,
+        "methods": [{"name": "FedAvg", "server_step": "adam"}],
+    }
 
 
 @pytest.fixture
@@ -52,7 +56,9 @@ def left(folder: Path) -> tuple[dict[str, bytes], list[Any]]:
     return tensors, cw.Run(folder).query("SELECT round_num, metric, loss FROM rounds ORDER BY 1")
 
 
-def rewrite(path: Path, change: Callable[[dict[str, torch.Tensor], dict[str, str]], object]) -> None:
+def rewrite(
+    path: Path, change: Callable[[dict[str, torch.Tensor], dict[str, str]], object]
+) -> None:
     with safe_open(path, framework="pt") as file:
         about, tensors = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     change(tensors, about)
@@ -62,13 +68,28 @@ def rewrite(path: Path, change: Callable[[dict[str, torch.Tensor], dict[str, str
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (lambda tensors, about: tensors.update(model=tensors["model"][1:].clone()), r"model is of \[649\], not of"),
+        (
+            lambda tensors, about: tensors.update(model=tensors["model"][1:].clone()),
+            r"model is of \[649\], not of",
+        ),
         (lambda tensors, about: tensors["model"][7:].fill_(torch.nan), "its model has NaN or Inf"),
-        (lambda tensors, about: tensors["step.first"].fill_(torch.nan), "it is not as it was written"),
-        (lambda tensors, about: tensors.update({"step.first": torch.zeros(3)}), "it is not as it was written"),
+        (
+            lambda tensors, about: tensors["step.first"].fill_(torch.nan),
+            "it is not as it was written",
+        ),
+        (
+            lambda tensors, about: tensors.update({"step.first": torch.zeros(3)}),
+            "it is not as it was written",
+        ),
         (lambda tensors, about: tensors.pop("step.first"), "it is not as it was written"),
-        (lambda tensors, about: about.update(state=about["state"].replace("3", "2", 1)), "it is not as it was written"),
-        (lambda tensors, about: about.update(state=about["state"].replace("3", str(10**30))), "not a checkpoint"),
+        (
+            lambda tensors, about: about.update(state=about["state"].replace("3", "2", 1)),
+            "it is not as it was written",
+        ),
+        (
+            lambda tensors, about: about.update(state=about["state"].replace("3", str(10**30))),
+            "not a checkpoint",
+        ),
     ],
 )
 def test_a_checkpoint_that_was_changed(
@@ -76,13 +97,20 @@ def test_a_checkpoint_that_was_changed(
 ) -> None:
     rewrite(stopped / LANE, change)
     changed = (stopped / LANE).read_bytes()
-    with pytest.raises(RunError, match=rf"lane-1\.safetensors: .*{reason}.*; delete it to start this lane again"):
+    with pytest.raises(
+        RunError, match=rf"lane-1\.safetensors: .*{reason}.*; delete it to start this lane again"
+    ):
         cw.run(config, stopped, resume=True)
     assert (stopped / LANE).read_bytes() == changed
 
 
-def test_a_checkpoint_from_before_they_had_a_fingerprint(config: dict[str, Any], stopped: Path, tmp_path: Path) -> None:
-    rewrite(stopped / LANE, lambda tensors, about: [about.pop(key) for key in ("fingerprint", "version")])
+def test_a_checkpoint_from_before_they_had_a_fingerprint(
+    config: dict[str, Any], stopped: Path, tmp_path: Path
+) -> None:
+    rewrite(
+        stopped / LANE,
+        lambda tensors, about: [about.pop(key) for key in ("fingerprint", "version")],
+    )
     assert left(cw.run(config, stopped, resume=True)) == left(cw.run(config, tmp_path / "whole"))
 
 
@@ -127,12 +155,17 @@ def test_a_run_does_not_go_on_with_other_data_plugins_or_versions(
     cw.run(own, stopped, resume=True, accept_changes=True)
     (change,) = cw.Run(stopped).changes
     assert change.rounds == 3
-    assert change.what[:2] == ["other data (seed 1): those of all clients", "other code in the plugin scaled"]
+    assert change.what[:2] == [
+        "other data (seed 1): those of all clients",
+        "other code in the plugin scaled",
+    ]
     cw.run(own, stopped, resume=True)  # what was accepted need not be accepted again
     assert len(cw.Run(stopped).changes) == 1
     write_plugin(tmp_path, 1)
     alike = cw.Run(cw.run(own, tmp_path / "as it began"))
-    first, second = cw.Run(stopped).data[1].split(" then ")  # half of it is on other data: nothing is paired with it
+    first, second = (
+        cw.Run(stopped).data[1].split(" then ")
+    )  # half of it is on other data: nothing is paired with it
     assert first == alike.data[1] != second
 
 
@@ -151,7 +184,8 @@ def test_a_database_that_was_cut_off(config: dict[str, Any], stopped: Path, size
     path.write_bytes(path.read_bytes()[:size])
     before = (stopped / LANE).read_bytes()
     with pytest.raises(
-        RunError, match=r"its database (cannot be read \(.*\)|has 0 of the 3 rounds .*); choose another"
+        RunError,
+        match=r"its database (cannot be read \(.*\)|has 0 of the 3 rounds .*); choose another",
     ):
         cw.run(config, stopped, resume=True)
     assert (stopped / LANE).read_bytes() == before
@@ -159,9 +193,15 @@ def test_a_database_that_was_cut_off(config: dict[str, Any], stopped: Path, size
 
 @pytest.mark.parametrize(
     "odd",
-    ["CREATE TRIGGER t AFTER INSERT ON rounds BEGIN DELETE FROM lanes; END", "CREATE VIEW v AS SELECT 1", "ANALYZE"],
+    [
+        "CREATE TRIGGER t AFTER INSERT ON rounds BEGIN DELETE FROM lanes; END",
+        "CREATE VIEW v AS SELECT 1",
+        "ANALYZE",
+    ],
 )
-def test_a_database_with_more_in_it_than_tables_of_ours(config: dict[str, Any], stopped: Path, odd: str) -> None:
+def test_a_database_with_more_in_it_than_tables_of_ours(
+    config: dict[str, Any], stopped: Path, odd: str
+) -> None:
     with closing(sqlite3.connect(stopped / "run.sqlite")) as database, database:
         database.execute(odd)
     with pytest.raises(RunError, match="is no table of this version of clientwise"):
@@ -171,9 +211,13 @@ def test_a_database_with_more_in_it_than_tables_of_ours(config: dict[str, Any], 
 
 
 @pytest.mark.parametrize("name", ["run.sqlite", "run.sqlite-wal", "run.sqlite-shm"])
-def test_a_database_that_lies_elsewhere(config: dict[str, Any], stopped: Path, tmp_path: Path, name: str) -> None:
+def test_a_database_that_lies_elsewhere(
+    config: dict[str, Any], stopped: Path, tmp_path: Path, name: str
+) -> None:
     elsewhere = tmp_path / "elsewhere"
-    (stopped / name).rename(elsewhere) if (stopped / name).exists() else elsewhere.write_bytes(b"precious")
+    (stopped / name).rename(elsewhere) if (stopped / name).exists() else elsewhere.write_bytes(
+        b"precious"
+    )
     (stopped / name).symlink_to(elsewhere)
     before = elsewhere.read_bytes()
     for use in (lambda: cw.run(config, stopped, resume=True), lambda: cw.Run(stopped)):
@@ -183,7 +227,9 @@ def test_a_database_that_lies_elsewhere(config: dict[str, Any], stopped: Path, t
 
 
 @pytest.mark.parametrize("name", [f"{LANE}.part", "checkpoints"])
-def test_nothing_is_written_through_a_link(config: dict[str, Any], stopped: Path, tmp_path: Path, name: str) -> None:
+def test_nothing_is_written_through_a_link(
+    config: dict[str, Any], stopped: Path, tmp_path: Path, name: str
+) -> None:
     elsewhere = tmp_path / "elsewhere"
     if name == "checkpoints":
         (stopped / name).rename(elsewhere)
@@ -193,7 +239,9 @@ def test_nothing_is_written_through_a_link(config: dict[str, Any], stopped: Path
     else:
         elsewhere.write_bytes(b"precious")
         (stopped / name).symlink_to(elsewhere)
-        assert left(cw.run(config, stopped, resume=True)) == left(cw.run(config, tmp_path / "whole"))
+        assert left(cw.run(config, stopped, resume=True)) == left(
+            cw.run(config, tmp_path / "whole")
+        )
         assert elsewhere.read_bytes() == b"precious"
 
 
@@ -231,7 +279,9 @@ main()
 
 @pytest.mark.fire
 @pytest.mark.parametrize("more", [-100, 30_000])
-def test_a_disk_that_is_full(config: dict[str, Any], stopped: Path, tmp_path: Path, more: int) -> None:
+def test_a_disk_that_is_full(
+    config: dict[str, Any], stopped: Path, tmp_path: Path, more: int
+) -> None:
     """No file can grow over a size that is reached at once, or after a while."""
     size = max((stopped / name).stat().st_size for name in ("run.sqlite", LANE))
     done = processes.run(FULL, "run", stopped, "--resume", "--set", "rounds=6", size + more)

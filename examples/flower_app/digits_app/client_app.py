@@ -14,20 +14,28 @@ app = ClientApp()
 
 @app.train()
 def on_train(message: Message, context: Context) -> Message:
-    images, labels = samples_of(int(context.node_config["partition-id"]), int(context.node_config["num-partitions"]))
+    images, labels = samples_of(
+        int(context.node_config["partition-id"]), int(context.node_config["num-partitions"])
+    )
     model = make_model()
     model.load_state_dict(message.content.array_records["arrays"].to_torch_state_dict())
     loss = train(model, images, labels)
     metrics = MetricRecord({"num-examples": len(labels), "train-loss": loss})
-    metrics.update(measure(["label_diversity"], labels.tolist(), num_classes=10))  # what clientwise weighs by
+    metrics.update(
+        measure(["label_diversity"], labels.tolist(), num_classes=10)
+    )  # what clientwise weighs by
     content = RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": metrics})
     return Message(content, reply_to=message)
 
 
 @app.evaluate()
 def on_evaluate(message: Message, context: Context) -> Message:
-    images, labels = samples_of(int(context.node_config["partition-id"]), int(context.node_config["num-partitions"]))
+    images, labels = samples_of(
+        int(context.node_config["partition-id"]), int(context.node_config["num-partitions"])
+    )
     model = make_model()
     model.load_state_dict(message.content.array_records["arrays"].to_torch_state_dict())
-    metrics = MetricRecord({"num-examples": len(labels), "accuracy": accuracy(model, images, labels)})
+    metrics = MetricRecord(
+        {"num-examples": len(labels), "accuracy": accuracy(model, images, labels)}
+    )
     return Message(RecordDict({"metrics": metrics}), reply_to=message)

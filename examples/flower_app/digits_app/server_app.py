@@ -24,14 +24,20 @@ def main(grid: Grid, context: Context) -> None:
     strategy = Weighted(
         FedAvg(),  # your strategy
         criteria=["server_accuracy", "label_diversity", "num-examples"],  # the most important first
-        measured_here={"server_accuracy": server_accuracy},  # the others are metrics of the clients' replies
+        measured_here={
+            "server_accuracy": server_accuracy
+        },  # the others are metrics of the clients' replies
         num_classes=10,  # nobody has more kinds of labels
     )
     strategy.start(
         grid,
         ArrayRecord(make_model().state_dict()),
         num_rounds=int(context.run_config.get("num-server-rounds", 3)),
-        evaluate_fn=lambda server_round, arrays: MetricRecord({"accuracy": server_accuracy(arrays)}),
+        evaluate_fn=lambda server_round, arrays: MetricRecord(
+            {"accuracy": server_accuracy(arrays)}
+        ),
     )
     for server_round, found in strategy.rounds.items():
-        print(f"round {server_round}: weights {sorted(round(weight, 3) for weight in found.weights.values())}")
+        print(
+            f"round {server_round}: weights {sorted(round(weight, 3) for weight in found.weights.values())}"
+        )

@@ -28,7 +28,9 @@ class Honest:
     measurements: Mapping[str, Tensor]  # the criteria they report, each [h]
     highest: Mapping[str, float]  # the largest value that the server accepts, by criterion
     num_hostile: int  # clients of this round that attack with this knowledge
-    judge: Callable[[Tensor], Evaluation] | None = None  # evaluates Θ plus updates [c, d] on their training samples
+    judge: Callable[[Tensor], Evaluation] | None = (
+        None  # evaluates Θ plus updates [c, d] on their training samples
+    )
     _agreed: dict[object, Tensor] = field(default_factory=dict)
 
     @functools.cached_property
@@ -56,14 +58,18 @@ class Knowledge:
     model: Tensor  # [d] what it trained
     global_model: Tensor  # [d] what it was sent
     random: torch.Generator  # its own, or that of its group where they collude
-    last_model: Tensor | None = None  # [d] with `needs("last_model")`: the global model of the round before
+    last_model: Tensor | None = (
+        None  # [d] with `needs("last_model")`: the global model of the round before
+    )
     cohort: Honest | None = None  # with `needs("whole_cohort")`
 
     @property
     def honest(self) -> Honest:
         """What the honest clients send."""
         if self.cohort is None:
-            raise RuntimeError('this attack uses the honest clients\' updates: register it with needs("whole_cohort")')
+            raise RuntimeError(
+                'this attack uses the honest clients\' updates: register it with needs("whole_cohort")'
+            )
         return self.cohort
 
 
@@ -87,7 +93,11 @@ class Attack:
         return targets
 
     def trigger(
-        self, samples: Samples, indices: Tensor, targets: Tensor, random: torch.Generator | None = None
+        self,
+        samples: Samples,
+        indices: Tensor,
+        targets: Tensor,
+        random: torch.Generator | None = None,
     ) -> Triggered | None:
         """The samples that get a backdoor's trigger; without `random`, all that can."""
         return None
@@ -124,7 +134,11 @@ class Several(Attack):
         return targets
 
     def trigger(
-        self, samples: Samples, indices: Tensor, targets: Tensor, random: torch.Generator | None = None
+        self,
+        samples: Samples,
+        indices: Tensor,
+        targets: Tensor,
+        random: torch.Generator | None = None,
     ) -> Triggered | None:
         """See `Attack`; a sample with two triggers keeps the later one."""
         found = [attack.trigger(samples, indices, targets, random) for attack in self.attacks]
@@ -177,4 +191,7 @@ class Hostile:
             return False
         if self.probability >= 1:
             return True
-        return float(torch.rand((), generator=self.draws(seed, "strike", round_num, client))) < self.probability
+        return (
+            float(torch.rand((), generator=self.draws(seed, "strike", round_num, client)))
+            < self.probability
+        )

@@ -35,7 +35,11 @@ class Backdoor(Attack):
         return inputs
 
     def trigger(
-        self, samples: Samples, indices: Tensor, targets: Tensor, random: torch.Generator | None = None
+        self,
+        samples: Samples,
+        indices: Tensor,
+        targets: Tensor,
+        random: torch.Generator | None = None,
     ) -> Triggered:
         """See `Attack`. Samples whose label is `target` already are left out: they would show nothing."""
         fit = self.candidates(samples, indices, targets) & (targets != self.target)
@@ -107,7 +111,9 @@ class SemanticBackdoor(Backdoor):
         """Raise a ValueError if there is no such class or attribute."""
         super().check(samples)
         if self.source is None and self.having is None:
-            raise ValueError("give `source`, the class of the samples, or `having`, an attribute that they have")
+            raise ValueError(
+                "give `source`, the class of the samples, or `having`, an attribute that they have"
+            )
         if self.source is not None:
             check_class(self.source, samples.problem, "source")
         if self.having is not None and self.having not in samples.sample_attributes:
@@ -150,11 +156,18 @@ def plant(data: FederatedData, hostile: Mapping[int, Hostile], seed: int) -> Fed
             indices[positions], targets[positions] = copied(indices[mine], found), found.targets
     shown = []
     for attack in {id(one.attack): one.attack for one in hostile.values()}.values():
-        if data.report and (found := attack.trigger(samples, data.report.indices, data.report.targets)) is not None:
+        if (
+            data.report
+            and (found := attack.trigger(samples, data.report.indices, data.report.targets))
+            is not None
+        ):
             shown.append((copied(data.report.indices, found), found.targets))
     if torch.equal(indices, data.train.indices) and torch.equal(targets, data.train.targets):
         return data
     if copies:
         samples = samples.with_copies(*(torch.cat(part) for part in zip(*copies, strict=True)))
-    poisoned, triggered = replace(data.train, indices=indices, targets=targets), Holdings.of(shown) if shown else None
+    poisoned, triggered = (
+        replace(data.train, indices=indices, targets=targets),
+        Holdings.of(shown) if shown else None,
+    )
     return replace(data, samples=samples, poisoned=poisoned, triggered=triggered)

@@ -87,7 +87,9 @@ class FreeRider(Attack):
     def forge(self, known: Knowledge) -> Tensor:
         """Θ + factor·|Θ − Θ'|·ξ."""
         now, before = known.global_model, known.last_model
-        change = torch.full_like(now, self.first) if before is None else (now - before.to(now)).abs()
+        change = (
+            torch.full_like(now, self.first) if before is None else (now - before.to(now)).abs()
+        )
         return now + self.factor * change * _gaussian(known)
 
 

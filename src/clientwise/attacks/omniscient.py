@@ -192,7 +192,9 @@ def _geometry(honest: Honest) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     products = torch.zeros(len(honest.updates) + 1, len(honest.updates) + 1, dtype=torch.float64)
     for start in range(0, len(honest.mean), BLOCK):
         part = slice(start, start + BLOCK)
-        rows = torch.cat([honest.updates[:, part] - honest.mean[part], honest.deviation[None, part]]).double()
+        rows = torch.cat(
+            [honest.updates[:, part] - honest.mean[part], honest.deviation[None, part]]
+        ).double()
         products += (rows @ rows.T).cpu()
     squares, along, length = products.diagonal()[:-1], products[-1, :-1], products[-1, -1]
     distances = squares[:, None] + squares[None] - 2 * products[:-1, :-1]

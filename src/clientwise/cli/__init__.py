@@ -58,7 +58,9 @@ def main() -> None:
         app()
     except ClientwiseError as error:
         fail(str(error))
-    except OSError as error:  # the name is too long, the disk is full, the folder belongs to another user
+    except (
+        OSError
+    ) as error:  # the name is too long, the disk is full, the folder belongs to another user
         fail(reason(error))
 
 
@@ -72,7 +74,9 @@ def _print_version(wanted: bool) -> None:
 def _root(
     show_version: Annotated[
         bool,
-        typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True),
+        typer.Option(
+            "--version", help="Print the version.", callback=_print_version, is_eager=True
+        ),
     ] = False,
 ) -> None:
     pass

@@ -50,7 +50,9 @@ def run(
         ),
     ] = None,
     seeds: SeedsOption = None,
-    rounds: Annotated[int | None, typer.Option(help="Rounds per method and seed.", show_default=False)] = None,
+    rounds: Annotated[
+        int | None, typer.Option(help="Rounds per method and seed.", show_default=False)
+    ] = None,
     methods: MethodsOption = None,
     out_folder: Annotated[
         Path | None,
@@ -71,7 +73,9 @@ def run(
     ] = False,
     jobs: Annotated[
         int,
-        typer.Option(help="Cells of a matrix that run at once, each in its own process.", min=1, max=256),
+        typer.Option(
+            help="Cells of a matrix that run at once, each in its own process.", min=1, max=256
+        ),
     ] = 1,
     trackers: Annotated[
         list[str] | None,
@@ -168,7 +172,9 @@ def tune(
         typer.Option(help="Learning rates: 0.03,0.1,0.3. Default: 0.01 to 1.", show_default=False),
     ] = None,
     seeds: SeedsOption = None,
-    rounds: Annotated[int | None, typer.Option(help="Largest number of rounds.", show_default=False)] = None,
+    rounds: Annotated[
+        int | None, typer.Option(help="Largest number of rounds.", show_default=False)
+    ] = None,
     device: DeviceOption = None,
     each: Annotated[
         bool,
@@ -233,7 +239,9 @@ def run_and_show(
     from ..runs.folder import RunFolder
 
     with _stop_politely(), show_progress(out) as on_round:
-        folder = run_experiment(experiment, folder, resume=resume, accept_changes=accept_changes, on_round=on_round)
+        folder = run_experiment(
+            experiment, folder, resume=resume, accept_changes=accept_changes, on_round=on_round
+        )
     finished = RunFolder(folder)
     picture = folder / "curves.png"
     draw(result_charts(finished), picture)
@@ -252,7 +260,9 @@ def _config_in(folder: Path) -> Path:
     return file
 
 
-def _run_matrix(matrix: Matrix, folder: Path | None, resume: bool, jobs: int, accept_changes: bool) -> None:
+def _run_matrix(
+    matrix: Matrix, folder: Path | None, resume: bool, jobs: int, accept_changes: bool
+) -> None:
     """Run the cells of a matrix with progress, then print and report their results."""
     from ..experiment.matrix_runs import CellsFailedError, run_matrix
     from ..progress import show_progress

@@ -18,11 +18,15 @@ if TYPE_CHECKING:
 
 def export(
     folder: RunArgument = None,
-    method: Annotated[str | None, typer.Option(help="Only this method.", show_default=False)] = None,
+    method: Annotated[
+        str | None, typer.Option(help="Only this method.", show_default=False)
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="Only this seed.", show_default=False)] = None,
     out_folder: Annotated[
         Path | None,
-        typer.Option("--out", help="Folder of the models. Default: models in the run.", show_default=False),
+        typer.Option(
+            "--out", help="Folder of the models. Default: models in the run.", show_default=False
+        ),
     ] = None,
     after: Annotated[
         str | None,
@@ -34,7 +38,9 @@ def export(
     ] = None,
     onnx: Annotated[
         bool,
-        typer.Option("--onnx", help="Also write ONNX; this imports the plugins of the run's config."),
+        typer.Option(
+            "--onnx", help="Also write ONNX; this imports the plugins of the run's config."
+        ),
     ] = False,
 ) -> None:
     """Write the trained models as safetensors files: tensors by name.

@@ -36,7 +36,9 @@ MethodsOption = Annotated[
 ]
 PresetOption = Annotated[
     str | None,
-    typer.Option(metavar="NAME", help="Use a preset of the config, for example quick.", show_default=False),
+    typer.Option(
+        metavar="NAME", help="Use a preset of the config, for example quick.", show_default=False
+    ),
 ]
 DataDirOption = Annotated[
     Path | None,
@@ -53,7 +55,9 @@ RunArgument = Annotated[
 ]
 
 
-def load(file: Path, changes: Sequence[str] | None, preset: str | None, **keys: Any) -> Experiment | Matrix:
+def load(
+    file: Path, changes: Sequence[str] | None, preset: str | None, **keys: Any
+) -> Experiment | Matrix:
     """The experiment or matrix of a config file, with what the command line changes.
 
     Args:
@@ -67,7 +71,9 @@ def load(file: Path, changes: Sequence[str] | None, preset: str | None, **keys: 
     return matrix.load(file, changes or [], _values(keys), preset)
 
 
-def load_single(file: Path, changes: Sequence[str] | None, preset: str | None = None, **keys: Any) -> Experiment:
+def load_single(
+    file: Path, changes: Sequence[str] | None, preset: str | None = None, **keys: Any
+) -> Experiment:
     """The experiment of a config file, for commands that do not take a matrix; see `load`."""
     from ..experiment.config import load_experiment
 

@@ -66,7 +66,9 @@ def data(
 def schema(
     plugins: Annotated[
         Path | None,
-        typer.Argument(help="A TOML file; the parts of its plugins are included.", show_default=False),
+        typer.Argument(
+            help="A TOML file; the parts of its plugins are included.", show_default=False
+        ),
     ] = None,
 ) -> None:
     """Print the JSON schema of a config, with which editors complete and check TOML files.
@@ -118,7 +120,9 @@ def list_parts(
 def _list_methods() -> None:
     from ..experiment.named import METHODS
 
-    out.print("\n[bold]methods[/]: Methods with a name; `clientwise list FedYogi` shows one as TOML")
+    out.print(
+        "\n[bold]methods[/]: Methods with a name; `clientwise list FedYogi` shows one as TOML"
+    )
     for name, about in METHODS.items():
         out.print(f"  [cyan]{escape(name)}[/]\n      {escape(about)}", soft_wrap=True)
 

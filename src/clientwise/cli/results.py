@@ -27,7 +27,9 @@ def show(
             show_default=False,
         ),
     ] = None,
-    method: Annotated[str | None, typer.Option(help="With --round: only this method.", show_default=False)] = None,
+    method: Annotated[
+        str | None, typer.Option(help="With --round: only this method.", show_default=False)
+    ] = None,
 ) -> None:
     """Show the results of a run, finished or running, in the terminal.
 
@@ -60,7 +62,9 @@ def show(
 def runs(
     folders: Annotated[
         list[Path] | None,
-        typer.Argument(metavar="[RUNS]...", help="Folders of runs. Default: runs/", show_default=False),
+        typer.Argument(
+            metavar="[RUNS]...", help="Folders of runs. Default: runs/", show_default=False
+        ),
     ] = None,
     containing: Annotated[
         str | None,
@@ -123,7 +127,9 @@ def diff(
 def note(
     folder: Annotated[Path, typer.Argument(help="A run folder.", show_default=False)],
     text: Annotated[str | None, typer.Argument(help="The note.", show_default=False)] = None,
-    tags: Annotated[list[str] | None, typer.Option("--tag", help="A word to find the run by.")] = None,
+    tags: Annotated[
+        list[str] | None, typer.Option("--tag", help="A word to find the run by.")
+    ] = None,
 ) -> None:
     """Add a note and tags to a run; `clientwise runs` lists them.
 

@@ -23,7 +23,9 @@ def serve(
         str,
         typer.Option(help="Address to listen on, or unix:PATH. Remote readers need a token."),
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.", min=0, max=65535)] = 8000,
+    port: Annotated[
+        int, typer.Option(help="Port to listen on; 0 takes a free one.", min=0, max=65535)
+    ] = 8000,
     token_file: Annotated[
         Path | None,
         typer.Option(

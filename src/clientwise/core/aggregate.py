@@ -1,6 +1,6 @@
-"""Σ_a w_a Θ_a, and what the server makes of it.
+"""The weighted mean Σ_a w_a·Θ_a of a cohort's models, which arrive before the weights are known.
 
-Two ways to hold a cohort's models until the weights are known:
+There are two ways to hold them until then:
 
 - `SubsetSums` folds every model in as it arrives and forgets it. With raw criteria r and cohort scales s, a score
   that is a sum of terms is Σ_t a_t Π_j (r_j/s_j)^e_tj, so the aggregate needs only M_t = Σ_k Π_j r_jk^e_tj · Θ_k, one
@@ -8,44 +8,42 @@ Two ways to hold a cohort's models until the weights are known:
 - `Stack` keeps the matrix [n, d], for scores that sort (OWA, Choquet), criteria that look back (trust) and rules
   other than the mean.
 
-Both add in float64, so how the cohort was cut into chunks changes nothing but the last bits of a float64.
+Both add in float64, so chunks of another size change nothing but the last bits of a float64.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Protocol
+from collections.abc import Sequence
+from typing import Protocol
 
 import torch
-from annotated_types import Ge, Le
 from torch import Tensor
 
-from ..registry import Decay, PositiveFloat, Registry
 from .scores import Score, Term
 
-AT_ONCE = 64  # models
+AT_ONCE = 64  # models added together
 CACHED = 2**16  # values copied to float64 at once, so that they stay in a core's cache
-ON_GPU = 2**26  # values copied to float64 at once on a GPU, which wants few and large pieces
-FLOAT64_BITS = 1000  # a product of values below 2 to this power is finite
-Tau = Annotated[float, Ge(1e-12), Le(1e12)]  # neither it nor its square is lost in float32
-COHORT_BITS = 20  # of a criterion's sum over the cohort, beyond its largest value
+ON_GPU = 2**26  # values copied to float64 at once on a GPU, which is faster with few large pieces
+FLOAT64_BITS = 1000  # products below 2 to this power are finite
+COHORT_BITS = 20  # a criterion's sum over the cohort is at most 2^20 times its largest value
 
 
 def can_fold(terms: Sequence[Term], highs: Sequence[float]) -> bool:
-    """Whether no client can make a term overflow by what it claims: criteria are at most `highs` [m]."""
+    """Whether no term can overflow, whatever clients report: criteria are at most `highs` [m]."""
     bits = [math.log2(max(high, 1.0)) + COHORT_BITS for high in highs]
-    return all(
-        sum(exponent * size for exponent, size in zip(term.exponents, bits, strict=True)) < FLOAT64_BITS
-        for term in terms
-    )
+    for term in terms:
+        needed = sum(exponent * size for exponent, size in zip(term.exponents, bits, strict=True))
+        if needed >= FLOAT64_BITS:
+            return False
+    return True
 
 
 class Aggregator(Protocol):
-    """Holds what arrives until the weights are known."""
+    """Holds models until the weights are known."""
 
     def add(self, raw: Tensor, models: Tensor) -> None:
-        """Take n clients: their prepared raw criteria [n, m] and models [n, d]."""
+        """Add n clients: their prepared raw criteria [n, m] and models [n, d]."""
         ...
 
     def aggregate(self, score: Score, scales: Tensor, weights: Tensor) -> Tensor:
@@ -54,13 +52,23 @@ class Aggregator(Protocol):
 
 
 class SubsetSums:
-    """Memory for one vector per term, whatever the number of clients."""
+    """One sum of models per term of the score; memory does not grow with the cohort.
+
+    Args:
+        names: names of the m criteria.
+        terms: the terms that scores will have.
+        like: a model [d], for size and device.
+    """
 
     def __init__(self, names: Sequence[str], terms: Sequence[Term], like: Tensor) -> None:
         self._names = names
-        self._exponents = torch.tensor([term.exponents for term in terms], dtype=torch.float64)  # [t, m]
+        self._exponents = torch.tensor(
+            [term.exponents for term in terms], dtype=torch.float64
+        )  # [t, m]
         self._index = {term.exponents: row for row, term in enumerate(terms)}
-        self._models = torch.zeros(len(terms), like.shape[0], dtype=torch.float64, device=like.device)
+        self._models = torch.zeros(
+            len(terms), like.shape[0], dtype=torch.float64, device=like.device
+        )
         self._totals = torch.zeros(len(terms), dtype=torch.float64)
 
     def add(self, raw: Tensor, models: Tensor) -> None:
@@ -68,25 +76,44 @@ class SubsetSums:
         products = raw[:, None, :].pow(self._exponents).prod(-1)  # [n, t]
         self._totals += products.sum(0)
         factors = products.T.to(self._models.device)
-        width = self._models.shape[1]
-        at_once = max(1, ON_GPU // width) if self._models.is_cuda else AT_ONCE
-        for some, rows in zip(torch.split(factors, at_once, 1), torch.split(models, at_once), strict=True):
-            columns = width if self._models.is_cuda else CACHED // max(1, len(rows))
-            for sums, block in zip(torch.split(self._models, columns, 1), torch.split(rows, columns, 1), strict=True):
+        at_once = self._models_at_once()
+        for some, rows in zip(
+            torch.split(factors, at_once, 1), torch.split(models, at_once), strict=True
+        ):
+            width = self._columns_at_once(len(rows))
+            for sums, block in zip(
+                torch.split(self._models, width, 1), torch.split(rows, width, 1), strict=True
+            ):
                 sums.addmm_(some, block.double())
 
     def aggregate(self, score: Score, scales: Tensor, weights: Tensor) -> Tensor:
         """The aggregate of any score whose terms were folded; the weights are implied by the sums."""
         coefficients = torch.zeros_like(self._totals)
         for term in score.terms(self._names) or ():
-            scale = math.prod(
-                float(value) ** exponent
-                for value, exponent in zip(scales, term.exponents, strict=True)
-                if exponent  # a criterion that takes no part may well be zero for everybody
-            )
-            coefficients[self._index[term.exponents]] += term.coefficient / scale if scale else 0.0
+            scale = _scale_of(term, scales)
+            if scale:
+                coefficients[self._index[term.exponents]] += term.coefficient / scale
         total = coefficients @ self._totals
         return ((coefficients / total).to(self._models.device) @ self._models).float()
+
+    def _models_at_once(self) -> int:
+        if not self._models.is_cuda:
+            return AT_ONCE
+        return max(1, ON_GPU // self._models.shape[1])
+
+    def _columns_at_once(self, rows: int) -> int:
+        if self._models.is_cuda:
+            return self._models.shape[1]
+        return CACHED // max(1, rows)
+
+
+def _scale_of(term: Term, scales: Tensor) -> float:
+    """Π_j s_j^e_j over the criteria in the term; the others may be zero for all clients."""
+    scale = 1.0
+    for value, exponent in zip(scales.tolist(), term.exponents, strict=True):
+        if exponent:
+            scale *= value**exponent
+    return scale
 
 
 class Stack:
@@ -110,93 +137,3 @@ class Stack:
         for weight, model in zip(weights.tolist(), self._models, strict=True):
             result.add_(model.double(), alpha=weight)
         return result.float()
-
-
-StepState = Mapping[str, Tensor]
-ServerStep = Callable[..., tuple[Tensor, StepState]]
-SERVER_STEPS: Registry[ServerStep] = Registry(
-    "server step", "server_steps", "What the server makes of the weighted mean"
-)
-
-
-@SERVER_STEPS.register("replace")
-def replace_model(model: Tensor, mean: Tensor, state: StepState) -> tuple[Tensor, StepState]:
-    """The weighted mean is the new model (P1 Eq. 4)."""
-    return mean, state
-
-
-@SERVER_STEPS.register("sgd")
-def sgd_step(
-    model: Tensor, mean: Tensor, state: StepState, *, learning_rate: PositiveFloat = 1.0
-) -> tuple[Tensor, StepState]:
-    """Θ ← Θ + η·Δ with the weighted update Δ (P1 Eq. 2); η = 1 is `replace`."""
-    return model + learning_rate * (mean - model), state
-
-
-@SERVER_STEPS.register("momentum")
-def momentum_step(
-    model: Tensor,
-    mean: Tensor,
-    state: StepState,
-    *,
-    learning_rate: PositiveFloat = 1.0,
-    momentum: Decay = 0.9,
-) -> tuple[Tensor, StepState]:
-    """v ← β·v + Δ; Θ ← Θ + η·v (FedAvgM, Hsu et al., 2019)."""
-    velocity = momentum * state.get("velocity", torch.zeros_like(model)) + (mean - model)
-    return model + learning_rate * velocity, {"velocity": velocity}
-
-
-@SERVER_STEPS.register("adam")
-def adam_step(
-    model: Tensor,
-    mean: Tensor,
-    state: StepState,
-    *,
-    learning_rate: PositiveFloat = 0.01,
-    beta1: Decay = 0.9,
-    beta2: Decay = 0.99,
-    tau: Tau = 1e-3,
-) -> tuple[Tensor, StepState]:
-    """m ← β₁m + (1−β₁)Δ; v ← β₂v + (1−β₂)Δ²; Θ ← Θ + η·m/(√v + τ) (FedAdam, Reddi et al., 2021)."""
-    update = mean - model
-    first = beta1 * state.get("first", torch.zeros_like(model)) + (1 - beta1) * update
-    second = beta2 * state.get("second", torch.zeros_like(model)) + (1 - beta2) * update.square()
-    return model + learning_rate * first / (second.sqrt() + tau), {"first": first, "second": second}
-
-
-@SERVER_STEPS.register("yogi")
-def yogi_step(
-    model: Tensor,
-    mean: Tensor,
-    state: StepState,
-    *,
-    learning_rate: PositiveFloat = 0.01,
-    beta1: Decay = 0.9,
-    beta2: Decay = 0.99,
-    tau: Tau = 1e-3,
-) -> tuple[Tensor, StepState]:
-    """As adam, but v ← v − (1−β₂)·Δ²·sign(v − Δ²), from v = τ² (FedYogi, Reddi et al., 2021)."""
-    update = mean - model
-    squared = update.square()
-    first = beta1 * state.get("first", torch.zeros_like(model)) + (1 - beta1) * update
-    second = state.get("second", torch.full_like(model, tau**2))
-    second = second - (1 - beta2) * squared * (second - squared).sign()
-    return model + learning_rate * first / (second.sqrt() + tau), {"first": first, "second": second}
-
-
-@SERVER_STEPS.register("adagrad")
-def adagrad_step(
-    model: Tensor,
-    mean: Tensor,
-    state: StepState,
-    *,
-    learning_rate: PositiveFloat = 0.01,
-    beta1: Decay = 0.0,
-    tau: Tau = 1e-3,
-) -> tuple[Tensor, StepState]:
-    """m ← β₁m + (1−β₁)Δ; v ← v + Δ², from v = τ²; Θ ← Θ + η·m/(√v + τ) (FedAdagrad, Reddi et al., 2021)."""
-    update = mean - model
-    first = beta1 * state.get("first", torch.zeros_like(model)) + (1 - beta1) * update
-    second = state.get("second", torch.full_like(model, tau**2)) + update.square()
-    return model + learning_rate * first / (second.sqrt() + tau), {"first": first, "second": second}

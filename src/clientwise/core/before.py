@@ -1,7 +1,7 @@
-"""What happens to the updates before the rule: clipping, mixing, rescaling.
+"""Steps before the rule: clipping, mixing, rescaling of updates.
 
-A step is a function of what the server has gathered and the weights [n], and returns what takes the place of the
-updates. All n clients stay, with their weights.
+A step is a function of `Gathered`, what the server holds of n clients, and their weights [n]. It returns
+`Mixed`, new updates for the same clients. The weights stay. Δ_a is the update of client a.
 """
 
 from __future__ import annotations
@@ -22,43 +22,131 @@ from .types import Gathered
 
 @dataclass(frozen=True)
 class Mixed:
-    """What takes the place of the updates."""
+    """New updates, and what they are made of."""
 
     updates: Tensor  # [n, d]
-    shares: Tensor  # [n, n] how much of every client (column) is in every row
+    shares: Tensor  # [n, n] how much of every client's update (column) is in every new one (row)
 
 
 Before = Callable[..., Mixed]
-BEFORE: Registry[Before] = Registry("step before the rule", "before", "What happens to the updates before the rule")
+BEFORE: Registry[Before] = Registry(
+    "step before the rule", "before", "What happens to the updates before the rule"
+)
 
 
 @BEFORE.register("nova", needs("models", criteria=["local_steps"]))
 def nova(gathered: Gathered, weights: Tensor) -> Mixed:
-    """Δ_a·τ̄/τ_a with τ̄ = Σ w_a·τ_a: who takes more local steps pulls no harder (FedNova, Wang et al., 2020)."""
+    """Δ_a·τ̄/τ_a with τ̄ = Σ w_a·τ_a: more local steps give no larger update (FedNova, Wang et al., 2020).
+
+    Args:
+        gathered: the updates [n, d] and the criterion `local_steps` τ [n].
+        weights: sum to 1, [n].
+
+    Returns:
+        The rescaled updates [n, d].
+    """
     steps = gathered.criteria["local_steps"].clamp(min=1)
     return scaled(gathered, (weights @ steps) / steps)
 
 
 @BEFORE.register("server_norm", needs("models", "server_samples"))
 def server_norm(gathered: Gathered, weights: Tensor) -> Mixed:
-    """Δ_a·‖Δ_s‖/‖Δ_a‖: all as long as what the server's own training does to the model (FLTrust, Cao et al., 2021)."""
-    trusted = gathered.server_update()[: gathered.spec.num_parameters].double().norm().cpu()
-    return scaled(gathered, trusted / _norms(gathered).clamp(min=1e-12))
+    """Δ_a·‖Δ_s‖/‖Δ_a‖: all updates get the norm of the server's own update Δ_s (FLTrust, Cao et al., 2021).
+
+    Args:
+        gathered: the updates [n, d] and a server that trains on its samples.
+        weights: unused.
+
+    Returns:
+        The rescaled updates [n, d].
+    """
+    own = gathered.server_update()[: gathered.spec.num_parameters].double()
+    return scaled(gathered, own.norm().cpu() / _norms(gathered).clamp(min=1e-12))
 
 
 @BEFORE.register("q_fair", needs("models", criteria=["start_loss"]))
-def q_fair(gathered: Gathered, weights: Tensor, *, q: Annotated[float, Ge(0), Le(20)] = 1.0) -> Mixed:
-    """Δ_a·F_a^q / Σ w_b·(F_b^q + q·F_b^(q−1)·‖Δ_b‖²/η): high losses F count more (q-FedAvg, Li et al., 2020)."""
+def q_fair(
+    gathered: Gathered, weights: Tensor, *, q: Annotated[float, Ge(0), Le(20)] = 1.0
+) -> Mixed:
+    """Δ_a·F_a^q / Σ w_b·(F_b^q + q·F_b^(q−1)·‖Δ_b‖²/η): high losses F count more (q-FedAvg, Li et al., 2020).
+
+    Args:
+        gathered: the updates [n, d], the criterion `start_loss` F [n], and the clients' learning rate η.
+        weights: sum to 1, [n].
+        q: fairness; 0 is FedAvg.
+
+    Returns:
+        The rescaled updates [n, d].
+    """
     losses = gathered.criteria["start_loss"].clamp(min=1e-10)
     curvature = q * losses ** (q - 1) * _norms(gathered) ** 2 / gathered.training.learning_rate
     return scaled(gathered, losses**q / (weights @ (losses**q + curvature)))
 
 
-def _norms(gathered: Gathered) -> Tensor:
-    """How far each client's parameters moved [n]; buffers do not count."""
-    moved = gathered.updates[:, : gathered.spec.num_parameters]
-    pieces = torch.split(moved, len(moved) if moved.is_cuda else 1)  # on a GPU one launch, on a CPU what fits its cache
-    return torch.cat([torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64) for rows in pieces]).cpu()
+@BEFORE.register("clip")
+def clip(
+    gathered: Gathered,
+    weights: Tensor,
+    *,
+    radius: PositiveFloat | None = None,
+    times: PositiveFloat = 1.0,
+) -> Mixed:
+    """Δ_a ← Δ_a·min(1, r/‖Δ_a‖): no norm exceeds r, by default `times` the weighted median of all norms.
+
+    Args:
+        gathered: the updates [n, d].
+        weights: sum to 1, [n].
+        radius: r; None takes it from the median.
+        times: r over the weighted median of the norms, where `radius` is None.
+
+    Returns:
+        The clipped updates [n, d].
+    """
+    norms = _norms(gathered)
+    longest = times * weighted_median(norms, weights.cpu()) if radius is None else radius
+    return scaled(gathered, (longest / norms).clamp(max=1).nan_to_num(1.0))
+
+
+@BEFORE.register("nearest_neighbours")
+def nearest_neighbours(gathered: Gathered, weights: Tensor, *, hostile: Minority = 0.2) -> Mixed:
+    """Δ_a ← the mean of the share 1 − h of the weight nearest to it, itself first (NNM; Allouah et al., 2023).
+
+    Args:
+        gathered: the updates [n, d].
+        weights: sum to 1, [n].
+        hostile: h, the share of the weight that may be hostile.
+
+    Returns:
+        Means of neighbours [n, d].
+    """
+    squares = squared_distances(gathered.updates)
+    nearest = lowest(squares, weights.to(squares), 1 - hostile).T  # row a: the weight nearest to a
+    return mixed(gathered.updates, nearest / (1 - hostile))
+
+
+@BEFORE.register("bucketing")
+def bucketing(gathered: Gathered, weights: Tensor, *, size: PositiveInt = 2) -> Mixed:
+    """Δ_a ← the weighted mean of its bucket, `size` clients drawn anew every round (Karimireddy et al., 2022).
+
+    Buckets have equally many clients, whatever their weights. A bucket's mean gets the weight of all its
+    members.
+
+    Args:
+        gathered: the updates [n, d], and the seed of the round.
+        weights: sum to 1, [n].
+        size: clients in a bucket.
+
+    Returns:
+        Means of buckets [n, d].
+    """
+    count = len(gathered.client_ids)
+    drawn = torch.randperm(count, generator=generator(gathered.seed, "buckets"))
+    bucket = torch.empty(count, dtype=torch.int64)
+    bucket[drawn] = torch.arange(count) // size
+    shares = (bucket[:, None] == bucket) * weights.double().cpu()
+    totals = shares.sum(1, keepdim=True)
+    unchanged = torch.eye(count, dtype=torch.float64)
+    return mixed(gathered.updates, torch.where(totals > 0, shares / totals, unchanged))
 
 
 def scaled(gathered: Gathered, factors: Tensor) -> Mixed:
@@ -69,38 +157,16 @@ def scaled(gathered: Gathered, factors: Tensor) -> Mixed:
 
 
 def mixed(updates: Tensor, shares: Tensor) -> Mixed:
-    """Every update replaced by a mean of updates, with the shares [n, n] of its row."""
+    """Every update [n, d] replaced by a mean of updates, with the shares [n, n] of its row."""
     return Mixed(combine(shares, updates), shares.double().cpu())
 
 
-@BEFORE.register("clip")
-def clip(
-    gathered: Gathered, weights: Tensor, *, radius: PositiveFloat | None = None, times: PositiveFloat = 1.0
-) -> Mixed:
-    """Δ_a ← Δ_a·min(1, r/‖Δ_a‖): no update is longer than r, by default `times` the weighted median of all lengths."""
-    norms = _norms(gathered)
-    longest = times * weighted_median(norms, weights.cpu()) if radius is None else radius
-    return scaled(gathered, (longest / norms).clamp(max=1).nan_to_num(1.0))
-
-
-@BEFORE.register("nearest_neighbours")
-def nearest_neighbours(gathered: Gathered, weights: Tensor, *, hostile: Minority = 0.2) -> Mixed:
-    """Δ_a ← the mean of the share 1 − h of the weight nearest to it, itself first (NNM; Allouah et al., 2023)."""
-    squares = squared_distances(gathered.updates)
-    nearest = lowest(squares, weights.to(squares), 1 - hostile).T  # row a: the weight nearest to a
-    return mixed(gathered.updates, nearest / (1 - hostile))
-
-
-@BEFORE.register("bucketing")
-def bucketing(gathered: Gathered, weights: Tensor, *, size: PositiveInt = 2) -> Mixed:
-    """Δ_a ← the weighted mean of its bucket, `size` clients drawn anew every round (Karimireddy et al., 2022).
-
-    A bucket holds clients, whatever their weights; its mean has the weight of all its members.
-    """
-    count = len(gathered.client_ids)
-    drawn = torch.randperm(count, generator=generator(gathered.seed, "buckets"))
-    bucket = torch.empty(count, dtype=torch.int64)
-    bucket[drawn] = torch.arange(count) // size
-    shares = (bucket[:, None] == bucket) * weights.double().cpu()
-    totals = shares.sum(1, keepdim=True)
-    return mixed(gathered.updates, torch.where(totals > 0, shares / totals, torch.eye(count, dtype=torch.float64)))
+def _norms(gathered: Gathered) -> Tensor:
+    """Norm of each client's update [n], without the buffers."""
+    moved = gathered.updates[:, : gathered.spec.num_parameters]
+    at_once = (
+        len(moved) if moved.is_cuda else 1
+    )  # on a GPU one launch, on a CPU what fits its cache
+    pieces = torch.split(moved, at_once)
+    norms = [torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64) for rows in pieces]
+    return torch.cat(norms).cpu()

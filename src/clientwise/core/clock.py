@@ -1,4 +1,4 @@
-"""Time and devices: how long clients take to answer, who can be asked when, and when a round ends."""
+"""Time and devices: response times, availability, and when a round ends."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ HOUR = 3600.0
 Seconds = Annotated[float, Gt(0), Le(10**8)]  # three years: clocks count no further
 LATE = "late: the round had ended"
 DROPPED_OUT = "dropped out"
-ABSENT = (LATE, DROPPED_OUT)  # reasons that say nothing against an update
+ABSENT = (LATE, DROPPED_OUT)  # reasons that are not faults of an update
 
 
 @dataclass(frozen=True)
@@ -27,10 +27,10 @@ class Devices:
     speed: Tensor  # training samples per second
     up: Tensor  # bytes per second, to the server
     down: Tensor  # bytes per second, from the server
-    available_from: Tensor  # the hour of the day from which on it can be asked
-    available_hours: Tensor  # for so many hours; 24: always
-    dropout: Tensor  # the chance that it is asked and never answers
-    battery: Tensor  # the share that is left of it
+    available_from: Tensor  # hour of the day
+    available_hours: Tensor  # for so many hours from then on; 24: always
+    dropout: Tensor  # probability that it is asked and never responds
+    battery: Tensor  # remaining share of the charge
 
     def of(self, clients: Sequence[int]) -> Devices:
         """The devices of some clients."""
@@ -38,18 +38,18 @@ class Devices:
         return Devices(*(getattr(self, fact.name)[rows] for fact in fields(self)))
 
     def seconds(self, samples: Tensor, model_bytes: int) -> Tensor:
-        """How long each takes to answer [K]: it receives a model, trains on so many samples [K], sends the model."""
+        """Response times [K]: download + training on so many samples [K] + upload."""
         return model_bytes / self.down + samples / self.speed + model_bytes / self.up
 
     def seconds_until_available(self, now: float) -> Tensor:
-        """How long each must be waited for before it can be asked [K]; 0: not at all."""
-        hours_open = (now / HOUR - self.available_from) % 24  # since it could first be asked that day
+        """Seconds until each is available [K]; 0 if it is now."""
+        hours_open = (now / HOUR - self.available_from) % 24  # since it became available that day
         return torch.where(hours_open < self.available_hours, 0.0, (24 - hours_open) * HOUR)
 
 
 @dataclass(frozen=True)
 class Pace:
-    """When a round ends, and what becomes of updates that come later."""
+    """When a round ends, and what becomes of updates that arrive later."""
 
     # The config's [methods.pace] table is made from these fields: types, bounds, defaults and meanings.
     extra: Annotated[
@@ -80,22 +80,35 @@ class Pace:
 
     @property
     def keeps_late(self) -> bool:
-        """Whether an update that comes too late for its round counts in a later one."""
+        """Whether an update that is late counts in a later round."""
         return self.late == "keep" or self.buffer is not None
 
     def asks(self, size: int, at_work: int) -> int:
-        """How many a round asks that is to have the answers of `size` clients; some may still be at work."""
+        """How many clients a round of `size` asks, while `at_work` of earlier rounds are still training."""
         wanted = size + round(size * self.extra)
         return wanted if self.buffer is None else max(0, wanted - at_work)
 
     def needs(self, size: int, asked: int) -> int:
-        """How many answers end a round of `size` that has asked so many."""
+        """How many responses end a round of `size` clients that has asked `asked`."""
         return self.buffer or min(size, asked) or 1
 
-    def ends(self, began: float, size: int, asked: Sequence[float], at_work: Sequence[float], slowest: float) -> float:
-        """When a round of `size` ends, from when those asked and those still at work answer; infinity: never.
+    def ends(
+        self,
+        began: float,
+        size: int,
+        asked: Sequence[float],
+        at_work: Sequence[float],
+        slowest: float,
+    ) -> float:
+        """When a round ends; infinity: never.
 
-        `slowest` is when the last of those asked would have answered: until then a round lasts that nobody answers.
+        Args:
+            began: when it began, in seconds.
+            size: clients it waits for.
+            asked: when the clients it asked respond; infinity for dropouts.
+            at_work: when clients that were asked earlier respond.
+            slowest: when the last of those asked would have responded. A round without any response
+                lasts until then.
         """
         counted = asked if asked and self.buffer is None else [*asked, *at_work]
         answers = sorted(time for time in counted if time < torch.inf)
@@ -103,36 +116,50 @@ class Pace:
         last = answers[:needed][-1] if answers else slowest
         if self.deadline is None:
             return last
-        # Nobody tells the server that a client has dropped out: it waits for as many as it needs.
-        return min(last, began + self.deadline) if len(answers) >= needed else began + self.deadline
+        if (
+            len(answers) < needed
+        ):  # the server is not told of dropouts, so it waits until the deadline
+            return began + self.deadline
+        return min(last, began + self.deadline)
 
 
 class Clock:
-    """What time it is for the clients, and who is at work. It begins at midnight."""
+    """The clients' time, which begins at midnight, and which clients are at work."""
 
     def __init__(self, num_clients: int, pace: Pace, devices: Devices | None = None) -> None:
         self.pace = pace
         self.now = 0.0  # seconds since the run began
-        self.at_work: frozenset[int] = frozenset()  # asked in earlier rounds, and still expected to answer
-        self._num_clients, self._devices, self._size = num_clients, devices, num_clients
+        self.at_work: frozenset[int] = frozenset()  # asked in earlier rounds, not yet responded
+        self._num_clients = num_clients
+        self._devices = devices
+        self._size = num_clients
 
-    def cohort(self, size: int, seed: int, round_num: int, away: Sequence[int] = ()) -> tuple[int, ...]:
-        """Whom a round asks: of those who are free and available now, or, where nobody is at all, of the next to be."""
+    def cohort(
+        self, size: int, seed: int, round_num: int, away: Sequence[int] = ()
+    ) -> tuple[int, ...]:
+        """The clients that a round asks, of those that are neither at work nor away, and available now.
+
+        If no client is at work or available, the clock moves on until the next one is available.
+        """
         self._size = size
-        free = [client for client in range(self._num_clients) if client not in {*self.at_work, *away}]
+        busy = {*self.at_work, *away}
+        free = [client for client in range(self._num_clients) if client not in busy]
         if self._devices is not None and free:
             waits = self._devices.of(free).seconds_until_available(self.now)
-            shortest = 0.0 if self.at_work else float(waits.min())  # else there is somebody to wait for
+            shortest = 0.0 if self.at_work else float(waits.min())
             self.now += shortest
-            free = [client for client, wait in zip(free, waits.tolist(), strict=True) if wait <= shortest]
-        return sample_clients(
-            self._num_clients, self.pace.asks(size, len(self.at_work)), seed, round_num, frozenset(free)
-        )
+            free = [
+                client
+                for client, wait in zip(free, waits.tolist(), strict=True)
+                if wait <= shortest
+            ]
+        asks = self.pace.asks(size, len(self.at_work))
+        return sample_clients(self._num_clients, asks, seed, round_num, frozenset(free))
 
     def enough(self, asked: int) -> int:
-        """How many answers end the round for which `cohort` was asked last."""
+        """How many responses end the round of the last call of `cohort`."""
         return self.pace.needs(self._size, asked)
 
     def ends(self, asked: Sequence[float], at_work: Sequence[float], slowest: float) -> float:
-        """When the round ends for which `cohort` was asked last; see `Pace.ends`."""
+        """When the round of the last call of `cohort` ends; see `Pace.ends`."""
         return self.pace.ends(self.now, self._size, asked, at_work, slowest)

@@ -13,26 +13,40 @@ from .problem import Problem
 from .types import Refusal, Updates
 
 NOT_FINITE = "model has NaN or Inf"
-TOO_FAR = "model is so far off that its distance overflows"
+TOO_FAR = "update norm is not finite"
 
 
 def likely_cause(reason: str) -> str:
-    """Why honest clients send what is refused for this reason, as a sentence; nothing where nobody can tell."""
+    """Why an honest client's update is refused for this reason, as a sentence; empty if unknown."""
     if reason not in (NOT_FINITE, TOO_FAR):
         return ""
     return "Most likely training diverges: try a smaller training.learning_rate, and inputs of a similar scale."
 
 
 def inspect_updates(
-    updates: Updates, global_model: Tensor, asked: Collection[int], seen: Collection[int], criteria: Sequence[Criterion]
+    updates: Updates,
+    global_model: Tensor,
+    asked: Collection[int],
+    seen: Collection[int],
+    criteria: Sequence[Criterion],
 ) -> tuple[Updates, list[Refusal]]:
-    """Who may go on: asked for, not seen before, a finite model of the right size, every measurement there."""
+    """Accept clients that were asked, answer once, and send a finite model of the right size.
+
+    Args:
+        updates: one chunk of the cohort, as it arrived.
+        global_model: what the clients were sent, [d].
+        asked: the clients that may answer.
+        seen: the clients that have answered already.
+        criteria: those that clients measure must come with the model.
+
+    Returns:
+        The accepted updates, and the others with the reason for each.
+    """
     refusals = list(updates.failures)
     reason = _malformed(updates, global_model, criteria)
-    if reason is not None:  # true of the whole chunk
-        return Updates.failed((), global_model), refusals + [
-            Refusal(_recordable(client), reason) for client in updates.client_ids
-        ]
+    if reason is not None:  # of the whole chunk
+        refusals += [Refusal(_recordable(client), reason) for client in updates.client_ids]
+        return Updates.failed((), global_model), refusals
     models = updates.models.to(global_model)  # what overflows float32 is infinite from here on
     updates = replace(updates, models=models)
 
@@ -63,7 +77,17 @@ def inspect_models(models: Tensor) -> list[str | None]:
 def inspect_measurements(
     updates: Updates, raw: Tensor, criteria: Sequence[Criterion], problem: Problem
 ) -> tuple[Updates, Tensor, list[Refusal]]:
-    """Refuse updates with a criterion that is not finite or outside its range; `raw` is [n, m]."""
+    """Refuse updates with a criterion that is not finite or outside [0, high].
+
+    Args:
+        updates: those that `inspect_updates` accepted.
+        raw: their criteria, [n, m].
+        criteria: the m criteria, in the order of the columns.
+        problem: what the upper ends of ranges may depend on.
+
+    Returns:
+        The accepted updates, their criteria [n', m], and the others with the reason for each.
+    """
     reasons: list[str | None] = [None] * len(raw)
     for column, criterion in enumerate(criteria):
         found = inspect_values(criterion.name, raw[:, column], criterion.high(problem))
@@ -71,7 +95,8 @@ def inspect_measurements(
     accepted, refusals = _split(updates, reasons, [])
     if not refusals:
         return accepted, raw, []
-    return accepted, raw[[row for row, reason in enumerate(reasons) if reason is None]], refusals
+    rows = [row for row, reason in enumerate(reasons) if reason is None]
+    return accepted, raw[rows], refusals
 
 
 def inspect_values(name: str, values: Tensor, high: float) -> list[str | None]:
@@ -84,16 +109,22 @@ def inspect_values(name: str, values: Tensor, high: float) -> list[str | None]:
 
 
 def _malformed(updates: Updates, global_model: Tensor, criteria: Sequence[Criterion]) -> str | None:
-    """Why a message cannot even be read; None where it can."""
-    models, count = updates.models, len(updates.client_ids)
+    """Why a chunk has the wrong shapes or types; None if it has not."""
+    models = updates.models
+    count = len(updates.client_ids)
     if models.shape != (count, global_model.shape[0]):
         return f"model of the wrong size: {tuple(models.shape[1:])}, expected ({global_model.shape[0]},)"
     if not models.is_floating_point():
         return f"model of type {models.dtype}, expected floating point"
-    missing = [one.name for one in criteria if one.measured_by == "client" and one.name not in updates.measurements]
+    asked_for = [one.name for one in criteria if one.measured_by == "client"]
+    missing = [name for name in asked_for if name not in updates.measurements]
     if missing:
         return f"no measurement of {', '.join(missing)}"
-    sent = {"training loss": updates.training_loss, "seconds": updates.seconds, **updates.measurements}
+    sent = {
+        "training loss": updates.training_loss,
+        "seconds": updates.seconds,
+        **updates.measurements,
+    }
     for name, values in sent.items():
         if not isinstance(values, Tensor) or values.shape != (count,) or values.is_complex():
             return f"{name} is not one number per client"
@@ -101,11 +132,14 @@ def _malformed(updates: Updates, global_model: Tensor, criteria: Sequence[Criter
 
 
 def _recordable(client: object) -> int:
-    """A client's number as the record can hold it; −1 for what is none."""
+    """A client's number as the record can hold it; −1 for what is not a number."""
     return client if isinstance(client, int) and abs(client) < 2**63 else -1
 
 
-def _split(updates: Updates, reasons: Sequence[str | None], refusals: list[Refusal]) -> tuple[Updates, list[Refusal]]:
+def _split(
+    updates: Updates, reasons: Sequence[str | None], refusals: list[Refusal]
+) -> tuple[Updates, list[Refusal]]:
+    """The updates without a reason against them, and refusals for the others, added to `refusals`."""
     if not any(reasons):
         return updates, refusals
     refused = [

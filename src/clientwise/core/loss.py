@@ -36,7 +36,9 @@ class Loss(ABC):
     """The loss of one round."""
 
     class_weights: ClassWeights = None
-    compares_samples: bool = False  # a sample's loss depends on its batch, so batches cannot be joined
+    compares_samples: bool = (
+        False  # a sample's loss depends on its batch, so batches cannot be joined
+    )
 
     @abstractmethod
     def per_sample(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -51,7 +53,9 @@ class Loss(ABC):
         return self
 
     @torch.no_grad()
-    def with_gradient(self, outputs: Tensor, targets: Tensor, shares: Tensor) -> tuple[Tensor, Tensor]:
+    def with_gradient(
+        self, outputs: Tensor, targets: Tensor, shares: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """Loss of every sample [N], and the gradient of Σ share · loss by the outputs."""
         outputs = outputs.detach().requires_grad_()
         with torch.enable_grad():
@@ -75,7 +79,10 @@ class CrossEntropy(Loss):
         losses = functional.cross_entropy(class_scores(outputs), targets, reduction="none")
         if self.class_weights is None:
             return losses
-        return losses * torch.tensor(self.class_weights, dtype=losses.dtype, device=losses.device)[targets]
+        return (
+            losses
+            * torch.tensor(self.class_weights, dtype=losses.dtype, device=losses.device)[targets]
+        )
 
     def record(self) -> LossRecord:
         """With the class weights."""
@@ -86,7 +93,9 @@ class CrossEntropy(Loss):
         return CrossEntropy()
 
     @torch.no_grad()
-    def with_gradient(self, outputs: Tensor, targets: Tensor, shares: Tensor) -> tuple[Tensor, Tensor]:
+    def with_gradient(
+        self, outputs: Tensor, targets: Tensor, shares: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """As of any loss, but quicker on a CPU."""
         on_cpu = outputs.device.type == "cpu"
         one_logit = outputs.shape[-1] == 1
@@ -137,20 +146,29 @@ class CoxLoss(Loss):
 
 def class_scores(outputs: Tensor) -> Tensor:
     """Logits [N, C]. A single output is the logit of class 1 against 0 (P1's CelebA network)."""
-    return torch.cat([torch.zeros_like(outputs), outputs], dim=-1) if outputs.shape[-1] == 1 else outputs
+    return (
+        torch.cat([torch.zeros_like(outputs), outputs], dim=-1)
+        if outputs.shape[-1] == 1
+        else outputs
+    )
 
 
 def cox_losses(scores: Tensor, targets: Tensor) -> Tensor:
-    """Cox's negative partial log-likelihood, event by event [..., N]; 0 for who had none. Ties as Breslow has them.
+    """Cox's negative partial log-likelihood of every sample [..., N], with Breslow's ties; 0 where censored.
 
-    Targets [N] are times, negative (or −0) where nothing happened until then. An event costs the log of Σ exp(score)
-    over all who were still watched at that time, less its own score.
+    The loss of an event is log Σ exp(score) over the samples still observed at that time, minus its score.
+
+    Args:
+        scores: [..., N], larger at a higher risk.
+        targets: times [N], negative (or −0) where censored.
     """
     times = targets.abs()
     latest_first, order = times.sort(descending=True)
     watched = scores[..., order].logcumsumexp(-1)
-    last = torch.searchsorted(-latest_first, -times, right=True) - 1  # of those who were watched as long
-    # Rounding must not make a loss negative: a server refuses that.
+    last = (
+        torch.searchsorted(-latest_first, -times, right=True) - 1
+    )  # of the samples observed as long
+    # Rounding must not make a loss negative: servers refuse negative losses.
     return torch.where(targets > 0, (watched[..., last] - scores).clamp(min=0), 0.0)
 
 

@@ -1,4 +1,4 @@
-"""A method: which parts are plugged into the one formula. FedAvg is what you get by changing nothing."""
+"""A method: which parts are plugged into the formula. The defaults are FedAvg."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from typing import Literal
 
 from ..registry import Need, Part
 from .adapt_loss import LossAdapter
-from .aggregate import ServerStep, replace_model
 from .before import Before
 from .bounds import Bounds
 from .clock import Clock, Pace
-from .criteria import Criterion, make_criterion
+from .criteria import Criterion, Memory, make_criterion
 from .evidence import Evidence
 from .priority import Adjustment
 from .rules import Rule
 from .sampling import sample_clients
 from .scores import Prioritized, Score
+from .server_step import ServerStep, replace_model
 from .types import LocalTraining
 from .weighting import Normaliser, sum_scale
 
@@ -28,47 +28,61 @@ class Method:
     """Criteria -> normalise -> score -> evidence -> bounds -> rule -> server step, with its two feedback loops."""
 
     name: str = "FedAvg"
-    criteria: tuple[Criterion, ...] = field(default_factory=lambda: (make_criterion("dataset_size"),))
+    criteria: tuple[Criterion, ...] = field(
+        default_factory=lambda: (make_criterion("dataset_size"),)
+    )
     normaliser: Normaliser = sum_scale
     score: Score = field(default_factory=Prioritized)
-    evidence: Evidence | None = None  # moves the weights by what the updates do to data nobody trained on
-    bounds: Bounds | None = None  # on any client's share
-    before: tuple[Before, ...] = ()  # what happens to the updates before the rule
-    rule: Rule | None = None  # None: the mean, of models folded in as they arrive where that is possible
+    evidence: Evidence | None = None  # moves the weights by the updates' effect on held-out data
+    bounds: Bounds | None = None  # cap and floor of every client's weight
+    before: tuple[Before, ...] = ()  # steps on the updates before the rule
+    rule: Rule | None = None  # None: the mean; models are folded in as they arrive if possible
     adjust: Adjustment | None = None  # P2's loop: the order of priority, inside the round
     adapt_loss: LossAdapter | None = None  # P3's loop: the loss of the next round
     server_step: ServerStep = replace_model
     training: LocalTraining = field(default_factory=LocalTraining)
-    fine_tune: LocalTraining | None = None  # the server goes on training the mean on the samples it weighs by
-    line_search: bool = True  # ... and goes only as far towards the result as makes those samples better
-    brake: float | None = None  # the old model stays where the server's set finds the new one worse by so many errors
-    control: Control | None = None  # no federated learning at all, to compare with
-    pace: Pace = field(default_factory=Pace)  # when a round ends, where clients take time
+    fine_tune: LocalTraining | None = (
+        None  # the server trains the result on the samples it weighs by
+    )
+    line_search: bool = True  # of fine_tune: keep the best model on the way, by the same samples
+    brake: float | None = (
+        None  # keep the old model if the new one is worse by so many standard errors
+    )
+    control: Control | None = None  # not federated, for comparison
+    pace: Pace = field(default_factory=Pace)  # when a round ends, if clients take time
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of the criteria, in the order of their columns."""
+        """The labels of the criteria, in the order of their columns."""
         return tuple(criterion.name for criterion in self.criteria)
 
     @property
     def client_criteria(self) -> tuple[Part, ...]:
-        """What the clients are asked to measure."""
-        return tuple(criterion.part for criterion in self.criteria if criterion.measured_by == "client")
+        """The criteria that clients measure."""
+        return tuple(
+            criterion.part for criterion in self.criteria if criterion.measured_by == "client"
+        )
+
+    @property
+    def memories(self) -> dict[str, Memory]:
+        """What criteria remember from round to round, by criterion; one listed twice remembers once."""
+        return {one.part.name: one.memory for one in self.criteria if one.memory}
 
     @property
     def first_priority(self) -> tuple[str, ...] | None:
-        """The order of priority a run starts with; None for scores that know no order."""
+        """The order of priority a run starts with; None for scores without an order."""
         return self.score.order(self.names)
 
     @property
     def keeps_models(self) -> bool:
-        """Whether the weights are not the score's alone, or more than a sum of the models is asked for."""
-        sums = not (self.evidence or self.bounds or self.before or self.rule)
-        return not sums or self.needs("models") or self.needs("whole_cohort")
+        """Whether the models of a round are kept until its end, instead of folded into sums."""
+        if self.evidence or self.bounds or self.before or self.rule:
+            return True
+        return self.needs("models") or self.needs("whole_cohort")
 
     @property
     def sees_whole_cohort(self) -> bool:
-        """Whether clients are put in order before anything looks at them, however they arrive."""
+        """Whether all clients are gathered and ordered before criteria are measured."""
         return self.needs("whole_cohort") or bool(self.evidence or self.before or self.rule)
 
     def needs(self, what: Need) -> bool:
@@ -78,18 +92,20 @@ class Method:
 
 @dataclass(frozen=True)
 class Plan:
-    """What all methods of a seed share: they meet the same cohorts, so that comparisons are paired."""
+    """What all methods of a seed have in common, so that comparisons are paired."""
 
     seed: int
     cohort_size: int
     judged_by: Literal["server", "clients"] = "server"  # who evaluates models for AdaFed (P3 III.C)
     evaluate_clients_every: int = 1  # rounds; 0: never
     rounds: int | None = None  # of the whole run, if known: the last one is evaluated in any case
-    asks: tuple[int, ...] | None = None  # these in every round, instead of a sample
-    away: tuple[int, ...] = ()  # clients that have left: nobody asks them any more
+    asks: tuple[int, ...] | None = None  # these clients in every round, instead of a sample
+    away: tuple[int, ...] = ()  # clients that have left and are not asked
 
-    def cohort(self, num_clients: int, round_num: int, clock: Clock | None = None) -> tuple[int, ...]:
-        """A⁻, the clients that are asked in a round: known before it begins, but where a clock says who can be."""
+    def cohort(
+        self, num_clients: int, round_num: int, clock: Clock | None = None
+    ) -> tuple[int, ...]:
+        """A⁻, the clients that are asked in a round; with a clock, only those that are available."""
         if self.asks is not None:
             return self.asks
         if clock is not None:
@@ -98,6 +114,6 @@ class Plan:
         return sample_clients(num_clients, self.cohort_size, self.seed, round_num, here)
 
     def evaluates_clients(self, round_num: int) -> bool:
-        """Whether the model is to be evaluated on all clients in this round."""
+        """Whether all clients evaluate the model in this round."""
         every = self.evaluate_clients_every
         return bool(every) and (round_num % every == 0 or round_num == self.rounds)

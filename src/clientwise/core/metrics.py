@@ -1,6 +1,7 @@
-"""Metrics from counts: a confusion matrix, sums of errors, or pairs. Counts of clients add up: no sample need travel.
+"""Metrics, computed from counts: a confusion matrix, sums of errors, or counts of pairs.
 
-Every metric takes counts with any leading dimensions and returns one value for each.
+Counts of several clients add up, so no sample leaves a client. Every metric takes counts with any leading
+dimensions [...] and returns one value for each. `Problem` says which counts a kind of problem has.
 """
 
 from __future__ import annotations
@@ -22,25 +23,27 @@ METRICS: Registry[Metric] = Registry("metric", "metrics", "How well a model did,
 class Measure(Declaration):
     """Declared by a metric."""
 
-    is_error: bool = False  # less is better
+    is_error: bool = False  # lower is better
     is_share: bool = True  # its values are shown as percentages
-    from_scores: bool = False  # computed from the scores and targets of all samples, not from counts
+    from_scores: bool = False  # computed from all scores and targets, not from counts
 
 
-def measure(of: Need, *, is_error: bool = False, is_share: bool = True, from_scores: bool = False) -> Measure:
-    """The declaration of a metric of problems that have `of` to predict."""
+def measure(
+    of: Need, *, is_error: bool = False, is_share: bool = True, from_scores: bool = False
+) -> Measure:
+    """The declaration of a metric for problems that predict `of`."""
     return Measure(frozenset({of}), is_error=is_error, is_share=is_share, from_scores=from_scores)
 
 
 def measured(name: str) -> Measure:
-    """What a metric declares; one of the user's own may have declared a need alone."""
+    """What a metric declares; a custom metric may have declared no more than its needs."""
     declared = METRICS.declared(name)
     return declared if isinstance(declared, Measure) else Measure(declared.needs)
 
 
 OF_CLASSES = measure("classes")
 SMALLEST_ERROR = 1e-6  # added to an error before it is inverted
-MOST_PAIRS = 2**22  # looked at together
+MOST_PAIRS = 2**22  # compared at once
 
 
 def confusion(targets: Tensor, predictions: Tensor, num_classes: int) -> Tensor:
@@ -56,51 +59,101 @@ def confusion(targets: Tensor, predictions: Tensor, num_classes: int) -> Tensor:
 
 
 def error_sums(targets: Tensor, predictions: Tensor) -> Tensor:
-    """Sums [..., 4] over N samples: how many, |e|, e², |e|/|y|."""
+    """Sums [..., 4] over N values: 1, |e|, e², |e|/|y|, of predictions and targets [..., N].
+
+    >>> error_sums(torch.tensor([2.0, 4.0]), torch.tensor([3.0, 2.0])).tolist()
+    [2.0, 3.0, 5.0, 1.0]
+    """
     error = (predictions - targets).double().abs()
-    return torch.stack(
-        [torch.ones_like(error), error, error.square(), relative_error(targets, predictions)], dim=-1
-    ).sum(-2)
+    relative = relative_error(targets, predictions)
+    return torch.stack([torch.ones_like(error), error, error.square(), relative], dim=-1).sum(-2)
 
 
 def relative_error(targets: Tensor, predictions: Tensor) -> Tensor:
-    """|e|/|y|; where y is zero |e|/ε with ε = 10⁻⁶, so that a wrong answer there is not a right one."""
+    """|e|/max(|y|, 10⁻⁶): finite where y is zero, and zero only for a right prediction."""
     return (predictions - targets).double().abs() / targets.double().abs().clamp(min=1e-6)
 
 
 def pair_counts(targets: Tensor, scores: Tensor) -> Tensor:
-    """Of N samples [..., 3]: how many, the pairs that can be compared, those in the right order (Harrell's C).
+    """Counts [..., 3] of samples, comparable pairs and concordant pairs (Harrell's C).
 
-    Targets [N] are times, negative where nothing happened until then; scores [..., N] are larger at a higher risk. A
-    pair can be compared if one had the event while the other was still watched. Equal scores are half right.
+    A pair is comparable if one sample had the event while the other was still observed. It is concordant
+    if the first has the higher score. Equal scores count one half.
+
+    Args:
+        targets: times [N], negative where censored.
+        scores: [..., N], larger at a higher risk.
+
+    Example:
+        >>> pair_counts(torch.tensor([1.0, 2.0, -3.0]), torch.tensor([0.9, 0.1, 0.5])).tolist()
+        [3.0, 3.0, 2.0]
     """
-    times, happened = targets.abs(), targets > 0
+    times = targets.abs()
+    happened = targets > 0
     counts = torch.zeros(*scores.shape[:-1], 3, dtype=torch.float64)
     counts[..., 0] = len(targets)
-    for events in torch.split(happened.nonzero()[:, 0], max(1, MOST_PAIRS // max(1, scores.numel()))):
+    at_once = max(1, MOST_PAIRS // max(1, scores.numel()))
+    for events in torch.split(happened.nonzero()[:, 0], at_once):
         first = times[events, None]
         later = (times > first) | ((times == first) & ~happened)
-        mine, others = scores[..., events, None], scores[..., None, :]
+        mine = scores[..., events, None]
+        others = scores[..., None, :]
+        right = ((mine > others) & later).sum((-2, -1))
+        tied = ((mine == others) & later).sum((-2, -1))
         counts[..., 1] += later.sum()
-        counts[..., 2] += ((mine > others) & later).sum((-2, -1)) + 0.5 * ((mine == others) & later).sum((-2, -1))
+        counts[..., 2] += right + 0.5 * tied
     return counts
 
 
 @METRICS.register("accuracy", OF_CLASSES)
 def accuracy(counts: Tensor) -> Tensor:
-    """Share of samples classified correctly."""
+    """Share of samples classified correctly.
+
+    Args:
+        counts: confusion matrices [..., C, C] (row: true class, column: predicted class).
+
+    Returns:
+        Values [...] in [0, 1].
+
+    Example:
+        >>> accuracy(torch.tensor([[3, 1], [0, 4]])).item()
+        0.875
+    """
     return _ratio(counts.diagonal(dim1=-2, dim2=-1).sum(-1), counts.sum((-2, -1)))
 
 
 @METRICS.register("balanced_accuracy", OF_CLASSES)
 def balanced_accuracy(counts: Tensor) -> Tensor:
-    """Mean recall over the classes that occur."""
-    return per_class_recall(counts).sum(-1) / (counts.sum(-1) > 0).sum(-1).clamp(min=1)
+    """Mean recall over the classes that occur.
+
+    Args:
+        counts: confusion matrices [..., C, C] (row: true class, column: predicted class).
+
+    Returns:
+        Values [...] in [0, 1].
+
+    Example:
+        >>> balanced_accuracy(torch.tensor([[3, 1], [0, 2]])).item()
+        0.875
+    """
+    occurring = (counts.sum(-1) > 0).sum(-1)
+    return per_class_recall(counts).sum(-1) / occurring.clamp(min=1)
 
 
 @METRICS.register("macro_f1", OF_CLASSES)
 def macro_f1(counts: Tensor) -> Tensor:
-    """Mean F1 over the classes that occur or were predicted."""
+    """Mean F1 over the classes that occur or were predicted.
+
+    Args:
+        counts: confusion matrices [..., C, C] (row: true class, column: predicted class).
+
+    Returns:
+        Values [...] in [0, 1].
+
+    Example:
+        >>> macro_f1(torch.tensor([[2, 0], [0, 2]])).item()
+        1.0
+    """
     involved = (counts.sum(-1) + counts.sum(-2)) > 0
     return per_class_f1(counts).sum(-1) / involved.sum(-1).clamp(min=1)
 
@@ -109,54 +162,116 @@ def macro_f1(counts: Tensor) -> Tensor:
 def auc(scores: Tensor, targets: Tensor) -> Tensor:
     """Area under the ROC curve, of several classes the mean of one against the rest; ½ where there is one class only.
 
-    Scores are [..., N, C] logits, targets [N]. It goes with `evaluation.metric`; from counts it cannot be known.
+    It is for `evaluation.metric`; counts are not enough to compute it.
+
+    Args:
+        scores: logits [..., N, C].
+        targets: classes [N].
+
+    Returns:
+        Values [...] in [0, 1].
     """
-    chances = scores.double().log_softmax(-1).nan_to_num(nan=-torch.inf)  # in order of the class's probability
+    log_chances = scores.double().log_softmax(-1).nan_to_num(nan=-torch.inf)
     areas = []
     for label in range(scores.shape[-1]):
         here = targets == label
-        if bool(here.any()) and not bool(here.all()):
-            mine, others = chances[..., here, label].contiguous(), chances[..., ~here, label].sort(-1).values
-            below = torch.searchsorted(others, mine) + torch.searchsorted(
-                others, mine, right=True
-            )  # ties are half right
-            areas.append(below.double().mean(-1) / (2 * others.shape[-1]))
-    return torch.stack(areas).mean(0) if areas else torch.full(scores.shape[:-2], 0.5, dtype=torch.float64)
+        if not bool(here.any()) or bool(here.all()):
+            continue
+        mine = log_chances[..., here, label].contiguous()
+        others = log_chances[..., ~here, label].sort(-1).values
+        below = torch.searchsorted(others, mine)
+        up_to = torch.searchsorted(others, mine, right=True)
+        areas.append(
+            (below + up_to).double().mean(-1) / (2 * others.shape[-1])
+        )  # ties count one half
+    if not areas:
+        return torch.full(scores.shape[:-2], 0.5, dtype=torch.float64)
+    return torch.stack(areas).mean(0)
 
 
 @METRICS.register("diagnostic_odds_ratio", measure("classes", is_share=False))
 def diagnostic_odds_ratio(counts: Tensor) -> Tensor:
-    """(TP·TN)/(FP·FN), each cell plus ½ so that no error is not infinity; mean over classes, one against the rest."""
+    """(TP·TN)/(FP·FN) with ½ added to each cell, so that it is finite; mean over classes, one against the rest.
+
+    Args:
+        counts: confusion matrices [..., C, C] (row: true class, column: predicted class).
+
+    Returns:
+        Values [...] above 0; 1 by chance.
+
+    Example:
+        >>> diagnostic_odds_ratio(torch.tensor([[4, 1], [1, 4]])).item()
+        9.0
+    """
     counts = counts.double()
     true_positive = counts.diagonal(dim1=-2, dim2=-1)
     false_negative = counts.sum(-1) - true_positive
     false_positive = counts.sum(-2) - true_positive
-    true_negative = counts.sum((-2, -1)).unsqueeze(-1) - true_positive - false_negative - false_positive
-    odds = (true_positive + 0.5) * (true_negative + 0.5) / ((false_positive + 0.5) * (false_negative + 0.5))
-    return odds.mean(-1)
+    true_negative = (
+        counts.sum((-2, -1)).unsqueeze(-1) - true_positive - false_negative - false_positive
+    )
+    right = (true_positive + 0.5) * (true_negative + 0.5)
+    wrong = (false_positive + 0.5) * (false_negative + 0.5)
+    return (right / wrong).mean(-1)
 
 
 @METRICS.register("mape", measure("numbers", is_error=True))
 def mape(counts: Tensor) -> Tensor:
-    """Mean absolute percentage error, as a fraction (regression)."""
+    """Mean absolute percentage error, as a fraction (regression).
+
+    Args:
+        counts: error sums [..., 4].
+
+    Returns:
+        Values [...], zero or more.
+
+    Example:
+        >>> mape(error_sums(torch.tensor([2.0, 4.0]), torch.tensor([3.0, 2.0]))).item()
+        0.5
+    """
     return _ratio(counts[..., 3], counts[..., 0])
 
 
 @METRICS.register("mae", measure("numbers", is_error=True, is_share=False))
 def mae(counts: Tensor) -> Tensor:
-    """Mean absolute error (regression)."""
+    """Mean absolute error (regression).
+
+    Args:
+        counts: error sums [..., 4].
+
+    Returns:
+        Values [...], zero or more.
+    """
     return _ratio(counts[..., 1], counts[..., 0])
 
 
 @METRICS.register("mse", measure("numbers", is_error=True, is_share=False))
 def mse(counts: Tensor) -> Tensor:
-    """Mean squared error (regression)."""
+    """Mean squared error (regression).
+
+    Args:
+        counts: error sums [..., 4].
+
+    Returns:
+        Values [...], zero or more.
+    """
     return _ratio(counts[..., 2], counts[..., 0])
 
 
 @METRICS.register("concordance", measure("times"))
 def concordance(counts: Tensor) -> Tensor:
-    """Share of comparable pairs in the right order (Harrell's C, survival); ½, as by chance, where there are none."""
+    """Share of comparable pairs in the right order (Harrell's C, survival); ½, as by chance, where there are none.
+
+    Args:
+        counts: samples, comparable pairs, concordant pairs [..., 3].
+
+    Returns:
+        Values [...] in [0, 1].
+
+    Example:
+        >>> concordance(torch.tensor([3.0, 4.0, 3.0])).item()
+        0.75
+    """
     return torch.where(counts[..., 1] == 0, 0.5, _ratio(counts[..., 2], counts[..., 1]))
 
 
@@ -166,20 +281,24 @@ def per_class_f1(counts: Tensor) -> Tensor:
 
 
 def per_class_recall(counts: Tensor) -> Tensor:
-    """Share of every class's samples that are recognised [..., C]; zero for a class that does not occur."""
+    """Recall of every class [..., C]; zero for a class that does not occur."""
     return _ratio(counts.diagonal(dim1=-2, dim2=-1), counts.sum(-1))
 
 
 def performance(name: str, counts: Tensor) -> Tensor:
-    """A metric as a quality, the larger the better: itself, or 1/(error + 10⁻⁶)."""
+    """A metric as a quality, where higher is better: the metric, or 1/(error + 10⁻⁶).
+
+    >>> performance("accuracy", torch.tensor([[3, 1], [0, 4]])).item()
+    0.875
+    """
     if measured(name).from_scores:
-        raise ValueError(f"{name} needs the scores of all samples, not their counts: it is for evaluation.metric")
+        raise ValueError(f"{name} needs the scores of all samples: it is for evaluation.metric")
     value = METRICS.get(name)(counts)
     return 1.0 / (value + SMALLEST_ERROR) if measured(name).is_error else value
 
 
 def highest_performance(name: str) -> float:
-    """What `performance` is at most; infinity where the metric declares no range, as a user's own may not."""
+    """The largest value of `performance`; infinity if the metric declares no range, as custom ones may."""
     declared = METRICS.declared(name)
     if not isinstance(declared, Measure):
         return math.inf

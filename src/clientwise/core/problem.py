@@ -15,7 +15,15 @@ from torch import Tensor
 
 from ..registry import Need
 from .loss import CoxLoss, CrossEntropy, Loss, RobustLoss, class_scores, cox_losses
-from .metrics import METRICS, concordance, confusion, error_sums, measured, pair_counts, relative_error
+from .metrics import (
+    METRICS,
+    concordance,
+    confusion,
+    error_sums,
+    measured,
+    pair_counts,
+    relative_error,
+)
 from .types import Evaluation
 
 PREDICTED: tuple[Need, ...] = ("classes", "numbers", "times")
@@ -166,7 +174,9 @@ class Classification(Problem):
             right = values.bool()
             by_client = _client_means(values, samples)
         mean_losses = _client_means(losses, samples)
-        return Evaluation(samples.sizes, by_client, mean_losses, counts, right=right, sample_losses=losses)
+        return Evaluation(
+            samples.sizes, by_client, mean_losses, counts, right=right, sample_losses=losses
+        )
 
     def num_outputs(self, target_shape: torch.Size) -> int:
         """One per class; two classes take one output, the logit of the second (see `class_scores`)."""
@@ -277,7 +287,9 @@ class Survival(Problem):
         losses = torch.cat([cox_losses(mine, targets) for mine, targets in held], 1)
         counts = torch.stack([pair_counts(targets, mine) for mine, targets in held], 1)
         mean_losses = _client_means(losses, samples)
-        return Evaluation(samples.sizes, concordance(counts), mean_losses, counts.sum(1), sample_losses=losses)
+        return Evaluation(
+            samples.sizes, concordance(counts), mean_losses, counts.sum(1), sample_losses=losses
+        )
 
     def mirrored(self, targets: Tensor) -> Tensor:
         """Times mirrored between the smallest and the largest; whether the event happened stays."""

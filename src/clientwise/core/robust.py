@@ -1,6 +1,7 @@
-"""What robust rules and the steps before them share: who is within a share of the weight, and who is near to whom.
+"""Shared by robust rules and the steps before them: weighted quantiles, and distances between updates.
 
-All of it is in terms of weight, never of the number of clients: a client of weight 2w is the same as two of weight w.
+Everything is in terms of weight, not of the number of clients: one client of weight 2w counts as two of
+weight w. A *share* is a fraction of the whole weight.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ from torch import Tensor
 
 Minority = Annotated[float, Ge(0), Le(0.49)]  # a share of the weight that is less than half
 
-AT_ONCE = 2**21  # values worked on at once: memory does not grow with the model, and threads are not started for little
-ON_GPU = 2**26  # a GPU wants few and large pieces
-TIE = 1e-12  # cumulative weights this close to each other are the same
+AT_ONCE = 2**21  # values worked on at once, so that memory does not grow with the model
+ON_GPU = 2**26  # a GPU is faster with few large pieces
+TIE = 1e-12  # cumulative weights this close to each other are equal
 
 
 def column_blocks(updates: Tensor) -> tuple[Tensor, ...]:
@@ -31,14 +32,18 @@ def combine(shares: Tensor, updates: Tensor) -> Tensor:
     >>> combine(torch.tensor([0.5, 0.0, 0.5]), torch.tensor([[1.0, 2.0], [9.0, 9.0], [3.0, 4.0]]))
     tensor([2., 3.])
     """
-    used = (shares != 0).reshape(-1, len(updates)).any(0)  # where the weights are: mostly no GPU has to be waited for
-    rows, shares = (slice(None), shares) if bool(used.all()) else (used, shares[..., used])
+    used = (shares != 0).reshape(-1, len(updates)).any(0)  # on the shares' device, mostly the CPU
+    rows: slice | Tensor = slice(None)
+    if not bool(used.all()):
+        rows = used
+        shares = shares[..., used]
     shares = shares.to(updates.device, torch.float64)
-    return torch.cat([(shares @ block[rows].double()).to(updates.dtype) for block in column_blocks(updates)], -1)
+    sums = [(shares @ block[rows].double()).to(updates.dtype) for block in column_blocks(updates)]
+    return torch.cat(sums, -1)
 
 
 def gram(updates: Tensor) -> Tensor:
-    """⟨Δ_a, Δ_b⟩ for all pairs [n, n]; in float64, which holds the square of 1e30 and what tells near ones apart."""
+    """⟨Δ_a, Δ_b⟩ for all pairs [n, n], in float64: squares of 1e30 are finite, and near updates differ."""
     products = torch.zeros(len(updates), len(updates), dtype=torch.float64, device=updates.device)
     for block in column_blocks(updates):
         exact = block.double()
@@ -62,41 +67,47 @@ def distances_to(centre: Tensor, updates: Tensor) -> Tensor:
 
 
 def edges(keys: Tensor, weights: Tensor, *shares: float) -> list[Tensor]:
-    """For every share, the key [1, c] of every column at which that much of the weight [n] is reached from below.
+    """Weighted quantiles: for every share, the key [1, c] at which so much of the weight [n] is reached.
 
     >>> edges(torch.tensor([[3.0], [1.0], [2.0]]), torch.tensor([0.5, 0.25, 0.25]).double(), 0.5, 0.75)
     [tensor([[2.]]), tensor([[3.]])]
     """
     rows = keys.T.contiguous()
     if bool((weights == weights[0]).all()):
-        values, reached = _sort(rows), weights.double().cumsum(0)[None]
+        values = _sort(rows)
+        reached = weights.double().cumsum(0)[None]
     else:
         order = _argsort(rows)
-        values, reached = rows.gather(1, order), weights.double()[order].cumsum(1)
+        values = rows.gather(1, order)
+        reached = weights.double()[order].cumsum(1)
     last = len(keys) - 1
     ranks = [(reached < share - TIE).sum(1, keepdim=True).clamp(max=last) for share in shares]
     return [values.take_along_dim(rank, 1).T for rank in ranks]
 
 
 def _sort(rows: Tensor) -> Tensor:
-    """Every row sorted: on a CPU by NumPy, which uses vector instructions and is several times as fast as PyTorch."""
-    return rows.sort(1).values if rows.is_cuda else torch.from_numpy(numpy.sort(rows.numpy(), axis=1))
+    """Every row sorted; on a CPU by NumPy, which is several times as fast as PyTorch."""
+    if rows.is_cuda:
+        return rows.sort(1).values
+    return torch.from_numpy(numpy.sort(rows.numpy(), axis=1))
 
 
 def _argsort(rows: Tensor) -> Tensor:
-    return rows.argsort(1) if rows.is_cuda else torch.from_numpy(numpy.argsort(rows.numpy(), axis=1))
+    if rows.is_cuda:
+        return rows.argsort(1)
+    return torch.from_numpy(numpy.argsort(rows.numpy(), axis=1))
 
 
 def middle_edges(keys: Tensor, weights: Tensor, outside: float) -> list[Tensor]:
-    """The first and the last key [1, c] of every column that are not within the lowest and the highest share `outside`.
+    """First and last key [1, c] of every column after the share `outside` is cut off at both ends.
 
-    Without half on each side, these are the two neighbours of the middle: mostly the same one twice.
+    With `outside` = 0.5 they are the two neighbours of the median, mostly the same key twice.
     """
     return edges(keys, weights, outside + 2 * TIE, 1 - outside)
 
 
 def weighted_median(values: Tensor, weights: Tensor) -> Tensor:
-    """The median of values [n], a number.
+    """Weighted median of values [n].
 
     >>> weighted_median(torch.tensor([3.0, 1.0, 2.0]), torch.tensor([0.5, 0.25, 0.25]))
     tensor(2.5000)
@@ -105,17 +116,20 @@ def weighted_median(values: Tensor, weights: Tensor) -> Tensor:
     return (low + high)[0, 0] / 2
 
 
-def _below_and_at(keys: Tensor, weights: Tensor, edge: Tensor, share: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Who is below the edge [n, c] and who at it, and what part of these makes the weight `share` [c]."""
-    below, at = (keys < edge).double(), (keys == edge).double()
-    held = (weights @ at).clamp(min=TIE)  # at the edge of no share there may be none
+def _below_and_at(
+    keys: Tensor, weights: Tensor, edge: Tensor, share: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Masks [n, c] of keys below and at the edge, and the fraction [c] of the latter that completes `share`."""
+    below = (keys < edge).double()
+    at = (keys == edge).double()
+    held = (weights @ at).clamp(min=TIE)  # zero where `share` is zero
     return below, at, (share - weights @ below) / held
 
 
 def within(keys: Tensor, weights: Tensor, edge: Tensor, share: float) -> Tensor:
-    """The weight [n, c] of those below the edge [1, c], and as much of that at the edge as makes it sum to `share`.
+    """Weights [n, c] of the keys below the edge [1, c], plus part of those at the edge: they sum to `share`.
 
-    Who stands at the edge counts in part; those that tie there do so in proportion to their weights.
+    Keys that tie at the edge count in proportion to their weights.
     """
     below, at, part = _below_and_at(keys, weights, edge, share)
     return at.mul_(part).add_(below).mul_(weights[:, None])
@@ -128,9 +142,9 @@ def total_within(keys: Tensor, weights: Tensor, edge: Tensor, share: float) -> T
 
 
 def lowest(keys: Tensor, weights: Tensor, share: float) -> Tensor:
-    """The weight [n, c] of those with the lowest keys [n, c], column by column, until it sums to `share`.
+    """Weights [n, c] of the lowest keys [n, c] in every column: they sum to `share`.
 
-    The keys are compared in float32, so that what differs by rounding alone is a tie.
+    Keys are compared in float32, so that keys that differ by rounding alone tie.
 
     >>> lowest(torch.tensor([[3.0], [1.0], [2.0]]), torch.tensor([0.5, 0.25, 0.25]).double(), 0.75).T
     tensor([[0.2500, 0.2500, 0.2500]], dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""One round of federated learning: `run_round` is the papers, step by step.
+"""One round of federated learning: `run_round` is the papers' algorithms, step by step.
 
 sample -> train -> guard -> criteria -> normalise -> score -> evidence -> bounds -> rule -> server step -> tune ->+
                                                        ^                                                          |
@@ -16,23 +16,29 @@ from torch import Tensor
 
 from .adapt_loss import Adapted
 from .cohort import Cohort
+from .engine import Engine
 from .method import Method, Plan
 from .metrics import accuracy
 from .priority import Search, all_orders
-from .types import Candidate, Engine, Evaluation, RoundRecord, ServerState, Task
+from .types import Candidate, Evaluation, RoundRecord, ServerState, Task
 from .weighting import divide
 
-LARGEST_LOSS = 1e30  # beyond what a model in float32 that still learns could have
+LARGEST_LOSS = 1e30  # a float32 model that still learns has a smaller one
+LINE_SEARCH_POINTS = 5  # models tried between the aggregate and the tuned model
 
 
 def first_state(model: Tensor, method: Method, engine: Engine) -> ServerState:
-    """Where a run begins: the initial model, the plain loss, nothing known of anybody."""
-    memory = {one.part.name: one.memory.first(engine.num_clients) for one in method.criteria if one.memory}
+    """The state before round 1: the initial model [d], the plain loss, empty memories."""
+    memory = {name: one.first(engine.num_clients) for name, one in method.memories.items()}
     evidence = method.evidence.first(engine.num_clients) if method.evidence else {}
-    return ServerState(0, model, engine.problem.loss, memory, method.first_priority, evidence=evidence)
+    return ServerState(
+        0, model, engine.problem.loss, memory, method.first_priority, evidence=evidence
+    )
 
 
-def run_round(state: ServerState, method: Method, plan: Plan, engine: Engine) -> tuple[ServerState, RoundRecord]:
+def run_round(
+    state: ServerState, method: Method, plan: Plan, engine: Engine
+) -> tuple[ServerState, RoundRecord]:
     """The server's part of one round (P1 Eq. 2-6, P2 Algorithm 1, P3 Algorithm 1)."""
     round_num = state.round_num + 1
     asked = plan.cohort(engine.num_clients, round_num, engine.clock)
@@ -43,21 +49,26 @@ def run_round(state: ServerState, method: Method, plan: Plan, engine: Engine) ->
         cohort.admit(updates)  # guard -> criteria
     cohort.complete()
 
-    # normalise -> score -> evidence -> bounds -> rule -> server step, in the order of priority that serves best
+    # normalise -> score -> evidence -> bounds -> rule -> server step, in the best order of priority
     search = adjust_priority(cohort, state, method, engine)
     chosen = search.chosen if search else cohort.candidate(state.priority)
-    local = search.evaluation if search else None  # the search has just evaluated this very model on all clients
+    local = search.evaluation if search else None  # of the chosen model, on all clients
     if method.fine_tune and bool(chosen.model.isfinite().all()):
-        chosen, local = replace(chosen, model=tune(chosen.model, task, method, cohort, engine)), None
+        chosen = replace(chosen, model=tune(chosen.model, task, method, cohort, engine))
+        local = None
+
     report, local = evaluate(chosen.model, local, round_num, plan, engine)
-    notes = why_unusable(chosen, cohort, report, local) or why_braked(chosen.model, state.model, method, engine)
+    notes = why_unusable(chosen, cohort, report, local)
+    notes = notes or why_braked(chosen.model, state.model, method, engine)
     if notes:
-        chosen = replace(chosen, model=state.model, priority=state.priority)
-        chosen = replace(chosen, step_state=state.step_state, rule_state=state.rule_state)
+        chosen = with_old_model(chosen, state)
         report, local = evaluate(chosen.model, None, round_num, plan, engine)
-    quality = float(local.overall()[0]) if search and local and not notes else state.quality
-    adapted = method.adapt_loss(state.loss, cohort.judge(chosen.model[None])) if method.adapt_loss else None
-    adapted = adapted or Adapted(state.loss)
+    quality = state.quality
+    if search and local and not notes:
+        quality = float(local.overall()[0])
+    adapted = Adapted(state.loss)
+    if method.adapt_loss:
+        adapted = method.adapt_loss(state.loss, cohort.judge(chosen.model[None]))
     triggered = engine.evaluate_server(chosen.model[None], "triggered")
 
     next_state = ServerState(
@@ -71,20 +82,120 @@ def run_round(state: ServerState, method: Method, plan: Plan, engine: Engine) ->
         evidence=chosen.posterior.memory if chosen.posterior else state.evidence,
         rule_state=chosen.rule_state,
     )
-    record = _record(next_state, cohort, chosen, search, chosen.notes + notes + adapted.notes, report, local)
+    notes = chosen.notes + notes + adapted.notes
+    record = _record(next_state, cohort, chosen, search, notes, report, local)
     success = float(accuracy(triggered.counts)[0]) if triggered else None
-    return next_state, replace(record, attack_success=success, ended=engine.clock.now if engine.clock else None)
+    ended = engine.clock.now if engine.clock else None
+    return next_state, replace(record, attack_success=success, ended=ended)
+
+
+def adjust_priority(
+    cohort: Cohort, state: ServerState, method: Method, engine: Engine
+) -> Search | None:
+    """P2: search an order of priority whose model is no worse than the last round's on the clients' test data."""
+    if method.adjust is None or state.priority is None or not cohort.client_ids:
+        return None
+
+    def evaluate_all(candidates: Sequence[Candidate]) -> Evaluation:
+        models = torch.stack([candidate.model for candidate in candidates])
+        return engine.evaluate(range(engine.num_clients), models)
+
+    orders = all_orders(state.priority, method.names)
+    higher_is_better = engine.problem.higher_is_better
+    return method.adjust(orders, cohort.candidate, evaluate_all, state.quality, higher_is_better)
 
 
 def tune(model: Tensor, task: Task, method: Method, cohort: Cohort, engine: Engine) -> Tensor:
-    """The server goes on training the model [d] on its samples; see `Method.line_search`."""
+    """Train the model [d] further on the server's samples; see `Method.line_search`."""
     assert method.fine_tune is not None
     tuned = engine.train_server(model, replace(task, training=method.fine_tune))
     if not method.line_search:
         return tuned
-    on_the_way = model + torch.linspace(0, 1, 5, device=model.device)[:, None] * (tuned - model)
-    losses = cohort.judge(on_the_way).losses[:, 0]
-    return on_the_way[int(losses.nan_to_num(nan=torch.inf).argmin())]
+    fractions = torch.linspace(0, 1, LINE_SEARCH_POINTS, device=model.device)
+    between = model + fractions[:, None] * (tuned - model)
+    losses = cohort.judge(between).losses[:, 0]
+    return between[int(losses.nan_to_num(nan=torch.inf).argmin())]
+
+
+def evaluate(
+    model: Tensor, local: Evaluation | None, round_num: int, plan: Plan, engine: Engine
+) -> tuple[Evaluation | None, Evaluation | None]:
+    """Evaluate the model [d] on the server's reporting part and on the clients' own test sets.
+
+    The clients evaluate it if `local` does not hold that already, and either this round is due
+    (`Plan.evaluates_clients`) or the server has no reporting part.
+    """
+    report = engine.evaluate_server(model[None], "report")
+    if local is None and (report is None or plan.evaluates_clients(round_num)):
+        local = engine.evaluate(range(engine.num_clients), model[None])
+    return report, local
+
+
+def why_unusable(
+    chosen: Candidate, cohort: Cohort, report: Evaluation | None, local: Evaluation | None
+) -> tuple[str, ...]:
+    """Why the new model cannot be used, as notes for the record; empty if it can."""
+    reason = _why_no_weights(chosen, cohort) or _why_no_answers(chosen.model, report or local)
+    return (f"{reason}: the model stays as it was",) if reason else ()
+
+
+def why_braked(model: Tensor, before: Tensor, method: Method, engine: Engine) -> tuple[str, ...]:
+    """Why the brake keeps the old model [d]: the new one is significantly worse on the server's set."""
+    if method.brake is None:
+        return ()
+    judged = engine.evaluate_server(torch.stack([before, model]), "weigh")
+    if judged is None:
+        return ()
+    assert judged.sample_losses is not None, "the server knows its own samples"
+    good = -judged.sample_losses if judged.right is None else judged.right
+    worse = good[0].double() - good[1].double()  # [N]
+    mean = float(worse.mean())
+    error = float(worse.std(correction=0)) / len(worse) ** 0.5
+    if mean <= method.brake * error:
+        return ()
+    by = f"{mean:.3g} ± {error:.2g}"
+    return (f"braked: the new model is worse on the server's set by {by}: the old one stays",)
+
+
+def with_old_model(chosen: Candidate, state: ServerState) -> Candidate:
+    """The candidate with its weights, but with the model, order and states of the round before."""
+    return replace(
+        chosen,
+        model=state.model,
+        priority=state.priority,
+        step_state=state.step_state,
+        rule_state=state.rule_state,
+    )
+
+
+def _why_no_weights(chosen: Candidate, cohort: Cohort) -> str | None:
+    if not len(chosen.weights):
+        return "no update was accepted"
+    if chosen.weights.any():
+        return None
+    if not bool(chosen.scores.sum().isfinite()):
+        return "the scores overflow"
+    if cohort.zero_for_all:
+        return f"all weights are zero ({' and '.join(cohort.zero_for_all)}: zero for all clients)"
+    return "all weights are zero"
+
+
+def _why_no_answers(model: Tensor, shown: Evaluation | None) -> str | None:
+    if not bool(model.isfinite().all()):
+        return "the aggregate has NaN or Inf"
+    if shown is None:
+        return None
+    if not bool(shown.num_samples.any()):
+        return "no client evaluated the aggregate"
+    if not _most_are_finite(shown):
+        return "the aggregate predicts NaN or Inf"
+    return None
+
+
+def _most_are_finite(evaluation: Evaluation) -> bool:
+    """Whether the losses of more than half of the clients are finite: no single client has a veto."""
+    losses = evaluation.losses[0][evaluation.num_samples > 0]
+    return bool((losses.abs() < LARGEST_LOSS).double().mean() > 0.5)
 
 
 def _record(
@@ -97,9 +208,12 @@ def _record(
     local: Evaluation | None,
 ) -> RoundRecord:
     """Enough to explain every weight of the round that led to `state`."""
+    posterior = chosen.posterior
     tested = len(search.tried) * cohort.num_clients if search else 0
     sent = sum(refusal.was_sent for refusal in cohort.refusals)
-    trained = len(cohort.asked) + len(cohort.client_ids) + sent  # models sent to clients and received
+    trained = (
+        len(cohort.asked) + len(cohort.client_ids) + sent
+    )  # models sent to clients and received
     return RoundRecord(
         round_num=state.round_num,
         client_ids=tuple(cohort.client_ids),
@@ -108,14 +222,16 @@ def _record(
         normalised=divide(cohort.raw, cohort.scales),
         scores=chosen.scores,
         prior=chosen.prior,
-        z=chosen.posterior.z if chosen.posterior else None,
-        posterior=chosen.posterior.weights if chosen.posterior else None,
+        z=posterior.z if posterior else None,
+        posterior=posterior.weights if posterior else None,
         weights=chosen.weights,
         influence=chosen.influence,
         training_loss=cohort.training_loss,
         seconds=cohort.seconds,
         refusals=tuple(cohort.refusals),
-        no_effect=cohort.no_effect if chosen.weights.any() else (),  # or it froze the model, which the notes say
+        no_effect=cohort.no_effect
+        if chosen.weights.any()
+        else (),  # without weights, see the notes
         priority=chosen.priority,
         candidates=search.tried if search else (),
         testing_rounds=search.testing_rounds if search else 0,
@@ -126,66 +242,3 @@ def _record(
         report=report,
         local=local,
     )
-
-
-def adjust_priority(cohort: Cohort, state: ServerState, method: Method, engine: Engine) -> Search | None:
-    """P2: look for an order of priority whose model is no worse than the last round's, on the clients' test data."""
-    if method.adjust is None or state.priority is None or not cohort.client_ids:
-        return None
-
-    def evaluate(candidates: Sequence[Candidate]) -> Evaluation:
-        return engine.evaluate(range(engine.num_clients), torch.stack([candidate.model for candidate in candidates]))
-
-    orders = all_orders(state.priority, method.names)
-    return method.adjust(orders, cohort.candidate, evaluate, state.quality, engine.problem.higher_is_better)
-
-
-def why_unusable(
-    chosen: Candidate, cohort: Cohort, report: Evaluation | None, local: Evaluation | None
-) -> tuple[str, ...]:
-    """Why the old model stays, as notes for the record; empty where the new one is fine."""
-    if not len(chosen.weights):
-        return ("no update was accepted: the model stays as it was",)
-    if not chosen.weights.any():
-        if not bool(chosen.scores.sum().isfinite()):
-            return ("the scores overflow: the model stays as it was",)
-        reason = f" ({' and '.join(cohort.zero_for_all)}: zero for everybody)" if cohort.zero_for_all else ""
-        return (f"all weights are zero{reason}: the model stays as it was",)
-    if not bool(chosen.model.isfinite().all()):
-        return ("the aggregate has NaN or Inf: the model stays as it was",)
-    shown = report or local
-    if shown is not None and not bool(shown.num_samples.any()):
-        return ("nobody evaluated the aggregate: the model stays as it was",)
-    if shown is not None and not _most_can_use(shown):
-        return ("the aggregate answers NaN or Inf: the model stays as it was",)
-    return ()
-
-
-def why_braked(model: Tensor, before: Tensor, method: Method, engine: Engine) -> tuple[str, ...]:
-    """Why the old model [d] stays though the new one can be used: worse than the noise of the server's set allows."""
-    judged = engine.evaluate_server(torch.stack([before, model]), "weigh") if method.brake is not None else None
-    if judged is None or method.brake is None:
-        return ()
-    assert judged.sample_losses is not None, "the server knows its own samples"
-    good = -judged.sample_losses if judged.right is None else judged.right
-    worse = good[0].double() - good[1].double()
-    mean, error = float(worse.mean()), float(worse.std(correction=0)) / len(worse) ** 0.5
-    if mean <= method.brake * error:
-        return ()
-    return (f"braked: the new model is worse on the server's set by {mean:.3g} ± {error:.2g}: the old one stays",)
-
-
-def _most_can_use(evaluation: Evaluation) -> bool:
-    """Whether the losses are numbers: of the server, or of most clients, since one alone must have no veto."""
-    losses = evaluation.losses[0][evaluation.num_samples > 0]
-    return bool((losses.abs() < LARGEST_LOSS).double().mean() > 0.5)
-
-
-def evaluate(
-    model: Tensor, local: Evaluation | None, round_num: int, plan: Plan, engine: Engine
-) -> tuple[Evaluation | None, Evaluation | None]:
-    """The model on the server's reporting part; and on every client's own test set, if known, due or all there is."""
-    report = engine.evaluate_server(model[None], "report")
-    if local is None and (report is None or plan.evaluates_clients(round_num)):
-        local = engine.evaluate(range(engine.num_clients), model[None])
-    return report, local

@@ -9,24 +9,29 @@ import torch
 from .seeding import generator
 
 
-def cohort_size(num_clients: int, *, fraction: float | None = None, clients_per_round: int | None = None) -> int:
-    """How many clients a round has: a number, or a fraction of all (at least one).
+def cohort_size(
+    num_clients: int, *, fraction: float | None = None, clients_per_round: int | None = None
+) -> int:
+    """How many clients a round asks: `clients_per_round`, or a fraction of all; at least one.
 
     >>> cohort_size(100, fraction=0.1), cohort_size(6), cohort_size(100, clients_per_round=7)
     (10, 6, 7)
     """
     if clients_per_round is not None:
         return min(clients_per_round, num_clients)
-    return max(1, round(num_clients * (1.0 if fraction is None else fraction)))
+    if fraction is None:
+        return num_clients
+    return max(1, round(num_clients * fraction))
 
 
-@functools.lru_cache(maxsize=16)  # every method of a seed asks for the same
+@functools.lru_cache(maxsize=16)  # all methods of a seed ask for the same cohorts
 def sample_clients(
     num_clients: int, size: int, seed: int, round_num: int, among: frozenset[int] | None = None
 ) -> tuple[int, ...]:
-    """The cohort A⁻ of a round: `size` clients, uniformly without replacement, the same for every method of a seed.
+    """The cohort A⁻ of a round: `size` clients, drawn uniformly without replacement.
 
-    `among` are those who can be asked. Whoever is asked of all is also asked of fewer, if it is among them.
+    It is the same for every method of a seed. `among` restricts it to some clients. A client of the
+    unrestricted cohort is also in the restricted one, if it is among them.
     """
     order = torch.randperm(num_clients, generator=generator(seed, "cohort", round_num))
     if among is not None:

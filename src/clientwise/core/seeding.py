@@ -15,7 +15,9 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-_default_generator = threading.RLock()  # PyTorch has one for all threads: whoever seeds it has it alone
+_default_generator = (
+    threading.RLock()
+)  # PyTorch has one for all threads: whoever seeds it has it alone
 
 
 def derive_seed(seed: int, purpose: str, *numbers: int) -> int:
@@ -56,7 +58,9 @@ def mixed(numbers: Tensor) -> Tensor:
     [-2152535657050944081, -7995527694508729151]
     """
     numbers = numbers - 0x61C8864680B583EB
-    numbers = (numbers ^ ((numbers >> 30) & 0x3FFFFFFFF)) * -0x40A7B892E31B1A47  # masks: >> keeps the sign
+    numbers = (
+        numbers ^ ((numbers >> 30) & 0x3FFFFFFFF)
+    ) * -0x40A7B892E31B1A47  # masks: >> keeps the sign
     numbers = (numbers ^ ((numbers >> 27) & 0x1FFFFFFFFF)) * -0x6B2FB644ECCEEE15
     return numbers ^ ((numbers >> 31) & 0x1FFFFFFFF)
 

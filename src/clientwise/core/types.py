@@ -1,26 +1,26 @@
-"""What passes between the parts of a round: frozen dataclasses, no behaviour beyond what can be read off them."""
+"""What passes between the parts of a round: frozen dataclasses of tensors.
+
+Letters of shapes: K clients of the run, n clients of a round, m criteria, d values of a model,
+c candidate models, N samples, C classes.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Annotated, Literal, Protocol
+from typing import Annotated, Literal
 
 import torch
 from annotated_types import Gt, Le, doc
 from torch import Tensor
 
 from ..registry import Decay, NonNegativeFloat, Part, PositiveFloat, PositiveInt
-from .clock import Clock
 from .loss import Loss
-
-if TYPE_CHECKING:
-    from .problem import Problem
 
 
 @dataclass(frozen=True)
 class Layer:
-    """One tensor of the model: where it lies in the flat vector."""
+    """One tensor of the model, and its range in the flat vector."""
 
     name: str
     shape: tuple[int, ...]
@@ -30,7 +30,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """How a model's flat float32 vector is laid out: all parameters first, then the buffers that matter."""
+    """Layout of a model's flat float32 vector: all parameters first, then the buffers that are averaged."""
 
     layers: tuple[Layer, ...]
     num_parameters: int
@@ -43,7 +43,9 @@ class LocalTraining:
 
     # The config's [training] table is made from these fields: types, bounds, defaults and meanings.
     epochs: Annotated[int, Gt(0), Le(10_000), doc("Local epochs E per round.")] = 1
-    batch_size: Annotated[PositiveInt | None, doc("Batch size B; None: full batch, as in P1.")] = None
+    batch_size: Annotated[PositiveInt | None, doc("Batch size B; None: full batch, as in P1.")] = (
+        None
+    )
     optimizer: Annotated[
         Literal["sgd", "adam"],
         doc("The clients' optimizer. Its state starts anew in every round."),
@@ -59,22 +61,26 @@ class LocalTraining:
     ] = 0.0
     proximal: Annotated[
         NonNegativeFloat,
-        doc("μ of FedProx: (μ/2)·‖Θ_a − Θ‖² is added to the loss; 0: off. Typical values are 0.001 to 1."),
+        doc(
+            "μ of FedProx: (μ/2)·‖Θ_a − Θ‖² is added to the loss; 0: off. Typical values are 0.001 to 1."
+        ),
     ] = 0.0
     control_variates: Annotated[
         bool,
-        doc("SCAFFOLD: c − c_a, the mean gradient less the client's own, is added to every gradient."),
+        doc(
+            "SCAFFOLD: c − c_a, the mean gradient less the client's own, is added to every gradient."
+        ),
     ] = False
 
     def num_steps(self, sizes: Tensor) -> Tensor:
-        """How many batches clients of these sizes [n] train on in a round [n]."""
+        """Number of local steps [n] of clients with so many samples [n]."""
         batch = self.batch_size or sizes.clamp(min=1)
         return self.epochs * -(-sizes // batch)
 
 
 @dataclass(frozen=True)
 class Task:
-    """What the server asks of a cohort, beside the model."""
+    """What the server asks of a cohort, besides the model."""
 
     round_num: int
     training: LocalTraining
@@ -84,43 +90,47 @@ class Task:
 
 @dataclass(frozen=True)
 class Refusal:
-    """An update that did not reach the aggregate, and why."""
+    """An update that did not reach the aggregate, with the reason."""
 
     client_id: int
     reason: str
-    was_sent: bool = True  # whether a model came with it
+    was_sent: bool = True  # whether a model arrived
 
 
 @dataclass(frozen=True)
 class Updates:
-    """Trained models as they arrive: one chunk of a cohort (a single client, or many stacked)."""
+    """Trained models as they arrive: one chunk of a cohort, of one client or many."""
 
     client_ids: tuple[int, ...]
     models: Tensor  # [n, d]
-    measurements: Mapping[str, Tensor]  # client-measured criteria by name, each [n]
+    measurements: Mapping[str, Tensor]  # client-measured criteria by label, each [n]
     training_loss: Tensor  # [n]
     seconds: Tensor  # [n]
-    failures: tuple[Refusal, ...] = ()  # clients that sent nothing usable, with the engine's reason
-    ages: Tensor | None = None  # [n] rounds since each was asked; None: none
+    failures: tuple[Refusal, ...] = ()  # clients without a usable update, with the engine's reason
+    ages: Tensor | None = None  # [n] rounds since each was asked; None: all 0
 
     @staticmethod
     def failed(failures: Sequence[Refusal], model: Tensor) -> Updates:
-        """No update, and why; `model` is the global one [d]."""
+        """No updates, and the reasons; `model` is the global one [d]."""
         nothing = torch.zeros(0, dtype=torch.float64)
         return Updates((), model.new_zeros(0, len(model)), {}, nothing, nothing, tuple(failures))
 
     def select(self, rows: Tensor) -> Updates:
-        """The updates of the given rows (a boolean mask [n])."""
+        """The updates of some rows, given by a boolean mask [n]."""
         if bool(rows.all()):
             return self
-        ids = tuple(client for client, kept in zip(self.client_ids, rows.tolist(), strict=True) if kept)
+        ids = tuple(
+            client for client, kept in zip(self.client_ids, rows.tolist(), strict=True) if kept
+        )
         measurements = {name: values[rows] for name, values in self.measurements.items()}
         models = self.models[rows.to(self.models.device)]
         ages = None if self.ages is None else self.ages[rows]
-        return Updates(ids, models, measurements, self.training_loss[rows], self.seconds[rows], ages=ages)
+        return Updates(
+            ids, models, measurements, self.training_loss[rows], self.seconds[rows], ages=ages
+        )
 
     def by_client(self) -> Updates:
-        """The same updates, ordered by client."""
+        """The same updates, ordered by client number."""
         order = sorted(range(len(self.client_ids)), key=lambda row: self.client_ids[row])
         rows = torch.tensor(order, dtype=torch.int64)
         return Updates(
@@ -135,7 +145,9 @@ class Updates:
     @staticmethod
     def joined(chunks: Sequence[Updates]) -> Updates:
         """Several chunks as one, with the measurements that all of them have."""
-        shared = [name for name in chunks[0].measurements if all(name in chunk.measurements for chunk in chunks)]
+        shared = list(chunks[0].measurements)
+        for chunk in chunks:
+            shared = [name for name in shared if name in chunk.measurements]
         return Updates(
             tuple(client for chunk in chunks for client in chunk.client_ids),
             torch.cat([chunk.models for chunk in chunks]),
@@ -148,31 +160,37 @@ class Updates:
     @property
     def known_ages(self) -> Tensor:
         """Rounds since each was asked [n]."""
-        return torch.zeros(len(self.client_ids), dtype=torch.float64) if self.ages is None else self.ages
+        if self.ages is None:
+            return torch.zeros(len(self.client_ids), dtype=torch.float64)
+        return self.ages
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """How c candidate models did on the test sets of K clients (or on one server set: K = 1)."""
+    """Results of c candidate models on the test sets of K clients, or on the server's set (K = 1)."""
 
     num_samples: Tensor  # [K]
-    values: Tensor  # [c, K] the problem's metric: accuracy, MAPE, concordance, or what `evaluation.metric` says
-    losses: Tensor  # [c, K] mean loss, never the adapted one, so that methods compare
-    counts: Tensor  # [c, ...] over all clients: confusion (true, predicted class), error sums, or pairs
-    missing: tuple[Refusal, ...] = ()  # clients that were asked and have no say, with the engine's reason
-    right: Tensor | None = None  # [c, N] classified rightly, sample by sample, client after client; where it is known
-    sample_losses: Tensor | None = None  # [c, N] likewise
+    values: Tensor  # [c, K] the problem's metric
+    losses: Tensor  # [c, K] mean of the plain loss, also if training uses an adapted one
+    counts: Tensor  # [c, ...] over all clients; see `Problem.counts_shape`
+    missing: tuple[
+        Refusal, ...
+    ] = ()  # clients that were asked and did not evaluate, with the reason
+    right: Tensor | None = (
+        None  # [c, N] whether each sample is classified correctly, client by client
+    )
+    sample_losses: Tensor | None = None  # [c, N] client by client
 
     def overall(self) -> Tensor:
-        """The metric over all clients, weighted by test-set size (P2 Algorithm 1, line 16). Shape [c]."""
+        """The metric over all clients [c], weighted by test-set size (P2 Algorithm 1, line 16)."""
         return self._weighted(self.values)
 
     def overall_loss(self) -> Tensor:
-        """The loss over all clients, weighted by test-set size. Shape [c]."""
+        """The loss over all clients [c], weighted by test-set size."""
         return self._weighted(self.losses)
 
     def pick(self, candidate: int) -> Evaluation:
-        """The evaluation of one candidate alone."""
+        """The evaluation of one candidate."""
         return self.part(slice(candidate, candidate + 1))
 
     def part(self, rows: slice) -> Evaluation:
@@ -187,57 +205,63 @@ class Evaluation:
         )
 
     def _weighted(self, values: Tensor) -> Tensor:
-        held = self.num_samples > 0  # a client without test data has no accuracy, and no say in the mean
+        held = self.num_samples > 0  # clients without test data have no value
         weights = self.num_samples[held].to(values.dtype)
         return (values[:, held] * weights).sum(1) / weights.sum()
 
 
 @dataclass(frozen=True)
 class Gathered:
-    """What the server holds when all have answered: for parts that look at the whole cohort."""
+    """What the server holds at the end of a round, for parts that need the whole cohort."""
 
     client_ids: tuple[int, ...]
-    updates: Tensor  # [n, d] how far every model moved
+    updates: Tensor  # [n, d] models minus the global model
     global_model: Tensor  # [d]
     spec: ModelSpec
-    criteria: Mapping[str, Tensor]  # raw values by the name of their column, each [n]
-    judge: Callable[[Tensor], Evaluation]  # evaluates models [c, d] on the server's set, or by the clients
-    train_server: Callable[..., Tensor]  # a model [d], trained on the server's set: as a client would, or otherwise
-    seed: int = 0  # of this round, for what a part draws by chance
+    criteria: Mapping[str, Tensor]  # raw values by the criterion's name, not its label, each [n]
+    judge: Callable[
+        [Tensor], Evaluation
+    ]  # evaluates models [c, d] on the server's set, or by the clients
+    train_server: Callable[
+        ..., Tensor
+    ]  # trains a model [d] on the server's set, by default as a client would
+    seed: int = 0  # of this round, for random draws
     training: LocalTraining = LocalTraining()  # of the clients
 
     def server_update(self) -> Tensor:
-        """How far training on the server's set, as a client would, moves the global model [d]."""
+        """The update [d] of training the global model on the server's set, as a client would."""
         return self.train_server(self.global_model) - self.global_model
 
     def gradient(self, model: Tensor) -> Tensor:
-        """Of the loss on the server's set [d]: one step with all samples and a rate of 1 takes it away from a model."""
+        """Gradient [d] of the loss on the server's set: one full-batch step with learning rate 1 subtracts it."""
         gradient = model - self.train_server(model, LocalTraining(learning_rate=1.0))
-        gradient[self.spec.num_parameters :] = 0  # buffers have none
+        gradient[self.spec.num_parameters :] = 0  # buffers have no gradient
         return gradient
 
 
 @dataclass(frozen=True)
 class Posterior:
-    """What evidence makes of the weights."""
+    """The weights after the evidence."""
 
-    weights: Tensor  # [n], sum 1
-    memory: Mapping[str, Tensor] = field(default_factory=dict)  # of all clients, each [K]; for the next round
-    z: Tensor | None = None  # [n] how many standard errors speak against each client; NaN: not known
+    weights: Tensor  # [n], sum to 1
+    memory: Mapping[str, Tensor] = field(
+        default_factory=dict
+    )  # of all clients, each [K]; for the next round
+    z: Tensor | None = None  # [n] evidence against each client in standard errors; NaN: unknown
     notes: tuple[str, ...] = ()
-    scale: float = 1.0  # the new model is multiplied by it
+    scale: float = 1.0  # factor on the parameters of the new model
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """One way to aggregate this round's updates: an order of priority and what came of it."""
+    """One way to aggregate this round's updates: an order of priority and its result."""
 
     priority: tuple[str, ...] | None
     scores: Tensor  # [n]
     prior: Tensor  # [n] weights by the score alone
-    posterior: Posterior | None  # after the evidence; None where the method asks for none
-    weights: Tensor  # [n] within the bounds: what the rule was given
-    influence: Tensor | None  # [n] each client's share of the result; None: its weight
+    posterior: Posterior | None  # after the evidence; None for methods without
+    weights: Tensor  # [n] after the bounds, as given to the rule
+    influence: Tensor | None  # [n] each client's share of the aggregate; None: its weight
     model: Tensor  # [d]
     step_state: Mapping[str, Tensor]
     rule_state: Mapping[str, Tensor] = field(default_factory=dict)
@@ -246,22 +270,22 @@ class Candidate:
 
 @dataclass(frozen=True)
 class ServerState:
-    """All that survives a round. A checkpoint is this object; everything random is derived from the seed."""
+    """Everything that a round passes to the next one, and what a checkpoint stores."""
 
     round_num: int
     model: Tensor  # [d]
     loss: Loss  # of the next round (P3)
-    memory: Mapping[str, Tensor] = field(default_factory=dict)  # what criteria remember of all clients, each [K]
+    memory: Mapping[str, Tensor] = field(default_factory=dict)  # of criteria, by name, each [K]
     priority: tuple[str, ...] | None = None  # the order of the last round (P2)
     quality: float | None = None  # metric of the last round over all clients (P2's acc_t)
-    step_state: Mapping[str, Tensor] = field(default_factory=dict)  # of the server optimizer
-    evidence: Mapping[str, Tensor] = field(default_factory=dict)  # what the evidence remembers of all clients, each [K]
-    rule_state: Mapping[str, Tensor] = field(default_factory=dict)  # what the rule wants to find again
+    step_state: Mapping[str, Tensor] = field(default_factory=dict)  # of the server step
+    evidence: Mapping[str, Tensor] = field(default_factory=dict)  # memory of the evidence, each [K]
+    rule_state: Mapping[str, Tensor] = field(default_factory=dict)  # of the rule
 
 
 @dataclass(frozen=True)
 class RoundRecord:
-    """What happened in a round: enough to explain every weight."""
+    """What happened in a round, with all that is needed to explain every weight."""
 
     round_num: int
     client_ids: tuple[int, ...]  # accepted; the rows of the tensors below
@@ -270,70 +294,33 @@ class RoundRecord:
     normalised: Tensor  # [n, m]
     scores: Tensor  # [n]
     prior: Tensor  # [n] weights by the score alone
-    z: Tensor | None  # [n] what the evidence says against each client, in standard errors
+    z: Tensor | None  # [n] evidence against each client, in standard errors
     posterior: Tensor | None  # [n] weights after the evidence
     weights: Tensor  # [n] after the bounds
-    influence: Tensor | None  # [n] what the rule made of them; None where it was the mean
+    influence: Tensor | None  # [n] shares of the aggregate after the rule; None for the mean
     training_loss: Tensor  # [n]
     seconds: Tensor  # [n]
     refusals: tuple[Refusal, ...]
-    no_effect: tuple[str, ...]  # criteria that were equal for all clients
+    no_effect: tuple[str, ...]  # criteria that were constant across clients
     priority: tuple[str, ...] | None
-    candidates: tuple[tuple[tuple[str, ...], float], ...]  # orders tried and the metric of each, in the order tried
+    candidates: tuple[
+        tuple[tuple[str, ...], float], ...
+    ]  # orders and their metrics, as they were tried
     testing_rounds: int
-    models_moved: int  # models that crossed the wire, either way, for the sake of this round's result
-    evaluations: int  # models evaluated for the sake of it: by a client or by the server, each counts one
+    models_moved: int  # models sent or received to compute this round's result
+    evaluations: int  # evaluations of a model to compute it, by a client or by the server
     loss: Loss  # of the next round
     notes: tuple[str, ...]
     report: Evaluation | None  # on the server's reporting part
     local: Evaluation | None  # on every client's own test set
-    ended: float | None = None  # when, on the clock of the clients: seconds since the run began
-    attack_success: float | None = None  # of simulated backdoors: the share of samples with the trigger that work
+    ended: float | None = None  # seconds since the run began, by the clients' clock
+    attack_success: float | None = (
+        None  # share of triggered samples on which a simulated backdoor works
+    )
 
 
 ServerPart = Literal[
-    "weigh",  # what the server weighs models by
-    "report",  # what it reports on
-    "triggered",  # the latter with the trigger of a simulated backdoor: right is what the attacker wants
+    "weigh",  # samples that weights are based on
+    "report",  # held-out samples that reports are based on
+    "triggered",  # "report" with the trigger of a simulated backdoor; correct is the attacker's target
 ]
-
-
-class Engine(Protocol):
-    """Where clients live. The round asks it for a few things and knows nothing else about it."""
-
-    num_clients: int
-    problem: Problem
-    spec: ModelSpec
-    device: torch.device  # where models live
-    initial_model: Tensor  # [d]
-    attributes: Mapping[str, Tensor]  # facts about the clients that the server knows without asking them, each [K]
-    idle_work: Callable[[], None] | None  # an engine calls it now and then while clients train
-    clock: Clock | None  # what time it is for the clients; None: time is counted in rounds
-
-    def train(self, client_ids: Sequence[int], model: Tensor, task: Task) -> Iterator[Updates]:
-        """Train `model` [d] on every client of the cohort; yield the updates in chunks as they arrive."""
-        ...
-
-    def evaluate(self, client_ids: Sequence[int], models: Tensor) -> Evaluation:
-        """Every candidate [c, d] on the test set of every client, in one pass."""
-        ...
-
-    def evaluate_server(self, models: Tensor, part: ServerPart) -> Evaluation | None:
-        """Every candidate [c, d] on a part of the server's set; None where the server has none."""
-        ...
-
-    def train_server(self, model: Tensor, task: Task) -> Tensor:
-        """Train `model` [d] as a client would, on the samples the server weighs by (see `Method.fine_tune`)."""
-        ...
-
-    def prefetch(self, client_ids: Sequence[int]) -> None:
-        """These clients will be asked next: what takes time can be looked up before. Nothing to do is fine."""
-        ...
-
-    def state(self) -> Mapping[str, Tensor]:
-        """What simulated clients keep between rounds; a checkpoint holds it beside the `ServerState`."""
-        ...
-
-    def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from what `state` returned."""
-        ...

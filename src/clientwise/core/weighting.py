@@ -1,4 +1,4 @@
-"""criteria -> normalise over the cohort -> score -> weights."""
+"""From criteria to weights: normalise over the cohort, score, divide by the sum."""
 
 from __future__ import annotations
 
@@ -25,41 +25,71 @@ class KeepsUnits(Declaration):
 
 @NORMALISERS.register("sum")
 def sum_scale(raw: Tensor) -> Tensor:
-    """Divide by the cohort's sum, so that Σ_a c_a = 1 (the papers). In a cohort of n a value is about 1/n."""
+    """Divide by the cohort's sum, so that Σ_a c_a = 1 (the papers). In a cohort of n a value is about 1/n.
+
+    Args:
+        raw: criteria as measured, [n, m].
+
+    Returns:
+        What each criterion is divided by, [m].
+
+    Example:
+        >>> sum_scale(torch.tensor([[1.0, 5.0], [3.0, 5.0]]))
+        tensor([ 4., 10.])
+    """
     return raw.sum(0)
 
 
 @NORMALISERS.register("max")
 def max_scale(raw: Tensor) -> Tensor:
-    """Divide by the cohort's maximum: the best client has 1, whatever the size of the cohort."""
+    """Divide by the cohort's maximum: the best client has 1, whatever the size of the cohort.
+
+    Args:
+        raw: criteria as measured, [n, m].
+
+    Returns:
+        What each criterion is divided by, [m].
+
+    Example:
+        >>> max_scale(torch.tensor([[1.0, 5.0], [3.0, 5.0]]))
+        tensor([3., 5.])
+    """
     return raw.max(0).values
 
 
 @NORMALISERS.register("none", KeepsUnits())
 def no_scale(raw: Tensor) -> Tensor:
-    """Leave the values as they were measured."""
+    """Leave the values as they were measured: divide by 1."""
     return torch.ones(raw.shape[1], dtype=raw.dtype)
 
 
 def check_normaliser(score: Score, normaliser: str) -> None:
-    """ValueError where a score does not go with values normalised so."""
+    """ValueError if a score does not fit a normaliser, given by its name."""
     if score.needs_units and not isinstance(NORMALISERS.declared(normaliser), KeepsUnits):
         raise ValueError('a threshold is in the criterion\'s own units: use normalise = "none"')
 
 
 def divide(raw: Tensor, scales: Tensor) -> Tensor:
-    """Values over the cohort's scales; a criterion that is zero for everybody stays zero."""
+    """Values [n, m] over the cohort's scales [m]; a criterion that is zero for all clients stays zero."""
     return torch.where(scales == 0, 0.0, raw / scales)
 
 
 def to_weights(scores: Tensor) -> Tensor:
-    """w_a = f(c_a) / Σ f (P1 Eq. 5); all zero where every score is zero, or their sum is not a number."""
+    """w_a = f(c_a) / Σ f (P1 Eq. 5); all zero if the sum of the scores is zero or not finite.
+
+    >>> to_weights(torch.tensor([3.0, 1.0]))
+    tensor([0.7500, 0.2500])
+    """
     total = scores.sum()
     return scores / total if 0 < total < torch.inf else torch.zeros_like(scores)
 
 
 def without_effect(names: Sequence[str], raw: Tensor) -> tuple[str, ...]:
-    """Criteria that are equal for all clients of the cohort, and so tell nobody apart (P1 4.2's rule of thumb)."""
+    """Criteria that are constant across the clients of the cohort (P1 4.2's rule of thumb).
+
+    >>> without_effect(("size", "balance"), torch.tensor([[5.0, 0.7], [3.0, 0.7]]))
+    ('balance',)
+    """
     if len(raw) < 2:
         return ()
     equal = torch.isclose(raw.min(0).values, raw.max(0).values, rtol=1e-9, atol=0.0)
@@ -67,7 +97,7 @@ def without_effect(names: Sequence[str], raw: Tensor) -> tuple[str, ...]:
 
 
 def zero_for_all(names: Sequence[str], raw: Tensor) -> tuple[str, ...]:
-    """Criteria that are zero for all clients of the cohort: in a product, or first in the order, they freeze the model.
+    """Criteria that are zero for all clients: in a product, or first in the order, all weights are then zero.
 
     >>> zero_for_all(("size", "balance"), torch.tensor([[5.0, 0.0], [3.0, 0.0]]))
     ('balance',)
@@ -75,16 +105,30 @@ def zero_for_all(names: Sequence[str], raw: Tensor) -> tuple[str, ...]:
     return tuple(name for name, some in zip(names, raw.any(0).tolist(), strict=True) if not some)
 
 
-def weigh(criteria: Mapping[str, Any], *, score: Score, normalise: str | None = None) -> NDArray[numpy.float64]:
-    """The weights of n clients from your own numbers: lists, NumPy arrays or tensors, one per criterion.
+def weigh(
+    criteria: Mapping[str, Any], *, score: Score, normalise: str | None = None
+) -> NDArray[numpy.float64]:
+    """The weights of n clients from criteria that you measured.
 
-    The weights sum to 1; they are all zero where every score is zero. `normalise` is "sum", "max" or "none"; the
-    default is the score's own ("none" for a product, "sum" for the others).
+    Args:
+        criteria: a list, NumPy array or tensor [n] per criterion, finite and zero or more.
+        score: how a client's criteria become one number: `cw.prioritized(...)`, `cw.mean()` ...
+        normalise: "sum", "max" or "none". The default is the score's own: "none" for a product,
+            "sum" for most others.
 
-    >>> import clientwise as cw
-    >>> criteria = {"size": [600, 600, 60], "accuracy": [0.9, 0.3, 0.9]}
-    >>> cw.weigh(criteria, score=cw.prioritized("accuracy", "size"), normalise="max").round(3).tolist()
-    [0.531, 0.177, 0.292]
+    Returns:
+        The weights [n], which sum to 1. They are all zero if every score is zero.
+
+    Raises:
+        ValueError: the criteria differ in length, have a value that is negative or not finite, or do not
+            fit the score.
+
+    Example:
+        >>> import clientwise as cw
+        >>> criteria = {"size": [600, 600, 60], "accuracy": [0.9, 0.3, 0.9]}
+        >>> score = cw.prioritized("accuracy", "size")
+        >>> cw.weigh(criteria, score=score, normalise="max").round(3).tolist()
+        [0.531, 0.177, 0.292]
     """
     if not criteria:
         raise ValueError("no criteria given")
@@ -94,9 +138,13 @@ def weigh(criteria: Mapping[str, Any], *, score: Score, normalise: str | None = 
     columns = {name: _column(values) for name, values in criteria.items()}
     for name, column in columns.items():
         if column.ndim != 1 or len(column) != len(columns[names[0]]):
-            raise ValueError(f"{name!r} has shape {tuple(column.shape)}; every criterion needs one value per client")
+            raise ValueError(
+                f"{name!r} has shape {tuple(column.shape)}: every criterion needs one value per client"
+            )
         if not bool((column.isfinite() & (column >= 0)).all()):
-            raise ValueError(f"{name!r} has a value that is negative or not finite: {column.tolist()}")
+            raise ValueError(
+                f"{name!r} has a value that is negative or not finite: {column.tolist()}"
+            )
     score.check(names)
     normaliser = normalise or score.default_normaliser
     check_normaliser(score, normaliser)
@@ -106,7 +154,9 @@ def weigh(criteria: Mapping[str, Any], *, score: Score, normalise: str | None = 
     scales = NORMALISERS.get(normaliser)(raw)
     scores = score(names, divide(raw, scales))
     if not bool(scales.isfinite().all() & scores.sum().isfinite()):
-        raise ValueError("these values are too large to weigh: their scores overflow; measure in larger units")
+        raise ValueError(
+            "these values are too large to weigh: their scores overflow. Use larger units."
+        )
     return to_weights(scores).numpy()
 
 

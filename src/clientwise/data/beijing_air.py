@@ -14,13 +14,29 @@ from .table import SampleTable, Sheet, cached_table, join
 from .table_files import read_csv
 
 STATIONS = (
-    *("Aotizhongxin", "Changping", "Dingling", "Dongsi", "Guanyuan", "Gucheng", "Huairou", "Nongzhanguan", "Shunyi"),
+    *(
+        "Aotizhongxin",
+        "Changping",
+        "Dingling",
+        "Dongsi",
+        "Guanyuan",
+        "Gucheng",
+        "Huairou",
+        "Nongzhanguan",
+        "Shunyi",
+    ),
     *("Tiantan", "Wanliu", "Wanshouxigong"),
 )
 HOURS = 35_064  # of every station, four years
 TARGET = "PM2.5"
 CATEGORIES = ("month", "hour", "wd")  # wd: the direction of the wind
-IGNORE = ("No", "year", "day", "PM10", "station")  # PM10 is what is to be predicted and coarser dust
+IGNORE = (
+    "No",
+    "year",
+    "day",
+    "PM10",
+    "station",
+)  # PM10 is what is to be predicted and coarser dust
 MOST_BYTES = 2**24
 
 
@@ -48,13 +64,22 @@ def beijing_air(data_dir: Path | None, *, standardise: Standardise = "pooled") -
 def _file(data_dir: Path | None, station: str, get: str) -> Path:
     name = f"PRSA_Data_{station}_20130301-20170228.csv"
     folders = ("beijing_air", "beijing_air/PRSA_Data_20130301-20170228")
-    return find(data_dir, "beijing_air", [f"{folder}/{name}{end}" for folder in folders for end in ("", ".gz")], get)
+    return find(
+        data_dir,
+        "beijing_air",
+        [f"{folder}/{name}{end}" for folder in folders for end in ("", ".gz")],
+        get,
+    )
 
 
 def _read(path: Path, station: str) -> Sheet:
     rows = read_csv(path, MOST_BYTES)
     if len(rows) != HOURS or TARGET not in rows or rows[TARGET].dtype.kind != "f":
-        raise DataError(f"{path}: {HOURS:,} hours with {TARGET} expected, found {len(rows):,} rows; get it again")
+        raise DataError(
+            f"{path}: {HOURS:,} hours with {TARGET} expected, found {len(rows):,} rows; get it again"
+        )
     if (rows[TARGET] <= 0).any():
         raise DataError(f"{path}: a {TARGET} is not above zero; get the file again")
-    return Sheet(path, rows.dropna(subset=[TARGET]).assign(**{TARGET: numpy.log10(rows[TARGET])}), station)
+    return Sheet(
+        path, rows.dropna(subset=[TARGET]).assign(**{TARGET: numpy.log10(rows[TARGET])}), station
+    )

@@ -86,7 +86,10 @@ def _read(folder: Path) -> dict[str, Tensor] | None:
         return None
     try:
         # Copy on write: PyTorch wants memory it could write to, and the file must stay as it is.
-        return {path.stem: torch.from_numpy(numpy.load(path, mmap_mode="c")) for path in sorted(folder.glob("*.npy"))}
+        return {
+            path.stem: torch.from_numpy(numpy.load(path, mmap_mode="c"))
+            for path in sorted(folder.glob("*.npy"))
+        }
     except (ValueError, EOFError, OSError):
         log.warning("%s: damaged, so it is written again", folder)
         shutil.rmtree(folder)
@@ -96,7 +99,9 @@ def _read(folder: Path) -> dict[str, Tensor] | None:
 def _write(folder: Path, build: Callable[[Writer], None]) -> None:
     """Build an entry in a temporary folder and rename it; of two processes the first one wins."""
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".", dir=folder.parent, ignore_cleanup_errors=True) as temporary:
+    with tempfile.TemporaryDirectory(
+        prefix=".", dir=folder.parent, ignore_cleanup_errors=True
+    ) as temporary:
         whole = Path(temporary) / "entry"
         whole.mkdir()
         build(Writer(whole))
@@ -109,8 +114,15 @@ def _write(folder: Path, build: Callable[[Writer], None]) -> None:
 
 def _stamp(source: Path) -> list[tuple[str, int, int]]:
     """Name, size and time of a file, or of every file in a folder."""
-    files = [source] if source.is_file() else sorted(path for path in source.rglob("*") if path.is_file())
-    return [(str(path.relative_to(source.parent)), (facts := path.stat()).st_size, facts.st_mtime_ns) for path in files]
+    files = (
+        [source]
+        if source.is_file()
+        else sorted(path for path in source.rglob("*") if path.is_file())
+    )
+    return [
+        (str(path.relative_to(source.parent)), (facts := path.stat()).st_size, facts.st_mtime_ns)
+        for path in files
+    ]
 
 
 def _digest(*parts: Sequence[Any]) -> str:

@@ -32,7 +32,9 @@ def celeba(data_dir: Path | None, *, target: str = "Smiling", size: Pixels = 64)
         size: width and height to which images are resized.
     """
     get = "it belongs to the CelebA dataset (aligned and cropped images, attribute and identity annotations)"
-    pictures = find(data_dir, "celeba", ["celeba/img_align_celeba", "celeba/img_align_celeba.zip"], get)
+    pictures = find(
+        data_dir, "celeba", ["celeba/img_align_celeba", "celeba/img_align_celeba.zip"], get
+    )
     attributes = find(data_dir, "celeba", ["celeba/list_attr_celeba.txt"], get)
     identities = find(data_dir, "celeba", ["celeba/identity_CelebA.txt"], get)
 
@@ -55,7 +57,9 @@ def celeba(data_dir: Path | None, *, target: str = "Smiling", size: Pixels = 64)
         hint = suggest(target, known) or "; get the file again"
         raise DataError(f"{attributes}: no attribute {target!r}{hint}")
     arrays = cached("celeba", [attributes, identities, pictures], build, [size])
-    facts = {name: arrays["attributes"][:, column] for column, name in enumerate(known)}  # -1 or 1, as published
+    facts = {
+        name: arrays["attributes"][:, column] for column, name in enumerate(known)
+    }  # -1 or 1, as published
     return Samples(
         arrays["inputs"],
         (facts[target] > 0).long(),
@@ -82,9 +86,15 @@ def _read_attributes(path: Path) -> tuple[list[str], numpy.ndarray]:
     count, attributes, *lines = _lines(path)
     rows = [line.split() for line in lines]
     width = len(attributes.split())
-    if count.strip() != str(len(rows)) or {len(row) for row in rows} != {width + 1} or len(rows) > ALL_IMAGES:
+    if (
+        count.strip() != str(len(rows))
+        or {len(row) for row in rows} != {width + 1}
+        or len(rows) > ALL_IMAGES
+    ):
         announced = f"{shortened(count, 20)!r} images of {width} attributes announced"
-        raise DataError(f"{path}: {announced}, {len(rows):,} lines, {ALL_IMAGES:,} at most; get it again")
+        raise DataError(
+            f"{path}: {announced}, {len(rows):,} lines, {ALL_IMAGES:,} at most; get it again"
+        )
     if {value for row in rows for value in row[1:]} - {"-1", "1"}:
         raise DataError(f"{path}: an attribute is neither -1 nor 1; get the file again")
     return [row[0] for row in rows], numpy.array([row[1:] for row in rows], numpy.int8)
@@ -95,8 +105,12 @@ def _read_identities(path: Path, names: list[str]) -> numpy.ndarray:
     whose = {name: identity for name, _, identity in (line.partition(" ") for line in _lines(path))}
     missing = [name for name in names if not _NUMBER.fullmatch(whose.get(name, "").strip())]
     if missing:
-        raise DataError(f"{path}: has no identity for {missing[0]} and {len(missing) - 1:,} others; get it again")
+        raise DataError(
+            f"{path}: has no identity for {missing[0]} and {len(missing) - 1:,} others; get it again"
+        )
     ids = numpy.array([int(whose[name]) for name in names], numpy.int64)
     if len(names) == ALL_IMAGES and len(numpy.unique(ids)) != ALL_IDENTITIES:
-        raise DataError(f"{path}: {ALL_IDENTITIES:,} identities expected, found {len(numpy.unique(ids)):,}")
+        raise DataError(
+            f"{path}: {ALL_IDENTITIES:,} identities expected, found {len(numpy.unique(ids)):,}"
+        )
     return ids

@@ -32,13 +32,17 @@ def cifar10(data_dir: Path | None) -> Samples:
         for index, path in enumerate(paths):
             content = numpy.frombuffer(read_file(path, RECORDS * RECORD), numpy.uint8)
             if content.size != RECORDS * RECORD:
-                raise DataError(f"{path}: {RECORDS * RECORD:,} bytes expected, found {content.size:,}; get it again")
+                raise DataError(
+                    f"{path}: {RECORDS * RECORD:,} bytes expected, found {content.size:,}; get it again"
+                )
             records = content.reshape(RECORDS, RECORD)
             targets[index] = records[:, 0]
             inputs[index * RECORDS : (index + 1) * RECORDS] = records[:, 1:].reshape(-1, 3, 32, 32)
         for part, per_class in zip((targets[:-1], targets[-1:]), PER_CLASS, strict=True):
             if numpy.bincount(part.flatten(), minlength=10).tolist() != [per_class] * 10:
-                raise DataError(f"{folder}: there are not {per_class:,} images of every class; get the files again")
+                raise DataError(
+                    f"{folder}: there are not {per_class:,} images of every class; get the files again"
+                )
         arrays.save("targets", targets.flatten())
 
     arrays = cached("cifar10", paths, build)

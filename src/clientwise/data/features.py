@@ -44,7 +44,9 @@ class Backbone:
 
 
 FEATURES: Registry[Callable[..., Backbone]] = Registry(
-    "feature extractor", "features", "A frozen network whose features the model sees instead of the images"
+    "feature extractor",
+    "features",
+    "A frozen network whose features the model sees instead of the images",
 )
 
 
@@ -76,7 +78,9 @@ def efficientnet_lite0(data_dir: Path | None, *, resolution: PositiveInt = 96) -
 
 
 @FEATURES.register("vgg19")
-def vgg19(data_dir: Path | None, *, weights: str = "vgg19.safetensors", resolution: PositiveInt = 32) -> Backbone:
+def vgg19(
+    data_dir: Path | None, *, weights: str = "vgg19.safetensors", resolution: PositiveInt = 32
+) -> Backbone:
     """512 features of VGG19 (P3 2), with torchvision's ImageNet weights from a file in the data folder.
 
     Args:
@@ -87,12 +91,20 @@ def vgg19(data_dir: Path | None, *, weights: str = "vgg19.safetensors", resoluti
     get = "save torchvision's vgg19(weights='IMAGENET1K_V1').state_dict() there; without it use efficientnet_lite0"
     path = find(data_dir, "vgg19", [weights], get)
     network = vgg19_convolutions()
-    found = {name: tensor for name, tensor in _read_weights(path).items() if name.startswith("features.")}
+    found = {
+        name: tensor for name, tensor in _read_weights(path).items() if name.startswith("features.")
+    }
     try:
-        network.load_state_dict({name.removeprefix("features."): tensor for name, tensor in found.items()})
+        network.load_state_dict(
+            {name.removeprefix("features."): tensor for name, tensor in found.items()}
+        )
     except RuntimeError as error:
-        raise DataError(f"{path}: not the weights of VGG19 ({str(error).splitlines()[-1].strip()}); {get}") from None
-    mean, deviation = (torch.tensor(v)[:, None, None] for v in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
+        raise DataError(
+            f"{path}: not the weights of VGG19 ({str(error).splitlines()[-1].strip()}); {get}"
+        ) from None
+    mean, deviation = (
+        torch.tensor(v)[:, None, None] for v in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+    )
     return Backbone(
         _Pooled(network, network),
         resolution,
@@ -131,14 +143,22 @@ def with_features(
 
     The cache entry belongs to the values of the samples and weights, not to the files they come from.
     """
-    options = hashlib.blake2b(repr([dict(data.options), dict(part.options)]).encode(), digest_size=4).hexdigest()
+    options = hashlib.blake2b(
+        repr([dict(data.options), dict(part.options)]).encode(), digest_size=4
+    ).hexdigest()
     name = f"features-{data.name}-{part.name}-{options}"
     try:
         samples, backbone = load(), FEATURES.get(part.name)(data_dir, **part.options)
     except DataError as error:
         return _copied(name, error)
-    if samples.after_partition is not None or samples.inputs.shape[1:2] != (3,) or samples.inputs.ndim != 4:
-        raise DataError(f"{part.name}: needs colour images [N, 3, height, width], {data.name} has none")
+    if (
+        samples.after_partition is not None
+        or samples.inputs.shape[1:2] != (3,)
+        or samples.inputs.ndim != 4
+    ):
+        raise DataError(
+            f"{part.name}: needs colour images [N, 3, height, width], {data.name} has none"
+        )
     path = cache_folder() / f"{name}-{_digest(samples, backbone.network)}.npz"
     if path.exists():
         try:
@@ -195,7 +215,10 @@ def _arrays(samples: Samples) -> dict[str, numpy.ndarray]:
         "targets": samples.targets.numpy(),
         "scale": numpy.array(samples.scale),
         "num_classes": numpy.array(samples.problem.num_classes),
-        **{f"attribute {name}": values.numpy() for name, values in samples.sample_attributes.items()},
+        **{
+            f"attribute {name}": values.numpy()
+            for name, values in samples.sample_attributes.items()
+        },
     }
     if samples.ids is not None:
         arrays["ids"] = samples.ids.numpy()
@@ -209,7 +232,9 @@ def _save(path: Path, samples: Samples) -> None:
     arrays: dict[str, Any] = {**_arrays(samples)}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".", dir=path.parent) as folder:  # others may write the same file now
+        with tempfile.TemporaryDirectory(
+            prefix=".", dir=path.parent
+        ) as folder:  # others may write the same file now
             whole = Path(folder) / path.name
             numpy.savez_compressed(whole, **arrays)
             os.replace(whole, path)
@@ -232,7 +257,11 @@ def _load(path: Path) -> Samples:
         arrays["targets"],
         Classification(num_classes) if num_classes else Regression(),
         float(arrays["scale"]),
-        {name.removeprefix(kind): values for name, values in arrays.items() if name.startswith(kind)},
+        {
+            name.removeprefix(kind): values
+            for name, values in arrays.items()
+            if name.startswith(kind)
+        },
         arrays.get("ids"),
         int(arrays["test_from"]) if "test_from" in arrays else None,
     )
@@ -248,4 +277,6 @@ def _read_weights(path: Path) -> dict[str, Tensor]:
         weights: dict[str, Tensor] = torch.load(path, map_location="cpu", weights_only=True)
         return weights
     except Exception as error:  # a file of any content may raise anything
-        raise DataError(f"{path}: no weights can be read from it ({str(error).splitlines()[0]})") from None
+        raise DataError(
+            f"{path}: no weights can be read from it ({str(error).splitlines()[0]})"
+        ) from None

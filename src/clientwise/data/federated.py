@@ -32,9 +32,13 @@ class Samples:
     targets: Tensor  # [N] class numbers (int64), or values (float32, [N] or [N, ...])
     problem: Problem
     scale: float = 1.0  # inputs · scale is what the model sees
-    sample_attributes: Mapping[str, Tensor] = field(default_factory=dict)  # facts about the samples, each [N]
+    sample_attributes: Mapping[str, Tensor] = field(
+        default_factory=dict
+    )  # facts about the samples, each [N]
     ids: Tensor | None = None  # [N] the writer, celebrity or patient of each; negative: none
-    test_from: int | None = None  # from this index on they are the official test split, where there is one
+    test_from: int | None = (
+        None  # from this index on they are the official test split, where there is one
+    )
     # Called once clients hold samples: builds a vocabulary, standardises, multiplies images.
     after_partition: Callable[[FederatedData], FederatedData] | None = None
     names: tuple[str, ...] = ()  # of the ids, if they have any: id 2 is names[2]
@@ -51,7 +55,8 @@ class Samples:
             inputs=torch.cat([self.inputs, inputs]),
             targets=torch.cat([self.targets, self.targets[of]]),
             sample_attributes={
-                name: torch.cat([values, values[of]]) for name, values in self.sample_attributes.items()
+                name: torch.cat([values, values[of]])
+                for name, values in self.sample_attributes.items()
             },
             ids=None if self.ids is None else torch.cat([self.ids, self.ids[of]]),
         )
@@ -62,7 +67,8 @@ class Samples:
 
     @staticmethod
     def from_clients(
-        clients: Mapping[str, tuple[Any, Any] | Dataset[Any]] | Sequence[tuple[Any, Any] | Dataset[Any]],
+        clients: Mapping[str, tuple[Any, Any] | Dataset[Any]]
+        | Sequence[tuple[Any, Any] | Dataset[Any]],
         *,
         num_classes: int | None = None,
         survival: bool = False,
@@ -118,7 +124,11 @@ class Holdings:
     def of(parts: Sequence[tuple[Tensor, Tensor]]) -> Holdings:
         """From one pair (sample indices, targets) per holder."""
         sizes = torch.tensor([0, *(len(indices) for indices, _ in parts)])
-        return Holdings(torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts]), sizes.cumsum(0))
+        return Holdings(
+            torch.cat([part[0] for part in parts]),
+            torch.cat([part[1] for part in parts]),
+            sizes.cumsum(0),
+        )
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -136,7 +146,11 @@ class Holdings:
         """Indices [n] and targets [n, ...] of several holders, and each sample's index into `holders` [n]."""
         sizes = self.sizes
         if isinstance(holders, range) and holders == range(len(self)):  # all: nothing to pick
-            return self.indices, self.targets, torch.repeat_interleave(torch.arange(len(self)), sizes)
+            return (
+                self.indices,
+                self.targets,
+                torch.repeat_interleave(torch.arange(len(self)), sizes),
+            )
         wanted = torch.tensor(list(holders), dtype=torch.int64)
         owner = torch.repeat_interleave(torch.arange(len(wanted)), sizes[wanted])
         starts = self.offsets[:-1][wanted] - (sizes[wanted].cumsum(0) - sizes[wanted])
@@ -157,7 +171,9 @@ class FederatedData:
     test: Holdings  # K clients
     weigh: Holdings | None  # of one holder, the server: it weighs models by them
     report: Holdings | None  # of one holder, the server: it reports on them
-    attributes: Mapping[str, Tensor] = field(default_factory=dict)  # facts about the clients, each [K]
+    attributes: Mapping[str, Tensor] = field(
+        default_factory=dict
+    )  # facts about the clients, each [K]
     poisoned: Holdings | None = None  # `train` in the rounds in which hostile clients attack
     triggered: Holdings | None = None  # of `report`, with a backdoor's trigger and its labels
     names: tuple[str, ...] = ()  # of the clients, where they have some
@@ -179,9 +195,16 @@ class FederatedData:
             for held in filter(None, given):
                 indices = held.indices.cpu()
                 columns = [rows[indices.numpy()], held.targets.cpu().numpy()]
-                columns += [values[indices].numpy() for values in samples.sample_attributes.values()]
-                parts = [b"|".join(column[held.slice(k)].tobytes() for column in columns) for k in range(len(held))]
-                found = [b"|".join(pair) for pair in zip(found or [b""] * len(parts), parts, strict=True)]
+                columns += [
+                    values[indices].numpy() for values in samples.sample_attributes.values()
+                ]
+                parts = [
+                    b"|".join(column[held.slice(k)].tobytes() for column in columns)
+                    for k in range(len(held))
+                ]
+                found = [
+                    b"|".join(pair) for pair in zip(found or [b""] * len(parts), parts, strict=True)
+                ]
             return found
 
         clients = contents(self.train, self.test, self.poisoned)
@@ -190,7 +213,9 @@ class FederatedData:
         return [
             hashlib.blake2b(f"{about} {fact}".encode() + content, digest_size=8).hexdigest()
             for fact, content in zip(
-                [*facts, []], [*clients, b"".join(contents(self.weigh, self.report, self.triggered))], strict=True
+                [*facts, []],
+                [*clients, b"".join(contents(self.weigh, self.report, self.triggered))],
+                strict=True,
             )
         ]
 
@@ -199,8 +224,14 @@ class FederatedData:
         kinds = {"inputs": self.samples.inputs, "targets": self.samples.targets}
         wrong = {what: values for what, values in kinds.items() if not _is_finite(values)}
         parts = {"training": self.train, "test": self.test}
-        holders = [(self.called(k), part, own, k) for k in range(self.num_clients) for part, own in parts.items()]
-        holders += [("the server", "its", own, 0) for own in (self.weigh, self.report) if own is not None]
+        holders = [
+            (self.called(k), part, own, k)
+            for k in range(self.num_clients)
+            for part, own in parts.items()
+        ]
+        holders += [
+            ("the server", "its", own, 0) for own in (self.weigh, self.report) if own is not None
+        ]
         found = [
             f"{holder}: {said}"
             for what, values in wrong.items()
@@ -209,7 +240,9 @@ class FederatedData:
         ]
         if found:
             more = f"; {len(found)} such problems in all" if len(found) > MOST_NAMED else ""
-            raise DataError(f"{'; '.join(found[:MOST_NAMED])}{more}; correct them, or leave those samples out")
+            raise DataError(
+                f"{'; '.join(found[:MOST_NAMED])}{more}; correct them, or leave those samples out"
+            )
 
     def called(self, client: int) -> str:
         """A client in a message: its number, and its name if it has one."""
@@ -279,9 +312,17 @@ class FederatedData:
             raise ValueError(f"{len(names)} names for {len(train)} clients: give one for each")
         for name, values in (attributes or {}).items():
             if len(values) != len(train):
-                raise ValueError(f"attribute {name!r} has {len(values)} values for {len(train)} clients")
+                raise ValueError(
+                    f"attribute {name!r} has {len(values)} values for {len(train)} clients"
+                )
         sizes = [len(block[1]) for block in blocks]
-        parts = list(zip(torch.split(torch.arange(len(targets)), sizes), torch.split(targets, sizes), strict=True))
+        parts = list(
+            zip(
+                torch.split(torch.arange(len(targets)), sizes),
+                torch.split(targets, sizes),
+                strict=True,
+            )
+        )
         server = iter(parts[2 * len(train) :])
         data = FederatedData(
             Samples(
@@ -289,7 +330,9 @@ class FederatedData:
                 targets,
                 problem,
                 sample_attributes={
-                    name: _first(torch.cat([torch.as_tensor(part) for part in values]), len(targets))
+                    name: _first(
+                        torch.cat([torch.as_tensor(part) for part in values]), len(targets)
+                    )
                     for name, values in (sample_attributes or {}).items()
                 },
             ),
@@ -383,13 +426,22 @@ def _joined(blocks: Sequence[tuple[Any, Any]]) -> tuple[Tensor, Tensor]:
             raise ValueError(f"{block} has {len(pair[0])} inputs, {len(pair[1])} targets")
     shapes = {(inputs.shape[1:], targets.shape[1:]) for inputs, targets in tensors if len(inputs)}
     if len(shapes) > 1:
-        raise ValueError(f"samples must be of one shape, got {sorted((tuple(one), tuple(two)) for one, two in shapes)}")
-    return torch.cat([inputs for inputs, _ in tensors]), torch.cat([targets for _, targets in tensors])
+        raise ValueError(
+            f"samples must be of one shape, got {sorted((tuple(one), tuple(two)) for one, two in shapes)}"
+        )
+    return torch.cat([inputs for inputs, _ in tensors]), torch.cat(
+        [targets for _, targets in tensors]
+    )
 
 
 def _row_digests(values: Tensor) -> NDArray[numpy.uint64]:
     """A digest of every row."""
-    rows = values.cpu().contiguous().numpy().reshape(len(values), values[0].numel() if len(values) else 1)
+    rows = (
+        values.cpu()
+        .contiguous()
+        .numpy()
+        .reshape(len(values), values[0].numel() if len(values) else 1)
+    )
     digests = (hashlib.blake2b(row.data, digest_size=8).digest() for row in rows.view(numpy.uint8))
     return numpy.frombuffer(b"".join(digests), numpy.uint64)
 
@@ -406,7 +458,9 @@ def _not_finite(values: Tensor, what: str, part: str) -> str:
     columns = bad.sum(0)
     wrong = columns.nonzero().flatten().tolist()
     counted = [f"{index} ({int(columns[index]):,})" for index in wrong[:MOST_NAMED]]
-    return f"{said}, in column {', '.join(counted)}{' and others' if len(wrong) > MOST_NAMED else ''}"
+    return (
+        f"{said}, in column {', '.join(counted)}{' and others' if len(wrong) > MOST_NAMED else ''}"
+    )
 
 
 def _is_finite(values: Tensor) -> bool:
@@ -417,7 +471,9 @@ def _is_finite(values: Tensor) -> bool:
 def _problem(targets: Tensor, num_classes: int | None, survival: bool) -> tuple[Tensor, Problem]:
     """Targets as they are stored, and the problem."""
     if survival and targets.ndim > 1:
-        raise ValueError(f"targets of shape {tuple(targets.shape)}: survival has one time per sample")
+        raise ValueError(
+            f"targets of shape {tuple(targets.shape)}: survival has one time per sample"
+        )
     if survival or targets.is_floating_point():
         return targets.float(), Survival() if survival else Regression()
     return targets.long(), _classes(targets.long(), num_classes)
@@ -428,9 +484,13 @@ def _classes(targets: Tensor, num_classes: int | None) -> Problem:
     least, largest = (int(targets.min()), int(targets.max())) if len(targets) else (0, 0)
     problem = Classification(num_classes or max(2, largest + 1))
     if not 2 <= problem.num_classes <= MOST_CLASSES:
-        raise ValueError(f"there are {problem.num_classes:,} classes: must be 2 to {MOST_CLASSES:,}")
+        raise ValueError(
+            f"there are {problem.num_classes:,} classes: must be 2 to {MOST_CLASSES:,}"
+        )
     if least < 0 or largest >= problem.num_classes:
-        raise ValueError(f"labels must be 0 to {problem.num_classes - 1}, found {least} to {largest}")
+        raise ValueError(
+            f"labels must be 0 to {problem.num_classes - 1}, found {least} to {largest}"
+        )
     return problem
 
 
@@ -446,7 +506,9 @@ def _arrays(dataset: Dataset[Any]) -> tuple[Tensor, Tensor]:
 def _columns(dataset: Any, inputs: str, targets: str) -> tuple[Tensor, Tensor]:
     """Two columns of a Hugging Face dataset; images with their channels first."""
     if missing := {inputs, targets} - set(dataset.column_names):
-        raise ValueError(f"no column {sorted(missing)} in this dataset; it has {dataset.column_names}")
+        raise ValueError(
+            f"no column {sorted(missing)} in this dataset; it has {dataset.column_names}"
+        )
     rows = dataset.with_format("numpy")[:]
     values = torch.as_tensor(numpy.stack(list(rows[inputs])))
     if values.dtype == torch.uint8:

@@ -66,7 +66,9 @@ def _read_folder(folder: Path, writers: dict[str, int]) -> list[numpy.ndarray]:
                 pixels = numpy.array(content["user_data"][user]["x"], numpy.float32)
                 classes = numpy.array(content["user_data"][user]["y"], numpy.int64)
                 if pixels.shape != (count, PIXELS) or classes.shape != (count,):
-                    raise ValueError(f"{user} should have {count} images of {PIXELS} pixels and as many classes")
+                    raise ValueError(
+                        f"{user} should have {count} images of {PIXELS} pixels and as many classes"
+                    )
                 if count and (classes.min() < 0 or classes.max() >= NUM_CLASSES):
                     raise ValueError(f"{user} has a class that is not 0 to {NUM_CLASSES - 1}")
                 if not ((pixels >= 0) & (pixels <= 1)).all():
@@ -75,7 +77,9 @@ def _read_folder(folder: Path, writers: dict[str, int]) -> list[numpy.ndarray]:
                 labels.append(classes)
                 ids.append(numpy.full(count, writers.setdefault(user, len(writers)), numpy.int64))
         except Exception as error:  # whatever JSON holds instead of users, numbers and arrays
-            raise DataError(f"{path}: not a data file of LEAF ({reason(error)}); get it again") from None
+            raise DataError(
+                f"{path}: not a data file of LEAF ({reason(error)}); get it again"
+            ) from None
     if not sum(map(len, labels)):
         raise DataError(f"{folder}: its files hold no samples; {GET}")
     return [numpy.concatenate(part) for part in (images, labels, ids)]

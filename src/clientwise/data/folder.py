@@ -58,7 +58,9 @@ def read_file(path: Path, most: int) -> bytes:
     except Exception as error:
         raise DataError(f"{path}: cannot be read ({reason(error)}); get the file again") from None
     if len(content) > most:
-        raise DataError(f"{path}: has more than {most:,} bytes, the most that this file can have; get the file again")
+        raise DataError(
+            f"{path}: has more than {most:,} bytes, the most that this file can have; get the file again"
+        )
     return content
 
 
@@ -80,14 +82,20 @@ class Archive:
                 {member.filename: member.file_size for member in self._zip.infolist()}
                 if self._zip
                 else {
-                    file.relative_to(path).as_posix(): file.stat().st_size for file in path.rglob("*") if file.is_file()
+                    file.relative_to(path).as_posix(): file.stat().st_size
+                    for file in path.rglob("*")
+                    if file.is_file()
                 }
             )
         except Exception as error:
-            raise DataError(f"{path}: cannot be read ({reason(error)}); get the file again") from None
+            raise DataError(
+                f"{path}: cannot be read ({reason(error)}); get the file again"
+            ) from None
         self.pictures = sorted(name for name in sizes if name.lower().endswith((".jpg", ".png")))
         if (total := sum(sizes[name] for name in self.pictures)) > most:
-            raise DataError(f"{path}: has {total:,} bytes of pictures, {most:,} at most expected; get it again")
+            raise DataError(
+                f"{path}: has {total:,} bytes of pictures, {most:,} at most expected; get it again"
+            )
 
     def paths_by_name(self) -> dict[str, str]:
         """The path of every picture within the archive, by its file name."""
@@ -98,11 +106,15 @@ class Archive:
         try:
             content = self._zip.read(name) if self._zip else (self.path / name).read_bytes()
         except Exception as error:
-            raise DataError(f"{self.path}: {name} cannot be read ({reason(error)}); get it again") from None
+            raise DataError(
+                f"{self.path}: {name} cannot be read ({reason(error)}); get it again"
+            ) from None
         try:
             colours = self._decode(content)
         except Exception as error:
-            raise DataError(f"{self.path}: {name} is not an image ({reason(error)}); get it again") from None
+            raise DataError(
+                f"{self.path}: {name} is not an image ({reason(error)}); get it again"
+            ) from None
         if size is not None and colours.size != (size, size):
             colours = colours.resize((size, size))
         return numpy.asarray(colours).transpose(2, 0, 1)
@@ -111,8 +123,12 @@ class Archive:
         from PIL import Image
 
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # our limit is below Pillow's
-            picture = Image.open(io.BytesIO(content), formats=("JPEG", "PNG"))  # no format that starts other programs
+            warnings.simplefilter(
+                "ignore", Image.DecompressionBombWarning
+            )  # our limit is below Pillow's
+            picture = Image.open(
+                io.BytesIO(content), formats=("JPEG", "PNG")
+            )  # no format that starts other programs
         with picture:
             if picture.width * picture.height > self.MOST_PIXELS:
                 raise ValueError(f"{picture.width}×{picture.height} pixels")

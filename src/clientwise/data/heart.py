@@ -15,11 +15,33 @@ from .table_files import read_csv
 
 HOSPITALS = {"Cleveland": 303, "Hungarian": 294, "Switzerland": 123, "VA": 200}  # patients
 NAMES = [
-    *("age", "sex", "cp", "trestbps", "chol", "fbs", "restecg", "thalach", "exang", "oldpeak", "slope", "ca", "thal"),
+    *(
+        "age",
+        "sex",
+        "cp",
+        "trestbps",
+        "chol",
+        "fbs",
+        "restecg",
+        "thalach",
+        "exang",
+        "oldpeak",
+        "slope",
+        "ca",
+        "thal",
+    ),
     "ill",
 ]
-CATEGORIES = ("cp", "restecg", "slope", "thal")  # kinds of chest pain, ECG, slope, thallium scan: numbers by name only
-NEVER_ZERO = ["trestbps", "chol"]  # blood pressure and cholesterol: a zero means that it was not measured
+CATEGORIES = (
+    "cp",
+    "restecg",
+    "slope",
+    "thal",
+)  # kinds of chest pain, ECG, slope, thallium scan: numbers by name only
+NEVER_ZERO = [
+    "trestbps",
+    "chol",
+]  # blood pressure and cholesterol: a zero means that it was not measured
 MOST_BYTES = 2**20
 
 
@@ -34,7 +56,9 @@ def heart(data_dir: Path | None, *, standardise: Standardise = "pooled") -> Samp
         standardise: numbers by the training samples of all clients ("pooled"), of each ("client"), or not ("off").
     """
     get = "it belongs to the Heart Disease data of the UCI Machine Learning Repository (processed.*.data)"
-    paths = [find(data_dir, "heart", [f"heart/processed.{name.lower()}.data"], get) for name in HOSPITALS]
+    paths = [
+        find(data_dir, "heart", [f"heart/processed.{name.lower()}.data"], get) for name in HOSPITALS
+    ]
 
     def read() -> SampleTable:
         sheets = [_read(path, hospital) for path, hospital in zip(paths, HOSPITALS, strict=True)]

@@ -17,7 +17,9 @@ from .folder import Archive, DataError, find
 CLASSES = ("Uninfected", "Parasitized")
 PER_CLASS, PEOPLE = 13_779, 200
 MOST_PICTURES = 2**30  # bytes: published are 340 million
-_SLIDE = re.compile(r"C([0-9]{1,9})[AB]?(?:P([0-9]{1,9}))?")  # C100P61ThinF_IMG_..._cell_162: slide 100, patient 61
+_SLIDE = re.compile(
+    r"C([0-9]{1,9})[AB]?(?:P([0-9]{1,9}))?"
+)  # C100P61ThinF_IMG_..._cell_162: slide 100, patient 61
 HEALTHY = 1000  # slides without a patient's number are of healthy people, one each: HEALTHY + slide
 
 
@@ -36,10 +38,15 @@ def malaria(data_dir: Path | None, *, size: Pixels = 64) -> Samples:
 
     def build(arrays: Writer) -> None:
         archive = Archive(source, MOST_PICTURES)
-        by_class = [[name for name in archive.pictures if PurePosixPath(name).parent.name == kind] for kind in CLASSES]
+        by_class = [
+            [name for name in archive.pictures if PurePosixPath(name).parent.name == kind]
+            for kind in CLASSES
+        ]
         for kind, names in zip(CLASSES, by_class, strict=True):
             if len(names) != PER_CLASS:
-                raise DataError(f"{source}: {PER_CLASS:,} images expected in {kind}/, found {len(names):,}; {get}")
+                raise DataError(
+                    f"{source}: {PER_CLASS:,} images expected in {kind}/, found {len(names):,}; {get}"
+                )
         names = [name for names in by_class for name in names]
         inputs = arrays.create("inputs", (len(names), 3, size, size), numpy.uint8)
         for index, name in enumerate(names):
@@ -47,17 +54,23 @@ def malaria(data_dir: Path | None, *, size: Pixels = 64) -> Samples:
         arrays.save("targets", numpy.repeat(numpy.arange(2), PER_CLASS))
         ids = numpy.array([_patient(source, name) for name in names], numpy.int64)
         if len(numpy.unique(ids)) != PEOPLE:
-            raise DataError(f"{source}: {PEOPLE} people expected, found {len(numpy.unique(ids))}; {get}")
+            raise DataError(
+                f"{source}: {PEOPLE} people expected, found {len(numpy.unique(ids))}; {get}"
+            )
         arrays.save("ids", ids)
 
     arrays = cached("malaria", [source], build, [size])
-    return Samples(arrays["inputs"], arrays["targets"], Classification(2), scale=1 / 255, ids=arrays["ids"])
+    return Samples(
+        arrays["inputs"], arrays["targets"], Classification(2), scale=1 / 255, ids=arrays["ids"]
+    )
 
 
 def _patient(source: Path, name: str) -> int:
     """Whose cell it is, from the file's name."""
     found = _SLIDE.match(PurePosixPath(name).name)
     if found is None:
-        raise DataError(f"{source}: {name} does not begin with slide and patient, as in C100P61ThinF; get it again")
+        raise DataError(
+            f"{source}: {name} does not begin with slide and patient, as in C100P61ThinF; get it again"
+        )
     slide, patient = found.groups()
     return int(patient) if patient else HEALTHY + int(slide)

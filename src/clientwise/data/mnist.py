@@ -42,7 +42,9 @@ def mnist(data_dir: Path | None) -> Samples:
         arrays.save("targets", numpy.concatenate(targets).astype(numpy.int64))
         if writers:
             pairs = zip(writers, targets, strict=True)
-            arrays.save("ids", numpy.concatenate([_read_writers(path, known) for path, known in pairs]))
+            arrays.save(
+                "ids", numpy.concatenate([_read_writers(path, known) for path, known in pairs])
+            )
 
     arrays = cached("mnist", [*images, *labels, *writers], build)
     return Samples(
@@ -61,16 +63,27 @@ def _file(data_dir: Path | None, name: str, get: str) -> Path:
 
 def _writer_files(folder: Path) -> list[Path]:
     """QMNIST's files, if both are there."""
-    found = [path for name in WRITER_FILES for path in (folder / name, folder / f"{name}.gz") if path.exists()]
+    found = [
+        path
+        for name in WRITER_FILES
+        for path in (folder / name, folder / f"{name}.gz")
+        if path.exists()
+    ]
     return found if len(found) == len(WRITER_FILES) else []
 
 
-def _check(pictures: Path, names: Path, part: str, images: numpy.ndarray, labels: numpy.ndarray) -> None:
+def _check(
+    pictures: Path, names: Path, part: str, images: numpy.ndarray, labels: numpy.ndarray
+) -> None:
     count = PARTS[part]
     if images.shape != (count, 28, 28) or images.dtype != numpy.uint8:
-        raise DataError(f"{pictures}: expected {count:,} images of 28×28 bytes, found {images.shape}; get it again")
+        raise DataError(
+            f"{pictures}: expected {count:,} images of 28×28 bytes, found {images.shape}; get it again"
+        )
     if labels.shape != (count,) or labels.dtype != numpy.uint8:
-        raise DataError(f"{names}: expected {count:,} labels of one byte, found {labels.shape}; get the file again")
+        raise DataError(
+            f"{names}: expected {count:,} labels of one byte, found {labels.shape}; get the file again"
+        )
     if numpy.bincount(labels, minlength=10).tolist() != CLASS_COUNTS[part]:
         raise DataError(f"{names}: the labels of {part} are not those of MNIST; get the file again")
 
@@ -78,19 +91,33 @@ def _check(pictures: Path, names: Path, part: str, images: numpy.ndarray, labels
 def _read_writers(path: Path, labels: numpy.ndarray) -> numpy.ndarray:
     """The writer of every digit: the third column. QMNIST's test set has more rows, MNIST's digits first."""
     rows = _read_idx(path)
-    if rows.ndim != 2 or rows.shape[1] < 3 or len(rows) < len(labels) or (rows[: len(labels), 0] != labels).any():
-        raise DataError(f"{path}: is not about these digits; put QMNIST's extended labels there, or nothing")
+    if (
+        rows.ndim != 2
+        or rows.shape[1] < 3
+        or len(rows) < len(labels)
+        or (rows[: len(labels), 0] != labels).any()
+    ):
+        raise DataError(
+            f"{path}: is not about these digits; put QMNIST's extended labels there, or nothing"
+        )
     return rows[: len(labels), 2].astype(numpy.int64)
 
 
 def _read_idx(path: Path) -> numpy.ndarray:
     """An array from an idx file: two zero bytes, type, number of dimensions, the dimensions, the values."""
     content = read_file(path, MOST_BYTES)
-    if len(content) < 4 or content[:2] != b"\x00\x00" or content[2] not in _TYPES or len(content) < 4 + 4 * content[3]:
+    if (
+        len(content) < 4
+        or content[:2] != b"\x00\x00"
+        or content[2] not in _TYPES
+        or len(content) < 4 + 4 * content[3]
+    ):
         raise DataError(f"{path}: not an idx file of bytes or integers; get the file again")
     kind, start = numpy.dtype(_TYPES[content[2]]), 4 + 4 * content[3]
     shape = numpy.frombuffer(content, ">u4", count=content[3], offset=4).tolist()
     wanted, found = math.prod(shape), len(content) - start
     if wanted * kind.itemsize != found:
-        raise DataError(f"{path}: cut off; it should hold {wanted:,} values and has {found:,} bytes; get it again")
+        raise DataError(
+            f"{path}: cut off; it should hold {wanted:,} values and has {found:,} bytes; get it again"
+        )
     return numpy.frombuffer(content, kind, offset=start).reshape(shape)

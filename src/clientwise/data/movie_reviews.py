@@ -45,7 +45,12 @@ def movie_reviews(
         length: words of a review.
     """
     get = "make it from the Large Movie Review Dataset (IMDB) or your own reviews: columns text, label (0, 1), source"
-    path = find(data_dir, "movie_reviews", ["movie_reviews/reviews.csv.gz", "movie_reviews/reviews.csv"], get)
+    path = find(
+        data_dir,
+        "movie_reviews",
+        ["movie_reviews/reviews.csv.gz", "movie_reviews/reviews.csv"],
+        get,
+    )
 
     def build(arrays: Writer) -> None:
         texts, labels, sources = _read_reviews(path)
@@ -74,16 +79,22 @@ def tokens(text: str) -> list[str]:
     >>> tokens("It's <br />GOOD, isn't it?")
     ["it's", 'good', "isn't", 'it']
     """
-    end = text.rfind(">") + 1  # behind it there are no tags, and nothing is looked for in vain: time stays linear
+    end = (
+        text.rfind(">") + 1
+    )  # behind it there are no tags, and nothing is looked for in vain: time stays linear
     return _WORD.findall((_TAG.sub(" ", text[:end]) + text[end:]).lower())
 
 
 def _with_vocabulary(data: FederatedData, words: int) -> FederatedData:
     """Words by their rank in the clients' training texts; test texts must not decide on the vocabulary."""
     inputs = data.samples.inputs
-    counts = torch.bincount(inputs[torch.unique(data.train.indices)].flatten(), minlength=int(inputs.max()) + 1)
+    counts = torch.bincount(
+        inputs[torch.unique(data.train.indices)].flatten(), minlength=int(inputs.max()) + 1
+    )
     counts[0] = 0  # the padding is no word
-    ranked = counts.argsort(descending=True, stable=True)[: min(words - FIRST_WORD, int((counts > 0).sum()))]
+    ranked = counts.argsort(descending=True, stable=True)[
+        : min(words - FIRST_WORD, int((counts > 0).sum()))
+    ]
     number = torch.full((len(counts),), UNKNOWN, dtype=torch.int32)
     number[ranked] = torch.arange(FIRST_WORD, FIRST_WORD + len(ranked), dtype=torch.int32)
     number[0] = PADDING
@@ -97,12 +108,16 @@ def _read_reviews(path: Path) -> tuple[list[str], list[int], list[str]]:
         if line > MOST_REVIEWS:
             raise DataError(f"{path}: has more than {MOST_REVIEWS:,} reviews; keep fewer")
         if row.get("text") is None or row.get("label") not in ("0", "1"):
-            raise DataError(f"{path}: row {line} needs a column text and a column label with 0 or 1; put it right")
+            raise DataError(
+                f"{path}: row {line} needs a column text and a column label with 0 or 1; put it right"
+            )
         texts.append(row["text"])
         labels.append(int(row["label"]))
         sources.append(row.get("source") or "")
     for source, wanted in PER_CLASS.items():
-        found = numpy.bincount([label for label, of in zip(labels, sources, strict=True) if of == source], minlength=2)
+        found = numpy.bincount(
+            [label for label, of in zip(labels, sources, strict=True) if of == source], minlength=2
+        )
         if found.any() and found.tolist() != [wanted, wanted]:
             raise DataError(
                 f"{path}: {wanted:,} reviews of each class expected from {source}, found {found.tolist()}; get it again"
@@ -115,6 +130,8 @@ def _read_reviews(path: Path) -> tuple[list[str], list[int], list[str]]:
 def _rows(path: Path) -> Iterator[dict[str, str]]:
     content = read_file(path, MOST_BYTES)
     try:
-        yield from csv.DictReader(io.TextIOWrapper(io.BytesIO(content), encoding="utf-8", newline=""))
+        yield from csv.DictReader(
+            io.TextIOWrapper(io.BytesIO(content), encoding="utf-8", newline="")
+        )
     except (UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{path}: cannot be read ({error}); get the file again") from None

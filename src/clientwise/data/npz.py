@@ -27,7 +27,9 @@ def read_npz(path: Path) -> dict[str, numpy.ndarray]:
             members = archive.infolist()
             unpacked = sum(member.file_size for member in members)
             if 2 * unpacked > memory():
-                raise ValueError(f"{gigabytes(unpacked)} unpacked, of {gigabytes(memory())} of memory")
+                raise ValueError(
+                    f"{gigabytes(unpacked)} unpacked, of {gigabytes(memory())} of memory"
+                )
             for member in members:
                 with archive.open(member) as file:
                     _check_header(member, file)
@@ -50,7 +52,9 @@ def inputs_and_targets(
     """
     names = [f"{part}_{kind}" for part in parts for kind in ("inputs", "targets")]
     if missing := [name for name in names if name not in arrays]:
-        raise DataError(f"{path}: has no array {', '.join(missing)}; numpy.savez writes such a file")
+        raise DataError(
+            f"{path}: has no array {', '.join(missing)}; numpy.savez writes such a file"
+        )
     for name in names:
         if not arrays[name].ndim:
             raise DataError(f"{path}: {name} is a single number; give one row for every sample")
@@ -62,7 +66,9 @@ def inputs_and_targets(
     return pairs
 
 
-def check_attributes(attributes: Mapping[str, numpy.ndarray], num_samples: int, path: str | Path) -> None:
+def check_attributes(
+    attributes: Mapping[str, numpy.ndarray], num_samples: int, path: str | Path
+) -> None:
     """DataError unless every attribute has one value for every training sample."""
     for name, values in attributes.items():
         if values.shape != (num_samples,):

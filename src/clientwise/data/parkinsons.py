@@ -44,9 +44,17 @@ def parkinsons(
             raise DataError(f"{path}: no column {sorted(missing)[0]!r}; get the file again")
         if len(rows) != RECORDINGS or rows["subject#"].nunique() != PATIENTS:
             found = f"{len(rows):,} of {rows['subject#'].nunique()}"
-            raise DataError(f"{path}: {RECORDINGS:,} rows of {PATIENTS} patients expected, found {found}; get it again")
+            raise DataError(
+                f"{path}: {RECORDINGS:,} rows of {PATIENTS} patients expected, found {found}; get it again"
+            )
         others = [score for score in SCORES if score != target]
-        made = join([Sheet(path, rows)], target=target, kind="regression", client="subject#", ignore=others)
-        return replace(made, targets=made.targets / 10, names=tuple(f"patient {number}" for number in made.names))
+        made = join(
+            [Sheet(path, rows)], target=target, kind="regression", client="subject#", ignore=others
+        )
+        return replace(
+            made,
+            targets=made.targets / 10,
+            names=tuple(f"patient {number}" for number in made.names),
+        )
 
     return cached_table("parkinsons", [path], read, [target]).samples(standardise)

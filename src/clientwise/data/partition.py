@@ -40,12 +40,16 @@ class Pool:
     def labels(self) -> Tensor:
         """The targets, where they are classes."""
         if not self.num_classes:
-            raise ValueError("this partition divides by class, and these samples have no classes; use iid or quantity")
+            raise ValueError(
+                "this partition divides by class, and these samples have no classes; use iid or quantity"
+            )
         return self.targets
 
 
 Partitioner = Callable[..., list[Tensor]]
-PARTITIONS: Registry[Partitioner] = Registry("partition", "partitions", "How the samples are spread over the clients")
+PARTITIONS: Registry[Partitioner] = Registry(
+    "partition", "partitions", "How the samples are spread over the clients"
+)
 PartOfAll = Annotated[float, Gt(0), Le(1)]
 
 
@@ -65,7 +69,9 @@ def iid(pool: Pool, seed: int, *, clients: PositiveInt) -> list[Tensor]:
 
 
 @PARTITIONS.register("quantity")
-def quantity(pool: Pool, seed: int, *, clients: PositiveInt, concentration: PositiveFloat = 1.0) -> list[Tensor]:
+def quantity(
+    pool: Pool, seed: int, *, clients: PositiveInt, concentration: PositiveFloat = 1.0
+) -> list[Tensor]:
     """Shuffled samples of unequal number: the clients' shares are drawn from a Dirichlet distribution.
 
     Args:
@@ -82,7 +88,9 @@ def quantity(pool: Pool, seed: int, *, clients: PositiveInt, concentration: Posi
 
 
 @PARTITIONS.register("shards")
-def shards(pool: Pool, seed: int, *, clients: PositiveInt, per_client: PositiveInt = 2) -> list[Tensor]:
+def shards(
+    pool: Pool, seed: int, *, clients: PositiveInt, per_client: PositiveInt = 2
+) -> list[Tensor]:
     """Samples sorted by label and cut into shards, `per_client` for each client (McMahan et al. 2017).
 
     P1's non-IID MNIST has 100 clients with 2 of 200 shards each.
@@ -101,14 +109,20 @@ def shards(pool: Pool, seed: int, *, clients: PositiveInt, per_client: PositiveI
             "shards sorts samples by their target, and these have several targets each; use iid or quantity"
         )
     if clients * per_client > len(pool.targets):
-        raise ValueError(f"{clients:,} clients with {per_client:,} shards each, but only {len(pool.targets):,} samples")
+        raise ValueError(
+            f"{clients:,} clients with {per_client:,} shards each, but only {len(pool.targets):,} samples"
+        )
     cut = pool.targets.argsort(stable=True).tensor_split(clients * per_client)
-    deal = torch.randperm(len(cut), generator=generator(seed, "partition")).reshape(clients, per_client)
+    deal = torch.randperm(len(cut), generator=generator(seed, "partition")).reshape(
+        clients, per_client
+    )
     return [torch.cat([cut[shard] for shard in mine]) for mine in deal.tolist()]
 
 
 @PARTITIONS.register("dirichlet")
-def dirichlet(pool: Pool, seed: int, *, clients: PositiveInt, concentration: PositiveFloat = 0.5) -> list[Tensor]:
+def dirichlet(
+    pool: Pool, seed: int, *, clients: PositiveInt, concentration: PositiveFloat = 0.5
+) -> list[Tensor]:
     """Each class divided by shares from a Dirichlet distribution (Hsu et al. 2019).
 
     Args:
@@ -123,8 +137,12 @@ def dirichlet(pool: Pool, seed: int, *, clients: PositiveInt, concentration: Pos
     random = numpy.random.default_rng(derive_seed(seed, "partition"))
     parts: list[list[Tensor]] = [[] for _ in range(clients)]
     for label in torch.unique(pool.labels):
-        members = torch.from_numpy(random.permutation(torch.nonzero(pool.targets == label).flatten().numpy()))
-        for part, piece in zip(parts, _cut(members, random.dirichlet([concentration] * clients)), strict=True):
+        members = torch.from_numpy(
+            random.permutation(torch.nonzero(pool.targets == label).flatten().numpy())
+        )
+        for part, piece in zip(
+            parts, _cut(members, random.dirichlet([concentration] * clients)), strict=True
+        ):
             part.append(piece)
     return [torch.cat(part) for part in parts]
 
@@ -152,9 +170,13 @@ def table(
     """
     for row, numbers in enumerate(counts):
         if len(numbers) != pool.num_classes:
-            raise ValueError(f"counts[{row}] has {len(numbers)} numbers, for {pool.num_classes} classes")
+            raise ValueError(
+                f"counts[{row}] has {len(numbers)} numbers, for {pool.num_classes} classes"
+            )
         if sum(numbers) < pool.least:
-            raise ValueError(f"counts[{row}] gives {sum(numbers)} samples; a client needs {pool.least} at least")
+            raise ValueError(
+                f"counts[{row}] gives {sum(numbers)} samples; a client needs {pool.least} at least"
+            )
     random = generator(seed, "partition")
     parts: list[list[Tensor]] = [[] for _ in counts]
     for label in range(pool.num_classes):
@@ -164,7 +186,9 @@ def table(
         most = max(wanted) if overlap else sum(wanted)
         if most > len(members):
             hint = "" if overlap else "; with overlap = true clients may share some"
-            raise ValueError(f"counts ask for {most:,} samples of class {label}, there are {len(members):,}{hint}")
+            raise ValueError(
+                f"counts ask for {most:,} samples of class {label}, there are {len(members):,}{hint}"
+            )
         start = 0
         for part, count in zip(parts, wanted, strict=True):
             part.append(members[torch.arange(start, start + count) % max(1, len(members))])
@@ -205,7 +229,11 @@ def by_id(
     if clients is not None and fraction is not None:
         raise ValueError("give either clients or fraction")
     random = generator(seed, "partition")
-    kept = torch.randperm(len(pool.ids), generator=random)[: round(len(pool.ids) * sample_fraction)].sort().values
+    kept = (
+        torch.randperm(len(pool.ids), generator=random)[: round(len(pool.ids) * sample_fraction)]
+        .sort()
+        .values
+    )
     kept = kept[pool.ids[kept] >= 0]
     owners, counts = torch.unique(pool.ids[kept], return_counts=True)
     parts = torch.split(kept[pool.ids[kept].argsort(stable=True)], counts.tolist())
@@ -213,11 +241,16 @@ def by_id(
     large = [part for part in parts if len(part) >= minimum]
     wanted = clients or (len(large) if fraction is None else max(1, round(fraction * len(large))))
     if not large or wanted > len(large):
-        raise ValueError(f"{len(large)} of {len(owners)} ids have at least {minimum} samples; {max(1, wanted)} wanted")
+        raise ValueError(
+            f"{len(large)} of {len(owners)} ids have at least {minimum} samples; {max(1, wanted)} wanted"
+        )
     chosen = torch.randperm(len(large), generator=random)[:wanted].sort().values
     if per_id == 1:
         return [large[index] for index in chosen.tolist()]
-    shuffled = [large[index][torch.randperm(len(large[index]), generator=random)] for index in chosen.tolist()]
+    shuffled = [
+        large[index][torch.randperm(len(large[index]), generator=random)]
+        for index in chosen.tolist()
+    ]
     return [part for own in shuffled for part in own.tensor_split(per_id)]
 
 
@@ -260,21 +293,35 @@ def divide(
         if samples.test_from is None:
             raise ValueError("this dataset has no official test split")
         indices, official = indices[: samples.test_from], indices[samples.test_from :]
-    server, rest = _hold_out(samples, indices, 0.0 if official_test == "server" else server_fraction, seed)
+    server, rest = _hold_out(
+        samples, indices, 0.0 if official_test == "server" else server_fraction, seed
+    )
     if official_test == "server":
         server, _ = _hold_out(samples, official, 1.0, seed)
     splits = official_test != "clients" and test_fraction > 0
     least = 2 if splits else 1
-    parts = _at_least(least, [rest[part] for part in partition(Pool.of(samples, rest, least), seed)])
-    parts = [part[torch.randperm(len(part), generator=generator(seed, "split", 0, k))] for k, part in enumerate(parts)]
+    parts = _at_least(
+        least, [rest[part] for part in partition(Pool.of(samples, rest, least), seed)]
+    )
+    parts = [
+        part[torch.randperm(len(part), generator=generator(seed, "split", 0, k))]
+        for k, part in enumerate(parts)
+    ]
     if official_test == "clients":
         return Division(parts, _official_tests(samples, parts, official, seed), server)
-    cuts = [min(len(part) - 1, max(1, round(len(part) * test_fraction))) if splits else 0 for part in parts]
+    cuts = [
+        min(len(part) - 1, max(1, round(len(part) * test_fraction))) if splits else 0
+        for part in parts
+    ]
     pairs = list(zip(parts, cuts, strict=True))
-    return Division([part[cut:] for part, cut in pairs], [part[:cut] for part, cut in pairs], server)
+    return Division(
+        [part[cut:] for part, cut in pairs], [part[:cut] for part, cut in pairs], server
+    )
 
 
-def _official_tests(samples: Samples, parts: Sequence[Tensor], official: Tensor, seed: int) -> list[Tensor]:
+def _official_tests(
+    samples: Samples, parts: Sequence[Tensor], official: Tensor, seed: int
+) -> list[Tensor]:
     """The clients' parts of the official test split: of the same id, or else of the same class proportions."""
     whose = [] if samples.ids is None else [torch.unique(samples.ids[part]) for part in parts]
     if samples.ids is None or any(len(ids) > 1 for ids in whose):
@@ -288,18 +335,27 @@ def _official_tests(samples: Samples, parts: Sequence[Tensor], official: Tensor,
     return tests
 
 
-def deal_alike(samples: Samples, parts: Sequence[Tensor], indices: Tensor, seed: int) -> list[Tensor]:
+def deal_alike(
+    samples: Samples, parts: Sequence[Tensor], indices: Tensor, seed: int
+) -> list[Tensor]:
     """Divide samples so that each client's have the size and class proportions of its `parts`.
 
     Every client gets slots in proportion to its size, each for a class that it holds. Slots and
     samples, both sorted by class, are matched in order. Where their class proportions differ, a few
     slots at a border get the neighbouring class.
     """
-    owner = torch.repeat_interleave(torch.arange(len(parts)), torch.tensor([len(part) for part in parts]))
+    owner = torch.repeat_interleave(
+        torch.arange(len(parts)), torch.tensor([len(part) for part in parts])
+    )
     held = torch.cat(list(parts))
     every = _classes(samples)
     by_class = torch.argsort(owner * (int(every.max()) + 1) + every[held], stable=True)
-    slots = by_class[(torch.arange(len(indices)) + 0.5).mul(len(held) / len(indices)).long().clamp(max=len(held) - 1)]
+    slots = by_class[
+        (torch.arange(len(indices)) + 0.5)
+        .mul(len(held) / len(indices))
+        .long()
+        .clamp(max=len(held) - 1)
+    ]
     random = generator(seed, "test split")
     slots = slots[torch.randperm(len(slots), generator=random)]
     slots = slots[every[held[slots]].argsort(stable=True)]
@@ -432,7 +488,9 @@ def _at_least(count: int, parts: list[Tensor]) -> list[Tensor]:
             "use fewer clients"
         )
     parts = list(parts)
-    givers = [(-len(part), client) for client, part in enumerate(parts)]  # the largest first, of equals the first
+    givers = [
+        (-len(part), client) for client, part in enumerate(parts)
+    ]  # the largest first, of equals the first
     heapq.heapify(givers)
     for client in range(len(parts)):
         while len(parts[client]) < count:
@@ -448,7 +506,9 @@ def _classes(samples: Samples) -> Tensor:
     return samples.problem.classes_of(samples.targets)
 
 
-def _hold_out(samples: Samples, indices: Tensor, fraction: float, seed: int) -> tuple[Tensor, Tensor]:
+def _hold_out(
+    samples: Samples, indices: Tensor, fraction: float, seed: int
+) -> tuple[Tensor, Tensor]:
     """The samples held out, shuffled, and the rest; classes keep their proportions in every prefix."""
     shuffled = indices[torch.randperm(len(indices), generator=generator(seed, "held out"))]
     count = round(len(shuffled) * fraction)

@@ -70,8 +70,12 @@ def table(
         texts.append(target)
 
     def read() -> SampleTable:
-        sheets = [Sheet(path, read_table(path, texts), path.name.partition(".")[0]) for path in paths]
-        return join(sheets, target=target, kind=kind, client=client, categories=categories, ignore=ignore)
+        sheets = [
+            Sheet(path, read_table(path, texts), path.name.partition(".")[0]) for path in paths
+        ]
+        return join(
+            sheets, target=target, kind=kind, client=client, categories=categories, ignore=ignore
+        )
 
     options = [target, kind, client, *categories, None, *ignore]
     return cached_table("table", paths, read, options).samples(standardise)
@@ -126,8 +130,12 @@ def cached_table(
 
     arrays = {part: values.numpy() for part, values in cached(name, paths, build, options).items()}
     words = json.loads(arrays.pop("words").tobytes())
-    columns = tuple(InputColumn(column["name"], tuple(column["categories"])) for column in words["columns"])
-    return SampleTable(**arrays, columns=columns, names=tuple(words["names"]), num_classes=words["num_classes"])
+    columns = tuple(
+        InputColumn(column["name"], tuple(column["categories"])) for column in words["columns"]
+    )
+    return SampleTable(
+        **arrays, columns=columns, names=tuple(words["names"]), num_classes=words["num_classes"]
+    )
 
 
 def join(
@@ -147,14 +155,18 @@ def join(
     used = _common_columns(sheets, needed, ignore)
     names = [name for name in used if name not in (target, client)]
     if not names:
-        raise DataError(f"{sheets[0].path}: has no column but the target and the client; add one to learn from")
+        raise DataError(
+            f"{sheets[0].path}: has no column but the target and the client; add one to learn from"
+        )
     inputs, columns = _inputs(sheets, names, frozenset(categories))
     targets, num_classes = _targets(sheets, target, kind)
     ids, clients = _clients(sheets, client)
     return SampleTable(inputs, targets, ids, columns, tuple(clients), num_classes)
 
 
-def _common_columns(sheets: Sequence[Sheet], needed: Sequence[str], ignore: Sequence[str]) -> list[str]:
+def _common_columns(
+    sheets: Sequence[Sheet], needed: Sequence[str], ignore: Sequence[str]
+) -> list[str]:
     """The columns of all sheets without those to `ignore`, in the order of the first sheet."""
     first = sheets[0]
     ignored = frozenset(ignore)
@@ -166,7 +178,9 @@ def _common_columns(sheets: Sequence[Sheet], needed: Sequence[str], ignore: Sequ
         found |= known
         for name in [*needed, *used]:
             if name not in known:
-                raise DataError(f"{sheet.path}: no column {shortened(name)!r}{suggest(name, known)}")
+                raise DataError(
+                    f"{sheet.path}: no column {shortened(name)!r}{suggest(name, known)}"
+                )
         for name in sheet.rows.columns:
             if name not in wanted:
                 raise DataError(
@@ -175,7 +189,9 @@ def _common_columns(sheets: Sequence[Sheet], needed: Sequence[str], ignore: Sequ
                 )
     for name in ignore:
         if name not in found:
-            raise DataError(f"{first.path}: no column {shortened(name)!r} to ignore{suggest(name, found)}")
+            raise DataError(
+                f"{first.path}: no column {shortened(name)!r} to ignore{suggest(name, found)}"
+            )
     return used
 
 
@@ -208,7 +224,9 @@ def _numeric(sheets: Sequence[Sheet]) -> set[str]:
     found = set(sheets[0].rows.columns)
     for sheet in sheets:
         kinds = zip(sheet.rows.columns, sheet.rows.dtypes, strict=True)
-        found &= {name for name, kind in kinds if isinstance(kind, numpy.dtype) and kind.kind in "iuf"}
+        found &= {
+            name for name, kind in kinds if isinstance(kind, numpy.dtype) and kind.kind in "iuf"
+        }
     return found
 
 
@@ -223,10 +241,14 @@ def _matching(data_dir: Path | None, files: str) -> list[Path]:
     except (ValueError, NotImplementedError, OSError) as error:
         raise DataError(f"files = {shortened(files)!r}: {reason(error)}") from None
     if not found:
-        raise DataError(f"{shortened(str(folder / files))}: no such file; paths start from `data_dir`")
+        raise DataError(
+            f"{shortened(str(folder / files))}: no such file; paths start from `data_dir`"
+        )
     for path in found:
         if not path.name.endswith(ENDINGS):
-            raise DataError(f"{path}: a table is a file {', '.join(ENDINGS)}; give `files` a pattern such as *.csv")
+            raise DataError(
+                f"{path}: a table is a file {', '.join(ENDINGS)}; give `files` a pattern such as *.csv"
+            )
     return found
 
 
@@ -234,14 +256,23 @@ def _with_target(sheet: Sheet, target: str) -> Sheet:
     """The rows that have a value in the target column."""
     columns = list(sheet.rows.columns)
     if target not in columns:
-        raise DataError(f"{sheet.path}: no column {shortened(target)!r} for the target{suggest(target, columns)}")
+        raise DataError(
+            f"{sheet.path}: no column {shortened(target)!r} for the target{suggest(target, columns)}"
+        )
     if len(set(columns)) < len(columns):
         raise DataError(f"{sheet.path}: two columns have the same name; rename or remove one")
     given = sheet.rows[target].notna()
     if not given.any():
-        raise DataError(f"{sheet.path}: no row has a value in column {target!r}; fill some in, or leave the file out")
+        raise DataError(
+            f"{sheet.path}: no row has a value in column {target!r}; fill some in, or leave the file out"
+        )
     if not given.all():
-        log.warning("%s: %d rows without a value in %s are left out", sheet.path, int((~given).sum()), target)
+        log.warning(
+            "%s: %d rows without a value in %s are left out",
+            sheet.path,
+            int((~given).sum()),
+            target,
+        )
     return Sheet(sheet.path, sheet.rows[given], sheet.client)
 
 
@@ -329,6 +360,8 @@ def _clients(sheets: Sequence[Sheet], name: str | None) -> tuple[numpy.ndarray, 
     for sheet in sheets:
         if (missing := sheet.rows[name].isna()).any():
             row = int(sheet.rows.index[int(missing.to_numpy().argmax())]) + 1
-            raise DataError(f"{sheet.path}: column {name!r}, row {row} is empty: it must name the client; fill it in")
+            raise DataError(
+                f"{sheet.path}: column {name!r}, row {row} is empty: it must name the client; fill it in"
+            )
     codes, names = _codes(sheets, name, 10**9)
     return codes.astype(numpy.int64), names

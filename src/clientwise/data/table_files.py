@@ -54,7 +54,9 @@ def parse_csv(path: Path, content: bytes, **options: Any) -> DataFrame:
 
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("error", pandas.errors.ParserWarning)  # rows longer than the header
+            warnings.simplefilter(
+                "error", pandas.errors.ParserWarning
+            )  # rows longer than the header
             return pandas.read_csv(
                 io.BytesIO(content),
                 na_values=["?"],
@@ -64,7 +66,9 @@ def parse_csv(path: Path, content: bytes, **options: Any) -> DataFrame:
                 **options,
             )
     except Exception as error:
-        raise DataError(f"{path}: not a table of rows and columns ({reason(error)}); correct the file") from None
+        raise DataError(
+            f"{path}: not a table of rows and columns ({reason(error)}); correct the file"
+        ) from None
 
 
 def _header(path: Path, content: bytes, separator: str) -> list[str]:
@@ -74,12 +78,16 @@ def _header(path: Path, content: bytes, separator: str) -> list[str]:
         rows = csv.reader(text, delimiter=separator, skipinitialspace=True)
         return next((row for row in rows if row), [])
     except (UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"{path}: not a table of rows and columns ({reason(error)}); correct the file") from None
+        raise DataError(
+            f"{path}: not a table of rows and columns ({reason(error)}); correct the file"
+        ) from None
 
 
 def _refuse_wide(path: Path, columns: int) -> None:
     if columns > MOST_COLUMNS:
-        raise DataError(f"{path}: has {columns:,} columns, {MOST_COLUMNS:,} at most are read; remove some")
+        raise DataError(
+            f"{path}: has {columns:,} columns, {MOST_COLUMNS:,} at most are read; remove some"
+        )
 
 
 def _refuse_repeated(path: Path, names: Sequence[str]) -> None:
@@ -99,7 +107,9 @@ def _read_parquet(path: Path) -> DataFrame:
         from pyarrow import concat_tables
         from pyarrow.parquet import ParquetFile
     except ImportError:
-        raise DataError(f"{path}: Parquet needs another package: pip install 'clientwise[parquet]'") from None
+        raise DataError(
+            f"{path}: Parquet needs another package: pip install 'clientwise[parquet]'"
+        ) from None
     try:
         with ParquetFile(path) as file:
             _refuse_large(path, file.metadata)
@@ -121,7 +131,9 @@ def _read_parquet(path: Path) -> DataFrame:
     except DataError:
         raise
     except Exception as error:
-        raise DataError(f"{path}: not a Parquet file that can be read ({reason(error)}); write it again") from None
+        raise DataError(
+            f"{path}: not a Parquet file that can be read ({reason(error)}); write it again"
+        ) from None
 
 
 def _refuse_large(path: Path, metadata: Any) -> None:

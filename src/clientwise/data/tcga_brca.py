@@ -14,7 +14,10 @@ from .table import SampleTable, Sheet, cached_table, join
 from .table_files import read_csv
 
 REGIONS = ("Northeast", "South", "West", "Midwest", "Europe", "Canada")
-TRAIN, TEST = (248, 156, 164, 129, 129, 40), (63, 40, 42, 33, 33, 11)  # patients of each in FLamby's split
+TRAIN, TEST = (
+    (248, 156, 164, 129, 129, 40),
+    (63, 40, 42, 33, 33, 11),
+)  # patients of each in FLamby's split
 MOST_DAYS = 36_500
 MOST_BYTES = 2**20
 
@@ -34,7 +37,13 @@ def tcga_brca(data_dir: Path | None, *, standardise: Standardise = "pooled") -> 
     split = find(data_dir, "tcga_brca", ["tcga_brca/train_test_split.csv"], get)
 
     def read() -> SampleTable:
-        made = join([_read(patients, split)], target="T", kind="regression", client="region", ignore=["pid", "E"])
+        made = join(
+            [_read(patients, split)],
+            target="T",
+            kind="regression",
+            client="region",
+            ignore=["pid", "E"],
+        )
         return replace(made, names=REGIONS)
 
     samples = cached_table("tcga_brca", [patients, split], read).samples(standardise)
@@ -46,19 +55,30 @@ def _read(patients: Path, split: Path) -> Sheet:
     import pandas
 
     rows, folds = read_csv(patients, MOST_BYTES), read_csv(split, MOST_BYTES)
-    for path, known, needed in ((patients, rows, ("pid", "E", "T")), (split, folds, ("pid", "fold2"))):
+    for path, known, needed in (
+        (patients, rows, ("pid", "E", "T")),
+        (split, folds, ("pid", "fold2")),
+    ):
         if missing := [name for name in needed if name not in known.columns]:
             raise DataError(f"{path}: no column {missing[0]!r}; get the file again")
-    fold = rows["pid"].astype(str).map(dict(zip(folds["pid"].astype(str), folds["fold2"], strict=True)))
+    fold = (
+        rows["pid"]
+        .astype(str)
+        .map(dict(zip(folds["pid"].astype(str), folds["fold2"], strict=True)))
+    )
     parts = [
         rows[fold == f"{kind}_{region}"].assign(region=region)
         for kind in ("train", "test")
         for region in range(len(REGIONS))
     ]
     if (found := tuple(map(len, parts))) != TRAIN + TEST:
-        raise DataError(f"{split}: {TRAIN + TEST} patients expected in its parts, found {found}; get both files again")
+        raise DataError(
+            f"{split}: {TRAIN + TEST} patients expected in its parts, found {found}; get both files again"
+        )
     rows = pandas.concat(parts, ignore_index=True)
     died, days = (pandas.to_numeric(rows[name], errors="coerce") for name in ("E", "T"))
     if not (died.isin([0, 1]) & days.between(died, MOST_DAYS)).all():
-        raise DataError(f"{patients}: E must be 0 or 1 and T days, one at least where E is 1; get the file again")
+        raise DataError(
+            f"{patients}: E must be 0 or 1 and T days, one at least where E is 1; get the file again"
+        )
     return Sheet(patients, rows.assign(T=days.where(died == 1, -days)))

@@ -17,7 +17,12 @@ from .catalogue import DATASETS
 from .federated import FederatedData, Holdings, Samples
 from .folder import Archive, DataError, find
 
-COUNT, SIZE, LEAST, MOST = 200, 256, 74, 317  # images, their width and height, fewest and most cells
+COUNT, SIZE, LEAST, MOST = (
+    200,
+    256,
+    74,
+    317,
+)  # images, their width and height, fewest and most cells
 Side = Annotated[int, Gt(0), Le(SIZE)]
 Spread = Annotated[float, Ge(0), Le(SIZE)]
 MOST_PICTURES = 2**28  # bytes: published are 20 million
@@ -69,7 +74,9 @@ def vgg_cells(
             targets[index] = gaussian_filter(dots, sigma, mode="reflect") if sigma else dots
         if (counts.min(), counts.max()) != (LEAST, MOST):
             found = f"{counts.min():.0f} to {counts.max():.0f}"
-            raise DataError(f"{source}: {LEAST} to {MOST} cells per image expected, found {found}; {get}")
+            raise DataError(
+                f"{source}: {LEAST} to {MOST} cells per image expected, found {found}; {get}"
+            )
         arrays.save("count", counts)
 
     arrays = cached("vgg_cells", [source], build, [size, sigma, density])
@@ -102,7 +109,10 @@ def _augmented(data: FederatedData) -> FederatedData:
             samples,
             inputs=eight_ways(samples.inputs),
             targets=eight_ways(samples.targets),
-            sample_attributes={name: values.repeat_interleave(8) for name, values in samples.sample_attributes.items()},
+            sample_attributes={
+                name: values.repeat_interleave(8)
+                for name, values in samples.sample_attributes.items()
+            },
         ),
         train=train,
         test=test,

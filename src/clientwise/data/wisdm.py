@@ -30,11 +30,20 @@ def wisdm(data_dir: Path | None, *, standardise: Standardise = "pooled") -> Samp
         standardise: numbers by the training samples of all clients ("pooled"), of each ("client"), or not ("off").
     """
     get = "it belongs to the activity prediction data of the WISDM lab (WISDM_ar_v1.1)"
-    names = ["wisdm/WISDM_ar_v1.1_transformed.arff", "wisdm/WISDM_ar_v1.1/WISDM_ar_v1.1_transformed.arff"]
+    names = [
+        "wisdm/WISDM_ar_v1.1_transformed.arff",
+        "wisdm/WISDM_ar_v1.1/WISDM_ar_v1.1_transformed.arff",
+    ]
     path = find(data_dir, "wisdm", names, get)
 
     def read() -> SampleTable:
-        made = join([_read(path)], target="class", kind="classification", client="user", ignore=["UNIQUE_ID"])
+        made = join(
+            [_read(path)],
+            target="class",
+            kind="classification",
+            client="user",
+            ignore=["UNIQUE_ID"],
+        )
         return replace(made, names=tuple(f"person {number}" for number in made.names))
 
     return cached_table("wisdm", [path], read).samples(standardise)

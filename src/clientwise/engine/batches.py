@@ -25,13 +25,21 @@ class BatchSchedule:
     epoch: Tensor  # [S, G]
     positions: Tensor  # [S, G, B] which sample of the epoch; past the count any of them
     beyond: Tensor  # [G, N] whether the client has fewer samples than this
-    shuffled: Tensor | None  # [G] whether the client has more than one batch an epoch; None: no client has
+    shuffled: (
+        Tensor | None
+    )  # [G] whether the client has more than one batch an epoch; None: no client has
 
     @staticmethod
-    def of(sizes: Tensor, training: LocalTraining, width: int, device: torch.device) -> BatchSchedule:
+    def of(
+        sizes: Tensor, training: LocalTraining, width: int, device: torch.device
+    ) -> BatchSchedule:
         """For clients of these sizes [G], in batches of at most `width` samples."""
         steps = training.num_steps(sizes)
-        batch = sizes.clamp(min=1) if training.batch_size is None else torch.full_like(sizes, training.batch_size)
+        batch = (
+            sizes.clamp(min=1)
+            if training.batch_size is None
+            else torch.full_like(sizes, training.batch_size)
+        )
         per_epoch = (steps // training.epochs).clamp(min=1)
         step = torch.arange(int(steps.max()))[:, None]  # [S, 1]
         epoch = (step // per_epoch).clamp(max=training.epochs - 1)
@@ -55,8 +63,12 @@ class BatchSchedule:
             return self.positions
         device = keys.device
         sample = torch.arange(self.beyond.shape[1], device=device)
-        draws = mixed(mixed(keys[:, None] + torch.arange(self.epochs, device=device))[..., None] + sample)  # [G, E, N]
+        draws = mixed(
+            mixed(keys[:, None] + torch.arange(self.epochs, device=device))[..., None] + sample
+        )  # [G, E, N]
         draws = torch.where(self.shuffled[:, None, None], draws, sample)
         last = torch.iinfo(torch.int64).max
         orders = draws.masked_fill(self.beyond[:, None], last).argsort(dim=-1, stable=True)
-        return orders[torch.arange(len(keys), device=device)[:, None], self.epoch[..., None], self.positions]
+        return orders[
+            torch.arange(len(keys), device=device)[:, None], self.epoch[..., None], self.positions
+        ]

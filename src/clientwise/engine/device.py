@@ -25,7 +25,9 @@ def pick_device(name: str = "auto") -> torch.device:
     device = torch.device(name)
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ClientwiseError(f"device = {name!r}: PyTorch finds no GPU here; use 'cpu' or 'auto'")
-    if device.index and device.index != torch.cuda.current_device():  # graphs and kernels are of the current one
+    if (
+        device.index and device.index != torch.cuda.current_device()
+    ):  # graphs and kernels are of the current one
         raise ClientwiseError(
             f"device = {name!r}: only the first visible GPU can be used; "
             f"set CUDA_VISIBLE_DEVICES={device.index} and use 'cuda'"
@@ -38,9 +40,13 @@ def refuse_impossible(mode: Mode, precision: Precision, device: torch.device) ->
     if device.type == "cuda":
         return
     if mode == "graph":
-        raise ClientwiseError("mode = 'graph': CUDA graphs need a GPU, and this is a CPU; use 'auto' or 'loop'")
+        raise ClientwiseError(
+            "mode = 'graph': CUDA graphs need a GPU, and this is a CPU; use 'auto' or 'loop'"
+        )
     if precision == "tf32":
-        raise ClientwiseError("precision = 'tf32': needs a GPU, and this is a CPU; use 'auto', 'float32' or 'bf16'")
+        raise ClientwiseError(
+            "precision = 'tf32': needs a GPU, and this is a CPU; use 'auto', 'float32' or 'bf16'"
+        )
 
 
 @contextmanager
@@ -77,7 +83,9 @@ def set_precision(wanted: Precision, device: torch.device) -> Precision:
     if wanted == "auto":
         precision = "tf32" if device.type == "cuda" else "float32"
     if device.type == "cuda":
-        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision != "float32"
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = (
+            precision != "float32"
+        )
     elif platform.machine() in ("aarch64", "arm64"):
         # Measured: for layers of this size oneDNN costs more than it gains on ARM, and it ignores the thread setting.
         torch.backends.mkldnn.enabled = False  # type: ignore[assignment]

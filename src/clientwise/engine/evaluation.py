@@ -17,7 +17,11 @@ BATCH = 4096  # samples times models in one pass; on a GPU four times as many
 
 @torch.no_grad()
 def evaluate_batches(
-    forward: Callable[[Tensor], Tensor], count: int, samples: Samples, indices: Tensor, targets: Tensor
+    forward: Callable[[Tensor], Tensor],
+    count: int,
+    samples: Samples,
+    indices: Tensor,
+    targets: Tensor,
 ) -> EvaluateResult:
     """How `count` models do, in large batches that know no borders between holders.
 
@@ -40,6 +44,8 @@ def joined(results: Sequence[EvaluateResult]) -> EvaluateResult:
 
 def summarise(parts: Sequence[EvaluateResult], job: EvaluateJob, problem: Problem) -> Evaluation:
     """The results, part after part of the job, by holder: summed on the CPU, where the order of a sum is fixed."""
-    losses, values = (torch.cat([part[kind].cpu() for part in parts], 1).double() for kind in (0, 1))
+    losses, values = (
+        torch.cat([part[kind].cpu() for part in parts], 1).double() for kind in (0, 1)
+    )
     counts = torch.stack([part.counts.cpu() for part in parts]).sum(0)
     return problem.evaluation((losses, values, counts), job)

@@ -31,7 +31,9 @@ from .stacked.evaluate import evaluate_by_graph
 from .stacked.network import NotStackableError, StackedNetwork
 
 CACHE_BYTES = 16 * 2**20  # of models side by side on one core
-HANDED_BYTES = 64 * 2**20  # of models trained one by one that a worker hands over at once: each time all sums are read
+HANDED_BYTES = (
+    64 * 2**20
+)  # of models trained one by one that a worker hands over at once: each time all sums are read
 MAX_CLIENTS = 1024  # trained at once
 MAX_HANDED = 16  # clients trained one by one whose models are handed over at once
 FLOAT_BYTES = 4
@@ -96,7 +98,9 @@ class DeviceExecutor:
         refuse_impossible(mode, precision, device)
         self.device = device
         on_gpu = device.type == "cuda"
-        too_large = on_gpu and samples.inputs.nbytes > GPU_SHARE * torch.cuda.mem_get_info(device)[0]
+        too_large = (
+            on_gpu and samples.inputs.nbytes > GPU_SHARE * torch.cuda.mem_get_info(device)[0]
+        )
         self.samples = samples if too_large else samples.to(device)
         count_dropout(module)
         self.flat = FlatModel(module, device)
@@ -107,22 +111,40 @@ class DeviceExecutor:
         self._evaluates_stacked = False
         self._has_convolutions = True
         if too_large:  # a graph cannot fetch anything from outside the GPU
-            self.mode, self.reason = "loop", "the data does not fit on the GPU, so batches are copied to it"
+            self.mode, self.reason = (
+                "loop",
+                "the data does not fit on the GPU, so batches are copied to it",
+            )
         else:
             self.mode, self.reason = self._choose(mode)
         self.workers = 1 if on_gpu else workers or torch.get_num_threads()
         self._at_once: dict[tuple[LocalTraining, int], int] = {}
-        draws = on_gpu or (self.mode != "stacked" and draws_from_default_generator(self.flat, self.samples))
-        equip = partial(_equip, samples=self.samples, draws=draws, use_graphs=self.mode == "graph", dtype=self._dtype)
+        draws = on_gpu or (
+            self.mode != "stacked" and draws_from_default_generator(self.flat, self.samples)
+        )
+        equip = partial(
+            _equip,
+            samples=self.samples,
+            draws=draws,
+            use_graphs=self.mode == "graph",
+            dtype=self._dtype,
+        )
         self._own = threading.local()  # in a thread of the pool: its own worker
-        self._alone = equip(self.flat)  # for whichever thread calls where there is no pool: lanes take turns
+        self._alone = equip(
+            self.flat
+        )  # for whichever thread calls where there is no pool: lanes take turns
         self._pool = ThreadPoolExecutor(
-            self.workers, initializer=_begin_work, initargs=(self._own, equip, self.flat.module, device)
+            self.workers,
+            initializer=_begin_work,
+            initargs=(self._own, equip, self.flat.module, device),
         )
 
     def __str__(self) -> str:
         """How clients are trained and why, for the user."""
-        words = {"loop": "one client after the other", "graph": "one client after the other, each step a CUDA graph"}
+        words = {
+            "loop": "one client after the other",
+            "graph": "one client after the other, each step a CUDA graph",
+        }
         cores = f" on each of {self.workers} cores" if self.workers > 1 else ""
         return f"{words.get(self.mode, 'many clients at once')}{cores}, in {self.precision}: {self.reason}"
 
@@ -155,7 +177,10 @@ class DeviceExecutor:
 
     def clients_at_once(self, training: LocalTraining, largest: int) -> int:
         """How many clients with at most `largest` samples train together."""
-        if (training, largest) not in self._at_once:  # asked once: a GPU takes its time to say what memory it has
+        if (
+            training,
+            largest,
+        ) not in self._at_once:  # asked once: a GPU takes its time to say what memory it has
             self._at_once[training, largest] = self._count_at_once(training, largest)
         return self._at_once[training, largest]
 
@@ -197,14 +222,21 @@ class DeviceExecutor:
         """The jobs divided among the workers; empty if one fails: the caller trains them one by one."""
         joined = TrainJob.joined(jobs)
         largest = int(joined.sizes.max())
-        size = max(1, min(self.clients_at_once(joined.training, largest), -(-len(joined) // self.workers)))
+        size = max(
+            1, min(self.clients_at_once(joined.training, largest), -(-len(joined) // self.workers))
+        )
         parts = [joined.select(rows) for rows in torch.split(torch.arange(len(joined)), size)]
         results = list(self.train(parts if len(parts) > 1 else [joined]))
         if any(isinstance(result, Exception) for result in results):
             return []
-        models, losses = (torch.cat(part) for part in zip(*(result for result in results), strict=True))
+        models, losses = (
+            torch.cat(part) for part in zip(*(result for result in results), strict=True)
+        )
         sizes = [len(job) for job in jobs]
-        return [TrainResult(*own) for own in zip(torch.split(models, sizes), torch.split(losses, sizes), strict=True)]
+        return [
+            TrainResult(*own)
+            for own in zip(torch.split(models, sizes), torch.split(losses, sizes), strict=True)
+        ]
 
     def _train(self, job: TrainJob) -> TrainResult | Exception:
         worker = self._worker()
@@ -252,14 +284,19 @@ def _clamp(count: int, most: int) -> int:
     return max(1, min(count, most))
 
 
-def _equip(flat: FlatModel, samples: Samples, draws: bool, use_graphs: bool, dtype: torch.dtype) -> _Worker:
+def _equip(
+    flat: FlatModel, samples: Samples, draws: bool, use_graphs: bool, dtype: torch.dtype
+) -> _Worker:
     """A worker that computes with this module."""
     loop = LoopBackend(flat, samples, draws=draws, use_graphs=use_graphs, dtype=dtype)
     return _Worker(loop, StackedBackend(flat.module, flat.spec, samples, flat.vector.device, dtype))
 
 
 def _begin_work(
-    own: threading.local, equip: Callable[[FlatModel], _Worker], module: nn.Module, device: torch.device
+    own: threading.local,
+    equip: Callable[[FlatModel], _Worker],
+    module: nn.Module,
+    device: torch.device,
 ) -> None:
     """Begin a thread of the pool. It must not refer to the executor, which would then never be freed."""
     keep_freed_memory()

@@ -194,7 +194,9 @@ class HostileEngine(WrappingEngine):
                 evaluation = self._misjudged(evaluation, column, client, models)
         return evaluation
 
-    def _misjudged(self, evaluation: Evaluation, column: int, client: int, models: Tensor) -> Evaluation:
+    def _misjudged(
+        self, evaluation: Evaluation, column: int, client: int, models: Tensor
+    ) -> Evaluation:
         """The evaluation with what an attacker says of the models instead of what it found."""
         truth = self.inner.evaluate([client], models)
         own = [any(torch.equal(model, forged) for forged in self._forged) for model in models]
@@ -220,7 +222,9 @@ class HostileEngine(WrappingEngine):
         self.inner.load_state(state)
         models = {name: model.to(self.device) for name, model in state.items()}
         self._last_model = models.pop(LAST_MODEL, None)
-        self._private_models = {int(name): model for name, model in models.items() if name.isdecimal()}
+        self._private_models = {
+            int(name): model for name, model in models.items() if name.isdecimal()
+        }
 
 
 def _select(updates: Updates, rows: Sequence[bool]) -> Updates:

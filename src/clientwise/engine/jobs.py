@@ -26,7 +26,9 @@ class TrainJob:
     keys: Tensor  # [G], on the CPU
     training: LocalTraining
     losses: Sequence[Loss]  # [G]; they differ in nothing but their class weights
-    corrections: Tensor | None = None  # [G, d] added to every gradient; there where `training.control_variates` is set
+    corrections: Tensor | None = (
+        None  # [G, d] added to every gradient; there where `training.control_variates` is set
+    )
 
     def __len__(self) -> int:
         return len(self.starts)
@@ -34,13 +36,17 @@ class TrainJob:
     def select(self, order: Tensor) -> TrainJob:
         """Some of the clients, in another order."""
         ends = self.sizes.cumsum(0)
-        parts = [torch.arange(int(ends[row] - self.sizes[row]), int(ends[row])) for row in order.tolist()]
+        parts = [
+            torch.arange(int(ends[row] - self.sizes[row]), int(ends[row])) for row in order.tolist()
+        ]
         samples, rows = torch.cat(parts).to(self.indices.device), order.to(self.starts.device)
         losses = [self.losses[row] for row in order.tolist()]
         indices, targets = self.indices[samples], self.targets[samples]
         corrections = None if self.corrections is None else self.corrections[rows]
         sizes, keys = self.sizes[order], self.keys[order]
-        return TrainJob(self.starts[rows], indices, targets, sizes, keys, self.training, losses, corrections)
+        return TrainJob(
+            self.starts[rows], indices, targets, sizes, keys, self.training, losses, corrections
+        )
 
     @staticmethod
     def joined(jobs: Sequence[TrainJob]) -> TrainJob:

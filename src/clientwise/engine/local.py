@@ -73,7 +73,9 @@ class LocalEngine:
         self._label_counts = _label_counts(data.train, self.problem.num_classes)
         self._prefetched_clients: Sequence[int] = ()
         self._prefetched: tuple[Tensor, Tensor, Tensor] | None = None  # what those clients hold
-        self._variates = ControlVariates(self.num_clients, self.initial_model, self.spec.num_parameters)
+        self._variates = ControlVariates(
+            self.num_clients, self.initial_model, self.spec.num_parameters
+        )
         self._server_jobs = {
             "weigh": _job_of_all(self.data.weigh),
             "report": _job_of_all(self.data.report),
@@ -148,7 +150,9 @@ class LocalEngine:
         """
         chunks = self._cut(client_ids, task)
         began = time.perf_counter()
-        results = self.executor.train(self._train_job(chunk, model, task, prepare) for chunk in chunks)
+        results = self.executor.train(
+            self._train_job(chunk, model, task, prepare) for chunk in chunks
+        )
         for chunk, result in zip(chunks, results, strict=True):
             seconds = (time.perf_counter() - began) / len(chunk)
             if self.idle_work:
@@ -179,7 +183,9 @@ class LocalEngine:
         ends = [count * index // num_chunks for index in range(num_chunks + 1)]
         return [client_ids[first:end] for first, end in itertools.pairwise(ends)]
 
-    def _train_job(self, clients: Sequence[int], model: Tensor, task: Task, prepare: Prepare | None = None) -> TrainJob:
+    def _train_job(
+        self, clients: Sequence[int], model: Tensor, task: Task, prepare: Prepare | None = None
+    ) -> TrainJob:
         """The job of a chunk: every client starts from `model` [d], on its own samples."""
         if self._prefetched is not None and clients == self._prefetched_clients:
             indices, targets, _ = self._prefetched
@@ -242,7 +248,9 @@ class LocalEngine:
             label_counts=self._label_counts[rows],
             training_loss=training_loss,
             attributes={name: values[rows] for name, values in self.data.attributes.items()},
-            sample_attributes={name: values[indices().cpu()] for name, values in samples.sample_attributes.items()},
+            sample_attributes={
+                name: values[indices().cpu()] for name, values in samples.sample_attributes.items()
+            },
             load_inputs=lambda: samples.batch(indices()),
             training=training,
             load_start_loss=lambda: self._losses_before_training(clients, model),

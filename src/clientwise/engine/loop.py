@@ -40,7 +40,9 @@ class LoopBackend:
         self._use_graphs = use_graphs
         self._dtype = dtype
         self._parameters = list(flat.module.parameters())
-        self._dropouts = [module for module in flat.module.modules() if isinstance(module, CountedDropout)]
+        self._dropouts = [
+            module for module in flat.module.modules() if isinstance(module, CountedDropout)
+        ]
         self._anchor = flat.parameter.detach().clone()
         self._correction = torch.zeros_like(self._anchor)
         self._recipe: tuple[LocalTraining, Loss] | None = None
@@ -52,10 +54,17 @@ class LoopBackend:
         """Every client of the job."""
         ends = job.sizes.cumsum(0).tolist()
         starts = [0, *ends[:-1]]
-        trained = [self._train_client(job, *client) for client in zip(range(len(job)), starts, ends, strict=True)]
-        return TrainResult(torch.stack([model for model, _ in trained]), torch.stack([loss for _, loss in trained]))
+        trained = [
+            self._train_client(job, *client)
+            for client in zip(range(len(job)), starts, ends, strict=True)
+        ]
+        return TrainResult(
+            torch.stack([model for model, _ in trained]), torch.stack([loss for _, loss in trained])
+        )
 
-    def _train_client(self, job: TrainJob, index: int, start: int, end: int) -> tuple[Tensor, Tensor]:
+    def _train_client(
+        self, job: TrainJob, index: int, start: int, end: int
+    ) -> tuple[Tensor, Tensor]:
         """The model of one client [d] and its loss []."""
         training, flat, device = job.training, self._flat, job.starts.device
         key, size = job.keys[index : index + 1], job.sizes[index : index + 1]
@@ -69,10 +78,16 @@ class LoopBackend:
         for dropout in self._dropouts:
             dropout.key.copy_(mixed(key[0]))
         loss = torch.zeros((), dtype=torch.float64, device=device)
-        schedule = BatchSchedule.of(size, training, min(training.batch_size or int(size), int(size)), device)
+        schedule = BatchSchedule.of(
+            size, training, min(training.batch_size or int(size), int(size)), device
+        )
         counts, last_epoch = schedule.counts[:, 0].tolist(), schedule.last_epoch[:, 0].tolist()
         order = schedule.draw(key.to(device))
-        with seeded_default_generator(int(key), "modules", device=device) if self._draws else nullcontext():
+        with (
+            seeded_default_generator(int(key), "modules", device=device)
+            if self._draws
+            else nullcontext()
+        ):
             for step, (count, share) in enumerate(zip(counts, last_epoch, strict=True)):
                 rows = order[step, 0, :count]
                 for dropout in self._dropouts:
@@ -87,9 +102,14 @@ class LoopBackend:
             self._optimizer = make_optimizer(self._flat.parameter, training)
             self._recipe, self._graphs = (training, plain), {}
         restart(self._optimizer)
-        if loss.class_weights is not None:  # kept in place: they change from round to round, the graphs do not
+        if (
+            loss.class_weights is not None
+        ):  # kept in place: they change from round to round, the graphs do not
             if self._class_weights is None:
-                self._class_weights, self._graphs = torch.ones(len(loss.class_weights), device=self._loss.device), {}
+                self._class_weights, self._graphs = (
+                    torch.ones(len(loss.class_weights), device=self._loss.device),
+                    {},
+                )
             self._class_weights.copy_(torch.tensor(loss.class_weights))
         elif self._class_weights is not None:
             self._class_weights.fill_(1)
@@ -102,7 +122,10 @@ class LoopBackend:
         if count not in self._graphs:
             batch = indices.clone(), targets.clone()
             changes = [self._flat.vector, *self._flat.module.buffers(), *state_of(self._optimizer)]
-            self._graphs[count] = batch, CudaGraph(lambda: self._loss.copy_(self._step(*batch)), changes)
+            self._graphs[count] = (
+                batch,
+                CudaGraph(lambda: self._loss.copy_(self._step(*batch)), changes),
+            )
         batch, graph = self._graphs[count]
         for read, given in zip(batch, (indices, targets), strict=True):
             read.copy_(given)
@@ -120,7 +143,9 @@ class LoopBackend:
         else:
             outputs = flat.module(inputs)
         losses = criterion.per_sample(outputs, targets)
-        loss = (losses if self._class_weights is None else losses * self._class_weights[targets]).mean()
+        loss = (
+            losses if self._class_weights is None else losses * self._class_weights[targets]
+        ).mean()
         gradients = torch.autograd.grad(loss, self._parameters, materialize_grads=True)
         with torch.no_grad():
             if is_plain_sgd(training):  # without another pass over memory
@@ -149,7 +174,9 @@ class LoopBackend:
         return joined(results)
 
     def _forward(self, inputs: Tensor) -> Tensor:
-        with torch.autocast(inputs.device.type, torch.bfloat16, enabled=self._dtype == torch.bfloat16):
+        with torch.autocast(
+            inputs.device.type, torch.bfloat16, enabled=self._dtype == torch.bfloat16
+        ):
             outputs: Tensor = self._flat.module(inputs)
         return outputs.float()[None]
 
@@ -163,7 +190,9 @@ def draws_from_default_generator(flat: FlatModel, samples: Samples) -> bool:
     with torch.no_grad(), seeded_default_generator(0, "trial"):
         start = torch.get_rng_state()
         try:
-            flat.module.train()(samples.batch(torch.zeros(2, dtype=torch.int64, device=before.device)))
+            flat.module.train()(
+                samples.batch(torch.zeros(2, dtype=torch.int64, device=before.device))
+            )
         except Exception:  # a network that does not fit these samples: training it raises the error
             return True
         finally:

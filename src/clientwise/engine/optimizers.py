@@ -13,9 +13,13 @@ def make_optimizer(parameter: nn.Parameter, training: LocalTraining) -> torch.op
     optimizer: torch.optim.Optimizer
     rate, decay = training.learning_rate, training.weight_decay
     if training.optimizer == "adam":
-        optimizer = torch.optim.Adam([parameter], rate, weight_decay=decay, capturable=parameter.is_cuda)
+        optimizer = torch.optim.Adam(
+            [parameter], rate, weight_decay=decay, capturable=parameter.is_cuda
+        )
     else:
-        optimizer = torch.optim.SGD([parameter], rate, momentum=training.momentum, weight_decay=decay)
+        optimizer = torch.optim.SGD(
+            [parameter], rate, momentum=training.momentum, weight_decay=decay
+        )
     assert parameter.grad is not None
     parameter.grad.zero_()
     optimizer.step()
@@ -24,7 +28,12 @@ def make_optimizer(parameter: nn.Parameter, training: LocalTraining) -> torch.op
 
 def state_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
     """The tensors an optimizer keeps between steps."""
-    return [value for state in optimizer.state.values() for value in state.values() if isinstance(value, Tensor)]
+    return [
+        value
+        for state in optimizer.state.values()
+        for value in state.values()
+        if isinstance(value, Tensor)
+    ]
 
 
 def restart(optimizer: torch.optim.Optimizer) -> None:
@@ -35,5 +44,7 @@ def restart(optimizer: torch.optim.Optimizer) -> None:
 
 def is_plain_sgd(training: LocalTraining) -> bool:
     """Whether a step is nothing but θ −= η·∇: it can then be taken where the gradient is made."""
-    more = training.momentum or training.weight_decay or training.proximal or training.control_variates
+    more = (
+        training.momentum or training.weight_decay or training.proximal or training.control_variates
+    )
     return training.optimizer == "sgd" and not more

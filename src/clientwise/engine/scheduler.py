@@ -65,7 +65,9 @@ class Scheduler:
 
     def __init__(self, executor: DeviceExecutor) -> None:
         self.executor = executor
-        self._turn = threading.Condition()  # the lane that holds it runs; it is given up while waiting
+        self._turn = (
+            threading.Condition()
+        )  # the lane that holds it runs; it is given up while waiting
         self._running = 0  # lanes whose round has not ended
         self._stopped = False
         self._to_train: list[_Request[TrainJob, TrainResult | Exception]] = []
@@ -100,10 +102,14 @@ class Scheduler:
         """Within `lane_round`: what the executor's `evaluate` gives, once all lanes have a job."""
         return self._submit(_Request(lane, (models, job)), self._to_evaluate)
 
-    def _submit(self, request: _Request[Work, Result], waiting: list[_Request[Work, Result]]) -> Result:
+    def _submit(
+        self, request: _Request[Work, Result], waiting: list[_Request[Work, Result]]
+    ) -> Result:
         waiting.append(request)
         self._work_if_all_wait()
-        self._turn.wait_for(lambda: request.result is not None or request.error is not None or self._stopped)
+        self._turn.wait_for(
+            lambda: request.result is not None or request.error is not None or self._stopped
+        )
         if self._stopped:
             raise StoppedError
         if request.error is not None:
@@ -133,7 +139,9 @@ class Scheduler:
             for request, result in zip(group, results, strict=True):
                 request.result = result
 
-    def _evaluate(self, requests: Sequence[_Request[tuple[Tensor, EvaluateJob], Evaluation]]) -> None:
+    def _evaluate(
+        self, requests: Sequence[_Request[tuple[Tensor, EvaluateJob], Evaluation]]
+    ) -> None:
         for group in _grouped(requests, lambda request: id(request.work[1].indices)):
             models = [request.work[0] for request in group]
             together = self.executor.evaluate(torch.cat(models), group[0].work[1])

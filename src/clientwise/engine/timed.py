@@ -148,13 +148,17 @@ class TimedEngine(WrappingEngine):
                 of_inner[name] = tensor
         self.inner.load_state(of_inner)
         if "now" not in kept:
-            raise ClientwiseError("the checkpoint is of a run without devices, so it has no clock to continue from")
+            raise ClientwiseError(
+                "the checkpoint is of a run without devices, so it has no clock to continue from"
+            )
         self._clock.now = float(kept["now"])
         num_late = len(kept.get("clients", ()))
         self._late = [self._restored(kept, measured, row) for row in range(num_late)]
         self._mark_clients_at_work()
 
-    def _restored(self, kept: Mapping[str, Tensor], measured: Mapping[str, Tensor], row: int) -> _Late:
+    def _restored(
+        self, kept: Mapping[str, Tensor], measured: Mapping[str, Tensor], row: int
+    ) -> _Late:
         """One late update of a checkpoint."""
         rows = slice(row, row + 1)
         update = Updates(

@@ -41,7 +41,9 @@ class ControlVariates:
             gradient = (model.to(theirs.device) - theirs) / (count * training.learning_rate)
             gradient[self._num_parameters :] = 0  # buffers have none
             renewed = self._own.get(client, self._none) - self._mean + gradient
-            if bool(renewed.isfinite().all()):  # NaN must not reach the other clients through the mean
+            if bool(
+                renewed.isfinite().all()
+            ):  # NaN must not reach the other clients through the mean
                 self._own[client] = renewed
 
     def state(self) -> dict[str, Tensor]:
@@ -50,4 +52,8 @@ class ControlVariates:
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Go on from what `state` returned; other names are left alone."""
-        self._own = {int(name.removeprefix(KEY)): value for name, value in state.items() if name.startswith(KEY)}
+        self._own = {
+            int(name.removeprefix(KEY)): value
+            for name, value in state.items()
+            if name.startswith(KEY)
+        }

@@ -68,7 +68,9 @@ def load_samples(experiment: Experiment) -> Samples:
     except Exception as error:  # a user's own dataset may raise anything
         message = f"{where}: {experiment.data.name}: {type(error).__name__}: {error}"
         if folder is None:
-            message += "; no data folder is set: `data_dir` in the config, --data-dir or CLIENTWISE_DATA"
+            message += (
+                "; no data folder is set: `data_dir` in the config, --data-dir or CLIENTWISE_DATA"
+            )
         raise DataError(message) from error
 
 
@@ -140,7 +142,10 @@ def _hostile(group: HostileClients, members: Sequence[int]) -> Hostile:
 
 
 def build_data(
-    experiment: Experiment, samples: Samples, seed: int, divided: FederatedData | Division | None = None
+    experiment: Experiment,
+    samples: Samples,
+    seed: int,
+    divided: FederatedData | Division | None = None,
 ) -> tuple[FederatedData, dict[int, Hostile]]:
     """The data of every client under this seed, and the hostile clients.
 
@@ -301,7 +306,9 @@ def build_engine(
     return engine
 
 
-def build_module(experiment: Experiment, samples: Samples, seed: int, *, to_try: bool = False) -> nn.Module:
+def build_module(
+    experiment: Experiment, samples: Samples, seed: int, *, to_try: bool = False
+) -> nn.Module:
     """The network, initialised by the seed. A large one that is only `to_try` is left at zeros."""
     network = _network(experiment, samples)
     try:
@@ -354,7 +361,9 @@ def count_outputs(samples: Samples) -> int:
     return samples.problem.num_outputs(samples.targets.shape[1:])
 
 
-def build_plan(experiment: Experiment, num_clients: int, seed: int, control: Control | None = None) -> Plan:
+def build_plan(
+    experiment: Experiment, num_clients: int, seed: int, control: Control | None = None
+) -> Plan:
     """What all methods of a seed share. A control with all samples in one place has one client."""
     cohorts = experiment.federation
     away = tuple(client for client in experiment.flower.away if client < num_clients)

@@ -13,9 +13,10 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from ..attacks import Hostile
+from ..core.engine import Engine
 from ..core.method import Method, Plan
 from ..core.round import first_state, run_round
-from ..core.types import Engine, RoundRecord, ServerState
+from ..core.types import RoundRecord, ServerState
 from ..engine.scheduler import Scheduler
 from ..runs.writer import Store
 from ..trackers import LaneInfo, Trackers
@@ -144,7 +145,10 @@ class Lane:
 
 
 def run_lanes(
-    lanes: Sequence[Lane], scheduler: Scheduler, trackers: Trackers, on_round: Callable[[Lane, RoundRecord], None]
+    lanes: Sequence[Lane],
+    scheduler: Scheduler,
+    trackers: Trackers,
+    on_round: Callable[[Lane, RoundRecord], None],
 ) -> None:
     """Run the remaining rounds of all lanes, side by side."""
     begun: list[Lane] = []
@@ -202,7 +206,9 @@ def _run_alone(lane: Lane, keep: Callable[[Lane, Round], None]) -> None:
         lane.engine.idle_work = None
 
 
-def _run_together(lanes: Sequence[Lane], scheduler: Scheduler, keep: Callable[[Lane, Round], None]) -> None:
+def _run_together(
+    lanes: Sequence[Lane], scheduler: Scheduler, keep: Callable[[Lane, Round], None]
+) -> None:
     """Rounds of all lanes, in threads whose training and evaluation the scheduler joins.
 
     Rounds are recorded while the next ones run. Rounds that an interruption leaves unrecorded are

@@ -52,7 +52,9 @@ class MatrixSettings(ConfigTable):
     shares: Annotated[list[HostileShare], Field(min_length=1, max_length=20)] = Field(
         [0.2], description="shares of hostile clients"
     )
-    data: dict[Name, dict[str, Any]] = Field({}, description="by name: what differs on another federation")
+    data: dict[Name, dict[str, Any]] = Field(
+        {}, description="by name: what differs on another federation"
+    )
     oracle: Name | None = Field(None, description="the method that regrets are counted against")
     clean: bool = Field(True, description="whether there is a column without hostile clients")
 
@@ -165,7 +167,9 @@ def _make_matrix(where: str, table: Mapping[str, Any]) -> Matrix:
     for cell in matrix.cells:
         own_methods = [method.name for method in cell.experiment.methods]
         if own_methods != methods or cell.experiment.seeds != first.seeds:
-            raise ConfigError(where, [(f"matrix.data.{cell.data}", "all cells need the same methods and seeds")])
+            raise ConfigError(
+                where, [(f"matrix.data.{cell.data}", "all cells need the same methods and seeds")]
+            )
     if matrix.oracle is not None and matrix.oracle not in methods:
         raise ConfigError(where, [("matrix.oracle", f"there is no method {matrix.oracle!r}")])
     return matrix
@@ -186,13 +190,19 @@ def _settings(where: str, table: Mapping[str, Any]) -> MatrixSettings:
         settings = MatrixSettings.model_validate(table["matrix"])
     except ValidationError as error:
         issues = issues_of(error, MatrixSettings)
-        raise ConfigError(where, [(f"matrix.{key}".rstrip("."), message) for key, message in issues]) from None
+        raise ConfigError(
+            where, [(f"matrix.{key}".rstrip("."), message) for key, message in issues]
+        ) from None
     if table.get("hostile"):
-        raise ConfigError(where, [("hostile", "does not go with [matrix]; use matrix.attacks and matrix.shares")])
+        raise ConfigError(
+            where, [("hostile", "does not go with [matrix]; use matrix.attacks and matrix.shares")]
+        )
     for name, group in settings.attacks.items():
         for key in ("clients", "share"):
             if key in group:
-                raise ConfigError(where, [(f"matrix.attacks.{name}.{key}", "is given by matrix.shares")])
+                raise ConfigError(
+                    where, [(f"matrix.attacks.{name}.{key}", "is given by matrix.shares")]
+                )
     return settings
 
 
@@ -203,7 +213,9 @@ def _cells(settings: MatrixSettings, base: Mapping[str, Any], where: str) -> Ite
     federations: Mapping[str, Mapping[str, Any]] = settings.data or {str(base["name"]): {}}
     count = len(columns) * len(federations)
     if not 1 <= count <= MOST_CELLS:
-        raise ConfigError(where, [("matrix", f"has {count:,} cells; 1 to {MOST_CELLS:,} are allowed")])
+        raise ConfigError(
+            where, [("matrix", f"has {count:,} cells; 1 to {MOST_CELLS:,} are allowed")]
+        )
     for data, changes in federations.items():
         table = merge(base, changes)
         for attack, share in columns:
@@ -222,7 +234,11 @@ def _check_folders(cells: Sequence[Cell], where: str) -> None:
     for cell in cells:
         other = folders.setdefault(cell.folder, cell)
         if other is not cell:
-            raise ConfigError(where, [("matrix", f"{other.column!r} and {cell.column!r} would share a folder")])
+            raise ConfigError(
+                where, [("matrix", f"{other.column!r} and {cell.column!r} would share a folder")]
+            )
         if len(cell.folder) > LONGEST_FOLDER:
             name = shortened(cell.column)
-            raise ConfigError(where, [("matrix", f"the names of {name!r} are too long for a folder")])
+            raise ConfigError(
+                where, [("matrix", f"the names of {name!r} are too long for a folder")]
+            )

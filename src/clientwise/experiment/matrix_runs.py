@@ -70,7 +70,9 @@ def run_matrix(
     """
     folder = new_folder(matrix.name) if out is None else out
     _prepare(matrix, folder, resume)
-    todo = [place for place, cell in enumerate(matrix.cells) if not is_finished(folder / cell.folder)]
+    todo = [
+        place for place, cell in enumerate(matrix.cells) if not is_finished(folder / cell.folder)
+    ]
     number = len(matrix.cells) - len(todo)
     failures: dict[str, str] = {}
 
@@ -89,7 +91,9 @@ def run_matrix(
             for place in todo:
                 number += 1
                 on_cell(matrix.cells[place], number)
-                ended(matrix.cells[place], _run(folder, matrix.cells[place], on_round, accept_changes))
+                ended(
+                    matrix.cells[place], _run(folder, matrix.cells[place], on_round, accept_changes)
+                )
     except KeyboardInterrupt:
         raise Stopped(folder) from None
     if failures:
@@ -202,7 +206,9 @@ def _run_cell(folder: Path, place: int, accept_changes: bool) -> str | None:
     return _run(folder, open_matrix(folder).cells[place], None, accept_changes)
 
 
-def _run(folder: Path, cell: Cell, on_round: Callable[[Progress], None] | None, accept_changes: bool) -> str | None:
+def _run(
+    folder: Path, cell: Cell, on_round: Callable[[Progress], None] | None, accept_changes: bool
+) -> str | None:
     """Run a cell, or continue it.
 
     Returns:
@@ -211,7 +217,9 @@ def _run(folder: Path, cell: Cell, on_round: Callable[[Progress], None] | None, 
     place = folder / cell.folder
     begun = (place / "config.toml").exists()
     try:
-        run_experiment(cell.experiment, place, resume=begun, accept_changes=accept_changes, on_round=on_round)
+        run_experiment(
+            cell.experiment, place, resume=begun, accept_changes=accept_changes, on_round=on_round
+        )
     except ClientwiseError as error:
         return str(error)
     except Exception as error:  # raised by a plugin, or a fault of ours: the other cells go on

@@ -84,7 +84,9 @@ def issues_of(error: ValidationError, table: type[BaseModel] | None = None) -> l
     return found
 
 
-def _issues_about_keys(detail: ErrorDetails, place: Place, table: type[BaseModel] | None) -> list[Issue]:
+def _issues_about_keys(
+    detail: ErrorDetails, place: Place, table: type[BaseModel] | None
+) -> list[Issue]:
     """Keys that are missing or unknown, and what a validator of ours refused."""
     key = dotted(place)
     if detail["type"] == "missing":

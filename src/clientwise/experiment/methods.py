@@ -8,7 +8,6 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field
 
 from ..core.adapt_loss import LOSS_ADAPTERS
-from ..core.aggregate import SERVER_STEPS
 from ..core.before import BEFORE
 from ..core.bounds import Bounds
 from ..core.clock import Pace
@@ -18,6 +17,7 @@ from ..core.method import Control, Method
 from ..core.priority import ADJUSTMENTS
 from ..core.rules import RULES
 from ..core.scores import SCORES, Score
+from ..core.server_step import SERVER_STEPS
 from ..core.types import LocalTraining
 from ..core.weighting import NORMALISERS
 from ..registry import Part, Registry
@@ -57,7 +57,9 @@ class MethodSettings(ConfigTable):
     other_keys: ClassVar = ("like",)  # written out before this table is validated
 
     name: Name = Field(description="The name of the method in tables and figures.")
-    criteria: Criteria = Field([Part("dataset_size", {})], description="What is measured about a client.")
+    criteria: Criteria = Field(
+        [Part("dataset_size", {})], description="What is measured about a client."
+    )
     score: Annotated[Part, PartOf(SCORES)] = Field(
         Part("prioritized", {}), description="How the criteria become one number."
     )

@@ -50,7 +50,9 @@ def write_out(methods: Any, where: str) -> Any:
     """The methods with names and `like` written out. Anything but a list is left to the schema."""
     if not isinstance(methods, list):
         return methods
-    return [_written_out(method, f"methods[{index}]", where) for index, method in enumerate(methods)]
+    return [
+        _written_out(method, f"methods[{index}]", where) for index, method in enumerate(methods)
+    ]
 
 
 def _is_list_of_names(chosen: Any) -> bool:

@@ -143,7 +143,9 @@ def _recorded(folder: Path) -> tuple[Origin | None, list[Change]]:
         raise RunError(f"{folder}: {hint}") from None
 
 
-def _differences(before: Origin, now: Origin, data: Mapping[int, FederatedData], names: Sequence[str]) -> Iterator[str]:
+def _differences(
+    before: Origin, now: Origin, data: Mapping[int, FederatedData], names: Sequence[str]
+) -> Iterator[str]:
     """Other data, code of plugins, initial model or versions, in words."""
     seeds: dict[str, list[str]] = {}
     for seed in sorted(before.data.keys() & now.data.keys()):

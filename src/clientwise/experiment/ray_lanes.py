@@ -23,7 +23,9 @@ from .lanes import Lane, Round
 class Remote:
     """The engine of one lane in an actor of Ray, built from the config."""
 
-    def __init__(self, config: Mapping[str, Any], own_data: FederatedData | None, method: str, seed: int) -> None:
+    def __init__(
+        self, config: Mapping[str, Any], own_data: FederatedData | None, method: str, seed: int
+    ) -> None:
         experiment = load_experiment(config)
         samples = own_data.samples if own_data else load_samples(experiment)
         data, hostile = build_data(experiment, samples, seed, own_data)
@@ -70,7 +72,9 @@ def run_on_ray(
             ray.shutdown()
 
 
-def _run_rounds(lanes: Sequence[tuple[Lane, Any]], on_round: Callable[[Lane, RoundRecord], None]) -> None:
+def _run_rounds(
+    lanes: Sequence[tuple[Lane, Any]], on_round: Callable[[Lane, RoundRecord], None]
+) -> None:
     """Round after round of every lane: its actor computes, this process records."""
     import ray
 

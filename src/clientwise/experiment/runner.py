@@ -13,8 +13,9 @@ from pathlib import Path
 from torch import Tensor
 
 from ..attacks import Hostile
+from ..core.engine import Engine
 from ..core.method import Method
-from ..core.types import Engine, RoundRecord
+from ..core.types import RoundRecord
 from ..data.federated import FederatedData, Samples
 from ..engine.device import pick_device, threads_for
 from ..engine.executor import DeviceExecutor, Executor
@@ -327,7 +328,9 @@ def _facts(
     }
 
 
-def _model_facts(experiment: Experiment, samples: Samples, executor: DeviceExecutor) -> dict[str, object]:
+def _model_facts(
+    experiment: Experiment, samples: Samples, executor: DeviceExecutor
+) -> dict[str, object]:
     """What `ModelFacts` reads."""
     return {
         "name": experiment.model_name,

@@ -215,7 +215,9 @@ class HostileClients(ConfigTable):
         description="Instead of `clients`: the share of all clients that is hostile. The clients "
         "of a small share are among those of a larger one.",
     )
-    attack: Attacks = Field(description="The attack, or a list of attacks that act one after the other.")
+    attack: Attacks = Field(
+        description="The attack, or a list of attacks that act one after the other."
+    )
     ignore_global: bool = Field(
         False,
         description="Whether they train a model of their own instead of the global one (P3 1.C).",

@@ -42,7 +42,9 @@ def size_issues(experiment: Experiment, module: nn.Module, data: FederatedData) 
     yield from _output_issues(module, data, batch)
 
 
-def _trainings(experiment: Experiment, data: FederatedData) -> Iterator[tuple[str, LocalTraining, int]]:
+def _trainings(
+    experiment: Experiment, data: FederatedData
+) -> Iterator[tuple[str, LocalTraining, int]]:
     """Every training of the experiment: its key, its options, its largest number of samples."""
     largest = int(data.train.sizes.max())
     everything = len(data.train.indices)
@@ -77,7 +79,9 @@ def _output_issues(module: nn.Module, data: FederatedData, batch: int) -> Iterat
         yield "model", f"returns {output.numel()} numbers for a sample; {wanted} are needed"
 
 
-def engine_issues(experiment: Experiment, engine: EmbeddedEngine, methods: Sequence[int]) -> Iterator[Issue]:
+def engine_issues(
+    experiment: Experiment, engine: EmbeddedEngine, methods: Sequence[int]
+) -> Iterator[Issue]:
     """What evaluating a model and measuring criteria shows, for the methods at these places."""
     try:
         engine.evaluate([0], engine.initial_model[None])
@@ -116,25 +120,19 @@ def _arrivals(clients: Sequence[int], method: Method, engine: EmbeddedEngine) ->
     rows = list(clients)
     models = engine.initial_model.repeat(len(rows), 1)
     models[1:] *= MOVED
-    with_memory = [one for one in method.criteria if one.memory]
     return Arrivals(
         tuple(clients),
         models,
         engine.initial_model,
         engine.spec,
         judge,
-        memory={one.part.name: _first_memory(one, engine.num_clients)[rows] for one in with_memory},
+        memory={name: one.first(engine.num_clients)[rows] for name, one in method.memories.items()},
         attributes={name: values[rows] for name, values in engine.attributes.items()},
         server_update=lambda: torch.zeros_like(engine.initial_model),
         metric=engine.problem.usual_metric,
         seconds=torch.ones(len(rows), dtype=torch.float64),
         ages=torch.zeros(len(rows), dtype=torch.float64),
     )
-
-
-def _first_memory(criterion: Criterion, num_clients: int) -> Tensor:
-    assert criterion.memory is not None
-    return criterion.memory.first(num_clients)
 
 
 def _criterion_issues(

@@ -124,7 +124,9 @@ def hold_back(data: FederatedData, fraction: float, seed: int) -> FederatedData:
         return Holdings.of([(shares.indices[mine], shares.targets[mine]) for mine in places])
 
     poisoned = dealt(data.poisoned, kept) if data.poisoned else None
-    return replace(data, train=dealt(data.train, kept), test=dealt(data.train, held), poisoned=poisoned)
+    return replace(
+        data, train=dealt(data.train, kept), test=dealt(data.train, held), poisoned=poisoned
+    )
 
 
 def _held_back(size: int, fraction: float) -> int:

@@ -162,8 +162,9 @@ def _part_issues(settings: MethodSettings, method: Method) -> Iterator[Issue]:
         check_normaliser(score, normalise)
     except ValueError as error:
         yield "normalise", str(error)
+    measured = {part.name for part in settings.criteria}
     for key, registry, part in settings.parts():
-        for name in sorted(registry.declared(part.name).criteria - {*method.names}):
+        for name in sorted(registry.declared(part.name).criteria - measured):
             yield key, f"{part.name} reads the criterion {name!r}: add it to the criteria"
 
 
@@ -180,7 +181,9 @@ def _adjust_issues(method: Method, experiment: Experiment) -> Iterator[Issue]:
         yield "adjust", f"evaluates on the clients' test sets: {TEST_SETS}"
 
 
-def _clock_issues(settings: MethodSettings, method: Method, experiment: Experiment) -> Iterator[Issue]:
+def _clock_issues(
+    settings: MethodSettings, method: Method, experiment: Experiment
+) -> Iterator[Issue]:
     """Keys about time that cannot work, or that need clients that take time."""
     pace = method.pace
     if pace.late == "keep" and not (pace.extra or pace.deadline or pace.buffer):
@@ -252,7 +255,9 @@ def deployment_issues(experiment: Experiment) -> list[Issue]:
     return issues
 
 
-def _simulation_only(place: str, settings: MethodSettings, experiment: Experiment) -> Iterator[Issue]:
+def _simulation_only(
+    place: str, settings: MethodSettings, experiment: Experiment
+) -> Iterator[Issue]:
     for key, registry, part in settings.parts():
         if "simulation" in registry.needs(part):
             hint = "is for simulations: in a deployment it is unknown which clients are honest"
@@ -285,7 +290,9 @@ def validate(experiment: Experiment, own_data: FederatedData | None) -> Samples:
     return samples
 
 
-def _data_issues(experiment: Experiment, samples: Samples, own_data: FederatedData | None) -> list[Issue]:
+def _data_issues(
+    experiment: Experiment, samples: Samples, own_data: FederatedData | None
+) -> list[Issue]:
     """The issues of the first of these steps that finds any; later ones rely on earlier ones."""
     seed = experiment.seeds[0]
     divided = own_data or divide_samples(experiment, samples, seed)
@@ -379,7 +386,9 @@ def _attack_issues(experiment: Experiment, samples: Samples) -> Iterator[Issue]:
                 yield f"hostile[{index}].attack", f"{part.name}: {error}"
 
 
-def _client_issues(experiment: Experiment, num_clients: int, names: Sequence[str]) -> Iterator[Issue]:
+def _client_issues(
+    experiment: Experiment, num_clients: int, names: Sequence[str]
+) -> Iterator[Issue]:
     """What does not fit the number of clients."""
     wanted = experiment.federation.clients_per_round
     if wanted is not None and wanted > num_clients:
@@ -408,7 +417,9 @@ def _cohort_issues(place: str, method: Method, size: int) -> Iterator[Issue]:
         yield f"{place}.pace.buffer = {buffer}", message
 
 
-def _group_issues(groups: Sequence[HostileClients], num_clients: int, names: Sequence[str]) -> Iterator[Issue]:
+def _group_issues(
+    groups: Sequence[HostileClients], num_clients: int, names: Sequence[str]
+) -> Iterator[Issue]:
     """Groups of hostile clients that are empty, overlap, or have too many members."""
     listed: set[int] = set()
     count = 0

@@ -33,4 +33,13 @@ from .data import OwnData, load_npz, write_parts
 from .server_app import server_app
 from .strategy import RoundWeights, Weighted, measure
 
-__all__ = ["OwnData", "RoundWeights", "Weighted", "client_app", "load_npz", "measure", "server_app", "write_parts"]
+__all__ = [
+    "OwnData",
+    "RoundWeights",
+    "Weighted",
+    "client_app",
+    "load_npz",
+    "measure",
+    "server_app",
+    "write_parts",
+]

@@ -23,7 +23,9 @@ class RefusedError(ClientwiseError):
     """
 
 
-def answer(content: RecordDict, engine_of: Callable[[Request], EmbeddedEngine], smallest_cell: int = 1) -> RecordDict:
+def answer(
+    content: RecordDict, engine_of: Callable[[Request], EmbeddedEngine], smallest_cell: int = 1
+) -> RecordDict:
     """Train or evaluate as the client that the request names, with the code of a local run.
 
     Args:

@@ -40,7 +40,9 @@ def client_app(config: Config, load: Callable[[str], OwnData] = load_npz) -> Cli
     return app
 
 
-def _answer(text: str, load: Callable[[str], OwnData], message: Message, context: Context) -> Message:
+def _answer(
+    text: str, load: Callable[[str], OwnData], message: Message, context: Context
+) -> Message:
     """The reply to one message."""
     settings = context.node_config
     path = settings.get("data")
@@ -53,7 +55,9 @@ def _answer(text: str, load: Callable[[str], OwnData], message: Message, context
         elif "partition-id" in settings:  # set by Flower's simulation
             engine_of = partial(_simulated_engine, text, context.run_config)
         else:
-            raise DataError("this node has no data: start it with --node-config 'data=\"/path/to/it\"'")
+            raise DataError(
+                "this node has no data: start it with --node-config 'data=\"/path/to/it\"'"
+            )
         return Message(answer(message.content, engine_of, cell), reply_to=message)
     except Exception as error:  # every failure is answered, so that the server need not wait
         return answer_failure(message, error, private=path is not None)
@@ -97,4 +101,6 @@ def _refuse_other_work(experiment: Experiment, request: Request) -> None:
         criteria = all(part in method.client_criteria for part in request.task.criteria)
         if criteria and request.task.training == method.training:
             return
-    raise RefusedError("the request's training or criteria are not those of any method of the experiment")
+    raise RefusedError(
+        "the request's training or criteria are not those of any method of the experiment"
+    )

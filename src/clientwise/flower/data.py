@@ -31,7 +31,9 @@ class OwnData:
 
     train: tuple[Any, Any]
     test: tuple[Any, Any]
-    sample_attributes: Mapping[str, Any] = field(default_factory=dict)  # facts about the training samples
+    sample_attributes: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # facts about the training samples
 
 
 def load_npz(path: str) -> OwnData:
@@ -125,23 +127,31 @@ def data_held_by(
     classes = settings.num_classes
     target_type = torch.int64 if classes else torch.float32
     nothing = (torch.zeros(0, *shape), torch.zeros(0, dtype=target_type))
-    blocks = [block for own in held.values() for block in (own.train, own.test)] + list(server.values())
+    blocks = [block for own in held.values() for block in (own.train, own.test)] + list(
+        server.values()
+    )
     for inputs, targets in blocks:
         if tuple(inputs.shape[1:]) != shape:
-            raise DataError(f"samples of shape {tuple(inputs.shape[1:])}, but flower.input_shape = {list(shape)}")
+            raise DataError(
+                f"samples of shape {tuple(inputs.shape[1:])}, but flower.input_shape = {list(shape)}"
+            )
         if torch.as_tensor(targets).is_floating_point() == bool(classes):
             raise DataError(f"targets of type {targets.dtype}, but flower.num_classes = {classes}")
     clients = range(len(settings.clients))
     names = {name for own in held.values() for name in own.sample_attributes}
     for client, own in held.items():
         if missing := sorted(names - own.sample_attributes.keys()):
-            raise DataError(f"{settings.clients[client]} has no array {missing[0]}, but other members have one")
+            raise DataError(
+                f"{settings.clients[client]} has no array {missing[0]}, but other members have one"
+            )
     data = FederatedData.from_clients(
         [held[client].train if client in held else nothing for client in clients],
         [held[client].test if client in held else nothing for client in clients],
         num_classes=classes or None,
         sample_attributes={
-            name: [held[client].sample_attributes[name] if client in held else [] for client in clients]
+            name: [
+                held[client].sample_attributes[name] if client in held else [] for client in clients
+            ]
             for name in names
         },
         weigh=server.get("weigh"),
@@ -171,15 +181,23 @@ def write_parts(config: Config, folder: str | Path) -> list[Path]:
 
     def attributes(holder: int) -> dict[str, Any]:
         indices = data.train.indices[data.train.slice(holder)]
-        return {name: values[indices].numpy() for name, values in data.samples.sample_attributes.items()}
+        return {
+            name: values[indices].numpy() for name, values in data.samples.sample_attributes.items()
+        }
 
     Path(folder).mkdir(parents=True, exist_ok=True)
     files = {
         name: {**arrays("train", data.train, k), **arrays("test", data.test, k), **attributes(k)}
         for k, name in enumerate(names)
     }
-    server = [(part, shares) for part, shares in (("weigh", data.weigh), ("report", data.report)) if shares]
-    files["server"] = {name: array for part, shares in server for name, array in arrays(part, shares, 0).items()}
+    server = [
+        (part, shares)
+        for part, shares in (("weigh", data.weigh), ("report", data.report))
+        if shares
+    ]
+    files["server"] = {
+        name: array for part, shares in server for name, array in arrays(part, shares, 0).items()
+    }
     for name, content in files.items():
         numpy.savez(Path(folder) / f"{name}.npz", **content)
     return [Path(folder) / f"{name}.npz" for name in files]

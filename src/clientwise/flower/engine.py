@@ -96,7 +96,9 @@ class FlowerEngine:
         self.spec = local.spec
         self.initial_model = local.initial_model
         self.device = local.device
-        self.attributes: Mapping[str, Tensor] = local.attributes  # known to the server, not asked of clients
+        self.attributes: Mapping[str, Tensor] = (
+            local.attributes
+        )  # known to the server, not asked of clients
         self.idle_work: Callable[[], None] | None = None
         self.clock = local.clock  # shows real time
         self._local = local
@@ -110,7 +112,9 @@ class FlowerEngine:
         self._waiting: dict[str, int] = {}  # the same clients, by the ids of their messages
         self._keepers = keepers
         self._kept: dict[int, Tensor] = {}  # the keepers' models
-        self._test_sizes = torch.full((local.num_clients,), NO_TEST_SET)  # of every first evaluation
+        self._test_sizes = torch.full(
+            (local.num_clients,), NO_TEST_SET
+        )  # of every first evaluation
         self._outputs = local.problem.values_per_sample(local.data.samples.targets.shape[1:])
 
     def train(self, client_ids: Sequence[int], model: Tensor, task: Task) -> Iterator[Updates]:
@@ -212,7 +216,9 @@ class FlowerEngine:
             self.clock.now = float(state["clock"])
             self._began = time.monotonic() - self.clock.now
 
-    def _ask_to_train(self, nodes: Mapping[int, int], model: Tensor, task: Task, patience: float) -> list[Refusal]:
+    def _ask_to_train(
+        self, nodes: Mapping[int, int], model: Tensor, task: Task, patience: float
+    ) -> list[Refusal]:
         """Send the requests of a round; the clients whose request was not accepted."""
         packed = pack(model)
         requests = {}
@@ -276,13 +282,17 @@ class FlowerEngine:
 
         Returns clients by message id, and the clients whose message was not accepted.
         """
-        ttl = 2 * max(1.0, deadline - time.monotonic())  # a message to a busy server must not expire
+        ttl = 2 * max(
+            1.0, deadline - time.monotonic()
+        )  # a message to a busy server must not expire
         messages = {}
         for client, content in requests.items():
             messages[client] = Message(content, nodes[client], kind, ttl=ttl)
         taken: set[str] = set()
         if messages:
-            taken.update(self._grid.push_messages(list(messages.values())))  # gives every message its id
+            taken.update(
+                self._grid.push_messages(list(messages.values()))
+            )  # gives every message its id
         if self.idle_work:
             self.idle_work()
         names = {message.metadata.message_id: client for client, message in messages.items()}
@@ -321,7 +331,9 @@ class FlowerEngine:
             arrived = False
             for names in _slices(list(waiting), CHUNK):
                 pulled = self._pull(names)
-                replies = [(waiting.pop(name), content) for name, content in pulled if name in waiting]
+                replies = [
+                    (waiting.pop(name), content) for name, content in pulled if name in waiting
+                ]
                 if replies:
                     arrived = True
                     good = [client for client, content in replies if not isinstance(content, str)]

@@ -84,7 +84,9 @@ class Events:
             if "stays" in note:  # the round was rejected, or no update could be used
                 self._alert("void", {**where, "reason": note})
         self._present = set(record.client_ids)
-        self._missed = {refusal.client_id for refusal in record.refusals} | (self._missed - self._present)
+        self._missed = {refusal.client_id for refusal in record.refusals} | (
+            self._missed - self._present
+        )
 
     def _refused(self, refusal: Refusal, where: Mapping[str, object]) -> None:
         client = refusal.client_id
@@ -113,8 +115,13 @@ class Events:
         if not self.command:
             return
         try:
-            subprocess.run(self.command, shell=True, input=line, text=True, timeout=COMMAND_SECONDS, check=True)
-        except (OSError, subprocess.SubprocessError) as error:  # a broken alert must not end the run
+            subprocess.run(
+                self.command, shell=True, input=line, text=True, timeout=COMMAND_SECONDS, check=True
+            )
+        except (
+            OSError,
+            subprocess.SubprocessError,
+        ) as error:  # a broken alert must not end the run
             log.error("the alert command failed: %s", error)
 
 

@@ -99,7 +99,9 @@ def was_asked_to_stop(out: Path, run_id: int) -> bool:
 
 def _log_round(experiment: Experiment, progress: Progress) -> None:
     record = progress.record
-    where = f"{progress.method}, seed {progress.seed}, round {record.round_num} of {progress.rounds}"
+    where = (
+        f"{progress.method}, seed {progress.seed}, round {record.round_num} of {progress.rounds}"
+    )
     quality = ""
     if record.report:
         quality = f", on the server's samples {float(record.report.overall()[0]):.4f}"

@@ -22,7 +22,9 @@ from ..experiment.schema import Experiment
 from .client_app import client_app
 from .connections import connector, simulated_clients
 
-SIMULATED_NODES = 64  # at most: a node can play many clients, and Flower's time grows with the number of nodes
+SIMULATED_NODES = (
+    64  # at most: a node can play many clients, and Flower's time grows with the number of nodes
+)
 
 
 @contextmanager
@@ -49,7 +51,10 @@ def simulation(experiment: Experiment) -> Iterator[Connect]:
                 min(num_clients, SIMULATED_NODES),
                 backend_config={
                     "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
-                    "init_args": {"logging_level": "error", "log_to_driver": False},  # failures are in the replies
+                    "init_args": {
+                        "logging_level": "error",
+                        "log_to_driver": False,
+                    },  # failures are in the replies
                 },
             )
         except BaseException as error:  # raised in the waiting thread

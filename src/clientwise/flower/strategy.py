@@ -27,7 +27,15 @@ from flwr.serverapp.strategy import (
 )
 from torch import Tensor
 
-from ..core.criteria import ANY, CRITERIA, Arrivals, ClientFacts, make_criterion, measure_clients, model_divergence
+from ..core.criteria import (
+    ANY,
+    CRITERIA,
+    Arrivals,
+    ClientFacts,
+    make_criterion,
+    measure_clients,
+    model_divergence,
+)
 from ..core.guard import inspect_models, inspect_values
 from ..core.problem import Classification
 from ..core.scores import Prioritized, Score
@@ -42,7 +50,16 @@ T = TypeVar("T")
 Metric = int | float | list[int] | list[float]
 NOT_USABLE = -1  # the form of a metric that cannot be averaged
 Aggregated = tuple[ArrayRecord | None, MetricRecord | None]
-WITHOUT_WEIGHTS = (FedMedian, FedTrimmedAvg, Krum, MultiKrum, Bulyan, QFedAvg, FedXgbBagging, FedXgbCyclic)
+WITHOUT_WEIGHTS = (
+    FedMedian,
+    FedTrimmedAvg,
+    Krum,
+    MultiKrum,
+    Bulyan,
+    QFedAvg,
+    FedXgbBagging,
+    FedXgbCyclic,
+)
 
 
 def measure(
@@ -141,7 +158,9 @@ class Weighted(Strategy):
     ) -> None:
         if not isinstance(strategy, FedAvg) or isinstance(strategy, WITHOUT_WEIGHTS):
             kind = type(strategy).__name__
-            raise TypeError(f"{kind} takes no weighted mean: use FedAvg, FedProx, FedAdam or the like")
+            raise TypeError(
+                f"{kind} takes no weighted mean: use FedAvg, FedProx, FedAdam or the like"
+            )
         self.rounds: dict[int, RoundWeights] = {}
         self.evaluations: dict[int, RoundEvaluation] = {}
         self._strategy = strategy
@@ -154,7 +173,9 @@ class Weighted(Strategy):
         self._test_sizes: dict[int, int] = {}  # of every node's first evaluation
         self._record = None if record is None else Path(record)
         self._global: dict[str, numpy.ndarray] = {}  # the model that was sent out
-        self._weigh([dict.fromkeys(criteria, 1.0)])  # an invalid combination fails here, not in round 1
+        self._weigh(
+            [dict.fromkeys(criteria, 1.0)]
+        )  # an invalid combination fails here, not in round 1
 
     def _upper_bounds(self, num_classes: int | None) -> dict[str, float]:
         """The largest value of every criterion that can be true."""
@@ -165,7 +186,9 @@ class Weighted(Strategy):
                 continue
             known = make_criterion(name)
             if known.measured_by == "server" and name not in self._measured_here:
-                raise ValueError(f"{name} is measured by the server: give a function for it as measured_here")
+                raise ValueError(
+                    f"{name} is measured by the server: give a function for it as measured_here"
+                )
             highest[name] = known.high(problem)
         return highest
 
@@ -252,7 +275,9 @@ class Weighted(Strategy):
             return self._measure_here(name, reply.arrays)
         return _number(reply.metrics, name)
 
-    def _take_out_claims(self, node: int, metrics: dict[str, Metric], measured: Mapping[str, float]) -> list[str]:
+    def _take_out_claims(
+        self, node: int, metrics: dict[str, Metric], measured: Mapping[str, float]
+    ) -> list[str]:
         """Remove what a client claims about criteria that are measured here.
 
         Returns one remark per claim.
@@ -261,7 +286,9 @@ class Weighted(Strategy):
         remarks = []
         for name in claimed:
             claim = str(metrics.pop(name))[:40]
-            remarks.append(f"node {node} claims {name} = {claim}, which is measured here: {measured[name]:g}")
+            remarks.append(
+                f"node {node} claims {name} = {claim}, which is measured here: {measured[name]:g}"
+            )
         return remarks
 
     def _measure_here(self, name: str, arrays: ArrayRecord) -> float:
@@ -278,7 +305,9 @@ class Weighted(Strategy):
             raise _RefusedError(reason[:MAX_REASON]) from error
 
     def _check(self, name: str, value: float) -> float:
-        _require(inspect_values(name, torch.tensor([value], dtype=torch.float64), self._highest[name]))
+        _require(
+            inspect_values(name, torch.tensor([value], dtype=torch.float64), self._highest[name])
+        )
         return value
 
     def _weigh(self, measured: Sequence[Mapping[str, float]]) -> list[float]:
@@ -301,7 +330,9 @@ class Weighted(Strategy):
         """As the wrapped strategy does."""
         return self._strategy.configure_evaluate(server_round, arrays, config, grid)
 
-    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+    def aggregate_evaluate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
         """As the wrapped strategy does, with the replies that were accepted.
 
         A node's test set keeps the size of its first evaluation; a node could otherwise raise its
@@ -337,7 +368,9 @@ class Weighted(Strategy):
             raise ValueError(f"{size:.12g} test samples, {first} in its first answer")
         return message, dict(metrics)
 
-    def _write_down(self, kind: str, server_round: int, found: RoundWeights | RoundEvaluation) -> None:
+    def _write_down(
+        self, kind: str, server_round: int, found: RoundWeights | RoundEvaluation
+    ) -> None:
         """Refusals and remarks to the log, everything to the record."""
         for node, reason in found.refusals.items():
             log.warning("round %d: node %d is refused: %s", server_round, node, reason)
@@ -366,7 +399,9 @@ class _RefusedError(Exception):
     """A client's model that the server cannot measure, though it can measure the global model."""
 
 
-def _accept(replies: Iterable[Message], read: Callable[[Message], T], refusals: dict[int, str]) -> dict[int, T]:
+def _accept(
+    replies: Iterable[Message], read: Callable[[Message], T], refusals: dict[int, str]
+) -> dict[int, T]:
     """Readable replies by node.
 
     The others are added to `refusals` with the reason; none ends the run.
@@ -421,7 +456,9 @@ def _form(value: Metric) -> int:
     return len(value) + 1 if isinstance(value, list) else 0
 
 
-def _set_content(message: Message, metrics: MetricRecord, arrays: ArrayRecord | None = None) -> None:
+def _set_content(
+    message: Message, metrics: MetricRecord, arrays: ArrayRecord | None = None
+) -> None:
     """Replace what was sent by what was accepted, under the same record names in all replies."""
     message.content.clear()
     message.content["metrics"] = metrics

@@ -13,7 +13,9 @@ from ..core.types import Layer, ModelSpec
 def flattened(module: nn.Module) -> Tensor:
     """A copy of a module as one vector [d], laid out as `FlatModel` does."""
     buffers = [buffer for buffer in module.buffers() if buffer.is_floating_point()]
-    return torch.cat([tensor.detach().flatten().float() for tensor in [*module.parameters(), *buffers]])
+    return torch.cat(
+        [tensor.detach().flatten().float() for tensor in [*module.parameters(), *buffers]]
+    )
 
 
 def fill(module: nn.Module, tensors: Mapping[str, Tensor]) -> nn.Module:
@@ -38,7 +40,11 @@ class FlatModel:
     def __init__(self, module: nn.Module, device: torch.device) -> None:
         self.module = module.to(device)
         parameters = list(self.module.named_parameters())
-        buffers = [(name, buffer) for name, buffer in self.module.named_buffers() if buffer.is_floating_point()]
+        buffers = [
+            (name, buffer)
+            for name, buffer in self.module.named_buffers()
+            if buffer.is_floating_point()
+        ]
         layers, start = [], 0
         for name, tensor in [*parameters, *buffers]:
             layers.append(Layer(name, tuple(tensor.shape), start, start + tensor.numel()))

@@ -17,11 +17,16 @@ from torch import Tensor, nn
 from ..registry import Decay, PositiveInt, Registry
 
 Network = Callable[..., nn.Module]
-MODELS: Registry[Network] = Registry("model", "models", "The network every client trains", passes=True)
+MODELS: Registry[Network] = Registry(
+    "model", "models", "The network every client trains", passes=True
+)
 
 Width = Annotated[int, Gt(0), Le(1_000_000)]  # of a layer
 Widths = Annotated[Sequence[Width], MaxLen(100)]
-MOST_VALUES, MOST_PRODUCTS = 10**8, 5 * 10**9  # for a layer and one sample: 400 MB, and a part of a second
+MOST_VALUES, MOST_PRODUCTS = (
+    10**8,
+    5 * 10**9,
+)  # for a layer and one sample: 400 MB, and a part of a second
 
 
 @MODELS.register("linear")
@@ -40,7 +45,9 @@ def linear(input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
 
 
 @MODELS.register("mlp")
-def mlp(input_shape: tuple[int, ...], num_outputs: int, *, hidden: Widths = (200, 200)) -> nn.Module:
+def mlp(
+    input_shape: tuple[int, ...], num_outputs: int, *, hidden: Widths = (200, 200)
+) -> nn.Module:
     """Fully connected layers with ReLU between them.
 
     Args:
@@ -100,14 +107,21 @@ def cnn(
         torch.Size([5, 10])
     """
     if len(input_shape) != 3:
-        raise ValueError(f"model cnn needs images (channels, height, width), got samples of shape {input_shape}")
+        raise ValueError(
+            f"model cnn needs images (channels, height, width), got samples of shape {input_shape}"
+        )
     depth, height, width = input_shape
     layers: list[nn.Module] = []
     for number, (before, after) in enumerate(pairwise([depth, *channels]), start=1):
         if padding == "valid":
             height, width = height - kernel + 1, width - kernel + 1
-        _check_layer(f"convolution {number}", after * height * width, before * kernel**2)  # before it takes memory
-        layers += [nn.Conv2d(before, after, kernel, padding=padding), *([nn.ReLU()] if activation else [])]
+        _check_layer(
+            f"convolution {number}", after * height * width, before * kernel**2
+        )  # before it takes memory
+        layers += [
+            nn.Conv2d(before, after, kernel, padding=padding),
+            *([nn.ReLU()] if activation else []),
+        ]
         if number % pool_every == 0:
             layers += [nn.MaxPool2d(2), *([nn.Dropout(dropout)] if dropout else [])]
             height, width = height // 2, width // 2
@@ -147,7 +161,9 @@ def fully_convolutional(
             f"model fully_convolutional halves images {len(channels)} times, got samples of shape {input_shape}"
         )
     if num_outputs != math.prod(input_shape[1:]):
-        raise ValueError(f"model fully_convolutional gives one value per pixel, but {num_outputs} are to be predicted")
+        raise ValueError(
+            f"model fully_convolutional gives one value per pixel, but {num_outputs} are to be predicted"
+        )
 
     def convolution(before: int, after: int, halved: int) -> list[nn.Module]:
         _check_layer("a convolution", after * math.prod(input_shape[1:]) // 4**halved, 9 * before)
@@ -160,7 +176,10 @@ def fully_convolutional(
     for before, after in pairwise([channels[-1], *middle]):
         layers += convolution(before, after, len(channels))
     for doubled, (before, after) in enumerate(pairwise([middle[-1], *reversed(channels)]), start=1):
-        layers += [nn.Upsample(scale_factor=2), *convolution(before, after, len(channels) - doubled)]
+        layers += [
+            nn.Upsample(scale_factor=2),
+            *convolution(before, after, len(channels) - doubled),
+        ]
     return nn.Sequential(*layers, nn.Conv2d(channels[0], 1, 1))
 
 
@@ -193,12 +212,22 @@ def lstm(
         torch.Size([5, 2])
     """
     if len(input_shape) != 1:
-        raise ValueError(f"model lstm needs rows of word numbers, got samples of shape {input_shape}")
+        raise ValueError(
+            f"model lstm needs rows of word numbers, got samples of shape {input_shape}"
+        )
     _check_layer("a layer", 4 * hidden * input_shape[0], max(embedding, hidden) + hidden)
     if not dropout:
-        return _Reader(words, embedding, [nn.LSTM(embedding, hidden, layers, batch_first=True)], 0.0, num_outputs)
+        return _Reader(
+            words,
+            embedding,
+            [nn.LSTM(embedding, hidden, layers, batch_first=True)],
+            0.0,
+            num_outputs,
+        )
     # Layer by layer: dropout inside `nn.LSTM` draws from a generator that all workers share, `nn.Dropout` need not.
-    recurrent = [nn.LSTM(hidden if layer else embedding, hidden, batch_first=True) for layer in range(layers)]
+    recurrent = [
+        nn.LSTM(hidden if layer else embedding, hidden, batch_first=True) for layer in range(layers)
+    ]
     return _Reader(words, embedding, recurrent, dropout, num_outputs)
 
 
@@ -215,7 +244,12 @@ class _Reader(nn.Module):
     """Embedding, LSTM layers, and an output from the state after the last word."""
 
     def __init__(
-        self, words: int, embedding: int, recurrent: Sequence[nn.LSTM], dropout: float, num_outputs: int
+        self,
+        words: int,
+        embedding: int,
+        recurrent: Sequence[nn.LSTM],
+        dropout: float,
+        num_outputs: int,
     ) -> None:
         super().__init__()
         self.embedding = nn.Embedding(words, embedding, padding_idx=0)

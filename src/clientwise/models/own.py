@@ -32,7 +32,9 @@ class OwnModel:
             raise ValueError(f"must be a module or make one, got {self.name}")
         several = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
         given = inspect.signature(self._model).parameters.values()
-        required = [one.name for one in given if one.default is one.empty and one.kind not in several]
+        required = [
+            one.name for one in given if one.default is one.empty and one.kind not in several
+        ]
         if len(required) not in (0, 2):
             wanted = "must be called with nothing, or with the shape of a sample and the number of outputs"
             raise ValueError(f"{self.name} {wanted}; it asks for {', '.join(required)}")

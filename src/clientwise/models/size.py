@@ -16,7 +16,9 @@ def described(network: Callable[[], nn.Module]) -> nn.Module:
     try:
         with torch.device("meta"):
             return network()
-    except Exception:  # a user's network that needs real numbers while it is made; or what is wrong shows now
+    except (
+        Exception
+    ):  # a user's network that needs real numbers while it is made; or what is wrong shows now
         return network()
 
 
@@ -62,7 +64,9 @@ def values_per_sample(module: nn.Module, sample: Tensor) -> tuple[int, int]:
     made: list[int] = []
 
     def count(layer: nn.Module, given: object, result: object) -> None:
-        first = result[0] if isinstance(result, tuple) else result  # a recurrent layer also returns its state
+        first = (
+            result[0] if isinstance(result, tuple) else result
+        )  # a recurrent layer also returns its state
         if isinstance(first, Tensor):
             made.append(first.numel())
 

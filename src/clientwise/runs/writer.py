@@ -242,7 +242,9 @@ class Store:
             ).fetchone()
             if kept != round_num:
                 missing = f"has {kept} of the {round_num} rounds before the checkpoint"
-                raise RunError(f"{self.folder}: its database {missing}; choose another output folder")
+                raise RunError(
+                    f"{self.folder}: its database {missing}; choose another output folder"
+                )
             later = (lane, round_num)
             for table in TABLES_BY_ROUND:
                 database.execute(f"DELETE FROM {table} WHERE lane = ? AND round_num > ?", later)

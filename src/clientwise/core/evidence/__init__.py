@@ -1,4 +1,4 @@
-"""Evidence: what the updates do to data nobody trained on moves the weights of the score, and may be remembered."""
+"""Evidence: the effect of updates on held-out data moves the weights of the score, and may be remembered."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Weights that follow whoever is worst off."""
+"""Weights for the worst mixture of clients (agnostic federated learning)."""
 
 from __future__ import annotations
 
@@ -19,30 +19,39 @@ from .protocol import EVIDENCE
 class Agnostic:
     """λ ← λ + γ·loss, projected onto the simplex: weighs for the worst mixture of clients (AFL, Mohri et al., 2019).
 
-    λ is remembered of all clients and starts equal, whatever the score says. A round weighs by the λ it began with; of
-    clients that were not asked it rises by nothing, so with small cohorts it is late.
+    λ is remembered for all clients and starts equal, whatever the score says. A round weighs by the λ of
+    the round before. Clients that are not asked keep their λ, so with small cohorts λ lags behind.
+
+    Reads the criterion `start_loss`.
+
+    Args:
+        step: γ, how far a loss of 1 raises λ before the projection.
     """
 
     step: PositiveFloat = 0.1  # γ
 
     def first(self, num_clients: int) -> Mapping[str, Tensor]:
-        """All alike."""
+        """λ = 1/K for every client."""
         return {"lambda": torch.full((num_clients,), 1 / num_clients, dtype=torch.float64)}
 
-    def __call__(self, gathered: Gathered, prior: Tensor, memory: Mapping[str, Tensor]) -> Posterior:
+    def __call__(
+        self, gathered: Gathered, prior: Tensor, memory: Mapping[str, Tensor]
+    ) -> Posterior:
         """See the class."""
-        asked, known = list(gathered.client_ids), memory["lambda"]
-        risen = known.clone()
-        risen[asked] += self.step * gathered.criteria["start_loss"]
-        weights = to_weights(known[asked])
-        nobody = "λ is zero for all that answered: they weigh as by the score" if not weights.any() else None
-        return Posterior(
-            prior if nobody else weights, {"lambda": onto_simplex(risen)}, notes=(nobody,) if nobody else ()
-        )
+        rows = list(gathered.client_ids)
+        before = memory["lambda"]
+        risen = before.clone()
+        risen[rows] += self.step * gathered.criteria["start_loss"]
+        after = {"lambda": onto_simplex(risen)}
+        weights = to_weights(before[rows])
+        if weights.any():
+            return Posterior(weights, after)
+        note = "λ is zero for all clients of the round: the weights are those of the score"
+        return Posterior(prior, after, notes=(note,))
 
 
 def onto_simplex(values: Tensor) -> Tensor:
-    """The nearest point with coordinates of zero or more that sum to 1 (Duchi et al., 2008).
+    """Project values [n] onto the simplex: coordinates of zero or more that sum to 1 (Duchi et al., 2008).
 
     >>> onto_simplex(torch.tensor([0.9, 0.5, -1.0]))
     tensor([0.7000, 0.3000, 0.0000])

@@ -1,4 +1,4 @@
-"""The best models, as long as another one helps."""
+"""The mean of the best models on the server's set (FedGreed)."""
 
 from __future__ import annotations
 
@@ -19,18 +19,22 @@ from .protocol import EVIDENCE
 class Greedy:
     """From the best model on the server's set, adds the next best while their mean improves (FedGreed, 2025).
 
-    The mean is weighted by the score, and so are the chosen; the others weigh nothing (Kritharakis et al.).
+    Both this mean and the result are weighted by the score. Clients that are not chosen have weight 0.
+    Source: Kritharakis et al., 2025.
     """
 
     def first(self, num_clients: int) -> Mapping[str, Tensor]:
-        """Nothing is remembered."""
+        """It has no memory."""
         return {}
 
-    def __call__(self, gathered: Gathered, prior: Tensor, memory: Mapping[str, Tensor]) -> Posterior:
+    def __call__(
+        self, gathered: Gathered, prior: Tensor, memory: Mapping[str, Tensor]
+    ) -> Posterior:
         """See the class."""
         losses = gathered.judge(gathered.global_model + gathered.updates).overall_loss()
         candidates = [row for row in losses.argsort(stable=True).tolist() if prior[row] > 0]
-        chosen, lowest = torch.zeros_like(prior), torch.inf
+        chosen = torch.zeros_like(prior)
+        lowest = torch.inf
         for row in candidates:
             larger = chosen.clone()
             larger[row] = prior[row]
@@ -38,7 +42,9 @@ class Greedy:
             loss = float(gathered.judge((gathered.global_model + mean)[None]).overall_loss())
             if not loss < lowest:
                 break
-            chosen, lowest = larger, loss
-        if not chosen.any():
-            return Posterior(prior, notes=("no model has a loss on the server's set: they weigh as by the score",))
-        return Posterior(to_weights(chosen))
+            chosen = larger
+            lowest = loss
+        if chosen.any():
+            return Posterior(to_weights(chosen))
+        note = "no model has a finite loss on the server's set: the weights are those of the score"
+        return Posterior(prior, notes=(note,))

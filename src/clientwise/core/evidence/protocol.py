@@ -1,4 +1,4 @@
-"""What evidence is to the round."""
+"""The protocol that every kind of evidence implements."""
 
 from __future__ import annotations
 
@@ -12,14 +12,25 @@ from ..types import Gathered, Posterior
 
 
 class Evidence(Protocol):
-    """Prior weights in, posterior weights out. A class whose constructor has the options."""
+    """Turns prior weights into posterior weights. The options are arguments of the constructor."""
 
     def first(self, num_clients: int) -> Mapping[str, Tensor]:
-        """What it remembers of all clients, each [K], before the first round."""
+        """The memory before the first round: tensors [K] with a value for every client."""
         ...
 
-    def __call__(self, gathered: Gathered, prior: Tensor, memory: Mapping[str, Tensor]) -> Posterior:
-        """The weights [n] that the evidence leaves."""
+    def __call__(
+        self, gathered: Gathered, prior: Tensor, memory: Mapping[str, Tensor]
+    ) -> Posterior:
+        """Weigh the clients of a round.
+
+        Args:
+            gathered: what the server holds of the n clients of the round.
+            prior: weights by the score, sum to 1, [n].
+            memory: what the last call left, tensors [K].
+
+        Returns:
+            The posterior weights [n], and the memory for the next round.
+        """
         ...
 
 

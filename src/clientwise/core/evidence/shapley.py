@@ -1,4 +1,4 @@
-"""What each client adds to a model made without it."""
+"""Shapley values of updates on the server's set."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ..weighting import to_weights
 from .protocol import EVIDENCE
 
 AT_ONCE = 64  # models judged together
-RUINED = 10.0  # times the loss: worse is not told apart, or one client that ruins all would drown the others' values
+RUINED = 10.0  # times the first loss: larger ones count as this much, or one client would dominate all values
 
 
 @EVIDENCE.register("shapley", needs("models", "server_set"))
@@ -26,9 +26,14 @@ RUINED = 10.0  # times the loss: worse is not told apart, or one client that rui
 class Shapley:
     """Weights ∝ max(0, φ_a), the Shapley value of a client's update on the server's set (Wang et al., 2020).
 
-    The worth of a coalition is how far the mean of its updates, weighted by the score, lowers the loss. Up to `exact`
-    clients all coalitions are judged, 2^n models. Of more, random orders are drawn, and an order is cut short where
-    what is still to gain is below `tolerance` of the whole (truncated Monte-Carlo, Ghorbani & Zou, 2019).
+    The worth v(S) of a coalition S is how far the mean of its updates, weighted by the score, lowers the
+    loss. For cohorts of up to `exact` clients, all 2^n coalitions are evaluated. For larger ones, random
+    orders are drawn (truncated Monte-Carlo, Ghorbani & Zou, 2019).
+
+    Args:
+        exact: largest cohort whose coalitions are all evaluated.
+        orders: random orders that are drawn for larger cohorts.
+        tolerance: an order ends once the remaining gain is below this fraction of the whole.
     """
 
     exact: Annotated[int, Ge(0), Le(12)] = 6
@@ -36,39 +41,51 @@ class Shapley:
     tolerance: NonNegativeFloat = 0.01
 
     def first(self, num_clients: int) -> Mapping[str, Tensor]:
-        """Nothing is remembered."""
+        """It has no memory."""
         return {}
 
-    def __call__(self, gathered: Gathered, prior: Tensor, memory: Mapping[str, Tensor]) -> Posterior:
+    def __call__(
+        self, gathered: Gathered, prior: Tensor, memory: Mapping[str, Tensor]
+    ) -> Posterior:
         """See the class."""
         weights = to_weights(self.values(gathered, prior).clamp(min=0))
         if not weights.any():
-            return Posterior(prior, notes=("no client lowers the loss: they weigh as by the score",))
+            note = "no client lowers the loss: the weights are those of the score"
+            return Posterior(prior, notes=(note,))
         return Posterior(weights)
 
     def values(self, gathered: Gathered, prior: Tensor) -> Tensor:
-        """φ [n]: they sum to the worth of all together."""
-        return self._exact(gathered, prior) if len(prior) <= self.exact else self._sampled(gathered, prior)
+        """Shapley values φ [n]; exact ones sum to the worth of the whole cohort."""
+        if len(prior) <= self.exact:
+            return self._exact(gathered, prior)
+        return self._sampled(gathered, prior)
 
     def _exact(self, gathered: Gathered, prior: Tensor) -> Tensor:
         """Σ_S |S|!·(n−|S|−1)!/n! · (v(S ∪ a) − v(S))."""
         count = len(prior)
         codes = torch.arange(2**count)
-        members = codes[:, None] >> torch.arange(count) & 1  # [2^n, n] who is in which coalition
-        worth, sizes = _worth(gathered, prior, members), members.sum(1)
+        members = (
+            codes[:, None] >> torch.arange(count) & 1
+        )  # [2^n, n] 1 if the client is in the coalition
+        worth = _worth(gathered, prior, members)
+        sizes = members.sum(1)
         values = []
         for client in range(count):
             without = codes[members[:, client] == 0]
-            shares = torch.tensor([1 / (count * comb(count - 1, size)) for size in sizes[without].tolist()])
-            values.append(shares.double() @ (worth[without + 2**client] - worth[without]))
+            factors = [1 / (count * comb(count - 1, size)) for size in sizes[without].tolist()]
+            gains = worth[without + 2**client] - worth[without]
+            values.append(torch.tensor(factors).double() @ gains)
         return torch.stack(values)
 
     def _sampled(self, gathered: Gathered, prior: Tensor) -> Tensor:
+        """The mean gain of a client over random orders in which clients join."""
         count = len(prior)
         whole = float(_worth(gathered, prior, torch.ones(1, count, dtype=torch.int64)))
-        values, random = torch.zeros(count, dtype=torch.float64), generator(gathered.seed, "shapley")
+        values = torch.zeros(count, dtype=torch.float64)
+        random = generator(gathered.seed, "shapley")
         for _ in range(self.orders):
-            coalition, before = torch.zeros(1, count, dtype=torch.int64), 0.0
+            coalition = torch.zeros(1, count, dtype=torch.int64)
+            before = 0.0
             for client in torch.randperm(count, generator=random).tolist():
                 if abs(whole - before) < self.tolerance * abs(whole):
                     break
@@ -83,9 +100,9 @@ def _worth(gathered: Gathered, prior: Tensor, members: Tensor) -> Tensor:
     """How far each coalition [c, n] lowers the loss of the global model [c]; 0 for one whose score is zero."""
     weights = prior * members
     weights = weights / weights.sum(1, keepdim=True).clamp(min=1e-300)
-    losses = [
-        gathered.judge(gathered.global_model + some.to(gathered.updates) @ gathered.updates).overall_loss()
-        for some in torch.split(weights, AT_ONCE)
-    ]
+    losses = []
+    for some in torch.split(weights, AT_ONCE):
+        models = gathered.global_model + some.to(gathered.updates) @ gathered.updates
+        losses.append(gathered.judge(models).overall_loss())
     start = gathered.judge(gathered.global_model[None]).overall_loss()
     return start - torch.cat(losses).nan_to_num(torch.inf).minimum(RUINED * start)

@@ -1,4 +1,4 @@
-"""Innocent until proven guilty: weights fall only by what is significant on data nobody trained on."""
+"""Weights fall only for clients whose updates significantly increase the held-out loss."""
 
 from __future__ import annotations
 
@@ -15,56 +15,72 @@ from ..robust import combine
 from ..types import Evaluation, Gathered, Posterior
 from .protocol import EVIDENCE
 
-LEAST_WITNESSES = 8  # with fewer held-out samples, or judges, nothing is known
-LARGEST_LOSS = 1e3  # of one witness, in units of the mean's own loss: who sees a model explode is one witness still
-POSSIBLE_LIARS = 0.3  # of the judges, where clients judge
+LEAST_WITNESSES = 8  # held-out samples or judges; with fewer there is no evidence
+LARGEST_LOSS = (
+    1e3  # of one witness, in units of the mean model's loss, so that none of them dominates
+)
+POSSIBLE_LIARS = 0.3  # share of the judges, where clients judge
 StandardErrors = Annotated[float, Ge(0), Le(100)]
 
 
 @EVIDENCE.register("significance", needs("server_set"))
 @dataclass(frozen=True)
 class Significance:
-    """A client loses weight where its direction makes held-out samples worse by more than chance.
+    """A client loses weight if a step towards its update significantly increases the held-out loss.
 
-    Δ_k are the updates, clipped to the cohort's median norm, Δ̄ their weighted mean. Seen from the mean, a small step
-    towards client k changes the loss of sample i by d_ik = ℓ_i(Θ + Δ̄ + step·(Δ_k − Δ̄)) − ℓ_i(Θ + Δ̄). With the mean of
-    d_ik over the samples and its standard error, z_k = mean / error. What speaks against a client, and for it, is
-    summed over the rounds, less `slack` a round for what chance and differing data do (the test of Page, 1954):
+    Δ_k are the updates, clipped to the cohort's median norm. Δ̄ is their weighted mean. A small step from
+    the mean towards client k changes the loss of sample i by
 
-        against_k ← max(0, against_k + z_k − slack),    favour_k ← max(0, favour_k − z_k − slack),
+        d_ik = ℓ_i(Θ + Δ̄ + step·(Δ_k − Δ̄)) − ℓ_i(Θ + Δ̄).
 
-    and what goes beyond the threshold moves its weight, up to the weight that its criteria gave it:
+    z_k is the mean of d_ik over the samples divided by its standard error. Evidence against a client and in
+    its favour is summed over the rounds, less `slack` per round for chance and different data (CUSUM test,
+    Page, 1954):
 
-        log w_k ← min(0, log w_k − strength · (against_k − threshold)₊ + strength · (favour_k − threshold)₊)
+        against_k ← max(0, against_k + z_k − slack),    favour_k ← max(0, favour_k − z_k − slack).
 
-    So more than three standard errors in one round count, or more than two in each of two, and nothing that a client
-    did well before excuses harm. Beyond the threshold nothing is summed up, since it has had its effect. All candidates
-    are evaluated in one pass, one more than AdaFed evaluates.
+    What exceeds the threshold changes the client's weight, which never exceeds the weight by the score:
 
-    Where clients judge instead of a server's set, the witnesses are the judges, each with its mean loss. A share
-    `liars` of the witnesses may lie, together: a client is found harmful only if it is so without the share that speaks
-    worst of it, and helpful only without the share that speaks best of it. Default: none of the server's samples, 30%
-    of the judges.
+        log w_k ← min(0, log w_k − strength · (against_k − threshold)₊ + strength · (favour_k − threshold)₊).
+
+    With the defaults, more than three standard errors in one round count, or more than two in each of two
+    rounds. Earlier good updates do not offset harm. Both sums are cut at the threshold once they have had
+    their effect. All candidates are evaluated in one pass, one more than AdaFed evaluates.
+
+    If clients judge instead of a server's set, the witnesses are the judges, each with its mean loss. A
+    client then counts as harmful only if it is so without the share `liars` of the witnesses that speak
+    most against it, and as helpful only without the share that speak most for it.
+
+    Args:
+        threshold: in standard errors.
+        slack: in standard errors per round.
+        strength: how fast evidence beyond the threshold changes log-weights.
+        step: size of the step from the mean towards a client.
+        liars: share of the witnesses that may lie together. Default: 0 for samples of the server, 0.3
+            for judges.
     """
 
     threshold: StandardErrors = 2.0
     slack: StandardErrors = 1.0
     strength: Annotated[float, Gt(0), Le(100)] = 0.5
-    step: Annotated[float, Ge(1e-3), Le(1)] = 0.1  # a smaller one is lost in a model's rounding
+    step: Annotated[float, Ge(1e-3), Le(1)] = 0.1  # smaller steps are lost in rounding
     liars: Annotated[float, Ge(0), Lt(0.5)] | None = None
 
     def first(self, num_clients: int) -> dict[str, Tensor]:
-        """Nobody has harmed anybody."""
-        return {name: torch.zeros(num_clients, dtype=torch.float64) for name in ("against", "favour", "log_odds")}
+        """No evidence on any client."""
+        names = ("against", "favour", "log_odds")
+        return {name: torch.zeros(num_clients, dtype=torch.float64) for name in names}
 
-    def __call__(self, gathered: Gathered, prior: Tensor, memory: Mapping[str, Tensor]) -> Posterior:
-        """See the class; z is what speaks against each client by now, or, below zero, for it."""
+    def __call__(
+        self, gathered: Gathered, prior: Tensor, memory: Mapping[str, Tensor]
+    ) -> Posterior:
+        """See the class; z of the result is `against`, or −`favour` if that is larger."""
         rows = torch.tensor(gathered.client_ids, dtype=torch.int64)
         log_odds = memory["log_odds"][rows]
         start = moved(prior, log_odds)
         z, why_not = self._z(gathered.judge(self._candidates(gathered, start)))
         if z is None:
-            return Posterior(start, memory, None, (f"{why_not}: no evidence, the weights stay",))
+            return Posterior(start, memory, None, (f"{why_not}: no evidence, weights unchanged",))
         against = (memory["against"][rows] + z - self.slack).clamp(min=0)
         favour = (memory["favour"][rows] - z - self.slack).clamp(min=0)
         beyond = (against - self.threshold).clamp(min=0) - (favour - self.threshold).clamp(min=0)
@@ -73,12 +89,14 @@ class Significance:
         after["against"][rows] = against.clamp(max=self.threshold)
         after["favour"][rows] = favour.clamp(max=self.threshold)
         after["log_odds"][rows] = log_odds
-        return Posterior(moved(prior, log_odds), after, torch.where(against >= favour, against, -favour))
+        return Posterior(
+            moved(prior, log_odds), after, torch.where(against >= favour, against, -favour)
+        )
 
     def _candidates(self, gathered: Gathered, weights: Tensor) -> Tensor:
         """A step from the mean of the clipped updates towards each of them, and the mean itself [n + 1, d].
 
-        The updates are as large as all the models together: they are read three times, and never copied.
+        The updates are as large as all models together, so they are never copied.
         """
         updates = gathered.updates
         lengths = torch.linalg.vector_norm(updates, dim=1).double().cpu()
@@ -91,46 +109,50 @@ class Significance:
         return models
 
     def _z(self, evaluation: Evaluation) -> tuple[Tensor | None, str]:
-        """What speaks against each client in this round [n], in standard errors; or None, and why nothing does."""
-        by_sample = evaluation.sample_losses is not None
-        losses = evaluation.sample_losses if by_sample else evaluation.losses[:, evaluation.num_samples > 0]
-        assert losses is not None
+        """z of each client in this round [n]; or None, and why there is no evidence."""
+        losses = evaluation.sample_losses
+        liars = 0.0
+        if losses is None:  # clients judge
+            losses = evaluation.losses[:, evaluation.num_samples > 0]
+            liars = POSSIBLE_LIARS
+        if self.liars is not None:
+            liars = self.liars
         if losses.shape[1] < LEAST_WITNESSES:
             return None, f"fewer than {LEAST_WITNESSES} held-out samples or judges"
         if not bool(losses[-1].isfinite().all()):
-            return None, "the loss of the mean is no number"
+            return None, "the loss of the mean is not finite"
         most = LARGEST_LOSS * (1 + losses[-1].mean())
         found = losses[:-1].nan_to_num(nan=float(most)).clamp(max=most) - losses[-1]  # [n, N]
-        liars = (0.0 if by_sample else POSSIBLE_LIARS) if self.liars is None else self.liars
         return (z_despite(found, liars) if liars else z_values(found)), ""
 
 
 def moved(prior: Tensor, log_odds: Tensor) -> Tensor:
-    """The prior weights, each times exp(log_odds); whom the prior gives nothing gets nothing."""
+    """The prior weights [n], each times exp(log_odds), divided by their sum; a prior of 0 stays 0."""
     result = prior * (log_odds - log_odds[prior > 0].max()).exp()
     return result / result.sum()
 
 
 def z_values(found: Tensor) -> Tensor:
-    """Mean over standard error of each row [n, N]."""
+    """z of each row [n, N]: the mean divided by its standard error."""
     return _ratio(found.mean(1), found.std(1) / found.shape[1] ** 0.5)
 
 
 def z_despite(found: Tensor, liars: float) -> Tensor:
-    """z of each row [n, N] that holds whichever share of the witnesses lies; zero where that is for none."""
-    ordered, count = found.sort(1).values, round(liars * found.shape[1])
+    """z of each row [n, N] that holds whichever share `liars` of the witnesses is left out; else 0."""
+    ordered = found.sort(1).values
+    count = round(liars * found.shape[1])
     without_worst = _median_z(ordered[:, : found.shape[1] - count])
     without_best = _median_z(ordered[:, count:])
     return without_worst.clamp(min=0) + without_best.clamp(max=0)
 
 
 def _median_z(found: Tensor) -> Tensor:
-    """Median over its standard error, by the median deviation: liars that are left can say what they like."""
+    """Median divided by its standard error, from the median absolute deviation: robust to remaining liars."""
     median = found.median(1, keepdim=True).values
-    deviation = 1.4826 * (found - median).abs().median(1).values  # of a normal distribution, its standard deviation
+    deviation = 1.4826 * (found - median).abs().median(1).values  # estimates the standard deviation
     return _ratio(median[:, 0], 1.2533 * deviation / found.shape[1] ** 0.5)
 
 
 def _ratio(value: Tensor, error: Tensor) -> Tensor:
-    """value / error; zero where nothing varies, of which nothing can be said."""
+    """value / error; 0 where the error is 0."""
     return torch.where(error > 0, value / error.clamp(min=torch.finfo(error.dtype).tiny), 0.0)

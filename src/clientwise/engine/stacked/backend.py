@@ -20,7 +20,12 @@ class StackedBackend:
     """Trains and evaluates with stacked networks, which are kept from round to round."""
 
     def __init__(
-        self, module: nn.Module, spec: ModelSpec, samples: Samples, device: torch.device, dtype: torch.dtype
+        self,
+        module: nn.Module,
+        spec: ModelSpec,
+        samples: Samples,
+        device: torch.device,
+        dtype: torch.dtype,
     ) -> None:
         self._module = module
         self._spec = spec
@@ -51,7 +56,9 @@ class StackedBackend:
         if size not in self._trainers:
             while len(self._trainers) >= MAX_NETWORKS:
                 self._trainers.pop(next(iter(self._trainers)))
-            self._trainers[size] = StackedTrainer(self._stack(size), self._samples, use_graphs=use_graphs)
+            self._trainers[size] = StackedTrainer(
+                self._stack(size), self._samples, use_graphs=use_graphs
+            )
         return self._trainers[size]
 
     def _stack(self, size: int) -> StackedNetwork:

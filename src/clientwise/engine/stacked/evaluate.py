@@ -25,7 +25,11 @@ def evaluate_stacked(
     results = []
     for some in torch.split(models, network.size):
         network.load(some)
-        results.append(evaluate_batches(partial(_forward, network, len(some)), len(some), samples, indices, targets))
+        results.append(
+            evaluate_batches(
+                partial(_forward, network, len(some)), len(some), samples, indices, targets
+            )
+        )
     return joined(results)
 
 
@@ -52,7 +56,9 @@ class EvaluationGraph:
         return self._result
 
 
-def evaluate_by_graph(job: EvaluateJob, models: Tensor, evaluate: Callable[[Tensor], EvaluateResult]) -> EvaluateResult:
+def evaluate_by_graph(
+    job: EvaluateJob, models: Tensor, evaluate: Callable[[Tensor], EvaluateResult]
+) -> EvaluateResult:
     """On a GPU: a job of one pass that as many models had before gets a graph; the others are `evaluate`d anew."""
     count, known = len(models), job.graphs
     if len(job.indices) * count > 4 * BATCH or models.numel() > LARGE:

@@ -19,7 +19,9 @@ PLAIN = (
     nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.Tanh, nn.Sigmoid, nn.GELU, nn.LeakyReLU, nn.ELU, nn.SiLU,
     nn.Softplus, nn.Identity,
 )  # fmt: skip
-LARGE_CONVOLUTION = 32_768  # output pixels per model from which on one convolution after the other fills a GPU
+LARGE_CONVOLUTION = (
+    32_768  # output pixels per model from which on one convolution after the other fills a GPU
+)
 FEW = 64  # values in a patch
 
 
@@ -63,7 +65,9 @@ class Parameter:
 class StackedLayer(ABC):
     """One layer of all models. `forward` keeps what `backward` needs; both work on the first g models."""
 
-    def __init__(self, module: nn.Module, parameters: Sequence[Parameter], draws: DropoutDraws) -> None:
+    def __init__(
+        self, module: nn.Module, parameters: Sequence[Parameter], draws: DropoutDraws
+    ) -> None:
         self.module = module
         self.parameters = parameters
         self.draws = draws
@@ -95,7 +99,9 @@ class Dense(StackedLayer):
         """The gradient by the inputs comes first: the weights change in place."""
         gradient = gradient.reshape(len(gradient), -1, gradient.shape[-1])
         if learning_rate is not None and dense.can_run(self._rows, gradient.shape[-1]):
-            before = dense.backward(gradient.contiguous(), self._rows, *self._matrices(), learning_rate, wanted=wanted)
+            before = dense.backward(
+                gradient.contiguous(), self._rows, *self._matrices(), learning_rate, wanted=wanted
+            )
             return gradient if before is None else before.view(self._shape)
         kernel = self.parameters[0].value[: len(gradient)].to(gradient.dtype)
         before = torch.bmm(gradient, kernel).view(self._shape) if wanted else gradient
@@ -106,19 +112,27 @@ class Dense(StackedLayer):
 
     def _matrices(self) -> tuple[Tensor, Tensor | None]:
         """Weights [G, m, k] and biases [G, m] of all models."""
-        return self.parameters[0].value, self.parameters[1].value if len(self.parameters) > 1 else None
+        return self.parameters[0].value, self.parameters[1].value if len(
+            self.parameters
+        ) > 1 else None
 
 
 class Convolution(StackedLayer):
     """`nn.Conv2d`: as matrix products over patches, all models at once; large ones model by model."""
 
-    def __init__(self, module: nn.Module, parameters: Sequence[Parameter], draws: DropoutDraws) -> None:
+    def __init__(
+        self, module: nn.Module, parameters: Sequence[Parameter], draws: DropoutDraws
+    ) -> None:
         super().__init__(module, parameters, draws)
         assert isinstance(module, nn.Conv2d)
         self._kernel, self._stride = module.kernel_size, module.stride
         named = {"same": [(size - 1) // 2 for size in self._kernel], "valid": [0, 0]}
-        self._padding = named[module.padding] if isinstance(module.padding, str) else list(module.padding)
-        reaches = all(size > padding for size, padding in zip(self._kernel, self._padding, strict=True))
+        self._padding = (
+            named[module.padding] if isinstance(module.padding, str) else list(module.padding)
+        )
+        reaches = all(
+            size > padding for size, padding in zip(self._kernel, self._padding, strict=True)
+        )
         self._can_cut = self._stride == (1, 1) and reaches
         self._patches: Tensor | None = None
 
@@ -126,7 +140,12 @@ class Convolution(StackedLayer):
     def fits(module: nn.Conv2d) -> bool:
         """Whether it is an ordinary convolution."""
         symmetric = module.padding != "same" or all(size % 2 for size in module.kernel_size)
-        return module.groups == 1 and module.dilation == (1, 1) and module.padding_mode == "zeros" and symmetric
+        return (
+            module.groups == 1
+            and module.dilation == (1, 1)
+            and module.padding_mode == "zeros"
+            and symmetric
+        )
 
     def forward(self, values: Tensor, training: bool) -> Tensor:
         """Patches times kernels, or one convolution per model."""
@@ -139,11 +158,15 @@ class Convolution(StackedLayer):
             )
         )
         per_patch = self.parameters[0].matrix.shape[2]
-        if not self._can_cut or (per_patch > FEW and values.shape[1] * height * width > LARGE_CONVOLUTION):
+        if not self._can_cut or (
+            per_patch > FEW and values.shape[1] * height * width > LARGE_CONVOLUTION
+        ):
             return torch.stack([self._convolve(values, model) for model in range(len(values))])
         self._patches = self._cut(values, height, width, self._padding)
         kernel = self.parameters[0].matrix[: len(values)].to(values.dtype).transpose(1, 2)
-        return _affine(self._patches, kernel, self.parameters[1:]).view(*values.shape[:2], height, width, -1)
+        return _affine(self._patches, kernel, self.parameters[1:]).view(
+            *values.shape[:2], height, width, -1
+        )
 
     def _cut(self, values: Tensor, height: int, width: int, padding: Sequence[int]) -> Tensor:
         """Every patch the kernel sees as a row [g, B·height·width, kernel·C]; in it rows of the image lie whole."""
@@ -151,16 +174,26 @@ class Convolution(StackedLayer):
         values = values[:1] if values.stride(0) == 0 else values
         padded = functional.pad(values, (0, 0, padding[1], padding[1], padding[0], padding[0]))
         high, along = padded.shape[2:4]
-        models, images, down = values.shape[1] * high * along * channels, high * along * channels, along * channels
+        models, images, down = (
+            values.shape[1] * high * along * channels,
+            high * along * channels,
+            along * channels,
+        )
         shape: tuple[int, ...] = (*values.shape[:2], height, width, rows, columns * channels)
         # Written out, since PyTorch may say anything about the stride of a single channel.
         strides: tuple[int, ...] = (models, images, down, channels, down, 1)
-        if channels * values.element_size() % 16 == 0:  # copy 16 bytes at a time: a third of the time
+        if (
+            channels * values.element_size() % 16 == 0
+        ):  # copy 16 bytes at a time: a third of the time
             wide = 16 // values.element_size()
             shape = (*shape[:-1], shape[-1] // wide)
             strides = (*(stride // wide for stride in strides[:-1]), 1)
             patches = (
-                padded.contiguous().view(torch.complex128).as_strided(shape, strides).contiguous().view(values.dtype)
+                padded.contiguous()
+                .view(torch.complex128)
+                .as_strided(shape, strides)
+                .contiguous()
+                .view(values.dtype)
             )
         else:
             patches = padded.contiguous().as_strided(shape, strides)
@@ -169,7 +202,9 @@ class Convolution(StackedLayer):
     def _convolve(self, values: Tensor, model: int) -> Tensor:
         kernel, *bias = (parameter.value[model].to(values.dtype) for parameter in self.parameters)
         image = values[model].permute(0, 3, 1, 2)  # channels last in memory
-        result = functional.conv2d(image, kernel, bias[0] if bias else None, self._stride, self._padding)
+        result = functional.conv2d(
+            image, kernel, bias[0] if bias else None, self._stride, self._padding
+        )
         return result.permute(0, 2, 3, 1)
 
     def backward(self, gradient: Tensor, learning_rate: float | None, wanted: bool) -> Tensor:
@@ -179,23 +214,32 @@ class Convolution(StackedLayer):
         models, batch, high, along, channels = self._values.shape
         before = gradient
         if wanted:
-            margins = [size - 1 - padding for size, padding in zip(self._kernel, self._padding, strict=True)]
+            margins = [
+                size - 1 - padding
+                for size, padding in zip(self._kernel, self._padding, strict=True)
+            ]
             turned = self.parameters[0].value[:models].flip(3, 4).permute(0, 3, 4, 1, 2)
             turned = turned.reshape(models, -1, channels).to(gradient.dtype)
-            before = torch.bmm(self._cut(gradient, high, along, margins), turned).view(self._values.shape)
+            before = torch.bmm(self._cut(gradient, high, along, margins), turned).view(
+                self._values.shape
+            )
         rows = gradient.reshape(models, -1, gradient.shape[-1])
         if self._patches.shape[-1] > FEW:
             self.parameters[0].learn_product(rows.transpose(1, 2), self._patches, learning_rate)
         else:  # a long product with few results: image by image first, or most of the GPU would have nothing to do
             left = rows.reshape(models * batch, -1, rows.shape[-1]).transpose(1, 2)
             right = self._patches.reshape(models * batch, -1, self._patches.shape[-1])
-            product = torch.bmm(left, right).view(models, batch, *self.parameters[0].matrix.shape[1:])
+            product = torch.bmm(left, right).view(
+                models, batch, *self.parameters[0].matrix.shape[1:]
+            )
             self.parameters[0].learn_matrix(product.sum(1), learning_rate)
         for bias in self.parameters[1:]:
             bias.learn(rows.sum(1), learning_rate)
         return before
 
-    def _backward_one_by_one(self, gradient: Tensor, learning_rate: float | None, wanted: bool) -> Tensor:
+    def _backward_one_by_one(
+        self, gradient: Tensor, learning_rate: float | None, wanted: bool
+    ) -> Tensor:
         results = []
         for model in range(len(gradient)):
             results.append(
@@ -210,7 +254,11 @@ class Convolution(StackedLayer):
             )  # fmt: skip
         for index, parameter in enumerate(self.parameters):
             parameter.learn(torch.stack([result[1 + index] for result in results]), learning_rate)
-        return torch.stack([result[0].permute(0, 2, 3, 1) for result in results]) if wanted else gradient
+        return (
+            torch.stack([result[0].permute(0, 2, 3, 1) for result in results])
+            if wanted
+            else gradient
+        )
 
 
 class Pooling(StackedLayer):
@@ -219,7 +267,9 @@ class Pooling(StackedLayer):
     It adds the bias of the convolution before it: added to the maximum of four it is a quarter of the work.
     """
 
-    def __init__(self, module: nn.Module, parameters: Sequence[Parameter], draws: DropoutDraws) -> None:
+    def __init__(
+        self, module: nn.Module, parameters: Sequence[Parameter], draws: DropoutDraws
+    ) -> None:
         super().__init__(module, parameters, draws)
         self._relu = type(module) is nn.Sequential
         self._plain = Plain(next(module.children()) if self._relu else module, (), draws)
@@ -232,7 +282,13 @@ class Pooling(StackedLayer):
             return len(module) == 2 and type(module[1]) is nn.ReLU and Pooling.fits(module[0])
         if type(module) is not nn.MaxPool2d:
             return False
-        settings = (module.kernel_size, module.stride, module.padding, module.dilation, module.ceil_mode)
+        settings = (
+            module.kernel_size,
+            module.stride,
+            module.padding,
+            module.dilation,
+            module.ceil_mode,
+        )
         return settings == (2, 2, 0, 1, False)
 
     def forward(self, values: Tensor, training: bool) -> Tensor:
@@ -297,7 +353,9 @@ class Dropping(StackedLayer):
         if not training or module.probability == 0:
             return values
         shape = channels_first(values).shape[1:]
-        draw = torch.vmap(lambda key: keep(shape, module.probability, module.layer, key, draws.step))
+        draw = torch.vmap(
+            lambda key: keep(shape, module.probability, module.layer, key, draws.step)
+        )
         self._mask = channels_last(draw(draws.keys[: len(values)]).to(values.dtype))
         return values * self._mask
 
@@ -315,11 +373,15 @@ class Plain(StackedLayer):
         self._inputs = channels_first(values).flatten(0, 1).detach().requires_grad_(training)
         with torch.set_grad_enabled(training):
             self._outputs = self.module(self._inputs)
-        return channels_last(self._outputs.detach().view(*values.shape[:2], *self._outputs.shape[1:]))
+        return channels_last(
+            self._outputs.detach().view(*values.shape[:2], *self._outputs.shape[1:])
+        )
 
     def backward(self, gradient: Tensor, learning_rate: float | None, wanted: bool) -> Tensor:
         """Through the module."""
-        (before,) = torch.autograd.grad(self._outputs, self._inputs, channels_first(gradient).flatten(0, 1))
+        (before,) = torch.autograd.grad(
+            self._outputs, self._inputs, channels_first(gradient).flatten(0, 1)
+        )
         return channels_last(before.view(*gradient.shape[:2], *before.shape[1:]))
 
 
@@ -332,7 +394,9 @@ class Vmapped(StackedLayer):
         draws = self.draws
         count = len(values)
         names = [name for name, _ in module.named_parameters()]
-        dropouts = [name for name, part in module.named_modules() if isinstance(part, CountedDropout)]
+        dropouts = [
+            name for name, part in module.named_modules() if isinstance(part, CountedDropout)
+        ]
         keys = {f"{name}.key": draws.keys[:count] for name in dropouts}
         steps = {f"{name}.step": draws.step for name in dropouts}
 
@@ -342,7 +406,10 @@ class Vmapped(StackedLayer):
 
         self._inputs = channels_first(values).contiguous().detach().requires_grad_(training)
         # Copies, since autograd does not let layers further on learn in place in the memory it still needs.
-        self._used = [parameter.value[:count].clone().requires_grad_(training) for parameter in self.parameters]
+        self._used = [
+            parameter.value[:count].clone().requires_grad_(training)
+            for parameter in self.parameters
+        ]
         with torch.set_grad_enabled(training):
             cast = [parameter.to(values.dtype) for parameter in self._used]
             self._outputs = torch.vmap(one)(self._inputs, dict(zip(names, cast, strict=True)), keys)
@@ -357,7 +424,9 @@ class Vmapped(StackedLayer):
         return channels_last(gradients[-1]) if wanted else gradient
 
 
-def make_layer(module: nn.Module, parameters: Sequence[Parameter], draws: DropoutDraws) -> StackedLayer:
+def make_layer(
+    module: nn.Module, parameters: Sequence[Parameter], draws: DropoutDraws
+) -> StackedLayer:
     """The rule that fits a module; `torch.vmap` where there is none."""
     rules: list[tuple[type[StackedLayer], bool]] = [
         (Dense, type(module) is nn.Linear),
@@ -373,7 +442,10 @@ def make_layer(module: nn.Module, parameters: Sequence[Parameter], draws: Dropou
 
 
 def _pools_and_rectifies(module: nn.Module) -> bool:
-    return type(module) is nn.Sequential and [type(part) for part in module] == [nn.MaxPool2d, nn.ReLU]
+    return type(module) is nn.Sequential and [type(part) for part in module] == [
+        nn.MaxPool2d,
+        nn.ReLU,
+    ]
 
 
 def _affine(rows: Tensor, kernel: Tensor, bias: Sequence[Parameter]) -> Tensor:

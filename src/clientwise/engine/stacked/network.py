@@ -40,7 +40,12 @@ class StackedNetwork:
     """Up to `size` models of one architecture, side by side on one device."""
 
     def __init__(
-        self, module: nn.Module, spec: ModelSpec, size: int, device: torch.device, dtype: torch.dtype = torch.float32
+        self,
+        module: nn.Module,
+        spec: ModelSpec,
+        size: int,
+        device: torch.device,
+        dtype: torch.dtype = torch.float32,
     ) -> None:
         if any(buffer.is_floating_point() for buffer in module.buffers()):
             raise NotStackableError("it keeps running statistics (batch norm)")
@@ -54,15 +59,22 @@ class StackedNetwork:
             keys=torch.zeros(size, dtype=torch.int64, device=device),
             step=torch.zeros((), dtype=torch.int64, device=device),
         )
-        self._parameters = [Parameter(block, natural) for block, natural in self._blocks(self.parameter.detach())]
-        by_name = {layer.name: parameter for layer, parameter in zip(spec.layers, self._parameters, strict=True)}
+        self._parameters = [
+            Parameter(block, natural) for block, natural in self._blocks(self.parameter.detach())
+        ]
+        by_name = {
+            layer.name: parameter
+            for layer, parameter in zip(spec.layers, self._parameters, strict=True)
+        }
         self._layers = []
         for name, leaf in _reordered(list(_leaves("", module))):
             prefix = f"{name}." if name else ""
             own = [by_name[prefix + key] for key, _ in leaf.named_parameters()]
             self._layers.append(make_layer(leaf, own, self.draws))
         for one, following in itertools.pairwise(self._layers):
-            if isinstance(one, Convolution) and isinstance(following, Pooling):  # which adds the bias, see there
+            if isinstance(one, Convolution) and isinstance(
+                following, Pooling
+            ):  # which adds the bias, see there
                 one.parameters, following.parameters = one.parameters[:1], one.parameters[1:]
         learning = [index for index, layer in enumerate(self._layers) if layer.parameters]
         self._first_to_learn = min(learning, default=len(self._layers))
@@ -84,7 +96,9 @@ class StackedNetwork:
     def make_gradient(self) -> None:
         """Room for the gradients, for optimizers that need them; plain SGD does not."""
         self.parameter.grad = torch.zeros_like(self.parameter)
-        for parameter, blocks in zip(self._parameters, self._blocks(self.parameter.grad), strict=True):
+        for parameter, blocks in zip(
+            self._parameters, self._blocks(self.parameter.grad), strict=True
+        ):
             parameter.gradient_matrix, parameter.gradient = blocks
 
     def load(self, models: Tensor) -> None:
@@ -95,7 +109,9 @@ class StackedNetwork:
 
     def unload(self, rows: slice) -> Tensor:
         """Some of the models [g, d]."""
-        return torch.cat([parameter.value[rows].flatten(1) for parameter in self._parameters], dim=1)
+        return torch.cat(
+            [parameter.value[rows].flatten(1) for parameter in self._parameters], dim=1
+        )
 
     @property
     def has_convolutions(self) -> bool:
@@ -128,7 +144,9 @@ class StackedNetwork:
     def forward(self, inputs: Tensor, *, training: bool) -> Tensor:
         """Outputs [g, B, ...] in float32 of the first g models for inputs [g, B, ...]."""
         values = channels_last((inputs[:1] if inputs.stride(0) == 0 else inputs).to(self.dtype))
-        values = values.expand(len(inputs), *values.shape[1:])  # candidates see the same samples: kept once
+        values = values.expand(
+            len(inputs), *values.shape[1:]
+        )  # candidates see the same samples: kept once
         for layer in self._layers:
             values = layer.forward(values, training)
             layer.kept = values.numel()
@@ -138,7 +156,9 @@ class StackedNetwork:
         """From the loss's gradient by the outputs: one step of plain SGD, or without a rate all gradients."""
         gradient = channels_last(gradient.to(self.dtype))
         for index in range(len(self._layers) - 1, self._first_to_learn - 1, -1):
-            gradient = self._layers[index].backward(gradient, learning_rate, index > self._first_to_learn)
+            gradient = self._layers[index].backward(
+                gradient, learning_rate, index > self._first_to_learn
+            )
 
 
 def _leaves(name: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:

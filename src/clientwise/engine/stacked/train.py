@@ -73,7 +73,12 @@ class StackedTrainer:
     def _prepare(self, training: LocalTraining, loss: Loss) -> None:
         """A fresh optimizer, and graphs that belong to this task."""
         if self._recipe != (training, loss):
-            self._recipe, self._step_graphs, self._optimizer, self._schedule = (training, loss), {}, None, None
+            self._recipe, self._step_graphs, self._optimizer, self._schedule = (
+                (training, loss),
+                {},
+                None,
+                None,
+            )
             if not is_plain_sgd(training):
                 self.network.make_gradient()
                 self._optimizer = make_optimizer(self.network.parameter, training)
@@ -85,11 +90,17 @@ class StackedTrainer:
     def _lay_out(self, job: TrainJob) -> None:
         """Write the tensors that the steps read."""
         device, width, known = job.starts.device, self._width(job), self._schedule
-        if known is None or known.positions.shape[-1] != width or not torch.equal(known.sizes, job.sizes):
+        if (
+            known is None
+            or known.positions.shape[-1] != width
+            or not torch.equal(known.sizes, job.sizes)
+        ):
             self._schedule = known = BatchSchedule.of(job.sizes, job.training, width, device)
             counts = known.counts[..., None]
             self._equal_shares = (torch.arange(width, device=device) < counts) / counts.clamp(min=1)
-            first = (job.sizes.cumsum(0) - job.sizes).clamp(max=len(job.indices) - 1)  # none past the end
+            first = (job.sizes.cumsum(0) - job.sizes).clamp(
+                max=len(job.indices) - 1
+            )  # none past the end
             self._first, self._keys = first.to(device)[:, None], job.keys.to(device, copy=True)
             self._put("losses", torch.zeros_like(known.last_epoch))
             self._put("rows", torch.zeros_like(known.positions))
@@ -140,15 +151,22 @@ class StackedTrainer:
             return self._equal_shares
         num_classes = next(len(weight) for weight in weights if weight)
         device, rows = job.targets.device, self._tables["rows"][: len(self._equal_shares)]
-        table = torch.tensor([weight or (1.0,) * num_classes for weight in weights], device=device)  # [G, C]
-        return self._equal_shares * table[torch.arange(len(table), device=device)[:, None], job.targets[rows]]
+        table = torch.tensor(
+            [weight or (1.0,) * num_classes for weight in weights], device=device
+        )  # [G, C]
+        return (
+            self._equal_shares
+            * table[torch.arange(len(table), device=device)[:, None], job.targets[rows]]
+        )
 
     def _mean_losses(self) -> Tensor:
         """Of the last epoch [G]."""
         assert self._schedule is not None
         last_epoch = self._schedule.last_epoch
         # A client that is done has a share of 0; where its loss is NaN by now, 0 times that is none of its record.
-        losses = torch.where(last_epoch > 0, self._tables["losses"][: len(last_epoch)].double() * last_epoch, 0)
+        losses = torch.where(
+            last_epoch > 0, self._tables["losses"][: len(last_epoch)].double() * last_epoch, 0
+        )
         return _sum_in_order(losses, 0)
 
     def _take_step(self, running: int) -> None:
@@ -170,18 +188,27 @@ class StackedTrainer:
         assert self._recipe is not None
         training, criterion = self._recipe
         now = network.draws.step[None]
-        rows, shares = (self._tables[name].index_select(0, now)[0, :count] for name in ("rows", "shares"))
+        rows, shares = (
+            self._tables[name].index_select(0, now)[0, :count] for name in ("rows", "shares")
+        )
         inputs = self._samples.batch(self._tables["indices"][rows])
         outputs = network.forward(inputs, training=True)
         truth = self._tables["targets"][rows].flatten(0, 1)
-        losses, gradient = criterion.with_gradient(outputs.flatten(0, 1), truth, shares.flatten())  # weighted by κ
+        losses, gradient = criterion.with_gradient(
+            outputs.flatten(0, 1), truth, shares.flatten()
+        )  # weighted by κ
         batch_losses = _sum_in_order(losses.view(rows.shape) * shares, 1)
         self._tables["losses"][:, :count].index_copy_(0, now, batch_losses[None])
-        network.backward(gradient.view(outputs.shape), training.learning_rate if self._optimizer is None else None)
+        network.backward(
+            gradient.view(outputs.shape),
+            training.learning_rate if self._optimizer is None else None,
+        )
         if self._optimizer is not None:
             assert network.parameter.grad is not None
             if training.proximal:
-                network.parameter.grad.add_(network.parameter - self._anchor, alpha=training.proximal)
+                network.parameter.grad.add_(
+                    network.parameter - self._anchor, alpha=training.proximal
+                )
             if training.control_variates:
                 network.parameter.grad.add_(self._correction)
             self._optimizer.step()

@@ -30,6 +30,9 @@ def can_build() -> bool:
         pooling.pool(torch.zeros(1, 1, 2, 2, 1, device="cuda"), None, relu=False)
     except Exception as error:  # of the compiler, of the file system, of Triton itself
         reason = (str(error).splitlines() or [type(error).__name__])[0]
-        warnings.warn(f"Triton cannot build its kernels here, PyTorch's slower ones are used: {reason}", stacklevel=2)
+        warnings.warn(
+            f"Triton cannot build its kernels here, PyTorch's slower ones are used: {reason}",
+            stacklevel=2,
+        )
         return False
     return True

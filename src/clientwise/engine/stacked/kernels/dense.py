@@ -39,12 +39,18 @@ if triton is not None:
                 mask=(output < outputs) & (along < inputs), other=0.0,
             )  # fmt: skip
             value = tl.load(
-                rows + (model * count + row) * inputs + down, mask=(row < count) & (down < inputs), other=0.0
+                rows + (model * count + row) * inputs + down,
+                mask=(row < count) & (down < inputs),
+                other=0.0,
             )
             total = tl.dot(weight.to(value.dtype), value, total)
         if HAS_BIAS:
             total += tl.load(bias + model * outputs + output, mask=output < outputs, other=0.0)
-        tl.store(results + (model * count + row) * outputs + output, total, mask=(row < count) & (output < outputs))
+        tl.store(
+            results + (model * count + row) * outputs + output,
+            total,
+            mask=(row < count) & (output < outputs),
+        )
 
     @triton.jit
     def _dense_backward(  # type: ignore[no-untyped-def]
@@ -54,7 +60,10 @@ if triton is not None:
     ):  # fmt: skip
         inputs = units * UNIT
         model = tl.program_id(1).to(tl.int64)
-        row, column = tl.arange(0, ROWS)[:, None], (tl.program_id(0) * INS + tl.arange(0, INS))[None, :]
+        row, column = (
+            tl.arange(0, ROWS)[:, None],
+            (tl.program_id(0) * INS + tl.arange(0, INS))[None, :],
+        )
         real = (row < count) & (column < inputs)
         value = tl.load(rows + (model * count + row) * inputs + column, mask=real, other=0.0)
         total = tl.zeros((ROWS, INS), dtype=tl.float32)
@@ -74,7 +83,9 @@ if triton is not None:
             if HAS_BIAS and tl.program_id(0) == 0:
                 mine = bias + model * outputs + output
                 sums = tl.sum(slope.to(tl.float32), axis=0)
-                tl.store(mine, tl.load(mine, mask=output < outputs) - rate * sums, mask=output < outputs)
+                tl.store(
+                    mine, tl.load(mine, mask=output < outputs) - rate * sums, mask=output < outputs
+                )
         if WANTED:
             tl.store(before + (model * count + row) * inputs + column, total, mask=real)
 
@@ -87,7 +98,14 @@ def can_run(rows: Tensor, outputs: int) -> bool:
     models, count, inputs = rows.shape
     rounded = rows.dtype == torch.bfloat16 or torch.backends.cuda.matmul.allow_tf32
     busy = inputs <= SHORT or models * -(-outputs // MOST_OUTPUTS) >= ENOUGH
-    return rows.is_cuda and rounded and busy and count <= MOST_ROWS and rows.is_contiguous() and can_build()
+    return (
+        rows.is_cuda
+        and rounded
+        and busy
+        and count <= MOST_ROWS
+        and rows.is_contiguous()
+        and can_build()
+    )
 
 
 def forward(rows: Tensor, weights: Tensor, bias: Tensor | None) -> Tensor:
@@ -96,12 +114,29 @@ def forward(rows: Tensor, weights: Tensor, bias: Tensor | None) -> Tensor:
     results = rows.new_empty(models, count, outputs)
     cut = _cut(rows, outputs, most=MOST_OUTPUTS)
     kernel: Any = _dense_forward[(triton.cdiv(outputs, cut["OUTS"]), models)]
-    kernel(rows, weights, bias, results, count, inputs // cut["UNIT"], outputs, bias is not None, **cut, num_stages=4)
+    kernel(
+        rows,
+        weights,
+        bias,
+        results,
+        count,
+        inputs // cut["UNIT"],
+        outputs,
+        bias is not None,
+        **cut,
+        num_stages=4,
+    )
     return results
 
 
 def backward(
-    gradient: Tensor, rows: Tensor, weights: Tensor, bias: Tensor | None, rate: float, *, wanted: bool
+    gradient: Tensor,
+    rows: Tensor,
+    weights: Tensor,
+    bias: Tensor | None,
+    rate: float,
+    *,
+    wanted: bool,
 ) -> Tensor | None:
     """A step of SGD on weights and biases, in place; the gradient by the rows if it is wanted."""
     (models, count, inputs), outputs = rows.shape, weights.shape[1]
@@ -122,5 +157,8 @@ def _cut(rows: Tensor, outputs: int, most: int) -> dict[str, int]:
     """
     _, count, inputs = rows.shape
     wishes = {"ROWS": (count, MOST_ROWS), "INS": (inputs, 64), "OUTS": (outputs, most)}
-    blocks = {name: min(limit, max(16, triton.next_power_of_2(size))) for name, (size, limit) in wishes.items()}
+    blocks = {
+        name: min(limit, max(16, triton.next_power_of_2(size)))
+        for name, (size, limit) in wishes.items()
+    }
     return {"UNIT": math.gcd(inputs, 8), **blocks}

@@ -32,8 +32,12 @@ if triton is not None:
         best = tl.load(values + corner, mask=inside)
         winner = tl.zeros_like(index)
         for which in tl.static_range(1, 4):
-            other = tl.load(values + corner + ((which // 2) * width + which % 2) * channels, mask=inside)
-            larger = (other > best) | (other != other)  # the first of equals, as PyTorch; NaN stays visible
+            other = tl.load(
+                values + corner + ((which // 2) * width + which % 2) * channels, mask=inside
+            )
+            larger = (other > best) | (
+                other != other
+            )  # the first of equals, as PyTorch; NaN stays visible
             best = tl.where(larger, other, best)
             winner = tl.where(larger, which, winner)
         if HAS_BIAS:
@@ -70,7 +74,19 @@ def pool(values: Tensor, bias: Tensor | None, *, relu: bool) -> tuple[Tensor, Te
     winners = torch.empty_like(results, dtype=torch.uint8)
     total, per_model = results.numel(), results[0].numel()
     kernel: Any = _pool[(triton.cdiv(total, BLOCK),)]
-    kernel(values, bias, results, winners, total, per_model, width, channels, bias is not None, relu, BLOCK)
+    kernel(
+        values,
+        bias,
+        results,
+        winners,
+        total,
+        per_model,
+        width,
+        channels,
+        bias is not None,
+        relu,
+        BLOCK,
+    )
     return results, winners
 
 

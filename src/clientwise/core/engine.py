@@ -1,0 +1,56 @@
+"""The engine: where clients live, as the round sees it. `engine/` and `flower/` implement it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from .clock import Clock
+from .problem import Problem
+from .types import Evaluation, ModelSpec, ServerPart, Task, Updates
+
+
+class Engine(Protocol):
+    """Trains and evaluates clients, by number. The round knows nothing else about them."""
+
+    num_clients: int  # K
+    problem: Problem
+    spec: ModelSpec
+    device: torch.device  # of the models
+    initial_model: Tensor  # [d]
+    attributes: Mapping[
+        str, Tensor
+    ]  # what the server knows of the clients without asking, each [K]
+    idle_work: Callable[[], None] | None  # called now and then while clients train
+    clock: Clock | None  # the clients' time; None: time is counted in rounds
+
+    def train(self, client_ids: Sequence[int], model: Tensor, task: Task) -> Iterator[Updates]:
+        """Train `model` [d] on every client of the cohort; yield updates in chunks as they arrive."""
+        ...
+
+    def evaluate(self, client_ids: Sequence[int], models: Tensor) -> Evaluation:
+        """Evaluate every candidate [c, d] on the test set of every client, in one pass."""
+        ...
+
+    def evaluate_server(self, models: Tensor, part: ServerPart) -> Evaluation | None:
+        """Evaluate every candidate [c, d] on a part of the server's set; None if there is none."""
+        ...
+
+    def train_server(self, model: Tensor, task: Task) -> Tensor:
+        """Train `model` [d] as a client would, on the samples the server weighs by."""
+        ...
+
+    def prefetch(self, client_ids: Sequence[int]) -> None:
+        """Prepare for these clients, which will be asked next. May do nothing."""
+        ...
+
+    def state(self) -> Mapping[str, Tensor]:
+        """What simulated clients keep between rounds; a checkpoint stores it with the `ServerState`."""
+        ...
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Continue from what `state` returned."""
+        ...

@@ -1,0 +1,133 @@
+"""Commands of the documentation exist with the options shown; those of the tutorial and README run."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+import clientwise as cw
+from clientwise.cli import app
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
+MOST_POINTS_OFF = 6.0  # the last bits differ between processors, and 15 rounds enlarge them
+
+
+def commands_of(block: str) -> list[list[str]]:
+    """The words of every `clientwise` line, without its comment."""
+    lines = [line for line in block.splitlines() if line.startswith("clientwise ")]
+    return [shlex.split(line, comments=True)[1:] for line in lines]
+
+
+def shown_in(page: Path) -> list[list[str]]:
+    blocks = BLOCK.findall(page.read_text(encoding="utf-8"))
+    return [words for _, block in blocks for words in commands_of(block)]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_command_parses(page: Path) -> None:
+    group = typer.main.get_command(app)
+    for name, *arguments in shown_in(page):
+        command = group.commands[name]
+        context = command.context_class(command, info_name=name)
+        allowed = [one for one in command.params if one.param_type_name == "argument"]
+        _, _, order = command.make_parser(context).parse_args(args=list(arguments))
+        assert len(order) >= len(arguments) / 2 - 1, (page.name, name, arguments)
+        many = any(one.nargs == -1 for one in allowed)
+        given = [one for one in arguments if not one.startswith("-")]
+        assert many or allowed or not given, f"{page.name}: {name} takes no argument"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_experiment_that_is_named_exists(page: Path) -> None:
+    for path in re.findall(
+        r"\b(?:experiments|examples)/[\w.-]+\.(?:toml|py|ipynb|csv)", page.read_text("utf-8")
+    ):
+        assert (ROOT / path).is_file(), f"{page.name} names {path}"
+
+
+def run_command(words: list[str]) -> str:
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 0, f"clientwise {shlex.join(words)}\n{done.output}\n{done.exception!r}"
+    return done.output
+
+
+def table_of(page: Path, column: str) -> dict[str, list[str]]:
+    """The rows of the page's table that has this column, by their first cell; the head is the row ``head``."""
+    rows: dict[str, list[str]] = {}
+    for line in page.read_text(encoding="utf-8").splitlines():
+        cells = [cell.strip(" *") for cell in line.strip("|").split("|")]
+        if line.startswith("|") and column in line:
+            rows = {"head": cells}
+        elif rows and not line.startswith("|"):
+            return rows
+        elif rows and not set(line) <= set("|-: "):
+            rows[cells[0]] = cells
+    raise AssertionError(f"{page.name} has no table with a column {column!r}")
+
+
+def test_the_tutorial_runs_as_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every command, in order, with the file as the reader has it by then; then the table of step 5."""
+    monkeypatch.chdir(tmp_path)
+    page = ROOT / "docs" / "tutorial.md"
+    experiment = Path("first.toml")
+    for language, block in BLOCK.findall(page.read_text(encoding="utf-8")):
+        if language == "toml":
+            with experiment.open("a", encoding="utf-8") as file:
+                file.write(f"\n{block}")
+        for words in commands_of(block):
+            newest = max(Path("runs").glob("first-*"), default=Path("runs"))
+            words = [str(newest) if word.startswith("runs/first-") else word for word in words]
+            words = [
+                "2" if word == "30" else word for word in words
+            ]  # --rounds of the resumed run: no fewer are lost
+            output = run_command(words)
+            assert "Traceback" not in output
+    folder = cw.run(experiment, "runs/all")
+    run = cw.Run(folder)
+    shown = table_of(page, "worst")
+    head = shown.pop("head")
+    labels = ["method", *(column.label for column in summary_columns(run))]
+    assert [label for label in head if label not in labels] == [], (
+        "columns that the command does not print"
+    )
+    accuracy = {line.method: 100 * sum(line.metric) / len(line.metric) for line in run.summary()}
+    assert list(shown) == list(accuracy)
+    for method, cells in shown.items():
+        printed = float(cells[1].split("%")[0])
+        assert abs(printed - accuracy[method]) < MOST_POINTS_OFF, method
+
+
+def summary_columns(run: cw.Run) -> list:
+    from clientwise.report.views import overview
+
+    (table,) = overview([run]).sections[0].items
+    return list(table.columns)
+
+
+def test_the_readme_runs_as_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    blocks = BLOCK.findall((ROOT / "README.md").read_text(encoding="utf-8"))
+    (config,) = [block for language, block in blocks if language == "toml"]
+    (program,) = [block for language, block in blocks if language == "python"]
+    Path("experiment.toml").write_text(config, encoding="utf-8")
+    scope: dict[str, object] = {}
+    exec(program, scope)
+    assert abs(float(scope["weights"].sum()) - 1) < 1e-9
+    for language, block in blocks:
+        if language == "" and "clientwise report" in block:
+            for words in commands_of(block):
+                run_command(words)
+    (report,) = Path("runs").glob("*/report/report.html")
+    assert report.stat().st_size > 10_000
+
+
+def test_the_readme_has_six_hundred_words() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert len(BLOCK.sub("", text).split()) <= 650
