@@ -43,7 +43,8 @@ def main(folder: Path) -> None:
     results = read_results(folder)
     usable = [name for name in results.methods if name not in results.controls and name != OURS]
     print(
-        "| federation | clean: FedAvg | clean: ServerTuning | largest regret | at | next best worst case | by |"
+        "| federation | clean, vs FedAvg | clean, vs ServerTuning | lowest vs KnowsHonestTuned "
+        "| in column | next best worst case | lead over it |"
     )
     print("| :-- | --: | --: | --: | :-- | :-- | --: |")
     for one in results.federations:
