@@ -27,7 +27,7 @@ from clientwise.report.statistics import Difference, holm, paired_difference
 
 DOCS = Path(__file__).parent
 PLACE = re.compile(r"(<!-- run (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
-HEAD = ["method", "rounds to target", "time to target", "of FedAvg's", "bytes to target"]
+HEAD = ["method", "rounds to target", "time to target", "share of FedAvg's time", "bytes to target"]
 AT_ONE_TIME = [
     "method",
     "held out",
@@ -83,9 +83,9 @@ def block(run: cw.Run, picture: Path) -> str:
         [
             f"*{len(quarters)} seeds, {run.rounds} rounds, target {percent_of(run.target)}.*",
             table(HEAD, times(run)),
-            f"**At one time: in the median {then} after the start**",
+            f"**Accuracy at the same time: {then} after the start (median over the seeds)**",
             table(AT_ONE_TIME, accuracies(found)),
-            "**What the criterion alone does: against the same pace by size**",
+            "**Effect of the criterion alone, against the same pace weighted by size**",
             table(ALONE, alone(run, found)),
             f"![{chart.alt}](devices/{picture.name})\n",
         ]

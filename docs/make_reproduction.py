@@ -1,10 +1,10 @@
-"""Set the papers' numbers and ours side by side: fills the marked places of docs/reproduction.md from run folders.
+"""Fill docs/reproduction.md with the results of run folders, beside the published numbers.
 
-    python docs/make_reproduction.py RUNS       (RUNS/p3-1a, RUNS/p3-1b-paper ...: see experiments/run_all.py)
+    python docs/make_reproduction.py RUNS
 
-A place is what lies between `<!-- run NAME -->` and `<!-- end -->`; at `<!-- quick -->` is one table of all quick
-presets. Runs that are not there leave their place, or their rows of that table, as they are; quick runs count when they
-are finished.
+RUNS contains the folders p3-1a, p3-1b-paper ... (see experiments/run_all.py). The results of run NAME replace the text
+between `<!-- run NAME -->` and `<!-- end -->`. The table of all quick presets replaces the text after `<!-- quick -->`.
+Text and table rows of runs that are missing in RUNS do not change. Quick runs are included when they are finished.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Row = list[str]
 
 
 def main(runs: Path, docs: Path = DOCS) -> None:
-    """Fill every place whose run is there."""
+    """Fill the place of every run that exists in `runs`."""
     published = tomllib.loads((docs / "published.toml").read_text(encoding="utf-8"))
     page = docs / "reproduction.md"
 
@@ -46,7 +46,7 @@ def main(runs: Path, docs: Path = DOCS) -> None:
             return place[0]
         run, picture = cw.Run(folder, name), docs / "reproduction" / f"{name}.png"
         if run.name != name:
-            print(f"{name}: {folder} is another experiment ({run.name!r}), left as it is")
+            print(f"{name}: skipped, {folder} holds another experiment ({run.name!r})")
             return place[0]
         print(f"{name}: {folder}{'' if run.finished else ' (not finished)'}")
         paper = published.get(re.sub("-(long|quick)$", "", name), {})
@@ -65,11 +65,11 @@ def main(runs: Path, docs: Path = DOCS) -> None:
 
 
 def block(run: cw.Run, published: dict[str, Any], picture: Path) -> str:
-    """All about one run."""
+    """The results of one run as Markdown: tables, then the figure."""
     series = series_of([run])
     rounds = max(max(one.summary.rounds) for one in series)
     seeds = len(series[0].summary.seeds)
-    about = f"*{seeds} seed{'s' if seeds > 1 else ''}, {rounds} rounds, on {run.reported_on}.*"
+    about = f"*{seeds} seed{'s' if seeds > 1 else ''}, {rounds} rounds, evaluated on {run.reported_on}.*"
     parts = [about, results(series, published.get("loss"))]
     if run.client_targets and any(
         run.reached(run.methods[0], seed, 1) for seed in series[0].summary.seeds
@@ -89,7 +89,7 @@ def block(run: cw.Run, published: dict[str, Any], picture: Path) -> str:
 
 
 def keeps_75(run: cw.Run) -> bool:
-    """Whether a run knows what 75% of the clients reach: those of old do not."""
+    """Whether a run recorded what 75% of the clients reach. Runs of older versions did not."""
     return all(
         len(values) == len(SHARES)
         for _, method, seed in run.lanes
@@ -98,7 +98,7 @@ def keeps_75(run: cw.Run) -> bool:
 
 
 def quick(folders: list[Path], before: str) -> str:
-    """One line per method of every quick run; of those that are not there, the lines from before."""
+    """One row per method of every quick run; rows of missing runs are copied from the old table."""
     known: dict[str, list[Row]] = {}
     name = ""
     for line in before.splitlines():
@@ -121,15 +121,21 @@ def quick(folders: list[Path], before: str) -> str:
                 ]
             )
         known[folder.name.removesuffix("-quick")] = rows
-    head = ["experiment", "method", "measure", "last round", "against the baseline"]
+    head = ["experiment", "method", "metric", "last round", "vs. baseline"]
     rows = [row for _, rows in sorted(known.items()) for row in rows]
-    return markdown("Quick presets: mean ± 95% interval where there are two seeds", head, rows)
+    return markdown(
+        "Quick presets: mean ± half-width of the 95% confidence interval (with two seeds)",
+        head,
+        rows,
+    )
 
 
 def results(series: list[Series], losses: dict[str, float] | None = None) -> str:
-    """The metric along the way and at the end, and the difference to the baseline with its interval.
+    """The metric in several rounds, and its paired difference from the baseline in the last one.
 
-    Where the paper prints `losses` at the end, so do we.
+    Args:
+        series: the methods; the first one is the baseline.
+        losses: the published loss of each method. If given, the table has our losses too.
     """
     run = series[0].run
     last = max(max(one.summary.rounds) for one in series)
@@ -138,13 +144,13 @@ def results(series: list[Series], losses: dict[str, float] | None = None) -> str
         *(shown if len(shown) < 6 else [1, 5, *(number for number in shown[-3:] if number > 5)]),
         last,
     ]
-    head = ["method", *(f"round {number}" for number in shown), "against the baseline"]
+    head = ["method", *(f"round {number}" for number in shown), "vs. baseline"]
     if run.shows("macro_f1"):
         head.append("macro F1")
     if run.target is not None:
         head.append(f"rounds to {run.target:.0%}")
     if losses:
-        head += ["loss, published", f"loss, round {last}", "against the baseline's"]
+        head += ["loss, published", f"loss, round {last}", "loss vs. baseline"]
     if any(any(one.summary.testing_rounds) for one in series):
         head.append("testing rounds")
     rows = []
@@ -167,15 +173,14 @@ def results(series: list[Series], losses: dict[str, float] | None = None) -> str
         if "testing rounds" in head:
             row.append(f"{sum(one.summary.testing_rounds) / len(one.summary.seeds):.0f}")
         rows.append(row)
+    spread = "mean ± half-width of the 95% confidence interval over the seeds"
     return markdown(
-        f"{run.metric} (mean ± 95% interval over the seeds; differences in points, paired)",
-        head,
-        rows,
+        f"{run.metric}: {spread}; differences are paired, in percentage points", head, rows
     )
 
 
 def loss_against(one: Series, baseline: Series, last: int) -> Row:
-    """The loss of a method at the last round, and by how many percent it differs from the baseline's, paired."""
+    """A method's loss in the last round, and its paired difference from the baseline's in percent."""
     ours, theirs = (
         [
             dict(method.run.curve("loss", method.method, seed)).get(last)
@@ -230,9 +235,7 @@ def targets(series: list[Series], target: float, published: dict[str, Any]) -> s
         "gain, published",
         "gain, P1's rule",
     ]
-    return markdown(
-        f"Rounds until a share of the clients reaches {target:.0%} on its own test data", head, rows
-    )
+    return markdown(f"Rounds until {target_text(run, target)}", head, rows)
 
 
 def devices(
@@ -241,7 +244,7 @@ def devices(
     published: dict[str, list[float]],
     means: dict[str, list[str]],
 ) -> str:
-    """P2's Table 1: rounds until 20 ... 75% of the clients reach a target, every method and the `means` over some."""
+    """P2's Table 1: rounds until 20 ... 75% of the clients reach a target, by method and for `means` of methods."""
     run, methods = series[0].run, {one.label: one for one in series}
     rows: list[Row] = []
     for label, members in ({label: [label] for label in methods} | means).items():
@@ -261,12 +264,16 @@ def devices(
         if found:
             rows.append([label, *thirds([list(rounds) for rounds in zip(*found, strict=True)])])
     head = ["method", "20%", "30%", "low", "40%", "50%", "middle", "70%", "75%", "high"]
-    title = f"P2's Table 1: rounds until a share of the clients reaches {target:.0%} on its own test data"
-    return markdown(title, head, rows)
+    return markdown(f"P2's Table 1: rounds until {target_text(run, target)}", head, rows)
+
+
+def target_text(run: cw.Run, target: float) -> str:
+    """What the clients reach, for the title of a table."""
+    return f"the given share of clients reaches {target:.0%} {run.metric} on their own test data"
 
 
 def thirds(rounds: Sequence[Sequence[int | None]]) -> Row:
-    """Two shares of the clients and their mean: low, middle and high."""
+    """Each pair of shares, followed by the mean of the pair: low, middle and high."""
     cells: Row = []
     for place in (0, 2, 4):
         one, other = rounds[place : place + 2]
@@ -276,7 +283,7 @@ def thirds(rounds: Sequence[Sequence[int | None]]) -> Row:
 
 
 def best_rounds(series: list[Series], published: dict[str, list[int]]) -> str:
-    """Samples that only one of two methods classified rightly, at the best round of each, summed over the seeds."""
+    """Samples that only one of two methods classifies correctly at its best round, summed over the seeds."""
     run, baseline = series[0].run, series[0]
     rows = []
     for one in series[1:]:
@@ -301,9 +308,9 @@ def best_rounds(series: list[Series], published: dict[str, list[int]]) -> str:
                 f"{below} of {len(known)}",
             ]
         )
-    head = ["method", "published", "ours", "both wrong", "seeds with p < 0.05"]
-    title = f"Samples only the method : only {baseline.label} got right, each at its best round, with McNemar's test"
-    return markdown(title, head, rows)
+    head = ["method", "published", "measured", "both wrong", "seeds with p < 0.05"]
+    title = f"Samples that only one of two methods classifies correctly (method : {baseline.label})"
+    return markdown(f"{title}, each at its best round; McNemar's exact test", head, rows)
 
 
 def _cells(table: Contingency) -> tuple[int, int, int, int]:
@@ -311,7 +318,7 @@ def _cells(table: Contingency) -> tuple[int, int, int, int]:
 
 
 def change(difference: Difference, factor: float = 1) -> str:
-    """A difference and half of its 95% interval: on this page ± is that everywhere."""
+    """A difference ± half-width of its 95% confidence interval."""
     mean = f"{round(factor * difference.mean, 1) + 0.0:+.1f}"  # no −0.0
     return (
         f"{mean} (one seed)"
@@ -321,7 +328,7 @@ def change(difference: Difference, factor: float = 1) -> str:
 
 
 def interval(values: Sequence[float | None], percent: bool = True) -> str:
-    """Mean and half-width of its 95% interval."""
+    """Mean ± half-width of its 95% confidence interval."""
     found = paired_difference(values, [0.0] * len(values))
     if found is None:
         return "–"
@@ -331,7 +338,7 @@ def interval(values: Sequence[float | None], percent: bool = True) -> str:
 
 
 def reached(rounds: Sequence[int | None]) -> str:
-    """Mean of rounds; what was not reached stays a word."""
+    """Mean of the rounds that are known, with the number of those not reached."""
     known = [value for value in rounds if value is not None]
     if not known:
         return "not reached"
@@ -339,12 +346,12 @@ def reached(rounds: Sequence[int | None]) -> str:
     return (
         mean
         if len(known) == len(rounds)
-        else f"{mean} ({len(rounds) - len(known)} of {len(rounds)} not)"
+        else f"{mean} ({len(rounds) - len(known)} of {len(rounds)} not reached)"
     )
 
 
 def markdown(title: str, head: Row, rows: list[Row]) -> str:
-    """A table with its title; columns nobody has anything in are left out."""
+    """A table with its title, without empty columns."""
     kept = [place for place in range(len(head)) if any(row[place] for row in rows)]
     lines = [
         [row[place] for place in kept] for row in (head, [":--", *["--:"] * (len(head) - 1)], *rows)

@@ -132,11 +132,37 @@ def test_examples_run(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_page_on_criteria_shows_the_example() -> None:
-    code, test = blocks("own-criterion.md", "python")
+    code, *_ = blocks("own-criterion.md", "python")
     body = code.split("@cw.criterion")[1].strip()
     assert body in (ROOT / "examples" / "my_criteria.py").read_text(encoding="utf-8")
-    exec(code + test, scope := {})
+
+
+def test_the_page_on_criteria_and_other_parts_runs_as_printed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    python = blocks("own-criterion.md", "python")
+    plugins = {"my_criteria": python[0], "my_rules": python[2], "my_data": python[4]}
+    criterion_test, rule_test, dataset_test = python[1], python[3], python[5]
+    assert len(python) == 6
+    for name, code in plugins.items():
+        (tmp_path / f"{name}.py").write_text(code, encoding="utf-8")
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    scope: dict[str, Any] = {}
+    exec("\n".join([criterion_test, rule_test, dataset_test]), scope)
     scope["test_battery"]()
+    scope["test_norm_bound"]()
+    scope["test_my_sensors"](tmp_path)
+
+    rest = {"name": "page", "rounds": 1, "model": "linear", "plugin_dir": str(tmp_path)}
+    digits = {"data": "digits", "partition": {"name": "iid", "clients": 6}}
+    by_battery, by_facts, by_rule, by_site = [
+        tomllib.loads(text) for text in blocks("own-criterion.md", "toml")
+    ]
+    for number, config in enumerate([by_battery, by_facts, by_rule]):
+        assert cw.Run(cw.run(rest | digits | config, tmp_path / f"run-{number}")).finished
+    found = cw.load(rest | by_site | {"data_dir": str(tmp_path)})
+    assert cw.Run(cw.run(found, tmp_path / "sites")).finished
 
 
 @pytest.mark.parametrize(

@@ -264,7 +264,7 @@ def test_packed_runs_fill_the_page_on_reproduction(tiny: dict[str, object], tmp_
     assert first  # or nothing was compared
 
     losses = make_reproduction.results(series, {"DS": 152.6, "MW>LD>DS": 150.6})
-    assert "| loss, published | loss, round 3 | against the baseline's |" in losses
+    assert "| loss, published | loss, round 3 | loss vs. baseline |" in losses
     ends = [run.curve("loss", "DS", seed)[-1][1] for seed in (1, 2)]
     assert f"| 152.6 | {statistics.fmean(ends):.4g} ± " in losses
 

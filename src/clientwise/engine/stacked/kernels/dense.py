@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import can_build, triton
+from . import triton
+from .pooling import can_build
 
 MOST_ROWS = 32  # samples of a model up to which a dense layer's time is that of its weights
 MOST_OUTPUTS = 64  # of a dense layer that one block computes

@@ -7,12 +7,14 @@ is a quarter of the work.
 
 from __future__ import annotations
 
+import functools
+import warnings
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from . import can_build, triton
+from . import triton
 
 BLOCK = 1024
 
@@ -59,6 +61,23 @@ if triton is not None:
         for which in tl.static_range(4):
             target = results + corner + ((which // 2) * width + which % 2) * channels
             tl.store(target, tl.where(winner == which, value, 0.0), mask=inside)
+
+
+@functools.cache
+def can_build() -> bool:
+    """Whether Triton is there and works: without a compiler, or a folder to write to, it does not."""
+    if triton is None:
+        return False
+    try:
+        pool(torch.zeros(1, 1, 2, 2, 1, device="cuda"), None, relu=False)
+    except Exception as error:  # of the compiler, of the file system, of Triton itself
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        warnings.warn(
+            f"Triton cannot build its kernels here, PyTorch's slower ones are used: {reason}",
+            stacklevel=2,
+        )
+        return False
+    return True
 
 
 def can_run(values: Tensor) -> bool:
