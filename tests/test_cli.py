@@ -307,7 +307,7 @@ def test_a_full_disk_names_the_folder(config: Path, tmp_path: Path) -> None:
         full + processes.COMMAND, "report", tmp_path / "run", "--out", tmp_path / "report"
     )
     assert done.returncode == 2
-    assert done.stderr.strip() == f"error: {tmp_path}/report: File too large"
+    assert done.stderr.strip() == f"error: {tmp_path}/report/report.html: File too large"
 
 
 def test_damaged_runs_and_unwritable_places_are_one_line(config: Path, tmp_path: Path) -> None:

@@ -136,7 +136,7 @@ def test_samples_of_ones_own_are_split_anew_with_every_seed(tmp_path: Path) -> N
     assert 60 < sum(sizes) < 90  # the server has its part, and of both
     with pytest.raises(ConfigError, match="engine: other processes cannot use your samples"):
         cw.run(CONFIG | {"engine": "flower", "methods": ["FedAvg"]}, data=samples, model=None)
-    with pytest.raises(ValueError, match="there are no clients"):
+    with pytest.raises(ValueError, match="no clients: give a pair of arrays"):
         cw.Samples.from_clients({})
     with pytest.raises(ValueError, match=r"block 1 .* has 3 inputs, 2 targets"):
         cw.Samples.from_clients([(x[:5], y[:5]), (x[:3], y[:2])])

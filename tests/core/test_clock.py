@@ -145,7 +145,7 @@ def test_a_real_client_measures_its_speed_by_its_own_clock() -> None:
     assert measured("compute_speed", real, fast=1000.0) == pytest.approx(
         [0.015, 0.12]
     )  # 3 epochs of 10 and 20 samples
-    with pytest.raises(KeyError, match="connection is a fact about devices"):
+    with pytest.raises(KeyError, match="connection needs to know the clients' devices"):
         measured("connection", real)
 
 

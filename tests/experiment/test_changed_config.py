@@ -16,9 +16,9 @@ import tomli_w
 import clientwise as cw
 from clientwise.errors import RunError
 from clientwise.experiment import origin
-from clientwise.experiment.config import read_written
 from clientwise.experiment.folders import annotate
 from clientwise.experiment.origin import versions
+from clientwise.runs.recorded import read_table
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def stopped(config: dict[str, Any], tmp_path: Path) -> Path:
 
 def edit(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
     """Edit the config of a run folder by hand."""
-    table = read_written(folder / "config.toml")
+    table = read_table(folder / "config.toml")
     change(table)
     (folder / "config.toml").write_text(tomli_w.dumps(table), encoding="utf-8")
 
@@ -105,7 +105,7 @@ def test_notes_tags_and_watching_may_be_edited(config: dict[str, Any], stopped: 
     annotate(stopped, "a note", ["tag"])
     edit(stopped, lambda table: table.update(keep_every=2, workers=1))
     assert cw.Run(cw.run(stopped / "config.toml", stopped, resume=True)).finished
-    assert read_written(stopped / "config.toml")["note"] == "a note"
+    assert read_table(stopped / "config.toml")["note"] == "a note"
 
 
 def test_an_older_folder_takes_its_file_and_records_it(stopped: Path) -> None:
@@ -141,7 +141,7 @@ def test_a_record_that_cannot_be_read_is_refused(stopped: Path) -> None:
 
 def test_no_plugin_is_imported_that_only_the_record_names(stopped: Path, tmp_path: Path) -> None:
     (tmp_path / "unasked_plugin.py").write_text("raise SystemExit('imported')")
-    table = read_written(stopped / "config.toml") | {
+    table = read_table(stopped / "config.toml") | {
         "plugins": ["unasked_plugin"],
         "plugin_dir": str(tmp_path),
     }

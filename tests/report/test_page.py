@@ -160,7 +160,7 @@ def test_a_live_run_is_followed_without_reload(open_page: Any, tmp_path: Path) -
             for _ in range(3):
                 until(page, f"{points} > {seen[-1]}")
                 seen.append(page.evaluate(points))
-                assert "running, round " in page.locator("#status").inner_text()
+                assert "running, FedAvg, seed 1, round " in page.locator("#status").inner_text()
             assert seen == sorted(set(seen))
             assert page.evaluate("window.here")
             assert (

@@ -21,7 +21,7 @@ import pytest
 from pages import HOSTILE_NAME, run_for_real, served, write_run
 from starlette.exceptions import HTTPException
 
-from clientwise.cli import _token_in
+from clientwise.cli.serve import token_in
 from clientwise.report import views
 from clientwise.report.document import Document
 from clientwise.report.html import to_json, write_html
@@ -509,10 +509,10 @@ def test_a_token_comes_from_a_file_and_is_not_printed(folder: Path, tmp_path: Pa
         assert file.stat().st_mode & 0o777 == 0o600
         assert httpx.get(address).status_code == 401
         assert httpx.get(address, params={"token": token}).status_code == 200
-    assert _token_in(file) == token
+    assert token_in(file) == token
     file.chmod(0o640)
     with pytest.raises(SystemExit):
-        _token_in(file)
+        token_in(file)
 
 
 def test_a_socket_is_for_its_owner_alone(folder: Path, tmp_path: Path) -> None:

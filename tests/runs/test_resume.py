@@ -251,7 +251,7 @@ def test_a_config_that_is_a_pipe(config: dict[str, Any], stopped: Path) -> None:
     with pytest.raises(RunError, match="not a run of clientwise"):
         cw.run(config, stopped, resume=True)
     done = processes.run(processes.COMMAND, "run", stopped, "--resume")
-    assert (done.returncode, "config.toml: is no file" in done.stderr) == (2, True), done.stderr
+    assert (done.returncode, "config.toml: is not a file" in done.stderr) == (2, True), done.stderr
 
 
 def test_a_checkpoint_that_is_a_pipe(config: dict[str, Any], stopped: Path) -> None:

@@ -98,7 +98,6 @@ class Chain:
         for client, row in rows.items():
             lines = [
                 by_evidence.get(client),
-                _by_history(row),
                 _by_copies(row),
                 self._by_bounds(row),
                 self._by_rule(row),
@@ -114,11 +113,11 @@ class Chain:
             return {}
         threshold = self.parts.threshold if self.parts else 0.0
         found = run.lowered_by_evidence(method, seed, round_num, judged, threshold)
-        return {row.client: self._by_evidence(row, round_num) for row in found}
+        return {row.client: self._by_evidence(row, round_num, rows[row.client]) for row in found}
 
-    def _by_evidence(self, lowered: LoweredRow, round_num: int) -> str | None:
+    def _by_evidence(self, lowered: LoweredRow, round_num: int, row: Weighed) -> str | None:
         is_harmful_now = lowered.harmful == round_num
-        worse = f"its updates increased {self.loss}"
+        worse = self._cause(row, is_harmful_now)
         z = f"z = {number(lowered.z, 1)}"
         if lowered.since is None and is_harmful_now:
             return f"{worse} ({z}), but other clients lost at least as much weight"
@@ -130,6 +129,16 @@ class Chain:
         if is_harmful_now:
             return f"{since}: {worse} ({z})"
         return f"{since}: {worse} (last in round {lowered.harmful}, {z})"
+
+    def _cause(self, row: Weighed, is_harmful_now: bool) -> str:
+        """What the evidence against a client is about."""
+        if row.history_z is None:
+            return f"its updates increased {self.loss}"
+        if not is_harmful_now:
+            return "the evidence against it was significant"
+        if row.history_z >= NOTABLE_HISTORY:
+            return "its update points against what it sent before"
+        return f"its updates increased {self.loss}"
 
     def _by_bounds(self, row: Weighed) -> str | None:
         before = _before_bounds(row)
@@ -173,16 +182,6 @@ class Chain:
             sentences.append(HISTORY_MEANS)
         sentences += _explain_influence(self.parts)
         return sentences
-
-
-def _by_history(row: Weighed) -> str | None:
-    """An update against the client's own past."""
-    if row.history_z is None or row.history_z < NOTABLE_HISTORY:
-        return None
-    return (
-        "its update points against what it sent before "
-        f"({number(row.history_z, 1)} standard errors)"
-    )
 
 
 def _by_copies(row: Weighed) -> str | None:
@@ -243,7 +242,11 @@ def described(part: Part) -> str:
     """
     # An order of priority may change from round to round; the audit states that of the round.
     shown = {key: value for key, value in part.options.items() if key != "priority"}
-    if not shown:
+    options = ", ".join(_option(key, value) for key, value in shown.items() if value is not False)
+    if not options:
         return part.name
-    options = ", ".join(f"{key} {value}" for key, value in shown.items())
     return f"{part.name} ({options})".replace("'", "")
+
+
+def _option(key: str, value: object) -> str:
+    return key if value is True else f"{key} {value}"

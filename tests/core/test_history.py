@@ -1,0 +1,159 @@
+"""A client's own past and copies of an update, as witnesses of the evidence."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+import clientwise as cw
+from clientwise.core.evidence.history import SKETCH, History, count_copies, larger, sketch
+
+SIZE = 5_000
+
+
+def directions(count: int, seed: int = 1) -> Tensor:
+    return torch.randn(count, SIZE, generator=torch.Generator().manual_seed(seed))
+
+
+def seen(history: History, client: int, update: Tensor) -> tuple[History, float]:
+    """A round in which one client takes part."""
+    history = history.including([client])
+    rows = history.rows([client])
+    sketches = sketch(update[None])
+    z = history.z(rows, sketches)
+    return history.extended(rows, sketches, z), float(z[0])
+
+
+def test_cosines_of_sketches_estimate_those_of_updates() -> None:
+    first, second = directions(200), directions(200, seed=2)
+    mixed = 0.6 * first + 0.8 * second  # a cosine of 0.6 with the first
+    found = (sketch(first) * sketch(mixed)).sum(1)
+    assert float(found.mean()) == pytest.approx(0.6, abs=0.02)
+    assert float(found.std()) == pytest.approx((1 - 0.36) / SKETCH**0.5, rel=0.2)
+
+
+def test_a_sketch_does_not_depend_on_the_length_and_bears_zeros() -> None:
+    update = directions(1)
+    torch.testing.assert_close(sketch(update), sketch(1e6 * update))
+    assert not sketch(torch.zeros(1, SIZE)).any()
+
+
+def test_an_update_against_the_own_past_is_evidence_and_does_not_rewrite_it() -> None:
+    history = History.read({})
+    (way,) = directions(1)
+    zs = []
+    for update in (way, way, way, -way, -way, -way, way):
+        history, z = seen(history, 7, update)
+        zs.append(z)
+    assert all(z != z for z in zs[:2])  # two updates make a past
+    assert zs[2] == pytest.approx(-16)
+    assert zs[3:6] == pytest.approx([16, 16, 16])
+    assert zs[6] == pytest.approx(-16)  # its past is still the one of the honest rounds
+
+
+def test_a_past_follows_a_client_whose_direction_drifts() -> None:
+    history = History.read({})
+    start, end = directions(2)
+    for step in range(30):
+        share = step / 29
+        history, z = seen(history, 0, (1 - share) * start + share * end)
+        assert not z > 0
+
+
+def test_only_clients_that_were_seen_take_memory() -> None:
+    history = History.read({})
+    for client in (900_000, 3, 900_000):
+        history, _ = seen(history, client, directions(1)[0])
+    memory = history.as_memory()
+    assert memory["history.ids"].tolist() == [900_000, 3]
+    assert memory["history.past"].shape == (2, SKETCH)
+    assert History.read(memory).times.tolist() == [2, 1]
+
+
+def test_copies_are_counted_and_share_the_weight_of_one() -> None:
+    one, other = directions(2)
+    noisy = one + 0.3 * directions(1, seed=3)[0]
+    counts = count_copies(sketch(torch.stack([one, one, noisy, other])))
+    assert counts.tolist() == [3, 3, 3, 1]
+
+
+def test_the_larger_z_counts_and_agreement_is_no_merit() -> None:
+    nan = torch.nan
+    history = torch.tensor([nan, -16.0, 16.0])
+    assert larger(torch.tensor([1.0, 2.0, -5.0]), history).tolist() == [1, 2, 16]
+    assert larger(None, history).tolist() == [0, 0, 16]
+    assert larger(None, None) is None
+
+
+CONFIG = {
+    "name": "history",
+    "rounds": 10,
+    "data": "digits",
+    "partition": {"name": "dirichlet", "clients": 10, "concentration": 0.5},
+    "model": {"name": "mlp", "hidden": [16]},
+    "training": {"epochs": 1, "batch_size": 20, "learning_rate": 0.1},
+    "server_set": {"fraction": 0.3, "report_fraction": 0.6},
+    "methods": ["Recommended"],
+}
+
+
+def test_a_client_that_turns_loses_its_weight_and_the_audit_says_why(tmp_path) -> None:
+    attack = {"name": "sign_flip", "strength": 2.0}
+    hostile = [{"clients": [2, 5], "attack": attack, "from_round": 7}]
+    run = cw.Run(cw.run(CONFIG | {"hostile": hostile}, tmp_path / "run"))
+    rows = {row.client: row for row in run.participants("Recommended", 1, 8)}
+    for client in (2, 5):
+        assert rows[client].history_z > 8
+        assert rows[client].weight < 0.01
+    honest = [row for client, row in rows.items() if client not in (2, 5)]
+    assert max(row.history_z for row in honest) < 0
+    from clientwise.report.chain import Chain
+
+    said = Chain.of(run, "Recommended").remarks(run, "Recommended", 1, 8, rows)
+    assert "points against what it sent before" in " ".join(said[2])
+    assert "increased the loss" not in " ".join(said[2])
+    frame = run.frame("weights")
+    assert frame["history_z"].notna().any()
+
+
+def test_clients_that_send_the_same_count_as_one(tmp_path) -> None:
+    hostile = [{"clients": [1, 4, 8], "attack": "alie"}]
+    run = cw.Run(cw.run(CONFIG | {"rounds": 3, "hostile": hostile}, tmp_path / "run"))
+    rows = {row.client: row for row in run.participants("Recommended", 1, 1)}
+    assert [rows[client].copies for client in (1, 4, 8)] == [3, 3, 3]
+    # Their share is a third of what dataset sizes alone would give, before it is renormalised.
+    ratio = {client: row.weight / row.prior for client, row in rows.items()}
+    assert ratio[1] / ratio[0] == pytest.approx(1 / 3)
+
+
+def test_history_survives_a_checkpoint_to_the_bit(tmp_path) -> None:
+    whole = cw.Run(cw.run(CONFIG, tmp_path / "whole"))
+    cw.run(CONFIG | {"rounds": 5}, tmp_path / "parts")
+    parts = cw.Run(cw.run(CONFIG, tmp_path / "parts", resume=True))
+    for round_num in (6, 10):
+        assert parts.participants("Recommended", 1, round_num) == whole.participants(
+            "Recommended", 1, round_num
+        )
+
+
+@pytest.mark.parametrize("method", ["Recommended", "FedAvgM", "FedAdam", "FedYogi", "FedAdagrad"])
+def test_batch_norm_statistics_take_no_server_step(method: str, tmp_path) -> None:
+    from torch import nn
+
+    def network(input_shape: tuple[int, ...], outputs: int) -> nn.Module:
+        return nn.Sequential(
+            nn.Flatten(), nn.Linear(64, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, outputs)
+        )
+
+    config = {key: value for key, value in CONFIG.items() if key != "model"}
+    config |= {"methods": [method], "rounds": 12}
+    run = cw.Run(cw.run(config, tmp_path / "run", model=network))
+    trained = run.model(method, module=network)
+    assert bool((trained[2].running_var > 0).all())
+    stayed = [
+        note for row in run.query("SELECT notes FROM rounds") for note in row if "stays" in note
+    ]
+    assert not stayed
+    metrics = [value for _, value in run.curve("metric", method, 1)]
+    assert len({round(value, 6) for value in metrics}) > 8  # it does not stand still
