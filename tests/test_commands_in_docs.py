@@ -87,7 +87,7 @@ def test_the_tutorial_runs_as_printed(tmp_path: Path, monkeypatch: pytest.Monkey
             assert "Traceback" not in output
     folder = cw.run(experiment, "runs/all")
     run = cw.Run(folder)
-    shown = table_of(page, "worst")
+    shown = table_of(page, "worst client")
     head = shown.pop("head")
     labels = ["method", *(column.label for column in summary_columns(run))]
     assert [label for label in head if label not in labels] == [], (

@@ -28,7 +28,7 @@ from .options import (
 from .results import print_matrix, print_results
 
 if TYPE_CHECKING:
-    from ..experiment.matrix import Cell, Matrix
+    from ..experiment.matrix import MatrixCell, Matrix
     from ..experiment.schema import Experiment
 
 
@@ -268,10 +268,10 @@ def _run_matrix(
     from ..progress import show_progress
     from ..report.arena import write_arena
 
-    def on_cell(cell: Cell, number: int) -> None:
+    def on_cell(cell: MatrixCell, number: int) -> None:
         print_lines([f"{number} of {len(matrix.cells)}: {cell.name}"])
 
-    def on_failure(cell: Cell, reason: str) -> None:
+    def on_failure(cell: MatrixCell, reason: str) -> None:
         for line in reason.splitlines():
             print_error(line if cell.name in line else f"{cell.name}: {line}")
 

@@ -60,7 +60,7 @@ class MatrixSettings(ConfigTable):
 
 
 @dataclass(frozen=True, eq=False)
-class Cell:
+class MatrixCell:
     """One federation under one attack: an experiment with all methods and seeds."""
 
     data: str
@@ -105,7 +105,7 @@ class Matrix:
 
     name: str
     oracle: str | None
-    cells: tuple[Cell, ...]
+    cells: tuple[MatrixCell, ...]
     table: Mapping[str, Any]
 
     @property
@@ -206,7 +206,7 @@ def _settings(where: str, table: Mapping[str, Any]) -> MatrixSettings:
     return settings
 
 
-def _cells(settings: MatrixSettings, base: Mapping[str, Any], where: str) -> Iterator[Cell]:
+def _cells(settings: MatrixSettings, base: Mapping[str, Any], where: str) -> Iterator[MatrixCell]:
     columns = [(attack, share) for attack in settings.attacks for share in settings.shares]
     if settings.clean:
         columns.insert(0, (CLEAN, 0.0))
@@ -225,12 +225,12 @@ def _cells(settings: MatrixSettings, base: Mapping[str, Any], where: str) -> Ite
                 hostile.append({"share": share, **settings.attacks[attack]})
                 name += f" {share:.0%}"
             cell = {**table, "name": name, "hostile": hostile}
-            yield Cell(data, attack, share, f"{where}: matrix, {name}", cell)
+            yield MatrixCell(data, attack, share, f"{where}: matrix, {name}", cell)
 
 
-def _check_folders(cells: Sequence[Cell], where: str) -> None:
+def _check_folders(cells: Sequence[MatrixCell], where: str) -> None:
     """Refuse cells that would share a folder, or whose folder's name would be too long."""
-    folders: dict[str, Cell] = {}
+    folders: dict[str, MatrixCell] = {}
     for cell in cells:
         other = folders.setdefault(cell.folder, cell)
         if other is not cell:

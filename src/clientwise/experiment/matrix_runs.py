@@ -22,7 +22,7 @@ from ..runs.reader import is_finished
 from .config import read_config
 from .folders import new_folder
 from .lanes import Progress
-from .matrix import MATRIX_FILE, Cell, Matrix, open_matrix
+from .matrix import MATRIX_FILE, MatrixCell, Matrix, open_matrix
 from .runner import Stopped
 from .runner import run as run_experiment
 
@@ -44,8 +44,8 @@ def run_matrix(
     resume: bool = False,
     accept_changes: bool = False,
     jobs: int = 1,
-    on_cell: Callable[[Cell, int], None] = lambda cell, number: None,
-    on_failure: Callable[[Cell, str], None] = lambda cell, reason: None,
+    on_cell: Callable[[MatrixCell, int], None] = lambda cell, number: None,
+    on_failure: Callable[[MatrixCell, str], None] = lambda cell, reason: None,
     on_round: Callable[[Progress], None] | None = None,
 ) -> Path:
     """Run the cells that are not finished.
@@ -76,7 +76,7 @@ def run_matrix(
     number = len(matrix.cells) - len(todo)
     failures: dict[str, str] = {}
 
-    def ended(cell: Cell, reason: str | None) -> None:
+    def ended(cell: MatrixCell, reason: str | None) -> None:
         if reason is not None:
             failures[cell.name] = reason
             on_failure(cell, reason)
@@ -207,7 +207,7 @@ def _run_cell(folder: Path, place: int, accept_changes: bool) -> str | None:
 
 
 def _run(
-    folder: Path, cell: Cell, on_round: Callable[[Progress], None] | None, accept_changes: bool
+    folder: Path, cell: MatrixCell, on_round: Callable[[Progress], None] | None, accept_changes: bool
 ) -> str | None:
     """Run a cell, or continue it.
 
