@@ -28,7 +28,7 @@ from .options import (
 from .results import print_matrix, print_results
 
 if TYPE_CHECKING:
-    from ..experiment.matrix import MatrixCell, Matrix
+    from ..experiment.matrix import Matrix, MatrixCell
     from ..experiment.schema import Experiment
 
 

@@ -22,7 +22,7 @@ from ..runs.reader import is_finished
 from .config import read_config
 from .folders import new_folder
 from .lanes import Progress
-from .matrix import MATRIX_FILE, MatrixCell, Matrix, open_matrix
+from .matrix import MATRIX_FILE, Matrix, MatrixCell, open_matrix
 from .runner import Stopped
 from .runner import run as run_experiment
 
@@ -207,7 +207,10 @@ def _run_cell(folder: Path, place: int, accept_changes: bool) -> str | None:
 
 
 def _run(
-    folder: Path, cell: MatrixCell, on_round: Callable[[Progress], None] | None, accept_changes: bool
+    folder: Path,
+    cell: MatrixCell,
+    on_round: Callable[[Progress], None] | None,
+    accept_changes: bool,
 ) -> str | None:
     """Run a cell, or continue it.
 

@@ -135,7 +135,7 @@ def _side(column: Column) -> Literal["left", "right"]:
     return "right" if column.numeric else "left"
 
 
-class Trial(Protocol):
+class TriedRate(Protocol):
     """A learning rate that was tried under one seed."""
 
     @property
@@ -155,7 +155,7 @@ class Trial(Protocol):
         """The metric in the last round, over all held-out samples."""
 
 
-def trials_table(trials: Sequence[Trial], method: str, target: float) -> Table:
+def trials_table(trials: Sequence[TriedRate], method: str, target: float) -> Table:
     """One line per learning rate: rounds to the target under each seed, and the last metric."""
     seeds = list(dict.fromkeys(trial.seed for trial in trials))
     goal = f"half of the clients reach {target:.0%} on held-out samples"
