@@ -43,9 +43,10 @@ from .trackers import LaneInfo as LaneInfo
 from .trackers import Tracker as Tracker
 
 load = _load_experiment
+# cw.mean() reads like the function it is
 choquet, mean, owa = (
     _scores.Choquet,
     _scores.Mean,
     _scores.Owa,
-)  # cw.mean() reads like the function it is
+)
 product, weighted_mean = _scores.Product, _scores.WeightedMean

@@ -28,9 +28,8 @@ class Honest:
     measurements: Mapping[str, Tensor]  # the criteria they report, each [h]
     highest: Mapping[str, float]  # the largest value that the server accepts, by criterion
     num_hostile: int  # clients of this round that attack with this knowledge
-    judge: Callable[[Tensor], Evaluation] | None = (
-        None  # evaluates Θ plus updates [c, d] on their training samples
-    )
+    # Evaluates Θ plus updates [c, d] on their training samples
+    judge: Callable[[Tensor], Evaluation] | None = None
     _agreed: dict[object, Tensor] = field(default_factory=dict)
 
     @functools.cached_property
@@ -58,9 +57,8 @@ class Knowledge:
     model: Tensor  # [d] what it trained
     global_model: Tensor  # [d] what it was sent
     random: torch.Generator  # its own, or that of its group where they collude
-    last_model: Tensor | None = (
-        None  # [d] with `needs("last_model")`: the global model of the round before
-    )
+    # [d] with `needs("last_model")`: the global model of the round before
+    last_model: Tensor | None = None
     cohort: Honest | None = None  # with `needs("whole_cohort")`
 
     @property

@@ -95,12 +95,10 @@ def robust_shape(loss: Loss, evaluation: Evaluation, *, scale: PositiveFloat = 1
 @functools.cache
 def _moment_ratios() -> tuple[tuple[float, ...], tuple[float, ...]]:
     """E|x| / √E[x²] under the density exp(−ρ(x, α)) for a grid of shapes α, by numerical integration."""
-    shapes = tuple(
-        round(0.2 + 0.1 * step, 1) for step in range(19)
-    )  # 0.2 to 2.0: all moments exist above 0
-    x = torch.logspace(
-        -4, 12, 40_001, dtype=torch.float64
-    )  # one half of a symmetric density; tails can be long
+    # 0.2 to 2.0: all moments exist above 0
+    shapes = tuple(round(0.2 + 0.1 * step, 1) for step in range(19))
+    # One half of a symmetric density; tails can be long
+    x = torch.logspace(-4, 12, 40_001, dtype=torch.float64)
     ratios = []
     for shape in shapes:
         density = torch.exp(-robust_loss(x, shape) / 2)

@@ -62,9 +62,8 @@ class SubsetSums:
 
     def __init__(self, names: Sequence[str], terms: Sequence[Term], like: Tensor) -> None:
         self._names = names
-        self._exponents = torch.tensor(
-            [term.exponents for term in terms], dtype=torch.float64
-        )  # [t, m]
+        # [t, m]
+        self._exponents = torch.tensor([term.exponents for term in terms], dtype=torch.float64)
         self._index = {term.exponents: row for row, term in enumerate(terms)}
         self._models = torch.zeros(
             len(terms), like.shape[0], dtype=torch.float64, device=like.device

@@ -164,9 +164,8 @@ def mixed(updates: Tensor, shares: Tensor) -> Mixed:
 def _norms(gathered: Gathered) -> Tensor:
     """Norm of each client's update [n], without the buffers."""
     moved = gathered.updates[:, : gathered.spec.num_parameters]
-    at_once = (
-        len(moved) if moved.is_cuda else 1
-    )  # on a GPU one launch, on a CPU what fits its cache
+    # On a GPU one launch, on a CPU what fits its cache
+    at_once = len(moved) if moved.is_cuda else 1
     pieces = torch.split(moved, at_once)
     norms = [torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64) for rows in pieces]
     return torch.cat(norms).cpu()

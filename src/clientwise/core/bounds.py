@@ -79,9 +79,8 @@ class Bounds:
             return self._with_rest(some)
         below = factors[index - 1] if index else 0.0
         bounded = self._scaled(weights, (factors[index] + below) / 2)
-        free = (bounded > self.floor) & (
-            bounded < self.cap
-        )  # the same anywhere between these two factors
+        # The same anywhere between these two factors
+        free = (bounded > self.floor) & (bounded < self.cap)
         factor = (1 - bounded[~free].sum()) / weights[free].sum()
         return torch.where(free, self._scaled(weights, float(factor)), bounded), ()
 

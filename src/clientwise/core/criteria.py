@@ -49,9 +49,8 @@ class ClientFacts:
     sample_attributes: Mapping[str, Tensor]  # facts about the samples, each [N]
     load_inputs: Callable[[], Tensor]  # loads the samples, which few criteria need
     training: LocalTraining | None = None  # the task; None if clientwise does not train the clients
-    load_start_loss: Callable[[], Tensor] | None = (
-        None  # the received model's mean loss on their samples [n]
-    )
+    # The received model's mean loss on their samples [n]
+    load_start_loss: Callable[[], Tensor] | None = None
     device: Devices | None = None  # what their devices can do; None if unknown
     seconds: Tensor | None = None  # [n] training time by their own clocks
 
@@ -83,9 +82,8 @@ class Arrivals:
     judge: Callable[
         [Tensor], Evaluation
     ]  # evaluates models [c, d] on the server's set, or by the clients
-    memory: Mapping[str, Tensor] = field(
-        default_factory=dict
-    )  # of these clients by criterion, each [n]
+    # Of these clients by criterion, each [n]
+    memory: Mapping[str, Tensor] = field(default_factory=dict)
     attributes: Mapping[str, Tensor] = field(default_factory=dict)  # known to the server, each [n]
     server_update: Callable[[], Tensor] | None = None  # [d] the update of the server's own training
     metric: str = "accuracy"  # the problem's usual metric
@@ -122,9 +120,8 @@ class Memory(Protocol):
         ...
 
 
-Upper = (
-    float | Callable[..., float]
-)  # a number, or a function of the problem and the criterion's options
+# A number, or a function of the problem and the criterion's options
+Upper = float | Callable[..., float]
 Measure = Callable[..., Tensor]
 CRITERIA: Registry[Measure] = Registry("criterion", "criteria", "What is measured about a client")
 

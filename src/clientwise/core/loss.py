@@ -36,9 +36,8 @@ class Loss(ABC):
     """The loss of one round."""
 
     class_weights: ClassWeights = None
-    compares_samples: bool = (
-        False  # a sample's loss depends on its batch, so batches cannot be joined
-    )
+    # A sample's loss depends on its batch, so batches cannot be joined
+    compares_samples: bool = False
 
     @abstractmethod
     def per_sample(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -165,9 +164,8 @@ def cox_losses(scores: Tensor, targets: Tensor) -> Tensor:
     times = targets.abs()
     latest_first, order = times.sort(descending=True)
     watched = scores[..., order].logcumsumexp(-1)
-    last = (
-        torch.searchsorted(-latest_first, -times, right=True) - 1
-    )  # of the samples observed as long
+    # Of the samples observed as long
+    last = torch.searchsorted(-latest_first, -times, right=True) - 1
     # Rounding must not make a loss negative: servers refuse negative losses.
     return torch.where(targets > 0, (watched[..., last] - scores).clamp(min=0), 0.0)
 

@@ -41,13 +41,11 @@ class Method:
     adapt_loss: LossAdapter | None = None  # P3's loop: the loss of the next round
     server_step: ServerStep = replace_model
     training: LocalTraining = field(default_factory=LocalTraining)
-    fine_tune: LocalTraining | None = (
-        None  # the server trains the result on the samples it weighs by
-    )
+    # The server trains the result on the samples it weighs by
+    fine_tune: LocalTraining | None = None
     line_search: bool = True  # of fine_tune: keep the best model on the way, by the same samples
-    brake: float | None = (
-        None  # keep the old model if the new one is worse by so many standard errors
-    )
+    # Keep the old model if the new one is worse by so many standard errors
+    brake: float | None = None
     control: Control | None = None  # not federated, for comparison
     pace: Pace = field(default_factory=Pace)  # when a round ends, if clients take time
 

@@ -181,9 +181,8 @@ def auc(scores: Tensor, targets: Tensor) -> Tensor:
         others = log_chances[..., ~here, label].sort(-1).values
         below = torch.searchsorted(others, mine)
         up_to = torch.searchsorted(others, mine, right=True)
-        areas.append(
-            (below + up_to).double().mean(-1) / (2 * others.shape[-1])
-        )  # ties count one half
+        # Ties count one half
+        areas.append((below + up_to).double().mean(-1) / (2 * others.shape[-1]))
     if not areas:
         return torch.full(scores.shape[:-2], 0.5, dtype=torch.float64)
     return torch.stack(areas).mean(0)

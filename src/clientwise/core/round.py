@@ -211,9 +211,8 @@ def _record(
     posterior = chosen.posterior
     tested = len(search.tried) * cohort.num_clients if search else 0
     sent = sum(refusal.was_sent for refusal in cohort.refusals)
-    trained = (
-        len(cohort.asked) + len(cohort.client_ids) + sent
-    )  # models sent to clients and received
+    # Models sent to clients and received
+    trained = len(cohort.asked) + len(cohort.client_ids) + sent
     return RoundRecord(
         round_num=state.round_num,
         client_ids=tuple(cohort.client_ids),

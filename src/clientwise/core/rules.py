@@ -116,9 +116,8 @@ def trimmed_mean(
 
     def trimmed(columns: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
         low, high = middle_edges(columns, weights, hostile)
-        clipped = (
-            weights @ columns.clamp(low, high).double()
-        )  # counts `hostile` too much at each edge
+        # Counts `hostile` too much at each edge
+        clipped = weights @ columns.clamp(low, high).double()
         kept = 1 - 2 * hostile
         value = (clipped - hostile * (low.double() + high)[0]) / kept
         upper = total_within(columns, weights, high, 1 - hostile)

@@ -463,9 +463,8 @@ class Iowa(Score):
         others = [index for index in range(len(names)) if index != column]
         counts = values[:, others].prod(1)
         counts = counts / counts.sum().clamp(min=1e-300)
-        _, group = torch.unique(
-            values[:, column], return_inverse=True
-        )  # clients that tie; the best last
+        # Clients that tie; the best last
+        _, group = torch.unique(values[:, column], return_inverse=True)
         sizes = torch.zeros(int(group.max()) + 1, dtype=values.dtype)
         sizes = sizes.index_add_(0, group, counts).flip(0)
         gains = self._quantifier(sizes.cumsum(0)).diff(prepend=torch.zeros(1, dtype=values.dtype))

@@ -15,9 +15,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-_default_generator = (
-    threading.RLock()
-)  # PyTorch has one for all threads: whoever seeds it has it alone
+# PyTorch has one for all threads: whoever seeds it has it alone
+_default_generator = threading.RLock()
 
 
 def derive_seed(seed: int, purpose: str, *numbers: int) -> int:

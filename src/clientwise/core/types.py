@@ -176,9 +176,8 @@ class Evaluation:
     missing: tuple[
         Refusal, ...
     ] = ()  # clients that were asked and did not evaluate, with the reason
-    right: Tensor | None = (
-        None  # [c, N] whether each sample is classified correctly, client by client
-    )
+    # [c, N] whether each sample is classified correctly, client by client
+    right: Tensor | None = None
     sample_losses: Tensor | None = None  # [c, N] client by client
 
     def overall(self) -> Tensor:
@@ -245,9 +244,8 @@ class LookBack:
 
     z: Tensor | None = None  # [n] against its own past, in standard errors; NaN: too short a past
     copies: Tensor | None = None  # [n] almost equal updates in the round, itself included
-    memory: Mapping[str, Tensor] = field(
-        default_factory=dict
-    )  # past directions, for the next round
+    # Past directions, for the next round
+    memory: Mapping[str, Tensor] = field(default_factory=dict)
 
     def counted_once(self, weights: Tensor) -> Tensor:
         """Weights [n] in which copies of an update share the weight of one."""
@@ -337,9 +335,8 @@ class RoundRecord:
     report: Evaluation | None  # on the server's reporting part
     local: Evaluation | None  # on every client's own test set
     ended: float | None = None  # seconds since the run began, by the clients' clock
-    attack_success: float | None = (
-        None  # share of triggered samples on which a simulated backdoor works
-    )
+    # Share of triggered samples on which a simulated backdoor works
+    attack_success: float | None = None
 
 
 ServerPart = Literal[

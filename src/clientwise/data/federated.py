@@ -32,13 +32,11 @@ class Samples:
     targets: Tensor  # [N] class numbers (int64), or values (float32, [N] or [N, ...])
     problem: Problem
     scale: float = 1.0  # inputs · scale is what the model sees
-    sample_attributes: Mapping[str, Tensor] = field(
-        default_factory=dict
-    )  # facts about the samples, each [N]
+    # Facts about the samples, each [N]
+    sample_attributes: Mapping[str, Tensor] = field(default_factory=dict)
     ids: Tensor | None = None  # [N] the writer, celebrity or patient of each; negative: none
-    test_from: int | None = (
-        None  # from this index on they are the official test split, where there is one
-    )
+    # From this index on they are the official test split, where there is one
+    test_from: int | None = None
     # Called once clients hold samples: builds a vocabulary, standardises, multiplies images.
     after_partition: Callable[[FederatedData], FederatedData] | None = None
     names: tuple[str, ...] = ()  # of the ids, if they have any: id 2 is names[2]
@@ -171,9 +169,8 @@ class FederatedData:
     test: Holdings  # K clients
     weigh: Holdings | None  # of one holder, the server: it weighs models by them
     report: Holdings | None  # of one holder, the server: it reports on them
-    attributes: Mapping[str, Tensor] = field(
-        default_factory=dict
-    )  # facts about the clients, each [K]
+    # Facts about the clients, each [K]
+    attributes: Mapping[str, Tensor] = field(default_factory=dict)
     poisoned: Holdings | None = None  # `train` in the rounds in which hostile clients attack
     triggered: Holdings | None = None  # of `report`, with a backdoor's trigger and its labels
     names: tuple[str, ...] = ()  # of the clients, where they have some

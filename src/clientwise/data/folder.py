@@ -123,12 +123,10 @@ class Archive:
         from PIL import Image
 
         with warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore", Image.DecompressionBombWarning
-            )  # our limit is below Pillow's
-            picture = Image.open(
-                io.BytesIO(content), formats=("JPEG", "PNG")
-            )  # no format that starts other programs
+            # Our limit is below Pillow's
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+            # No format that starts other programs
+            picture = Image.open(io.BytesIO(content), formats=("JPEG", "PNG"))
         with picture:
             if picture.width * picture.height > self.MOST_PIXELS:
                 raise ValueError(f"{picture.width}×{picture.height} pixels")

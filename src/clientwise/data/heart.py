@@ -32,12 +32,13 @@ NAMES = [
     ),
     "ill",
 ]
+# Kinds of chest pain, ECG, slope, thallium scan: numbers by name only
 CATEGORIES = (
     "cp",
     "restecg",
     "slope",
     "thal",
-)  # kinds of chest pain, ECG, slope, thallium scan: numbers by name only
+)
 NEVER_ZERO = [
     "trestbps",
     "chol",

@@ -17,9 +17,8 @@ from .folder import Archive, DataError, find
 CLASSES = ("Uninfected", "Parasitized")
 PER_CLASS, PEOPLE = 13_779, 200
 MOST_PICTURES = 2**30  # bytes: published are 340 million
-_SLIDE = re.compile(
-    r"C([0-9]{1,9})[AB]?(?:P([0-9]{1,9}))?"
-)  # C100P61ThinF_IMG_..._cell_162: slide 100, patient 61
+# C100P61ThinF_IMG_..._cell_162: slide 100, patient 61
+_SLIDE = re.compile(r"C([0-9]{1,9})[AB]?(?:P([0-9]{1,9}))?")
 HEALTHY = 1000  # slides without a patient's number are of healthy people, one each: HEALTHY + slide
 
 

@@ -79,9 +79,8 @@ def tokens(text: str) -> list[str]:
     >>> tokens("It's <br />GOOD, isn't it?")
     ["it's", 'good', "isn't", 'it']
     """
-    end = (
-        text.rfind(">") + 1
-    )  # behind it there are no tags, and nothing is looked for in vain: time stays linear
+    # Behind it there are no tags, and nothing is looked for in vain: time stays linear
+    end = text.rfind(">") + 1
     return _WORD.findall((_TAG.sub(" ", text[:end]) + text[end:]).lower())
 
 

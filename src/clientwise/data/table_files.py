@@ -54,9 +54,8 @@ def parse_csv(path: Path, content: bytes, **options: Any) -> DataFrame:
 
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter(
-                "error", pandas.errors.ParserWarning
-            )  # rows longer than the header
+            # Rows longer than the header
+            warnings.simplefilter("error", pandas.errors.ParserWarning)
             return pandas.read_csv(
                 io.BytesIO(content),
                 na_values=["?"],

@@ -14,10 +14,11 @@ from .table import SampleTable, Sheet, cached_table, join
 from .table_files import read_csv
 
 REGIONS = ("Northeast", "South", "West", "Midwest", "Europe", "Canada")
+# Patients of each in FLamby's split
 TRAIN, TEST = (
     (248, 156, 164, 129, 129, 40),
     (63, 40, 42, 33, 33, 11),
-)  # patients of each in FLamby's split
+)
 MOST_DAYS = 36_500
 MOST_BYTES = 2**20
 

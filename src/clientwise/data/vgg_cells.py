@@ -17,12 +17,13 @@ from .catalogue import DATASETS
 from .federated import FederatedData, Holdings, Samples
 from .folder import Archive, DataError, find
 
+# Images, their width and height, fewest and most cells
 COUNT, SIZE, LEAST, MOST = (
     200,
     256,
     74,
     317,
-)  # images, their width and height, fewest and most cells
+)
 Side = Annotated[int, Gt(0), Le(SIZE)]
 Spread = Annotated[float, Ge(0), Le(SIZE)]
 MOST_PICTURES = 2**28  # bytes: published are 20 million

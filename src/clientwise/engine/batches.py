@@ -25,9 +25,8 @@ class BatchSchedule:
     epoch: Tensor  # [S, G]
     positions: Tensor  # [S, G, B] which sample of the epoch; past the count any of them
     beyond: Tensor  # [G, N] whether the client has fewer samples than this
-    shuffled: (
-        Tensor | None
-    )  # [G] whether the client has more than one batch an epoch; None: no client has
+    # [G] whether the client has more than one batch an epoch; None: no client has
+    shuffled: Tensor | None
 
     @staticmethod
     def of(
@@ -63,9 +62,10 @@ class BatchSchedule:
             return self.positions
         device = keys.device
         sample = torch.arange(self.beyond.shape[1], device=device)
+        # [G, E, N]
         draws = mixed(
             mixed(keys[:, None] + torch.arange(self.epochs, device=device))[..., None] + sample
-        )  # [G, E, N]
+        )
         draws = torch.where(self.shuffled[:, None, None], draws, sample)
         last = torch.iinfo(torch.int64).max
         orders = draws.masked_fill(self.beyond[:, None], last).argsort(dim=-1, stable=True)

@@ -31,9 +31,8 @@ from .stacked.evaluate import evaluate_by_graph
 from .stacked.network import NotStackableError, StackedNetwork
 
 CACHE_BYTES = 16 * 2**20  # of models side by side on one core
-HANDED_BYTES = (
-    64 * 2**20
-)  # of models trained one by one that a worker hands over at once: each time all sums are read
+# Of models trained one by one that a worker hands over at once: each time all sums are read
+HANDED_BYTES = 64 * 2**20
 MAX_CLIENTS = 1024  # trained at once
 MAX_HANDED = 16  # clients trained one by one whose models are handed over at once
 FLOAT_BYTES = 4
@@ -130,9 +129,8 @@ class DeviceExecutor:
             dtype=self._dtype,
         )
         self._own = threading.local()  # in a thread of the pool: its own worker
-        self._alone = equip(
-            self.flat
-        )  # for whichever thread calls where there is no pool: lanes take turns
+        # For whichever thread calls where there is no pool: lanes take turns
+        self._alone = equip(self.flat)
         self._pool = ThreadPoolExecutor(
             self.workers,
             initializer=_begin_work,

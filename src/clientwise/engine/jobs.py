@@ -26,9 +26,8 @@ class TrainJob:
     keys: Tensor  # [G], on the CPU
     training: LocalTraining
     losses: Sequence[Loss]  # [G]; they differ in nothing but their class weights
-    corrections: Tensor | None = (
-        None  # [G, d] added to every gradient; there where `training.control_variates` is set
-    )
+    # [G, d] added to every gradient; there where `training.control_variates` is set
+    corrections: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.starts)

@@ -65,9 +65,8 @@ class Scheduler:
 
     def __init__(self, executor: DeviceExecutor) -> None:
         self.executor = executor
-        self._turn = (
-            threading.Condition()
-        )  # the lane that holds it runs; it is given up while waiting
+        # The lane that holds it runs; it is given up while waiting
+        self._turn = threading.Condition()
         self._running = 0  # lanes whose round has not ended
         self._stopped = False
         self._to_train: list[_Request[TrainJob, TrainResult | Exception]] = []

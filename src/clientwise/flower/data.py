@@ -31,9 +31,8 @@ class OwnData:
 
     train: tuple[Any, Any]
     test: tuple[Any, Any]
-    sample_attributes: Mapping[str, Any] = field(
-        default_factory=dict
-    )  # facts about the training samples
+    # Facts about the training samples
+    sample_attributes: Mapping[str, Any] = field(default_factory=dict)
 
 
 def load_npz(path: str) -> OwnData:

@@ -96,9 +96,8 @@ class FlowerEngine:
         self.spec = local.spec
         self.initial_model = local.initial_model
         self.device = local.device
-        self.attributes: Mapping[str, Tensor] = (
-            local.attributes
-        )  # known to the server, not asked of clients
+        # Known to the server, not asked of clients
+        self.attributes: Mapping[str, Tensor] = local.attributes
         self.idle_work: Callable[[], None] | None = None
         self.clock = local.clock  # shows real time
         self._local = local
@@ -112,9 +111,8 @@ class FlowerEngine:
         self._waiting: dict[str, int] = {}  # the same clients, by the ids of their messages
         self._keepers = keepers
         self._kept: dict[int, Tensor] = {}  # the keepers' models
-        self._test_sizes = torch.full(
-            (local.num_clients,), NO_TEST_SET
-        )  # of every first evaluation
+        # Of every first evaluation
+        self._test_sizes = torch.full((local.num_clients,), NO_TEST_SET)
         self._outputs = local.problem.values_per_sample(local.data.samples.targets.shape[1:])
 
     def train(self, client_ids: Sequence[int], model: Tensor, task: Task) -> Iterator[Updates]:
@@ -282,17 +280,15 @@ class FlowerEngine:
 
         Returns clients by message id, and the clients whose message was not accepted.
         """
-        ttl = 2 * max(
-            1.0, deadline - time.monotonic()
-        )  # a message to a busy server must not expire
+        # A message to a busy server must not expire
+        ttl = 2 * max(1.0, deadline - time.monotonic())
         messages = {}
         for client, content in requests.items():
             messages[client] = Message(content, nodes[client], kind, ttl=ttl)
         taken: set[str] = set()
         if messages:
-            taken.update(
-                self._grid.push_messages(list(messages.values()))
-            )  # gives every message its id
+            # Gives every message its id
+            taken.update(self._grid.push_messages(list(messages.values())))
         if self.idle_work:
             self.idle_work()
         names = {message.metadata.message_id: client for client, message in messages.items()}

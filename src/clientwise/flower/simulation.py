@@ -22,9 +22,8 @@ from ..experiment.schema import Experiment
 from .client_app import client_app
 from .connections import connector, simulated_clients
 
-SIMULATED_NODES = (
-    64  # at most: a node can play many clients, and Flower's time grows with the number of nodes
-)
+# At most: a node can play many clients, and Flower's time grows with the number of nodes
+SIMULATED_NODES = 64
 
 
 @contextmanager

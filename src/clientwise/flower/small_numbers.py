@@ -41,9 +41,8 @@ def in_cells(evaluation: Evaluation, problem: Problem, cell: int) -> Evaluation:
     cells = counts // cell
     rest = counts % cell
     ranks = rest.argsort(dim=1, descending=True, stable=True).argsort(dim=1)
-    cells += ranks < (
-        rest.sum(1, keepdim=True) // cell
-    )  # keeps the sum, which is a multiple of `cell`
+    # Keeps the sum, which is a multiple of `cell`
+    cells += ranks < (rest.sum(1, keepdim=True) // cell)
     counts = (cells * cell).reshape(evaluation.counts.shape)
     values = METRICS.get(problem.metric)(counts.double())[:, None]
     return replace(evaluation, counts=counts, values=values)

@@ -173,9 +173,8 @@ class Weighted(Strategy):
         self._test_sizes: dict[int, int] = {}  # of every node's first evaluation
         self._record = None if record is None else Path(record)
         self._global: dict[str, numpy.ndarray] = {}  # the model that was sent out
-        self._weigh(
-            [dict.fromkeys(criteria, 1.0)]
-        )  # an invalid combination fails here, not in round 1
+        # An invalid combination fails here, not in round 1
+        self._weigh([dict.fromkeys(criteria, 1.0)])
 
     def _upper_bounds(self, num_classes: int | None) -> dict[str, float]:
         """The largest value of every criterion that can be true."""

@@ -32,9 +32,8 @@ class CountedDropout(nn.Module):
 def keep(shape: torch.Size, probability: float, layer: int, key: Tensor, step: Tensor) -> Tensor:
     """What a batch of `shape` [B, ...] is multiplied by: 0, or 1/(1 − p); `key` and `step` are single numbers."""
     features = math.prod(shape[1:])
-    rows = mixed(
-        mixed(key + step * 1009 + layer) + torch.arange(shape[0], device=key.device)
-    )  # [B]
+    # [B]
+    rows = mixed(mixed(key + step * 1009 + layer) + torch.arange(shape[0], device=key.device))
     values = mixed(rows[:, None] + torch.arange(features, device=key.device))  # [B, F]
     chance = (values >> 40).float() / 2**24 + 0.5  # uniform in [0, 1)
     scale = 1 / (1 - probability) if probability < 1 else 0.0

@@ -23,10 +23,11 @@ MODELS: Registry[Network] = Registry(
 
 Width = Annotated[int, Gt(0), Le(1_000_000)]  # of a layer
 Widths = Annotated[Sequence[Width], MaxLen(100)]
+# For a layer and one sample: 400 MB, and a part of a second
 MOST_VALUES, MOST_PRODUCTS = (
     10**8,
     5 * 10**9,
-)  # for a layer and one sample: 400 MB, and a part of a second
+)
 
 
 @MODELS.register("linear")
@@ -115,9 +116,8 @@ def cnn(
     for number, (before, after) in enumerate(pairwise([depth, *channels]), start=1):
         if padding == "valid":
             height, width = height - kernel + 1, width - kernel + 1
-        _check_layer(
-            f"convolution {number}", after * height * width, before * kernel**2
-        )  # before it takes memory
+        # Before it takes memory
+        _check_layer(f"convolution {number}", after * height * width, before * kernel**2)
         layers += [
             nn.Conv2d(before, after, kernel, padding=padding),
             *([nn.ReLU()] if activation else []),

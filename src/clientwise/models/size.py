@@ -64,9 +64,8 @@ def values_per_sample(module: nn.Module, sample: Tensor) -> tuple[int, int]:
     made: list[int] = []
 
     def count(layer: nn.Module, given: object, result: object) -> None:
-        first = (
-            result[0] if isinstance(result, tuple) else result
-        )  # a recurrent layer also returns its state
+        # A recurrent layer also returns its state
+        first = result[0] if isinstance(result, tuple) else result
         if isinstance(first, Tensor):
             made.append(first.numel())
 

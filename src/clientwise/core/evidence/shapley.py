@@ -64,9 +64,8 @@ class Shapley:
         """Σ_S |S|!·(n−|S|−1)!/n! · (v(S ∪ a) − v(S))."""
         count = len(prior)
         codes = torch.arange(2**count)
-        members = (
-            codes[:, None] >> torch.arange(count) & 1
-        )  # [2^n, n] 1 if the client is in the coalition
+        # [2^n, n] 1 if the client is in the coalition
+        members = codes[:, None] >> torch.arange(count) & 1
         worth = _worth(gathered, prior, members)
         sizes = members.sum(1)
         values = []

@@ -15,13 +15,22 @@ from ...models.dropout import CountedDropout, keep
 from .kernels import dense, pooling
 
 # Parameter-free, and blind to what else is in the batch.
+# Fmt: skip
 PLAIN = (
-    nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.Tanh, nn.Sigmoid, nn.GELU, nn.LeakyReLU, nn.ELU, nn.SiLU,
-    nn.Softplus, nn.Identity,
-)  # fmt: skip
-LARGE_CONVOLUTION = (
-    32_768  # output pixels per model from which on one convolution after the other fills a GPU
+    nn.MaxPool2d,
+    nn.AvgPool2d,
+    nn.AdaptiveAvgPool2d,
+    nn.Tanh,
+    nn.Sigmoid,
+    nn.GELU,
+    nn.LeakyReLU,
+    nn.ELU,
+    nn.SiLU,
+    nn.Softplus,
+    nn.Identity,
 )
+# Output pixels per model from which on one convolution after the other fills a GPU
+LARGE_CONVOLUTION = 32_768
 FEW = 64  # values in a patch
 
 
@@ -242,16 +251,22 @@ class Convolution(StackedLayer):
     ) -> Tensor:
         results = []
         for model in range(len(gradient)):
+            # Fmt: skip
             results.append(
                 torch.ops.aten.convolution_backward(
                     gradient[model].permute(0, 3, 1, 2),
                     self._values[model].permute(0, 3, 1, 2),
                     self.parameters[0].value[model].to(gradient.dtype),
                     [gradient.shape[-1]] if len(self.parameters) > 1 else None,
-                    self._stride, self._padding, (1, 1), False, (0, 0), 1,
+                    self._stride,
+                    self._padding,
+                    (1, 1),
+                    False,
+                    (0, 0),
+                    1,
                     (wanted, True, len(self.parameters) > 1),
                 )
-            )  # fmt: skip
+            )
         for index, parameter in enumerate(self.parameters):
             parameter.learn(torch.stack([result[1 + index] for result in results]), learning_rate)
         return (

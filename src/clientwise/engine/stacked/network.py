@@ -144,9 +144,8 @@ class StackedNetwork:
     def forward(self, inputs: Tensor, *, training: bool) -> Tensor:
         """Outputs [g, B, ...] in float32 of the first g models for inputs [g, B, ...]."""
         values = channels_last((inputs[:1] if inputs.stride(0) == 0 else inputs).to(self.dtype))
-        values = values.expand(
-            len(inputs), *values.shape[1:]
-        )  # candidates see the same samples: kept once
+        # Candidates see the same samples: kept once
+        values = values.expand(len(inputs), *values.shape[1:])
         for layer in self._layers:
             values = layer.forward(values, training)
             layer.kept = values.numel()

@@ -98,9 +98,8 @@ class StackedTrainer:
             self._schedule = known = BatchSchedule.of(job.sizes, job.training, width, device)
             counts = known.counts[..., None]
             self._equal_shares = (torch.arange(width, device=device) < counts) / counts.clamp(min=1)
-            first = (job.sizes.cumsum(0) - job.sizes).clamp(
-                max=len(job.indices) - 1
-            )  # none past the end
+            # None past the end
+            first = (job.sizes.cumsum(0) - job.sizes).clamp(max=len(job.indices) - 1)
             self._first, self._keys = first.to(device)[:, None], job.keys.to(device, copy=True)
             self._put("losses", torch.zeros_like(known.last_epoch))
             self._put("rows", torch.zeros_like(known.positions))
@@ -151,9 +150,8 @@ class StackedTrainer:
             return self._equal_shares
         num_classes = next(len(weight) for weight in weights if weight)
         device, rows = job.targets.device, self._tables["rows"][: len(self._equal_shares)]
-        table = torch.tensor(
-            [weight or (1.0,) * num_classes for weight in weights], device=device
-        )  # [G, C]
+        # [G, C]
+        table = torch.tensor([weight or (1.0,) * num_classes for weight in weights], device=device)
         return (
             self._equal_shares
             * table[torch.arange(len(table), device=device)[:, None], job.targets[rows]]
@@ -194,9 +192,8 @@ class StackedTrainer:
         inputs = self._samples.batch(self._tables["indices"][rows])
         outputs = network.forward(inputs, training=True)
         truth = self._tables["targets"][rows].flatten(0, 1)
-        losses, gradient = criterion.with_gradient(
-            outputs.flatten(0, 1), truth, shares.flatten()
-        )  # weighted by κ
+        # Weighted by κ
+        losses, gradient = criterion.with_gradient(outputs.flatten(0, 1), truth, shares.flatten())
         batch_losses = _sum_in_order(losses.view(rows.shape) * shares, 1)
         self._tables["losses"][:, :count].index_copy_(0, now, batch_losses[None])
         network.backward(

@@ -35,10 +35,12 @@ if triton is not None:
         for first in range(0, inputs, INS):
             column = first + tl.arange(0, INS)
             along, down = column[None, :], column[:, None]
+            # Fmt: skip
             weight = tl.load(
                 weights + (model * outputs + output) * inputs + along,
-                mask=(output < outputs) & (along < inputs), other=0.0,
-            )  # fmt: skip
+                mask=(output < outputs) & (along < inputs),
+                other=0.0,
+            )
             value = tl.load(
                 rows + (model * count + row) * inputs + down,
                 mask=(row < count) & (down < inputs),
@@ -70,10 +72,12 @@ if triton is not None:
         total = tl.zeros((ROWS, INS), dtype=tl.float32)
         for first in range(0, outputs, OUTS):
             output = first + tl.arange(0, OUTS)
+            # Fmt: skip
             slope = tl.load(
                 gradient + (model * count + row) * outputs + output[None, :],
-                mask=(row < count) & (output[None, :] < outputs), other=0.0,
-            )  # fmt: skip
+                mask=(row < count) & (output[None, :] < outputs),
+                other=0.0,
+            )
             address = weights + (model * outputs + output[:, None]) * inputs + column
             inside = (output[:, None] < outputs) & (column < inputs)
             weight = tl.load(address, mask=inside, other=0.0)
@@ -144,10 +148,23 @@ def backward(
     before = torch.empty_like(rows) if wanted else None
     cut = _cut(rows, outputs, most=32)
     kernel: Any = _dense_backward[(triton.cdiv(inputs, cut["INS"]), models)]
+    # Fmt: skip
     kernel(
-        gradient, rows, weights, bias, before, rate, count, inputs // cut["UNIT"], outputs, wanted, bias is not None,
-        **cut, num_stages=3 if wanted else 1, num_warps=2 if wanted else 4,
-    )  # fmt: skip
+        gradient,
+        rows,
+        weights,
+        bias,
+        before,
+        rate,
+        count,
+        inputs // cut["UNIT"],
+        outputs,
+        wanted,
+        bias is not None,
+        **cut,
+        num_stages=3 if wanted else 1,
+        num_warps=2 if wanted else 4,
+    )
     return before
 
 

@@ -37,9 +37,8 @@ if triton is not None:
             other = tl.load(
                 values + corner + ((which // 2) * width + which % 2) * channels, mask=inside
             )
-            larger = (other > best) | (
-                other != other
-            )  # the first of equals, as PyTorch; NaN stays visible
+            # The first of equals, as PyTorch; NaN stays visible
+            larger = (other > best) | (other != other)
             best = tl.where(larger, other, best)
             winner = tl.where(larger, which, winner)
         if HAS_BIAS:
