@@ -92,7 +92,8 @@ def check_criterion(
         return
     alone = torch.cat([_measured(criterion, _only(seen, row)) for row in range(CLIENTS)])
     depends = (
-        f"{name}: a client's value depends on the other clients; declare needs={{'whole_cohort'}} "
+        f"{name}: a client's value depends on the other clients; measure it on the server with "
+        "needs={'whole_cohort'} "
         f"(together {shown}, one by one {alone.tolist()})"
     )
     torch.testing.assert_close(alone, values, msg=depends)

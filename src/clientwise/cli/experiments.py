@@ -74,7 +74,9 @@ def run(
     jobs: Annotated[
         int,
         typer.Option(
-            help="Cells of a matrix that run at once, each in its own process.", min=1, max=256
+            help="Number of matrix cells to run in parallel, each in its own process.",
+            min=1,
+            max=256,
         ),
     ] = 1,
     trackers: Annotated[
@@ -188,7 +190,7 @@ def tune(
     data_dir: DataDirOption = None,
     changes: SetOption = None,
 ) -> None:
-    """Find the learning rate with which half of the clients reach the target first.
+    """Find the learning rate that needs the fewest rounds until half of the clients reach the target.
 
     Rates are compared on training samples that every client holds back, never on test samples.
 

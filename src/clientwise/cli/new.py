@@ -16,7 +16,7 @@ from .console import command_name, fail, print_lines, print_next_steps
 def new(
     folder: Annotated[Path, typer.Argument(help="Folder to create.", show_default=False)],
 ) -> None:
-    """Write a Flower app that runs in simulation at once and, unchanged, in a deployment.
+    """Write a Flower app that runs unchanged in simulation and in a deployment.
 
     Example: clientwise new clinic
     """

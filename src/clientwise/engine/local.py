@@ -16,6 +16,7 @@ from ..core.criteria import HONEST, ClientFacts, measure_clients
 from ..core.seeding import client_keys
 from ..core.types import Evaluation, LocalTraining, Refusal, ServerPart, Task, Updates
 from ..data.federated import FederatedData, Holdings
+from ..data.folder import DataError
 from ..models.flat import flattened
 from .executor import DeviceExecutor, Executor
 from .jobs import EvaluateJob, TrainJob, TrainResult
@@ -319,7 +320,13 @@ def _label_counts(train: Holdings, num_classes: int) -> Tensor:
     """How many training samples of each class every client holds [K, C]."""
     if not num_classes:
         return torch.zeros(len(train), 0, dtype=torch.int64)
+    targets = train.targets.cpu()
+    if len(targets) and not 0 <= int(targets.min()) <= int(targets.max()) < num_classes:
+        raise DataError(
+            f"data: labels go from {int(targets.min())} to {int(targets.max())}, but the problem "
+            f"has {num_classes} classes: labels must be 0 to {num_classes - 1}"
+        )
     owner = torch.repeat_interleave(torch.arange(len(train)), train.sizes)
-    cells = owner * num_classes + train.targets.cpu()
+    cells = owner * num_classes + targets
     counts = torch.bincount(cells, minlength=len(train) * num_classes)
     return counts.reshape(len(train), num_classes)

@@ -135,6 +135,8 @@ def _rule(detail: ErrorDetails) -> str:
     """What a value must be."""
     if detail["type"] == "too_short" and detail["ctx"]["min_length"] == 1:
         return "must not be empty"
+    if detail["type"] == "list_type" and isinstance(detail["input"], dict):
+        return f"must be a list of tables: write [[{detail['loc'][-1]}]] instead of [{detail['loc'][-1]}]"
     rule = _RULES.get(detail["type"])
     if rule is None:
         return detail["msg"][0].lower() + detail["msg"][1:]

@@ -95,9 +95,7 @@ def engine_issues(
 
 def _method_issues(place: str, method: Method, engine: EmbeddedEngine) -> Iterator[Issue]:
     tried = list(range(min(2, engine.num_clients)))  # two, so that one value for all is noticed
-    losses = torch.zeros(len(tried))
-    facts = engine.facts(tried, losses, engine.initial_model, method.training)
-    facts = replace(facts, seconds=torch.ones(len(tried)))
+    facts = _facts(tried, method, engine)
     for index, criterion in enumerate(method.criteria):
         key = f"{place}.criteria[{index}]"
         if criterion.measured_by == "server":
@@ -105,9 +103,17 @@ def _method_issues(place: str, method: Method, engine: EmbeddedEngine) -> Iterat
             alone = _arrivals(tried[:1], method, engine)
             yield from _criterion_issues(key, criterion, together, alone, engine.problem)
         elif len(facts.owner):  # else no client's samples are here
-            yield from _criterion_issues(key, criterion, facts, None, engine.problem)
+            one = _facts(tried[:1], method, engine)
+            yield from _criterion_issues(key, criterion, facts, one, engine.problem)
     if method.rule is not None:
         yield from _rule_issues(f"{place}.rule", method.rule, engine.spec.size)
+
+
+def _facts(clients: Sequence[int], method: Method, engine: EmbeddedEngine) -> ClientFacts:
+    """Clients as they see themselves, before any training."""
+    losses = torch.zeros(len(clients))
+    facts = engine.facts(list(clients), losses, engine.initial_model, method.training)
+    return replace(facts, seconds=torch.ones(len(clients)))
 
 
 def _arrivals(clients: Sequence[int], method: Method, engine: EmbeddedEngine) -> Arrivals:
@@ -139,19 +145,18 @@ def _criterion_issues(
     key: str,
     criterion: Criterion,
     seen: ClientFacts | Arrivals,
-    alone: Arrivals | None,
+    alone: ClientFacts | Arrivals,
     problem: Problem,
 ) -> Iterator[Issue]:
     """What is wrong with a criterion on the first clients; `alone` is the first of them."""
     name = criterion.name
     count = len(seen.num_samples) if isinstance(seen, ClientFacts) else len(seen.client_ids)
-    is_alone_too = alone is not None and "whole_cohort" not in criterion.needs
     try:
         values: object = criterion.measure(seen)
-        single = criterion.measure(alone) if alone is not None and is_alone_too else None
+        single = None if "whole_cohort" in criterion.needs else criterion.measure(alone)
         high = criterion.high(problem)
     except Exception as error:  # a user's own criterion may raise anything
-        yield key, _reason(error)
+        yield key, _reason(criterion, error)
         return
     if not isinstance(values, Tensor) or tuple(values.shape) != (count,):
         given = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
@@ -165,7 +170,9 @@ def _criterion_issues(
         yield key, f"{name} = {float(values.max()):g} {message}"
     elif single is not None and _differs(single, values):
         hint = "declare needs={'whole_cohort'}"
-        yield key, f"{name} depends on which other clients arrive with a client: {hint}"
+        if criterion.measured_by == "client":
+            hint = "measure it on the server (measured_by='server', needs={'whole_cohort'})"
+        yield key, f"{name} depends on the other clients: {hint}"
 
 
 def _differs(alone: Tensor, together: Tensor) -> bool:
@@ -191,10 +198,13 @@ def _rule_issues(key: str, rule: Rule, size: int) -> Iterator[Issue]:
         yield key, f"must return {wanted}, returned shapes {update} and {influence}"
 
 
-def _reason(error: Exception) -> str:
-    if isinstance(error, KeyError):
-        return str(error.args[0])
-    return f"{type(error).__name__}: {error}"
+def _reason(criterion: Criterion, error: Exception) -> str:
+    missing = error.args[0] if isinstance(error, KeyError) and error.args else None
+    if missing is None:
+        return f"{criterion.name} failed: {type(error).__name__}: {error}"
+    if str(missing).isidentifier():
+        return f"{criterion.name}: clients have no attribute {missing!r}; add it to [attributes]"
+    return str(missing)  # a message of ours
 
 
 def _first_line(error: Exception) -> str:

@@ -59,17 +59,13 @@ def migrate(database: sqlite3.Connection, version: int, into: Into) -> None:
 
 
 def _version_5(database: sqlite3.Connection, into: Into) -> None:
-    """Every database has the table `clock`; before, some had none."""
+    """Every database has the tables `clock`, which some had before, and `look_back`."""
     if not _has_table(database, "clock"):
         database.execute(
             f"""CREATE TABLE {into}.clock (
                 lane INTEGER, round_num INTEGER, ended REAL,
                 PRIMARY KEY (lane, round_num)) WITHOUT ROWID"""
         )
-
-
-def _version_6(database: sqlite3.Connection, into: Into) -> None:
-    """A table for what the directions of updates tell; empty for older runs."""
     database.execute(
         f"""CREATE TABLE {into}.look_back (
             lane INTEGER, round_num INTEGER, client INTEGER, history_z REAL, copies REAL,
@@ -77,10 +73,7 @@ def _version_6(database: sqlite3.Connection, into: Into) -> None:
     )
 
 
-MIGRATIONS: list[Migration] = [
-    _version_5,
-    _version_6,
-]  # the first leads from OLDEST_VERSION to the next
+MIGRATIONS: list[Migration] = [_version_5]  # the first leads from OLDEST_VERSION to the next
 
 
 def _has_table(database: sqlite3.Connection, name: str) -> bool:
