@@ -11,7 +11,7 @@ from rich.console import Console
 from torch import nn
 
 from .data.federated import FederatedData, Samples
-from .errors import ConfigError
+from .errors import ClientwiseError, ConfigError
 from .experiment import runner
 from .experiment.config import load_experiment
 from .experiment.lanes import Progress
@@ -73,6 +73,11 @@ def run(
         experiment = experiment.with_samples(data)
         _refuse_other_processes(experiment, "your samples", "cw.DATASETS.register")
         data = None
+    if data is not None and not isinstance(data, FederatedData):
+        raise ClientwiseError(
+            f"data: must be FederatedData or Samples, got {type(data).__name__}. "
+            "To use a dataset by its name, write it into the config."
+        )
     if engines is None and experiment.engine == "flower":
         engines = _flower_simulation(experiment, data)
     if data is None and experiment.reads_files:

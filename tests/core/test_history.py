@@ -78,6 +78,41 @@ def test_copies_are_counted_and_share_the_weight_of_one() -> None:
     assert counts.tolist() == [3, 3, 3, 1]
 
 
+def test_a_model_of_few_parameters_is_no_strong_witness() -> None:
+    history = History.read({})
+    way = torch.tensor([1.0, 0.5, -0.2])
+    for update in (way, way, way):
+        history, _ = seen(history, 0, update)
+    _, z = seen(history, 0, -way)
+    assert z == pytest.approx(3**0.5)
+
+
+def test_honest_clients_of_a_converged_small_model_keep_their_weights(tmp_path) -> None:
+    config = {
+        "name": "small",
+        "rounds": 20,
+        "data": "diabetes",
+        "partition": {"name": "iid", "clients": 10},
+        "model": "linear",
+        "training": {"epochs": 2, "batch_size": 10, "learning_rate": 0.05},
+        "methods": ["Recommended"],
+    }
+    run = cw.Run(cw.run(config, tmp_path / "run"))
+    weights = [row.weight for row in run.participants("Recommended", 1, 20)]
+    assert min(weights) > 0.02
+
+
+def test_copies_are_not_merged_without_held_out_samples(tmp_path) -> None:
+    config = CONFIG | {"rounds": 2, "server_set": {"fraction": 0.3, "report_fraction": 0.99}}
+    config |= {"hostile": [{"clients": [1, 4, 8], "attack": "alie"}]}
+    run = cw.Run(cw.run(config, tmp_path / "run"))
+    rows = run.participants("Recommended", 1, 1)
+    assert all(row.copies is None for row in rows)
+    assert any(
+        "fewer than 8" in note for row in run.query("SELECT notes FROM rounds") for note in row
+    )
+
+
 def test_the_larger_z_counts_and_agreement_is_no_merit() -> None:
     nan = torch.nan
     history = torch.tensor([nan, -16.0, 16.0])

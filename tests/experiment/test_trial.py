@@ -66,3 +66,12 @@ def test_labels_beyond_the_classes_are_one_line(tmp_path: Any) -> None:
             cw.run(CONFIG | {"data": "four labels"}, tmp_path / "run")
     finally:
         del cw.DATASETS._parts["four labels"]
+
+
+def test_a_network_without_parameters_and_data_by_name_are_one_line(tmp_path: Any) -> None:
+    network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.AvgPool1d(6, 6))
+    without_model = {key: value for key, value in CONFIG.items() if key != "model"}
+    with pytest.raises(cw.ClientwiseError, match="no parameters"):
+        cw.run(without_model, tmp_path / "run", model=network)
+    with pytest.raises(cw.ClientwiseError, match="data: must be FederatedData or Samples"):
+        cw.run(CONFIG, tmp_path / "run", data="diabetes")  # type: ignore[arg-type]

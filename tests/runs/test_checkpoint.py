@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import save
 
+import clientwise as cw
 from clientwise.core.loss import CrossEntropy, RobustLoss
 from clientwise.core.types import ServerState
 from clientwise.errors import RunError
@@ -118,3 +120,25 @@ def _state_of(path: Path) -> str:
 
     with safe_open(path, framework="pt") as file:
         return file.metadata()["state"]
+
+
+def test_the_checkpoint_of_another_lane_or_run_is_refused(tmp_path: Path) -> None:
+    config = {
+        "name": "owner",
+        "rounds": 2,
+        "data": "digits",
+        "partition": {"name": "iid", "clients": 4},
+        "model": "linear",
+        "methods": ["FedAvg", "Uniform"],
+    }
+    for name in ("one", "other"):
+        cw.run(config, tmp_path / name)
+    lane = Path("checkpoints") / "lane-1.safetensors"
+    for source in ("one/checkpoints/lane-2.safetensors", "other/checkpoints/lane-1.safetensors"):
+        shutil.copytree(tmp_path / "one", tmp_path / "copy")
+        shutil.copy(tmp_path / source, tmp_path / "copy" / lane)
+        with pytest.raises(RunError, match="the checkpoint of another run, method or seed"):
+            cw.run(config | {"rounds": 3}, tmp_path / "copy", resume=True)
+        shutil.rmtree(tmp_path / "copy")
+    shutil.copytree(tmp_path / "one", tmp_path / "moved")
+    cw.run(config | {"rounds": 3}, tmp_path / "moved", resume=True)  # a whole folder may move

@@ -120,6 +120,8 @@ def test_a_folder_of_an_older_version_goes_on_as_it_would_have(
     config = cw.Run(folder).config | {"rounds": 3}
     # The versions of Python and PyTorch may be others than those of the fixture.
     cw.run(config, folder, resume=True, accept_changes=True)
+    changes = [what for change in cw.Run(folder).changes for what in change.what]
+    assert not [what for what in changes if "data" in what]
     assert version_of(folder) == SCHEMA_VERSION
     for found, wanted in zip(
         summary(folder), expected(version, name)["summary of 3 rounds"], strict=True

@@ -66,6 +66,15 @@ class Problem(ABC):
     shows: ClassVar[tuple[str, ...]] = ()  # columns of the record that only this kind fills
 
     @property
+    def recorded(self) -> str:
+        """The text by which run folders know it: do not change it, or no folder can be resumed."""
+        sums = getattr(self, "sums", False)
+        return (
+            f"Problem(kind={self.kind!r}, num_classes={self.num_classes}, "
+            f"sums={sums}, scored_by={self.scored_by!r})"
+        )
+
+    @property
     def metric(self) -> str:
         """Name of the metric that test sets are scored with."""
         return self.scored_by or self.usual_metric

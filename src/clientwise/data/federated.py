@@ -184,7 +184,8 @@ class FederatedData:
     def fingerprints(self) -> list[str]:
         """A digest of all values that each client holds and, last, of those of the server."""
         samples, rows = self.samples, _row_digests(self.samples.inputs)
-        about = f"{samples.problem} {samples.scale} {samples.inputs.dtype} {list(samples.inputs.shape[1:])}"
+        shape = list(samples.inputs.shape[1:])
+        about = f"{samples.problem.recorded} {samples.scale} {samples.inputs.dtype} {shape}"
 
         def contents(*given: Holdings | None) -> list[bytes]:
             """All values of every holder, as bytes."""

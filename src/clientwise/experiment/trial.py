@@ -58,7 +58,10 @@ def _trainings(
 
 
 def _output_issues(module: nn.Module, data: FederatedData, batch: int) -> Iterator[Issue]:
-    """What is wrong with the model's output for one sample."""
+    """What is wrong with the model, and with its output for one sample."""
+    if not any(parameter.requires_grad for parameter in module.parameters()):
+        yield "model", "has no parameters to train"
+        return
     sample = data.samples.batch(torch.zeros(1, dtype=torch.int64))
     try:
         check_batches(module, sample, trained=batch, answered=BATCH)

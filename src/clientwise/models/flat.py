@@ -13,9 +13,8 @@ from ..core.types import Layer, ModelSpec
 def flattened(module: nn.Module) -> Tensor:
     """A copy of a module as one vector [d], laid out as `FlatModel` does."""
     buffers = [buffer for buffer in module.buffers() if buffer.is_floating_point()]
-    return torch.cat(
-        [tensor.detach().flatten().float() for tensor in [*module.parameters(), *buffers]]
-    )
+    tensors = [*module.parameters(), *buffers]
+    return torch.cat([tensor.detach().flatten().float() for tensor in tensors])
 
 
 def fill(module: nn.Module, tensors: Mapping[str, Tensor]) -> nn.Module:

@@ -53,8 +53,17 @@ class _Content:
 _SCALARS = TypeAdapter(_Scalars)
 
 
-def save_checkpoint(path: Path, state: ServerState, engine_state: Mapping[str, Tensor]) -> None:
-    """Write the state of a lane and of its engine. The old file stays until the new is whole."""
+def save_checkpoint(
+    path: Path, state: ServerState, engine_state: Mapping[str, Tensor], owner: str = ""
+) -> None:
+    """Write the state of a lane and of its engine. The old file stays until the new is whole.
+
+    Args:
+        path: the checkpoint.
+        state: of the lane.
+        engine_state: of its engine.
+        owner: the lane and its run.
+    """
     tensors = {**_tensors(state), **_prefixed("engine.", engine_state)}
     content = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
     scalars = _Scalars(state.round_num, state.loss.record(), state.priority, state.quality)
@@ -63,23 +72,29 @@ def save_checkpoint(path: Path, state: ServerState, engine_state: Mapping[str, T
         "version": str(CHECKPOINT_VERSION),
         "state": text,
         "fingerprint": _fingerprint(text, content),
+        "owner": owner,
     }
     write_atomically(path, save(content, header))
 
 
-def load_checkpoint(path: Path, first: ServerState) -> tuple[ServerState, dict[str, Tensor]]:
+def load_checkpoint(
+    path: Path, first: ServerState, owner: str = ""
+) -> tuple[ServerState, dict[str, Tensor]]:
     """Read the state of a lane and of its engine.
 
     Args:
         path: the checkpoint.
         first: the state in which this lane began. The checkpoint has to fit it. Clients that have
             joined since the checkpoint keep their values from `first`.
+        owner: the lane and its run. Checkpoints of older versions do not name theirs.
 
     Returns:
         The state, and the tensors of the engine by name.
     """
     content = _read(path, first.model.device)
     tensors = content.tensors
+    if content.header.get("owner", owner) != owner:
+        raise _refused(path, "the checkpoint of another run, method or seed")
     _refuse_misfits(path, content, first)
     _refuse_damage(path, content)
     for name, expected in _tensors(first).items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -290,7 +291,7 @@ class Store:
         # The database must not be behind the checkpoint, not even after a power failure.
         with self._explained():
             self._database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-            save_checkpoint(self._checkpoint(lane), state, engine_state)
+            save_checkpoint(self._checkpoint(lane), state, engine_state, self._owner(lane))
         # A lane never goes back behind a checkpoint: of the rounds before it, the best is enough.
         with self._transaction() as database:
             database.execute(
@@ -312,7 +313,12 @@ class Store:
         path = self._checkpoint(lane)
         if not path.exists():
             return None
-        return load_checkpoint(path, first)
+        return load_checkpoint(path, first, self._owner(lane))
+
+    def _owner(self, lane: int) -> str:
+        """This lane of this run, and of no other."""
+        self.keep_fact("id", secrets.token_hex(8))
+        return f"{self.fact('id')} {lane}"
 
     def keep_model(self, lane: int, state: ServerState, every: int, problem: Problem) -> None:
         """Keep the model after every so many rounds, and after the best round so far.

@@ -94,12 +94,15 @@ class History:
         return torch.tensor([row_of[client] for client in client_ids], dtype=torch.int64)
 
     def z(self, rows: Tensor, sketches: Tensor) -> Tensor:
-        """How far updates point against the own past, in standard errors of the sketch [n].
+        """How far updates point against the own past, in standard errors [n].
 
-        z = −cos(update, past)·√256; NaN for a client with fewer than two earlier updates.
+        z = −cos(update, past)·√s, where s is the number of slots that the model fills: the cosine of
+        two random directions has a standard error of 1/√s. NaN for a client with fewer than two
+        earlier updates.
         """
         cosine = torch.nn.functional.cosine_similarity(sketches, self.past[rows], dim=1)
-        z = -cosine.double() * SKETCH**0.5
+        filled = int((sketches != 0).any(0).sum())  # a model of few parameters leaves slots empty
+        z = -cosine.double() * filled**0.5
         return torch.where(self.times[rows] >= LEAST_TIMES, z, torch.nan)
 
     def extended(self, rows: Tensor, sketches: Tensor, z: Tensor) -> History:

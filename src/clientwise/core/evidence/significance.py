@@ -51,11 +51,12 @@ class Significance:
     client then counts as harmful only if it is so without the share `liars` of the witnesses that speak
     most against it, and as helpful only without the share that speak most for it.
 
-    Two more witnesses need no held-out samples; see `history.py`:
+    Two more witnesses compare directions of updates; see `history.py`:
 
     - `history`: an update that points against what the same client sent before. The larger of the two
       z-values counts.
-    - `copies`: updates that are almost equal share the weight of one.
+    - `copies`: updates that are almost equal share the weight of one, in rounds with evidence from
+      held-out samples.
 
     Args:
         threshold: in standard errors.
@@ -89,7 +90,9 @@ class Significance:
         log_odds = memory["log_odds"][rows]
         start = moved(prior, log_odds)
         held_out, why_not = self._z(gathered.judge(self._candidates(gathered, start)))
-        past = look_back(gathered, memory, history=self.history, copies=self.copies)
+        # Without held-out samples nothing tells whether the copies or the others are honest.
+        copies = self.copies and held_out is not None
+        past = look_back(gathered, memory, history=self.history, copies=copies)
         z = larger(held_out, past.z)
         notes = () if held_out is not None else (f"{why_not}: no evidence from them",)
         if z is None:
