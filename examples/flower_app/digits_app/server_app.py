@@ -27,7 +27,7 @@ def main(grid: Grid, context: Context) -> None:
         measured_here={
             "server_accuracy": server_accuracy
         },  # the others are metrics of the clients' replies
-        num_classes=10,  # nobody has more kinds of labels
+        num_classes=10,  # the number of classes over all clients
     )
     strategy.start(
         grid,

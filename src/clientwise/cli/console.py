@@ -50,6 +50,8 @@ def command_name() -> str:
     """How to call this command here: by its name where the shell finds it, else by its path."""
     if shutil.which("clientwise"):
         return "clientwise"
+    if sys.argv[0].endswith("__main__.py"):
+        return "python -m clientwise"
     return shlex.quote(sys.argv[0])
 
 
