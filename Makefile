@@ -6,7 +6,7 @@ PYTEST := $(BIN)/python -m pytest
 # Test processes in parallel.
 WORKERS ?= 2
 
-.PHONY: demo test test-required test-slow test-fire test-flower test-flower-versions test-netns
+.PHONY: demo test test-required test-again test-slow test-fire test-flower test-flower-versions test-netns
 .PHONY: test-deploy test-experiments lint docs site reproduction devices
 .PHONY: bench bench-quick bench-gpu bench-peers clean
 
@@ -22,6 +22,10 @@ test: .venv/ready lint
 # namespaces, and the shorter experiments. About half an hour. Needs root for the namespaces.
 test-required: .venv/ready
 	$(PYTEST) --durations=20 -m '(slow or flower or netns) and not long' tests
+
+# The tests that failed last time, one after the other; an error if none is known.
+test-again: .venv/ready
+	$(PYTEST) --last-failed --last-failed-no-failures none -m 'slow or flower or netns' tests
 
 # `make test-required` and the longer experiments, which need a data folder (CLIENTWISE_DATA).
 test-slow: .venv/ready
