@@ -1,7 +1,7 @@
 """How dense code and prose are: the table of CONTRIBUTING.md, for any source tree.
 
     python benchmarks/style.py                        # clientwise
-    python benchmarks/style.py /tmp/httpx/httpx ...   # other packages: wheels or checkouts
+    python benchmarks/style.py ../httpx/httpx   # other packages: wheels or checkouts
 
 Tests (`test_*.py`, `*_test.py`, folders `test` and `tests`) and generated files (`*_pb2*.py`) do
 not count. A README is looked for in the folder and in the two above it; an unpacked wheel has its

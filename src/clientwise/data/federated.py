@@ -222,20 +222,19 @@ class FederatedData:
         kinds = {"inputs": self.samples.inputs, "targets": self.samples.targets}
         wrong = {what: values for what, values in kinds.items() if not _is_finite(values)}
         parts = {"training": self.train, "test": self.test}
-        holders = [
-            (self.called(k), part, own, k)
-            for k in range(self.num_clients)
-            for part, own in parts.items()
-        ]
+        holders = []
+        for client in range(self.num_clients):
+            for part, own in parts.items():
+                holders.append((self.called(client), part, own, client))
         holders += [
             ("the server", "its", own, 0) for own in (self.weigh, self.report) if own is not None
         ]
-        found = [
-            f"{holder}: {said}"
-            for what, values in wrong.items()
-            for holder, part, own, index in holders
-            if (said := _not_finite(values[own.indices[own.slice(index)]], what, part))
-        ]
+        found = []
+        for what, values in wrong.items():
+            for holder, part, own, index in holders:
+                held = values[own.indices[own.slice(index)]]
+                if said := _not_finite(held, what, part):
+                    found.append(f"{holder}: {said}")
         if found:
             more = f"; {len(found)} such problems in all" if len(found) > MOST_NAMED else ""
             raise DataError(

@@ -28,12 +28,10 @@ def make_optimizer(parameter: nn.Parameter, training: LocalTraining) -> torch.op
 
 def state_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
     """The tensors an optimizer keeps between steps."""
-    return [
-        value
-        for state in optimizer.state.values()
-        for value in state.values()
-        if isinstance(value, Tensor)
-    ]
+    values: list[object] = []
+    for state in optimizer.state.values():
+        values += state.values()
+    return [value for value in values if isinstance(value, Tensor)]
 
 
 def restart(optimizer: torch.optim.Optimizer) -> None:
