@@ -65,7 +65,7 @@ def test_a_criterion_that_compares_clients_must_say_so() -> None:
         distance = (arrivals.models - arrivals.global_model).norm(dim=1)
         return (distance[:, None] <= distance).double().mean(1)
 
-    with pytest.raises(AssertionError, match=r"declare needs=\{'whole_cohort'\}"):
+    with pytest.raises(AssertionError, match=r"on the server with needs=\{'whole_cohort'\}"):
         check_criterion("rank")
 
 

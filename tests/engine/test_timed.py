@@ -290,7 +290,7 @@ def test_a_checkpoint_of_another_lane_is_refused(config: dict[str, Any], tmp_pat
     folder = cw.run(config, tmp_path / "run")
     ours, others = (folder / "checkpoints" / f"lane-{lane}.safetensors" for lane in (1, 2))
     shutil.copy(ours, others)
-    with pytest.raises(ClientwiseError, match="not a checkpoint of this"):
+    with pytest.raises(ClientwiseError, match="the checkpoint of another run, method or seed"):
         cw.run(config | {"rounds": 7}, folder, resume=True)
     del config["devices"]
     without = cw.run(config | {"methods": ["FedAvg"]}, tmp_path / "without")

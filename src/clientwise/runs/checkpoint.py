@@ -78,7 +78,7 @@ def save_checkpoint(
 
 
 def load_checkpoint(
-    path: Path, first: ServerState, owner: str = ""
+    path: Path, first: ServerState, owner: str | None = None
 ) -> tuple[ServerState, dict[str, Tensor]]:
     """Read the state of a lane and of its engine.
 
@@ -86,14 +86,14 @@ def load_checkpoint(
         path: the checkpoint.
         first: the state in which this lane began. The checkpoint has to fit it. Clients that have
             joined since the checkpoint keep their values from `first`.
-        owner: the lane and its run. Checkpoints of older versions do not name theirs.
+        owner: the lane and its run; None: unknown. Checkpoints of older versions name none.
 
     Returns:
         The state, and the tensors of the engine by name.
     """
     content = _read(path, first.model.device)
     tensors = content.tensors
-    if content.header.get("owner", owner) != owner:
+    if owner is not None and content.header.get("owner", owner) != owner:
         raise _refused(path, "the checkpoint of another run, method or seed")
     _refuse_misfits(path, content, first)
     _refuse_damage(path, content)

@@ -313,6 +313,8 @@ class Store:
         path = self._checkpoint(lane)
         if not path.exists():
             return None
+        if self.fact("id") is None:  # of an older version, or cut off
+            return load_checkpoint(path, first)
         return load_checkpoint(path, first, self._owner(lane))
 
     def _owner(self, lane: int) -> str:
