@@ -295,7 +295,7 @@ def test_a_checkpoint_of_another_lane_is_refused(config: dict[str, Any], tmp_pat
     del config["devices"]
     without = cw.run(config | {"methods": ["FedAvg"]}, tmp_path / "without")
     shutil.copy(without / "checkpoints" / "lane-1.safetensors", ours)
-    with pytest.raises(ClientwiseError, match="is of a run without devices"):
+    with pytest.raises(ClientwiseError, match="the checkpoint of another run, method or seed"):
         cw.run(config | {"rounds": 7, "devices": SLOW}, folder, resume=True)
 
 
