@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -82,6 +82,8 @@ class Triggered:
 
 class Attack:
     """An honest client; an attack overrides what it does differently."""
+
+    honest: ClassVar[bool] = False  # whether it attacks nobody and counts as honest everywhere
 
     def check(self, samples: Samples) -> None:
         """Raise a ValueError if this attack does not fit the samples."""
