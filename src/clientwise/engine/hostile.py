@@ -227,8 +227,8 @@ def _with_samples(
 ) -> TrainJob:
     """The job with the poisoned samples of the active clients."""
     sizes = job.sizes.tolist()
-    indices = list(job.indices.split(sizes))
-    targets = list(job.targets.split(sizes))
+    indices = list(torch.split(job.indices, sizes))
+    targets = list(torch.split(job.targets, sizes))
     for row, client in enumerate(clients):
         if client in active:
             theirs = poisoned.slice(client)
