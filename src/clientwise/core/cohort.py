@@ -87,12 +87,13 @@ class Cohort:
         scores = score(method.names, divide(self.raw, scales))
         prior = to_weights(scores)
         if not prior.any():
-            states = (state.step_state, state.rule_state)
-            return Candidate(priority, scores, prior, None, prior, None, state.model, *states)
+            return self._unchanged(priority, scores, prior, None)
         posterior = (
             method.evidence(self._gathered, prior, state.evidence) if method.evidence else None
         )
         weights = posterior.weights if posterior else prior
+        if not weights.any():
+            return self._unchanged(priority, scores, prior, posterior)
         weights, notes = method.bounds.apply(weights) if method.bounds else (weights, ())
         ruled = self._ruled(weights)
         moved = None if ruled is None else state.model + ruled.update
@@ -113,6 +114,27 @@ class Cohort:
             step_state=step_state,
             rule_state=ruled.state if ruled else {},
             notes=notes + _notes_of(posterior) + self._without_effect_after_zero(priority),
+        )
+
+    def _unchanged(
+        self,
+        priority: tuple[str, ...] | None,
+        scores: Tensor,
+        prior: Tensor,
+        posterior: Posterior | None,
+    ) -> Candidate:
+        """The model as it was, where no client has a weight."""
+        return Candidate(
+            priority=priority,
+            scores=scores,
+            prior=prior,
+            posterior=posterior,
+            weights=posterior.weights if posterior else prior,
+            influence=None,
+            model=self._state.model,
+            step_state=self._state.step_state,
+            rule_state=self._state.rule_state,
+            notes=_notes_of(posterior),
         )
 
     def _with_averaged_buffers(self, model: Tensor, aggregate: Tensor) -> Tensor:
