@@ -54,7 +54,9 @@ class MatrixSettings(ConfigTable):
         description="by name: an entry of [[hostile]], without `clients` and `share`"
     )
     shares: Annotated[list[HostileShare], Field(min_length=1, max_length=20)] = Field(
-        [0.2], description="shares of hostile clients"
+        [0.2],
+        description='shares of hostile clients; a rule with `hostile = "column"` is told its '
+        "column's",
     )
     data: dict[Name, dict[str, Any]] = Field(
         {}, description="by name: what differs on another federation"
