@@ -101,6 +101,25 @@ def test_what_cannot_be_run_is_refused(
         load_matrix(config)
 
 
+def test_a_rule_is_told_the_share_of_its_column(config: dict[str, Any]) -> None:
+    neighbours = {"name": "nearest_neighbours", "hostile": "column"}
+    config["methods"] = [
+        "KnowsHonest",
+        {"like": "DnC", "rule": {"hostile": "column"}},
+        {"name": "NNM", "like": "Median", "before": [neighbours]},
+        {"name": "fixed", "like": "DnC", "rule": {"hostile": 0.3}},
+    ]
+    config["matrix"]["shares"] = [0.2, 0.6]
+    told = {}
+    for cell in load_matrix(config).cells:
+        _, dnc, mixing, fixed = cell.experiment.methods
+        assert fixed.rule.options["hostile"] == 0.3
+        told[cell.column] = (dnc.rule.options["hostile"], mixing.before[0].options["hostile"])
+    assert told["clean"] == (0, 0)
+    assert told["flip 20%"] == (0.2, 0.2)
+    assert told["labels 60%"] == (0.49, 0.49)
+
+
 def test_a_matrix_is_a_table(config: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="config: matrix: must be a table, got 'x'"):
         load_matrix(config | {"matrix": "x"})

@@ -36,7 +36,8 @@ class FLDetector:
     rounds, the gap statistic decides whether the scores form more than one cluster. If so, clients in the
     cluster with the larger mean (2-means) have weight 0 from then on. The others keep their prior weights.
 
-    The paper restarts the training after a detection; here it goes on. Two models are kept for every
+    The paper restarts the training after a detection. Here it goes on, and the window of scores starts
+    anew. Two models are kept for every
     client that was seen, and two for every round of the window.
 
     Args:
@@ -99,6 +100,7 @@ class FLDetector:
         if not suspicious.any():
             return ()
         memory["removed"] = memory["removed"] | suspicious
+        memory["scores"] = torch.full_like(scores, torch.nan)
         return (f"FLDetector removed {int(suspicious.sum())} clients for all later rounds",)
 
     def _remember(
