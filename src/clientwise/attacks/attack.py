@@ -60,6 +60,7 @@ class Knowledge:
     # [d] with `needs("last_model")`: the global model of the round before
     last_model: Tensor | None = None
     cohort: Honest | None = None  # with `needs("whole_cohort")`
+    active_rounds: int = 0  # since the attack's `from_round`
 
     @property
     def honest(self) -> Honest:

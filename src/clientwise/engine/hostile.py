@@ -171,7 +171,8 @@ class HostileEngine(WrappingEngine):
         if one.ignore_global:
             self._private_models[client] = trained.clone()
         random = one.draws(self.seed, "attack", task.round_num, client)
-        known = Knowledge(trained, model, random, self._last_model, cohort)
+        active_rounds = task.round_num - one.from_round
+        known = Knowledge(trained, model, random, self._last_model, cohort, active_rounds)
         forged = one.attack.forge(known)
         if "judgements" in one.needs:
             self._forged.append(forged)
