@@ -98,30 +98,38 @@ def collect(folder: Path) -> None:
         run = RunFolder(folder / cell.folder)
         rounds = pandas.DataFrame(run.columns("rounds"))
         weights = pandas.DataFrame(run.columns("weights"))
-        parts.append(_rows(cell.data, cell.attack, rounds, weights))
+        parts.append(_rows(cell.data, cell.attack, rounds, weights, _alarms(run)))
     with gzip.GzipFile(RAW, "wb", mtime=0) as file:
         pandas.concat(parts).to_csv(file, index=False)
 
 
 def _rows(
-    federation: str, column: str, rounds: pandas.DataFrame, weights: pandas.DataFrame
+    federation: str,
+    column: str,
+    rounds: pandas.DataFrame,
+    weights: pandas.DataFrame,
+    alarms: pandas.DataFrame,
 ) -> pandas.DataFrame:
     keys = ["method", "seed", "round"]
     hostile = weights[weights["hostile"].notna()].groupby(keys)["weight"].sum()
     rows = rounds[[*keys, "metric"]].merge(
         hostile.rename("hostile_weight").reset_index(), on=keys, how="left"
     )
-    alarms = weights[weights["hostile"].isna() & weights["posterior"].notna()].copy()
-    factor = alarms["posterior"] * alarms["copies"].fillna(1) / alarms["prior"]
-    alarms["factor"] = factor
-    largest = alarms.groupby(keys)["factor"].transform("max")
-    alarms["lowered"] = alarms["factor"] < 0.5 * largest
-    ever = alarms.groupby(["method", "seed", "client"])["lowered"].any()
-    counts = ever.groupby(["method", "seed"]).agg(lowered_clients="sum", honest_clients="count")
-    rows = rows.merge(counts.reset_index(), on=["method", "seed"], how="left")
+    rows = rows.merge(alarms, on=["method", "seed"], how="left")
     rows.insert(0, "column", column)
     rows.insert(0, "federation", federation)
     return rows
+
+
+def _alarms(run: RunFolder) -> pandas.DataFrame:
+    """Honest clients that evidence ever lowered, by method and seed."""
+    rows = []
+    for lane in run.lanes:
+        found = run.false_alarms(lane.method, lane.seed)
+        if found.honest:
+            rows.append((lane.method, lane.seed, *found))
+    names = ["method", "seed", "lowered_clients", "honest_clients"]
+    return pandas.DataFrame(rows, columns=names)
 
 
 def main() -> None:
