@@ -15,6 +15,7 @@ from .standings import (
     MethodStanding,
     Ranks,
     Results,
+    complete_methods,
     mean_differences,
     rank,
     read_results,
@@ -90,18 +91,18 @@ def _lead_in_worst_cell(
 def _lead_in_mean(
     results: Results, federations: Sequence[Federation], lines: Sequence[MethodStanding]
 ) -> str:
-    best, *others = by_mean(lines, federations[0])
-    names = [one.method for one in others]
-    first = mean_differences(results, federations, best.method, names)[0]
-    text = (
-        f"{best.method} with {percent_of(best.mean)}; next {others[0].method} with "
-        f"{percent_of(others[0].mean)}."
-    )
-    sentences = [text]
-    if first.over_seeds.margin is not None:
-        sentences.append(f"Over {results.seeds} seeds: {_tested(first.over_seeds, 'seeds')}.")
-    if first.over_federations.margin is not None:
-        tested = _tested(first.over_federations, "federations")
+    best, second, *_ = by_mean(lines, federations[0])
+    others = [method for method in complete_methods(results, federations) if method != best.method]
+    differences = mean_differences(results, federations, best.method, others)
+    found = differences[others.index(second.method)]
+    sentences = [
+        f"{best.method} with {percent_of(best.mean)}; next {second.method} with "
+        f"{percent_of(second.mean)}."
+    ]
+    if found.over_seeds.margin is not None:
+        sentences.append(f"Over {results.seeds} seeds: {_tested(found.over_seeds, 'seeds')}.")
+    if found.over_federations.margin is not None:
+        tested = _tested(found.over_federations, "federations")
         sentences.append(f"Over {len(federations)} federations: {tested}.")
     return " ".join(sentences)
 
