@@ -346,9 +346,9 @@ def ablations_table(raw: pandas.DataFrame) -> str:
 
 def flat_table(raw: pandas.DataFrame) -> str:
     """(e) Whether the order holds where the curves are flat."""
-    rounds = _rounds(raw)
-    last = int(rounds[-1])
-    before = int(rounds[-1 - max(1, last // (5 * STEP))])
+    rounds = [int(number) for number in _rounds(raw)]
+    last = rounds[-1]
+    before = max(number for number in rounds if number <= 0.8 * last)
     columns = ["method", f"mean, round {EVERY_ROUND}", f"mean, round {last}"]
     columns += [f"worst cell, round {EVERY_ROUND}", f"worst cell, round {last}"]
     columns.append(f"change since round {before}")
