@@ -317,8 +317,8 @@ def test_false_alarms_count_every_federation_alike(drawn: Results) -> None:
 
 
 def test_the_report_on_a_matrix_counts_false_alarms(tiny: dict[str, Any], tmp_path: Path) -> None:
-    doubtful = {"name": "doubtful", "like": "Evidence"}
-    doubtful["evidence"] = {"name": "significance", "threshold": 0, "slack": 0}
+    evidence = {"name": "significance", "threshold": 0, "slack": 0}
+    doubtful = {"name": "doubtful", "like": "Evidence", "evidence": evidence}
     server_set = {"fraction": 0.3, "report_fraction": 0.5}
     config = tiny | {"methods": ["FedAvg", doubtful], "seeds": [1], "server_set": server_set}
     attacks = {"attacks": {"flip": ATTACKS["flip"]}, "shares": [0.4]}
@@ -360,7 +360,7 @@ def test_what_is_not_available_is_marked_and_never_best(finished: Path) -> None:
 
 
 def test_the_server_alone_is_available_and_pooled_samples_are_not(tmp_path: Path) -> None:
-    config = {"name": "controls", "rounds": 1, "data": "digits", "model": "linear"}
+    config: dict[str, Any] = {"name": "controls", "rounds": 1, "data": "digits", "model": "linear"}
     config |= {"partition": {"name": "iid", "clients": 3}, "device": "cpu"}
     config |= {"server_set": {"fraction": 0.3, "report_fraction": 0.5}}
     config |= {"methods": ["FedAvg", "ServerOnly", "Pooled", "KnowsHonestTuned"]}

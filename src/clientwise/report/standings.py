@@ -264,8 +264,9 @@ def worst_cell_difference(
     good = _cells(federations)
 
     def worst(method: str) -> Values:
-        own = good[results.methods.index(method)]
-        return own[own.mean(1).argmin()]
+        own: Values = good[results.methods.index(method)]
+        in_worst: Values = own[own.mean(1).argmin()]
+        return in_worst
 
     return _interval(worst(ours) - worst(theirs))
 
