@@ -215,8 +215,9 @@ def standings(results: Results, federations: Sequence[Federation]) -> list[Metho
 
 def complete_methods(results: Results, federations: Sequence[Federation]) -> list[str]:
     """The methods that have a result in all cells with all seeds."""
-    lacking = numpy.isnan(_cells(federations)).any((1, 2))
-    return [method for method, lacks in zip(results.methods, lacking, strict=True) if not lacks]
+    totals = _cells(federations).sum((1, 2)).tolist()  # NaN where a value is missing
+    both = zip(results.methods, totals, strict=True)
+    return [method for method, total in both if not math.isnan(total)]
 
 
 @dataclass(frozen=True)
