@@ -5,4 +5,13 @@ from __future__ import annotations
 from . import agnostic, greedy, law, own_past, shapley, significance
 from .protocol import EVIDENCE, Evidence
 
-__all__ = ["EVIDENCE", "Evidence", "agnostic", "greedy", "law", "own_past", "shapley", "significance"]
+__all__ = [
+    "EVIDENCE",
+    "Evidence",
+    "agnostic",
+    "greedy",
+    "law",
+    "own_past",
+    "shapley",
+    "significance",
+]
