@@ -17,7 +17,9 @@ from .history import larger, look_back
 from .page import PageTest, StandardErrors, Strength, moved
 from .protocol import EVIDENCE
 
-LEAST_WITNESSES = 8  # held-out samples or judges; with fewer there is no evidence
+LEAST_SAMPLES = 8  # held-out samples of the server; with fewer there is no evidence
+# Judges. With fewer, more than 5% of harmless clients lose half of their weight (docs/evidence.md).
+LEAST_JUDGES = 12
 # The largest loss of one witness, in units of the mean model's loss, so that none dominates.
 LARGEST_LOSS = 1e3
 POSSIBLE_LIARS = 0.3  # share of the judges, where clients judge
@@ -47,7 +49,8 @@ class Significance:
     rounds. Earlier good updates do not offset harm. Both sums are cut at the threshold once they have had
     their effect. All candidates are evaluated in one pass, one more than AdaFed evaluates.
 
-    If clients judge instead of a server's set, the witnesses are the judges, each with its mean loss. A
+    If clients judge instead of a server's set, the witnesses are the judges, each with its mean loss. There
+    is no evidence with fewer than 12 judges, or fewer than 8 samples. A
     client then counts as harmful only if it is so without the share `liars` of the witnesses that speak
     most against it, and as helpful only without the share that speak most for it.
 
@@ -117,13 +120,17 @@ class Significance:
         """z of each client in this round [n]; or None, and why there is no evidence."""
         losses = evaluation.sample_losses
         liars = 0.0
+        least = LEAST_SAMPLES
+        kind = "held-out samples"
         if losses is None:  # clients judge
             losses = evaluation.losses[:, evaluation.num_samples > 0]
             liars = POSSIBLE_LIARS
+            least = LEAST_JUDGES
+            kind = "judges"
         if self.liars is not None:
             liars = self.liars
-        if losses.shape[1] < LEAST_WITNESSES:
-            return None, f"fewer than {LEAST_WITNESSES} held-out samples or judges"
+        if losses.shape[1] < least:
+            return None, f"fewer than {least} {kind}"
         if not bool(losses[-1].isfinite().all()):
             return None, "the loss of the mean is not finite"
         most = LARGEST_LOSS * (1 + losses[-1].mean())
