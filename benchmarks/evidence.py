@@ -2,9 +2,9 @@
 
 python benchmarks/evidence.py [W1 W3] [--rounds 10] [--turns 3] [--device auto] [--clients N]
 
-Prints the median milliseconds of a round and the ratio of `Recommended` to AdaFed. The methods alternate in one process,
-so that other work on the machine slows all of them alike. Target: a ratio of at most 1.25. `--clients` reduces the
-clients in a round, for slow machines.
+Prints the median milliseconds of a round and the ratio of `Recommended` to AdaFed. The methods alternate in one
+process, so that other work on the machine slows all of them alike. Target: a ratio of at most 1.25. `--clients`
+reduces the clients in a round, for slow machines.
 """
 
 from __future__ import annotations
