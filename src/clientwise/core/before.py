@@ -25,7 +25,14 @@ class Mixed:
     """New updates, and what they are made of."""
 
     updates: Tensor  # [n, d]
-    shares: Tensor  # [n, n] how much of every client's update (column) is in every new one (row)
+    # [n, n] how much of every client's update (column) is in every new one (row); [n]: its diagonal
+    shares: Tensor
+
+    def passed_on(self, influence: Tensor) -> Tensor:
+        """The influence [n] of the new updates, as influence of the old ones [n]."""
+        if self.shares.ndim == 1:
+            return influence * self.shares
+        return influence @ self.shares
 
 
 Before = Callable[..., Mixed]
@@ -178,7 +185,7 @@ def scaled(gathered: Gathered, factors: Tensor) -> Mixed:
     """The updates times a factor each [n]; buffers are statistics of the data and stay what they are."""
     updates = gathered.updates.clone()
     updates[:, : gathered.spec.num_parameters] *= factors.to(updates)[:, None]
-    return Mixed(updates, factors.double().diag().cpu())
+    return Mixed(updates, factors.double().cpu())
 
 
 def mixed(updates: Tensor, shares: Tensor) -> Mixed:

@@ -76,7 +76,9 @@ class Cohort:
     def complete(self) -> None:
         """Call after the last chunk: criteria that need the whole cohort see it now, ordered by client."""
         if self._held:
-            self._take(Updates.joined(self._held).by_client())
+            held = self._held
+            self._held = []
+            self._take(Updates.joined(held).by_client())
 
     def candidate(self, priority: tuple[str, ...] | None) -> Candidate:
         """Score, weigh and aggregate the cohort, in the given order of priority."""
@@ -276,14 +278,17 @@ class Cohort:
         if not method.before and method.rule is None:
             return None
         gathered = self._gathered
-        shares = torch.eye(len(weights), dtype=torch.float64)
+        steps = []
         for step in method.before:
             mixed = step(gathered, weights)
             gathered = replace(gathered, updates=mixed.updates)
-            shares = mixed.shares @ shares
+            steps.append(replace(mixed, updates=mixed.updates[:0]))  # the last updates are enough
         rule = method.rule or mean
         ruled = rule(gathered.updates, weights, self._state.rule_state)
-        return replace(ruled, influence=ruled.influence @ shares)
+        influence = ruled.influence
+        for mixed in reversed(steps):
+            influence = mixed.passed_on(influence)
+        return replace(ruled, influence=influence)
 
     @property
     def _gathered(self) -> Gathered:

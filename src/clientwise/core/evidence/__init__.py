@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from . import agnostic, alignins, fldetector, foolsgold, greedy, law, shapley, significance
+from . import (
+    agnostic,
+    alignins,
+    fldetector,
+    foolsgold,
+    greedy,
+    law,
+    own_past,
+    shapley,
+    significance,
+)
 from .protocol import EVIDENCE, Evidence
 
 __all__ = [
@@ -14,6 +24,7 @@ __all__ = [
     "foolsgold",
     "greedy",
     "law",
+    "own_past",
     "shapley",
     "significance",
 ]

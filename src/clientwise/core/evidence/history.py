@@ -17,6 +17,7 @@ KEPT = 0.7  # of the past direction, when an update is added to it
 LEAST_TIMES = 2  # updates before this one, without which a past says nothing
 OPPOSITE = 0.5  # a cosine to the past below −0.5 (an angle above 120°) is against it
 LARGEST_COSINE = 0.999  # Fisher's transformation is infinite at 1
+AT_ONCE = 1024  # clients whose sketches are made and compared at a time
 COPY = 0.9  # cosine above which two updates count as one
 SIGNS_SEED = 7  # the same signs in every run, so that checkpoints stay valid
 
@@ -39,10 +40,14 @@ def sketch(updates: Tensor) -> Tensor:
         >>> float((sketch(opposite)[0] * sketch(opposite)[1]).sum().round(decimals=4))
         -1.0
     """
-    signed = updates * _signs(updates.shape[1]).to(updates)
-    padded = torch.nn.functional.pad(signed, (0, -signed.shape[1] % SKETCH))
-    slots = padded.reshape(len(updates), -1, SKETCH).sum(1)
+    signs = _signs(updates.shape[1]).to(updates)
+    slots = torch.cat([_slots(some, signs) for some in torch.split(updates, AT_ONCE)])
     return torch.nn.functional.normalize(slots.nan_to_num(), dim=1).cpu()
+
+
+def _slots(updates: Tensor, signs: Tensor) -> Tensor:
+    padded = torch.nn.functional.pad(updates * signs, (0, -updates.shape[1] % SKETCH))
+    return padded.reshape(len(updates), -1, SKETCH).sum(1)
 
 
 @lru_cache(8)
@@ -57,8 +62,9 @@ def count_copies(sketches: Tensor) -> Tensor:
     Clients that send the same vector, as in ALIE or mimicry, have cosines near 1. Honest clients that
     train on different samples rarely exceed 0.9.
     """
-    alike = sketches @ sketches.T > COPY
-    return alike.sum(1).clamp(min=1).double()
+    # In parts: all pairs of 10,000 clients would take 400 MB
+    parts = [(some @ sketches.T > COPY).sum(1) for some in torch.split(sketches, AT_ONCE)]
+    return torch.cat(parts).clamp(min=1).double()
 
 
 @dataclass(frozen=True)
