@@ -19,12 +19,19 @@ SCRIPT = Path(__file__).parents[2] / "benchmarks" / "evidence_memory.py"
 CLIENTS = 10_000
 SIZE = 20 * 64 + 64 + 64 * 10 + 10  # the model of the script
 SAMPLES = 200
+CONFIG = {
+    "name": "memory",
+    "rounds": 1,
+    "data": "digits",
+    "partition": {"name": "iid", "clients": 10},
+    "model": "linear",
+}
 
 
 @pytest.mark.alone
 @pytest.mark.skipif(sys.platform != "linux", reason="reads the peak from /proc")
 def test_a_round_of_ten_thousand_clients_takes_what_is_foretold() -> None:
-    (method,) = load_experiment({"data": "digits", "methods": ["Recommended"]}).build_methods()
+    (method,) = load_experiment(CONFIG | {"methods": ["Recommended"]}).build_methods()
     foretold = round_bytes(method, CLIENTS, SIZE, SAMPLES) / 2**20
     command = [sys.executable, str(SCRIPT), "--cohort", str(CLIENTS)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
@@ -36,7 +43,7 @@ def test_a_round_of_ten_thousand_clients_takes_what_is_foretold() -> None:
 def test_folded_models_take_nothing_and_too_many_kept_ones_are_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    config = {"data": "digits", "model": "linear", "methods": ["FedAvg"]}
+    config = CONFIG | {"methods": ["FedAvg"]}
     (folded,) = load_experiment(config).build_methods()
     assert round_bytes(folded, CLIENTS, SIZE, SAMPLES) == 0
     monkeypatch.setattr(round_memory, "memory", lambda: 1000)

@@ -178,8 +178,8 @@ class MethodStrategy(Weighted):
         for node, reply in accepted.items():
             metrics = MetricRecord(reply.metrics | {WEIGHT: weights[node]})
             _set_content(reply.message, metrics, reply.arrays)
-        _, metrics = self._aggregate(server_round, [reply.message for reply in accepted.values()])
-        return metrics
+        messages = [reply.message for reply in accepted.values()]
+        return self._aggregate(server_round, messages)[1]
 
     def _flat(self, arrays: Mapping[str, numpy.ndarray]) -> Tensor:
         """A model as one vector [d]; counters are no part of it."""
@@ -213,7 +213,9 @@ class _Replies(WrappingEngine):
 def _build(method: str | Mapping[str, Any], learning_rate: float) -> Method:
     """ValueError for methods that need more than one exchange per round."""
     (table,) = write_out([method], "method")
-    built = MethodSettings.model_validate(table).build(Training(learning_rate=learning_rate))
+    built = MethodSettings.model_validate(table).build(
+        Training.model_validate({"learning_rate": learning_rate})
+    )
     if built.adjust or built.adapt_loss or built.control:
         hint = "adjust, adapt_loss and control need rounds of their own: use `clientwise new`"
         raise ValueError(f"{built.name} does not run inside a Flower strategy: {hint}")
