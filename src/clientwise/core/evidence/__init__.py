@@ -1,4 +1,4 @@
-"""Evidence: the effect of updates on held-out data moves the weights of the score, and may be remembered."""
+"""Evidence: weights changed by the effect of updates on held-out data, or by past and present updates."""
 
 from __future__ import annotations
 
