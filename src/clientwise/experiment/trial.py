@@ -17,7 +17,6 @@ from ..data.federated import FederatedData
 from ..engine.evaluation import BATCH
 from ..engine.wrapping import EmbeddedEngine
 from ..limits import gigabytes, memory
-from ..models.flat import flattened
 from ..models.size import check_batches
 from .build import count_outputs
 from .messages import Issue
@@ -41,7 +40,7 @@ def size_issues(experiment: Experiment, module: nn.Module, data: FederatedData) 
             order = f"the order of {count:,} samples in that many epochs"
             message = f"{order} takes {gigabytes(needed)} of memory; ask for fewer epochs"
             yield f"{key}.epochs = {training.epochs}", message
-    size = len(flattened(module))
+    size = sum(tensor.numel() for tensor in [*module.parameters(), *module.buffers()])
     yield from memory_issues(experiment, data, size)
     yield from _output_issues(module, data, batch)
 

@@ -20,9 +20,9 @@ from .protocol import EVIDENCE
 class OwnPast:
     """A client loses weight if its updates point against what it sent before; needs no held-out samples.
 
-    z_k = −cos(update, past direction)·√s from sketches of s numbers; see `history.py`. Agreement with
-    the past is no evidence in favour of a client, so a lost weight is not regained. A client that is
-    hostile from its first round is not found.
+    z_k tests whether the angle between the update and the past is above 120°; see `history.py`.
+    Agreement with the past is no evidence in favour of a client, so a lost weight is not regained. A
+    client that is hostile from its first round is not found.
 
     Args:
         threshold: in standard errors.
