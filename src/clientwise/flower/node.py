@@ -26,7 +26,9 @@ from flwr.supernode.cli import flower_supernode
 
 from ..errors import ClientwiseError
 from .patches import BundleSigner, Certificate, replace_fleet_client
+from .watchdog import Watchdog, end_node
 
+SILENCE = 180.0  # seconds without an answer of the server, after which a node ends
 log = logging.getLogger("flwr.clientwise")
 
 
@@ -65,6 +67,7 @@ def start(
     certificate: Certificate | None,
     uplink: Path | None,
     arguments: Sequence[str],
+    silence: float = SILENCE,
 ) -> None:
     """Run `flower-supernode`; see `patches.py` for what is added to it.
 
@@ -73,14 +76,18 @@ def start(
         certificate: TLS client certificate and its key; None where the server asks for none.
         uplink: Unix socket that leads to the server, for a node without a network.
         arguments: as for `flower-supernode`.
+        silence: seconds without an answer of the server, after which this process ends.
     """
     signer = BundleSigner()
-    replace_fleet_client(signer, partial(is_agreed, agreed=agreed), certificate, uplink)
+    watchdog = Watchdog(silence)
+    is_approved = partial(is_agreed, agreed=agreed)
+    replace_fleet_client(signer, is_approved, certificate, uplink, watchdog.answered)
     with TemporaryDirectory(prefix="clientwise-node-") as folder:
         trusted = Path(folder, "trusted-entities.yaml")
         trusted.write_text(signer.trusted_entities(), encoding="utf-8")
         sys.argv = ["flower-supernode", *arguments, "--trusted-entities", str(trusted)]
-        flower_supernode()
+        with watchdog:
+            flower_supernode()
 
 
 def main() -> None:
@@ -93,6 +100,7 @@ def main() -> None:
     node = commands.add_parser("start", help="run the SuperNode")
     node.add_argument("--certificate", type=Path, nargs=2, metavar=("FILE", "KEY"))
     node.add_argument("--uplink", type=Path, metavar="SOCKET")
+    node.add_argument("--silence", type=float, metavar="SECONDS", default=SILENCE)
     node.add_argument("agreed", type=Path)
     node.add_argument("arguments", nargs=argparse.REMAINDER)
     options = parser.parse_args()
@@ -100,7 +108,14 @@ def main() -> None:
         if options.command == "agree":
             print(f"approved {agree(options.agreed, options.app)}")
         else:
-            start(options.agreed, options.certificate, options.uplink, options.arguments)
+            start(
+                options.agreed,
+                options.certificate,
+                options.uplink,
+                options.arguments,
+                options.silence,
+            )
+            end_node("the connection to the server has ended")
     except ClientwiseError as error:
         sys.exit(f"error: {error}")
 

@@ -1,12 +1,13 @@
 """Everything that clientwise replaces inside Flower: one class, `FleetHttpClient`.
 
-A node needs three things that Flower has no option for:
+A node needs four things that Flower has no option for:
 
 - a TLS client certificate, which the proxy in front of the SuperLink asks for;
 - a Unix socket to the server, for a node that has no network;
-- a bundle check against a file of the node's own operator.
+- a bundle check against a file of the node's own operator;
+- a notice of every answer, for the watchdog, and a retry after a stalled TLS handshake.
 
-All three belong to the client with which a SuperNode talks to its SuperLink. Flower creates that
+All four belong to the client with which a SuperNode talks to its SuperLink. Flower creates that
 client inside `http_request_response` and offers no way to pass another one, so the class is
 replaced by a subclass.
 
@@ -73,6 +74,7 @@ def replace_fleet_client(
     is_approved: Callable[[Fab], bool],
     certificate: Certificate | None = None,
     uplink: Path | None = None,
+    on_answer: Callable[[], None] = lambda: None,
 ) -> None:
     """Let Flower's SuperNode use our client.
 
@@ -81,6 +83,7 @@ def replace_fleet_client(
         is_approved: whether the operator of this node approved a bundle.
         certificate: shown to the server before any message, with its key.
         uplink: Unix socket that leads to the server; None to connect by TCP.
+        on_answer: called after every call that the server answered.
     """
 
     class NodeClient(FleetHttpClient):
@@ -93,6 +96,15 @@ def replace_fleet_client(
                 transport = httpx.HTTPTransport(verify=verify, uds=str(uplink))
                 self._client = httpx.Client(transport=transport, timeout=usual.timeout)
                 usual.close()
+
+        def _unary_unary(self, **call: Any) -> Any:
+            try:
+                response = super()._unary_unary(**call)
+            except httpx.TimeoutException as error:
+                # Flower gives up for good where the text mentions SSL, as in a stalled handshake.
+                raise httpx.ConnectTimeout("the server does not answer") from error
+            on_answer()
+            return response
 
         def GetFab(self, request: GetFabRequest) -> GetFabResponse:  # noqa: N802  Flower's name
             response = super().GetFab(request)

@@ -2,6 +2,9 @@
 # On a node, keeps running: the SuperNode. It connects to the server; the node needs no open port.
 # It runs only apps that agree.sh approved, and reads DATA with data.py of this folder.
 # SMALLEST_CELL=5: report counts in multiples of five (docs/security.md).
+# SILENCE=180: seconds without an answer of the server, after which the node ends with status 75, so
+# that its service starts it again. Needed because Flower's SuperNode does not return from every
+# broken connection.
 #   supernode.sh NAME DATA      needs state/keys/NAME, NAME.crt and state/certificates/ca.crt
 set -euo pipefail
 source "$(dirname "$0")/settings.sh"
@@ -13,7 +16,7 @@ for path in "$data" "$STATE/keys/$name"; do
         exit 1
     fi
 done
-options=()
+options=(--silence "${SILENCE:-180}")
 if [[ -e "$STATE/keys/$name.crt" ]]; then
     options+=(--certificate "$STATE/keys/$name.crt" "$STATE/keys/$name.pem")
 fi
