@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
+import json
 import os
 import shutil
 import socket
 import sqlite3
 import subprocess
 import sys
+from datetime import datetime, timedelta
 from importlib.resources import as_file, files
 from pathlib import Path
 
@@ -62,7 +65,9 @@ def test_a_certificate_has_the_registered_name_and_key(app: App) -> None:
         assert app.script("register.sh", name, app.state / "keys" / f"{name}.csr").returncode == 0
     keys, members = app.state / "keys", app.state / "members"
     before = {path.name: path.read_bytes() for path in members.iterdir()}
-    assert set(before) == {"nodes", "zurich.pub", "zurich.crt", "cleveland.pub", "cleveland.crt"}
+    kinds = ("pub", "crt", "csr")
+    files = {f"{name}.{kind}" for name in ("zurich", "cleveland") for kind in kinds}
+    assert set(before) == {"nodes", *files}
 
     for option in ([], ["--renew"]):  # another's request
         refused = app.script("register.sh", "zurich", keys / "cleveland.csr", *option)
@@ -186,3 +191,98 @@ def test_health_after_a_stop(app: App) -> None:
     for event, failed in (("stopped", False), ("failed", True)):
         (app.state / "run-events.jsonl").write_text(f'{{"time": "now", "event": "{event}"}}\n')
         assert ("the run failed" in app.script("health.sh", PORT="1").stdout) == failed
+
+
+def write_events(app: App, *events: str, age: float = 0.0) -> None:
+    """The events of a run, the last of them `age` seconds old."""
+    app.state.mkdir(exist_ok=True)
+    time = (datetime.now().astimezone() - timedelta(seconds=age)).isoformat()
+    lines = [json.dumps({"time": time, "event": event}) + "\n" for event in events]
+    (app.state / "run-events.jsonl").write_text("".join(lines))
+
+
+def test_health_of_a_run_does_not_depend_on_its_process(app: App) -> None:
+    (app.state / "run").mkdir(parents=True)
+    gone = "the process of the run is gone: run start.sh"
+    write_events(app, "begun", "round", age=20)
+    done = app.script("health.sh", PORT="1")
+    assert done.returncode == 2
+    assert gone in done.stdout
+    with (app.state / "run" / ".lock").open("w") as lock:  # as a run that goes on
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert "the run" not in app.script("health.sh", PORT="1").stdout
+        write_events(app, "begun", "round", age=1500)
+        stale = app.script("health.sh", PORT="1").stdout
+        assert "no round ended for 1200 s: run watch.sh" in stale
+        assert "no round" not in app.script("health.sh", PORT="1", STALE="1600").stdout
+    write_events(app, "begun", "round", "finished", age=9000)
+    assert "run" not in app.script("health.sh", PORT="1").stdout.partition("nothing answers")[0]
+
+
+def test_health_warns_before_disk_and_certificates_end(app: App) -> None:
+    assert app.script("certificates.sh").returncode == 0
+    assert "free on the disk" not in app.script("health.sh", PORT="1", FREE_MB="1").stdout
+    full = app.script("health.sh", PORT="1", FREE_MB=str(10**9))
+    assert full.returncode == 2
+    assert "less than 1000000000 MB free on the disk" in full.stdout
+    assert "expires" not in full.stdout
+    authority = app.state / "certificates"
+    command = ["openssl", "req", "-x509", "-key", authority / "server.key", "-subj", "/CN=here"]
+    command += ["-days", "20", "-out", authority / "server.crt"]
+    subprocess.run(list(map(str, command)), check=True)
+    said = app.script("health.sh", PORT="1").stdout
+    assert "server.crt expires on " in said
+    assert "run certificates.sh and restart the services" in said
+
+
+def test_health_is_told_once_at_every_change(app: App) -> None:
+    app.state.mkdir()
+    told = app.folder / "told"
+    settings = {"ALERT": f"cat >> {told}", "PORT": "1"}
+    for free in ("1", "1", str(10**9), "1"):
+        app.script("health.sh", "--alert", FREE_MB=free, **settings)
+    problems = [json.loads(line)["problems"] for line in told.read_text().splitlines()]
+    assert [len(one) for one in problems] == [2, 3, 2]
+    assert app.script("health.sh", "--alert").returncode == 1  # no command to tell it to
+
+
+def test_start_keeps_paths_and_samples_on_the_server(app: App) -> None:
+    app.state.mkdir()
+    app.program("flwr", 'echo "run 7: $*"')
+    data = app.folder / "server.npz"
+    data.touch(mode=0o644)
+    refused = app.script("start.sh", data, DETACH="1")
+    assert refused.returncode == 1
+    assert f"{data} can be read by other users of this machine: run chmod" in refused.stdout
+    data.chmod(0o600)
+    done = app.script("start.sh", data, DETACH="1", ACCEPT_CHANGES="true")
+    assert done.stdout == f"run 7: run {app.folder} federation\n"
+    started = json.loads((app.state / "run-start.json").read_text())
+    assert started == {"server-data": str(data), "initial-model": "", "accept-changes": True}
+
+
+def test_a_restore_names_members_that_joined_or_left_since(app: App) -> None:
+    (app.folder / "federation").mkdir()
+    experiment = app.folder / "federation" / "experiment.toml"
+    experiment.write_text('flower = { clients = ["old", "gone"] }')
+    app.state.mkdir()
+    sqlite3.connect(app.state / "superlink.sqlite").execute("CREATE TABLE one (two)")
+    assert app.script("certificates.sh").returncode == 0
+    for name in ("old", "gone", "kept", "sent"):
+        assert app.script("node-key.sh", name).returncode == 0
+    for name in ("old", "gone"):
+        app.script("register.sh", name, app.state / "keys" / f"{name}.csr")
+    copy = app.script("backup.sh", app.folder).stdout.strip()
+    app.script("register.sh", "kept", app.state / "keys" / "kept.csr")
+    experiment.write_text('flower = { clients = ["old", "gone", "kept", "sent"], left = ["gone"] }')
+    done = app.script("restore.sh", copy)
+    assert done.returncode == 0, done.stderr
+    request = app.state / "members" / "kept.csr"  # found in the state that was replaced
+    register = "joined after the backup: deploy/inside.sh deploy/register.sh"
+    assert done.stdout.splitlines()[1:-1] == [
+        f"kept {register} kept {request}",
+        f"sent {register} sent sent.csr",
+        "gone has left: deploy/inside.sh flwr supernode unregister 7 federation",
+    ]
+    assert app.script("register.sh", "kept", request).returncode == 0
+    assert "is not a backup" in app.script("restore.sh", app.folder).stdout

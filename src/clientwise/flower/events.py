@@ -106,8 +106,11 @@ class Events:
     def _write(self, kind: str, facts: dict[str, object]) -> str:
         time = datetime.now().astimezone().isoformat(timespec="seconds")
         line = json.dumps({"time": time, "event": kind, **facts}) + "\n"
-        with self.file.open("a", encoding="utf-8") as file:
-            file.write(line)
+        try:
+            with self.file.open("a", encoding="utf-8") as file:
+                file.write(line)
+        except OSError as error:  # a full disk must not keep an alert back
+            log.error("%s: cannot be written to: %s", self.file, error)
         return line
 
     def _alert(self, kind: str, facts: dict[str, object]) -> None:

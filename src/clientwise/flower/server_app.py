@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
+from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -36,6 +38,10 @@ def server_app(config: Config) -> ServerApp:
       record says so.
     - `files`, `loader`: in a simulation, replace `flower.files` and `flower.loader`.
 
+    Every member can read a run config. deploy/start.sh therefore writes these keys into OUT-start.json
+    beside the run folder, and the environment variable CLIENTWISE_RUN names the folder. Both take
+    precedence over the run config.
+
     The file OUT-events.jsonl beside the run folder lists the run's events. The shell command in the
     environment variable CLIENTWISE_ALERT gets those that need a person: a member lost or refused, a
     round that left the model as it was, the end. OUT-stop has the number of the run that
@@ -45,7 +51,7 @@ def server_app(config: Config) -> ServerApp:
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
-        settings = context.run_config
+        settings = {**context.run_config, **own_settings(os.environ)}
         replaced: dict[str, Any] = {"engine": "flower"}
         if settings.get("initial-model"):
             replaced["initial_model"] = settings["initial-model"]
@@ -89,6 +95,16 @@ def server_app(config: Config) -> ServerApp:
         log.info("finished: %s", out.resolve())
 
     return app
+
+
+def own_settings(environment: Mapping[str, str]) -> dict[str, Any]:
+    """Settings that stay on the server: the run folder, and what deploy/start.sh wrote beside it."""
+    if "CLIENTWISE_RUN" not in environment:
+        return {}
+    out = Path(environment["CLIENTWISE_RUN"])
+    file = out.with_name(f"{out.name}-start.json")
+    found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    return found | {"out": str(out)}
 
 
 def was_asked_to_stop(out: Path, run_id: int) -> bool:

@@ -27,6 +27,7 @@ else
     mv "$member.new" "$member.pub"
     echo "$said"
     node="$(grep -oE 'SuperNode [0-9]+' <<< "$said" | cut -d ' ' -f 2)"
+    [[ "$request" -ef "$member.csr" ]] || cp "$request" "$member.csr"  # for restore.sh
     echo "$node $name" >> "$STATE/members/nodes"  # for watch.sh: Flower's list has no names
 fi
 openssl x509 -req -sha384 -in "$request" -CA "$authority.crt" -CAkey "$authority.key" \

@@ -29,6 +29,11 @@ export FLWR_TELEMETRY_ENABLED=0
 export FLWR_DISABLE_UPDATE_CHECK=1
 export FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1
 umask 077
+refuse_open() {  # refuse_open PATH: other users of this machine must not read it
+    [[ -z "$(find "$1" -maxdepth 0 -perm /077)" ]] && return
+    echo "$1 can be read by other users of this machine: run chmod -R go= $1"
+    exit 1
+}
 log_as() {  # log_as SERVICE: with LOG=json, the output from here on is JSON
     [[ "${LOG:-}" != json ]] || exec > >(exec python "$APP/deploy/log.py" "$1") 2>&1
 }

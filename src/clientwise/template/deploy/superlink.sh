@@ -6,6 +6,7 @@ set -euo pipefail
 source "$(dirname "$0")/settings.sh"
 cd "$STATE"
 export CLIENTWISE_ALERT="${ALERT:-}"
+export CLIENTWISE_RUN="$STATE/run"
 echo $$ > superlink.pid
 log_as superlink
 exec flower-superlink --host "$LISTEN" --port "$LINK_PORT" \

@@ -10,12 +10,8 @@ set -euo pipefail
 source "$(dirname "$0")/settings.sh"
 name="${1:?usage: supernode.sh NAME DATA}"
 data="$(realpath "${2:?usage: supernode.sh NAME DATA}")"
-for path in "$data" "$STATE/keys/$name"; do
-    if [[ -n "$(find "$path" -maxdepth 0 -perm /077)" ]]; then
-        echo "$path can be read by other users of this machine: run chmod -R go= $path"
-        exit 1
-    fi
-done
+refuse_open "$data"
+refuse_open "$STATE/keys/$name"
 options=(--silence "${SILENCE:-180}")
 if [[ -e "$STATE/keys/$name.crt" ]]; then
     options+=(--certificate "$STATE/keys/$name.crt" "$STATE/keys/$name.pem")
