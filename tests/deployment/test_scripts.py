@@ -14,6 +14,7 @@ from datetime import datetime, timedelta
 from importlib.resources import as_file, files
 from pathlib import Path
 
+import numpy
 import pytest
 
 pytestmark = pytest.mark.skipif(
@@ -51,6 +52,11 @@ class App:
         return subprocess.run(
             command, env={"PATH": SYSTEM} | settings, capture_output=True, text=True, check=False
         )
+
+    def program_of(self, name: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+        """Run one of the Python files of deploy/."""
+        command = [sys.executable, str(self.folder / "deploy" / name), *map(str, arguments)]
+        return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
 @pytest.fixture
@@ -286,3 +292,23 @@ def test_a_restore_names_members_that_joined_or_left_since(app: App) -> None:
     ]
     assert app.script("register.sh", "kept", request).returncode == 0
     assert "is not a backup" in app.script("restore.sh", app.folder).stdout
+
+
+def test_members_share_a_scaling_without_showing_counts(app: App) -> None:
+    random = numpy.random.default_rng(1)
+    rows = random.normal(5, 3, (90, 3))
+    rows[:, 1] = rows[:, 1] > 5  # two values: their sum would be a count
+    sent = []
+    for number, part in enumerate((rows[:30], rows[30:])):
+        numpy.savez(app.folder / f"{number}.npz", train_inputs=part)
+        done = app.program_of("scaling.py", "sums", app.folder / f"{number}.npz")
+        assert json.loads(done.stdout)["columns"][1] is None
+        sent.append(app.folder / f"{number}.json")
+        sent[-1].write_text(done.stdout)
+    found = json.loads(app.program_of("scaling.py", "combine", *sent).stdout)
+    assert found["mean"] == pytest.approx([rows[:, 0].mean(), 0, rows[:, 2].mean()])
+    assert found["deviation"] == pytest.approx([rows[:, 0].std(), 1, rows[:, 2].std()])
+    numpy.savez(app.folder / "small.npz", train_inputs=rows[:19])
+    refused = app.program_of("scaling.py", "sums", app.folder / "small.npz")
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert "19 training samples; with fewer than 20, nothing is sent" in refused.stderr

@@ -49,6 +49,13 @@ echo "federation:x:64123:" >> /etc/group
 mount -t tmpfs tmpfs /opt
 mkdir /opt/federation
 mount --bind "$1" /opt/federation
+if [[ "$2" == /root/* ]]; then  # a Python of root's own: other users may read this copy
+    mkdir /run/python
+    mount --bind "$2" /run/python
+    mount -t tmpfs -o mode=755 tmpfs /root
+    mkdir -p "$2"
+    mount --bind /run/python "$2"
+fi
 chown -R federation:federation /opt/federation
 mount -t proc proc /proc
 ip link set lo up
@@ -64,7 +71,9 @@ class Machine:
         spaces = ["--pid", "--mount", "--uts", "--ipc", "--cgroup", "--net"]
         command = ["unshare", "--fork", "--kill-child", *spaces, "bash", "-c", BOOT, "boot"]
         self._process = subprocess.Popen(
-            [*command, str(app)], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
+            [*command, str(app), sys.base_prefix],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
         )
         self._app = app
         self.wait_for(self._has_booted, 60, "systemd to boot")
@@ -138,20 +147,18 @@ def prepare(app: Path) -> None:
     path.write_text(tomli_w.dumps(table))
     (app / "venv").symlink_to(sys.prefix)
     (app / "deploy" / "local.sh").write_text('ALERT="cat >> $APP/state/alerts"\n')
-    for folder in (app.parent, *app.parent.parents[:2]):
-        folder.chmod(folder.stat().st_mode | 0o011)  # pytest's folders are closed to other users
     for path in (app / "data", *(app / "data").iterdir()):
         path.chmod(0o700)
 
 
 def install(machine: Machine, *units: str) -> None:
-    """Copy units to where systemd finds them; those of Python find the tested sources."""
+    """Copy units to where systemd finds them; they find the tested sources, and Python anywhere."""
     for unit in units:
         machine.run(
             "bash", "-c", f"cp {APP}/deploy/systemd/federation-{unit}.* /etc/systemd/system"
         )
         folder = f"/etc/systemd/system/federation-{unit}.service.d"
-        line = f"[Service]\nEnvironment=PYTHONPATH={os.environ.get('PYTHONPATH', '')}\n"
+        line = f"[Service]\nProtectHome=no\nEnvironment=PYTHONPATH={os.environ.get('PYTHONPATH', '')}\n"
         machine.run("bash", "-c", f"mkdir {folder} && printf '{line}' > {folder}/test.conf")
     machine.run("systemctl", "daemon-reload")
 
