@@ -50,8 +50,9 @@ test-netns: .venv/ready
 
 # The deployment tests: server, proxy and four hospitals in separate networks; an outsider, a curious
 # member, another user of the server, an app that is not approved; killed processes, a lost disk, new
-# keys. Needs root, iproute2, nginx, curl and systemd; CLIENTWISE_DATA brings real patients' records.
-# 20 minutes on an idle machine.
+# keys; a proxy that hangs, a full disk, another Flower (after make test-flower-versions), and the
+# systemd units, booted. Needs root, iproute2, nginx, curl and systemd; CLIENTWISE_DATA brings real
+# patients' records. 25 minutes on an idle machine.
 test-deploy: .venv/ready
 	$(PYTEST) -m 'flower or netns' tests/deployment
 

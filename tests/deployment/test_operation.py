@@ -27,6 +27,7 @@ from clientwise.runs.lock import is_locked
 
 pytestmark = [pytest.mark.flower, pytest.mark.timeout(3600)]  # the waits have limits of their own
 NAMES = ["ward-a", "ward-b", "ward-c"]
+SILENCE = "45"  # seconds: longer than a busy machine takes to answer
 LOOP = 'while true; do "$0" "$@"; sleep 1; done'
 OTHER_FLOWER = Path(sysconfig.get_path("data")) / "flwr-1.42.0"  # make test-flower-versions
 
@@ -58,7 +59,7 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Restarting]
     disk = ["mount", "-t", "tmpfs", "-o", "size=100m,mode=700", "tmpfs", str(one.state)]
     subprocess.run(disk, check=True)
     pace = processes.pace()
-    one.environment |= {"LINK_PORT": str(free_port()), "SILENCE": str(20 * pace), "FREE_MB": "5"}
+    one.environment |= {"LINK_PORT": str(free_port()), "SILENCE": SILENCE, "FREE_MB": "5"}
     limits = {"min_replies": 2, "train_seconds": 300 * pace, "grace_seconds": 60 * pace}
     one.configure({"rounds": 1, "flower": limits, "evaluation": {"clients_every": 100}})
     try:

@@ -27,6 +27,7 @@ import processes
 
 pytestmark = [pytest.mark.netns, pytest.mark.timeout(3600)]  # the waits have limits of their own
 APP = "/opt/federation"
+SILENCE = 45  # seconds: longer than a busy machine takes to answer
 NODE = "NAME=ward-a\nDATA=/opt/federation/data/ward-a.npz\nHOST=127.0.0.1\n"
 # What a container does not need at boot is masked: devices, kernel settings, temporary files.
 BOOT = """
@@ -144,6 +145,7 @@ def prepare(app: Path) -> None:
     table = tomllib.loads(path.read_text())
     table["rounds"] = 2
     table["flower"] |= {"clients": ["ward-a"], "min_replies": 1}
+    del table["methods"][0]["bounds"]  # a cap on one member's weight is infeasible
     path.write_text(tomli_w.dumps(table))
     (app / "venv").symlink_to(sys.prefix)
     (app / "deploy" / "local.sh").write_text('ALERT="cat >> $APP/state/alerts"\n')
@@ -195,8 +197,7 @@ def test_units_run_a_federation_and_restart_a_silent_node(machine: Machine) -> N
     machine.run("cp", f"{APP}/state/members/ward-a.crt", f"{APP}/state/keys/")
     machine.run("chown", "-R", "federation", f"{APP}/state/keys")
     machine.run(f"{APP}/deploy/agree.sh", user="federation")
-    silence = 20 * processes.pace()
-    machine.run("bash", "-c", f"printf '{NODE}SILENCE={silence}\n' > /etc/federation-node")
+    machine.run("bash", "-c", f"printf '{NODE}SILENCE={SILENCE}\n' > /etc/federation-node")
     install(machine, "node", "uplink")
     machine.run("systemctl", "enable", "--now", "federation-uplink.socket", "federation-node")
     machine.wait_for(lambda: machine.health() == "OK 1 members online\n", 180, "the node")
