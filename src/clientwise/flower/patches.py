@@ -1,4 +1,7 @@
-"""Everything that clientwise replaces inside Flower: one class, `FleetHttpClient`.
+"""Everything that clientwise replaces inside Flower: one class of a node, one function of the server.
+
+The SuperLink has no option for a check of its own. `add_to_superlink` adds one to the functions
+that Flower calls before it handles a request (`_get_middleware`).
 
 A node needs three things that Flower has no option for:
 
@@ -6,7 +9,7 @@ A node needs three things that Flower has no option for:
 - a Unix socket to the server, for a node that has no network;
 - a bundle check against a file of the node's own operator.
 
-All three belong to the client with which a SuperNode talks to its SuperLink. Flower creates that
+For a node, the class `FleetHttpClient` is replaced. All three belong to the client with which a SuperNode talks to its SuperLink. Flower creates that
 client inside `http_request_response` and offers no way to pass another one, so the class is
 replaced by a subclass.
 
@@ -38,8 +41,10 @@ from flwr.common.serde import fab_from_proto
 from flwr.proto.fab_pb2 import GetFabRequest, GetFabResponse
 from flwr.supercore.fab import Fab
 from flwr.supercore.primitives.asymmetric_ed25519 import create_message_to_sign
+from flwr.superlink import main
 from flwr.supernode import fleet_http_connection
 from flwr.supernode.fleet_http_client import FleetHttpClient
+from starlette.middleware import Middleware
 
 from ..errors import ClientwiseError
 
@@ -108,3 +113,14 @@ def replace_fleet_client(
             "FleetHttpClient. Install clientwise[flower], which names the supported versions."
         )
     fleet_http_connection.FleetHttpClient = NodeClient  # type: ignore[attr-defined, assignment]
+
+
+def add_to_superlink(middleware: Middleware) -> None:
+    """Let Flower's SuperLink call this middleware after its own, so also after authentication."""
+    flowers = getattr(main, "_get_middleware", None)
+    if flowers is None:
+        raise ClientwiseError(
+            "this version of Flower is not supported: flwr.superlink.main has no _get_middleware. "
+            "Install clientwise[flower], which names the supported versions."
+        )
+    main._get_middleware = lambda: [*flowers(), middleware]
