@@ -9,9 +9,9 @@ A node needs three things that Flower has no option for:
 - a Unix socket to the server, for a node that has no network;
 - a bundle check against a file of the node's own operator.
 
-For a node, the class `FleetHttpClient` is replaced. All three belong to the client with which a SuperNode talks to its SuperLink. Flower creates that
-client inside `http_request_response` and offers no way to pass another one, so the class is
-replaced by a subclass.
+All three belong to `FleetHttpClient`, the client with which a SuperNode talks to its SuperLink.
+Flower creates that client inside `http_request_response` and offers no way to pass another one, so
+the class is replaced by a subclass.
 
 The bundle check itself is Flower's. The public option `--trusted-entities` makes a SuperNode refuse
 a bundle without the signature of a trusted key. Here that key is made anew at every start and never
@@ -41,7 +41,6 @@ from flwr.common.serde import fab_from_proto
 from flwr.proto.fab_pb2 import GetFabRequest, GetFabResponse
 from flwr.supercore.fab import Fab
 from flwr.supercore.primitives.asymmetric_ed25519 import create_message_to_sign
-from flwr.superlink import main
 from flwr.supernode import fleet_http_connection
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from starlette.middleware import Middleware
@@ -117,6 +116,8 @@ def replace_fleet_client(
 
 def add_to_superlink(middleware: Middleware) -> None:
     """Let Flower's SuperLink call this middleware after its own, so also after authentication."""
+    from flwr.superlink import main  # the whole server; a node does not need it
+
     flowers = getattr(main, "_get_middleware", None)
     if flowers is None:
         raise ClientwiseError(

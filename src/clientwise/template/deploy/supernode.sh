@@ -2,6 +2,7 @@
 # On a node, keeps running: the SuperNode. It connects to the server; the node needs no open port.
 # It runs only apps that agree.sh approved, and reads DATA with data.py of this folder.
 # SMALLEST_CELL=5: report counts in multiples of five (docs/security.md).
+# It answers only instructions that are signed with a key in state/certificates/instructions.pub.
 #   supernode.sh NAME DATA      needs state/keys/NAME, NAME.crt and state/certificates/ca.crt
 set -euo pipefail
 source "$(dirname "$0")/settings.sh"
@@ -13,6 +14,11 @@ for path in "$data" "$STATE/keys/$name"; do
         exit 1
     fi
 done
+server_keys="$STATE/certificates/instructions.pub"
+if [[ ! -e "$server_keys" ]]; then
+    echo "$server_keys does not exist: copy it from the server and compare its sha256sum"
+    exit 1
+fi
 options=()
 if [[ -e "$STATE/keys/$name.crt" ]]; then
     options+=(--certificate "$STATE/keys/$name.crt" "$STATE/keys/$name.pem")
@@ -22,6 +28,7 @@ if [[ -n "${UPLINK:-}" ]]; then  # a Unix socket to the server, for a node witho
 fi
 node_config="data=\"$data\" loader=\"${LOADER:-$APP/data.py}\""
 node_config+=" smallest-cell=${SMALLEST_CELL:-1}"
+node_config+=" server-keys=\"$server_keys\" seen=\"$STATE/nodes/$name/seen\""
 log_as "$name"
 export FLWR_HOME="$STATE/nodes/$name"
 mkdir -p "$FLWR_HOME"
