@@ -108,19 +108,20 @@ class Attacker:
         self.client.ConfirmMessageReceived(request)
 
 
-def is_refused(call: Callable[..., Any], *arguments: Any) -> bool:
-    try:
-        call(*arguments)
-    except httpx.HTTPStatusError as error:
-        return error.response.status_code == 403
-    return False
-
-
 def rows(federation: Federation, sql: str) -> list[Any]:
     """The first column of a query to the SuperLink's database."""
     file = f"file:{federation.state / 'superlink.sqlite'}?mode=ro"
     with contextlib.closing(sqlite3.connect(file, uri=True)) as database:
         return [row[0] for row in database.execute(sql)]
+
+
+def status(call: Callable[..., Any], *arguments: Any) -> int:
+    """The HTTP status of a call."""
+    try:
+        call(*arguments)
+    except httpx.HTTPStatusError as error:
+        return error.response.status_code
+    return 200
 
 
 @pytest.fixture
@@ -135,7 +136,8 @@ def federation(tmp_path: Path) -> Iterator[Federation]:
         one.stop()
 
 
-def start_run(federation: Federation) -> Attacker:
+@contextlib.contextmanager
+def start_run(federation: Federation) -> Iterator[Attacker]:
     """A run in which the victim's node is slow: its instruction waits at the SuperLink."""
     federation.start()
     federation.wait_for_nodes()
@@ -144,7 +146,9 @@ def start_run(federation: Federation) -> Attacker:
     federation.wait_for(
         lambda: len(rows(federation, "SELECT message_id FROM message_ins")) == 2, 120, "round 1"
     )
-    return Attacker(federation, run)
+    attacker = Attacker(federation, run)
+    with attacker.client:
+        yield attacker
 
 
 def finish(federation: Federation) -> None:
@@ -156,21 +160,18 @@ def finish(federation: Federation) -> None:
 
 
 def test_a_member_reaches_no_other_member(federation: Federation) -> None:
-    attacker = start_run(federation)
-    (theirs,) = rows(
-        federation,
-        f"SELECT message_id FROM message_ins WHERE dst_node_id = {attacker.victim_in_sql}",
-    )
-    objects = rows(federation, "SELECT object_id FROM objects WHERE is_available = 1")
-    assert theirs in objects
-
-    assert is_refused(attacker.command, SUPERLINK_NODE_ID)  # as the server
-    assert is_refused(attacker.command, attacker.node.node_id)
-    assert is_refused(attacker.command, attacker.victim, theirs)  # a reply in the victim's name
-    assert is_refused(attacker.pull_object, theirs)
-    assert is_refused(attacker.pull_object, "0" * 64)  # tells nothing: there is no such object
-    assert is_refused(attacker.confirm, theirs)
-    assert is_refused(attacker.push_object, theirs, b"")
+    with start_run(federation) as attacker:
+        where = f"dst_node_id = {attacker.victim_in_sql}"
+        (theirs,) = rows(federation, f"SELECT message_id FROM message_ins WHERE {where}")
+        assert theirs in rows(federation, "SELECT object_id FROM objects WHERE is_available = 1")
+        assert status(attacker.command, SUPERLINK_NODE_ID) == 403  # as the server
+        assert status(attacker.command, attacker.node.node_id) == 403
+        # A reply in the victim's name.
+        assert status(attacker.command, attacker.victim, theirs) == 403
+        assert status(attacker.pull_object, theirs) == 403
+        assert status(attacker.pull_object, "0" * 64) == 403  # the same for what does not exist
+        assert status(attacker.confirm, theirs) == 403
+        assert status(attacker.push_object, theirs, b"") == 403
     assert "REFUSED /v1/fleet/push-messages" in federation.log("superlink")
     finish(federation)
     # What the members sent cannot be read on the server's disk.
@@ -184,8 +185,8 @@ def test_a_node_obeys_nobody_but_its_server(federation: Federation) -> None:
     script.write_text(
         script.read_text().replace("python -m clientwise.flower.link", "flower-superlink")
     )
-    attacker = start_run(federation)
-    attacker.command(SUPERLINK_NODE_ID)
+    with start_run(federation) as attacker:
+        assert status(attacker.command, SUPERLINK_NODE_ID) == 200
     federation.send_signal(VICTIM, signal.SIGCONT)
     refused = "RefusedError: the instruction is not signed"
     federation.wait_for(lambda: refused in federation.log(VICTIM), 120, "the victim to refuse")

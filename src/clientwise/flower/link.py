@@ -11,11 +11,10 @@ import logging
 import sys
 
 from flwr.superlink.cli import flower_superlink
-from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.base import BaseHTTPMiddleware, RequestResponseEndpoint
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp
 
 from .fleet_calls import FleetCalls
@@ -39,7 +38,7 @@ class OwnCalls(BaseHTTPMiddleware):
         refusal = self._calls.refusal(asked)
         if refusal is not None:
             log.error("REFUSED %s of node %s: %s", request.url.path, asked.node.node_id, refusal)
-            raise HTTPException(403, refusal)
+            return JSONResponse({"detail": refusal}, 403)
         response = await call_next(request)
         self._calls.answered(asked, getattr(request.state, "protobuf_response", None))
         return response
