@@ -20,6 +20,7 @@ from test_scripts import App
 
 import processes
 
+pytestmark = [pytest.mark.flower, pytest.mark.timeout(3600)]  # `make test-deploy` runs them
 FLEET = "/v1/fleet/pull-messages"
 HALF_OPEN = 1500
 FIRST_BYTES = b"\x16\x03\x01\x02\x00\x01"  # of a TLS handshake that never goes on

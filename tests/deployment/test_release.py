@@ -16,6 +16,8 @@ from federation import require
 from test_lock import wheel
 from test_scripts import App
 
+pytestmark = [pytest.mark.flower, pytest.mark.timeout(3600)]  # `make test-deploy` runs them
+
 
 @pytest.fixture(scope="module")
 def office(tmp_path_factory: pytest.TempPathFactory) -> App:

@@ -44,7 +44,12 @@ def deliver(calls: FleetCalls, node: Node, name: str, ttl: float = 60.0) -> None
 
 def reply(node: Node, **about: Any) -> PushMessagesRequest:
     """A reply of a node to the message "one"; `about` changes it."""
-    usual = {"src_node_id": 7, "dst_node_id": 1, "run_id": RUN, "reply_to_message_id": "one"}
+    usual: dict[str, Any] = {
+        "src_node_id": 7,
+        "dst_node_id": 1,
+        "run_id": RUN,
+        "reply_to_message_id": "one",
+    }
     message = Message(metadata=Metadata(**(usual | about)))
     return PushMessagesRequest(
         node=node, messages_list=[message], message_object_trees=[ObjectTree(object_id="reply")]

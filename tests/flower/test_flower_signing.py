@@ -72,7 +72,10 @@ def key(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def context(tmp_path: Path) -> Context:
-    settings = {"server-keys": str(tmp_path / "server.pub"), "seen": str(tmp_path / "seen")}
+    settings: dict[str, Any] = {
+        "server-keys": str(tmp_path / "server.pub"),
+        "seen": str(tmp_path / "seen"),
+    }
     return Context(RUN, NODE, settings, RecordDict(), {})
 
 

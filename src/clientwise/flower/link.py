@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from typing import Any
 
 from flwr.superlink.cli import flower_superlink
 from starlette.middleware import Middleware
@@ -34,7 +35,7 @@ class OwnCalls(BaseHTTPMiddleware):
         """See `starlette.middleware.base`."""
         if not request.url.path.startswith("/v1/fleet/"):
             return await call_next(request)
-        asked = getattr(request.state, "protobuf_request", None)
+        asked: Any = getattr(request.state, "protobuf_request", None)
         refusal = self._calls.refusal(asked)
         if refusal is not None:
             log.error("REFUSED %s of node %s: %s", request.url.path, asked.node.node_id, refusal)
