@@ -81,7 +81,7 @@ LIBRARIES: dict[str, set[str]] = {  # package or module: the third-party librari
         "ray",
     },
     "progress": {"rich", "IPython"},
-    "flower": {"torch", "numpy", "flwr", "ray", "httpx", "cryptography"},
+    "flower": {"torch", "numpy", "flwr", "ray", "httpx", "cryptography", "starlette"},
     "report": {"torch", "numpy", "scipy", "pydantic", "rich", "matplotlib", "starlette", "uvicorn"},
     "results": {"torch", "safetensors", "matplotlib"},
     "launch": {"torch", "rich"},

@@ -36,13 +36,18 @@ from flwr.proto.message_pb2 import PullObjectResponse
 from flwr.proto.run_pb2 import GetRunResponse
 from flwr.proto.run_pb2 import Run as RunProto
 from flwr.supercore.inflatable.inflatable_object import get_object_tree
+from flwr.supercore.protobuf.translation import ProtobufTranslationMiddleware
 from flwr.supercore.task_identity import TaskIdentity
+from flwr.superlink import main as superlink_main
+from flwr.superlink.routers.fleet.node_auth import NodeAuthMiddleware
 from flwr.supernode import fleet_http_connection, start_client_internal
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from packaging.requirements import Requirement
+from starlette.middleware import Middleware
 
 from clientwise.errors import ClientwiseError
 from clientwise.flower import node, patches
+from clientwise.flower.link import OwnCalls
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:GitWildMatchPattern"
@@ -200,6 +205,19 @@ def test_a_flower_without_the_class_is_refused_with_the_reason(
         patches.replace_fleet_client(patches.BundleSigner(), lambda fab: True)
 
 
+def test_the_superlink_calls_our_check_after_it_knows_the_node(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(superlink_main, "_get_middleware", superlink_main._get_middleware)
+    patches.add_to_superlink(Middleware(OwnCalls))
+    called = [one.cls for one in superlink_main.create_app().user_middleware]
+    assert called.index(ProtobufTranslationMiddleware) < called.index(NodeAuthMiddleware)
+    assert called.index(NodeAuthMiddleware) < called.index(OwnCalls)
+    monkeypatch.delattr(superlink_main, "_get_middleware")
+    with pytest.raises(ClientwiseError, match="this version of Flower is not supported"):
+        patches.add_to_superlink(Middleware(OwnCalls))
+
+
 def test_the_installed_flower_is_a_supported_version() -> None:
     installed = version("flwr")
     (flower,) = (one for one in NEEDED_HERE if one.name == "flwr")
@@ -227,7 +245,7 @@ def test_nothing_else_of_flower_is_replaced() -> None:
                 ):
                     found.append((path.name, target.attr))
         assert "setattr(" not in path.read_text(encoding="utf-8"), path.name
-    assert found == [("patches.py", "FleetHttpClient")]
+    assert found == [("patches.py", "FleetHttpClient"), ("patches.py", "_get_middleware")]
 
 
 def test_every_package_that_this_room_imports_is_declared() -> None:

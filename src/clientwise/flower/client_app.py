@@ -19,6 +19,8 @@ from ..experiment.config import load_experiment
 from ..experiment.schema import Experiment
 from .client import RefusedError, answer, answer_failure
 from .data import PLACES, Config, OwnData, data_held_by, found_by, from_files, load_npz, loader_in
+from .sealing import seal
+from .signing import verify
 from .small_numbers import in_groups
 from .wire import VERSION, Request
 
@@ -48,6 +50,7 @@ def _answer(
     path = settings.get("data")
     cell = int(settings.get("smallest-cell", 1))
     try:
+        reply_key = verify(message, context)
         if path is not None:
             if "loader" in settings:
                 load = loader_in(str(settings["loader"]))
@@ -58,7 +61,10 @@ def _answer(
             raise DataError(
                 "this node has no data: start it with --node-config 'data=\"/path/to/it\"'"
             )
-        return Message(answer(message.content, engine_of, cell), reply_to=message)
+        reply = answer(message.content, engine_of, cell)
+        if reply_key is not None:
+            reply = seal(reply, reply_key, message.metadata.message_id)
+        return Message(reply, reply_to=message)
     except Exception as error:  # every failure is answered, so that the server need not wait
         return answer_failure(message, error, private=path is not None)
 

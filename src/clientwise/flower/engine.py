@@ -22,6 +22,7 @@ from ..core.round import LARGEST_LOSS
 from ..core.types import Evaluation, Refusal, ServerPart, Task, Updates
 from ..engine.wrapping import EmbeddedEngine
 from ..experiment.settings import FlowerSettings
+from .signing import Signer
 from .wire import Request, pack, read_evaluation, read_update, read_versions, write_request
 
 CHUNK = 8  # replies fetched at a time, which is the most models the server holds at once
@@ -78,6 +79,7 @@ class FlowerEngine:
         keepers: simulated hostile clients that train a model of their own. Nodes keep nothing
             between messages, so the server keeps that model for them.
         on_versions: called with a client and the versions it runs, for every update.
+        signer: signs requests and opens sealed replies; without a key, both stay as they are.
     """
 
     def __init__(
@@ -90,6 +92,7 @@ class FlowerEngine:
         settings: FlowerSettings,
         keepers: Collection[int] = (),
         on_versions: Callable[[int, Mapping[str, str]], None] = lambda client, versions: None,
+        signer: Signer | None = None,
     ) -> None:
         self.num_clients = local.num_clients
         self.problem = local.problem
@@ -106,6 +109,7 @@ class FlowerEngine:
         self._seed = seed
         self._settings = settings
         self._on_versions = on_versions
+        self._signer = signer or Signer()
         self._began = time.monotonic()
         self._asked: dict[int, _Asked] = {}  # clients that have not replied yet
         self._waiting: dict[str, int] = {}  # the same clients, by the ids of their messages
@@ -284,7 +288,7 @@ class FlowerEngine:
         ttl = 2 * max(1.0, deadline - time.monotonic())
         messages = {}
         for client, content in requests.items():
-            messages[client] = Message(content, nodes[client], kind, ttl=ttl)
+            messages[client] = self._signer.sign(Message(content, nodes[client], kind, ttl=ttl))
         taken: set[str] = set()
         if messages:
             # Gives every message its id
@@ -346,7 +350,7 @@ class FlowerEngine:
         The sender's id is not used: a failed node's reply may carry another's.
         """
         for message in self._grid.pull_messages(names):
-            content = _why_failed(message) if message.has_error() else message.content
+            content = _why_failed(message) if message.has_error() else self._signer.open(message)
             yield message.metadata.reply_to_message_id, content
 
 

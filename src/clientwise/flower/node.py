@@ -1,6 +1,7 @@
 """A SuperNode that runs only apps approved by the node's operator.
 
     python -m clientwise.flower.node agree AGREED APP    APP is the app's folder, or a bundle (.fab)
+    python -m clientwise.flower.node hash APP            the hash of its bundle
     python -m clientwise.flower.node start AGREED ...    other arguments as for flower-supernode
 
 Flower packs an app into one file, a bundle, and a SuperNode runs every bundle that its SuperLink
@@ -32,12 +33,17 @@ SILENCE = 180.0  # seconds without an answer of the server, after which a node e
 log = logging.getLogger("flwr.clientwise")
 
 
-def agree(agreed: Path, app: Path) -> str:
-    """Approve an app for this node; returns the hash of its bundle."""
+def bundle_hash(app: Path) -> str:
+    """SHA-256 of the bundle that Flower makes of an app's folder, or of a bundle."""
     if not app.exists():
         raise ClientwiseError(f"{app}: no such app")
     content = build_fab_from_disk(app) if app.is_dir() else app.read_bytes()
-    found = hashlib.sha256(content).hexdigest()
+    return hashlib.sha256(content).hexdigest()
+
+
+def agree(agreed: Path, app: Path) -> str:
+    """Approve an app for this node; returns the hash of its bundle."""
+    found = bundle_hash(app)
     now = f"{datetime.now().astimezone():%Y-%m-%d %H:%M %Z}"
     with agreed.open("a", encoding="utf-8") as file:
         file.write(f"{found}  {app.resolve()}, {now}\n")
@@ -91,12 +97,14 @@ def start(
 
 
 def main() -> None:
-    """The commands `agree` and `start`."""
+    """The commands `agree`, `hash` and `start`."""
     parser = argparse.ArgumentParser(prog="python -m clientwise.flower.node", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     approve = commands.add_parser("agree", help="approve an app for this node")
     approve.add_argument("agreed", type=Path)
     approve.add_argument("app", type=Path)
+    shown = commands.add_parser("hash", help="print the hash of an app's bundle")
+    shown.add_argument("app", type=Path)
     node = commands.add_parser("start", help="run the SuperNode")
     node.add_argument("--certificate", type=Path, nargs=2, metavar=("FILE", "KEY"))
     node.add_argument("--uplink", type=Path, metavar="SOCKET")
@@ -107,6 +115,8 @@ def main() -> None:
     try:
         if options.command == "agree":
             print(f"approved {agree(options.agreed, options.app)}")
+        elif options.command == "hash":
+            print(bundle_hash(options.app))
         else:
             start(
                 options.agreed,

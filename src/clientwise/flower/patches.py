@@ -1,4 +1,7 @@
-"""Everything that clientwise replaces inside Flower: one class, `FleetHttpClient`.
+"""Everything that clientwise replaces inside Flower: one class of a node, one function of the server.
+
+The SuperLink has no option for a check of its own. `add_to_superlink` adds one to the functions
+that Flower calls before it handles a request (`_get_middleware`).
 
 A node needs four things that Flower has no option for:
 
@@ -7,9 +10,9 @@ A node needs four things that Flower has no option for:
 - a bundle check against a file of the node's own operator;
 - a notice of every answer, for the watchdog, and a retry after a stalled TLS handshake.
 
-All four belong to the client with which a SuperNode talks to its SuperLink. Flower creates that
-client inside `http_request_response` and offers no way to pass another one, so the class is
-replaced by a subclass.
+All four belong to `FleetHttpClient`, the client with which a SuperNode talks to its SuperLink.
+Flower creates that client inside `http_request_response` and offers no way to pass another one, so
+the class is replaced by a subclass.
 
 The bundle check itself is Flower's. The public option `--trusted-entities` makes a SuperNode refuse
 a bundle without the signature of a trusted key. Here that key is made anew at every start and never
@@ -41,6 +44,7 @@ from flwr.supercore.fab import Fab
 from flwr.supercore.primitives.asymmetric_ed25519 import create_message_to_sign
 from flwr.supernode import fleet_http_connection
 from flwr.supernode.fleet_http_client import FleetHttpClient
+from starlette.middleware import Middleware
 
 from ..errors import ClientwiseError
 
@@ -120,3 +124,16 @@ def replace_fleet_client(
             "FleetHttpClient. Install clientwise[flower], which names the supported versions."
         )
     fleet_http_connection.FleetHttpClient = NodeClient  # type: ignore[attr-defined, assignment]
+
+
+def add_to_superlink(middleware: Middleware) -> None:
+    """Let Flower's SuperLink call this middleware after its own, so also after authentication."""
+    from flwr.superlink import main  # the whole server; a node does not need it
+
+    flowers = getattr(main, "_get_middleware", None)
+    if flowers is None:
+        raise ClientwiseError(
+            "this version of Flower is not supported: flwr.superlink.main has no _get_middleware. "
+            "Install clientwise[flower], which names the supported versions."
+        )
+    main._get_middleware = lambda: [*flowers(), middleware]

@@ -45,7 +45,8 @@ def server_app(config: Config) -> ServerApp:
     The file OUT-events.jsonl beside the run folder lists the run's events. The shell command in the
     environment variable CLIENTWISE_ALERT gets those that need a person: a member lost or refused, a
     round that left the model as it was, the end. OUT-stop has the number of the run that
-    deploy/stop.sh stops; its end is not reported as a failure.
+    deploy/stop.sh stops; its end is not reported as a failure. CLIENTWISE_SIGNING_KEY names the file
+    of the key that signs instructions (`signing.py`).
     """
     app = ServerApp()
 
@@ -71,7 +72,9 @@ def server_app(config: Config) -> ServerApp:
         events = Events(file, experiment.flower.clients, command)
         events.begun(resume, experiment.flower.left)
         log.info("%s %s", "resuming the run in" if resume else "starting a run in", out.resolve())
-        engines = nullcontext(connector(experiment, grid, connected, events.versions))
+        signing_key = os.environ.get("CLIENTWISE_SIGNING_KEY")
+        key_file = Path(signing_key) if signing_key else None
+        engines = nullcontext(connector(experiment, grid, connected, events.versions, key_file))
         accept = settings.get("accept-changes") is True
 
         def on_round(progress: Progress) -> None:

@@ -33,4 +33,7 @@ fi
 openssl x509 -req -sha384 -in "$request" -CA "$authority.crt" -CAkey "$authority.key" \
     -CAcreateserial -days 730 -out "$member.crt" \
     -extfile <(echo extendedKeyUsage=clientAuth) 2> /dev/null
+issued="$STATE/certificates/issued/$name"  # for revoke.sh
+mkdir -p "$issued"
+cp "$member.crt" "$issued/$(date +%s%N).crt"
 echo "Send $member.crt to the node."

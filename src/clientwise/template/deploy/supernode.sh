@@ -5,6 +5,7 @@
 # SILENCE=180: seconds without an answer of the server, after which the node ends with status 75, so
 # that its service starts it again. Needed because Flower's SuperNode does not return from every
 # broken connection.
+# It answers only instructions that are signed with a key in state/certificates/instructions.pub.
 #   supernode.sh NAME DATA      needs state/keys/NAME, NAME.crt and state/certificates/ca.crt
 set -euo pipefail
 source "$(dirname "$0")/settings.sh"
@@ -12,6 +13,11 @@ name="${1:?usage: supernode.sh NAME DATA}"
 data="$(realpath "${2:?usage: supernode.sh NAME DATA}")"
 refuse_open "$data"
 refuse_open "$STATE/keys/$name"
+server_keys="$STATE/certificates/instructions.pub"
+if [[ ! -e "$server_keys" ]]; then
+    echo "$server_keys does not exist: copy it from the server and compare its sha256sum"
+    exit 1
+fi
 options=(--silence "${SILENCE:-180}")
 if [[ -e "$STATE/keys/$name.crt" ]]; then
     options+=(--certificate "$STATE/keys/$name.crt" "$STATE/keys/$name.pem")
@@ -21,6 +27,7 @@ if [[ -n "${UPLINK:-}" ]]; then  # a Unix socket to the server, for a node witho
 fi
 node_config="data=\"$data\" loader=\"${LOADER:-$APP/data.py}\""
 node_config+=" smallest-cell=${SMALLEST_CELL:-1}"
+node_config+=" server-keys=\"$server_keys\" seen=\"$STATE/nodes/$name/seen\""
 log_as "$name"
 export FLWR_HOME="$STATE/nodes/$name"
 mkdir -p "$FLWR_HOME"
