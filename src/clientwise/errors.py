@@ -70,3 +70,15 @@ def shortened(text: str, most: int = 600) -> str:
         return text
     half = most // 2
     return f"{text[:half]} … {text[3 - half :]}"
+
+
+def plain(text: str) -> str:
+    r"""A text of others in one line, without control characters.
+
+    Escape sequences could rewrite what a terminal shows; invisible characters and half characters
+    could break a log.
+
+    >>> plain("no such file\x1b[2J\n\x1b]0;all is well\x07")
+    'no such file[2J ]0;all is well'
+    """
+    return "".join(filter(str.isprintable, " ".join(text.split())))

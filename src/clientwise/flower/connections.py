@@ -12,6 +12,7 @@ from ..engine.wrapping import EmbeddedEngine
 from ..experiment.build import choose_hostile
 from ..experiment.runner import Connect
 from ..experiment.schema import Experiment
+from .claims import Claims
 from .engine import Connected, FlowerEngine
 
 log = logging.getLogger("flwr.clientwise")  # a child of Flower's logger: `flwr log` shows it
@@ -22,10 +23,12 @@ def connector(
     grid: Grid,
     connected: Connected,
     on_versions: Callable[[int, Mapping[str, str]], None] = lambda client, versions: None,
+    on_repeat: Callable[[str], None] = lambda text: None,
+    make_claims: Callable[[], Claims | None] = lambda: None,
 ) -> Connect:
     """A function that replaces a lane's local engine by one that uses the grid.
 
-    `on_versions` is called with a client and the versions it runs.
+    See `FlowerEngine`; `make_claims` is called for every lane.
     """
 
     def connect(local: EmbeddedEngine, seed: int) -> FlowerEngine:
@@ -39,6 +42,8 @@ def connector(
             settings=experiment.flower,
             keepers=keepers,
             on_versions=on_versions,
+            on_repeat=on_repeat,
+            claims=make_claims(),
         )
 
     return connect

@@ -17,6 +17,7 @@ from ..experiment.config import load_experiment
 from ..experiment.lanes import Progress
 from ..experiment.runner import run
 from ..experiment.schema import Experiment
+from .claims import Claims
 from .connections import connector, registered_clients, simulated_clients
 from .data import Config, found_by, from_files, server_side
 from .events import Events
@@ -34,6 +35,8 @@ def server_app(config: Config) -> ServerApp:
     - `initial-model`: path of a model to start with.
     - `accept-changes`: resume although the server's samples, plugins or versions changed. The
       record says so.
+    - `declared`: path of the file with what members declared about their data, one line
+      `NAME CRITERION VALUE` for each value; see `flower.max_change`.
     - `files`, `loader`: in a simulation, replace `flower.files` and `flower.loader`.
 
     The file OUT-events.jsonl beside the run folder lists the run's events. The shell command in the
@@ -65,7 +68,21 @@ def server_app(config: Config) -> ServerApp:
         events = Events(file, experiment.flower.clients, command)
         events.begun(resume, experiment.flower.left)
         log.info("%s %s", "resuming the run in" if resume else "starting a run in", out.resolve())
-        engines = nullcontext(connector(experiment, grid, connected, events.versions))
+
+        def make_claims() -> Claims | None:
+            if isinstance(grid, InMemoryGrid):
+                return None
+            declared = str(settings.get("declared", ""))
+            return Claims(
+                experiment.flower.clients,
+                experiment.flower.max_change,
+                Path(declared) if declared else None,
+                events.declared,
+            )
+
+        engines = nullcontext(
+            connector(experiment, grid, connected, events.versions, events.repeated, make_claims)
+        )
         accept = settings.get("accept-changes") is True
 
         def on_round(progress: Progress) -> None:
