@@ -23,6 +23,9 @@ STATE="${STATE:-$APP/state}"
 # On the server: a command that gets alerts as JSON on its standard input, such as 'logger -t
 # federation'.
 ALERT="${ALERT:-}"
+# On the server: true stores every member's updates in state/superlink.sqlite, as Flower does. By
+# default they are in memory only, and deleted when the server has read them.
+KEEP_UPDATES="${KEEP_UPDATES:-false}"
 export FLWR_HOME="${FLWR_HOME:-$STATE/flower}"
 # No usage statistics, no update checks, and no downloads when a run starts.
 export FLWR_TELEMETRY_ENABLED=0

@@ -6,9 +6,10 @@ set -euo pipefail
 source "$(dirname "$0")/settings.sh"
 cd "$STATE"
 export CLIENTWISE_ALERT="${ALERT:-}"
+export CLIENTWISE_KEEP_UPDATES="$KEEP_UPDATES"
 echo $$ > superlink.pid
 log_as superlink
-exec flower-superlink --host "$LISTEN" --port "$LINK_PORT" \
+exec python -m clientwise.flower.link --host "$LISTEN" --port "$LINK_PORT" \
     --database "$STATE/superlink.sqlite" --enable-supernode-auth \
     --ssl-ca-certfile certificates/ca.crt \
     --ssl-certfile certificates/server.crt --ssl-keyfile certificates/server.key
