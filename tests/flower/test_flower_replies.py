@@ -268,7 +268,9 @@ def test_evaluations_cannot_weigh_more_than_declared(tiny: dict[str, Any], tmp_p
     file = tmp_path / "declared"
     file.write_text("ward-2 test_samples 20\n")
     federation = Federation(
-        tiny | {"server_set": {"fraction": 0.0}, "methods": ["FedAvg"]}, Claims(names, 1.5, file), max_test_samples=10**5
+        tiny | {"server_set": {"fraction": 0.0}, "methods": ["FedAvg"]},
+        Claims(names, 1.5, file),
+        max_test_samples=10**5,
     )
 
     def perfect(request: Message, parcel: Parcel) -> list[Parcel]:

@@ -35,14 +35,13 @@ def server_app(config: Config) -> ServerApp:
     - `initial-model`: path of a model to start with.
     - `accept-changes`: resume although the server's samples, plugins or versions changed. The
       record says so.
-    - `declared`: path of the file with what members declared about their data, one line
-      `NAME CRITERION VALUE` for each value; see `flower.max_change`.
     - `files`, `loader`: in a simulation, replace `flower.files` and `flower.loader`.
 
     The file OUT-events.jsonl beside the run folder lists the run's events. The shell command in the
     environment variable CLIENTWISE_ALERT gets those that need a person: a member lost or refused, a
     round that left the model as it was, the end. OUT-stop has the number of the run that
-    deploy/stop.sh stops; its end is not reported as a failure.
+    deploy/stop.sh stops; its end is not reported as a failure. members/declared beside the run folder
+    has what members declared about their data, one line `NAME CRITERION VALUE` for each value.
     """
     app = ServerApp()
 
@@ -72,13 +71,9 @@ def server_app(config: Config) -> ServerApp:
         def make_claims() -> Claims | None:
             if isinstance(grid, InMemoryGrid):
                 return None
-            declared = str(settings.get("declared", ""))
-            return Claims(
-                experiment.flower.clients,
-                experiment.flower.max_change,
-                Path(declared) if declared else None,
-                events.declared,
-            )
+            flower = experiment.flower
+            declared = out.parent / "members" / "declared"
+            return Claims(flower.clients, flower.max_change, declared, events.declared)
 
         engines = nullcontext(
             connector(experiment, grid, connected, events.versions, events.repeated, make_claims)

@@ -10,7 +10,7 @@ source "$(dirname "$0")/settings.sh"
 data="${1:+$(realpath "$1")}"
 model="${INITIAL_MODEL:+$(realpath "$INITIAL_MODEL")}"
 config="out=\"$STATE/run\" server-data=\"$data\" initial-model=\"$model\""
-config+=" declared=\"$STATE/members/declared\" accept-changes=${ACCEPT_CHANGES:-false}"
+config+=" accept-changes=${ACCEPT_CHANGES:-false}"
 said="$(flwr run "$APP" federation --run-config "$config")"
 echo "$said"
 [[ -z "${DETACH:-}" ]] || exit 0
