@@ -24,7 +24,7 @@ class Claims:
     """The values that clients declared or stated first, and the range around each.
 
     A claim x is accepted if v/f ≤ x ≤ f·v, where v is the declared value and f is `max_change`. A
-    client for which nothing is declared declares by its first accepted claim.
+    client for which nothing is declared declares by its first claim.
 
     Args:
         names: of the clients.
@@ -52,7 +52,7 @@ class Claims:
         stated = float(self._row(name)[client])
         known = stated if declared is None else declared
         if math.isnan(known):
-            if math.isfinite(value):  # else the guard refuses it
+            if 0 <= value < math.inf:  # else the guard refuses it
                 self._row(name)[client] = value
                 self.on_first(client, name, value)
             return

@@ -32,6 +32,6 @@ export FLWR_TELEMETRY_ENABLED=0
 export FLWR_DISABLE_UPDATE_CHECK=1
 export FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1
 umask 077
-log_as() {  # log_as SERVICE: with LOG=json, the output from here on is JSON
-    [[ "${LOG:-}" != json ]] || exec > >(exec python "$APP/deploy/log.py" "$1") 2>&1
+log_as() {  # log_as SERVICE: the output from here on has no control characters; LOG=json: JSON
+    exec > >(LOG="${LOG:-}" exec python "$APP/deploy/log.py" "$1") 2>&1
 }
