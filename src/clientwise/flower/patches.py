@@ -1,4 +1,6 @@
-"""Everything that clientwise replaces inside Flower: one class, `FleetHttpClient`.
+"""Everything that clientwise replaces inside Flower: `FleetHttpClient` and `ObjectStoreFactory`.
+
+A SuperLink has no option for where it stores messages; see `retention.py`.
 
 A node needs three things that Flower has no option for:
 
@@ -37,7 +39,9 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from flwr.common.serde import fab_from_proto
 from flwr.proto.fab_pb2 import GetFabRequest, GetFabResponse
 from flwr.supercore.fab import Fab
+from flwr.supercore.object_store import ObjectStoreFactory
 from flwr.supercore.primitives.asymmetric_ed25519 import create_message_to_sign
+from flwr.superlink import config_loader
 from flwr.supernode import fleet_http_connection
 from flwr.supernode.fleet_http_client import FleetHttpClient
 
@@ -108,3 +112,13 @@ def replace_fleet_client(
             "FleetHttpClient. Install clientwise[flower], which names the supported versions."
         )
     fleet_http_connection.FleetHttpClient = NodeClient  # type: ignore[attr-defined, assignment]
+
+
+def replace_object_store(factory: type[ObjectStoreFactory]) -> None:
+    """Let Flower's SuperLink create its store of messages with `factory`."""
+    if getattr(config_loader, "ObjectStoreFactory", None) is not ObjectStoreFactory:
+        raise ClientwiseError(
+            "this version of Flower is not supported: flwr.superlink.config_loader does not use "
+            "ObjectStoreFactory. Install clientwise[flower], which names the supported versions."
+        )
+    config_loader.ObjectStoreFactory = factory  # type: ignore[attr-defined, misc]

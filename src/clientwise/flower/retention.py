@@ -13,10 +13,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from flwr.supercore.object_store import ObjectStoreFactory
-from flwr.superlink import config_loader
 
-from ..errors import ClientwiseError
 from ..runs.wipe import wipe_tables
+from .patches import replace_object_store
 
 KEEP = "CLIENTWISE_KEEP_UPDATES"  # environment variable; "true": as Flower does
 # Flower's tables of messages: their objects, the relations of these, and the runs they belong to.
@@ -36,12 +35,7 @@ def keep_updates_in_memory(arguments: list[str]) -> None:
     Args:
         arguments: of `flower-superlink`.
     """
-    if getattr(config_loader, "ObjectStoreFactory", None) is not ObjectStoreFactory:
-        raise ClientwiseError(
-            "this version of Flower is not supported: flwr.superlink.config_loader does not use "
-            "ObjectStoreFactory. Install clientwise[flower], which names the supported versions."
-        )
-    config_loader.ObjectStoreFactory = InMemory  # type: ignore[attr-defined, misc]
+    replace_object_store(InMemory)
     if "--database" in arguments:
         database = Path(arguments[arguments.index("--database") + 1])
         if database.is_file():
