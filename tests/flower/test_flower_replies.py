@@ -459,7 +459,7 @@ def test_mutated_messages_end_no_run(tiny: dict[str, Any], messages: int) -> Non
         federation.known = dict(unchanged)
         federation.hostile = dict.fromkeys(range(1, 6), hostile)
         (record,) = federation.rounds()
-        assert 0 in record.client_ids
+        assert 0 in record.client_ids, (sent, refusals(record), record.notes)
         answered = [*record.client_ids, *refusals(record)]
         assert sorted(answered) == list(range(6))
         assert bool(federation.state.model.isfinite().all())

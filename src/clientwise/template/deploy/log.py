@@ -14,9 +14,8 @@ from datetime import datetime
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 LEVEL = re.compile(r"(DEBUG|INFO|WARNING|ERROR|CRITICAL)\s*:\s*")
 
-sys.stdin.reconfigure(errors="replace")
-for line in sys.stdin:
-    text = COLOUR.sub("", line).rstrip().replace("\t", "    ")
+for line in sys.stdin.buffer:
+    text = COLOUR.sub("", line.decode(errors="replace")).rstrip().replace("\t", "    ")
     text = "".join(filter(str.isprintable, text))
     if os.environ.get("LOG") != "json":
         print(text, flush=True)
