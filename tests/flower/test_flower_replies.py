@@ -61,7 +61,7 @@ class Federation:
             lambda: dict(enumerate(self.link.nodes)),
             seed=1,
             settings=FlowerSettings(
-                **{"train_seconds": 2.0, "evaluate_seconds": 2.0, "repeats": 0} | settings
+                **{"train_seconds": 50.0, "evaluate_seconds": 50.0, "repeats": 0} | settings
             ),
             claims=claims,
         )
@@ -442,7 +442,8 @@ def error(chance: random.Random, request: Message, parcel: Parcel) -> Parcel:
     "messages", [500, pytest.param(10_000, marks=[pytest.mark.fire, pytest.mark.slow])]
 )
 def test_mutated_messages_end_no_run(tiny: dict[str, Any], messages: int) -> None:
-    federation = Federation(tiny, train_seconds=0.5, evaluate_seconds=0.5)
+    # By the engine's fake clock; a message's real time to live follows from them
+    federation = Federation(tiny, train_seconds=50.0, evaluate_seconds=50.0)
     federation.known = {}
     federation.rounds()
     chance = random.Random(messages)
