@@ -439,7 +439,11 @@ def error(chance: random.Random, request: Message, parcel: Parcel) -> Parcel:
 
 
 @pytest.mark.parametrize(
-    "messages", [500, pytest.param(10_000, marks=[pytest.mark.fire, pytest.mark.slow])]
+    "messages",
+    [
+        500,
+        pytest.param(10_000, marks=[pytest.mark.fire, pytest.mark.slow, pytest.mark.timeout(3600)]),
+    ],
 )
 def test_mutated_messages_end_no_run(tiny: dict[str, Any], messages: int) -> None:
     # By the engine's fake clock; a message's real time to live follows from them
