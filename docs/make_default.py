@@ -1,136 +1,500 @@
-"""The tables of docs/evidence.md, "Third protocol", from the raw results.
+"""The claim about the default method: raw results, and all tables and the figure made from them.
 
-python docs/make_default.py           # from docs/results/default.csv.gz
-python docs/make_default.py FOLDER    # collect them first, from a run of experiments/default.toml
+python docs/make_default.py                  # tables and figure, from docs/results/*.csv.gz
+python docs/make_default.py FOLDER FOLDER    # collect the raw results of these matrices first
+
+Folders of matrices with the same name are parts of one matrix: by federation, by method, by seed.
+Where two parts have the same federation, column, method and seed, the later folder counts.
+
+A table stands in a page between `<!-- make_default: RAW TABLE -->` and `<!-- end -->`. RAW is the
+name of the matrix, and TABLE one of `TABLES`.
 """
 
 from __future__ import annotations
 
 import gzip
+import re
 import sys
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy
 import pandas
 
-from clientwise.experiment.matrix import look_at
-from clientwise.report.statistics import paired_difference
+from clientwise.experiment.matrix import MatrixCell, look_at
+from clientwise.report.arena_tables import FOOTNOTE, NOT_AVAILABLE, by_mean
+from clientwise.report.differences import p_number
+from clientwise.report.standings import (
+    Federation,
+    MethodStanding,
+    Results,
+    complete_methods,
+    mean_differences,
+    standings,
+)
+from clientwise.report.statistics import Difference, paired_difference
 from clientwise.runs.folder import RunFolder
+from clientwise.runs.recorded import RecordedConfig, recorded_config
 
-RAW = Path(__file__).parent / "results" / "default.csv.gz"
-REGRESSIONS = ("parkinsons", "air quality")  # their metric is an error
+DOCS = Path(__file__).parent
+RAW = DOCS / "results"
+FIGURE = RAW / "protocol-3.png"  # made from the raw results with the same name
+PAGES = (DOCS / "evidence.md", DOCS.parent / "README.md")
+
 OURS = "Recommended"
-ORACLE = "KnowsHonestTuned"
-UNAVAILABLE = (ORACLE, "ServerOnly")  # not federated methods that one could use
+ORACLE = "KnowsHonestTuned"  # regrets are counted against it
+ABLATION = "without "  # how the name of a method begins that lacks one part of ours
+EARLIER = f"{OURS} "  # likewise, of an earlier version of ours
+KEPT_ASIDE = "kept aside"  # the tag of a federation that was not used in development
+CLEAN = "clean"
+AIMS = {"clean": 0.5, "regret": 2.0, "alarms": 5.0}  # points, points, percent
+EVERY_ROUND = 25  # up to this round all are kept, later ones only where `STEP` divides them
+STEP = 5
+README_RIVALS = 5  # in the README's table and figure: the best usable methods beside ours
 
+KEYS = ["federation", "column", "share", "method", "seed"]
+MARKER = re.compile(r"<!-- make_default: (\S+) (\S+) -->\n(.*?)<!-- end -->", re.DOTALL)
 
-def read_raw() -> pandas.DataFrame:
-    """One row per federation, column, method, seed and round."""
-    return pandas.read_csv(RAW)
-
-
-def goodness(raw: pandas.DataFrame) -> pandas.DataFrame:
-    """The last round in points, so that more is better: accuracy, or minus the error."""
-    last = raw[raw["round"] == raw["round"].max()].copy()
-    sign = numpy.where(last["federation"].isin(REGRESSIONS), -100.0, 100.0)
-    last["points"] = sign * last["metric"]
-    return last
-
-
-def over_cells(last: pandas.DataFrame) -> str:
-    """Mean over cells and worst cell of the classifications."""
-    classes = last[~last["federation"].isin(REGRESSIONS)]
-    cells = classes.groupby(["method", "federation", "column"])["points"].mean()
-    lines = ["| method | mean over cells | worst cell | at | without hostile clients |"]
-    lines.append("| :-- | --: | --: | :-- | --: |")
-    means = cells.groupby("method").mean().sort_values(ascending=False)
-    for method, mean in means.items():
-        own = cells[method]
-        federation, column = own.idxmin()
-        clean = own.xs("clean", level="column").mean()
-        where = f"{federation}: {column}"
-        lines.append(f"| {method} | {mean:.1f} | {own.min():.1f} | {where} | {clean:.1f} |")
-    return "\n".join(lines)
-
-
-def by_federation(last: pandas.DataFrame) -> str:
-    """The four aims, federation by federation."""
-    lines = ["| federation | clean: best other | behind it | largest regret | at | false alarms |"]
-    lines.append("| :-- | :-- | --: | --: | :-- | --: |")
-    for federation, rows in last.groupby("federation", sort=False):
-        table = rows.pivot_table(index=["column", "seed"], columns="method", values="points")
-        clean = table.loc["clean"]
-        others = clean.drop(columns=[OURS, *UNAVAILABLE]).mean()
-        best = str(others.idxmax())
-        behind = _shown(clean[best], clean[OURS])
-        regrets = (table[ORACLE] - table[OURS]).groupby("column").mean()
-        worst = str(regrets.idxmax())
-        regret = _shown(table.loc[worst][ORACLE], table.loc[worst][OURS])
-        alarms = rows[(rows["column"] == "clean") & (rows["method"] == OURS)]
-        share = alarms["lowered_clients"].sum() / alarms["honest_clients"].sum()
-        lines.append(
-            f"| {federation} | {best} | {behind} | {regret} | {worst} | {100 * share:.1f}% |"
-        )
-    return "\n".join(lines)
-
-
-def lead(last: pandas.DataFrame) -> str:
-    """Ours against every usable method: mean over cells, federations as the unit."""
-    classes = last[~last["federation"].isin(REGRESSIONS)]
-    means = classes.groupby(["method", "federation"])["points"].mean().unstack()
-    lines = ["| against | difference, 95% interval over five federations |", "| :-- | --: |"]
-    for method in means.drop(index=[OURS, ORACLE]).mean(axis=1).sort_values(ascending=False).index:
-        lines.append(f"| {method} | {_shown(means.loc[OURS], means.loc[method])} |")
-    return "\n".join(lines)
-
-
-def _shown(one: pandas.Series, other: pandas.Series) -> str:
-    """A paired difference in points with the margin of its 95% interval."""
-    found = paired_difference(one.tolist(), other.tolist())
-    assert found is not None
-    return f"{found.mean:+.1f} ± {found.margin or 0:.1f}"
-
-
-def collect(folder: Path) -> None:
-    """Write the raw results of a matrix."""
-    parts = []
-    for cell in look_at(folder).cells:
-        run = RunFolder(folder / cell.folder)
-        rounds = pandas.DataFrame(run.columns("rounds"))
-        weights = pandas.DataFrame(run.columns("weights"))
-        parts.append(_rows(cell.data, cell.attack, rounds, weights))
-    with gzip.GzipFile(RAW, "wb", mtime=0) as file:
-        pandas.concat(parts).to_csv(file, index=False)
-
-
-def _rows(
-    federation: str, column: str, rounds: pandas.DataFrame, weights: pandas.DataFrame
-) -> pandas.DataFrame:
-    keys = ["method", "seed", "round"]
-    hostile = weights[weights["hostile"].notna()].groupby(keys)["weight"].sum()
-    rows = rounds[[*keys, "metric"]].merge(
-        hostile.rename("hostile_weight").reset_index(), on=keys, how="left"
-    )
-    alarms = weights[weights["hostile"].isna() & weights["posterior"].notna()].copy()
-    factor = alarms["posterior"] * alarms["copies"].fillna(1) / alarms["prior"]
-    alarms["factor"] = factor
-    largest = alarms.groupby(keys)["factor"].transform("max")
-    alarms["lowered"] = alarms["factor"] < 0.5 * largest
-    ever = alarms.groupby(["method", "seed", "client"])["lowered"].any()
-    counts = ever.groupby(["method", "seed"]).agg(lowered_clients="sum", honest_clients="count")
-    rows = rows.merge(counts.reset_index(), on=["method", "seed"], how="left")
-    rows.insert(0, "column", column)
-    rows.insert(0, "federation", federation)
-    return rows
+Rows = Sequence[Sequence[str]]
 
 
 def main() -> None:
-    """Print the tables."""
-    if len(sys.argv) > 1:
-        collect(Path(sys.argv[1]))
-    last = goodness(read_raw())
-    for table in (over_cells(last), by_federation(last), lead(last)):
-        print(f"{table}\n")
+    """Collect the raw results of the folders that are given, then write all tables."""
+    collect([Path(folder) for folder in sys.argv[1:]])
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        page.write_text(with_tables(text), encoding="utf-8")
+    draw_cells(read_raw(FIGURE.stem), FIGURE)
+
+
+def with_tables(text: str) -> str:
+    """A page with its tables made anew from the raw results."""
+
+    def make(found: re.Match[str]) -> str:
+        raw, name = found[1], found[2]
+        return f"<!-- make_default: {raw} {name} -->\n{make_table(raw, name)}\n<!-- end -->"
+
+    return MARKER.sub(make, text)
+
+
+def make_table(raw: str, name: str) -> str:
+    """One table in Markdown, from a file of raw results."""
+    return TABLES[name](read_raw(raw))
+
+
+# Raw results
+
+
+def collect(folders: Sequence[Path], into: Path = RAW) -> None:
+    """Write the raw results of matrices, one file for all that have the same name."""
+    parts: dict[str, list[pandas.DataFrame]] = {}
+    for folder in folders:
+        matrix = look_at(folder)
+        for cell in matrix.cells:
+            parts.setdefault(matrix.name, []).append(_cell_rows(folder, cell))
+    for name, frames in parts.items():
+        rows = pandas.concat(frames, ignore_index=True)
+        rows = rows.drop_duplicates(KEYS, keep="last").sort_values(KEYS)
+        rows = rows[[*_facts(rows), *_rounds(rows)]]
+        into.mkdir(exist_ok=True)
+        with gzip.GzipFile(into / f"{name}.csv.gz", "wb", mtime=0) as file:
+            rows.to_csv(file, index=False, float_format="%.5g")
+
+
+def read_raw(name: str, folder: Path = RAW) -> pandas.DataFrame:
+    """One row per federation, column, method and seed; the metric of round 7 in column "7"."""
+    return pandas.read_csv(folder / f"{name}.csv.gz")
+
+
+def _cell_rows(folder: Path, cell: MatrixCell) -> pandas.DataFrame:
+    run = RunFolder(folder / cell.folder)
+    config = recorded_config(run.folder)
+    rounds = pandas.DataFrame(run.columns("rounds"))
+    kept = rounds[(rounds["round"] <= EVERY_ROUND) | (rounds["round"] % STEP == 0)]
+    rows = kept.pivot_table(index=["method", "seed"], columns="round", values="metric")
+    rows = rows.round(5).rename(columns=str)
+    last = rounds[rounds["round"] == run.rounds].set_index(["method", "seed"])
+    rows["backdoor_success"] = last["attack_success"].astype(float)
+    alarms = {}
+    for _, method, seed in run.lanes:
+        found = run.false_alarms(method, seed)
+        if found.honest:
+            alarms[method, seed] = found
+    for position, label in enumerate(("lowered_clients", "honest_clients")):
+        counts = {lane: found[position] for lane, found in alarms.items()}
+        rows[label] = pandas.Series(counts, dtype=float)
+    rows = rows.reset_index()
+    rows["federation"] = cell.data
+    rows["kept_aside"] = int(KEPT_ASIDE in config.tags)
+    rows["measure"] = run.metric
+    rows["higher_is_better"] = int(run.higher_is_better)
+    rows["column"] = cell.attack
+    rows["share"] = cell.share
+    rows["hostile"] = int(run.has_hostile)
+    rows["kind"] = [_recorded_kind(config, method) for method in rows["method"]]
+    return rows
+
+
+def _recorded_kind(config: RecordedConfig, method: str) -> str:
+    """Whether a method is federated and available, as its config says."""
+    found = config.method(method)
+    if found is None or found.is_available:
+        return "not federated" if found is not None and found.is_control else "federated"
+    return "not available"
+
+
+def _rounds(rows: pandas.DataFrame) -> list[str]:
+    """The columns that hold the metric of a round, in order."""
+    return sorted((name for name in rows.columns if name.isdigit()), key=int)
+
+
+def _facts(rows: pandas.DataFrame) -> list[str]:
+    """The other columns."""
+    others = [name for name in rows.columns if not name.isdigit() and name not in KEYS]
+    return [*KEYS, *others]
+
+
+def results_of(raw: pandas.DataFrame, round_num: int | None = None) -> Results:
+    """The results at a round (None: the last), for the functions of the library."""
+    at = _rounds(raw)[-1] if round_num is None else str(round_num)
+    methods = tuple(raw["method"].unique())
+    seeds = sorted(raw["seed"].unique())
+    kinds = raw.drop_duplicates("method").set_index("method")["kind"]
+    federations = []
+    for name, rows in raw.groupby("federation", sort=False):
+        alarms = rows["lowered_clients"] / rows["honest_clients"]
+        alarms = alarms.where(rows["hostile"] == 0)
+        columns = _column_labels(rows)
+        federations.append(
+            Federation(
+                str(name),
+                str(rows["measure"].iloc[0]),
+                bool(rows["higher_is_better"].iloc[0]),
+                tuple(columns.unique()),
+                *(
+                    _grid(rows.assign(value=values, label=columns), methods, seeds)
+                    for values in (rows[at], rows["backdoor_success"], alarms)
+                ),
+            )
+        )
+    unavailable = frozenset(method for method in methods if kinds[method] == "not available")
+    return Results("", ORACLE, methods, unavailable, len(seeds), tuple(federations))
+
+
+def _column_labels(rows: pandas.DataFrame) -> pandas.Series:
+    """As in a report: "sign flip 40%", and "clean" without a share."""
+    shares = rows["share"].map(lambda share: f" {share:.0%}" if share else "")
+    return rows["column"] + shares
+
+
+def _grid(rows: pandas.DataFrame, methods: Sequence[str], seeds: Sequence[int]) -> numpy.ndarray:
+    """The values as [methods, columns, seeds]; NaN where there is none."""
+    columns = list(rows["label"].unique())
+    wide = rows.set_index(["method", "label", "seed"])["value"]
+    every = pandas.MultiIndex.from_product([methods, columns, seeds])
+    return wide.reindex(every).to_numpy().reshape(len(methods), len(columns), len(seeds))
+
+
+def kind_of(method: str, raw: pandas.DataFrame) -> str:
+    """What a method is for: usable, not available, ablation, or an earlier version of ours."""
+    if method.startswith(ABLATION):
+        return "ablation"
+    if method.startswith(EARLIER):
+        return "earlier version"
+    kind = str(raw.loc[raw["method"] == method, "kind"].iloc[0])
+    return kind if kind == "not available" else "usable"
+
+
+def chosen(raw: pandas.DataFrame, which: str = "classification") -> pandas.DataFrame:
+    """The rows of some federations: of classifications, those kept aside, or regressions."""
+    is_error = raw["higher_is_better"] == 0
+    choices = {
+        "classification": ~is_error,
+        "kept-aside": ~is_error & (raw["kept_aside"] == 1),
+        "regression": is_error,
+    }
+    return raw[choices[which]]
+
+
+# Tables
+
+
+def cells_table(raw: pandas.DataFrame) -> str:
+    """(a) Mean over cells, worst cell, clean, success of backdoors."""
+    results = results_of(raw)
+    lines = by_mean(standings(results, results.federations), results.federations[0])
+    has_backdoors = any(one.success is not None for one in lines)
+    columns = ["method", "kind", "mean over cells", "worst cell", "at", "clean"]
+    if has_backdoors:
+        columns.append("backdoor success")
+    higher = results.federations[0].higher_is_better
+    clean = {one.method: _clean_mean(results, one.method) for one in lines}
+    values = {
+        "mean over cells": {one.method: one.mean for one in lines},
+        "worst cell": {one.method: one.worst for one in lines},
+        "clean": clean,
+    }
+    bold = {label: _best(results, own, higher) for label, own in values.items()}
+    rows = []
+    for one in lines:
+        row = [_marked(one.method, results), kind_of(one.method, raw)]
+        row.append(_percent(one.mean, one.method in bold["mean over cells"]))
+        row.append(_percent(one.worst, one.method in bold["worst cell"]))
+        row += [one.worst_at, _percent(clean[one.method], one.method in bold["clean"])]
+        if has_backdoors:
+            row.append(_percent(one.success))
+        rows.append(row)
+    cells = sum(len(one.columns) for one in results.federations)
+    note = (
+        f"{_measure(results)} in percent, {cells} cells (a federation with a column), "
+        f"{results.seeds} seeds. Bold: the best available method. {FOOTNOTE}"
+    )
+    return f"{_markdown(columns, rows, texts=('method', 'kind', 'at'))}\n\n*{note}*"
+
+
+def federations_table(raw: pandas.DataFrame) -> str:
+    """(b) The aims by federation: clean, regret, false alarms."""
+    results = results_of(raw)
+    columns = ["federation", "clean: best other", "behind it", "largest regret", "at"]
+    columns.append("false alarms")
+    rivals = [method for method in results.methods if _is_federated(method, raw)]
+    aside = set(raw.loc[raw["kept_aside"] == 1, "federation"])
+    rows = []
+    for one in results.federations:
+        ours = one.goodness[results.methods.index(OURS)]
+        clean = one.columns.index(CLEAN)
+        best = max(rivals, key=lambda name: _goodness(results, one, name)[clean].mean())
+        behind = _over_seeds(_goodness(results, one, best)[clean] - ours[clean])
+        regrets = _goodness(results, one, ORACLE) - ours
+        at = int(regrets.mean(1).argmax())
+        regret = _over_seeds(regrets[at])
+        alarms = 100 * float(one.false_alarms[results.methods.index(OURS)])
+        row = [f"{one.name} ‡" if one.name in aside else one.name, best]
+        row.append(_bold(_points(behind), 100 * behind.mean > AIMS["clean"]))
+        row.append(_bold(_points(regret), 100 * regret.mean > AIMS["regret"]))
+        row += [one.columns[at], _bold(f"{alarms:.1f}%", alarms > AIMS["alarms"])]
+        rows.append(row)
+    note = (
+        "Points, of error with the sign turned where less is better; ± is the 95% interval over "
+        f"{results.seeds} seeds. Bold: the aim is missed (more than {AIMS['clean']} points behind, "
+        f"more than {AIMS['regret']:g} points of regret, more than {AIMS['alarms']:g}% false alarms)."
+    )
+    if aside:
+        note += " ‡ Not used in development."
+    texts = ("federation", "clean: best other", "at")
+    return f"{_markdown(columns, rows, texts)}\n\n*{note}*"
+
+
+def lead_table(raw: pandas.DataFrame) -> str:
+    """(c) Ours against every other method: over federations and over seeds, with Holm."""
+    results = results_of(raw)
+    others = [name for name in complete_methods(results, results.federations) if name != OURS]
+    found = mean_differences(results, results.federations, OURS, others)
+    found.sort(key=lambda one: one.over_seeds.mean)
+    federations = len(results.federations)
+    columns = [
+        "against",
+        f"mean, over {federations} federations",
+        "p",
+        f"over {results.seeds} seeds",
+    ]
+    columns += ["p ", "worst cell of each federation", "p  "]
+    rows = []
+    for one in found:
+        row = [_marked(one.method, results)]
+        for difference in (one.over_federations, one.over_seeds, one.worst):
+            row += [_points(difference), _p_value(difference)]
+        rows.append(row)
+    note = (
+        f"`{OURS}` minus the method, in points with 95% intervals. p is corrected for {len(others)} "
+        "comparisons (Holm). Over federations: what other federations would give, if these are a "
+        "random choice of them. Over seeds: what other seeds would give on these federations. "
+        f"Bold: p < 0.05. {FOOTNOTE}"
+    )
+    return f"{_markdown(columns, rows, texts=('against',))}\n\n*{note}*"
+
+
+def ablations_table(raw: pandas.DataFrame) -> str:
+    """(d) What every part of ours adds: paired over the seeds, federation by federation."""
+    results = results_of(raw)
+    complete = complete_methods(results, results.federations)
+    ablations = [name for name in complete if kind_of(name, raw) == "ablation"]
+    over = mean_differences(results, results.federations, OURS, ablations)
+    columns = [OURS, *(one.name for one in results.federations), "all federations", "p"]
+    columns.append("largest effect")
+    rows = []
+    for one in over:
+        effects = {}
+        row = [one.method]
+        for federation in results.federations:
+            gain = _goodness(results, federation, OURS) - _goodness(results, federation, one.method)
+            row.append(_points(_over_seeds(gain.mean(0))))
+            for column, effect in zip(federation.columns, gain.mean(1).tolist(), strict=True):
+                effects[f"{federation.name}: {column}"] = effect
+        largest = max(effects, key=lambda cell: abs(effects[cell]))
+        row += [_points(one.over_federations), _p_value(one.over_federations)]
+        row.append(f"{_points(Difference(effects[largest], None, 1))}, {largest}")
+        rows.append(row)
+    note = (
+        f"`{OURS}` minus the same method without the part, mean over the columns, in points (of "
+        "error with the sign turned where less is better); above zero, the part helps. ± is the "
+        f"95% interval over {results.seeds} seeds, in the column “all federations” over "
+        f"{len(results.federations)} federations, with p corrected for {len(over)} comparisons (Holm)."
+    )
+    return f"{_markdown(columns, rows, texts=(OURS, 'largest effect'))}\n\n*{note}*"
+
+
+def flat_table(raw: pandas.DataFrame) -> str:
+    """(e) Whether the order holds where the curves are flat."""
+    rounds = [int(number) for number in _rounds(raw)]
+    last = rounds[-1]
+    before = max(number for number in rounds if number <= 0.8 * last)
+    columns = ["method", f"mean, round {EVERY_ROUND}", f"mean, round {last}"]
+    columns += [f"worst cell, round {EVERY_ROUND}", f"worst cell, round {last}"]
+    columns.append(f"change since round {before}")
+    by_round = {}
+    for number in (EVERY_ROUND, before, last):
+        results = results_of(raw, number)
+        by_round[number] = {one.method: one for one in standings(results, results.federations)}
+    rows = []
+    for one in by_mean([*by_round[last].values()], results.federations[0]):
+        early = by_round[EVERY_ROUND][one.method]
+        row = [_marked(one.method, results), _percent(early.mean), _percent(one.mean)]
+        row += [_percent(early.worst), _percent(one.worst)]
+        row.append(f"{100 * (one.mean - by_round[before][one.method].mean):+.1f}")
+        rows.append(row)
+    note = f"{_measure(results)} in percent, {results.seeds} seeds, the same runs. {FOOTNOTE}"
+    return f"{_markdown(columns, rows, texts=('method',))}\n\n*{note}*"
+
+
+def readme_table(raw: pandas.DataFrame) -> str:
+    """(f) The README's table: ours, its strongest rivals, and what they are measured by."""
+    results = results_of(raw)
+    lines = _for_readme(results, raw)
+    rows = []
+    for one in lines:
+        name = f"**`{one.method}`**" if one.method == OURS else _marked(one.method, results)
+        clean = _percent(_clean_mean(results, one.method))
+        rows.append([name, _percent(one.mean), _percent(one.worst), clean])
+    cells = sum(len(one.columns) for one in results.federations)
+    columns = ["method", f"mean over {cells} cells", "worst cell", "no hostile clients"]
+    return _markdown(columns, rows, texts=("method",))
+
+
+TABLES: Mapping[str, Callable[[pandas.DataFrame], str]] = {
+    "cells": lambda raw: cells_table(chosen(raw)),
+    "cells-kept-aside": lambda raw: cells_table(chosen(raw, "kept-aside")),
+    "cells-regression": lambda raw: cells_table(chosen(raw, "regression")),
+    "federations": federations_table,
+    "lead": lambda raw: lead_table(chosen(raw)),
+    "lead-kept-aside": lambda raw: lead_table(chosen(raw, "kept-aside")),
+    "ablations": lambda raw: ablations_table(chosen(raw)),
+    "ablations-regression": lambda raw: ablations_table(chosen(raw, "regression")),
+    "flat": lambda raw: flat_table(chosen(raw)),
+    "readme": lambda raw: readme_table(chosen(raw)),
+}
+
+
+def draw_cells(raw: pandas.DataFrame, path: Path) -> None:
+    """The README's figure: every cell of the methods in its table."""
+    from matplotlib import pyplot
+
+    rows = chosen(raw)
+    results = results_of(rows)
+    lines = _for_readme(results, rows)[::-1]
+    figure, axes = pyplot.subplots(figsize=(8, 0.42 * len(lines) + 1), layout="constrained")
+    for height, one in enumerate(lines):
+        index = results.methods.index(one.method)
+        cells = [100 * federation.values[index].mean(1) for federation in results.federations]
+        values = numpy.concatenate(cells)
+        colour = "#1f5fa8" if one.method == OURS else "#777777"
+        heights = numpy.full(len(values), height)
+        axes.plot(values, heights, "|", color=colour, markersize=9, alpha=0.5)
+        axes.plot(100 * one.mean, height, "o", color=colour, markersize=7)
+        axes.plot(100 * one.worst, height, "v", color="#c23b22", markersize=7)
+    axes.set_yticks(range(len(lines)), [_marked(one.method, results) for one in lines])
+    axes.set_xlabel(f"{_measure(results)} in %: every cell (|), mean (●), worst cell (▼)")
+    axes.grid(axis="x", alpha=0.3)
+    figure.savefig(path, dpi=150, metadata={"Software": None})
+    pyplot.close(figure)
+
+
+def _for_readme(results: Results, raw: pandas.DataFrame) -> list[MethodStanding]:
+    """Ours, the best usable rivals, and the methods that everything is measured by."""
+    lines = by_mean(standings(results, results.federations), results.federations[0])
+    usable = [one.method for one in lines if kind_of(one.method, raw) == "usable"]
+    rivals = [method for method in usable if method != OURS][:README_RIVALS]
+    shown = {OURS, ORACLE, "ServerOnly", "FedAvg", *rivals}
+    return [one for one in lines if one.method in shown]
+
+
+def _is_federated(method: str, raw: pandas.DataFrame) -> bool:
+    kinds = raw.loc[raw["method"] == method, "kind"]
+    return method != OURS and kinds.iloc[0] == "federated"
+
+
+def _goodness(results: Results, one: Federation, method: str) -> numpy.ndarray:
+    """[columns, seeds], the higher the better."""
+    return one.goodness[results.methods.index(method)]
+
+
+def _clean_mean(results: Results, method: str) -> float:
+    """Mean over the federations without hostile clients."""
+    index = results.methods.index(method)
+    clean = [one.values[index, one.columns.index(CLEAN)] for one in results.federations]
+    return float(numpy.mean(clean))
+
+
+def _best(results: Results, values: Mapping[str, float], higher: bool) -> set[str]:
+    """The available methods with the best value."""
+    rivals = {name: value for name, value in values.items() if name not in results.unavailable}
+    best = max(rivals.values()) if higher else min(rivals.values())
+    return {name for name, value in rivals.items() if value == best}
+
+
+def _over_seeds(paired: numpy.ndarray) -> Difference:
+    found = paired_difference(paired.tolist(), [0.0] * len(paired))
+    assert found is not None
+    return found
+
+
+def _measure(results: Results) -> str:
+    name = results.federations[0].metric
+    return name if name.isupper() else name.capitalize()
+
+
+def _marked(method: str, results: Results) -> str:
+    return f"{method} {NOT_AVAILABLE}" if method in results.unavailable else method
+
+
+def _points(difference: Difference) -> str:
+    if abs(difference.mean) > 9.99:
+        return "> +999" if difference.mean > 0 else "< -999"  # a model that diverged
+    text = f"{100 * difference.mean:+.1f}"
+    return text if difference.margin is None else f"{text} ± {100 * difference.margin:.1f}"
+
+
+def _p_value(difference: Difference) -> str:
+    if difference.p_value is None:
+        return "–"
+    return _bold(p_number(difference.p_value), difference.is_significant)
+
+
+def _percent(value: float | None, is_best: bool = False) -> str:
+    if value is None:
+        return "–"
+    return _bold("> 999" if value > 9.99 else f"{100 * value:.1f}", is_best)
+
+
+def _bold(text: str, is_bold: bool) -> str:
+    return f"**{text}**" if is_bold else text
+
+
+def _markdown(columns: Sequence[str], rows: Rows, texts: Sequence[str]) -> str:
+    """A table; the columns named in `texts` are words, the others numbers."""
+    rule = [":--" if column in texts else "--:" for column in columns]
+    lines = [[column.strip() for column in columns], rule, *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy
 
-from clientwise.report.standings import Federation, Results, read_results, worst_case_difference
+from clientwise.report.standings import Federation, Results, read_results
 from clientwise.report.statistics import Difference, paired_difference
 from clientwise.runs.folder import RunFolder
 
@@ -32,6 +32,12 @@ def against(results: Results, one: Federation, other: str, column: int) -> Diffe
     return found
 
 
+def worst_case_difference(results: Results, one: Federation, other: str) -> Difference | None:
+    """Ours minus another in the worst case of these protocols: the lowest column of each seed."""
+    ours, theirs = (one.goodness[results.methods.index(name)].min(0) for name in (OURS, other))
+    return paired_difference(ours.tolist(), theirs.tolist())
+
+
 def worst_hospital(folder: Path, cell: str, method: str) -> list[float]:
     """The accuracy of the honest hospital with the lowest one, seed by seed."""
     run = RunFolder(folder / cell)
@@ -41,7 +47,8 @@ def worst_hospital(folder: Path, cell: str, method: str) -> list[float]:
 def main(folder: Path) -> None:
     """Four tables in Markdown."""
     results = read_results(folder)
-    usable = [name for name in results.methods if name not in results.controls and name != OURS]
+    left_out = {*results.unavailable, "ServerOnly", OURS}
+    usable = [name for name in results.methods if name not in left_out]
     print(
         "| federation | clean, vs FedAvg | clean, vs ServerTuning | lowest vs KnowsHonestTuned "
         "| in column | next best worst case | lead over it |"
@@ -54,7 +61,7 @@ def main(folder: Path) -> None:
             name: float(one.goodness[results.methods.index(name)].min(0).mean()) for name in usable
         }
         second = max(worst, key=worst.__getitem__)
-        ahead = worst_case_difference(results, [one], OURS, second)
+        ahead = worst_case_difference(results, one, second)
         clean = [shown(against(results, one, name, 0)) for name in ("FedAvg", "ServerTuning")]
         at = one.columns[largest]
         print(

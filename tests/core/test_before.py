@@ -47,7 +47,10 @@ def close(found: Tensor, expected: Tensor) -> None:
 
 
 def check_shares(mixed: Mixed, updates: Tensor) -> None:
-    close(mixed.shares.float() @ updates, mixed.updates)
+    shares = mixed.shares.diag() if mixed.shares.ndim == 1 else mixed.shares
+    close(shares.float() @ updates, mixed.updates)
+    influence = torch.rand(len(updates), generator=torch.Generator().manual_seed(2)).double()
+    close(mixed.passed_on(influence), influence @ shares)
 
 
 @needs_byzfl

@@ -1,10 +1,19 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
 
-from clientwise.core.evidence.significance import LEAST_WITNESSES, Significance, z_despite, z_values
+from clientwise.core.evidence.own_past import OwnPast
+from clientwise.core.evidence.significance import (
+    LEAST_JUDGES,
+    LEAST_SAMPLES,
+    Significance,
+    z_despite,
+    z_values,
+)
 from clientwise.core.types import Evaluation, Gathered, Layer, ModelSpec, Posterior
 
 SPEC = ModelSpec((Layer("kernel", (2,), 0, 2),), 2, 2)
@@ -75,10 +84,40 @@ def test_who_helps_as_surely_earns_its_weight_back_and_no_more() -> None:
 
 
 def test_with_few_samples_it_does_nothing_and_says_so() -> None:
-    found = Significance()(gathered(UPDATES, LEAST_WITNESSES - 1), PRIOR, Significance().first(9))
+    found = Significance()(gathered(UPDATES, LEAST_SAMPLES - 1), PRIOR, Significance().first(9))
     assert found.z is None
-    assert "no evidence" in found.notes[0]
+    assert found.notes == ("fewer than 8 held-out samples: no evidence from them",)
     torch.testing.assert_close(found.weights, PRIOR)
+
+
+def test_with_few_judges_it_does_nothing_and_says_so() -> None:
+    few = gathered(UPDATES, LEAST_JUDGES - 1, by_clients=True, spread=0.1)
+    found = Significance()(few, PRIOR, Significance().first(9))
+    assert found.z is None
+    assert found.notes == ("fewer than 12 judges: no evidence from them",)
+    torch.testing.assert_close(found.weights, PRIOR)
+    enough = gathered(UPDATES, LEAST_JUDGES, by_clients=True, spread=0.1)
+    assert Significance()(enough, PRIOR, Significance().first(9)).weights[6:].sum() < 0.2
+
+
+def test_history_alone_needs_nobody_to_judge() -> None:
+    def judge(models: Tensor) -> Evaluation:
+        raise AssertionError("no held-out samples are there")
+
+    def updates(way: Tensor) -> Gathered:
+        return replace(gathered(way), spec=replace(SPEC, num_parameters=500), judge=judge)
+
+    evidence = OwnPast()
+    ways = torch.randn(9, 500, generator=torch.Generator().manual_seed(1))
+    turned = torch.cat([ways[:6], -ways[6:]])
+    memory = evidence.first(9)
+    for way in (ways, ways):
+        found = evidence(updates(way), PRIOR, memory)
+        torch.testing.assert_close(found.weights, PRIOR)
+        memory = dict(found.memory)
+    found = evidence(updates(turned), PRIOR, memory)
+    assert found.weights[6:].sum() < 0.01
+    torch.testing.assert_close(found.weights[:6], (1 - found.weights[6:].sum()).expand(6) / 6)
 
 
 def test_judges_of_whom_a_third_lie_together() -> None:

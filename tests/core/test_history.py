@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy
 import pytest
 import torch
 from torch import Tensor
@@ -47,9 +48,9 @@ def test_an_update_against_the_own_past_is_evidence_and_does_not_rewrite_it() ->
         history, z = seen(history, 7, update)
         zs.append(z)
     assert all(z != z for z in zs[:2])  # two updates make a past
-    assert zs[2] == pytest.approx(-16)
-    assert zs[3:6] == pytest.approx([16, 16, 16])
-    assert zs[6] == pytest.approx(-16)  # its past is still the one of the honest rounds
+    assert zs[2] < -16
+    assert min(zs[3:6]) > 16
+    assert zs[6] < -16  # its past is still the one of the honest rounds
 
 
 def test_a_past_follows_a_client_whose_direction_drifts() -> None:
@@ -84,7 +85,31 @@ def test_a_model_of_few_parameters_is_no_strong_witness() -> None:
     for update in (way, way, way):
         history, _ = seen(history, 0, update)
     _, z = seen(history, 0, -way)
-    assert z == pytest.approx(3**0.5)
+    assert z == 0
+
+
+def test_z_is_fishers_test_of_a_cosine_below_one_half() -> None:
+    (way, aside) = directions(2)
+    aside = aside - (aside @ way) / (way @ way) * way
+    aside = aside * way.norm() / aside.norm()
+    history = History.read({})
+    for _ in range(3):
+        history, _ = seen(history, 0, way)
+    for cosine in (-0.3, -0.6, -0.9):
+        update = cosine * way + (1 - cosine**2) ** 0.5 * aside
+        found = float(torch.nn.functional.cosine_similarity(*sketch(torch.stack([way, update])), 0))
+        _, z = seen(history, 0, update)
+        expected = (numpy.arctanh(-found) - numpy.arctanh(0.5)) * 253**0.5
+        assert z == pytest.approx(expected, rel=1e-4)
+
+
+def test_a_client_that_turns_by_a_right_angle_gets_a_new_past() -> None:
+    (before, after) = directions(2)
+    history = History.read({})
+    for update in (before, before, before, after, after, after, after):
+        history, z = seen(history, 0, update)
+        assert not z > 0
+    assert z < -16  # the new direction is its past now
 
 
 def test_honest_clients_of_a_converged_small_model_keep_their_weights(tmp_path) -> None:

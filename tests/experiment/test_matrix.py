@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy
 import pytest
+from scipy.stats import friedmanchisquare, ttest_rel
 
 import clientwise as cw
 import processes
@@ -23,14 +24,18 @@ from clientwise.experiment.matrix import _outline, load, load_matrix, open_matri
 from clientwise.experiment.matrix_runs import CellsFailedError, find_unfinished_matrix, run_matrix
 from clientwise.experiment.validation import validate
 from clientwise.report.arena import arena
-from clientwise.report.document import Chart, Table
+from clientwise.report.document import Chart, Document, Table, text_of, value_of
 from clientwise.report.export import as_csv
 from clientwise.report.marks import HeatMap
 from clientwise.report.standings import (
+    Federation,
+    Results,
     critical_difference,
+    mean_differences,
+    rank,
     read_results,
     standings,
-    worst_case_difference,
+    worst_cell_difference,
 )
 from clientwise.runs.reader import is_finished
 
@@ -99,6 +104,25 @@ def test_what_cannot_be_run_is_refused(
     config["matrix"] |= change
     with pytest.raises(ConfigError, match=message):
         load_matrix(config)
+
+
+def test_a_rule_is_told_the_share_of_its_column(config: dict[str, Any]) -> None:
+    neighbours = {"name": "nearest_neighbours", "hostile": "column"}
+    config["methods"] = [
+        "KnowsHonest",
+        {"like": "DnC", "rule": {"hostile": "column"}},
+        {"name": "NNM", "like": "Median", "before": [neighbours]},
+        {"name": "fixed", "like": "DnC", "rule": {"hostile": 0.3}},
+    ]
+    config["matrix"]["shares"] = [0.2, 0.6]
+    told = {}
+    for cell in load_matrix(config).cells:
+        _, dnc, mixing, fixed = cell.experiment.methods
+        assert fixed.rule.options["hostile"] == 0.3
+        told[cell.column] = (dnc.rule.options["hostile"], mixing.before[0].options["hostile"])
+    assert told["clean"] == (0, 0)
+    assert told["flip 20%"] == (0.2, 0.2)
+    assert told["labels 60%"] == (0.49, 0.49)
 
 
 def test_a_matrix_is_a_table(config: dict[str, Any]) -> None:
@@ -236,30 +260,139 @@ def test_what_a_killed_run_leaves_does_not_block_its_folder(
         run_matrix(load_matrix(config), tmp_path / "mine")
 
 
-def test_the_report_counts_regret_by_seed(finished: Path) -> None:
+def test_the_worst_case_is_the_worst_cell(finished: Path) -> None:
     results = read_results(finished)
     (one,) = results.federations
     assert one.values.shape == (3, 3, 2)
     assert results.missing == 0
     by_name = {standing.method: standing for standing in standings(results, [one])}
     fedavg, oracle = one.values[0], one.values[2]
-    assert by_name["FedAvg"].worst == pytest.approx(fedavg.min(0).mean())
+    assert by_name["FedAvg"].worst == pytest.approx(fedavg.mean(1).min())
+    assert by_name["FedAvg"].worst_at == one.columns[fedavg.mean(1).argmin()]
     regret = by_name["FedAvg"].regret
     assert regret is not None
     assert regret.mean == pytest.approx((oracle - fedavg).mean())
+    largest = by_name["FedAvg"].worst_regret
+    assert largest is not None
+    assert largest.mean == pytest.approx((oracle - fedavg).mean(1).max())
     oracle_regret = by_name["KnowsHonest"].regret
     assert oracle_regret is not None
     assert oracle_regret.mean == 0
-    difference = worst_case_difference(results, [one], "KnowsHonest", "FedAvg")
-    assert difference is not None
-    assert difference.mean == pytest.approx((oracle.min(0) - fedavg.min(0)).mean())
+    difference = worst_cell_difference(results, [one], "KnowsHonest", "FedAvg")
+    assert difference.mean == pytest.approx(oracle.mean(1).min() - fedavg.mean(1).min())
     assert by_name["KnowsHonest"].rank is None, "nobody could use it"
     assert (by_name["FedAvg"].rank or 0) + (by_name["Median"].rank or 0) == pytest.approx(1 + 2)
 
 
+@pytest.fixture
+def drawn() -> Results:
+    """Four methods on six federations with two or three columns; the oracle is the last method."""
+    random = numpy.random.default_rng(3)
+    federations = []
+    for number in range(6):
+        columns = ("clean", "flip 40%", "ALIE 40%")[: 2 + number % 2]
+        values = random.uniform(0.5, 0.6, (4, len(columns), 5))
+        values += numpy.array([0.2, 0.1, 0.0, 0.3])[:, None, None]
+        nothing = numpy.full_like(values, numpy.nan)
+        alarms = nothing.copy()
+        alarms[0, 0] = number / 10
+        name = f"federation {number}"
+        federations.append(Federation(name, "accuracy", True, columns, values, nothing, alarms))
+    names = ("ours", "second", "third", "oracle")
+    return Results("drawn", "oracle", names, frozenset({"oracle"}), 5, tuple(federations))
+
+
+def test_differences_are_over_seeds_and_over_federations(drawn: Results) -> None:
+    found = mean_differences(drawn, drawn.federations, "ours", ["second", "third"])
+    cells = numpy.concatenate([one.values for one in drawn.federations], 1)
+    by_federation = numpy.array([one.values.mean((1, 2)) for one in drawn.federations]).T
+    worst = numpy.array([one.values.mean(2).min(1) for one in drawn.federations]).T
+    units = {"over_seeds": cells.mean(1), "over_federations": by_federation, "worst": worst}
+    for unit, values in units.items():
+        tests = [ttest_rel(values[0], values[other]) for other in (1, 2)]
+        smaller, larger = sorted(float(test.pvalue) for test in tests)
+        for one, test, other in zip(found, tests, (1, 2), strict=True):
+            difference = getattr(one, unit)
+            assert difference.mean == pytest.approx((values[0] - values[other]).mean())
+            assert difference.interval == pytest.approx(tuple(test.confidence_interval()))
+            expected = 2 * smaller if test.pvalue == smaller else max(2 * smaller, larger)
+            assert difference.p_value == pytest.approx(expected)
+            assert difference.tests == 2
+
+
+def test_ranks_have_federations_as_blocks(drawn: Results) -> None:
+    ranks = rank(drawn, drawn.federations)
+    means = numpy.array([one.values[:3].mean((1, 2)) for one in drawn.federations])
+    places = (-means).argsort(1).argsort(1) + 1
+    assert list(ranks.means.values()) == pytest.approx(places.mean(0).tolist())
+    assert ranks.p_value == pytest.approx(friedmanchisquare(*means.T).pvalue)
+    assert ranks.critical_difference == critical_difference(3, 6)
+
+
+def test_false_alarms_count_every_federation_alike(drawn: Results) -> None:
+    by_name = {one.method: one for one in standings(drawn, drawn.federations)}
+    assert by_name["ours"].false_alarms == pytest.approx(0.25)
+    assert by_name["second"].false_alarms is None
+
+
+def test_the_report_on_a_matrix_counts_false_alarms(tiny: dict[str, Any], tmp_path: Path) -> None:
+    evidence = {"name": "significance", "threshold": 0, "slack": 0}
+    doubtful = {"name": "doubtful", "like": "Evidence", "evidence": evidence}
+    server_set = {"fraction": 0.3, "report_fraction": 0.5}
+    config = tiny | {"methods": ["FedAvg", doubtful], "seeds": [1], "server_set": server_set}
+    attacks = {"attacks": {"flip": ATTACKS["flip"]}, "shares": [0.4]}
+    folder = run_matrix(load_matrix(config | {"matrix": attacks}), tmp_path / "run")
+    (one,) = read_results(folder).federations
+    assert numpy.isnan(one.alarms[:, 1]).all(), "a column with hostile clients"
+    clean = cw.Run(folder / "tiny--clean")
+    assert one.false_alarms[1] == clean.false_alarms("doubtful", 1).share
+    values = as_csv(_table(arena(folder), "values")).splitlines()
+    shown = {line.split(",")[0]: line.split(",")[-1] for line in values}
+    assert shown["method"] == "false alarms"
+    assert shown["FedAvg"] == ""
+    assert float(shown["doubtful"]) == one.false_alarms[1]
+
+
+def _table(document: Document, ending: str) -> Table:
+    for section in document.sections:
+        for item in section.items:
+            if isinstance(item, Table) and item.id.endswith(ending):
+                return item
+    raise AssertionError(f"no table {ending}")
+
+
+def test_what_is_not_available_is_marked_and_never_best(finished: Path) -> None:
+    shown = _table(arena(finished), "standings-accuracy")
+    rows = {str(value_of(row[0])): index for index, row in enumerate(shown.rows)}
+    assert text_of(shown.rows[rows["KnowsHonest"]][0]) == "KnowsHonest †"
+    assert "† Not available" in shown.note
+    best = {row for row, _ in shown.best()}
+    assert best
+    assert rows["KnowsHonest"] not in best
+    head, *lines = as_csv(shown).splitlines()
+    assert head.startswith("method,method available,")
+    assert {line.split(",")[0]: line.split(",")[1] for line in lines} == {
+        "FedAvg": "yes",
+        "Median": "yes",
+        "KnowsHonest": "no",
+    }
+
+
+def test_the_server_alone_is_available_and_pooled_samples_are_not(tmp_path: Path) -> None:
+    config: dict[str, Any] = {"name": "controls", "rounds": 1, "data": "digits", "model": "linear"}
+    config |= {"partition": {"name": "iid", "clients": 3}, "device": "cpu"}
+    config |= {"server_set": {"fraction": 0.3, "report_fraction": 0.5}}
+    config |= {"methods": ["FedAvg", "ServerOnly", "Pooled", "KnowsHonestTuned"]}
+    folder = run_matrix(load_matrix(config | {"matrix": {"attacks": {}}}), tmp_path / "run")
+    results = read_results(folder)
+    assert results.unavailable == {"Pooled", "KnowsHonestTuned"}
+    ranked = {one.method for one in standings(results, results.federations) if one.rank}
+    assert ranked == {"FedAvg", "ServerOnly"}
+
+
 def test_the_page_has_a_heat_map_and_its_numbers(finished: Path) -> None:
     document = arena(finished)
-    assert any("worst case" in line for line in document.lead)
+    assert any("worst cell" in line for line in document.lead)
     assert not any("KnowsHonest" in line for line in document.lead)
     items = [item for section in document.sections for item in section.items]
     (chart,) = (item for item in items if isinstance(item, Chart))
@@ -275,7 +408,7 @@ def test_the_page_has_a_heat_map_and_its_numbers(finished: Path) -> None:
     results = read_results(finished)
     method = results.methods.index(first[0])
     numpy.testing.assert_allclose(
-        [float(v) for v in first[1:]], results.federations[0].values[method].mean(1)
+        [float(v) for v in first[2:]], results.federations[0].values[method].mean(1)
     )
 
 
@@ -299,7 +432,7 @@ def test_looking_at_a_matrix_executes_nothing_it_names(finished: Path, tmp_path:
     with pytest.raises(ConfigError, match="executed"):
         open_matrix(folder)
     assert arena(folder).lead == arena(finished).lead
-    assert read_results(folder).controls == {"KnowsHonest"}
+    assert read_results(folder).unavailable == {"KnowsHonest"}
 
 
 def test_a_damaged_cell_does_not_hide_the_others(finished: Path, tmp_path: Path) -> None:

@@ -62,6 +62,8 @@ class Link:
 
     def requests_to(self, node: int) -> list[Message]:
         """The messages that wait for a node, decoded as the node does."""
+        # As the server app's process does all the time; without it Flower ends the run
+        assert self.state.acknowledge_task_heartbeat(self.task.task_id)
         asked = PullMessagesRequest(node=Node(node_id=node))
         answer = fleet_handlers.pull_messages(asked, self.state, self.state.object_store)
         found = []

@@ -180,3 +180,36 @@ def test_leafs_percentiles_are_in_the_summary(tiny: dict[str, Any], tmp_path: Pa
         "worst decile of clients",
         "best decile of clients",
     ]
+
+
+def test_false_alarms_are_honest_clients_that_lost_half_of_their_weight(tmp_path: Path) -> None:
+    doubtful = {"name": "doubtful", "like": "Recommended"}
+    doubtful["evidence"] = {"name": "significance", "threshold": 0, "slack": 0, "copies": True}
+    config = {
+        "name": "alarms",
+        "rounds": 4,
+        "device": "cpu",
+        "data": "digits",
+        "partition": {"name": "dirichlet", "clients": 8, "concentration": 0.3},
+        "model": "linear",
+        "training": {"batch_size": 20, "learning_rate": 0.1},
+        "server_set": {"fraction": 0.3, "report_fraction": 0.6},
+        "hostile": [{"clients": [0, 1], "attack": "alie"}],
+        "methods": ["FedAvg", doubtful],
+    }
+    run = cw.Run(cw.run(config, tmp_path / "run"))
+    lowered = set()
+    honest = set()
+    for round_num in (1, 2, 3, 4):
+        factors = {}
+        for row in run.participants("doubtful", 1, round_num):
+            if row.hostile is None:
+                factors[row.client] = row.posterior / row.prior * row.copies
+        honest |= factors.keys()
+        half = max(factors.values()) / 2
+        lowered |= {client for client, factor in factors.items() if factor < half}
+    found = run.false_alarms("doubtful", 1)
+    assert found == (len(lowered), len(honest))
+    assert 0 < found.lowered < found.honest == 6
+    assert found.share == found.lowered / 6
+    assert run.false_alarms("FedAvg", 1).share is None

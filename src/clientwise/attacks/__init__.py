@@ -19,6 +19,7 @@ from .models import FreeRider as FreeRider
 from .models import Noise as Noise
 from .models import Scaling as Scaling
 from .models import SignFlip as SignFlip
+from .new_data import SwappedData as SwappedData
 from .omniscient import Alie as Alie
 from .omniscient import InnerProduct as InnerProduct
 from .omniscient import Mimic as Mimic

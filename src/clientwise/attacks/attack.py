@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -60,6 +60,7 @@ class Knowledge:
     # [d] with `needs("last_model")`: the global model of the round before
     last_model: Tensor | None = None
     cohort: Honest | None = None  # with `needs("whole_cohort")`
+    active_rounds: int = 0  # since the attack's `from_round`
 
     @property
     def honest(self) -> Honest:
@@ -82,6 +83,8 @@ class Triggered:
 
 class Attack:
     """An honest client; an attack overrides what it does differently."""
+
+    honest: ClassVar[bool] = False  # whether it attacks nobody and counts as honest everywhere
 
     def check(self, samples: Samples) -> None:
         """Raise a ValueError if this attack does not fit the samples."""

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
+from annotated_types import Gt, Le
 from torch import Tensor
 
 from ..registry import NonNegativeFloat, needs
 from .attack import ATTACKS, Attack, Knowledge
+
+TURN_SEED = 11  # every attacker turns the same way, in every round
 
 
 @ATTACKS.register("sign_flip")
@@ -30,6 +35,45 @@ class SignFlip(Attack):
     def forge(self, known: Knowledge) -> Tensor:
         """Θ − strength·(Θ_a − Θ)."""
         return known.global_model - self.strength * (known.model - known.global_model)
+
+
+@ATTACKS.register("slow_turn")
+@dataclass(frozen=True)
+class SlowTurn(Attack):
+    """Turns its update a little further every round, until it is a sign flip.
+
+    Written against evidence from a client's own past (`evidence.history`): each update is close to the
+    one before. The angle to the honest update Δ after t rounds is θ = min(180°, degrees·t). The turn
+    goes through a direction e that is random, orthogonal to Δ and the same in every round:
+
+        sent = (1 + (strength − 1)·θ/180°)·(cos θ·Δ + sin θ·‖Δ‖·e).
+
+    Args:
+        degrees: turn per round, above 0.
+        strength: length of the sent update, in lengths of Δ, once it points the opposite way.
+
+    Example:
+        >>> zero, one = torch.zeros(2), torch.ones(2)
+        >>> last = Knowledge(one, zero, torch.Generator(), active_rounds=18)
+        >>> SlowTurn(degrees=10.0, strength=2.0).forge(last).round(decimals=4)
+        tensor([-2., -2.])
+    """
+
+    degrees: Annotated[float, Gt(0), Le(180)] = 15.0
+    strength: NonNegativeFloat = 2.0
+
+    def forge(self, known: Knowledge) -> Tensor:
+        """The update turned by θ."""
+        angle = math.radians(min(180.0, self.degrees * known.active_rounds))
+        update = known.model - known.global_model
+        length = torch.linalg.vector_norm(update)
+        same = torch.Generator().manual_seed(TURN_SEED)
+        aside = torch.randn(len(update), generator=same).to(update)
+        aside = aside - (aside @ update) / length.square().clamp(min=1e-30) * update
+        aside = aside * (length / torch.linalg.vector_norm(aside).clamp(min=1e-30))
+        scale = 1 + (self.strength - 1) * angle / math.pi
+        turned = math.cos(angle) * update + math.sin(angle) * aside
+        return known.global_model + scale * turned
 
 
 @ATTACKS.register("scaling")

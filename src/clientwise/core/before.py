@@ -14,8 +14,8 @@ import torch
 from annotated_types import Ge, Le
 from torch import Tensor
 
-from ..registry import PositiveFloat, PositiveInt, Registry, needs
-from .robust import Minority, combine, lowest, squared_distances, weighted_median
+from ..registry import PositiveFloat, PositiveInt, Registry, Share, needs
+from .robust import Minority, combine, cosines_to, lowest, squared_distances, weighted_median
 from .seeding import generator
 from .types import Gathered
 
@@ -25,7 +25,14 @@ class Mixed:
     """New updates, and what they are made of."""
 
     updates: Tensor  # [n, d]
-    shares: Tensor  # [n, n] how much of every client's update (column) is in every new one (row)
+    # [n, n] how much of every client's update (column) is in every new one (row); [n]: its diagonal
+    shares: Tensor
+
+    def passed_on(self, influence: Tensor) -> Tensor:
+        """The influence [n] of the new updates, as influence of the old ones [n]."""
+        if self.shares.ndim == 1:
+            return influence * self.shares
+        return influence @ self.shares
 
 
 Before = Callable[..., Mixed]
@@ -62,6 +69,31 @@ def server_norm(gathered: Gathered, weights: Tensor) -> Mixed:
     """
     own = gathered.server_update()[: gathered.spec.num_parameters].double()
     return scaled(gathered, own.norm().cpu() / _norms(gathered).clamp(min=1e-12))
+
+
+@BEFORE.register("drag", needs("models", "server_samples"))
+def drag(gathered: Gathered, weights: Tensor, *, pull: Share = 0.5) -> Mixed:
+    """Δ_a ← (1 − λ_a)·Δ_a·‖Δ_s‖/‖Δ_a‖ + λ_a·Δ_s: drags updates towards the server's own (BR-DRAG).
+
+    The divergence is λ_a = pull·(1 − cos(Δ_a, Δ_s)), with Δ_s, the update of training on the server's
+    samples. With a pull of 0.5, an opposite update becomes Δ_s. Source: Xiao et al., 2026.
+
+    Args:
+        gathered: the updates [n, d] and a server that trains on its samples.
+        weights: unused.
+        pull: the paper's c.
+
+    Returns:
+        The dragged updates [n, d]. Of a new update, the server's part is no client's share.
+    """
+    count = gathered.spec.num_parameters
+    own = gathered.server_update()[:count]
+    divergence = pull * (1 - cosines_to(own, gathered.updates[:, :count]))
+    norms = _norms(gathered)
+    ratios = torch.where(norms > 0, own.double().norm().cpu() / norms, 0.0)
+    dragged = scaled(gathered, (1 - divergence) * ratios)
+    dragged.updates[:, :count] += divergence.to(own)[:, None] * own
+    return dragged
 
 
 @BEFORE.register("q_fair", needs("models", criteria=["start_loss"]))
@@ -153,7 +185,7 @@ def scaled(gathered: Gathered, factors: Tensor) -> Mixed:
     """The updates times a factor each [n]; buffers are statistics of the data and stay what they are."""
     updates = gathered.updates.clone()
     updates[:, : gathered.spec.num_parameters] *= factors.to(updates)[:, None]
-    return Mixed(updates, factors.double().diag().cpu())
+    return Mixed(updates, factors.double().cpu())
 
 
 def mixed(updates: Tensor, shares: Tensor) -> Mixed:

@@ -78,7 +78,9 @@ class Cohort:
     def complete(self) -> None:
         """Call after the last chunk: criteria that need the whole cohort see it now, ordered by client."""
         if self._held:
-            self._take(Updates.joined(self._held).by_client())
+            held = self._held
+            self._held = []
+            self._take(Updates.joined(held).by_client())
 
     def candidate(self, priority: tuple[str, ...] | None) -> Candidate:
         """Score, weigh and aggregate the cohort, in the given order of priority."""
@@ -89,12 +91,13 @@ class Cohort:
         scores = score(method.names, divide(self.raw, scales))
         prior = to_weights(scores)
         if not prior.any():
-            states = (state.step_state, state.rule_state)
-            return Candidate(priority, scores, prior, None, prior, None, state.model, *states)
+            return self._unchanged(priority, scores, prior, None)
         posterior = (
             method.evidence(self._gathered, prior, state.evidence) if method.evidence else None
         )
         weights = posterior.weights if posterior else prior
+        if not weights.any():
+            return self._unchanged(priority, scores, prior, posterior)
         weights, notes = method.bounds.apply(weights) if method.bounds else (weights, ())
         ruled = self._ruled(weights)
         moved = None if ruled is None else state.model + ruled.update
@@ -115,6 +118,27 @@ class Cohort:
             step_state=step_state,
             rule_state=ruled.state if ruled else {},
             notes=notes + _notes_of(posterior) + self._without_effect_after_zero(priority),
+        )
+
+    def _unchanged(
+        self,
+        priority: tuple[str, ...] | None,
+        scores: Tensor,
+        prior: Tensor,
+        posterior: Posterior | None,
+    ) -> Candidate:
+        """The model as it was, where no client has a weight."""
+        return Candidate(
+            priority=priority,
+            scores=scores,
+            prior=prior,
+            posterior=posterior,
+            weights=posterior.weights if posterior else prior,
+            influence=None,
+            model=self._state.model,
+            step_state=self._state.step_state,
+            rule_state=self._state.rule_state,
+            notes=_notes_of(posterior),
         )
 
     def _with_averaged_buffers(self, model: Tensor, aggregate: Tensor) -> Tensor:
@@ -256,14 +280,17 @@ class Cohort:
         if not method.before and method.rule is None:
             return None
         gathered = self._gathered
-        shares = torch.eye(len(weights), dtype=torch.float64)
+        steps = []
         for step in method.before:
             mixed = step(gathered, weights)
             gathered = replace(gathered, updates=mixed.updates)
-            shares = mixed.shares @ shares
+            steps.append(replace(mixed, updates=mixed.updates[:0]))  # the last updates are enough
         rule = method.rule or mean
         ruled = rule(gathered.updates, weights, self._state.rule_state)
-        return replace(ruled, influence=ruled.influence @ shares)
+        influence = ruled.influence
+        for mixed in reversed(steps):
+            influence = mixed.passed_on(influence)
+        return replace(ruled, influence=influence)
 
     @property
     def _gathered(self) -> Gathered:

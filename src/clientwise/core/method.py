@@ -21,6 +21,7 @@ from .types import LocalTraining
 from .weighting import Normaliser, sum_scale
 
 Control = Literal["pooled", "server_only", "alone"]
+POOLING: frozenset[str] = frozenset({"pooled"})  # controls that need all clients' samples
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ import numpy
 import torch
 from annotated_types import Ge, Le
 from torch import Tensor
+from torch.nn.functional import cosine_similarity
 
 Minority = Annotated[float, Ge(0), Le(0.49)]  # a share of the weight that is less than half
 
@@ -64,6 +65,16 @@ def distances_to(centre: Tensor, updates: Tensor) -> Tensor:
     norms = [(block - middle[0]).norm(dim=1, dtype=torch.float64) for block, middle in pairs]
     distances: Tensor = torch.stack(norms).norm(dim=0)
     return distances
+
+
+def cosines_to(direction: Tensor, updates: Tensor) -> Tensor:
+    """cos(Δ_a, direction) for all clients [n], float64 on the CPU; 0 for an update of zeros.
+
+    >>> cosines_to(torch.tensor([1.0, 0.0]), torch.tensor([[2.0, 0.0], [0.0, 3.0]]))
+    tensor([1., 0.], dtype=torch.float64)
+    """
+    exact = direction.double()
+    return torch.stack([cosine_similarity(row.double(), exact, dim=0) for row in updates]).cpu()
 
 
 def edges(keys: Tensor, weights: Tensor, *shares: float) -> list[Tensor]:

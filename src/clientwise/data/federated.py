@@ -6,7 +6,7 @@ import functools
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy
 import torch
@@ -160,6 +160,14 @@ class Holdings:
         return Holdings(self.indices.to(device), self.targets.to(device), self.offsets)
 
 
+class NewData(NamedTuple):
+    """Clients that hold other training samples from a round on."""
+
+    from_round: int
+    clients: tuple[int, ...]
+    train: Holdings  # of all clients, from that round on
+
+
 @dataclass(frozen=True)
 class FederatedData:
     """Samples, and which of them each client trains and tests on and the server holds."""
@@ -173,6 +181,7 @@ class FederatedData:
     attributes: Mapping[str, Tensor] = field(default_factory=dict)
     poisoned: Holdings | None = None  # `train` in the rounds in which hostile clients attack
     triggered: Holdings | None = None  # of `report`, with a backdoor's trigger and its labels
+    new_data: tuple[NewData, ...] = ()  # by round
     names: tuple[str, ...] = ()  # of the clients, where they have some
     devices: Devices | None = None  # of the clients; None: time is counted in rounds
 
@@ -180,6 +189,14 @@ class FederatedData:
     def num_clients(self) -> int:
         """K."""
         return len(self.train)
+
+    def train_in(self, round_num: int) -> Holdings:
+        """What the clients train on in a round."""
+        held = self.train
+        for change in self.new_data:
+            if change.from_round <= round_num:
+                held = change.train
+        return held
 
     def fingerprints(self) -> list[str]:
         """A digest of all values that each client holds and, last, of those of the server."""
@@ -205,7 +222,8 @@ class FederatedData:
                 ]
             return found
 
-        clients = contents(self.train, self.test, self.poisoned)
+        later = [change.train for change in self.new_data]
+        clients = contents(self.train, self.test, self.poisoned, *later)
         known = [*self.attributes.values(), *(vars(self.devices).values() if self.devices else ())]
         facts = [[float(values[k]) for values in known] for k in range(self.num_clients)]
         return [
@@ -251,7 +269,8 @@ class FederatedData:
         assert held is not None, "validation refuses to train on a server set that is not there"
         offsets = torch.full_like(self.train.offsets, len(held.indices))
         offsets[0] = 0
-        return replace(self, train=Holdings(held.indices, held.targets, offsets))
+        train = Holdings(held.indices, held.targets, offsets)
+        return replace(self, train=train, new_data=())
 
     def holdings_to(self, device: torch.device) -> FederatedData:
         """The data with its holdings on a device; the samples stay where they are."""
@@ -263,6 +282,7 @@ class FederatedData:
             report=self.report.to(device) if self.report else None,
             poisoned=self.poisoned.to(device) if self.poisoned else None,
             triggered=self.triggered.to(device) if self.triggered else None,
+            new_data=tuple(one._replace(train=one.train.to(device)) for one in self.new_data),
         )
 
     @staticmethod

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 from ..attacks import Honest, Hostile, Knowledge
 from ..core.criteria import HONEST, make_criterion
 from ..core.types import Evaluation, Task, Updates
+from ..data.federated import Holdings
 from .jobs import EvaluateJob, TrainJob
 from .local import LocalEngine, failed_updates
 from .wrapping import WrappingEngine
@@ -96,13 +97,7 @@ class HostileEngine(WrappingEngine):
         if not active:
             return job
         if self.data.poisoned is not None:
-            their_indices, their_targets, owner = self.data.poisoned.gather(clients)
-            is_active = torch.tensor([client in active for client in clients])
-            poisoned = is_active[owner].to(self.device)
-            targets = job.targets.clone()
-            targets[poisoned] = their_targets[poisoned]
-            indices = torch.where(poisoned, their_indices, job.indices)
-            job = replace(job, indices=indices, targets=targets)
+            job = _with_samples(job, clients, active, self.data.poisoned)
         if private := active & self._private_models.keys():
             starts = list(job.starts)
             for row, client in enumerate(clients):
@@ -176,7 +171,8 @@ class HostileEngine(WrappingEngine):
         if one.ignore_global:
             self._private_models[client] = trained.clone()
         random = one.draws(self.seed, "attack", task.round_num, client)
-        known = Knowledge(trained, model, random, self._last_model, cohort)
+        active_rounds = task.round_num - one.from_round
+        known = Knowledge(trained, model, random, self._last_model, cohort, active_rounds)
         forged = one.attack.forge(known)
         if "judgements" in one.needs:
             self._forged.append(forged)
@@ -225,6 +221,21 @@ class HostileEngine(WrappingEngine):
         self._private_models = {
             int(name): model for name, model in models.items() if name.isdecimal()
         }
+
+
+def _with_samples(
+    job: TrainJob, clients: Sequence[int], active: Collection[int], poisoned: Holdings
+) -> TrainJob:
+    """The job with the poisoned samples of the active clients."""
+    sizes = job.sizes.tolist()
+    indices = list(torch.split(job.indices, sizes))
+    targets = list(torch.split(job.targets, sizes))
+    for row, client in enumerate(clients):
+        if client in active:
+            theirs = poisoned.slice(client)
+            indices[row] = poisoned.indices[theirs]
+            targets[row] = poisoned.targets[theirs]
+    return replace(job, indices=torch.cat(indices), targets=torch.cat(targets))
 
 
 def _select(updates: Updates, rows: Sequence[bool]) -> Updates:

@@ -70,10 +70,10 @@ class LocalEngine:
         self.clock: Clock | None = None
         self.idle_work: Callable[[], None] | None = None  # run while a GPU works, or after a chunk
         self._chunk_size = chunk_size
-        self._sizes = data.train.sizes
-        self._label_counts = _label_counts(data.train, self.problem.num_classes)
+        self._hold(self.data.train)
         self._prefetched_clients: Sequence[int] = ()
         self._prefetched: tuple[Tensor, Tensor, Tensor] | None = None  # what those clients hold
+        self._prefetched_from: Holdings | None = None
         self._variates = ControlVariates(
             self.num_clients, self.initial_model, self.spec.num_parameters
         )
@@ -87,13 +87,20 @@ class LocalEngine:
     def _all_tests(self) -> EvaluateJob:
         return EvaluateJob.of(self.data.test, range(self.num_clients))
 
+    def _hold(self, held: Holdings) -> None:
+        """Let the clients train on these samples."""
+        self._held = held
+        self._sizes = held.sizes
+        self._label_counts = _label_counts(held, self.problem.num_classes)
+
     def prefetch(self, client_ids: Sequence[int]) -> None:
         """See `core.types.Engine`: look up now what they hold, not while a GPU waits for it."""
         if self.executor.workers > 1:  # the cohort will be cut for several workers
             return
-        if client_ids != self._prefetched_clients:
+        if client_ids != self._prefetched_clients or self._prefetched_from is not self._held:
             self._prefetched_clients = client_ids
-            self._prefetched = self.data.train.gather(client_ids)
+            self._prefetched = self._held.gather(client_ids)
+            self._prefetched_from = self._held
 
     def train(
         self,
@@ -124,6 +131,9 @@ class LocalEngine:
 
         Raises the last error if no client could train: then no single client is at fault.
         """
+        held = self.data.train_in(task.round_num)
+        if held is not self._held:
+            self._hold(held)
         if task.training.control_variates:
             self._variates.begin_round()
         num_trained = 0
@@ -188,10 +198,7 @@ class LocalEngine:
         self, clients: Sequence[int], model: Tensor, task: Task, prepare: Prepare | None = None
     ) -> TrainJob:
         """The job of a chunk: every client starts from `model` [d], on its own samples."""
-        if self._prefetched is not None and clients == self._prefetched_clients:
-            indices, targets, _ = self._prefetched
-        else:
-            indices, targets, _ = self.data.train.gather(clients)
+        indices, targets, _ = self._samples_of(clients)
         corrections = None
         if task.training.control_variates:
             corrections = self._variates.corrections(clients)
@@ -206,6 +213,13 @@ class LocalEngine:
             corrections=corrections,
         )
         return job if prepare is None else prepare(clients, job)
+
+    def _samples_of(self, clients: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
+        """See `Holdings.gather`; looked up already where these clients were prefetched."""
+        is_current = self._prefetched_from is self._held and clients == self._prefetched_clients
+        if self._prefetched is not None and is_current:
+            return self._prefetched
+        return self._held.gather(clients)
 
     def _updates(
         self,
@@ -242,10 +256,10 @@ class LocalEngine:
 
         @functools.cache
         def indices() -> Tensor:  # few criteria look at samples
-            return self.data.train.gather(clients)[0]
+            return self._held.gather(clients)[0]
 
         return ClientFacts(
-            num_samples=self.data.train.sizes[rows],
+            num_samples=self._sizes[rows],
             label_counts=self._label_counts[rows],
             training_loss=training_loss,
             attributes={name: values[rows] for name, values in self.data.attributes.items()},
@@ -260,7 +274,7 @@ class LocalEngine:
 
     def _losses_before_training(self, clients: Sequence[int], model: Tensor) -> Tensor:
         """Of `model` [d] on the training samples of each client [n]; 0 without samples."""
-        job = EvaluateJob.of(self.data.train, clients)
+        job = EvaluateJob.of(self._held, clients)
         return self.executor.evaluate(model[None], job).losses[0]
 
     def train_server(self, model: Tensor, task: Task) -> Tensor:

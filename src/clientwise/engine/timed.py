@@ -84,7 +84,8 @@ class TimedEngine(WrappingEngine):
         Infinity: the client drops out.
         """
         devices = self._devices.of(clients)
-        samples = task.training.epochs * self.data.train.sizes[list(clients)].double()
+        held = self.data.train_in(task.round_num)
+        samples = task.training.epochs * held.sizes[list(clients)].double()
         seconds = devices.seconds(samples, FLOAT_BYTES * self.spec.size)
         keys = client_keys(self.seed, "dropout", task.round_num, clients)
         drawn = (mixed(keys) >> 11).double() / 2**53 + 0.5  # uniform in [0, 1)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from ..attacks import ATTACKS, Hostile, Several
 from ..attacks.backdoors import plant
+from ..attacks.new_data import swap
 from ..core.clock import Clock, Devices, Pace
 from ..core.criteria import fact_columns
 from ..core.method import Control, Method, Plan
@@ -109,7 +110,7 @@ def build_trackers(experiment: Experiment) -> Trackers:
 def choose_hostile(
     experiment: Experiment, num_clients: int, seed: int, names: Sequence[str] = ()
 ) -> dict[int, Hostile]:
-    """The hostile clients: those listed, or a number drawn by the seed among the others."""
+    """The clients of [[hostile]]: those listed, or a number drawn by the seed among the others."""
     wanted = [group.wanted(num_clients, names) for group in experiment.hostile]
     listed: set[int] = set()
     for members in wanted:
@@ -158,7 +159,8 @@ def build_data(
         divided: arrays of the user's own, or a division that is already known.
     """
     divided = divided or divide_samples(experiment, samples, seed)
-    hostile = choose_hostile(experiment, len(divided.train), seed, names_of(divided, samples))
+    chosen = choose_hostile(experiment, len(divided.train), seed, names_of(divided, samples))
+    hostile = {client: one for client, one in chosen.items() if not one.attack.honest}
 
     def relabel(client: int, targets: Tensor) -> Tensor:
         one = hostile.get(client)
@@ -173,7 +175,7 @@ def build_data(
         data = _hand_out(experiment, samples, divided, seed, relabel)
     known = {**data.attributes, **fact_columns(experiment.attributes)}
     data = replace(data, attributes=known, devices=build_devices(experiment, data, seed))
-    return plant(data, hostile, seed), hostile
+    return plant(swap(data, chosen), hostile, seed), hostile
 
 
 def build_devices(experiment: Experiment, data: FederatedData, seed: int) -> Devices | None:

@@ -7,11 +7,14 @@ import statistics
 from ..data.federated import FederatedData, Samples
 from ..data.summary import summarise
 from ..engine.device import pick_device
+from ..limits import gigabytes
 from .build import build_data, build_executor, build_plan
+from .round_memory import largest_round
 from .schema import Experiment
 from .validation import validate
 
 FLOAT_BYTES = 4
+WORTH_SAYING = 10**8  # bytes
 
 
 def describe(experiment: Experiment, own_data: FederatedData | None = None) -> list[str]:
@@ -30,6 +33,7 @@ def describe(experiment: Experiment, own_data: FederatedData | None = None) -> l
         "server set": _server_set(experiment, data),
         "model": f"{experiment.model_name}: {parameters:,} parameters",
         "device": f"{device}: {executor}",
+        "memory": _memory(experiment, data, executor.spec.size),
         "methods": ", ".join(names),
         "work": _work(experiment),
     }
@@ -88,6 +92,14 @@ def _server_set(experiment: Experiment, data: FederatedData) -> str:
     if experiment.server_set.source == "clients":
         text += "; the cohort evaluates models"
     return text
+
+
+def _memory(experiment: Experiment, data: FederatedData, size: int) -> str:
+    """What the models of a round take; nothing where it is little."""
+    needed = largest_round(experiment, data, size)
+    if needed < WORTH_SAYING:
+        return ""
+    return f"up to {gigabytes(needed)} for the models of a round"
 
 
 def _work(experiment: Experiment) -> str:

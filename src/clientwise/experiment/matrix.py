@@ -8,6 +8,8 @@
     [matrix.data.heart]               # what differs there, as in a preset
     data = "heart"
 
+A rule that takes a share of hostile clients is told its column's by `rule.hostile = "column"`.
+
 Every cell is an ordinary run in a folder of its own, with all methods and seeds. Without
 [matrix.data] there is one federation, that of the config. `matrix_runs.py` runs the cells.
 """
@@ -33,6 +35,8 @@ from .values import Name
 
 CLEAN = "clean"
 MATRIX_FILE = "matrix.toml"
+COLUMN = "column"  # value of a part's option `hostile`: the share of the column
+LARGEST_MINORITY = 0.49  # that a rule can withstand
 MOST_CELLS = 2_000
 LONGEST_FOLDER = 200  # letters; file systems take 255 bytes
 HostileShare = Annotated[float, Field(gt=0, lt=1)]
@@ -50,7 +54,9 @@ class MatrixSettings(ConfigTable):
         description="by name: an entry of [[hostile]], without `clients` and `share`"
     )
     shares: Annotated[list[HostileShare], Field(min_length=1, max_length=20)] = Field(
-        [0.2], description="shares of hostile clients"
+        [0.2],
+        description='shares of hostile clients; a rule with `hostile = "column"` is told its '
+        "column's",
     )
     data: dict[Name, dict[str, Any]] = Field(
         {}, description="by name: what differs on another federation"
@@ -224,8 +230,23 @@ def _cells(settings: MatrixSettings, base: Mapping[str, Any], where: str) -> Ite
             if share:
                 hostile.append({"share": share, **settings.attacks[attack]})
                 name += f" {share:.0%}"
+            methods = _told(table.get("methods"), share)
             cell = {**table, "name": name, "hostile": hostile}
+            if methods is not None:
+                cell["methods"] = methods
             yield MatrixCell(data, attack, share, f"{where}: matrix, {name}", cell)
+
+
+def _told(methods: Any, share: float) -> Any:
+    """The methods with `hostile = "column"` replaced by the share of hostile clients in the column."""
+    if isinstance(methods, list):
+        return [_told(method, share) for method in methods]
+    if not isinstance(methods, Mapping):
+        return methods
+    told = {key: _told(value, share) for key, value in methods.items()}
+    if told.get("hostile") == COLUMN:
+        told["hostile"] = min(share, LARGEST_MINORITY)
+    return told
 
 
 def _check_folders(cells: Sequence[MatrixCell], where: str) -> None:

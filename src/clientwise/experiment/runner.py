@@ -177,6 +177,9 @@ class _Seeds:
             {client: one.name for client, one in hostile.items()},
             data.names or None,
         )
+        if data.new_data:
+            swapped = [(one.from_round, one.clients) for one in data.new_data]
+            self._store.set_facts({f"new data of seed {seed}": swapped})
         executor = self._executor_for(data.samples)
         facts = _model_facts(self._experiment, data.samples, executor)
         self._store.set_facts({f"model of seed {seed}": facts})

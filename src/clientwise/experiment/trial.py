@@ -17,9 +17,11 @@ from ..data.federated import FederatedData
 from ..engine.evaluation import BATCH
 from ..engine.wrapping import EmbeddedEngine
 from ..limits import gigabytes, memory
+from ..models.flat import flattened
 from ..models.size import check_batches
 from .build import count_outputs
 from .messages import Issue
+from .round_memory import memory_issues
 from .schema import Experiment
 
 SCHEDULE_BYTES = 16  # per sample and epoch: which sample comes when
@@ -39,6 +41,8 @@ def size_issues(experiment: Experiment, module: nn.Module, data: FederatedData) 
             order = f"the order of {count:,} samples in that many epochs"
             message = f"{order} takes {gigabytes(needed)} of memory; ask for fewer epochs"
             yield f"{key}.epochs = {training.epochs}", message
+    size = len(flattened(module))
+    yield from memory_issues(experiment, data, size)
     yield from _output_issues(module, data, batch)
 
 

@@ -125,7 +125,11 @@ def hold_back(data: FederatedData, fraction: float, seed: int) -> FederatedData:
 
     poisoned = dealt(data.poisoned, kept) if data.poisoned else None
     return replace(
-        data, train=dealt(data.train, kept), test=dealt(data.train, held), poisoned=poisoned
+        data,
+        train=dealt(data.train, kept),
+        test=dealt(data.train, held),
+        poisoned=poisoned,
+        new_data=(),  # a rate is found on the data that the run begins with
     )
 
 

@@ -111,12 +111,30 @@ def _hostile_issues(experiment: Experiment) -> Iterator[Issue]:
     for index, group in enumerate(experiment.hostile):
         if (group.clients is None) == (group.share is None):
             yield f"hostile[{index}]", "give either clients or share"
+        yield from _change_issues(f"hostile[{index}]", group, experiment.engine)
         if experiment.engine != "flower":
             continue
         for part in group.attack:
             if ATTACKS.needs(part) & {"whole_cohort", "last_model", "judgements"}:
                 hint = f"needs more than one node has: {LOCAL}"
                 yield f"hostile[{index}].attack", f"{part.name} {hint}"
+
+
+def _change_issues(key: str, group: HostileClients, engine: str) -> Iterator[Issue]:
+    """What does not go with honest clients whose data change."""
+    changing = [part.name for part in group.attack if ATTACKS.get(part.name).honest]
+    if not changing:
+        return
+    name = changing[0]
+    if len(group.attack) > 1:
+        yield f"{key}.attack", f"{name} changes honest clients: use it without other attacks"
+    if group.from_round < 2:
+        yield f"{key}.from_round = {group.from_round}", f"must be at least 2 with {name}"
+    if group.probability < 1 or group.ignore_global or group.collude:
+        options = "probability, ignore_global and collude"
+        yield key, f"{options} do not go with {name}, which changes honest clients once"
+    if engine == "flower":
+        yield f"{key}.attack", f"{name} needs more than one node has: {LOCAL}"
 
 
 def _method_issues(settings: MethodSettings, experiment: Experiment) -> Iterator[Issue]:

@@ -30,10 +30,12 @@ for _switch, _value in {
 
 from .client_app import client_app
 from .data import OwnData, load_npz, write_parts
+from .method_strategy import MethodStrategy
 from .server_app import server_app
 from .strategy import RoundWeights, Weighted, measure
 
 __all__ = [
+    "MethodStrategy",
     "OwnData",
     "RoundWeights",
     "Weighted",

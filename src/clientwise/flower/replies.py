@@ -14,7 +14,7 @@ from typing import Any
 
 import httpx
 from flwr.app import Message, RecordDict
-from flwr.common.serde import error_from_proto
+from flwr.common.serde_utils import error_from_proto
 from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, ObjectTree
 from flwr.proto.message_pb2 import Message as StoredMessage
 from flwr.proto.runtime_pb2 import PullAppMessagesRequest

@@ -38,7 +38,7 @@ class Participant:
     chain: tuple[Cell, ...]  # one per place, from score to influence
     what_if: tuple[float | None, ...]  # its weight with the cohort's best value in each criterion
     path: tuple[float, ...]  # its weight after each of the audit's `steps`
-    remark: str  # hostile; refused, with the reason
+    remark: str  # hostile; with new data; refused, with the reason
     moved: tuple[str, ...]  # what changed its weight, in words
 
 
@@ -79,13 +79,17 @@ def audit(run: RunFolder, method: str, seed: int, round_num: int) -> Audit:
     criteria = how.names if how else _names_of(measured)
     recomputed = _recompute(how, criteria, measured)
     passed = places(rows)
+    new_data = run.new_data(seed)
     shares = [place for place in passed if place.text is percent_of]
     participants = []
     for row in rows:
         known = measured.get(row.client, {}) if row.refusal is None else {}
         said = moved[row.client] if row.refusal is None else ()
         path = _path(row, recomputed, shares)
-        participants.append(_participant(row, criteria, known, passed, recomputed, said, path))
+        remark = _remark(row, new_data.get(row.client), round_num)
+        participants.append(
+            _participant(row, criteria, known, passed, recomputed, said, path, remark)
+        )
     return Audit(
         run=run,
         method=method,
@@ -133,6 +137,7 @@ def _participant(
     recomputed: Recomputed,
     moved: tuple[str, ...],
     path: tuple[float, ...],
+    remark: str,
 ) -> Participant:
     values = [measured.get(name) for name in criteria]
     what_if: tuple[float | None, ...] = (None,) * len(criteria)
@@ -148,13 +153,15 @@ def _participant(
         chain=tuple(place.cell(row) for place in passed),
         what_if=what_if,
         path=path,
-        remark=_remark(row),
+        remark=remark,
         moved=moved,
     )
 
 
-def _remark(row: ParticipantRow) -> str:
+def _remark(row: ParticipantRow, new_data_from: int | None, round_num: int) -> str:
     remarks = []
+    if new_data_from is not None and new_data_from <= round_num:
+        remarks.append(f"new data since round {new_data_from}")
     if row.hostile:
         remarks.append(f"hostile ({row.hostile})")
     if row.refusal:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from .series import Series
 from .statistics import MIN_SEEDS, Difference, holm, paired_difference
 
+SMALLEST_P = 0.001  # a smaller p-value is not spelt out
 Differences = Mapping[tuple[str, str], Difference]  # by the labels of two series
 
 
@@ -75,11 +76,11 @@ def _points(difference: Difference, higher_is_better: bool) -> str:
     return f"{100 * abs(difference.mean):.1f} points {'better' if is_better else 'worse'}"
 
 
-def significance(difference: Difference) -> str:
+def significance(difference: Difference, unit: str = "seeds") -> str:
     """Whether a difference is significant, with its p; it must have one."""
     chance = p_text(difference)
     if difference.lacks_seeds:
-        return f"{chance}; no significance is claimed with fewer than {MIN_SEEDS} seeds"
+        return f"{chance}; no significance is claimed with fewer than {MIN_SEEDS} {unit}"
     if difference.is_significant:
         return f"statistically significant ({chance})"
     return f"not statistically significant ({chance})"
@@ -94,8 +95,17 @@ def p_text(difference: Difference) -> str:
     value = difference.p_value
     if value is None:
         return "no p-value"
-    text = "p < 0.001" if value < 0.001 else f"p = {value:.2g}"
+    text = f"p {p_number(value)}" if value < SMALLEST_P else f"p = {p_number(value)}"
     return f"{text}, Holm" if difference.tests > 1 else text
+
+
+def p_number(value: float) -> str:
+    """A p-value as a number of two digits.
+
+    >>> p_number(0.0812), p_number(0.00001)
+    ('0.081', '< 0.001')
+    """
+    return f"< {SMALLEST_P}" if value < SMALLEST_P else f"{value:.2g}"
 
 
 def signed(difference: Difference) -> str:

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -57,16 +57,18 @@ class Table:
     columns: Sequence[Column]
     rows: Sequence[Sequence[Content]]
     note: str
+    never_best: frozenset[int] = frozenset()  # rows that do not compete for the best value
 
     def best(self) -> set[tuple[int, int]]:
         """Row and column of the best values where they are marked; none where all are equal."""
         found: set[tuple[int, int]] = set()
+        rivals = [row for row in range(len(self.rows)) if row not in self.never_best]
         for index, column in enumerate(self.columns):
-            values = [value_of(row[index]) for row in self.rows]
-            known = {value for value in values if isinstance(value, int | float)}
+            values = {row: value_of(self.rows[row][index]) for row in rivals}
+            known = {value for value in values.values() if isinstance(value, int | float)}
             if column.marks_best and len(known) > 1:
                 best = min(known) if column.lower_is_better else max(known)
-                found |= {(row, index) for row, value in enumerate(values) if value == best}
+                found |= {(row, index) for row, value in values.items() if value == best}
         return found
 
 
@@ -116,6 +118,7 @@ def table(
     lower: Sequence[str] = (),
     names: Mapping[str, str] | None = None,
     marked: Sequence[str] = (),
+    never_best: Collection[int] = (),
 ) -> Table:
     """A table by the labels of its columns.
 
@@ -129,6 +132,7 @@ def table(
         lower: columns in which less is better.
         names: what a CSV calls a column, where that is not its label.
         marked: columns whose best values are shown in bold.
+        never_best: rows that are not shown in bold and do not prevent others from it.
     """
     if numeric is None:
         numeric = [False] + [True] * (len(columns) - 1)
@@ -137,7 +141,7 @@ def table(
         Column(label, is_number, label in lower, csv_names.get(label, label), label in marked)
         for label, is_number in zip(columns, numeric, strict=True)
     ]
-    return Table(name, title, heads, rows, note)
+    return Table(name, title, heads, rows, note, frozenset(never_best))
 
 
 def client_cell(client: int, name: str | None, opens: AuditLink | None = None) -> Cell:

@@ -1,4 +1,4 @@
-"""Whether one method is significantly better than another: paired by seed, or by sample."""
+"""Whether one method is significantly better: paired by seed, by federation or by sample."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy
 from numpy.typing import NDArray
 
 SIGNIFICANCE = 0.05  # a smaller p is called significant
-MIN_SEEDS = 5  # with fewer, no difference is called significant
+MIN_SEEDS = 5  # or federations: with fewer, no difference is called significant
 
 
 @dataclass(frozen=True)
@@ -27,12 +27,12 @@ class Difference:
 
     @property
     def is_significant(self) -> bool:
-        """Whether p < 0.05, with five seeds or more."""
+        """Whether p < 0.05, with five pairs or more."""
         return self._is_unlikely and self.pairs >= MIN_SEEDS
 
     @property
     def lacks_seeds(self) -> bool:
-        """Whether p < 0.05, but with too few seeds for a claim."""
+        """Whether p < 0.05, but with too few pairs for a claim."""
         return self._is_unlikely and self.pairs < MIN_SEEDS
 
     @property
@@ -78,13 +78,32 @@ def holm(differences: Sequence[Difference]) -> list[Difference]:
     >>> [one.p_value for one in holm([Difference(1, 1, 5, p_value=p) for p in (0.01, 0.04, 0.03)])]
     [0.03, 0.06, 0.06]
     """
-    numbered = enumerate(differences)
-    tested = sorted((one.p_value, index) for index, one in numbered if one.p_value is not None)
-    corrected = list(differences)
+    p_values = [one.p_value for one in differences]
+    tests = sum(p_value is not None for p_value in p_values)
+    corrected = []
+    for one, p_value in zip(differences, holm_p_values(p_values), strict=True):
+        if p_value is None:
+            corrected.append(one)
+        else:
+            corrected.append(replace(one, p_value=p_value, tests=tests))
+    return corrected
+
+
+def holm_p_values(p_values: Sequence[float | None]) -> list[float | None]:
+    """p-values corrected for their number (Holm, 1979); None stands where there was no test.
+
+    The i-th smallest of m is multiplied by m − i + 1. None is smaller than one before it.
+
+    >>> holm_p_values([0.01, None, 0.04, 0.03])
+    [0.03, None, 0.06, 0.06]
+    """
+    numbered = enumerate(p_values)
+    tested = sorted((p_value, index) for index, p_value in numbered if p_value is not None)
+    corrected = list(p_values)
     highest = 0.0
     for rank, (p_value, index) in enumerate(tested):
         highest = max(highest, min(1.0, (len(tested) - rank) * p_value))
-        corrected[index] = replace(differences[index], p_value=highest, tests=len(tested))
+        corrected[index] = highest
     return corrected
 
 

@@ -114,7 +114,10 @@ def matrix_table(document: Document) -> Table:
     """The standings of all methods in a matrix."""
     found = document.sections[0].items[0]
     assert not isinstance(found, Chart)
-    return plain_table(found, f"{document.title}: {document.subtitle}")
+    shown = plain_table(found, f"{document.title}: {document.subtitle}")
+    shown.caption = escape(found.note)
+    shown.caption_justify = "left"
+    return shown
 
 
 def plain_table(found: DocumentTable, title: str) -> Table:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pydantic import Json
+
 from ..errors import RunError
 from .reader import RunReader
 from .rows import ClientMetric, ClientRow
@@ -38,6 +40,20 @@ class ClientReader(RunReader):
         sql = "SELECT client FROM clients WHERE seed = ? AND hostile IS NOT NULL"
         rows = self._rows(tuple[int], sql, seed)
         return {client for (client,) in rows}
+
+    def new_data(self, seed: int) -> dict[int, int]:
+        """The honest clients whose data changed, and the first round in which each did."""
+        rows = self._rows(
+            tuple[Json[list[tuple[int, list[int]]]]],
+            "SELECT value FROM facts WHERE key = ?",
+            f"new data of seed {seed}",
+        )
+        found: dict[int, int] = {}
+        for (changes,) in rows:
+            for round_num, clients in changes:
+                for client in clients:
+                    found.setdefault(client, round_num)
+        return found
 
     def client_curve(self, method: str, seed: int, client: int) -> list[tuple[int, float | None]]:
         """(round, metric) of a client on its own test data."""

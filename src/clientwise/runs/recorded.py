@@ -20,6 +20,7 @@ from ..core.before import BEFORE
 from ..core.bounds import Bounds
 from ..core.criteria import CRITERIA
 from ..core.evidence import EVIDENCE
+from ..core.method import POOLING
 from ..core.rules import RULES
 from ..registry import Part, Registry
 from .files import read_whole
@@ -209,6 +210,14 @@ class RecordedMethod:
     def is_control(self) -> bool:
         """Whether it is only a reference: it uses who is hostile, or is not federated."""
         return self.control is not None or "simulation" in self._needs()
+
+    @property
+    def is_available(self) -> bool:
+        """Whether it could be used in practice.
+
+        It could not where it uses who is hostile, or pools the samples of all clients.
+        """
+        return self.control not in POOLING and "simulation" not in self._needs()
 
     @property
     def threshold(self) -> float:

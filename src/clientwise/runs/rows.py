@@ -131,6 +131,18 @@ class LoweredRow(NamedTuple):
     z: float | None  # in that round
 
 
+class FalseAlarms(NamedTuple):
+    """Honest clients whose weight was lowered by evidence; see `WeightReader.false_alarms`."""
+
+    lowered: int
+    honest: int  # all of them that evidence was computed for
+
+    @property
+    def share(self) -> float | None:
+        """Of the honest clients; None without any."""
+        return self.lowered / self.honest if self.honest else None
+
+
 class ClientRoundRow(NamedTuple):
     """A round in which a client took part; see `ParticipantRow`."""
 

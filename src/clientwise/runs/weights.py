@@ -12,6 +12,7 @@ from .rows import (
     ArrivedRow,
     ClientRoundRow,
     CriterionRow,
+    FalseAlarms,
     LoweredRow,
     ParticipantRow,
     RefusalRow,
@@ -95,6 +96,36 @@ class WeightReader(RunReader):
             json.dumps(list(clients)),
             threshold,
         )
+
+    def false_alarms(self, method: str, seed: int) -> FalseAlarms:
+        """How many honest clients ever lost half of their weight by evidence.
+
+        The evidence multiplies the prior weight of a client by a factor. A client is lowered if its
+        factor is below half of the largest factor of an honest client of the round, in any round.
+        Updates that share the weight of one because they are almost equal are not lowered by that.
+
+        Args:
+            method: the method; without evidence, it has no clients to count.
+            seed: the seed.
+        """
+        (found,) = self._rows(
+            FalseAlarms,
+            """WITH factors AS MATERIALIZED (
+                   SELECT round_num, client,
+                       posterior * COALESCE(copies, 1) / prior AS factor
+                   FROM participants LEFT JOIN look_back USING (lane, round_num, client)
+                   WHERE lane = ? AND posterior IS NOT NULL AND client NOT IN (
+                       SELECT client FROM clients WHERE seed = ? AND hostile IS NOT NULL)),
+               largest AS MATERIALIZED (
+                   SELECT round_num, MAX(factor) AS most FROM factors GROUP BY round_num),
+               ever AS (
+                   SELECT MAX(COALESCE(factor < 0.5 * most, 0)) AS lowered
+                   FROM factors JOIN largest USING (round_num) GROUP BY client)
+               SELECT COALESCE(SUM(lowered), 0), COUNT(*) FROM ever""",
+            self.lane(method, seed),
+            seed,
+        )
+        return found
 
     def hostile_weights(
         self,

@@ -1,8 +1,30 @@
-"""Evidence: the effect of updates on held-out data moves the weights of the score, and may be remembered."""
+"""Evidence: weights changed by the effect of updates on held-out data, or by past and present updates."""
 
 from __future__ import annotations
 
-from . import agnostic, greedy, law, shapley, significance
+from . import (
+    agnostic,
+    alignins,
+    fldetector,
+    foolsgold,
+    greedy,
+    law,
+    own_past,
+    shapley,
+    significance,
+)
 from .protocol import EVIDENCE, Evidence
 
-__all__ = ["EVIDENCE", "Evidence", "agnostic", "greedy", "law", "shapley", "significance"]
+__all__ = [
+    "EVIDENCE",
+    "Evidence",
+    "agnostic",
+    "alignins",
+    "fldetector",
+    "foolsgold",
+    "greedy",
+    "law",
+    "own_past",
+    "shapley",
+    "significance",
+]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -14,6 +15,9 @@ from ..types import Gathered, LookBack
 SKETCH = 256  # numbers; the cosine of two sketches has a standard error of 1/√256
 KEPT = 0.7  # of the past direction, when an update is added to it
 LEAST_TIMES = 2  # updates before this one, without which a past says nothing
+OPPOSITE = 0.5  # a cosine to the past below −0.5 (an angle above 120°) is against it
+LARGEST_COSINE = 0.999  # Fisher's transformation is infinite at 1
+AT_ONCE = 1024  # clients whose sketches are made and compared at a time
 COPY = 0.9  # cosine above which two updates count as one
 SIGNS_SEED = 7  # the same signs in every run, so that checkpoints stay valid
 
@@ -36,10 +40,14 @@ def sketch(updates: Tensor) -> Tensor:
         >>> float((sketch(opposite)[0] * sketch(opposite)[1]).sum().round(decimals=4))
         -1.0
     """
-    signed = updates * _signs(updates.shape[1]).to(updates)
-    padded = torch.nn.functional.pad(signed, (0, -signed.shape[1] % SKETCH))
-    slots = padded.reshape(len(updates), -1, SKETCH).sum(1)
+    signs = _signs(updates.shape[1]).to(updates)
+    slots = torch.cat([_slots(some, signs) for some in torch.split(updates, AT_ONCE)])
     return torch.nn.functional.normalize(slots.nan_to_num(), dim=1).cpu()
+
+
+def _slots(updates: Tensor, signs: Tensor) -> Tensor:
+    padded = torch.nn.functional.pad(updates * signs, (0, -updates.shape[1] % SKETCH))
+    return padded.reshape(len(updates), -1, SKETCH).sum(1)
 
 
 @lru_cache(8)
@@ -54,8 +62,9 @@ def count_copies(sketches: Tensor) -> Tensor:
     Clients that send the same vector, as in ALIE or mimicry, have cosines near 1. Honest clients that
     train on different samples rarely exceed 0.9.
     """
-    alike = sketches @ sketches.T > COPY
-    return alike.sum(1).clamp(min=1).double()
+    # In parts: all pairs of 10,000 clients would take 400 MB
+    parts = [(some @ sketches.T > COPY).sum(1) for some in torch.split(sketches, AT_ONCE)]
+    return torch.cat(parts).clamp(min=1).double()
 
 
 @dataclass(frozen=True)
@@ -96,13 +105,15 @@ class History:
     def z(self, rows: Tensor, sketches: Tensor) -> Tensor:
         """How far updates point against the own past, in standard errors [n].
 
-        z = −cos(update, past)·√s, where s is the number of slots that the model fills: the cosine of
-        two random directions has a standard error of 1/√s. NaN for a client with fewer than two
+        z = (atanh(−cos) − atanh(½))·√(s − 3): Fisher's test that the cosine of update and past is below
+        −½, where s is the number of slots that the model fills. A client whose data change often turns
+        by more than 90°, a reversed update by almost 180°. NaN for a client with fewer than two
         earlier updates.
         """
-        cosine = torch.nn.functional.cosine_similarity(sketches, self.past[rows], dim=1)
+        cosine = torch.nn.functional.cosine_similarity(sketches, self.past[rows], dim=1).double()
+        turned = (-cosine).clamp(-LARGEST_COSINE, LARGEST_COSINE).atanh()
         filled = int((sketches != 0).any(0).sum())  # a model of few parameters leaves slots empty
-        z = -cosine.double() * filled**0.5
+        z = (turned - math.atanh(OPPOSITE)) * max(filled - 3, 0) ** 0.5
         return torch.where(self.times[rows] >= LEAST_TIMES, z, torch.nan)
 
     def extended(self, rows: Tensor, sketches: Tensor, z: Tensor) -> History:

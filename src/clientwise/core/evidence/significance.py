@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 import torch
-from annotated_types import Ge, Gt, Le, Lt
+from annotated_types import Ge, Le, Lt
 from torch import Tensor
 
 from ...registry import needs
 from ..robust import combine
 from ..types import Evaluation, Gathered, Posterior
 from .history import larger, look_back
+from .page import PageTest, StandardErrors, Strength, moved
 from .protocol import EVIDENCE
 
-LEAST_WITNESSES = 8  # held-out samples or judges; with fewer there is no evidence
+LEAST_SAMPLES = 8  # held-out samples of the server; with fewer there is no evidence
+# Judges. With fewer, more than 5% of harmless clients lose half of their weight (docs/evidence.md).
+LEAST_JUDGES = 12
 # The largest loss of one witness, in units of the mean model's loss, so that none dominates.
 LARGEST_LOSS = 1e3
 POSSIBLE_LIARS = 0.3  # share of the judges, where clients judge
-StandardErrors = Annotated[float, Ge(0), Le(100)]
 
 
 @EVIDENCE.register("significance", needs("server_set"))
@@ -47,7 +49,8 @@ class Significance:
     rounds. Earlier good updates do not offset harm. Both sums are cut at the threshold once they have had
     their effect. All candidates are evaluated in one pass, one more than AdaFed evaluates.
 
-    If clients judge instead of a server's set, the witnesses are the judges, each with its mean loss. A
+    If clients judge instead of a server's set, the witnesses are the judges, each with its mean loss. There
+    is no evidence with fewer than 12 judges, or fewer than 8 samples. A
     client then counts as harmful only if it is so without the share `liars` of the witnesses that speak
     most against it, and as helpful only without the share that speak most for it.
 
@@ -71,7 +74,7 @@ class Significance:
 
     threshold: StandardErrors = 2.0
     slack: StandardErrors = 1.0
-    strength: Annotated[float, Gt(0), Le(100)] = 0.5
+    strength: Strength = 0.5
     step: Annotated[float, Ge(1e-3), Le(1)] = 0.1  # smaller steps are lost in rounding
     liars: Annotated[float, Ge(0), Lt(0.5)] | None = None
     history: bool = False
@@ -79,41 +82,23 @@ class Significance:
 
     def first(self, num_clients: int) -> dict[str, Tensor]:
         """No evidence on any client."""
-        names = ("against", "favour", "log_odds")
-        return {name: torch.zeros(num_clients, dtype=torch.float64) for name in names}
+        return PageTest.first(num_clients)
 
     def __call__(
         self, gathered: Gathered, prior: Tensor, memory: Mapping[str, Tensor]
     ) -> Posterior:
         """See the class; z of the result is `against`, or −`favour` if that is larger."""
         rows = torch.tensor(gathered.client_ids, dtype=torch.int64)
-        log_odds = memory["log_odds"][rows]
-        start = moved(prior, log_odds)
+        start = moved(prior, memory["log_odds"][rows])
         held_out, why_not = self._z(gathered.judge(self._candidates(gathered, start)))
         # Without held-out samples nothing tells whether the copies or the others are honest.
         copies = self.copies and held_out is not None
         past = look_back(gathered, memory, history=self.history, copies=copies)
-        z = larger(held_out, past.z)
-        notes = () if held_out is not None else (f"{why_not}: no evidence from them",)
-        if z is None:
-            return Posterior(
-                past.counted_once(start), past.kept_in(memory), notes=notes, look_back=past
-            )
-        against = (memory["against"][rows] + z - self.slack).clamp(min=0)
-        favour = (memory["favour"][rows] - z - self.slack).clamp(min=0)
-        beyond = (against - self.threshold).clamp(min=0) - (favour - self.threshold).clamp(min=0)
-        log_odds = (log_odds - self.strength * beyond).clamp(max=0)
-        after = past.kept_in(memory)
-        after["against"][rows] = against.clamp(max=self.threshold)
-        after["favour"][rows] = favour.clamp(max=self.threshold)
-        after["log_odds"][rows] = log_odds
-        return Posterior(
-            weights=past.counted_once(moved(prior, log_odds)),
-            memory=after,
-            z=torch.where(against >= favour, against, -favour),
-            notes=notes,
-            look_back=past,
-        )
+        test = PageTest(self.threshold, self.slack, self.strength)
+        found = test.posterior(rows, prior, larger(held_out, past.z), memory, past)
+        if held_out is not None:
+            return found
+        return replace(found, notes=(f"{why_not}: no evidence from them",))
 
     def _candidates(self, gathered: Gathered, weights: Tensor) -> Tensor:
         """A step from the mean of the clipped updates towards each of them, and the mean itself [n + 1, d].
@@ -135,24 +120,22 @@ class Significance:
         """z of each client in this round [n]; or None, and why there is no evidence."""
         losses = evaluation.sample_losses
         liars = 0.0
+        least = LEAST_SAMPLES
+        kind = "held-out samples"
         if losses is None:  # clients judge
             losses = evaluation.losses[:, evaluation.num_samples > 0]
             liars = POSSIBLE_LIARS
+            least = LEAST_JUDGES
+            kind = "judges"
         if self.liars is not None:
             liars = self.liars
-        if losses.shape[1] < LEAST_WITNESSES:
-            return None, f"fewer than {LEAST_WITNESSES} held-out samples or judges"
+        if losses.shape[1] < least:
+            return None, f"fewer than {least} {kind}"
         if not bool(losses[-1].isfinite().all()):
             return None, "the loss of the mean is not finite"
         most = LARGEST_LOSS * (1 + losses[-1].mean())
         found = losses[:-1].nan_to_num(nan=float(most)).clamp(max=most) - losses[-1]  # [n, N]
         return (z_despite(found, liars) if liars else z_values(found)), ""
-
-
-def moved(prior: Tensor, log_odds: Tensor) -> Tensor:
-    """The prior weights [n], each times exp(log_odds), divided by their sum; a prior of 0 stays 0."""
-    result = prior * (log_odds - log_odds[prior > 0].max()).exp()
-    return result / result.sum()
 
 
 def z_values(found: Tensor) -> Tensor:

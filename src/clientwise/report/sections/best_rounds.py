@@ -7,18 +7,22 @@ from collections.abc import Sequence
 from ..differences import shared_seeds
 from ..document import Cell, Content, Section, percent_of, table
 from ..series import Series
-from ..statistics import contingency
+from ..statistics import contingency, holm_p_values
 
 
 def best_rounds_section(series: Sequence[Series]) -> Section:
     """P1's Tables 3, 5 and 7: which samples a method and the baseline classified correctly."""
     baseline = series[0]
-    rows = []
+    rows: list[list[Content]] = []
+    p_values: list[float | None] = []
     for one in series[1:]:
         for seed in _equally_far(one, baseline):
-            row = _row(one, baseline, seed)
-            if row is not None:
-                rows.append(row)
+            found = _row(one, baseline, seed)
+            if found is not None:
+                rows.append(found[0])
+                p_values.append(found[1])
+    for row, p_value in zip(rows, holm_p_values(p_values), strict=True):
+        row.append(Cell(p_value, f"{p_value:.2g}"))
     columns = [
         "method",
         "seed",
@@ -28,14 +32,14 @@ def best_rounds_section(series: Sequence[Series]) -> Section:
         "only this",
         "only the baseline",
         "both wrong",
-        "McNemar's p",
+        "p (McNemar, Holm)",
     ]
     note = (
         f"Counts of {baseline.run.reported_on}, every method at its own best round. That round "
         "was chosen on these same samples, so both values are optimistic. McNemar's exact test: "
-        "whether the samples that only one of the two classifies correctly are divided by chance. "
-        "Of twenty such tests, one falls below 0.05 by chance. Seeds in which the two have run "
-        "different numbers of rounds are left out."
+        "whether the samples that only one of the two classifies correctly are divided by chance; "
+        "p is corrected for all rows (Holm). Seeds in which the two have run different numbers of "
+        "rounds are left out."
     )
     shown = table(
         "contingency",
@@ -43,7 +47,7 @@ def best_rounds_section(series: Sequence[Series]) -> Section:
         columns,
         rows,
         note,
-        lower=["both wrong", "only the baseline", "McNemar's p"],
+        lower=["both wrong", "only the baseline", "p (McNemar, Holm)"],
     )
     return Section("best", "Best rounds, sample by sample", "", [shown] if rows else [])
 
@@ -53,14 +57,17 @@ def _equally_far(one: Series, other: Series) -> list[int]:
     return [seed for seed in shared_seeds(one, other) if one.rounds(seed) == other.rounds(seed)]
 
 
-def _row(one: Series, baseline: Series, seed: int) -> list[Content] | None:
-    """None where nothing was kept (regression), or other samples: other clients were hostile."""
+def _row(one: Series, baseline: Series, seed: int) -> tuple[list[Content], float] | None:
+    """A row and its p, not corrected.
+
+    None where nothing was kept (regression), or other samples: other clients were hostile.
+    """
     ours = one.run.best_round(one.method, seed)
     theirs = baseline.run.best_round(baseline.method, seed)
     if ours is None or theirs is None or len(ours.right) != len(theirs.right):
         return None
     found = contingency(ours.right, theirs.right)
-    return [
+    row: list[Content] = [
         one.label,
         seed,
         Cell(ours.metric, f"{percent_of(ours.metric)} (round {ours.round_num})"),
@@ -69,5 +76,5 @@ def _row(one: Series, baseline: Series, seed: int) -> list[Content] | None:
         found.only_ours,
         found.only_theirs,
         found.both_wrong,
-        Cell(found.p_value, f"{found.p_value:.2g}"),
     ]
+    return row, found.p_value

@@ -1,0 +1,56 @@
+"""The memory that the models of a round take, known before it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ..core.method import Method
+from ..data.federated import FederatedData
+from ..limits import gigabytes, memory
+from .build import build_plan
+from .messages import Issue
+from .schema import Experiment
+
+FLOAT_BYTES = 4
+KEPT_COPIES = (
+    4  # of every model: as it came, its update, a candidate or clipped update, one in passing
+)
+SAMPLE_BYTES = 64  # per candidate and held-out sample: losses and values, in float32 and float64
+
+
+def round_bytes(method: Method, cohort: int, size: int, samples: int) -> int:
+    """Bytes for the models of a round where they are kept until its end; 0 where they are folded.
+
+    bytes = 4·copies·n·d + 64·n·N for n clients in a round, d numbers in a model and N held-out
+    samples by which evidence judges n candidates.
+
+    Args:
+        method: whose rounds.
+        cohort: clients in a round, n.
+        size: numbers in a model, d.
+        samples: held-out samples that the server weighs by, N.
+    """
+    if not method.keeps_models:
+        return 0
+    models = FLOAT_BYTES * KEPT_COPIES * cohort * size
+    if method.evidence is None:
+        return models
+    return models + SAMPLE_BYTES * cohort * samples
+
+
+def largest_round(experiment: Experiment, data: FederatedData, size: int) -> int:
+    """Bytes of the method that needs most."""
+    cohort = build_plan(experiment, data.num_clients, experiment.seeds[0]).cohort_size
+    samples = len(data.weigh.indices) if data.weigh else 0
+    built = experiment.build_methods()
+    return max(round_bytes(method, cohort, size, samples) for method in built)
+
+
+def memory_issues(experiment: Experiment, data: FederatedData, size: int) -> Iterator[Issue]:
+    """Rounds whose models do not fit into memory."""
+    needed = largest_round(experiment, data, size)
+    if needed > memory():
+        what = (
+            f"the models of a round take {gigabytes(needed)}, and there are {gigabytes(memory())}"
+        )
+        yield "federation", f"{what}; ask fewer clients in a round (clients_per_round)"

@@ -1,0 +1,307 @@
+"""The tables and heat maps of the report on a matrix."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy
+
+from .differences import p_number
+from .document import Cell, Chart, Content, Section, Table, counted, percent_cell, table
+from .marks import HeatMap
+from .standings import (
+    Federation,
+    MeanDifference,
+    MethodStanding,
+    Ranks,
+    Results,
+    complete_methods,
+    mean_differences,
+    rank,
+    standings,
+)
+from .statistics import Difference
+
+Grid = Sequence[Sequence[float]]  # methods × columns
+NOT_AVAILABLE = "†"
+FOOTNOTE = (
+    f"{NOT_AVAILABLE} Not available in practice: uses which clients are honest, or pools the "
+    "samples of all clients. It is never marked as best."
+)
+WHAT_INTERVALS_SAY = (
+    "The interval over seeds says what other seeds would give on these federations. The interval "
+    "over federations says what other federations would give, if these are a random choice of them."
+)
+
+
+def standings_section(results: Results, metric: str, federations: Sequence[Federation]) -> Section:
+    """All methods on the federations that share a metric."""
+    lines = standings(results, federations)
+    items: list[Chart | Table] = [_standings_table(results, metric, federations, lines)]
+    usable = by_mean([one for one in lines if one.is_available], federations[0])
+    if usable and len(lines) > 1:
+        items.append(_differences_table(results, metric, federations, usable[0].method))
+    return Section(f"standings-{metric}", f"Standings: {metric}", "", items)
+
+
+def by_mean(lines: Sequence[MethodStanding], federation: Federation) -> list[MethodStanding]:
+    """The best mean first."""
+    return sorted(lines, key=lambda one: one.mean, reverse=federation.higher_is_better)
+
+
+def points(difference: Difference) -> str:
+    """A difference in percentage points, with its interval."""
+    text = f"{100 * difference.mean:.1f}"
+    return text if difference.margin is None else f"{text} ± {100 * difference.margin:.1f}"
+
+
+def _standings_table(
+    results: Results,
+    metric: str,
+    federations: Sequence[Federation],
+    lines: Sequence[MethodStanding],
+) -> Table:
+    competing = [f"mean {metric}", "worst cell", "mean rank"]
+    columns = ["method", f"mean {metric}", "worst cell", "worst at", "mean rank"]
+    lower = ["mean rank", "regret", "largest regret", "false alarms", "backdoor success"]
+    if not federations[0].higher_is_better:
+        lower += competing
+    rows = [_standing_row(one) for one in lines]
+    if results.oracle:
+        columns += ["regret", "largest regret"]
+        for row, one in zip(rows, lines, strict=True):
+            row += [_points_cell(one.regret), _points_cell(one.worst_regret)]
+    for label, values in (
+        ("false alarms", [one.false_alarms for one in lines]),
+        ("backdoor success", [one.success for one in lines]),
+    ):
+        if any(value is not None for value in values):
+            columns.append(label)
+            for row, value in zip(rows, values, strict=True):
+                row.append(percent_cell(value))
+    return table(
+        f"standings-{metric}",
+        f"All methods on {counted(len(federations), 'federation')}",
+        columns,
+        rows,
+        _standings_note(results, federations, lines),
+        [label not in ("method", "worst at") for label in columns],
+        lower,
+        marked=competing,
+        never_best=_unavailable_rows([one.method for one in lines], results),
+    )
+
+
+def _standing_row(one: MethodStanding) -> list[Content]:
+    rank_cell = Cell(None, "–") if one.rank is None else Cell(one.rank, f"{one.rank:.1f}")
+    return [
+        _method_cell(one.method, one.is_available),
+        percent_cell(one.mean),
+        percent_cell(one.worst),
+        one.worst_at,
+        rank_cell,
+    ]
+
+
+def _method_cell(method: str, is_available: bool) -> Cell:
+    """A method, with a mark where it is not available."""
+    if is_available:
+        return Cell(method, method, numbers={"": method, "available": "yes"})
+    text = f"{method} {NOT_AVAILABLE}"
+    return Cell(method, text, numbers={"": method, "available": "no"})
+
+
+def _unavailable_rows(methods: Sequence[str], results: Results) -> list[int]:
+    return [row for row, method in enumerate(methods) if method in results.unavailable]
+
+
+def _points_cell(difference: Difference | None) -> Content:
+    if difference is None:
+        return "–"
+    margin = difference.margin
+    return Cell(
+        difference.mean,
+        points(difference),
+        numbers={"mean": difference.mean, "margin": margin},
+    )
+
+
+def _standings_note(
+    results: Results,
+    federations: Sequence[Federation],
+    lines: Sequence[MethodStanding],
+) -> str:
+    seeds = counted(results.seeds, "seed")
+    sentences = [
+        "A cell is a federation with a column. Mean and worst cell are over all cells, each the "
+        f"mean of {seeds}. Bold: the best available method."
+    ]
+    if any(not one.is_available for one in lines):
+        sentences.append(FOOTNOTE)
+    if results.oracle:
+        sentences.append(
+            f"Regret: points behind “{results.oracle}”, which is told which clients are honest, "
+            "mean over the cells and in the cell where it is largest; ± is the 95% confidence "
+            f"interval over {seeds}."
+        )
+    if any(one.false_alarms is not None for one in lines):
+        sentences.append(
+            "False alarms: the share of honest clients whose evidence factor falls below half of "
+            "the largest factor of a round, in columns without hostile clients."
+        )
+    sentences += _ranks_note(rank(results, federations), len(federations))
+    absent = len(results.methods) - len(lines)
+    if absent:
+        sentences.append(f"Not shown: {counted(absent, 'method')} without a result in all cells.")
+    return " ".join(sentences)
+
+
+def _ranks_note(ranks: Ranks, federations: int) -> list[str]:
+    sentences = [
+        "Mean rank: the available methods are ranked on every federation by their mean over its "
+        "columns."
+    ]
+    if ranks.p_value is not None:
+        sentences.append(
+            f"Friedman's test with {federations} federations as blocks: p = {ranks.p_value:.2g}."
+        )
+    if ranks.critical_difference is not None:
+        sentences.append(
+            f"Mean ranks closer than {ranks.critical_difference:.1f} do not differ significantly "
+            "(Nemenyi)."
+        )
+    return sentences
+
+
+def _differences_table(
+    results: Results, metric: str, federations: Sequence[Federation], best: str
+) -> Table:
+    """All methods against the available method with the best mean."""
+    others = [method for method in complete_methods(results, federations) if method != best]
+    found = mean_differences(results, federations, best, others)
+    found.sort(key=lambda one: one.over_seeds.mean)
+    columns = ["method", f"over {counted(results.seeds, 'seed')}", "p over seeds"]
+    has_several = len(federations) > 1
+    if has_several:
+        columns += [f"over {counted(len(federations), 'federation')}", "p over federations"]
+    rows = [_difference_row(results, one, has_several) for one in found]
+    note = (
+        f"{best}, the available method with the best mean over cells, minus the method of the row, "
+        "in percentage points; above zero, it is better. ± is the 95% confidence interval. p is "
+        f"corrected for {counted(len(others), 'comparison')} (Holm). {best} was chosen by these "
+        "same results, so its lead is optimistic."
+    )
+    if has_several:
+        note += f" {WHAT_INTERVALS_SAY}"
+    if any(one.method in results.unavailable for one in found):
+        note += f" {FOOTNOTE}"
+    title = f"Lead of {best} in the mean over cells"
+    return table(f"differences-{metric}", title, columns, rows, note)
+
+
+def _difference_row(results: Results, one: MeanDifference, has_several: bool) -> list[Content]:
+    row: list[Content] = [_method_cell(one.method, one.method not in results.unavailable)]
+    row += [_points_cell(one.over_seeds), _p_cell(one.over_seeds)]
+    if has_several:
+        row += [_points_cell(one.over_federations), _p_cell(one.over_federations)]
+    return row
+
+
+def _p_cell(difference: Difference) -> Content:
+    if difference.p_value is None:
+        return "–"
+    return Cell(difference.p_value, p_number(difference.p_value))
+
+
+def federation_section(results: Results, one: Federation) -> Section:
+    """All methods in the columns of one federation."""
+    worst = one.goodness.mean(2).min(1)
+    known = numpy.flatnonzero(~numpy.isnan(worst)).tolist()
+    order = sorted(known, key=lambda index: -worst[index])
+    names = [results.methods[index] for index in order]
+    grid = one.values.mean(2)[order].tolist()
+    items: list[Chart | Table] = [
+        _heat_map(results, one, names, grid),
+        _values_table(results, one, names, grid, one.false_alarms[order].tolist()),
+    ]
+    success = one.success[order]
+    attacked = numpy.flatnonzero(~numpy.isnan(success).all((0, 2))).tolist()
+    if attacked:
+        labels = [one.columns[column] for column in attacked]
+        rates = success[:, attacked].mean(2).tolist()
+        items.append(_backdoor_table(results, one, names, labels, rates))
+    return Section(f"data-{one.name}", one.name, "", items)
+
+
+def _values_table(
+    results: Results,
+    one: Federation,
+    names: Sequence[str],
+    grid: Grid,
+    alarms: Sequence[float],
+) -> Table:
+    columns = ["method", *one.columns]
+    rows = _rows(results, names, grid)
+    note = f"{one.metric}, mean of {counted(results.seeds, 'seed')}; the best worst cell first."
+    lower = [] if one.higher_is_better else list(one.columns)
+    if not all(map(math.isnan, alarms)):
+        columns.append("false alarms")
+        lower.append("false alarms")
+        for row, share in zip(rows, alarms, strict=True):
+            row.append(percent_cell(None if math.isnan(share) else share))
+    if any(name in results.unavailable for name in names):
+        note += f" {FOOTNOTE}"
+    return table(
+        f"{one.name}-values",
+        f"{one.name}: {one.metric}",
+        columns,
+        rows,
+        note,
+        lower=lower,
+        marked=one.columns,
+        never_best=_unavailable_rows(names, results),
+    )
+
+
+def _rows(results: Results, names: Sequence[str], grid: Grid) -> list[list[Content]]:
+    rows: list[list[Content]] = []
+    for name, values in zip(names, grid, strict=True):
+        cells = [percent_cell(value) for value in values]
+        rows.append([_method_cell(name, name not in results.unavailable), *cells])
+    return rows
+
+
+def _backdoor_table(
+    results: Results,
+    one: Federation,
+    names: Sequence[str],
+    labels: Sequence[str],
+    success: Grid,
+) -> Table:
+    note = "How often samples with the trigger get the attacker's label; accuracy does not show it."
+    title = f"{one.name}: backdoor success rate"
+    rows = _rows(results, names, success)
+    return table(f"{one.name}-backdoors", title, ["method", *labels], rows, note, lower=labels)
+
+
+def _heat_map(results: Results, one: Federation, methods: Sequence[str], grid: Grid) -> Chart:
+    """Methods × columns; errors above 100% have the colour of 100%."""
+    labels = [_method_cell(name, name not in results.unavailable).text for name in methods]
+    mark = HeatMap(
+        one.columns,
+        labels[::-1],
+        [[min(value, 1.0) for value in row] for row in reversed(grid)],
+        1,
+        percent=True,
+        texts=[[_percentage(value) for value in row] for row in reversed(grid)],
+        lower_is_better=not one.higher_is_better,
+    )
+    size = f"{len(methods)} methods in {len(one.columns)} columns"
+    alt = f"{one.metric} of {size} on {one.name}, in percent."
+    title = f"{one.name}: {one.metric} in %, the best worst cell on top"
+    return Chart(f"{one.name}-heat", title, alt, mark)
+
+
+def _percentage(value: float) -> str:
+    return f"{100 * value:.0f}" if value < 9.995 else "> 999"

@@ -1,0 +1,173 @@
+"""The tables of the claim about the default method: made from the raw results, and current."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy
+import pytest
+
+import clientwise as cw
+from clientwise.experiment.matrix import load_matrix
+from clientwise.experiment.matrix_runs import run_matrix
+from clientwise.report.standings import read_results, standings
+
+SCRIPT = Path(__file__).parents[1] / "docs" / "make_default.py"
+METHODS = [
+    "FedAvg",
+    {"name": "without history", "like": "Recommended", "evidence": {"history": False}},
+    {"name": "Recommended 0.1.0", "like": "Evidence"},
+    "Recommended",
+    "KnowsHonestTuned",
+    "ServerOnly",
+]
+
+
+@pytest.fixture(scope="module")
+def script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("make_default", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def config(seeds: list[int], federations: dict[str, Any], methods: list[Any]) -> dict[str, Any]:
+    backdoor = {"attack": {"name": "pixel_backdoor", "target": 3}}
+    flip = {"attack": {"name": "sign_flip", "strength": 5.0}}
+    return {
+        "name": "claim",
+        "rounds": 2,
+        "seeds": seeds,
+        "device": "cpu",
+        "data": "digits",
+        "partition": {"name": "iid", "clients": 5},
+        "model": "linear",
+        "server_set": {"fraction": 0.3, "report_fraction": 0.5},
+        "methods": methods,
+        "matrix": {
+            "attacks": {"flip": flip, "door": backdoor},
+            "shares": [0.4],
+            "data": federations,
+        },
+    }
+
+
+@pytest.fixture(scope="module")
+def parts(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Two federations, each a run of its own."""
+    folder = tmp_path_factory.mktemp("parts")
+    dirichlet = {"name": "dirichlet", "clients": 6, "concentration": 1.0}
+    first = config([1, 2], {"one": {}}, METHODS)
+    aside = {"partition": dirichlet, "tags": ["kept aside"]}
+    second = config([1, 2], {"two": aside}, METHODS)
+    return [
+        run_matrix(load_matrix(first), folder / "first"),
+        run_matrix(load_matrix(second), folder / "second"),
+    ]
+
+
+def test_the_tables_of_the_pages_are_current(script: ModuleType) -> None:
+    for page in script.PAGES:
+        text = page.read_text(encoding="utf-8")
+        assert script.MARKER.search(text), f"{page.name} has no table"
+        assert script.with_tables(text) == text, "run `python docs/make_default.py`"
+
+
+def test_a_wrong_number_in_a_page_is_noticed(script: ModuleType) -> None:
+    text = script.PAGES[0].read_text(encoding="utf-8")
+    block = script.MARKER.search(text)
+    assert block is not None
+    wrong = text.replace(block[0], re.sub(r"\d\d\.\d", "12.3", block[0], count=1))
+    assert wrong != text
+    assert script.with_tables(wrong) == text
+
+
+def test_the_raw_results_are_small(script: ModuleType) -> None:
+    for path in script.RAW.glob("*.csv.gz"):
+        assert path.stat().st_size < 5_000_000
+
+
+def test_parts_of_a_matrix_are_collected_into_one_file(
+    script: ModuleType, parts: list[Path], tmp_path: Path
+) -> None:
+    script.collect([*parts, parts[0]], tmp_path)
+    raw = script.read_raw("claim", tmp_path)
+    assert len(raw) == 2 * 3 * len(METHODS) * 2, "a part that is given twice counts once"
+    results = script.results_of(raw)
+    assert [one.name for one in results.federations] == ["one", "two"]
+    assert results.unavailable == {"KnowsHonestTuned"}
+    for folder, one in zip(parts, results.federations, strict=True):
+        theirs = read_results(folder)
+        (expected,) = theirs.federations
+        order = [theirs.methods.index(method) for method in results.methods]
+        columns = [expected.columns.index(column) for column in one.columns]
+        for field in ("values", "success", "alarms"):
+            values = getattr(expected, field)[order][:, columns]
+            numpy.testing.assert_allclose(getattr(one, field), values, rtol=0, atol=6e-6)
+    first = cw.Run(parts[0] / "one--flip--40")
+    row = raw[(raw["federation"] == "one") & (raw["column"] == "flip") & (raw["seed"] == 2)]
+    curve = row[row["method"] == "FedAvg"][["1", "2"]].to_numpy()[0]
+    expected = [value for _, value in first.curve("metric", "FedAvg", 2)]
+    numpy.testing.assert_allclose(curve, expected, rtol=0, atol=6e-6)
+
+
+def test_every_table_is_made_from_the_raw_file(
+    script: ModuleType, parts: list[Path], tmp_path: Path
+) -> None:
+    script.collect(parts, tmp_path)
+    raw = script.read_raw("claim", tmp_path)
+    results = script.results_of(raw)
+    by_name = {one.method: one for one in standings(results, results.federations)}
+    cells = _rows(script.TABLES["cells"](raw))
+    for method in ("FedAvg", "Recommended"):
+        shown = [cell.strip("*") for cell in cells[method]]
+        assert shown[1] == f"{100 * by_name[method].mean:.1f}"
+        assert shown[2] == f"{100 * by_name[method].worst:.1f}"
+        assert shown[3] == by_name[method].worst_at
+    kinds = {name: row[0] for name, row in cells.items()}
+    assert kinds["KnowsHonestTuned †"] == "not available"
+    assert kinds["without history"] == "ablation"
+    assert kinds["Recommended 0.1.0"] == "earlier version"
+    assert kinds["ServerOnly"] == "usable"
+    assert not any("**" in cell for cell in cells["KnowsHonestTuned †"])
+    aside = script.TABLES["cells-kept-aside"](raw)
+    assert "3 cells" in aside
+    assert "two ‡" in _rows(script.TABLES["federations"](raw))
+    assert [*_rows(script.TABLES["ablations"](raw))] == ["without history"]
+    lead = _rows(script.TABLES["lead"](raw))
+    assert {*lead} == {*cells} - {"Recommended"}
+    assert "**`Recommended`**" in _rows(script.TABLES["readme"](raw))
+    script.draw_cells(raw, tmp_path / "figure.png")
+    assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_longer_runs_show_whether_the_curves_are_flat(
+    script: ModuleType, parts: list[Path], tmp_path: Path
+) -> None:
+    script.collect(parts, tmp_path)
+    raw = script.read_raw("claim", tmp_path).rename(columns={"1": "25", "2": "80"})
+    raw["100"] = raw["80"] + 0.01
+    table = script.TABLES["flat"](raw)
+    assert "| change since round 80 |" in table
+    results = script.results_of(raw, 25)
+    by_name = {one.method: one for one in standings(results, results.federations)}
+    for method, row in _rows(table).items():
+        early = by_name[method.removesuffix(" †")]
+        assert row[0] == f"{100 * early.mean:.1f}"
+        assert row[4] == "+1.0"
+
+
+def _rows(table: str) -> dict[str, list[str]]:
+    """The cells of every row after its first one, by that."""
+    found = {}
+    for line in table.splitlines()[2:]:
+        if line.startswith("|"):
+            name, *cells = line.strip("| ").split(" | ")
+            found[name] = cells
+    return found
