@@ -121,4 +121,4 @@ def replace_object_store(factory: type[ObjectStoreFactory]) -> None:
             "this version of Flower is not supported: flwr.superlink.config_loader does not use "
             "ObjectStoreFactory. Install clientwise[flower], which names the supported versions."
         )
-    config_loader.ObjectStoreFactory = factory  # type: ignore[attr-defined, misc]
+    config_loader.ObjectStoreFactory = factory  # type: ignore[attr-defined]
