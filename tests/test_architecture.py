@@ -19,7 +19,7 @@ BELOW: dict[str, set[str]] = {  # package or module: what it may import of clien
     "registry": set(),
     "errors": set(),
     "limits": set(),
-    "core": {"registry"},
+    "core": {"registry", "errors"},
     "data": {"core", "registry", "errors", "limits"},
     "models": {"core", "registry", "limits"},
     "attacks": {"core", "data", "registry"},

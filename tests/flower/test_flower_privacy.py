@@ -133,7 +133,7 @@ def test_an_error_quotes_no_sample(config: dict[str, Any], tmp_path: Path) -> No
     grid = LoopGrid(client_app(config, load), {"data": str(path)})
     experiment = load_experiment(config)
     local = embedded(experiment, server_side(experiment, ""))
-    engine = FlowerEngine(local, grid, lambda: {0: 2}, seed=1, settings=FlowerSettings())
+    engine = FlowerEngine(local, grid, lambda: {0: 2}, seed=1, settings=FlowerSettings(repeats=0))
     (method,) = experiment.build_methods()[:1]
     _, record = run_round(
         first_state(local.initial_model, method, engine),
@@ -151,7 +151,7 @@ def test_a_node_without_a_path_trains_on_nothing(config: dict[str, Any]) -> None
     grid = LoopGrid(client_app(config), {"name": "a"})
     experiment = load_experiment(config)
     local = embedded(experiment, server_side(experiment, ""))
-    engine = FlowerEngine(local, grid, lambda: {0: 2}, seed=1, settings=FlowerSettings())
+    engine = FlowerEngine(local, grid, lambda: {0: 2}, seed=1, settings=FlowerSettings(repeats=0))
     assert (
         engine.evaluate([0], local.initial_model[None])
         .missing[0]

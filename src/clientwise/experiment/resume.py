@@ -32,6 +32,8 @@ MAY_CHANGE = frozenset(
         "flower.train_seconds",
         "flower.evaluate_seconds",
         "flower.grace_seconds",
+        "flower.repeats",
+        "flower.max_change",
         "flower.files",
         "flower.loader",
     }

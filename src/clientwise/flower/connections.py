@@ -13,6 +13,7 @@ from ..engine.wrapping import EmbeddedEngine
 from ..experiment.build import choose_hostile
 from ..experiment.runner import Connect
 from ..experiment.schema import Experiment
+from .claims import Claims
 from .engine import Connected, FlowerEngine
 from .signing import Signer
 
@@ -24,12 +25,14 @@ def connector(
     grid: Grid,
     connected: Connected,
     on_versions: Callable[[int, Mapping[str, str]], None] = lambda client, versions: None,
+    on_repeat: Callable[[str], None] = lambda text: None,
+    make_claims: Callable[[], Claims | None] = lambda: None,
     signing_key: Path | None = None,
 ) -> Connect:
     """A function that replaces a lane's local engine by one that uses the grid.
 
-    `on_versions` is called with a client and the versions it runs. `signing_key` is the file of the
-    key that signs instructions.
+    See `FlowerEngine`; `make_claims` is called for every lane. `signing_key` is the file of the key
+    that signs instructions.
     """
     signer = Signer(signing_key)
 
@@ -45,6 +48,8 @@ def connector(
             keepers=keepers,
             on_versions=on_versions,
             signer=signer,
+            on_repeat=on_repeat,
+            claims=make_claims(),
         )
 
     return connect

@@ -1,13 +1,15 @@
-"""A SuperLink that keeps its nodes apart.
+"""A SuperLink that keeps its nodes apart, and their updates off its disk.
 
     python -m clientwise.flower.link ...    arguments as for flower-superlink
 
 Calls of a node about messages and objects of other nodes are refused: see `fleet_calls.py`.
+Members' updates do not reach its disk: see `retention.py`.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from typing import Any
 
@@ -20,6 +22,7 @@ from starlette.types import ASGIApp
 
 from .fleet_calls import FleetCalls
 from .patches import add_to_superlink
+from .retention import KEEP, keep_updates_in_memory
 
 log = logging.getLogger("flwr.clientwise")
 
@@ -46,8 +49,10 @@ class OwnCalls(BaseHTTPMiddleware):
 
 
 def main() -> None:
-    """Run `flower-superlink` with the check."""
+    """Run `flower-superlink` with the check and the store in memory."""
     add_to_superlink(Middleware(OwnCalls))
+    if os.environ.get(KEEP) != "true":
+        keep_updates_in_memory(sys.argv)
     sys.argv[0] = "flower-superlink"
     flower_superlink()
 

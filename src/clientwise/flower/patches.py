@@ -1,4 +1,6 @@
-"""Everything that clientwise replaces inside Flower: one class of a node, one function of the server.
+"""Everything that clientwise replaces inside Flower: one class of a node, two parts of the server.
+
+A SuperLink has no option for where it stores messages: `replace_object_store`, see `retention.py`.
 
 The SuperLink has no option for a check of its own. `add_to_superlink` adds one to the functions
 that Flower calls before it handles a request (`_get_middleware`).
@@ -41,7 +43,9 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from flwr.common.serde import fab_from_proto
 from flwr.proto.fab_pb2 import GetFabRequest, GetFabResponse
 from flwr.supercore.fab import Fab
+from flwr.supercore.object_store import ObjectStoreFactory
 from flwr.supercore.primitives.asymmetric_ed25519 import create_message_to_sign
+from flwr.superlink import config_loader
 from flwr.supernode import fleet_http_connection
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from starlette.middleware import Middleware
@@ -137,3 +141,13 @@ def add_to_superlink(middleware: Middleware) -> None:
             "Install clientwise[flower], which names the supported versions."
         )
     main._get_middleware = lambda: [*flowers(), middleware]
+
+
+def replace_object_store(factory: type[ObjectStoreFactory]) -> None:
+    """Let Flower's SuperLink create its store of messages with `factory`."""
+    if getattr(config_loader, "ObjectStoreFactory", None) is not ObjectStoreFactory:
+        raise ClientwiseError(
+            "this version of Flower is not supported: flwr.superlink.config_loader does not use "
+            "ObjectStoreFactory. Install clientwise[flower], which names the supported versions."
+        )
+    config_loader.ObjectStoreFactory = factory  # type: ignore[attr-defined]

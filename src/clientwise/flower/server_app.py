@@ -19,6 +19,7 @@ from ..experiment.config import load_experiment
 from ..experiment.lanes import Progress
 from ..experiment.runner import run
 from ..experiment.schema import Experiment
+from .claims import Claims
 from .connections import connector, registered_clients, simulated_clients
 from .data import Config, found_by, from_files, server_side
 from .events import Events
@@ -46,7 +47,8 @@ def server_app(config: Config) -> ServerApp:
     environment variable CLIENTWISE_ALERT gets those that need a person: a member lost or refused, a
     round that left the model as it was, the end. OUT-stop has the number of the run that
     deploy/stop.sh stops; its end is not reported as a failure. CLIENTWISE_SIGNING_KEY names the file
-    of the key that signs instructions (`signing.py`).
+    of the key that signs instructions (`signing.py`). members/declared beside the run folder has what
+    members declared about their data, one line `NAME CRITERION VALUE` for each value.
     """
     app = ServerApp()
 
@@ -73,8 +75,25 @@ def server_app(config: Config) -> ServerApp:
         events.begun(resume, experiment.flower.left)
         log.info("%s %s", "resuming the run in" if resume else "starting a run in", out.resolve())
         signing_key = os.environ.get("CLIENTWISE_SIGNING_KEY")
-        key_file = Path(signing_key) if signing_key else None
-        engines = nullcontext(connector(experiment, grid, connected, events.versions, key_file))
+
+        def make_claims() -> Claims | None:
+            if isinstance(grid, InMemoryGrid):
+                return None
+            flower = experiment.flower
+            declared = out.parent / "members" / "declared"
+            return Claims(flower.clients, flower.max_change, declared, events.declared)
+
+        engines = nullcontext(
+            connector(
+                experiment,
+                grid,
+                connected,
+                events.versions,
+                events.repeated,
+                make_claims,
+                Path(signing_key) if signing_key else None,
+            )
+        )
         accept = settings.get("accept-changes") is True
 
         def on_round(progress: Progress) -> None:

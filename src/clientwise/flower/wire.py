@@ -103,11 +103,18 @@ def read_versions(content: RecordDict) -> dict[str, str]:
     return {name: _printable(claimed.get(name)) for name in RUNS_HERE}
 
 
-def read_update(client: int, content: RecordDict) -> tuple[Updates, Tensor | None]:
-    """One client's update, unchecked: the round's guard checks it."""
+def read_update(
+    client: int, content: RecordDict, criteria: Sequence[Part]
+) -> tuple[Updates, Tensor | None]:
+    """One client's update, unchecked: the round's guard checks it.
+
+    Only the `criteria` that were asked for are read.
+    """
     numbers = content.metric_records[NUMBERS]
-    claimed = [name for name in numbers if str(name).startswith(CRITERION)]
-    measured = {name.removeprefix(CRITERION): _number(numbers, name) for name in claimed}
+    measured = {}
+    for part in criteria:
+        if CRITERION + part.called in numbers:  # the guard refuses an update that lacks one
+            measured[part.called] = _number(numbers, CRITERION + part.called)
     model = unpack(content.array_records[ARRAYS]).reshape(1, -1)
     kept = unpack(content.array_records[KEPT]) if KEPT in content.array_records else None
     loss = _number(numbers, "training_loss")

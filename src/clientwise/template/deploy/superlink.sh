@@ -12,6 +12,7 @@ if [[ ! -e "$CLIENTWISE_SIGNING_KEY" ]]; then
     echo "$CLIENTWISE_SIGNING_KEY does not exist: run deploy/certificates.sh"
     exit 1
 fi
+export CLIENTWISE_KEEP_UPDATES="$KEEP_UPDATES"
 echo $$ > superlink.pid
 log_as superlink
 exec python -m clientwise.flower.link --host "$LISTEN" --port "$LINK_PORT" \
