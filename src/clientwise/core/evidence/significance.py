@@ -115,6 +115,10 @@ class Significance:
             look_back=past,
         )
 
+    def most_judged(self, num_clients: int) -> int:
+        """A step towards every client, and the mean."""
+        return num_clients + 1
+
     def _candidates(self, gathered: Gathered, weights: Tensor) -> Tensor:
         """A step from the mean of the clipped updates towards each of them, and the mean itself [n + 1, d].
 
