@@ -42,7 +42,8 @@ def ask(path: Path, request: Request, models: torch.Tensor, **node_config: Any) 
     kind = "evaluate" if request.task is None else "train"
     message = Message(write_request(request, pack(models)), 1, kind)
     message.metadata.__dict__["_message_id"] = "asked"
-    context = Context(1, 2, {"data": str(path), **node_config}, RecordDict(), {})
+    settings = {"data": str(path), "ledger": f"{path}.ledger", "smallest-cell": 1} | node_config
+    context = Context(1, 2, settings, RecordDict(), {})
     return client_app(CONFIG)(message, context)
 
 
@@ -78,12 +79,12 @@ def test_a_node_speaks_of_whole_groups(hospital: Path) -> None:
         hospital, Request(0, 1, task()), model, **{"smallest-cell": 5}
     ).content.metric_records[NUMBERS]
     assert coarse["criterion.dataset_size"] == 75
-    assert coarse["criterion.class_balance"] == pytest.approx(5 / 70)
+    assert coarse["criterion.class_balance"] == 0.071  # 5/70, in two digits
 
-    models = torch.randn(3, 10, generator=torch.Generator().manual_seed(1))
-    reply = ask(hospital, Request(0, 1), models, **{"smallest-cell": 5})
+    models = torch.randn(2, 10, generator=torch.Generator().manual_seed(1))
+    reply = ask(hospital, Request(0, 1, round_num=1), models, **{"smallest-cell": 5})
     found = read_evaluation(
-        reply.content, 3, Classification(2), most_samples=1000
+        reply.content, 2, Classification(2), most_samples=1000
     )  # agrees with itself
     assert int(found.num_samples) == 20  # the three that are ill are too few to be told of
     assert not (found.counts % 5).any()
