@@ -157,3 +157,18 @@ class _Server:
 
     def _model(self, weights: numpy.ndarray, threshold: float) -> Tensor:
         return linear_model(weights, threshold, self._outputs)
+
+
+def patient_in_updates(low: Tensor, high: Tensor, step: float) -> Tensor:
+    """The row [attributes] of a patient between two thresholds, from the models [d] trained on.
+
+    A patient on the wrong side of a steep model moves the weights by itself, times the learning
+    rate over the batch size. Models with one patient between their thresholds differ by it alone,
+    where both had the same batches, as in one round.
+
+    Args:
+        low: the change of the model with the lower threshold.
+        high: that of the other.
+        step: learning rate divided by the batch size.
+    """
+    return (high - low).double()[:-1] / step

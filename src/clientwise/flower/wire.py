@@ -8,7 +8,7 @@ client -> server
               versions it runs
     judged:   number of test samples; metric, loss and counts (confusion, sums, pairs) per candidate
 
-There is no pickle. Nodes keep nothing between messages. A simulated hostile client that trains a
+There is no pickle. Nodes keep no model between messages. A simulated hostile client that trains a
 model of its own gets it from the server and sends it back.
 """
 
