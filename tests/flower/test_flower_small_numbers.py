@@ -16,10 +16,10 @@ from flwr.app import Context, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
 from clientwise.core.problem import Classification
-from clientwise.core.types import LocalTraining, Task
+from clientwise.core.types import LocalTraining, Task, Updates
 from clientwise.experiment.config import load_experiment
 from clientwise.flower import OwnData, client_app
-from clientwise.flower.small_numbers import in_groups
+from clientwise.flower.small_numbers import Release, in_groups
 from clientwise.flower.wire import NUMBERS, Request, pack, read_evaluation, write_request
 from clientwise.registry import Part
 
@@ -133,3 +133,13 @@ def test_a_hospitals_own_loader_is_used(hospital: Path) -> None:
     )
     reply = ask(hospital, Request(0, 1, task()), torch.zeros(10), loader=str(loader))
     assert reply.content.metric_records[NUMBERS]["criterion.dataset_size"] == 9
+
+
+def test_a_number_that_is_not_finite_reaches_the_guard() -> None:
+    nan, whole, part = float("nan"), 285.0, 0.12345
+    sent = torch.tensor([nan, whole, part, float("inf")], dtype=torch.float64)
+    nobody = torch.zeros(4, dtype=torch.float64)
+    updates = Updates((0, 1, 2, 3), torch.zeros(4, 1), {"size": sent}, sent, nobody)
+    said = Release(5, 1, b"key").update(updates).training_loss.tolist()
+    assert said[1:] == [285.0, 0.12, float("inf")]
+    assert said[0] != said[0]

@@ -154,10 +154,11 @@ def _noisy_loss(
 
 
 def _coarse(values: Tensor) -> Tensor:
-    """Values [n] with two significant digits; whole numbers as they are."""
-    rounded = [
-        value if value == round(value) else float(f"{value:.2g}") for value in values.tolist()
-    ]
+    """Values [n] with two significant digits; whole numbers as they are, and NaN for the guard."""
+    rounded = []
+    for value in values.tolist():
+        is_whole = math.isfinite(value) and value == round(value)
+        rounded.append(value if is_whole else float(f"{value:.2g}"))
     return torch.tensor(rounded, dtype=values.dtype)
 
 
