@@ -186,3 +186,17 @@ def test_health_after_a_stop(app: App) -> None:
     for event, failed in (("stopped", False), ("failed", True)):
         (app.state / "run-events.jsonl").write_text(f'{{"time": "now", "event": "{event}"}}\n')
         assert ("the run failed" in app.script("health.sh", PORT="1").stdout) == failed
+
+
+def test_a_node_prints_what_was_asked_of_it(app: App) -> None:
+    said = app.script("ledger.sh", "ward-a", PYTHONPATH=os.environ.get("PYTHONPATH", ""))
+    assert (said.returncode, said.stdout) == (0, "nothing was asked\n"), said.stderr
+    ledger = app.state / "nodes" / "ward-a" / "ledger.jsonl"
+    ledger.parent.mkdir(parents=True)
+    ledger.write_text(
+        '{"time": "2026-11-17T10:00:00+0100", "approval": "none", "event": "refused", "run": "7", '
+        '"round": 3, "kind": "evaluate", "reason": "too many models"}\n'
+    )
+    said = app.script("ledger.sh", "ward-a", PYTHONPATH=os.environ.get("PYTHONPATH", ""))
+    assert "2026-11-17  approval none, Flower run 7" in said.stdout
+    assert "refused 1 times: too many models" in said.stdout
