@@ -312,3 +312,17 @@ def test_members_share_a_scaling_without_showing_counts(app: App) -> None:
     refused = app.program_of("scaling.py", "sums", app.folder / "small.npz")
     assert (refused.returncode, refused.stdout) == (1, "")
     assert "19 training samples; with fewer than 20, nothing is sent" in refused.stderr
+
+
+def test_a_node_prints_what_was_asked_of_it(app: App) -> None:
+    said = app.script("ledger.sh", "ward-a", PYTHONPATH=os.environ.get("PYTHONPATH", ""))
+    assert (said.returncode, said.stdout) == (0, "nothing was asked\n"), said.stderr
+    ledger = app.state / "nodes" / "ward-a" / "ledger.jsonl"
+    ledger.parent.mkdir(parents=True)
+    ledger.write_text(
+        '{"time": "2026-11-17T10:00:00+0100", "approval": "none", "event": "refused", "run": "7", '
+        '"round": 3, "kind": "evaluate", "reason": "too many models"}\n'
+    )
+    said = app.script("ledger.sh", "ward-a", PYTHONPATH=os.environ.get("PYTHONPATH", ""))
+    assert "2026-11-17  approval none, Flower run 7" in said.stdout
+    assert "refused 1 times: too many models" in said.stdout

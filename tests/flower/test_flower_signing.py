@@ -35,8 +35,8 @@ from clientwise.experiment.build import build_data, build_engine, build_executor
 from clientwise.experiment.config import load_experiment
 from clientwise.experiment.settings import FlowerSettings
 from clientwise.flower import client_app
-from clientwise.flower.client import RefusedError
 from clientwise.flower.engine import FlowerEngine
+from clientwise.flower.gate import RefusedError
 from clientwise.flower.sealing import seal
 from clientwise.flower.signing import CLOCK_TOLERANCE, RECORD, Signer, digest, verify
 

@@ -138,6 +138,7 @@ class FlowerEngine:
         self._waiting: dict[str, int] = {}  # the same clients, by the ids of their messages
         self._keepers = keepers
         self._kept: dict[int, Tensor] = {}  # the keepers' models
+        self._round = 0  # the present one; nodes count what a round asks for
         # Of every first evaluation
         self._test_sizes = torch.full((local.num_clients,), NO_TEST_SET)
         self._outputs = local.problem.values_per_sample(local.data.samples.targets.shape[1:])
@@ -149,6 +150,7 @@ class FlowerEngine:
         round. Where too few replies arrive because clients cannot be reached, these clients are
         asked again.
         """
+        self._round = task.round_num
         pace = self.clock.pace if self.clock else Pace()
         needed = min(self._settings.min_replies, len(client_ids) + len(self._waiting))
         enough = self.clock.enough(len(client_ids)) if self.clock else len(client_ids)
@@ -224,7 +226,10 @@ class FlowerEngine:
         deadline = time.monotonic() + self._settings.evaluate_seconds
         nodes = self._wait_for(client_ids, 1, deadline)
         packed = pack(models)
-        requests = {client: write_request(Request(client, self._seed), packed) for client in nodes}
+        requests = {}
+        for client in nodes:
+            request = Request(client, self._seed, round_num=self._round)
+            requests[client] = write_request(request, packed)
         reachable = {*nodes, *self._settings.away}
         for client in client_ids:
             if client not in reachable:

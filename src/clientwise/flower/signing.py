@@ -30,7 +30,7 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key, l
 from flwr.app import Array, ConfigRecord, Context, Message, RecordDict
 
 from ..errors import ClientwiseError
-from .client import RefusedError
+from .gate import RefusedError
 from .sealing import ReplyKey
 
 RECORD = "signature"  # the record of a message that holds its signature

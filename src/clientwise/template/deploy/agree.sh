@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # On a node: approves an app, after you have read it. The SuperNode refuses every other app, also
 # one that differs by a single byte. The file state/agreed lists the approved apps. To withdraw an
-# approval, delete its line. With state/release.pub, only a signed release can be approved.
+# approval, delete its line. An approval is worth one run: for another run of the same app, approve
+# it again. With state/release.pub, only a signed release can be approved.
 #   agree.sh [APP]      the app's folder, or a bundle (.fab) of `flwr build`; default: this folder
 set -euo pipefail
 source "$(dirname "$0")/settings.sh"

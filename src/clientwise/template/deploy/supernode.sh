@@ -1,7 +1,9 @@
 #!/usr/bin/env bash
 # On a node, keeps running: the SuperNode. It connects to the server; the node needs no open port.
 # It runs only apps that agree.sh approved, and reads DATA with data.py of this folder.
-# SMALLEST_CELL=5: report counts in multiples of five (docs/security.md).
+# SMALLEST_CELL: counts are multiples of this number, and results of models have noise
+# (docs/security.md). SMALLEST_CELL=1: exact numbers, for a trial without real patients.
+# $STATE/nodes/NAME/ledger.jsonl lists what was asked and answered; ledger.sh prints a summary.
 # SILENCE=180: seconds without an answer of the server, after which the node ends with status 75, so
 # that its service starts it again. Needed because Flower's SuperNode does not return from every
 # broken connection.
@@ -26,7 +28,8 @@ if [[ -n "${UPLINK:-}" ]]; then  # a Unix socket to the server, for a node witho
     options+=(--uplink "$UPLINK")
 fi
 node_config="data=\"$data\" loader=\"${LOADER:-$APP/data.py}\""
-node_config+=" smallest-cell=${SMALLEST_CELL:-1}"
+node_config+=" smallest-cell=${SMALLEST_CELL:-5}"
+node_config+=" ledger=\"$STATE/nodes/$name/ledger.jsonl\" agreed=\"$STATE/agreed\""
 node_config+=" server-keys=\"$server_keys\" seen=\"$STATE/nodes/$name/seen\""
 log_as "$name"
 export FLWR_HOME="$STATE/nodes/$name"
