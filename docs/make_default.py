@@ -38,7 +38,7 @@ from clientwise.runs.recorded import RecordedConfig, recorded_config
 
 DOCS = Path(__file__).parent
 RAW = DOCS / "results"
-FIGURE = RAW / "protocol-3.png"  # made from the raw results with the same name
+FIGURE = RAW / "default.png"  # made from the raw results with the same name
 PAGES = (DOCS / "evidence.md", DOCS.parent / "README.md")
 
 OURS = "Recommended"

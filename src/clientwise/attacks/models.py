@@ -73,7 +73,8 @@ class SlowTurn(Attack):
         aside = aside * (length / torch.linalg.vector_norm(aside).clamp(min=1e-30))
         scale = 1 + (self.strength - 1) * angle / math.pi
         turned = math.cos(angle) * update + math.sin(angle) * aside
-        return known.global_model + scale * turned
+        sent: Tensor = known.global_model + scale * turned
+        return sent
 
 
 @ATTACKS.register("scaling")
