@@ -41,7 +41,7 @@ test-flower-versions: .venv/ready
 	for version in $(FLOWER_VERSIONS); do \
 		$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade \
 			--target .venv/flwr-$$version flwr==$$version && \
-		PYTHONPATH=.venv/flwr-$$version $(PYTEST) -m 'not slow' tests/flower/test_flower_patches.py \
+		PYTHONPATH=.venv/flwr-$$version $(PYTEST) tests/flower/test_flower_patches.py \
 			tests/flower/test_flower_replies.py || exit 1; \
 	done
 

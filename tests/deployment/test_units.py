@@ -25,7 +25,11 @@ from federation import require
 
 import processes
 
-pytestmark = [pytest.mark.netns, pytest.mark.timeout(3600)]  # the waits have limits of their own
+pytestmark = [
+    pytest.mark.netns,
+    pytest.mark.long,  # it boots systemd in a container
+    pytest.mark.timeout(3600),  # the waits have limits of their own
+]
 APP = "/opt/federation"
 SILENCE = 45  # seconds: longer than a busy machine takes to answer
 NODE = "NAME=ward-a\nDATA=/opt/federation/data/ward-a.npz\nHOST=127.0.0.1\n"
