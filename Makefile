@@ -41,7 +41,8 @@ test-flower-versions: .venv/ready
 	for version in $(FLOWER_VERSIONS); do \
 		$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade \
 			--target .venv/flwr-$$version flwr==$$version && \
-		PYTHONPATH=.venv/flwr-$$version $(PYTEST) tests/flower/test_flower_patches.py || exit 1; \
+		PYTHONPATH=.venv/flwr-$$version $(PYTEST) tests/flower/test_flower_patches.py \
+			tests/flower/test_flower_replies.py || exit 1; \
 	done
 
 # A deployment across network namespaces, over a connection that delays and loses packets. Needs root.
@@ -50,8 +51,9 @@ test-netns: .venv/ready
 
 # The deployment tests: server, proxy and four hospitals in separate networks; an outsider, a curious
 # member, another user of the server, an app that is not approved; killed processes, a lost disk, new
-# keys. Needs root, iproute2, nginx, curl and systemd; CLIENTWISE_DATA brings real patients' records.
-# 20 minutes on an idle machine.
+# keys; a proxy that hangs, a full disk, another Flower (after make test-flower-versions), and the
+# systemd units, booted. Needs root, iproute2, nginx, curl and systemd; CLIENTWISE_DATA brings real
+# patients' records. 25 minutes on an idle machine.
 test-deploy: .venv/ready
 	$(PYTEST) -m 'flower or netns' tests/deployment
 

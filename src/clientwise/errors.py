@@ -70,3 +70,21 @@ def shortened(text: str, most: int = 600) -> str:
         return text
     half = most // 2
     return f"{text[:half]} … {text[3 - half :]}"
+
+
+def plain(text: str) -> str:
+    r"""A text of others in one line, without control characters.
+
+    >>> plain("no such file\x1b[2J\n\x1b]0;all is well\x07")
+    'no such file[2J ]0;all is well'
+    """
+    return printable(" ".join(text.split()))
+
+
+def printable(text: str) -> str:
+    """The lines of a text without control characters.
+
+    Escape sequences could change what a terminal shows. Invisible characters and halves of
+    characters could break a log.
+    """
+    return "".join(one for one in text if one.isprintable() or one == "\n")

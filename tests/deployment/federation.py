@@ -289,6 +289,10 @@ class Federation:
             process.kill()
         process.wait(60)
 
+    def send_signal(self, name: str, number: int) -> None:
+        """Send a signal to a process and to all it started."""
+        os.killpg(self._processes[name].pid, number)
+
     def end(self, name: str) -> None:
         """SIGTERM, and wait for the end."""
         process = self._processes.pop(name)

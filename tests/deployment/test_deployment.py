@@ -17,7 +17,7 @@ from federation import Federation
 
 import processes
 from clientwise.core.guard import NOT_FINITE
-from clientwise.flower.engine import DIED, WENT_AWAY
+from clientwise.flower.replies import DIED, WENT_AWAY
 from clientwise.runs.lock import is_locked
 
 pytestmark = [pytest.mark.flower, pytest.mark.timeout(3600)]  # the waits have limits of their own

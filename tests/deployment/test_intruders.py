@@ -93,6 +93,7 @@ def federation(
 
     one = Federation(folder, HOSPITALS, host=HOST, proxy=True, enter=enter)
     one.environment["LOG"] = "json"
+    one.environment["SMALLEST_CELL"] = "1"  # to compare weights with a run in this process
     one.environment["ALERT"] = f"cat >> {folder / 'alerts'}"
     pace = processes.pace()
     limits = {"min_replies": 2, "train_seconds": 300 * pace, "grace_seconds": 60 * pace}

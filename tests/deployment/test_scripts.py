@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import fcntl
+import json
 import os
 import shutil
 import socket
 import sqlite3
 import subprocess
 import sys
+from datetime import datetime, timedelta
 from importlib.resources import as_file, files
 from pathlib import Path
 
+import numpy
 import pytest
 
 pytestmark = pytest.mark.skipif(
@@ -49,6 +53,11 @@ class App:
             command, env={"PATH": SYSTEM} | settings, capture_output=True, text=True, check=False
         )
 
+    def program_of(self, name: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+        """Run one of the Python files of deploy/."""
+        command = [sys.executable, str(self.folder / "deploy" / name), *map(str, arguments)]
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+
 
 @pytest.fixture
 def app(tmp_path: Path) -> App:
@@ -62,7 +71,9 @@ def test_a_certificate_has_the_registered_name_and_key(app: App) -> None:
         assert app.script("register.sh", name, app.state / "keys" / f"{name}.csr").returncode == 0
     keys, members = app.state / "keys", app.state / "members"
     before = {path.name: path.read_bytes() for path in members.iterdir()}
-    assert set(before) == {"nodes", "zurich.pub", "zurich.crt", "cleveland.pub", "cleveland.crt"}
+    kinds = ("pub", "crt", "csr")
+    files = {f"{name}.{kind}" for name in ("zurich", "cleveland") for kind in kinds}
+    assert set(before) == {"nodes", *files}
 
     for option in ([], ["--renew"]):  # another's request
         refused = app.script("register.sh", "zurich", keys / "cleveland.csr", *option)
@@ -186,3 +197,132 @@ def test_health_after_a_stop(app: App) -> None:
     for event, failed in (("stopped", False), ("failed", True)):
         (app.state / "run-events.jsonl").write_text(f'{{"time": "now", "event": "{event}"}}\n')
         assert ("the run failed" in app.script("health.sh", PORT="1").stdout) == failed
+
+
+def write_events(app: App, *events: str, age: float = 0.0) -> None:
+    """The events of a run, the last of them `age` seconds old."""
+    app.state.mkdir(exist_ok=True)
+    time = (datetime.now().astimezone() - timedelta(seconds=age)).isoformat()
+    lines = [json.dumps({"time": time, "event": event}) + "\n" for event in events]
+    (app.state / "run-events.jsonl").write_text("".join(lines))
+
+
+def test_health_of_a_run_does_not_depend_on_its_process(app: App) -> None:
+    (app.state / "run").mkdir(parents=True)
+    gone = "the process of the run is gone: run start.sh"
+    write_events(app, "begun", "round", age=20)
+    done = app.script("health.sh", PORT="1")
+    assert done.returncode == 2
+    assert gone in done.stdout
+    with (app.state / "run" / ".lock").open("w") as lock:  # as a run that goes on
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert "the run" not in app.script("health.sh", PORT="1").stdout
+        write_events(app, "begun", "round", age=1500)
+        stale = app.script("health.sh", PORT="1").stdout
+        assert "no round ended for 1200 s: run watch.sh" in stale
+        assert "no round" not in app.script("health.sh", PORT="1", STALE="1600").stdout
+    write_events(app, "begun", "round", "finished", age=9000)
+    assert "run" not in app.script("health.sh", PORT="1").stdout.partition("nothing answers")[0]
+
+
+def test_health_warns_before_disk_and_certificates_end(app: App) -> None:
+    assert app.script("certificates.sh").returncode == 0
+    assert "free on the disk" not in app.script("health.sh", PORT="1", FREE_MB="1").stdout
+    full = app.script("health.sh", PORT="1", FREE_MB=str(10**9))
+    assert full.returncode == 2
+    assert "less than 1000000000 MB free on the disk" in full.stdout
+    assert "expires" not in full.stdout
+    authority = app.state / "certificates"
+    command = ["openssl", "req", "-x509", "-key", authority / "server.key", "-subj", "/CN=here"]
+    command += ["-days", "20", "-out", authority / "server.crt"]
+    subprocess.run(list(map(str, command)), check=True)
+    said = app.script("health.sh", PORT="1").stdout
+    assert "server.crt expires on " in said
+    assert "run certificates.sh and restart the services" in said
+
+
+def test_health_is_told_once_at_every_change(app: App) -> None:
+    app.state.mkdir()
+    told = app.folder / "told"
+    settings = {"ALERT": f"cat >> {told}", "PORT": "1"}
+    for free in ("1", "1", str(10**9), "1"):
+        app.script("health.sh", "--alert", FREE_MB=free, **settings)
+    problems = [json.loads(line)["problems"] for line in told.read_text().splitlines()]
+    assert [len(one) for one in problems] == [2, 3, 2]
+    assert app.script("health.sh", "--alert").returncode == 1  # no command to tell it to
+
+
+def test_start_keeps_paths_and_samples_on_the_server(app: App) -> None:
+    app.state.mkdir()
+    app.program("flwr", 'echo "run 7: $*"')
+    data = app.folder / "server.npz"
+    data.touch(mode=0o644)
+    refused = app.script("start.sh", data, DETACH="1")
+    assert refused.returncode == 1
+    assert f"{data} can be read by other users of this machine: run chmod" in refused.stdout
+    data.chmod(0o600)
+    done = app.script("start.sh", data, DETACH="1", ACCEPT_CHANGES="true")
+    assert done.stdout == f"run 7: run {app.folder} federation\n"
+    started = json.loads((app.state / "run-start.json").read_text())
+    assert started == {"server-data": str(data), "initial-model": "", "accept-changes": True}
+
+
+def test_a_restore_names_members_that_joined_or_left_since(app: App) -> None:
+    (app.folder / "federation").mkdir()
+    experiment = app.folder / "federation" / "experiment.toml"
+    experiment.write_text('flower = { clients = ["old", "gone"] }')
+    app.state.mkdir()
+    sqlite3.connect(app.state / "superlink.sqlite").execute("CREATE TABLE one (two)")
+    assert app.script("certificates.sh").returncode == 0
+    for name in ("old", "gone", "kept", "sent"):
+        assert app.script("node-key.sh", name).returncode == 0
+    for name in ("old", "gone"):
+        app.script("register.sh", name, app.state / "keys" / f"{name}.csr")
+    copy = app.script("backup.sh", app.folder).stdout.strip()
+    app.script("register.sh", "kept", app.state / "keys" / "kept.csr")
+    experiment.write_text('flower = { clients = ["old", "gone", "kept", "sent"], left = ["gone"] }')
+    done = app.script("restore.sh", copy)
+    assert done.returncode == 0, done.stderr
+    request = app.state / "members" / "kept.csr"  # found in the state that was replaced
+    register = "joined after the backup: deploy/inside.sh deploy/register.sh"
+    assert done.stdout.splitlines()[1:-1] == [
+        f"kept {register} kept {request}",
+        f"sent {register} sent sent.csr",
+        "gone has left: deploy/inside.sh flwr supernode unregister 7 federation",
+    ]
+    assert app.script("register.sh", "kept", request).returncode == 0
+    assert "is not a backup" in app.script("restore.sh", app.folder).stdout
+
+
+def test_members_share_a_scaling_without_showing_counts(app: App) -> None:
+    random = numpy.random.default_rng(1)
+    rows = random.normal(5, 3, (90, 3))
+    rows[:, 1] = rows[:, 1] > 5  # two values: their sum would be a count
+    sent = []
+    for number, part in enumerate((rows[:30], rows[30:])):
+        numpy.savez(app.folder / f"{number}.npz", train_inputs=part)
+        done = app.program_of("scaling.py", "sums", app.folder / f"{number}.npz")
+        assert json.loads(done.stdout)["columns"][1] is None
+        sent.append(app.folder / f"{number}.json")
+        sent[-1].write_text(done.stdout)
+    found = json.loads(app.program_of("scaling.py", "combine", *sent).stdout)
+    assert found["mean"] == pytest.approx([rows[:, 0].mean(), 0, rows[:, 2].mean()])
+    assert found["deviation"] == pytest.approx([rows[:, 0].std(), 1, rows[:, 2].std()])
+    numpy.savez(app.folder / "small.npz", train_inputs=rows[:19])
+    refused = app.program_of("scaling.py", "sums", app.folder / "small.npz")
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert "19 training samples; with fewer than 20, nothing is sent" in refused.stderr
+
+
+def test_a_node_prints_what_was_asked_of_it(app: App) -> None:
+    said = app.script("ledger.sh", "ward-a", PYTHONPATH=os.environ.get("PYTHONPATH", ""))
+    assert (said.returncode, said.stdout) == (0, "nothing was asked\n"), said.stderr
+    ledger = app.state / "nodes" / "ward-a" / "ledger.jsonl"
+    ledger.parent.mkdir(parents=True)
+    ledger.write_text(
+        '{"time": "2026-11-17T10:00:00+0100", "approval": "none", "event": "refused", "run": "7", '
+        '"round": 3, "kind": "evaluate", "reason": "too many models"}\n'
+    )
+    said = app.script("ledger.sh", "ward-a", PYTHONPATH=os.environ.get("PYTHONPATH", ""))
+    assert "2026-11-17  approval none, Flower run 7" in said.stdout
+    assert "refused 1 times: too many models" in said.stdout

@@ -101,6 +101,20 @@ def test_an_added_method_and_more_rounds_are_run(stopped: Path) -> None:
     refused(stopped, stopped / "config.toml", "the method 'more' differs")
 
 
+def test_fewer_rounds_are_refused(config: dict[str, Any], stopped: Path) -> None:
+    refused(stopped, config | {"rounds": 3}, r"rounds = 3 \(was 4\)\..*set rounds = 4 or more")
+    edit(stopped, lambda table: table.update(rounds=3))
+    said = r"config.toml: changed since the run began: rounds = 3 \(was 4\)\. Restore"
+    refused(stopped, stopped / "config.toml", said)
+    refused(stopped, config, said)
+
+
+def test_a_renamed_method_and_a_removed_seed_are_refused(stopped: Path) -> None:
+    edit(stopped, lambda table: table["methods"][0].update(name="renamed"))
+    edit(stopped, lambda table: table.update(seeds=[7]))
+    refused(stopped, stopped / "config.toml", "began: no method 'FedAvg', no seed 1. Restore")
+
+
 def test_notes_tags_and_watching_may_be_edited(config: dict[str, Any], stopped: Path) -> None:
     annotate(stopped, "a note", ["tag"])
     edit(stopped, lambda table: table.update(keep_every=2, workers=1))

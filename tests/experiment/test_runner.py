@@ -678,8 +678,11 @@ def test_a_finished_run_goes_on_to_what_it_had_been_from_the_start(
     cw.run(tiny, folder, resume=True, on_round=lambda step: seen.append((step.done, step.total)))
     assert (len(seen), seen[-1]) == (16, (18, 18))  # what was there is not computed again
     assert grown(folder) == expected
-    cw.run(first, folder, resume=True)  # nothing is lost by asking for less
+    fewer = first | {"rounds": 3}
+    cw.run(fewer, folder, resume=True)  # nothing is lost by asking for fewer seeds and methods
     assert grown(folder) == expected
+    with pytest.raises(RunError, match=r"rounds = 1 \(was 3\).*set rounds = 3 or more"):
+        cw.run(first, folder, resume=True)
     assert cw.load(folder / "config.toml").seeds == [1, 2]
     with pytest.raises(
         RunError, match=r"the method 'FedAvg' differs.*give a changed method another name"

@@ -38,7 +38,7 @@ from clientwise.experiment.config import load_experiment
 from clientwise.experiment.settings import FlowerSettings
 from clientwise.flower.client_app import client_app
 from clientwise.flower.connections import simulated_clients
-from clientwise.flower.engine import CHUNK, LOSS_TOO_LARGE, FlowerEngine
+from clientwise.flower.engine import CHUNK, LOSS_TOO_LARGE, FlowerEngine, TooFewRepliesError
 from clientwise.flower.wire import ARRAYS, KEPT, NUMBERS, pack, unpack
 from clientwise.runs.writer import Store
 
@@ -290,7 +290,7 @@ def test_a_client_that_is_away_is_left_out_and_comes_back(config: dict[str, Any]
 
 
 def test_a_round_with_too_few_answers_keeps_the_model(config: dict[str, Any]) -> None:
-    setup = Setup(config, train_seconds=0.3, evaluate_seconds=5.0, min_replies=3)
+    setup = Setup(config, train_seconds=0.3, evaluate_seconds=5.0, min_replies=3, repeats=0)
     late = {
         client: lambda message, honest: (
             honest() if message.metadata.message_type == "evaluate" else None
@@ -313,7 +313,7 @@ def test_a_round_with_too_few_answers_keeps_the_model(config: dict[str, Any]) ->
 def test_with_nobody_to_evaluate_it_a_model_is_not_taken(config: dict[str, Any]) -> None:
     config["server_set"] = {"fraction": 0.0}
     config["methods"] = [{"name": "FedAvg"}]
-    setup = Setup(config, evaluate_seconds=0.3)
+    setup = Setup(config, evaluate_seconds=0.3, repeats=0)
     late = dict.fromkeys(
         range(6),
         lambda message, honest: honest() if message.metadata.message_type == "train" else None,
@@ -324,6 +324,84 @@ def test_with_nobody_to_evaluate_it_a_model_is_not_taken(config: dict[str, Any])
     assert not refused
     assert record.local is not None
     assert {refusal.reason for refusal in record.local.missing} == {"no answer in time"}
+
+
+def fails_at_first(times: int, kind: str = "train") -> Behaviour:
+    """No answer to the first requests of a kind, an honest one to the next."""
+    requests: list[str] = []
+
+    def behave(message: Message, honest: Callable[[], Message]) -> Message | None:
+        if message.metadata.message_type == kind:
+            if message.metadata.message_id not in requests:
+                requests.append(message.metadata.message_id)
+            if len(requests) <= times:
+                return None
+        return honest()
+
+    return behave
+
+
+def test_a_round_for_want_of_replies_is_repeated_and_not_spent(
+    config: dict[str, Any], clock: FakeClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    setup = Setup(config, train_seconds=10.0, min_replies=5)
+    usual, _, _ = Setup(config).round_with({})
+    began = clock.now
+    behaviour = {client: fails_at_first(2) for client in range(4)}
+    state, record, refused = setup.round_with(behaviour)
+    assert torch.allclose(state.model, usual.model, rtol=1e-5, atol=1e-6)
+    assert sorted(record.client_ids) == list(range(6))
+    assert not refused
+    assert clock.now - began > 30 + 60  # the pauses grow
+    too_few = "only 2 of 5 required replies arrived (no answer in time)"
+    assert record.notes == (
+        f"{too_few}: asked again after 30 s, repeat 1 of 5",
+        f"{too_few}: asked again after 60 s, repeat 2 of 5",
+    )
+    assert all(note in caplog.text for note in record.notes)
+    trained = [one for one in setup.grid.sent if one.metadata.message_type == "train"]
+    assert len(trained) == 6 + 4 + 4  # those that replied are not asked again
+
+
+def test_an_evaluation_that_no_client_answers_is_repeated(config: dict[str, Any]) -> None:
+    config["server_set"] = {"fraction": 0.0}
+    config["methods"] = [{"name": "FedAvg"}]
+    setup = Setup(config, evaluate_seconds=5.0)
+    state, record, _ = setup.round_with(
+        {client: fails_at_first(1, "evaluate") for client in range(6)}
+    )
+    assert record.local is not None
+    assert bool(record.local.num_samples.all())
+    assert not torch.equal(state.model, setup.flower.initial_model)
+
+
+def test_the_run_stops_after_the_last_repeat_and_can_be_resumed(
+    config: dict[str, Any], clock: FakeClock
+) -> None:
+    setup = Setup(config, train_seconds=10.0, min_replies=3, repeats=2)
+    told: list[str] = []
+    setup.flower._on_repeat = told.append
+    began = clock.now
+    with pytest.raises(TooFewRepliesError, match=r"also after 2 repeats .* resume the run"):
+        setup.round_with(dict.fromkeys(range(4), never))
+    assert len(told) == 2
+    assert clock.now - began > 3 * 10 + 30 + 60
+    state, record, _ = setup.round_with({})
+    assert sorted(record.client_ids) == list(range(6))
+    assert not torch.equal(state.model, setup.flower.initial_model)
+
+
+def test_refused_replies_neither_repeat_a_round_nor_stop_the_run(config: dict[str, Any]) -> None:
+    garbage: dict[int, Behaviour] = dict.fromkeys(range(4), says(RecordDict()))
+    setup = Setup(config, train_seconds=5.0, min_replies=3)
+    _, record, _ = setup.round_with(garbage)
+    assert record.notes == ("no update was accepted: the model stays as it was",)
+    # One more that is silent: another attempt may help, and that it does not is no reason to stop
+    state, record, refused = setup.round_with(garbage | {0: never})
+    assert len(record.notes) == 5 + 1
+    assert torch.equal(state.model, setup.flower.initial_model)
+    assert record.notes[-1] == "no update was accepted: the model stays as it was"
+    assert sorted(refused) == list(range(6))
 
 
 def test_who_did_not_evaluate_is_in_the_notes_of_the_round(
@@ -349,7 +427,7 @@ def test_who_did_not_evaluate_is_in_the_notes_of_the_round(
 def test_clients_that_are_not_connected_are_waited_for_as_long_as_configured(
     config: dict[str, Any], clock: FakeClock
 ) -> None:
-    setup = Setup(config, train_seconds=50.0, evaluate_seconds=70.0)
+    setup = Setup(config, train_seconds=50.0, evaluate_seconds=70.0, repeats=0)
     setup.gone = set(range(6))
     began = clock.now
     state, _record, refused = setup.round_with({})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -126,6 +127,7 @@ def test_what_services_say_becomes_json() -> None:
         capture_output=True,
         text=True,
         check=True,
+        env={**os.environ, "LOG": "json"},
     )
     lines = [json.loads(line) for line in done.stdout.splitlines()]
     assert [(line["level"], line["message"]) for line in lines] == [
@@ -134,6 +136,19 @@ def test_what_services_say_becomes_json() -> None:
         ("INFO", "Traceback"),
     ]
     assert {line["service"] for line in lines} == {"superlink"}
+
+
+def test_what_services_say_has_no_control_characters() -> None:
+    said = b"\x1b[92mINFO \x1b[0m:\thash=\x1b[2J\x1b]0;all is well\x07\xff\nnext\n"
+    program = files("clientwise") / "template" / "deploy" / "log.py"
+    done = subprocess.run(
+        [sys.executable, str(program), "superlink"], input=said, capture_output=True, check=True
+    )
+    text = done.stdout.decode()
+    assert text.splitlines() == [
+        "INFO :    hash=[2J]0;all is well\N{REPLACEMENT CHARACTER}",
+        "next",
+    ]
 
 
 def test_a_broken_bell_does_not_end_the_run(

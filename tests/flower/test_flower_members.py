@@ -53,11 +53,14 @@ class Hospitals(LoopGrid):
 
     def __init__(self, config: dict[str, Any], data: Path) -> None:
         super().__init__(client_app(config))
+        self._rounds = config["rounds"]  # another app: nodes approve it, and count from there
         self._paths = [data / f"{name}.npz" for name in config["flower"]["clients"]]
         self.behaviour = dict.fromkeys(range(len(self._paths)), self._with_own_data)
 
     def _with_own_data(self, message: Message, honest: Callable[[], Message]) -> Message:
-        self.node_config = {"data": str(self._paths[client_of(message)])}
+        path = self._paths[client_of(message)]
+        ledger = f"{path}.{self._rounds}.ledger"
+        self.node_config = {"data": str(path), "ledger": ledger, "smallest-cell": 1}
         return honest()
 
     def connected(self) -> dict[int, int]:

@@ -35,14 +35,24 @@ from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatResponse
 from flwr.proto.message_pb2 import PullObjectResponse
 from flwr.proto.run_pb2 import GetRunResponse
 from flwr.proto.run_pb2 import Run as RunProto
+from flwr.server.superlink.linkstate import SqlLinkState
 from flwr.supercore.inflatable.inflatable_object import get_object_tree
+from flwr.supercore.object_store.in_memory_object_store import InMemoryObjectStore
+from flwr.supercore.object_store.sql_object_store import SqlObjectStore
+from flwr.supercore.protobuf.translation import ProtobufTranslationMiddleware
 from flwr.supercore.task_identity import TaskIdentity
+from flwr.superlink import config_loader
+from flwr.superlink import main as superlink_main
+from flwr.superlink.routers.fleet.node_auth import NodeAuthMiddleware
 from flwr.supernode import fleet_http_connection, start_client_internal
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from packaging.requirements import Requirement
+from starlette.middleware import Middleware
 
 from clientwise.errors import ClientwiseError
 from clientwise.flower import node, patches
+from clientwise.flower.link import OwnCalls
+from clientwise.flower.retention import keep_updates_in_memory
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:GitWildMatchPattern"
@@ -200,6 +210,19 @@ def test_a_flower_without_the_class_is_refused_with_the_reason(
         patches.replace_fleet_client(patches.BundleSigner(), lambda fab: True)
 
 
+def test_the_superlink_calls_our_check_after_it_knows_the_node(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(superlink_main, "_get_middleware", superlink_main._get_middleware)
+    patches.add_to_superlink(Middleware(OwnCalls))
+    called = [one.cls for one in superlink_main.create_app().user_middleware]
+    assert called.index(ProtobufTranslationMiddleware) < called.index(NodeAuthMiddleware)
+    assert called.index(NodeAuthMiddleware) < called.index(OwnCalls)
+    monkeypatch.delattr(superlink_main, "_get_middleware")
+    with pytest.raises(ClientwiseError, match="this version of Flower is not supported"):
+        patches.add_to_superlink(Middleware(OwnCalls))
+
+
 def test_the_installed_flower_is_a_supported_version() -> None:
     installed = version("flwr")
     (flower,) = (one for one in NEEDED_HERE if one.name == "flwr")
@@ -227,7 +250,27 @@ def test_nothing_else_of_flower_is_replaced() -> None:
                 ):
                     found.append((path.name, target.attr))
         assert "setattr(" not in path.read_text(encoding="utf-8"), path.name
-    assert found == [("patches.py", "FleetHttpClient")]
+    replaced = ("FleetHttpClient", "_get_middleware", "ObjectStoreFactory")
+    assert found == [("patches.py", name) for name in replaced]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of Flower's database library
+def test_the_superlink_holds_messages_in_memory_whatever_its_database(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usual = config_loader.ObjectStoreFactory
+    monkeypatch.setattr(config_loader, "ObjectStoreFactory", usual)  # restores it
+    database = str(tmp_path / "link.sqlite")
+    manager = config_loader.get_federation_manager(is_simulation=False)
+    store, _ = config_loader.get_objectstore_linkstate_factories(database, manager)
+    assert isinstance(store.store(), SqlObjectStore)
+    keep_updates_in_memory(["flower-superlink", "--database", database])
+    store, state = config_loader.get_objectstore_linkstate_factories(database, manager)
+    assert isinstance(store.store(), InMemoryObjectStore)
+    assert isinstance(state.state(), SqlLinkState)
+    assert state.state().object_store is store.store()
+    with pytest.raises(ClientwiseError, match="does not use ObjectStoreFactory"):
+        keep_updates_in_memory([])
 
 
 def test_every_package_that_this_room_imports_is_declared() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 pytest.importorskip("flwr", reason="needs clientwise[flower]")
 
 from flwr.app import Message
-from grid import LoopGrid
+from grid import LoopGrid, client_of
 
 import clientwise as cw
 from clientwise.core.round import first_state, run_round
@@ -54,6 +55,12 @@ def run_rounds(config: dict[str, Any], path: Path, app: Any) -> tuple[LoopGrid, 
     experiment = load_experiment(config)
     data = server_side(experiment, str(path.parent / "server.npz"))
     grid = LoopGrid(app, {"data": str(path)})
+
+    def as_its_node(message: Message, honest: Callable[[], Message]) -> Message:
+        grid.node_config["ledger"] = f"{path}.{client_of(message)}.ledger"
+        return honest()
+
+    grid.behaviour = dict.fromkeys(range(3), as_its_node)
     local = embedded(experiment, data)
     engine = FlowerEngine(
         local, grid, lambda: {0: 2, 1: 3, 2: 4}, seed=1, settings=FlowerSettings()
@@ -130,10 +137,10 @@ def test_an_error_quotes_no_sample(config: dict[str, Any], tmp_path: Path) -> No
     def load(where: str) -> Any:
         raise ValueError(f"cannot parse {load_npz(where).train[0][0].tolist()}")
 
-    grid = LoopGrid(client_app(config, load), {"data": str(path)})
+    grid = LoopGrid(client_app(config, load), {"data": str(path), "ledger": f"{path}.ledger"})
     experiment = load_experiment(config)
     local = embedded(experiment, server_side(experiment, ""))
-    engine = FlowerEngine(local, grid, lambda: {0: 2}, seed=1, settings=FlowerSettings())
+    engine = FlowerEngine(local, grid, lambda: {0: 2}, seed=1, settings=FlowerSettings(repeats=0))
     (method,) = experiment.build_methods()[:1]
     _, record = run_round(
         first_state(local.initial_model, method, engine),
@@ -151,7 +158,7 @@ def test_a_node_without_a_path_trains_on_nothing(config: dict[str, Any]) -> None
     grid = LoopGrid(client_app(config), {"name": "a"})
     experiment = load_experiment(config)
     local = embedded(experiment, server_side(experiment, ""))
-    engine = FlowerEngine(local, grid, lambda: {0: 2}, seed=1, settings=FlowerSettings())
+    engine = FlowerEngine(local, grid, lambda: {0: 2}, seed=1, settings=FlowerSettings(repeats=0))
     assert (
         engine.evaluate([0], local.initial_model[None])
         .missing[0]

@@ -308,6 +308,38 @@ def test_a_claim_has_the_bounds_of_its_criterion() -> None:
     }
 
 
+def test_a_claim_about_data_stays_near_the_first_one() -> None:
+    strategy = Weighted(FedAvg(), criteria=["dataset_size", "loss"])
+    aggregate(
+        strategy,
+        reply(2, 1.0, dataset_size=100, loss=1.0),
+        reply(3, 1.0, dataset_size=300, loss=1.0),
+    )
+    aggregate(
+        strategy,
+        reply(2, 1.0, dataset_size=1e12, loss=9.0),
+        reply(3, 1.0, dataset_size=290, loss=9.0),
+    )
+    assert strategy.rounds[1].weights == {3: 1.0}
+    assert strategy.rounds[1].refusals == {
+        2: "dataset_size = 1e+12, at first 100: 66.6667 to 150 is allowed (max_change = 1.5)"
+    }
+
+
+def test_no_escape_sequence_of_a_node_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    escape = "\x1b[2J"
+    strategy = Weighted(FedAvg(), criteria=["size"])
+    asked = Message(RecordDict(), 4, "train")
+    asked.metadata.__dict__["_message_id"] = "asked"
+    failed = Message(Error(code=2, reason=f"{escape}broken\n"), reply_to=asked)
+    failed.metadata.__dict__["_src_node_id"] = 4
+    odd = reply(3, 1.0, size=1.0, **{f"{escape}more": 1.0})
+    aggregate(strategy, reply(2, 1.0, size=1.0), odd, failed)
+    assert strategy.rounds[1].refusals == {4: "[2Jbroken"}
+    assert strategy.rounds[1].remarks[0].endswith("number for it: [2Jmore")
+    assert escape not in caplog.text
+
+
 def test_claims_that_overflow_the_score_keep_the_model() -> None:
     most = {f"criterion {number}": 1e12 for number in range(30)}
     strategy = Weighted(FedAvg(), criteria=list(most), normalise="none")

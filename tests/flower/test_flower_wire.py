@@ -45,7 +45,7 @@ def test_an_update_arrives_as_it_was_sent() -> None:
         torch.tensor([2.0]).double(),
     )
     content = wire.write_update(sent, torch.ones(7))
-    got, kept = wire.read_update(5, content)
+    got, kept = wire.read_update(5, content, [Part("age", {})])
     assert wire.read_versions(content) == wire.RUNS_HERE
     assert got.client_ids == (5,)
     assert torch.equal(got.models, sent.models)
@@ -202,6 +202,6 @@ def test_counts_come_as_the_server_adds_them_up() -> None:
 def test_nothing_is_read_that_is_not_there() -> None:
     for content in (RecordDict(), RecordDict({wire.NUMBERS: MetricRecord({"seconds": [1.0]})})):
         with pytest.raises((KeyError, ValueError)):
-            wire.read_update(0, content)
+            wire.read_update(0, content, [])
         with pytest.raises((KeyError, ValueError)):
             read(content, DIGITS)

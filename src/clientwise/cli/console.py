@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import NoReturn
 
 from rich.console import Console
-from rich.markup import escape
 
 from ..errors import shortened
+from ..report.markup import escape
 
 LONGEST_LINE = 1_500  # of an error message
 out = Console(highlight=False)

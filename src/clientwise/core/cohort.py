@@ -43,6 +43,7 @@ class Cohort:
         self.criteria = method.names
         self.client_ids: list[int] = []
         self.refusals: list[Refusal] = []
+        self.notes: tuple[str, ...] = ()  # of the engine
         self.raw = torch.zeros(0, len(method.criteria), dtype=torch.float64)  # [n, m]
         self.training_loss = torch.zeros(0)  # [n]
         self.seconds = torch.zeros(0)  # [n]
@@ -61,6 +62,7 @@ class Cohort:
 
     def admit(self, updates: Updates) -> None:
         """Guard, measure and fold one chunk of updates as it arrives."""
+        self.notes += updates.notes
         updates, refused = inspect_updates(
             updates, self._state.model, self._expected, self._seen, self._method.criteria
         )

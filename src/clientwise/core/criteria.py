@@ -134,6 +134,7 @@ class CriterionDeclaration(Declaration):
     high: Upper = ANY
     memory: Memory | None = None
     alike: bool = False  # constant across clients by design
+    fixed: bool = False  # a fact of the client's data, which stays the same from round to round
 
 
 @dataclass(frozen=True)
@@ -166,6 +167,7 @@ def criterion(
     needs: Iterable[Need] = (),
     memory: Memory | None = None,
     alike: bool = False,
+    fixed: bool = False,
 ) -> Callable[[Measure], Measure]:
     """Decorator: register a criterion.
 
@@ -177,6 +179,8 @@ def criterion(
             clients, instead of chunk by chunk.
         memory: keeps a value per client from round to round; see `trust`.
         alike: it is constant across clients by design. For others the record notes when that happens.
+        fixed: it is a fact of the client's data and stays the same from round to round. In a
+            deployment, a client that claims another value is refused.
     """
     if measured_by == "client" and "whole_cohort" in needs:
         raise ValueError(
@@ -186,7 +190,12 @@ def criterion(
     if memory:
         every_need.add("models")  # memories are updated by the models of the round
     declared = CriterionDeclaration(
-        frozenset(every_need), measured_by=measured_by, high=high, memory=memory, alike=alike
+        frozenset(every_need),
+        measured_by=measured_by,
+        high=high,
+        memory=memory,
+        alike=alike,
+        fixed=fixed,
     )
     return CRITERIA.register(name, declared)
 
@@ -214,6 +223,12 @@ def make_criterion(name: str, label: str = "", /, **options: Any) -> Criterion:
     )
 
 
+def is_fixed(part: Part) -> bool:
+    """Whether a criterion is a fact of the client's data, the same in every round."""
+    declared = CRITERIA.declared(part.name)
+    return isinstance(declared, CriterionDeclaration) and declared.fixed
+
+
 def measure_clients(criteria: Sequence[Part], clients: ClientFacts) -> dict[str, Tensor]:
     """Measure all criteria that clients are asked for: by label, each [n] in float64. Runs on the clients."""
     measured = {}
@@ -226,7 +241,7 @@ def measure_clients(criteria: Sequence[Part], clients: ClientFacts) -> dict[str,
 # Quality of the local data ---------------------------------------------------------------------------------------
 
 
-@criterion("dataset_size", measured_by="client")
+@criterion("dataset_size", measured_by="client", fixed=True)
 def dataset_size(clients: ClientFacts) -> Tensor:
     """Number of training samples (DS; alone it is FedAvg).
 
@@ -241,6 +256,7 @@ def dataset_size(clients: ClientFacts) -> Tensor:
     measured_by="client",
     high=lambda problem: problem.num_classes,
     needs={"classes"},
+    fixed=True,
 )
 def label_diversity(clients: ClientFacts) -> Tensor:
     """Number of distinct labels a client holds (P1 5.1, LD).
@@ -251,7 +267,7 @@ def label_diversity(clients: ClientFacts) -> Tensor:
     return (clients.label_counts > 0).sum(-1)
 
 
-@criterion("class_balance", measured_by="client", high=1.0, needs={"classes"})
+@criterion("class_balance", measured_by="client", high=1.0, needs={"classes"}, fixed=True)
 def class_balance(clients: ClientFacts) -> Tensor:
     """Binary: min(#pos, #neg)/max(#pos, #neg) (P1 Eq. 9, CB). More classes: label entropy divided by log C.
 
@@ -270,6 +286,7 @@ def class_balance(clients: ClientFacts) -> Tensor:
     "sharpness",
     measured_by="client",
     high=lambda problem, blurry, high: high if blurry is None else 1.0,
+    fixed=True,
 )
 def sharpness(
     clients: ClientFacts, *, blurry: str | None = None, high: PositiveFloat = 16.0
@@ -317,7 +334,7 @@ def uniform(arrivals: Arrivals) -> Tensor:
     return torch.ones(len(arrivals.client_ids))
 
 
-@criterion("label_closeness", measured_by="client", high=1.0, needs={"classes"})
+@criterion("label_closeness", measured_by="client", high=1.0, needs={"classes"}, fixed=True)
 def label_closeness(clients: ClientFacts) -> Tensor:
     """1 − d with d = ‖label shares − 1/C‖₂, the distance from all classes alike (FedDisco, Ye et al., 2023).
 
@@ -468,7 +485,7 @@ def start_loss(clients: ClientFacts) -> Tensor:
     return clients.load_start_loss()
 
 
-@criterion("local_steps", measured_by="client")
+@criterion("local_steps", measured_by="client", fixed=True)
 def local_steps(clients: ClientFacts) -> Tensor:
     """Local steps τ; with momentum or a proximal term, as many plain steps (FedNova's ‖a‖₁, Wang et al., 2020).
 

@@ -82,7 +82,7 @@ def run_round(
         evidence=chosen.posterior.memory if chosen.posterior else state.evidence,
         rule_state=chosen.rule_state,
     )
-    notes = chosen.notes + notes + adapted.notes
+    notes = cohort.notes + chosen.notes + notes + adapted.notes
     record = _record(next_state, cohort, chosen, search, notes, report, local)
     success = float(accuracy(triggered.counts)[0]) if triggered else None
     ended = engine.clock.now if engine.clock else None

@@ -14,6 +14,7 @@ import torch
 from annotated_types import Gt, Le, doc
 from torch import Tensor
 
+from ..errors import plain
 from ..registry import Decay, NonNegativeFloat, Part, PositiveFloat, PositiveInt
 from .loss import Loss
 
@@ -96,6 +97,10 @@ class Refusal:
     reason: str
     was_sent: bool = True  # whether a model arrived
 
+    def __post_init__(self) -> None:
+        """The reason may quote what a client sent: nothing in it reaches a terminal as a command."""
+        object.__setattr__(self, "reason", plain(self.reason))
+
 
 @dataclass(frozen=True)
 class Updates:
@@ -108,12 +113,14 @@ class Updates:
     seconds: Tensor  # [n]
     failures: tuple[Refusal, ...] = ()  # clients without a usable update, with the engine's reason
     ages: Tensor | None = None  # [n] rounds since each was asked; None: all 0
+    notes: tuple[str, ...] = ()  # what the engine has to say about the round
 
     @staticmethod
-    def failed(failures: Sequence[Refusal], model: Tensor) -> Updates:
+    def failed(failures: Sequence[Refusal], model: Tensor, notes: tuple[str, ...] = ()) -> Updates:
         """No updates, and the reasons; `model` is the global one [d]."""
         nothing = torch.zeros(0, dtype=torch.float64)
-        return Updates((), model.new_zeros(0, len(model)), {}, nothing, nothing, tuple(failures))
+        models = model.new_zeros(0, len(model))
+        return Updates((), models, {}, nothing, nothing, tuple(failures), notes=notes)
 
     def select(self, rows: Tensor) -> Updates:
         """The updates of some rows, given by a boolean mask [n]."""

@@ -32,6 +32,8 @@ MAY_CHANGE = frozenset(
         "flower.train_seconds",
         "flower.evaluate_seconds",
         "flower.grace_seconds",
+        "flower.repeats",
+        "flower.max_change",
         "flower.files",
         "flower.loader",
     }
@@ -57,18 +59,17 @@ def config_so_far(folder: Path) -> Experiment | None:
         raise _edited(path, ["plugins"])
     table |= {"plugins": written.plugins, "plugin_dir": written.plugin_dir}
     recorded = _recorded_experiment(folder, table)
-    found = _refused_differences(recorded, written)
+    found = [*_refused_differences(recorded, written), *_removed(recorded, written)]
     if found:
         raise _edited(path, found)
     return recorded
 
 
 def extended(before: Experiment, experiment: Experiment) -> Experiment:
-    """The experiment with the rounds, seeds and methods that its run has already: none is lost."""
+    """The experiment with the seeds and methods that its run has already: none is lost."""
     known = {method.name for method in before.methods}
     added = [method for method in experiment.methods if method.name not in known]
     grown = {
-        "rounds": max(before.rounds, experiment.rounds),
         "seeds": list(dict.fromkeys([*before.seeds, *experiment.seeds])),
         "methods": [*before.methods, *added],
     }
@@ -85,6 +86,8 @@ def refuse_other_config(folder: Path, before: Experiment, experiment: Experiment
         hint += "; give a changed method another name"
     if "flower.clients" in found:
         hint += "; names may join flower.clients at its end"
+    if experiment.rounds < before.rounds:
+        hint += f"; its rounds may only grow: set rounds = {before.rounds} or more"
     raise RunError(f"{folder}: was run with another config: {', '.join(found)}. {hint}")
 
 
@@ -132,7 +135,16 @@ def _refused_differences(before: Experiment, now: Experiment) -> list[str]:
         for key in changed_keys(old, new)
         if key not in MAY_GROW and not _only_joined(key, one, other)
     ]
+    if now.rounds < before.rounds:
+        found.append(_difference("rounds", before.rounds, now.rounds))
     return [*found, *_changed_methods(old["methods"], new["methods"])]
+
+
+def _removed(recorded: Experiment, written: Experiment) -> list[str]:
+    """Methods and seeds of a run that its own file no longer names."""
+    names = {method.name for method in written.methods}
+    gone = [f"no method {one.name!r}" for one in recorded.methods if one.name not in names]
+    return [*gone, *(f"no seed {seed}" for seed in recorded.seeds if seed not in written.seeds)]
 
 
 def _changed_methods(before: Iterable[Any], now: Iterable[Any]) -> list[str]:

@@ -158,8 +158,19 @@ class FlowerSettings(ConfigTable):
         description="Time in seconds to wait for the other clients after `min_replies` answers. "
         "Default: until `train_seconds` or `evaluate_seconds` are over.",
     )
+    repeats: Annotated[int, Field(ge=0, le=100)] = Field(
+        5,
+        description="How often a round is repeated that has too few answers because clients "
+        "cannot be reached. Then the run stops and can be resumed. 0: the round counts, and "
+        "leaves the model unchanged.",
+    )
     max_test_samples: PositiveInt = Field(
         100_000, description="Evaluations on more test samples than this are refused."
+    )
+    max_change: Annotated[float, Field(ge=1, le=1e6)] = Field(
+        1.5,
+        description="Deployment: the factor by which a client's claims about its own data "
+        "(such as `dataset_size`) may differ from what it declared. Others are refused.",
     )
     clients: list[str] = Field(
         [],

@@ -4,45 +4,57 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import partial
 
 from flwr.app import Error, Message, RecordDict
+from torch import Tensor
 
 from ..engine.wrapping import EmbeddedEngine
-from ..errors import ClientwiseError
-from .small_numbers import in_cells
+from .gate import Gate, RefusedError
 from .wire import Request, read_request, write_evaluation, write_update
 
 log = logging.getLogger("clientwise")
 RAISED = 2  # Flower's code for a client app that raised
 
 
-class RefusedError(ClientwiseError):
-    """A request that this node refuses.
-
-    The text is about the request alone, so the server may read it.
-    """
-
-
 def answer(
-    content: RecordDict, engine_of: Callable[[Request], EmbeddedEngine], smallest_cell: int = 1
+    content: RecordDict, engine_of: Callable[[Request], EmbeddedEngine], gate: Gate | None = None
 ) -> RecordDict:
     """Train or evaluate as the client that the request names, with the code of a local run.
 
     Args:
         content: a request, as `wire.write_request` writes it.
         engine_of: returns the engine that holds the client's data.
-        smallest_cell: evaluations are reported in multiples of this number.
+        gate: a node's rules for requests and replies; None in a simulation, where all is exact.
     """
     request, models, kept = read_request(content)
-    engine = engine_of(request)
+    if gate is None:
+        return _answer(request, models, kept, engine_of(request))
+    gate.admit(request, models)
+    reply = _answer(request, models, None, engine_of(request), gate)
+    gate.sent(reply)
+    return reply
+
+
+def _answer(
+    request: Request,
+    models: Tensor,
+    kept: Tensor | None,
+    engine: EmbeddedEngine,
+    gate: Gate | None = None,
+) -> RecordDict:
     client = request.client
     if request.task is None:
-        evaluation = engine.evaluate([client], models)
-        return write_evaluation(in_cells(evaluation, engine.problem, smallest_cell))
+        evaluate = partial(engine.evaluate, [client])
+        if gate is None:
+            return write_evaluation(evaluate(models))
+        return write_evaluation(gate.evaluation(models, engine.problem, evaluate))
     engine.load_state({} if kept is None else {str(client): kept})
     trained = engine.train([client], models.to(engine.device), request.task)
     (updates,) = (one for one in trained if one.client_ids)
-    return write_update(updates, engine.state().get(str(client)))
+    if gate is None:
+        return write_update(updates, engine.state().get(str(client)))
+    return write_update(gate.update(updates), None)
 
 
 def answer_failure(message: Message, error: Exception, *, private: bool) -> Message:
@@ -50,7 +62,10 @@ def answer_failure(message: Message, error: Exception, *, private: bool) -> Mess
 
     With private data it has only the error's type, since the text may quote a sample.
     """
-    log.exception("clientwise could not answer a %s message", message.metadata.message_type)
+    if isinstance(error, RefusedError):
+        log.warning("REFUSED a %s message: %s", message.metadata.message_type, error)
+    else:
+        log.exception("clientwise could not answer a %s message", message.metadata.message_type)
     kind = type(error).__name__
     if private and not isinstance(error, RefusedError):
         reason = f"{kind}; the node's log says more"

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import lru_cache, partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,11 +18,14 @@ from ..engine.device import pick_device
 from ..engine.wrapping import EmbeddedEngine
 from ..experiment.build import build_data, build_engine, build_executor, load_samples
 from ..experiment.config import load_experiment
-from ..experiment.schema import Experiment
-from .client import RefusedError, answer, answer_failure
+from .client import answer, answer_failure
 from .data import PLACES, Config, OwnData, data_held_by, found_by, from_files, load_npz, loader_in
-from .small_numbers import in_groups
-from .wire import VERSION, Request
+from .gate import Gate
+from .ledger import Ledger, approval
+from .sealing import seal
+from .signing import verify
+from .small_numbers import USUAL_CELL, in_groups
+from .wire import Request
 
 
 def client_app(config: Config, load: Callable[[str], OwnData] = load_npz) -> ClientApp:
@@ -46,11 +51,14 @@ def _answer(
     """The reply to one message."""
     settings = context.node_config
     path = settings.get("data")
-    cell = int(settings.get("smallest-cell", 1))
+    gate: Gate | None = None
     try:
+        reply_key = verify(message, context)
         if path is not None:
+            cell = int(settings.get("smallest-cell", USUAL_CELL))
             if "loader" in settings:
                 load = loader_in(str(settings["loader"]))
+            gate = _gate_of(text, settings, cell, context.run_id)
             engine_of = partial(_engine_of_node, text, lambda: in_groups(load(str(path)), cell))
         elif "partition-id" in settings:  # set by Flower's simulation
             engine_of = partial(_simulated_engine, text, context.run_config)
@@ -58,9 +66,26 @@ def _answer(
             raise DataError(
                 "this node has no data: start it with --node-config 'data=\"/path/to/it\"'"
             )
-        return Message(answer(message.content, engine_of, cell), reply_to=message)
+        reply = answer(message.content, engine_of, gate)
+        if reply_key is not None:
+            reply = seal(reply, reply_key, message.metadata.message_id)
+        return Message(reply, reply_to=message)
     except Exception as error:  # every failure is answered, so that the server need not wait
+        if gate is not None:
+            with suppress(OSError):  # a full disk: the log has the error all the same
+                gate.failed(error)
         return answer_failure(message, error, private=path is not None)
+
+
+def _gate_of(text: str, settings: Mapping[str, Any], cell: int, run: int) -> Gate:
+    """The rules of a node, with the ledger that its operator keeps."""
+    if "ledger" not in settings:
+        raise DataError(
+            "this node has no ledger: start it with --node-config 'ledger=\"/path/of/a/file\"'"
+        )
+    agreed = Path(str(settings["agreed"])) if "agreed" in settings else None
+    ledger = Ledger(Path(str(settings["ledger"])), approval(agreed))
+    return Gate(load_experiment(tomllib.loads(text)), ledger, cell, run)
 
 
 def _simulated_engine(text: str, run_config: Mapping[str, Any], request: Request) -> EmbeddedEngine:
@@ -82,25 +107,7 @@ def _all_clients(text: str, places: tuple[tuple[str, str], ...], seed: int) -> E
 def _engine_of_node(text: str, load: Callable[[], OwnData], request: Request) -> EmbeddedEngine:
     """An engine in which only this client has data."""
     experiment = load_experiment(tomllib.loads(text))
-    _refuse_other_work(experiment, request)
     data = data_held_by(experiment, {request.client: load()}, {})
     data, hostile = build_data(experiment, data.samples, request.seed, data)
     executor = build_executor(experiment, data.samples, pick_device(experiment.device))
     return build_engine(experiment, data, hostile, request.seed, executor)
-
-
-def _refuse_other_work(experiment: Experiment, request: Request) -> None:
-    """A server may ask only for what the experiment says: the node's operator approved that."""
-    if request.version != VERSION:
-        raise RefusedError(
-            f"the server runs clientwise {request.version}, this node {VERSION}: install the same version"
-        )
-    if request.task is None:
-        return
-    for method in experiment.build_methods():
-        criteria = all(part in method.client_criteria for part in request.task.criteria)
-        if criteria and request.task.training == method.training:
-            return
-    raise RefusedError(
-        "the request's training or criteria are not those of any method of the experiment"
-    )

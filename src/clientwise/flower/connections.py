@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
+from pathlib import Path
 
 from flwr.serverapp import Grid
 
@@ -12,7 +13,9 @@ from ..engine.wrapping import EmbeddedEngine
 from ..experiment.build import choose_hostile
 from ..experiment.runner import Connect
 from ..experiment.schema import Experiment
+from .claims import Claims
 from .engine import Connected, FlowerEngine
+from .signing import Signer
 
 log = logging.getLogger("flwr.clientwise")  # a child of Flower's logger: `flwr log` shows it
 
@@ -22,11 +25,16 @@ def connector(
     grid: Grid,
     connected: Connected,
     on_versions: Callable[[int, Mapping[str, str]], None] = lambda client, versions: None,
+    on_repeat: Callable[[str], None] = lambda text: None,
+    make_claims: Callable[[], Claims | None] = lambda: None,
+    signing_key: Path | None = None,
 ) -> Connect:
     """A function that replaces a lane's local engine by one that uses the grid.
 
-    `on_versions` is called with a client and the versions it runs.
+    See `FlowerEngine`; `make_claims` is called for every lane. `signing_key` is the file of the key
+    that signs instructions.
     """
+    signer = Signer(signing_key)
 
     def connect(local: EmbeddedEngine, seed: int) -> FlowerEngine:
         hostile = choose_hostile(experiment, local.num_clients, seed, local.data.names)
@@ -39,6 +47,9 @@ def connector(
             settings=experiment.flower,
             keepers=keepers,
             on_versions=on_versions,
+            signer=signer,
+            on_repeat=on_repeat,
+            claims=make_claims(),
         )
 
     return connect

@@ -54,9 +54,15 @@ def server_side(experiment: Experiment, path: str) -> FederatedData:
     The file holds the arrays weigh_inputs and weigh_targets, report_inputs and report_targets;
     either pair is optional.
     """
-    if issues := deployment_issues(experiment):
+    parts = _server_parts(path)
+    issues = deployment_issues(experiment)
+    if "report" not in parts and experiment.evaluation.clients_every != 1:
+        hint = "must be 1: nodes evaluate the model only in the rounds that it names, and without "
+        hint += "report_inputs in the server's samples every round needs an evaluation"
+        issues.append(("evaluation.clients_every", hint))
+    if issues:
         raise ConfigError(experiment.source, issues)
-    return data_held_by(experiment, {}, _server_parts(path))
+    return data_held_by(experiment, {}, parts)
 
 
 def from_files(experiment: Experiment) -> FederatedData:

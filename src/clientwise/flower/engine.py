@@ -5,10 +5,12 @@ Every wait has a limit. A client that does not reply in time is refused, or coun
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from secrets import token_hex
 from typing import TypeVar
 
 import torch
@@ -21,28 +23,39 @@ from ..core.problem import Problem
 from ..core.round import LARGEST_LOSS
 from ..core.types import Evaluation, Refusal, ServerPart, Task, Updates
 from ..engine.wrapping import EmbeddedEngine
+from ..errors import ClientwiseError
 from ..experiment.settings import FlowerSettings
+from .claims import TEST_SAMPLES, Claims
+from .replies import (
+    DIED,
+    INCOMPLETE,
+    NO_ANSWER,
+    WENT_AWAY,
+    Content,
+    pull_replies,
+    why_unreadable,
+)
+from .signing import Signer
 from .wire import Request, pack, read_evaluation, read_update, read_versions, write_request
 
+log = logging.getLogger("flwr.clientwise")
 CHUNK = 8  # replies fetched at a time, which is the most models the server holds at once
 FIRST_PAUSE = 0.05  # seconds between two looks for replies, at first
 LONGEST_PAUSE = 1.0
 CONNECT_PAUSE = 0.5  # seconds between two looks for connected nodes
-MAX_REASON = 300  # characters
+FIRST_REPEAT = 30.0  # seconds before a round is repeated; twice as long before the next repeat
+LONGEST_REPEAT = 600.0
 NO_TEST_SET = -1  # the size of a test set that is not known yet
 
 # Why a client has no part in a round.
-NO_ANSWER = "no answer in time"
 NOT_TAKEN = "the SuperLink did not accept the message"
 NOT_CONNECTED = "not connected"
-WENT_AWAY = "its node disconnected"
-NOT_APPROVED = "app not approved by the node's operator (deploy/agree.sh)"
-DIED = "its process died"
+# Another attempt may succeed
+OUT_OF_REACH = (NO_ANSWER, NOT_TAKEN, NOT_CONNECTED, WENT_AWAY, DIED, INCOMPLETE)
 LOSS_TOO_LARGE = "its loss is not finite or too large"
 
 T = TypeVar("T")
 Connected = Callable[[], Mapping[int, int]]  # the node of every client that is connected now
-Content = RecordDict | str  # of a reply; a text says why there is none
 
 
 @dataclass(frozen=True)
@@ -66,6 +79,10 @@ class _Asked:
         return replace(update, seconds=seconds, ages=torch.tensor([age], dtype=torch.float64))
 
 
+class TooFewRepliesError(ClientwiseError, RuntimeError):
+    """A round that could not be repeated often enough to have the replies it needs."""
+
+
 class FlowerEngine:
     """Trains and evaluates on Flower's nodes; the embedded engine does the server's own work.
 
@@ -78,6 +95,10 @@ class FlowerEngine:
         keepers: simulated hostile clients that train a model of their own. Nodes keep nothing
             between messages, so the server keeps that model for them.
         on_versions: called with a client and the versions it runs, for every update.
+        signer: signs requests and opens sealed replies; without a key, both stay as they are.
+        claims: compares what clients say about their data with what they declared; None in a
+            simulation.
+        on_repeat: called with a text before too few replies make the engine ask again.
     """
 
     def __init__(
@@ -90,6 +111,9 @@ class FlowerEngine:
         settings: FlowerSettings,
         keepers: Collection[int] = (),
         on_versions: Callable[[int, Mapping[str, str]], None] = lambda client, versions: None,
+        signer: Signer | None = None,
+        claims: Claims | None = None,
+        on_repeat: Callable[[str], None] = lambda text: None,
     ) -> None:
         self.num_clients = local.num_clients
         self.problem = local.problem
@@ -106,11 +130,15 @@ class FlowerEngine:
         self._seed = seed
         self._settings = settings
         self._on_versions = on_versions
+        self._signer = signer or Signer()
+        self._claims = claims
+        self._on_repeat = on_repeat
         self._began = time.monotonic()
         self._asked: dict[int, _Asked] = {}  # clients that have not replied yet
         self._waiting: dict[str, int] = {}  # the same clients, by the ids of their messages
         self._keepers = keepers
         self._kept: dict[int, Tensor] = {}  # the keepers' models
+        self._round = 0  # the present one; nodes count what a round asks for
         # Of every first evaluation
         self._test_sizes = torch.full((local.num_clients,), NO_TEST_SET)
         self._outputs = local.problem.values_per_sample(local.data.samples.targets.shape[1:])
@@ -119,40 +147,54 @@ class FlowerEngine:
         """See `core.types.Engine`. With fewer replies than `min_replies` every update is refused.
 
         The round ends as the method's pace says. A later reply is refused, or counts in a later
-        round.
+        round. Where too few replies arrive because clients cannot be reached, these clients are
+        asked again.
         """
+        self._round = task.round_num
         pace = self.clock.pace if self.clock else Pace()
-        patience = time.monotonic() + self._settings.train_seconds
         needed = min(self._settings.min_replies, len(client_ids) + len(self._waiting))
-        nodes = self._wait_for(client_ids, min(needed, len(client_ids)), patience)
-        failures = [Refusal(client, NOT_CONNECTED) for client in client_ids if client not in nodes]
-        failures += self._ask_to_train(nodes, model, task, patience)
-        deadline = min(patience, time.monotonic() + (pace.deadline or torch.inf))
-        held: list[Updates] = []
-        arrived = 0
         enough = self.clock.enough(len(client_ids)) if self.clock else len(client_ids)
-        awaited = client_ids if client_ids and pace.buffer is None else None
-        for replies in self._pull_until(self._waiting, deadline, needed, enough, awaited):
-            for client, content in replies:
-                asked = self._asked.pop(client)
-                update = self._read_update(client, content)
-                if isinstance(update, Refusal):
-                    failures.append(update)
-                else:
-                    held.append(asked.now(update, model, task.round_num))
-                    arrived += 1
-            if arrived >= needed:
-                yield from _stacked(held, model)
-                held.clear()
+        held: list[Updates] = []
+        failures: list[Refusal] = []
+        notes: tuple[str, ...] = ()
+        arrived = 0
+        asking = client_ids
+        for attempt in range(self._settings.repeats + 1):
+            patience = time.monotonic() + self._settings.train_seconds
+            nodes = self._wait_for(asking, min(needed - arrived, len(asking)), patience)
+            failures += [Refusal(client, NOT_CONNECTED) for client in asking if client not in nodes]
+            failures += self._ask_to_train(nodes, model, task, patience)
+            deadline = min(patience, time.monotonic() + (pace.deadline or torch.inf))
+            awaited = asking if asking and pace.buffer is None else None
+            still = enough - arrived
+            for replies in self._pull_until(
+                self._waiting, deadline, needed - arrived, still, awaited
+            ):
+                for client, content in replies:
+                    asked = self._asked.pop(client)
+                    update = self._read_update(client, content, task)
+                    if isinstance(update, Refusal):
+                        failures.append(update)
+                    else:
+                        held.append(asked.now(update, model, task.round_num))
+                        arrived += 1
+                if arrived >= needed:
+                    yield from _stacked(held, model)
+                    held.clear()
+            if not pace.keeps_late:
+                reason = LATE if arrived >= enough else NO_ANSWER
+                failures += [Refusal(client, reason) for client in self._waiting.values()]
+                self._waiting = {}
+                self._asked = {}
+            asking = self._ask_again(attempt, failures, arrived, needed)
+            if not asking:
+                break
+            notes += (self._pause(attempt, failures, arrived, needed),)
+            failures = [one for one in failures if one.reason not in OUT_OF_REACH]
         too_few = f"only {arrived} of {needed} required replies arrived"
         failures += [Refusal(update.client_ids[0], too_few) for update in held]
-        if not pace.keeps_late:
-            reason = LATE if arrived >= enough else NO_ANSWER
-            failures += [Refusal(client, reason) for client in self._waiting.values()]
-            self._waiting = {}
-            self._asked = {}
-        if failures:
-            yield Updates.failed(failures, model)
+        if failures or notes:
+            yield Updates.failed(failures, model, notes)
         if self.clock:
             self.clock.now = time.monotonic() - self._began
             self.clock.at_work = frozenset(self._waiting.values())
@@ -160,27 +202,82 @@ class FlowerEngine:
     def evaluate(self, client_ids: Sequence[int], models: Tensor) -> Evaluation:
         """See `core.types.Engine`.
 
-        A client that does not reply has zero samples and is listed as missing.
+        A client that does not reply has zero samples and is listed as missing. Where no client
+        replies because none can be reached, they are asked again.
         """
-        deadline = time.monotonic() + self._settings.evaluate_seconds
-        nodes = self._wait_for(client_ids, 1, deadline)
-        packed = pack(models)
-        requests = {client: write_request(Request(client, self._seed), packed) for client in nodes}
-        reachable = {*nodes, *self._settings.away}
-        missing = [Refusal(one, NOT_CONNECTED) for one in client_ids if one not in reachable]
-        waiting, not_taken = self._push("evaluate", requests, nodes, deadline)
-        missing += [Refusal(client, NOT_TAKEN) for client in not_taken]
         found: dict[int, Evaluation] = {}
-        for replies in self._pull_until(waiting, deadline, self._settings.min_replies):
-            for client, content in replies:
-                read = partial(self._read_evaluation, client, len(models))
-                one = _read(client, content, read)
+        missing: list[Refusal] = []
+        for attempt in range(self._settings.repeats + 1):
+            missing = []
+            for client, one in self._evaluated(client_ids, models):
                 if isinstance(one, Refusal):
                     missing.append(one)
                 else:
                     found[client] = one
-        missing += [Refusal(client, NO_ANSWER) for client in waiting.values()]
+            if not self._ask_again(attempt, missing, len(found), 1):
+                break
+            self._pause(attempt, missing, len(found), 1)
         return _merged(client_ids, found, tuple(missing), len(models), self.problem)
+
+    def _evaluated(
+        self, client_ids: Sequence[int], models: Tensor
+    ) -> Iterator[tuple[int, Evaluation | Refusal]]:
+        """Ask these clients once; the evaluation of each, or why there is none."""
+        deadline = time.monotonic() + self._settings.evaluate_seconds
+        nodes = self._wait_for(client_ids, 1, deadline)
+        packed = pack(models)
+        requests = {}
+        for client in nodes:
+            request = Request(client, self._seed, round_num=self._round)
+            requests[client] = write_request(request, packed)
+        reachable = {*nodes, *self._settings.away}
+        for client in client_ids:
+            if client not in reachable:
+                yield client, Refusal(client, NOT_CONNECTED)
+        waiting, not_taken = self._push("evaluate", requests, nodes, deadline)
+        for client in not_taken:
+            yield client, Refusal(client, NOT_TAKEN)
+        for replies in self._pull_until(waiting, deadline, self._settings.min_replies):
+            for client, content in replies:
+                read = partial(self._read_evaluation, client, len(models))
+                yield client, _read(client, content, read)
+        for client in waiting.values():
+            yield client, Refusal(client, NO_ANSWER)
+
+    def _ask_again(
+        self, attempt: int, failures: Sequence[Refusal], arrived: int, needed: int
+    ) -> list[int]:
+        """The clients to ask again: none if there are enough replies, or cannot be.
+
+        Raises `TooFewRepliesError` after the last repeat if too few clients can be reached. Replies
+        that were refused count as reached: no member can stop a run with them.
+        """
+        lost = [one.client_id for one in failures if one.reason in OUT_OF_REACH]
+        reached = arrived + len(failures) - len(lost)
+        lost = [client for client in lost if client not in self._settings.away]
+        if not arrived < needed <= arrived + len(lost) or not self._settings.repeats:
+            return []
+        if attempt < self._settings.repeats:
+            return lost
+        if reached >= needed:
+            return []
+        raise TooFewRepliesError(
+            f"only {arrived} of {needed} required replies arrived ({_reasons(failures)}), also "
+            f"after {attempt} repeats (flower.repeats). The finished rounds are kept: find out why "
+            "clients cannot be reached, then resume the run"
+        )
+
+    def _pause(self, attempt: int, failures: Sequence[Refusal], arrived: int, needed: int) -> str:
+        """Wait before a repeat, longer each time; a note for the record."""
+        pause = min(LONGEST_REPEAT, FIRST_REPEAT * 2**attempt)
+        note = (
+            f"only {arrived} of {needed} required replies arrived ({_reasons(failures)}): asked "
+            f"again after {pause:g} s, repeat {attempt + 1} of {self._settings.repeats}"
+        )
+        log.warning("%s", note)
+        self._on_repeat(note)
+        time.sleep(pause)
+        return note
 
     def evaluate_server(self, models: Tensor, part: ServerPart) -> Evaluation | None:
         """See `core.types.Engine`."""
@@ -194,13 +291,15 @@ class FlowerEngine:
         """See `core.types.Engine`. Nothing to do: the nodes hold the data."""
 
     def state(self) -> dict[str, Tensor]:
-        """The keepers' models, the sizes of the test sets, and the time.
+        """The keepers' models, the sizes of the test sets, the clients' claims, and the time.
 
         Not the clients at work: their replies to this process are lost with it, and a resumed run
         asks again.
         """
         state = {str(client): model for client, model in self._kept.items()}
         state["test_sizes"] = self._test_sizes.clone()
+        if self._claims:
+            state |= self._claims.state()
         if self.clock:
             state["clock"] = torch.tensor(self.clock.now, dtype=torch.float64)
         return state
@@ -209,6 +308,8 @@ class FlowerEngine:
         """Continue from what `state` returned."""
         known = state.get("test_sizes", self._test_sizes).cpu()
         self._test_sizes[: len(known)] = known  # clients that joined since have none yet
+        if self._claims:
+            self._claims.load_state(state)
         self._kept = {int(key): model for key, model in state.items() if key.isdigit()}
         if self.clock and "clock" in state:  # the time between the two processes does not count
             self.clock.now = float(state["clock"])
@@ -229,8 +330,14 @@ class FlowerEngine:
         self._waiting |= waiting
         return [Refusal(client, NOT_TAKEN) for client in not_taken]
 
-    def _read_update(self, client: int, content: Content) -> Updates | Refusal:
-        found = _read(client, content, partial(read_update, client))
+    def _read_update(self, client: int, content: Content, task: Task) -> Updates | Refusal:
+        def read(content: RecordDict) -> tuple[Updates, Tensor | None]:
+            update, kept = read_update(client, content, task.criteria)
+            if self._claims:
+                self._claims.check(client, task.criteria, update.measurements)
+            return update, kept
+
+        found = _read(client, content, read)
         if isinstance(found, Refusal):
             return found
         update, kept = found
@@ -256,6 +363,8 @@ class FlowerEngine:
         first = int(self._test_sizes[client])
         if first not in (NO_TEST_SET, size):
             raise ValueError(f"{size} test samples, {first} in its first answer")
+        if self._claims:
+            self._claims.check_one(client, TEST_SAMPLES, size)
         self._test_sizes[client] = size
         return one
 
@@ -284,7 +393,10 @@ class FlowerEngine:
         ttl = 2 * max(1.0, deadline - time.monotonic())
         messages = {}
         for client, content in requests.items():
-            messages[client] = Message(content, nodes[client], kind, ttl=ttl)
+            # Makes the message's id secret: only the node that received it can reply to it
+            secret = token_hex()
+            message = Message(content, nodes[client], kind, ttl=ttl, group_id=secret)
+            messages[client] = self._signer.sign(message)
         taken: set[str] = set()
         if messages:
             # Gives every message its id
@@ -326,7 +438,7 @@ class FlowerEngine:
             in_time = time.monotonic() < deadline
             arrived = False
             for names in _slices(list(waiting), CHUNK):
-                pulled = self._pull(names)
+                pulled = pull_replies(self._grid, names, deadline, self._signer.open)
                 replies = [
                     (waiting.pop(name), content) for name, content in pulled if name in waiting
                 ]
@@ -340,22 +452,6 @@ class FlowerEngine:
             pause = FIRST_PAUSE if arrived else min(2 * pause, LONGEST_PAUSE)
             time.sleep(min(pause, max(0.0, deadline - time.monotonic())))
 
-    def _pull(self, names: Sequence[str]) -> Iterable[tuple[str, Content]]:
-        """The replies that are there, by the id of the message they answer.
-
-        The sender's id is not used: a failed node's reply may carry another's.
-        """
-        for message in self._grid.pull_messages(names):
-            content = _why_failed(message) if message.has_error() else message.content
-            yield message.metadata.reply_to_message_id, content
-
-
-def _why_failed(message: Message) -> str:
-    """The reason that Flower's error code stands for; the client's own words for other codes."""
-    known = {3: NO_ANSWER, 4: NO_ANSWER, 5: WENT_AWAY, 7: NOT_APPROVED, 8: DIED}
-    own_words = message.error.reason or "failed"
-    return known.get(message.error.code, own_words)[:MAX_REASON]
-
 
 def _read(client: int, content: Content, read: Callable[[RecordDict], T]) -> T | Refusal:
     """A reply's content, or the reason why it cannot be used.
@@ -366,11 +462,12 @@ def _read(client: int, content: Content, read: Callable[[RecordDict], T]) -> T |
         return Refusal(client, content)
     try:
         return read(content)
-    except ValueError as error:
-        reason = f"answer refused: {error}"
     except Exception as error:
-        reason = f"answer cannot be read: {type(error).__name__}: {error}"
-    return Refusal(client, " ".join(reason.split())[:MAX_REASON])
+        return Refusal(client, why_unreadable(error))
+
+
+def _reasons(failures: Sequence[Refusal]) -> str:
+    return ", ".join(sorted({one.reason for one in failures if one.reason in OUT_OF_REACH}))
 
 
 def _slices(names: list[str], size: int) -> Iterator[list[str]]:

@@ -11,6 +11,7 @@ from datetime import datetime
 from pathlib import Path
 
 from ..core.types import Refusal
+from ..errors import plain
 from ..experiment.lanes import Progress
 from .engine import NOT_CONNECTED
 from .wire import RUNS_HERE
@@ -53,6 +54,14 @@ class Events:
         if differs:
             log.warning("%s runs other versions: %s", member, "; ".join(differs))
 
+    def declared(self, client: int, name: str, value: float) -> None:
+        """The first claim of a member about its data; later claims are compared with it."""
+        self._write("declared", {"member": self._name(client), "criterion": name, "value": value})
+
+    def repeated(self, text: str) -> None:
+        """Too few members can be reached: they are asked again."""
+        self._alert("repeated", {"reason": text})
+
     def ended(self, error: BaseException | None, *, asked: bool = False) -> None:
         """The run ends: finished, failed, or stopped on request, which is no alert."""
         if error is None:
@@ -60,7 +69,7 @@ class Events:
         elif asked:
             self._write("stopped", {})
         else:
-            self._alert("failed", {"reason": _why(error)[:MAX_REASON]})
+            self._alert("failed", {"reason": plain(_why(error))[:MAX_REASON]})
 
     def round_done(self, progress: Progress) -> None:
         """A round has ended: its result, its refusals, and whether the model stayed as it was."""
@@ -105,9 +114,13 @@ class Events:
 
     def _write(self, kind: str, facts: dict[str, object]) -> str:
         time = datetime.now().astimezone().isoformat(timespec="seconds")
+        # Escapes what is not ASCII
         line = json.dumps({"time": time, "event": kind, **facts}) + "\n"
-        with self.file.open("a", encoding="utf-8") as file:
-            file.write(line)
+        try:
+            with self.file.open("a", encoding="utf-8") as file:
+                file.write(line)
+        except OSError as error:  # a full disk must not keep an alert back
+            log.error("%s: cannot be written to: %s", self.file, error)
         return line
 
     def _alert(self, kind: str, facts: dict[str, object]) -> None:

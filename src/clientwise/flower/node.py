@@ -1,6 +1,7 @@
 """A SuperNode that runs only apps approved by the node's operator.
 
     python -m clientwise.flower.node agree AGREED APP    APP is the app's folder, or a bundle (.fab)
+    python -m clientwise.flower.node hash APP            the hash of its bundle
     python -m clientwise.flower.node start AGREED ...    other arguments as for flower-supernode
 
 Flower packs an app into one file, a bundle, and a SuperNode runs every bundle that its SuperLink
@@ -26,16 +27,23 @@ from flwr.supernode.cli import flower_supernode
 
 from ..errors import ClientwiseError
 from .patches import BundleSigner, Certificate, replace_fleet_client
+from .watchdog import Watchdog, end_node
 
+SILENCE = 180.0  # seconds without an answer of the server, after which a node ends
 log = logging.getLogger("flwr.clientwise")
+
+
+def bundle_hash(app: Path) -> str:
+    """SHA-256 of the bundle that Flower makes of an app's folder, or of a bundle."""
+    if not app.exists():
+        raise ClientwiseError(f"{app}: no such app")
+    content = build_fab_from_disk(app) if app.is_dir() else app.read_bytes()
+    return hashlib.sha256(content).hexdigest()
 
 
 def agree(agreed: Path, app: Path) -> str:
     """Approve an app for this node; returns the hash of its bundle."""
-    if not app.exists():
-        raise ClientwiseError(f"{app}: no such app")
-    content = build_fab_from_disk(app) if app.is_dir() else app.read_bytes()
-    found = hashlib.sha256(content).hexdigest()
+    found = bundle_hash(app)
     now = f"{datetime.now().astimezone():%Y-%m-%d %H:%M %Z}"
     with agreed.open("a", encoding="utf-8") as file:
         file.write(f"{found}  {app.resolve()}, {now}\n")
@@ -65,6 +73,7 @@ def start(
     certificate: Certificate | None,
     uplink: Path | None,
     arguments: Sequence[str],
+    silence: float = SILENCE,
 ) -> None:
     """Run `flower-supernode`; see `patches.py` for what is added to it.
 
@@ -73,34 +82,50 @@ def start(
         certificate: TLS client certificate and its key; None where the server asks for none.
         uplink: Unix socket that leads to the server, for a node without a network.
         arguments: as for `flower-supernode`.
+        silence: seconds without an answer of the server, after which this process ends.
     """
     signer = BundleSigner()
-    replace_fleet_client(signer, partial(is_agreed, agreed=agreed), certificate, uplink)
+    watchdog = Watchdog(silence)
+    is_approved = partial(is_agreed, agreed=agreed)
+    replace_fleet_client(signer, is_approved, certificate, uplink, watchdog.answered)
     with TemporaryDirectory(prefix="clientwise-node-") as folder:
         trusted = Path(folder, "trusted-entities.yaml")
         trusted.write_text(signer.trusted_entities(), encoding="utf-8")
         sys.argv = ["flower-supernode", *arguments, "--trusted-entities", str(trusted)]
-        flower_supernode()
+        with watchdog:
+            flower_supernode()
 
 
 def main() -> None:
-    """The commands `agree` and `start`."""
+    """The commands `agree`, `hash` and `start`."""
     parser = argparse.ArgumentParser(prog="python -m clientwise.flower.node", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     approve = commands.add_parser("agree", help="approve an app for this node")
     approve.add_argument("agreed", type=Path)
     approve.add_argument("app", type=Path)
+    shown = commands.add_parser("hash", help="print the hash of an app's bundle")
+    shown.add_argument("app", type=Path)
     node = commands.add_parser("start", help="run the SuperNode")
     node.add_argument("--certificate", type=Path, nargs=2, metavar=("FILE", "KEY"))
     node.add_argument("--uplink", type=Path, metavar="SOCKET")
+    node.add_argument("--silence", type=float, metavar="SECONDS", default=SILENCE)
     node.add_argument("agreed", type=Path)
     node.add_argument("arguments", nargs=argparse.REMAINDER)
     options = parser.parse_args()
     try:
         if options.command == "agree":
             print(f"approved {agree(options.agreed, options.app)}")
+        elif options.command == "hash":
+            print(bundle_hash(options.app))
         else:
-            start(options.agreed, options.certificate, options.uplink, options.arguments)
+            start(
+                options.agreed,
+                options.certificate,
+                options.uplink,
+                options.arguments,
+                options.silence,
+            )
+            end_node("the connection to the server has ended")
     except ClientwiseError as error:
         sys.exit(f"error: {error}")
 

@@ -1,14 +1,20 @@
-"""Everything that clientwise replaces inside Flower: one class, `FleetHttpClient`.
+"""Everything that clientwise replaces inside Flower: one class of a node, two parts of the server.
 
-A node needs three things that Flower has no option for:
+A SuperLink has no option for where it stores messages: `replace_object_store`, see `retention.py`.
+
+The SuperLink has no option for a check of its own. `add_to_superlink` adds one to the functions
+that Flower calls before it handles a request (`_get_middleware`).
+
+A node needs four things that Flower has no option for:
 
 - a TLS client certificate, which the proxy in front of the SuperLink asks for;
 - a Unix socket to the server, for a node that has no network;
-- a bundle check against a file of the node's own operator.
+- a bundle check against a file of the node's own operator;
+- a notice of every answer, for the watchdog, and a retry after a stalled TLS handshake.
 
-All three belong to the client with which a SuperNode talks to its SuperLink. Flower creates that
-client inside `http_request_response` and offers no way to pass another one, so the class is
-replaced by a subclass.
+All four belong to `FleetHttpClient`, the client with which a SuperNode talks to its SuperLink.
+Flower creates that client inside `http_request_response` and offers no way to pass another one, so
+the class is replaced by a subclass.
 
 The bundle check itself is Flower's. The public option `--trusted-entities` makes a SuperNode refuse
 a bundle without the signature of a trusted key. Here that key is made anew at every start and never
@@ -37,9 +43,12 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from flwr.common.serde import fab_from_proto
 from flwr.proto.fab_pb2 import GetFabRequest, GetFabResponse
 from flwr.supercore.fab import Fab
+from flwr.supercore.object_store import ObjectStoreFactory
 from flwr.supercore.primitives.asymmetric_ed25519 import create_message_to_sign
+from flwr.superlink import config_loader
 from flwr.supernode import fleet_http_connection
 from flwr.supernode.fleet_http_client import FleetHttpClient
+from starlette.middleware import Middleware
 
 from ..errors import ClientwiseError
 
@@ -73,6 +82,7 @@ def replace_fleet_client(
     is_approved: Callable[[Fab], bool],
     certificate: Certificate | None = None,
     uplink: Path | None = None,
+    on_answer: Callable[[], None] = lambda: None,
 ) -> None:
     """Let Flower's SuperNode use our client.
 
@@ -81,6 +91,7 @@ def replace_fleet_client(
         is_approved: whether the operator of this node approved a bundle.
         certificate: shown to the server before any message, with its key.
         uplink: Unix socket that leads to the server; None to connect by TCP.
+        on_answer: called after every call that the server answered.
     """
 
     class NodeClient(FleetHttpClient):
@@ -93,6 +104,15 @@ def replace_fleet_client(
                 transport = httpx.HTTPTransport(verify=verify, uds=str(uplink))
                 self._client = httpx.Client(transport=transport, timeout=usual.timeout)
                 usual.close()
+
+        def _unary_unary(self, **call: Any) -> Any:
+            try:
+                response = super()._unary_unary(**call)
+            except httpx.TimeoutException as error:
+                # Flower gives up for good where the text mentions SSL, as in a stalled handshake.
+                raise httpx.ConnectTimeout("the server does not answer") from error
+            on_answer()
+            return response
 
         def GetFab(self, request: GetFabRequest) -> GetFabResponse:  # noqa: N802  Flower's name
             response = super().GetFab(request)
@@ -108,3 +128,26 @@ def replace_fleet_client(
             "FleetHttpClient. Install clientwise[flower], which names the supported versions."
         )
     fleet_http_connection.FleetHttpClient = NodeClient  # type: ignore[attr-defined, assignment]
+
+
+def add_to_superlink(middleware: Middleware) -> None:
+    """Let Flower's SuperLink call this middleware after its own, so also after authentication."""
+    from flwr.superlink import main  # the whole server; a node does not need it
+
+    flowers = getattr(main, "_get_middleware", None)
+    if flowers is None:
+        raise ClientwiseError(
+            "this version of Flower is not supported: flwr.superlink.main has no _get_middleware. "
+            "Install clientwise[flower], which names the supported versions."
+        )
+    main._get_middleware = lambda: [*flowers(), middleware]
+
+
+def replace_object_store(factory: type[ObjectStoreFactory]) -> None:
+    """Let Flower's SuperLink create its store of messages with `factory`."""
+    if getattr(config_loader, "ObjectStoreFactory", None) is not ObjectStoreFactory:
+        raise ClientwiseError(
+            "this version of Flower is not supported: flwr.superlink.config_loader does not use "
+            "ObjectStoreFactory. Install clientwise[flower], which names the supported versions."
+        )
+    config_loader.ObjectStoreFactory = factory  # type: ignore[attr-defined]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
+from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from ..experiment.config import load_experiment
 from ..experiment.lanes import Progress
 from ..experiment.runner import run
 from ..experiment.schema import Experiment
+from .claims import Claims
 from .connections import connector, registered_clients, simulated_clients
 from .data import Config, found_by, from_files, server_side
 from .events import Events
@@ -36,16 +39,22 @@ def server_app(config: Config) -> ServerApp:
       record says so.
     - `files`, `loader`: in a simulation, replace `flower.files` and `flower.loader`.
 
+    Every member can read a run config. deploy/start.sh therefore writes these keys into OUT-start.json
+    beside the run folder, and the environment variable CLIENTWISE_RUN names the folder. Both take
+    precedence over the run config.
+
     The file OUT-events.jsonl beside the run folder lists the run's events. The shell command in the
     environment variable CLIENTWISE_ALERT gets those that need a person: a member lost or refused, a
     round that left the model as it was, the end. OUT-stop has the number of the run that
-    deploy/stop.sh stops; its end is not reported as a failure.
+    deploy/stop.sh stops; its end is not reported as a failure. CLIENTWISE_SIGNING_KEY names the file
+    of the key that signs instructions (`signing.py`). members/declared beside the run folder has what
+    members declared about their data, one line `NAME CRITERION VALUE` for each value.
     """
     app = ServerApp()
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
-        settings = context.run_config
+        settings = {**context.run_config, **own_settings(os.environ)}
         replaced: dict[str, Any] = {"engine": "flower"}
         if settings.get("initial-model"):
             replaced["initial_model"] = settings["initial-model"]
@@ -65,7 +74,26 @@ def server_app(config: Config) -> ServerApp:
         events = Events(file, experiment.flower.clients, command)
         events.begun(resume, experiment.flower.left)
         log.info("%s %s", "resuming the run in" if resume else "starting a run in", out.resolve())
-        engines = nullcontext(connector(experiment, grid, connected, events.versions))
+        signing_key = os.environ.get("CLIENTWISE_SIGNING_KEY")
+
+        def make_claims() -> Claims | None:
+            if isinstance(grid, InMemoryGrid):
+                return None
+            flower = experiment.flower
+            declared = out.parent / "members" / "declared"
+            return Claims(flower.clients, flower.max_change, declared, events.declared)
+
+        engines = nullcontext(
+            connector(
+                experiment,
+                grid,
+                connected,
+                events.versions,
+                events.repeated,
+                make_claims,
+                Path(signing_key) if signing_key else None,
+            )
+        )
         accept = settings.get("accept-changes") is True
 
         def on_round(progress: Progress) -> None:
@@ -89,6 +117,16 @@ def server_app(config: Config) -> ServerApp:
         log.info("finished: %s", out.resolve())
 
     return app
+
+
+def own_settings(environment: Mapping[str, str]) -> dict[str, Any]:
+    """Settings that stay on the server: the run folder, and what deploy/start.sh wrote beside it."""
+    if "CLIENTWISE_RUN" not in environment:
+        return {}
+    out = Path(environment["CLIENTWISE_RUN"])
+    file = out.with_name(f"{out.name}-start.json")
+    found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    return found | {"out": str(out)}
 
 
 def was_asked_to_stop(out: Path, run_id: int) -> bool:

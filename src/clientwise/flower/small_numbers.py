@@ -1,20 +1,121 @@
-"""Small counts can identify single patients: how a node avoids sending them.
+"""What a node says about its patients' rows, beside the models it trains: one rule for all of it.
 
-With a smallest cell of k, a node trains, measures and tests on whole groups of k samples per class,
-and reports counts about its test set in multiples of k.
+With a smallest cell of k > 1:
+
+- A node trains, measures and tests on whole groups of k samples per class. Facts that do not
+  depend on a model (sizes, classes, criteria) are about these groups.
+- Results of a model on the test set have Gaussian noise, and counts are multiples of k. The noise
+  is such that all results of a run together are μ-Gaussian differentially private with μ = 1
+  (Dong, Roth and Su, 2022): whoever sees all of them, and knows all other rows, tells two possible
+  rows of one patient apart with a probability of at most Φ(μ/2) = 69%, where guessing has 50%.
+
+The noise of a model's results follows from the model and a key of the node. Asking again gives the
+same results.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+import hmac
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
+import numpy
 import torch
 from torch import Tensor
 
-from ..core.metrics import METRICS
+from ..core.evidence.agnostic import onto_simplex
+from ..core.metrics import METRICS, measured
 from ..core.problem import Problem
-from ..core.types import Evaluation
+from ..core.types import Evaluation, Updates
 from .data import OwnData
+
+MU = 1.0  # of all results of one run
+USUAL_CELL = 5
+LARGEST_LOSS = 3.0  # of one sample, in units of the loss of guessing, ln C
+STATISTICS = 2  # of a model: counts and loss, which get equal shares of the noise
+LOSS_DIGITS = 3  # after the point
+
+
+@dataclass(frozen=True)
+class Release:
+    """The rule of one node and one run.
+
+    Args:
+        cell: the smallest cell k; 1: everything is exact.
+        models: number of models that are evaluated in the run at most.
+        key: the secret that the noise follows from.
+    """
+
+    cell: int
+    models: int
+    key: bytes
+
+    def why_not(self, problem: Problem) -> str | None:
+        """Why results for this problem cannot be released by the rule; None if they can."""
+        if self.cell == 1:
+            return None
+        if not problem.num_classes or measured(problem.metric).from_scores:
+            return (
+                f"results in {problem.metric} have no bound per sample: a node evaluates models "
+                "by classes, or with SMALLEST_CELL=1, which gives exact results"
+            )
+        return None
+
+    def evaluation(self, exact: Evaluation, problem: Problem, names: list[str]) -> Evaluation:
+        """What may be said of the results of c models on this node's test set.
+
+        Args:
+            exact: with the losses of all samples, [c, N].
+            problem: one that `why_not` accepts.
+            names: a name for every model; the same name has the same noise.
+        """
+        if self.cell == 1 or not int(exact.num_samples):
+            return exact
+        assert exact.sample_losses is not None
+        share = MU / math.sqrt(STATISTICS * self.models)
+        losses = []
+        counts = []
+        for model, name in enumerate(names):
+            noise = self._noise(name)
+            losses.append(_noisy_loss(exact.sample_losses[model], problem, share, noise))
+            counts.append(self._noisy_counts(exact.counts[model], share, noise))
+        together = torch.stack(counts)
+        values = METRICS.get(problem.metric)(together.double())[:, None]
+        return replace(exact, counts=together, values=values, losses=torch.stack(losses)[:, None])
+
+    def update(self, updates: Updates) -> Updates:
+        """An update whose numbers, other than whole ones, have two significant digits."""
+        if self.cell == 1:
+            return updates
+        measurements = {name: _coarse(values) for name, values in updates.measurements.items()}
+        loss = _coarse(updates.training_loss)
+        return replace(updates, measurements=measurements, training_loss=loss)
+
+    def _noise(self, name: str) -> Callable[[float, tuple[int, ...]], Tensor]:
+        """Draws Gaussian noise of a standard deviation and shape; the same for the same name."""
+        seed = int.from_bytes(hmac.digest(self.key, name.encode(), "sha256"), "big")
+        generator = numpy.random.Generator(numpy.random.PCG64(seed))
+
+        def draw(deviation: float, shape: tuple[int, ...]) -> Tensor:
+            return torch.from_numpy(numpy.asarray(generator.normal(0.0, deviation, shape)))
+
+        return draw
+
+    def _noisy_counts(
+        self, exact: Tensor, share: float, noise: Callable[[float, tuple[int, ...]], Tensor]
+    ) -> Tensor:
+        """A confusion matrix [C, C] in multiples of the cell, with the exact number of each class.
+
+        Another row of the same class moves one count to another cell: √2 in Euclidean distance.
+        """
+        deviation = math.sqrt(2) / share
+        noisy = exact.double() + noise(deviation, tuple(exact.shape))
+        totals = exact.sum(1, keepdim=True)
+        rows = []
+        for row, total in zip(noisy, totals.flatten().tolist(), strict=True):
+            rows.append(onto_simplex(row / total) * total if total else torch.zeros_like(row))
+        return in_cells(torch.stack(rows), totals, self.cell)
 
 
 def in_groups(own: OwnData, cell: int) -> OwnData:
@@ -30,22 +131,35 @@ def in_groups(own: OwnData, cell: int) -> OwnData:
     )
 
 
-def in_cells(evaluation: Evaluation, problem: Problem, cell: int) -> Evaluation:
-    """A confusion matrix in multiples of `cell`, with the metric computed from it.
-
-    The counts of other problems have no groups and stay as they are.
-    """
-    if cell == 1 or not problem.num_classes:
-        return evaluation
-    counts = evaluation.counts.flatten(1)
-    cells = counts // cell
-    rest = counts % cell
+def in_cells(counts: Tensor, totals: Tensor, cell: int) -> Tensor:
+    """Counts [C, C] in multiples of `cell`, each row with its total [C, 1], a multiple of `cell`."""
+    cells = (counts / cell).floor()
+    rest = counts / cell - cells
+    missing = totals / cell - cells.sum(1, keepdim=True)
     ranks = rest.argsort(dim=1, descending=True, stable=True).argsort(dim=1)
-    # Keeps the sum, which is a multiple of `cell`
-    cells += ranks < (rest.sum(1, keepdim=True) // cell)
-    counts = (cells * cell).reshape(evaluation.counts.shape)
-    values = METRICS.get(problem.metric)(counts.double())[:, None]
-    return replace(evaluation, counts=counts, values=values)
+    return ((cells + (ranks < missing.round())) * cell).long()
+
+
+def _noisy_loss(
+    losses: Tensor,
+    problem: Problem,
+    share: float,
+    noise: Callable[[float, tuple[int, ...]], Tensor],
+) -> Tensor:
+    """Mean of losses [N], each cut at a multiple of the loss of guessing."""
+    most = LARGEST_LOSS * math.log(max(2, problem.num_classes))
+    cut = losses.double().nan_to_num(nan=most).clamp(0, most)
+    noisy = cut.mean() + noise(most / len(losses) / share, ())
+    return noisy.clamp(0, most).round(decimals=LOSS_DIGITS)
+
+
+def _coarse(values: Tensor) -> Tensor:
+    """Values [n] with two significant digits; whole numbers as they are, and NaN for the guard."""
+    rounded = []
+    for value in values.tolist():
+        is_whole = math.isfinite(value) and value == round(value)
+        rounded.append(value if is_whole else float(f"{value:.2g}"))
+    return torch.tensor(rounded, dtype=values.dtype)
 
 
 def _kept(targets: Tensor, cell: int) -> Tensor:

@@ -32,6 +32,7 @@ from ..core.criteria import (
     CRITERIA,
     Arrivals,
     ClientFacts,
+    is_fixed,
     make_criterion,
     measure_clients,
     model_divergence,
@@ -41,6 +42,7 @@ from ..core.problem import Classification
 from ..core.scores import Prioritized, Score
 from ..core.types import Evaluation, ModelSpec
 from ..core.weighting import weigh
+from ..errors import plain
 from ..registry import Part
 
 log = logging.getLogger("flwr.clientwise")
@@ -137,6 +139,8 @@ class Weighted(Strategy):
             itself. A client's claim for such a criterion is ignored.
         num_classes: upper bound of `label_diversity`.
         max_test_samples: largest test set size accepted from a client.
+        max_change: factor by which a node's claim about its data, such as `dataset_size`, may differ
+            from its first claim.
         record: file to which each round is appended as one line of JSON.
 
     Attributes:
@@ -154,6 +158,7 @@ class Weighted(Strategy):
         measured_here: Mapping[str, Callable[[ArrayRecord], float]] | None = None,
         num_classes: int | None = None,
         max_test_samples: int = 100_000,
+        max_change: float = 1.5,
         record: str | Path | None = None,
     ) -> None:
         if not isinstance(strategy, FedAvg) or isinstance(strategy, WITHOUT_WEIGHTS):
@@ -171,6 +176,8 @@ class Weighted(Strategy):
         self._highest = self._upper_bounds(num_classes)
         self._max_test_samples = max_test_samples
         self._test_sizes: dict[int, int] = {}  # of every node's first evaluation
+        self._max_change = max_change
+        self._first_claims: dict[tuple[int, str], float] = {}  # by node and criterion
         self._record = None if record is None else Path(record)
         self._global: dict[str, numpy.ndarray] = {}  # the model that was sent out
         # An invalid combination fails here, not in round 1
@@ -222,7 +229,7 @@ class Weighted(Strategy):
             messages = [reply.message for reply in accepted.values()]
             aggregated = self._aggregate(server_round, messages)
         by_node = dict(zip(measured, weights, strict=True))
-        found = RoundWeights(measured, by_node, refusals, tuple(remarks))
+        found = RoundWeights(measured, by_node, refusals, tuple(map(plain, remarks)))
         self.rounds[server_round] = found
         self._write_down("train", server_round, found)
         return aggregated
@@ -238,7 +245,8 @@ class Weighted(Strategy):
         _require(inspect_models(_flat(model)[None]))
         for name in self._criteria:
             if name not in self._measured_here:
-                self._check(name, _number(metrics, name))
+                claimed = self._check(name, _number(metrics, name))
+                self._compare(message.metadata.src_node_id, name, claimed)
         return _Reply(message, _record(model), dict(metrics))
 
     def _laid_out(self, arrays: ArrayRecord) -> dict[str, numpy.ndarray]:
@@ -300,7 +308,7 @@ class Weighted(Strategy):
             return self._check(name, float(measure_model(arrays)))
         except Exception as error:
             self._check(name, float(measure_model(_record(self._global))))
-            reason = f"{name} of its model cannot be measured: {error}"
+            reason = plain(f"{name} of its model cannot be measured: {error}")
             raise _RefusedError(reason[:MAX_REASON]) from error
 
     def _check(self, name: str, value: float) -> float:
@@ -308,6 +316,19 @@ class Weighted(Strategy):
             inspect_values(name, torch.tensor([value], dtype=torch.float64), self._highest[name])
         )
         return value
+
+    def _compare(self, node: int, name: str, claimed: float) -> None:
+        """ValueError where a fact of the node's data differs much from its first claim."""
+        if name not in CRITERIA or not is_fixed(Part(name, {})):
+            return
+        first = self._first_claims.setdefault((node, name), claimed)
+        low = first / self._max_change
+        high = first * self._max_change
+        if not low <= claimed <= high:
+            raise ValueError(
+                f"{name} = {claimed:.12g}, at first {first:.12g}: {low:.6g} to {high:.6g} is "
+                f"allowed (max_change = {self._max_change:g})"
+            )
 
     def _weigh(self, measured: Sequence[Mapping[str, float]]) -> list[float]:
         columns = {name: [one[name] for one in measured] for name in self._criteria}
@@ -345,7 +366,7 @@ class Weighted(Strategy):
         remarks = _keep_common([metrics for _, metrics in accepted.values()])
         for message, metrics in accepted.values():
             _set_content(message, MetricRecord(metrics))
-        found = RoundEvaluation(sizes, refusals, tuple(remarks))
+        found = RoundEvaluation(sizes, refusals, tuple(map(plain, remarks)))
         self.evaluations[server_round] = found
         self._write_down("evaluate", server_round, found)
         if not any(sizes.values()):
@@ -415,7 +436,7 @@ def _accept(
                 raise ValueError(reply.error.reason)
             found[node] = read(reply)
         except Exception as error:
-            refusals[node] = (str(error) or type(error).__name__)[:MAX_REASON]
+            refusals[node] = plain(str(error) or type(error).__name__)[:MAX_REASON]
     return found
 
 

@@ -8,7 +8,7 @@ client -> server
               versions it runs
     judged:   number of test samples; metric, loss and counts (confusion, sums, pairs) per candidate
 
-There is no pickle. Nodes keep nothing between messages. A simulated hostile client that trains a
+There is no pickle. Nodes keep no model between messages. A simulated hostile client that trains a
 model of its own gets it from the server and sends it back.
 """
 
@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from platform import python_version
+from typing import Any
 
 import numpy
 import torch
@@ -53,17 +54,24 @@ class Request:
     seed: int
     task: Task | None = None  # None: evaluate
     version: str = VERSION  # of clientwise, at the server
+    round_num: int = 0  # of an evaluation; a task has its own
 
 
 def write_request(request: Request, models: ArrayRecord, kept: Tensor | None = None) -> RecordDict:
     """A message to a client. `models` comes from `pack`, so that all clients share one array."""
-    plain = asdict(request)
-    if request.task is not None:
-        plain["task"]["loss"] = asdict(request.task.loss.record())
-    content = RecordDict({ARRAYS: models, REQUEST: ConfigRecord({"json": json.dumps(plain)})})
+    plain = json.dumps(plain_request(request))
+    content = RecordDict({ARRAYS: models, REQUEST: ConfigRecord({"json": plain})})
     if kept is not None:
         content[KEPT] = pack(kept)
     return content
+
+
+def plain_request(request: Request) -> dict[str, Any]:
+    """A request as JSON can hold it."""
+    plain = asdict(request)
+    if request.task is not None:
+        plain["task"]["loss"] = asdict(request.task.loss.record())
+    return plain
 
 
 def read_request(content: RecordDict) -> tuple[Request, Tensor, Tensor | None]:
@@ -103,11 +111,18 @@ def read_versions(content: RecordDict) -> dict[str, str]:
     return {name: _printable(claimed.get(name)) for name in RUNS_HERE}
 
 
-def read_update(client: int, content: RecordDict) -> tuple[Updates, Tensor | None]:
-    """One client's update, unchecked: the round's guard checks it."""
+def read_update(
+    client: int, content: RecordDict, criteria: Sequence[Part]
+) -> tuple[Updates, Tensor | None]:
+    """One client's update, unchecked: the round's guard checks it.
+
+    Only the `criteria` that were asked for are read.
+    """
     numbers = content.metric_records[NUMBERS]
-    claimed = [name for name in numbers if str(name).startswith(CRITERION)]
-    measured = {name.removeprefix(CRITERION): _number(numbers, name) for name in claimed}
+    measured = {}
+    for part in criteria:
+        if CRITERION + part.called in numbers:  # the guard refuses an update that lacks one
+            measured[part.called] = _number(numbers, CRITERION + part.called)
     model = unpack(content.array_records[ARRAYS]).reshape(1, -1)
     kept = unpack(content.array_records[KEPT]) if KEPT in content.array_records else None
     loss = _number(numbers, "training_loss")
@@ -122,6 +137,15 @@ def write_evaluation(evaluation: Evaluation) -> RecordDict:
     numbers["values"] = evaluation.values[:, 0].tolist()
     numbers["losses"] = evaluation.losses[:, 0].tolist()
     return RecordDict({ARRAYS: pack(evaluation.counts), NUMBERS: numbers})
+
+
+def evaluation_from(answers: Sequence[Mapping[str, Any]], problem: Problem) -> Evaluation:
+    """One client's evaluation of c models, from their results as plain numbers."""
+    samples = torch.tensor([answers[0]["samples"]])
+    values = torch.tensor([[one["value"]] for one in answers], dtype=torch.float64)
+    losses = torch.tensor([[one["loss"]] for one in answers], dtype=torch.float64)
+    counts = torch.tensor([one["counts"] for one in answers], dtype=problem.counts_dtype)
+    return Evaluation(samples, values, losses, counts)
 
 
 def read_evaluation(

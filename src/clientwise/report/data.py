@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 import torch
 from rich import box
-from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 from torch import Tensor
@@ -14,6 +13,7 @@ from torch import Tensor
 from ..data.summary import DataSummary
 from .document import Chart, counted
 from .marks import COLOURS, Axis, HeatMap, Line, Lines
+from .markup import escape
 
 MOST_ROWS = 24
 MOST_COLUMNS = 12  # with more classes, a cell is a block instead of a number

@@ -10,7 +10,6 @@ from typing import Literal, NamedTuple, Protocol
 
 from rich import box
 from rich.console import Group
-from rich.markup import escape
 from rich.table import Table
 
 from ..errors import RunError
@@ -29,6 +28,7 @@ from .document import (
     text_of,
 )
 from .document import Table as DocumentTable
+from .markup import escape
 from .sections.clients import worst_client
 from .sections.targets import median_rounds, rounds_cell
 from .series import Series, series_of, spread_of

@@ -34,6 +34,10 @@ class Agnostic:
         """λ = 1/K for every client."""
         return {"lambda": torch.full((num_clients,), 1 / num_clients, dtype=torch.float64)}
 
+    def most_judged(self, num_clients: int) -> int:
+        """It judges no model."""
+        return 0
+
     def __call__(
         self, gathered: Gathered, prior: Tensor, memory: Mapping[str, Tensor]
     ) -> Posterior:

@@ -43,6 +43,10 @@ class FoolsGold:
         """No client was seen."""
         return {}
 
+    def most_judged(self, num_clients: int) -> int:
+        """It judges no model."""
+        return 0
+
     def __call__(
         self, gathered: Gathered, prior: Tensor, memory: Mapping[str, Tensor]
     ) -> Posterior:

@@ -36,6 +36,10 @@ class Law:
         """It has no memory."""
         return {}
 
+    def most_judged(self, num_clients: int) -> int:
+        """It judges no model."""
+        return 0
+
     def __call__(
         self, gathered: Gathered, prior: Tensor, memory: Mapping[str, Tensor]
     ) -> Posterior:

@@ -38,6 +38,10 @@ class OwnPast:
         """No evidence on any client."""
         return PageTest.first(num_clients)
 
+    def most_judged(self, num_clients: int) -> int:
+        """It judges no model."""
+        return 0
+
     def __call__(
         self, gathered: Gathered, prior: Tensor, memory: Mapping[str, Tensor]
     ) -> Posterior:

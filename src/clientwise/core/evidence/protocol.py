@@ -33,5 +33,9 @@ class Evidence(Protocol):
         """
         ...
 
+    def most_judged(self, num_clients: int) -> int:
+        """The most models that one call judges, for so many clients. Nodes refuse to evaluate more."""
+        ...
+
 
 EVIDENCE: Registry[Any] = Registry("evidence", "evidence", "What moves the weights of the score")

@@ -60,6 +60,12 @@ class Shapley:
             return self._exact(gathered, prior)
         return self._sampled(gathered, prior)
 
+    def most_judged(self, num_clients: int) -> int:
+        """All coalitions, or those of the random orders and the whole cohort; and the global model."""
+        if num_clients <= self.exact:
+            return (1 << num_clients) + 1
+        return max(1 << self.exact, self.orders * num_clients + 1) + 1
+
     def _exact(self, gathered: Gathered, prior: Tensor) -> Tensor:
         """Σ_S |S|!·(n−|S|−1)!/n! · (v(S ∪ a) − v(S))."""
         count = len(prior)

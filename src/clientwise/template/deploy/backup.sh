@@ -2,7 +2,7 @@
 # On the server: copies state/ to a new folder in FOLDER, also during a run. Databases are copied by
 # SQLite's backup function, so the copy is consistent. Owners and permissions are kept.
 # The copy holds the certificate authority's key: keep it as secret as state/.
-# To restore: stop the services, replace state/ by the copy, start the services, run start.sh.
+# To restore: restore.sh.
 #   backup.sh FOLDER
 set -euo pipefail
 source "$(dirname "$0")/settings.sh"

@@ -6,7 +6,7 @@
 set -euo pipefail
 source "$(dirname "$0")/settings.sh"
 pid="$(cat "$STATE/superlink.pid" 2> /dev/null || true)"
-if ! grep -qs flower-superlink "/proc/$pid/cmdline"; then
+if ! grep -qs clientwise.flower.link "/proc/$pid/cmdline"; then
     echo "the SuperLink is not running: systemctl status federation-superlink" >&2
     exit 1
 fi

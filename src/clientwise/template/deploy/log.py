@@ -1,11 +1,12 @@
-"""Turns the log lines of a service into JSON. settings.sh starts it with LOG=json.
+"""Removes control characters from the log lines of a service: members choose parts of them.
 
-Reads lines and writes {"time": ..., "service": ..., "level": ..., "message": ...}:
+With LOG=json it writes {"time": ..., "service": ..., "level": ..., "message": ...} for every line:
 
     python deploy/log.py SERVICE
 """
 
 import json
+import os
 import re
 import sys
 from datetime import datetime
@@ -13,8 +14,12 @@ from datetime import datetime
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 LEVEL = re.compile(r"(DEBUG|INFO|WARNING|ERROR|CRITICAL)\s*:\s*")
 
-for line in sys.stdin:
-    text = COLOUR.sub("", line).rstrip()
+for line in sys.stdin.buffer:
+    text = COLOUR.sub("", line.decode(errors="replace")).rstrip().replace("\t", "    ")
+    text = "".join(filter(str.isprintable, text))
+    if os.environ.get("LOG") != "json":
+        print(text, flush=True)
+        continue
     found = LEVEL.match(text)
     level = found[1] if found else "INFO"
     message = text[found.end() :] if found else text

@@ -2,6 +2,8 @@
 # On the server, once per node: registers a node's key and makes its certificate. NAME must be in
 # flower.clients of experiment.toml. Send the certificate back to the node.
 # With --renew: makes a new certificate for the key that is already registered.
+# SAMPLES=480: the number of training samples that the node declares. Other numbers are refused in
+# a run (flower.max_change); state/members/declared has the declared numbers.
 #   register.sh NAME REQUEST [--renew]
 set -euo pipefail
 source "$(dirname "$0")/settings.sh"
@@ -27,9 +29,16 @@ else
     mv "$member.new" "$member.pub"
     echo "$said"
     node="$(grep -oE 'SuperNode [0-9]+' <<< "$said" | cut -d ' ' -f 2)"
+    [[ "$request" -ef "$member.csr" ]] || cp "$request" "$member.csr"  # for restore.sh
     echo "$node $name" >> "$STATE/members/nodes"  # for watch.sh: Flower's list has no names
+fi
+if [[ -n "${SAMPLES:-}" ]]; then
+    echo "$name dataset_size $SAMPLES" >> "$STATE/members/declared"
 fi
 openssl x509 -req -sha384 -in "$request" -CA "$authority.crt" -CAkey "$authority.key" \
     -CAcreateserial -days 730 -out "$member.crt" \
     -extfile <(echo extendedKeyUsage=clientAuth) 2> /dev/null
+issued="$STATE/certificates/issued/$name"  # for revoke.sh
+mkdir -p "$issued"
+cp "$member.crt" "$issued/$(date +%s%N).crt"
 echo "Send $member.crt to the node."

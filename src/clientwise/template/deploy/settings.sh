@@ -23,12 +23,20 @@ STATE="${STATE:-$APP/state}"
 # On the server: a command that gets alerts as JSON on its standard input, such as 'logger -t
 # federation'.
 ALERT="${ALERT:-}"
+# On the server: true stores every member's updates in state/superlink.sqlite, as Flower does. By
+# default they are in memory only, and deleted when the server has read them.
+KEEP_UPDATES="${KEEP_UPDATES:-false}"
 export FLWR_HOME="${FLWR_HOME:-$STATE/flower}"
 # No usage statistics, no update checks, and no downloads when a run starts.
 export FLWR_TELEMETRY_ENABLED=0
 export FLWR_DISABLE_UPDATE_CHECK=1
 export FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1
 umask 077
-log_as() {  # log_as SERVICE: with LOG=json, the output from here on is JSON
-    [[ "${LOG:-}" != json ]] || exec > >(exec python "$APP/deploy/log.py" "$1") 2>&1
+refuse_open() {  # refuse_open PATH: other users of this machine must not read it
+    [[ -z "$(find "$1" -maxdepth 0 -perm /077)" ]] && return
+    echo "$1 can be read by other users of this machine: run chmod -R go= $1"
+    exit 1
+}
+log_as() {  # log_as SERVICE: the output from here on has no control characters; LOG=json: JSON
+    exec > >(LOG="${LOG:-}" exec python "$APP/deploy/log.py" "$1") 2>&1
 }

@@ -9,9 +9,18 @@ set -euo pipefail
 source "$(dirname "$0")/settings.sh"
 data="${1:+$(realpath "$1")}"
 model="${INITIAL_MODEL:+$(realpath "$INITIAL_MODEL")}"
-config="out=\"$STATE/run\" server-data=\"$data\" initial-model=\"$model\""
-config+=" accept-changes=${ACCEPT_CHANGES:-false}"
-said="$(flwr run "$APP" federation --run-config "$config")"
+[[ -z "$data" ]] || refuse_open "$data"
+# Not in Flower's run config, which every member can read.
+python - "$STATE/run-start.json" "$data" "$model" "${ACCEPT_CHANGES:-false}" <<'PYTHON'
+import json
+import sys
+from pathlib import Path
+
+file, data, model, accept = sys.argv[1:]
+settings = {"server-data": data, "initial-model": model, "accept-changes": accept == "true"}
+Path(file).write_text(json.dumps(settings) + "\n", encoding="utf-8")
+PYTHON
+said="$(flwr run "$APP" federation)"
 echo "$said"
 [[ -z "${DETACH:-}" ]] || exit 0
 run="$(grep -oE 'run [0-9]+' <<< "$said" | tail -1 | cut -d ' ' -f 2)"

@@ -1,19 +1,26 @@
 #!/usr/bin/env bash
 # On a node, keeps running: the SuperNode. It connects to the server; the node needs no open port.
 # It runs only apps that agree.sh approved, and reads DATA with data.py of this folder.
-# SMALLEST_CELL=5: report counts in multiples of five (docs/security.md).
+# SMALLEST_CELL: counts are multiples of this number, and results of models have noise
+# (docs/security.md). SMALLEST_CELL=1: exact numbers, for a trial without real patients.
+# $STATE/nodes/NAME/ledger.jsonl lists what was asked and answered; ledger.sh prints a summary.
+# SILENCE=180: seconds without an answer of the server, after which the node ends with status 75, so
+# that its service starts it again. Needed because Flower's SuperNode does not return from every
+# broken connection.
+# It answers only instructions that are signed with a key in state/certificates/instructions.pub.
 #   supernode.sh NAME DATA      needs state/keys/NAME, NAME.crt and state/certificates/ca.crt
 set -euo pipefail
 source "$(dirname "$0")/settings.sh"
 name="${1:?usage: supernode.sh NAME DATA}"
 data="$(realpath "${2:?usage: supernode.sh NAME DATA}")"
-for path in "$data" "$STATE/keys/$name"; do
-    if [[ -n "$(find "$path" -maxdepth 0 -perm /077)" ]]; then
-        echo "$path can be read by other users of this machine: run chmod -R go= $path"
-        exit 1
-    fi
-done
-options=()
+refuse_open "$data"
+refuse_open "$STATE/keys/$name"
+server_keys="$STATE/certificates/instructions.pub"
+if [[ ! -e "$server_keys" ]]; then
+    echo "$server_keys does not exist: copy it from the server and compare its sha256sum"
+    exit 1
+fi
+options=(--silence "${SILENCE:-180}")
 if [[ -e "$STATE/keys/$name.crt" ]]; then
     options+=(--certificate "$STATE/keys/$name.crt" "$STATE/keys/$name.pem")
 fi
@@ -21,7 +28,9 @@ if [[ -n "${UPLINK:-}" ]]; then  # a Unix socket to the server, for a node witho
     options+=(--uplink "$UPLINK")
 fi
 node_config="data=\"$data\" loader=\"${LOADER:-$APP/data.py}\""
-node_config+=" smallest-cell=${SMALLEST_CELL:-1}"
+node_config+=" smallest-cell=${SMALLEST_CELL:-5}"
+node_config+=" ledger=\"$STATE/nodes/$name/ledger.jsonl\" agreed=\"$STATE/agreed\""
+node_config+=" server-keys=\"$server_keys\" seen=\"$STATE/nodes/$name/seen\""
 log_as "$name"
 export FLWR_HOME="$STATE/nodes/$name"
 mkdir -p "$FLWR_HOME"

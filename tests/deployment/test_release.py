@@ -1,0 +1,106 @@
+"""A node installs and approves only what was signed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from importlib.resources import as_file, files
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("flwr", reason="needs clientwise[flower]")
+
+from federation import require
+from test_lock import wheel
+from test_scripts import App
+
+pytestmark = [pytest.mark.flower, pytest.mark.timeout(3600)]  # `make test-deploy` runs them
+
+
+@pytest.fixture(scope="module")
+def office(tmp_path_factory: pytest.TempPathFactory) -> App:
+    """The folder in which a release was signed."""
+    require(["openssl", "ssh-keygen"])
+    folder = tmp_path_factory.mktemp("office")
+    one = App(folder / "app")
+    use_these_sources(one)
+    with as_file(files("clientwise") / "template") as template:
+        shutil.copytree(template, one.folder, dirs_exist_ok=True)
+    assert one.script("certificates.sh").returncode == 0
+    ours = wheel(folder, "clientwise", "0.1.0")
+    assert "run deploy/lock.py first" in one.script("sign.sh", ours).stdout
+    (one.folder / "deploy" / "requirements.lock").write_text("")
+    signed = one.script("sign.sh", ours)
+    assert signed.returncode == 0, signed.stderr
+    (one.folder / "told").write_text(signed.stdout.split()[-1])  # by telephone
+    return one
+
+
+@pytest.fixture
+def node(office: App, tmp_path: Path) -> App:
+    """A member's folder with the release and the key that signed it."""
+    member = App(tmp_path / "member")
+    use_these_sources(member)
+    kept = shutil.ignore_patterns("state", "venv")
+    shutil.copytree(office.folder, member.folder, dirs_exist_ok=True, ignore=kept)
+    member.state.mkdir()
+    shutil.copy(office.state / "certificates" / "release.pub", member.state)
+    return member
+
+
+def use_these_sources(app: App) -> None:
+    sources = os.environ.get("PYTHONPATH", "")
+    app.program("python", f'PYTHONPATH="{sources}" exec {sys.executable} "$@"')
+
+
+def test_a_signed_release_is_approved(node: App) -> None:
+    done = node.script("agree.sh")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (node.folder / "deploy" / "bundle").read_text().strip() in done.stdout
+    assert (node.folder / "told").read_text() in done.stdout
+    assert (node.state / "agreed").exists()
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        "federation/experiment.toml",
+        "deploy/requirements.lock",
+        "deploy/clientwise-0.1.0-py3-none-any.whl",
+        "deploy/supernode.sh",
+        "deploy/bundle",
+        "deploy/release",
+        "pyproject.toml",
+    ],
+)
+def test_one_changed_byte_is_refused(node: App, changed: str) -> None:
+    file = node.folder / changed
+    file.write_bytes(file.read_bytes() + b"\n")
+    for script in ("verify.sh", "install.sh", "agree.sh"):
+        refused = node.script(script)
+        assert refused.returncode == 1
+        assert "REFUSED" in refused.stdout
+    assert not (node.state / "agreed").exists()
+
+
+def test_what_was_not_signed_is_refused(node: App, tmp_path: Path) -> None:
+    added = node.folder / "federation" / "more.py"  # in no list: the bundle is another one
+    added.write_text("")
+    assert "REFUSED: the app is not the one that was signed" in node.script("agree.sh").stdout
+    added.unlink()
+    other = App(tmp_path / "other")
+    assert other.script("certificates.sh").returncode == 0
+    shutil.copy(other.state / "certificates" / "release.pub", node.state)
+    refused = node.script("agree.sh")
+    assert refused.returncode == 1
+    assert "REFUSED: deploy/release is not signed with" in refused.stdout
+    assert not (node.state / "agreed").exists()
+
+
+def test_what_is_signed_is_installed(node: App) -> None:
+    shutil.rmtree(node.folder / "venv")
+    done = node.script("install.sh")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert list(node.folder.glob("venv/lib/*/site-packages/clientwise.py"))

@@ -1,0 +1,251 @@
+"""The server's administrator changed the server and wants rows of patients; nodes run the approved app."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("flwr", reason="needs clientwise[flower]")
+
+from curious_server import (
+    NEAR,
+    Told,
+    how_many_are_right,
+    linear_model,
+    patient_in_updates,
+    read_patients,
+)
+from flwr.app import Context, Message, RecordDict
+from flwr.supercore.task_identity import TaskIdentity
+from sklearn.datasets import load_breast_cancer
+
+from clientwise.core.loss import CrossEntropy
+from clientwise.core.problem import Classification
+from clientwise.core.types import Evaluation, Task
+from clientwise.experiment.config import load_experiment
+from clientwise.flower import client_app, load_npz, write_parts
+from clientwise.flower.client import answer
+from clientwise.flower.client_app import _engine_of_node
+from clientwise.flower.ledger import read as read_ledger
+from clientwise.flower.small_numbers import Release
+from clientwise.flower.wire import ARRAYS, NUMBERS, Request, pack, unpack, write_request
+
+ROUNDS = 100
+HOSPITALS = ["Cleveland", "Hungarian", "Switzerland", "VA"]
+CONFIG: dict[str, Any] = {
+    "name": "curious",
+    "rounds": ROUNDS,
+    "device": "cpu",
+    "model": "linear",
+    "training": {"epochs": 1, "batch_size": 20, "learning_rate": 0.1},
+    "flower": {"clients": HOSPITALS, "num_classes": 2},
+    "methods": [{"name": "FedAvg"}],
+    "data": "digits",
+    "partition": {"name": "iid", "clients": 4},
+}
+
+
+@pytest.fixture(scope="module")
+def hospital(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Heart patients of Cleveland; scikit-learn's breast cancer patients without a data folder."""
+    folder = tmp_path_factory.mktemp("data")
+    if (Path(os.environ.get("CLIENTWISE_DATA", "")) / "heart").is_dir():
+        return write_parts(CONFIG | {"data": "heart", "partition": "by_id"}, folder)[0]
+    inputs, targets = load_breast_cancer(return_X_y=True)
+    inputs = ((inputs - inputs.mean(0)) / inputs.std(0)).astype("float32")
+    arrays = {"train_inputs": inputs[60:300], "train_targets": targets[60:300]}
+    arrays |= {"test_inputs": inputs[:60], "test_targets": targets[:60]}
+    numpy.savez(folder / "own.npz", **arrays)
+    return folder / "own.npz"
+
+
+@pytest.fixture(scope="module")
+def config(hospital: Path) -> dict[str, Any]:
+    """An experiment for samples as this hospital has them."""
+    shape = list(load_npz(str(hospital)).train[0].shape[1:])
+    return CONFIG | {"flower": CONFIG["flower"] | {"input_shape": shape}}
+
+
+class Node:
+    """A hospital's node: the real client app, asked one message after the other."""
+
+    def __init__(self, config: dict[str, Any], path: Path, **settings: Any) -> None:
+        self.config = config
+        self.settings = {"data": str(path), **settings}
+        self.messages = 0
+        self.refusals: list[str] = []
+
+    def reply(self, content: RecordDict, kind: str = "evaluate") -> Message:
+        """The node's reply. Every message starts with nothing in memory, as in a deployment."""
+        TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
+        message = Message(content, 1, kind)
+        message.metadata.__dict__["_message_id"] = "asked"
+        context = Context(1, 2, dict(self.settings), RecordDict(), {})
+        return client_app(self.config)(message, context)
+
+    def ask(self, models: Tensor) -> Told | None:
+        """Evaluate models in the next round; after the last, in the first round again."""
+        round_num = 1 + self.messages % ROUNDS
+        self.messages += 1
+        reply = self.reply(write_request(Request(0, 1, round_num=round_num), pack(models)))
+        if reply.has_error():
+            self.refusals.append(reply.error.reason)
+            return None
+        return told(reply.content)
+
+
+def told(content: RecordDict) -> Told:
+    numbers = content.metric_records[NUMBERS]
+    counts = unpack(content.array_records[ARRAYS]).numpy()
+    return Told(int(numbers["num_samples"]), numpy.array(numbers["losses"]), counts)
+
+
+def attacked(
+    ask: Callable[[Tensor], Told | None], path: Path, *, at_once: bool, most: int = 10**6
+) -> tuple[int, int]:
+    """Patients that the attack read, and all patients of the test set."""
+    inputs, targets = (torch.as_tensor(part) for part in load_npz(str(path)).test)
+    found = read_patients(ask, inputs.shape[1], OUTPUTS, at_once=at_once, most=most)
+    return how_many_are_right(found, inputs, targets), len(targets)
+
+
+OUTPUTS = 1  # the logit of the second of two classes
+
+
+def test_exact_answers_give_patients_away(config: dict[str, Any], hospital: Path) -> None:
+    """The attack works where a node answers everything exactly, as every node once did."""
+    engine_of = partial(
+        _engine_of_node, load_experiment(config).to_toml(), lambda: load_npz(str(hospital))
+    )
+
+    def ask(models: Tensor) -> Told:
+        return told(answer(write_request(Request(0, 1, round_num=1), pack(models)), engine_of))
+
+    read, patients = attacked(ask, hospital, at_once=True)
+    assert read > patients / 2
+    read, _ = attacked(ask, hospital, at_once=False, most=110)
+    assert read >= 1
+
+
+def test_a_node_gives_no_patient_away(
+    config: dict[str, Any], hospital: Path, tmp_path: Path
+) -> None:
+    node = Node(config, hospital, ledger=str(tmp_path / "ledger.jsonl"))
+    read, _ = attacked(node.ask, hospital, at_once=True)
+    assert read == 0
+    assert "15000 models to evaluate in round 1" in node.refusals[0]
+
+    patient = Node(config, hospital, ledger=str(tmp_path / "another.jsonl"))
+    read, _ = attacked(patient.ask, hospital, at_once=False, most=200)
+    assert read == 0
+    assert "all 110 evaluations of the run are used up" in patient.refusals[-1]
+    entries = read_ledger(tmp_path / "another.jsonl")
+    evaluated = [name for entry in entries for name in entry.get("models", [])]
+    assert len(evaluated) == len(set(evaluated)) == 110
+
+
+def test_counts_of_few_patients_stay_hidden(
+    config: dict[str, Any], hospital: Path, tmp_path: Path
+) -> None:
+    """Patients by the value of one attribute and by class, from thresholds on that attribute.
+
+    The whole run's evaluations tell no more than the best guess that ignores them.
+    """
+    inputs, targets = load_npz(str(hospital)).test
+    values = numpy.unique(inputs[:, 0])[:50]
+    direction = numpy.eye(inputs.shape[1])[0]
+    truth = [
+        numpy.sum((inputs[:, 0] == one) & (targets == ill)) for one in values for ill in (0, 1)
+    ]
+
+    def came_back(ask: Callable[[Tensor], Told | None]) -> int:
+        middles = numpy.concatenate([[-9.0], (values[1:] + values[:-1]) / 2])
+        sums = numpy.zeros((2, len(values) + 1))
+        for turn in range(2):  # two models that answer alike, for the mean of their noise
+            for place, middle in enumerate(middles):
+                found = ask(linear_model(direction, middle + 1e-6 * turn, OUTPUTS)[None])
+                if found is not None:
+                    sums[:, place] += found.counts[0, :, 1] / 2
+        estimates = (sums[:, :-1] - sums[:, 1:]).round().T.ravel()
+        return int(sum(estimates == truth))
+
+    engine_of = partial(
+        _engine_of_node, load_experiment(config).to_toml(), lambda: load_npz(str(hospital))
+    )
+
+    def exact(models: Tensor) -> Told:
+        return told(answer(write_request(Request(0, 1, round_num=1), pack(models)), engine_of))
+
+    assert came_back(exact) >= len(truth) - 2  # the last value's counts include all above it
+    node = Node(config, hospital, ledger=str(tmp_path / "ledger.jsonl"))
+    best_guess = max(truth.count(one) for one in set(truth))
+    assert came_back(node.ask) <= best_guess
+
+
+def test_what_a_whole_run_tells_of_one_patient() -> None:
+    """All evaluations of a run ask for one bit of one patient, and all other rows are known.
+
+    Gaussian differential privacy with μ = 1 bounds the attacker at Φ(1/2) = 69%; a coin has 50%.
+    """
+    models = 110
+    trials = 60
+    right = 0
+    for trial in range(trials):
+        for bit in (0, 1):
+            release = Release(5, models, f"key {trial} {bit}".encode())
+            names = [str(number) for number in range(models)]
+            said = release.evaluation(results_with(bit, models), Classification(2), names)
+            loss = (said.losses.mean() - LOSSES.mean()) / LOSSES.std()
+            share = said.counts[:, 0, 1].double().mean() / 30 - 0.5
+            right += int((loss + 2 * share > 0) == bool(bit))
+    chance_of_error = 3 * (0.25 / (2 * trials)) ** 0.5
+    assert right / (2 * trials) < 0.69 + chance_of_error
+
+
+LOSSES = torch.tensor([0.0, 2.0]).double()  # of a patient whom a model takes for well, for ill
+
+
+def results_with(bit: int, models: int) -> Evaluation:
+    """Models that take half of 30 + 20 patients for ill, and one patient of class 0 if `bit`."""
+    right_of_0 = 15 - bit
+    counts = torch.tensor([[right_of_0, 30 - right_of_0], [10, 10]]).expand(models, 2, 2)
+    losses = torch.cat([LOSSES.repeat(24), LOSSES[[0]], LOSSES[[bit]]]).expand(models, 50)
+    mean = losses.mean(1, keepdim=True)
+    exact = Evaluation(torch.tensor([50]), mean, mean, counts)
+    return replace(exact, sample_losses=losses)
+
+
+def test_trained_models_are_not_protected(
+    config: dict[str, Any], hospital: Path, tmp_path: Path
+) -> None:
+    """What docs/security.md says is open: training on made-up models gives training rows away."""
+    node = Node(config, hospital, ledger=str(tmp_path / "ledger.jsonl"))
+    (method,) = load_experiment(config).build_methods()
+    inputs = torch.as_tensor(load_npz(str(hospital)).train[0])
+    place = max(range(inputs.shape[1]), key=lambda column: len(inputs[:, column].unique()))
+    others = [column for column in range(inputs.shape[1]) if column != place]
+    steep = 1e4 * numpy.eye(inputs.shape[1])[place]
+
+    def change(round_num: int, threshold: float) -> Tensor:
+        sent = torch.from_numpy(numpy.append(steep, -1e4 * threshold).astype("float32"))
+        task = Task(round_num, method.training, CrossEntropy(), method.client_criteria)
+        reply = node.reply(write_request(Request(0, 1, task), pack(sent)), "train")
+        return unpack(reply.content.array_records[ARRAYS]) - sent
+
+    read = set()
+    for round_num in range(1, 11):
+        threshold = -0.5 + 0.1 * round_num
+        low, high = change(round_num, threshold), change(round_num, threshold + 0.02)
+        found = patient_in_updates(low, high, method.training.learning_rate / 20)
+        near = (found - inputs.double()).abs()[:, others].amax(1) < NEAR
+        read.update(near.nonzero().flatten().tolist())
+    assert read, "updates have become safe: change docs/security.md"

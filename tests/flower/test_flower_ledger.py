@@ -1,0 +1,207 @@
+"""A node counts what it was asked: across restarts, resumed runs and approvals."""
+
+from __future__ import annotations
+
+import json
+import stat
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("flwr", reason="needs clientwise[flower]")
+
+from flwr.app import Context, Message, RecordDict
+from flwr.supercore.task_identity import TaskIdentity
+
+from clientwise.core.loss import CrossEntropy
+from clientwise.core.types import Task
+from clientwise.experiment.config import load_experiment
+from clientwise.flower import client_app
+from clientwise.flower.allowance import Allowance
+from clientwise.flower.ledger import read, summary
+from clientwise.flower.wire import ARRAYS, NUMBERS, Request, pack, unpack, write_request
+
+CONFIG: dict[str, Any] = {
+    "name": "counted",
+    "rounds": 4,
+    "device": "cpu",
+    "data": "digits",
+    "partition": {"name": "iid", "clients": 2},
+    "model": "linear",
+    "training": {"epochs": 1, "learning_rate": 0.1},
+    "evaluation": {"clients_every": 2},
+    "flower": {"clients": ["a", "b"], "input_shape": [4], "num_classes": 3},
+    "methods": [{"name": "FedAvg"}],
+}
+SIZE = 15  # of the model
+
+
+class Node:
+    """A node of 60 + 30 patients; every message meets an app that was just started."""
+
+    def __init__(self, folder: Path, config: dict[str, Any] | None = None) -> None:
+        chance = numpy.random.default_rng(1)
+        arrays = {}
+        for part, count in (("train", 60), ("test", 30)):
+            arrays[f"{part}_inputs"] = chance.normal(size=(count, 4)).astype("float32")
+            arrays[f"{part}_targets"] = numpy.arange(count) % 3
+        self.data = folder / "own.npz"
+        numpy.savez(self.data, **arrays)
+        self.ledger = folder / "state" / "ledger.jsonl"
+        self.agreed = folder / "agreed"
+        self.agreed.write_text("one\n")
+        self.config = config or CONFIG
+
+    def ask(self, request: Request, models: Tensor) -> Message:
+        TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
+        kind = "evaluate" if request.task is None else "train"
+        message = Message(write_request(request, pack(models)), 1, kind)
+        message.metadata.__dict__["_message_id"] = "asked"
+        settings = {"data": self.data, "ledger": self.ledger, "agreed": self.agreed}
+        config = {name: str(path) for name, path in settings.items()}
+        return client_app(self.config)(message, Context(7, 2, config, RecordDict(), {}))
+
+    def evaluate(self, round_num: int, *seeds: int) -> Message:
+        """Evaluate random models."""
+        return self.ask(Request(0, 1, round_num=round_num), torch.stack([model(s) for s in seeds]))
+
+    def train(self, round_num: int, seed: int, **change: Any) -> Message:
+        """Train a random model."""
+        (method,) = load_experiment(self.config).build_methods()
+        options = {"loss": CrossEntropy(), "criteria": method.client_criteria} | change
+        return self.ask(Request(0, 1, Task(round_num, method.training, **options)), model(seed))
+
+
+def model(seed: int) -> Tensor:
+    return torch.randn(SIZE, generator=torch.Generator().manual_seed(seed))
+
+
+def content_of(reply: Message) -> tuple[Any, ...]:
+    arrays = unpack(reply.content.array_records[ARRAYS]).tolist()
+    return arrays, dict(reply.content.metric_records[NUMBERS])
+
+
+def test_the_same_question_has_the_same_answer(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    first = content_of(node.evaluate(2, 5))
+    with numpy.load(node.data) as found:
+        changed = dict(found)
+    changed["test_targets"] = changed["test_targets"][::-1].copy()
+    numpy.savez(node.data, **changed)  # even if the data changed meanwhile
+    assert content_of(node.evaluate(2, 5)) == first
+    assert content_of(node.evaluate(4, 5)) == first  # and in a later round
+    arrays, _ = content_of(node.evaluate(2, 5, 6))  # beside another
+    assert arrays[0] == first[0][0]
+    events = [entry["event"] for entry in read(node.ledger)]
+    assert events.count("asked") == events.count("repeated") == 2
+
+
+def test_rounds_and_models_are_those_of_the_experiment(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    refused = "0 models to evaluate in round"
+    assert not node.evaluate(2, 1).has_error()
+    for round_num, seeds, reason in (
+        (1, (2,), "1 models to evaluate in round 1: the experiment asks for at most 0"),
+        (2, (2, 3), "3 models to evaluate in round 2: the experiment asks for at most 2"),
+        (5, (2,), "round 5, but the experiment has 4 rounds"),
+        (0, (2,), "round 0, but the experiment has 4 rounds"),
+    ):
+        reply = node.evaluate(round_num, *seeds)
+        assert reason in reply.error.reason, refused
+    wrong_seed = node.ask(Request(0, 2, round_num=2), model(1)[None])
+    assert "seed 2 is not one of the experiment's: [1]" in wrong_seed.error.reason
+
+    assert not node.evaluate(2, 2).has_error()  # a resumed round, with another model
+    assert not node.evaluate(4, 3).has_error()
+    assert "all 3 evaluations of the run are used up" in node.evaluate(4, 4).error.reason
+    assert not node.evaluate(4, 3).has_error()
+    node.agreed.write_text("one\ntwo\n")  # the operator approves another run
+    assert not node.evaluate(4, 4).has_error()
+
+
+def test_a_round_is_trained_once_and_once_more_after_a_resume(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    first = content_of(node.train(1, 1))
+    assert content_of(node.train(1, 1))[0] == first[0]
+    assert not node.train(1, 2).has_error()
+    assert "round 1 was trained 2 times already" in node.train(1, 3).error.reason
+    assert not node.train(2, 3).has_error()
+    one_class = CrossEntropy((0.0, 1.0, 0.0))
+    assert "not those of any method" in node.train(3, 1, loss=one_class).error.reason
+
+
+def test_the_ledger_is_the_nodes_alone_and_survives_a_power_cut(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    before = content_of(node.evaluate(2, 1))
+    for path in (node.ledger, node.ledger.with_name("ledger.jsonl.key")):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    lines = node.ledger.read_text().splitlines()
+    asked = [line for line in lines if line and json.loads(line)["event"] == "asked"]
+    node.ledger.write_text(asked[0] + '\n{"time": "2026-')  # the answer was not written
+    assert content_of(node.evaluate(2, 1)) == before
+    assert "at most 2" in node.evaluate(2, 2, 3).error.reason
+
+
+def test_the_operator_gets_a_summary(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    node.train(1, 1)
+    node.evaluate(2, 1)
+    node.evaluate(2, 1)
+    node.evaluate(2, *range(2, 100))
+    command = [sys.executable, "-m", "clientwise.flower.ledger", str(node.ledger)]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert said.splitlines() == summary(read(node.ledger))
+    for expected in (
+        ", Flower run 7",
+        "messages: 4, rounds 1 to 2",
+        "models trained: 1; requests that repeated an earlier one: 0",
+        "models evaluated: 1; requests that repeated an earlier one: 1",
+        "share of the run's evaluations used: 33.3%",
+        "left this node: 3 answers, ",
+        "numbers: criterion.dataset_size",
+        "refused 1 times: RefusedError: 99 models to evaluate in round 2",
+    ):
+        assert expected in said
+    later = subprocess.run(
+        [*command, "--day", "1999-01-01"], capture_output=True, text=True, check=True
+    )
+    assert later.stdout == "nothing was asked\n"
+
+
+@pytest.mark.parametrize(
+    ("change", "models"),
+    [
+        ({}, 2 + 1),  # rounds 2 and 4
+        ({"evaluation": {"clients_every": 1}, "rounds": 100}, 110),
+        ({"evaluation": {"clients_every": 0}}, 0),
+        # Two orders a round, and the model itself in every second.
+        (
+            {
+                "methods": [
+                    {
+                        "name": "P2",
+                        "criteria": ["dataset_size", "label_diversity"],
+                        "adjust": "best_order",
+                    }
+                ]
+            },
+            4 * 2 + 2 + 3,
+        ),
+        # A step towards each of two clients and their mean; the model itself.
+        (
+            {
+                "server_set": {"source": "clients"},
+                "methods": [{"name": "judged", "like": "RecommendedJudged"}],
+            },
+            4 * 3 + 2 + 4,
+        ),
+    ],
+)
+def test_how_many_models_a_run_may_ask_for(change: dict[str, Any], models: int) -> None:
+    assert Allowance(load_experiment(CONFIG | change)).models == models
