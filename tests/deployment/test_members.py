@@ -127,6 +127,7 @@ def status(call: Callable[..., Any], *arguments: Any) -> int:
 @pytest.fixture
 def federation(tmp_path: Path) -> Iterator[Federation]:
     one = Federation(tmp_path, [VICTIM, MEMBER])
+    one.environment["KEEP_UPDATES"] = "true"  # on the disk, so that the tests see what is there
     seconds = 300 * processes.pace()
     limits = {"train_seconds": seconds, "evaluate_seconds": seconds, "min_replies": 1}
     one.configure({"rounds": 2, "flower": limits, "evaluation": {"clients_every": 2}})
@@ -188,6 +189,6 @@ def test_a_node_obeys_nobody_but_its_server(federation: Federation) -> None:
     with start_run(federation) as attacker:
         assert status(attacker.command, SUPERLINK_NODE_ID) == 200
     federation.send_signal(VICTIM, signal.SIGCONT)
-    refused = "RefusedError: the instruction is not signed"
+    refused = "REFUSED a evaluate message: the instruction is not signed"
     federation.wait_for(lambda: refused in federation.log(VICTIM), 120, "the victim to refuse")
     finish(federation)
