@@ -25,7 +25,11 @@ from federation import Federation, free_port, require
 import processes
 from clientwise.runs.lock import is_locked
 
-pytestmark = [pytest.mark.flower, pytest.mark.timeout(3600)]  # the waits have limits of their own
+pytestmark = [
+    pytest.mark.flower,
+    pytest.mark.long,  # more than ten minutes
+    pytest.mark.timeout(3600),  # the waits have limits of their own
+]
 NAMES = ["ward-a", "ward-b", "ward-c"]
 SILENCE = "45"  # seconds: longer than a busy machine takes to answer
 LOOP = 'while true; do "$0" "$@"; sleep 1; done'
