@@ -22,6 +22,8 @@ def read_npz(path: Path) -> dict[str, numpy.ndarray]:
 
     Every array's header is checked against the size of its data before anything is allocated.
     """
+    if path.exists() and not path.is_file():  # a device may never end
+        raise DataError(f"{path}: not a file; numpy.savez writes one")
     try:
         with zipfile.ZipFile(path) as archive:
             members = archive.infolist()
