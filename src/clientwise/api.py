@@ -32,17 +32,17 @@ from .data.federated import FederatedData as FederatedData
 from .data.federated import Samples as Samples
 from .data.partition import PARTITIONS as PARTITIONS
 from .errors import ClientwiseError as ClientwiseError
-from .experiment.config import load_experiment as _load_experiment
 from .experiment.schema import Experiment as Experiment
 from .launch import run as run
+from .loading import load as load
 from .models.networks import MODELS as MODELS
+from .prediction import Predictor as Predictor
 from .registry import needs as needs
 from .results import Run as Run
 from .trackers import TRACKERS as TRACKERS
 from .trackers import LaneInfo as LaneInfo
 from .trackers import Tracker as Tracker
 
-load = _load_experiment
 # cw.mean() reads like the function it is
 choquet, mean, owa = (
     _scores.Choquet,

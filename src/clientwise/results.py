@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from functools import partial
 from importlib import import_module
@@ -11,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from safetensors.torch import save
 from torch import Tensor, nn
 
 from .errors import ClientwiseError, RunError
@@ -19,21 +17,20 @@ from .experiment.config import load_experiment
 from .experiment.parts import make
 from .models.flat import fill
 from .models.networks import MODELS
-from .models.own import OwnModel
+from .models.own import OwnModel, OwnNetwork
+from .prediction import Predictor, predictor
 from .registry import suggest
 from .report.document import Chart
 from .report.views import overview, result_charts
-from .runs.files import plain_name, write_atomically
+from .runs.files import plain_name
 from .runs.folder import RunFolder
 from .runs.frames import FrameName
+from .runs.model_file import ENDING, ModelHeader, header_of, metadata_of, write_model
 from .runs.models import After
 from .runs.recorded import CONFIG, read_table, recorded_config
-from .runs.rows import ModelFacts
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-OwnNetwork = nn.Module | Callable[..., nn.Module]
 
 
 class Run(RunFolder):
@@ -43,6 +40,7 @@ class Run(RunFolder):
     - `run.curve("metric", "AdaFed", seed=1)`: (round, value) for every round.
     - `run.participants("AdaFed", seed=1, round_num=10)`: the clients of a round, and their weights.
     - `run.model("AdaFed")`: the trained network.
+    - `run.predictor("AdaFed").predict(frame)`: predictions for new rows of a table.
     - `run.frame("rounds")`: a table for pandas.
     - `run.figure()`: a figure. A notebook shows a run as a table and a figure.
     - `run.query(sql)`: your own query; `clientwise/runs/schema.py` describes the tables.
@@ -122,6 +120,31 @@ class Run(RunFolder):
             message = f"{self.id}: its model does not fit this network ({error})"
             raise RunError(message) from None
 
+    def predictor(
+        self,
+        method: str,
+        seed: int | None = None,
+        module: OwnNetwork | None = None,
+        *,
+        after: After = None,
+    ) -> Predictor:
+        """The trained network with the columns, categories and classes of the table it was trained on.
+
+        Args:
+            method: as for `model`, like the other arguments.
+            seed: the seed; by default the first one.
+            module: your own network, where the run was given one.
+            after: the round.
+        """
+        if seed is None:
+            seed = self.first_seed(method)
+        about = self.model_facts(seed)
+        network = self.model(method, seed, module, after=after)
+        try:
+            return predictor(network, about.kind, about.table, about.outputs)
+        except ValueError as error:
+            raise RunError(f"{self.id}: cannot be used to predict: {error}") from None
+
     def export(
         self,
         method: str,
@@ -134,7 +157,8 @@ class Run(RunFolder):
     ) -> list[Path]:
         """Write a method's trained model as named tensors (safetensors), and as ONNX.
 
-        Without `onnx`, nothing that the run's config names is imported.
+        `cw.load` reads the file. Where the data are a table, it contains what predictions for new rows
+        need: the columns, their categories, means and deviations, and the classes. Without `onnx`, nothing that the run's config names is imported.
 
         Args:
             method: the method.
@@ -153,13 +177,14 @@ class Run(RunFolder):
         name = self._file_name(method, seed)
         if after is not None:
             name += f"-round{round_num}"
-        path = Path(folder) / f"{name}.safetensors"
+        path = Path(folder) / f"{name}{ENDING}"
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, save(tensors, self._model_header(method, seed, round_num)))
+        header = self._model_header(method, seed, round_num)
+        write_model(path, tensors, header)
         if not onnx:
             return [path]
         network = self.model(method, seed, module, after=after)
-        return [path, _write_onnx(network, self.model_facts(seed), path.with_suffix(".onnx"))]
+        return [path, _write_onnx(network, header, path.with_suffix(".onnx"))]
 
     def first_seed(self, method: str) -> int:
         """The seed that a method ran first."""
@@ -195,35 +220,35 @@ class Run(RunFolder):
             plain = f"{plain}-{alike.index(method) + 1}"
         return f"{plain}-seed{seed}"
 
-    def _model_header(self, method: str, seed: int, round_num: int) -> dict[str, str]:
-        """Facts about an exported model; safetensors takes texts alone."""
-        about = self.model_facts(seed)
-        return {
-            "run": self.name,
-            "method": method,
-            "seed": json.dumps(seed),
-            "round": json.dumps(round_num),
-            "model": about.name,
-            "input_shape": json.dumps(about.input_shape),
-            "outputs": json.dumps(about.outputs),
-            "input_scale": json.dumps(about.scale),
-        }
+    def _model_header(self, method: str, seed: int, round_num: int) -> ModelHeader:
+        facts = self.model_facts(seed)
+        network = self.config.get("model")
+        return header_of(
+            facts, network, run=self.name, method=method, seed=seed, round_num=round_num
+        )
 
 
-def _write_onnx(network: nn.Module, about: ModelFacts, path: Path) -> Path:
-    samples = torch.zeros(2, *about.input_shape)
+def _write_onnx(network: nn.Module, header: ModelHeader, path: Path) -> Path:
+    """Write a network as ONNX: on a table, it takes the columns and returns predictions."""
+    samples = torch.zeros(2, *header.input_shape)
+    names = ("samples", "outputs")
+    if header.table is not None:
+        network = predictor(network, header.kind, header.table, header.outputs)
+        samples = torch.zeros(2, len(header.table.columns), dtype=torch.float64)
+        names = ("columns", "predictions")
     try:
-        torch.onnx.export(
+        program = torch.onnx.export(
             network,
             (samples,),
-            path,
-            input_names=["samples"],
-            output_names=["outputs"],
+            input_names=[names[0]],
+            output_names=[names[1]],
             dynamic_shapes=({0: torch.export.Dim("count")},),  # any number of samples
-            external_data=False,
             verbose=False,
         )
     except torch.onnx.OnnxExporterError as error:
         reason = str(error).splitlines()[0]
-        raise ClientwiseError(f"{about.name}: cannot be written as ONNX ({reason})") from None
+        raise ClientwiseError(f"{header.model}: cannot be written as ONNX ({reason})") from None
+    assert program is not None
+    program.model.metadata_props.update(metadata_of(header))
+    program.save(path, external_data=False)
     return path

@@ -18,6 +18,7 @@ from .experiments import check, run, tune
 from .export import export
 from .new import new
 from .parts import data, list_parts, schema
+from .predict import predict
 from .results import diff, note, report, runs, show
 from .serve import serve
 
@@ -44,6 +45,7 @@ COMMANDS: dict[str, Callable[..., None]] = {  # in the order of --help
     "note": note,
     "report": report,
     "export": export,
+    "predict": predict,
     "serve": serve,
     "demo": demo,
     "new": new,

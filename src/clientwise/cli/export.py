@@ -43,7 +43,7 @@ def export(
         ),
     ] = False,
 ) -> None:
-    """Write the trained models as safetensors files: tensors by name.
+    """Write the trained models as safetensors files: tensors by name, and what `predict` needs.
 
     Example: clientwise export runs/mine --method FedAvg --round best
     """

@@ -7,8 +7,9 @@ files ask the problem; none of them compares its kind.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -118,6 +119,14 @@ class Problem(ABC):
             samples: the samples, and which client holds each.
         """
 
+    def predictions(self, outputs: Tensor) -> Tensor:
+        """Predictions of a network's outputs [N, ...]: probabilities [N, C], numbers or risks."""
+        return outputs
+
+    @abstractmethod
+    def named(self, predictions: Tensor, classes: Sequence[str]) -> dict[str, list[Any]]:
+        """Predictions as columns of a table, with the names of the classes where there are any."""
+
     def values_per_sample(self, target_shape: torch.Size) -> int:
         """How many values one sample adds to the counts."""
         return target_shape.numel()
@@ -187,6 +196,17 @@ class Classification(Problem):
             samples.sizes, by_client, mean_losses, counts, right=right, sample_losses=losses
         )
 
+    def predictions(self, outputs: Tensor) -> Tensor:
+        """Probabilities of the classes [N, C]."""
+        return class_scores(outputs).softmax(-1)
+
+    def named(self, predictions: Tensor, classes: Sequence[str]) -> dict[str, list[Any]]:
+        """The most probable class, and the probability of each."""
+        chosen = [classes[index] for index in predictions.argmax(-1).tolist()]
+        columns = predictions.T.tolist()
+        probabilities = zip(classes, columns, strict=True)
+        return {"prediction": chosen} | {f"probability of {name}": one for name, one in probabilities}
+
     def num_outputs(self, target_shape: torch.Size) -> int:
         """One per class; two classes take one output, the logit of the second (see `class_scores`)."""
         return 1 if self.num_classes == 2 else self.num_classes
@@ -255,6 +275,10 @@ class Regression(Problem):
         mean_losses = _client_means(losses, samples)
         return Evaluation(samples.sizes, by_client, mean_losses, counts, sample_losses=losses)
 
+    def named(self, predictions: Tensor, classes: Sequence[str]) -> dict[str, list[Any]]:
+        """The number, in the units of the training data."""
+        return {"prediction": predictions.flatten().tolist()}
+
     def values_per_sample(self, target_shape: torch.Size) -> int:
         """One where an image is summed, otherwise one per number."""
         return 1 if self.sums else target_shape.numel()
@@ -300,6 +324,10 @@ class Survival(Problem):
             samples.sizes, concordance(counts), mean_losses, counts.sum(1), sample_losses=losses
         )
 
+    def named(self, predictions: Tensor, classes: Sequence[str]) -> dict[str, list[Any]]:
+        """The risk."""
+        return {"risk": predictions.flatten().tolist()}
+
     def mirrored(self, targets: Tensor) -> Tensor:
         """Times mirrored between the smallest and the largest; whether the event happened stays."""
         if not len(targets):
@@ -314,6 +342,20 @@ class Survival(Problem):
         most = num_samples * (num_samples - 1) / 2
         if bool(((pairs > most) | (right > pairs)).any()):
             raise ValueError(f"more pairs than {num_samples:.12g} samples have")
+
+
+def problem_of(kind: str, num_classes: int) -> Problem:
+    """The problem that texts call `kind`; ValueError where there is none.
+
+    >>> problem_of("classification", 3)
+    Classification(scored_by='', num_classes=3)
+    """
+    if kind == Classification.kind:
+        return Classification(num_classes)
+    for problem in (Regression(), Survival()):
+        if kind == problem.kind:
+            return problem
+    raise ValueError(f"unknown kind of problem {kind!r}")
 
 
 def _losses(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ from ..core.clock import Devices
 from ..core.criteria import fact_columns
 from ..core.problem import Classification, Problem, Regression, Survival
 from ..core.seeding import generator
+from ..encoding import Encoding
 from .folder import DataError
 
 MOST_NAMED = 3  # of clients or columns, in a message
@@ -40,6 +41,7 @@ class Samples:
     # Called once clients hold samples: builds a vocabulary, standardises, multiplies images.
     after_partition: Callable[[FederatedData], FederatedData] | None = None
     names: tuple[str, ...] = ()  # of the ids, if they have any: id 2 is names[2]
+    table: Encoding | None = None  # what the inputs are made from, where they come from a table
 
     def batch(self, indices: Tensor) -> Tensor:
         """Samples as the model sees them: float32 [len(indices), ...], scaled, on the indices' device."""

@@ -54,6 +54,7 @@ def parkinsons(
         return replace(
             made,
             targets=made.targets / 10,
+            target=f"{target} / 10",
             names=tuple(f"patient {number}" for number in made.names),
         )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy
 import torch
 
-from ..core.problem import Classification, Regression
+from ..core.problem import Classification, Problem, Regression, Survival
+from ..encoding import Encoding, InputColumn
 from ..errors import shortened
 from ..registry import suggest
 from .cache import Writer, cached
 from .catalogue import DATASETS
-from .columns import InputColumn, Standardise, prepare
+from .columns import Standardise, prepare
 from .federated import MOST_CLASSES, Samples
 from .folder import DataError, reason
 from .table_files import ENDINGS, read_table
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("clientwise")
 LARGEST = 1e30  # number, either sign: squares of larger ones are infinite
 MOST_CATEGORIES = 1_000  # of a column: more are names or numbers, not categories
+FORMAT = 2  # increase it when `cached_table` writes other arrays than before
 Kind = Literal["classification", "regression"]
 
 
@@ -38,7 +40,8 @@ def table(
     *,
     files: str,
     target: str,
-    kind: Kind = "classification",
+    kind: Kind | Literal["survival"] = "classification",
+    event: str | None = None,
     client: str | None = None,
     categories: Sequence[str] = (),
     ignore: Sequence[str] = (),
@@ -53,7 +56,9 @@ def table(
         data_dir: the data folder; without one, paths start in the current folder.
         files: a path or pattern in the data folder, as in "hospitals/*.csv".
         target: the column to predict; rows without a value in it are left out.
-        kind: "classification", or "regression" for a target of numbers.
+        kind: "classification", "regression" for a target of numbers, or "survival" for times.
+        event: of survival, the column that is 1 where the event happened at that time and 0 where
+            it had not happened by then.
         client: the column that names the client of a row; without one, every file is a client.
         categories: columns that become one-hot inputs; all others must hold numbers.
         ignore: columns that are left out.
@@ -62,23 +67,36 @@ def table(
     Returns:
         Samples whose inputs [N, columns] become [N, F] once clients hold them.
     """
+    if (kind == "survival") != (event is not None):
+        raise DataError('`event` names a column for kind = "survival", and for no other kind')
     paths = _matching(data_dir, files)
     texts = list(categories)
     if client:
         texts.append(client)
     if kind == "classification":
         texts.append(target)
+    unused = [*ignore]
+    if event is not None:
+        unused.append(event)
 
     def read() -> SampleTable:
         sheets = [
             Sheet(path, read_table(path, texts), path.name.partition(".")[0]) for path in paths
         ]
+        if event is not None:
+            sheets = [_with_signed_times(sheet, target, event) for sheet in sheets]
         return join(
-            sheets, target=target, kind=kind, client=client, categories=categories, ignore=ignore
+            sheets,
+            target=target,
+            kind="classification" if kind == "classification" else "regression",
+            client=client,
+            categories=categories,
+            ignore=unused,
         )
 
-    options = [target, kind, client, *categories, None, *ignore]
-    return cached_table("table", paths, read, options).samples(standardise)
+    options = [target, kind, event, client, *categories, None, *ignore]
+    made = cached_table("table", paths, read, options)
+    return made.samples(standardise, Survival() if event is not None else None)
 
 
 @dataclass(frozen=True)
@@ -99,11 +117,13 @@ class SampleTable:
     ids: numpy.ndarray  # [N] the client of each row: names[id]
     columns: tuple[InputColumn, ...]
     names: tuple[str, ...]
-    num_classes: int = 0  # 0 for regression
+    target: str
+    classes: tuple[str, ...] = ()  # none for regression
 
-    def samples(self, standardise: Standardise) -> Samples:
+    def samples(self, standardise: Standardise, problem: Problem | None = None) -> Samples:
         """The rows as samples; columns become inputs once clients hold them (`columns.prepare`)."""
-        problem = Classification(self.num_classes) if self.num_classes else Regression()
+        if problem is None:
+            problem = Classification(len(self.classes)) if self.classes else Regression()
         return Samples(
             torch.as_tensor(self.inputs),
             torch.as_tensor(self.targets),
@@ -111,6 +131,7 @@ class SampleTable:
             ids=torch.as_tensor(self.ids),
             names=self.names,
             after_partition=partial(prepare, columns=self.columns, standardise=standardise),
+            table=Encoding(self.target, self.columns, self.classes),
         )
 
 
@@ -124,17 +145,24 @@ def cached_table(
         arrays.save("inputs", made.inputs)
         arrays.save("targets", made.targets)
         arrays.save("ids", made.ids)
-        words = {"columns": [asdict(column) for column in made.columns], "names": made.names}
-        text = json.dumps(words | {"num_classes": made.num_classes}).encode()
-        arrays.save("words", numpy.frombuffer(text, numpy.uint8))
+        words = {
+            "columns": [(column.name, column.categories) for column in made.columns],
+            "names": made.names,
+            "target": made.target,
+            "classes": made.classes,
+        }
+        arrays.save("words", numpy.frombuffer(json.dumps(words).encode(), numpy.uint8))
 
-    arrays = {part: values.numpy() for part, values in cached(name, paths, build, options).items()}
+    found = cached(name, paths, build, [FORMAT, *options])
+    arrays = {part: values.numpy() for part, values in found.items()}
     words = json.loads(arrays.pop("words").tobytes())
-    columns = tuple(
-        InputColumn(column["name"], tuple(column["categories"])) for column in words["columns"]
-    )
+    columns = tuple(InputColumn(name, tuple(categories)) for name, categories in words["columns"])
     return SampleTable(
-        **arrays, columns=columns, names=tuple(words["names"]), num_classes=words["num_classes"]
+        **arrays,
+        columns=columns,
+        names=tuple(words["names"]),
+        target=words["target"],
+        classes=tuple(words["classes"]),
     )
 
 
@@ -159,9 +187,9 @@ def join(
             f"{sheets[0].path}: has no column but the target and the client; add one to learn from"
         )
     inputs, columns = _inputs(sheets, names, frozenset(categories))
-    targets, num_classes = _targets(sheets, target, kind)
+    targets, classes = _targets(sheets, target, kind)
     ids, clients = _clients(sheets, client)
-    return SampleTable(inputs, targets, ids, columns, tuple(clients), num_classes)
+    return SampleTable(inputs, targets, ids, columns, tuple(clients), target, tuple(classes))
 
 
 def _common_columns(
@@ -276,12 +304,33 @@ def _with_target(sheet: Sheet, target: str) -> Sheet:
     return Sheet(sheet.path, sheet.rows[given], sheet.client)
 
 
+def _with_signed_times(sheet: Sheet, target: str, event: str) -> Sheet:
+    """Times that are negative where the event had not happened by then."""
+    sheet = _with_target(sheet, target)
+    if event not in sheet.rows.columns:
+        known = list(sheet.rows.columns)
+        raise DataError(
+            f"{sheet.path}: no column {shortened(event)!r} for the event{suggest(event, known)}"
+        )
+    times = _numbers([sheet], target)
+    happened = _numbers([sheet], event)
+    wrong = ~(numpy.isin(happened, (0, 1)) & (times > 0))
+    if wrong.any():
+        row = int(sheet.rows.index[int(wrong.argmax())]) + 1
+        raise DataError(
+            f"{sheet.path}: row {row}: {target!r} must be a time greater than 0 and {event!r} must be 0 or 1; "
+            "correct the row, or empty its time"
+        )
+    signed = numpy.where(happened == 1, times, -times)
+    return Sheet(sheet.path, sheet.rows.assign(**{target: signed}), sheet.client)
+
+
 def _numbers(sheets: Sequence[Sheet], name: str) -> numpy.ndarray:
     """A column of numbers, NaN where one is missing."""
     parts = []
     for sheet in sheets:
         column = sheet.rows[name]
-        numbers = _parsed(column)
+        numbers = parse_numbers(column)
         wrong = (numpy.isnan(numbers) & column.notna().to_numpy()) | (numpy.abs(numbers) > LARGEST)
         if wrong.any():
             first = int(wrong.argmax())
@@ -296,7 +345,7 @@ def _numbers(sheets: Sequence[Sheet], name: str) -> numpy.ndarray:
     return numpy.concatenate(parts)
 
 
-def _parsed(column: Series[Any]) -> numpy.ndarray:
+def parse_numbers(column: Series[Any]) -> numpy.ndarray:
     """The cells as numbers; NaN for those that are none."""
     import pandas
 
@@ -323,14 +372,14 @@ def _codes(sheets: Sequence[Sheet], name: str, most: int) -> tuple[numpy.ndarray
     import pandas
 
     column = pandas.concat([sheet.rows[name].astype(object) for sheet in sheets], ignore_index=True)
-    numbers = _parsed(column)
+    numbers = parse_numbers(column)
     if (numpy.isnan(numbers) & column.notna().to_numpy()).any():
         column = column.map(lambda value: str(value).strip(), na_action="ignore")
         codes, known = pandas.factorize(column, sort=True)
         words = [str(value) for value in known]
     else:
         codes, known = pandas.factorize(numbers, sort=True)
-        words = [f"{value:g}" for value in known]
+        words = [f"{value:.15g}" for value in known]
     if len(words) > most:
         raise DataError(
             f"{sheets[0].path}: column {name!r} has {len(words):,} different values, {most:,} are allowed; "
@@ -339,15 +388,15 @@ def _codes(sheets: Sequence[Sheet], name: str, most: int) -> tuple[numpy.ndarray
     return codes, words
 
 
-def _targets(sheets: Sequence[Sheet], name: str, kind: Kind) -> tuple[numpy.ndarray, int]:
-    """The targets [N], and the number of classes: 0 for regression."""
+def _targets(sheets: Sequence[Sheet], name: str, kind: Kind) -> tuple[numpy.ndarray, list[str]]:
+    """The targets [N], and the classes: none for regression."""
     if kind == "regression":
-        return _numbers(sheets, name).astype(numpy.float32), 0
+        return _numbers(sheets, name).astype(numpy.float32), []
     codes, classes = _codes(sheets, name, MOST_CLASSES)
     if len(classes) < 2:
         only = f"has the value {classes[0]!r} only, so there is nothing to learn"
         raise DataError(f"{sheets[0].path}: column {name!r} {only}; add rows of another class")
-    return codes.astype(numpy.int64), len(classes)
+    return codes.astype(numpy.int64), classes
 
 
 def _clients(sheets: Sequence[Sheet], name: str | None) -> tuple[numpy.ndarray, list[str]]:

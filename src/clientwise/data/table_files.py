@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,10 +23,13 @@ PART_OF_MEMORY = 8  # a table is copied several times before clients train on it
 VALUE_BYTES = 8  # of a number in a table
 MOST_RATIO = 1_000  # bytes of values for every byte of a Parquet file
 SMALL_TABLE = 2**27  # bytes of values; smaller tables may have any ratio
+DECIMAL_COMMA = r"^\s*([+-]?\d+),(\d+)\s*$"
 
 
 def read_table(path: Path, texts: Sequence[str]) -> DataFrame:
     """The rows of a CSV, TSV or Parquet file.
+
+    A CSV file whose header is separated by semicolons may have decimal commas.
 
     Args:
         path: the file; its ending says what it is.
@@ -33,11 +37,25 @@ def read_table(path: Path, texts: Sequence[str]) -> DataFrame:
     """
     if path.suffix == ".parquet":
         return _read_parquet(path)
-    separator = "\t" if ".tsv" in path.name else ","
     content = read_file(path, memory() // PART_OF_MEMORY)
-    _refuse_wide(path, content.partition(b"\n")[0].count(separator.encode()) + 1)
+    if not content.strip():
+        raise DataError(f"{path}: is empty; write a line of column names and a line for every row")
+    first_line = content.partition(b"\n")[0]
+    separator = "\t" if ".tsv" in path.name else _separator(first_line)
+    _refuse_wide(path, first_line.count(separator.encode()) + 1)
     _refuse_repeated(path, _header(path, content, separator))
-    return parse_csv(path, content, sep=separator, dtype=dict.fromkeys(texts, str))
+    frame = parse_csv(path, content, sep=separator, dtype=dict.fromkeys(texts, str))
+    if separator == ";":
+        for name in frame.select_dtypes(exclude="number").columns.difference(texts):
+            cells = frame[name].astype("str")
+            frame[name] = cells.str.replace(DECIMAL_COMMA, r"\1.\2", regex=True)
+    return frame
+
+
+def _separator(first_line: bytes) -> str:
+    """The separator of a CSV file: what its header has more of, outside of quotes."""
+    plain = re.sub(b'"[^"]*"', b"", first_line)
+    return ";" if plain.count(b";") > plain.count(b",") else ","
 
 
 def read_csv(path: Path, most: int, **options: Any) -> DataFrame:
@@ -64,6 +82,8 @@ def parse_csv(path: Path, content: bytes, **options: Any) -> DataFrame:
                 low_memory=False,
                 **options,
             )
+    except UnicodeDecodeError:
+        raise _not_utf8(path) from None
     except Exception as error:
         raise DataError(
             f"{path}: not a table of rows and columns ({reason(error)}); correct the file"
@@ -76,10 +96,18 @@ def _header(path: Path, content: bytes, separator: str) -> list[str]:
     try:
         rows = csv.reader(text, delimiter=separator, skipinitialspace=True)
         return next((row for row in rows if row), [])
-    except (UnicodeDecodeError, csv.Error) as error:
+    except UnicodeDecodeError:
+        raise _not_utf8(path) from None
+    except csv.Error as error:
         raise DataError(
             f"{path}: not a table of rows and columns ({reason(error)}); correct the file"
         ) from None
+
+
+def _not_utf8(path: Path) -> DataError:
+    return DataError(
+        f'{path}: is not UTF-8 text; save it as "CSV UTF-8", or convert it with iconv -f WINDOWS-1252 -t UTF-8'
+    )
 
 
 def _refuse_wide(path: Path, columns: int) -> None:

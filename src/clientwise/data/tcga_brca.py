@@ -47,8 +47,8 @@ def tcga_brca(data_dir: Path | None, *, standardise: Standardise = "pooled") -> 
         )
         return replace(made, names=REGIONS)
 
-    samples = cached_table("tcga_brca", [patients, split], read).samples(standardise)
-    return replace(samples, problem=Survival(), test_from=sum(TRAIN))
+    made = cached_table("tcga_brca", [patients, split], read)
+    return replace(made.samples(standardise, Survival()), test_from=sum(TRAIN))
 
 
 def _read(patients: Path, split: Path) -> Sheet:

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from pydantic import ValidationError, create_model
-from pydantic_core import CoreSchema
+from pydantic_core import CoreSchema, PydanticCustomError
 from pydantic_core.core_schema import no_info_plain_validator_function
 
 from ..core.criteria import CRITERIA
@@ -37,6 +37,15 @@ def read_part(registry: Registry[Any], value: Any) -> Part:
     values = {option: getattr(options, option) for option in model.model_fields}
     _refuse_unknown_names(registry, name, values)
     return Part(name, values, label)
+
+
+def read_recorded(registry: Registry[Any], value: Any) -> Part:
+    """Read a part that a file names; ValueError that says what is wrong."""
+    try:
+        return read_part(registry, value)
+    except PydanticCustomError as error:
+        issues = (error.context or {})["issues"]
+        raise ValueError("; ".join(f"{key}: {message}" for key, message in issues)) from None
 
 
 def make(registry: Registry[Any], part: Part) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from itertools import takewhile
 from pathlib import Path
@@ -341,6 +341,8 @@ def _model_facts(
         "outputs": count_outputs(samples),
         "scale": samples.scale,
         "tensors": [[layer.name, layer.shape] for layer in executor.spec.layers],
+        "kind": samples.problem.kind,
+        "table": asdict(samples.table) if samples.table else None,
     }
 
 

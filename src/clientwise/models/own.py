@@ -8,11 +8,13 @@ from collections.abc import Callable
 
 from torch import nn
 
+OwnNetwork = nn.Module | Callable[..., nn.Module]
+
 
 class OwnModel:
     """Called like a network by name. A module is copied, numbers and all; a function or class is called anew."""
 
-    def __init__(self, model: nn.Module | Callable[..., nn.Module]) -> None:
+    def __init__(self, model: OwnNetwork) -> None:
         self._model = model
         named = type(model) if isinstance(model, nn.Module) else model
         self.name: str = getattr(named, "__name__", type(named).__name__)

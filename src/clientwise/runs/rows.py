@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 from pydantic import Json
 from torch import Tensor
 
+from ..encoding import Encoding
+
 Names = tuple[str, ...]
 DECILES = tuple(range(10, 100, 10))
 # Shares of the clients in percent: what each share reaches is kept (P1's tables; 75: P2's Table 1).
@@ -47,6 +49,8 @@ class ModelFacts:
     outputs: int
     scale: float  # the model is given inputs · scale
     tensors: tuple[tuple[str, tuple[int, ...]], ...]  # name and shape
+    kind: str = ""  # of problem; older runs do not say
+    table: Encoding | None = None  # what the inputs are made from, where they come from a table
 
     def named(self, vector: Tensor) -> dict[str, Tensor]:
         """The tensors of a model [d] by their names."""

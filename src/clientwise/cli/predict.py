@@ -1,0 +1,71 @@
+"""Predict new rows by a trained model: `clientwise predict`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich import box
+from rich.table import Table
+
+from ..report.markup import escape
+from .console import err, fail, out, print_lines, writing_to
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+MOST_ROWS = 20  # in the terminal
+
+
+def predict(
+    model: Annotated[
+        Path, typer.Argument(help="A model that `clientwise export` wrote.", show_default=False)
+    ],
+    rows: Annotated[
+        Path,
+        typer.Argument(help="Rows to predict: a CSV, TSV or Parquet file.", show_default=False),
+    ],
+    out_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--out", help="Write all rows with their predictions to a CSV file.", show_default=False
+        ),
+    ] = None,
+) -> None:
+    """Predict the rows of a file by a model that was trained on a table.
+
+    Example: clientwise predict runs/mine/models/FedAvg-seed1.safetensors new.csv --out predicted.csv
+    """
+    from ..data.new_rows import read_rows
+    from ..prediction import load_predictor
+
+    if out_file is not None and out_file.suffix != ".csv":
+        fail(f"--out {out_file}: write a name that ends in .csv")
+    with err.status("Predicting"):
+        predictor = load_predictor(model)
+        frame = read_rows(rows, predictor.table)
+        predictions = predictor.predict(frame, source=str(rows))
+    if out_file is not None:
+        with writing_to(out_file):
+            frame.join(predictions, rsuffix=" (predicted)").to_csv(out_file, index=False)
+        print_lines([f"Predictions  {out_file}"])
+        return
+    out.print(_table(predictions, predictor.table.target))
+    if len(predictions) > MOST_ROWS:
+        more = len(predictions) - MOST_ROWS
+        print_lines([f"{more:,} more rows; --out FILE.csv writes all of them."])
+
+
+def _table(predictions: DataFrame, target: str) -> Table:
+    """The first rows; row 1 is the first below the column names."""
+    table = Table(
+        title=f"Predictions of {escape(target)}", title_justify="left", box=box.SIMPLE_HEAD
+    )
+    table.add_column("row", justify="right")
+    for name in predictions.columns:
+        table.add_column(escape(str(name)), justify="right")
+    for index, values in enumerate(predictions.head(MOST_ROWS).itertuples(index=False)):
+        cells = [value if isinstance(value, str) else f"{value:.4g}" for value in values]
+        table.add_row(str(index + 1), *map(escape, cells))
+    return table

@@ -1,0 +1,151 @@
+"""Rows to predict, from a file or a frame, as the table that a model's encoding describes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy
+
+from ..encoding import Encoding, InputColumn
+from ..errors import shortened
+from ..registry import suggest
+from .folder import DataError
+from .table import LARGEST, parse_numbers
+from .table_files import ENDINGS, read_table
+
+if TYPE_CHECKING:
+    from pandas import DataFrame, Series
+
+MOST_NAMED = 5  # wrong columns, or categories, in a message
+MOST_NEEDED = 30  # columns of the model in a message
+
+
+@dataclass(frozen=True)
+class NewRows:
+    """Rows as an `Encoder` takes them."""
+
+    values: numpy.ndarray  # [N, columns]
+    remarks: list[str]  # what was not used or is missing
+
+
+def read_rows(path: Path, encoding: Encoding) -> DataFrame:
+    """The rows of a CSV, TSV or Parquet file, with texts where the encoding has categories."""
+    if not path.name.endswith(ENDINGS):
+        raise DataError(f"{path}: rows are read from a file {', '.join(ENDINGS)}")
+    return read_table(path, [column.name for column in encoding.columns if column.categories])
+
+
+def encode_rows(rows: DataFrame, encoding: Encoding, source: str) -> NewRows:
+    """The values of all columns, in the order of the encoding. Columns may have any order.
+
+    Args:
+        rows: at least the columns of the encoding.
+        encoding: the columns.
+        source: the file of the rows, for messages.
+    """
+    known = [str(name) for name in rows.columns]
+    rows = rows.set_axis(known, axis="columns").reset_index(drop=True)
+    problems = list(_header_problems(known, encoding))
+    if not problems and not len(rows):
+        problems = ["has no rows below the column names; add at least one"]
+    values = numpy.zeros((len(rows), len(encoding.columns)))
+    if not problems:
+        for index, column in enumerate(encoding.columns):
+            cells = rows[column.name]
+            values[:, index], wrong = _codes(cells, column) if column.categories else _numbers(cells)
+            problems += _cell_problems(column, cells, wrong)
+    if problems:
+        raise DataError("\n".join(f"{source}: {problem}" for problem in problems))
+    return NewRows(values, list(_remarks(known, values, encoding)))
+
+
+def _header_problems(known: Sequence[str], encoding: Encoding) -> Iterator[str]:
+    needed = [column.name for column in encoding.columns]
+    twice = {name for name in needed if known.count(name) > 1}
+    for name in sorted(twice):
+        yield f"two columns are called {shortened(name)!r}; rename or remove one"
+    missing = [name for name in needed if name not in known]
+    unused = set(known) - set(needed)
+    for name in missing[:MOST_NAMED]:
+        yield f"no column {shortened(name)!r}{suggest(name, unused)}"
+    if missing:
+        more = len(missing) - MOST_NAMED
+        also = f"{more} other columns are missing; " if more > 0 else ""
+        yield f"{also}the model needs {_listed(needed, MOST_NEEDED)}. Leave cells empty that you do not know"
+
+
+def _numbers(cells: Series[Any]) -> tuple[numpy.ndarray, numpy.ndarray]:
+    """The numbers, NaN where one is missing, and which cells are wrong."""
+    numbers = parse_numbers(cells)
+    wrong = numpy.isnan(numbers) & cells.notna().to_numpy()
+    return numbers, wrong | (numpy.abs(numbers) > LARGEST)
+
+
+def _codes(cells: Series[Any], column: InputColumn) -> tuple[numpy.ndarray, numpy.ndarray]:
+    """The positions of the categories, NaN where one is missing, and which cells are wrong."""
+    texts = cells.astype(object).map(lambda value: str(value).strip(), na_action="ignore")
+    positions = {category: float(place) for place, category in enumerate(column.categories)}
+    numbers = {_number(category): place for category, place in positions.items()}
+    if None not in numbers:  # 1 and 1.0 are the same category
+        found = texts.map(lambda text: numbers.get(_number(text)), na_action="ignore")
+    else:
+        found = texts.map(positions.get, na_action="ignore")
+    codes = found.astype(float).to_numpy(numpy.float64)
+    return codes, numpy.isnan(codes) & cells.notna().to_numpy()
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+def _cell_problems(
+    column: InputColumn, cells: Series[Any], wrong: numpy.ndarray
+) -> Iterator[str]:
+    """The first wrong cell of a column, and how many others there are."""
+    if not wrong.any():
+        return
+    first = int(wrong.argmax())
+    value = shortened(str(cells.iloc[first]), 40)
+    what = "is not a number"
+    if column.categories:
+        what = f"is not one of its categories ({_listed(column.categories)})"
+    more = int(wrong.sum()) - 1
+    others = f", and neither are {more} other cells" if more else ""
+    where = f"column {shortened(column.name)!r}, row {first + 1}"
+    yield f"{where}: {value!r} {what}{others}; correct it, or leave it empty if it is not known"
+
+
+def _remarks(known: Sequence[str], values: numpy.ndarray, encoding: Encoding) -> Iterator[str]:
+    needed = {column.name for column in encoding.columns}
+    unused = [name for name in known if name not in needed]
+    if unused:
+        yield f"Not used: {_counted(len(unused), 'column')} that the model does not know ({_listed(unused)})."
+    missing = numpy.isnan(values).sum(0)
+    for column, count in zip(encoding.columns, missing.tolist(), strict=True):
+        if count and not column.missing:
+            yield (
+                f"Column {shortened(column.name)!r} is empty in {_counted(count, 'row')}, and was in no "
+                "row that the model learned from: predictions for such rows are less reliable."
+            )
+    if encoding.by_client:
+        yield (
+            "The clients' numbers were scaled by their own statistics, these rows by those of all clients "
+            '(standardise = "client").'
+        )
+
+
+def _listed(names: Sequence[str], most: int = MOST_NAMED) -> str:
+    shown = ", ".join(shortened(name, 40) for name in names[:most])
+    if len(names) > most:
+        shown += f" and {len(names) - most} others"
+    return shown
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"

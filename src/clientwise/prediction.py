@@ -1,0 +1,136 @@
+"""Predictions for new rows by a trained model."""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .core.problem import Problem, problem_of
+from .data.new_rows import encode_rows, read_rows
+from .encoding import Encoder, Encoding
+from .errors import ClientwiseError
+from .experiment.parts import make, read_recorded
+from .models.flat import fill
+from .models.networks import MODELS
+from .models.own import OwnModel, OwnNetwork
+from .models.size import check_parameters, count_parameters, described
+from .runs.model_file import ModelHeader, read_model
+
+log = logging.getLogger("clientwise")
+BATCH = 4096  # rows
+
+
+class Predictor(nn.Module):
+    """A trained network with the columns, categories and classes of the table it was trained on.
+
+    As a module, it takes values [N, columns] as `InputColumn` describes them.
+    """
+
+    def __init__(self, network: nn.Module, table: Encoding, problem: Problem) -> None:
+        super().__init__()
+        self.table = table
+        self.problem = problem
+        self.encoder = Encoder(table)
+        self.network = network
+        self.eval()
+
+    def forward(self, values: Tensor) -> Tensor:
+        """Probabilities [N, C], numbers or risks [N, 1]."""
+        return self.problem.predictions(self.network(self.encoder(values)))
+
+    def predict(self, rows: Any, *, source: str = "rows") -> Any:
+        """Predictions for the rows of a pandas or polars frame, or of a CSV, TSV or Parquet file.
+
+        Columns may have any order; those that the model does not know are not used. An empty cell is
+        a missing value.
+
+        Args:
+            rows: the frame, or the path of the file.
+            source: what messages call the frame.
+
+        Returns:
+            A frame like `rows` (pandas for a file), one row for each. Classification: the columns
+            `prediction` and `probability of CLASS`. Regression: `prediction`, in the units of the
+            training data. Survival: `risk`; a higher risk means an earlier event.
+        """
+        import pandas
+
+        if isinstance(rows, str | Path):
+            source = str(rows)
+            rows = read_rows(Path(rows), self.table)
+        is_pandas = isinstance(rows, pandas.DataFrame)
+        frame = rows if is_pandas else pandas.DataFrame(_columns(rows, source))
+        encoded = encode_rows(frame, self.table, source)
+        for remark in encoded.remarks:
+            log.warning("%s", remark)
+        with torch.no_grad():
+            batches = torch.as_tensor(encoded.values).split(BATCH)
+            predictions = torch.cat([self(batch) for batch in batches])
+        named = self.problem.named(predictions, self.table.classes)
+        if is_pandas:
+            return pandas.DataFrame(named, index=frame.index)
+        return type(rows)(named)
+
+
+def _columns(rows: Any, source: str) -> dict[str, list[Any]]:
+    """The columns of a polars frame, or of a dictionary."""
+    if isinstance(rows, dict):
+        return rows
+    try:
+        return {str(name): rows[name].to_list() for name in rows.columns}
+    except (AttributeError, TypeError):
+        raise ClientwiseError(
+            f"{source}: must be a pandas or polars frame or the path of a file, got {type(rows).__name__}"
+        ) from None
+
+
+def load_predictor(path: str | Path, module: OwnNetwork | None = None) -> Predictor:
+    """A model that `clientwise export` wrote. No code of the run is imported.
+
+    Args:
+        path: the file.
+        module: your own network, where the run was given one or a plugin registered it: a module, or
+            a function that makes one.
+    """
+    header, tensors = read_model(Path(path))
+    try:
+        make_network = _network(header, module)
+        check_parameters(count_parameters(described(make_network)), copies=2)
+        network = fill(make_network(), tensors)
+        return predictor(network, header.kind, header.table, header.outputs)
+    except (ValueError, RuntimeError, MemoryError) as error:
+        reason = str(error).splitlines()[0]
+        raise ClientwiseError(f"{path}: cannot be used to predict: {reason}") from None
+
+
+def predictor(
+    network: nn.Module, kind: str, table: Encoding | None, outputs: int
+) -> Predictor:
+    """A network with what its inputs are made from; ValueError where that is not known."""
+    if table is None:
+        raise ValueError(
+            "its inputs are not the columns of a table, or the run is older than this feature "
+            "(resume it once, then export it again); in Python, run.model gives the network"
+        )
+    problem = problem_of(kind, len(table.classes))
+    if outputs not in (problem.num_outputs(torch.Size()), problem.num_classes):
+        raise ValueError(f"it has {outputs} outputs and {len(table.classes)} classes")
+    return Predictor(network, table, problem)
+
+
+def _network(header: ModelHeader, module: OwnNetwork | None) -> Any:
+    """A function that makes the network."""
+    if module is not None:
+        return partial(OwnModel(module), header.input_shape, header.outputs)
+    if header.network is None or header.network.get("name") not in MODELS:
+        raise ValueError(
+            f"its network {header.model} is not part of clientwise; pass it in Python: "
+            f"cw.load(FILE, module={header.model}).predict(ROWS)"
+        )
+    part = read_recorded(MODELS, header.network)
+    return partial(make(MODELS, part), header.input_shape, header.outputs)
