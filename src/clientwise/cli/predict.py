@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
 import typer
 from rich import box
@@ -11,9 +11,6 @@ from rich.table import Table
 
 from ..report.markup import escape
 from .console import err, fail, out, print_lines, writing_to
-
-if TYPE_CHECKING:
-    from pandas import DataFrame
 
 MOST_ROWS = 20  # in the terminal
 
@@ -47,25 +44,27 @@ def predict(
         frame = read_rows(rows, predictor.table)
         predictions = predictor.predict(frame, source=str(rows))
     if out_file is not None:
+        taken = {name: f"{name} (new)" for name in frame.columns}
         with writing_to(out_file):
-            frame.join(predictions, rsuffix=" (predicted)").to_csv(out_file, index=False)
+            frame.join(predictions.rename(columns=taken)).to_csv(out_file, index=False)
         print_lines([f"Predictions  {out_file}"])
         return
-    out.print(_table(predictions, predictor.table.target))
+    first = predictions.head(MOST_ROWS).to_dict("list")
+    out.print(_table(first, predictor.table.target))
     if len(predictions) > MOST_ROWS:
         more = len(predictions) - MOST_ROWS
         print_lines([f"{more:,} more rows; --out FILE.csv writes all of them."])
 
 
-def _table(predictions: DataFrame, target: str) -> Table:
-    """The first rows; row 1 is the first below the column names."""
+def _table(columns: dict[str, list[Any]], target: str) -> Table:
+    """Predictions by column; row 1 is the first below the column names."""
     table = Table(
         title=f"Predictions of {escape(target)}", title_justify="left", box=box.SIMPLE_HEAD
     )
     table.add_column("row", justify="right")
-    for name in predictions.columns:
-        table.add_column(escape(str(name)), justify="right")
-    for index, values in enumerate(predictions.head(MOST_ROWS).itertuples(index=False)):
+    for name in columns:
+        table.add_column(escape(name), justify="right")
+    for row, values in enumerate(zip(*columns.values(), strict=True), start=1):
         cells = [value if isinstance(value, str) else f"{value:.4g}" for value in values]
-        table.add_row(str(index + 1), *map(escape, cells))
+        table.add_row(str(row), *map(escape, cells))
     return table
