@@ -41,7 +41,7 @@ BELOW: dict[str, set[str]] = {  # package or module: what it may import of clien
     },
     "progress": {"experiment"},
     "flower": {"experiment", "runs", "engine", "core", "data", "registry", "errors"},
-    "report": {"runs", "experiment", "data", "core", "registry", "errors"},
+    "report": {"runs", "experiment", "data", "core", "encoding", "registry", "errors"},
     "prediction": {"runs", "experiment", "data", "models", "core", "encoding", "errors"},
     "loading": {"prediction", "runs", "experiment", "models"},
     "results": {"prediction", "report", "runs", "experiment", "models", "registry", "errors"},

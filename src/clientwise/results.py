@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from functools import partial
 from importlib import import_module
@@ -237,14 +238,16 @@ def _write_onnx(network: nn.Module, header: ModelHeader, path: Path) -> Path:
         samples = torch.zeros(2, len(header.table.columns), dtype=torch.float64)
         names = ("columns", "predictions")
     try:
-        program = torch.onnx.export(
-            network,
-            (samples,),
-            input_names=[names[0]],
-            output_names=[names[1]],
-            dynamic_shapes=({0: torch.export.Dim("count")},),  # any number of samples
-            verbose=False,
-        )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # about PyTorch's own code
+            program = torch.onnx.export(
+                network,
+                (samples,),
+                input_names=[names[0]],
+                output_names=[names[1]],
+                dynamic_shapes=({0: torch.export.Dim("count")},),  # any number of samples
+                verbose=False,
+            )
     except torch.onnx.OnnxExporterError as error:
         reason = str(error).splitlines()[0]
         raise ClientwiseError(f"{header.model}: cannot be written as ONNX ({reason})") from None

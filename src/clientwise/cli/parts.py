@@ -31,13 +31,14 @@ def data(
     data_dir: DataDirOption = None,
     changes: SetOption = None,
 ) -> None:
-    """Show which samples every client would hold: sizes, classes, the server's set.
+    """Show which samples every client would hold: sizes, classes, columns, the server's set.
 
     Example: clientwise data my.toml --out clients.png
     """
+    from ..data.hints import column_hints
     from ..data.summary import summarise
     from ..experiment.build import build_data, load_samples
-    from ..report.data import class_table, data_charts, remarks, size_table
+    from ..report.data import class_table, column_table, data_charts, remarks, size_table
     from ..report.figures import draw
 
     if picture is not None and picture.suffix not in (".png", ".svg"):
@@ -45,7 +46,8 @@ def data(
     experiment = load_single(file, changes, preset, data_dir=data_dir)
     if seed is None:
         seed = experiment.seeds[0]
-    federated, hostile = build_data(experiment, load_samples(experiment), seed)
+    samples = load_samples(experiment)
+    federated, hostile = build_data(experiment, samples, seed)
     summary = summarise(federated)
     assert experiment.data is not None
     assert experiment.partition is not None
@@ -53,10 +55,12 @@ def data(
     title = f"{experiment.data.name}, {experiment.partition.name}, {clients}, seed {seed}"
     out.print(size_table(summary, title))
     print_lines(remarks(summary, experiment.server_set.shared_set, sorted(hostile)))
-    table = class_table(summary)
-    if table is not None:
-        out.print()
-        out.print(table)
+    for table in (class_table(summary), column_table(summary)):
+        if table is not None:
+            out.print()
+            out.print(table)
+    for hint in column_hints(samples):
+        out.print(f"[bold yellow]warning:[/] {escape(hint)}", soft_wrap=True)
     if picture is not None:
         with writing_to(picture):
             draw(data_charts(summary, title), picture)

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..encoding import Encoding
+from ..errors import shortened
 from .federated import FederatedData, Holdings
 
 
@@ -24,6 +26,14 @@ class DataSummary:
     unused: int  # samples that no client and no server holds
     shared: int  # training samples that more than one client holds
     names: tuple[str, ...] = ()  # of the clients, where they have some
+    table: Encoding | None = None  # the columns, where the samples come from a table
+
+    @property
+    def class_names(self) -> list[str]:
+        """The classes: their names, or their numbers."""
+        if self.table is not None and self.table.classes:
+            return [shortened(name, 20) for name in self.table.classes]
+        return [str(label) for label in range(self.classes.shape[1])]
 
     @property
     def classes_per_client(self) -> Tensor:
@@ -62,4 +72,5 @@ def summarise(data: FederatedData) -> DataSummary:
         unused=int((~used).sum()),
         shared=int((torch.bincount(data.train.indices) > 1).sum()),
         names=data.names,
+        table=samples.table,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 
 from ..data.federated import FederatedData, Samples
+from ..data.hints import column_hints
 from ..data.summary import summarise
 from ..engine.device import pick_device
 from ..limits import gigabytes
@@ -15,6 +16,7 @@ from .validation import validate
 
 FLOAT_BYTES = 4
 WORTH_SAYING = 10**8  # bytes
+MOST_NAMED = 8  # columns or classes
 
 
 def describe(experiment: Experiment, own_data: FederatedData | None = None) -> list[str]:
@@ -28,6 +30,8 @@ def describe(experiment: Experiment, own_data: FederatedData | None = None) -> l
     parameters = executor.spec.num_parameters
     lines = {
         "data": _data(experiment, samples, data),
+        "columns": _columns(data.samples),
+        "classes": _classes(data.samples),
         "clients": _clients(experiment, data, len(hostile)),
         "devices": _response_times(experiment, data, executor.spec.size),
         "server set": _server_set(experiment, data),
@@ -37,7 +41,8 @@ def describe(experiment: Experiment, own_data: FederatedData | None = None) -> l
         "methods": ", ".join(names),
         "work": _work(experiment),
     }
-    return [f"{title:<12}{text}" for title, text in lines.items() if text]
+    shown = [f"{title:<12}{text}" for title, text in lines.items() if text]
+    return shown + [f"{'warning':<12}{hint}" for hint in column_hints(samples)]
 
 
 def _data(experiment: Experiment, samples: Samples, data: FederatedData) -> str:
@@ -48,6 +53,26 @@ def _data(experiment: Experiment, samples: Samples, data: FederatedData) -> str:
         left_out = "clients with fewer than partition.minimum samples are left out"
         text += f"; {unused:,} of them unused ({left_out})"
     return text
+
+
+def _columns(samples: Samples) -> str:
+    """The columns of a table, and which of them lack values most often."""
+    if samples.table is None:
+        return ""
+    columns = samples.table.columns
+    of_categories = sum(bool(column.categories) for column in columns)
+    text = f"{len(columns) - of_categories} of numbers, {of_categories} of categories"
+    gaps = sorted(columns, key=lambda column: -column.missing)[:MOST_NAMED]
+    shares = [f"{column.name} {column.missing:.0%}" for column in gaps if column.missing]
+    return f"{text}; missing: {', '.join(shares) or 'no value'}"
+
+
+def _classes(samples: Samples) -> str:
+    if samples.table is None or not samples.table.classes:
+        return ""
+    names = samples.table.classes
+    more = f" and {len(names) - MOST_NAMED} others" if len(names) > MOST_NAMED else ""
+    return f"of {samples.table.target}: {', '.join(names[:MOST_NAMED])}{more}"
 
 
 def _source(experiment: Experiment, data: FederatedData) -> str:

@@ -17,6 +17,7 @@ from ..core.engine import Engine
 from ..core.method import Method
 from ..core.types import RoundRecord
 from ..data.federated import FederatedData, Samples
+from ..data.hints import column_hints
 from ..engine.device import pick_device, threads_for
 from ..engine.executor import DeviceExecutor, Executor
 from ..engine.scheduler import LaneExecutor, Scheduler
@@ -327,6 +328,7 @@ def _facts(
         "lanes": lanes,
         "reported on": "the honest clients' own test data" if on_clients else "held-out samples",
         "computed": str(executor),
+        "column hints": column_hints(samples),
         "model_bytes": FLOAT_BYTES * executor.spec.size,
     }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 
+from ..encoding import InputColumn
 from ..registry import Part
 from ..runs.files import read_whole
 from ..runs.folder import RunFolder
@@ -45,6 +46,7 @@ def about(run: RunFolder) -> Iterator[tuple[str, str]]:
     config = recorded_config(run.folder)
     seeds = sorted({lane.seed for lane in run.lanes})
     yield "data", _data(config)
+    yield from _table(run)
     yield "clients", _clients(run, config)
     yield "model", f"{_model(config)}, {run.model_bytes // 4:,} values"
     if run.initial_model:
@@ -131,6 +133,25 @@ def _data(config: RecordedConfig) -> str:
     if known:
         return _text("; ".join(known))
     return "local data of the nodes" if config.is_deployment else _passed_in(config, "data")
+
+
+def _table(run: RunFolder) -> Iterator[tuple[str, str]]:
+    """The columns of the data, their missing values, and the classes, where the data are a table."""
+    found = run.table()
+    if found is not None:
+        yield "columns", _text([_column(column) for column in found.columns])
+        yield "target", _text(f"{found.target}: {', '.join(found.classes)}".removesuffix(": "))
+    for hint in run.column_hints:
+        yield "warning", _text(hint)
+
+
+def _column(column: InputColumn) -> str:
+    facts = []
+    if column.categories:
+        facts.append(f"{len(column.categories)} categories")
+    if column.missing:
+        facts.append(f"{column.missing:.0%} missing")
+    return f"{column.name} ({', '.join(facts)})" if facts else column.name
 
 
 def _model(config: RecordedConfig) -> str:

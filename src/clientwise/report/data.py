@@ -11,6 +11,8 @@ from rich.text import Text
 from torch import Tensor
 
 from ..data.summary import DataSummary
+from ..encoding import InputColumn
+from ..errors import shortened
 from .document import Chart, counted
 from .marks import COLOURS, Axis, HeatMap, Line, Lines
 from .markup import escape
@@ -86,8 +88,8 @@ def class_table(summary: DataSummary) -> Table | None:
     table.add_column("client", justify="right")
     table.add_column("samples", justify="right")
     if num_classes <= MOST_COLUMNS:
-        for label in range(num_classes):
-            table.add_column(str(label), justify="right")
+        for name in summary.class_names:
+            table.add_column(escape(name), justify="right")
     else:
         table.add_column(f"classes 0 to {num_classes - 1}", no_wrap=True)
     for client in _shown(summary):
@@ -98,6 +100,32 @@ def class_table(summary: DataSummary) -> Table | None:
     if int(summary.report.sum()):
         table.add_row("server", f"{int(summary.report.sum()):,}", *_cells(summary.report))
     return table
+
+
+def column_table(summary: DataSummary) -> Table | None:
+    """The columns of the inputs and their missing values; None where the samples are no table."""
+    if summary.table is None:
+        return None
+    columns = summary.table.columns
+    table = _table(f"Columns to predict {escape(summary.table.target)} from")
+    for heading in ("column", "values"):
+        table.add_column(heading)
+    table.add_column("missing", justify="right")
+    for column in columns[:MOST_ROWS]:
+        table.add_row(
+            escape(shortened(column.name, 40)),
+            escape(_values(column)),
+            f"{column.missing:.1%}" if column.missing else "·",
+        )
+    if len(columns) > MOST_ROWS:
+        table.add_row(f"{len(columns) - MOST_ROWS:,} more", "", "")
+    return table
+
+
+def _values(column: InputColumn) -> str:
+    if not column.categories:
+        return f"numbers, mean {column.fill:.4g}"
+    return shortened(f"categories: {', '.join(column.categories)}", 60)
 
 
 def _shown(summary: DataSummary) -> list[int]:
@@ -136,7 +164,7 @@ def data_charts(summary: DataSummary, title: str) -> list[Chart]:
     if num_classes:
         mixture = summary.classes / summary.classes.sum(1, keepdim=True).clamp(min=1)
         mark = HeatMap(
-            list(range(num_classes)),
+            summary.class_names,
             [str(client) for client in range(num_clients)],
             mixture.tolist(),
             1,

@@ -9,7 +9,8 @@ from typing import Literal
 from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
-from ..errors import RunError
+from ..encoding import Encoding
+from ..errors import RunError, shortened
 from .checkpoint import load_model
 from .files import checkpoint_path, kept_path, kept_rounds
 from .rounds import RoundReader
@@ -60,6 +61,22 @@ class ModelReader(RoundReader):
             return _MODEL.validate_json(rows[0][0])
         except ValidationError as error:
             raise self._invalid(error) from None
+
+    def table(self) -> Encoding | None:
+        """The columns that the samples of the first seed are made from; None without a table."""
+        if not self.lanes:
+            return None
+        try:
+            return self.model_facts(self.lanes[0].seed).table
+        except RunError:  # an older run
+            return None
+
+    def class_names(self, count: int) -> list[str]:
+        """So many classes as pages call them: by their names in the table, or their numbers."""
+        table = self.table()
+        if table is not None and len(table.classes) == count:
+            return [shortened(name, 40) for name in table.classes]
+        return [f"class {index}" for index in range(count)]
 
     def _model_path(self, method: str, seed: int, after: After) -> Path:
         lane = self.lane(method, seed)

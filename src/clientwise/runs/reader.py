@@ -44,6 +44,7 @@ class _Facts(BaseModel, strict=True):
     begun: str = ""
     initial_model: str = Field("", alias="initial model")
     computed: str = ""
+    column_hints: list[str] = Field([], alias="column hints")
 
 
 def thinned(rows: list[T], max_points: int | None) -> list[T]:
@@ -96,6 +97,7 @@ class RunReader:
         self.changes = facts.changes  # of data, code or versions, accepted when it was resumed
         self.begun = facts.begun  # date and time
         self.computed = facts.computed  # how clients were trained
+        self.column_hints = facts.column_hints  # columns that predict the target too well alone
         self.initial_model = facts.initial_model  # the file it came from; "" is a random model
         self.data = self._read_data()  # a fingerprint of the data by seed
         self.lanes = self._rows(LaneRow, "SELECT lane, method, seed FROM lanes ORDER BY lane")
@@ -224,7 +226,9 @@ class RunReader:
 
     def _read_facts(self) -> _Facts:
         try:
-            rows = self._rows(tuple[str, str], "SELECT key, value FROM facts")
+            # A model of a wide table has megabytes, which `model_facts` reads.
+            sql = "SELECT key, value FROM facts WHERE key NOT LIKE 'model of seed %'"
+            rows = self._rows(tuple[str, str], sql)
         except RunError:
             if is_locked(self.folder):  # its tables are being made at this moment
                 raise NotBegunError(f"{self.folder}: the run is just beginning") from None

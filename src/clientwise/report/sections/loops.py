@@ -87,16 +87,17 @@ def _class_chart(
     highest: float,
 ) -> Chart:
     by_class = list(zip(*(values for _, values in rows), strict=True))
+    names = one.run.class_names(len(by_class))
     last = [values[-1] for values in by_class]
     low = min(last)
     high = max(last)
     alt = (
-        f"{words} over the rounds under {one.label}: in the last round lowest for class "
-        f"{last.index(low)} ({low:.2f}), highest for class {last.index(high)} ({high:.2f})."
+        f"{words} over the rounds under {one.label}: in the last round lowest for "
+        f"{names[last.index(low)]} ({low:.2f}), highest for {names[last.index(high)]} ({high:.2f})."
     )
     grid = HeatMap(
         [round_num for round_num, _ in rows],
-        [f"class {index}" for index in range(len(by_class))],
+        names,
         by_class,
         highest,
         column_label="round",
