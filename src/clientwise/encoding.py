@@ -26,7 +26,7 @@ class InputColumn:
     deviation: float = 1.0
     marks_missing: bool = False
     unseen: tuple[int, ...] = ()  # positions of inputs that stay 0: no training sample has them
-    missing: float = 0.0  # share of the training samples without a value
+    missing: float | None = None  # share of the training samples without a value, where it is known
 
     def __post_init__(self) -> None:
         numbers = (self.fill, self.mean, self.deviation)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from .core.problem import Problem, problem_of
-from .data.new_rows import encode_rows, read_rows
+from .data.new_rows import encode_rows, read_rows, remarks
 from .encoding import Encoder, Encoding
 from .errors import ClientwiseError
 from .experiment.parts import make, read_recorded
@@ -66,7 +66,7 @@ class Predictor(nn.Module):
         is_pandas = isinstance(rows, pandas.DataFrame)
         frame = rows if is_pandas else pandas.DataFrame(_columns(rows, source))
         encoded = encode_rows(frame, self.table, source)
-        for remark in encoded.remarks:
+        for remark in remarks(encoded, self.table):
             log.warning("%s", remark)
         with torch.no_grad():
             batches = torch.as_tensor(encoded.values).split(BATCH)

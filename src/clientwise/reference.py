@@ -131,6 +131,8 @@ _SECTIONS: tuple[tuple[str, type[ConfigTable]], ...] = (
     ("[evaluation]", settings.EvaluationSettings),
     ("[devices]", settings.DeviceSettings),
     ("[flower]", settings.FlowerSettings),
+    ("[flower.table]", settings.MemberTable),
+    ("[[flower.table.columns]]", settings.MemberColumn),
     ("[[hostile]]", settings.HostileClients),
     ("[[methods]]", MethodSettings),
     ("[methods.bounds]", WeightBounds),

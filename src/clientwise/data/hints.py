@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy
 import torch
@@ -23,8 +22,8 @@ MOST_LINES = 5
 def column_hints(samples: Samples) -> list[str]:
     """A line for each column that should probably be left out; none where there is no table.
 
-    A decision tree learns the target from one column on half of the rows and is scored on the other
-    half. A column with a different whole number in every row is named whatever it predicts.
+    A row is predicted by the rows of the other half that are nearest in this one column. A column
+    with a different whole number in every row is named whatever it predicts.
 
     Args:
         samples: as they were read, before clients hold them.
@@ -86,23 +85,44 @@ def _score_of_the_usual(targets: numpy.ndarray) -> float:
 
 
 def _score_alone(cells: numpy.ndarray, targets: numpy.ndarray, is_class: bool) -> float:
-    """Accuracy, or R², on each half of the rows of a tree that learned from the other half."""
-    from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor
-
-    given = numpy.isfinite(cells)
+    """Accuracy, or R², on each half of the rows by the nearest value in the other half; the lower one."""
+    given = ~numpy.isnan(cells)
     if len(numpy.unique(cells[given])) < 2:
         return 0.0
     filled = numpy.where(given, cells, cells[given].min() - 1)
-    inputs = filled.astype(numpy.float64)[:, None]
     half = len(cells) // 2
+    first = slice(half)
+    second = slice(half, None)
     scores = []
-    for learned, scored in ((slice(half), slice(half, None)), (slice(half, None), slice(half))):
-        tree: Any = DecisionTreeRegressor(min_samples_leaf=2, random_state=0)
-        if is_class:
-            tree = DecisionTreeClassifier(min_samples_leaf=2, random_state=0)
-        tree.fit(inputs[learned], targets[learned])
-        scores.append(float(tree.score(inputs[scored], targets[scored])))
+    for learned, scored in ((first, second), (second, first)):
+        known, places = numpy.unique(filled[learned], return_inverse=True)
+        predicted = _usual_by_place(places, targets[learned], is_class)
+        right = numpy.searchsorted(known, filled[scored]).clip(1, max(1, len(known) - 1))
+        left = right - 1
+        right = right.clip(max=len(known) - 1)
+        is_left = filled[scored] - known[left] <= known[right] - filled[scored]
+        found = predicted[numpy.where(is_left, left, right)]
+        scores.append(_accuracy_or_r2(found, targets[scored], is_class))
     return min(scores)
+
+
+def _usual_by_place(places: numpy.ndarray, targets: numpy.ndarray, is_class: bool) -> numpy.ndarray:
+    """The most frequent class, or the mean, of the targets at every place."""
+    counts = numpy.bincount(places)
+    if not is_class:
+        means: numpy.ndarray = numpy.bincount(places, targets) / counts
+        return means
+    classes, codes = numpy.unique(targets, return_inverse=True)
+    cells = numpy.bincount(places * len(classes) + codes, minlength=len(counts) * len(classes))
+    usual: numpy.ndarray = classes[cells.reshape(len(counts), -1).argmax(1)]
+    return usual
+
+
+def _accuracy_or_r2(found: numpy.ndarray, targets: numpy.ndarray, is_class: bool) -> float:
+    if is_class:
+        return float((found == targets).mean())
+    spread = float(((targets - targets.mean()) ** 2).sum())
+    return 1 - float(((targets - found) ** 2).sum()) / spread if spread else 0.0
 
 
 def _said(score: float, usual: float, is_class: bool) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ from .table_files import ENDINGS, read_table
 if TYPE_CHECKING:
     from pandas import DataFrame, Series
 
+log = logging.getLogger("clientwise")
 MOST_NAMED = 5  # wrong columns, or categories, in a message
 MOST_NEEDED = 30  # columns of the model in a message
 
@@ -28,14 +30,43 @@ class NewRows:
     """Rows as an `Encoder` takes them."""
 
     values: numpy.ndarray  # [N, columns]
-    remarks: list[str]  # what was not used or is missing
+    unused: list[str]  # names of columns
 
 
 def read_rows(path: Path, encoding: Encoding) -> DataFrame:
     """The rows of a CSV, TSV or Parquet file, with texts where the encoding has categories."""
-    if not path.name.endswith(ENDINGS):
+    if not path.name.endswith(ENDINGS) or (path.exists() and not path.is_file()):
         raise DataError(f"{path}: rows are read from a file {', '.join(ENDINGS)}")
-    return read_table(path, [column.name for column in encoding.columns if column.categories])
+    texts = [column.name for column in encoding.columns if column.categories]
+    if encoding.classes:
+        texts.append(encoding.target)
+    return read_table(path, texts)
+
+
+def read_samples(path: Path, encoding: Encoding) -> tuple[numpy.ndarray, numpy.ndarray]:
+    """The values [N, columns] of the rows of a file, and their targets [N].
+
+    Rows without a target are left out.
+    """
+    rows = read_rows(path, encoding)
+    target = InputColumn(encoding.target, encoding.classes)
+    if target.name not in rows.columns:
+        raise DataError(
+            f"{path}: no column {shortened(target.name)!r} for the target{suggest(target.name, rows.columns)}"
+        )
+    cells = rows[target.name]
+    targets, wrong = _values(cells, target)
+    problems = list(_cell_problems(target, cells, wrong))
+    if problems:
+        raise DataError(f"{path}: {problems[0]}")
+    encoded = encode_rows(rows.drop(columns=target.name), encoding, str(path))
+    if encoded.unused:
+        log.warning("%s: columns that are not used: %s", path, _listed(encoded.unused))
+    given = ~numpy.isnan(targets)
+    if not given.all():
+        log.warning("%s: %d rows without %s are left out", path, int((~given).sum()), target.name)
+    kind = numpy.int64 if encoding.classes else numpy.float32
+    return encoded.values[given], targets[given].astype(kind)
 
 
 def encode_rows(rows: DataFrame, encoding: Encoding, source: str) -> NewRows:
@@ -55,11 +86,31 @@ def encode_rows(rows: DataFrame, encoding: Encoding, source: str) -> NewRows:
     if not problems:
         for index, column in enumerate(encoding.columns):
             cells = rows[column.name]
-            values[:, index], wrong = _codes(cells, column) if column.categories else _numbers(cells)
+            values[:, index], wrong = _values(cells, column)
             problems += _cell_problems(column, cells, wrong)
     if problems:
         raise DataError("\n".join(f"{source}: {problem}" for problem in problems))
-    return NewRows(values, list(_remarks(known, values, encoding)))
+    needed = {column.name for column in encoding.columns}
+    return NewRows(values, [name for name in known if name not in needed])
+
+
+def remarks(rows: NewRows, encoding: Encoding) -> Iterator[str]:
+    """What a user should know about predictions for these rows."""
+    if rows.unused:
+        count = _counted(len(rows.unused), "column")
+        yield f"Not used: {count} that the model does not know ({_listed(rows.unused)})."
+    missing = numpy.isnan(rows.values).sum(0).tolist()
+    for column, count in zip(encoding.columns, missing, strict=True):
+        if count and column.missing == 0:
+            yield (
+                f"Column {shortened(column.name)!r} is empty in {_counted(count, 'row')}, and was in no "
+                "row that the model learned from: predictions for such rows are less reliable."
+            )
+    if encoding.by_client:
+        yield (
+            "The clients' numbers were scaled by their own statistics, these rows by those of all clients "
+            '(standardise = "client").'
+        )
 
 
 def _header_problems(known: Sequence[str], encoding: Encoding) -> Iterator[str]:
@@ -75,6 +126,10 @@ def _header_problems(known: Sequence[str], encoding: Encoding) -> Iterator[str]:
         more = len(missing) - MOST_NAMED
         also = f"{more} other columns are missing; " if more > 0 else ""
         yield f"{also}the model needs {_listed(needed, MOST_NEEDED)}. Leave cells empty that you do not know"
+
+
+def _values(cells: Series[Any], column: InputColumn) -> tuple[numpy.ndarray, numpy.ndarray]:
+    return _codes(cells, column) if column.categories else _numbers(cells)
 
 
 def _numbers(cells: Series[Any]) -> tuple[numpy.ndarray, numpy.ndarray]:
@@ -119,25 +174,6 @@ def _cell_problems(
     others = f", and neither are {more} other cells" if more else ""
     where = f"column {shortened(column.name)!r}, row {first + 1}"
     yield f"{where}: {value!r} {what}{others}; correct it, or leave it empty if it is not known"
-
-
-def _remarks(known: Sequence[str], values: numpy.ndarray, encoding: Encoding) -> Iterator[str]:
-    needed = {column.name for column in encoding.columns}
-    unused = [name for name in known if name not in needed]
-    if unused:
-        yield f"Not used: {_counted(len(unused), 'column')} that the model does not know ({_listed(unused)})."
-    missing = numpy.isnan(values).sum(0)
-    for column, count in zip(encoding.columns, missing.tolist(), strict=True):
-        if count and not column.missing:
-            yield (
-                f"Column {shortened(column.name)!r} is empty in {_counted(count, 'row')}, and was in no "
-                "row that the model learned from: predictions for such rows are less reliable."
-            )
-    if encoding.by_client:
-        yield (
-            "The clients' numbers were scaled by their own statistics, these rows by those of all clients "
-            '(standardise = "client").'
-        )
 
 
 def _listed(names: Sequence[str], most: int = MOST_NAMED) -> str:

@@ -62,7 +62,7 @@ def _columns(samples: Samples) -> str:
     columns = samples.table.columns
     of_categories = sum(bool(column.categories) for column in columns)
     text = f"{len(columns) - of_categories} of numbers, {of_categories} of categories"
-    gaps = sorted(columns, key=lambda column: -column.missing)[:MOST_NAMED]
+    gaps = sorted(columns, key=lambda column: -(column.missing or 0))[:MOST_NAMED]
     shares = [f"{column.name} {column.missing:.0%}" for column in gaps if column.missing]
     return f"{text}; missing: {', '.join(shares) or 'no value'}"
 

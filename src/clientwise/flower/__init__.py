@@ -29,7 +29,7 @@ for _switch, _value in {
 # isort: split
 
 from .client_app import client_app
-from .data import OwnData, load_npz, write_parts
+from .data import OwnData, load_npz, load_table, training_values, write_parts
 from .method_strategy import MethodStrategy
 from .server_app import server_app
 from .strategy import RoundWeights, Weighted, measure
@@ -41,7 +41,9 @@ __all__ = [
     "Weighted",
     "client_app",
     "load_npz",
+    "load_table",
     "measure",
     "server_app",
+    "training_values",
     "write_parts",
 ]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import runpy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from glob import escape
 from pathlib import Path
 from typing import Any
@@ -14,14 +16,19 @@ import torch
 
 from ..data.datasets import DataError
 from ..data.federated import FederatedData, Holdings
+from ..data.new_rows import read_samples
 from ..data.npz import check_attributes, inputs_and_targets, read_npz
+from ..data.table_files import ENDINGS
+from ..encoding import Encoder
 from ..errors import ConfigError
 from ..experiment.build import build_data, load_samples, scored
 from ..experiment.config import load_experiment
 from ..experiment.schema import Experiment
+from ..experiment.settings import MemberTable
 from ..experiment.validation import deployment_issues
 
 Config = str | Path | Mapping[str, Any]
+_Arrays = tuple[numpy.ndarray, numpy.ndarray]  # inputs or values, and targets
 PLACES = ("files", "loader")  # keys of the config, and of Flower's run config
 
 
@@ -48,13 +55,67 @@ def load_npz(path: str) -> OwnData:
     return OwnData(parts["train"], parts["test"], attributes)
 
 
+def load_table(path: str, config: Config | Experiment) -> OwnData:
+    """The rows of a CSV, TSV or Parquet file, as `flower.table` of the config describes them.
+
+    `evaluation.test_fraction` of the rows are for testing. The content of a row decides which, so
+    that rows which are added later do not move others.
+    """
+    train, test = _split_table(path, config)
+    encoder = Encoder(_member_table(config).encoding())
+    return OwnData(
+        (encoder(torch.as_tensor(train[0])), train[1]), (encoder(torch.as_tensor(test[0])), test[1])
+    )
+
+
+def training_values(path: str, config: Config | Experiment) -> dict[str, numpy.ndarray]:
+    """The training rows' numbers of a member's table, by column, before they are scaled."""
+    (values, _), _ = _split_table(path, config)
+    columns = _member_table(config).columns
+    return {
+        one.name: values[:, index] for index, one in enumerate(columns) if not one.categories
+    }
+
+
+def _split_table(path: str, config: Config | Experiment) -> tuple[_Arrays, _Arrays]:
+    """Values and targets of the training rows and of the test rows."""
+    experiment = _read(config)
+    found = read_samples(Path(path), _member_table(config).encoding())
+    return _split(found, experiment.evaluation.test_fraction)
+
+
+def _split(found: _Arrays, fraction: float) -> tuple[_Arrays, _Arrays]:
+    """The rows in two parts, of which the second has about a fraction of them."""
+    values, targets = found
+    draws = []
+    for row, target in zip(values, targets, strict=True):
+        digest = hashlib.blake2b(row.tobytes() + target.tobytes(), digest_size=8).digest()
+        draws.append(int.from_bytes(digest, "big") / 2**64)
+    second = numpy.array(draws) < fraction
+    return (values[~second], targets[~second]), (values[second], targets[second])
+
+
+def _read(config: Config | Experiment) -> Experiment:
+    if isinstance(config, Experiment):
+        return config
+    return load_experiment(config, replaced={"initial_model": None})
+
+
+def _member_table(config: Config | Experiment) -> MemberTable:
+    experiment = _read(config)
+    if experiment.flower.table is None:
+        hint = "is needed to read tables: it describes their columns"
+        raise ConfigError(experiment.source, [("flower.table", hint)])
+    return experiment.flower.table
+
+
 def server_side(experiment: Experiment, path: str) -> FederatedData:
     """The data of a deployment's server: its own samples, if it has any, and none of clients.
 
     The file holds the arrays weigh_inputs and weigh_targets, report_inputs and report_targets;
-    either pair is optional.
+    either pair is optional. With `flower.table` it may be a table, of which one half is for weighing.
     """
-    parts = _server_parts(path)
+    parts = _server_parts(path, experiment)
     issues = deployment_issues(experiment)
     if "report" not in parts and experiment.evaluation.clients_every != 1:
         hint = "must be 1: nodes evaluate the model only in the rounds that it names, and without "
@@ -75,12 +136,16 @@ def from_files(experiment: Experiment) -> FederatedData:
     if issues := deployment_issues(experiment):
         raise ConfigError(experiment.source, issues)
     folder = Path(settings.files)
-    load = loader_in(settings.loader) if settings.loader else load_npz
+    load = load_npz
+    if settings.loader:
+        load = loader_in(settings.loader)
+    elif settings.table:
+        load = partial(load_table, config=experiment)
     held = {}
     for client, name in enumerate(settings.clients):
         held[client] = load(str(_file_of(folder, name)))
-    server = folder / "server.npz"
-    parts = _server_parts(str(server)) if server.exists() else {}
+    servers = sorted(folder.glob("server.*"))
+    parts = _server_parts(str(servers[0]), experiment) if servers else {}
     return data_held_by(experiment, held, parts)
 
 
@@ -117,7 +182,15 @@ def _file_of(folder: Path, name: str) -> Path:
     return found[0]
 
 
-def _server_parts(path: str) -> dict[str, tuple[Any, Any]]:
+def _server_parts(path: str, experiment: Experiment) -> dict[str, tuple[Any, Any]]:
+    if path.endswith(ENDINGS):
+        encoding = _member_table(experiment).encoding()
+        halves = _split(read_samples(Path(path), encoding), 0.5)
+        encoder = Encoder(encoding)
+        return {
+            part: (encoder(torch.as_tensor(values)), targets)
+            for part, (values, targets) in zip(("weigh", "report"), halves, strict=True)
+        }
     arrays = read_npz(Path(path)) if path else {}
     parts = [part for part in ("weigh", "report") if f"{part}_inputs" in arrays]
     return inputs_and_targets(arrays, parts, path)
@@ -128,8 +201,8 @@ def data_held_by(
 ) -> FederatedData:
     """Federated data in which only the clients of `held` have samples."""
     settings = experiment.flower
-    shape = tuple(settings.input_shape)
-    classes = settings.num_classes
+    shape = settings.sample_shape
+    classes = settings.class_count
     target_type = torch.int64 if classes else torch.float32
     nothing = (torch.zeros(0, *shape), torch.zeros(0, dtype=target_type))
     blocks = [block for own in held.values() for block in (own.train, own.test)] + list(
@@ -163,7 +236,9 @@ def data_held_by(
         report=server.get("report"),
         names=settings.clients,
     )
-    return replace(data, samples=scored(experiment, data.samples))
+    encoding = settings.table.encoding() if settings.table else None
+    samples = replace(data.samples, table=encoding)
+    return replace(data, samples=scored(experiment, samples))
 
 
 def write_parts(config: Config, folder: str | Path) -> list[Path]:

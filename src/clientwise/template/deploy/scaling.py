@@ -1,10 +1,12 @@
 """A scaling that all members share: the mean and the deviation of every input column.
 
-    python deploy/scaling.py sums DATA.npz > ward-a.json                 on each node
-    python deploy/scaling.py combine ward-a.json ward-b.json ... > federation/scaling.json
+    python deploy/scaling.py sums DATA.csv > ward-a.json                 on each node
+    python deploy/scaling.py combine ward-a.json ward-b.json ...
 
-`sums` prints a count, sums and sums of squares over the training samples; read them before you send
-them. A column with at most two values is left out, since its sum would be a count of patients.
+DATA is a table as `flower.table` in federation/experiment.toml describes it, or an .npz file with
+train_inputs. `sums` prints a count, sums and sums of squares over the training samples; read them
+before you send them. A column with at most two values is left out, since its sum would be a count of
+patients. `combine` prints the columns for federation/experiment.toml; of .npz files, JSON.
 """
 
 import json
@@ -15,23 +17,37 @@ from typing import Any
 import numpy
 
 FEWEST = 20  # training samples, below which a node prints nothing
+EXPERIMENT = Path(__file__).parents[1] / "federation" / "experiment.toml"
 
 
 def sums(file: Path) -> dict[str, Any]:
     """What a node sends; null for the columns that are left out."""
-    with numpy.load(file) as arrays:
-        rows = arrays["train_inputs"].astype(float)
-    rows = rows.reshape(len(rows), -1)
-    if len(rows) < FEWEST:
-        sys.exit(f"{file}: {len(rows)} training samples; with fewer than {FEWEST}, nothing is sent")
-    columns = []
-    for column in rows.T:
-        is_number = len(numpy.unique(column)) > 2
-        columns.append([column.sum(), (column**2).sum()] if is_number else None)
-    return {"count": len(rows), "columns": columns}
+    names, columns = read(file)
+    count = len(columns[0])
+    if count < FEWEST:
+        sys.exit(f"{file}: {count} training samples; with fewer than {FEWEST}, nothing is sent")
+    sent = []
+    for column in columns:
+        given = column[~numpy.isnan(column)]
+        is_number = len(numpy.unique(given)) > 2
+        # Of missing values there is no count: the others stand for all.
+        sent.append([count * given.mean(), count * (given**2).mean()] if is_number else None)
+    return {"names": names, "count": count, "columns": sent}
 
 
-def combine(files: list[Path]) -> dict[str, list[float]]:
+def read(file: Path) -> tuple[list[str], list[Any]]:
+    """The names of the columns, none in an .npz file, and their numbers."""
+    if file.suffix == ".npz":
+        with numpy.load(file) as arrays:
+            rows = arrays["train_inputs"].astype(float)
+        return [], list(rows.reshape(len(rows), -1).T)
+    from clientwise.flower import training_values
+
+    found = training_values(str(file), EXPERIMENT)
+    return list(found), list(found.values())
+
+
+def combine(files: list[Path]) -> str:
     """Mean and deviation over all members; 0 and 1 for a column that any member left out."""
     sent = [json.loads(file.read_text(encoding="utf-8")) for file in files]
     count = sum(one["count"] for one in sent)
@@ -44,11 +60,20 @@ def combine(files: list[Path]) -> dict[str, list[float]]:
             continue
         total, squares = numpy.sum(parts, axis=0) / count
         mean.append(float(total))
-        deviation.append(max(squares - total**2, 1e-12) ** 0.5)
-    return {"mean": mean, "deviation": deviation}
+        deviation.append(float(max(squares - total**2, 1e-12) ** 0.5))
+    names = sent[0]["names"]
+    if not names:
+        return json.dumps({"mean": mean, "deviation": deviation})
+    lines = zip(names, mean, deviation, strict=True)
+    return "\n".join(
+        f"    {{ name = {json.dumps(name, ensure_ascii=False)}, mean = {centre!r}, deviation = {spread!r} }},"
+        for name, centre, spread in lines
+    )
 
 
 if __name__ == "__main__":
     command, *paths = sys.argv[1:]
-    found = sums(Path(paths[0])) if command == "sums" else combine(list(map(Path, paths)))
-    print(json.dumps(found))
+    if command == "sums":
+        print(json.dumps(sums(Path(paths[0])), ensure_ascii=False))
+    else:
+        print(combine(list(map(Path, paths))))
