@@ -107,6 +107,35 @@ def summary_columns(run: cw.Run) -> list:
     return list(table.columns)
 
 
+def test_the_page_on_predicting_runs_as_printed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """From a CSV file to predictions for new rows, and the warning that the page quotes."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CLIENTWISE_CACHE", str(tmp_path / "cache"))
+    page = ROOT / "docs" / "predict.md"
+    text = page.read_text(encoding="utf-8")
+    output = ""
+    scope: dict[str, object] = {}
+    for language, block in BLOCK.findall(text):
+        if language == "toml":
+            Path("patients.toml").write_text(block, encoding="utf-8")
+        if language == "python":
+            exec(block, scope)
+        for words in commands_of(block):
+            if "--onnx" not in words:
+                output += run_command(words)
+    (quoted,) = re.findall(r"((?:^> .*\n)+)", text, re.MULTILINE)
+    warning = " ".join(quoted.replace("> ", "").split())
+    assert output.count(warning) == 2
+    written = Path("predicted.csv").read_text(encoding="utf-8").splitlines()
+    assert written[0].endswith("prediction,probability of no,probability of yes")
+    assert len(written) == 11
+    assert len(scope["predictions"]) == 10
+    accuracy = cw.Run("runs/patients").summary()[0].metric
+    assert sum(accuracy) / 3 > 0.75
+
+
 def test_the_readme_runs_as_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     blocks = BLOCK.findall((ROOT / "README.md").read_text(encoding="utf-8"))

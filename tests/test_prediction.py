@@ -153,14 +153,19 @@ def rows() -> pandas.DataFrame:
     [
         (lambda rows: rows.drop(columns="Größe"), "no column 'Größe'"),
         (lambda rows: rows.rename(columns={"Größe": "Grösse"}), "did you mean 'Grösse'"),
-        (lambda rows: rows.assign(ward=["Köln", "Bonn", '"A"']), "'ward', row 2: 'Bonn' is not one"),
+        (
+            lambda rows: rows.assign(ward=["Köln", "Bonn", '"A"']),
+            "'ward', row 2: 'Bonn' is not one",
+        ),
         (lambda rows: rows.assign(code=[1, 2, 3]), r"'code', row 3: '3' .*\(1, 2, 7\)"),
         (lambda rows: rows.assign(b=["1", "2", "much"]), "'b', row 3: 'much' is not a number"),
         (lambda rows: rows.assign(b=[1, 2, 1e31]), "'b', row 3: '1e[+]31' is not a number"),
         (lambda rows: rows.head(0), "has no rows below the column names"),
     ],
 )
-def test_wrong_rows_are_named(model: Path, rows: pandas.DataFrame, change: Any, message: str) -> None:
+def test_wrong_rows_are_named(
+    model: Path, rows: pandas.DataFrame, change: Any, message: str
+) -> None:
     with pytest.raises(DataError, match=message):
         cw.load(model).predict(change(rows))
 

@@ -108,9 +108,7 @@ def load_predictor(path: str | Path, module: OwnNetwork | None = None) -> Predic
         raise ClientwiseError(f"{path}: cannot be used to predict: {reason}") from None
 
 
-def predictor(
-    network: nn.Module, kind: str, table: Encoding | None, outputs: int
-) -> Predictor:
+def predictor(network: nn.Module, kind: str, table: Encoding | None, outputs: int) -> Predictor:
     """A network with what its inputs are made from; ValueError where that is not known."""
     if table is None:
         raise ValueError(

@@ -159,7 +159,8 @@ class Run(RunFolder):
         """Write a method's trained model as named tensors (safetensors), and as ONNX.
 
         `cw.load` reads the file. Where the data are a table, it contains what predictions for new rows
-        need: the columns, their categories, means and deviations, and the classes. Without `onnx`, nothing that the run's config names is imported.
+        need: the columns, their categories, means and deviations, and the classes. Without `onnx`,
+        nothing that the run's config names is imported.
 
         Args:
             method: the method.

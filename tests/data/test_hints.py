@@ -73,7 +73,7 @@ def test_wide_tables_take_a_moment() -> None:
     began = time.perf_counter()
     (line,) = column_hints(samples)
     assert "column '1'" in line
-    assert time.perf_counter() - began < 10
+    assert time.perf_counter() - began < 60
     few = Samples(inputs[:9], inputs[:9, 1], Regression(), table=Encoding("y", columns))
     assert column_hints(few) == []
     assert column_hints(Samples(inputs, inputs[:, 1].float(), Regression())) == []

@@ -10,11 +10,13 @@ import socket
 import sqlite3
 import subprocess
 import sys
+import tomllib
 from datetime import datetime, timedelta
 from importlib.resources import as_file, files
 from pathlib import Path
 
 import numpy
+import pandas
 import pytest
 
 pytestmark = pytest.mark.skipif(
@@ -312,6 +314,37 @@ def test_members_share_a_scaling_without_showing_counts(app: App) -> None:
     refused = app.program_of("scaling.py", "sums", app.folder / "small.npz")
     assert (refused.returncode, refused.stdout) == (1, "")
     assert "19 training samples; with fewer than 20, nothing is sent" in refused.stderr
+
+
+def test_members_with_tables_share_a_scaling(app: App) -> None:
+    random = numpy.random.default_rng(1)
+    experiment = app.folder / "federation" / "experiment.toml"
+    experiment.parent.mkdir(exist_ok=True)
+    experiment.write_text(
+        'name = "f"\nrounds = 1\nmodel = "linear"\nmethods = ["FedAvg"]\nevaluation = { test_fraction = 0.2 }\n'
+        '[flower]\nclients = ["a", "b"]\n[flower.table]\ntarget = "y"\ncolumns = [{ name = "Größe" }, '
+        '{ name = "sex", categories = ["f", "m"] }, { name = "b" }]\n',
+        encoding="utf-8",
+    )
+    rows = {"y": random.normal(size=80), "Größe": random.normal(5, 3, 80)}
+    rows |= {"sex": ["f", "m"] * 40, "b": random.choice([0, 1], 80)}
+    file = app.folder / "a.csv"
+    pandas.DataFrame(rows).to_csv(file, index=False)
+    done = app.program_of("scaling.py", "sums", file)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["names"] == ["Größe", "b"]
+    assert found["columns"][1] is None
+    assert 50 < found["count"] < 75  # those to train on
+    sent = [app.folder / "a.json", app.folder / "b.json"]
+    for path in sent:
+        path.write_text(done.stdout, encoding="utf-8")
+    printed = app.program_of("scaling.py", "combine", *sent).stdout
+    columns = tomllib.loads(f"columns = [\n{printed}]")["columns"]
+    assert [column["name"] for column in columns] == ["Größe", "b"]
+    assert columns[0]["mean"] == pytest.approx(5, abs=1)
+    assert columns[0]["deviation"] == pytest.approx(3, abs=0.6)
+    assert columns[1] == {"name": "b", "mean": 0.0, "deviation": 1.0}
 
 
 def test_a_node_prints_what_was_asked_of_it(app: App) -> None:

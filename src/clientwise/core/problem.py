@@ -205,7 +205,9 @@ class Classification(Problem):
         chosen = [classes[index] for index in predictions.argmax(-1).tolist()]
         columns = predictions.T.tolist()
         probabilities = zip(classes, columns, strict=True)
-        return {"prediction": chosen} | {f"probability of {name}": one for name, one in probabilities}
+        return {"prediction": chosen} | {
+            f"probability of {name}": one for name, one in probabilities
+        }
 
     def num_outputs(self, target_shape: torch.Size) -> int:
         """One per class; two classes take one output, the logit of the second (see `class_scores`)."""

@@ -61,7 +61,9 @@ def _hints(
             found.append("It has a different value in every row, like an identifier.")
         score = _score_alone(cells, targets, is_class)
         if score - usual >= TOO_WELL * (1 - usual):
-            found.append(f"Alone it predicts {shortened(target, 40)!r} {_said(score, usual, is_class)}.")
+            found.append(
+                f"Alone it predicts {shortened(target, 40)!r} {_said(score, usual, is_class)}."
+            )
         if found:
             yield (
                 f"column {shortened(column.name, 60)!r}: {' '.join(found)} If it is an identifier, or is "

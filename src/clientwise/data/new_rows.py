@@ -159,9 +159,7 @@ def _number(text: str) -> float | None:
         return None
 
 
-def _cell_problems(
-    column: InputColumn, cells: Series[Any], wrong: numpy.ndarray
-) -> Iterator[str]:
+def _cell_problems(column: InputColumn, cells: Series[Any], wrong: numpy.ndarray) -> Iterator[str]:
     """The first wrong cell of a column, and how many others there are."""
     if not wrong.any():
         return

@@ -19,7 +19,7 @@ from ..data.federated import FederatedData, Holdings
 from ..data.new_rows import read_samples
 from ..data.npz import check_attributes, inputs_and_targets, read_npz
 from ..data.table_files import ENDINGS
-from ..encoding import Encoder
+from ..encoding import Encoder, Encoding
 from ..errors import ConfigError
 from ..experiment.build import build_data, load_samples, scored
 from ..experiment.config import load_experiment
@@ -61,27 +61,30 @@ def load_table(path: str, config: Config | Experiment) -> OwnData:
     `evaluation.test_fraction` of the rows are for testing. The content of a row decides which, so
     that rows which are added later do not move others.
     """
-    train, test = _split_table(path, config)
-    encoder = Encoder(_member_table(config).encoding())
-    return OwnData(
-        (encoder(torch.as_tensor(train[0])), train[1]), (encoder(torch.as_tensor(test[0])), test[1])
-    )
+    experiment = _read(config)
+    encoding = _member_table(experiment).encoding()
+    train, test = _split_table(path, experiment)
+    return OwnData(_encoded(train, encoding), _encoded(test, encoding))
 
 
 def training_values(path: str, config: Config | Experiment) -> dict[str, numpy.ndarray]:
     """The training rows' numbers of a member's table, by column, before they are scaled."""
-    (values, _), _ = _split_table(path, config)
-    columns = _member_table(config).columns
-    return {
-        one.name: values[:, index] for index, one in enumerate(columns) if not one.categories
-    }
-
-
-def _split_table(path: str, config: Config | Experiment) -> tuple[_Arrays, _Arrays]:
-    """Values and targets of the training rows and of the test rows."""
     experiment = _read(config)
-    found = read_samples(Path(path), _member_table(config).encoding())
+    (values, _), _ = _split_table(path, experiment)
+    columns = _member_table(experiment).columns
+    return {one.name: values[:, index] for index, one in enumerate(columns) if not one.categories}
+
+
+def _split_table(path: str, experiment: Experiment) -> tuple[_Arrays, _Arrays]:
+    """Values and targets of the training rows and of the test rows."""
+    found = read_samples(Path(path), _member_table(experiment).encoding())
     return _split(found, experiment.evaluation.test_fraction)
+
+
+def _encoded(rows: _Arrays, encoding: Encoding) -> _Arrays:
+    """Inputs and targets of rows."""
+    values, targets = rows
+    return Encoder(encoding)(torch.as_tensor(values)).numpy(), targets
 
 
 def _split(found: _Arrays, fraction: float) -> tuple[_Arrays, _Arrays]:
@@ -101,8 +104,7 @@ def _read(config: Config | Experiment) -> Experiment:
     return load_experiment(config, replaced={"initial_model": None})
 
 
-def _member_table(config: Config | Experiment) -> MemberTable:
-    experiment = _read(config)
+def _member_table(experiment: Experiment) -> MemberTable:
     if experiment.flower.table is None:
         hint = "is needed to read tables: it describes their columns"
         raise ConfigError(experiment.source, [("flower.table", hint)])
@@ -186,11 +188,8 @@ def _server_parts(path: str, experiment: Experiment) -> dict[str, tuple[Any, Any
     if path.endswith(ENDINGS):
         encoding = _member_table(experiment).encoding()
         halves = _split(read_samples(Path(path), encoding), 0.5)
-        encoder = Encoder(encoding)
-        return {
-            part: (encoder(torch.as_tensor(values)), targets)
-            for part, (values, targets) in zip(("weigh", "report"), halves, strict=True)
-        }
+        weigh, report = (_encoded(half, encoding) for half in halves)
+        return {"weigh": weigh, "report": report}
     arrays = read_npz(Path(path)) if path else {}
     parts = [part for part in ("weigh", "report") if f"{part}_inputs" in arrays]
     return inputs_and_targets(arrays, parts, path)

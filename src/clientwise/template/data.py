@@ -1,4 +1,7 @@
-"""Reads this node's own data. Change it to read yours. It stays on this node and runs only here."""
+"""Reads this node's own data. Change it to read yours. It stays on this node and runs only here.
+
+For a CSV file, see "Members with tables" in docs/deployment.md of clientwise.
+"""
 
 from clientwise.flower import OwnData, load_npz
 

@@ -41,9 +41,13 @@ def read(file: Path) -> tuple[list[str], list[Any]]:
         with numpy.load(file) as arrays:
             rows = arrays["train_inputs"].astype(float)
         return [], list(rows.reshape(len(rows), -1).T)
+    from clientwise.errors import ClientwiseError
     from clientwise.flower import training_values
 
-    found = training_values(str(file), EXPERIMENT)
+    try:
+        found = training_values(str(file), EXPERIMENT)
+    except ClientwiseError as error:
+        sys.exit(str(error))
     return list(found), list(found.values())
 
 
