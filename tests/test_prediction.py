@@ -10,6 +10,7 @@ from typing import Any
 import numpy
 import pandas
 import pytest
+import tomli_w
 import torch
 from safetensors.torch import load_file, save_file
 from sklearn.datasets import load_breast_cancer, load_diabetes
@@ -22,6 +23,8 @@ from clientwise.data.folder import DataError
 from clientwise.errors import ClientwiseError, RunError
 from clientwise.experiment.build import build_data, load_samples
 from clientwise.prediction import load_predictor
+from clientwise.report.about import about
+from clientwise.report.views import overview
 
 MODEL = {"name": "mlp", "hidden": [8]}
 TRAINING = {"epochs": 1, "batch_size": 16, "learning_rate": 0.05}
@@ -214,6 +217,38 @@ def test_polars_frames_give_polars_frames(model: Path, rows: pandas.DataFrame) -
     found = cw.load(model).predict(frame)
     assert isinstance(found, polars.DataFrame)
     assert found["prediction"].to_list() == cw.load(model).predict(rows)["prediction"].tolist()
+
+
+def test_the_record_and_the_page_name_columns_classes_and_leaks(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = config_of("classification", tmp_path)
+    rows = rows_of("classification").assign(id=range(200))
+    rows.to_csv(tmp_path / "classification.csv", index=False)
+    run = cw.Run(cw.run(config, tmp_path / "run"))
+    assert "column 'id': It has a different value in every row" in caplog.text
+    said = dict(about(run))
+    assert "Größe, b (" in said["columns"]
+    assert "% missing), c, d, e, ward (2 categories, " in said["columns"]
+    assert said["target"] == "y: böse, gut"
+    assert said["warning"].startswith("column 'id': ")
+    table = run.model_facts(1).table
+    assert table is not None
+    assert table.columns[0].mean == pytest.approx(rows["Größe"].mean(), rel=0.05)
+    shown = overview([run]).sections
+    (classes,) = [section for section in shown if section.id == "classes"]
+    assert list(classes.items[0].mark.rows) == ["böse", "gut"]
+    config["rounds"] = 1
+    file = tmp_path / "config.toml"
+    file.write_text(tomli_w.dumps(config), encoding="utf-8")
+    done = CliRunner().invoke(app, ["check", str(file)])
+    assert "columns     6 of numbers, 2 of categories; missing: b 16%, ward" in done.output
+    assert "classes     of y: böse, gut" in done.output
+    assert "warning     column 'id': It has a different value" in done.output
+    done = CliRunner().invoke(app, ["data", str(file)])
+    assert "Columns to predict y from" in done.output
+    assert "warning: column 'id': It has a different value" in done.output
+    assert "böse" in done.output
 
 
 class Net(nn.Module):

@@ -89,9 +89,10 @@ class Encoder(nn.Module):
             codes = list(range(len(column.categories))) or [-1]
             if column.marks_missing:
                 codes.append(-2)
+            unseen = set(column.unseen)
             source += [index] * len(codes)
             category += codes
-            seen += [place not in column.unseen for place in range(len(codes))]
+            seen += [place not in unseen for place in range(len(codes))]
         self.register_buffer("source", torch.tensor(source))
         self.register_buffer("category", torch.tensor(category, dtype=torch.float64))
         self.register_buffer("seen", torch.tensor(seen))

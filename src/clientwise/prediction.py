@@ -15,6 +15,7 @@ from .data.new_rows import encode_rows, read_rows, remarks
 from .encoding import Encoder, Encoding
 from .errors import ClientwiseError
 from .experiment.parts import make, read_recorded
+from .limits import gigabytes, memory
 from .models.flat import fill
 from .models.networks import MODELS
 from .models.own import OwnModel, OwnNetwork
@@ -23,6 +24,7 @@ from .runs.model_file import ModelHeader, read_model
 
 log = logging.getLogger("clientwise")
 BATCH = 4096  # rows
+COPIES = 4  # of a model: its file, the network, and what reading takes
 
 
 class Predictor(nn.Module):
@@ -69,7 +71,7 @@ class Predictor(nn.Module):
         for remark in remarks(encoded, self.table):
             log.warning("%s", remark)
         with torch.no_grad():
-            batches = torch.as_tensor(encoded.values).split(BATCH)
+            batches = torch.split(torch.as_tensor(encoded.values), BATCH)
             predictions = torch.cat([self(batch) for batch in batches])
         named = self.problem.named(predictions, self.table.classes)
         if is_pandas:
@@ -97,10 +99,13 @@ def load_predictor(path: str | Path, module: OwnNetwork | None = None) -> Predic
         module: your own network, where the run was given one or a plugin registered it: a module, or
             a function that makes one.
     """
-    header, tensors = read_model(Path(path))
+    path = Path(path)
+    if path.is_file() and path.stat().st_size > memory() // COPIES:
+        raise ClientwiseError(f"{path}: too large for {gigabytes(memory())} of memory")
+    header, tensors = read_model(path)
     try:
         make_network = _network(header, module)
-        check_parameters(count_parameters(described(make_network)), copies=2)
+        check_parameters(count_parameters(described(make_network)), COPIES)
         network = fill(make_network(), tensors)
         return predictor(network, header.kind, header.table, header.outputs)
     except (ValueError, RuntimeError, MemoryError) as error:
@@ -112,8 +117,8 @@ def predictor(network: nn.Module, kind: str, table: Encoding | None, outputs: in
     """A network with what its inputs are made from; ValueError where that is not known."""
     if table is None:
         raise ValueError(
-            "its inputs are not the columns of a table, or the run is older than this feature "
-            "(resume it once, then export it again); in Python, run.model gives the network"
+            "its inputs are not the columns of a table (run.model gives the network in Python), or an older "
+            "version wrote it (resume the run, then export it again)"
         )
     problem = problem_of(kind, len(table.classes))
     if outputs not in (problem.num_outputs(torch.Size()), problem.num_classes):

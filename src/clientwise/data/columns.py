@@ -91,7 +91,7 @@ def _prepared(
             inputs = (values[index] == codes[:, None]).float()
         else:
             inputs = scaled.values[number : number + 1].float()
-            column = replace(column, **scaled.statistics(number))
+            column = scaled.fitted(column, number)
             number += 1
         if has_missing[index]:
             inputs = torch.cat([inputs, missing[index : index + 1].float()])
@@ -147,12 +147,12 @@ class _Scaled:
         self._deviation = torch.where(varies[:, -1], deviation[:, -1], 1.0).tolist()
         self._standardises = standardise != "off"
 
-    def statistics(self, row: int) -> dict[str, float]:
-        """What an `InputColumn` says about a number."""
+    def fitted(self, column: InputColumn, row: int) -> InputColumn:
+        """The column of this row with the statistics of all clients."""
         mean = self._mean[row]
         if not self._standardises:
-            return {"fill": mean}
-        return {"fill": mean, "mean": mean, "deviation": self._deviation[row]}
+            return replace(column, fill=mean)
+        return replace(column, fill=mean, mean=mean, deviation=self._deviation[row])
 
 
 def _sums_by_group(rows: Tensor, groups: Tensor, num_groups: int) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -121,7 +122,9 @@ def _header_problems(known: Sequence[str], encoding: Encoding) -> Iterator[str]:
     missing = [name for name in needed if name not in known]
     unused = set(known) - set(needed)
     for name in missing[:MOST_NAMED]:
-        yield f"no column {shortened(name)!r}{suggest(name, unused)}"
+        close = get_close_matches(name, unused, n=1)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        yield f"no column {shortened(name)!r}{hint}"
     if missing:
         more = len(missing) - MOST_NAMED
         also = f"{more} other columns are missing; " if more > 0 else ""

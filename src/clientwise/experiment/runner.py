@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import asdict, dataclass, replace
@@ -44,6 +45,7 @@ from .resume import CONFIG, FACT, changed_keys, config_so_far, extended, refuse_
 from .schema import Experiment
 from .validation import validate
 
+log = logging.getLogger("clientwise")
 # Makes the engine of a lane from the embedded one and its seed.
 Connect = Callable[[EmbeddedEngine, int], Engine]
 # A context, since what reaches the clients may have to be started.
@@ -240,6 +242,10 @@ class _Sitting:
             names = [method.name for method in self._methods if method.adjust is None]
             self._store.forget_undue(rounds, every, names)
         self._store.keep_fact("begun", f"{datetime.now():%Y-%m-%d %H:%M}")
+        hints = column_hints(samples)
+        for hint in hints:
+            log.warning("%s", hint)
+        self._store.set_facts({"column hints": hints})
         facts = _facts(self._experiment, samples, on_clients, self._first, len(self._pairs))
         self._store.set_facts(facts)
 
@@ -328,7 +334,6 @@ def _facts(
         "lanes": lanes,
         "reported on": "the honest clients' own test data" if on_clients else "held-out samples",
         "computed": str(executor),
-        "column hints": column_hints(samples),
         "model_bytes": FLOAT_BYTES * executor.spec.size,
     }
 

@@ -138,7 +138,7 @@ def from_files(experiment: Experiment) -> FederatedData:
     if issues := deployment_issues(experiment):
         raise ConfigError(experiment.source, issues)
     folder = Path(settings.files)
-    load = load_npz
+    load: Callable[[str], OwnData] = load_npz
     if settings.loader:
         load = loader_in(settings.loader)
     elif settings.table:
