@@ -16,10 +16,11 @@ import torch
 from ..core.problem import Classification, Regression
 from ..errors import shortened
 from ..registry import suggest
+from .arrays import MOST_CLASSES
 from .cache import Writer, cached
 from .catalogue import DATASETS
 from .columns import InputColumn, Standardise, prepare
-from .federated import MOST_CLASSES, Samples
+from .federated import Samples
 from .folder import DataError, reason
 from .table_files import ENDINGS, read_table
 

@@ -9,6 +9,7 @@ from ..data.summary import summarise
 from ..engine.device import pick_device
 from ..limits import gigabytes
 from .build import build_data, build_executor, build_plan
+from .doubts import doubts
 from .round_memory import largest_round
 from .schema import Experiment
 from .validation import validate
@@ -37,7 +38,9 @@ def describe(experiment: Experiment, own_data: FederatedData | None = None) -> l
         "methods": ", ".join(names),
         "work": _work(experiment),
     }
-    return [f"{title:<12}{text}" for title, text in lines.items() if text]
+    found = [(title, text) for title, text in lines.items() if text]
+    found += [("warning", text) for text in doubts(experiment, data, hostile, executor)]
+    return [f"{title:<12}{text}" for title, text in found]
 
 
 def _data(experiment: Experiment, samples: Samples, data: FederatedData) -> str:

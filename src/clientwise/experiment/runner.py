@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
@@ -35,6 +36,7 @@ from .build import (
     count_outputs,
     scored,
 )
+from .doubts import doubts
 from .folders import claim, new_folder
 from .lanes import Lane, Progress, run_lanes
 from .origin import compare_origin, record_origin, versions
@@ -50,6 +52,7 @@ EngineFactory = AbstractContextManager[Connect]
 OnRound = Callable[[Progress], None]
 Pair = tuple[int, Method]  # a seed and a method: a lane that is to be run
 FLOAT_BYTES = 4
+log = logging.getLogger("clientwise")
 
 
 class Stopped(KeyboardInterrupt):
@@ -103,6 +106,10 @@ def run(
             record_origin(store, experiment, origin)
             seeds = _Seeds(experiment, store, built, connect)
             on_clients = _reports_on_clients(experiment, data)
+            warnings = seeds.doubts(experiment.seeds[0])
+            store.set_facts({"warnings": warnings})
+            for warning in warnings:
+                log.warning("%s", warning)
             sitting = _Sitting(experiment, store, seeds, trackers, on_round)
             sitting.begin(samples, on_clients)
             sitting.run(data)
@@ -192,6 +199,11 @@ class _Seeds:
             executor = build_executor(self._experiment, samples, self._device)
             self._executors[id(inputs)] = (inputs, executor)
         return self._executors[id(inputs)][1]
+
+    def doubts(self, seed: int) -> list[str]:
+        """What is probably not meant."""
+        own = self._made[seed]
+        return doubts(self._experiment, own.data, own.hostile, own.executor)
 
     def data(self, seed: int) -> FederatedData:
         """The data of a seed, divided among its clients."""
@@ -338,6 +350,7 @@ def _model_facts(
     return {
         "name": experiment.model_name,
         "input_shape": list(samples.inputs.shape[1:]),
+        "named_shapes": {part.name: part.shape for part in samples.parts},
         "outputs": count_outputs(samples),
         "scale": samples.scale,
         "tensors": [[layer.name, layer.shape] for layer in executor.spec.layers],

@@ -11,7 +11,7 @@ from ..attacks import ATTACKS
 from ..core.clock import Seconds
 from ..core.types import LocalTraining
 from ..data.devices import DEVICE_FACTS, DISTRIBUTIONS, DeviceFact
-from ..data.federated import MOST_CLASSES
+from ..data.arrays import MOST_CLASSES
 from ..data.partition import OfficialTest
 from ..registry import OpenShare, Part, PositiveFloat, PositiveInt, Share, suggest
 from .parts import DrawnFrom, PartOf

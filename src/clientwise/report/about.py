@@ -60,6 +60,8 @@ def about(run: RunFolder) -> Iterator[tuple[str, str]]:
         yield "started", run.begun
     if run.computed:
         yield "backend", run.computed
+    for warning in run.warnings:
+        yield "warning", _text(warning)
     if versions := _versions(run):
         yield "versions", ", ".join(_version(name, value) for name, value in versions.items())
     if config.note:

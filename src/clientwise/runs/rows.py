@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
-from dataclasses import dataclass
-from typing import Annotated, NamedTuple
+from dataclasses import dataclass, field
+from typing import Annotated, Any, NamedTuple
 
 import numpy
 import torch
@@ -47,6 +47,13 @@ class ModelFacts:
     outputs: int
     scale: float  # the model is given inputs · scale
     tensors: tuple[tuple[str, tuple[int, ...]], ...]  # name and shape
+    # Of several inputs by name, where the network takes several; `input_shape` is that of their columns
+    named_shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
+
+    @property
+    def network_shape(self) -> Any:
+        """What the function that makes the network is given; see `Samples.input_shape`."""
+        return self.named_shapes or self.input_shape
 
     def named(self, vector: Tensor) -> dict[str, Tensor]:
         """The tensors of a model [d] by their names."""
