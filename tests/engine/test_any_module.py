@@ -89,7 +89,10 @@ def last_metric(run: cw.Run) -> float:
 
 @pytest.mark.parametrize("network", [Attending, TakesDictionary])
 def test_several_inputs_by_name(network: type[nn.Module], tmp_path: Any) -> None:
-    config = CONFIG | {"rounds": 8, "training": {"optimizer": "adam", "learning_rate": 0.05, "batch_size": 8}}
+    config = CONFIG | {
+        "rounds": 8,
+        "training": {"optimizer": "adam", "learning_rate": 0.05, "batch_size": 8},
+    }
     run = cw.Run(cw.run(config, tmp_path / "run", data=named_texts(), model=network))
     assert last_metric(run) > 0.8
     assert "cannot be stacked: it takes several inputs" in run.computed
@@ -159,7 +162,9 @@ def test_a_dataset_of_dictionaries_has_its_targets_in_labels() -> None:
             return 4
 
         def __getitem__(self, index: int) -> dict[str, Tensor]:
-            return {name: values[index] for name, values in inputs.items()} | {"labels": labels[index]}
+            return {name: values[index] for name, values in inputs.items()} | {
+                "labels": labels[index]
+            }
 
     samples = cw.Samples.from_clients([Rows()])
     assert torch.equal(samples.targets, labels)
@@ -191,12 +196,16 @@ def trained(network: nn.Module, samples: cw.Samples, mode: Mode, **training: Any
 @pytest.mark.parametrize("training", [{}, {"momentum": 0.9}])
 def test_token_ids_stay_integers_in_every_mode(training: dict[str, Any]) -> None:
     network = embedding()
-    loop, stacked = (trained(network, token_ids(), mode, **training) for mode in ("loop", "stacked"))
+    loop, stacked = (
+        trained(network, token_ids(), mode, **training) for mode in ("loop", "stacked")
+    )
     torch.testing.assert_close(loop, stacked, rtol=1e-4, atol=1e-5)
 
 
 def test_numbers_that_are_integers_by_chance_are_floats(tmp_path: Any) -> None:
-    counts = cw.Samples.from_clients([(torch.arange(60).reshape(20, 3) % 5, torch.arange(20) % 2)] * 3)
+    counts = cw.Samples.from_clients(
+        [(torch.arange(60).reshape(20, 3) % 5, torch.arange(20) % 2)] * 3
+    )
     run = cw.Run(cw.run(CONFIG | {"model": "linear"}, tmp_path / "run", data=counts))
     assert run.rounds_done() == 2
 
@@ -214,7 +223,9 @@ def rows(sizes: list[int]) -> cw.FederatedData:
     def block(size: int) -> tuple[Tensor, Tensor]:
         return torch.randn(size, 6, generator=random), torch.arange(size) % 3
 
-    return cw.FederatedData.from_clients([block(size) for size in sizes], [block(6) for _ in sizes], report=block(9))
+    return cw.FederatedData.from_clients(
+        [block(size) for size in sizes], [block(6) for _ in sizes], report=block(9)
+    )
 
 
 def test_a_last_batch_of_one_does_not_lose_the_client(tmp_path: Any, caplog: Any) -> None:
@@ -294,9 +305,15 @@ class ReturnsPair(Detached):
 @pytest.mark.parametrize(
     ("network", "said"),
     [
-        (Detached, r"cannot be trained on 8 samples of client 0 .*remove detach\(\) and no_grad\(\)"),
+        (
+            Detached,
+            r"cannot be trained on 8 samples of client 0 .*remove detach\(\) and no_grad\(\)",
+        ),
         (OnlyEvaluates, "cannot be trained on 8 samples of client 0 .*no training here"),
-        (ReturnsPair, "must return a tensor, or `logits` in an object or dictionary, returned tuple"),
+        (
+            ReturnsPair,
+            "must return a tensor, or `logits` in an object or dictionary, returned tuple",
+        ),
         (lambda: normed(5), r"does not take samples of shape \(6,\) \(float32\)"),
     ],
 )

@@ -73,5 +73,7 @@ def test_a_run_whose_model_stays_says_so_first(run: cw.Run, tmp_path: Path) -> N
     config = CONFIG | {"methods": [{"name": "braked", "brake": 1.0}], "rounds": 8}
     braked = cw.Run(cw.run(config, tmp_path / "run", data=data, model=network))
     first = headline(series_of([braked]))[0]
-    assert re.match(r"braked: the model did not change in [5-8] of 8 rounds \(.*the old one stays\)", first)
+    assert re.match(
+        r"braked: the model did not change in [5-8] of 8 rounds \(.*the old one stays\)", first
+    )
     assert views.overview([braked]).lead[0] == first

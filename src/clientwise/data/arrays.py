@@ -17,7 +17,10 @@ from ..core.problem import Classification, Problem, Regression, Survival
 MOST_CLASSES = 10_000  # evaluations count every class against every other
 MOST_SHOWN = 3  # of labels, in a message
 CHANNELS = (1, 3, 4)  # of pictures
-LABELS = ("labels", "label")  # the target of a sample that is one dictionary, as Hugging Face has it
+LABELS = (
+    "labels",
+    "label",
+)  # the target of a sample that is one dictionary, as Hugging Face has it
 
 
 @dataclass(frozen=True)
@@ -122,8 +125,9 @@ def _targets(targets: Any, holder: str) -> Tensor:
     try:
         return torch.as_tensor(targets)
     except (TypeError, ValueError) as error:
-        shown = ", ".join(map(repr, list(targets)[:MOST_SHOWN]))
-        if any(isinstance(label, str) for label in list(targets)[:MOST_SHOWN]):
+        first = list(targets)[:MOST_SHOWN]
+        if any(isinstance(label, str) for label in first):
+            shown = ", ".join(repr(str(label)) for label in first)
             raise ValueError(
                 f"{holder}: its targets are text ({shown}, ...): number the classes from 0, in the same way for all "
                 "clients, as numpy.unique(all_labels, return_inverse=True) does"
@@ -138,9 +142,7 @@ def _shape(one: Arrays) -> str:
     return f"inputs {inputs}, targets {tuple(one.targets.shape[1:])}"
 
 
-def problem_of(
-    targets: Tensor, num_classes: int | None, survival: bool
-) -> tuple[Tensor, Problem]:
+def problem_of(targets: Tensor, num_classes: int | None, survival: bool) -> tuple[Tensor, Problem]:
     """Targets as they are stored, and the problem."""
     if survival and targets.ndim > 1:
         raise ValueError(

@@ -135,7 +135,7 @@ class Samples:
             if _is_finite(values):
                 continue
             bad = ~values.isfinite().reshape(len(values), -1).all(1)
-            for holder in ids[bad].unique().tolist():
+            for holder in sorted(set(ids[bad].tolist())):
                 name = "the dataset" if self.ids is None else _called(holder, self.names)
                 said = _not_finite(values[ids == holder], what, "row")
                 found.append(f"{name}: {said}")

@@ -296,9 +296,7 @@ def _equip(
     dtype: torch.dtype,
 ) -> _Worker:
     """A worker that computes with this module."""
-    loop = LoopBackend(
-        flat, samples, draws=draws, pairs=pairs, use_graphs=use_graphs, dtype=dtype
-    )
+    loop = LoopBackend(flat, samples, draws=draws, pairs=pairs, use_graphs=use_graphs, dtype=dtype)
     return _Worker(loop, StackedBackend(flat.module, flat.spec, samples, flat.vector.device, dtype))
 
 

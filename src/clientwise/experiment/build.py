@@ -62,9 +62,12 @@ def load_samples(experiment: Experiment) -> Samples:
     folder = Path(given) if given else None
     where = f"{experiment.source}: data"
     try:
-        return scored(experiment, _loaded(experiment, experiment.data, folder))
+        samples = _loaded(experiment, experiment.data, folder)
+        if samples.after_partition is None:
+            samples.check_finite()
+        return scored(experiment, samples)
     except DataError as error:  # it names the file, but not the config
-        raise DataError(f"{where}: {error}") from None
+        raise DataError(f"{where}: {error}{_beside_config(experiment)}") from None
     except (ClientwiseError, OSError, MemoryError):
         raise
     except Exception as error:  # a user's own dataset may raise anything
@@ -74,6 +77,23 @@ def load_samples(experiment: Experiment) -> Samples:
                 "; no data folder is set: `data_dir` in the config, --data-dir or CLIENTWISE_DATA"
             )
         raise DataError(message) from error
+
+
+def _beside_config(experiment: Experiment) -> str:
+    """What to do where the files are not in the data folder, but beside the config."""
+    files = experiment.data.options.get("files") if experiment.data else None
+    folder = Path(experiment.source).parent
+    given = experiment.data_dir or os.environ.get("CLIENTWISE_DATA")
+    if (
+        not isinstance(files, str)
+        or Path(files).is_absolute()
+        or not Path(experiment.source).is_file()
+    ):
+        return ""
+    searched = Path(given) if given else Path()
+    if any(searched.glob(files)) or not any(folder.glob(files)):
+        return ""
+    return f'; {folder / files} is beside the config: add data_dir = "." to it'
 
 
 def _loaded(experiment: Experiment, data: Part, folder: Path | None) -> Samples:

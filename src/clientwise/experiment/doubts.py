@@ -53,9 +53,9 @@ def _about_targets(data: FederatedData) -> Iterator[str]:
         return
     if targets.ndim > 1 or data.samples.problem.predicts != "numbers":
         return
-    values = targets.unique()
-    if len(values) <= MOST_VALUES and torch.equal(values, values.round()):
-        shown = ", ".join(f"{value:g}" for value in values[:MOST_NAMED].tolist())
+    values = sorted(set(targets.tolist()))
+    if len(values) <= MOST_VALUES and all(value.is_integer() for value in values):
+        shown = ", ".join(f"{value:g}" for value in values[:MOST_NAMED])
         more = ", ..." if len(values) > MOST_NAMED else ""
         said = f"targets have {len(values)} different values ({shown}{more}) and are predicted as numbers"
         yield f'{said}. For classes give integers; in a table, kind = "classification"'

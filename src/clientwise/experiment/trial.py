@@ -149,7 +149,9 @@ def _training_issues(methods: Sequence[Method], engine: EmbeddedEngine) -> Itera
     held = engine.data.train
     client = int(held.sizes.argmax())
     mine = held.slice(client)
-    count = min(TRIED_SAMPLES, methods[0].training.batch_size or TRIED_SAMPLES, int(held.sizes.max()))
+    count = min(
+        TRIED_SAMPLES, methods[0].training.batch_size or TRIED_SAMPLES, int(held.sizes.max())
+    )
     if not count:  # no client's samples are here
         return
     job = TrainJob(
@@ -165,8 +167,13 @@ def _training_issues(methods: Sequence[Method], engine: EmbeddedEngine) -> Itera
     if isinstance(result, Exception):
         reason = _explained(result, executor.samples)
         if "does not require grad" in reason:
-            reason += "; no output depends on a parameter: remove detach() and no_grad() from `forward`"
-        yield "model", f"cannot be trained on {count} samples of {engine.data.called(client)} ({reason})"
+            reason += (
+                "; no output depends on a parameter: remove detach() and no_grad() from `forward`"
+            )
+        yield (
+            "model",
+            f"cannot be trained on {count} samples of {engine.data.called(client)} ({reason})",
+        )
 
 
 def _executor(engine: EmbeddedEngine) -> DeviceExecutor:

@@ -66,7 +66,9 @@ class FlatModel:
 
     def frozen(self) -> Tensor | None:
         """Which values of `parameter` belong to layers that do not learn; None: all learn."""
-        masks = [torch.full((one.numel(),), not one.requires_grad) for one in self.module.parameters()]
+        masks = [
+            torch.full((one.numel(),), not one.requires_grad) for one in self.module.parameters()
+        ]
         found = torch.cat(masks)
         return found.to(self.vector.device) if bool(found.any()) else None
 

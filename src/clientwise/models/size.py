@@ -62,9 +62,7 @@ def check_batches(
         )
 
 
-def values_per_sample(
-    module: nn.Module, sample: Tensor | Mapping[str, Tensor]
-) -> tuple[int, int]:
+def values_per_sample(module: nn.Module, sample: Tensor | Mapping[str, Tensor]) -> tuple[int, int]:
     """How many values the layers make of a sample [1, ...] on its way: all of them, and the most of one layer."""
     made: list[int] = []
 

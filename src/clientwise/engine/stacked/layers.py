@@ -368,9 +368,7 @@ class Dropping(StackedLayer):
         if not training or module.p == 0:
             return values
         shape = channels_first(values).shape[1:]
-        draw = torch.vmap(
-            lambda key: keep(shape, module.p, module.layer, key, draws.step)
-        )
+        draw = torch.vmap(lambda key: keep(shape, module.p, module.layer, key, draws.step))
         self._mask = channels_last(draw(draws.keys[: len(values)]).to(values.dtype))
         return values * self._mask
 
