@@ -168,3 +168,14 @@ def test_files_beside_the_config_and_all_bad_columns(table: Path, monkeypatch: A
     said = str(raised.value)
     assert all(f"no column {name!r}" in said for name in ("age", "city"))
     assert all(f"has a column {name!r}" in said for name in ("years", "town"))
+
+
+def test_a_metric_that_is_no_share_is_not_printed_as_percent(tmp_path: Path) -> None:
+    @cw.METRICS.register("hits", cw.needs("classes"))
+    def hits(counts: Any) -> Any:
+        """How many samples are right."""
+        return counts.diagonal(dim1=-2, dim2=-1).sum(-1)
+
+    config = CONFIG | {"evaluation": {"metric": "hits"}}
+    with pytest.raises(ConfigError, match="evaluation.metric: hits is 30 for some models: results"):
+        cw.run(config, tmp_path / "run", data=clients())

@@ -109,7 +109,7 @@ def run(
             warnings = seeds.doubts(experiment.seeds[0])
             store.set_facts({"warnings": warnings})
             for warning in warnings:
-                log.warning("%s", warning)
+                log.warning("warning: %s", warning)  # printed as it is, without a logging setup
             sitting = _Sitting(experiment, store, seeds, trackers, on_round)
             sitting.begin(samples, on_clients)
             sitting.run(data)
