@@ -56,7 +56,7 @@ BELOW: dict[str, set[str]] = {  # package or module: what it may import of clien
     "loading": {"prediction", "runs", "experiment", "models"},
     "results": {"prediction", "report", "runs", "experiment", "models", "registry", "errors"},
     "launch": {"flower", "experiment", "data", "models", "progress", "errors"},
-    "testing": {"core", "registry"},
+    "testing": {"attacks", "core", "data", "models", "registry"},
     "reference": {"experiment", "attacks", "models", "data", "core", "trackers", "registry"},
 }
 TOP = {"api", "cli", "__init__", "__main__"}  # may import everything; nothing imports cli

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 import runpy
@@ -18,7 +19,7 @@ import typer
 
 import clientwise as cw
 from clientwise.cli import app
-from clientwise.reference import markdown
+from clientwise.reference import KINDS, markdown
 
 ROOT = Path(__file__).parents[1]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
@@ -102,8 +103,12 @@ def test_the_example_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_the_page_on_models_is_true(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    own, plugin, trained, elsewhere = blocks("models.md", "python")
+    own, several_inputs, plugin, trained, elsewhere = blocks("models.md", "python")
     monkeypatch.chdir(tmp_path)
+    exec(
+        f"import clientwise as cw\nfrom torch import nn\n{several_inputs}\nassert cw.Run(folder).finished",
+        {},
+    )
     Path("my_net.py").write_text(plugin, encoding="utf-8")
     exported = 'run.export("FedAvg", 1, "runs/own/models")\nmodule = network((1, 8, 8), 10)'
     exec(
@@ -163,6 +168,25 @@ def test_the_page_on_criteria_and_other_parts_runs_as_printed(
         assert cw.Run(cw.run(rest | digits | config, tmp_path / f"run-{number}")).finished
     found = cw.load(rest | by_site | {"data_dir": str(tmp_path)})
     assert cw.Run(cw.run(found, tmp_path / "sites")).finished
+
+
+def test_the_page_on_parts_names_every_kind_and_runs_as_printed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = (ROOT / "docs" / "parts.md").read_text(encoding="utf-8")
+    for registry in KINDS.values():
+        (row,) = [line for line in page.splitlines() if line.startswith(f"| {registry.kind} |")]
+        parts = [registry.get(name) for name in registry]
+        for part in parts if not inspect.isclass(parts[0]) else []:
+            given = inspect.signature(part).parameters.values()
+            passed = [one.name for one in given if one.kind is not one.KEYWORD_ONLY]
+            assert all(name in row or name in ("scores", "targets") for name in passed), passed
+    (tmp_path / "my_parts.py").write_text("\n".join(blocks("parts.md", "python")), encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "my_parts", raising=False)
+    (config,) = blocks("parts.md", "toml")
+    found = tomllib.loads(config) | {"plugin_dir": str(tmp_path)}
+    assert cw.Run(cw.run(found, tmp_path / "run")).metric == "jaccard"
 
 
 @pytest.mark.parametrize(

@@ -138,7 +138,7 @@ def test_samples_of_ones_own_are_split_anew_with_every_seed(tmp_path: Path) -> N
         cw.run(CONFIG | {"engine": "flower", "methods": ["FedAvg"]}, data=samples, model=None)
     with pytest.raises(ValueError, match="no clients: give a pair of arrays"):
         cw.Samples.from_clients({})
-    with pytest.raises(ValueError, match=r"block 1 .* has 3 inputs, 2 targets"):
+    with pytest.raises(ValueError, match="client 1: has 3 inputs, 2 targets"):
         cw.Samples.from_clients([(x[:5], y[:5]), (x[:3], y[:2])])
 
 

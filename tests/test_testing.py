@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,12 +11,25 @@ import torch
 from torch import Tensor
 
 import clientwise as cw
+from clientwise.attacks import ATTACKS
 from clientwise.core.criteria import CRITERIA, Arrivals
+from clientwise.core.metrics import METRICS
+from clientwise.core.problem import Classification
 from clientwise.core.rules import RULES, Ruled, State
 from clientwise.core.scores import SCORES, Score, Term
 from clientwise.engine.local import LocalEngine
+from clientwise.models.networks import MODELS
 from clientwise.registry import needs
-from clientwise.testing import check_criterion, check_engine, check_rule, check_score
+from clientwise.testing import (
+    check_attack,
+    check_criterion,
+    check_dataset,
+    check_engine,
+    check_metric,
+    check_model,
+    check_rule,
+    check_score,
+)
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "attribute": {"of": "premium", "attributes": {"premium": [1.0, 0.0, 0.5]}},
@@ -26,6 +40,11 @@ OPTIONS: dict[str, dict[str, Any]] = {
     },
 }
 NAMES = ("a", "b", "c")
+MODEL_OPTIONS: dict[str, dict[str, Any]] = {
+    "fully_convolutional": {"num_outputs": 64},
+    "lstm": {"input_shape": (6,), "inputs": torch.arange(24).reshape(4, 6), "words": 50},
+}
+ATTACK_OPTIONS: dict[str, dict[str, Any]] = {"semantic_backdoor": {"having": "green"}}
 SCORE_OPTIONS: dict[str, dict[str, Any]] = {
     "weighted_mean": {"weights": {"a": 2.0, "b": 0.0, "c": 1.0}},
     "owa": {"quantifier": "most"},
@@ -126,3 +145,170 @@ def test_an_engine_that_forgets_clients_is_found(make_engine: Callable[..., Loca
     with pytest.raises(AssertionError, match=r"asked clients \(0, 1, 2\), got updates of \(1, 2\)"):
         check_engine(engine)
     assert torch.isfinite(engine.initial_model).all()
+
+
+@pytest.mark.parametrize("name", list(METRICS))
+def test_every_metric_passes(name: str) -> None:
+    check_metric(name)
+
+
+@pytest.mark.parametrize("name", list(MODELS))
+def test_every_model_passes(name: str) -> None:
+    check_model(name, **MODEL_OPTIONS.get(name, {}))
+
+
+@pytest.mark.parametrize("name", list(ATTACKS))
+def test_every_attack_passes(name: str) -> None:
+    check_attack(name, **ATTACK_OPTIONS.get(name, {}))
+
+
+@pytest.mark.parametrize("name", ["digits", "diabetes"])
+def test_datasets_pass(name: str) -> None:
+    check_dataset(name)
+
+
+@pytest.mark.parametrize(
+    ("value", "declared", "message"),
+    [
+        (lambda counts: counts.sum((-2, -1)), cw.needs(), "must declare what is predicted"),
+        (
+            lambda counts: counts.diagonal(dim1=-2, dim2=-1).sum(-1),
+            cw.measure("classes"),
+            r"not in \[0, 1\].*is_share=False",
+        ),
+        (
+            lambda counts: counts[..., 0, 0] / counts[..., 0].sum(-1),
+            cw.measure("classes", is_error=True),
+            "must have the lowest",
+        ),
+        (lambda counts: counts.sum(), cw.measure("classes"), "one value per model"),
+        (
+            lambda counts: counts[..., 0, 0] / counts.sum((-2, -1)),
+            cw.measure("classes"),
+            "finite without samples",
+        ),
+        (lambda counts: 0.5, cw.measure("classes"), "must return a tensor"),
+    ],
+)
+def test_metrics_that_cannot_be_right(value: Any, declared: Any, message: str) -> None:
+    @cw.METRICS.register("wrong", declared)
+    def wrong(counts: Tensor) -> Tensor:
+        """Wrong in one way or another."""
+        return value(counts)
+
+    with pytest.raises(AssertionError, match=message):
+        check_metric("wrong")
+
+
+@pytest.mark.parametrize(
+    ("network", "message"),
+    [
+        (lambda shape, outputs: torch.nn.Flatten(), "no parameters to train"),
+        (
+            lambda shape, outputs: torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 1)),
+            "3 numbers are needed per sample, got 1",
+        ),
+        (
+            lambda shape, outputs: torch.nn.Sequential(
+                torch.nn.Flatten(), torch.nn.Linear(64, 3), Centred()
+            ),
+            "depends on the other samples",
+        ),
+        (lambda shape, outputs: "mlp", "must return a torch.nn.Module"),
+    ],
+)
+def test_models_that_cannot_be_right(network: Any, message: str) -> None:
+    @cw.MODELS.register("wrong")
+    def wrong(input_shape: Any, num_outputs: int) -> Any:
+        """Wrong in one way or another."""
+        return network(input_shape, num_outputs)
+
+    with pytest.raises(AssertionError, match=message):
+        check_model("wrong")
+
+
+class Centred(torch.nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x - x.mean(0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"targets": torch.arange(12) % 5}, "labels must be 0 to 2, go from 0 to 4"),
+        ({"targets": (torch.arange(12) % 3).int()}, "class numbers must be int64"),
+        ({"inputs": torch.zeros(11, 4)}, "11 inputs, 12 targets"),
+        ({"inputs": torch.full((12, 4), torch.nan)}, "not finite"),
+        ({"ids": torch.arange(12), "names": ("only",)}, "id 11 has no name"),
+    ],
+)
+def test_datasets_that_cannot_be_right(changes: dict[str, Any], message: str) -> None:
+    @cw.DATASETS.register("wrong")
+    def wrong(data_dir: Any) -> cw.Samples:
+        """Wrong in one way or another."""
+        given = {"inputs": torch.zeros(12, 4), "targets": torch.arange(12) % 3, **changes}
+        return cw.Samples(problem=Classification(3), **given)
+
+    with pytest.raises(AssertionError, match=message):
+        check_dataset("wrong")
+
+
+def test_a_dataset_that_is_drawn_anew_is_found() -> None:
+    @cw.DATASETS.register("drawn")
+    def drawn(data_dir: Any) -> cw.Samples:
+        """Other samples every time."""
+        return cw.Samples(torch.rand(12, 4), torch.arange(12) % 3, Classification(3))
+
+    with pytest.raises(AssertionError, match="twice gives different samples"):
+        check_dataset("drawn")
+
+
+class InPlace(cw.Attack):
+    """Changes the model that it is given."""
+
+    def forge(self, known: cw.Knowledge) -> Tensor:
+        return known.model.mul_(-1)
+
+
+class Peeking(cw.Attack):
+    """Looks at the others without declaring it."""
+
+    def forge(self, known: cw.Knowledge) -> Tensor:
+        return known.global_model + known.honest.mean
+
+
+class Drawing(cw.Attack):
+    """Draws from PyTorch's generator."""
+
+    def forge(self, known: cw.Knowledge) -> Tensor:
+        return torch.randn_like(known.model)
+
+
+class Relabelling(cw.Attack):
+    """Invents a class."""
+
+    def relabel(self, targets: Tensor, problem: Any, random: Any) -> Tensor:
+        return targets + 1
+
+
+class Flattering(cw.Attack):
+    """Judges without declaring it."""
+
+    def judge(self, truth: Any, own: Tensor, problem: Any) -> Any:
+        return replace(truth, values=torch.ones_like(truth.values))
+
+
+@pytest.mark.parametrize(
+    ("attack", "message"),
+    [
+        (InPlace, "must not change the given model"),
+        (Peeking, r"declares \(nothing\).*whole_cohort"),
+        (Drawing, "draw from `known.random` only"),
+        (Relabelling, "labels 0 to 2"),
+        (Flattering, "without needs"),
+    ],
+)
+def test_attacks_that_cannot_be_right(attack: Any, message: str) -> None:
+    cw.ATTACKS.register("wrong")(attack)
+    with pytest.raises(AssertionError, match=message):
+        check_attack("wrong")

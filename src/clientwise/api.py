@@ -15,6 +15,7 @@ from .core.criteria import ClientFacts as ClientFacts
 from .core.criteria import criterion as criterion
 from .core.evidence import EVIDENCE as EVIDENCE
 from .core.metrics import METRICS as METRICS
+from .core.metrics import measure as measure
 from .core.priority import ADJUSTMENTS as ADJUSTMENTS
 from .core.rules import RULES as RULES
 from .core.rules import Ruled as Ruled

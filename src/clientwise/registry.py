@@ -202,6 +202,8 @@ def _options_of(part: Callable[..., Any], passes: bool) -> tuple[Option, ...]:
         hints = {}
     options = []
     for parameter in inspect.signature(part).parameters.values():
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            continue  # a protocol's subclass without a constructor takes anything
         if takes_all or parameter.kind is inspect.Parameter.KEYWORD_ONLY:
             type_of_value = hints.get(parameter.name, Any)
             options.append(Option(parameter.name, type_of_value, parameter.default))

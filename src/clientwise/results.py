@@ -207,12 +207,12 @@ class Run(RunFolder):
         """A function that makes the network that was trained."""
         about = self.model_facts(seed)
         if own is not None:
-            return partial(OwnModel(own), about.input_shape, about.outputs)
+            return partial(OwnModel(own), about.network_shape, about.outputs)
         part = load_experiment(self.folder / "config.toml").model
         if part is None:
             fills = f"run.model(..., module={about.name}) fills it"
             raise RunError(f"{self.id}: was given a network of your own: {fills}")
-        return partial(make(MODELS, part), about.input_shape, about.outputs)
+        return partial(make(MODELS, part), about.network_shape, about.outputs)
 
     def _file_name(self, method: str, seed: int) -> str:
         """The name of an exported model, with a number where methods have the same plain name."""
@@ -232,6 +232,8 @@ class Run(RunFolder):
 
 def _write_onnx(network: nn.Module, header: ModelHeader, path: Path) -> Path:
     """Write a network as ONNX: on a table, it takes the columns and returns predictions."""
+    if header.named_shapes:
+        raise ClientwiseError(f"{header.model}: a network with several inputs is not written as ONNX")
     samples = torch.zeros(2, *header.input_shape)
     names = ("samples", "outputs")
     if header.table is not None:

@@ -59,7 +59,7 @@ def test_your_own_arrays() -> None:
         ),
         (
             {"report": (numpy.zeros((1, 3)), [0])},
-            r"samples must be of one shape, got \[\(\(2,\), \(\)\), \(\(3,\)",
+            r"of one shape: report: inputs \(3,\), targets \(\), client 0, training: inputs \(2,\)",
         ),
         (
             {"report": (numpy.zeros(()), numpy.zeros((), int))},

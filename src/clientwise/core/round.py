@@ -25,6 +25,8 @@ from .weighting import divide
 
 LARGEST_LOSS = 1e30  # a float32 model that still learns has a smaller one
 LINE_SEARCH_POINTS = 5  # models tried between the aggregate and the tuned model
+STAYS = "the model stays as it was"
+OLD_STAYS = "the old one stays"
 
 
 def first_state(model: Tensor, method: Method, engine: Engine) -> ServerState:
@@ -136,7 +138,7 @@ def why_unusable(
 ) -> tuple[str, ...]:
     """Why the new model cannot be used, as notes for the record; empty if it can."""
     reason = _why_no_weights(chosen, cohort) or _why_no_answers(chosen.model, report or local)
-    return (f"{reason}: the model stays as it was",) if reason else ()
+    return (f"{reason}: {STAYS}",) if reason else ()
 
 
 def why_braked(model: Tensor, before: Tensor, method: Method, engine: Engine) -> tuple[str, ...]:
@@ -154,7 +156,12 @@ def why_braked(model: Tensor, before: Tensor, method: Method, engine: Engine) ->
     if mean <= method.brake * error:
         return ()
     by = f"{mean:.3g} ± {error:.2g}"
-    return (f"braked: the new model is worse on the server's set by {by}: the old one stays",)
+    return (f"braked: the new model is worse on the server's set by {by}: {OLD_STAYS}",)
+
+
+def keeps_model(note: str) -> bool:
+    """Whether a note of a round says that its model is the one of the round before."""
+    return note.endswith((STAYS, OLD_STAYS))
 
 
 def with_old_model(chosen: Candidate, state: ServerState) -> Candidate:

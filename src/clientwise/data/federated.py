@@ -12,17 +12,18 @@ import numpy
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import Dataset, default_collate
+from torch.utils.data import Dataset
 
 from ..core.clock import Devices
 from ..core.criteria import fact_columns
-from ..core.problem import Classification, Problem, Regression, Survival
+from ..core.problem import Problem
 from ..core.seeding import generator
 from ..encoding import Encoding
+from .arrays import NamedInput, join, problem_of, read_columns, read_dataset, unpack
 from .folder import DataError
 
 MOST_NAMED = 3  # of clients or columns, in a message
-MOST_CLASSES = 10_000  # evaluations count every class against every other
+Inputs = Tensor | dict[str, Tensor]  # a batch as a network is called with it
 
 
 @dataclass(frozen=True)
@@ -42,11 +43,32 @@ class Samples:
     after_partition: Callable[[FederatedData], FederatedData] | None = None
     names: tuple[str, ...] = ()  # of the ids, if they have any: id 2 is names[2]
     table: Encoding | None = None  # what the inputs are made from, where they come from a table
+    # What the columns of `inputs` are where the network takes several inputs; see `arrays.pack`
+    parts: tuple[NamedInput, ...] = ()
+    integers: bool = False  # whether the network is given integers as integers, as token ids are
 
     def batch(self, indices: Tensor) -> Tensor:
-        """Samples as the model sees them: float32 [len(indices), ...], scaled, on the indices' device."""
-        inputs = self.inputs[indices.to(self.inputs.device)].to(indices.device).float()
+        """Samples as numbers: float32 [len(indices), ...], scaled, on the indices' device."""
+        inputs = self._rows(indices).float()
         return inputs if self.scale == 1 else inputs * self.scale
+
+    def network_inputs(self, indices: Tensor) -> Inputs:
+        """Samples as the network is called with them: a batch, or several by name."""
+        if self.parts:
+            return unpack(self._rows(indices), self.parts)
+        if self.integers:
+            return self._rows(indices).long()
+        return self.batch(indices)
+
+    def _rows(self, indices: Tensor) -> Tensor:
+        return self.inputs[indices.to(self.inputs.device)].to(indices.device)
+
+    @property
+    def input_shape(self) -> Any:
+        """The shape of a sample, or of several inputs by name: what functions that make a network are given."""
+        if self.parts:
+            return {part.name: part.shape for part in self.parts}
+        return tuple(self.inputs.shape[1:])
 
     def with_copies(self, of: Tensor, inputs: Tensor) -> Samples:
         """These samples and, appended, copies of the samples `of` [m] with other inputs [m, ...]."""
@@ -89,19 +111,37 @@ class Samples:
             (torch.Size([3, 1]), [0, 0, 1], ('north', 'south'))
         """
         held = list(clients.values()) if isinstance(clients, Mapping) else list(clients)
-        blocks = [one if isinstance(one, tuple) else _arrays(one) for one in held]
+        blocks = [one if isinstance(one, tuple) else read_dataset(one) for one in held]
         if not blocks:
             raise ValueError("no clients: give a pair of arrays, or a dataset, for each")
-        inputs, targets = _joined(blocks)
-        targets, problem = _problem(targets, num_classes, survival)
+        names = tuple(clients) if isinstance(clients, Mapping) else ()
+        found = join(blocks, [_called(client, names) for client in range(len(blocks))])
+        targets, problem = problem_of(found.targets, num_classes, survival)
         sizes = torch.tensor([len(block[1]) for block in blocks])
-        return Samples(
-            inputs.float() if inputs.is_floating_point() else inputs,
+        samples = Samples(
+            found.inputs,
             targets,
             problem,
             ids=torch.repeat_interleave(torch.arange(len(blocks)), sizes),
-            names=tuple(clients) if isinstance(clients, Mapping) else (),
+            names=names,
+            parts=found.parts,
         )
+        samples.check_finite()
+        return samples
+
+    def check_finite(self) -> None:
+        """DataError if inputs or targets are not finite: of which holder, and in which of its rows."""
+        ids = torch.zeros(len(self.targets), dtype=torch.int64) if self.ids is None else self.ids
+        found = []
+        for what, values in {"inputs": self.inputs, "targets": self.targets}.items():
+            if _is_finite(values):
+                continue
+            bad = ~values.isfinite().reshape(len(values), -1).all(1)
+            for holder in sorted(set(ids[bad].tolist())):
+                name = "the dataset" if self.ids is None else _called(holder, self.names)
+                said = _not_finite(values[ids == holder], what, "row")
+                found.append(f"{name}: {said}")
+        _refuse(found)
 
 
 @dataclass(frozen=True)
@@ -241,13 +281,13 @@ class FederatedData:
         """DataError if inputs or targets are not finite: of which client, how many, in which columns."""
         kinds = {"inputs": self.samples.inputs, "targets": self.samples.targets}
         wrong = {what: values for what, values in kinds.items() if not _is_finite(values)}
-        parts = {"training": self.train, "test": self.test}
+        parts = {"training sample": self.train, "test sample": self.test}
         holders = []
         for client in range(self.num_clients):
             for part, own in parts.items():
                 holders.append((self.called(client), part, own, client))
         holders += [
-            ("the server", "its", own, 0) for own in (self.weigh, self.report) if own is not None
+            ("the server", "sample", own, 0) for own in (self.weigh, self.report) if own is not None
         ]
         found = []
         for what, values in wrong.items():
@@ -255,15 +295,11 @@ class FederatedData:
                 held = values[own.indices[own.slice(index)]]
                 if said := _not_finite(held, what, part):
                     found.append(f"{holder}: {said}")
-        if found:
-            more = f"; {len(found)} such problems in all" if len(found) > MOST_NAMED else ""
-            raise DataError(
-                f"{'; '.join(found[:MOST_NAMED])}{more}; correct them, or leave those samples out"
-            )
+        _refuse(found)
 
     def called(self, client: int) -> str:
         """A client in a message: its number, and its name if it has one."""
-        return f"client {client} ({self.names[client]})" if self.names else f"client {client}"
+        return _called(client, self.names)
 
     def centralised(self, what: Literal["pooled", "server_only"]) -> FederatedData:
         """The data with client 0 holding all training samples: those of all clients, or the server's."""
@@ -325,10 +361,13 @@ class FederatedData:
                 f"{len(train)} clients have training data, {len(test)} have test data: give both for each client"
             )
         blocks = [*train, *test, *(block for block in (weigh, report) if block is not None)]
-        inputs, targets = _joined(blocks)
-        targets, problem = _problem(targets, num_classes, survival)
         if names and len(names) != len(train):
             raise ValueError(f"{len(names)} names for {len(train)} clients: give one for each")
+        clients = [_called(client, names) for client in range(len(train))]
+        holders = [f"{client}, {part}" for part in ("training", "test") for client in clients]
+        holders += [name for name, own in {"weigh": weigh, "report": report}.items() if own]
+        found = join(blocks, holders)
+        targets, problem = problem_of(found.targets, num_classes, survival)
         for name, values in (attributes or {}).items():
             if len(values) != len(train):
                 raise ValueError(
@@ -345,9 +384,10 @@ class FederatedData:
         server = iter(parts[2 * len(train) :])
         data = FederatedData(
             Samples(
-                inputs.float() if inputs.is_floating_point() else inputs,
+                found.inputs,
                 targets,
                 problem,
+                parts=found.parts,
                 sample_attributes={
                     name: _first(
                         torch.cat([torch.as_tensor(part) for part in values]), len(targets)
@@ -381,10 +421,10 @@ class FederatedData:
         See `from_clients` for the arguments.
         """
         return FederatedData.from_clients(
-            [_arrays(dataset) for dataset in train],
-            [_arrays(dataset) for dataset in test],
-            weigh=None if weigh is None else _arrays(weigh),
-            report=None if report is None else _arrays(report),
+            [read_dataset(dataset) for dataset in train],
+            [read_dataset(dataset) for dataset in test],
+            weigh=None if weigh is None else read_dataset(weigh),
+            report=None if report is None else read_dataset(report),
             num_classes=num_classes,
             names=names,
             attributes=attributes,
@@ -418,7 +458,7 @@ class FederatedData:
         """
         train, test = [], []
         for client in range(partitioner.num_partitions):
-            values, labels = _columns(partitioner.load_partition(client), inputs, targets)
+            values, labels = read_columns(partitioner.load_partition(client), inputs, targets)
             order = torch.randperm(len(labels), generator=generator(seed, "split", 0, client))
             cut = min(len(labels) - 1, max(1, round(len(labels) * test_fraction)))
             test.append((values[order[:cut]], labels[order[:cut]]))
@@ -426,31 +466,25 @@ class FederatedData:
         data = FederatedData.from_clients(
             train,
             test,
-            weigh=None if weigh is None else _columns(weigh, inputs, targets),
-            report=None if report is None else _columns(report, inputs, targets),
+            weigh=None if weigh is None else read_columns(weigh, inputs, targets),
+            report=None if report is None else read_columns(report, inputs, targets),
             num_classes=num_classes,
         )
         pictures = data.samples.inputs.dtype == torch.uint8
         return replace(data, samples=replace(data.samples, scale=1 / 255)) if pictures else data
 
 
-def _joined(blocks: Sequence[tuple[Any, Any]]) -> tuple[Tensor, Tensor]:
-    """Inputs and targets of all blocks; ValueError if they do not fit together."""
-    tensors = [(torch.as_tensor(inputs), torch.as_tensor(targets)) for inputs, targets in blocks]
-    for number, pair in enumerate(tensors):
-        block = f"block {number} (train, test, weigh, report)"
-        if not all(part.ndim for part in pair):
-            raise ValueError(f"{block} is a single number; give one row for every sample")
-        if len(pair[0]) != len(pair[1]):
-            raise ValueError(f"{block} has {len(pair[0])} inputs, {len(pair[1])} targets")
-    shapes = {(inputs.shape[1:], targets.shape[1:]) for inputs, targets in tensors if len(inputs)}
-    if len(shapes) > 1:
-        raise ValueError(
-            f"samples must be of one shape, got {sorted((tuple(one), tuple(two)) for one, two in shapes)}"
+def _called(client: int, names: Sequence[str]) -> str:
+    return f"client {client} ({names[client]})" if names else f"client {client}"
+
+
+def _refuse(found: Sequence[str]) -> None:
+    """DataError with the first of these problems, if there are any."""
+    if found:
+        more = f"; {len(found)} such problems in all" if len(found) > MOST_NAMED else ""
+        raise DataError(
+            f"{'; '.join(found[:MOST_NAMED])}{more}; correct them, or leave those samples out"
         )
-    return torch.cat([inputs for inputs, _ in tensors]), torch.cat(
-        [targets for _, targets in tensors]
-    )
 
 
 def _row_digests(values: Tensor) -> NDArray[numpy.uint64]:
@@ -465,12 +499,12 @@ def _row_digests(values: Tensor) -> NDArray[numpy.uint64]:
     return numpy.frombuffer(b"".join(digests), numpy.uint64)
 
 
-def _not_finite(values: Tensor, what: str, part: str) -> str:
+def _not_finite(values: Tensor, what: str, row: str) -> str:
     """How many of a holder's values are not finite, and where; empty if all are finite."""
     bad = ~values.isfinite()
     if not bool(bad.any()):
         return ""
-    first = f"the first in {part} sample {int(bad.nonzero()[0, 0])}"
+    first = f"the first in {row} {int(bad.nonzero()[0, 0])}"
     said = f"{int(bad.sum()):,} of its {what} are not finite numbers, {first}"
     if bad.ndim != 2:
         return said
@@ -485,54 +519,6 @@ def _not_finite(values: Tensor, what: str, part: str) -> str:
 def _is_finite(values: Tensor) -> bool:
     """Whether all are finite, in one pass: a sum is not finite if a number is not (or if it overflows)."""
     return not values.is_floating_point() or bool(values.sum().isfinite())
-
-
-def _problem(targets: Tensor, num_classes: int | None, survival: bool) -> tuple[Tensor, Problem]:
-    """Targets as they are stored, and the problem."""
-    if survival and targets.ndim > 1:
-        raise ValueError(
-            f"targets of shape {tuple(targets.shape)}: survival has one time per sample"
-        )
-    if survival or targets.is_floating_point():
-        return targets.float(), Survival() if survival else Regression()
-    return targets.long(), _classes(targets.long(), num_classes)
-
-
-def _classes(targets: Tensor, num_classes: int | None) -> Problem:
-    """So many classes, or as many as there are labels; ValueError where they cannot be the labels of classes."""
-    least, largest = (int(targets.min()), int(targets.max())) if len(targets) else (0, 0)
-    problem = Classification(num_classes or max(2, largest + 1))
-    if not 2 <= problem.num_classes <= MOST_CLASSES:
-        raise ValueError(
-            f"there are {problem.num_classes:,} classes: must be 2 to {MOST_CLASSES:,}"
-        )
-    if least < 0 or largest >= problem.num_classes:
-        raise ValueError(
-            f"labels must be 0 to {problem.num_classes - 1}, found {least} to {largest}"
-        )
-    return problem
-
-
-def _arrays(dataset: Dataset[Any]) -> tuple[Tensor, Tensor]:
-    """Inputs and targets of a PyTorch dataset."""
-    length = len(dataset)  # type: ignore[arg-type]  # those without a length cannot be divided into batches either
-    if not length:
-        raise ValueError("a dataset is empty: every client needs samples to train and to test on")
-    inputs, targets = default_collate([dataset[index] for index in range(length)])
-    return inputs, targets
-
-
-def _columns(dataset: Any, inputs: str, targets: str) -> tuple[Tensor, Tensor]:
-    """Two columns of a Hugging Face dataset; images with their channels first."""
-    if missing := {inputs, targets} - set(dataset.column_names):
-        raise ValueError(
-            f"no column {sorted(missing)} in this dataset; it has {dataset.column_names}"
-        )
-    rows = dataset.with_format("numpy")[:]
-    values = torch.as_tensor(numpy.stack(list(rows[inputs])))
-    if values.dtype == torch.uint8:
-        values = values.unsqueeze(1) if values.ndim == 3 else values.movedim(-1, 1)
-    return values, torch.as_tensor(rows[targets])
 
 
 def _first(values: Tensor, count: int) -> Tensor:

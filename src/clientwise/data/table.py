@@ -17,10 +17,11 @@ from ..core.problem import Classification, Problem, Regression, Survival
 from ..encoding import Encoding, InputColumn
 from ..errors import shortened
 from ..registry import suggest
+from .arrays import MOST_CLASSES
 from .cache import Writer, cached
 from .catalogue import DATASETS
 from .columns import Standardise, prepare
-from .federated import MOST_CLASSES, Samples
+from .federated import Samples
 from .folder import DataError, reason
 from .table_files import ENDINGS, read_table
 
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("clientwise")
 LARGEST = 1e30  # number, either sign: squares of larger ones are infinite
+MOST_PROBLEMS = 10  # in one message
+NOT_NUMBERS = "; correct the cells, or put the column into `categories` or `ignore`"
 MOST_CATEGORIES = 1_000  # of a column: more are names or numbers, not categories
 FORMAT = 2  # increase it when `cached_table` writes other arrays than before
 Kind = Literal["classification", "regression"]
@@ -201,26 +204,33 @@ def _common_columns(
     used = [name for name in first.rows.columns if name not in ignored]
     wanted = {*used, *ignored}
     found: set[str] = set()
+    wrong: list[str] = []
     for sheet in sheets:
         known = set(sheet.rows.columns)
         found |= known
-        for name in [*needed, *used]:
+        for name in dict.fromkeys([*needed, *used]):
             if name not in known:
-                raise DataError(
-                    f"{sheet.path}: no column {shortened(name)!r}{suggest(name, known)}"
-                )
+                wrong.append(f"{sheet.path}: no column {shortened(name)!r}{suggest(name, known)}")
         for name in sheet.rows.columns:
             if name not in wanted:
-                raise DataError(
+                wrong.append(
                     f"{sheet.path}: has a column {shortened(name)!r}, but {first.path} has none; "
                     "put it into `ignore`, or add it there"
                 )
     for name in ignore:
         if name not in found:
-            raise DataError(
+            wrong.append(
                 f"{first.path}: no column {shortened(name)!r} to ignore{suggest(name, found)}"
             )
+    _refuse(wrong)
     return used
+
+
+def _refuse(wrong: Sequence[str], advice: str = "") -> None:
+    """DataError with all of these problems, if there are any."""
+    if wrong:
+        more = [f"and {len(wrong) - MOST_PROBLEMS} more"] if len(wrong) > MOST_PROBLEMS else []
+        raise DataError("; ".join([*wrong[:MOST_PROBLEMS], *more]) + advice)
 
 
 def _inputs(
@@ -236,14 +246,19 @@ def _inputs(
         values[:, positions] = numpy.concatenate(parts)
     too_large: numpy.ndarray = numpy.any(numpy.abs(values) > LARGEST, axis=0)
     columns = []
+    wrong: list[str] = []
     for index, name in enumerate(names):
         words: list[str] = []
         if name in categories:
             codes, words = _codes(sheets, name, MOST_CATEGORIES)
             values[:, index] = numpy.where(codes < 0, numpy.nan, codes)
         elif name not in done or too_large[index]:
-            values[:, index] = _numbers(sheets, name)
+            try:
+                values[:, index] = _numbers(sheets, name)
+            except DataError as error:  # the other columns may be wrong, too
+                wrong.append(str(error).removesuffix(NOT_NUMBERS))
         columns.append(InputColumn(name, tuple(words)))
+    _refuse(wrong, NOT_NUMBERS)
     return values, tuple(columns)
 
 
@@ -337,9 +352,9 @@ def _numbers(sheets: Sequence[Sheet], name: str) -> numpy.ndarray:
             value = shortened(str(column.iloc[first]), 40)
             where = f"{sheet.path}: column {name!r}, row {int(column.index[first]) + 1}"
             more = int(wrong.sum()) - 1
+            others = f", and neither are {more} other cells" if more else ""
             raise DataError(
-                f"{where}: {value!r} is not a number below {LARGEST:g}, and neither are {more} other cells; "
-                "correct the cells, or put the column into `categories` or `ignore`"
+                f"{where}: {value!r} is not a number below {LARGEST:g}{others}{NOT_NUMBERS}"
             )
         parts.append(numbers)
     return numpy.concatenate(parts)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..core.problem import Problem
 from ..core.types import Evaluation
-from ..data.federated import Samples
+from ..data.federated import Inputs, Samples
 from .jobs import EvaluateJob, EvaluateResult
 
 BATCH = 4096  # samples times models in one pass; on a GPU four times as many
@@ -17,7 +17,7 @@ BATCH = 4096  # samples times models in one pass; on a GPU four times as many
 
 @torch.no_grad()
 def evaluate_batches(
-    forward: Callable[[Tensor], Tensor],
+    forward: Callable[[Inputs], Tensor],
     count: int,
     samples: Samples,
     indices: Tensor,
@@ -32,7 +32,7 @@ def evaluate_batches(
     size = max(1, most // count)
     batches = []
     for some, truth in zip(torch.split(indices, size), torch.split(targets, size), strict=True):
-        batches.append(problem.judge(forward(samples.batch(some)), truth))
+        batches.append(problem.judge(forward(samples.network_inputs(some)), truth))
     losses, values, counts = zip(*batches, strict=True)
     return EvaluateResult(torch.cat(losses, 1), torch.cat(values, 1), torch.stack(counts).sum(0))
 

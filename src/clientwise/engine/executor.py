@@ -25,7 +25,8 @@ from ..models.flat import FlatModel
 from .device import Mode, Precision, keep_freed_memory, refuse_impossible, set_precision
 from .evaluation import summarise
 from .jobs import EvaluateJob, EvaluateResult, TrainJob, TrainResult
-from .loop import LoopBackend, draws_from_default_generator
+from .loop import LoopBackend
+from .probes import draws_from_default_generator, needs_two_samples, with_input_type
 from .stacked.backend import StackedBackend
 from .stacked.evaluate import evaluate_by_graph
 from .stacked.network import NotStackableError, StackedNetwork
@@ -96,6 +97,7 @@ class DeviceExecutor:
     ) -> None:
         refuse_impossible(mode, precision, device)
         self.device = device
+        samples = with_input_type(samples, module)
         on_gpu = device.type == "cuda"
         too_large = (
             on_gpu and samples.inputs.nbytes > GPU_SHARE * torch.cuda.mem_get_info(device)[0]
@@ -121,10 +123,13 @@ class DeviceExecutor:
         draws = on_gpu or (
             self.mode != "stacked" and draws_from_default_generator(self.flat, self.samples)
         )
+        # Whether a batch of one sample cannot be trained on
+        self.pairs = needs_two_samples(self.flat, self.samples)
         equip = partial(
             _equip,
             samples=self.samples,
             draws=draws,
+            pairs=self.pairs,
             use_graphs=self.mode == "graph",
             dtype=self._dtype,
         )
@@ -283,10 +288,15 @@ def _clamp(count: int, most: int) -> int:
 
 
 def _equip(
-    flat: FlatModel, samples: Samples, draws: bool, use_graphs: bool, dtype: torch.dtype
+    flat: FlatModel,
+    samples: Samples,
+    draws: bool,
+    pairs: bool,
+    use_graphs: bool,
+    dtype: torch.dtype,
 ) -> _Worker:
     """A worker that computes with this module."""
-    loop = LoopBackend(flat, samples, draws=draws, use_graphs=use_graphs, dtype=dtype)
+    loop = LoopBackend(flat, samples, draws=draws, pairs=pairs, use_graphs=use_graphs, dtype=dtype)
     return _Worker(loop, StackedBackend(flat.module, flat.spec, samples, flat.vector.device, dtype))
 
 

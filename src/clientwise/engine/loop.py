@@ -10,7 +10,8 @@ from torch import Tensor
 from ..core.loss import Loss
 from ..core.seeding import mixed, seeded_default_generator
 from ..core.types import LocalTraining
-from ..data.federated import Samples
+from ..data.federated import Inputs, Samples
+from ..models.call import outputs_of
 from ..models.dropout import CountedDropout
 from ..models.flat import FlatModel
 from .batches import BatchSchedule
@@ -31,15 +32,18 @@ class LoopBackend:
         samples: Samples,
         *,
         draws: bool = True,
+        pairs: bool = False,
         use_graphs: bool = False,
         dtype: torch.dtype = torch.float32,
     ) -> None:
         self._flat = flat
         self._samples = samples
         self._draws = draws
+        self._pairs = pairs
         self._use_graphs = use_graphs
         self._dtype = dtype
-        self._parameters = list(flat.module.parameters())
+        self._parameters = [one for one in flat.module.parameters() if one.requires_grad]
+        self._frozen = flat.frozen()
         self._dropouts = [
             module for module in flat.module.modules() if isinstance(module, CountedDropout)
         ]
@@ -90,6 +94,8 @@ class LoopBackend:
         ):
             for step, (count, share) in enumerate(zip(counts, last_epoch, strict=True)):
                 rows = order[step, 0, :count]
+                if count == 1 and self._pairs:
+                    rows = _with_another(order, step, rows)
                 for dropout in self._dropouts:
                     dropout.step.fill_(step)
                 loss += share * self._take_step(indices[rows], targets[rows])
@@ -136,12 +142,12 @@ class LoopBackend:
         flat = self._flat
         assert self._recipe is not None
         training, criterion = self._recipe
-        inputs = self._samples.batch(indices)
+        inputs = self._samples.network_inputs(indices)
         if self._dtype == torch.bfloat16:
             with torch.autocast(indices.device.type, torch.bfloat16):
-                outputs = flat.module(inputs).float()
+                outputs = outputs_of(flat.module, inputs).float()
         else:
-            outputs = flat.module(inputs)
+            outputs = outputs_of(flat.module, inputs)
         losses = criterion.per_sample(outputs, targets)
         loss = (
             losses if self._class_weights is None else losses * self._class_weights[targets]
@@ -162,6 +168,8 @@ class LoopBackend:
                 assert flat.parameter.grad is not None
                 flat.parameter.grad.add_(self._correction)
         self._optimizer.step()
+        if self._frozen is not None:  # weight decay would change them
+            flat.parameter.data[self._frozen] = self._anchor[self._frozen]
         return loss.detach()
 
     def evaluate(self, models: Tensor, indices: Tensor, targets: Tensor) -> EvaluateResult:
@@ -173,28 +181,16 @@ class LoopBackend:
             results.append(evaluate_batches(self._forward, 1, self._samples, indices, targets))
         return joined(results)
 
-    def _forward(self, inputs: Tensor) -> Tensor:
-        with torch.autocast(
-            inputs.device.type, torch.bfloat16, enabled=self._dtype == torch.bfloat16
-        ):
-            outputs: Tensor = self._flat.module(inputs)
-        return outputs.float()[None]
+    def _forward(self, inputs: Inputs) -> Tensor:
+        device = self._flat.vector.device.type
+        with torch.autocast(device, torch.bfloat16, enabled=self._dtype == torch.bfloat16):
+            return outputs_of(self._flat.module, inputs).float()[None]
 
 
-def draws_from_default_generator(flat: FlatModel, samples: Samples) -> bool:
-    """Whether a network in training draws from PyTorch's one default generator, as the dropout inside `nn.LSTM` does.
-
-    The generator belongs to the whole process, so clients of such a network cannot train side by side.
-    """
-    before = flat.vector.clone()
-    with torch.no_grad(), seeded_default_generator(0, "trial"):
-        start = torch.get_rng_state()
-        try:
-            flat.module.train()(
-                samples.batch(torch.zeros(2, dtype=torch.int64, device=before.device))
-            )
-        except Exception:  # a network that does not fit these samples: training it raises the error
-            return True
-        finally:
-            flat.load(before)  # batch norm has counted these samples
-        return not torch.equal(start, torch.get_rng_state())
+def _with_another(order: Tensor, step: int, rows: Tensor) -> Tensor:
+    """A last batch of one, and a sample of the batch before it: batch norm needs two."""
+    if not step:
+        raise ValueError(
+            "batch norm cannot train on one sample: batches and clients need two or more"
+        )
+    return torch.cat([order[step - 1, 0, :1], rows])

@@ -21,6 +21,7 @@ from ..core.criteria import fact_columns
 from ..core.method import Control, Method, Plan
 from ..core.sampling import cohort_size
 from ..core.seeding import generator, seeded_default_generator
+from ..data.arrays import channels_last_hint
 from ..data.datasets import DATASETS, DataError
 from ..data.devices import DEVICE_FACTS, DISTRIBUTIONS, draw_devices
 from ..data.features import with_features
@@ -61,9 +62,12 @@ def load_samples(experiment: Experiment) -> Samples:
     folder = Path(given) if given else None
     where = f"{experiment.source}: data"
     try:
-        return scored(experiment, _loaded(experiment, experiment.data, folder))
+        samples = _loaded(experiment, experiment.data, folder)
+        if samples.after_partition is None:
+            samples.check_finite()
+        return scored(experiment, samples)
     except DataError as error:  # it names the file, but not the config
-        raise DataError(f"{where}: {error}") from None
+        raise DataError(f"{where}: {error}{_beside_config(experiment)}") from None
     except (ClientwiseError, OSError, MemoryError):
         raise
     except Exception as error:  # a user's own dataset may raise anything
@@ -73,6 +77,23 @@ def load_samples(experiment: Experiment) -> Samples:
                 "; no data folder is set: `data_dir` in the config, --data-dir or CLIENTWISE_DATA"
             )
         raise DataError(message) from error
+
+
+def _beside_config(experiment: Experiment) -> str:
+    """What to do where the files are not in the data folder, but beside the config."""
+    files = experiment.data.options.get("files") if experiment.data else None
+    folder = Path(experiment.source).parent
+    given = experiment.data_dir or os.environ.get("CLIENTWISE_DATA")
+    if (
+        not isinstance(files, str)
+        or Path(files).is_absolute()
+        or not Path(experiment.source).is_file()
+    ):
+        return ""
+    searched = Path(given) if given else Path()
+    if any(searched.glob(files)) or not any(folder.glob(files)):
+        return ""
+    return f'; {folder / files} is beside the config: add data_dir = "." to it'
 
 
 def _loaded(experiment: Experiment, data: Part, folder: Path | None) -> Samples:
@@ -317,16 +338,29 @@ def build_module(
         count = count_parameters(described(network))
         check_parameters(count, COPIES)
         if to_try and count > LARGE:
-            return _filled(experiment, zeros(network))
+            return _filled(experiment, zeros(network).float())
         with seeded_default_generator(seed, "initial model"):
-            return _filled(experiment, network())
+            return _filled(experiment, network().float())  # models are vectors of float32
     except ConfigError:
         raise
     except (ValueError, RuntimeError, MemoryError) as error:
-        raise ConfigError(experiment.source, [("model", str(error).splitlines()[0])]) from None
+        message = str(error).splitlines()[0]
+        if hint := channels_last_hint(samples.inputs.shape[1:]):
+            message += f"; {hint}"
+        raise ConfigError(experiment.source, [("model", message)]) from None
     except Exception as error:  # a user's own network may raise anything
         message = f"{experiment.model_name} cannot be built: {type(error).__name__}: {error}"
+        if samples.parts:
+            names = ", ".join(part.name for part in samples.parts)
+            message += f". The samples have several inputs ({names}): the first argument is their shapes by name"
         raise ConfigError(experiment.source, [("model", message)]) from error
+
+
+def foreign_types(experiment: Experiment, samples: Samples) -> list[str]:
+    """The types of the network's parameters that are not float32, as it is given."""
+    parameters = described(_network(experiment, samples)).parameters()
+    found = {str(one.dtype).removeprefix("torch.") for one in parameters}
+    return sorted(found - {"float32"})
 
 
 def _filled(experiment: Experiment, module: nn.Module) -> nn.Module:
@@ -349,7 +383,7 @@ def _filled(experiment: Experiment, module: nn.Module) -> nn.Module:
 
 def _network(experiment: Experiment, samples: Samples) -> Callable[[], nn.Module]:
     """A function that builds the network for these samples."""
-    shapes = (tuple(samples.inputs.shape[1:]), count_outputs(samples))
+    shapes = (samples.input_shape, count_outputs(samples))
     if experiment.own_model is not None:
         return partial(experiment.own_model, *shapes)
     if experiment.model is None:

@@ -10,6 +10,7 @@ from ..data.summary import summarise
 from ..engine.device import pick_device
 from ..limits import gigabytes
 from .build import build_data, build_executor, build_plan
+from .doubts import doubts
 from .round_memory import largest_round
 from .schema import Experiment
 from .validation import validate
@@ -41,8 +42,10 @@ def describe(experiment: Experiment, own_data: FederatedData | None = None) -> l
         "methods": ", ".join(names),
         "work": _work(experiment),
     }
-    shown = [f"{title:<12}{text}" for title, text in lines.items() if text]
-    return shown + [f"{'warning':<12}{hint}" for hint in column_hints(samples)]
+    found = [(title, text) for title, text in lines.items() if text]
+    warnings = column_hints(samples) + doubts(experiment, data, hostile, executor)
+    found += [("warning", text) for text in warnings]
+    return [f"{title:<12}{text}" for title, text in found]
 
 
 def _data(experiment: Experiment, samples: Samples, data: FederatedData) -> str:

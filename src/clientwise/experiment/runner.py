@@ -37,6 +37,7 @@ from .build import (
     count_outputs,
     scored,
 )
+from .doubts import doubts
 from .folders import claim, new_folder
 from .lanes import Lane, Progress, run_lanes
 from .origin import compare_origin, record_origin, versions
@@ -53,6 +54,7 @@ EngineFactory = AbstractContextManager[Connect]
 OnRound = Callable[[Progress], None]
 Pair = tuple[int, Method]  # a seed and a method: a lane that is to be run
 FLOAT_BYTES = 4
+log = logging.getLogger("clientwise")
 
 
 class Stopped(KeyboardInterrupt):
@@ -106,6 +108,10 @@ def run(
             record_origin(store, experiment, origin)
             seeds = _Seeds(experiment, store, built, connect)
             on_clients = _reports_on_clients(experiment, data)
+            warnings = column_hints(samples) + seeds.doubts(experiment.seeds[0])
+            store.set_facts({"warnings": warnings})
+            for warning in warnings:
+                log.warning("warning: %s", warning)  # printed as it is, without a logging setup
             sitting = _Sitting(experiment, store, seeds, trackers, on_round)
             sitting.begin(samples, on_clients)
             sitting.run(data)
@@ -196,6 +202,11 @@ class _Seeds:
             self._executors[id(inputs)] = (inputs, executor)
         return self._executors[id(inputs)][1]
 
+    def doubts(self, seed: int) -> list[str]:
+        """What is probably not meant."""
+        own = self._made[seed]
+        return doubts(self._experiment, own.data, own.hostile, own.executor)
+
     def data(self, seed: int) -> FederatedData:
         """The data of a seed, divided among its clients."""
         return self._made[seed].data
@@ -242,10 +253,6 @@ class _Sitting:
             names = [method.name for method in self._methods if method.adjust is None]
             self._store.forget_undue(rounds, every, names)
         self._store.keep_fact("begun", f"{datetime.now():%Y-%m-%d %H:%M}")
-        hints = column_hints(samples)
-        for hint in hints:
-            log.warning("%s", hint)
-        self._store.set_facts({"column hints": hints})
         facts = _facts(self._experiment, samples, on_clients, self._first, len(self._pairs))
         self._store.set_facts(facts)
 
@@ -345,6 +352,7 @@ def _model_facts(
     return {
         "name": experiment.model_name,
         "input_shape": list(samples.inputs.shape[1:]),
+        "named_shapes": {part.name: part.shape for part in samples.parts},
         "outputs": count_outputs(samples),
         "scale": samples.scale,
         "tensors": [[layer.name, layer.shape] for layer in executor.spec.layers],

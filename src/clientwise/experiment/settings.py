@@ -10,8 +10,8 @@ from pydantic import AfterValidator, BeforeValidator, Field
 from ..attacks import ATTACKS
 from ..core.clock import Seconds
 from ..core.types import LocalTraining
+from ..data.arrays import MOST_CLASSES
 from ..data.devices import DEVICE_FACTS, DISTRIBUTIONS, DeviceFact
-from ..data.federated import MOST_CLASSES
 from ..data.partition import OfficialTest
 from ..encoding import Encoding, InputColumn
 from ..registry import OpenShare, Part, PositiveFloat, PositiveInt, Share, suggest

@@ -12,11 +12,17 @@ from ..core.criteria import Arrivals, ClientFacts, Criterion
 from ..core.method import Method
 from ..core.problem import Problem
 from ..core.rules import Rule, Ruled
+from ..core.seeding import client_keys
 from ..core.types import Evaluation, LocalTraining
-from ..data.federated import FederatedData
+from ..data.arrays import NamedInput, channels_last_hint
+from ..data.federated import FederatedData, Samples
 from ..engine.evaluation import BATCH
-from ..engine.wrapping import EmbeddedEngine
+from ..engine.executor import DeviceExecutor
+from ..engine.jobs import TrainJob
+from ..engine.probes import with_input_type
+from ..engine.wrapping import EmbeddedEngine, WrappingEngine
 from ..limits import gigabytes, memory
+from ..models.call import outputs_of
 from ..models.size import check_batches
 from .build import count_outputs
 from .messages import Issue
@@ -26,6 +32,7 @@ from .schema import Experiment
 SCHEDULE_BYTES = 16  # per sample and epoch: which sample comes when
 MOVED = 0.9  # what the models of the later clients are scaled by
 TRIED_UPDATES = 3  # of a rule
+TRIED_SAMPLES = 8  # in the step that a client trains
 
 
 def size_issues(experiment: Experiment, module: nn.Module, data: FederatedData) -> Iterator[Issue]:
@@ -65,24 +72,53 @@ def _output_issues(module: nn.Module, data: FederatedData, batch: int) -> Iterat
     if not any(parameter.requires_grad for parameter in module.parameters()):
         yield "model", "has no parameters to train"
         return
-    sample = data.samples.batch(torch.zeros(1, dtype=torch.int64))
+    samples = with_input_type(data.samples, module)
+    sample = samples.network_inputs(_largest(samples))
     try:
         check_batches(module, sample, trained=batch, answered=BATCH)
         with torch.no_grad():
-            output: object = module.eval()(sample)
-    except ValueError as error:  # ours
-        yield "model", str(error)
+            output = outputs_of(module.eval(), sample)
+    except (ValueError, TypeError) as error:  # ours, or about what `forward` takes or returns
+        yield "model", str(error).splitlines()[0]
         return
     except Exception as error:  # PyTorch's, or whatever a user's own network raises
-        shape = tuple(sample.shape[1:])
-        yield "model", f"does not take samples of shape {shape} ({_first_line(error)})"
+        yield "model", f"does not take samples {_described(samples)} ({_explained(error, samples)})"
         return
-    wanted = count_outputs(data.samples)
-    if not isinstance(output, Tensor):
-        yield "model", f"must return a tensor, returned {type(output).__name__}"
-    elif output.numel() not in (wanted, data.samples.problem.num_classes):
+    wanted = count_outputs(samples)
+    if output.numel() not in (wanted, samples.problem.num_classes):
         # Two classes may have an output each.
         yield "model", f"returns {output.numel()} numbers for a sample; {wanted} are needed"
+
+
+def _largest(samples: Samples) -> Tensor:
+    """The index [1] of a sample: of integers, the one with the largest, which an embedding may not have."""
+    row = 0
+    if samples.integers or samples.parts:
+        row = int(samples.inputs.flatten(1).amax(1).argmax())
+    return torch.tensor([row])
+
+
+def _described(samples: Samples) -> str:
+    """Shape and type of a sample, as the network is given it."""
+    if samples.parts:
+        return "with " + ", ".join(_input_described(part) for part in samples.parts)
+    kind = "integers" if samples.integers else "float32"
+    return f"of shape {samples.input_shape} ({kind})"
+
+
+def _input_described(part: NamedInput) -> str:
+    return f"{part.name} {part.shape} ({'integers' if part.is_integer else 'float32'})"
+
+
+def _explained(error: Exception, samples: Samples) -> str:
+    """An error in one line, with what to do where it is known."""
+    text = _first_line(error)
+    if isinstance(error, IndexError) and (samples.integers or samples.parts):
+        largest = int(samples.inputs.max())
+        text += f"; the largest number is {largest}: an nn.Embedding for it needs num_embeddings > {largest}"
+    if hint := channels_last_hint(samples.inputs.shape[1:]):
+        text += f"; {hint}"
+    return text
 
 
 def engine_issues(
@@ -95,8 +131,56 @@ def engine_issues(
         yield "model", f"does not fit these samples ({_first_line(error)})"
         return
     built = experiment.build_methods()
+    if issues := list(_training_issues(built, engine)):
+        yield from issues
+        return
     for index in methods:
         yield from _method_issues(f"methods[{index}]", built[index], engine)
+
+
+def _training_issues(methods: Sequence[Method], engine: EmbeddedEngine) -> Iterator[Issue]:
+    """What one training step of one client shows."""
+    executor = _executor(engine)
+    if executor.pairs:
+        for index, method in enumerate(methods):
+            if method.training.batch_size == 1:
+                message = "must be at least 2: batch norm cannot train on one sample"
+                yield f"methods[{index}].training.batch_size = 1", message
+    held = engine.data.train
+    client = int(held.sizes.argmax())
+    mine = held.slice(client)
+    count = min(
+        TRIED_SAMPLES, methods[0].training.batch_size or TRIED_SAMPLES, int(held.sizes.max())
+    )
+    if not count:  # no client's samples are here
+        return
+    job = TrainJob(
+        starts=engine.initial_model[None],
+        indices=held.indices[mine][:count],
+        targets=held.targets[mine][:count],
+        sizes=torch.tensor([count]),
+        keys=client_keys(engine.seed, "training", 1, [client]),
+        training=LocalTraining(learning_rate=methods[0].training.learning_rate),
+        losses=[engine.problem.loss],
+    )
+    (result,) = executor.train([job])
+    if isinstance(result, Exception):
+        reason = _explained(result, executor.samples)
+        if "does not require grad" in reason:
+            reason += (
+                "; no output depends on a parameter: remove detach() and no_grad() from `forward`"
+            )
+        yield (
+            "model",
+            f"cannot be trained on {count} samples of {engine.data.called(client)} ({reason})",
+        )
+
+
+def _executor(engine: EmbeddedEngine) -> DeviceExecutor:
+    while isinstance(engine, WrappingEngine):
+        engine = engine.inner
+    assert isinstance(engine.executor, DeviceExecutor)
+    return engine.executor
 
 
 def _method_issues(place: str, method: Method, engine: EmbeddedEngine) -> Iterator[Issue]:

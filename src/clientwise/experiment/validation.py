@@ -37,6 +37,8 @@ LOCAL = 'use engine = "local"'
 TAKES_TIME = 'needs clients that take time: add [devices], or engine = "flower" (docs/devices.md)'
 NO_SAMPLES = "needs samples to weigh by: set server_set.fraction > 0 and report_fraction < 1"
 TEST_SETS = "test_fraction must not be 0"
+TRIED_CLASSES = 10  # of a metric
+EXACT = 1e-6  # what a share may be beyond 1 by rounding
 
 
 # What the config alone can tell -------------------------------------------------------------------
@@ -382,6 +384,22 @@ def _metric_issues(problem: Problem) -> Iterator[Issue]:
         yield from unfit
     elif not measured(problem.metric).is_share:
         yield key, f"{problem.metric} is not in [0, 1]: choose another metric, or leave the key out"
+    elif (value := _beyond_one(problem)) is not None:
+        hint = (
+            "results are printed as percentages, so the metric must be in [0, 1]: rescale it, or "
+        )
+        hint += "declare cw.measure(..., is_share=False) and use it in criteria alone"
+        yield key, f"{problem.metric} is {value:g} for some models: {hint}"
+
+
+def _beyond_one(problem: Problem) -> float | None:
+    """A value of the metric that is no share, of a perfect or an always wrong model; None if both are shares."""
+    declared = measured(problem.metric)
+    if not problem.num_classes or declared.from_scores or declared.is_error:
+        return None
+    perfect = 10 * torch.eye(min(problem.num_classes, TRIED_CLASSES), dtype=torch.int64)
+    values = METRICS.get(problem.metric)(torch.stack([perfect, perfect.roll(1, 0)]))
+    return next((value for value in values.tolist() if not -EXACT <= value <= 1 + EXACT), None)
 
 
 def _unfit(key: str, registry: Registry[Any], part: Part, problem: Problem) -> Iterator[Issue]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 
+from ..core.round import keeps_model
 from ..core.types import Refusal
 from ..errors import plain
 from ..experiment.lanes import Progress
@@ -90,7 +91,7 @@ class Events:
         for refusal in record.refusals:
             self._refused(refusal, where)
         for note in record.notes:
-            if "stays" in note:  # the round was rejected, or no update could be used
+            if keeps_model(note):  # the round was rejected, or no update could be used
                 self._alert("void", {**where, "reason": note})
         self._present = set(record.client_ids)
         self._missed = {refusal.client_id for refusal in record.refusals} | (

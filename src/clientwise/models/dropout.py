@@ -10,23 +10,24 @@ from torch import Tensor, nn
 from ..core.seeding import mixed
 
 
-class CountedDropout(nn.Module):
+class CountedDropout(nn.Dropout):
     """`nn.Dropout` with masks that are a function of the client's key, the step, the layer and the index of a value."""
 
     key: Tensor
     step: Tensor
 
-    def __init__(self, probability: float, layer: int) -> None:
-        super().__init__()
-        self.probability, self.layer = probability, layer
+    def __init__(self, p: float, layer: int, inplace: bool = False) -> None:
+        super().__init__(p, inplace)
+        self.layer = layer
         self.register_buffer("key", torch.zeros((), dtype=torch.int64), persistent=False)
         self.register_buffer("step", torch.zeros((), dtype=torch.int64), persistent=False)
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Drop values of a batch [B, ...] while training."""
-        if not self.training or self.probability == 0:
+        if not self.training or self.p == 0:
             return inputs
-        return inputs * keep(inputs.shape, self.probability, self.layer, self.key, self.step)
+        mask = keep(inputs.shape, self.p, self.layer, self.key, self.step)
+        return inputs.mul_(mask) if self.inplace else inputs * mask
 
 
 def keep(shape: torch.Size, probability: float, layer: int, key: Tensor, step: Tensor) -> Tensor:
@@ -46,7 +47,7 @@ def count_dropout(module: nn.Module) -> list[CountedDropout]:
     for parent in list(module.modules()):
         for name, child in list(parent.named_children()):
             if type(child) is nn.Dropout:
-                found.append(CountedDropout(child.p, len(found)))
+                found.append(CountedDropout(child.p, len(found), child.inplace))
                 found[-1].train(child.training)
                 setattr(parent, name, found[-1])
     return found

@@ -64,6 +64,14 @@ class FlatModel:
         counters = [buffer for buffer in self.module.buffers() if not buffer.is_floating_point()]
         self._counters = [(buffer, buffer.clone()) for buffer in counters]
 
+    def frozen(self) -> Tensor | None:
+        """Which values of `parameter` belong to layers that do not learn; None: all learn."""
+        masks = [
+            torch.full((one.numel(),), not one.requires_grad) for one in self.module.parameters()
+        ]
+        found = torch.cat(masks)
+        return found.to(self.vector.device) if bool(found.any()) else None
+
     def load(self, vector: Tensor) -> None:
         """Put a flat vector [d] into the module; counters, which do not travel, start anew."""
         self.vector.copy_(vector)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy
 import torch
 from torch import Tensor, nn
 
 from ..limits import gigabytes, memory
+from .call import outputs_of
 
 
 def described(network: Callable[[], nn.Module]) -> nn.Module:
@@ -47,9 +48,11 @@ def check_parameters(count: int, copies: int) -> None:
         )
 
 
-def check_batches(module: nn.Module, sample: Tensor, *, trained: int, answered: int) -> None:
+def check_batches(
+    module: nn.Module, sample: Tensor | Mapping[str, Tensor], *, trained: int, answered: int
+) -> None:
     """ValueError where the layers make more of a batch than fits: of `trained` samples all of it is kept, of `answered`
-    ones what a layer makes. `sample` is one of them, [1, ...].
+    ones what a layer makes. `sample` is one of them, [1, ...], or its inputs by name.
     """
     every, largest = values_per_sample(module, sample)
     if (needed := 4 * max(trained * every, answered * largest)) > memory():
@@ -59,7 +62,7 @@ def check_batches(module: nn.Module, sample: Tensor, *, trained: int, answered: 
         )
 
 
-def values_per_sample(module: nn.Module, sample: Tensor) -> tuple[int, int]:
+def values_per_sample(module: nn.Module, sample: Tensor | Mapping[str, Tensor]) -> tuple[int, int]:
     """How many values the layers make of a sample [1, ...] on its way: all of them, and the most of one layer."""
     made: list[int] = []
 
@@ -73,7 +76,7 @@ def values_per_sample(module: nn.Module, sample: Tensor) -> tuple[int, int]:
     hooks = [layer.register_forward_hook(count) for layer in leaves]
     try:
         with torch.no_grad():
-            module.eval()(sample)
+            outputs_of(module.eval(), sample)
     finally:
         for hook in hooks:
             hook.remove()

@@ -62,6 +62,8 @@ def about(run: RunFolder) -> Iterator[tuple[str, str]]:
         yield "started", run.begun
     if run.computed:
         yield "backend", run.computed
+    for warning in run.warnings:
+        yield "warning", _text(warning)
     if versions := _versions(run):
         yield "versions", ", ".join(_version(name, value) for name, value in versions.items())
     if config.note:
@@ -141,8 +143,6 @@ def _table(run: RunFolder) -> Iterator[tuple[str, str]]:
     if found is not None:
         yield "columns", _text([_column(column) for column in found.columns])
         yield "target", _text(f"{found.target}: {', '.join(found.classes)}".removesuffix(": "))
-    for hint in run.column_hints:
-        yield "warning", _text(hint)
 
 
 def _column(column: InputColumn) -> str:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from ..core.guard import likely_cause
+from ..core.round import keeps_model
 from .differences import Differences, all_differences, in_words, p_text
 from .document import counted, percent_of
 from .series import Series, comparable, mean_of, ranked
@@ -17,7 +19,12 @@ NOT_COMPARED = "not compared: they share no round of the same seed on the same d
 
 def headline(series: Sequence[Series]) -> list[str]:
     """Warnings first; then which method leads and the differences to the baseline."""
-    warnings = [*_changes(series), *_refused(series), *_diverged(series)]
+    warnings = [
+        *_stayed(series),
+        *_changes(series),
+        *_refused(series),
+        *_diverged(series),
+    ]
     known = [one for one in ranked(series) if one in comparable(series)]
     if not known:
         has_begun = any(one.learned and one.mean_metric is not None for one in series)
@@ -35,6 +42,24 @@ def headline(series: Sequence[Series]) -> list[str]:
         *_significantly_worse(series, baseline, differences),
         *_hostile(known[0], baseline, series),
     ]
+
+
+def _stayed(series: Sequence[Series]) -> Iterator[str]:
+    """Methods whose model stayed as it was in most rounds, with the most frequent reason."""
+    for one in series:
+        notes = Counter[str]()
+        for of_round in one.run.notes(one.method):
+            notes.update([note for note in of_round if keeps_model(note)][:1])
+        stayed = notes.total()
+        seeds = one.run.seeds(one.method)
+        rounds = sum(len(one.run.round_nums(one.method, seed)) for seed in seeds)
+        if one.learned and 2 * stayed > rounds:
+            ((reason, times),) = notes.most_common(1)
+            often = f"in {times} of them: " if times < stayed else ""
+            yield (
+                f"{one.label}: the model did not change in {stayed} of {rounds} rounds ({often}{reason}). "
+                "Its metric is not that of a trained model."
+            )
 
 
 def _changes(series: Sequence[Series]) -> Iterator[str]:

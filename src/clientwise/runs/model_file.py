@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,7 @@ class ModelHeader:
     network: Json[dict[str, Any] | None] = None  # as the config names it; None: passed in Python
     kind: str = ""  # of problem
     table: Json[Encoding | None] = None
+    named_shapes: Json[dict[str, tuple[int, ...]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.table is not None and self.input_shape != (self.table.width,):
@@ -68,6 +69,7 @@ def header_of(
         network=None if network is None else dict(network),
         kind=facts.kind,
         table=facts.table,
+        named_shapes=facts.named_shapes,
     )
 
 

@@ -44,7 +44,7 @@ class _Facts(BaseModel, strict=True):
     begun: str = ""
     initial_model: str = Field("", alias="initial model")
     computed: str = ""
-    column_hints: list[str] = Field([], alias="column hints")
+    warnings: list[str] = []
 
 
 def thinned(rows: list[T], max_points: int | None) -> list[T]:
@@ -97,7 +97,7 @@ class RunReader:
         self.changes = facts.changes  # of data, code or versions, accepted when it was resumed
         self.begun = facts.begun  # date and time
         self.computed = facts.computed  # how clients were trained
-        self.column_hints = facts.column_hints  # columns that predict the target too well alone
+        self.warnings = facts.warnings  # what was probably not meant, found when it began
         self.initial_model = facts.initial_model  # the file it came from; "" is a random model
         self.data = self._read_data()  # a fingerprint of the data by seed
         self.lanes = self._rows(LaneRow, "SELECT lane, method, seed FROM lanes ORDER BY lane")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
-from dataclasses import dataclass
-from typing import Annotated, NamedTuple
+from dataclasses import dataclass, field
+from typing import Annotated, Any, NamedTuple
 
 import numpy
 import torch
@@ -51,6 +51,13 @@ class ModelFacts:
     tensors: tuple[tuple[str, tuple[int, ...]], ...]  # name and shape
     kind: str = ""  # of problem; older runs do not say
     table: Encoding | None = None  # what the inputs are made from, where they come from a table
+    # Of several inputs by name, where the network takes several; `input_shape` is that of their columns
+    named_shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
+
+    @property
+    def network_shape(self) -> Any:
+        """What the function that makes the network is given; see `Samples.input_shape`."""
+        return self.named_shapes or self.input_shape
 
     def named(self, vector: Tensor) -> dict[str, Tensor]:
         """The tensors of a model [d] by their names."""

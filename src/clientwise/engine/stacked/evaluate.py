@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ...data.federated import Samples
+from ...data.federated import Inputs, Samples
 from ..evaluation import BATCH, evaluate_batches, joined
 from ..graphs import CudaGraph
 from ..jobs import EvaluateJob, EvaluateResult
@@ -33,7 +33,8 @@ def evaluate_stacked(
     return joined(results)
 
 
-def _forward(network: StackedNetwork, count: int, inputs: Tensor) -> Tensor:
+def _forward(network: StackedNetwork, count: int, inputs: Inputs) -> Tensor:
+    assert isinstance(inputs, Tensor), "a network with several inputs is not stacked"
     return network.forward(inputs.expand(count, *inputs.shape), training=False)
 
 

@@ -365,19 +365,17 @@ class Dropping(StackedLayer):
         module = self.module
         draws = self.draws
         assert isinstance(module, CountedDropout)
-        if not training or module.probability == 0:
+        if not training or module.p == 0:
             return values
         shape = channels_first(values).shape[1:]
-        draw = torch.vmap(
-            lambda key: keep(shape, module.probability, module.layer, key, draws.step)
-        )
+        draw = torch.vmap(lambda key: keep(shape, module.p, module.layer, key, draws.step))
         self._mask = channels_last(draw(draws.keys[: len(values)]).to(values.dtype))
         return values * self._mask
 
     def backward(self, gradient: Tensor, learning_rate: float | None, wanted: bool) -> Tensor:
         """The same masks."""
         assert isinstance(self.module, CountedDropout)
-        return gradient * self._mask if self.module.probability else gradient
+        return gradient * self._mask if self.module.p else gradient
 
 
 class Plain(StackedLayer):
@@ -419,21 +417,24 @@ class Vmapped(StackedLayer):
             result: Tensor = functional_call(module, {**parameters, **keys, **steps}, (inputs,))
             return result
 
-        self._inputs = channels_first(values).contiguous().detach().requires_grad_(training)
+        learns = training and values.is_floating_point()  # token ids have no gradient
+        self._inputs = channels_first(values).contiguous().detach().requires_grad_(learns)
         # Copies, since autograd does not let layers further on learn in place in the memory it still needs.
         self._used = [
             parameter.value[:count].clone().requires_grad_(training)
             for parameter in self.parameters
         ]
         with torch.set_grad_enabled(training):
-            cast = [parameter.to(values.dtype) for parameter in self._used]
+            dtype = values.dtype if values.is_floating_point() else torch.float32
+            cast = [parameter.to(dtype) for parameter in self._used]
             self._outputs = torch.vmap(one)(self._inputs, dict(zip(names, cast, strict=True)), keys)
         return channels_last(self._outputs.detach())
 
     def backward(self, gradient: Tensor, learning_rate: float | None, wanted: bool) -> Tensor:
         """Through the module."""
         leaves = [*self._used, self._inputs] if wanted else self._used
-        gradients = torch.autograd.grad(self._outputs, leaves, channels_first(gradient))
+        slopes = channels_first(gradient).to(self._outputs.dtype)
+        gradients = torch.autograd.grad(self._outputs, leaves, slopes)
         for parameter, one in zip(self.parameters, gradients[: len(self._used)], strict=True):
             parameter.learn(one, learning_rate)
         return channels_last(gradients[-1]) if wanted else gradient

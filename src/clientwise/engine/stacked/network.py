@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from ...core.types import ModelSpec
 from ...data.federated import Samples
+from ...models.call import outputs_of
 from ...models.flat import FlatModel
 from .layers import (
     Convolution,
@@ -49,6 +50,8 @@ class StackedNetwork:
     ) -> None:
         if any(buffer.is_floating_point() for buffer in module.buffers()):
             raise NotStackableError("it keeps running statistics (batch norm)")
+        if not all(parameter.requires_grad for parameter in module.parameters()):
+            raise NotStackableError("some of its parameters are frozen")
         self.size, self.spec, self.dtype = size, spec, dtype
         self._starts, length = [], 0
         for layer in spec.layers:
@@ -126,15 +129,17 @@ class StackedNetwork:
         """
         indices = torch.zeros(self.size, 1, dtype=torch.int64, device=self.parameter.device)
         self.load(flat.vector.expand(self.size, -1))
-        inputs = samples.batch(indices)
+        inputs = samples.network_inputs(indices)
+        if not isinstance(inputs, Tensor):
+            raise NotStackableError("it takes several inputs")
         try:
             outputs = self.forward(inputs, training=True)
             self.backward(torch.zeros_like(outputs), 0.0)
             outputs = self.forward(inputs, training=False)
-        except (RuntimeError, NotImplementedError, ValueError) as error:
+        except (RuntimeError, NotImplementedError, ValueError, TypeError, AttributeError) as error:
             raise NotStackableError(str(error).splitlines()[0]) from None
         flat.module.eval()
-        expected = flat.module(inputs[0])
+        expected = outputs_of(flat.module, inputs[0])
         if outputs.shape[1:] != expected.shape or not torch.allclose(
             outputs[0], expected.float(), rtol=0.05, atol=0.05
         ):
@@ -143,11 +148,15 @@ class StackedNetwork:
 
     def forward(self, inputs: Tensor, *, training: bool) -> Tensor:
         """Outputs [g, B, ...] in float32 of the first g models for inputs [g, B, ...]."""
-        values = channels_last((inputs[:1] if inputs.stride(0) == 0 else inputs).to(self.dtype))
+        values = inputs[:1] if inputs.stride(0) == 0 else inputs
+        if values.is_floating_point():  # token ids stay integers
+            values = values.to(self.dtype)
+        values = channels_last(values)
         # Candidates see the same samples: kept once
         values = values.expand(len(inputs), *values.shape[1:])
         for layer in self._layers:
             values = layer.forward(values, training)
+            values = values.to(self.dtype) if values.is_floating_point() else values
             layer.kept = values.numel()
         return channels_first(values).float()
 

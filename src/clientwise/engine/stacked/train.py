@@ -189,7 +189,8 @@ class StackedTrainer:
         rows, shares = (
             self._tables[name].index_select(0, now)[0, :count] for name in ("rows", "shares")
         )
-        inputs = self._samples.batch(self._tables["indices"][rows])
+        inputs = self._samples.network_inputs(self._tables["indices"][rows])
+        assert isinstance(inputs, Tensor), "a network with several inputs is not stacked"
         outputs = network.forward(inputs, training=True)
         truth = self._tables["targets"][rows].flatten(0, 1)
         # Weighted by κ

@@ -1,16 +1,4 @@
-"""Checks that every part must pass.
-
-The tests of clientwise run them on all of its parts. Run them on yours:
-
-    from clientwise.testing import check_criterion
-
-    def test_battery():
-        check_criterion("battery", attributes={"battery": [0.9, 0.1, 0.5]})
-
-A check raises an AssertionError that says what is wrong. It compares what a part declares (who
-measures it, its largest value, what it needs) with what it does, so that a wrong declaration fails
-here and not in the first round of a run.
-"""
+"""Checks of the parts of the formula, criteria, scores and rules, and of engines."""
 
 from __future__ import annotations
 
@@ -21,16 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .core.clock import Devices
-from .core.criteria import HONEST, Arrivals, ClientFacts, Criterion, make_criterion
-from .core.engine import Engine
-from .core.problem import Classification
-from .core.rules import RULES
-from .core.scores import Score
-from .core.types import Evaluation, Layer, LocalTraining, ModelSpec, Task, Updates
-from .registry import Part
-
-__all__ = ["check_criterion", "check_engine", "check_rule", "check_score"]
+from ..core.clock import Devices
+from ..core.criteria import HONEST, Arrivals, ClientFacts, Criterion, make_criterion
+from ..core.engine import Engine
+from ..core.problem import Classification
+from ..core.rules import RULES
+from ..core.scores import Score
+from ..core.types import Evaluation, Layer, LocalTraining, ModelSpec, Task, Updates
+from ..registry import Part
 
 # The small federation that criteria are tried on; its images are SIZE × SIZE.
 CLIENTS = 3

@@ -1,0 +1,215 @@
+"""A user's own arrays and PyTorch datasets as tensors, with messages that say which client's are wrong."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset, default_collate
+
+from ..core.problem import Classification, Problem, Regression, Survival
+
+MOST_CLASSES = 10_000  # evaluations count every class against every other
+MOST_SHOWN = 3  # of labels, in a message
+CHANNELS = (1, 3, 4)  # of pictures
+LABELS = (
+    "labels",
+    "label",
+)  # the target of a sample that is one dictionary, as Hugging Face has it
+
+
+@dataclass(frozen=True)
+class NamedInput:
+    """One input of a network that takes several: a range of the columns of `Samples.inputs`."""
+
+    name: str
+    shape: tuple[int, ...]  # of a sample
+    is_integer: bool  # as token ids are; otherwise float32
+
+    @property
+    def size(self) -> int:
+        """Number of columns."""
+        return math.prod(self.shape)
+
+
+class Arrays(NamedTuple):
+    """Inputs [N, ...] and targets [N, ...] of several clients, one after the other."""
+
+    inputs: Tensor
+    targets: Tensor
+    parts: tuple[NamedInput, ...]  # of the columns of `inputs`; empty: a sample is one tensor
+
+
+def pack(inputs: Mapping[str, Any]) -> tuple[Tensor, tuple[NamedInput, ...]]:
+    """Several inputs by name, each [N, ...], as the columns of one tensor [N, F].
+
+    Integers and booleans stay integers; `uint8`, which pictures have, becomes float.
+
+    Example:
+        >>> rows, parts = pack({"input_ids": [[5, 7], [8, 0]], "attention_mask": [[1, 1], [1, 0]]})
+        >>> rows.tolist(), [part.name for part in parts]
+        ([[5, 7, 1, 1], [8, 0, 1, 0]], ['input_ids', 'attention_mask'])
+    """
+    tensors = {name: torch.as_tensor(values) for name, values in inputs.items()}
+    lengths = {name: len(values) if values.ndim else 0 for name, values in tensors.items()}
+    if len(set(lengths.values())) != 1:
+        raise ValueError(f"inputs need one row for every sample each, got {lengths}")
+    parts = []
+    for name, values in tensors.items():
+        is_integer = not values.is_floating_point() and values.dtype != torch.uint8
+        parts.append(NamedInput(name, tuple(values.shape[1:]), is_integer))
+    kinds = {part.is_integer for part in parts}
+    # float64 holds integers up to 2**53
+    dtype = torch.float64 if len(kinds) > 1 else torch.int64 if True in kinds else torch.float32
+    columns = [
+        values.reshape(len(values), part.size).to(dtype)
+        for part, values in zip(parts, tensors.values(), strict=True)
+    ]
+    return torch.cat(columns, 1), tuple(parts)
+
+
+def unpack(rows: Tensor, parts: Sequence[NamedInput]) -> dict[str, Tensor]:
+    """The inputs by name, each [B, ...], of the rows of `pack` [B, F]."""
+    columns = torch.split(rows, [part.size for part in parts], -1)
+    named = {}
+    for part, values in zip(parts, columns, strict=True):
+        typed = values.long() if part.is_integer else values.float()
+        named[part.name] = typed.reshape(*rows.shape[:-1], *part.shape)
+    return named
+
+
+def join(blocks: Sequence[tuple[Any, Any]], holders: Sequence[str]) -> Arrays:
+    """Inputs and targets of all blocks; ValueError that names the holder if they do not fit together."""
+    packed = [_packed(block, holder) for block, holder in zip(blocks, holders, strict=True)]
+    filled = [index for index, one in enumerate(packed) if len(one.inputs)]
+    first = filled[0] if filled else 0
+    for holder, one in zip(holders, packed, strict=True):
+        if len(one.inputs) != len(one.targets):
+            raise ValueError(
+                f"{holder}: has {len(one.inputs)} inputs, {len(one.targets)} targets; give as many of both"
+            )
+        if len(one.inputs) and _shape(one) != _shape(packed[first]):
+            raise ValueError(
+                f"samples must be of one shape: {holder}: {_shape(one)}, "
+                f"{holders[first]}: {_shape(packed[first])}"
+            )
+    inputs = torch.cat([packed[index].inputs for index in filled or [0]])
+    targets = torch.cat([one.targets for one in packed])
+    return Arrays(inputs, targets, packed[first].parts)
+
+
+def _packed(block: tuple[Any, Any], holder: str) -> Arrays:
+    inputs, targets = block
+    parts: tuple[NamedInput, ...] = ()
+    try:
+        if isinstance(inputs, Mapping):
+            values, parts = pack(inputs)
+        else:
+            values = torch.as_tensor(inputs)
+            values = values.float() if values.is_floating_point() else values
+    except (TypeError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"{holder}: its inputs are no array of numbers ({reason})") from None
+    truths = _targets(targets, holder)
+    if not values.ndim or not truths.ndim:
+        raise ValueError(f"{holder}: is a single number; give one row for every sample")
+    return Arrays(values, truths, parts)
+
+
+def _targets(targets: Any, holder: str) -> Tensor:
+    try:
+        return torch.as_tensor(targets)
+    except (TypeError, ValueError) as error:
+        first = list(targets)[:MOST_SHOWN]
+        if any(isinstance(label, str) for label in first):
+            shown = ", ".join(repr(str(label)) for label in first)
+            raise ValueError(
+                f"{holder}: its targets are text ({shown}, ...): number the classes from 0, in the same way for all "
+                "clients, as numpy.unique(all_labels, return_inverse=True) does"
+            ) from None
+        raise ValueError(f"{holder}: its targets are no array of numbers ({error})") from None
+
+
+def _shape(one: Arrays) -> str:
+    inputs: object = tuple(one.inputs.shape[1:])
+    if one.parts:
+        inputs = {part.name: part.shape for part in one.parts}
+    return f"inputs {inputs}, targets {tuple(one.targets.shape[1:])}"
+
+
+def problem_of(targets: Tensor, num_classes: int | None, survival: bool) -> tuple[Tensor, Problem]:
+    """Targets as they are stored, and the problem."""
+    if survival and targets.ndim > 1:
+        raise ValueError(
+            f"targets of shape {tuple(targets.shape)}: survival has one time per sample"
+        )
+    if survival or targets.is_floating_point():
+        return targets.float(), Survival() if survival else Regression()
+    return targets.long(), _classes(targets.long(), num_classes)
+
+
+def _classes(targets: Tensor, num_classes: int | None) -> Problem:
+    """So many classes, or as many as there are labels; ValueError where they cannot be the labels of classes."""
+    least, largest = (int(targets.min()), int(targets.max())) if len(targets) else (0, 0)
+    problem = Classification(num_classes or max(2, largest + 1))
+    if not 2 <= problem.num_classes <= MOST_CLASSES:
+        raise ValueError(
+            f"there are {problem.num_classes:,} classes: must be 2 to {MOST_CLASSES:,}"
+        )
+    if least < 0 or largest >= problem.num_classes:
+        hint = "; subtract 1 from all labels" if least == 1 else ""
+        raise ValueError(
+            f"labels must be 0 to {problem.num_classes - 1}, found {least} to {largest}{hint}"
+        )
+    return problem
+
+
+def channels_last_hint(shape: Sequence[int]) -> str:
+    """What to do about pictures whose channels are last; empty where they are not.
+
+    >>> channels_last_hint((1, 28, 28))
+    ''
+    """
+    if len(shape) != 3 or shape[2] not in CHANNELS or shape[0] in CHANNELS:
+        return ""
+    height, width, channels = shape
+    return (
+        f"samples of shape {tuple(shape)} look like pictures with their channels last, and networks take "
+        f"{(channels, height, width)}: use inputs.transpose(0, 3, 1, 2)"
+    )
+
+
+def read_dataset(dataset: Dataset[Any]) -> tuple[Any, Any]:
+    """Inputs and targets of a PyTorch dataset of pairs, or of dictionaries with their target in "labels"."""
+    length = len(dataset)  # type: ignore[arg-type]  # those without a length cannot be divided into batches either
+    if not length:
+        raise ValueError("a dataset is empty: every client needs samples to train and to test on")
+    collated = default_collate([dataset[index] for index in range(length)])
+    if isinstance(collated, Mapping):
+        key = next((key for key in LABELS if key in collated), None)
+        if key is None:
+            raise ValueError(
+                f"a dataset of dictionaries needs its targets in 'labels', it has {sorted(collated)}"
+            )
+        inputs = {name: values for name, values in collated.items() if name != key}
+        return inputs, collated[key]
+    inputs, targets = collated
+    return inputs, targets
+
+
+def read_columns(dataset: Any, inputs: str, targets: str) -> tuple[Tensor, Tensor]:
+    """Two columns of a Hugging Face dataset; images with their channels first."""
+    if missing := {inputs, targets} - set(dataset.column_names):
+        raise ValueError(
+            f"no column {sorted(missing)} in this dataset; it has {dataset.column_names}"
+        )
+    rows = dataset.with_format("numpy")[:]
+    values = torch.as_tensor(numpy.stack(list(rows[inputs])))
+    if values.dtype == torch.uint8:
+        values = values.unsqueeze(1) if values.ndim == 3 else values.movedim(-1, 1)
+    return values, torch.as_tensor(rows[targets])

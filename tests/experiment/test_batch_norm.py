@@ -1,0 +1,79 @@
+"""Batch norm under every method: running statistics are averaged, and no method's model stays where it is."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import clientwise as cw
+from clientwise.core.round import keeps_model
+from clientwise.experiment.named import METHODS
+from clientwise.report import views
+from clientwise.report.series import series_of
+from clientwise.report.verdict import headline
+
+CLIENTS = 6
+ROUNDS = 4
+CONFIG: dict[str, Any] = {
+    "name": "batch norm",
+    "rounds": ROUNDS,
+    "device": "cpu",
+    "workers": 1,
+    "training": {"batch_size": 8, "learning_rate": 0.1},
+    "devices": {},
+}
+
+
+def network() -> nn.Module:
+    return nn.Sequential(nn.Linear(8, 12), nn.BatchNorm1d(12), nn.ReLU(), nn.Linear(12, 3))
+
+
+def block(count: int, seed: int) -> tuple[Tensor, Tensor]:
+    random = torch.Generator().manual_seed(seed)
+    labels = torch.randint(0, 3, (count,), generator=random)
+    return torch.randn(count, 8, generator=random) + labels[:, None], labels
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> cw.Run:
+    """All methods on the same clients, whose last batches have one sample."""
+    train = [block(25, seed) for seed in range(CLIENTS)]
+    test = [block(10, 50 + seed) for seed in range(CLIENTS)]
+    data = cw.FederatedData.from_clients(train, test, weigh=block(40, 98), report=block(60, 99))
+    folder = tmp_path_factory.mktemp("batch norm") / "run"
+    config = CONFIG | {"methods": [*METHODS]}
+    return cw.Run(cw.run(config, folder, data=data, model=network))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_no_model_stays_where_it_is(method: str, run: cw.Run) -> None:
+    notes = [note for notes in run.notes(method) for note in notes if keeps_model(note)]
+    waits = method == "FedBuff"  # for updates, which take time
+    assert len(notes) <= waits, notes
+    assert run.refusals(method, 10) == []
+    losses = [loss for _, loss in run.curve("loss", method, 1)]
+    assert len({round(loss, 9) for loss in losses}) >= ROUNDS - waits
+    assert min(losses) < losses[0]
+    if run.has_model(method):
+        trained: Any = run.model(method, module=network)
+        assert bool((trained[1].running_var > 0).all())
+
+
+def test_a_run_whose_model_stays_says_so_first(run: cw.Run, tmp_path: Path) -> None:
+    assert not any("did not change" in line for line in headline(series_of([run])))
+    inputs, labels = block(200, 3)
+    wrong = (inputs, (labels + 1) % 3)  # what the clients learn is worse and worse on these
+    share = block(48, 1)
+    data = cw.FederatedData.from_clients([share] * 3, [share] * 3, weigh=wrong, report=share)
+    config = CONFIG | {"methods": [{"name": "braked", "brake": 1.0}], "rounds": 8}
+    braked = cw.Run(cw.run(config, tmp_path / "run", data=data, model=network))
+    first = headline(series_of([braked]))[0]
+    assert re.match(
+        r"braked: the model did not change in [5-8] of 8 rounds \(.*the old one stays\)", first
+    )
+    assert views.overview([braked]).lead[0] == first

@@ -1,0 +1,181 @@
+"""What runs but is probably not meant gets a line; mistakes in arrays, tables and paths get words that help."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+from torch import nn
+
+import clientwise as cw
+from clientwise.errors import ClientwiseError, ConfigError
+from clientwise.experiment.config import load_experiment
+from clientwise.experiment.describe import describe
+
+CONFIG: dict[str, Any] = {"name": "doubts", "rounds": 1, "methods": ["FedAvg"], "model": "linear"}
+WITHOUT_MODEL = {key: value for key, value in CONFIG.items() if key != "model"}
+
+
+def block(count: int = 30, seed: int = 0) -> tuple[numpy.ndarray, numpy.ndarray]:
+    random = numpy.random.default_rng(seed)
+    labels = random.integers(0, 3, count)
+    labels[:3] = [0, 1, 2]
+    return random.normal(size=(count, 4)) + labels[:, None], labels
+
+
+def clients(change: Any = lambda labels: labels) -> cw.Samples:
+    held = {}
+    for seed, name in enumerate(["north", "south", "west"]):
+        inputs, labels = block(seed=seed)
+        held[name] = (inputs, change(labels))
+    return cw.Samples.from_clients(held)
+
+
+def pictures() -> cw.Samples:
+    images = numpy.random.default_rng(0).random((12, 16, 16, 3))
+    return cw.Samples.from_clients([(images, numpy.arange(12) % 3)] * 2)
+
+
+SOFTMAX = nn.Sequential(nn.Linear(4, 3), nn.Softmax(-1))
+SIGMOID = nn.Sequential(nn.Linear(4, 1), nn.Sigmoid())
+HOSTILE = CONFIG | {"hostile": [{"share": 1.0, "attack": "sign_flip"}]}
+
+
+@pytest.mark.parametrize(
+    ("samples", "config", "model", "said"),
+    [
+        (
+            lambda: clients(lambda labels: labels + 1),
+            CONFIG,
+            None,
+            "labels begin at 1: .*Subtract 1",
+        ),
+        (
+            lambda: clients(lambda labels: (labels > 0) * 1.0),
+            CONFIG,
+            None,
+            r"2 different values \(0, 1\) and are predicted as numbers",
+        ),
+        (clients, WITHOUT_MODEL, SOFTMAX, "ends in a softmax .*Return logits"),
+        (
+            lambda: clients(lambda labels: (labels > 0) * 1),
+            WITHOUT_MODEL,
+            SIGMOID,
+            "ends in a sigmoid",
+        ),
+        (clients, HOSTILE, None, "all 3 clients are hostile"),
+        (pictures, CONFIG, None, r"channels last, and networks take \(3, 16, 16\)"),
+    ],
+    ids=["from 1", "float labels", "softmax", "sigmoid", "hostile", "channels last"],
+)
+def test_what_is_probably_not_meant_is_said(
+    samples: Any, config: dict[str, Any], model: Any, said: str, tmp_path: Path, caplog: Any
+) -> None:
+    run = cw.Run(cw.run(config, tmp_path / "run", data=samples(), model=model))
+    assert any(re.search(said, warning) for warning in run.warnings), run.warnings
+    assert re.search(said, caplog.text)
+
+
+def test_one_class_clients_are_said_and_sound_runs_are_not(tmp_path: Path, caplog: Any) -> None:
+    whole = block()
+    one = (whole[0], numpy.zeros(30, int))
+    data = cw.FederatedData.from_clients(
+        [whole, one, one], [whole] * 3, report=whole, names=["north", "south", "west"]
+    )
+    run = cw.Run(cw.run(CONFIG, tmp_path / "run", data=data))
+    (said,) = run.warnings
+    assert said == (
+        "2 of 3 clients train on samples of one class only: client 1 (south), client 2 (west)"
+    )
+    assert cw.Run(cw.run(CONFIG, tmp_path / "other", data=clients())).warnings == []
+
+
+def test_check_says_it_too() -> None:
+    config = {
+        **CONFIG,
+        "data": "digits",
+        "partition": {"name": "shards", "clients": 10, "per_client": 1},
+    }
+    lines = describe(load_experiment(config))
+    assert any(line.startswith("warning     ") and "one class only" in line for line in lines)
+
+
+def test_arrays_with_mistakes_name_the_client() -> None:
+    inputs, labels = block()
+    words = numpy.array(["cat", "dog", "eel"])[labels]
+    with pytest.raises(
+        ValueError,
+        match=r"client 1 \(south\): its targets are text \('cat', 'dog', 'eel', ...\): number",
+    ):
+        cw.Samples.from_clients({"north": (inputs, labels), "south": (inputs, words)})
+    with pytest.raises(ValueError, match="client 0: its inputs are no array of numbers"):
+        cw.Samples.from_clients([(numpy.array([["a"]]), [0])])
+    holes = inputs.copy()
+    holes[17, 2] = numpy.nan
+    with pytest.raises(
+        ClientwiseError, match=r"client 1 \(south\): 1 of its inputs .* in row 17, in column 2"
+    ):
+        cw.Samples.from_clients({"north": (inputs, labels), "south": (holes, labels)})
+    with pytest.raises(ValueError, match="found 1 to 3; subtract 1 from all labels"):
+        cw.FederatedData.from_clients([(inputs, labels + 1)], [(inputs, labels + 1)], num_classes=3)
+
+
+def test_pictures_with_channels_last_do_not_fit_a_network(tmp_path: Path) -> None:
+    hint = r"use inputs.transpose\(0, 3, 1, 2\)"
+    with pytest.raises(ConfigError, match=hint):
+        cw.run(CONFIG | {"model": "cnn"}, tmp_path / "run", data=pictures())
+    network = nn.Sequential(nn.Conv2d(3, 2, 3), nn.Flatten(), nn.Linear(392, 3))
+    with pytest.raises(ConfigError, match=rf"does not take samples of shape \(16, 16, 3\).*{hint}"):
+        cw.run(WITHOUT_MODEL, tmp_path / "run", data=pictures(), model=network)
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    """A config in a folder of its own, with its files beside it."""
+    rows = "name,age,city,y\nAnn,3,Oslo,yes\nBob,x,Rome,no\nCid,5,Rome,yes\nDan,5,Rome,no\n"
+    for name in "ab":
+        (tmp_path / f"{name}.csv").write_text(rows)
+    config = tmp_path / "my.toml"
+    config.write_text(
+        'name = "my"\nrounds = 1\nmodel = "linear"\npartition = "by_id"\n'
+        'data = { name = "table", files = "?.csv", target = "y" }\n'
+    )
+    return config
+
+
+def test_files_beside_the_config_and_all_bad_columns(table: Path, monkeypatch: Any) -> None:
+    monkeypatch.delenv("CLIENTWISE_DATA", raising=False)
+    with pytest.raises(
+        ClientwiseError, match=r'csv is beside the config: add data_dir = "." to it'
+    ):
+        describe(load_experiment(table))
+    table.write_text('data_dir = "."\n' + table.read_text())
+    with pytest.raises(ClientwiseError) as raised:
+        describe(load_experiment(table))
+    said = str(raised.value)
+    assert all(
+        f"column {name!r}, row {row}" in said
+        for name, row in [("name", 1), ("age", 2), ("city", 1)]
+    )
+    assert said.count("put the column into") == 1
+    other = table.with_name("b.csv")
+    other.write_text(other.read_text().replace("age,city", "years,town"))
+    with pytest.raises(ClientwiseError) as raised:
+        describe(load_experiment(table))
+    said = str(raised.value)
+    assert all(f"no column {name!r}" in said for name in ("age", "city"))
+    assert all(f"has a column {name!r}" in said for name in ("years", "town"))
+
+
+def test_a_metric_that_is_no_share_is_not_printed_as_percent(tmp_path: Path) -> None:
+    @cw.METRICS.register("hits", cw.needs("classes"))
+    def hits(counts: Any) -> Any:
+        """How many samples are right."""
+        return counts.diagonal(dim1=-2, dim2=-1).sum(-1)
+
+    config = CONFIG | {"evaluation": {"metric": "hits"}}
+    with pytest.raises(ConfigError, match="evaluation.metric: hits is 30 for some models: results"):
+        cw.run(config, tmp_path / "run", data=clients())
