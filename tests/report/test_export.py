@@ -7,6 +7,8 @@ import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import pytest
+from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
 from pages import carried, write_run
 
 import clientwise as cw
@@ -21,7 +23,9 @@ from clientwise.report.export import (
     write_items,
     write_report,
 )
-from clientwise.report.marks import Axis, Line, Lines
+from clientwise.report.figures import draw_into
+from clientwise.report.marks import Axis, HeatMap, Line, Lines
+from clientwise.report.plotly import traces_and_layout
 
 TABLE = table(
     "t",
@@ -77,6 +81,24 @@ def test_the_best_of_rivals_is_bold_and_a_minus_is_a_minus() -> None:
         as_latex(table("t", "t", ["client", "weight"], [["0", 1], ["1", 2]], "")).count("textbf")
         == 0
     )
+
+
+@pytest.mark.parametrize("lower_is_better", [False, True])
+@pytest.mark.parametrize("texts", [None, [["0", "0.5", "1"]]])
+def test_heat_maps_have_the_same_colours_on_page_and_paper(
+    texts: list[list[str]] | None, lower_is_better: bool
+) -> None:
+    values = [[0.0, 1.0, 2.0]]
+    mark = HeatMap([1, 2, 3], ["a"], values, 2, texts=texts, lower_is_better=lower_is_better)
+    figure = Figure()
+    draw_into(figure, [Chart("heat", "heat", "heat", mark)])
+    (image,) = figure.axes[0].images
+    (trace,), _ = traces_and_layout(mark)
+    scale = {2 * share: colour for share, colour in trace["colorscale"]}
+    assert (trace["zmin"], trace["zmax"]) == image.get_clim() == (0, 2)
+    assert image.get_alpha() is None
+    for value in values[0]:
+        assert to_hex(image.to_rgba(value)) == scale[value].lower()
 
 
 def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:
