@@ -58,6 +58,7 @@ def config_so_far(folder: Path) -> Experiment | None:
     if table.get("plugins", []) != written.plugins:  # only plugins of the file are imported
         raise _edited(path, ["plugins"])
     table |= {"plugins": written.plugins, "plugin_dir": written.plugin_dir}
+    table |= {"note": written.note, "tags": written.tags}  # which `clientwise note` changes
     recorded = _recorded_experiment(folder, table)
     found = [*refused_differences(recorded, written), *_removed(recorded, written)]
     if found:
@@ -66,12 +67,14 @@ def config_so_far(folder: Path) -> Experiment | None:
 
 
 def extended(before: Experiment, experiment: Experiment) -> Experiment:
-    """The experiment with the seeds and methods that its run has already: none is lost."""
+    """The experiment with the seeds, methods, note and tags that its run has: none is lost."""
     known = {method.name for method in before.methods}
     added = [method for method in experiment.methods if method.name not in known]
     grown = {
         "seeds": list(dict.fromkeys([*before.seeds, *experiment.seeds])),
         "methods": [*before.methods, *added],
+        "note": before.note or experiment.note,
+        "tags": before.tags or experiment.tags,
     }
     return experiment.model_copy(update=grown)
 
