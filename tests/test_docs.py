@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import runpy
 import subprocess
@@ -14,6 +15,7 @@ from typing import Any
 
 import numpy
 import pytest
+import tomli_w
 import typer
 
 import clientwise as cw
@@ -86,6 +88,29 @@ def test_the_page_on_data_is_true(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         "partition": "by_id",
     }
     assert cw.Run(cw.run(config | {"data_dir": str(tmp_path)}, tmp_path / "plugin")).finished
+
+
+def test_the_script_for_a_cluster_runs_and_resumes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As SLURM calls it: with the number of the task and of its cores."""
+    script = blocks("clusters.md", "bash")[0]
+    (program,) = blocks("clusters.md", "python")
+    config = {"name": "mine", "rounds": 2, "data": "digits", "model": "linear"}
+    config |= {"partition": {"name": "iid", "clients": 4}, "methods": ["FedAvg"]}
+    (tmp_path / "mine.toml").write_text(tomli_w.dumps(config), encoding="utf-8")
+    command = tmp_path / "clientwise"
+    command.write_text(f'#!/bin/sh\nexec {sys.executable} -m clientwise "$@"\n', encoding="utf-8")
+    command.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("SLURM_CPUS_PER_TASK", "1")
+    for task in ("1", "2", "2"):  # the last one finds a finished run
+        monkeypatch.setenv("SLURM_ARRAY_TASK_ID", task)
+        subprocess.run(["bash", "-c", script], cwd=tmp_path, check=True, capture_output=True)
+    monkeypatch.chdir(tmp_path)
+    exec(program, {})
+    assert "FedAvg" in capsys.readouterr().out
+    assert [cw.Run(f"runs/mine-seed{seed}").seeds("FedAvg") for seed in (1, 2)] == [[1], [2]]
 
 
 def test_the_example_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -52,8 +52,9 @@ def test_tables_in_three_formats() -> None:
     assert latex.startswith("% \\usepackage{booktabs}\n")
     assert r"\label{tab:t}" in latex
     assert r"\begin{tabular}{lr}" in latex
-    assert r"MW $\succ$ LD | DS & +4.7 $\pm$ 0.3 \\" in latex
-    assert r"\caption{100\% of a\_b. $\kappa$ \& co.}" in latex
+    assert r"MW $\succ$ LD | DS & +4.7 $\pm$ 0.3 \tabularnewline" in latex
+    assert r"\caption{100\% of a\_b}" in latex, "short: the note stands beneath the table"
+    assert r"\parbox{\linewidth}{$\kappa$ \& co.}" in latex
     assert latex.count("{") == latex.count("}")
 
 
@@ -74,8 +75,10 @@ def test_the_best_of_rivals_is_bold_and_a_minus_is_a_minus() -> None:
     )
     assert shown.best() == {(2, 1), (1, 2), (2, 2)}
     latex = as_latex(shown)
-    assert r"other & $-$0.4 $\pm$ 1.6 & \textbf{3} \\" in latex
-    assert r"a-1 & \textbf{+2.0} & \textbf{3} \\" in latex  # a hyphen in a name is none
+    assert r"other & $-$0.4 $\pm$ 1.6 & \textbf{3} \tabularnewline" in latex
+    assert (
+        r"a-1 & \textbf{+2.0} & \textbf{3} \tabularnewline" in latex
+    )  # a hyphen in a name is none
     assert r"\label{tab:t-1}" in latex
     assert (
         as_latex(table("t", "t", ["client", "weight"], [["0", 1], ["1", 2]], "")).count("textbf")

@@ -84,7 +84,7 @@ def run(
         typer.Option(
             "--tracker",
             metavar="NAME",
-            help="Also log to tensorboard or mlflow; replaces the trackers of the config.",
+            help="Also log to tensorboard, mlflow or wandb; replaces the trackers of the config.",
         ),
     ] = None,
     changes: SetOption = None,
