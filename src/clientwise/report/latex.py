@@ -17,7 +17,8 @@ COLUMN_POINTS = 229.0  # of article in two columns; those of IEEE, ACM and ICML 
 PAGE_POINTS = 345.0  # of article in one column; those of other classes are wider
 GAP_POINTS = 3.0  # on either side of a column (\tabcolsep)
 PARAGRAPH_POINTS = 110.0  # a wider text becomes a paragraph
-MOST_LINES = 46  # of a table on one page
+MOST_LINES = 52  # of a table on one page, without its caption
+RULE_LINES = 3  # the rules of a panel and the space around it, in lines
 BOLD = 1.17  # bold letters are so much wider
 
 # Widths of letters in points, in Computer Modern of 8 points, rounded up.
@@ -38,7 +39,10 @@ def as_latex(table: Table) -> str:
     panels = _panels(_columns(table), _keys(table))
     widest = max(map(_width, panels))
     kind = "table" if widest <= COLUMN_POINTS else "table*"
-    parts = _parts(_cells(table), panels)
+    note = _latex(table.note)
+    width = COLUMN_POINTS if kind == "table" else PAGE_POINTS
+    beneath = len(_wrapped(note, width)) if note else 0
+    parts = _parts(_cells(table), panels, MOST_LINES - beneath)
     floats = []
     for number, rows in enumerate(parts):
         is_last = number == len(parts) - 1
@@ -48,8 +52,8 @@ def as_latex(table: Table) -> str:
             lines.append(f"\\label{{tab:{_label(table.id)}}}")
         lines += ["\\fontsize{8}{9.6}\\selectfont", f"\\setlength{{\\tabcolsep}}{{{GAP_POINTS}pt}}"]
         lines.append("\n\\par\\medskip\n".join(_tabular(panel, rows) for panel in panels))
-        if table.note and is_last:
-            lines.append(f"\\par\\smallskip\n\\parbox{{\\linewidth}}{{{_latex(table.note)}}}")
+        if note and is_last:
+            lines.append(f"\\par\\smallskip\n\\parbox{{\\linewidth}}{{{note}}}")
         floats.append("\n".join([*lines, f"\\end{{{kind}}}"]))
     return "% \\usepackage{booktabs}\n" + "\n".join(floats) + "\n"
 
@@ -135,9 +139,11 @@ def _width(panel: Sequence[_Column]) -> float:
     return sum(column.points + 2 * GAP_POINTS for column in panel)
 
 
-def _parts(rows: Rows, panels: Sequence[Sequence[_Column]]) -> list[Rows]:
+def _parts(rows: Rows, panels: Sequence[Sequence[_Column]], lines_left: int) -> list[Rows]:
     """The rows in groups, each a table that fits on a page."""
-    most = max(1, MOST_LINES // len(panels))
+    for panel in panels:
+        lines_left -= max(len(column.heading) for column in panel) + RULE_LINES
+    most = max(1, lines_left // len(panels))
     parts: list[list[Sequence[str]]] = [[]]
     lines = 0
     for row in rows:
