@@ -1,13 +1,14 @@
-"""The claim about the default method: raw results, and all tables and the figure made from them.
+"""Results of matrices: raw results, and the tables and figures of the pages that are made from them.
 
-python docs/make_default.py                  # tables and figure, from docs/results/*.csv.gz
+python docs/make_default.py                  # tables and figures, from docs/results/*.csv.gz
 python docs/make_default.py FOLDER FOLDER    # collect the raw results of these matrices first
 
 Folders of matrices with the same name are parts of one matrix: by federation, by method, by seed.
 Where two parts have the same federation, column, method and seed, the later folder counts.
 
 A table stands in a page between `<!-- make_default: RAW TABLE -->` and `<!-- end -->`. RAW is the
-name of the matrix, and TABLE one of `TABLES`.
+name of the matrix, and TABLE one of `TABLES`. `FIGURES` has the figures. Every figure carries its numbers
+as text (`numbers_in`), so that a test can compare it with the raw results.
 """
 
 from __future__ import annotations
@@ -16,14 +17,20 @@ import gzip
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy
 import pandas
+from matplotlib.figure import Figure
+from PIL import Image
 
 from clientwise.experiment.matrix import MatrixCell, look_at
-from clientwise.report.arena_tables import FOOTNOTE, NOT_AVAILABLE, by_mean
+from clientwise.report.arena_tables import FOOTNOTE, NOT_AVAILABLE, by_mean, federation_section
 from clientwise.report.differences import p_number
+from clientwise.report.document import Chart
+from clientwise.report.figures import draw_into
+from clientwise.report.marks import HeatMap
 from clientwise.report.standings import (
     Federation,
     MethodStanding,
@@ -38,7 +45,6 @@ from clientwise.runs.recorded import RecordedConfig, recorded_config
 
 DOCS = Path(__file__).parent
 RAW = DOCS / "results"
-FIGURE = RAW / "default.png"  # made from the raw results with the same name
 PAGES = (DOCS / "evidence.md", DOCS.parent / "README.md")
 
 OURS = "Recommended"
@@ -64,7 +70,8 @@ def main() -> None:
     for page in PAGES:
         text = page.read_text(encoding="utf-8")
         page.write_text(with_tables(text), encoding="utf-8")
-    draw_cells(read_raw(FIGURE.stem), FIGURE)
+    for path, (raw, make) in FIGURES.items():
+        draw_figure(make(read_raw(raw)), path)
 
 
 def with_tables(text: str) -> str:
@@ -395,14 +402,34 @@ TABLES: Mapping[str, Callable[[pandas.DataFrame], str]] = {
 }
 
 
-def draw_cells(raw: pandas.DataFrame, path: Path) -> None:
-    """The README's figure: every cell of the methods in its table."""
-    from matplotlib import pyplot
+@dataclass(frozen=True)
+class Drawn:
+    """A figure, and the numbers in it as text."""
 
+    figure: Figure
+    numbers: str
+
+
+def draw_figure(drawn: Drawn, path: Path) -> None:
+    """Write a figure with its numbers."""
+    about = {"Software": None, "Description": drawn.numbers}
+    drawn.figure.savefig(path, dpi=110, bbox_inches="tight", metadata=about)
+
+
+def numbers_in(path: Path) -> str:
+    """The numbers that a figure was drawn from."""
+    with Image.open(path) as image:
+        return str(image.info["Description"])
+
+
+def cells_figure(raw: pandas.DataFrame) -> Drawn:
+    """The README's figure: every cell of the methods in its table."""
     rows = chosen(raw)
     results = results_of(rows)
     lines = _for_readme(results, rows)[::-1]
-    figure, axes = pyplot.subplots(figsize=(8, 0.42 * len(lines) + 1), layout="constrained")
+    figure = Figure(figsize=(8, 0.42 * len(lines) + 1), layout="constrained")
+    axes = figure.subplots()
+    numbers = []
     for height, one in enumerate(lines):
         index = results.methods.index(one.method)
         cells = [100 * federation.values[index].mean(1) for federation in results.federations]
@@ -412,11 +439,33 @@ def draw_cells(raw: pandas.DataFrame, path: Path) -> None:
         axes.plot(values, heights, "|", color=colour, markersize=9, alpha=0.5)
         axes.plot(100 * one.mean, height, "o", color=colour, markersize=7)
         axes.plot(100 * one.worst, height, "v", color="#c23b22", markersize=7)
+        shown = [f"{value:.1f}" for value in (100 * one.mean, 100 * one.worst, *values)]
+        numbers.append(f"{one.method}: {', '.join(shown)}")
     axes.set_yticks(range(len(lines)), [_marked(one.method, results) for one in lines])
     axes.set_xlabel(f"{_measure(results)} in %: every cell (|), mean (●), worst cell (▼)")
     axes.grid(axis="x", alpha=0.3)
-    figure.savefig(path, dpi=150, metadata={"Software": None})
-    pyplot.close(figure)
+    return Drawn(figure, "; ".join(numbers))
+
+
+def heat_map(raw: pandas.DataFrame) -> Drawn:
+    """The heat map of a matrix of one federation, as its report has it."""
+    results = results_of(raw)
+    (federation,) = results.federations
+    chart = federation_section(results, federation).items[0]
+    assert isinstance(chart, Chart)
+    assert isinstance(chart.mark, HeatMap)
+    figure = Figure()
+    draw_into(figure, [chart])
+    named = zip(chart.mark.rows, chart.mark.texts or (), strict=True)
+    rows = [f"{method}: {', '.join(texts)}" for method, texts in named]
+    return Drawn(figure, "; ".join([", ".join(map(str, chart.mark.columns)), *rows]))
+
+
+# By path: the raw results, and what makes the figure from them.
+FIGURES: Mapping[Path, tuple[str, Callable[[pandas.DataFrame], Drawn]]] = {
+    RAW / "default.png": ("default", cells_figure),
+    DOCS / "arena" / "quick.png": ("arena-quick", heat_map),
+}
 
 
 def _for_readme(results: Results, raw: pandas.DataFrame) -> list[MethodStanding]:

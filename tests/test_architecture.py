@@ -84,7 +84,7 @@ LIBRARIES: dict[str, set[str]] = {  # package or module: the third-party librari
     "attacks": {"torch", "annotated_types"},
     "engine": {"torch", "triton"},
     "runs": {"torch", "numpy", "annotated_types", "pydantic", "safetensors"},
-    "trackers": {"torch", "mlflow"},
+    "trackers": {"torch", "mlflow", "wandb"},
     "experiment": {
         "torch",
         "annotated_types",

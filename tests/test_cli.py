@@ -225,6 +225,22 @@ def test_list_shows_every_part_with_its_options() -> None:
     assert "choquet" not in only
 
 
+def test_list_explains_a_part_by_its_name() -> None:
+    table = clientwise("list", "table")
+    assert "dataset table" in table
+    assert "  files: string, required\n      a path or pattern in the data folder" in table
+    assert '  kind: "classification" or "regression" = "classification"\n' in table
+    assert "client: string, optional" in table
+    both = clientwise("list", "uniform")
+    assert "criterion uniform" in both
+    assert "distribution uniform" in both
+    assert "It has no options" in clientwise("list", "digits")
+    assert "did you mean 'dirichlet'" in clientwise("list", "dirichlett", expect=2)
+    unknown = clientwise("list", "xyz", expect=2)
+    assert "known: " in unknown
+    assert len(unknown) < 500
+
+
 def test_resume_finds_the_run_of_a_config(config: Path, tmp_path: Path) -> None:
     clientwise("run", config, cwd=tmp_path)
     (folder,) = (tmp_path / "runs").iterdir()

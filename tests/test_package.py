@@ -22,6 +22,7 @@ NOT_NEEDED = [
     "ray",
     "mlflow",
     "tensorboard",
+    "wandb",
     "efficientnet_lite_pytorch",
     "pytest",
     "ruff",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -79,6 +80,18 @@ def test_a_network_of_ones_own_comes_back_trained(run: cw.Run) -> None:
         run.model("FedAvg", module=nn.Linear(5, 3))
     with pytest.raises(RunError, match="does not fit this network"):
         run.model("FedAvg", module=Net(9))
+
+
+def test_a_terminal_shows_the_result(run: cw.Run, tmp_path: Path) -> None:
+    first, headline, *methods = repr(run).splitlines()
+    assert first == f"Run({str(run.folder)!r}): finished, 2 methods, 2 seeds, 3 rounds"
+    assert "has the highest accuracy" in headline
+    values = [100 * value for value in run.summary()[0].metric]
+    (fedavg,) = [line for line in methods if line.startswith("  FedAvg ")]
+    assert f"accuracy {sum(values) / 2:.1f}%" in fedavg
+    copy = cw.Run(shutil.copytree(run.folder, tmp_path / "copy"))
+    (copy.folder / "run.sqlite").write_bytes(b"rubbish")
+    assert repr(copy) == f"Run({str(copy.folder)!r}): cannot be read"
 
 
 @pytest.mark.parametrize("metric", ["balanced_accuracy", "macro_f1", "auc"])

@@ -96,6 +96,36 @@ def mlflow_curves(uri: str, run: Any) -> Curves:
     }
 
 
+def wandb_runs(folder: Path) -> dict[str, tuple[Curves, set[int]]]:
+    """By name: the curves in the offline files of Weights & Biases, and the exit codes."""
+    pytest.importorskip("wandb", reason="wandb is not installed")
+    from wandb.proto.wandb_internal_pb2 import Record
+    from wandb.sdk.internal.datastore import DataStore
+
+    found: dict[str, tuple[Curves, set[int]]] = {}
+    for path in sorted(folder.glob("wandb/offline-run-*/*.wandb")):
+        store = DataStore()
+        store.open_for_scan(str(path))
+        name = ""
+        while content := store.scan_data():
+            record = Record()
+            record.ParseFromString(content)
+            if record.HasField("run"):
+                name = record.run.display_name
+                found.setdefault(name, ({}, set()))
+            if record.HasField("history"):
+                values = {
+                    item.key or item.nested_key[0]: json.loads(item.value_json)
+                    for item in record.history.item
+                }
+                for key in values.keys() - {"_step", "_timestamp", "_runtime"}:
+                    found[name][0].setdefault(key, []).append((values["_step"], values[key]))
+            if record.HasField("exit"):
+                found[name][1].add(record.exit.exit_code)
+        store.close()
+    return found
+
+
 def assert_same(found: Curves, expected: Curves, but_for: tuple[str, ...] = ()) -> None:
     assert set(found) == set(expected)
     for name in set(expected) - set(but_for):
@@ -143,6 +173,25 @@ def test_both_hold_what_the_database_holds(tiny: dict[str, Any], tmp_path: Path)
     assert params["method.criteria.1.name"] == "label_diversity"
     assert params["seed"] == "2"
     assert not [key for key in params if key.startswith(("trackers", "methods", "data_dir"))]
+
+
+@pytest.mark.filterwarnings("default")  # of W&B's own imports
+def test_weights_and_biases_offline_and_resumed(tiny: dict[str, Any], tmp_path: Path) -> None:
+    pytest.importorskip("wandb", reason="wandb is not installed")
+    tiny |= {"rounds": 4, "trackers": ["wandb"], "checkpoint_seconds": 0.0}
+    folder = tmp_path / "run"
+    with pytest.raises(KeyboardInterrupt):
+        cw.run(tiny, folder, on_round=interrupt_after(2))
+    assert {code for _, codes in wandb_runs(folder).values() for code in codes} == {1}
+    cw.run(tiny, folder, resume=True)
+    found = wandb_runs(folder)
+    assert set(found) == {"FedAvg, seed 1", "all of it, seed 1"}
+    for method in ("FedAvg", "all of it"):
+        curves, codes = found[f"{method}, seed 1"]
+        assert_same(curves, stored(folder, method))
+        assert codes >= {0}
+    ids = json.loads((folder / "wandb.json").read_text())
+    assert set(ids) == {"FedAvg-seed1 in /tiny", "all of it-seed1 in /tiny"}
 
 
 def test_regression_logs_its_own_metric(tmp_path: Path) -> None:

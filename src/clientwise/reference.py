@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import types
 import typing
 from typing import Any, Literal, get_args, get_origin
@@ -65,6 +66,31 @@ def signature(registry: Registry[Any], name: str) -> str:
     if not options:
         return name
     return f"{name} ({'; '.join(options)})"
+
+
+def explained(registry: Registry[Any], name: str) -> list[str]:
+    """A part in lines of text: what it does, and its options with what they mean."""
+    about, meanings = _documented(registry.get(name))
+    lines = [f"{registry.kind} {name}", *about]
+    options = registry.options(name)
+    if not options:
+        return [*lines, "", "It has no options."]
+    lines += ["", "Options:"]
+    for option in options:
+        need = ", required" if option.required else ""
+        lines.append(f"  {_option(option)}{need}")
+        if option.name in meanings:
+            lines.append(f"      {meanings[option.name]}")
+    return lines
+
+
+def _documented(part: Any) -> tuple[list[str], dict[str, str]]:
+    """The lines of a docstring before its first section, and the meanings in its section Args."""
+    text = inspect.getdoc(part) or ""
+    sections = re.split(r"\n\n(?=[A-Z][a-z]+:\n)", text)
+    arguments = [section for section in sections[1:] if section.startswith("Args:\n")]
+    entries = re.findall(r"^    (\w+): (.*(?:\n {5,}.*)*)", "\n".join(arguments), re.MULTILINE)
+    return sections[0].splitlines(), {name: " ".join(words.split()) for name, words in entries}
 
 
 def _option(option: Option) -> str:

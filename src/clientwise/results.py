@@ -43,7 +43,8 @@ class Run(RunFolder):
     - `run.model("AdaFed")`: the trained network.
     - `run.predictor("AdaFed").predict(frame)`: predictions for new rows of a table.
     - `run.frame("rounds")`: a table for pandas.
-    - `run.figure()`: a figure. A notebook shows a run as a table and a figure.
+    - `run.figure()`: a figure. A notebook shows a run as a table and a figure, a Python session
+      as text.
     - `run.query(sql)`: your own query; `clientwise/runs/schema.py` describes the tables.
     """
 
@@ -84,6 +85,14 @@ class Run(RunFolder):
         if chart not in charts:
             raise ClientwiseError(f"{self.id}: there is no chart {chart!r}{suggest(chart, charts)}")
         return Picture([charts[chart]])
+
+    def __repr__(self) -> str:
+        from .report.terminal import run_text
+
+        try:
+            return run_text(self)
+        except RunError:
+            return f"Run({str(self.folder)!r}): cannot be read"
 
     def _repr_html_(self) -> str:
         """What a notebook shows: the result in words, as a table and as a figure."""

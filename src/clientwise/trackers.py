@@ -1,4 +1,4 @@
-"""Trackers: follow a run in TensorBoard, MLflow or your own tool.
+"""Trackers: follow a run in TensorBoard, MLflow, Weights & Biases or your own tool.
 
 None is used unless the config or --tracker names it.
 """
@@ -14,8 +14,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 from urllib.parse import quote
+from uuid import uuid4
 
 from .core.types import RoundRecord
 from .errors import ClientwiseError
@@ -187,20 +188,9 @@ class MLflow:
         self._client = self._connect(
             self._tracking_uri or (lane.folder / "mlruns").resolve().as_uri()
         )
-        known_file = lane.folder / "mlflow.json"
-        known = {}
-        if known_file.exists():
-            known = json.loads(known_file.read_text(encoding="utf-8"))
         key = f"{lane.file_name} in {self._tracking_uri or 'mlruns'}"
-        if key in known:
-            run_id = known[key]
-            self._client.update_run(run_id, status="RUNNING")
-        else:
-            run_id = self._create_run(lane)
-            known[key] = run_id
-            temporary = known_file.with_suffix(".part")
-            temporary.write_text(json.dumps(known, indent=2), encoding="utf-8")
-            os.replace(temporary, known_file)
+        run_id = _known_id(lane.folder / "mlflow.json", key, lambda: self._create_run(lane))
+        self._client.update_run(run_id, status="RUNNING")
         self._runs[lane.file_name] = run_id, self._last_steps(run_id)
 
     def _last_steps(self, run_id: str) -> dict[str, int]:
@@ -247,6 +237,76 @@ class MLflow:
         for start in range(0, len(params), 100):  # MLflow takes no more in a batch
             self._client.log_batch(run_id, params=params[start : start + 100])
         return run_id
+
+
+@TRACKERS.register("wandb")
+class WeightsAndBiases:
+    """One run of Weights & Biases per method and seed, offline in RUN/wandb or online.
+
+    Args:
+        project: the project of W&B; by default the name of the experiment.
+        entity: the user or team of W&B; by default yours.
+        mode: "offline" writes to RUN/wandb alone, and `wandb sync` uploads it; "online" uploads at
+            once.
+    """
+
+    def __init__(
+        self,
+        project: str | None = None,
+        entity: str | None = None,
+        mode: Literal["offline", "online"] = "offline",
+    ) -> None:
+        os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # read by its import
+        with _needs("wandb"):
+            import wandb
+        self._wandb = wandb
+        self._project = project
+        self._entity = entity
+        self._mode = mode
+        self._runs: dict[str, Any] = {}  # by the file name of the lane
+
+    def begin(self, lane: LaneInfo) -> None:
+        """Start the lane's run, or resume the one that wandb.json in the run folder names."""
+        project = self._project or str(lane.config["name"])
+        key = f"{lane.file_name} in {self._entity or ''}/{project}"
+        # Nothing but the numbers and the config: no code, no console, no state of the machine.
+        settings = self._wandb.Settings(
+            silent=True, console="off", disable_git=True, save_code=False, x_disable_stats=True
+        )
+        self._runs[lane.file_name] = self._wandb.init(
+            project=project,
+            entity=self._entity,
+            mode=self._mode,
+            dir=str(lane.folder.resolve()),
+            id=_known_id(lane.folder / "wandb.json", key, lambda: uuid4().hex),
+            resume="allow",
+            reinit="create_new",
+            name=f"{lane.method}, seed {lane.seed}",
+            group=lane.folder.resolve().name,
+            config=_params(lane),
+            settings=settings,
+        )
+
+    def log_round(self, lane: LaneInfo, record: RoundRecord, values: Mapping[str, float]) -> None:
+        """Add a point to every curve; W&B ignores a step that it has already."""
+        self._runs[lane.file_name].log(dict(values), step=record.round_num)
+
+    def end(self, lane: LaneInfo, finished: bool) -> None:
+        """Set the status of the lane's run."""
+        self._runs.pop(lane.file_name).finish(exit_code=0 if finished else 1)
+
+
+def _known_id(file: Path, key: str, create: Callable[[], str]) -> str:
+    """The id that a file of the run folder has for a lane; a new one is added to the file."""
+    known = {}
+    if file.exists():
+        known = json.loads(file.read_text(encoding="utf-8"))
+    if key not in known:
+        known[key] = create()
+        temporary = file.with_suffix(".part")
+        temporary.write_text(json.dumps(known, indent=2), encoding="utf-8")
+        os.replace(temporary, file)
+    return str(known[key])
 
 
 def _params(lane: LaneInfo) -> dict[str, str]:

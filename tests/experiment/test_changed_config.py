@@ -115,6 +115,16 @@ def test_a_renamed_method_and_a_removed_seed_are_refused(stopped: Path) -> None:
     refused(stopped, stopped / "config.toml", "began: no method 'FedAvg', no seed 1. Restore")
 
 
+def test_a_note_stays_when_a_run_gets_more(config: dict[str, Any], stopped: Path) -> None:
+    annotate(stopped, "a note", ["tag"])
+    cw.run(config | {"seeds": [1, 2]}, stopped, resume=True)
+    table = read_table(stopped / "config.toml")
+    assert (table["note"], table["tags"], table["seeds"]) == ("a note", ["tag"], [1, 2])
+    annotate(stopped, "", [])
+    cw.run(config | {"seeds": [1, 2, 3], "note": "of the file"}, stopped, resume=True)
+    assert read_table(stopped / "config.toml")["note"] == "of the file"
+
+
 def test_notes_tags_and_watching_may_be_edited(config: dict[str, Any], stopped: Path) -> None:
     annotate(stopped, "a note", ["tag"])
     edit(stopped, lambda table: table.update(keep_every=2, workers=1))

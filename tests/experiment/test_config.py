@@ -200,6 +200,30 @@ def test_set_changes_any_key(tiny: dict[str, Any]) -> None:
             load_experiment(tiny, [wrong])
 
 
+@pytest.mark.parametrize(
+    ("text", "seeds"),
+    [("1-5", [1, 2, 3, 4, 5]), ("1-3, 9", [1, 2, 3, 9]), ("4", [4]), ("2,1", [2, 1])],
+)
+def test_seeds_may_be_a_text(tiny: dict[str, Any], text: str, seeds: list[int]) -> None:
+    assert cw.load(tiny | {"seeds": text}).seeds == seeds
+    assert cw.load(tiny, [f'seeds="{text}"']).seeds == seeds
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("5-1", 'write "1, 2, 3", "1-5" or "1-5, 9"'),
+        ("", 'write "1, 2, 3", "1-5" or "1-5, 9"'),
+        ("1-20000", "20,000 seeds; 10,000 at most"),
+        ("99999999999999999999", "write"),
+        ("1-3, 2", "2 is listed twice"),
+    ],
+)
+def test_seeds_that_are_none_are_refused(tiny: dict[str, Any], text: str, reason: str) -> None:
+    with pytest.raises(ConfigError, match=f"seeds.*{reason}"):
+        cw.load(tiny | {"seeds": text})
+
+
 def test_presets_change_the_size_of_an_experiment(tiny: dict[str, Any], tmp_path: Path) -> None:
     tiny["presets"] = {
         "quick": {

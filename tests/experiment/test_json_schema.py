@@ -50,3 +50,9 @@ def test_it_takes_every_config_we_ship(validator: Any) -> None:
 def test_it_marks_what_is_wrong(text: str, validator: Any, tiny: dict[str, Any]) -> None:
     assert validator.is_valid(tiny)
     assert not validator.is_valid(tiny | tomllib.loads(text))
+
+
+def test_seeds_are_a_list_or_a_text(validator: Any, tiny: dict[str, Any]) -> None:
+    for seeds in ([1, 2], "1-5, 9"):
+        assert validator.is_valid(tiny | {"seeds": seeds})
+    assert not validator.is_valid(tiny | {"seeds": 5})

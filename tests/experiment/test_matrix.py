@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import sqlite3
 import subprocess
 import sys
 import time
+from collections import Counter
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +23,14 @@ from scipy.stats import friedmanchisquare, ttest_rel
 import clientwise as cw
 import processes
 from clientwise.errors import ConfigError, RunError
-from clientwise.experiment.matrix import _outline, load, load_matrix, open_matrix
+from clientwise.experiment.matrix import (
+    Matrix,
+    MatrixCell,
+    _outline,
+    load,
+    load_matrix,
+    open_matrix,
+)
 from clientwise.experiment.matrix_runs import CellsFailedError, find_unfinished_matrix, run_matrix
 from clientwise.experiment.validation import validate
 from clientwise.report.arena import arena
@@ -174,23 +184,184 @@ def test_a_cell_is_an_ordinary_run(finished: Path, tmp_path: Path) -> None:
     ]
 
 
-def test_resuming_runs_unfinished_cells_only(finished: Path) -> None:
-    matrix, seen = open_matrix(finished), list[str]()
+def test_resuming_runs_unfinished_cells_only(finished: Path, tmp_path: Path) -> None:
+    folder = copied(finished, tmp_path)
+    matrix = open_matrix(folder)
     with pytest.raises(RunError, match="there is a matrix already"):
-        run_matrix(matrix, finished)
-    run_matrix(matrix, finished, resume=True, on_cell=lambda cell, number: seen.append(cell.column))
-    assert seen == []
-    shutil.rmtree(finished / matrix.cells[1].folder)
-    run_matrix(
-        matrix,
-        finished,
-        resume=True,
-        on_cell=lambda cell, number: seen.append(f"{number} {cell.column}"),
+        run_matrix(matrix, folder)
+    assert resumed(matrix, folder) == []
+    shutil.rmtree(folder / matrix.cells[1].folder)
+    assert resumed(matrix, folder) == ["3 of 3: tiny, flip 40%"]
+
+
+def copied(finished: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(finished, tmp_path / "copied"))
+
+
+def resumed(matrix: Matrix, folder: Path, **options: Any) -> list[str]:
+    """Resume, and return the cells that were run."""
+    seen: list[str] = []
+
+    def on_cell(cell: MatrixCell, number: int, count: int) -> None:
+        seen.append(f"{number} of {count}: {cell.name}")
+
+    run_matrix(matrix, folder, resume=True, on_cell=on_cell, **options)
+    return seen
+
+
+def with_matrix(table: Mapping[str, Any], **changes: Any) -> dict[str, Any]:
+    return {**table, "matrix": {**table["matrix"], **changes}}
+
+
+@pytest.mark.parametrize("jobs", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_three_by_three_grow_to_four_by_four_with_seven_cells(
+    tiny: dict[str, Any], tmp_path: Path, jobs: int
+) -> None:
+    three = {name: {"partition": {"clients": 5 + place}} for place, name in enumerate("abc")}
+    config = tiny | {"rounds": 1, "methods": ["FedAvg"]}
+    config["matrix"] = {"attacks": ATTACKS, "shares": [0.4], "data": three}
+    small = load_matrix(config)
+    folder = run_matrix(small, tmp_path / "run")
+    assert len(small.cells) == 9
+    before = {cell.folder: contents(folder / cell.folder) for cell in small.cells}
+    noise = {"noise": {"attack": "noise"}}
+    four = {**three, "d": {"partition": {"clients": 9}}}
+    large = load_matrix(with_matrix(config, attacks={**noise, **ATTACKS}, data=four))
+    assert len(resumed(large, folder, jobs=jobs)) == 7
+    assert {name: contents(folder / name) for name in before} == before, "finished cells stay"
+    assert read_results(folder).missing == 0
+    assert resumed(large, folder) == []
+    assert resumed(small, folder) == [], "nothing is lost by resuming with the smaller config"
+    assert len(open_matrix(folder).cells) == 16
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """All files, except those that SQLite makes beside a database that is read."""
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in files
+        if path.suffix not in (".sqlite-wal", ".sqlite-shm")
+    }
+
+
+def test_three_methods_by_three_columns_grow_to_four_by_four(
+    finished: Path, tmp_path: Path
+) -> None:
+    folder = copied(finished, tmp_path)
+    table = open_matrix(folder).table
+    more = with_matrix(table, attacks={**table["matrix"]["attacks"], "labels": ATTACKS["labels"]})
+    more["methods"] = [*table["methods"], "Uniform"]
+    rounds: list[str] = []
+
+    def on_round(step: cw.Progress) -> None:
+        if (step.seed, step.record.round_num) == (1, 1):
+            rounds.append(step.method)
+
+    run_matrix(load_matrix(more), folder, resume=True, on_round=on_round)
+    cells = Counter(rounds)
+    assert cells == {"FedAvg": 1, "Median": 1, "KnowsHonest": 1, "Uniform": 4}, "seven in all"
+    results = read_results(folder)
+    assert results.missing == 0
+    assert results.federations[0].values.shape == (4, 4, 2)
+
+
+def test_seeds_shares_and_rounds_are_added_as_to_plain_runs(finished: Path, tmp_path: Path) -> None:
+    folder = copied(finished, tmp_path)
+    table = open_matrix(folder).table
+    door = folder / "tiny--door--40"
+    before = cw.Run(door).curve("metric", "Median", 2)
+    grown = load(with_matrix(table, shares=[0.2]), replaced={"seeds": [3], "methods": ["Median"]})
+    assert isinstance(grown, Matrix)
+    assert grown.oracle is None, "it is not among these methods"
+    assert len(resumed(grown, folder)) == 5, "the new seed in old cells, and two new cells"
+    run = cw.Run(door)
+    assert run.curve("metric", "Median", 2) == before
+    assert run.seeds("Median") == [1, 2, 3]
+    assert open_matrix(folder).oracle == "KnowsHonest"
+    assert read_results(folder).missing == 0
+    longer = load_matrix({**open_matrix(folder).table, "rounds": 3})
+    assert len(resumed(longer, folder)) == 5
+    assert cw.Run(door).curve("metric", "Median", 2)[:2] == before
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"rounds": 1}, r"rounds = 1 \(was 2\)\. Resume"),
+        ({"name": "other"}, r"name = 'other' \(was 'tiny'\)\. Resume"),
+        ({"training": {"batch_size": 5}}, r"training.batch_size = 5 \(was 20\)\. Resume"),
+        (
+            {"methods": [{"like": "Median", "brake": 3.0}]},
+            r"the method 'Median' differs \(brake = 3.0 .*Resume",
+        ),
+        (
+            {"attacks": {"flip": {"attack": {"name": "sign_flip", "strength": 2.0}}}},
+            r"hostile\[0\].*strength = 2.0 \(was 5.0\) in tiny, flip 40%\. Resume",
+        ),
+    ],
+)
+def test_what_differs_is_named_and_no_file_changes(
+    finished: Path, tmp_path: Path, change: dict[str, Any], message: str
+) -> None:
+    folder = copied(finished, tmp_path)
+    before = contents(folder)
+    table = dict(open_matrix(folder).table)
+    if "attacks" in change:
+        other = with_matrix(table, **change, oracle="FedAvg")
+    else:
+        other = with_matrix(table, oracle=None) | change
+        del other["matrix"]["oracle"]
+    with pytest.raises(RunError, match=f"was run with another config: {message}"):
+        run_matrix(load_matrix(other), folder, resume=True)
+    assert contents(folder) == before
+
+
+def test_damaged_and_foreign_cells_are_noticed(finished: Path, tmp_path: Path) -> None:
+    folder = copied(finished, tmp_path)
+    matrix = open_matrix(folder)
+    clean, flip, door = (folder / cell.folder for cell in matrix.cells)
+    with sqlite3.connect(clean / "run.sqlite") as database:
+        database.execute("DELETE FROM rounds WHERE lane = 1 AND round_num = 1")
+    (door / "run.sqlite").write_bytes(b"rubbish" * 1000)
+    with pytest.raises(RunError) as error:
+        run_matrix(matrix, folder, resume=True)
+    assert re.search(r"tiny--clean: .*1 of 2 rounds of FedAvg, seed 1", str(error.value))
+    assert re.search(r"tiny--door--40: its database cannot be read", str(error.value))
+    assert "Delete the folder of a damaged cell" in str(error.value)
+    for damaged in (clean, door):
+        shutil.rmtree(damaged)
+    shutil.copytree(flip, clean)
+    said = r"name = 'tiny, clean' \(was 'tiny, flip 40%'\) in tiny, clean"
+    with pytest.raises(RunError, match=said):
+        run_matrix(matrix, folder, resume=True)
+    shutil.rmtree(clean)
+    assert resumed(matrix, folder) == ["2 of 3: tiny, clean", "3 of 3: tiny, door 40%"]
+
+
+def test_finished_cells_of_other_data_or_versions_are_noticed(
+    finished: Path, tmp_path: Path
+) -> None:
+    folder = copied(finished, tmp_path)
+    matrix = open_matrix(folder)
+    edit_origin(folder / matrix.cells[0].folder, lambda origin: origin["data"]["2"].reverse())
+    with pytest.raises(RunError, match=r"tiny--clean: .*other data \(seed 2\)"):
+        run_matrix(matrix, folder, resume=True)
+    edit_origin(folder / matrix.cells[0].folder, lambda origin: origin["data"]["2"].reverse())
+    edit_origin(
+        folder / matrix.cells[2].folder, lambda origin: origin["versions"].update(torch="1")
     )
-    assert seen == ["3 flip 40%"]
-    other = load_matrix({**matrix.table, "rounds": 3})
-    with pytest.raises(RunError, match="was run with another config"):
-        run_matrix(other, finished, resume=True)
+    with pytest.raises(RunError, match=r"tiny--door--40: .*torch .*, not 1"):
+        run_matrix(matrix, folder, resume=True)
+    assert resumed(matrix, folder, accept_changes=True) == []
+
+
+def edit_origin(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    with sqlite3.connect(folder / "run.sqlite") as database:
+        (text,) = database.execute("SELECT value FROM facts WHERE key = 'origin'").fetchone()
+        origin = json.loads(text)
+        change(origin)
+        database.execute("UPDATE facts SET value = ? WHERE key = 'origin'", (json.dumps(origin),))
 
 
 FAULTY = """

@@ -7,6 +7,8 @@ import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import pytest
+from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
 from pages import carried, write_run
 
 import clientwise as cw
@@ -21,7 +23,9 @@ from clientwise.report.export import (
     write_items,
     write_report,
 )
-from clientwise.report.marks import Axis, Line, Lines
+from clientwise.report.figures import draw_into
+from clientwise.report.marks import Axis, HeatMap, Line, Lines
+from clientwise.report.plotly import traces_and_layout
 
 TABLE = table(
     "t",
@@ -48,8 +52,9 @@ def test_tables_in_three_formats() -> None:
     assert latex.startswith("% \\usepackage{booktabs}\n")
     assert r"\label{tab:t}" in latex
     assert r"\begin{tabular}{lr}" in latex
-    assert r"MW $\succ$ LD | DS & +4.7 $\pm$ 0.3 \\" in latex
-    assert r"\caption{100\% of a\_b. $\kappa$ \& co.}" in latex
+    assert r"MW $\succ$ LD | DS & +4.7 $\pm$ 0.3 \tabularnewline" in latex
+    assert r"\caption{100\% of a\_b}" in latex, "short: the note stands beneath the table"
+    assert r"\parbox{\linewidth}{$\kappa$ \& co.}" in latex
     assert latex.count("{") == latex.count("}")
 
 
@@ -70,13 +75,33 @@ def test_the_best_of_rivals_is_bold_and_a_minus_is_a_minus() -> None:
     )
     assert shown.best() == {(2, 1), (1, 2), (2, 2)}
     latex = as_latex(shown)
-    assert r"other & $-$0.4 $\pm$ 1.6 & \textbf{3} \\" in latex
-    assert r"a-1 & \textbf{+2.0} & \textbf{3} \\" in latex  # a hyphen in a name is none
+    assert r"other & $-$0.4 $\pm$ 1.6 & \textbf{3} \tabularnewline" in latex
+    assert (
+        r"a-1 & \textbf{+2.0} & \textbf{3} \tabularnewline" in latex
+    )  # a hyphen in a name is none
     assert r"\label{tab:t-1}" in latex
     assert (
         as_latex(table("t", "t", ["client", "weight"], [["0", 1], ["1", 2]], "")).count("textbf")
         == 0
     )
+
+
+@pytest.mark.parametrize("lower_is_better", [False, True])
+@pytest.mark.parametrize("texts", [None, [["0", "0.5", "1"]]])
+def test_heat_maps_have_the_same_colours_on_page_and_paper(
+    texts: list[list[str]] | None, lower_is_better: bool
+) -> None:
+    values = [[0.0, 1.0, 2.0]]
+    mark = HeatMap([1, 2, 3], ["a"], values, 2, texts=texts, lower_is_better=lower_is_better)
+    figure = Figure()
+    draw_into(figure, [Chart("heat", "heat", "heat", mark)])
+    (image,) = figure.axes[0].images
+    (trace,), _ = traces_and_layout(mark)
+    scale = {2 * share: colour for share, colour in trace["colorscale"]}
+    assert (trace["zmin"], trace["zmax"]) == image.get_clim() == (0, 2)
+    assert image.get_alpha() is None
+    for value in values[0]:
+        assert to_hex(image.to_rgba(value)) == scale[value].lower()
 
 
 def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:

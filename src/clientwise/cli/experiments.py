@@ -84,7 +84,7 @@ def run(
         typer.Option(
             "--tracker",
             metavar="NAME",
-            help="Also log to tensorboard or mlflow; replaces the trackers of the config.",
+            help="Also log to tensorboard, mlflow or wandb; replaces the trackers of the config.",
         ),
     ] = None,
     changes: SetOption = None,
@@ -270,8 +270,8 @@ def _run_matrix(
     from ..progress import show_progress
     from ..report.arena import write_arena
 
-    def on_cell(cell: MatrixCell, number: int) -> None:
-        print_lines([f"{number} of {len(matrix.cells)}: {cell.name}"])
+    def on_cell(cell: MatrixCell, number: int, count: int) -> None:
+        print_lines([f"{number} of {count}: {cell.name}"])
 
     def on_failure(cell: MatrixCell, reason: str) -> None:
         for line in reason.splitlines():

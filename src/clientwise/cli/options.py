@@ -84,7 +84,7 @@ def _values(keys: dict[str, Any]) -> dict[str, Any]:
     """What options mean in the config; an option that was not given replaces nothing."""
     values = {key: value for key, value in keys.items() if value not in (None, [])}
     if "seeds" in values:
-        values["seeds"] = parse_seeds(values["seeds"])
+        values["seeds"] = _parse_seeds(values["seeds"])
     if "data_dir" in values:
         values["data_dir"] = os.path.realpath(values["data_dir"])
     if re.fullmatch("[0-9]{1,9}", values.get("workers", "")):
@@ -92,27 +92,13 @@ def _values(keys: dict[str, Any]) -> dict[str, Any]:
     return values
 
 
-def parse_seeds(text: str) -> list[int]:
-    """Seeds from "1,2,3" or "1-5".
+def _parse_seeds(text: str) -> list[int]:
+    from ..experiment.values import parse_seeds
 
-    >>> parse_seeds("7,1-3")
-    [7, 1, 2, 3]
-    """
-    from ..experiment.values import MOST_SEEDS
-
-    ranges = []
-    for part in text.split(","):
-        try:
-            ends = [int(number) for number in part.split("-")]
-        except ValueError:
-            ends = []
-        if len(ends) not in (1, 2) or ends[0] > ends[-1]:
-            fail(f"--seeds {text}: write 1,2,3 or 1-5")
-        ranges.append(range(ends[0], ends[-1] + 1))
-    count = sum(one.stop - one.start for one in ranges)
-    if count > MOST_SEEDS:
-        fail(f"--seeds {text}: {count:,} seeds; {MOST_SEEDS:,} at most")
-    return [seed for one in ranges for seed in one]
+    try:
+        return parse_seeds(text)
+    except ValueError as error:
+        fail(f"--seeds {text}: {error}")
 
 
 def parse_rates(text: str) -> list[float]:

@@ -93,20 +93,20 @@ def list_parts(
     kind: Annotated[
         str | None,
         typer.Argument(
-            help="A kind of part (criteria, scores, methods ...), or the name of a method, "
-            "which is shown as TOML. Default: all kinds.",
+            help="A kind of part (criteria, datasets, methods ...), the name of a part, which is "
+            "shown with its options, or of a method, which is shown as TOML. Default: all kinds.",
             show_default=False,
         ),
     ] = None,
 ) -> None:
     """List the parts and named methods with their descriptions and options.
 
-    Examples: clientwise list criteria, clientwise list FedYogi
+    Examples: clientwise list criteria, clientwise list table, clientwise list FedYogi
     """
     from ..experiment.named import METHODS, method_toml
-    from ..reference import KINDS
-    from ..registry import suggest
+    from ..reference import KINDS, explained
 
+    named = [registry for registry in KINDS.values() if kind in registry]
     if kind is None:
         _list_methods()
         for name in KINDS:
@@ -117,8 +117,23 @@ def list_parts(
         _list_kind(kind)
     elif kind in METHODS:
         print_lines([f"# {METHODS[kind]}", method_toml(kind)])
+    elif named:
+        for registry in named:
+            print_lines([*explained(registry, kind), ""])
     else:
-        fail(f"unknown kind {kind!r}{suggest(kind, ['methods', *KINDS, *METHODS])}")
+        fail(f"unknown kind or part {kind!r}{_suggestion(kind)}")
+
+
+def _suggestion(word: str) -> str:
+    """The closest name of any part, method or kind; otherwise the kinds."""
+    from ..experiment.named import METHODS
+    from ..reference import KINDS
+    from ..registry import suggest
+
+    kinds = ["methods", *KINDS]
+    parts = [name for registry in KINDS.values() for name in registry]
+    close = suggest(word, [*kinds, *METHODS, *parts])
+    return close if "did you mean" in close else suggest(word, kinds)
 
 
 def _list_methods() -> None:

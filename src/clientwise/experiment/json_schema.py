@@ -23,6 +23,7 @@ def config_schema() -> dict[str, Any]:
     definitions = {**schema.pop("$defs", {}), **matrix.pop("$defs", {})}
     properties = schema["properties"]
     properties["methods"]["items"] = _method_schema(definitions["MethodSettings"])
+    properties["seeds"] = _list_or_text(properties["seeds"])
     hostile = definitions["HostileClients"]["properties"]
     hostile["attack"] = {"anyOf": [hostile["attack"]["items"], hostile["attack"]]}
     preset = {"type": "object", "description": "the keys that differ with --preset"}
@@ -38,6 +39,11 @@ def config_schema() -> dict[str, Any]:
         "additionalProperties": False,
         "$defs": definitions,
     }
+
+
+def _list_or_text(schema: Mapping[str, Any]) -> dict[str, Any]:
+    about = {key: schema[key] for key in ("description", "default")}
+    return {"anyOf": [schema, {"type": "string"}], **about}
 
 
 class _Generator(GenerateJsonSchema):

@@ -11,7 +11,8 @@
 A rule that takes a share of hostile clients is told its column's by `rule.hostile = "column"`.
 
 Every cell is an ordinary run in a folder of its own, with all methods and seeds. Without
-[matrix.data] there is one federation, that of the config. `matrix_runs.py` runs the cells.
+[matrix.data] there is one federation, that of the config. `matrix_runs.py` runs the cells,
+`matrix_resume.py` adds to a matrix that was run.
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ class MatrixSettings(ConfigTable):
     """Many experiments in one file: every federation, clean and under every attack.
 
     `clientwise run` runs the cells that are not finished, `--jobs 4` four of them at once. A cell
-    that fails does not end the others; run it again with `--resume`.
+    that fails does not end the others; run it again with `--resume`. With `--resume` a matrix also
+    gets more methods, seeds, rounds, attacks, shares and federations: only what is new is run.
     `clientwise show` and `clientwise report` take the folder of the matrix.
     """
 
@@ -110,9 +112,14 @@ class Matrix:
     """All cells, and the config they were made from."""
 
     name: str
-    oracle: str | None
+    settings: MatrixSettings
     cells: tuple[MatrixCell, ...]
     table: Mapping[str, Any]
+
+    @property
+    def oracle(self) -> str | None:
+        """The method that regrets are counted against."""
+        return self.settings.oracle
 
     @property
     def federations(self) -> list[str]:
@@ -136,6 +143,8 @@ def load(
     """
     where, table = read_config(source, overrides, replaced, preset)
     if "matrix" in table:
+        if replaced and "methods" in replaced:
+            table["matrix"] = _with_known_oracle(table)
         return _make_matrix(where, table)
     return make_experiment(where, table)
 
@@ -181,6 +190,15 @@ def _make_matrix(where: str, table: Mapping[str, Any]) -> Matrix:
     return matrix
 
 
+def _with_known_oracle(table: Mapping[str, Any]) -> Any:
+    """[matrix] for some methods only: without its oracle, if that is not among them."""
+    settings = table["matrix"]
+    names = [method["name"] for method in table["methods"] if isinstance(method, Mapping)]
+    if not isinstance(settings, Mapping) or settings.get("oracle") in names:
+        return settings
+    return {key: value for key, value in settings.items() if key != "oracle"}
+
+
 def _outline(where: str, table: Mapping[str, Any]) -> Matrix:
     """The cells of a matrix; their experiments are not made yet."""
     settings = _settings(where, table)
@@ -188,7 +206,7 @@ def _outline(where: str, table: Mapping[str, Any]) -> Matrix:
     name = str(base.get("name", "matrix"))
     cells = tuple(_cells(settings, {"name": name, **base}, where))
     _check_folders(cells, where)
-    return Matrix(name, settings.oracle, cells, table)
+    return Matrix(name, settings, cells, table)
 
 
 def _settings(where: str, table: Mapping[str, Any]) -> MatrixSettings:

@@ -18,11 +18,11 @@ import torch
 
 from ..errors import ClientwiseError, ConfigError, RunError
 from ..runs.files import write_atomically
-from ..runs.reader import is_finished
 from .config import read_config
 from .folders import new_folder
 from .lanes import Progress
 from .matrix import MATRIX_FILE, Matrix, MatrixCell, open_matrix
+from .matrix_resume import grown, unfinished_cells
 from .runner import Stopped
 from .runner import run as run_experiment
 
@@ -44,21 +44,23 @@ def run_matrix(
     resume: bool = False,
     accept_changes: bool = False,
     jobs: int = 1,
-    on_cell: Callable[[MatrixCell, int], None] = lambda cell, number: None,
+    on_cell: Callable[[MatrixCell, int, int], None] = lambda cell, number, count: None,
     on_failure: Callable[[MatrixCell, str], None] = lambda cell, reason: None,
     on_round: Callable[[Progress], None] | None = None,
 ) -> Path:
     """Run the cells that are not finished.
 
-    A cell that fails does not end the others.
+    A cell that fails does not end the others. Where a matrix is resumed with more methods, seeds,
+    rounds, attacks, shares or federations, only what is new is run.
 
     Args:
         matrix: the cells.
         out: the folder of the matrix; by default a new one in runs/.
-        resume: continue in a folder that has this matrix already.
+        resume: continue in a folder that has this matrix already, or add to the matrix there.
         accept_changes: resume although data, plugins or versions have changed.
         jobs: how many cells run at once, each in a process of its own.
-        on_cell: called with every cell and its number: when it begins, or with `jobs` when it ends.
+        on_cell: called with every cell, its number and the number of all cells: when it begins, or
+            with `jobs` when it ends.
         on_failure: called with every cell that fails, and the reason.
         on_round: called after every round; not with `jobs`.
 
@@ -69,10 +71,7 @@ def run_matrix(
         CellsFailedError: at the end, where cells failed.
     """
     folder = new_folder(matrix.name) if out is None else out
-    _prepare(matrix, folder, resume)
-    todo = [
-        place for place, cell in enumerate(matrix.cells) if not is_finished(folder / cell.folder)
-    ]
+    matrix, todo = _prepare(matrix, folder, resume, accept_changes)
     number = len(matrix.cells) - len(todo)
     failures: dict[str, str] = {}
 
@@ -85,12 +84,12 @@ def run_matrix(
         if jobs > 1:
             for place, reason in _run_in_processes(folder, todo, jobs, accept_changes):
                 number += 1
-                on_cell(matrix.cells[place], number)
+                on_cell(matrix.cells[place], number, len(matrix.cells))
                 ended(matrix.cells[place], reason)
         else:
             for place in todo:
                 number += 1
-                on_cell(matrix.cells[place], number)
+                on_cell(matrix.cells[place], number, len(matrix.cells))
                 ended(
                     matrix.cells[place], _run(folder, matrix.cells[place], on_round, accept_changes)
                 )
@@ -116,25 +115,29 @@ def find_unfinished_matrix(matrix: Matrix, parent: Path = Path("runs")) -> Path:
     return max(written, key=lambda path: path.stat().st_mtime).parent
 
 
-def _prepare(matrix: Matrix, folder: Path, resume: bool) -> None:
-    """Write the config into the folder, or check that it is the one that is there."""
+def _prepare(
+    matrix: Matrix, folder: Path, resume: bool, accept_changes: bool
+) -> tuple[Matrix, Sequence[int]]:
+    """Write the config into the folder; where one is there already, add to it.
+
+    Returns:
+        The whole matrix, and the positions of its cells that are to be run.
+    """
     written = folder / MATRIX_FILE
-    if not written.exists():
-        if _names_in(folder) - {f"{MATRIX_FILE}.part"}:  # which a run that was killed may leave
-            raise RunError(f"{folder}: not empty, and not a matrix of clientwise")
-        folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(written, tomli_w.dumps(matrix.table).encode())
-        return
-    if not resume:
-        raise RunError(
-            f"{folder}: there is a matrix already. Resume it (--resume, in Python resume=True) "
-            "or choose another output folder."
-        )
-    if read_config(written)[1] != matrix.table:
-        raise RunError(
-            f"{folder}: was run with another config. Resume it with that config, which is in "
-            f"{written}, or choose another output folder."
-        )
+    todo: Sequence[int] = range(len(matrix.cells))
+    if written.exists():
+        if not resume:
+            raise RunError(
+                f"{folder}: there is a matrix already. Resume it (--resume, in Python resume=True) "
+                "or choose another output folder."
+            )
+        matrix = grown(matrix, folder)
+        todo = unfinished_cells(matrix, folder, accept_changes)
+    elif _names_in(folder) - {f"{MATRIX_FILE}.part"}:  # which a run that was killed may leave
+        raise RunError(f"{folder}: not empty, and not a matrix of clientwise")
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomically(written, tomli_w.dumps(matrix.table).encode())
+    return matrix, todo
 
 
 def _names_in(folder: Path) -> set[str]:

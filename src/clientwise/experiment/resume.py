@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -58,27 +58,30 @@ def config_so_far(folder: Path) -> Experiment | None:
     if table.get("plugins", []) != written.plugins:  # only plugins of the file are imported
         raise _edited(path, ["plugins"])
     table |= {"plugins": written.plugins, "plugin_dir": written.plugin_dir}
+    table |= {"note": written.note, "tags": written.tags}  # which `clientwise note` changes
     recorded = _recorded_experiment(folder, table)
-    found = [*_refused_differences(recorded, written), *_removed(recorded, written)]
+    found = [*refused_differences(recorded, written), *_removed(recorded, written)]
     if found:
         raise _edited(path, found)
     return recorded
 
 
 def extended(before: Experiment, experiment: Experiment) -> Experiment:
-    """The experiment with the seeds and methods that its run has already: none is lost."""
+    """The experiment with the seeds, methods, note and tags that its run has: none is lost."""
     known = {method.name for method in before.methods}
     added = [method for method in experiment.methods if method.name not in known]
     grown = {
         "seeds": list(dict.fromkeys([*before.seeds, *experiment.seeds])),
         "methods": [*before.methods, *added],
+        "note": before.note or experiment.note,
+        "tags": before.tags or experiment.tags,
     }
     return experiment.model_copy(update=grown)
 
 
 def refuse_other_config(folder: Path, before: Experiment, experiment: Experiment) -> None:
     """RunError where an experiment differs from its run in more than may change."""
-    found = _refused_differences(before, experiment)
+    found = refused_differences(before, experiment)
     if not found:
         return
     hint = "Resume it with its own config, or choose another output folder"
@@ -124,19 +127,18 @@ def _edited(path: Path, differences: Sequence[str]) -> RunError:
     )
 
 
-def _refused_differences(before: Experiment, now: Experiment) -> list[str]:
-    """What differs and must not, in words."""
+def refused_differences(before: Experiment, now: Experiment) -> list[str]:
+    """What differs between two configs and must not, in words."""
     old = before.to_dict()
     new = now.to_dict()
     one = _dotted(old)
     other = _dotted(new)
-    found = [
-        _difference(key, one.get(key), other.get(key))
-        for key in changed_keys(old, new)
-        if key not in MAY_GROW and not _only_joined(key, one, other)
-    ]
+    found: list[str] = []
+    for key in changed_keys(old, new):
+        if key not in MAY_GROW and not _only_joined(key, one, other):
+            found += _differences(key, one.get(key), other.get(key))
     if now.rounds < before.rounds:
-        found.append(_difference("rounds", before.rounds, now.rounds))
+        found += _differences("rounds", before.rounds, now.rounds)
     return [*found, *_changed_methods(old["methods"], new["methods"])]
 
 
@@ -149,15 +151,34 @@ def _removed(recorded: Experiment, written: Experiment) -> list[str]:
 
 def _changed_methods(before: Iterable[Any], now: Iterable[Any]) -> list[str]:
     known = {method["name"]: method for method in before}
-    changed = [one["name"] for one in now if known.get(one["name"], one) != one]
-    return [f"the method {name!r} differs" for name in changed]
+    changed = []
+    for method in now:
+        name = method["name"]
+        found = [*_differences("", known.get(name, method), method)]
+        if found:
+            changed.append(f"the method {name!r} differs ({', '.join(found)})")
+    return changed
 
 
-def _difference(key: str, before: Any, now: Any) -> str:
-    """A key that differs; with both values, where they are short."""
-    if isinstance(before, list | dict) or isinstance(now, list | dict):
-        return key
-    return f"{key} = {_shown(now)} (was {_shown(before)})"
+def _differences(key: str, before: Any, now: Any) -> Iterator[str]:
+    """The keys that differ, also in tables and in lists of them; with both values if short."""
+    if before == now:
+        return
+    if isinstance(before, Mapping) and isinstance(now, Mapping):
+        for name in sorted({*before, *now}):
+            inner = f"{key}.{name}".removeprefix(".")
+            yield from _differences(inner, before.get(name), now.get(name))
+    elif _are_tables(before) and _are_tables(now) and len(before) == len(now):
+        for index, (one, other) in enumerate(zip(before, now, strict=True)):
+            yield from _differences(f"{key}[{index}]", one, other)
+    elif isinstance(before, list | dict) or isinstance(now, list | dict):
+        yield key
+    else:
+        yield f"{key} = {_shown(now)} (was {_shown(before)})"
+
+
+def _are_tables(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(one, Mapping) for one in value)
 
 
 def _shown(value: Any) -> str:

@@ -31,13 +31,12 @@ from .settings import (
 from .tables import ConfigTable
 from .values import (
     MOST_PLUGINS,
-    MOST_SEEDS,
     ClientAttributes,
     Count,
     DeviceName,
     Name,
     Note,
-    Seed,
+    Seeds,
     Tags,
 )
 
@@ -47,8 +46,10 @@ class Experiment(ConfigTable):
 
     name: Name = Field(description="The name of the experiment; the run folder is called after it.")
     rounds: PositiveInt = Field(description="Rounds of federated learning, per method and seed.")
-    seeds: Annotated[list[Seed], Field(min_length=1, max_length=MOST_SEEDS)] = Field(
-        [1], description="Random seeds. Every method is run once with each."
+    seeds: Seeds = Field(
+        [1],
+        description='Random seeds: `[1, 2, 3]`, or a text as in `"1-5, 9"`. Every method is run once '
+        "with each.",
     )
     note: Note = Field("", description="A note on the run, for you.")
     tags: Tags = Field([], description="Words to find the run by.")

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
 from ..core.criteria import Fact, fact_columns
@@ -32,6 +32,34 @@ def _device(name: str) -> str:
     return name
 
 
+def parse_seeds(text: str) -> list[int]:
+    """Seeds from "1, 2, 3", "1-5" or "1-5, 9"; ValueError for any other text.
+
+    >>> parse_seeds("7, 1-3")
+    [7, 1, 2, 3]
+    """
+    ranges = []
+    for part in text.split(","):
+        ends = re.fullmatch(r"\s*([0-9]{1,19})\s*(?:-\s*([0-9]{1,19})\s*)?", part)
+        if ends is None or int(ends[1]) > int(ends[2] or ends[1]):
+            raise ValueError('write "1, 2, 3", "1-5" or "1-5, 9"')
+        ranges.append(range(int(ends[1]), int(ends[2] or ends[1]) + 1))
+    count = sum(one.stop - one.start for one in ranges)
+    if count > MOST_SEEDS:
+        raise ValueError(f"{count:,} seeds; {MOST_SEEDS:,} at most")
+    return [seed for one in ranges for seed in one]
+
+
+def _seeds(value: Any) -> Any:
+    """A text becomes a list; anything else is left to the checks of a list."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return parse_seeds(value)
+    except ValueError as error:
+        raise PydanticCustomError("seeds", "{reason}", {"reason": str(error)}) from None
+
+
 def _metric(name: str) -> str:
     if name not in METRICS:
         refuse([("", f"unknown metric {name!r}{suggest(name, METRICS)}")])
@@ -49,6 +77,7 @@ def _facts(attributes: dict[str, list[Fact]]) -> dict[str, list[Fact]]:
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 Count = Annotated[int, Field(ge=0)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
+Seeds = Annotated[list[Seed], Field(min_length=1, max_length=MOST_SEEDS), BeforeValidator(_seeds)]
 Name = Annotated[str, AfterValidator(_name)]
 Note = Annotated[str, Field(max_length=2_000)]
 Tags = Annotated[list[Name], Field(max_length=100)]

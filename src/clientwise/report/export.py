@@ -14,6 +14,7 @@ from ..runs.folder import RunFolder
 from .document import Cell, Chart, Content, Document, Table, text_of
 from .figures import draw
 from .html import write_html
+from .latex import as_latex
 from .views import audit_client, audit_round, one_seed, overview
 
 MAX_AUDITED_ROUNDS = 40  # per method and seed; `clientwise serve` shows all of them
@@ -145,69 +146,9 @@ def _markdown_row(texts: Sequence[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def as_latex(table: Table) -> str:
-    """A booktabs table for a paper; the best of competing values is bold."""
-    kinds = "".join("r" if column.numeric else "l" for column in table.columns)
-    head = " & ".join(_latex(column.label) for column in table.columns)
-    body = "\n".join(f"  {' & '.join(cells)} \\\\" for cells in _latex_cells(table))
-    return f"""\
-% \\usepackage{{booktabs}}
-\\begin{{table}}
-\\caption{{{_latex(table.title)}. {_latex(table.note)}}}
-\\label{{tab:{_file_name(table.id, set())}}}
-\\begin{{tabular}}{{{kinds}}}
-  \\toprule
-  {head} \\\\
-  \\midrule
-{body}
-  \\bottomrule
-\\end{{tabular}}
-\\end{{table}}
-"""
-
-
-def _latex_cells(table: Table) -> Iterator[list[str]]:
-    best = table.best()
-    for row, texts in enumerate(_texts(table)):
-        cells = [_latex(text) for text in texts]
-        for place in range(len(cells)):
-            if (row, place) in best:
-                cells[place] = f"\\textbf{{{cells[place]}}}"
-        yield cells
-
-
 def _texts(table: Table) -> Iterator[list[str]]:
     for row in table.rows:
         yield [text_of(cell) for cell in row]
-
-
-_LATEX = str.maketrans(
-    {
-        "\\": r"\textbackslash{}",
-        **{mark: f"\\{mark}" for mark in "&%$#_{}"},
-        "~": r"\textasciitilde{}",
-        "^": r"\textasciicircum{}",
-        "±": r"$\pm$",
-        "–": "--",
-        "−": "$-$",
-        "“": "``",
-        "”": "''",
-        "κ": r"$\kappa$",
-        ">": r"$\succ$",
-        "<": r"$<$",
-    }
-)
-
-
-def _latex(text: str) -> str:
-    """Text for LaTeX; the sign of a number is a minus, not a hyphen.
-
-    >>> _latex("-0.4 ± 1.6")
-    '$-$0.4 $\\\\pm$ 1.6'
-    >>> _latex("seeds 1–3")
-    'seeds 1--3'
-    """
-    return re.sub(r"(?<!\w)-(?=\d)", "−", text).translate(_LATEX)
 
 
 def _file_name(text: str, used: set[str]) -> str:

@@ -13,6 +13,7 @@ from .marks import Axis, Bars, Boxes, HeatMap, Line, Lines, Mark, Timeline
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.colors import Colormap
     from matplotlib.figure import Figure
 
 MANY_LINES = 5  # with more, the legend stands beside the picture
@@ -146,7 +147,7 @@ def _draw_heat_map(axes: Axes, mark: HeatMap) -> None:
     image = axes.imshow(
         [_known(row) for row in mark.values],
         aspect="auto",
-        cmap="cividis",
+        cmap=_colour_map(mark),
         origin="lower",
         interpolation="nearest",
         vmin=0,
@@ -170,11 +171,10 @@ def _draw_labelled_cells(axes: Axes, mark: HeatMap) -> None:
     axes.imshow(
         [_known(row) for row in mark.values],
         aspect="auto",
-        cmap="cividis_r" if mark.lower_is_better else "cividis",
+        cmap=_colour_map(mark),
         origin="lower",
         vmin=0,
         vmax=mark.highest,
-        alpha=0.9,
     )
     axes.set_xticks(range(width), map(str, mark.columns), rotation=40, ha="right", fontsize=7)
     axes.set_yticks(range(height), mark.rows, fontsize=7)
@@ -184,6 +184,13 @@ def _draw_labelled_cells(axes: Axes, mark: HeatMap) -> None:
             dark = (value < 0.5) != mark.lower_is_better
             colour = "white" if dark else "black"
             axes.text(column, row, text, ha="center", va="center", fontsize=6.5, color=colour)
+
+
+def _colour_map(mark: HeatMap) -> Colormap:
+    """The colours that the page has."""
+    from matplotlib.colors import LinearSegmentedColormap
+
+    return LinearSegmentedColormap.from_list("heat", list(mark.colours))
 
 
 def _draw_timeline(axes: Axes, mark: Timeline) -> None:

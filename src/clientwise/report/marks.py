@@ -23,6 +23,20 @@ COLOURS = (
     "#B8A900",
 )
 GREY = "#999999"
+# Cividis from the lowest to the highest value, for heat maps on the page and on paper.
+HEAT_COLOURS = (
+    "#00224E",
+    "#083370",
+    "#35456C",
+    "#4F576C",
+    "#666970",
+    "#7D7C78",
+    "#948E77",
+    "#AEA371",
+    "#C8B866",
+    "#E5CF52",
+    "#FEE838",
+)
 MAX_POINTS = 500  # of a curve: a screen has no more pixels
 MAX_CELLS = 150  # of a heat map, in either direction
 
@@ -154,6 +168,11 @@ class HeatMap:
     texts: Sequence[Sequence[str]] | None = None
     lower_is_better: bool = False
     links: AuditLinks | None = None
+
+    @property
+    def colours(self) -> Sequence[str]:
+        """From the value 0 to `highest`; the brightest is the best value."""
+        return HEAT_COLOURS[::-1] if self.lower_is_better else HEAT_COLOURS
 
 
 @dataclass(frozen=True)

@@ -176,8 +176,9 @@ def _heat_map(mark: HeatMap) -> tuple[list[Plotly], Plotly]:
         "x": mark.columns,
         "y": mark.rows,
         "z": mark.values,
-        "colorscale": "Cividis",
-        "reversescale": mark.lower_is_better,
+        "colorscale": [
+            [index / (len(mark.colours) - 1), colour] for index, colour in enumerate(mark.colours)
+        ],
         "zmin": 0,
         "zmax": mark.highest,
         "hoverongaps": False,

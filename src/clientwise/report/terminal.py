@@ -32,10 +32,25 @@ from .markup import escape
 from .sections.clients import worst_client
 from .sections.targets import median_rounds, rounds_cell
 from .series import Series, series_of, spread_of
+from .verdict import headline
+from .views import run_state
 
 MOST_LINES = 1_000  # of a table: the terminal takes a millisecond for each
 BARS = "▁▂▃▄▅▆▇█"
 SPARK_WIDTH = 10
+
+
+def run_text(run: RunFolder) -> str:
+    """A run in a Python session: its state, its headline, and one line per method."""
+    series = series_of([run])
+    methods = counted(len(run.methods), "method")
+    seeds = counted(len({lane.seed for lane in run.lanes}), "seed")
+    size = f"{methods}, {seeds}, {counted(run.rounds, 'round')}"
+    lines = [f"Run({str(run.folder)!r}): {run_state(run)}, {size}", *headline(series)]
+    width = max((len(one.label) for one in series), default=0)
+    for one in series:
+        lines.append(f"  {one.label:<{width}}  {run.metric} {spread_of(one.summary.metric)}")
+    return "\n".join(lines)
 
 
 def summary_table(run: RunFolder) -> Table:

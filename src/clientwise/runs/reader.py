@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, FailFast, Field, Json, PositiveInt, TypeAdapter, ValidationError
 
-from ..errors import NotBegunError, RunError
+from ..errors import NotBegunError, RunError, shortened
 from ..registry import suggest
 from .database import reading, time_limit
 from .frames import FRAMES, FrameName
@@ -73,6 +73,25 @@ def is_finished(folder: Path) -> bool:
             return bool(planned == (str(ended),))
     except RunError:
         return False  # not begun, or damaged: resuming it says so
+
+
+def refuse_damaged(folder: Path, lanes: Collection[tuple[str, int]]) -> None:
+    """RunError where a finished run cannot be read, or lacks a lane or its rounds.
+
+    Args:
+        folder: the run folder.
+        lanes: method and seed of every lane that it has to have.
+    """
+    run = RunReader(folder)
+    with time_limit(MOST_SECONDS), reading(folder) as database:
+        (found,) = database.execute("PRAGMA quick_check(1)").fetchone()
+    if found != "ok":
+        raise run._damage(shortened(found, 200))
+    rounds = {(one.method, one.seed): one.rounds for one in run.progress()}
+    for method, seed in lanes:
+        known = rounds.get((method, seed), 0)
+        if known != run.rounds:
+            raise run._damage(f"{known} of {run.rounds} rounds of {method}, seed {seed}")
 
 
 class RunReader:

@@ -1,0 +1,87 @@
+"""Tables for a paper: LaTeX takes them, and they fit into one and two columns."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from clientwise.report.document import Table, table
+from clientwise.report.latex import COLUMN_POINTS, PAGE_POINTS, as_latex
+
+LETTER_POINTS = 4.2  # of an average letter of 8 points
+LONG = "a long remark with a path /a/very/long/path/to/some/file_of_somebody.csv in it " * 3
+
+WIDE = table(
+    "wide & long",
+    "Everything at once",
+    ["method", "seed", *(f"measured share of hostile clients, number {n}" for n in range(14))],
+    [["MW > LD", seed, *[f"{seed}.{n} ± 0.1 [-1, +2]" for n in range(14)]] for seed in range(30)],
+    "A note with κ, ±, 100%, a_b, x^2, ≥ and “quotes”. " * 20,
+)
+TEXTS = table(
+    "texts",
+    "Long texts",
+    ["key", "value"],
+    [[f"some.key.number_{row}", LONG[: 5 * row]] for row in range(90)],
+    "",
+)
+NARROW = table(
+    "narrow", "A narrow one", ["method", "gain"], [["FedAvg", 0.1], ["AdaFed³ †", 0.2]], ""
+)
+
+
+@pytest.mark.parametrize("shown", [WIDE, TEXTS, NARROW], ids=lambda shown: shown.id)
+def test_no_panel_is_wider_than_a_page_by_a_rough_count(shown: Table) -> None:
+    text = as_latex(shown)
+    panels = re.findall(r"\\begin\{tabular\}\{([^\n]*)\}\n(.*?)\\end\{tabular\}", text, re.DOTALL)
+    assert panels
+    limit = PAGE_POINTS if r"\begin{table*}" in text else COLUMN_POINTS
+    for kinds, body in panels:
+        rows = re.findall(r"^  (.*) \\tabularnewline$", body, re.MULTILINE)
+        columns = zip(*[row.split(" & ") for row in rows], strict=True)
+        width = 0.0
+        for kind, cells in zip(re.findall(r"p\{\d+pt\}|[lr]", kinds), columns, strict=True):
+            letters = max(len(re.sub(r"\\[a-z]+|[\\${}]", "", cell)) for cell in cells)
+            points = re.fullmatch(r"p\{(\d+)pt\}", kind)
+            width += float(points[1]) if points else LETTER_POINTS * letters
+        assert width <= limit
+
+
+def test_every_number_is_in_the_panels() -> None:
+    text = as_latex(WIDE)
+    for row in range(30):
+        assert len(re.findall(rf"^  MW \$\\succ\$ LD & {row} & ", text, re.MULTILINE)) >= 2
+        for place in range(14):
+            assert text.count(f"& {row}.{place} $\\pm$ 0.1 ") == 1
+    assert text.count(r"\label{") == 1
+    assert text.count(r"\caption{Everything at once}") == 1
+    assert r"\caption{Everything at once (continued)}" in text
+    assert text.count(r"\parbox") == 1
+
+
+@pytest.mark.parametrize("layout", ["onecolumn", "twocolumn"])
+def test_latex_sets_all_tables_without_overfull_lines(
+    report: Path, tmp_path: Path, layout: str
+) -> None:
+    if shutil.which("pdflatex") is None:
+        pytest.skip("pdflatex is not installed (Debian: texlive-latex-recommended)")
+    tables = [path.read_text(encoding="utf-8") for path in sorted(report.glob("tables/*.tex"))]
+    assert len(tables) > 5
+    tables += [as_latex(shown) for shown in (WIDE, TEXTS, NARROW)]
+    body = "\n\\clearpage\n".join(tables)
+    document = rf"""\documentclass[{layout}]{{article}}
+\usepackage{{booktabs}}
+\begin{{document}}
+{body}
+\end{{document}}
+"""
+    (tmp_path / "paper.tex").write_text(document, encoding="utf-8")
+    command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "paper.tex"]
+    built = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, errors="replace")
+    assert built.returncode == 0, built.stdout[-2000:]
+    wrong = [line for line in built.stdout.splitlines() if re.search("Overfull|too large", line)]
+    assert not wrong
