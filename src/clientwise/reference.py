@@ -163,8 +163,9 @@ Helix and Zed. In PyCharm, choose the file under JSON Schema Mappings. `clientwi
 includes the parts of that file's plugins.
 """
 NAMED = """\
-Where a method is expected, you can write its name: `methods = ["FedAvg", "FedYogi"]`. With `like`
-you change it: `{ name = "mine", like = "FedYogi", server_step.learning_rate = 0.1 }`.
+Where a method is expected, you can write its name: `methods = ["FedAvg", "FedYogi"]`. Other
+keys change it: `{ name = "FedYogi", server_step.learning_rate = 0.1 }`. `like` gives the changed
+method a name of its own: `{ name = "mine", like = "FedYogi", server_step.learning_rate = 0.1 }`.
 `clientwise list FedYogi` shows a method as TOML. [methods.md](methods.md) says what each method
 trusts and where it differs from its paper."""
 

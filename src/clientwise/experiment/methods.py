@@ -52,7 +52,7 @@ Criteria = Annotated[
 
 
 class MethodSettings(ConfigTable):
-    """One way to weigh clients. With only a name it is FedAvg."""
+    """One way to weigh clients. A name of docs/methods.md means that method; other defaults are FedAvg's."""
 
     other_keys: ClassVar = ("like",)  # written out before this table is validated
 
