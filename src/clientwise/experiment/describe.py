@@ -11,6 +11,7 @@ from ..limits import gigabytes
 from .build import build_data, build_executor, build_plan
 from .round_memory import largest_round
 from .schema import Experiment
+from .steps import count_steps, steps_in_words, unequal_steps
 from .validation import validate
 
 FLOAT_BYTES = 4
@@ -26,6 +27,7 @@ def describe(experiment: Experiment, own_data: FederatedData | None = None) -> l
     executor = build_executor(experiment, data.samples, device, to_try=True)
     names = [method.name for method in experiment.methods]
     parameters = executor.spec.num_parameters
+    steps = count_steps(experiment, [data])
     lines = {
         "data": _data(experiment, samples, data),
         "clients": _clients(experiment, data, len(hostile)),
@@ -35,9 +37,11 @@ def describe(experiment: Experiment, own_data: FederatedData | None = None) -> l
         "device": f"{device}: {executor}",
         "memory": _memory(experiment, data, executor.spec.size),
         "methods": ", ".join(names),
+        "steps/round": steps_in_words(steps),
         "work": _work(experiment),
     }
-    return [f"{title:<12}{text}" for title, text in lines.items() if text]
+    said = [f"{title:<12}{text}" for title, text in lines.items() if text]
+    return said + [f"warning     {text}" for text in unequal_steps(steps)]
 
 
 def _data(experiment: Experiment, samples: Samples, data: FederatedData) -> str:

@@ -25,6 +25,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, ValidationError
 
+from ..core.types import LocalTraining
 from ..errors import ConfigError, RunError, shortened
 from .config import make_experiment, read_config
 from .messages import issues_of
@@ -184,11 +185,24 @@ def _make_matrix(where: str, table: Mapping[str, Any]) -> Matrix:
 def _outline(where: str, table: Mapping[str, Any]) -> Matrix:
     """The cells of a matrix; their experiments are not made yet."""
     settings = _settings(where, table)
+    table = _with_batch_size(where, table)
     base = {key: value for key, value in table.items() if key != "matrix"}
     name = str(base.get("name", "matrix"))
     cells = tuple(_cells(settings, {"name": name, **base}, where))
     _check_folders(cells, where)
     return Matrix(name, settings.oracle, cells, table)
+
+
+def _with_batch_size(where: str, table: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The table with `training.batch_size` stated, so that a later default does not change it.
+
+    A matrix in a folder that does not state it was run when the default was "full".
+    """
+    training = table.get("training", {})
+    if not isinstance(training, Mapping):
+        return table  # refused by the schema
+    default = "full" if Path(where).name == MATRIX_FILE else LocalTraining.batch_size
+    return {**table, "training": {"batch_size": default, **training}}
 
 
 def _settings(where: str, table: Mapping[str, Any]) -> MatrixSettings:

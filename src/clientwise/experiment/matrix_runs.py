@@ -22,7 +22,7 @@ from ..runs.reader import is_finished
 from .config import read_config
 from .folders import new_folder
 from .lanes import Progress
-from .matrix import MATRIX_FILE, Matrix, MatrixCell, open_matrix
+from .matrix import MATRIX_FILE, Matrix, MatrixCell, look_at, open_matrix
 from .runner import Stopped
 from .runner import run as run_experiment
 
@@ -130,7 +130,7 @@ def _prepare(matrix: Matrix, folder: Path, resume: bool) -> None:
             f"{folder}: there is a matrix already. Resume it (--resume, in Python resume=True) "
             "or choose another output folder."
         )
-    if read_config(written)[1] != matrix.table:
+    if look_at(folder).table != matrix.table:
         raise RunError(
             f"{folder}: was run with another config. Resume it with that config, which is in "
             f"{written}, or choose another output folder."

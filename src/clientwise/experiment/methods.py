@@ -135,6 +135,13 @@ class MethodSettings(ConfigTable):
         if self.adapt_loss:
             yield "adapt_loss", LOSS_ADAPTERS, self.adapt_loss
 
+    @property
+    def trains_model_on_server(self) -> bool:
+        """Whether the server trains a model on its own samples."""
+        parts = [(registry, part) for key, registry, part in self.parts() if key != "evidence"]
+        needs_update = any("server_samples" in registry.needs(part) for registry, part in parts)
+        return needs_update or self.fine_tune is not None or self.control == "server_only"
+
     def build(self, training: Training) -> Method:
         """The method with all its parts. ValueError where they do not fit."""
         score: Score = make(SCORES, self.score)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 
+from ..experiment.steps import steps_in_words
 from ..registry import Part
 from ..runs.files import read_whole
 from ..runs.folder import RunFolder
@@ -50,6 +51,8 @@ def about(run: RunFolder) -> Iterator[tuple[str, str]]:
     if run.initial_model:
         yield "warm start", _text(run.initial_model)
     yield "training", _options(config.training)
+    if steps := steps_in_words(run.steps):
+        yield "steps a round", steps
     if config.devices:
         yield "devices", "; ".join(f"{key} {_drawn(one)}" for key, one in config.devices.items())
     yield "methods", ", ".join(run.methods)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy
 
 from .differences import p_number
 from .document import Cell, Chart, Content, Section, Table, counted, percent_cell, table
 from .marks import HeatMap
+from .series import TRAINS_ON_SERVER, TRAINS_ON_SERVER_MEANS
 from .standings import (
     Federation,
     MeanDifference,
@@ -67,7 +68,7 @@ def _standings_table(
     lower = ["mean rank", "regret", "largest regret", "false alarms", "backdoor success"]
     if not federations[0].higher_is_better:
         lower += competing
-    rows = [_standing_row(one) for one in lines]
+    rows = [_standing_row(one, results) for one in lines]
     if results.oracle:
         columns += ["regret", "largest regret"]
         for row, one in zip(rows, lines, strict=True):
@@ -93,10 +94,10 @@ def _standings_table(
     )
 
 
-def _standing_row(one: MethodStanding) -> list[Content]:
+def _standing_row(one: MethodStanding, results: Results) -> list[Content]:
     rank_cell = Cell(None, "–") if one.rank is None else Cell(one.rank, f"{one.rank:.1f}")
     return [
-        _method_cell(one.method, one.is_available),
+        _method_cell(one.method, results),
         percent_cell(one.mean),
         percent_cell(one.worst),
         one.worst_at,
@@ -104,12 +105,24 @@ def _standing_row(one: MethodStanding) -> list[Content]:
     ]
 
 
-def _method_cell(method: str, is_available: bool) -> Cell:
-    """A method, with a mark where it is not available."""
-    if is_available:
-        return Cell(method, method, numbers={"": method, "available": "yes"})
-    text = f"{method} {NOT_AVAILABLE}"
-    return Cell(method, text, numbers={"": method, "available": "no"})
+def _method_cell(method: str, results: Results) -> Cell:
+    """A method, with marks where it is not available or trains on the server's samples."""
+    is_available = method not in results.unavailable
+    text = method if is_available else f"{method} {NOT_AVAILABLE}"
+    if method in results.on_server:
+        text += f" {TRAINS_ON_SERVER}"
+    return Cell(method, text, numbers={"": method, "available": "yes" if is_available else "no"})
+
+
+def _footnotes(methods: Iterable[str], results: Results) -> list[str]:
+    """What the marks of these methods mean."""
+    shown = {*methods}
+    notes = []
+    if shown & results.unavailable:
+        notes.append(FOOTNOTE)
+    if shown & results.on_server:
+        notes.append(TRAINS_ON_SERVER_MEANS)
+    return notes
 
 
 def _unavailable_rows(methods: Sequence[str], results: Results) -> list[int]:
@@ -137,8 +150,7 @@ def _standings_note(
         "A cell is a federation with a column. Mean and worst cell are over all cells, each the "
         f"mean of {seeds}. Bold: the best available method."
     ]
-    if any(not one.is_available for one in lines):
-        sentences.append(FOOTNOTE)
+    sentences += _footnotes([one.method for one in lines], results)
     if results.oracle:
         sentences.append(
             f"Regret: points behind “{results.oracle}”, which is told which clients are honest, "
@@ -194,14 +206,13 @@ def _differences_table(
     )
     if has_several:
         note += f" {WHAT_INTERVALS_SAY}"
-    if any(one.method in results.unavailable for one in found):
-        note += f" {FOOTNOTE}"
+    note = " ".join([note, *_footnotes([one.method for one in found], results)])
     title = f"Lead of {best} in the mean over cells"
     return table(f"differences-{metric}", title, columns, rows, note)
 
 
 def _difference_row(results: Results, one: MeanDifference, has_several: bool) -> list[Content]:
-    row: list[Content] = [_method_cell(one.method, one.method not in results.unavailable)]
+    row: list[Content] = [_method_cell(one.method, results)]
     row += [_points_cell(one.over_seeds), _p_cell(one.over_seeds)]
     if has_several:
         row += [_points_cell(one.over_federations), _p_cell(one.over_federations)]
@@ -250,8 +261,7 @@ def _values_table(
         lower.append("false alarms")
         for row, share in zip(rows, alarms, strict=True):
             row.append(percent_cell(None if math.isnan(share) else share))
-    if any(name in results.unavailable for name in names):
-        note += f" {FOOTNOTE}"
+    note = " ".join([note, *_footnotes(names, results)])
     return table(
         f"{one.name}-values",
         f"{one.name}: {one.metric}",
@@ -268,7 +278,7 @@ def _rows(results: Results, names: Sequence[str], grid: Grid) -> list[list[Conte
     rows: list[list[Content]] = []
     for name, values in zip(names, grid, strict=True):
         cells = [percent_cell(value) for value in values]
-        rows.append([_method_cell(name, name not in results.unavailable), *cells])
+        rows.append([_method_cell(name, results), *cells])
     return rows
 
 
@@ -287,7 +297,7 @@ def _backdoor_table(
 
 def _heat_map(results: Results, one: Federation, methods: Sequence[str], grid: Grid) -> Chart:
     """Methods × columns; errors above 100% have the colour of 100%."""
-    labels = [_method_cell(name, name not in results.unavailable).text for name in methods]
+    labels = [_method_cell(name, results).text for name in methods]
     mark = HeatMap(
         one.columns,
         labels[::-1],

@@ -15,6 +15,7 @@ from ..errors import RunError
 from ..experiment.matrix import Matrix, look_at
 from ..runs.folder import RunFolder
 from .chain import Chain
+from .series import trains_on_server
 from .statistics import Difference, holm, paired_difference
 
 Values = NDArray[numpy.float64]
@@ -55,6 +56,7 @@ class Results:
     unavailable: frozenset[str]  # they use which clients are honest, or pool all samples
     seeds: int
     federations: tuple[Federation, ...]
+    on_server: frozenset[str] = frozenset()  # they train on the server's samples
 
     @property
     def cells(self) -> int:
@@ -86,10 +88,13 @@ def read_results(folder: Path) -> Results:
     if not cells:
         raise RunError(f"{folder}: none of its cells has begun")
     methods: dict[str, bool] = {}
+    on_server: set[str] = set()
     seeds: dict[int, None] = {}
     for cell in cells.values():
         for method in cell.run.methods:
             methods.setdefault(method, is_available(cell.run, method))
+            if trains_on_server(cell.run, method):
+                on_server.add(method)
         seeds |= dict.fromkeys(lane.seed for lane in cell.run.lanes)
     names = tuple(methods)
     return Results(
@@ -99,6 +104,7 @@ def read_results(folder: Path) -> Results:
         frozenset(method for method in names if not methods[method]),
         len(seeds),
         tuple(_federation(name, matrix, cells, names, [*seeds]) for name in matrix.federations),
+        frozenset(on_server),
     )
 
 

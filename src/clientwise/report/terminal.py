@@ -31,7 +31,7 @@ from .document import Table as DocumentTable
 from .markup import escape
 from .sections.clients import worst_client
 from .sections.targets import median_rounds, rounds_cell
-from .series import Series, series_of, spread_of
+from .series import TRAINS_ON_SERVER_MEANS, Series, series_of, spread_of
 
 MOST_LINES = 1_000  # of a table: the terminal takes a millisecond for each
 BARS = "▁▂▃▄▅▆▇█"
@@ -51,7 +51,7 @@ def summary_table(run: RunFolder) -> Table:
     for one in series:
         curve = [value for _, value in run.curve("metric", one.method, one.seed)]
         cells = [column.cell(one) for column in columns]
-        table.add_row(escape(one.method), *cells, sparkline(curve))
+        table.add_row(escape(one.marked_label), *cells, sparkline(curve))
     return table
 
 
@@ -205,6 +205,8 @@ def remarks(run: RunFolder) -> list[str]:
 
 
 def _on_columns(run: RunFolder, series: Sequence[Series]) -> Iterator[str]:
+    if any(one.trains_on_server for one in series):
+        yield TRAINS_ON_SERVER_MEANS
     if _is_known(series, lambda summary: summary.worst_decile):
         worse = f"this {run.metric} or a worse one on their own test data"
         yield f"“worst decile”: 10% of the honest clients have {worse}."

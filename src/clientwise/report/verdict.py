@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from ..core.guard import likely_cause
+from ..experiment.steps import unequal_steps
 from .differences import Differences, all_differences, in_words, p_text
 from .document import counted, percent_of
 from .series import Series, comparable, mean_of, ranked
@@ -17,7 +18,7 @@ NOT_COMPARED = "not compared: they share no round of the same seed on the same d
 
 def headline(series: Sequence[Series]) -> list[str]:
     """Warnings first; then which method leads and the differences to the baseline."""
-    warnings = [*_changes(series), *_refused(series), *_diverged(series)]
+    warnings = [*_changes(series), *_refused(series), *_diverged(series), *_unequal_steps(series)]
     known = [one for one in ranked(series) if one in comparable(series)]
     if not known:
         has_begun = any(one.learned and one.mean_metric is not None for one in series)
@@ -82,6 +83,16 @@ def _diverged(series: Sequence[Series]) -> list[str]:
     if lines:
         lines.append("Try a smaller training.learning_rate.")
     return lines
+
+
+def _unequal_steps(series: Sequence[Series]) -> list[str]:
+    """Where the server trains much more than the clients, of the methods that are shown."""
+    runs = {one.run.id: one.run for one in series}
+    shown = {(one.run.id, one.method) for one in series}
+    lines: list[str] = []
+    for run in runs.values():
+        lines += unequal_steps([row for row in run.steps if (run.id, row.method) in shown])
+    return list(dict.fromkeys(lines))
 
 
 def _verdict(known: Sequence[Series], differences: Differences) -> str:

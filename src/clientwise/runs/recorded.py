@@ -205,6 +205,14 @@ class RecordedMethod:
     before: tuple[Part, ...] = ()
     rule: Part | None = None
     control: str | None = None
+    fine_tunes: bool = False
+
+    @property
+    def trains_on_server(self) -> bool:
+        """Whether it trains on the server's samples, which other methods do not."""
+        return (
+            self.fine_tunes or self.control == "server_only" or "server_samples" in self._needs()
+        )
 
     @property
     def is_control(self) -> bool:
@@ -292,6 +300,7 @@ def _method(table: Mapping[str, Any]) -> RecordedMethod | None:
         before=_parts(table.get("before")),
         rule=_part(table.get("rule")),
         control=_text(table.get("control")),
+        fine_tunes="fine_tune" in table,
     )
 
 
