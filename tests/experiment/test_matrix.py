@@ -10,6 +10,7 @@ import sqlite3
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +32,11 @@ from clientwise.report.standings import (
     Federation,
     Results,
     critical_difference,
+    leads_significantly,
     mean_differences,
     rank,
     read_results,
+    significant_leads,
     standings,
     worst_cell_difference,
 )
@@ -366,9 +369,8 @@ def test_what_is_not_available_is_marked_and_never_best(finished: Path) -> None:
     rows = {str(value_of(row[0])): index for index, row in enumerate(shown.rows)}
     assert text_of(shown.rows[rows["KnowsHonest"]][0]) == "KnowsHonest †"
     assert "† Not available" in shown.note
-    best = {row for row, _ in shown.best()}
-    assert best
-    assert rows["KnowsHonest"] not in best
+    assert rows["KnowsHonest"] in shown.never_best
+    assert not shown.best(), "two seeds make nothing significant"
     head, *lines = as_csv(shown).splitlines()
     assert head.startswith("method,method available,")
     assert {line.split(",")[0]: line.split(",")[1] for line in lines} == {
@@ -376,6 +378,16 @@ def test_what_is_not_available_is_marked_and_never_best(finished: Path) -> None:
         "Median": "yes",
         "KnowsHonest": "no",
     }
+
+
+def test_bold_is_significant(drawn: Results) -> None:
+    assert significant_leads(drawn, drawn.federations) == (True, True, False)
+    one = drawn.federations[0]
+    close = replace(one, values=one.values.copy())
+    close.values[1] = close.values[0] - 0.001 * numpy.array([1, -1, 2, -2, 1])
+    assert leads_significantly(one.goodness[:2, 0])
+    assert not leads_significantly(close.goodness[:2, 0])
+    assert not leads_significantly(one.goodness[:2, 0, :4]), "with four seeds nothing is claimed"
 
 
 def test_the_server_alone_is_available_and_pooled_samples_are_not(tmp_path: Path) -> None:

@@ -18,8 +18,10 @@ from .standings import (
     Ranks,
     Results,
     complete_methods,
+    leads_significantly,
     mean_differences,
     rank,
+    significant_leads,
     standings,
 )
 from .statistics import Difference
@@ -29,6 +31,10 @@ NOT_AVAILABLE = "†"
 FOOTNOTE = (
     f"{NOT_AVAILABLE} Not available in practice: uses which clients are honest, or pools the "
     "samples of all clients. It is never marked as best."
+)
+BOLD = (
+    "Bold: statistically significantly better than every other available method, over the seeds "
+    "(Holm); mean ranks by Nemenyi's critical difference."
 )
 WHAT_INTERVALS_SAY = (
     "The interval over seeds says what other seeds would give on these federations. The interval "
@@ -68,6 +74,8 @@ def _standings_table(
     lower = ["mean rank", "regret", "largest regret", "false alarms", "backdoor success"]
     if not federations[0].higher_is_better:
         lower += competing
+    leads = zip(competing, significant_leads(results, federations), strict=True)
+    marked = [label for label, is_significant in leads if is_significant]
     rows = [_standing_row(one, results) for one in lines]
     if results.oracle:
         columns += ["regret", "largest regret"]
@@ -86,10 +94,10 @@ def _standings_table(
         f"All methods on {counted(len(federations), 'federation')}",
         columns,
         rows,
-        _standings_note(results, federations, lines),
+        _standings_note(results, federations, lines, is_marked=bool(marked)),
         [label not in ("method", "worst at") for label in columns],
         lower,
-        marked=competing,
+        marked=marked,
         never_best=_unavailable_rows([one.method for one in lines], results),
     )
 
@@ -144,12 +152,16 @@ def _standings_note(
     results: Results,
     federations: Sequence[Federation],
     lines: Sequence[MethodStanding],
+    *,
+    is_marked: bool,
 ) -> str:
     seeds = counted(results.seeds, "seed")
     sentences = [
         "A cell is a federation with a column. Mean and worst cell are over all cells, each the "
-        f"mean of {seeds}. Bold: the best available method."
+        f"mean of {seeds}."
     ]
+    if is_marked:
+        sentences.append(BOLD)
     sentences += _footnotes([one.method for one in lines], results)
     if results.oracle:
         sentences.append(
@@ -165,7 +177,7 @@ def _standings_note(
     sentences += _ranks_note(rank(results, federations), len(federations))
     absent = len(results.methods) - len(lines)
     if absent:
-        sentences.append(f"Not shown: {counted(absent, 'method')} without a result in all cells.")
+        sentences.append(f"Left out: {counted(absent, 'method')} without a result in all cells.")
     return " ".join(sentences)
 
 
@@ -261,6 +273,9 @@ def _values_table(
         lower.append("false alarms")
         for row, share in zip(rows, alarms, strict=True):
             row.append(percent_cell(None if math.isnan(share) else share))
+    marked = _significant_columns(results, one, names)
+    if marked:
+        note += f" {BOLD}"
     note = " ".join([note, *_footnotes(names, results)])
     return table(
         f"{one.name}-values",
@@ -269,9 +284,18 @@ def _values_table(
         rows,
         note,
         lower=lower,
-        marked=one.columns,
+        marked=marked,
         never_best=_unavailable_rows(names, results),
     )
+
+
+def _significant_columns(results: Results, one: Federation, names: Sequence[str]) -> list[str]:
+    """The columns in which the best available method leads significantly."""
+    rivals = [results.methods.index(name) for name in names if name not in results.unavailable]
+    if not rivals:
+        return []
+    good = one.goodness[rivals]
+    return [label for place, label in enumerate(one.columns) if leads_significantly(good[:, place])]
 
 
 def _rows(results: Results, names: Sequence[str], grid: Grid) -> list[list[Content]]:

@@ -261,6 +261,34 @@ def mean_differences(
     return [MeanDifference(*row) for row in zip(others, *found, strict=True)]
 
 
+def leads_significantly(goodness: Values) -> bool:
+    """Whether the best method is significantly better than every other, paired by seed (Holm).
+
+    Args:
+        goodness: [methods, seeds], the higher the better.
+    """
+    best = int(goodness.mean(1).argmax())
+    others = [row for index, row in enumerate(goodness) if index != best]
+    leads = holm([_interval(goodness[best] - row) for row in others])
+    return bool(leads) and all(one.is_significant for one in leads)
+
+
+def significant_leads(results: Results, federations: Sequence[Federation]) -> tuple[bool, ...]:
+    """Whether the lead of the best available method is significant: in the mean over cells, in the
+    worst cell (both over seeds, by `leads_significantly`) and in the mean rank (Nemenyi).
+    """
+    complete = complete_methods(results, federations)
+    rivals = [results.methods.index(one) for one in complete if one not in results.unavailable]
+    if len(rivals) < 2:
+        return False, False, False
+    good = _cells(federations)[rivals]  # [methods, cells, seeds]
+    worst = good[numpy.arange(len(rivals)), good.mean(2).argmin(1)]
+    ranks = rank(results, federations)
+    first, second, *_ = sorted(ranks.means.values())
+    is_apart = ranks.critical_difference is not None and second - first > ranks.critical_difference
+    return leads_significantly(good.mean(1)), leads_significantly(worst), is_apart
+
+
 def worst_cell_difference(
     results: Results, federations: Sequence[Federation], ours: str, theirs: str
 ) -> Difference:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterator, Sequence
 
 from ..core.guard import likely_cause
@@ -12,6 +13,8 @@ from .series import Series, comparable, mean_of, ranked
 from .statistics import MIN_SEEDS, Difference
 
 NOTHING_YET = "No round has been recorded yet."
+STILL_IMPROVES = 0.01  # of the metric
+LEAST_QUARTER = 2  # rounds: with fewer, nothing is said about the end of a curve
 NOT_RANKED = "Not ranked: the methods share no seed on the same data at the same round."
 NOT_COMPARED = "not compared: they share no round of the same seed on the same data"
 
@@ -33,6 +36,7 @@ def headline(series: Sequence[Series]) -> list[str]:
         *_unequal_rounds(series),
         *_left_out_seeds(series),
         *_compared(known, baseline, differences),
+        *_undertrained(known, baseline),
         *_significantly_worse(series, baseline, differences),
         *_hostile(known[0], baseline, series),
     ]
@@ -101,14 +105,21 @@ def _verdict(known: Sequence[Series], differences: Differences) -> str:
     run = best.run
     value = percent_of(best.mean_metric)
     if len(known) == 1:
-        return f"{best.label}: {run.metric} {value} in round {best.last_round}."
+        return f"{best.label}: {run.metric} {value} in {_last_round(best)}."
     level = [one.label for one in known if one.mean_metric == best.mean_metric]
-    result = f"{run.metric} ({value} in round {best.last_round})"
+    result = f"{run.metric} ({value} in {_last_round(best)})"
     if len(level) > 1:
         return f"{', '.join(level[:-1])} and {level[-1]} have the same {result}."
     extreme = "highest" if run.higher_is_better else "lowest"
     others = [differences.get((best.label, one.label)) for one in known[1:]]
     return f"{best.label} has the {extreme} {result}. {_lead_in_words(others)}"
+
+
+def _last_round(one: Series) -> str:
+    """The round that a result is of; while a run goes on, also how many there will be."""
+    if one.last_round < one.run.rounds:
+        return f"round {one.last_round:,} of {one.run.rounds:,}"
+    return f"round {one.last_round}"
 
 
 def _lead_in_words(others: Sequence[Difference | None]) -> str:
@@ -138,6 +149,32 @@ def _compared(known: Sequence[Series], baseline: Series, differences: Difference
         if difference is not None:
             words = in_words(difference, best.run.higher_is_better)
         yield f"{best.label} against {label} ({relation}): {words}."
+
+
+def _undertrained(known: Sequence[Series], baseline: Series) -> Iterator[str]:
+    """Whether the baseline, where another method leads, was still improving at the end."""
+    is_behind = baseline in known[1:] and baseline.last_round == baseline.run.rounds
+    gain = _late_gain(baseline)
+    if not is_behind or gain < STILL_IMPROVES:
+        return
+    yield (
+        f"{baseline.label} (baseline) is still improving: {100 * gain:.1f} points in the last "
+        "quarter of its rounds. It may be undertrained: compare after more rounds (--rounds), or "
+        "with more local steps."
+    )
+
+
+def _late_gain(one: Series) -> float:
+    """How much better the last quarter of the rounds is than the quarter before, over the seeds."""
+    gains = []
+    for curve in one.metric.values():
+        values = [curve[number] for number in sorted(curve)]
+        quarter = len(values) // 4
+        if quarter >= LEAST_QUARTER:
+            before = statistics.fmean(values[-2 * quarter : -quarter])
+            gains.append(statistics.fmean(values[-quarter:]) - before)
+    gain = statistics.fmean(gains) if gains else 0.0
+    return gain if one.run.higher_is_better else -gain
 
 
 def _significantly_worse(

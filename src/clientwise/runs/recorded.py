@@ -210,9 +210,7 @@ class RecordedMethod:
     @property
     def trains_on_server(self) -> bool:
         """Whether it trains on the server's samples, which other methods do not."""
-        return (
-            self.fine_tunes or self.control == "server_only" or "server_samples" in self._needs()
-        )
+        return self.fine_tunes or self.control == "server_only" or "server_samples" in self._needs()
 
     @property
     def is_control(self) -> bool:

@@ -88,8 +88,8 @@ def _note(series: Sequence[Series], *, is_marked: bool) -> str:
     return " ".join(sentences)
 
 
-def _method_cell(one: Series) -> Cell:
-    return Cell(one.label, one.marked_label, numbers={"": one.label})
+def _method_cell(one: Series) -> Content:
+    return Cell(one.label, one.marked_label) if one.trains_on_server else one.label
 
 
 def _metric_columns(series: Sequence[Series], differences: Differences) -> list[_ResultColumn]:
