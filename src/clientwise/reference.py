@@ -30,10 +30,11 @@ from .data.features import FEATURES
 from .data.partition import PARTITIONS
 from .experiment import settings
 from .experiment.matrix import MatrixSettings
-from .experiment.methods import MethodSettings, PaceSettings, WeightBounds
+from .experiment.methods import MethodSettings, PaceSettings, Tuned, WeightBounds
 from .experiment.named import METHODS
 from .experiment.schema import Experiment
 from .experiment.tables import ConfigTable
+from .experiment.tune import TuneSettings
 from .models.networks import MODELS
 from .registry import Option, Part, Registry
 from .trackers import TRACKERS
@@ -163,7 +164,9 @@ _SECTIONS: tuple[tuple[str, type[ConfigTable]], ...] = (
     ("[[methods]]", MethodSettings),
     ("[methods.bounds]", WeightBounds),
     ("[methods.pace]", PaceSettings),
+    ("[methods.tuned]", Tuned),
     ("[matrix]", MatrixSettings),
+    ("[tune]", TuneSettings),
 )
 
 
@@ -191,8 +194,9 @@ Helix and Zed. In PyCharm, choose the file under JSON Schema Mappings. `clientwi
 includes the parts of that file's plugins.
 """
 NAMED = """\
-Where a method is expected, you can write its name: `methods = ["FedAvg", "FedYogi"]`. With `like`
-you change it: `{ name = "mine", like = "FedYogi", server_step.learning_rate = 0.1 }`.
+Where a method is expected, you can write its name: `methods = ["FedAvg", "FedYogi"]`. Other
+keys change it: `{ name = "FedYogi", server_step.learning_rate = 0.1 }`. `like` gives the changed
+method a name of its own: `{ name = "mine", like = "FedYogi", server_step.learning_rate = 0.1 }`.
 `clientwise list FedYogi` shows a method as TOML. [methods.md](methods.md) says what each method
 trusts and where it differs from its paper."""
 

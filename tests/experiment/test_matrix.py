@@ -13,6 +13,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -41,9 +42,11 @@ from clientwise.report.standings import (
     Federation,
     Results,
     critical_difference,
+    leads_significantly,
     mean_differences,
     rank,
     read_results,
+    significant_leads,
     standings,
     worst_cell_difference,
 )
@@ -133,6 +136,39 @@ def test_a_rule_is_told_the_share_of_its_column(config: dict[str, Any]) -> None:
     assert told["clean"] == (0, 0)
     assert told["flip 20%"] == (0.2, 0.2)
     assert told["labels 60%"] == (0.49, 0.49)
+
+
+def test_a_sweep_of_any_key_is_one_table(tiny: dict[str, Any], tmp_path: Path) -> None:
+    sweep = {
+        "training": {"learning_rate": [0.01, 0.2]},
+        "methods": {"FedYogi": {"server_step": {"learning_rate": [0.1]}}},
+    }
+    config = tiny | {"rounds": 1, "methods": ["FedAvg", "FedYogi"], "matrix": {"sweep": sweep}}
+    matrix = load_matrix(config)
+    slow, fast = (cell.experiment for cell in matrix.cells)
+    assert (slow.training.learning_rate, fast.training.learning_rate) == (0.01, 0.2)
+    assert fast.methods[1].server_step.options["learning_rate"] == 0.1
+    assert matrix.cells[1].column == "training.learning_rate 0.2, server_step.learning_rate 0.1"
+    folder = run_matrix(matrix, tmp_path / "run")
+    values = _table(arena(folder), "values")
+    assert [column.label for column in values.columns[1:]] == [cell.column for cell in matrix.cells]
+    run = cw.Run(folder / matrix.cells[1].folder)
+    row = next(row for row in values.rows if text_of(row[0]) == "FedAvg")
+    assert value_of(row[2]) == pytest.approx(run.curve("metric", "FedAvg", 1)[-1][1])
+
+
+def test_a_sweep_goes_with_attacks(config: dict[str, Any]) -> None:
+    config["matrix"] |= {"sweep": {"rounds": [1, 2]}, "shares": [0.2]}
+    columns = [cell.column for cell in load_matrix(config).cells]
+    assert columns[:4] == ["rounds 1", "rounds 2", "flip 20%, rounds 1", "flip 20%, rounds 2"]
+    for sweep, message in (
+        ({"rounds": {"low": 1, "high": 3}}, "takes lists of values, not ranges"),
+        ({"rounds": 3}, "give a list of values"),
+        ({"methods": {"Medan": {"brake": [3]}}}, "there is no key 'methods.Medan.brake'"),
+    ):
+        config["matrix"]["sweep"] = sweep
+        with pytest.raises(ConfigError, match=message):
+            load_matrix(config)
 
 
 def test_a_matrix_is_a_table(config: dict[str, Any]) -> None:
@@ -537,9 +573,8 @@ def test_what_is_not_available_is_marked_and_never_best(finished: Path) -> None:
     rows = {str(value_of(row[0])): index for index, row in enumerate(shown.rows)}
     assert text_of(shown.rows[rows["KnowsHonest"]][0]) == "KnowsHonest †"
     assert "† Not available" in shown.note
-    best = {row for row, _ in shown.best()}
-    assert best
-    assert rows["KnowsHonest"] not in best
+    assert rows["KnowsHonest"] in shown.never_best
+    assert not shown.best(), "two seeds make nothing significant"
     head, *lines = as_csv(shown).splitlines()
     assert head.startswith("method,method available,")
     assert {line.split(",")[0]: line.split(",")[1] for line in lines} == {
@@ -547,6 +582,16 @@ def test_what_is_not_available_is_marked_and_never_best(finished: Path) -> None:
         "Median": "yes",
         "KnowsHonest": "no",
     }
+
+
+def test_bold_is_significant(drawn: Results) -> None:
+    assert significant_leads(drawn, drawn.federations) == (True, True, False)
+    one = drawn.federations[0]
+    close = replace(one, values=one.values.copy())
+    close.values[1] = close.values[0] - 0.001 * numpy.array([1, -1, 2, -2, 1])
+    assert leads_significantly(one.goodness[:2, 0])
+    assert not leads_significantly(close.goodness[:2, 0])
+    assert not leads_significantly(one.goodness[:2, 0, :4]), "with four seeds nothing is claimed"
 
 
 def test_the_server_alone_is_available_and_pooled_samples_are_not(tmp_path: Path) -> None:

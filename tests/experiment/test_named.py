@@ -25,6 +25,24 @@ def test_a_name_is_what_its_toml_says(tiny: dict[str, Any]) -> None:
     )
 
 
+@pytest.mark.parametrize("name", METHODS)
+def test_a_known_name_with_an_option_is_that_method(name: str, tiny: dict[str, Any]) -> None:
+    tiny["devices"] = {}
+    changed = {"training": {"learning_rate": 0.02}}
+    (wanted,) = load_experiment(tiny | {"methods": [{"like": name, **changed}]}).methods
+    for spelling in (name, name.lower(), name.upper()):
+        (method,) = load_experiment(tiny | {"methods": [{"name": spelling, **changed}]}).methods
+        assert method == wanted.model_copy(update={"name": spelling})
+    (method,) = load_experiment(tiny | {"methods": [name.lower()]}).methods
+    assert method.name == name
+
+
+def test_a_resolved_config_means_what_it_states(tiny: dict[str, Any]) -> None:
+    stated = {"name": "Recommended", "like": "FedAvg", "training": {"epochs": 2}}
+    before = load_experiment(tiny | {"methods": [stated]})
+    assert load_experiment(before.to_dict()).to_dict() == before.to_dict()
+
+
 def test_like_takes_what_is_not_said_otherwise(tiny: dict[str, Any]) -> None:
     mine = {
         "name": "mine",

@@ -123,6 +123,22 @@ def test_three_seeds_are_few(tmp_path: Path) -> None:
     )
 
 
+def test_a_verdict_on_a_running_run_says_which_round_it_is(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "live", {"A": BASE, "B": around(0.8, 0, 1, 0, 1, 0, 1)}, rounds=30)
+    assert lead(run)[0].startswith("B has the highest accuracy (80.5% in round 1 of 30). The lead")
+
+
+def test_an_undertrained_baseline_is_said(tiny: dict[str, Any], tmp_path: Path) -> None:
+    tiny |= {"rounds": 8, "methods": ["FedAvg", "ServerTuning"]}
+    tiny["training"] = {"batch_size": "full", "learning_rate": 0.2}
+    tiny["federation"] = {}
+    said = lead(cw.Run(cw.run(tiny, tmp_path / "slow")))
+    assert any(line.startswith("FedAvg (baseline) is still improving: ") for line in said)
+    tiny |= {"rounds": 24, "training": {"batch_size": 10, "epochs": 2, "learning_rate": 0.1}}
+    said = lead(cw.Run(cw.run(tiny, tmp_path / "trained")))
+    assert not any("still improving" in line for line in said)
+
+
 @pytest.mark.parametrize("higher", [True, False])
 def test_who_is_worse_than_the_baseline_is_said(tmp_path: Path, higher: bool) -> None:
     loses = [value - 0.1 if higher else value + 0.1 for value in around(0.7, 0, 1, -1, 2, -2, 0.5)]

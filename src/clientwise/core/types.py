@@ -44,9 +44,7 @@ class LocalTraining:
 
     # The config's [training] table is made from these fields: types, bounds, defaults and meanings.
     epochs: Annotated[int, Gt(0), Le(10_000), doc("Local epochs E per round.")] = 1
-    batch_size: Annotated[PositiveInt | None, doc("Batch size B; None: full batch, as in P1.")] = (
-        None
-    )
+    batch_size: Annotated[PositiveInt | None, doc("Batch size B; None: full batch, as in P1.")] = 32
     optimizer: Annotated[
         Literal["sgd", "adam"],
         doc("The clients' optimizer. Its state starts anew in every round."),
@@ -240,7 +238,8 @@ class Gathered:
 
     def gradient(self, model: Tensor) -> Tensor:
         """Gradient [d] of the loss on the server's set: one full-batch step with learning rate 1 subtracts it."""
-        gradient = model - self.train_server(model, LocalTraining(learning_rate=1.0))
+        full_batch = LocalTraining(batch_size=None, learning_rate=1.0)
+        gradient = model - self.train_server(model, full_batch)
         gradient[self.spec.num_parameters :] = 0  # buffers have no gradient
         return gradient
 

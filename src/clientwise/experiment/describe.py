@@ -13,6 +13,7 @@ from .build import build_data, build_executor, build_plan
 from .doubts import doubts
 from .round_memory import largest_round
 from .schema import Experiment
+from .steps import count_steps, steps_in_words, unequal_steps
 from .validation import validate
 
 FLOAT_BYTES = 4
@@ -29,6 +30,7 @@ def describe(experiment: Experiment, own_data: FederatedData | None = None) -> l
     executor = build_executor(experiment, data.samples, device, to_try=True)
     names = [method.name for method in experiment.methods]
     parameters = executor.spec.num_parameters
+    steps = count_steps(experiment, [data])
     lines = {
         "data": _data(experiment, samples, data),
         "columns": _columns(data.samples),
@@ -40,11 +42,12 @@ def describe(experiment: Experiment, own_data: FederatedData | None = None) -> l
         "device": f"{device}: {executor}",
         "memory": _memory(experiment, data, executor.spec.size),
         "methods": ", ".join(names),
+        "steps/round": steps_in_words(steps),
         "work": _work(experiment),
     }
     found = [(title, text) for title, text in lines.items() if text]
     warnings = column_hints(samples) + doubts(experiment, data, hostile, executor)
-    found += [("warning", text) for text in warnings]
+    found += [("warning", text) for text in [*warnings, *unequal_steps(steps)]]
     return [f"{title:<12}{text}" for title, text in found]
 
 

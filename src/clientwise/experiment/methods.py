@@ -20,11 +20,11 @@ from ..core.scores import SCORES, Score
 from ..core.server_step import SERVER_STEPS
 from ..core.types import LocalTraining
 from ..core.weighting import NORMALISERS
-from ..registry import Part, Registry
+from ..registry import Part, PositiveInt, Registry
 from .parts import PartOf, make, make_if_named
 from .settings import FineTune, Training, TrainingOverride
 from .tables import ConfigTable, fields_of, with_fields
-from .values import Name
+from .values import Name, Seed
 
 
 @with_fields(fields_of(Pace))
@@ -51,8 +51,20 @@ Criteria = Annotated[
 ]
 
 
+class Tuned(ConfigTable):
+    """How values of a method were found; `clientwise tune` writes this table."""
+
+    over: dict[str, Any] = Field(description="The keys that were searched, with their values.")
+    values: dict[str, Any] = Field(description="The best values, which the method has.")
+    trials: PositiveInt = Field(description="Number of trials.")
+    seeds: list[Seed] = Field(description="Seeds of the trials. A run with one of them is refused.")
+    rounds: PositiveInt = Field(description="Rounds of a trial.")
+    by: str = Field(description="What trials were compared by: see [tune].")
+    sampler: str = Field(description="How values were drawn: see [tune].")
+
+
 class MethodSettings(ConfigTable):
-    """One way to weigh clients. With only a name it is FedAvg."""
+    """One way to weigh clients. A name of docs/methods.md means that method; other defaults are FedAvg's."""
 
     other_keys: ClassVar = ("like",)  # written out before this table is validated
 
@@ -116,10 +128,14 @@ class MethodSettings(ConfigTable):
     pace: PaceSettings | None = Field(
         None, description="When a round ends, where clients take time; see [methods.pace]."
     )
+    tuned: Tuned | None = Field(
+        None,
+        description="How values of this method were found; `clientwise tune` writes it.",
+    )
 
     def unlike_fedavg(self) -> list[str]:
         """The keys that differ from FedAvg's."""
-        mine = self.to_dict()
+        mine = self.model_copy(update={"tuned": None}).to_dict()
         fedavg = MethodSettings(name=self.name).to_dict()
         return sorted(key for key in {*mine, *fedavg} if mine.get(key) != fedavg.get(key))
 
@@ -134,6 +150,13 @@ class MethodSettings(ConfigTable):
             yield "evidence", EVIDENCE, self.evidence
         if self.adapt_loss:
             yield "adapt_loss", LOSS_ADAPTERS, self.adapt_loss
+
+    @property
+    def trains_model_on_server(self) -> bool:
+        """Whether the server trains a model on its own samples."""
+        parts = [(registry, part) for key, registry, part in self.parts() if key != "evidence"]
+        needs_update = any("server_samples" in registry.needs(part) for registry, part in parts)
+        return needs_update or self.fine_tune is not None or self.control == "server_only"
 
     def build(self, training: Training) -> Method:
         """The method with all its parts. ValueError where they do not fit."""

@@ -16,6 +16,9 @@ from .presets import merge
 
 _TABLES = tomllib.loads(files(__package__).joinpath("methods.toml").read_text("utf-8"))
 METHODS: dict[str, str] = {name: table.pop("about") for name, table in _TABLES.items()}
+_IN_ANY_CASE = {name.casefold(): name for name in METHODS}
+# A resolved config states all of these: its methods are already written out.
+_STATED_WHEN_RESOLVED = {"criteria", "score", "rule", "server_step"}
 
 
 def method_toml(name: str) -> str:
@@ -39,7 +42,7 @@ def pick(methods: Any, chosen: Any, where: str) -> Any:
     known = {_name_of(method): method for method in methods} if isinstance(methods, list) else {}
     names = _split(chosen, known)
     for name in names:
-        if name not in known and name not in METHODS:
+        if name not in known and _known(name) is None:
             raise ConfigError(where, [("methods", _unknown(name, {**known, **METHODS}))])
     mine = [method for name, method in known.items() if name in names]
     others = [name for name in dict.fromkeys(names) if name not in known]
@@ -80,18 +83,23 @@ def _unknown(name: Any, known: Mapping[str, Any]) -> str:
     return f"there is no method {name!r}{suggest(str(name), known)}"
 
 
+def _known(name: Any) -> str | None:
+    """The method of this library that a name stands for, in upper or lower case."""
+    return _IN_ANY_CASE.get(name.casefold()) if isinstance(name, str) else None
+
+
 def _written_out(method: Any, key: str, where: str) -> Any:
-    table = {"name": method, "like": method} if isinstance(method, str) else method
+    table = {"like": method} if isinstance(method, str) else method
     if not isinstance(table, Mapping):
         return method
-    if table.keys() == {"name"} and table["name"] in list(METHODS):
-        # { name = "FedYogi" } alone means FedYogi, not FedAvg under that name.
-        table = {**table, "like": table["name"]}
+    like = table.get("like")
     if "like" not in table:
-        return table
-    like = table["like"]
-    if not isinstance(like, str) or like not in METHODS:
+        like = _known(table.get("name"))
+        if like is None or table.keys() >= _STATED_WHEN_RESOLVED:
+            return table
+    base = _known(like)
+    if base is None:
         place = key if isinstance(method, str) else f"{key}.like"
         raise ConfigError(where, [(place, _unknown(like, METHODS))])
     changes = {option: value for option, value in table.items() if option != "like"}
-    return merge({"name": like, **deepcopy(_TABLES[like])}, changes)  # `--set` changes the copy
+    return merge({"name": base, **deepcopy(_TABLES[base])}, changes)  # `--set` changes the copy

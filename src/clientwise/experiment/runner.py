@@ -44,6 +44,7 @@ from .origin import compare_origin, record_origin, versions
 from .ray_lanes import run_on_ray
 from .resume import CONFIG, FACT, changed_keys, config_so_far, extended, refuse_other_config
 from .schema import Experiment
+from .steps import count_steps
 from .validation import validate
 
 log = logging.getLogger("clientwise")
@@ -106,6 +107,7 @@ def run(
             stack.callback(store.close)
             _record_config(store, experiment, before)
             record_origin(store, experiment, origin)
+            store.set_facts({"steps": count_steps(experiment, federated.values())})
             seeds = _Seeds(experiment, store, built, connect)
             on_clients = _reports_on_clients(experiment, data)
             warnings = column_hints(samples) + seeds.doubts(experiment.seeds[0])

@@ -21,7 +21,10 @@ from .values import Count, Fraction, MetricName
 
 _BATCH_SIZE = (  # TOML has no None
     PositiveInt | Literal["full"],
-    Field("full", description='Batch size B. "full": all samples of a client in one batch.'),
+    Field(
+        LocalTraining.batch_size,
+        description='Batch size B. "full": all samples of a client in one batch, as in P1.',
+    ),
 )
 
 

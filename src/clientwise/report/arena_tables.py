@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy
 
 from .differences import p_number
 from .document import Cell, Chart, Content, Section, Table, counted, percent_cell, table
 from .marks import HeatMap
+from .series import TRAINS_ON_SERVER, TRAINS_ON_SERVER_MEANS
 from .standings import (
     Federation,
     MeanDifference,
@@ -17,8 +18,10 @@ from .standings import (
     Ranks,
     Results,
     complete_methods,
+    leads_significantly,
     mean_differences,
     rank,
+    significant_leads,
     standings,
 )
 from .statistics import Difference
@@ -28,6 +31,10 @@ NOT_AVAILABLE = "†"
 FOOTNOTE = (
     f"{NOT_AVAILABLE} Not available in practice: uses which clients are honest, or pools the "
     "samples of all clients. It is never marked as best."
+)
+BOLD = (
+    "Bold: statistically significantly better than every other available method, over the seeds "
+    "(Holm); mean ranks by Nemenyi's critical difference."
 )
 WHAT_INTERVALS_SAY = (
     "The interval over seeds says what other seeds would give on these federations. The interval "
@@ -67,7 +74,9 @@ def _standings_table(
     lower = ["mean rank", "regret", "largest regret", "false alarms", "backdoor success"]
     if not federations[0].higher_is_better:
         lower += competing
-    rows = [_standing_row(one) for one in lines]
+    leads = zip(competing, significant_leads(results, federations), strict=True)
+    marked = [label for label, is_significant in leads if is_significant]
+    rows = [_standing_row(one, results) for one in lines]
     if results.oracle:
         columns += ["regret", "largest regret"]
         for row, one in zip(rows, lines, strict=True):
@@ -85,18 +94,18 @@ def _standings_table(
         f"All methods on {counted(len(federations), 'federation')}",
         columns,
         rows,
-        _standings_note(results, federations, lines),
+        _standings_note(results, federations, lines, is_marked=bool(marked)),
         [label not in ("method", "worst at") for label in columns],
         lower,
-        marked=competing,
+        marked=marked,
         never_best=_unavailable_rows([one.method for one in lines], results),
     )
 
 
-def _standing_row(one: MethodStanding) -> list[Content]:
+def _standing_row(one: MethodStanding, results: Results) -> list[Content]:
     rank_cell = Cell(None, "–") if one.rank is None else Cell(one.rank, f"{one.rank:.1f}")
     return [
-        _method_cell(one.method, one.is_available),
+        _method_cell(one.method, results),
         percent_cell(one.mean),
         percent_cell(one.worst),
         one.worst_at,
@@ -104,12 +113,24 @@ def _standing_row(one: MethodStanding) -> list[Content]:
     ]
 
 
-def _method_cell(method: str, is_available: bool) -> Cell:
-    """A method, with a mark where it is not available."""
-    if is_available:
-        return Cell(method, method, numbers={"": method, "available": "yes"})
-    text = f"{method} {NOT_AVAILABLE}"
-    return Cell(method, text, numbers={"": method, "available": "no"})
+def _method_cell(method: str, results: Results) -> Cell:
+    """A method, with marks where it is not available or trains on the server's samples."""
+    is_available = method not in results.unavailable
+    text = method if is_available else f"{method} {NOT_AVAILABLE}"
+    if method in results.on_server:
+        text += f" {TRAINS_ON_SERVER}"
+    return Cell(method, text, numbers={"": method, "available": "yes" if is_available else "no"})
+
+
+def _footnotes(methods: Iterable[str], results: Results) -> list[str]:
+    """What the marks of these methods mean."""
+    shown = {*methods}
+    notes = []
+    if shown & results.unavailable:
+        notes.append(FOOTNOTE)
+    if shown & results.on_server:
+        notes.append(TRAINS_ON_SERVER_MEANS)
+    return notes
 
 
 def _unavailable_rows(methods: Sequence[str], results: Results) -> list[int]:
@@ -131,14 +152,17 @@ def _standings_note(
     results: Results,
     federations: Sequence[Federation],
     lines: Sequence[MethodStanding],
+    *,
+    is_marked: bool,
 ) -> str:
     seeds = counted(results.seeds, "seed")
     sentences = [
         "A cell is a federation with a column. Mean and worst cell are over all cells, each the "
-        f"mean of {seeds}. Bold: the best available method."
+        f"mean of {seeds}."
     ]
-    if any(not one.is_available for one in lines):
-        sentences.append(FOOTNOTE)
+    if is_marked:
+        sentences.append(BOLD)
+    sentences += _footnotes([one.method for one in lines], results)
     if results.oracle:
         sentences.append(
             f"Regret: points behind “{results.oracle}”, which is told which clients are honest, "
@@ -153,7 +177,7 @@ def _standings_note(
     sentences += _ranks_note(rank(results, federations), len(federations))
     absent = len(results.methods) - len(lines)
     if absent:
-        sentences.append(f"Not shown: {counted(absent, 'method')} without a result in all cells.")
+        sentences.append(f"Left out: {counted(absent, 'method')} without a result in all cells.")
     return " ".join(sentences)
 
 
@@ -194,14 +218,13 @@ def _differences_table(
     )
     if has_several:
         note += f" {WHAT_INTERVALS_SAY}"
-    if any(one.method in results.unavailable for one in found):
-        note += f" {FOOTNOTE}"
+    note = " ".join([note, *_footnotes([one.method for one in found], results)])
     title = f"Lead of {best} in the mean over cells"
     return table(f"differences-{metric}", title, columns, rows, note)
 
 
 def _difference_row(results: Results, one: MeanDifference, has_several: bool) -> list[Content]:
-    row: list[Content] = [_method_cell(one.method, one.method not in results.unavailable)]
+    row: list[Content] = [_method_cell(one.method, results)]
     row += [_points_cell(one.over_seeds), _p_cell(one.over_seeds)]
     if has_several:
         row += [_points_cell(one.over_federations), _p_cell(one.over_federations)]
@@ -250,8 +273,10 @@ def _values_table(
         lower.append("false alarms")
         for row, share in zip(rows, alarms, strict=True):
             row.append(percent_cell(None if math.isnan(share) else share))
-    if any(name in results.unavailable for name in names):
-        note += f" {FOOTNOTE}"
+    marked = _significant_columns(results, one, names)
+    if marked:
+        note += f" {BOLD}"
+    note = " ".join([note, *_footnotes(names, results)])
     return table(
         f"{one.name}-values",
         f"{one.name}: {one.metric}",
@@ -259,16 +284,25 @@ def _values_table(
         rows,
         note,
         lower=lower,
-        marked=one.columns,
+        marked=marked,
         never_best=_unavailable_rows(names, results),
     )
+
+
+def _significant_columns(results: Results, one: Federation, names: Sequence[str]) -> list[str]:
+    """The columns in which the best available method leads significantly."""
+    rivals = [results.methods.index(name) for name in names if name not in results.unavailable]
+    if not rivals:
+        return []
+    good = one.goodness[rivals]
+    return [label for place, label in enumerate(one.columns) if leads_significantly(good[:, place])]
 
 
 def _rows(results: Results, names: Sequence[str], grid: Grid) -> list[list[Content]]:
     rows: list[list[Content]] = []
     for name, values in zip(names, grid, strict=True):
         cells = [percent_cell(value) for value in values]
-        rows.append([_method_cell(name, name not in results.unavailable), *cells])
+        rows.append([_method_cell(name, results), *cells])
     return rows
 
 
@@ -287,7 +321,7 @@ def _backdoor_table(
 
 def _heat_map(results: Results, one: Federation, methods: Sequence[str], grid: Grid) -> Chart:
     """Methods × columns; errors above 100% have the colour of 100%."""
-    labels = [_method_cell(name, name not in results.unavailable).text for name in methods]
+    labels = [_method_cell(name, results).text for name in methods]
     mark = HeatMap(
         one.columns,
         labels[::-1],

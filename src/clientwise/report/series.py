@@ -9,11 +9,16 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from ..runs.folder import RunFolder
+from ..runs.recorded import recorded_config
 from ..runs.rows import ArrivedRow, MethodSummary
 from .document import percent_of
 from .marks import COLOURS, AuditLinks, Dash
 
 DIVERGED = 100  # times the lowest loss
+TRAINS_ON_SERVER = "‡"
+TRAINS_ON_SERVER_MEANS = (
+    f"{TRAINS_ON_SERVER} Trains on the server's samples, which the other methods do not."
+)
 LARGEST_LOSS = 1e9  # of a model that has learned anything
 DASHES: tuple[Dash, ...] = ("solid", "dash", "dashdot", "dot", "longdash", "longdashdot")
 
@@ -33,6 +38,16 @@ class Series:
     def method(self) -> str:
         """Its name in the run."""
         return self.summary.method
+
+    @property
+    def trains_on_server(self) -> bool:
+        """Whether it trains on the server's samples."""
+        return trains_on_server(self.run, self.method)
+
+    @property
+    def marked_label(self) -> str:
+        """The label, with a mark where it trains on the server's samples."""
+        return f"{self.label} {TRAINS_ON_SERVER}" if self.trains_on_server else self.label
 
     @property
     def mean_metric(self) -> float | None:
@@ -83,6 +98,12 @@ class Series:
     ) -> AuditLinks:
         """The audits of its rounds or clients."""
         return AuditLinks(kind, self.run.id, self.method, self.seed, numbers)
+
+
+def trains_on_server(run: RunFolder, method: str) -> bool:
+    """Whether a method of a run trains on the server's samples."""
+    recorded = recorded_config(run.folder).method(method)
+    return recorded is not None and recorded.trains_on_server
 
 
 def _has_diverged(losses: Sequence[float]) -> bool:

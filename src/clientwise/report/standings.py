@@ -15,6 +15,7 @@ from ..errors import RunError
 from ..experiment.matrix import Matrix, look_at
 from ..runs.folder import RunFolder
 from .chain import Chain
+from .series import trains_on_server
 from .statistics import Difference, holm, paired_difference
 
 Values = NDArray[numpy.float64]
@@ -55,6 +56,7 @@ class Results:
     unavailable: frozenset[str]  # they use which clients are honest, or pool all samples
     seeds: int
     federations: tuple[Federation, ...]
+    on_server: frozenset[str] = frozenset()  # they train on the server's samples
 
     @property
     def cells(self) -> int:
@@ -86,10 +88,13 @@ def read_results(folder: Path) -> Results:
     if not cells:
         raise RunError(f"{folder}: none of its cells has begun")
     methods: dict[str, bool] = {}
+    on_server: set[str] = set()
     seeds: dict[int, None] = {}
     for cell in cells.values():
         for method in cell.run.methods:
             methods.setdefault(method, is_available(cell.run, method))
+            if trains_on_server(cell.run, method):
+                on_server.add(method)
         seeds |= dict.fromkeys(lane.seed for lane in cell.run.lanes)
     names = tuple(methods)
     return Results(
@@ -99,6 +104,7 @@ def read_results(folder: Path) -> Results:
         frozenset(method for method in names if not methods[method]),
         len(seeds),
         tuple(_federation(name, matrix, cells, names, [*seeds]) for name in matrix.federations),
+        frozenset(on_server),
     )
 
 
@@ -253,6 +259,34 @@ def mean_differences(
         rows = [_interval(own - of_unit[results.methods.index(other)]) for other in others]
         found.append(holm(rows))
     return [MeanDifference(*row) for row in zip(others, *found, strict=True)]
+
+
+def leads_significantly(goodness: Values) -> bool:
+    """Whether the best method is significantly better than every other, paired by seed (Holm).
+
+    Args:
+        goodness: [methods, seeds], the higher the better.
+    """
+    best = int(goodness.mean(1).argmax())
+    others = [row for index, row in enumerate(goodness) if index != best]
+    leads = holm([_interval(goodness[best] - row) for row in others])
+    return bool(leads) and all(one.is_significant for one in leads)
+
+
+def significant_leads(results: Results, federations: Sequence[Federation]) -> tuple[bool, ...]:
+    """Whether the lead of the best available method is significant: in the mean over cells, in the
+    worst cell (both over seeds, by `leads_significantly`) and in the mean rank (Nemenyi).
+    """
+    complete = complete_methods(results, federations)
+    rivals = [results.methods.index(one) for one in complete if one not in results.unavailable]
+    if len(rivals) < 2:
+        return False, False, False
+    good = _cells(federations)[rivals]  # [methods, cells, seeds]
+    worst = good[numpy.arange(len(rivals)), good.mean(2).argmin(1)]
+    ranks = rank(results, federations)
+    first, second, *_ = sorted(ranks.means.values())
+    is_apart = ranks.critical_difference is not None and second - first > ranks.critical_difference
+    return leads_significantly(good.mean(1)), leads_significantly(worst), is_apart
 
 
 def worst_cell_difference(

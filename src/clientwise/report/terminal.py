@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from typing import Literal, NamedTuple, Protocol
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, Protocol
 
 from rich import box
 from rich.console import Group
@@ -31,7 +31,7 @@ from .document import Table as DocumentTable
 from .markup import escape
 from .sections.clients import worst_client
 from .sections.targets import median_rounds, rounds_cell
-from .series import Series, series_of, spread_of
+from .series import TRAINS_ON_SERVER_MEANS, Series, series_of, spread_of
 from .verdict import headline
 from .views import run_state
 
@@ -66,7 +66,7 @@ def summary_table(run: RunFolder) -> Table:
     for one in series:
         curve = [value for _, value in run.curve("metric", one.method, one.seed)]
         cells = [column.cell(one) for column in columns]
-        table.add_row(escape(one.method), *cells, sparkline(curve))
+        table.add_row(escape(one.marked_label), *cells, sparkline(curve))
     return table
 
 
@@ -153,40 +153,44 @@ def _side(column: Column) -> Literal["left", "right"]:
     return "right" if column.numeric else "left"
 
 
-class TriedRate(Protocol):
-    """A learning rate that was tried under one seed."""
+class TriedValues(Protocol):
+    """Values of a method that were tried under some seeds."""
 
     @property
-    def learning_rate(self) -> float:
-        """The rate."""
+    def method(self) -> str:
+        """The method."""
 
     @property
-    def seed(self) -> int:
-        """The seed."""
+    def values(self) -> Mapping[tuple[str, ...], Any]:
+        """The values by key."""
 
     @property
-    def rounds(self) -> int | None:
-        """Rounds until half of the clients reached the target; None if they did not."""
+    def metrics(self) -> Sequence[float]:
+        """By seed, the metric in the last round, over all samples that were held back."""
 
     @property
-    def metric(self) -> float:
-        """The metric in the last round, over all held-out samples."""
+    def rounds(self) -> Sequence[int | None]:
+        """By seed, the rounds until half of the clients reached the target; None if they did not."""
 
 
-def trials_table(trials: Sequence[TriedRate], method: str, target: float) -> Table:
-    """One line per learning rate: rounds to the target under each seed, and the last metric."""
-    seeds = list(dict.fromkeys(trial.seed for trial in trials))
-    goal = f"half of the clients reach {target:.0%} on held-out samples"
-    table = _table(f"{method}: rounds until {goal}")
-    table.add_column("learning\nrate", justify="right")
-    for seed in seeds:
-        table.add_column(f"seed {seed}", justify="right")
-    table.add_column("mean metric\nin the last round", justify="right")
-    for rate in dict.fromkeys(trial.learning_rate for trial in trials):
-        own = [trial for trial in trials if trial.learning_rate == rate]
-        rounds = ["not reached" if trial.rounds is None else str(trial.rounds) for trial in own]
-        metric = statistics.fmean(trial.metric for trial in own)
-        table.add_row(f"{rate:g}", *rounds, f"{metric:.1%}")
+def trials_table(trials: Sequence[TriedValues], best: TriedValues, by: str) -> Table:
+    """One line per trial of a method, the best first: its values, and what came of them."""
+    table = _table(f"{best.method}: {counted(len(trials), 'trial')}")
+    for path in best.values:
+        table.add_column(".".join(path).replace(".", ".\n"), justify="right")
+    table.add_column("metric", justify="right")
+    if by == "rounds":
+        table.add_column("rounds to\nthe target", justify="right")
+    others = [trial for trial in trials if trial is not best]
+    for trial in [best, *others][:MOST_LINES]:
+        row = [
+            f"{value:g}" if isinstance(value, float) else str(value)
+            for value in trial.values.values()
+        ]
+        row.append(spread_of(trial.metrics))
+        if by == "rounds":
+            row.append(rounds_cell(trial.rounds).text)
+        table.add_row(*map(escape, row))
     return table
 
 
@@ -220,6 +224,8 @@ def remarks(run: RunFolder) -> list[str]:
 
 
 def _on_columns(run: RunFolder, series: Sequence[Series]) -> Iterator[str]:
+    if any(one.trains_on_server for one in series):
+        yield TRAINS_ON_SERVER_MEANS
     if _is_known(series, lambda summary: summary.worst_decile):
         worse = f"this {run.metric} or a worse one on their own test data"
         yield f"“worst decile”: 10% of the honest clients have {worse}."

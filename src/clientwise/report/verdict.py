@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import statistics
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from ..core.guard import likely_cause
 from ..core.round import keeps_model
+from ..experiment.steps import unequal_steps
+from ..runs.recorded import recorded_config
 from .differences import Differences, all_differences, in_words, p_text
 from .document import counted, percent_of
 from .series import Series, comparable, mean_of, ranked
 from .statistics import MIN_SEEDS, Difference
 
 NOTHING_YET = "No round has been recorded yet."
+STILL_IMPROVES = 0.01  # of the metric
+LEAST_QUARTER = 2  # rounds: with fewer, nothing is said about the end of a curve
 NOT_RANKED = "Not ranked: the methods share no seed on the same data at the same round."
 NOT_COMPARED = "not compared: they share no round of the same seed on the same data"
 
@@ -24,6 +29,8 @@ def headline(series: Sequence[Series]) -> list[str]:
         *_changes(series),
         *_refused(series),
         *_diverged(series),
+        *_unequal_steps(series),
+        *_unequal_tuning(series),
     ]
     known = [one for one in ranked(series) if one in comparable(series)]
     if not known:
@@ -39,6 +46,7 @@ def headline(series: Sequence[Series]) -> list[str]:
         *_unequal_rounds(series),
         *_left_out_seeds(series),
         *_compared(known, baseline, differences),
+        *_undertrained(known, baseline),
         *_significantly_worse(series, baseline, differences),
         *_hostile(known[0], baseline, series),
     ]
@@ -109,20 +117,50 @@ def _diverged(series: Sequence[Series]) -> list[str]:
     return lines
 
 
+def _unequal_steps(series: Sequence[Series]) -> list[str]:
+    """Where the server trains much more than the clients, of the methods that are shown."""
+    runs = {one.run.id: one.run for one in series}
+    shown = {(one.run.id, one.method) for one in series}
+    lines: list[str] = []
+    for run in runs.values():
+        lines += unequal_steps([row for row in run.steps if (run.id, row.method) in shown])
+    return list(dict.fromkeys(lines))
+
+
+def _unequal_tuning(series: Sequence[Series]) -> Iterator[str]:
+    """Where some methods were tuned with more trials than others, or alone."""
+    budgets: dict[str, list[str]] = {}
+    for one in series:
+        recorded = recorded_config(one.run.folder).method(one.method)
+        trials = recorded.tuned.get("trials") if recorded else None
+        text = counted(trials, "trial") if isinstance(trials, int) else "not tuned"
+        budgets.setdefault(text, []).append(one.label)
+    if len(budgets) > 1:
+        said = "; ".join(f"{text}: {', '.join(labels)}" for text, labels in budgets.items())
+        yield f"Methods were not tuned alike ({said}), which favours those with more trials."
+
+
 def _verdict(known: Sequence[Series], differences: Differences) -> str:
     """Which method leads, and whether significantly; `known` are ranked, the best first."""
     best = known[0]
     run = best.run
     value = percent_of(best.mean_metric)
     if len(known) == 1:
-        return f"{best.label}: {run.metric} {value} in round {best.last_round}."
+        return f"{best.label}: {run.metric} {value} in {_last_round(best)}."
     level = [one.label for one in known if one.mean_metric == best.mean_metric]
-    result = f"{run.metric} ({value} in round {best.last_round})"
+    result = f"{run.metric} ({value} in {_last_round(best)})"
     if len(level) > 1:
         return f"{', '.join(level[:-1])} and {level[-1]} have the same {result}."
     extreme = "highest" if run.higher_is_better else "lowest"
     others = [differences.get((best.label, one.label)) for one in known[1:]]
     return f"{best.label} has the {extreme} {result}. {_lead_in_words(others)}"
+
+
+def _last_round(one: Series) -> str:
+    """The round that a result is of; while a run goes on, also how many there will be."""
+    if one.last_round < one.run.rounds:
+        return f"round {one.last_round:,} of {one.run.rounds:,}"
+    return f"round {one.last_round}"
 
 
 def _lead_in_words(others: Sequence[Difference | None]) -> str:
@@ -152,6 +190,32 @@ def _compared(known: Sequence[Series], baseline: Series, differences: Difference
         if difference is not None:
             words = in_words(difference, best.run.higher_is_better)
         yield f"{best.label} against {label} ({relation}): {words}."
+
+
+def _undertrained(known: Sequence[Series], baseline: Series) -> Iterator[str]:
+    """Whether the baseline, where another method leads, was still improving at the end."""
+    is_behind = baseline in known[1:] and baseline.last_round == baseline.run.rounds
+    gain = _late_gain(baseline)
+    if not is_behind or gain < STILL_IMPROVES:
+        return
+    yield (
+        f"{baseline.label} (baseline) is still improving: {100 * gain:.1f} points in the last "
+        "quarter of its rounds. It may be undertrained: compare after more rounds (--rounds), or "
+        "with more local steps."
+    )
+
+
+def _late_gain(one: Series) -> float:
+    """How much better the last quarter of the rounds is than the quarter before, over the seeds."""
+    gains = []
+    for curve in one.metric.values():
+        values = [curve[number] for number in sorted(curve)]
+        quarter = len(values) // 4
+        if quarter >= LEAST_QUARTER:
+            before = statistics.fmean(values[-2 * quarter : -quarter])
+            gains.append(statistics.fmean(values[-quarter:]) - before)
+    gain = statistics.fmean(gains) if gains else 0.0
+    return gain if one.run.higher_is_better else -gain
 
 
 def _significantly_worse(

@@ -16,7 +16,7 @@ from .database import reading, time_limit
 from .frames import FRAMES, FrameName
 from .lock import is_locked
 from .migrations import refuse_older, version_of
-from .rows import Change, LaneProgress, LaneRow
+from .rows import Change, LaneProgress, LaneRow, StepsRow
 from .schema import DATABASE
 
 MOST_SECONDS = 10.0  # of processor time, for one query
@@ -45,6 +45,7 @@ class _Facts(BaseModel, strict=True):
     initial_model: str = Field("", alias="initial model")
     computed: str = ""
     warnings: list[str] = []
+    steps: list[StepsRow] = []
 
 
 def thinned(rows: list[T], max_points: int | None) -> list[T]:
@@ -117,6 +118,7 @@ class RunReader:
         self.begun = facts.begun  # date and time
         self.computed = facts.computed  # how clients were trained
         self.warnings = facts.warnings  # what was probably not meant, found when it began
+        self.steps = facts.steps  # of a round, by method; older folders have none
         self.initial_model = facts.initial_model  # the file it came from; "" is a random model
         self.data = self._read_data()  # a fingerprint of the data by seed
         self.lanes = self._rows(LaneRow, "SELECT lane, method, seed FROM lanes ORDER BY lane")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, cached_property, lru_cache
 from pathlib import Path
 from typing import Any
@@ -205,6 +205,13 @@ class RecordedMethod:
     before: tuple[Part, ...] = ()
     rule: Part | None = None
     control: str | None = None
+    fine_tunes: bool = False
+    tuned: Mapping[str, Any] = field(default_factory=dict)  # how its values were found; see `Tuned`
+
+    @property
+    def trains_on_server(self) -> bool:
+        """Whether it trains on the server's samples, which other methods do not."""
+        return self.fine_tunes or self.control == "server_only" or "server_samples" in self._needs()
 
     @property
     def is_control(self) -> bool:
@@ -292,6 +299,8 @@ def _method(table: Mapping[str, Any]) -> RecordedMethod | None:
         before=_parts(table.get("before")),
         rule=_part(table.get("rule")),
         control=_text(table.get("control")),
+        fine_tunes="fine_tune" in table,
+        tuned=_table(table.get("tuned")),
     )
 
 

@@ -32,6 +32,16 @@ class Change(NamedTuple):
     what: list[str]
 
 
+class StepsRow(NamedTuple):
+    """Training steps of a method in a round."""
+
+    method: str
+    least: int | None  # of a client; None where none trains, or its samples are elsewhere
+    median: float | None
+    most: int | None
+    server: int  # on the server's own samples
+
+
 class LaneRow(NamedTuple):
     """One method with one seed."""
 

@@ -8,7 +8,15 @@ from dataclasses import dataclass
 from ..differences import Differences, all_differences, signed
 from ..document import Cell, Content, Section, number_cell, percent_cell, percent_of, table
 from ..scales import Scale, scales
-from ..series import Series, comparable, deviation_of, mean_of, ranked, spread_of
+from ..series import (
+    TRAINS_ON_SERVER_MEANS,
+    Series,
+    comparable,
+    deviation_of,
+    mean_of,
+    ranked,
+    spread_of,
+)
 from .clients import worst_client
 from .targets import CENSORED, difference_numbers, rounds_cell
 
@@ -28,7 +36,7 @@ def result_section(series: Sequence[Series]) -> Section:
     """Every method with its metric, its difference to the baseline and what else was measured."""
     differences = all_differences(series)
     columns = [
-        _ResultColumn("method", lambda one: one.label),
+        _ResultColumn("method", _method_cell),
         *_metric_columns(series, differences),
         *_client_columns(series),
         *_target_columns(series),
@@ -71,11 +79,17 @@ def _note(series: Sequence[Series], *, is_marked: bool) -> str:
     ]
     if is_marked:
         sentences.append("Bold: the lead over every other method is statistically significant.")
+    if any(one.trains_on_server for one in series):
+        sentences.append(TRAINS_ON_SERVER_MEANS)
     if any(one.run.target is not None for one in series):
         sentences.append(CENSORED)
     if scales(series):
         sentences.append("The last round of two methods may end at different times on the clock.")
     return " ".join(sentences)
+
+
+def _method_cell(one: Series) -> Content:
+    return Cell(one.label, one.marked_label) if one.trains_on_server else one.label
 
 
 def _metric_columns(series: Sequence[Series], differences: Differences) -> list[_ResultColumn]:

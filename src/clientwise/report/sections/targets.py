@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from ..differences import shared_seeds, signed_rounds
 from ..document import Cell, Content, Section, Table, table
 from ..scales import Scale, scales
-from ..series import Series, comparable
+from ..series import Series
 from ..statistics import Difference, paired_difference
 
 NEVER = 1e9  # later than any round: a target that was not reached
@@ -72,7 +72,6 @@ def _target_table(series: Sequence[Series], target: float) -> Table:
         rows,
         note,
         lower=PERCENTAGES,
-        marked=_marked(series, [*PERCENTAGES, gain]),
     )
 
 
@@ -99,18 +98,12 @@ def _used_table(series: Sequence[Series], target: float, scale: Scale) -> Table:
         rows,
         note,
         lower=PERCENTAGES,
-        marked=_marked(series, PERCENTAGES),
     )
 
 
 def _title(series: Sequence[Series], target: float) -> str:
     run = series[0].run
     return f"{run.metric} of at {'least' if run.higher_is_better else 'most'} {target:.0%}"
-
-
-def _marked(series: Sequence[Series], labels: Sequence[str]) -> Sequence[str]:
-    """Best values are marked where all methods are ranked."""
-    return labels if len(comparable(series)) == len(series) else ()
 
 
 def _percentage_cells(one: Series, reached: RoundsBySeed) -> list[Content]:

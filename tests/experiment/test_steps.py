@@ -1,0 +1,117 @@
+"""Batches by default, and the steps that clients and the server train in a round."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomli_w
+
+import clientwise as cw
+from clientwise.core.types import LocalTraining
+from clientwise.experiment.build import build_data, load_samples
+from clientwise.experiment.config import load_experiment
+from clientwise.experiment.describe import describe
+from clientwise.experiment.matrix import load_matrix, open_matrix
+from clientwise.experiment.named import METHODS
+from clientwise.experiment.steps import count_steps
+from clientwise.report.about import about
+from clientwise.report.export import as_latex
+from clientwise.report.sections.result import result_section
+from clientwise.report.series import series_of
+from clientwise.report.terminal import remarks
+from clientwise.report.verdict import headline
+from clientwise.runs.folder import RunFolder
+from clientwise.runs.recorded import recorded_config
+
+ON_SERVER = ["BR-DRAG", "FLTrust", "FedLAW", "KnowsHonestTuned", "Recommended", "ServerOnly"]
+ON_SERVER += ["ServerTuning"]
+
+
+@pytest.fixture
+def unequal(tiny: dict[str, Any]) -> dict[str, Any]:
+    """One step of a client in a round, and twelve of the server."""
+    methods = ["FedAvg", "ServerTuning", "ServerOnly", "Pooled"]
+    return tiny | {"rounds": 1, "training": {"batch_size": "full"}, "methods": methods}
+
+
+def test_clients_train_in_batches_by_default(tiny: dict[str, Any]) -> None:
+    del tiny["training"]
+    assert load_experiment(tiny).training.build() == LocalTraining()
+    assert LocalTraining().batch_size == 32
+    full = load_experiment(tiny | {"training": {"batch_size": "full"}})
+    assert full.training.build().batch_size is None
+
+
+def test_steps_are_those_that_are_trained(tiny: dict[str, Any]) -> None:
+    tiny["methods"] = ["FedAvg", {"name": "ServerTuning", "training": {"epochs": 3}}, "FLTrust"]
+    experiment = load_experiment(tiny)
+    data, _ = build_data(experiment, load_samples(experiment), 1)
+    fedavg, tuning, trust = count_steps(experiment, [data])
+    assert data.weigh is not None
+    sizes = data.train.sizes.tolist()
+    weighing = len(data.weigh.indices)
+    assert (fedavg.least, fedavg.most) == (-(-min(sizes) // 20), -(-max(sizes) // 20))
+    assert (tuning.least, tuning.server) == (3 * (fedavg.least or 0), 4 * -(-weighing // 80))
+    assert (fedavg.server, trust.server) == (0, -(-weighing // 20))
+
+
+def test_check_says_the_steps_and_warns_where_they_differ_by_much(
+    tiny: dict[str, Any], unequal: dict[str, Any]
+) -> None:
+    said = "\n".join(describe(load_experiment(unequal)))
+    assert "steps/round client 1; server 12 (ServerTuning), 1 (ServerOnly)" in said
+    assert "warning     ServerTuning trains 12 steps a round on the server's samples" in said
+    tiny["methods"] = ["FedAvg", "ServerTuning"]
+    assert "warning" not in "\n".join(describe(load_experiment(tiny)))
+
+
+def test_a_run_records_its_steps_and_marks_who_trains_on_the_server(
+    unequal: dict[str, Any], tmp_path: Path
+) -> None:
+    run = RunFolder(cw.run(unequal, tmp_path / "run"))
+    assert dict(about(run))["steps a round"].startswith("client 1; server 12 (ServerTuning)")
+    series = series_of([run])
+    assert headline(series)[0].startswith("ServerTuning trains 12 steps a round")
+    footnote = "‡ Trains on the server's samples, which the other methods do not."
+    assert footnote in remarks(run)
+    table = as_latex(result_section(series).items[0])  # type: ignore[arg-type]
+    assert footnote in table
+    assert "ServerTuning ‡ &" in table
+    assert "FedAvg &" in table
+
+
+def test_the_mark_follows_from_what_a_method_needs(tiny: dict[str, Any], tmp_path: Path) -> None:
+    tiny |= {"rounds": 1, "devices": {}, "methods": list(METHODS)}
+    experiment = load_experiment(tiny)
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "config.toml").write_text(experiment.to_toml())
+    config = recorded_config(folder)
+    assert sorted(one.name for one in config.methods if one.trains_on_server) == sorted(ON_SERVER)
+
+
+def test_a_run_goes_on_with_the_batches_it_began_with(
+    unequal: dict[str, Any], tmp_path: Path
+) -> None:
+    folder = cw.run(unequal, tmp_path / "run")
+    assert cw.load(folder / "config.toml").training.batch_size == "full"
+    cw.run(folder / "config.toml", folder, resume=True)
+    changed = unequal | {"training": {}, "rounds": 2}
+    with pytest.raises(cw.ClientwiseError, match=r"training.batch_size = 32 \(was 'full'\)"):
+        cw.run(changed, folder, resume=True)
+
+
+def test_a_matrix_of_before_the_default_keeps_its_batches(
+    tiny: dict[str, Any], tmp_path: Path
+) -> None:
+    del tiny["training"]
+    tiny["matrix"] = {"attacks": {"flip": {"attack": "sign_flip"}}}
+    (tmp_path / "matrix.toml").write_text(tomli_w.dumps(tiny))
+    assert open_matrix(tmp_path).cells[0].experiment.training.batch_size == "full"
+    (tmp_path / "new.toml").write_text(tomli_w.dumps(tiny))
+    new = load_matrix(tmp_path / "new.toml")
+    (tmp_path / "matrix.toml").write_text(tomli_w.dumps(new.table))
+    assert open_matrix(tmp_path).table == new.table
+    assert new.cells[0].experiment.training.batch_size == 32
