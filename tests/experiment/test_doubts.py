@@ -177,5 +177,7 @@ def test_a_metric_that_is_no_share_is_not_printed_as_percent(tmp_path: Path) -> 
         return counts.diagonal(dim1=-2, dim2=-1).sum(-1)
 
     config = CONFIG | {"evaluation": {"metric": "hits"}}
-    with pytest.raises(ConfigError, match="evaluation.metric: hits is 30 for some models: results"):
+    with pytest.raises(
+        ConfigError, match=r"evaluation\.metric: hits is 30 for some models: results"
+    ):
         cw.run(config, tmp_path / "run", data=clients())

@@ -65,11 +65,15 @@ def _about_clients(data: FederatedData) -> Iterator[str]:
     """Clients whose training samples have one label."""
     if not data.samples.problem.num_classes:
         return
-    alone = []
-    for client in range(data.num_clients):
-        labels = data.train.targets[data.train.slice(client)]
-        if len(labels) and bool((labels == labels[0]).all()):
-            alone.append(client)
+    sizes = data.train.sizes
+    owner = torch.repeat_interleave(torch.arange(data.num_clients), sizes)
+    labels = data.train.targets.cpu()
+    nothing = torch.zeros(data.num_clients, dtype=labels.dtype)
+    lowest, highest = (
+        nothing.scatter_reduce(0, owner, labels, extreme, include_self=False)
+        for extreme in ("amin", "amax")
+    )
+    alone = ((lowest == highest) & (sizes > 0)).nonzero().flatten().tolist()
     if alone:
         counted = f"{len(alone)} of {data.num_clients} clients"
         yield f"{counted} train on samples of one class only: {_listed(alone, data)}"

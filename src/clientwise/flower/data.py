@@ -255,7 +255,8 @@ def write_parts(config: Config, folder: str | Path) -> list[Path]:
 
     def arrays(part: str, shares: Holdings, holder: int) -> dict[str, Any]:
         held = shares.slice(holder)
-        inputs = data.samples.batch(shares.indices[held])
+        samples, indices = data.samples, shares.indices[held]
+        inputs = samples.inputs[indices] if samples.scale == 1 else samples.batch(indices)
         return {f"{part}_inputs": inputs.numpy(), f"{part}_targets": shares.targets[held].numpy()}
 
     def attributes(holder: int) -> dict[str, Any]:
