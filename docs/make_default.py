@@ -17,8 +17,8 @@ import gzip
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy
 import pandas
@@ -402,8 +402,7 @@ TABLES: Mapping[str, Callable[[pandas.DataFrame], str]] = {
 }
 
 
-@dataclass(frozen=True)
-class Drawn:
+class Drawn(NamedTuple):
     """A figure, and the numbers in it as text."""
 
     figure: Figure
@@ -449,7 +448,8 @@ def cells_figure(raw: pandas.DataFrame) -> Drawn:
 
 def heat_map(raw: pandas.DataFrame) -> Drawn:
     """The heat map of a matrix of one federation, as its report has it."""
-    results = results_of(raw)
+    clean_first = raw["hostile"].sort_values(kind="stable").index
+    results = results_of(raw.loc[clean_first])
     (federation,) = results.federations
     chart = federation_section(results, federation).items[0]
     assert isinstance(chart, Chart)
