@@ -78,6 +78,7 @@ LIBRARIES: dict[str, set[str]] = {  # package or module: the third-party librari
         "pydantic_core",
         "safetensors",
         "tomli_w",
+        "optuna",
         "ray",
     },
     "progress": {"rich", "IPython"},

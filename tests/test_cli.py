@@ -178,11 +178,18 @@ def test_check_says_what_would_run(config: Path) -> None:
     assert "2 methods × 1 seed × 3 rounds" in output
 
 
-def test_tune_prints_a_table_and_the_rate(config: Path) -> None:
-    output = clientwise("tune", config, "--rates", "0.00001,0.1", "--rounds", "4")
-    assert "not reached" in output
-    assert output.strip().endswith("training.learning_rate=0.1")
-    assert "write numbers greater than 0" in clientwise("tune", config, "--rates", "a", expect=2)
+def test_tune_prints_trials_and_writes_a_config(config: Path, tmp_path: Path) -> None:
+    tuned = tmp_path / "tuned.toml"
+    rates = ["--over", "training.learning_rate=0.00001,0.1", "--seeds", "11", "--rounds", "4"]
+    output = clientwise("tune", config, *rates, "--out", tuned)
+    assert "Metrics are on training samples that clients hold back, with seeds 11." in output
+    assert "FedAvg: 2 trials" in output
+    assert "is at an end of what was allowed" in output
+    assert "ok:" in clientwise("check", tuned)
+    assert "exists already" in clientwise("tune", config, *rates, "--out", tuned, expect=2)
+    assert "write KEY=VALUE" in clientwise("tune", config, "--over", "a", expect=2)
+    assert "is no range of numbers" in clientwise("tune", config, "--over", "a=1..b", expect=2)
+    assert "reports these seeds" in clientwise("tune", config, "--seeds", "1", expect=2)
 
 
 def test_a_preset_is_named(config: Path, tmp_path: Path) -> None:

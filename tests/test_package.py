@@ -21,6 +21,7 @@ NOT_NEEDED = [
     "flwr",
     "ray",
     "mlflow",
+    "optuna",
     "tensorboard",
     "efficientnet_lite_pytorch",
     "pytest",

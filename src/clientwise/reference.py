@@ -29,10 +29,11 @@ from .data.features import FEATURES
 from .data.partition import PARTITIONS
 from .experiment import settings
 from .experiment.matrix import MatrixSettings
-from .experiment.methods import MethodSettings, PaceSettings, WeightBounds
+from .experiment.methods import MethodSettings, PaceSettings, Tuned, WeightBounds
 from .experiment.named import METHODS
 from .experiment.schema import Experiment
 from .experiment.tables import ConfigTable
+from .experiment.tune import TuneSettings
 from .models.networks import MODELS
 from .registry import Option, Part, Registry
 from .trackers import TRACKERS
@@ -135,7 +136,9 @@ _SECTIONS: tuple[tuple[str, type[ConfigTable]], ...] = (
     ("[[methods]]", MethodSettings),
     ("[methods.bounds]", WeightBounds),
     ("[methods.pace]", PaceSettings),
+    ("[methods.tuned]", Tuned),
     ("[matrix]", MatrixSettings),
+    ("[tune]", TuneSettings),
 )
 
 

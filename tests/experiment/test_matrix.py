@@ -128,6 +128,39 @@ def test_a_rule_is_told_the_share_of_its_column(config: dict[str, Any]) -> None:
     assert told["labels 60%"] == (0.49, 0.49)
 
 
+def test_a_sweep_of_any_key_is_one_table(tiny: dict[str, Any], tmp_path: Path) -> None:
+    sweep = {
+        "training": {"learning_rate": [0.01, 0.2]},
+        "methods": {"FedYogi": {"server_step": {"learning_rate": [0.1]}}},
+    }
+    config = tiny | {"rounds": 1, "methods": ["FedAvg", "FedYogi"], "matrix": {"sweep": sweep}}
+    matrix = load_matrix(config)
+    slow, fast = (cell.experiment for cell in matrix.cells)
+    assert (slow.training.learning_rate, fast.training.learning_rate) == (0.01, 0.2)
+    assert fast.methods[1].server_step.options["learning_rate"] == 0.1
+    assert matrix.cells[1].column == "training.learning_rate 0.2, server_step.learning_rate 0.1"
+    folder = run_matrix(matrix, tmp_path / "run")
+    values = _table(arena(folder), "values")
+    assert [column.label for column in values.columns[1:]] == [cell.column for cell in matrix.cells]
+    run = cw.Run(folder / matrix.cells[1].folder)
+    row = next(row for row in values.rows if text_of(row[0]) == "FedAvg")
+    assert value_of(row[2]) == pytest.approx(run.curve("metric", "FedAvg", 1)[-1][1])
+
+
+def test_a_sweep_goes_with_attacks(config: dict[str, Any]) -> None:
+    config["matrix"] |= {"sweep": {"rounds": [1, 2]}, "shares": [0.2]}
+    columns = [cell.column for cell in load_matrix(config).cells]
+    assert columns[:4] == ["rounds 1", "rounds 2", "flip 20%, rounds 1", "flip 20%, rounds 2"]
+    for sweep, message in (
+        ({"rounds": {"low": 1, "high": 3}}, "takes lists of values, not ranges"),
+        ({"rounds": 3}, "give a list of values"),
+        ({"methods": {"Medan": {"brake": [3]}}}, "there is no key 'methods.Medan.brake'"),
+    ):
+        config["matrix"]["sweep"] = sweep
+        with pytest.raises(ConfigError, match=message):
+            load_matrix(config)
+
+
 def test_a_matrix_is_a_table(config: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="config: matrix: must be a table, got 'x'"):
         load_matrix(config | {"matrix": "x"})

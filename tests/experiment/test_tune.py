@@ -1,7 +1,8 @@
-"""The learning-rate search on real digits: how it compares rates, and that it uses no test sample."""
+"""Tuning on real digits: budgets, seeds and samples, what is written, and what a run says of it."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,61 +11,175 @@ import torch
 import clientwise as cw
 from clientwise.errors import ConfigError
 from clientwise.experiment.build import build_data, load_samples
-from clientwise.experiment.tune import Trial, best_rate, hold_back, tune
+from clientwise.experiment.config import load_experiment
+from clientwise.experiment.search import Range, read_space, search, search_by_optuna
+from clientwise.experiment.tune import (
+    Trial,
+    Tuning,
+    best_trial,
+    hold_back,
+    load_tuning,
+    tune,
+)
+from clientwise.report.about import about
+from clientwise.report.series import series_of
+from clientwise.report.verdict import headline
+from clientwise.runs.folder import RunFolder
+
+RATE = ("training", "learning_rate")
+STEP = ("server_step", "learning_rate")
 
 
-def test_the_best_rate_brings_half_of_the_clients_to_the_target_first(tiny: dict[str, Any]) -> None:
-    tiny |= {"rounds": 8, "seeds": [1, 2]}
-    tiny["evaluation"] = {"target": 0.6}
-    seen: list[Trial] = []
-    trials, best = tune(cw.load(tiny), [1e-5, 0.1], on_trial=seen.append)
-    assert trials == seen
-    assert [(trial.learning_rate, trial.seed) for trial in trials] == [
-        (1e-5, 1),
-        (0.1, 1),
-        (1e-5, 2),
-        (0.1, 2),
-    ]
-    assert all(
-        trial.rounds is None and trial.metric < 0.5
-        for trial in trials
-        if trial.learning_rate == 1e-5
-    )
-    assert all(
-        trial.rounds is not None and trial.metric > 0.5
-        for trial in trials
-        if trial.learning_rate == 0.1
-    )
-    assert best == 0.1
-    with pytest.raises(ConfigError, match=r"evaluation\.target: is missing\. Rates are compared"):
-        tune(cw.load(tiny | {"evaluation": {}}), [0.1])
+@pytest.fixture
+def config(tiny: dict[str, Any]) -> dict[str, Any]:
+    tiny |= {"rounds": 2, "methods": ["FedAvg", "FedYogi"]}
+    rates = {"training": {"learning_rate": {"low": 0.001, "high": 1.0}}}
+    own = {"FedYogi": {"server_step": {"learning_rate": [0.001, 0.1]}}}
+    tiny["tune"] = {"trials": 4, "seeds": [11, 12], "over": rates, "methods": own}
+    return tiny
+
+
+def test_every_method_gets_the_same_trials_on_other_seeds(
+    config: dict[str, Any], tmp_path: Path
+) -> None:
+    seen: list[tuple[str, int, int]] = []
+    tuning = tune(*load_tuning(config), on_trial=lambda *trial: seen.append(trial))
+    assert {method: len(own) for method, own in tuning.trials.items()} == {
+        "FedAvg": 4,
+        "FedYogi": 4,
+    }
+    assert {seed for _, _, seed in seen} == {11, 12}
+    assert len(seen) == 2 * 4 * 2
+    rates = [[trial.values[RATE] for trial in own] for own in tuning.trials.values()]
+    assert rates[0] == rates[1], "the draws of a shared key are paired"
+    assert {trial.values[STEP] for trial in tuning.trials["FedYogi"]} == {0.001, 0.1}
+    _check_what_a_run_says(tuning, tmp_path)
+
+
+def _check_what_a_run_says(tuning: Tuning, folder: Path) -> None:
+    """The file can be run, its values are the best ones, and its report says how they were found."""
+    file = folder / "tuned.toml"
+    file.write_text(tuning.experiment.to_toml())
+    loaded = load_experiment(file)
+    fedavg, yogi = loaded.methods
+    assert fedavg.training.learning_rate == tuning.best["FedAvg"].values[RATE]
+    assert yogi.server_step.options["learning_rate"] == tuning.best["FedYogi"].values[STEP]
+    with pytest.raises(
+        ConfigError, match=r"methods\[0\].tuned.seeds: 12: FedAvg was tuned on these"
+    ):
+        load_experiment(file, replaced={"seeds": [1, 12]})
+    run = RunFolder(cw.run(file, folder / "run"))
+    said = dict(about(run))["tuning"]
+    assert said.startswith(f"FedAvg: training.learning_rate = {fedavg.training.learning_rate} of ")
+    assert "4 trials of 2 rounds on seeds 11, 12, by metric" in said
+    assert not any("tuned alike" in line for line in headline(series_of([run])))
+    grown = load_experiment(file, replaced={"methods": ["FedAvg", "FedYogi", "Krum"]})
+    run = RunFolder(cw.run(grown, folder / "run", resume=True))
+    (line,) = (line for line in headline(series_of([run])) if "tuned alike" in line)
+    assert "(4 trials: FedAvg, FedYogi; not tuned: Krum)" in line
+
+
+def test_the_best_values_are_better_on_what_was_held_back(tiny: dict[str, Any]) -> None:
+    tiny |= {"rounds": 4, "methods": ["FedAvg"]}
+    rates = {"training": {"learning_rate": [1e-5, 0.1]}}
+    tuning = tune(*load_tuning(tiny | {"tune": {"over": rates, "seeds": [7]}}))
+    slow, fast = tuning.trials["FedAvg"]
+    assert fast.metrics[0] > slow.metrics[0] + 0.2
+    assert tuning.best["FedAvg"] is fast
+    (line,) = tuning.at_an_end()
+    assert line.startswith("FedAvg: the best training.learning_rate, 0.1, is at an end")
+
+
+def test_by_rounds_half_of_the_clients_reach_the_target_first(tiny: dict[str, Any]) -> None:
+    tiny |= {"rounds": 8, "evaluation": {"target": 0.6}, "methods": ["FedAvg"]}
+    rates = {"training": {"learning_rate": [1e-5, 0.1]}}
+    tiny["tune"] = {"by": "rounds", "over": rates, "seeds": [11, 12]}
+    tuning = tune(*load_tuning(tiny))
+    slow, fast = tuning.trials["FedAvg"]
+    assert slow.rounds == (None, None)
+    assert all(number is not None and number < 8 for number in fast.rounds)
+    assert tuning.best["FedAvg"] is fast
+    with pytest.raises(ConfigError, match=r"evaluation\.target: is missing\. Trials are compared"):
+        tune(*load_tuning(tiny | {"evaluation": {}}))
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ({"seeds": [11, 1]}, r"tune.seeds: 1: the experiment reports these seeds"),
+        ({"methods": {"FedYogy": {}}}, "no method 'FedYogy'; did you mean 'FedYogi'"),
+        ({"over": {"training": {"learning_rate": 0.1}}}, "give a list of values, or { low"),
+        ({"over": {"brake": {"low": 3, "high": 1}}}, "low = 3 must be less than high = 1"),
+        ({"over": {"brake": {"low": 3}}}, "give a list of values, or { low"),
+        ({"over": {"trainig": {"epochs": [1]}}}, "did you mean 'training'"),
+        (
+            {"over": {"server_step": {"momentum": [0.9]}}},
+            "FedAvg: server_step.momentum = 0.9: unkn",
+        ),
+        (
+            {"over": {"training": {"learning_rate": [0.1, -1]}}},
+            "learning_rate = -1: .*greater than 0",
+        ),
+        ({"by": "rounds", "sampler": "optuna"}, 'tune.sampler: "optuna" learns from the metric'),
+        ({"trials": 0}, r"tune\.trials = 0: must be greater than 0"),
+        ({"trails": 3}, r"tune\.trails.*did you mean 'trials'"),
+    ],
+)
+def test_what_cannot_be_searched_is_refused(
+    config: dict[str, Any], table: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        tune(*load_tuning(config | {"tune": table}))
+
+
+def test_a_space_that_fits_the_budget_is_tried_completely() -> None:
+    space = read_space({"a": [1, 2], "b": {"c": ["x", "y", "z"]}})
+    assert len({repr(values) for values, _ in search(space, 6)}) == 6
+    drawn = [values for values, _ in search(space, 4)]
+    assert len({repr(values) for values in drawn}) == 4
+    assert {values["b", "c"] for values in drawn} == {"x", "y", "z"}, "every third has a draw"
+
+
+def test_ranges_are_covered_evenly() -> None:
+    space = read_space({"rate": {"low": 0.01, "high": 1.0}, "epochs": {"low": 1, "high": 10}})
+    drawn = [values for values, _ in search(space, 8)]
+    assert sum(values["rate",] < 0.1 for values in drawn) == 4, "half of them, on a log scale"
+    assert all(type(values["epochs",]) is int and 1 <= values["epochs",] <= 10 for values in drawn)
+    assert Range(-1.0, 1.0).at(0.5) == 0.0
+
+
+def test_optuna_learns_from_earlier_trials() -> None:
+    space = read_space({"rate": {"low": 0.0, "high": 1.0}, "kind": ["bad", "good"]})
+    drawn = []
+    for values, tell in search_by_optuna(space, 40):
+        drawn.append(values)
+        tell(abs(values["rate",] - 0.25) + (values["kind",] == "bad"))
+    late = drawn[20:]
+    assert sum(values["kind",] == "good" for values in late) > 12
+    assert sum(abs(values["rate",] - 0.25) for values in late) / len(late) < 0.2
 
 
 def test_samples_of_hostile_clients_do_not_count(tiny: dict[str, Any]) -> None:
-    tiny |= {"rounds": 8, "seeds": [1], "evaluation": {"target": 0.6}}
+    tiny |= {"rounds": 8, "methods": ["FedAvg"], "federation": {"clients_per_round": 6}}
     tiny["hostile"] = [{"clients": [1, 2, 3], "attack": "wrong_labels"}]
-    tiny["federation"] = {"clients_per_round": 6}
-    ((trial,), _) = tune(cw.load(tiny), [0.1])
-    assert trial.metric > 0.55  # with theirs it would be about half of that
-
-
-def test_an_honest_client_must_hold_back_a_sample(tiny: dict[str, Any]) -> None:
-    tiny |= {"evaluation": {"target": 0.6}, "hostile": [{"clients": 6, "attack": "wrong_labels"}]}
+    tiny["tune"] = {"over": {"training": {"learning_rate": [0.1]}}, "seeds": [2]}
+    ((trial,),) = tune(*load_tuning(tiny)).trials.values()
+    assert trial.metrics[0] > 0.55  # with theirs it would be about half of that
+    tiny["hostile"] = [{"clients": 6, "attack": "wrong_labels"}]
     with pytest.raises(ConfigError, match="hostile: no honest client has two samples"):
-        tune(cw.load(tiny), [0.1])
+        tune(*load_tuning(tiny))
 
 
-def test_rates_are_ranked_by_seeds_that_reach_it_then_rounds_then_metric() -> None:
-    def trials(*rows: tuple[float, int | None, float]) -> list[Trial]:
-        return [
-            Trial(rate, seed, rounds, metric) for seed, (rate, rounds, metric) in enumerate(rows)
-        ]
+def test_trials_are_ranked_by_seeds_that_reach_it_then_rounds_then_metric() -> None:
+    def best(*rows: tuple[list[int | None], float], higher: bool = True) -> int:
+        trials = [Trial("A", {}, (metric,), tuple(rounds)) for rounds, metric in rows]
+        return trials.index(best_trial(trials, "rounds", higher))
 
-    assert best_rate(trials((0.1, 9, 0.5), (0.2, 8, 0.5))) == 0.2
-    assert best_rate(trials((0.1, 9, 0.5), (0.1, 9, 0.5), (0.2, 2, 0.9), (0.2, None, 0.9))) == 0.1
-    assert best_rate(trials((0.1, 5, 0.5), (0.2, 5, 0.6), (0.3, 5, 0.4))) == 0.2
-    assert best_rate(trials((0.1, None, 0.5), (0.2, None, 0.6))) == 0.2
-    assert best_rate(trials((0.1, None, 0.5), (0.2, None, 0.6)), higher_is_better=False) == 0.1
+    assert best(([9], 0.5), ([8], 0.5)) == 1
+    assert best(([9, 9], 0.5), ([2, None], 0.9)) == 0
+    assert best(([5], 0.5), ([5], 0.6), ([5], 0.4)) == 1
+    assert best(([None], 0.5), ([None], 0.6)) == 1
+    assert best(([None], 0.5), ([None], 0.6), higher=False) == 0
 
 
 def test_samples_are_held_back_from_training(tiny: dict[str, Any]) -> None:
@@ -82,17 +197,10 @@ def test_samples_are_held_back_from_training(tiny: dict[str, Any]) -> None:
         assert torch.equal(held.test.targets[places], data.samples.targets[validation])
 
 
-def test_every_method_can_have_a_rate_of_its_own(tiny: dict[str, Any]) -> None:
-    tiny |= {"rounds": 2, "seeds": [1], "evaluation": {"target": 0.5, "metric": "macro_f1"}}
-    tiny["methods"] += [
-        {
-            "name": "slow",
-            "training": {"epochs": 1},
-            "server_step": {"name": "sgd", "learning_rate": 1e-6},
-        }
-    ]
-    experiment = cw.load(tiny)
-    ((fedavg,), _), ((slow,), _) = tune(experiment, [0.1]), tune(experiment, [0.1], method="slow")
-    assert fedavg.metric > 2 * slow.metric
-    with pytest.raises(ConfigError, match="methods: there is no method 'slo'; did you mean 'slow'"):
-        tune(experiment, [0.1], method="slo")
+def test_every_method_by_name_can_be_tuned(tiny: dict[str, Any]) -> None:
+    controls = ["Pooled", "ServerOnly", "Alone", "Recommended", "SCAFFOLD"]
+    tiny |= {"rounds": 1, "methods": controls}
+    tiny["tune"] = {"over": {"training": {"epochs": [1, 2]}}, "seeds": [7]}
+    tuning = tune(*load_tuning(tiny))
+    assert [method.tuned.trials for method in tuning.experiment.methods if method.tuned] == [2] * 5
+    load_experiment(tuning.experiment.to_dict())

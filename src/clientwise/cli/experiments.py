@@ -12,7 +12,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.markup import escape
 
-from .console import err, fail, out, print_error, print_lines, resume_command
+from .console import (
+    command_name,
+    err,
+    fail,
+    out,
+    print_error,
+    print_lines,
+    resume_command,
+    writing_to,
+)
 from .options import (
     ConfigArgument,
     DataDirOption,
@@ -23,7 +32,9 @@ from .options import (
     SetOption,
     load,
     load_single,
-    parse_rates,
+    load_tuning,
+    parse_seeds,
+    parse_spaces,
 )
 from .results import print_matrix, print_results
 
@@ -168,66 +179,88 @@ def check(
 
 
 def tune(
-    file: Annotated[Path, typer.Argument(help="A TOML file with a target.", show_default=False)],
-    rates: Annotated[
-        str | None,
-        typer.Option(help="Learning rates: 0.03,0.1,0.3. Default: 0.01 to 1.", show_default=False),
+    file: ConfigArgument,
+    over: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="[METHOD:]KEY=VALUES",
+            help="A key to search: training.learning_rate=0.01,0.1 or brake=1..5. Replaces [tune].",
+            show_default=False,
+        ),
     ] = None,
-    seeds: SeedsOption = None,
+    trials: Annotated[
+        int | None, typer.Option(help="Trials of every method. Default: 20.", show_default=False)
+    ] = None,
+    seeds: Annotated[
+        str | None,
+        typer.Option(
+            help="Seeds of the trials, not those of the config. Default: 1001-1003.",
+            show_default=False,
+        ),
+    ] = None,
+    by: Annotated[
+        str | None,
+        typer.Option(
+            help="metric: the best in the last round. rounds: half of the clients reach the target first.",
+            show_default=False,
+        ),
+    ] = None,
+    sampler: Annotated[
+        str | None, typer.Option(help="random or optuna.", show_default=False)
+    ] = None,
     rounds: Annotated[
-        int | None, typer.Option(help="Largest number of rounds.", show_default=False)
+        int | None, typer.Option(help="Rounds per method and seed.", show_default=False)
+    ] = None,
+    out_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--out", help="The config to write. Default: NAME-tuned.toml.", show_default=False
+        ),
     ] = None,
     device: DeviceOption = None,
-    each: Annotated[
-        bool,
-        typer.Option(
-            "--each",
-            help="Find a rate for every method. Default: one for all, by the first method.",
-        ),
-    ] = False,
     methods: MethodsOption = None,
     preset: PresetOption = None,
     data_dir: DataDirOption = None,
     changes: SetOption = None,
 ) -> None:
-    """Find the learning rate that needs the fewest rounds until half of the clients reach the target.
+    """Search the parameters of every method, with equal budgets, and write a config with the best.
 
-    Rates are compared on training samples that every client holds back, never on test samples.
+    Trials are compared on training samples that every client holds back, never on test samples, and
+    under seeds that the config does not report. [tune] in the config says what is searched.
 
-    Example: clientwise tune my.toml --rates 0.03,0.1,0.3
+    Example: clientwise tune my.toml --over training.learning_rate=0.01..1 --trials 10
     """
-    from ..experiment.tune import GRID, Trial, target_of
-    from ..experiment.tune import tune as try_rates
+    from ..experiment.tune import tune as search
     from ..report.terminal import trials_table
+    from ..runs.files import write_atomically
 
-    experiment = load_single(
-        file,
-        changes,
-        preset,
-        device=device,
-        seeds=seeds,
-        rounds=rounds,
-        methods=methods,
-        data_dir=data_dir,
-    )
-    grid = GRID if rates is None else parse_rates(rates)
-    tuned = experiment.methods if each else experiment.methods[:1]
-    for index, method in enumerate(tuned):
-        with err.status("Trying learning rates") as status:
+    options = {
+        "trials": trials,
+        "seeds": parse_seeds(seeds) if seeds else None,
+        "by": by,
+        "sampler": sampler,
+        **parse_spaces(over or []),
+    }
+    keys = {"device": device, "rounds": rounds, "methods": methods, "data_dir": data_dir}
+    experiment, settings = load_tuning(file, changes, preset, options, **keys)
+    path = out_file or Path(f"{file.stem}-tuned.toml")
+    if path.exists():
+        fail(f"{path}: exists already; name another file with --out")
+    with _stop_politely(), err.status("Tuning") as status:
 
-            def on_trial(trial: Trial) -> None:
-                status.update(f"Learning rate {trial.learning_rate:g}, seed {trial.seed}")
+        def on_trial(method: str, number: int, seed: int) -> None:
+            status.update(f"{escape(method)}: trial {number} of {settings.trials}, seed {seed}")
 
-            trials, best = try_rates(experiment, grid, method=method.name, on_trial=on_trial)
-        out.print(trials_table(trials, method.name, target_of(experiment)))
-        if all(trial.rounds is None for trial in trials):
-            out.print(
-                f"[yellow]No learning rate reached the target in {experiment.rounds} rounds. "
-                "Allow more rounds (--rounds). Best so far:[/]",
-                soft_wrap=True,
-            )
-        key = f"methods.{index}.training.learning_rate" if each else "training.learning_rate"
-        out.print(f"[green]{key}={best:g}[/]")
+        found = search(experiment, settings, on_trial)
+    seeds_tried = ", ".join(map(str, found.seeds))
+    out.print(f"Metrics are on training samples that clients hold back, with seeds {seeds_tried}.")
+    for method, own in found.trials.items():
+        out.print(trials_table(own, found.best[method], settings.by))
+    for line in found.at_an_end():
+        out.print(f"[yellow]{escape(line)}[/]", soft_wrap=True)
+    with writing_to(path):
+        write_atomically(path, found.experiment.to_toml().encode())
+    print_lines([f"Written to {path}. Run it with: {command_name()} run {path}"])
 
 
 def run_and_show(
@@ -307,9 +340,9 @@ def _check_matrix(matrix: Matrix) -> None:
     for name in matrix.federations:
         first, *others = [cell for cell in matrix.cells if cell.data == name]
         print_lines(describe(first.experiment))
-        one_per_attack = {cell.attack: cell for cell in others}
-        with err.status(f"Checking the attacks on {escape(name)}"):
-            for cell in one_per_attack.values():
+        one_per_column = {(cell.attack, cell.setting): cell for cell in others}
+        with err.status(f"Checking the columns of {escape(name)}"):
+            for cell in one_per_column.values():
                 validate(cell.experiment, None)
     cells = counted(len(matrix.cells), "cell")
     federations = counted(len(matrix.federations), "federation")

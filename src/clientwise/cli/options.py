@@ -15,6 +15,7 @@ from .console import fail
 if TYPE_CHECKING:
     from ..experiment.matrix import Matrix
     from ..experiment.schema import Experiment
+    from ..experiment.tune import TuneSettings
 
 ConfigArgument = Annotated[Path, typer.Argument(help="A TOML file.", show_default=False)]
 SetOption = Annotated[
@@ -80,6 +81,20 @@ def load_single(
     return load_experiment(file, changes or [], _values(keys), preset)
 
 
+def load_tuning(
+    file: Path,
+    changes: Sequence[str] | None,
+    preset: str | None,
+    options: dict[str, Any],
+    **keys: Any,
+) -> tuple[Experiment, TuneSettings]:
+    """The experiment of a config file and its [tune], in which `options` replace keys; see `load`."""
+    from ..experiment.tune import load_tuning as load_both
+
+    given = {key: value for key, value in options.items() if value is not None}
+    return load_both(file, changes or [], _values(keys), preset, given)
+
+
 def _values(keys: dict[str, Any]) -> dict[str, Any]:
     """What options mean in the config; an option that was not given replaces nothing."""
     values = {key: value for key, value in keys.items() if value not in (None, [])}
@@ -115,16 +130,45 @@ def parse_seeds(text: str) -> list[int]:
     return [seed for one in ranges for seed in one]
 
 
-def parse_rates(text: str) -> list[float]:
-    """Learning rates from "0.1,0.3".
+def parse_spaces(texts: Sequence[str]) -> dict[str, Any]:
+    """`over` and `methods` of [tune] from texts of --over.
 
-    >>> parse_rates("0.1,0.3")
-    [0.1, 0.3]
+    >>> parse_spaces(["brake=2,3", "FedYogi:server_step.learning_rate=0.001..1"])
+    {'over': {'brake': [2, 3]}, \
+'methods': {'FedYogi': {'server_step': {'learning_rate': {'low': 0.001, 'high': 1}}}}}
     """
+    found: dict[str, Any] = {"over": {}, "methods": {}} if texts else {}
+    for text in texts:
+        name, equals, values = text.partition("=")
+        method, colon, key = name.rpartition(":")
+        if not equals or not key.strip():
+            fail(f"--over {text}: write KEY=VALUE,VALUE or KEY=LOW..HIGH, or METHOD:KEY=...")
+        here = found["over"]
+        if colon:
+            here = found["methods"].setdefault(method.strip(), {})
+        *tables, last = key.strip().split(".")
+        for step in tables:
+            here = here.setdefault(step, {})
+        here[last] = _values_of(text, values)
+    return found
+
+
+def _values_of(text: str, values: str) -> Any:
+    """The list or the range that stands behind a key of --over."""
+    low, dots, high = values.partition("..")
+    if not dots:
+        return [_value(one) for one in values.split(",")]
+    ends = {"low": _value(low), "high": _value(high)}
+    if any(isinstance(end, str) for end in ends.values()):
+        fail(f"--over {text}: {values} is no range of numbers: write 0.01..1")
+    return ends
+
+
+def _value(text: str) -> Any:
+    """A value as TOML has it; a bare word is text."""
+    from ..runs.recorded import parse_toml
+
     try:
-        rates = [float(part) for part in text.split(",")]
+        return parse_toml(f"value = {text}")["value"]
     except ValueError:
-        rates = []
-    if not rates or not all(0 < rate <= 1e30 for rate in rates):
-        fail(f"--rates {text}: write numbers greater than 0, for example 0.03,0.1,0.3")
-    return rates
+        return text.strip()

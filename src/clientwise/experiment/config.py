@@ -82,6 +82,7 @@ def make_experiment(where: str, table: Mapping[str, Any]) -> Experiment:
     issues: list[Issue] = []
     if table.get("plugins"):
         issues = _load_plugins(table["plugins"], str(table["plugin_dir"]))
+    table = {key: value for key, value in table.items() if key != "tune"}
     try:
         experiment = Experiment.model_validate(table)
         if "methods" not in table:
@@ -190,11 +191,31 @@ def _override(table: dict[str, Any], text: str) -> None:
         parsed = parse_toml(f"value = {value}")["value"]
     except tomllib.TOMLDecodeError:
         parsed = value.strip()  # a bare word is a string: device=cpu
-    *path, last = key.split(".")
+    set_value(table, tuple(key.split(".")), parsed, where)
+
+
+def set_value(table: dict[str, Any], path: Sequence[str], value: Any, where: str) -> None:
+    """Set a value in nested tables and lists; an entry of a list is a number, or its name."""
     here: Any = table
+    *tables, last = path
     try:
-        for step in path:
-            here = here[int(step)] if isinstance(here, list) else here.setdefault(step, {})
-        here[int(last) if isinstance(here, list) else last] = parsed
+        for step in tables:
+            here = here[_place(here, step)] if isinstance(here, list) else _inner(here, step)
+        here[_place(here, last) if isinstance(here, list) else last] = value
     except (ValueError, IndexError, TypeError, AttributeError):
-        raise _refused(where, f"there is no key {key!r} in this config") from None
+        raise _refused(where, f"there is no key {'.'.join(path)!r} in this config") from None
+
+
+def _place(entries: list[Any], step: str) -> int:
+    """The place of an entry by its number or name."""
+    for place, entry in enumerate(entries):
+        if isinstance(entry, Mapping) and entry.get("name") == step:
+            return place
+    return int(step)
+
+
+def _inner(table: dict[str, Any], step: str) -> Any:
+    """The table at a key; a part that is only a name becomes a table."""
+    if isinstance(table.get(step), str):
+        table[step] = {"name": table[step]}
+    return table.setdefault(step, {})

@@ -12,6 +12,7 @@ from .matrix import MatrixSettings
 from .named import METHODS
 from .schema import Experiment
 from .tables import to_plain
+from .tune import TuneSettings
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
@@ -20,7 +21,10 @@ def config_schema() -> dict[str, Any]:
     """The schema of a config file, with all parts that are registered now."""
     schema = _schema_of(Experiment)
     matrix = _schema_of(MatrixSettings)
-    definitions = {**schema.pop("$defs", {}), **matrix.pop("$defs", {})}
+    tune = _schema_of(TuneSettings)
+    definitions = {
+        one: kind for part in (schema, matrix, tune) for one, kind in part.pop("$defs", {}).items()
+    }
     properties = schema["properties"]
     properties["methods"]["items"] = _method_schema(definitions["MethodSettings"])
     hostile = definitions["HostileClients"]["properties"]
@@ -28,6 +32,7 @@ def config_schema() -> dict[str, Any]:
     preset = {"type": "object", "description": "the keys that differ with --preset"}
     properties["presets"] = {"type": "object", "additionalProperties": preset}
     properties["matrix"] = matrix
+    properties["tune"] = tune
     # No key is required: a preset, or --set, may give what is missing.
     return {
         "$schema": DIALECT,

@@ -1,4 +1,4 @@
-"""A matrix: the same methods under several attacks on several federations.
+"""A matrix: the same methods under several attacks and settings on several federations.
 
     [matrix]
     shares = [0.2, 0.4]               # of hostile clients; the first column, "clean", has none
@@ -7,6 +7,8 @@
     "sign flip" = { attack = { name = "sign_flip", strength = 2.0 } }
     [matrix.data.heart]               # what differs there, as in a preset
     data = "heart"
+    [matrix.sweep]                    # every combination of these values is a column
+    training.learning_rate = [0.01, 0.1]
 
 A rule that takes a share of hostile clients is told its column's by `rule.hostile = "column"`.
 
@@ -16,8 +18,10 @@ Every cell is an ordinary run in a folder of its own, with all methods and seeds
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -27,10 +31,11 @@ from pydantic import Field, ValidationError
 
 from ..core.types import LocalTraining
 from ..errors import ConfigError, RunError, shortened
-from .config import make_experiment, read_config
+from .config import make_experiment, read_config, set_value
 from .messages import issues_of
 from .presets import merge
 from .schema import Experiment
+from .search import Values, combinations, dotted, read_space
 from .tables import ConfigTable
 from .values import Name
 
@@ -44,7 +49,7 @@ HostileShare = Annotated[float, Field(gt=0, lt=1)]
 
 
 class MatrixSettings(ConfigTable):
-    """Many experiments in one file: every federation, clean and under every attack.
+    """Many experiments in one file: every federation, clean and under every attack, with every setting.
 
     `clientwise run` runs the cells that are not finished, `--jobs 4` four of them at once. A cell
     that fails does not end the others; run it again with `--resume`.
@@ -52,7 +57,7 @@ class MatrixSettings(ConfigTable):
     """
 
     attacks: dict[Name, dict[str, Any]] = Field(
-        description="by name: an entry of [[hostile]], without `clients` and `share`"
+        {}, description="by name: an entry of [[hostile]], without `clients` and `share`"
     )
     shares: Annotated[list[HostileShare], Field(min_length=1, max_length=20)] = Field(
         [0.2],
@@ -61,6 +66,11 @@ class MatrixSettings(ConfigTable):
     )
     data: dict[Name, dict[str, Any]] = Field(
         {}, description="by name: what differs on another federation"
+    )
+    sweep: dict[str, Any] = Field(
+        {},
+        description="any keys of the config with lists of values, such as `training.learning_rate` or "
+        "`methods.FedYogi.server_step.learning_rate`: every combination is a column",
     )
     oracle: Name | None = Field(None, description="the method that regrets are counted against")
     clean: bool = Field(True, description="whether there is a column without hostile clients")
@@ -75,6 +85,7 @@ class MatrixCell:
     share: float  # of hostile clients; 0: clean
     source: str  # what messages call its config
     table: Mapping[str, Any]
+    setting: str = ""  # the values of a sweep: "learning_rate 0.1"
 
     @cached_property
     def experiment(self) -> Experiment:
@@ -83,10 +94,8 @@ class MatrixCell:
 
     @property
     def column(self) -> str:
-        """The cell's name among those on the same data: "sign flip 20%"."""
-        if self.share == 0:
-            return CLEAN
-        return f"{self.attack} {self.share:.0%}"
+        """The cell's name among those on the same data: "sign flip 20%, learning_rate 0.1"."""
+        return _column(self.attack, self.share, self.setting)
 
     @property
     def name(self) -> str:
@@ -99,7 +108,16 @@ class MatrixCell:
         parts = [self.data, self.attack]
         if self.share:
             parts.append(f"{self.share:.0%}".rstrip("%"))
+        if self.setting:
+            parts.append(self.setting)
         return "--".join(_in_file_name(part) for part in parts)
+
+
+def _column(attack: str, share: float, setting: str) -> str:
+    if not share:
+        return setting or CLEAN
+    hostile = f"{attack} {share:.0%}"
+    return f"{hostile}, {setting}" if setting else hostile
 
 
 def _in_file_name(text: str) -> str:
@@ -230,25 +248,61 @@ def _cells(settings: MatrixSettings, base: Mapping[str, Any], where: str) -> Ite
     columns = [(attack, share) for attack in settings.attacks for share in settings.shares]
     if settings.clean:
         columns.insert(0, (CLEAN, 0.0))
+    swept = _settings_of(settings.sweep, where)
     federations: Mapping[str, Mapping[str, Any]] = settings.data or {str(base["name"]): {}}
-    count = len(columns) * len(federations)
+    count = len(columns) * len(federations) * len(swept)
     if not 1 <= count <= MOST_CELLS:
         raise ConfigError(
             where, [("matrix", f"has {count:,} cells; 1 to {MOST_CELLS:,} are allowed")]
         )
-    for data, changes in federations.items():
+    every = itertools.product(federations.items(), columns, swept.items())
+    for (data, changes), (attack, share), (setting, values) in every:
         table = merge(base, changes)
-        for attack, share in columns:
-            hostile = []
-            name = f"{data}, {attack}"
-            if share:
-                hostile.append({"share": share, **settings.attacks[attack]})
-                name += f" {share:.0%}"
-            methods = _told(table.get("methods"), share)
-            cell = {**table, "name": name, "hostile": hostile}
-            if methods is not None:
-                cell["methods"] = methods
-            yield MatrixCell(data, attack, share, f"{where}: matrix, {name}", cell)
+        if values:
+            table = deepcopy(table)
+        for path, value in values.items():
+            set_value(table, path, value, f"{where}: matrix.sweep")
+        hostile = [{"share": share, **settings.attacks[attack]}] if share else []
+        name = f"{data}, {_column(attack, share, setting)}"
+        cell = {**table, "name": name, "hostile": hostile}
+        if "methods" in table:
+            cell["methods"] = _told(table["methods"], share)
+        yield MatrixCell(data, attack, share, f"{where}: matrix, {name}", cell, setting)
+
+
+def _settings_of(sweep: Mapping[str, Any], where: str) -> dict[str, Values]:
+    """All combinations of a sweep's values, by their names; without a sweep, the config alone."""
+    try:
+        space = read_space(sweep)
+    except ValueError as error:
+        raise ConfigError(where, [("matrix.sweep", str(error))]) from None
+    found = combinations(space)
+    if found is None:
+        raise ConfigError(where, [("matrix.sweep", "takes lists of values, not ranges")])
+    swept: dict[str, Values] = {}
+    for values in itertools.islice(found, MOST_CELLS + 1):
+        named = [f"{_short(path, space)} {_shown(value)}" for path, value in values.items()]
+        swept[", ".join(named)] = values
+    return swept
+
+
+def _short(path: tuple[str, ...], paths: Iterable[tuple[str, ...]]) -> str:
+    """The end of a key that no other key has.
+
+    >>> keys = [("training", "learning_rate"), ("server_step", "learning_rate"), ("rounds",)]
+    >>> _short(keys[0], keys), _short(keys[2], keys)
+    ('training.learning_rate', 'rounds')
+    """
+    others = [other for other in paths if other != path]
+    length = 1
+    while any(other[-length:] == path[-length:] for other in others):
+        length += 1
+    return dotted(path[-length:])
+
+
+def _shown(value: Any) -> str:
+    """A value in the name of a column; of a part, its name."""
+    return str(value.get("name", value)) if isinstance(value, Mapping) else str(value)
 
 
 def _told(methods: Any, share: float) -> Any:

@@ -20,11 +20,11 @@ from ..core.scores import SCORES, Score
 from ..core.server_step import SERVER_STEPS
 from ..core.types import LocalTraining
 from ..core.weighting import NORMALISERS
-from ..registry import Part, Registry
+from ..registry import Part, PositiveInt, Registry
 from .parts import PartOf, make, make_if_named
 from .settings import FineTune, Training, TrainingOverride
 from .tables import ConfigTable, fields_of, with_fields
-from .values import Name
+from .values import Name, Seed
 
 
 @with_fields(fields_of(Pace))
@@ -49,6 +49,18 @@ Criteria = Annotated[
     list[Annotated[Part, PartOf(CRITERIA)]],
     Field(min_length=1, max_length=64),
 ]
+
+
+class Tuned(ConfigTable):
+    """How values of a method were found; `clientwise tune` writes this table."""
+
+    over: dict[str, Any] = Field(description="The keys that were searched, with their values.")
+    values: dict[str, Any] = Field(description="The best values, which the method has.")
+    trials: PositiveInt = Field(description="Number of trials.")
+    seeds: list[Seed] = Field(description="Seeds of the trials. A run with one of them is refused.")
+    rounds: PositiveInt = Field(description="Rounds of a trial.")
+    by: str = Field(description="What trials were compared by: see [tune].")
+    sampler: str = Field(description="How values were drawn: see [tune].")
 
 
 class MethodSettings(ConfigTable):
@@ -116,10 +128,14 @@ class MethodSettings(ConfigTable):
     pace: PaceSettings | None = Field(
         None, description="When a round ends, where clients take time; see [methods.pace]."
     )
+    tuned: Tuned | None = Field(
+        None,
+        description="How values of this method were found; `clientwise tune` writes it.",
+    )
 
     def unlike_fedavg(self) -> list[str]:
         """The keys that differ from FedAvg's."""
-        mine = self.to_dict()
+        mine = self.model_copy(update={"tuned": None}).to_dict()
         fedavg = MethodSettings(name=self.name).to_dict()
         return sorted(key for key in {*mine, *fedavg} if mine.get(key) != fedavg.get(key))
 

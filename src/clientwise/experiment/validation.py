@@ -54,9 +54,21 @@ def config_issues(experiment: Experiment) -> list[Issue]:
         hint = f"are simulated: {LOCAL}. On Flower, response times are measured"
         issues.append(("devices", hint))
     for index, settings in enumerate(experiment.methods):
-        found = [*_method_issues(settings, experiment), *_server_set_issues(settings, experiment)]
+        found = [
+            *_method_issues(settings, experiment),
+            *_server_set_issues(settings, experiment),
+            *_tuning_issues(settings, experiment),
+        ]
         issues += [(f"methods[{index}].{key}".rstrip("."), message) for key, message in found]
     return issues
+
+
+def _tuning_issues(settings: MethodSettings, experiment: Experiment) -> Iterator[Issue]:
+    """A result on the seeds that values were chosen by would be too good."""
+    shared = sorted({*settings.tuned.seeds} & {*experiment.seeds}) if settings.tuned else []
+    if shared:
+        listed = ", ".join(map(str, shared))
+        yield "tuned.seeds", f"{listed}: {settings.name} was tuned on these; report other seeds"
 
 
 def _repeated(experiment: Experiment) -> Iterator[Issue]:

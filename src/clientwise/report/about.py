@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from ..experiment.steps import steps_in_words
 from ..registry import Part
@@ -56,6 +57,8 @@ def about(run: RunFolder) -> Iterator[tuple[str, str]]:
     if config.devices:
         yield "devices", "; ".join(f"{key} {_drawn(one)}" for key, one in config.devices.items())
     yield "methods", ", ".join(run.methods)
+    if tuning := tuning_in_words(config, run.methods):
+        yield "tuning", tuning
     yield "seeds", _ranges(seeds)
     yield "rounds", f"{run.rounds:,}"
     yield "metric", f"{run.metric} on {run.reported_on}"
@@ -69,6 +72,41 @@ def about(run: RunFolder) -> Iterator[tuple[str, str]]:
         yield "note", _text(config.note)
     if config.tags:
         yield "tags", _text(config.tags)
+
+
+def tuning_in_words(config: RecordedConfig, methods: Sequence[str]) -> str:
+    """What was tuned, over what, with how many trials on which seeds; "" where nothing was."""
+    found = [(name, config.method(name)) for name in methods]
+    tuned = {name: one.tuned for name, one in found if one is not None and one.tuned}
+    if not tuned:
+        return ""
+    parts = [f"{name}: {_tuned(own)}" for name, own in tuned.items()]
+    others = [name for name in methods if name not in tuned]
+    if others:
+        parts.append(f"not tuned: {', '.join(others)}")
+    return "; ".join(parts)
+
+
+def _tuned(own: Mapping[str, Any]) -> str:
+    values = own.get("values")
+    over = own.get("over")
+    if not isinstance(values, Mapping) or not isinstance(over, Mapping):
+        return UNKNOWN
+    keys = [
+        f"{key} = {_text(value)} of {_searched(over.get(key))}" for key, value in values.items()
+    ]
+    seeds = own.get("seeds")
+    budget = f"{own.get('trials', UNKNOWN)} trials of {own.get('rounds', UNKNOWN)} rounds"
+    return (
+        f"{', '.join(keys)} ({budget} on seeds {_text(seeds)}, by {own.get('by', UNKNOWN)} on "
+        f"held-back training samples, {own.get('sampler', UNKNOWN)})"
+    )
+
+
+def _searched(space: object) -> str:
+    if isinstance(space, Mapping):
+        return f"{space.get('low')} to {space.get('high')}"
+    return _text(space)
 
 
 def data_name(run: RunFolder) -> str:

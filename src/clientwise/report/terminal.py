@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from typing import Literal, NamedTuple, Protocol
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, Protocol
 
 from rich import box
 from rich.console import Group
@@ -138,40 +138,44 @@ def _side(column: Column) -> Literal["left", "right"]:
     return "right" if column.numeric else "left"
 
 
-class TriedRate(Protocol):
-    """A learning rate that was tried under one seed."""
+class TriedValues(Protocol):
+    """Values of a method that were tried under some seeds."""
 
     @property
-    def learning_rate(self) -> float:
-        """The rate."""
+    def method(self) -> str:
+        """The method."""
 
     @property
-    def seed(self) -> int:
-        """The seed."""
+    def values(self) -> Mapping[tuple[str, ...], Any]:
+        """The values by key."""
 
     @property
-    def rounds(self) -> int | None:
-        """Rounds until half of the clients reached the target; None if they did not."""
+    def metrics(self) -> Sequence[float]:
+        """By seed, the metric in the last round, over all samples that were held back."""
 
     @property
-    def metric(self) -> float:
-        """The metric in the last round, over all held-out samples."""
+    def rounds(self) -> Sequence[int | None]:
+        """By seed, the rounds until half of the clients reached the target; None if they did not."""
 
 
-def trials_table(trials: Sequence[TriedRate], method: str, target: float) -> Table:
-    """One line per learning rate: rounds to the target under each seed, and the last metric."""
-    seeds = list(dict.fromkeys(trial.seed for trial in trials))
-    goal = f"half of the clients reach {target:.0%} on held-out samples"
-    table = _table(f"{method}: rounds until {goal}")
-    table.add_column("learning\nrate", justify="right")
-    for seed in seeds:
-        table.add_column(f"seed {seed}", justify="right")
-    table.add_column("mean metric\nin the last round", justify="right")
-    for rate in dict.fromkeys(trial.learning_rate for trial in trials):
-        own = [trial for trial in trials if trial.learning_rate == rate]
-        rounds = ["not reached" if trial.rounds is None else str(trial.rounds) for trial in own]
-        metric = statistics.fmean(trial.metric for trial in own)
-        table.add_row(f"{rate:g}", *rounds, f"{metric:.1%}")
+def trials_table(trials: Sequence[TriedValues], best: TriedValues, by: str) -> Table:
+    """One line per trial of a method, the best first: its values, and what came of them."""
+    table = _table(f"{best.method}: {counted(len(trials), 'trial')}")
+    for path in best.values:
+        table.add_column(".".join(path).replace(".", ".\n"), justify="right")
+    table.add_column("metric", justify="right")
+    if by == "rounds":
+        table.add_column("rounds to\nthe target", justify="right")
+    others = [trial for trial in trials if trial is not best]
+    for trial in [best, *others][:MOST_LINES]:
+        row = [
+            f"{value:g}" if isinstance(value, float) else str(value)
+            for value in trial.values.values()
+        ]
+        row.append(spread_of(trial.metrics))
+        if by == "rounds":
+            row.append(rounds_cell(trial.rounds).text)
+        table.add_row(*map(escape, row))
     return table
 
 

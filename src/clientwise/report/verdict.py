@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from ..core.guard import likely_cause
 from ..experiment.steps import unequal_steps
+from ..runs.recorded import recorded_config
 from .differences import Differences, all_differences, in_words, p_text
 from .document import counted, percent_of
 from .series import Series, comparable, mean_of, ranked
@@ -21,7 +22,13 @@ NOT_COMPARED = "not compared: they share no round of the same seed on the same d
 
 def headline(series: Sequence[Series]) -> list[str]:
     """Warnings first; then which method leads and the differences to the baseline."""
-    warnings = [*_changes(series), *_refused(series), *_diverged(series), *_unequal_steps(series)]
+    warnings = [
+        *_changes(series),
+        *_refused(series),
+        *_diverged(series),
+        *_unequal_steps(series),
+        *_unequal_tuning(series),
+    ]
     known = [one for one in ranked(series) if one in comparable(series)]
     if not known:
         has_begun = any(one.learned and one.mean_metric is not None for one in series)
@@ -97,6 +104,19 @@ def _unequal_steps(series: Sequence[Series]) -> list[str]:
     for run in runs.values():
         lines += unequal_steps([row for row in run.steps if (run.id, row.method) in shown])
     return list(dict.fromkeys(lines))
+
+
+def _unequal_tuning(series: Sequence[Series]) -> Iterator[str]:
+    """Where some methods were tuned with more trials than others, or alone."""
+    budgets: dict[str, list[str]] = {}
+    for one in series:
+        recorded = recorded_config(one.run.folder).method(one.method)
+        trials = recorded.tuned.get("trials") if recorded else None
+        text = counted(trials, "trial") if isinstance(trials, int) else "not tuned"
+        budgets.setdefault(text, []).append(one.label)
+    if len(budgets) > 1:
+        said = "; ".join(f"{text}: {', '.join(labels)}" for text, labels in budgets.items())
+        yield f"Methods were not tuned alike ({said}), which favours those with more trials."
 
 
 def _verdict(known: Sequence[Series], differences: Differences) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, cached_property, lru_cache
 from pathlib import Path
 from typing import Any
@@ -206,6 +206,7 @@ class RecordedMethod:
     rule: Part | None = None
     control: str | None = None
     fine_tunes: bool = False
+    tuned: Mapping[str, Any] = field(default_factory=dict)  # how its values were found; see `Tuned`
 
     @property
     def trains_on_server(self) -> bool:
@@ -299,6 +300,7 @@ def _method(table: Mapping[str, Any]) -> RecordedMethod | None:
         rule=_part(table.get("rule")),
         control=_text(table.get("control")),
         fine_tunes="fine_tune" in table,
+        tuned=_table(table.get("tuned")),
     )
 
 
