@@ -27,6 +27,8 @@ def grown(matrix: Matrix, folder: Path) -> Matrix:
         return matrix
     if before.name != matrix.name:
         raise _other_config(folder, [f"name = {matrix.name!r} (was {before.name!r})"])
+    if before.settings.sweep != matrix.settings.sweep:
+        raise _other_config(folder, ["matrix.sweep, which cannot be added to"])
     seeds = [seed for one in (before, matrix) for seed in one.cells[0].experiment.seeds]
     table = {
         **matrix.table,
@@ -91,6 +93,8 @@ def _joined_settings(before: Matrix, now: Matrix) -> dict[str, Any]:
     if old.data or new.data:
         alone: Mapping[str, Any] = {now.name: {}}  # the federation of a matrix that names none
         joined["data"] = {**(old.data or alone), **(new.data or alone)}
+    if new.sweep:
+        joined["sweep"] = new.sweep
     oracle = new.oracle or old.oracle
     if oracle:
         joined["oracle"] = oracle

@@ -14,6 +14,7 @@ import math
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from ..errors import ClientwiseError
@@ -113,16 +114,13 @@ _HOW = "give a list of values, or { low = ..., high = ... }"
 
 
 def _range(path: Path, ends: Mapping[str, Any]) -> Range:
-    low = ends.get("low")
-    high = ends.get("high")
-    are_numbers = all(type(end) in (int, float) and math.isfinite(end) for end in (low, high))
+    are_numbers = all(type(end) in (int, float) and math.isfinite(end) for end in ends.values())
     if ends.keys() != ENDS or not are_numbers:
         raise ValueError(f"{dotted(path)} = {dict(ends)}: {_HOW}")
-    assert low is not None
-    assert high is not None
-    if low >= high:
+    if ends["low"] >= ends["high"]:
+        low, high = ends["low"], ends["high"]
         raise ValueError(f"{dotted(path)}: low = {low:g} must be less than high = {high:g}")
-    return Range(low, high)
+    return Range(ends["low"], ends["high"])
 
 
 def dotted(path: Path) -> str:
@@ -190,6 +188,10 @@ def search_by_optuna(space: Space, trials: int) -> Search:
         for _ in range(trials):
             trial = study.ask()
             values = {path: one.suggest(trial, dotted(path)) for path, one in space.items()}
-            yield values, lambda loss, trial=trial: study.tell(trial, loss)
+            yield values, partial(_tell, study, trial)
 
     return ask()
+
+
+def _tell(study: Any, trial: Any, loss: float) -> None:
+    study.tell(trial, loss)
