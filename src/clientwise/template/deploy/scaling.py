@@ -6,7 +6,8 @@
 DATA is a table as `flower.table` in federation/experiment.toml describes it, or an .npz file with
 train_inputs. `sums` prints a count, sums and sums of squares over the training samples; read them
 before you send them. A column with at most two values is left out, since its sum would be a count of
-patients. `combine` prints the columns for federation/experiment.toml; of .npz files, JSON.
+patients. So is a column in which almost all patients have the same value: its sums would be those of
+the few others. `combine` prints the columns for federation/experiment.toml; of .npz files, JSON.
 """
 
 import json
@@ -16,7 +17,7 @@ from typing import Any
 
 import numpy
 
-FEWEST = 20  # training samples, below which a node prints nothing
+FEWEST = 20  # training samples that differ from the usual value, below which nothing is printed
 EXPERIMENT = Path(__file__).parents[1] / "federation" / "experiment.toml"
 
 
@@ -29,10 +30,16 @@ def sums(file: Path) -> dict[str, Any]:
     sent = []
     for column in columns:
         given = column[~numpy.isnan(column)]
-        is_number = len(numpy.unique(given)) > 2
         # Of missing values there is no count: the others stand for all.
-        sent.append([count * given.mean(), count * (given**2).mean()] if is_number else None)
+        scaled = [count * given.mean(), count * (given**2).mean()] if hides(given) else None
+        sent.append(scaled)
     return {"names": names, "count": count, "columns": sent}
+
+
+def hides(column: Any) -> bool:
+    """Whether the sums of a column tell nothing about single patients."""
+    values, counts = numpy.unique(column, return_counts=True)
+    return len(values) > 2 and len(column) - counts.max() >= FEWEST
 
 
 def read(file: Path) -> tuple[list[str], list[Any]]:
