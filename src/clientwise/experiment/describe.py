@@ -9,6 +9,7 @@ from ..data.summary import summarise
 from ..engine.device import pick_device
 from ..limits import gigabytes
 from .build import build_data, build_executor, build_plan
+from .privacy_checks import describe_privacy
 from .round_memory import largest_round
 from .schema import Experiment
 from .validation import validate
@@ -35,6 +36,7 @@ def describe(experiment: Experiment, own_data: FederatedData | None = None) -> l
         "device": f"{device}: {executor}",
         "memory": _memory(experiment, data, executor.spec.size),
         "methods": ", ".join(names),
+        "privacy": _privacy(experiment, data),
         "work": _work(experiment),
     }
     return [f"{title:<12}{text}" for title, text in lines.items() if text]
@@ -100,6 +102,15 @@ def _memory(experiment: Experiment, data: FederatedData, size: int) -> str:
     if needed < WORTH_SAYING:
         return ""
     return f"up to {gigabytes(needed)} for the models of a round"
+
+
+def _privacy(experiment: Experiment, data: FederatedData) -> str:
+    plan = build_plan(experiment, data.num_clients, experiment.seeds[0])
+    promises = [
+        describe_privacy(method, plan, data.num_clients, experiment.rounds)
+        for method in experiment.build_methods()
+    ]
+    return f"\n{'':<12}".join(promise for promise in promises if promise)
 
 
 def _work(experiment: Experiment) -> str:
