@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, cached_property, lru_cache
 from pathlib import Path
 from typing import Any
@@ -148,6 +148,11 @@ class RecordedConfig:
         return _number(_table(self.table.get("federation")).get("fraction"))
 
     @property
+    def sampling(self) -> str | None:
+        """How cohorts were drawn."""
+        return _text(_table(self.table.get("federation")).get("sampling"))
+
+    @property
     def server_set_source(self) -> str | None:
         """Where the samples come from by which the server judges models."""
         return _text(_table(self.table.get("server_set")).get("source"))
@@ -205,6 +210,7 @@ class RecordedMethod:
     before: tuple[Part, ...] = ()
     rule: Part | None = None
     control: str | None = None
+    privacy: Mapping[str, Any] = field(default_factory=dict)  # empty without
 
     @property
     def is_control(self) -> bool:
@@ -292,6 +298,7 @@ def _method(table: Mapping[str, Any]) -> RecordedMethod | None:
         before=_parts(table.get("before")),
         rule=_part(table.get("rule")),
         control=_text(table.get("control")),
+        privacy=_table(table.get("privacy")),
     )
 
 
