@@ -178,7 +178,9 @@ def test_weights_are_capped_and_keep_their_proportions() -> None:
         assert torch.allclose(weights, usual)
     assert capped(torch.zeros(0, dtype=torch.float64), 0.5).tolist() == []
     assert capped(torch.zeros(3, dtype=torch.float64), 0.5).tolist() == [0, 0, 0]
-    assert float(capped(torch.full((9,), 1e308, dtype=torch.float64), 0.2).sum()) == pytest.approx(1)
+    assert float(capped(torch.full((9,), 1e308, dtype=torch.float64), 0.2).sum()) == pytest.approx(
+        1
+    )
 
 
 @pytest.mark.parametrize("quantile", [None, 0.5])
@@ -192,9 +194,7 @@ def test_the_noise_is_gaussian_with_the_deviation_of_the_sensitivity(
     updates = [torch.full((size,), 3.0) for _ in range(count)]
     scores = torch.ones(count, dtype=torch.float64)
     same: dict[str, Any] = {"cap": 0.25, "clip": CLIP, "replaced": False, "expected": 4.0}
-    found = release(
-        privacy, updates, scores, torch.zeros(size), key=b"one", round_num=3, **same
-    )
+    found = release(privacy, updates, scores, torch.zeros(size), key=b"one", round_num=3, **same)
     expected = 1.5 * 2 * CLIP * 0.25 / (1 if quantile is None else 0.95**0.5)
     assert found.deviation == pytest.approx(expected)
     mean = CLIP / size**0.5 if count else 0.0

@@ -188,9 +188,7 @@ def release(
         multiplier /= math.sqrt(1 - COUNT_SHARE)
     deviation = multiplier * privacy.sensitivity(clip, cap, replaced=replaced)
     noise = standard_normal(key, f"noise/{round_num}", len(like))
-    return Released(
-        total + deviation * noise.to(total.device), weights, clip, deviation, next_clip
-    )
+    return Released(total + deviation * noise.to(total.device), weights, clip, deviation, next_clip)
 
 
 def capped(scores: Tensor, cap: float) -> Tensor:
@@ -214,7 +212,7 @@ def capped(scores: Tensor, cap: float) -> Tensor:
     """
     some = scores > 0
     if float(some.sum()) * cap <= 1:
-        return torch.where(some, cap, 0.0).to(scores)
+        return some.to(scores) * cap
     relative = scores / scores.max()
     largest_first = relative.sort(descending=True).values
     rest = largest_first.flip(0).cumsum(0).flip(0)  # the sum from each position on

@@ -64,9 +64,7 @@ def run_round(
     """The server's part of one round (P1 Eq. 2-6, P2 Algorithm 1, P3 Algorithm 1)."""
     round_num = state.round_num + 1
     asked = plan.cohort(engine.num_clients, round_num, engine.clock)
-    task = Task(
-        round_num, method.training, state.loss, method.client_criteria, method.local_noise
-    )
+    task = Task(round_num, method.training, state.loss, method.client_criteria, method.local_noise)
 
     cohort = Cohort(asked, state, method, plan, engine)
     for updates in engine.train(asked, state.model, task):

@@ -70,7 +70,7 @@ def _central_issues(
     assert privacy is not None
     if method.bounds is None or method.bounds.cap == 1:
         hint = "privacy needs a cap: the noise is proportional to the largest weight"
-        yield "bounds", f'{hint}. Give bounds = {{ cap = ... }}, at least 1/cohort'
+        yield "bounds", f"{hint}. Give bounds = {{ cap = ... }}, at least 1/cohort"
     elif method.bounds.floor:
         yield "bounds.floor", "does not go with privacy: leave it out"
     if method.evidence:

@@ -62,6 +62,9 @@ def tune(
     """
     target = target_of(experiment)
     tried = _method_called(experiment, method or experiment.methods[0].name)
+    if tried.privacy:
+        hint = "each trial would spend privacy that ε does not count: tune a method without it"
+        raise ConfigError(experiment.source, [("methods", f"{tried.name}: {hint}")])
     samples = validate(experiment, None)
     trials = []
     for seed in experiment.seeds:

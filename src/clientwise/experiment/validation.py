@@ -355,7 +355,9 @@ def _unnoised(experiment: Experiment, spec: ModelSpec, data: FederatedData) -> I
             hint = "the model has statistics of the clients' data (batch norm), which get no noise:"
             yield f"methods[{index}].privacy", f"{hint} use a network without them"
         if data.report is None:
-            hint = "there are no held-out samples to report on, and those of the clients get no noise"
+            hint = (
+                "there are no held-out samples to report on, and those of the clients get no noise"
+            )
             yield f"methods[{index}].privacy", hint
 
 
