@@ -230,4 +230,5 @@ def clip_factors(norms: Tensor, clip: float) -> Tensor:
 
 def norms_of(updates: Tensor) -> Tensor:
     """Norms [n] of updates [n, d] in float64, on the CPU."""
-    return torch.linalg.vector_norm(updates, dim=1, dtype=torch.float64).cpu()
+    norms: Tensor = torch.linalg.vector_norm(updates, dim=1, dtype=torch.float64)
+    return norms.cpu()

@@ -13,7 +13,7 @@ from torch import Tensor
 from ..registry import Declaration, PositiveFloat, Registry
 from .scores import Score
 
-Normaliser = Callable[[Tensor], Tensor]
+Normaliser = Callable[..., Tensor]
 NORMALISERS: Registry[Normaliser] = Registry(
     "normaliser", "normalisers", "What a criterion is divided by so that criteria compare"
 )

@@ -180,7 +180,8 @@ class MethodSettings(ConfigTable):
 
         Validation allows those that do only for scores whose weights are the same with any scale.
         """
-        if self.privacy and not self.privacy.local and not is_constant(normalise.name):
+        noises_mean = self.privacy is not None and not self.privacy.build().local
+        if noises_mean and not is_constant(normalise.name):
             return no_scale
         made: Normaliser = make(NORMALISERS, normalise)
         return made
