@@ -25,10 +25,12 @@ BELOW: dict[str, set[str]] = {  # package or module: what it may import of clien
     "models": {"core", "registry", "limits"},
     "attacks": {"core", "data", "registry"},
     "engine": {"core", "data", "models", "attacks", "registry", "errors"},
+    "privacy": {"core", "errors"},
     "runs": {"core", "encoding", "registry", "errors"},
     "trackers": {"core", "registry", "errors"},
     "experiment": {
         "runs",
+        "privacy",
         "engine",
         "core",
         "data",
@@ -83,6 +85,7 @@ LIBRARIES: dict[str, set[str]] = {  # package or module: the third-party librari
     "models": {"torch", "numpy", "annotated_types"},
     "attacks": {"torch", "annotated_types"},
     "engine": {"torch", "triton"},
+    "privacy": {"dp_accounting"},
     "runs": {"torch", "numpy", "annotated_types", "pydantic", "safetensors"},
     "trackers": {"torch", "mlflow", "wandb"},
     "experiment": {

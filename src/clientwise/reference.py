@@ -30,7 +30,13 @@ from .data.features import FEATURES
 from .data.partition import PARTITIONS
 from .experiment import settings
 from .experiment.matrix import MatrixSettings
-from .experiment.methods import MethodSettings, PaceSettings, Tuned, WeightBounds
+from .experiment.methods import (
+    MethodSettings,
+    PaceSettings,
+    PrivacySettings,
+    Tuned,
+    WeightBounds,
+)
 from .experiment.named import METHODS
 from .experiment.schema import Experiment
 from .experiment.tables import ConfigTable
@@ -165,6 +171,7 @@ _SECTIONS: tuple[tuple[str, type[ConfigTable]], ...] = (
     ("[methods.bounds]", WeightBounds),
     ("[methods.pace]", PaceSettings),
     ("[methods.tuned]", Tuned),
+    ("[methods.privacy]", PrivacySettings),
     ("[matrix]", MatrixSettings),
     ("[tune]", TuneSettings),
 )

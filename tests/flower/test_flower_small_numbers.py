@@ -16,6 +16,7 @@ pytest.importorskip("flwr", reason="needs clientwise[flower]")
 from flwr.app import Context, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
+from clientwise.core.privacy import LocalNoise
 from clientwise.core.problem import Classification
 from clientwise.core.types import LocalTraining, Task, Updates
 from clientwise.experiment.config import load_experiment
@@ -108,6 +109,7 @@ def test_groups_keep_what_belongs_together() -> None:
     [
         {"training": LocalTraining(epochs=1, learning_rate=1.0)},  # gives the gradient away
         {"criteria": (Part("training_loss", {}),)},
+        {"noise": LocalNoise(clip=1.0, deviation=1e-9)},
     ],
 )
 def test_a_server_may_ask_for_what_the_experiment_says_alone(
@@ -117,7 +119,7 @@ def test_a_server_may_ask_for_what_the_experiment_says_alone(
     assert reply.has_error()
     assert (
         reply.error.reason
-        == "RefusedError: the request's training or criteria are not those of any method of the experiment"
+        == "RefusedError: the request's training, noise or criteria are not those of any method of the experiment"
     )
 
 

@@ -10,6 +10,7 @@ pytest.importorskip("flwr", reason="needs clientwise[flower]")
 from flwr.app import ConfigRecord, MetricRecord, RecordDict
 
 from clientwise.core.loss import CrossEntropy, RobustLoss
+from clientwise.core.privacy import LocalNoise
 from clientwise.core.problem import Classification, Problem, Regression, Survival
 from clientwise.core.types import Evaluation, LocalTraining, Task, Updates
 from clientwise.flower import wire
@@ -22,6 +23,7 @@ TASK = Task(
     LocalTraining(epochs=2, batch_size=None, optimizer="adam", proximal=0.1),
     CrossEntropy(class_weights=(1.0, 1 / 3)),
     (Part("dataset_size", {}), Part("attribute", {"of": "age"}, "age")),
+    LocalNoise(clip=0.5, deviation=1.25),
 )
 
 

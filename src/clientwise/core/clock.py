@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Annotated, Literal
 
@@ -135,11 +135,17 @@ class Clock:
         self._size = num_clients
 
     def cohort(
-        self, size: int, seed: int, round_num: int, away: Sequence[int] = ()
+        self,
+        size: int,
+        seed: int,
+        round_num: int,
+        away: Sequence[int] = (),
+        sample: Callable[..., tuple[int, ...]] = sample_clients,
     ) -> tuple[int, ...]:
         """The clients that a round asks, of those that are neither at work nor away, and available now.
 
         If no client is at work or available, the clock moves on until the next one is available.
+        `sample` draws them, with the arguments of `sample_clients`.
         """
         self._size = size
         busy = {*self.at_work, *away}
@@ -154,7 +160,7 @@ class Clock:
                 if wait <= shortest
             ]
         asks = self.pace.asks(size, len(self.at_work))
-        return sample_clients(self._num_clients, asks, seed, round_num, frozenset(free))
+        return sample(self._num_clients, asks, seed, round_num, frozenset(free))
 
     def enough(self, asked: int) -> int:
         """How many responses end the round of the last call of `cohort`."""

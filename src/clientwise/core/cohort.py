@@ -16,7 +16,9 @@ from .criteria import Arrivals, Outcome
 from .engine import Engine
 from .guard import inspect_measurements, inspect_updates
 from .method import Method, Plan
+from .privacy import release
 from .rules import Ruled, mean
+from .scores import Score
 from .seeding import derive_seed
 from .types import (
     Candidate,
@@ -88,6 +90,8 @@ class Cohort:
         state = self._state
         scales = self.scales
         score = method.score.with_order(priority)
+        if method.noises_mean:
+            return self._private(score)
         scores = score(method.names, divide(self.raw, scales))
         prior = to_weights(scores)
         if not prior.any():
@@ -118,6 +122,44 @@ class Cohort:
             step_state=step_state,
             rule_state=ruled.state if ruled else {},
             notes=notes + _notes_of(posterior) + self._without_effect_after_zero(priority),
+        )
+
+    def _private(self, score: Score) -> Candidate:
+        """The weighted mean of clipped updates with noise; see `privacy.py`."""
+        method = self._method
+        state = self._state
+        assert method.privacy is not None
+        assert method.bounds is not None, "validation refuses privacy without a cap"
+        normalised = divide(self.raw, self.scales)
+        # One by one: then no client changes the score of another, whatever the score computes.
+        each = [score(method.names, row[None]) for row in normalised]
+        scores = torch.cat(each) if each else torch.zeros(0, dtype=torch.float64)
+        scores = scores.nan_to_num(nan=0.0)
+        plan = self._plan
+        released = release(
+            method.privacy,
+            list(self._updates()) if self.client_ids else [],
+            scores,
+            state.model,
+            cap=method.bounds.cap,
+            clip=float(state.privacy["clip"]),
+            replaced=plan.probability is None,
+            expected=plan.expected_size(self.num_clients),
+            key=plan.key,
+            round_num=state.round_num + 1,
+        )
+        aggregate = (state.model.double() + released.update).to(state.model.dtype)
+        model, step_state = method.server_step(state.model, aggregate, state.step_state)
+        return Candidate(
+            priority=state.priority,
+            scores=scores,
+            prior=to_weights(scores),
+            posterior=None,
+            weights=released.weights,
+            influence=None,
+            model=model,
+            step_state=step_state,
+            released=released,
         )
 
     def _unchanged(

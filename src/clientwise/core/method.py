@@ -13,8 +13,9 @@ from .clock import Clock, Pace
 from .criteria import Criterion, Memory, make_criterion
 from .evidence import Evidence
 from .priority import Adjustment
+from .privacy import LocalNoise, Privacy
 from .rules import Rule
-from .sampling import sample_clients
+from .sampling import poisson_sample, sample_clients, secret_sample
 from .scores import Prioritized, Score
 from .server_step import ServerStep, replace_model
 from .types import LocalTraining
@@ -49,6 +50,7 @@ class Method:
     brake: float | None = None
     control: Control | None = None  # not federated, for comparison
     pace: Pace = field(default_factory=Pace)  # when a round ends, if clients take time
+    privacy: Privacy | None = None  # differential privacy of the clients
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -63,6 +65,18 @@ class Method:
         )
 
     @property
+    def noises_mean(self) -> bool:
+        """Whether the server adds noise to the weighted mean of clipped updates."""
+        return self.privacy is not None and not self.privacy.local
+
+    @property
+    def local_noise(self) -> LocalNoise | None:
+        """What clients do to their own updates before they send them."""
+        if self.privacy is None or not self.privacy.local:
+            return None
+        return self.privacy.local_noise
+
+    @property
     def memories(self) -> dict[str, Memory]:
         """What criteria remember from round to round, by criterion; one listed twice remembers once."""
         return {one.part.name: one.memory for one in self.criteria if one.memory}
@@ -75,7 +89,7 @@ class Method:
     @property
     def keeps_models(self) -> bool:
         """Whether the models of a round are kept until its end, instead of folded into sums."""
-        if self.evidence or self.bounds or self.before or self.rule:
+        if self.evidence or self.bounds or self.before or self.rule or self.noises_mean:
             return True
         return self.needs("models") or self.needs("whole_cohort")
 
@@ -100,6 +114,24 @@ class Plan:
     rounds: int | None = None  # of the whole run, if known: the last one is evaluated in any case
     asks: tuple[int, ...] | None = None  # these clients in every round, instead of a sample
     away: tuple[int, ...] = ()  # clients that have left and are not asked
+    # Poisson sampling: each client is asked with this probability; None: a cohort of fixed size
+    probability: float | None = None
+    secret: bytes | None = None  # the cohorts and the noise follow from it, not from the seed
+
+    @property
+    def key(self) -> bytes:
+        """What noise follows from: the secret, or the seed, which whoever reads the run knows."""
+        return self.secret or str(self.seed).encode()
+
+    def expected_size(self, num_clients: int) -> float:
+        """The expected size of a cohort."""
+        if self.probability is None:
+            return self.cohort_size
+        return self.probability * self.members(num_clients)
+
+    def members(self, num_clients: int) -> int:
+        """How many clients may be asked."""
+        return num_clients - len(self.away)
 
     def cohort(
         self, num_clients: int, round_num: int, clock: Clock | None = None
@@ -107,10 +139,26 @@ class Plan:
         """A⁻, the clients that are asked in a round; with a clock, only those that are available."""
         if self.asks is not None:
             return self.asks
+        # With Poisson sampling, a round waits for all clients that are drawn
+        size = self.cohort_size if self.probability is None else num_clients
         if clock is not None:
-            return clock.cohort(self.cohort_size, self.seed, round_num, self.away)
+            return clock.cohort(size, self.seed, round_num, self.away, self._sample)
         here = frozenset(range(num_clients)) - frozenset(self.away) if self.away else None
-        return sample_clients(num_clients, self.cohort_size, self.seed, round_num, here)
+        return self._sample(num_clients, size, self.seed, round_num, here)
+
+    def _sample(
+        self,
+        num_clients: int,
+        size: int,
+        seed: int,
+        round_num: int,
+        among: frozenset[int] | None,
+    ) -> tuple[int, ...]:
+        if self.probability is not None:
+            return poisson_sample(num_clients, self.probability, self.key, round_num, among)
+        if self.secret is not None:
+            return secret_sample(num_clients, size, self.secret, round_num, among)
+        return sample_clients(num_clients, size, seed, round_num, among)
 
     def evaluates_clients(self, round_num: int) -> bool:
         """Whether all clients evaluate the model in this round."""

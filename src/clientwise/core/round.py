@@ -20,7 +20,15 @@ from .engine import Engine
 from .method import Method, Plan
 from .metrics import accuracy
 from .priority import Search, all_orders
-from .types import Candidate, Evaluation, LookBack, RoundRecord, ServerState, Task
+from .types import (
+    Candidate,
+    Evaluation,
+    LookBack,
+    PrivacyRecord,
+    RoundRecord,
+    ServerState,
+    Task,
+)
 from .weighting import divide
 
 LARGEST_LOSS = 1e30  # a float32 model that still learns has a smaller one
@@ -34,8 +42,22 @@ def first_state(model: Tensor, method: Method, engine: Engine) -> ServerState:
     memory = {name: one.first(engine.num_clients) for name, one in method.memories.items()}
     evidence = method.evidence.first(engine.num_clients) if method.evidence else {}
     return ServerState(
-        0, model, engine.problem.loss, memory, method.first_priority, evidence=evidence
+        0,
+        model,
+        engine.problem.loss,
+        memory,
+        method.first_priority,
+        evidence=evidence,
+        privacy=_first_privacy(method, engine.num_clients),
     )
+
+
+def _first_privacy(method: Method, num_clients: int) -> dict[str, Tensor]:
+    """The clipping norm, and in how many releases each client was [K]."""
+    if method.privacy is None:
+        return {}
+    clip = torch.tensor(method.privacy.clip, dtype=torch.float64)
+    return {"clip": clip, "releases": torch.zeros(num_clients, dtype=torch.int64)}
 
 
 def run_round(
@@ -44,7 +66,7 @@ def run_round(
     """The server's part of one round (P1 Eq. 2-6, P2 Algorithm 1, P3 Algorithm 1)."""
     round_num = state.round_num + 1
     asked = plan.cohort(engine.num_clients, round_num, engine.clock)
-    task = Task(round_num, method.training, state.loss, method.client_criteria)
+    task = Task(round_num, method.training, state.loss, method.client_criteria, method.local_noise)
 
     cohort = Cohort(asked, state, method, plan, engine)
     for updates in engine.train(asked, state.model, task):
@@ -83,12 +105,42 @@ def run_round(
         step_state=chosen.step_state,
         evidence=chosen.posterior.memory if chosen.posterior else state.evidence,
         rule_state=chosen.rule_state,
+        privacy=_spent(state, chosen, method, asked),
     )
     notes = cohort.notes + chosen.notes + notes + adapted.notes
     record = _record(next_state, cohort, chosen, search, notes, report, local)
     success = float(accuracy(triggered.counts)[0]) if triggered else None
     ended = engine.clock.now if engine.clock else None
-    return next_state, replace(record, attack_success=success, ended=ended)
+    released = _released(chosen, method)
+    return next_state, replace(record, attack_success=success, ended=ended, released=released)
+
+
+def _spent(
+    state: ServerState, chosen: Candidate, method: Method, asked: Sequence[int]
+) -> dict[str, Tensor]:
+    """The state of privacy after a round.
+
+    With noise of the server, all clients are in every release: which were asked is a secret. With
+    noise of the clients, only those that were asked.
+    """
+    if method.privacy is None:
+        return {}
+    releases = state.privacy["releases"].clone()
+    clip = state.privacy["clip"]
+    if chosen.released:
+        releases += 1
+        clip = torch.tensor(chosen.released.next_clip, dtype=torch.float64)
+    else:
+        releases[list(asked)] += 1
+    return {"clip": clip, "releases": releases}
+
+
+def _released(chosen: Candidate, method: Method) -> PrivacyRecord | None:
+    if chosen.released:
+        return PrivacyRecord(chosen.released.clip, chosen.released.deviation)
+    if method.local_noise:
+        return PrivacyRecord(method.local_noise.clip, method.local_noise.deviation)
+    return None
 
 
 def adjust_priority(
@@ -137,7 +189,10 @@ def why_unusable(
     chosen: Candidate, cohort: Cohort, report: Evaluation | None, local: Evaluation | None
 ) -> tuple[str, ...]:
     """Why the new model cannot be used, as notes for the record; empty if it can."""
-    reason = _why_no_weights(chosen, cohort) or _why_no_answers(chosen.model, report or local)
+    if chosen.released:  # without any client, too: that there was none must not show
+        reason = _why_no_answers(chosen.model, report)
+    else:
+        reason = _why_no_weights(chosen, cohort) or _why_no_answers(chosen.model, report or local)
     return (f"{reason}: {STAYS}",) if reason else ()
 
 

@@ -6,7 +6,7 @@ import functools
 
 import torch
 
-from .seeding import generator
+from .seeding import generator, uniform
 
 
 def cohort_size(
@@ -37,3 +37,29 @@ def sample_clients(
     if among is not None:
         order = order[torch.tensor([client in among for client in order.tolist()])]
     return tuple(order[:size].sort().values.tolist())
+
+
+def poisson_sample(
+    num_clients: int,
+    probability: float,
+    key: bytes,
+    round_num: int,
+    among: frozenset[int] | None = None,
+) -> tuple[int, ...]:
+    """A cohort of random size, possibly empty: each client with this probability, independently.
+
+    >>> len(poisson_sample(1000, 0.1, b"key", 1))
+    104
+    """
+    drawn = uniform(key, f"cohort/{round_num}", num_clients) < probability
+    chosen = drawn.nonzero().flatten().tolist()
+    return tuple(client for client in chosen if among is None or client in among)
+
+
+def secret_sample(
+    num_clients: int, size: int, key: bytes, round_num: int, among: frozenset[int] | None = None
+) -> tuple[int, ...]:
+    """As `sample_clients`, for those who know the key alone."""
+    order = uniform(key, f"cohort/{round_num}", num_clients).argsort().tolist()
+    left = [client for client in order if among is None or client in among]
+    return tuple(sorted(left[:size]))

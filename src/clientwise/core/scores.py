@@ -40,6 +40,7 @@ class Score(ABC):
     """A score function. Its constructor takes the options; criteria are referred to by their labels."""
 
     default_normaliser = "sum"
+    compares_clients = False  # whether a client's score depends on the other clients' criteria
 
     def check(self, names: Sequence[str]) -> None:  # noqa: B027  (most scores suit any criteria)
         """ValueError if the score does not fit criteria with these labels."""
@@ -407,6 +408,7 @@ class Disco(Score):
 
     default_normaliser = "none"
     needs_units = True
+    compares_clients = True
 
     def check(self, names: Sequence[str]) -> None:
         """ValueError unless the method has both criteria."""
@@ -444,6 +446,8 @@ class Iowa(Score):
     best: OpenShare = 0.2
     most: Share = 0.4
     end: OpenShare = 0.8
+
+    compares_clients = True
 
     def __post_init__(self) -> None:
         if not self.best < self.end:

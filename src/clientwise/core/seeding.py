@@ -8,10 +8,12 @@ time or a thousand together, on every device.
 from __future__ import annotations
 
 import hashlib
+import math
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+import numpy
 import torch
 from torch import Tensor
 
@@ -67,3 +69,26 @@ def mixed(numbers: Tensor) -> Tensor:
 def client_keys(seed: int, purpose: str, round_num: int, clients: Sequence[int]) -> Tensor:
     """A key [n] for every client, from which `mixed` makes as many numbers as needed."""
     return mixed(torch.tensor(clients, dtype=torch.int64) + derive_seed(seed, purpose, round_num))
+
+
+def uniform(key: bytes, purpose: str, size: int) -> Tensor:
+    """Numbers [size] in [0, 1), multiples of 2⁻⁵³, from the bits of SHAKE-256 of a key and a purpose.
+
+    Without the key they cannot be told from random ones. With it they can be computed again.
+    """
+    bits = hashlib.shake_256(key + b"/" + purpose.encode()).digest(8 * size)
+    whole = numpy.frombuffer(bits, dtype="<u8") >> 11
+    return torch.from_numpy(whole * 2.0**-53)
+
+
+def standard_normal(key: bytes, purpose: str, size: int) -> Tensor:
+    """Gaussian numbers [size] in float64, made of `uniform` ones by Box and Muller.
+
+    >>> abs(float(standard_normal(b"key", "noise", 10_000).std()) - 1) < 0.02
+    True
+    """
+    half = -(-size // 2)
+    radii, turns = uniform(key, purpose, 2 * half).chunk(2)
+    radii = (-2 * (1 - radii).log()).sqrt()
+    angles = 2 * math.pi * turns
+    return torch.cat([radii * angles.cos(), radii * angles.sin()])[:size]

@@ -17,6 +17,7 @@ from torch import Tensor
 from ..errors import plain
 from ..registry import Decay, NonNegativeFloat, Part, PositiveFloat, PositiveInt
 from .loss import Loss
+from .privacy import LocalNoise, Released
 
 
 @dataclass(frozen=True)
@@ -85,6 +86,7 @@ class Task:
     training: LocalTraining
     loss: Loss
     criteria: tuple[Part, ...]  # those the client measures
+    noise: LocalNoise | None = None  # what the client does to its update before it sends it
 
 
 @dataclass(frozen=True)
@@ -292,6 +294,7 @@ class Candidate:
     step_state: Mapping[str, Tensor]
     rule_state: Mapping[str, Tensor] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    released: Released | None = None  # of methods that add noise to the mean
 
 
 @dataclass(frozen=True)
@@ -307,6 +310,17 @@ class ServerState:
     step_state: Mapping[str, Tensor] = field(default_factory=dict)  # of the server step
     evidence: Mapping[str, Tensor] = field(default_factory=dict)  # memory of the evidence, each [K]
     rule_state: Mapping[str, Tensor] = field(default_factory=dict)  # of the rule
+    # Of methods with differential privacy: the clipping norm, and how often clients were in a release
+    privacy: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class PrivacyRecord:
+    """What a round with differential privacy released, and what all rounds so far spent."""
+
+    clip: float  # the clipping norm
+    deviation: float  # of the noise, in every value of an update
+    epsilon: float | None = None  # of all rounds so far; whoever accounts for them fills it in
 
 
 @dataclass(frozen=True)
@@ -343,6 +357,7 @@ class RoundRecord:
     ended: float | None = None  # seconds since the run began, by the clients' clock
     # Share of triggered samples on which a simulated backdoor works
     attack_success: float | None = None
+    released: PrivacyRecord | None = None  # of methods with differential privacy
 
 
 ServerPart = Literal[

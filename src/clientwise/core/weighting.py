@@ -10,16 +10,20 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..registry import Declaration, Registry
+from ..registry import Declaration, PositiveFloat, Registry
 from .scores import Score
 
-Normaliser = Callable[[Tensor], Tensor]
+Normaliser = Callable[..., Tensor]
 NORMALISERS: Registry[Normaliser] = Registry(
     "normaliser", "normalisers", "What a criterion is divided by so that criteria compare"
 )
 
 
-class KeepsUnits(Declaration):
+class Constant(Declaration):
+    """Declared by a normaliser whose scales do not depend on the values."""
+
+
+class KeepsUnits(Constant):
     """Declared by a normaliser that leaves the values in the criterion's own units."""
 
 
@@ -61,6 +65,31 @@ def max_scale(raw: Tensor) -> Tensor:
 def no_scale(raw: Tensor) -> Tensor:
     """Leave the values as they were measured: divide by 1."""
     return torch.ones(raw.shape[1], dtype=raw.dtype)
+
+
+@NORMALISERS.register("fixed", Constant())
+def fixed_scale(raw: Tensor, *, by: Sequence[PositiveFloat]) -> Tensor:
+    """Divide by constants, which say nothing about the cohort: for differential privacy.
+
+    Args:
+        raw: criteria as measured, [n, m].
+        by: one constant for each criterion, in the order in which the criteria are listed.
+
+    Returns:
+        What each criterion is divided by, [m].
+
+    Example:
+        >>> fixed_scale(torch.tensor([[1.0, 5.0], [3.0, 5.0]]), by=[2.0, 10.0])
+        tensor([ 2., 10.])
+    """
+    if len(by) != raw.shape[1]:
+        raise ValueError(f"normalise.by has {len(by)} values for {raw.shape[1]} criteria")
+    return torch.tensor(by, dtype=raw.dtype)
+
+
+def is_constant(normaliser: str) -> bool:
+    """Whether the scales of a normaliser, given by its name, do not depend on the values."""
+    return isinstance(NORMALISERS.declared(normaliser), Constant)
 
 
 def check_normaliser(score: Score, normaliser: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -64,6 +65,7 @@ class LocalEngine:
         self.num_clients = data.num_clients
         self.spec = executor.spec
         self.seed = seed
+        self.noise_key = str(seed).encode()  # a node of a deployment has a secret one
         self.initial_model = flattened(module).to(self.device)  # [d] the module as it was given
         all_honest = torch.ones(data.num_clients, dtype=torch.float64)
         self.attributes: Mapping[str, Tensor] = {**self.data.attributes, HONEST: all_honest}
@@ -234,7 +236,26 @@ class LocalEngine:
         took = torch.full((len(clients),), seconds, dtype=torch.float64)
         facts = self.facts(clients, training_loss, model, task.training)
         measured = measure_clients(task.criteria, replace(facts, seconds=took))
-        return Updates(tuple(clients), trained.models, measured, training_loss, took)
+        models = trained.models
+        if task.noise is not None:
+            models = self._with_noise(clients, models, model, task)
+            training_loss = torch.zeros_like(training_loss)  # it would tell of the samples
+        return Updates(tuple(clients), models, measured, training_loss, took)
+
+    def _with_noise(
+        self, clients: Sequence[int], models: Tensor, model: Tensor, task: Task
+    ) -> Tensor:
+        """The models [n, d] as the clients send them: their updates clipped, and with noise.
+
+        The same request gets the same noise, so that asking again reveals nothing. Another model or
+        task gets other noise.
+        """
+        assert task.noise is not None
+        received = model.cpu().numpy().tobytes() + repr(task).encode()
+        request = hashlib.sha256(received).hexdigest()
+        names = [f"local noise/{client}/{request}" for client in clients]
+        start = model.to(models)
+        return start + task.noise.apply(models - start, self.noise_key, names)
 
     def facts(
         self,

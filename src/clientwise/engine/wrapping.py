@@ -31,6 +31,15 @@ class WrappingEngine:
         self.clock: Clock | None = inner.clock
 
     @property
+    def noise_key(self) -> bytes:
+        """See `LocalEngine.noise_key`."""
+        return self.inner.noise_key
+
+    @noise_key.setter
+    def noise_key(self, key: bytes) -> None:
+        self.inner.noise_key = key
+
+    @property
     def idle_work(self) -> Callable[[], None] | None:
         """See `core.types.Engine`: the innermost engine runs it."""
         return self.inner.idle_work

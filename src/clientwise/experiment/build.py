@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -319,6 +320,8 @@ def build_engine(
     if control is not None and control != "alone":
         return LocalEngine(data.centralised(control), module, seed=seed, executor=executor)
     honest = LocalEngine(data, module, seed=seed, executor=executor)
+    if method and method.privacy and method.privacy.secret:
+        honest.noise_key = secrets.token_bytes(32)
     if control is not None:
         return AloneEngine(honest, hostile)
     engine: EmbeddedEngine = HostileEngine(honest, hostile) if hostile else honest
@@ -398,9 +401,17 @@ def count_outputs(samples: Samples) -> int:
 
 
 def build_plan(
-    experiment: Experiment, num_clients: int, seed: int, control: Control | None = None
+    experiment: Experiment,
+    num_clients: int,
+    seed: int,
+    control: Control | None = None,
+    *,
+    secret: bool = False,
 ) -> Plan:
-    """What all methods of a seed share. A control with all samples in one place has one client."""
+    """What all methods of a seed share. A control with all samples in one place has one client.
+
+    With `secret`, cohorts and noise follow from a new key of the operating system.
+    """
     cohorts = experiment.federation
     away = tuple(client for client in experiment.flower.away if client < num_clients)
     members = num_clients - len(away)
@@ -409,6 +420,10 @@ def build_plan(
         fraction=cohorts.fraction,
         clients_per_round=cohorts.clients_per_round,
     )
+    probability = None
+    if cohorts.sampling == "poisson":
+        wanted = cohorts.clients_per_round
+        probability = min(1.0, wanted / members) if wanted else cohorts.fraction or 1.0
     return Plan(
         seed=seed,
         cohort_size=size,
@@ -417,4 +432,6 @@ def build_plan(
         rounds=experiment.rounds,
         asks=(0,) if control in ("pooled", "server_only") else None,
         away=away,
+        probability=probability,
+        secret=secrets.token_bytes(32) if secret else None,
     )

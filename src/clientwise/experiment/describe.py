@@ -11,6 +11,7 @@ from ..engine.device import pick_device
 from ..limits import gigabytes
 from .build import build_data, build_executor, build_plan
 from .doubts import doubts
+from .privacy_checks import describe_privacy
 from .round_memory import largest_round
 from .schema import Experiment
 from .steps import count_steps, steps_in_words, unequal_steps
@@ -43,6 +44,7 @@ def describe(experiment: Experiment, own_data: FederatedData | None = None) -> l
         "memory": _memory(experiment, data, executor.spec.size),
         "methods": ", ".join(names),
         "steps/round": steps_in_words(steps),
+        "privacy": _privacy(experiment, data),
         "work": _work(experiment),
     }
     found = [(title, text) for title, text in lines.items() if text]
@@ -131,6 +133,15 @@ def _memory(experiment: Experiment, data: FederatedData, size: int) -> str:
     if needed < WORTH_SAYING:
         return ""
     return f"up to {gigabytes(needed)} for the models of a round"
+
+
+def _privacy(experiment: Experiment, data: FederatedData) -> str:
+    plan = build_plan(experiment, data.num_clients, experiment.seeds[0])
+    promises = [
+        describe_privacy(method, plan, data.num_clients, experiment.rounds)
+        for method in experiment.build_methods()
+    ]
+    return f"\n{'':<12}".join(promise for promise in promises if promise)
 
 
 def _work(experiment: Experiment) -> str:

@@ -18,6 +18,7 @@ from ..core.method import Method, Plan
 from ..core.round import first_state, run_round
 from ..core.types import RoundRecord, ServerState
 from ..engine.scheduler import Scheduler
+from ..privacy.accountant import accountant_of
 from ..runs.writer import Store
 from ..trackers import LaneInfo, Trackers
 from .build import build_plan
@@ -75,27 +76,72 @@ class Lane:
         self._store = store
         self._hostile = hostile
         self._lane = store.open_lane(method.name, seed)
-        self._plan = build_plan(experiment, engine.num_clients, seed, method.control)
+        self._secret = method.privacy is not None and method.privacy.secret
+        self._plan = build_plan(
+            experiment, engine.num_clients, seed, method.control, secret=self._secret
+        )
+        self._accountant = accountant_of(method, self._plan, engine.num_clients)
         self.state = first_state(engine.initial_model, method, engine)
         saved = store.load_checkpoint(self._lane, self.state)
         if saved is not None:
             self.state, engine_state = saved
             engine.load_state(engine_state)
         self.engine_state: Mapping[str, Tensor] = engine.state()
+        if self._secret:
+            self._count_lost_releases()
         store.forget_after(self._lane, self.state.round_num)
 
     @property
     def is_done(self) -> bool:
-        """Whether all rounds have been run."""
-        return self.state.round_num >= self.rounds
+        """Whether all rounds have been run, or the privacy budget is spent."""
+        return self.ends_after(self.state)
+
+    @property
+    def is_kept_at_once(self) -> bool:
+        """Whether a round must be on disk before the next begins.
+
+        Secret noise cannot be drawn again: a round that is lost after its model was sent is another
+        release, and has to be counted.
+        """
+        return self._secret
+
+    def ends_after(self, state: ServerState) -> bool:
+        """Whether there is no round after `state`."""
+        if state.round_num >= self.rounds:
+            return True
+        privacy = self.method.privacy
+        if self._accountant is None or privacy is None or privacy.epsilon is None:
+            return False
+        return self._accountant.epsilon(int(state.privacy["releases"].max()) + 1) > privacy.epsilon
 
     def run_round(self, state: ServerState) -> Round:
         """Run the round after `state`. It is recorded only by `keep`."""
-        return Round.run(state, self.method, self._plan, self.engine)
+        return self.accounted(Round.run(state, self.method, self._plan, self.engine))
+
+    def accounted(self, done: Round) -> Round:
+        """The round with the privacy that all rounds so far have spent."""
+        released = done.record.released
+        if released is None or self._accountant is None:
+            return done
+        spent = self._accountant.epsilon(int(done.state.privacy["releases"].max()))
+        record = replace(done.record, released=replace(released, epsilon=spent))
+        if done.state.round_num < self.rounds and self.ends_after(done.state):
+            stop = f"the privacy budget is spent (ε = {spent:.3g}): this was the last round"
+            record = replace(record, notes=(*record.notes, stop))
+        return replace(done, record=record)
+
+    def _count_lost_releases(self) -> None:
+        """Count rounds after the checkpoint, which are run again: their models were released."""
+        lost = self._store.rounds_of(self._lane) - self.state.round_num
+        if lost > 0:
+            releases = self.state.privacy["releases"] + lost
+            privacy = {**self.state.privacy, "releases": releases}
+            self.state = replace(self.state, privacy=privacy)
+            self._store.save_checkpoint(self._lane, self.state, self.engine_state)
 
     def prefetch(self, round_num: int) -> None:
         """Tell the engine the cohort of a round, where it is known beforehand."""
-        if self.engine.clock is None:
+        if self.engine.clock is None and not self._secret:
             cohort = self._plan.cohort(self.engine.num_clients, round_num)
             self.engine.prefetch(cohort)
 
@@ -125,7 +171,8 @@ class Lane:
         every = self._experiment.keep_every
         if every:
             self._store.keep_model(self._lane, self.state, every, problem)
-        if time.monotonic() - self._saved_at >= self._experiment.checkpoint_seconds:
+        waited = time.monotonic() - self._saved_at
+        if self.is_kept_at_once or waited >= self._experiment.checkpoint_seconds:
             self._save()
 
     def _save(self) -> None:
@@ -192,14 +239,14 @@ def _run_alone(lane: Lane, keep: Callable[[Lane, Round], None]) -> None:
     state = lane.state
     lane.engine.idle_work = while_clients_train
     try:
-        while state.round_num < lane.rounds:
+        while not lane.ends_after(state):
             spent = 0.0
             done = lane.run_round(state)
             done = replace(done, seconds=done.seconds - spent)
             write()  # an engine may have had no idle time for it
             waiting.append(done)
             state = done.state
-            if done.seconds > SHORT:
+            if done.seconds > SHORT or lane.is_kept_at_once:
                 write()  # so that it is shown without delay
     finally:
         write()
@@ -225,8 +272,10 @@ def _run_together(
         done: dict[Lane, Round] = {}
         while done or states:
             begun = [lane for lane in lanes if lane in states]
-            running = [lane for lane in begun if states[lane].round_num < lane.rounds]
+            running = [lane for lane in begun if not lane.ends_after(states[lane])]
             try:
+                for lane in [lane for lane in done if lane.is_kept_at_once]:
+                    keep(lane, done.pop(lane))
                 scheduler.begin_round(len(running))
                 coming = [threads.submit(run_round, lane, states[lane]) for lane in running]
                 for lane, one in done.items():

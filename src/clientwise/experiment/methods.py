@@ -15,11 +15,12 @@ from ..core.criteria import CRITERIA, make_criterion
 from ..core.evidence import EVIDENCE
 from ..core.method import Control, Method
 from ..core.priority import ADJUSTMENTS
+from ..core.privacy import Privacy
 from ..core.rules import RULES
 from ..core.scores import SCORES, Score
 from ..core.server_step import SERVER_STEPS
 from ..core.types import LocalTraining
-from ..core.weighting import NORMALISERS
+from ..core.weighting import NORMALISERS, Normaliser, is_constant, no_scale
 from ..registry import Part, PositiveInt, Registry
 from .parts import PartOf, make, make_if_named
 from .settings import FineTune, Training, TrainingOverride
@@ -43,6 +44,15 @@ class WeightBounds(ConfigTable):
     def build(self) -> Bounds:
         """The bounds."""
         return Bounds(**self.model_dump())
+
+
+@with_fields(fields_of(Privacy))
+class PrivacySettings(ConfigTable):
+    """Differential privacy of the clients; see docs/privacy.md."""
+
+    def build(self) -> Privacy:
+        """The settings of the mechanism."""
+        return Privacy(**self.model_dump())
 
 
 Criteria = Annotated[
@@ -132,6 +142,9 @@ class MethodSettings(ConfigTable):
         None,
         description="How values of this method were found; `clientwise tune` writes it.",
     )
+    privacy: PrivacySettings | None = Field(
+        None, description="Differential privacy of the clients; see [methods.privacy]."
+    )
 
     def unlike_fedavg(self) -> list[str]:
         """The keys that differ from FedAvg's."""
@@ -167,7 +180,7 @@ class MethodSettings(ConfigTable):
         return Method(
             name=self.name,
             criteria=tuple(criteria),
-            normaliser=make(NORMALISERS, normalise),
+            normaliser=self._normaliser(normalise),
             score=score,
             evidence=make_if_named(EVIDENCE, self.evidence),
             bounds=self.bounds.build() if self.bounds else None,
@@ -182,7 +195,19 @@ class MethodSettings(ConfigTable):
             fine_tune=self._server_training(training),
             line_search=self.fine_tune is not None and self.fine_tune.line_search,
             pace=self.pace.build() if self.pace else Pace(),
+            privacy=self.privacy.build() if self.privacy else None,
         )
+
+    def _normaliser(self, normalise: Part) -> Normaliser:
+        """Under differential privacy, no scale depends on the cohort.
+
+        Validation allows those that do only for scores whose weights are the same with any scale.
+        """
+        noises_mean = self.privacy is not None and not self.privacy.build().local
+        if noises_mean and not is_constant(normalise.name):
+            return no_scale
+        made: Normaliser = make(NORMALISERS, normalise)
+        return made
 
     def _server_training(self, training: Training) -> LocalTraining | None:
         if self.fine_tune is None:

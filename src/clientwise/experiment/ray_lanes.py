@@ -92,7 +92,7 @@ def _run_rounds(
     while pending:
         (ready,), _ = ray.wait(list(pending), num_returns=1)
         lane, remote = pending.pop(ready)
-        done = ray.get(ready)
+        done = lane.accounted(ray.get(ready))
         lane.keep(done)
         on_round(lane, done.record)
         ask(lane, remote)

@@ -59,13 +59,19 @@ class FineTune(TrainingOverride):
 
 
 class Cohorts(ConfigTable):
-    """Which clients take part in a round: a fraction or a number, drawn uniformly by the seed."""
+    """Which clients take part in a round: a fraction or a number, drawn at random."""
 
     fraction: OpenShare | None = Field(
         None, description="Fraction of all clients that a round asks. Default: all clients."
     )
     clients_per_round: PositiveInt | None = Field(
         None, description="Number of clients that a round asks, instead of `fraction`."
+    )
+    sampling: Literal["fixed", "poisson"] = Field(
+        "fixed",
+        description='"fixed": all cohorts have the same size, drawn without replacement. '
+        '"poisson": each client is asked independently, with the same probability, so that '
+        "`fraction` or `clients_per_round` is what is expected of a cohort.",
     )
 
 

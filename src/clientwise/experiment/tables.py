@@ -77,10 +77,12 @@ def fields_of(source: type[Any]) -> dict[str, Any]:
     A meaning is stated as `Annotated[int, doc("Local epochs.")]`.
     """
     types = typing.get_type_hints(source, include_extras=True)
-    return {
-        one.name: (types[one.name], Field(one.default, description=_meaning(types[one.name])))
-        for one in dataclasses.fields(source)
-    }
+    fields = {}
+    for one in dataclasses.fields(source):
+        default = ... if one.default is dataclasses.MISSING else one.default
+        meaning = _meaning(types[one.name])
+        fields[one.name] = (types[one.name], Field(default, description=meaning))
+    return fields
 
 
 def optional_fields_of(table: type[ConfigTable]) -> dict[str, Any]:

@@ -159,6 +159,10 @@ def tune(
         All trials, and the experiment with the best values. ConfigError where a key or value does
         not fit, or where a seed is one of the experiment's.
     """
+    private = [method.name for method in experiment.methods if method.privacy]
+    if private:
+        hint = "each trial would spend privacy that ε does not count: tune a method without it"
+        raise ConfigError(experiment.source, [("methods", f"{private[0]}: {hint}")])
     if settings.by == "rounds" and settings.sampler == "optuna":
         message = '"optuna" learns from the metric: use by = "metric", or sampler = "random"'
         raise ConfigError(experiment.source, [("tune.sampler", message)])

@@ -17,6 +17,7 @@ from ..core.method import Method
 from ..core.metrics import METRICS, measured
 from ..core.priority import MAX_CRITERIA
 from ..core.problem import Problem
+from ..core.types import ModelSpec
 from ..core.weighting import check_normaliser
 from ..data.federated import FederatedData, Holdings, Samples
 from ..engine.device import pick_device, refuse_impossible
@@ -29,6 +30,7 @@ from .build import build_data, build_module, build_plan, divide_samples, load_sa
 from .messages import Issue
 from .methods import MethodSettings
 from .parts import make
+from .privacy_checks import cohort_privacy_issues, deployed_privacy_issues, privacy_issues
 from .schema import Experiment
 from .settings import HostileClients
 from .trial import engine_issues, size_issues
@@ -52,6 +54,9 @@ def config_issues(experiment: Experiment) -> list[Issue]:
         *_unmeasured(experiment),
         *_hostile_issues(experiment),
     ]
+    if experiment.devices and experiment.federation.sampling == "poisson":
+        hint = '"poisson" may ask no client, and such a round has no duration: leave out [devices]'
+        issues.append(("federation.sampling", hint))
     if experiment.devices and experiment.engine == "flower":
         hint = f"are simulated: {LOCAL}. On Flower, response times are measured"
         issues.append(("devices", hint))
@@ -167,6 +172,7 @@ def _method_issues(settings: MethodSettings, experiment: Experiment) -> Iterator
     if method.adjust:
         yield from _adjust_issues(method, experiment)
     yield from _clock_issues(settings, method, experiment)
+    yield from privacy_issues(settings, method, experiment)
     if settings.control:
         yield from _control_issues(settings, experiment)
 
@@ -273,7 +279,7 @@ def _uses_server_samples(settings: MethodSettings) -> list[str]:
 
 def deployment_issues(experiment: Experiment) -> list[Issue]:
     """What a deployment needs beyond other runs: its server has no data of the clients."""
-    issues: list[Issue] = []
+    issues: list[Issue] = [*deployed_privacy_issues(experiment)]
     flower = experiment.flower
     needed = {"clients": flower.clients, "input_shape": flower.sample_shape}
     for key, value in needed.items():
@@ -351,10 +357,27 @@ def _data_issues(
     data = replace(data, test=tested)
     cpu = torch.device("cpu")
     executor = DeviceExecutor(data.samples, module, cpu, mode="loop", precision="float32")
+    if issues := list(_unnoised(experiment, executor.spec, data)):
+        return issues
     engine = HostileEngine(LocalEngine(data, module, seed=seed, executor=executor), hostile)
     without_set = _without_server_set(experiment, engine)
     tried = [place for place in range(len(experiment.methods)) if place not in without_set]
     return [*without_set.values(), *engine_issues(experiment, engine, tried)]
+
+
+def _unnoised(experiment: Experiment, spec: ModelSpec, data: FederatedData) -> Iterator[Issue]:
+    """What the noise of differential privacy would not cover, as the model and the data show."""
+    for index, settings in enumerate(experiment.methods):
+        if settings.privacy is None:
+            continue
+        if spec.size > spec.num_parameters:
+            hint = "the model has statistics of the clients' data (batch norm), which get no noise:"
+            yield f"methods[{index}].privacy", f"{hint} use a network without them"
+        if data.report is None:
+            hint = (
+                "there are no held-out samples to report on, and those of the clients get no noise"
+            )
+            yield f"methods[{index}].privacy", hint
 
 
 def _without_server_set(experiment: Experiment, engine: HostileEngine) -> dict[int, Issue]:
@@ -447,9 +470,11 @@ def _client_issues(
     if wanted is not None and wanted > num_clients:
         key = f"federation.clients_per_round = {wanted}"
         yield key, f"there are only {num_clients} clients"
-    size = build_plan(experiment, num_clients, experiment.seeds[0]).cohort_size
+    plan = build_plan(experiment, num_clients, experiment.seeds[0])
     for index, method in enumerate(experiment.build_methods()):
-        yield from _cohort_issues(f"methods[{index}]", method, size)
+        place = f"methods[{index}]"
+        yield from _cohort_issues(place, method, plan.cohort_size)
+        yield from cohort_privacy_issues(place, method, plan, num_clients, experiment.rounds)
     for name, values in experiment.attributes.items():
         if len(values) != num_clients:
             yield f"attributes.{name}", f"has {len(values)} values for {num_clients} clients"

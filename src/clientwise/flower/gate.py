@@ -98,6 +98,11 @@ class Gate:
         self._answers = {name: answers[name] for name in first_rows}
         return evaluation_from([answers[name] for name in names], problem)
 
+    @property
+    def noise_key(self) -> bytes:
+        """The node's secret that the noise of its updates follows from."""
+        return self._ledger.key()
+
     def update(self, updates: Updates) -> Updates:
         """An update by the rule for its numbers; the model is not changed."""
         return self._release.update(updates)
@@ -195,10 +200,11 @@ def refuse_other_work(experiment: Experiment, request: Request) -> None:
     for method in experiment.build_methods():
         criteria = all(part in method.client_criteria for part in task.criteria)
         loss = method.adapt_loss is not None or _is_plain(task.loss.record())
-        if criteria and loss and task.training == method.training:
+        same_work = (task.training, task.noise) == (method.training, method.local_noise)
+        if criteria and loss and same_work:
             return
     raise RefusedError(
-        "the request's training or criteria are not those of any method of the experiment"
+        "the request's training, noise or criteria are not those of any method of the experiment"
     )
 
 

@@ -216,6 +216,9 @@ def _build(method: str | Mapping[str, Any], learning_rate: float) -> Method:
     built = MethodSettings.model_validate(table).build(
         Training.model_validate({"learning_rate": learning_rate})
     )
+    if built.privacy:
+        hint = "its accountant must know how clients are sampled: use `clientwise new`"
+        raise ValueError(f"{built.name}: privacy does not run inside a Flower strategy: {hint}")
     if built.adjust or built.adapt_loss or built.control:
         hint = "adjust, adapt_loss and control need rounds of their own: use `clientwise new`"
         raise ValueError(f"{built.name} does not run inside a Flower strategy: {hint}")

@@ -28,6 +28,7 @@ from torch import Tensor
 
 from ..core.loss import LossRecord
 from ..core.metrics import METRICS, measured
+from ..core.privacy import LocalNoise
 from ..core.problem import Problem
 from ..core.types import Evaluation, LocalTraining, Task, Updates
 from ..registry import Part
@@ -84,6 +85,8 @@ def read_request(content: RecordDict) -> tuple[Request, Tensor, Tensor | None]:
         weights = None if weights is None else tuple(weights)
         task["loss"] = LossRecord(class_weights=weights, **task["loss"]).loss()
         task["criteria"] = tuple(Part(**part) for part in task["criteria"])
+        noise = task["noise"]
+        task["noise"] = LocalNoise(**noise) if noise else None
         task = Task(**task)
     kept = unpack(content.array_records[KEPT]) if KEPT in content.array_records else None
     return Request(task=task, **plain), unpack(content.array_records[ARRAYS]), kept

@@ -53,6 +53,7 @@ def _overview(runs: Sequence[RunFolder]) -> Document:
         sections.result_section(series),
         about_section(runs),
         sections.curves_section(series),
+        sections.privacy_section(series),
         sections.targets_section(series),
         sections.best_rounds_section(series),
         sections.clients_section(series),

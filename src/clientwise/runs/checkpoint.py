@@ -109,6 +109,7 @@ def load_checkpoint(
         step_state=_under("step.", tensors),
         evidence=_under("evidence.", tensors),
         rule_state=_under("rule.", tensors),
+        privacy=_under("privacy.", tensors),
     )
     return state, _under("engine.", tensors)
 
@@ -168,7 +169,8 @@ def _fits(name: str, saved: Tensor, expected: Tensor) -> bool:
 
     One with a value per client may be shorter: clients may have joined since.
     """
-    if name.startswith(("memory.", "evidence.")) and saved.dim() > 0 and len(saved) < len(expected):
+    by_client = name.startswith(("memory.", "evidence.", "privacy."))
+    if by_client and saved.dim() > 0 and len(saved) < len(expected):
         expected = expected[: len(saved)]
     return saved.dtype == expected.dtype and saved.shape == expected.shape
 
@@ -199,6 +201,7 @@ def _tensors(state: ServerState) -> dict[str, Tensor]:
         **_prefixed("step.", state.step_state),
         **_prefixed("evidence.", state.evidence),
         **_prefixed("rule.", state.rule_state),
+        **_prefixed("privacy.", state.privacy),
     }
 
 

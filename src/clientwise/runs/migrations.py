@@ -73,7 +73,17 @@ def _version_5(database: sqlite3.Connection, into: Into) -> None:
     )
 
 
-MIGRATIONS: list[Migration] = [_version_5]  # the first leads from OLDEST_VERSION to the next
+def _version_6(database: sqlite3.Connection, into: Into) -> None:
+    """There is a table `privacy`."""
+    database.execute(
+        f"""CREATE TABLE {into}.privacy (
+            lane INTEGER, round_num INTEGER, epsilon REAL, clip REAL, deviation REAL,
+            PRIMARY KEY (lane, round_num)) WITHOUT ROWID"""
+    )
+
+
+# The first leads from OLDEST_VERSION to the next.
+MIGRATIONS: list[Migration] = [_version_5, _version_6]
 
 
 def _has_table(database: sqlite3.Connection, name: str) -> bool:

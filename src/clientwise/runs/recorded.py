@@ -148,6 +148,11 @@ class RecordedConfig:
         return _number(_table(self.table.get("federation")).get("fraction"))
 
     @property
+    def sampling(self) -> str | None:
+        """How cohorts were drawn."""
+        return _text(_table(self.table.get("federation")).get("sampling"))
+
+    @property
     def server_set_source(self) -> str | None:
         """Where the samples come from by which the server judges models."""
         return _text(_table(self.table.get("server_set")).get("source"))
@@ -207,6 +212,7 @@ class RecordedMethod:
     control: str | None = None
     fine_tunes: bool = False
     tuned: Mapping[str, Any] = field(default_factory=dict)  # how its values were found; see `Tuned`
+    privacy: Mapping[str, Any] = field(default_factory=dict)  # empty without
 
     @property
     def trains_on_server(self) -> bool:
@@ -301,6 +307,7 @@ def _method(table: Mapping[str, Any]) -> RecordedMethod | None:
         control=_text(table.get("control")),
         fine_tunes="fine_tune" in table,
         tuned=_table(table.get("tuned")),
+        privacy=_table(table.get("privacy")),
     )
 
 

@@ -27,6 +27,7 @@ COLUMNS = {
     "local": f"{_CLIENT}, metric, loss",
     "best": "lane, round_num, metric, num_samples, bits",
     "clock": "lane, round_num, ended",
+    "privacy": "lane, round_num, epsilon, clip, deviation",
 }
 
 

@@ -20,6 +20,7 @@ from .rows import (
     Names,
     PerClass,
     PriorityRow,
+    PrivacyRow,
     Reached,
     RoundRow,
 )
@@ -132,6 +133,15 @@ class RoundReader(RunReader):
         if len(lengths) > 1:
             raise self._damage(f"{column} of different lengths")
         return rows
+
+    def spent(self, method: str, seed: int) -> list[PrivacyRow]:
+        """What every round of a lane with differential privacy spent; empty without."""
+        return self._rows(
+            PrivacyRow,
+            """SELECT round_num, epsilon, clip, deviation FROM privacy
+               WHERE lane = ? ORDER BY round_num""",
+            self.lane(method, seed),
+        )
 
     def priorities(self, method: str, seed: int) -> list[PriorityRow]:
         """The order of priority of every round that has one."""

@@ -188,6 +188,15 @@ class PriorityRow(NamedTuple):
     testing_rounds: int
 
 
+class PrivacyRow(NamedTuple):
+    """What a round with differential privacy released, and what all rounds so far spent."""
+
+    round_num: int
+    epsilon: float
+    clip: float
+    deviation: float
+
+
 class ArrivedRow(NamedTuple):
     """How many updates of a method arrived in time, and how many were refused."""
 

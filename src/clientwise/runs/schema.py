@@ -8,7 +8,7 @@ A change here needs a new SCHEMA_VERSION, a migration, and fixtures of the versi
 from __future__ import annotations
 
 DATABASE = "run.sqlite"
-SCHEMA_VERSION = 5  # a database says its own in `PRAGMA user_version`
+SCHEMA_VERSION = 6  # a database says its own in `PRAGMA user_version`
 
 # One statement each. `structure.py` accepts plain columns, keys and indexes, and nothing else.
 SCHEMA = (
@@ -35,6 +35,11 @@ SCHEMA = (
     """CREATE TABLE IF NOT EXISTS clock (  -- empty where clients take no time
     lane INTEGER, round_num INTEGER,
     ended REAL,  -- seconds since the run began
+    PRIMARY KEY (lane, round_num)) WITHOUT ROWID""",
+    """CREATE TABLE IF NOT EXISTS privacy (  -- of methods with differential privacy
+    lane INTEGER, round_num INTEGER,
+    epsilon REAL,  -- spent by all rounds so far
+    clip REAL, deviation REAL,  -- the clipping norm, and the standard deviation of the noise
     PRIMARY KEY (lane, round_num)) WITHOUT ROWID""",
     """CREATE TABLE IF NOT EXISTS participants (  -- every update that arrived
     lane INTEGER, round_num INTEGER, client INTEGER,

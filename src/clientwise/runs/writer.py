@@ -33,7 +33,16 @@ from .records import (
 from .schema import DATABASE, SCHEMA, SCHEMA_VERSION
 from .structure import refuse_missing_columns, refuse_programs
 
-TABLES_BY_ROUND = ("rounds", "clock", "participants", "look_back", "criteria", "local", "best")
+TABLES_BY_ROUND = (
+    "rounds",
+    "clock",
+    "privacy",
+    "participants",
+    "look_back",
+    "criteria",
+    "local",
+    "best",
+)
 _ROUNDS = "(SELECT COUNT(*) FROM rounds WHERE rounds.lane = lanes.lane)"
 
 
@@ -150,6 +159,12 @@ class Store:
         with self._explained():
             return int(self._database.execute("SELECT COUNT(*) FROM rounds").fetchone()[0])
 
+    def rounds_of(self, lane: int) -> int:
+        """The rounds of a lane that are written."""
+        with self._explained():
+            sql = "SELECT COUNT(*) FROM rounds WHERE lane = ?"
+            return int(self._database.execute(sql, (lane,)).fetchone()[0])
+
     def write_round(
         self,
         lane: int,
@@ -178,6 +193,9 @@ class Store:
             database.execute(f"INSERT INTO rounds ({', '.join(row)}) VALUES ({places})", row)
             if record.ended is not None:
                 self._insert("clock", [(lane, record.round_num, record.ended)])
+            if (released := record.released) is not None:
+                spent = (released.epsilon, released.clip, released.deviation)
+                self._insert("privacy", [(lane, record.round_num, *spent)])
             if shown is not None and shown.right is not None:
                 metric = float(shown.overall()[0])
                 self._write_if_best(lane, record.round_num, metric, shown.right[0])

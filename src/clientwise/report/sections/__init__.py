@@ -5,6 +5,7 @@ from .clients import clients_section
 from .cost import cost_section
 from .curves import curves_section
 from .loops import classes_section, priority_section
+from .privacy import privacy_section
 from .refusals import refusals_section
 from .result import result_section
 from .targets import targets_section
@@ -17,6 +18,7 @@ __all__ = [
     "cost_section",
     "curves_section",
     "priority_section",
+    "privacy_section",
     "refusals_section",
     "result_section",
     "targets_section",

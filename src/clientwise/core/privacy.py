@@ -1,0 +1,234 @@
+"""Differential privacy of the clients: the Gaussian mechanism on the weighted mean of clipped updates.
+
+The server clips every update to the norm C, weighs it by at most `cap`, adds them up and adds Gaussian
+noise to the sum:
+
+    released = Σ_a w_a·clip(Δ_a, C) + z·S·N(0, 1)
+
+S is the sensitivity: how far another client can move the sum. It follows from C, from the cap and from
+what another client means (docs/privacy.md has the proofs):
+
+- Weights that sum to 1 are at most 2·C·cap apart, whether a client is added, removed or replaced.
+- With a fixed denominator D, w_a = min(cap, f_a/D), it is C·cap for a client that is added or removed,
+  and 2·C·cap for one that is replaced.
+
+This holds only where the score of a client depends on no other client. Each is therefore computed alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+from annotated_types import Gt, Le, Lt, doc
+from torch import Tensor
+
+from ..registry import PositiveFloat
+from .seeding import standard_normal
+
+COUNT_SHARE = 0.05  # of 1/z²: what adaptive clipping spends on the number of short updates
+CLIP_RATE = 0.2  # η of adaptive clipping (Andrew et al., 2021)
+
+
+@dataclass(frozen=True)
+class LocalNoise:
+    """What a client does to its own update: it clips it to a norm and adds Gaussian noise."""
+
+    clip: float
+    deviation: float  # of the noise
+
+    def apply(self, updates: Tensor, key: bytes, names: Sequence[str]) -> Tensor:
+        """Clipped updates [n, d] with noise, which follows from the key and a name for each."""
+        factors = clip_factors(norms_of(updates), self.clip)
+        sent = []
+        for update, factor, name in zip(updates, factors.tolist(), names, strict=True):
+            noise = standard_normal(key, name, len(update)).to(update.device)
+            sent.append((factor * update.double() + self.deviation * noise).to(updates.dtype))
+        return torch.stack(sent)
+
+
+@dataclass(frozen=True)
+class Privacy:
+    """How much a client may change the models of a run; see docs/privacy.md."""
+
+    # The config's [methods.privacy] table is made from these fields.
+    clip: Annotated[
+        PositiveFloat,
+        doc(
+            "Clipping norm C: longer updates are scaled down to it. With `quantile`, its first value."
+        ),
+    ]
+    delta: Annotated[
+        float,
+        Gt(0),
+        Lt(1),
+        doc("δ at which ε is given. Must be smaller than 1 / number of clients."),
+    ]
+    noise_multiplier: Annotated[
+        Annotated[float, Gt(0), Le(1e6)] | None,
+        doc(
+            "Standard deviation of the noise, divided by the sensitivity. If it is missing, `check` "
+            "says which one spends `epsilon` in all rounds."
+        ),
+    ] = None
+    epsilon: Annotated[
+        PositiveFloat | None,
+        doc("The budget: a run stops before the round that would exceed this ε. Default: none."),
+    ] = None
+    quantile: Annotated[
+        Annotated[float, Gt(0), Lt(1)] | None,
+        doc(
+            "Adaptive clipping: the share of updates that are to stay unclipped (Andrew et al., "
+            "2021). Default: `clip` is fixed."
+        ),
+    ] = None
+    denominator: Annotated[
+        PositiveFloat | None,
+        doc(
+            "A public constant by which scores are divided, instead of by their sum. Choose the "
+            "sum of scores that you expect in a round. Default: weights sum to 1."
+        ),
+    ] = None
+    local: Annotated[
+        bool,
+        doc("Clients clip and add the noise themselves, so that the server sees no exact update."),
+    ] = False
+    public: Annotated[
+        Sequence[str],
+        doc("With `local`: labels of client-measured criteria that are no secret and sent as is."),
+    ] = ()
+    secret: Annotated[
+        bool,
+        doc(
+            "Draw noise and cohorts from a key of the operating system that is not recorded, "
+            "instead of the seed. Needed in a deployment. A resumed run draws anew."
+        ),
+    ] = False
+
+    @property
+    def multiplier(self) -> float:
+        """The noise multiplier z; validation refuses a method without."""
+        assert self.noise_multiplier is not None
+        return self.noise_multiplier
+
+    @property
+    def local_noise(self) -> LocalNoise:
+        """The noise of a client, whose update may be replaced by any other: 2·C away."""
+        return LocalNoise(self.clip, self.multiplier * 2 * self.clip)
+
+    def sensitivity(self, clip: float, cap: float, *, replaced: bool) -> float:
+        """How far the weighted sum moves where one client is replaced, or else added or removed."""
+        if self.denominator is not None and not replaced:
+            return clip * cap
+        return 2 * clip * cap
+
+    def weights(self, scores: Tensor, cap: float) -> Tensor:
+        """The weights [n] of scores [n], at most `cap`; see `capped`."""
+        if self.denominator is not None:
+            return (scores / self.denominator).clamp(max=cap)
+        return capped(scores, cap)
+
+
+@dataclass(frozen=True)
+class Released:
+    """The noised sum of a round, and how it was made."""
+
+    update: Tensor  # [d] float64
+    weights: Tensor  # [n]
+    clip: float
+    deviation: float  # of the noise, in every value of the update
+    next_clip: float
+
+
+def release(
+    privacy: Privacy,
+    updates: Sequence[Tensor],
+    scores: Tensor,
+    like: Tensor,
+    *,
+    cap: float,
+    clip: float,
+    replaced: bool,
+    expected: float,
+    key: bytes,
+    round_num: int,
+) -> Released:
+    """The Gaussian mechanism: the weighted sum of clipped updates, with noise, also without any client.
+
+    Args:
+        privacy: the settings.
+        updates: how far the clients' models moved, n of [d].
+        scores: of each client alone, zero or more, [n].
+        like: a model [d], for size and device.
+        cap: the largest weight.
+        clip: the clipping norm of this round.
+        replaced: whether neighbours differ in a client that is replaced; else added or removed.
+        expected: the expected size of a cohort, a public number.
+        key: what the noise follows from.
+        round_num: the round.
+    """
+    norms = torch.tensor([float(norms_of(one[None])) for one in updates], dtype=torch.float64)
+    weights = privacy.weights(scores, cap)
+    factors = weights * clip_factors(norms, clip)
+    total = torch.zeros_like(like, dtype=torch.float64)
+    for factor, update in zip(factors.tolist(), updates, strict=True):
+        total.add_(update.double(), alpha=factor)  # float64: no clipped norm is rounded above C
+    multiplier = privacy.multiplier
+    next_clip = clip
+    if privacy.quantile is not None:
+        short = float((norms <= clip).double().sum()) - len(norms) / 2
+        sensitivity = 1.0 if replaced else 0.5
+        deviation = sensitivity * multiplier / math.sqrt(COUNT_SHARE)
+        short += deviation * float(standard_normal(key, f"count/{round_num}", 1))
+        share = min(1.0, max(0.0, short / expected + 0.5))
+        next_clip = clip * math.exp(-CLIP_RATE * (share - privacy.quantile))
+        multiplier /= math.sqrt(1 - COUNT_SHARE)
+    deviation = multiplier * privacy.sensitivity(clip, cap, replaced=replaced)
+    noise = standard_normal(key, f"noise/{round_num}", len(like))
+    return Released(total + deviation * noise.to(total.device), weights, clip, deviation, next_clip)
+
+
+def capped(scores: Tensor, cap: float) -> Tensor:
+    """w_a = min(cap, t·f_a), with the t that makes them sum to 1.
+
+    With fewer than 1/cap clients that have a score, their weights are the cap, and sum to less than 1.
+    So another client moves the weights of all others in one direction, by no more than its own weight.
+
+    Args:
+        scores: zero or more, [n].
+        cap: largest weight.
+
+    Returns:
+        The weights [n].
+
+    Example:
+        >>> capped(torch.tensor([6.0, 3.0, 1.0], dtype=torch.float64), 0.5)
+        tensor([0.5000, 0.3750, 0.1250], dtype=torch.float64)
+        >>> capped(torch.tensor([6.0, 0.0], dtype=torch.float64), 0.5)
+        tensor([0.5000, 0.0000], dtype=torch.float64)
+    """
+    some = scores > 0
+    if float(some.sum()) * cap <= 1:
+        return some.to(scores) * cap
+    relative = scores / scores.max()
+    largest_first = relative.sort(descending=True).values
+    rest = largest_first.flip(0).cumsum(0).flip(0)  # the sum from each position on
+    free = 1 - cap * torch.arange(len(scores), dtype=scores.dtype)  # for those after k at the cap
+    factors = torch.where(rest > 0, free / rest, torch.inf)
+    fits = factors * largest_first <= cap
+    factor = factors[int(fits.to(torch.int64).argmax())]
+    return (factor * relative).clamp(max=cap)
+
+
+def clip_factors(norms: Tensor, clip: float) -> Tensor:
+    """min(1, C/‖Δ‖) for norms [n]."""
+    return (clip / norms).clamp(max=1)
+
+
+def norms_of(updates: Tensor) -> Tensor:
+    """Norms [n] of updates [n, d] in float64, on the CPU."""
+    norms: Tensor = torch.linalg.vector_norm(updates, dim=1, dtype=torch.float64)
+    return norms.cpu()

@@ -1,0 +1,1 @@
+"""What must hold under secrecy: the accountant of differential privacy."""

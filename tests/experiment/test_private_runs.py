@@ -1,0 +1,246 @@
+"""Runs with differential privacy: what is refused, what they spend, when they stop, and that they go on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+import clientwise as cw
+from clientwise.errors import ConfigError, RunError
+from clientwise.experiment.describe import describe
+from clientwise.experiment.presets import merge
+from clientwise.experiment.validation import deployment_issues
+from clientwise.privacy.accountant import Accountant
+from clientwise.report.views import overview
+from clientwise.runs.folder import RunFolder
+
+LANE = "checkpoints/lane-1.safetensors"
+PRIVATE = {
+    "name": "private",
+    "bounds": {"cap": 0.2},
+    "privacy": {"clip": 0.5, "delta": 0.01, "noise_multiplier": 1.5},
+}
+LOCAL = {
+    "name": "local",
+    "criteria": ["uniform"],
+    "privacy": {"clip": 0.5, "delta": 0.01, "noise_multiplier": 4.0, "local": True},
+}
+CONFIG: dict[str, Any] = {
+    "name": "privacy",
+    "rounds": 4,
+    "checkpoint_seconds": 0.0,
+    "data": "digits",
+    "partition": {"name": "iid", "clients": 20},
+    "model": "linear",
+    "training": {"epochs": 1, "batch_size": 20, "learning_rate": 0.1},
+    "federation": {"fraction": 0.5, "sampling": "poisson"},
+    "evaluation": {"clients_every": 0, "test_fraction": 0.0},
+    "methods": [PRIVATE],
+}
+
+
+def config(method: dict[str, Any] | None = None, **changes: Any) -> dict[str, Any]:
+    return merge(CONFIG, changes) | {"methods": [method or PRIVATE]}
+
+
+def changed(base: dict[str, Any] = PRIVATE, **changes: Any) -> dict[str, Any]:
+    return merge(base, changes)
+
+
+PUBLIC = {"name": "fixed", "by": [50.0, 1.0]}
+TWO = ["dataset_size", "class_balance"]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (config({"name": "p", "privacy": PRIVATE["privacy"]}), "privacy needs a cap"),
+        (config(changed(bounds={"cap": 0.05})), "infeasible for 10 clients"),
+        (config(changed(bounds={"floor": 0.01})), "bounds.floor: does not go with privacy"),
+        (config(changed(privacy={"delta": 0.05})), "must be below 1/n = 0.05"),
+        (config(changed(privacy={"epsilon": 0.1})), "the first round alone spends"),
+        (config(changed(criteria=TWO)), 'normalise: "sum" depends on all clients'),
+        (config(changed(criteria=TWO, score="mean", normalise="max")), '"max" depends'),
+        (config(changed(privacy={"denominator": 10.0})), '"sum" depends'),
+        (
+            config(changed(criteria=TWO, normalise={"name": "fixed", "by": [1.0]})),
+            "normalise.by: has 1 values for 2 criteria",
+        ),
+        (config(changed(criteria=["trust"])), "trust makes what one client contributes depend"),
+        (config(changed(evidence="significance")), "evidence: makes what one client"),
+        (config(changed(rule="median")), "rule: median makes what one client"),
+        (config(changed(before=["clip"])), "before: makes what one client"),
+        (
+            config(changed(score={"name": "iowa", "by": "dataset_size"})),
+            "score: iowa makes what one client",
+        ),
+        (
+            config(changed(criteria=TWO, normalise=PUBLIC, adjust="best_order")),
+            "adjust: evaluates on the clients' samples",
+        ),
+        (config(changed(training={"control_variates": True})), "are sent to all clients"),
+        (config(changed(privacy={"public": ["dataset_size"]})), "is for privacy.local"),
+        (config(evaluation={"clients_every": 1, "test_fraction": 0.2}), "clients_every = 0"),
+        (config(server_set={"source": "contributed"}), "uses samples of the clients"),
+        (config(server_set={"report_fraction": 0.0}), "set report_fraction > 0"),
+        (
+            config(devices={}, federation={"sampling": "fixed"}),
+            "needs cohorts that are drawn at random",
+        ),
+        (config(devices={}), "such a round has no duration"),
+        (config(engine="flower", flower={"min_replies": 2}), "set flower.min_replies = 1"),
+        (config(engine="flower", flower={"grace_seconds": 2.0}), "flower.grace_seconds makes"),
+        (config(changed(LOCAL, criteria=["dataset_size"])), "declare it in privacy.public"),
+        (config(changed(LOCAL, privacy={"quantile": 0.5})), "is for noise of the server"),
+        (config(changed(LOCAL, privacy={"public": ["age"]})), "no client-measured criterion"),
+        (
+            config({"name": "p", "bounds": {"cap": 0.2}, "privacy": {"clip": 1.0, "delta": 0.01}}),
+            "noise_multiplier: is missing",
+        ),
+    ],
+)
+def test_check_refuses_what_would_make_epsilon_wrong(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        describe(cw.load(given))
+    assert message in str(refused.value)
+
+
+def test_check_refuses_statistics_of_the_data_in_the_model(tmp_path: Path) -> None:
+    network = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, 10))
+    with pytest.raises(ConfigError, match="statistics of the clients' data"):
+        cw.run(config(), tmp_path / "run", model=network)
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        changed(criteria=["dataset_size"], normalise="max"),  # one factor: the scale cancels out
+        changed(criteria=TWO, normalise=PUBLIC),
+        changed(criteria=TWO, normalise=PUBLIC, score="mean", privacy={"denominator": 5.0}),
+        changed(
+            criteria=["server_performance"], fine_tune={"epochs": 1}, brake=3.0, server_step="adam"
+        ),
+        changed(LOCAL, rule="median", evidence="significance"),
+        changed(LOCAL, criteria=["dataset_size"], privacy={"public": ["dataset_size"]}),
+    ],
+)
+def test_check_accepts_what_is_covered(method: dict[str, Any]) -> None:
+    lines = describe(cw.load(config(method)))
+    (promise,) = [line for line in lines if line.startswith("privacy")]
+    assert "simulated noise" in promise
+
+
+def test_a_missing_multiplier_is_computed() -> None:
+    method = {"name": "p", "bounds": {"cap": 0.2}}
+    method |= {"privacy": {"clip": 1.0, "delta": 0.01, "epsilon": 2.0}}
+    every_client = {"fraction": 1.0, "sampling": "fixed"}
+    with pytest.raises(ConfigError) as refused:
+        describe(cw.load(config(method, federation=every_client)))
+    found = float(str(refused.value).split("is missing: ")[1].split()[0])
+    assert 1.98 < Accountant(found, 0.01, 20).epsilon(4) < 2.01
+
+
+def test_a_deployment_needs_secret_noise_and_one_lane() -> None:
+    issues = dict(deployment_issues(cw.load(config(seeds=[1, 2]))))
+    assert "whoever knows the seed" in issues["methods[0].privacy.secret"]
+    assert "one method and one seed" in issues["methods"]
+
+
+def test_the_record_and_the_page_have_epsilon(tmp_path: Path) -> None:
+    both = config() | {"methods": [PRIVATE, LOCAL, {"name": "FedAvg"}]}
+    cw.run(both, tmp_path / "run")
+    run = RunFolder(tmp_path / "run")
+    accountant = Accountant(1.5, 0.01, 20, probability=0.5)
+    rows = run.spent("private", 1)
+    assert [row.epsilon for row in rows] == [accountant.epsilon(number) for number in (1, 2, 3, 4)]
+    assert {(row.clip, row.deviation) for row in rows} == {(0.5, 1.5 * 2 * 0.5 * 0.2)}
+    assert run.spent("FedAvg", 1) == []
+    asked = cw.Run(tmp_path / "run").query(
+        """SELECT COUNT(*) FROM participants JOIN lanes USING (lane)
+           WHERE method = 'local' GROUP BY client ORDER BY 1 DESC LIMIT 1"""
+    )
+    ((most,),) = (tuple(row) for row in asked)
+    assert run.spent("local", 1)[-1].epsilon == Accountant(4.0, 0.01, 20).epsilon(most)
+    (section,) = [one for one in overview([run]).sections if one.id == "privacy"]
+    shown = str(section)
+    assert "simulated: known from the seed" in shown
+    assert "add or remove one client" in shown
+    assert "replace one client" in shown
+
+
+def test_no_training_loss_leaves_a_client_with_noise(tmp_path: Path) -> None:
+    cw.run(config(LOCAL), tmp_path / "run")
+    losses = cw.Run(tmp_path / "run").query("SELECT DISTINCT training_loss FROM participants")
+    assert [tuple(row) for row in losses] == [(0.0,)]
+
+
+def test_a_run_stops_before_it_exceeds_its_budget(tmp_path: Path) -> None:
+    accountant = Accountant(1.5, 0.01, 20, probability=0.5)
+    budget = accountant.epsilon(2) + 1e-6
+    limited = config(changed(privacy={"epsilon": budget}))
+    cw.run(limited, tmp_path / "run")
+    run = RunFolder(tmp_path / "run")
+    assert [row.round_num for row in run.spent("private", 1)] == [1, 2]
+    assert "the privacy budget is spent" in str(run.round("private", 1, 2).notes)
+    cw.run(limited | {"rounds": 6}, tmp_path / "run", resume=True)  # nothing is left to do
+    assert len(RunFolder(tmp_path / "run").spent("private", 1)) == 2
+
+
+def stop_after(given: dict[str, Any], folder: Path, rounds: int) -> None:
+    def stop(progress: cw.Progress) -> None:
+        if progress.done == rounds:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        cw.run(given, folder, on_round=stop)
+
+
+@pytest.mark.parametrize("method", [changed(privacy={"quantile": 0.5}), LOCAL])
+def test_simulated_noise_goes_on_with_the_same_bits(method: dict[str, Any], tmp_path: Path) -> None:
+    given = config(method)
+    cw.run(given, tmp_path / "whole")
+    stop_after(given, tmp_path / "stopped", 2)
+    cw.run(given, tmp_path / "stopped", resume=True)
+    whole = load_file(tmp_path / "whole" / LANE)
+    stopped = load_file(tmp_path / "stopped" / LANE)
+    assert whole.keys() == stopped.keys()
+    assert all(torch.equal(whole[name], stopped[name]) for name in whole)
+
+
+def test_secret_noise_is_drawn_anew_and_lost_rounds_count(tmp_path: Path) -> None:
+    given = config(changed(privacy={"secret": True}))
+    for name in ("one", "other"):
+        cw.run(given, tmp_path / name)
+    one, other = (load_file(tmp_path / name / LANE)["model"] for name in ("one", "other"))
+    assert not torch.allclose(one, other)
+    # A crash after round 4 was recorded, with the checkpoint of round 3
+    stop_after(given, tmp_path / "lost", 3)
+    before = (tmp_path / "lost" / LANE).read_bytes()
+    cw.run(given, tmp_path / "lost", resume=True)
+    (tmp_path / "lost" / LANE).write_bytes(before)
+    cw.run(given | {"rounds": 5}, tmp_path / "lost", resume=True)
+    spent = RunFolder(tmp_path / "lost").spent("private", 1)
+    accountant = Accountant(1.5, 0.01, 20, probability=0.5)
+    assert [row.epsilon for row in spent[3:]] == [accountant.epsilon(5), accountant.epsilon(6)]
+
+
+def test_a_strategy_in_another_flower_app_refuses_privacy() -> None:
+    pytest.importorskip("flwr", reason="needs clientwise[flower]")
+    from clientwise.flower.method_strategy import _build
+
+    with pytest.raises(ValueError, match="does not run inside a Flower strategy"):
+        _build(PRIVATE, 0.1)
+
+
+def test_an_empty_cohort_still_releases_noise(tmp_path: Path) -> None:
+    given = config(federation={"fraction": 0.001}, rounds=2)
+    given["methods"] = [changed(bounds={"cap": 1.0 - 1e-9})]
+    with pytest.raises(RunError, match="no client answered"):
+        cw.run(given, tmp_path / "run")
+    model = load_file(tmp_path / "run" / LANE)["model"]
+    assert float(model.std()) > 1.0  # the noise of two rounds

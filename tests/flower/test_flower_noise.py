@@ -1,0 +1,77 @@
+"""Differential privacy on Flower: the server's noise and the clients' are those of a local run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("flwr", reason="needs clientwise[flower]")
+
+import test_flower_small_numbers as node
+from test_flower_engine import Setup
+
+from clientwise.core.privacy import LocalNoise
+from clientwise.core.types import Task
+from clientwise.flower.wire import ARRAYS, NUMBERS, Request, unpack
+
+pytestmark = pytest.mark.usefixtures("clock")
+CENTRAL = {
+    "name": "central",
+    "bounds": {"cap": 0.5},
+    "privacy": {"clip": 0.5, "delta": 0.1, "noise_multiplier": 1.0, "quantile": 0.5},
+}
+LOCAL: dict[str, Any] = {
+    "name": "local",
+    "criteria": ["uniform"],
+    "privacy": {"clip": 0.5, "delta": 0.1, "noise_multiplier": 1.0, "local": True},
+}
+hospital = node.hospital
+
+
+@pytest.mark.parametrize("method", [CENTRAL, LOCAL])
+def test_both_engines_release_the_same_models(tiny: dict[str, Any], method: dict[str, Any]) -> None:
+    """Poisson cohorts, of which some ask few clients or none."""
+    config = tiny | {
+        "federation": {"fraction": 0.4, "sampling": "poisson"},
+        "evaluation": {"clients_every": 0, "test_fraction": 0.0},
+        "methods": [method],
+    }
+    setup = Setup(config)
+    (built,) = setup.methods.values()
+    ours, theirs = (setup.rounds(engine, built, 5) for engine in (setup.local, setup.flower))
+    assert torch.allclose(ours[0].model, theirs[0].model, rtol=1e-5, atol=1e-6)
+    assert torch.equal(ours[0].privacy["releases"], theirs[0].privacy["releases"])
+    for one, other in zip(ours[1], theirs[1], strict=True):
+        assert sorted(one.client_ids) == sorted(other.client_ids)
+        assert one.released == other.released
+
+
+def test_a_node_adds_secret_noise_and_answers_a_repeated_request_alike(
+    hospital: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(node, "CONFIG", node.CONFIG | {
+        "methods": [LOCAL],
+        "evaluation": {"clients_every": 0, "test_fraction": 0.0},
+    })  # fmt: skip
+    noise = LocalNoise(clip=0.5, deviation=1.0)
+
+    def train(path: Path, **change: Any) -> torch.Tensor:
+        task: Task = node.task(noise=noise, **change)
+        reply = node.ask(path, Request(0, 1, task), torch.zeros(5))
+        assert not reply.has_error(), reply.error
+        assert reply.content.metric_records[NUMBERS]["training_loss"] == 0
+        return unpack(reply.content.array_records[ARRAYS])
+
+    sent = train(hospital)
+    assert float(sent.std()) > 0.3
+    assert torch.equal(sent, train(hospital))
+    elsewhere = hospital.with_name("elsewhere.npz")
+    elsewhere.write_bytes(hospital.read_bytes())
+    assert not torch.allclose(sent, train(elsewhere), atol=0.1)  # another node, another secret
+    less: Task = node.task(noise=LocalNoise(clip=0.5, deviation=0.1))
+    assert "noise" in node.ask(hospital, Request(0, 1, less), torch.zeros(5)).error.reason
+    none: Task = node.task()
+    assert "noise" in node.ask(hospital, Request(0, 1, none), torch.zeros(5)).error.reason

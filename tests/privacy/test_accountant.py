@@ -1,0 +1,153 @@
+"""The accountant against dp-accounting's own, and against an attack on private rounds."""
+
+from __future__ import annotations
+
+import math
+
+import dp_accounting
+import pytest
+import torch
+from dp_accounting.pld import PLDAccountant
+from dp_accounting.rdp import RdpAccountant
+from scipy import stats
+
+from clientwise.core.method import Method, Plan
+from clientwise.core.privacy import Privacy, release
+from clientwise.core.sampling import poisson_sample
+from clientwise.privacy.accountant import Accountant, accountant_of
+
+
+def test_poisson_sampling_has_the_epsilon_of_the_library() -> None:
+    event = dp_accounting.PoissonSampledDpEvent(0.3, dp_accounting.GaussianDpEvent(2.0))
+    known = PLDAccountant(value_discretization_interval=1e-3).compose(event, 20).get_epsilon(1e-3)
+    mine = Accountant(2.0, 1e-3, 100, probability=0.3)
+    assert mine.epsilon(20) == pytest.approx(known, abs=1e-6)
+    assert mine.relation == "add or remove one client"
+    assert mine.is_amplified
+    assert mine.epsilon(0) == 0
+
+
+def test_a_cohort_of_fixed_size_has_an_accountant_of_its_own() -> None:
+    event = dp_accounting.SampledWithoutReplacementDpEvent(
+        100, 20, dp_accounting.GaussianDpEvent(1.5)
+    )
+    relation = dp_accounting.NeighboringRelation.REPLACE_ONE
+    known = RdpAccountant(neighboring_relation=relation).compose(event, 50).get_epsilon(1e-3)
+    mine = Accountant(1.5, 1e-3, 100, size=20)
+    assert known <= mine.epsilon(50) <= known * 1.05
+    assert mine.relation == "replace one client"
+
+
+def test_without_sampling_it_is_the_gaussian_mechanism() -> None:
+    for mine in (Accountant(5.0, 1e-3, 100), Accountant(5.0, 1e-3, 100, size=100)):
+        assert not mine.is_amplified
+        epsilon = mine.epsilon(50)
+        # Balle and Wang, 2018: δ of a Gaussian mechanism with ε and μ = √T/z
+        mu = math.sqrt(50) / 5.0
+        delta = stats.norm.cdf(mu / 2 - epsilon / mu)
+        delta -= math.exp(epsilon) * stats.norm.cdf(-mu / 2 - epsilon / mu)
+        assert delta == pytest.approx(1e-3, rel=1e-6)
+
+
+def test_the_noise_for_a_budget_is_the_smallest() -> None:
+    whole = Accountant(1.0, 1e-3, 100)
+    found = whole.noise_for(3.0, 20)
+    assert found is not None
+    assert Accountant(found, 1e-3, 100).epsilon(20) <= 3.0
+    assert Accountant(found * 0.99, 1e-3, 100).epsilon(20) > 3.0
+
+
+def test_the_accountant_of_a_method_follows_from_its_sampling() -> None:
+    central = Method(privacy=Privacy(clip=1.0, delta=0.01, noise_multiplier=2.0))
+    local = Method(privacy=Privacy(clip=1.0, delta=0.01, noise_multiplier=2.0, local=True))
+    fixed = Plan(1, 5, away=(0,))
+    poisson = Plan(1, 5, probability=0.25)
+    assert accountant_of(Method(), fixed, 20) is None
+    assert accountant_of(central, fixed, 20) == Accountant(2.0, 0.01, 19, size=5)
+    assert accountant_of(central, poisson, 20) == Accountant(2.0, 0.01, 20, probability=0.25)
+    assert accountant_of(local, poisson, 20) == Accountant(2.0, 0.01, 20)
+
+
+TRIALS = 500
+ROUNDS = 3
+SIZE = 40  # parameters
+CLIENTS = 8
+
+
+def lower_bound(scores_without: torch.Tensor, scores_with: torch.Tensor, delta: float) -> float:
+    """The ε that telling two worlds apart by a threshold proves, with 95% confidence.
+
+    Clopper and Pearson's bounds of both error rates; the threshold is chosen on other trials.
+    """
+    half = len(scores_with) // 2
+    best = max(
+        torch.quantile(scores_without[:half], torch.linspace(0.5, 0.999, 40).double()).tolist(),
+        key=lambda threshold: _proven(
+            scores_without[:half] > threshold, scores_with[:half] > threshold, delta
+        ),
+    )
+    return _proven(scores_without[half:] > best, scores_with[half:] > best, delta)
+
+
+def _proven(false_alarms: torch.Tensor, hits: torch.Tensor, delta: float) -> float:
+    alarms = int(false_alarms.sum())
+    found = int(hits.sum())
+    highest = stats.beta.ppf(0.975, alarms + 1, max(1, len(false_alarms) - alarms))
+    lowest = stats.beta.ppf(0.025, found, len(hits) - found + 1) if found else 0.0
+    return math.log(max(lowest - delta, 1e-9) / highest)
+
+
+def attacked(multiplier: float, probability: float, with_canary: bool) -> torch.Tensor:
+    """What an attacker measures in every trial: how far the models moved along the canary's update.
+
+    The others push the other way, and the canary claims the largest score: the proof's worst case.
+    """
+    privacy = Privacy(clip=1.0, delta=0.01, noise_multiplier=multiplier)
+    canary = torch.zeros(SIZE)
+    canary[0] = 30.0
+    others = [-canary] * (CLIENTS - 1)
+    found = []
+    for trial in range(TRIALS):
+        key = f"{multiplier}/{with_canary}/{trial}".encode()
+        moved = 0.0
+        for number in range(1, ROUNDS + 1):
+            cohort = poisson_sample(CLIENTS, probability, key, number)
+            clients = [client for client in cohort if client or with_canary]
+            updates = [canary if client == 0 else others[client - 1] for client in clients]
+            scores = torch.tensor([1e9 if client == 0 else 1.0 for client in clients])
+            released = release(
+                privacy,
+                updates,
+                scores.double(),
+                canary,
+                cap=0.25,
+                clip=1.0,
+                replaced=False,
+                expected=CLIENTS * probability,
+                key=key,
+                round_num=number,
+            )
+            moved += float(released.update[0])
+        found.append(moved)
+    return torch.tensor(found, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("probability", [1.0, 0.5])
+def test_an_attack_with_a_canary_proves_less_than_the_promise(probability: float) -> None:
+    delta = 0.01
+    multiplier = 2.0
+    promised = Accountant(multiplier, delta, CLIENTS, probability=probability).epsilon(ROUNDS)
+    proven = lower_bound(
+        attacked(multiplier, probability, False), attacked(multiplier, probability, True), delta
+    )
+    assert proven < promised
+    if probability == 1.0:
+        assert proven > 0.3 * promised  # a weak attack would pass any mechanism
+
+
+def test_the_attack_finds_noise_that_is_too_small() -> None:
+    """A quarter of the noise breaks the promise of the whole, and the attack shows it."""
+    delta = 0.01
+    promised = Accountant(2.0, delta, CLIENTS, probability=1.0).epsilon(ROUNDS)
+    proven = lower_bound(attacked(0.5, 1.0, False), attacked(0.5, 1.0, True), delta)
+    assert proven > promised
