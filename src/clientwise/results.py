@@ -242,7 +242,9 @@ class Run(RunFolder):
 def _write_onnx(network: nn.Module, header: ModelHeader, path: Path) -> Path:
     """Write a network as ONNX: on a table, it takes the columns and returns predictions."""
     if header.named_shapes:
-        raise ClientwiseError(f"{header.model}: a network with several inputs is not written as ONNX")
+        raise ClientwiseError(
+            f"{header.model}: a network with several inputs is not written as ONNX"
+        )
     samples = torch.zeros(2, *header.input_shape)
     names = ("samples", "outputs")
     if header.table is not None:
