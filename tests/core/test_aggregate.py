@@ -24,7 +24,7 @@ def random_cohort(seed: int, clients: int) -> tuple[torch.Tensor, torch.Tensor]:
     return raw, torch.randn(clients, 50, generator=random)
 
 
-@pytest.mark.parametrize("normaliser", list(NORMALISERS))
+@pytest.mark.parametrize("normaliser", ["sum", "max", "none"])
 @given(seed=st.integers(0, 10_000), clients=st.integers(1, 9), cut=st.integers(0, 9))
 def test_subset_sums_equal_the_direct_form_for_every_order(
     normaliser: str, seed: int, clients: int, cut: int

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tracemalloc
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -13,11 +14,12 @@ import torch
 
 import clientwise as cw
 from clientwise.data import table
-from clientwise.data.columns import InputColumn, Standardise, prepare
+from clientwise.data.columns import Standardise, prepare
 from clientwise.data.datasets import DATASETS
 from clientwise.data.federated import FederatedData, Samples
 from clientwise.data.folder import DataError
 from clientwise.data.partition import by_id, federate
+from clientwise.encoding import Encoder, Encoding, InputColumn
 
 NAN = float("nan")
 COLUMNS = (InputColumn("age"), InputColumn("stage", ("I", "II", "III")))
@@ -91,6 +93,20 @@ def test_a_column_that_is_constant_or_empty_in_training_says_nothing() -> None:
         held(gone, [[(9.0, 1)], [(0.1, 0)]], [[0.1, 0.0]]), COLUMNS, "pooled"
     ).samples.inputs
     assert inputs[:, 0].tolist() == [0] * 7
+
+
+@pytest.mark.parametrize("standardise", ["pooled", "off"])
+def test_new_rows_become_the_inputs_that_the_clients_had(standardise: Standardise) -> None:
+    """Also where a category, or a missing value, is in no training sample, or a column is constant."""
+    train = [[(10.0, 0), (20.0, 0)], [(30.0, 1), (40.0, NAN)]]
+    constant = [[(0.1, 0), (0.1, 0)], [(0.1, 0), (0.1, 0)]]
+    for rows in (train, constant):
+        data = held(rows, [[(NAN, 2)], [(25.0, 1)]], [[35.0, 0.0]])
+        raw = data.samples.inputs
+        described = replace(data.samples, table=Encoding("y", COLUMNS))
+        samples = prepare(replace(data, samples=described), COLUMNS, standardise).samples
+        assert torch.equal(Encoder(samples.table)(raw), samples.inputs)
+    assert samples.table.columns[0].missing == 0
 
 
 # The user's own table ---------------------------------------------------------------------------------------------
@@ -186,7 +202,7 @@ def test_a_column_that_names_the_client_and_numbers_to_predict(tmp_path: Path) -
             {},
             "south.csv: no row has a value in column 'ill'",
         ),
-        ({"south.csv": ""}, {}, "south.csv: not a table"),
+        ({"south.csv": ""}, {}, "south.csv: is empty"),
         (
             {"south.csv": "," * 100_000 + "ill\n"},
             {},
@@ -277,7 +293,7 @@ def test_a_table_of_many_columns_takes_time_in_proportion(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No column of numbers is looked at by itself: that took 41 seconds for 20,000 of them."""
-    parse = table._parsed
+    parse = table.parse_numbers
     rows = numpy.random.default_rng(1).normal(size=(20, 3000)).round(3)
     frame = pandas.DataFrame(rows, columns=[f"gene {index}" for index in range(3000)]).assign(
         ill=[0, 1] * 10
@@ -285,7 +301,7 @@ def test_a_table_of_many_columns_takes_time_in_proportion(
     frame.to_csv(tmp_path / "own.csv", index=False)
     parsed: list[str] = []
     monkeypatch.setattr(
-        table, "_parsed", lambda column: parsed.append(column.name) or parse(column)
+        table, "parse_numbers", lambda column: parsed.append(column.name) or parse(column)
     )
     samples = load(tmp_path, files="own.csv", categories=[])
     assert torch.equal(samples.inputs, torch.as_tensor(rows))

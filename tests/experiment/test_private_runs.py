@@ -16,7 +16,7 @@ from clientwise.experiment.describe import describe
 from clientwise.experiment.presets import merge
 from clientwise.experiment.validation import deployment_issues
 from clientwise.privacy.accountant import Accountant
-from clientwise.report.views import overview
+from clientwise.report.views import audit_round, overview
 from clientwise.runs.folder import RunFolder
 
 LANE = "checkpoints/lane-1.safetensors"
@@ -244,3 +244,8 @@ def test_an_empty_cohort_still_releases_noise(tmp_path: Path) -> None:
         cw.run(given, tmp_path / "run")
     model = load_file(tmp_path / "run" / LANE)["model"]
     assert float(model.std()) > 1.0  # the noise of two rounds
+
+
+def test_the_audit_explains_weights_with_public_constants(tmp_path: Path) -> None:
+    cw.run(config(changed(criteria=TWO, normalise=PUBLIC), rounds=1), tmp_path / "run")
+    assert "class_balance" in str(audit_round(RunFolder(tmp_path / "run"), "private", 1, 1))

@@ -53,7 +53,8 @@ def test_a_config_as_typed_values() -> None:
     method = config.method("A")
     assert method is not None
     assert [criterion.called for criterion in method.criteria] == ["size", "label_diversity"]
-    assert (method.normaliser, method.threshold, method.bounds) == ("max", 2.0, Bounds(cap=0.2))
+    assert method.normaliser == Part("max", {})
+    assert (method.threshold, method.bounds) == (2.0, Bounds(cap=0.2))
     assert (method.before, method.has_rule) == ((Part("clip", {"times": 1.0}),), True)
     other = config.method("B")
     assert other is not None

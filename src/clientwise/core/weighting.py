@@ -177,6 +177,8 @@ def weigh(
     score.check(names)
     normaliser = normalise or score.default_normaliser
     check_normaliser(score, normaliser)
+    if any(option.required for option in NORMALISERS.options(normaliser)):
+        raise ValueError(f"normalise = {normaliser!r} has options: divide by constants yourself")
     raw = torch.stack(list(columns.values()), dim=1)
     if len(raw) == 0:
         return numpy.zeros(0)

@@ -10,8 +10,9 @@ from torch import Tensor
 
 from ..core.scores import SCORES, Score
 from ..core.weighting import NORMALISERS, Normaliser, divide, to_weights
+from ..registry import Part
 from ..runs.folder import RunFolder
-from ..runs.recorded import RecordedMethod, build
+from ..runs.recorded import RecordedMethod, build, with_options
 from ..runs.rows import CriterionRow, ParticipantRow, RoundRow
 from .chain import PRIOR, Chain, Place, described, places
 from .document import Cell, percent_of
@@ -207,10 +208,15 @@ def weighing(parts: RecordedMethod | None, priority: Sequence[str] | None) -> We
         score.check(names)
     except ValueError:
         return None
-    normaliser = parts.normaliser or score.default_normaliser
-    if normaliser not in NORMALISERS:
+    part = parts.normaliser or Part(score.default_normaliser, {})
+    if part.name not in NORMALISERS:
         return None
-    return Weighing(names, score, NORMALISERS.get(normaliser), described(parts.score))
+    try:
+        normaliser = with_options(NORMALISERS, part)
+        normaliser(torch.ones(1, len(names)))
+    except ValueError:
+        return None
+    return Weighing(names, score, normaliser, described(parts.score))
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cache, cached_property, lru_cache
+from functools import cache, cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -204,7 +204,7 @@ class RecordedMethod:
     name: str
     criteria: tuple[Part, ...] = ()
     score: Part | None = None
-    normaliser: str | None = None  # None: the score's own
+    normaliser: Part | None = None  # None: the score's own
     evidence: Part | None = None
     bounds: Bounds | None = None
     before: tuple[Part, ...] = ()
@@ -272,12 +272,17 @@ def build(registry: Registry[Any], part: Part) -> Any:
     """
     if part.name not in registry:
         return None
-    found = registry.get(part.name)
     try:
-        options = _options_of(registry, part.name, found).model_validate(part.options)
-        return found(**dict(options))
+        return with_options(registry, part)()
     except ValueError:  # pydantic's ValidationError is one
         return None
+
+
+def with_options(registry: Registry[Any], part: Part) -> partial[Any]:
+    """What a recorded part of this library names, with its options; ValueError for others."""
+    found = registry.get(part.name)
+    options = _options_of(registry, part.name, found).model_validate(part.options)
+    return partial(found, **dict(options))
 
 
 @cache  # building a model takes milliseconds, and a report has thousands of audits
@@ -294,12 +299,11 @@ def _method(table: Mapping[str, Any]) -> RecordedMethod | None:
     name = _text(table.get("name"))
     if name is None:
         return None
-    normaliser = _part(table.get("normalise"))
     return RecordedMethod(
         name=name,
         criteria=_parts(table.get("criteria")),
         score=_part(table.get("score")),
-        normaliser=normaliser.name if normaliser else None,
+        normaliser=_part(table.get("normalise")),
         evidence=_part(table.get("evidence")),
         bounds=_bounds(table.get("bounds")),
         before=_parts(table.get("before")),
