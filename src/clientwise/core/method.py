@@ -12,6 +12,7 @@ from .bounds import Bounds
 from .clock import Clock, Pace
 from .criteria import Criterion, Memory, make_criterion
 from .evidence import Evidence
+from .fixed_point import SecureAggregation
 from .priority import Adjustment
 from .rules import Rule
 from .sampling import sample_clients
@@ -49,6 +50,8 @@ class Method:
     brake: float | None = None
     control: Control | None = None  # not federated, for comparison
     pace: Pace = field(default_factory=Pace)  # when a round ends, if clients take time
+    secure: SecureAggregation | None = None  # the server learns the weighted sum alone
+    uses_sums: bool = True  # the normaliser divides by the cohort's sums
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -75,7 +78,7 @@ class Method:
     @property
     def keeps_models(self) -> bool:
         """Whether the models of a round are kept until its end, instead of folded into sums."""
-        if self.evidence or self.bounds or self.before or self.rule:
+        if self.evidence or self.bounds or self.before or self.rule or self.secure:
             return True
         return self.needs("models") or self.needs("whole_cohort")
 

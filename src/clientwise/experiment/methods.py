@@ -13,13 +13,14 @@ from ..core.bounds import Bounds
 from ..core.clock import Pace
 from ..core.criteria import CRITERIA, make_criterion
 from ..core.evidence import EVIDENCE
+from ..core.fixed_point import SecureAggregation
 from ..core.method import Control, Method
 from ..core.priority import ADJUSTMENTS
 from ..core.rules import RULES
 from ..core.scores import SCORES, Score
 from ..core.server_step import SERVER_STEPS
 from ..core.types import LocalTraining
-from ..core.weighting import NORMALISERS
+from ..core.weighting import NORMALISERS, DividesBySums
 from ..registry import Part, Registry
 from .parts import PartOf, make, make_if_named
 from .settings import FineTune, Training, TrainingOverride
@@ -43,6 +44,15 @@ class WeightBounds(ConfigTable):
     def build(self) -> Bounds:
         """The bounds."""
         return Bounds(**self.model_dump())
+
+
+@with_fields(fields_of(SecureAggregation))
+class SecureAggregationSettings(ConfigTable):
+    """Secure aggregation: the server learns the weighted sum of the updates alone (docs/privacy.md)."""
+
+    def build(self) -> SecureAggregation:
+        """The settings."""
+        return SecureAggregation(**self.model_dump())
 
 
 Criteria = Annotated[
@@ -117,6 +127,12 @@ class MethodSettings(ConfigTable):
         None, description="When a round ends, where clients take time; see [methods.pace]."
     )
 
+    secure_aggregation: SecureAggregationSettings | None = Field(
+        None,
+        description="Hide every client's update, criteria and weight from the server, which learns "
+        "their weighted sum alone; an empty table takes the defaults. Default: off.",
+    )
+
     def unlike_fedavg(self) -> list[str]:
         """The keys that differ from FedAvg's."""
         mine = self.to_dict()
@@ -159,6 +175,8 @@ class MethodSettings(ConfigTable):
             fine_tune=self._server_training(training),
             line_search=self.fine_tune is not None and self.fine_tune.line_search,
             pace=self.pace.build() if self.pace else Pace(),
+            secure=self.secure_aggregation.build() if self.secure_aggregation else None,
+            uses_sums=isinstance(NORMALISERS.declared(normalise.name), DividesBySums),
         )
 
     def _server_training(self, training: Training) -> LocalTraining | None:
