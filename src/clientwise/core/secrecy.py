@@ -21,11 +21,11 @@ from .fixed_point import Fixed, FixedPoint, SecureAggregation
 from .guard import inspect_measurements, inspect_updates, inspect_values
 from .method import Method, Plan
 from .problem import Problem
-from .types import Candidate, ModelSpec, Refusal, ServerState, Task, Updates
+from .types import Candidate, Refusal, ServerState, Task, Updates
 from .weighting import divide
 
 CRITERIA_BITS = 64  # of the sums of the criteria, which are few
-LARGEST_ERROR = 1e-3  # of a sum of updates, as a share of n·clip
+LARGEST_COARSENESS = 1e-3
 
 
 @dataclass(frozen=True)
@@ -34,13 +34,19 @@ class SecretScores:
 
     Args:
         method: a method with `secure`.
-        problem: what the largest values of criteria may depend on.
+        highest_criteria: the largest value of every criterion [m].
         cohort: number of clients that a round asks, n.
     """
 
     method: Method
-    problem: Problem
+    highest_criteria: tuple[float, ...]
     cohort: int
+
+    @staticmethod
+    def of(method: Method, problem: Problem, cohort: int) -> SecretScores:
+        """With the largest values that criteria have in a problem."""
+        highs = tuple(criterion.high(problem) for criterion in method.criteria)
+        return SecretScores(method, highs, cohort)
 
     @property
     def secure(self) -> SecureAggregation:
@@ -51,8 +57,7 @@ class SecretScores:
     @property
     def highs(self) -> Tensor:
         """The largest value of every criterion [m]."""
-        highs = [criterion.high(self.problem) for criterion in self.method.criteria]
-        return torch.tensor(highs, dtype=torch.float64)
+        return torch.tensor(self.highest_criteria, dtype=torch.float64)
 
     @property
     def highest(self) -> float:
@@ -79,8 +84,15 @@ class SecretScores:
 
     @property
     def coarseness(self) -> float:
-        """The largest rounding error of the sum of n updates, as a share of the largest such sum."""
-        return self.weighted.error * self.cohort / self.secure.clip
+        """The largest rounding error of the mean of n updates, as a share of `clip`.
+
+        With sums, where all clients are alike; without, where their scores sum to 1.
+        """
+        total = min(1.0, self.highest)
+        if self.method.uses_sums:
+            alike = torch.full_like(self.highs, 1 / self.cohort)
+            total = self.cohort * float(self.method.score(self.method.names, alike[None])[0])
+        return self.weighted.error * self.cohort / (self.secure.clip * total)
 
     def encode_criteria(self, raw: Tensor) -> Fixed:
         """One client's criteria [m] in fixed point."""
@@ -98,18 +110,18 @@ class SecretScores:
         score = float(self.method.score(self.method.names, values[None])[0])
         return min(max(score, 0.0), self.highest)
 
-    def clipped(self, update: Tensor, spec: ModelSpec) -> Tensor:
-        """An update [d] that is no longer than `clip`, in float64."""
+    def clipped(self, update: Tensor, num_parameters: int) -> Tensor:
+        """An update [d] whose parameters, the first values, are no longer than `clip`, in float64."""
         result = update.detach().cpu().double()
-        norm = float(torch.linalg.vector_norm(result[: spec.num_parameters]))
+        norm = float(torch.linalg.vector_norm(result[:num_parameters]))
         if norm > self.secure.clip:
-            result[: spec.num_parameters] *= self.secure.clip / norm
+            result[:num_parameters] *= self.secure.clip / norm
         return result.clamp(-self.secure.clip, self.secure.clip)
 
-    def encode_vector(self, score: float, update: Tensor, spec: ModelSpec) -> Fixed:
+    def encode_vector(self, score: float, update: Tensor, num_parameters: int) -> Fixed:
         """[s, s·Δ] of one client in fixed point [1 + d]."""
         first = self.total.encode(torch.tensor([score], dtype=torch.float64))
-        rest = self.weighted.encode(score * self.clipped(update, spec))
+        rest = self.weighted.encode(score * self.clipped(update, num_parameters))
         return numpy.concatenate([first, rest])
 
     def decode_vector(self, total: Fixed, clients: int) -> tuple[float, Tensor, float]:
@@ -194,7 +206,7 @@ class SecretCohort(Cohort):
         engine: Engine,
     ) -> None:
         super().__init__(asked, state, method, plan, engine)
-        self._scores = SecretScores(method, engine.problem, len(asked))
+        self._scores = SecretScores.of(method, engine.problem, plan.cohort_size)
         self._sum: SecretSum | None = None
 
     def gather(self, task: Task) -> None:
@@ -272,9 +284,9 @@ class SecretCohort(Cohort):
             chunks.append(updates)
             raws.append(raw)
         count = sum(len(chunk.client_ids) for chunk in chunks)
-        needed = scores.secure.needed(len(self.asked))
+        needed = scores.secure.needed(scores.cohort)
         if count < needed:
-            reason = f"only {count} of {len(self.asked)} clients have a usable update"
+            reason = f"only {count} of {scores.cohort} clients have a usable update"
             reason += f", and secure aggregation needs {needed}"
             return SecretSum.void(reason, scores, len(model), refusals)
         arrived = Updates.joined(chunks)
@@ -283,7 +295,7 @@ class SecretCohort(Cohort):
         own = [scores.score(row, sums) for row in raw]
         total: Fixed | None = None
         for score, trained in zip(own, arrived.models, strict=True):
-            one = scores.encode_vector(score, trained - model, engine.spec)
+            one = scores.encode_vector(score, trained - model, engine.spec.num_parameters)
             total = one if total is None else total + one
         assert total is not None
         found, update, error = scores.decode_vector(total, count)
@@ -297,7 +309,7 @@ class SecretCohort(Cohort):
             training_loss=arrived.training_loss,
             seconds=arrived.seconds,
             refusals=tuple(refusals),
-            notes=(sum_note(count, len(self.asked), error),),
+            notes=(sum_note(count, scores.cohort, error),),
         )
 
     def _sums_of(self, raw: Tensor) -> Tensor:

@@ -30,6 +30,7 @@ from .messages import Issue
 from .methods import MethodSettings
 from .parts import make
 from .schema import Experiment
+from .secure_issues import secure_data_issues, secure_issues
 from .settings import HostileClients
 from .trial import engine_issues, size_issues
 
@@ -153,6 +154,7 @@ def _method_issues(settings: MethodSettings, experiment: Experiment) -> Iterator
     if method.adjust:
         yield from _adjust_issues(method, experiment)
     yield from _clock_issues(settings, method, experiment)
+    yield from secure_issues(settings, method, experiment)
     if settings.control:
         yield from _control_issues(settings, experiment)
 
@@ -318,6 +320,7 @@ def _data_issues(
     issues = [
         *_problem_issues(experiment, samples.problem),
         *_client_issues(experiment, len(divided.train), names),
+        *secure_data_issues(experiment, samples.problem, len(divided.train)),
     ]
     if issues:
         return issues
