@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from ..core.method import Method
@@ -32,6 +33,11 @@ REFUSED = {
     "clients inside the masked sum is not implemented: use either of the two",
 }
 NOT_SUPPORTED = "is not supported together with secure aggregation: remove one of the two"
+
+
+def has_secrets(experiment: Experiment) -> bool:
+    """Whether a method of the experiment uses secure aggregation."""
+    return any(method.secure_aggregation for method in experiment.methods)
 
 
 def secure_issues(
@@ -86,6 +92,23 @@ def secure_data_issues(
             else:
                 hint += ": use bits = 64"
             yield f"{place}.bits = {method.secure.bits}", hint
+
+
+def identity_issues(experiment: Experiment) -> Iterator[Issue]:
+    """Clients of a deployment without an identity key of their own."""
+    if not has_secrets(experiment):
+        return
+    identities = experiment.flower.identities
+    keys = list(identities.values())
+    for name in experiment.flower.clients:
+        key = identities.get(name)
+        if key is None:
+            hint = "has no identity: add the public key that deploy/node-key.sh printed on its node"
+            yield "flower.identities", f"{name!r} {hint}"
+        elif not re.fullmatch("[0-9a-f]{64}", key):
+            yield f"flower.identities.{name}", "must be 64 hex digits, an Ed25519 public key"
+        elif keys.count(key) > 1:
+            yield f"flower.identities.{name}", "is another client's key, too: every node has its own"
 
 
 def _score_issues(settings: MethodSettings, method: Method) -> Iterator[Issue]:

@@ -13,9 +13,10 @@ from ..engine.wrapping import EmbeddedEngine
 from ..experiment.build import choose_hostile
 from ..experiment.runner import Connect
 from ..experiment.schema import Experiment
+from ..experiment.secure_issues import has_secrets
 from .claims import Claims
 from .engine import Connected, FlowerEngine
-from .secure_wire import has_secrets, identities_of, simulated_identities
+from .secure_wire import identities_of, simulated_identities
 from .signing import Signer
 
 log = logging.getLogger("flwr.clientwise")  # a child of Flower's logger: `flwr log` shows it

@@ -27,6 +27,7 @@ from ..data.datasets import DataError
 from ..engine.wrapping import EmbeddedEngine
 from ..experiment.build import build_plan
 from ..experiment.schema import Experiment
+from ..experiment.secure_issues import has_secrets
 from ..secure.client import SecureClient
 from ..secure.primitives import Masked
 from ..secure.terms import KEYS, MASK, SHARES, Message, ProtocolError, Sum, Terms
@@ -35,7 +36,6 @@ from .secure_wire import (
     CRITERIA,
     SECURE,
     Step,
-    has_secrets,
     identities_of,
     read_step,
     simulated_identities,

@@ -131,8 +131,3 @@ def simulated_identities(experiment: Experiment, num_clients: int) -> dict[int, 
     for client in range(num_clients):
         keys[client] = simulated_identity(experiment, client).public_key()
     return {client: key.public_bytes_raw() for client, key in keys.items()}
-
-
-def has_secrets(experiment: Experiment) -> bool:
-    """Whether the experiment's method uses secure aggregation."""
-    return any(method.secure_aggregation for method in experiment.methods)

@@ -19,9 +19,9 @@ from ..errors import ClientwiseError
 from ..experiment.build import count_clients
 from ..experiment.runner import Connect
 from ..experiment.schema import Experiment
+from ..experiment.secure_issues import has_secrets
 from .client_app import client_app
 from .connections import connector, simulated_clients
-from .secure_wire import has_secrets
 
 # At most: a node can play many clients, and Flower's time grows with the number of nodes
 SIMULATED_NODES = 64
