@@ -37,7 +37,7 @@ def check_sums(parties: Parties) -> dict[str, list[int]]:
     share=st.sampled_from([0.5, 2 / 3]),
     gone=st.lists(st.tuples(st.sampled_from(STEPS), st.integers(0, 6)), max_size=3),
 )
-@settings(max_examples=40)
+@settings(max_examples=20)
 def test_a_total_is_the_sum_of_the_clients_in_it_whoever_drops_out_and_when(
     cohort: int, share: float, gone: list[tuple[str, int]]
 ) -> None:

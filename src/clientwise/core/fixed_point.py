@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ..registry import OpenShare, PositiveFloat
 
+FLOAT64_ERROR = 2.0**-51  # relative, of a product, a conversion and a quotient
 Fixed = NDArray[Any]  # unsigned integers, whose sums are modulo 2^bits
 
 
@@ -22,7 +23,7 @@ class FixedPoint:
     """Numbers as integers modulo 2^bits, so that a sum of n of them cannot overflow.
 
     x becomes round(x·scale), with scale = (2^(bits−1) − 1 − n)/(n·limit). The rounding error of a sum
-    of n numbers is at most n/(2·scale).
+    of n numbers is at most n·`error`.
 
     Args:
         bits: 32 or 64.
@@ -47,8 +48,8 @@ class FixedPoint:
 
     @property
     def error(self) -> float:
-        """The largest rounding error of one number."""
-        return 0.5 / self.scale
+        """The largest rounding error of one number; for 64 bits, float64's own error is larger."""
+        return 0.5 / self.scale + self.limit * FLOAT64_ERROR
 
     def encode(self, values: Tensor) -> Fixed:
         """The values [d] as unsigned integers."""

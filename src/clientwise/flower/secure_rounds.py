@@ -132,12 +132,12 @@ class SecureRound:
             requests[client] = write_step(one, content)
         for client, content in self._exchange(requests):
             if isinstance(content, str):
-                self._gone[client] = f"{step}: {content}"
+                self._gone.setdefault(client, f"{step}: {content}")
                 continue
             try:
                 yield client, read_reply(content)
             except Exception as error:  # nothing a client sends ends the run
-                self._gone[client] = f"{step}: {why_unreadable(error)}"
+                self._gone.setdefault(client, f"{step}: {why_unreadable(error)}")
 
     def _refusals(self, clients: Sequence[int]) -> tuple[Refusal, ...]:
         """The clients that are not in the sum, with the reasons."""
