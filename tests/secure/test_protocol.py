@@ -50,21 +50,45 @@ def test_a_total_is_the_sum_of_the_clients_in_it_whoever_drops_out_and_when(
     try:
         clients = check_sums(parties)
     except VoidError as reason:
-        assert str(threshold) in str(reason)
-        assert cohort - len({client for _, client in gone}) < threshold
+        left = cohort - len({client for _, client in gone})
+        assert left < threshold or "between the two sums" in str(reason)
         return
     assert len(clients["vector"]) >= threshold
     assert set(clients["vector"]) <= set(clients["criteria"])
+    assert len(clients["criteria"]) - len(clients["vector"]) != 1
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_a_client_vanishes_in_every_step(step: str) -> None:
-    parties = Parties(some_terms(), lambda now, one, sent: None if (now, one) == (step, 3) else sent)
-    clients = check_sums(parties)
+@pytest.mark.parametrize("who", [(3,), (1, 3)])
+def test_clients_vanish_in_every_step(step: str, who: tuple[int, ...]) -> None:
+    """One alone between the two sums makes the round void: their difference would be its score."""
+    parties = Parties(
+        some_terms(6, 4), lambda now, one, sent: None if now == step and one in who else sent
+    )
     sent_criteria = STEPS.index(step) > STEPS.index("mask criteria")
     sent_vector = STEPS.index(step) > STEPS.index("mask vector")
+    if sent_criteria and not sent_vector and len(who) == 1:
+        with pytest.raises(VoidError, match="one client dropped out between the two sums"):
+            parties.run()
+        assert all(one.state["done"] <= STEPS.index("unmask vector") for one in parties.clients.values())
+        return
+    clients = check_sums(parties)
     assert (3 in clients["criteria"]) == sent_criteria
     assert (3 in clients["vector"]) == sent_vector
+
+
+def test_a_client_refuses_a_list_that_lacks_one_client_of_the_sum_before() -> None:
+    """A server that deviates cannot learn one client's score so."""
+
+    def requests(step: str, client: int, message: Any) -> Any:
+        return {"survivors": [0, 1, 2, 3, 4]} if step == "confirm vector" else message
+
+    parties = Parties(some_terms(6, 4), requests=requests)
+    with pytest.raises(VoidError):
+        parties.run()
+    reasons = set(parties.refusals.values())
+    assert len(reasons) == 2
+    assert any("between the two sums" in reason for reason in reasons)
 
 
 @pytest.mark.parametrize("step", STEPS)
@@ -150,12 +174,12 @@ def test_garbage_shares_are_left_out_and_the_round_goes_on() -> None:
             return message | {"packets": garbage}
         if step == "unmask vector" and client == 0:
             return message | {"shares": {name: "cd" * 16 for name in message["shares"]}}
-        if step == "mask vector" and client == 4:
+        if step == "mask vector" and client in (4, 5):
             return None
         return message
 
-    parties = Parties(some_terms(6, 4), replies)
-    assert check_sums(parties)["vector"] == [0, 1, 2, 3, 5]
+    parties = Parties(some_terms(7, 4), replies)
+    assert check_sums(parties)["vector"] == [0, 1, 2, 3, 6]
     assert "client 0 sent a wrong share of client 4's secret" in parties.server.notes
 
 
@@ -164,7 +188,7 @@ def test_a_client_that_shared_garbage_and_vanishes_makes_the_round_void() -> Non
         if step == "shares" and client == 2:
             garbage = {name: "ab" * (len(one) // 2) for name, one in message["packets"].items()}
             return message | {"packets": garbage}
-        if step == "mask vector" and client == 2:
+        if step == "mask criteria" and client == 2:
             return None
         return message
 
@@ -189,7 +213,7 @@ def test_a_client_that_shared_another_secret_and_vanishes_makes_the_round_void(
         return reply
 
     monkeypatch.setattr(parties.clients[2], "shares", lie)
-    parties.replies = lambda step, one, sent: None if (step, one) == ("mask vector", 2) else sent
+    parties.replies = lambda step, one, sent: None if (step, one) == ("mask criteria", 2) else sent
     with pytest.raises(VoidError, match="client 2 vanished after it shared a wrong secret"):
         parties.run()
 
@@ -245,7 +269,9 @@ def test_a_client_reveals_nothing_for_a_list_that_others_did_not_sign() -> None:
         if step != "unmask criteria":
             return message
         known = parties.server
-        text = signed_survivors(parties.terms, "roster", "criteria", known.survivors, digest(None))
+        text = signed_survivors(
+            parties.terms, "roster", "criteria", known.survivors, known.survivors, digest(None)
+        )
         forged = Ed25519PrivateKey.generate().sign(text).hex()
         return {"signatures": dict.fromkeys(message["signatures"], forged)}
 

@@ -17,16 +17,18 @@ from .schema import Experiment
 KEY = "secure_aggregation"
 FEWEST = 3  # clients in a round: of two, each knows the other's update from the sum
 SEES_MODELS = "compares single updates, which the server does not see under secure aggregation"
-ALLOWED = {"adapt_loss", "brake", "criteria", "fine_tune", "normalise", "score", "server_step"}
+ALLOWED = {"adapt_loss", "criteria", "fine_tune", "normalise", "score", "server_step"}
 ALLOWED |= {"name", "training", KEY}
 # Keys that differ from FedAvg's and are not allowed: why, and what to use instead
 REFUSED = {
-    "evidence": f"{SEES_MODELS}: use criteria that clients measure, and brake",
+    "evidence": f"{SEES_MODELS}: use criteria that clients measure",
     "rule": f"{SEES_MODELS}: leave it out; secure_aggregation.clip bounds the norm of every update",
     "before": f"{SEES_MODELS}: remove it; clients clip their own updates (secure_aggregation.clip)",
     "bounds": "needs all weights, which the server does not see under secure aggregation: remove it",
     "adjust": "evaluates several weighted sums of the same updates, from which the server can compute "
     "every update: use a fixed order of priority",
+    "brake": "keeps the old model after its sum is known, and the next sum of updates of the same model "
+    "would differ by the clients that dropped out: remove it",
     "pace": "lets updates of other rounds in, and masks cancel within one round: remove it",
     "control": "has no clients that send anything: remove secure_aggregation",
     "privacy": "noise of the server is added after the sum is known, and noise in shares by the "

@@ -37,6 +37,7 @@ from .terms import (
     CONFIRM,
     KEYS,
     MASK,
+    ONE_GONE,
     SHARES,
     UNMASK,
     Message,
@@ -159,6 +160,8 @@ class SecureClient:
         if self.client not in survivors:
             raise ProtocolError("the server names this client as dropped, and asks it to go on")
         self._check_enough(len(survivors), "are in the sum")
+        if self.terms.exposes_one(purpose, len(peers), len(survivors)):
+            raise ProtocolError(ONE_GONE)
         signature = self._identity.sign(self._about_survivors(purpose, survivors))
         lists = self.state.get("survivors", {}) | {purpose: survivors}
         self._note(step, survivors=lists)
@@ -285,8 +288,9 @@ class SecureClient:
 
     def _about_survivors(self, purpose: str, survivors: list[int]) -> bytes:
         roster = roster_digest(self.state["roster"])
+        peers = self.state["peers"][purpose]
         broadcast = self.state["broadcasts"][purpose]
-        return signed_survivors(self.terms, roster, purpose, survivors, broadcast)
+        return signed_survivors(self.terms, roster, purpose, peers, survivors, broadcast)
 
     def _check_enough(self, count: int, what: str) -> None:
         if count < self.terms.threshold:

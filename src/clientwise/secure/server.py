@@ -28,7 +28,16 @@ from .statements import (
     self_mask,
     signed_survivors,
 )
-from .terms import Message, ProtocolError, Terms, VoidError, digest, read_bytes, read_table
+from .terms import (
+    ONE_GONE,
+    Message,
+    ProtocolError,
+    Terms,
+    VoidError,
+    digest,
+    read_bytes,
+    read_table,
+)
 
 HASH_BYTES = 32
 
@@ -136,13 +145,17 @@ class SecureServer:
     def close_sum(self, purpose: str) -> Message:
         """No more values count; the request to confirm who is in the sum."""
         self._enough(len(self._survivors), "sent their masked values")
+        if self.terms.exposes_one(purpose, len(self._peers), len(self._survivors)):
+            raise VoidError(ONE_GONE)
         return {"survivors": self._survivors}
 
     def take_confirmed(self, purpose: str, replies: Mapping[int, Message]) -> Message:
         """Signatures of the list; the request to unmask."""
         roster = roster_digest({name: {"keys": one["keys"]} for name, one in self._roster.items()})
         broadcast = digest(self._broadcast)
-        text = signed_survivors(self.terms, roster, purpose, self._survivors, broadcast)
+        text = signed_survivors(
+            self.terms, roster, purpose, self._peers, self._survivors, broadcast
+        )
         self._signatures = {}
 
         def read(client: int, reply: Message) -> None:

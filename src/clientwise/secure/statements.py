@@ -28,10 +28,15 @@ def signed_keys(terms: Terms, client: int, keys: Mapping[str, str]) -> bytes:
 
 
 def signed_survivors(
-    terms: Terms, roster: str, purpose: str, survivors: list[int], broadcast: str
+    terms: Terms,
+    roster: str,
+    purpose: str,
+    peers: list[int],
+    survivors: list[int],
+    broadcast: str,
 ) -> bytes:
-    """What a client signs about who is in a sum."""
-    return encode("survivors", terms.context, roster, purpose, survivors, broadcast)
+    """What a client signs about who masked a sum, and who is in it."""
+    return encode("survivors", terms.context, roster, purpose, peers, survivors, broadcast)
 
 
 def commitment(terms: Terms, owner: int, holder: int, purpose: str, kind: str, value: str) -> str:
