@@ -29,7 +29,12 @@ from .data.features import FEATURES
 from .data.partition import PARTITIONS
 from .experiment import settings
 from .experiment.matrix import MatrixSettings
-from .experiment.methods import MethodSettings, PaceSettings, WeightBounds
+from .experiment.methods import (
+    MethodSettings,
+    PaceSettings,
+    SecureAggregationSettings,
+    WeightBounds,
+)
 from .experiment.named import METHODS
 from .experiment.schema import Experiment
 from .experiment.tables import ConfigTable
@@ -135,6 +140,7 @@ _SECTIONS: tuple[tuple[str, type[ConfigTable]], ...] = (
     ("[[methods]]", MethodSettings),
     ("[methods.bounds]", WeightBounds),
     ("[methods.pace]", PaceSettings),
+    ("[methods.secure_aggregation]", SecureAggregationSettings),
     ("[matrix]", MatrixSettings),
 )
 

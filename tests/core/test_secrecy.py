@@ -22,7 +22,6 @@ from clientwise.core.weighting import no_scale
 from clientwise.engine.wrapping import EmbeddedEngine
 
 
-
 @pytest.fixture
 def small_engine(make_engine: Callable[..., EmbeddedEngine]) -> EmbeddedEngine:
     return make_engine()
@@ -58,7 +57,8 @@ def test_the_largest_sum_does_not_overflow(bits: int, clients: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("share", "cohort", "needed"), [(2 / 3, 3, 3), (2 / 3, 6, 5), (0.5, 4, 3), (0.5, 5, 3), (0.9, 10, 10)]
+    ("share", "cohort", "needed"),
+    [(2 / 3, 3, 3), (2 / 3, 6, 5), (0.5, 4, 3), (0.5, 5, 3), (0.9, 10, 10)],
 )
 def test_the_threshold_is_more_than_the_share(share: float, cohort: int, needed: int) -> None:
     assert SecureAggregation(threshold=share).needed(cohort) == needed
@@ -87,8 +87,12 @@ def test_a_round_differs_from_the_clear_one_by_the_reported_rounding(
         clear = replace(clear, normaliser=no_scale)
     secret = replace(clear, secure=SecureAggregation(bits=bits, clip=5.0), uses_sums=uses_sums)  # type: ignore[arg-type]
     plan = Plan(seed=1, cohort_size=small_engine.num_clients)
-    expected, known = run_round(first_state(small_engine.initial_model, clear, small_engine), clear, plan, small_engine)
-    found, record = run_round(first_state(small_engine.initial_model, secret, small_engine), secret, plan, small_engine)
+    expected, known = run_round(
+        first_state(small_engine.initial_model, clear, small_engine), clear, plan, small_engine
+    )
+    found, record = run_round(
+        first_state(small_engine.initial_model, secret, small_engine), secret, plan, small_engine
+    )
     (note,) = record.notes
     assert f"{small_engine.num_clients} of {small_engine.num_clients} clients" in note
     bound = float(note.rsplit(" ", 1)[1])

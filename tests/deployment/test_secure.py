@@ -69,7 +69,9 @@ def start(federation: Federation, seconds: float) -> None:
 def first_round(federation: Federation) -> tuple[dict[str, list[bytes]], Tensor]:
     """What only each client knows about round 1, as bytes to look for; and the initial model."""
     experiment = load_experiment(federation.app / "federation" / "experiment.toml")
-    data, hostile = build_data(experiment, from_files(experiment).samples, 1, from_files(experiment))
+    data, hostile = build_data(
+        experiment, from_files(experiment).samples, 1, from_files(experiment)
+    )
     executor = build_executor(experiment, data.samples, torch.device("cpu"))
     (method,) = experiment.build_methods()
     engine = build_engine(experiment, data, hostile, 1, executor)
@@ -178,7 +180,11 @@ def test_the_server_learns_the_sum_alone_and_survives_members_that_vanish(
         return text in str(federation.query("SELECT notes FROM rounds"))
 
     federation.kill("ward-d")
-    federation.wait_for(lambda: noted("3 of 4 clients are in the sum"), 8 * seconds, "three members")
+    federation.wait_for(
+        lambda: noted("3 of 4 clients are in the sum"), 8 * seconds, "three members"
+    )
     federation.kill("ward-c")
-    federation.wait_for(lambda: noted("the round is void: only 2 of 4"), 8 * seconds, "a void round")
+    federation.wait_for(
+        lambda: noted("the round is void: only 2 of 4"), 8 * seconds, "a void round"
+    )
     assert noted("the model stays as it was")

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 
 from clientwise.errors import ConfigError
 from clientwise.experiment.config import load_experiment
-from clientwise.experiment.secure_issues import ALLOWED, REFUSED, identity_issues
 from clientwise.experiment.methods import MethodSettings
+from clientwise.experiment.secure_issues import ALLOWED, REFUSED, identity_issues
 from clientwise.experiment.validation import validate
 
 CRITERIA = ["label_diversity", "dataset_size"]
@@ -33,7 +34,12 @@ def refusal(tiny: dict[str, Any], method: dict[str, Any], **changes: Any) -> str
         {},
         {"criteria": ["dataset_size"]},
         {"score": "mean"},
-        {"score": {"name": "weighted_mean", "weights": {"label_diversity": 1.0, "dataset_size": 2.0}}},
+        {
+            "score": {
+                "name": "weighted_mean",
+                "weights": {"label_diversity": 1.0, "dataset_size": 2.0},
+            }
+        },
         {"score": "product", "normalise": "sum"},
         {"criteria": ["class_balance"], "score": "product"},
         {"server_step": "adam", "fine_tune": {}, "adapt_loss": "class_weights"},
@@ -54,7 +60,12 @@ def test_what_works_together(tiny: dict[str, Any], method: dict[str, Any]) -> No
         ({"evidence": "history"}, "use criteria that clients measure"),
         ({"score": {"name": "owa", "quantifier": "most"}}, 'use "prioritized", "mean"'),
         (
-            {"score": {"name": "choquet", "importances": {"label_diversity": 0.5, "dataset_size": 0.5}}},
+            {
+                "score": {
+                    "name": "choquet",
+                    "importances": {"label_diversity": 0.5, "dataset_size": 0.5},
+                }
+            },
             'use "prioritized", "mean"',
         ),
         ({"rule": "median"}, "secure_aggregation.clip bounds the norm"),
@@ -75,8 +86,6 @@ def test_what_works_together(tiny: dict[str, Any], method: dict[str, Any]) -> No
 def test_what_needs_single_models_or_weights_is_refused(
     tiny: dict[str, Any], method: dict[str, Any], reason: str
 ) -> None:
-    import re
-
     assert re.search(reason, refusal(tiny, method))
 
 
@@ -109,7 +118,10 @@ def test_every_key_of_a_method_is_allowed_or_refused_with_a_reason() -> None:
 
 
 def test_every_member_of_a_deployment_has_an_identity(tiny: dict[str, Any]) -> None:
-    flower = {"clients": ["a", "b", "c", "d"], "identities": {"a": "0" * 64, "b": "0" * 64, "c": "x"}}
+    flower = {
+        "clients": ["a", "b", "c", "d"],
+        "identities": {"a": "0" * 64, "b": "0" * 64, "c": "x"},
+    }
     method = {"name": "secret", "secure_aggregation": {}}
     off = {"evaluation": {"clients_every": 0}}
     experiment = load_experiment(tiny | off | {"flower": flower, "methods": [method]})

@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from clientwise.secure.client import SecureClient
 from clientwise.secure.primitives import Masked, value_type
 from clientwise.secure.server import SecureServer
-from clientwise.secure.terms import Message, ProtocolError, Sum, Terms
+from clientwise.secure.terms import Message, Sum, Terms
 
 SUMS = (Sum("criteria", 2, 64), Sum("vector", 5, 32))
 # What happens to an answer: (step, client, message) -> the message, or None for a client that is gone
@@ -93,14 +93,18 @@ class Parties:
             return client.shares(request)
         if kind == "mask":
             return client.masked(purpose, request, lambda told: self.values[purpose][number])
-        return client.confirm(purpose, request) if kind == "confirm" else client.unmask(purpose, request)
+        return (
+            client.confirm(purpose, request)
+            if kind == "confirm"
+            else client.unmask(purpose, request)
+        )
 
     def run(self) -> dict[str, tuple[list[int], Masked]]:
         """The clients in each sum, and the total."""
         server = self.server
         roster = server.take_keys(self.ask("keys", {client: {} for client in self.clients}))
         everyone = sorted(map(int, roster["roster"]))
-        packets = server.take_shares(self.ask("shares", {client: roster for client in everyone}))
+        packets = server.take_shares(self.ask("shares", dict.fromkeys(everyone, roster)))
         found = {}
         for one in self.terms.sums:
             purpose = one.purpose
@@ -109,7 +113,7 @@ class Parties:
             for client, reply in self.ask(f"mask {purpose}", asked).items():
                 server.add(purpose, client, reply)
             listed = server.close_sum(purpose)
-            present = {client: listed for client in server.survivors}
+            present = dict.fromkeys(server.survivors, listed)
             signed = server.take_confirmed(purpose, self.ask(f"confirm {purpose}", present))
             confirmed = {int(client): signed for client in signed["signatures"]}
             total = server.take_unmasked(purpose, self.ask(f"unmask {purpose}", confirmed))
@@ -119,6 +123,3 @@ class Parties:
 
     def plain_sum(self, purpose: str, clients: list[int]) -> Masked:
         return sum(self.values[purpose][client] for client in clients)  # type: ignore[return-value]
-
-
-__all__ = ["Parties", "ProtocolError", "honest", "some_terms"]

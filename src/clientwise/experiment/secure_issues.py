@@ -110,7 +110,10 @@ def identity_issues(experiment: Experiment) -> Iterator[Issue]:
         elif not re.fullmatch("[0-9a-f]{64}", key):
             yield f"flower.identities.{name}", "must be 64 hex digits, an Ed25519 public key"
         elif keys.count(key) > 1:
-            yield f"flower.identities.{name}", "is another client's key, too: every node has its own"
+            yield (
+                f"flower.identities.{name}",
+                "is another client's key, too: every node has its own",
+            )
 
 
 def _score_issues(settings: MethodSettings, method: Method) -> Iterator[Issue]:
@@ -122,7 +125,6 @@ def _score_issues(settings: MethodSettings, method: Method) -> Iterator[Issue]:
     if not isinstance(NORMALISERS.declared(name), DividesBySums | KeepsUnits):
         hint = "needs more than sums of the criteria, which are all that clients are told: "
         yield "normalise", f'{name} {hint}use "sum", or "none" for criteria with a known range'
-
 
 
 def _flower_issues(experiment: Experiment) -> Iterator[Issue]:

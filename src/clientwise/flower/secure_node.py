@@ -105,9 +105,7 @@ class _Node:
         self._update_key = f"secure update {step.client}"
         (self._method,) = experiment.build_methods()
 
-    def begin(
-        self, content: RecordDict, engine_of: Callable[[Request], EmbeddedEngine]
-    ) -> Message:
+    def begin(self, content: RecordDict, engine_of: Callable[[Request], EmbeddedEngine]) -> Message:
         """Train, measure, and make keys. A round begins once."""
         request, models, _ = read_request(content)
         task = request.task
@@ -185,9 +183,7 @@ class _Node:
         update = unpack(self._context.state.array_records[self._update_key])
         return scores.encode_vector(scores.score(raw, sums), update, facts["num_parameters"])
 
-    def _client(
-        self, terms: Terms, num_clients: int, state: dict[str, Any] | None
-    ) -> SecureClient:
+    def _client(self, terms: Terms, num_clients: int, state: dict[str, Any] | None) -> SecureClient:
         number = self._step.client
         if self._gate is None:
             identities = simulated_identities(self._experiment, num_clients)

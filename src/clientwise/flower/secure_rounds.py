@@ -114,9 +114,7 @@ class SecureRound:
             purpose, dict(self._ask(step_of(CONFIRM, purpose), survivors))
         )
         confirmed = dict.fromkeys(map(int, signed["signatures"]), signed)
-        return server.take_unmasked(
-            purpose, dict(self._ask(step_of(UNMASK, purpose), confirmed))
-        )
+        return server.take_unmasked(purpose, dict(self._ask(step_of(UNMASK, purpose), confirmed)))
 
     def _ask(
         self,
@@ -151,4 +149,3 @@ class SecureRound:
 
 def _with_notes(found: SecretSum, notes: Sequence[str]) -> SecretSum:
     return replace(found, notes=(*found.notes, *notes))
-

@@ -87,9 +87,7 @@ def read_reply(content: RecordDict) -> Message:
     return message
 
 
-def terms_of(
-    run_id: int, seed: int, model: Tensor, task: Task, scores: SecretScores
-) -> Terms:
+def terms_of(run_id: int, seed: int, model: Tensor, task: Task, scores: SecretScores) -> Terms:
     """The public facts of a round. Clients with another model or task compute others."""
     settings = scores.secure
     sums = [Sum(VECTOR, 1 + len(model), settings.bits)]

@@ -258,9 +258,7 @@ class SecureClient:
         text = open_sealed(key, data, self.terms.context.encode()).hex()
         size = 2 * SECRET_BYTES
         pieces = iter([text[start : start + size] for start in range(0, len(text), size)])
-        return {
-            purpose: {kind: next(pieces) for kind in KINDS} for purpose in self.terms.purposes
-        }
+        return {purpose: {kind: next(pieces) for kind in KINDS} for purpose in self.terms.purposes}
 
     def _commitments(
         self, owner: int, holder: int, shares: Mapping[str, Mapping[str, str]]

@@ -234,9 +234,7 @@ class SecureServer:
         else:
             self.notes.append(f"client {holder} sent a wrong share of client {owner}'s secret")
 
-    def _restored(
-        self, purpose: str, client: int, kind: str, shares: Mapping[int, bytes]
-    ) -> bytes:
+    def _restored(self, purpose: str, client: int, kind: str, shares: Mapping[int, bytes]) -> bytes:
         """A client's secret from the shares of others, compared with what the client committed to."""
         if len(shares) < self.terms.threshold:
             raise VoidError(
