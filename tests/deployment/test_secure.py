@@ -112,8 +112,10 @@ def memory_of(pid: int) -> Iterator[bytes]:
             try:
                 memory.seek(begin)
                 while begin < end:
-                    yield memory.read(min(end - begin, MEMORY_AT_ONCE))
+                    chunk = memory.read(min(end - begin, MEMORY_AT_ONCE))
                     begin += MEMORY_AT_ONCE
+                    if chunk.strip(b"\0"):  # not a page that was never used
+                        yield chunk
             except (OSError, ValueError, OverflowError):
                 continue
 
@@ -127,7 +129,7 @@ def server_processes(federation: Federation) -> list[int]:
             environment = (folder / "environ").read_bytes()
         except OSError:
             continue
-        is_server = b"serverapp" in command or b"superlink" in command or b"flower.link" in command
+        is_server = b"flwr-serverapp" in command or b"clientwise.flower.link" in command
         if is_server and str(federation.state).encode() in environment:
             found.append(int(folder.name))
     return found
