@@ -98,7 +98,7 @@ def is_signed(public: bytes, signature: bytes, text: bytes) -> bool:
 
 def split(secret: bytes, threshold: int, holders: Sequence[int]) -> dict[int, bytes]:
     """Shares of a secret for these holders: any `threshold` of them restore it."""
-    shares = Shamir.split(threshold, len(holders), secret)
+    shares = Shamir.split(threshold, len(holders), secret, ssss=False)
     return {holder: share for holder, (_, share) in zip(holders, shares, strict=True)}
 
 
@@ -106,4 +106,5 @@ def combine(shares: Mapping[int, bytes], threshold: int, holders: Sequence[int])
     """The secret behind shares, given by holder; garbage if one of them is wrong."""
     positions = {holder: place for place, holder in enumerate(holders, 1)}
     some = sorted(shares.items())[:threshold]
-    return bytes(Shamir.combine([(positions[holder], share) for holder, share in some]))
+    placed = [(positions[holder], share) for holder, share in some]
+    return bytes(Shamir.combine(placed, ssss=False))

@@ -179,7 +179,7 @@ class SecureServer:
         shares: dict[int, dict[int, bytes]] = {peer: {} for peer in self._peers}
 
         def read(holder: int, reply: Message) -> None:
-            secret = reply.get("own")
+            secret: Any = reply.get("own")
             kind = "self"
             if self._whole[holder][purpose] != commitment(
                 self.terms, holder, -1, purpose, kind, secret
