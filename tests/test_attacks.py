@@ -119,6 +119,29 @@ def test_who_sees_the_honest_updates_sends_what_byzfl_sends(
     torch.testing.assert_close(forged, expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("honest", "hostile", "expected"),
+    [(38, 12, 0.336), (26, 24, 1.43), (6, 4, 0.43), (19, 1, -0.07), (3, 7, 0.97), (1, 1, 0.0)],
+)
+def test_alies_factor_follows_the_numbers_of_clients(
+    honest: int, hostile: int, expected: float
+) -> None:
+    # Φ⁻¹((h − s)/h) with s = ⌊n/2⌋ + 1 − m by a table of the normal distribution; the last two are
+    # outside of the paper, whose attackers are a minority of more than two clients
+    assert attacks.omniscient.largest_factor(honest, hostile) == pytest.approx(expected, abs=0.006)
+    updates = torch.randn(honest, 50, generator=generator(4, "updates"))
+    sent = ATTACKS.get("alie")().forge(knowing(Honest(updates, {}, {}, hostile), torch.zeros(50)))
+    deviation = updates.std(0) if honest > 1 else torch.zeros(50)
+    torch.testing.assert_close(sent, updates.mean(0) + expected * deviation, rtol=0, atol=0.03)
+
+
+def test_mimic_copies_the_client_that_distorts_the_mean_most() -> None:
+    updates = 0.1 * torch.randn(7, 200, generator=generator(5, "updates")) + 3
+    updates[4, :20] += 2.0  # one client differs in a direction of its own
+    forged = ATTACKS.get("mimic")().forge(knowing(seen(updates), torch.zeros(200)))
+    torch.testing.assert_close(forged, updates[4])
+
+
 def farthest(allowed: Callable[[float], bool]) -> float:
     """The largest step that is allowed, as the authors of min-max look for it: by bisection."""
     low, high = 0.0, 1e4

@@ -19,8 +19,7 @@ def directions(count: int, seed: int = 1) -> Tensor:
 
 def seen(history: History, client: int, update: Tensor) -> tuple[History, float]:
     """A round in which one client takes part."""
-    history = history.including([client])
-    rows = history.rows([client])
+    history, rows = history.including([client])
     sketches = sketch(update[None])
     z = history.z(rows, sketches)
     return history.extended(rows, sketches, z), float(z[0])

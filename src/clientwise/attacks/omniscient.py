@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from statistics import NormalDist
 from typing import Annotated
 
 import torch
@@ -52,18 +53,38 @@ class Alie(Omniscient):
     """A little is enough: μ + factor·σ, within the spread of honest updates (Baruch et al. 2019).
 
     Args:
-        factor: how many standard deviations; may be negative.
+        factor: how many standard deviations; may be negative. By default the largest for which, with the
+            votes of enough honest clients beyond it, the attackers still have a majority.
 
     Example:
         >>> Alie(factor=2.0).update(Honest(torch.tensor([[0.0], [2.0]]), {}, {}, 1)).round(decimals=3)
         tensor([3.8280])
     """
 
-    factor: Annotated[float, Ge(-1e30), Le(1e30)] = 1.5
+    factor: Annotated[float, Ge(-1e30), Le(1e30)] | None = None
 
     def update(self, honest: Honest) -> Tensor:
         """μ + factor·σ."""
-        return honest.mean + self.factor * honest.deviation
+        factor = self.factor
+        if factor is None:
+            factor = largest_factor(len(honest.updates), honest.num_hostile)
+        return honest.mean + factor * honest.deviation
+
+
+def largest_factor(honest: int, hostile: int) -> float:
+    """ALIE's z_max: Φ(z_max) = (h − s)/h, where s honest clients give the attackers a majority of n.
+
+    s = ⌊n/2⌋ + 1 − m for m attackers and h = n − m honest clients. Where s leaves the range in which z
+    is finite, the nearest value in it is taken.
+
+    Example:
+        >>> round(largest_factor(honest=26, hostile=24), 3)  # the paper: n = 50, m = 24
+        1.426
+    """
+    supporters = (honest + hostile) // 2 + 1 - hostile
+    share = (honest - supporters) / honest
+    margin = 1 / (2 * honest)
+    return NormalDist().inv_cdf(min(max(share, margin), 1 - margin))
 
 
 @ATTACKS.register("inner_product", SEES_ALL)
@@ -91,6 +112,10 @@ class InnerProduct(Omniscient):
 class Mimic(Omniscient):
     """Sends a copy of one honest client's update, which then counts many times (Karimireddy et al. 2022).
 
+    By default it copies the client whose update lies farthest along the first principal component of the
+    honest updates of the round: copies of it distort the mean most. The paper learns this direction over
+    the first rounds and then keeps to one client.
+
     Args:
         place: which honest client of the round; 0 is the first.
 
@@ -99,11 +124,12 @@ class Mimic(Omniscient):
         tensor([2.])
     """
 
-    place: Annotated[int, Ge(0), Le(10**9)] = 0
+    place: Annotated[int, Ge(0), Le(10**9)] | None = None
 
     def update(self, honest: Honest) -> Tensor:
         """x_place."""
-        return honest.updates[self.place % len(honest.updates)]
+        place = _most_distorting(honest) if self.place is None else self.place
+        return honest.updates[place % len(honest.updates)]
 
 
 @ATTACKS.register("min_max", SEES_ALL)
@@ -185,6 +211,14 @@ class ModelReplacement(Attack):
         honest, hostile = len(known.honest.updates), known.honest.num_hostile
         own = (honest + hostile) * (known.model - known.global_model)
         return known.global_model + (own - honest * known.honest.mean) / hostile
+
+
+def _most_distorting(honest: Honest) -> int:
+    """The honest client with the largest projection on the first principal component of the updates."""
+    distances, squares, _, _ = _geometry(honest)
+    centred = (squares[:, None] + squares[None] - distances) / 2  # products of the centred updates
+    along = torch.linalg.eigh(centred).eigenvectors[:, -1]
+    return int(along.abs().argmax())
 
 
 def _geometry(honest: Honest) -> tuple[Tensor, Tensor, Tensor, Tensor]:

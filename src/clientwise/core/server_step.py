@@ -94,12 +94,12 @@ def adam_step(
     beta2: Decay = 0.99,
     tau: Tau = 1e-3,
 ) -> tuple[Tensor, StepState]:
-    """m ← β₁m + (1−β₁)Δ; v ← β₂v + (1−β₂)Δ²; Θ ← Θ + η·m/(√v + τ) (FedAdam, Reddi et al., 2021).
+    """m ← β₁m + (1−β₁)Δ; v ← β₂v + (1−β₂)Δ², from v = τ²; Θ ← Θ + η·m/(√v + τ) (FedAdam, Reddi et al., 2021).
 
     Args:
         model: global model [d].
         mean: weighted mean of the clients' models [d].
-        state: the moments `first` m and `second` v, each [d]; both start at 0.
+        state: the moments `first` m and `second` v, each [d]; they start at 0 and τ².
         learning_rate: η.
         beta1: decay of the first moment.
         beta2: decay of the second moment.
@@ -110,7 +110,8 @@ def adam_step(
     """
     update = mean - model
     first = _moment(_remembered(state, "first", model), update, beta1)
-    second = _moment(_remembered(state, "second", model), update.square(), beta2)
+    second = _remembered(state, "second", model, start=tau**2)
+    second = _moment(second, update.square(), beta2)
     return _adaptive_step(model, first, second, learning_rate, tau)
 
 

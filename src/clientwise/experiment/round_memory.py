@@ -12,9 +12,8 @@ from .messages import Issue
 from .schema import Experiment
 
 FLOAT_BYTES = 4
-KEPT_COPIES = (
-    4  # of every model: as it came, its update, a candidate or clipped update, one in passing
-)
+# Of every model: as it came, its update, a candidate or clipped update, and one while it is computed
+KEPT_COPIES = 4
 SAMPLE_BYTES = 64  # per candidate and held-out sample: losses and values, in float32 and float64
 
 

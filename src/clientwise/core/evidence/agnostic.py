@@ -11,12 +11,12 @@ from torch import Tensor
 from ...registry import PositiveFloat, needs
 from ..types import Gathered, Posterior
 from ..weighting import to_weights
-from .protocol import EVIDENCE
+from .protocol import EVIDENCE, Evidence
 
 
 @EVIDENCE.register("agnostic", needs("models", criteria=["start_loss"]))
 @dataclass(frozen=True)
-class Agnostic:
+class Agnostic(Evidence):
     """λ ← λ + γ·loss, projected onto the simplex: weighs for the worst mixture of clients (AFL, Mohri et al., 2019).
 
     λ is remembered for all clients and starts equal, whatever the score says. A round weighs by the λ of
@@ -33,10 +33,6 @@ class Agnostic:
     def first(self, num_clients: int) -> Mapping[str, Tensor]:
         """λ = 1/K for every client."""
         return {"lambda": torch.full((num_clients,), 1 / num_clients, dtype=torch.float64)}
-
-    def most_judged(self, num_clients: int) -> int:
-        """It judges no model."""
-        return 0
 
     def __call__(
         self, gathered: Gathered, prior: Tensor, memory: Mapping[str, Tensor]

@@ -12,12 +12,12 @@ from ...registry import OpenShare, PositiveFloat, needs
 from ..robust import TIE, column_blocks, cosines_to, weighted_median
 from ..types import Gathered, Posterior
 from ..weighting import to_weights
-from .protocol import EVIDENCE
+from .protocol import EVIDENCE, Evidence
 
 
 @EVIDENCE.register("alignins", needs("models"))
 @dataclass(frozen=True)
-class AlignIns:
+class AlignIns(Evidence):
     """Weight 0 for clients whose direction or signs deviate from the median client's (Xu et al., CVPR 2025).
 
     Two values are computed for every client:
@@ -39,14 +39,6 @@ class AlignIns:
     direction: PositiveFloat = 1.0
     signs: PositiveFloat = 1.0
     largest: OpenShare = 0.3
-
-    def first(self, num_clients: int) -> Mapping[str, Tensor]:
-        """It has no memory."""
-        return {}
-
-    def most_judged(self, num_clients: int) -> int:
-        """It judges no model."""
-        return 0
 
     def __call__(
         self, gathered: Gathered, prior: Tensor, memory: Mapping[str, Tensor]

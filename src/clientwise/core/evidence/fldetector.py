@@ -15,7 +15,7 @@ from ..robust import AT_ONCE, combine
 from ..seeding import generator
 from ..types import Gathered, Posterior
 from ..weighting import to_weights
-from .protocol import EVIDENCE
+from .protocol import EVIDENCE, Evidence
 from .seen import enlist, with_rows
 
 REFERENCES = 10  # uniform samples of the gap statistic, as in the authors' code
@@ -23,7 +23,7 @@ REFERENCES = 10  # uniform samples of the gap statistic, as in the authors' code
 
 @EVIDENCE.register("fldetector", needs("models"))
 @dataclass(frozen=True)
-class FLDetector:
+class FLDetector(Evidence):
     """Removes clients whose updates deviate from predicted ones over `window` rounds (Zhang et al., KDD 2022).
 
     The prediction for client a, last asked when the model was Θ' and its update Δ'_a, is
@@ -45,14 +45,6 @@ class FLDetector:
     """
 
     window: Annotated[int, Ge(1), Le(100)] = 10
-
-    def first(self, num_clients: int) -> Mapping[str, Tensor]:
-        """No client was seen."""
-        return {}
-
-    def most_judged(self, num_clients: int) -> int:
-        """It judges no model."""
-        return 0
 
     def __call__(
         self, gathered: Gathered, prior: Tensor, memory: Mapping[str, Tensor]

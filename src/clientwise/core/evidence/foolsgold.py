@@ -12,7 +12,7 @@ from ...registry import PositiveFloat, needs
 from ..robust import gram
 from ..types import Gathered, Posterior
 from ..weighting import to_weights
-from .protocol import EVIDENCE
+from .protocol import EVIDENCE, Evidence
 from .seen import enlist, with_rows
 
 SMALLEST = 1e-300
@@ -20,7 +20,7 @@ SMALLEST = 1e-300
 
 @EVIDENCE.register("foolsgold", needs("models"))
 @dataclass(frozen=True)
-class FoolsGold:
+class FoolsGold(Evidence):
     """Less weight for clients whose sums of updates are similar, as those of colluders are (Fung et al., 2020).
 
     H_a is the sum of all updates of client a. With c_ab = cos(H_a, H_b) and v_a = max_b c_ab over the
@@ -38,14 +38,6 @@ class FoolsGold:
     """
 
     confidence: PositiveFloat = 1.0
-
-    def first(self, num_clients: int) -> Mapping[str, Tensor]:
-        """No client was seen."""
-        return {}
-
-    def most_judged(self, num_clients: int) -> int:
-        """It judges no model."""
-        return 0
 
     def __call__(
         self, gathered: Gathered, prior: Tensor, memory: Mapping[str, Tensor]

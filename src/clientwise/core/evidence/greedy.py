@@ -11,21 +11,17 @@ from torch import Tensor
 from ...registry import needs
 from ..types import Gathered, Posterior
 from ..weighting import to_weights
-from .protocol import EVIDENCE
+from .protocol import EVIDENCE, Evidence
 
 
 @EVIDENCE.register("greedy", needs("models", "server_set"))
 @dataclass(frozen=True)
-class Greedy:
+class Greedy(Evidence):
     """From the best model on the server's set, adds the next best while their mean improves (FedGreed, 2025).
 
     Both this mean and the result are weighted by the score. Clients that are not chosen have weight 0.
     Source: Kritharakis et al., 2025.
     """
-
-    def first(self, num_clients: int) -> Mapping[str, Tensor]:
-        """It has no memory."""
-        return {}
 
     def __call__(
         self, gathered: Gathered, prior: Tensor, memory: Mapping[str, Tensor]

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ..types import Gathered, LookBack
+from .seen import enlist, with_rows
 
 SKETCH = 256  # numbers; the cosine of two sketches has a standard error of 1/√256
 KEPT = 0.7  # of the past direction, when an update is added to it
@@ -87,20 +88,12 @@ class History:
         """What `read` reads."""
         return {"history.ids": self.ids, "history.past": self.past, "history.times": self.times}
 
-    def including(self, client_ids: Sequence[int]) -> History:
-        """With an empty row for each client that was not seen before."""
-        known = set(self.ids.tolist())
-        new = [client for client in client_ids if client not in known]
-        return History(
-            ids=torch.cat([self.ids, torch.tensor(new, dtype=torch.int64)]),
-            past=torch.cat([self.past, torch.zeros(len(new), SKETCH)]),
-            times=torch.cat([self.times, torch.zeros(len(new), dtype=torch.int64)]),
-        )
-
-    def rows(self, client_ids: Sequence[int]) -> Tensor:
-        """Where these clients stand [n]."""
-        row_of = {client: row for row, client in enumerate(self.ids.tolist())}
-        return torch.tensor([row_of[client] for client in client_ids], dtype=torch.int64)
+    def including(self, client_ids: Sequence[int]) -> tuple[History, Tensor]:
+        """With an empty row for each client that was not seen before, and the rows of these clients [n]."""
+        ids, rows = enlist(self.ids, client_ids)
+        past = with_rows(self.past, len(ids), torch.zeros(SKETCH))
+        times = with_rows(self.times, len(ids), torch.tensor(0))
+        return History(ids, past, times), rows
 
     def z(self, rows: Tensor, sketches: Tensor) -> Tensor:
         """How far updates point against the own past, in standard errors [n].
@@ -144,8 +137,7 @@ def look_back(
     counts = count_copies(sketches) if copies else None
     if not history:
         return LookBack(copies=counts)
-    past = History.read(memory).including(gathered.client_ids)
-    rows = past.rows(gathered.client_ids)
+    past, rows = History.read(memory).including(gathered.client_ids)
     z = past.z(rows, sketches)
     return LookBack(z, counts, past.extended(rows, sketches, z).as_memory())
 

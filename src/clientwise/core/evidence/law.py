@@ -12,12 +12,12 @@ from torch import Tensor
 
 from ...registry import PositiveFloat, needs
 from ..types import Gathered, Posterior
-from .protocol import EVIDENCE
+from .protocol import EVIDENCE, Evidence
 
 
 @EVIDENCE.register("law", needs("models", "server_samples"))
 @dataclass(frozen=True)
-class Law:
+class Law(Evidence):
     """Learns γ and λ so that γ·Σ λ_a·Θ_a has the least loss on the server's set (FedLAW, Li et al., 2023).
 
     λ = softmax(x) starts at the weights of the score and γ = exp(s) at 1. Both are optimised by Adam. The
@@ -31,14 +31,6 @@ class Law:
 
     steps: Annotated[int, Ge(1), Le(1_000)] = 50
     learning_rate: PositiveFloat = 0.01
-
-    def first(self, num_clients: int) -> Mapping[str, Tensor]:
-        """It has no memory."""
-        return {}
-
-    def most_judged(self, num_clients: int) -> int:
-        """It judges no model."""
-        return 0
 
     def __call__(
         self, gathered: Gathered, prior: Tensor, memory: Mapping[str, Tensor]

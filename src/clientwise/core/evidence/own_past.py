@@ -12,12 +12,12 @@ from ...registry import needs
 from ..types import Gathered, Posterior
 from .history import larger, look_back
 from .page import PageTest, StandardErrors, Strength
-from .protocol import EVIDENCE
+from .protocol import EVIDENCE, Evidence
 
 
 @EVIDENCE.register("history", needs("models"))
 @dataclass(frozen=True)
-class OwnPast:
+class OwnPast(Evidence):
     """A client loses weight if its updates point against what it sent before; needs no held-out samples.
 
     z_k tests whether the angle between the update and the past is above 120°; see `history.py`.
@@ -37,10 +37,6 @@ class OwnPast:
     def first(self, num_clients: int) -> dict[str, Tensor]:
         """No evidence on any client."""
         return PageTest.first(num_clients)
-
-    def most_judged(self, num_clients: int) -> int:
-        """It judges no model."""
-        return 0
 
     def __call__(
         self, gathered: Gathered, prior: Tensor, memory: Mapping[str, Tensor]

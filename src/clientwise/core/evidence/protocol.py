@@ -12,11 +12,14 @@ from ..types import Gathered, Posterior
 
 
 class Evidence(Protocol):
-    """Turns prior weights into posterior weights. The options are arguments of the constructor."""
+    """Turns prior weights into posterior weights. The options are arguments of the constructor.
+
+    A subclass inherits "no memory" and "judges no model".
+    """
 
     def first(self, num_clients: int) -> Mapping[str, Tensor]:
-        """The memory before the first round: tensors [K] with a value for every client."""
-        ...
+        """The memory before the first round: tensors [K] with a value for every client; none by default."""
+        return {}
 
     def __call__(
         self, gathered: Gathered, prior: Tensor, memory: Mapping[str, Tensor]
@@ -34,8 +37,11 @@ class Evidence(Protocol):
         ...
 
     def most_judged(self, num_clients: int) -> int:
-        """The most models that one call judges, for so many clients. Nodes refuse to evaluate more."""
-        ...
+        """The most models that one call judges, for so many clients; none by default.
+
+        Nodes refuse to evaluate more.
+        """
+        return 0
 
 
 EVIDENCE: Registry[Any] = Registry("evidence", "evidence", "What moves the weights of the score")

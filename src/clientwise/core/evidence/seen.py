@@ -27,7 +27,7 @@ def enlist(ids: Tensor | None, client_ids: Sequence[int]) -> tuple[Tensor, Tenso
     for client in client_ids:
         row_of.setdefault(client, len(row_of))
     rows = [row_of[client] for client in client_ids]
-    return torch.tensor(list(row_of)), torch.tensor(rows)
+    return torch.tensor(list(row_of), dtype=torch.int64), torch.tensor(rows, dtype=torch.int64)
 
 
 def with_rows(values: Tensor | None, count: int, first: Tensor) -> Tensor:

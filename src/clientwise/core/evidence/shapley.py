@@ -15,7 +15,7 @@ from ...registry import NonNegativeFloat, needs
 from ..seeding import generator
 from ..types import Gathered, Posterior
 from ..weighting import to_weights
-from .protocol import EVIDENCE
+from .protocol import EVIDENCE, Evidence
 
 AT_ONCE = 64  # models judged together
 RUINED = 10.0  # times the first loss: larger ones count as this much, or one client would dominate all values
@@ -23,7 +23,7 @@ RUINED = 10.0  # times the first loss: larger ones count as this much, or one cl
 
 @EVIDENCE.register("shapley", needs("models", "server_set"))
 @dataclass(frozen=True)
-class Shapley:
+class Shapley(Evidence):
     """Weights ∝ max(0, φ_a), the Shapley value of a client's update on the server's set (Wang et al., 2020).
 
     The worth v(S) of a coalition S is how far the mean of its updates, weighted by the score, lowers the
@@ -39,10 +39,6 @@ class Shapley:
     exact: Annotated[int, Ge(0), Le(12)] = 6
     orders: Annotated[int, Ge(1), Le(10_000)] = 10
     tolerance: NonNegativeFloat = 0.01
-
-    def first(self, num_clients: int) -> Mapping[str, Tensor]:
-        """It has no memory."""
-        return {}
 
     def __call__(
         self, gathered: Gathered, prior: Tensor, memory: Mapping[str, Tensor]

@@ -15,7 +15,7 @@ from ..robust import combine
 from ..types import Evaluation, Gathered, Posterior
 from .history import larger, look_back
 from .page import PageTest, StandardErrors, Strength, moved
-from .protocol import EVIDENCE
+from .protocol import EVIDENCE, Evidence
 
 LEAST_SAMPLES = 8  # held-out samples of the server; with fewer there is no evidence
 # Judges. With fewer, more than 5% of harmless clients lose half of their weight (docs/evidence.md).
@@ -27,7 +27,7 @@ POSSIBLE_LIARS = 0.3  # share of the judges, where clients judge
 
 @EVIDENCE.register("significance", needs("server_set"))
 @dataclass(frozen=True)
-class Significance:
+class Significance(Evidence):
     """A client loses weight if a step towards its update significantly increases the held-out loss.
 
     Δ_k are the updates, clipped to the cohort's median norm. Δ̄ is their weighted mean. A small step from
