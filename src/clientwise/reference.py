@@ -34,6 +34,7 @@ from .experiment.methods import (
     MethodSettings,
     PaceSettings,
     PrivacySettings,
+    SecureAggregationSettings,
     Tuned,
     WeightBounds,
 )
@@ -172,6 +173,7 @@ _SECTIONS: tuple[tuple[str, type[ConfigTable]], ...] = (
     ("[methods.pace]", PaceSettings),
     ("[methods.tuned]", Tuned),
     ("[methods.privacy]", PrivacySettings),
+    ("[methods.secure_aggregation]", SecureAggregationSettings),
     ("[matrix]", MatrixSettings),
     ("[tune]", TuneSettings),
 )

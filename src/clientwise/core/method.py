@@ -12,6 +12,7 @@ from .bounds import Bounds
 from .clock import Clock, Pace
 from .criteria import Criterion, Memory, make_criterion
 from .evidence import Evidence
+from .fixed_point import SecureAggregation
 from .priority import Adjustment
 from .privacy import LocalNoise, Privacy
 from .rules import Rule
@@ -51,6 +52,8 @@ class Method:
     control: Control | None = None  # not federated, for comparison
     pace: Pace = field(default_factory=Pace)  # when a round ends, if clients take time
     privacy: Privacy | None = None  # differential privacy of the clients
+    secure: SecureAggregation | None = None  # the server learns the weighted sum alone
+    uses_sums: bool = True  # the normaliser divides by the cohort's sums
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -89,7 +92,9 @@ class Method:
     @property
     def keeps_models(self) -> bool:
         """Whether the models of a round are kept until its end, instead of folded into sums."""
-        if self.evidence or self.bounds or self.before or self.rule or self.noises_mean:
+        if self.evidence or self.bounds or self.before or self.rule:
+            return True
+        if self.secure or self.noises_mean:
             return True
         return self.needs("models") or self.needs("whole_cohort")
 

@@ -20,6 +20,7 @@ from .engine import Engine
 from .method import Method, Plan
 from .metrics import accuracy
 from .priority import Search, all_orders
+from .secrecy import SecretCohort
 from .types import (
     Candidate,
     Evaluation,
@@ -68,10 +69,7 @@ def run_round(
     asked = plan.cohort(engine.num_clients, round_num, engine.clock)
     task = Task(round_num, method.training, state.loss, method.client_criteria, method.local_noise)
 
-    cohort = Cohort(asked, state, method, plan, engine)
-    for updates in engine.train(asked, state.model, task):
-        cohort.admit(updates)  # guard -> criteria
-    cohort.complete()
+    cohort = gather(asked, state, method, plan, engine, task)  # guard -> criteria
 
     # normalise -> score -> evidence -> bounds -> rule -> server step, in the best order of priority
     search = adjust_priority(cohort, state, method, engine)
@@ -141,6 +139,26 @@ def _released(chosen: Candidate, method: Method) -> PrivacyRecord | None:
     if method.local_noise:
         return PrivacyRecord(method.local_noise.clip, method.local_noise.deviation)
     return None
+
+
+def gather(
+    asked: Sequence[int],
+    state: ServerState,
+    method: Method,
+    plan: Plan,
+    engine: Engine,
+    task: Task,
+) -> Cohort:
+    """The trained clients; with secure aggregation, the weighted sum of their updates alone."""
+    if method.secure:
+        secret = SecretCohort(asked, state, method, plan, engine)
+        secret.gather(task)
+        return secret
+    cohort = Cohort(asked, state, method, plan, engine)
+    for updates in engine.train(asked, state.model, task):
+        cohort.admit(updates)
+    cohort.complete()
+    return cohort
 
 
 def adjust_priority(

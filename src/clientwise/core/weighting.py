@@ -27,7 +27,11 @@ class KeepsUnits(Constant):
     """Declared by a normaliser that leaves the values in the criterion's own units."""
 
 
-@NORMALISERS.register("sum")
+class DividesBySums(Declaration):
+    """Declared by a normaliser that needs the cohort's sums of the criteria, and nothing else."""
+
+
+@NORMALISERS.register("sum", DividesBySums())
 def sum_scale(raw: Tensor) -> Tensor:
     """Divide by the cohort's sum, so that Σ_a c_a = 1 (the papers). In a cohort of n a value is about 1/n.
 

@@ -13,6 +13,7 @@ from ..core.bounds import Bounds
 from ..core.clock import Pace
 from ..core.criteria import CRITERIA, make_criterion
 from ..core.evidence import EVIDENCE
+from ..core.fixed_point import SecureAggregation
 from ..core.method import Control, Method
 from ..core.priority import ADJUSTMENTS
 from ..core.privacy import Privacy
@@ -20,7 +21,7 @@ from ..core.rules import RULES
 from ..core.scores import SCORES, Score
 from ..core.server_step import SERVER_STEPS
 from ..core.types import LocalTraining
-from ..core.weighting import NORMALISERS, Normaliser, is_constant, no_scale
+from ..core.weighting import NORMALISERS, DividesBySums, Normaliser, is_constant, no_scale
 from ..registry import Part, PositiveInt, Registry
 from .parts import PartOf, make, make_if_named
 from .settings import FineTune, Training, TrainingOverride
@@ -53,6 +54,15 @@ class PrivacySettings(ConfigTable):
     def build(self) -> Privacy:
         """The settings of the mechanism."""
         return Privacy(**self.model_dump())
+
+
+@with_fields(fields_of(SecureAggregation))
+class SecureAggregationSettings(ConfigTable):
+    """Secure aggregation: the server learns the weighted sum of the updates alone (docs/privacy.md)."""
+
+    def build(self) -> SecureAggregation:
+        """The settings."""
+        return SecureAggregation(**self.model_dump())
 
 
 Criteria = Annotated[
@@ -145,6 +155,11 @@ class MethodSettings(ConfigTable):
     privacy: PrivacySettings | None = Field(
         None, description="Differential privacy of the clients; see [methods.privacy]."
     )
+    secure_aggregation: SecureAggregationSettings | None = Field(
+        None,
+        description="Hide every client's update, criteria and weight from the server, which learns "
+        "their weighted sum alone; an empty table takes the defaults. Default: off.",
+    )
 
     def unlike_fedavg(self) -> list[str]:
         """The keys that differ from FedAvg's."""
@@ -196,6 +211,8 @@ class MethodSettings(ConfigTable):
             line_search=self.fine_tune is not None and self.fine_tune.line_search,
             pace=self.pace.build() if self.pace else Pace(),
             privacy=self.privacy.build() if self.privacy else None,
+            secure=self.secure_aggregation.build() if self.secure_aggregation else None,
+            uses_sums=isinstance(NORMALISERS.declared(normalise.name), DividesBySums),
         )
 
     def _normaliser(self, normalise: Part) -> Normaliser:

@@ -239,6 +239,11 @@ class FlowerSettings(ConfigTable):
         [],
         description="Deployment: clients that left. They are not asked, and keep their numbers.",
     )
+    identities: dict[str, str] = Field(
+        {},
+        description="Deployment with secure aggregation: the public identity key of every client, in "
+        "hex, by its name (deploy/node-key.sh prints it). Every member's operator compares them.",
+    )
     input_shape: Annotated[list[PositiveInt], Field(max_length=8)] = Field(
         [], description="Deployment: the shape of a sample."
     )

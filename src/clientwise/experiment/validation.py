@@ -32,6 +32,7 @@ from .methods import MethodSettings
 from .parts import make
 from .privacy_checks import cohort_privacy_issues, deployed_privacy_issues, privacy_issues
 from .schema import Experiment
+from .secure_issues import secure_data_issues, secure_issues
 from .settings import HostileClients
 from .trial import engine_issues, size_issues
 
@@ -173,6 +174,7 @@ def _method_issues(settings: MethodSettings, experiment: Experiment) -> Iterator
         yield from _adjust_issues(method, experiment)
     yield from _clock_issues(settings, method, experiment)
     yield from privacy_issues(settings, method, experiment)
+    yield from secure_issues(settings, method, experiment)
     if settings.control:
         yield from _control_issues(settings, experiment)
 
@@ -343,6 +345,7 @@ def _data_issues(
     issues = [
         *_problem_issues(experiment, samples.problem),
         *_client_issues(experiment, len(divided.train), names),
+        *secure_data_issues(experiment, samples.problem, len(divided.train)),
     ]
     if issues:
         return issues

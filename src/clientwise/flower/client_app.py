@@ -23,6 +23,7 @@ from .data import PLACES, Config, OwnData, data_held_by, found_by, from_files, l
 from .gate import Gate
 from .ledger import Ledger, approval
 from .sealing import seal
+from .secure_node import answer_secure, refuse_in_clear
 from .signing import verify
 from .small_numbers import USUAL_CELL, in_groups
 from .wire import Request
@@ -66,7 +67,11 @@ def _answer(
             raise DataError(
                 "this node has no data: start it with --node-config 'data=\"/path/to/it\"'"
             )
-        reply = answer(message.content, engine_of, gate)
+        experiment = load_experiment(tomllib.loads(text))
+        if refuse_in_clear(experiment, message.content):
+            reply = answer_secure(message.content, experiment, engine_of, gate, context)
+        else:
+            reply = answer(message.content, engine_of, gate)
         if reply_key is not None:
             reply = seal(reply, reply_key, message.metadata.message_id)
         return Message(reply, reply_to=message)

@@ -13,8 +13,10 @@ from ..engine.wrapping import EmbeddedEngine
 from ..experiment.build import choose_hostile
 from ..experiment.runner import Connect
 from ..experiment.schema import Experiment
+from ..experiment.secure_issues import has_secrets
 from .claims import Claims
 from .engine import Connected, FlowerEngine
+from .secure_wire import identities_of, simulated_identities
 from .signing import Signer
 
 log = logging.getLogger("flwr.clientwise")  # a child of Flower's logger: `flwr log` shows it
@@ -28,13 +30,23 @@ def connector(
     on_repeat: Callable[[str], None] = lambda text: None,
     make_claims: Callable[[], Claims | None] = lambda: None,
     signing_key: Path | None = None,
+    run_id: int = 0,
+    simulated: bool = True,
 ) -> Connect:
     """A function that replaces a lane's local engine by one that uses the grid.
 
     See `FlowerEngine`; `make_claims` is called for every lane. `signing_key` is the file of the key
-    that signs instructions.
+    that signs instructions. `run_id` is Flower's number of the run; `simulated` clients have
+    identities that everybody can compute.
     """
     signer = Signer(signing_key)
+
+    def identities(num_clients: int) -> dict[int, bytes]:
+        if not has_secrets(experiment):
+            return {}
+        if simulated:
+            return simulated_identities(experiment, num_clients)
+        return identities_of(experiment)
 
     def connect(local: EmbeddedEngine, seed: int) -> FlowerEngine:
         hostile = choose_hostile(experiment, local.num_clients, seed, local.data.names)
@@ -50,6 +62,8 @@ def connector(
             signer=signer,
             on_repeat=on_repeat,
             claims=make_claims(),
+            run_id=run_id,
+            identities=identities(local.num_clients),
         )
 
     return connect

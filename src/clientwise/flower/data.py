@@ -24,6 +24,7 @@ from ..errors import ConfigError
 from ..experiment.build import build_data, load_samples, scored
 from ..experiment.config import load_experiment
 from ..experiment.schema import Experiment
+from ..experiment.secure_issues import has_secrets, identity_issues
 from ..experiment.settings import MemberTable
 from ..experiment.validation import deployment_issues
 
@@ -118,8 +119,12 @@ def server_side(experiment: Experiment, path: str) -> FederatedData:
     either pair is optional. With `flower.table` it may be a table, of which one half is for weighing.
     """
     parts = _server_parts(path, experiment)
-    issues = deployment_issues(experiment)
-    if "report" not in parts and experiment.evaluation.clients_every != 1:
+    issues = [*deployment_issues(experiment), *identity_issues(experiment)]
+    if "report" not in parts and has_secrets(experiment):
+        hint = "secure aggregation evaluates on the server's samples alone, which have no report_inputs: "
+        hint += "start the run with such samples (start.sh SERVER_DATA)"
+        issues.append(("methods[0].secure_aggregation", hint))
+    elif "report" not in parts and experiment.evaluation.clients_every != 1:
         hint = "must be 1: nodes evaluate the model only in the rounds that it names, and without "
         hint += "report_inputs in the server's samples every round needs an evaluation"
         issues.append(("evaluation.clients_every", hint))

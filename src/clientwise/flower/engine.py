@@ -21,6 +21,7 @@ from torch import Tensor
 from ..core.clock import LATE, Pace
 from ..core.problem import Problem
 from ..core.round import LARGEST_LOSS
+from ..core.secrecy import SecretScores, SecretSum
 from ..core.types import Evaluation, Refusal, ServerPart, Task, Updates
 from ..engine.wrapping import EmbeddedEngine
 from ..errors import ClientwiseError
@@ -35,6 +36,8 @@ from .replies import (
     pull_replies,
     why_unreadable,
 )
+from .secure_rounds import SecureRound
+from .secure_wire import terms_of
 from .signing import Signer
 from .wire import Request, pack, read_evaluation, read_update, read_versions, write_request
 
@@ -99,6 +102,8 @@ class FlowerEngine:
         claims: compares what clients say about their data with what they declared; None in a
             simulation.
         on_repeat: called with a text before too few replies make the engine ask again.
+        run_id: Flower's number of the run, to which secure aggregation binds its keys.
+        identities: the public keys of all clients, for secure aggregation.
     """
 
     def __init__(
@@ -114,6 +119,8 @@ class FlowerEngine:
         signer: Signer | None = None,
         claims: Claims | None = None,
         on_repeat: Callable[[str], None] = lambda text: None,
+        run_id: int = 0,
+        identities: Mapping[int, bytes] | None = None,
     ) -> None:
         self.num_clients = local.num_clients
         self.problem = local.problem
@@ -133,6 +140,8 @@ class FlowerEngine:
         self._signer = signer or Signer()
         self._claims = claims
         self._on_repeat = on_repeat
+        self._run_id = run_id
+        self._identities = identities or {}
         self._began = time.monotonic()
         self._asked: dict[int, _Asked] = {}  # clients that have not replied yet
         self._waiting: dict[str, int] = {}  # the same clients, by the ids of their messages
@@ -198,6 +207,52 @@ class FlowerEngine:
         if self.clock:
             self.clock.now = time.monotonic() - self._began
             self.clock.at_work = frozenset(self._waiting.values())
+
+    def sum_secretly(
+        self, client_ids: Sequence[int], model: Tensor, task: Task, scores: SecretScores
+    ) -> SecretSum:
+        """See `core.secrecy.SumsSecretly`. A client that does not answer a step has dropped out.
+
+        Nothing is repeated: a second sum of the same round would differ by single clients.
+        """
+        self._round = task.round_num
+        terms = terms_of(self._run_id, self._seed, model, task, scores)
+        patience = time.monotonic() + self._settings.train_seconds
+        nodes = self._wait_for(client_ids, min(terms.threshold, len(client_ids)), patience)
+        packed = pack(model)
+        trainings = {
+            client: write_request(Request(client, self._seed, task), packed) for client in nodes
+        }
+        seconds = iter([self._settings.train_seconds])  # of the first step, which trains
+
+        def exchange(requests: Mapping[int, RecordDict]) -> Iterator[tuple[int, Content]]:
+            limit = next(seconds, self._settings.evaluate_seconds)
+            deadline = time.monotonic() + limit
+            waiting, not_taken = self._push("train", requests, nodes, deadline)
+            for client in not_taken:
+                yield client, NOT_TAKEN
+            for replies in self._pull_until(waiting, deadline, terms.threshold):
+                yield from replies
+            for client in waiting.values():
+                yield client, NO_ANSWER
+
+        one = SecureRound(
+            scores,
+            terms,
+            self._identities,
+            exchange,
+            seed=self._seed,
+            round_num=task.round_num,
+        )
+        found = one.run(trainings, len(model))
+        away = tuple(
+            Refusal(client, NOT_CONNECTED, was_sent=False)
+            for client in client_ids
+            if client not in nodes
+        )
+        if self.clock:
+            self.clock.now = time.monotonic() - self._began
+        return replace(found, refusals=(*found.refusals, *away))
 
     def evaluate(self, client_ids: Sequence[int], models: Tensor) -> Evaluation:
         """See `core.types.Engine`.

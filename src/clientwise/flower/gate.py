@@ -56,8 +56,11 @@ class Gate:
         }
         self._release = Release(cell, self._allowance.models, ledger.key())
 
-    def admit(self, request: Request, models: Tensor) -> None:
-        """RefusedError for a request that the experiment does not ask for; a note of all others."""
+    def admit(self, request: Request, models: Tensor, *, once: bool = False) -> None:
+        """RefusedError for a request that the experiment does not ask for; a note of all others.
+
+        With `once`, also for a round of a seed that was trained before, with the same model or another.
+        """
         round_num = request.round_num if request.task is None else request.task.round_num
         kind = "evaluate" if request.task is None else "train"
         self._about |= {"kind": kind, "seed": request.seed, "round": round_num}
@@ -68,6 +71,8 @@ class Gate:
             asked = json.dumps(plain_request(request), sort_keys=True).encode()
             names = [_digest(asked + models.numpy().tobytes())]
         with self._ledger.locked() as entries:
+            if once and self._of_this_round(entries, kind):
+                raise RefusedError(f"round {round_num} began before; a round is summed once")
             known = {name for entry in self._mine(entries, kind) for name in entry["models"]}
             new = [name for name in dict.fromkeys(names) if name not in known]
             if new and request.task is None:
@@ -77,6 +82,10 @@ class Gate:
             cost = len(new) / self._allowance.models if request.task is None else 0.0
             event = "asked" if new else "repeated"
             self._ledger.add(event, **self._about, models=new, asked=len(names), cost=cost)
+
+    def note_step(self, seed: int, round_num: int, step: str) -> None:
+        """What `sent` and `failed` note about a later step of secure aggregation."""
+        self._about |= {"kind": f"secure aggregation, {step}", "seed": seed, "round": round_num}
 
     def evaluation(
         self, models: Tensor, problem: Problem, evaluate: Callable[[Tensor], Evaluation]

@@ -92,6 +92,8 @@ def server_app(config: Config) -> ServerApp:
                 events.repeated,
                 make_claims,
                 Path(signing_key) if signing_key else None,
+                context.run_id,
+                isinstance(grid, InMemoryGrid),
             )
         )
         accept = settings.get("accept-changes") is True

@@ -19,6 +19,7 @@ from ..errors import ClientwiseError
 from ..experiment.build import count_clients
 from ..experiment.runner import Connect
 from ..experiment.schema import Experiment
+from ..experiment.secure_issues import has_secrets
 from .client_app import client_app
 from .connections import connector, simulated_clients
 
@@ -32,14 +33,17 @@ def simulation(experiment: Experiment) -> Iterator[Connect]:
     for name in ("flwr", "ray._private.worker"):
         logging.getLogger(name).setLevel(logging.ERROR)
     num_clients = count_clients(experiment)
+    num_nodes = min(num_clients, SIMULATED_NODES)
+    if has_secrets(experiment):  # every client keeps secrets between messages, in a node of its own
+        num_nodes = num_clients
     clients = client_app(experiment.to_dict())
-    begun: queue.Queue[Grid | BaseException] = queue.Queue()
+    begun: queue.Queue[tuple[Grid, int] | BaseException] = queue.Queue()
     ended = threading.Event()
     server = ServerApp()
 
     @server.main()
     def main(grid: Grid, context: Context) -> None:
-        begun.put(grid)
+        begun.put((grid, context.run_id))
         ended.wait()  # the rounds run in the thread that entered this context
 
     def simulate() -> None:
@@ -47,7 +51,7 @@ def simulation(experiment: Experiment) -> Iterator[Connect]:
             run_simulation(
                 server,
                 clients,
-                min(num_clients, SIMULATED_NODES),
+                num_nodes,
                 backend_config={
                     "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
                     "init_args": {
@@ -62,9 +66,10 @@ def simulation(experiment: Experiment) -> Iterator[Connect]:
     thread = threading.Thread(target=simulate, name="flower-simulation")
     thread.start()
     try:
-        grid = begun.get()
-        if isinstance(grid, BaseException):
-            raise ClientwiseError(f"Flower's simulation did not start: {grid}") from grid
+        first = begun.get()
+        if isinstance(first, BaseException):
+            raise ClientwiseError(f"Flower's simulation did not start: {first}") from first
+        grid, run_id = first
         dealt = simulated_clients(grid, num_clients)
 
         def connected() -> Mapping[int, int]:
@@ -73,7 +78,7 @@ def simulation(experiment: Experiment) -> Iterator[Connect]:
             return dealt()
 
         _keep_signals(thread)
-        yield connector(experiment, grid, connected)
+        yield connector(experiment, grid, connected, run_id=run_id)
     finally:
         ended.set()
         thread.join()

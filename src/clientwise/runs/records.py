@@ -128,8 +128,10 @@ def look_back_rows(lane: int, record: RoundRecord) -> list[Row]:
 
 
 def criterion_rows(lane: int, record: RoundRecord) -> list[Row]:
-    """Rows of `criteria`."""
+    """Rows of `criteria`; none where secure aggregation hides them from the server."""
     rows: list[Row] = []
+    if bool(record.raw.isnan().all()):
+        return rows
     measured = zip(record.client_ids, record.raw.tolist(), record.normalised.tolist(), strict=True)
     for client, raws, normaliseds in measured:
         for name, raw, normalised in zip(record.criteria, raws, normaliseds, strict=True):

@@ -233,8 +233,11 @@ class Store:
         return {name: value for name, value in values if value is not None}
 
     def refuse_nothing_learned(self) -> None:
-        """RunError where no update ever had a weight: the model is still the initial one."""
-        if self._has_participant("weight > 0"):
+        """RunError where no update ever had a weight: the model is still the initial one.
+
+        Under secure aggregation, the weight of an accepted update is not known.
+        """
+        if self._has_participant("weight > 0 OR (weight IS NULL AND refusal IS NULL)"):
             return
         if self._has_participant("refusal IS NULL"):
             raise RunError(

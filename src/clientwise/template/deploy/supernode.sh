@@ -31,6 +31,10 @@ node_config="data=\"$data\" loader=\"${LOADER:-$APP/data.py}\""
 node_config+=" smallest-cell=${SMALLEST_CELL:-5}"
 node_config+=" ledger=\"$STATE/nodes/$name/ledger.jsonl\" agreed=\"$STATE/agreed\""
 node_config+=" server-keys=\"$server_keys\" seen=\"$STATE/nodes/$name/seen\""
+if [[ -e "$STATE/keys/$name.identity" ]]; then  # for secure aggregation
+    refuse_open "$STATE/keys/$name.identity"
+    node_config+=" identity=\"$STATE/keys/$name.identity\""
+fi
 log_as "$name"
 export FLWR_HOME="$STATE/nodes/$name"
 mkdir -p "$FLWR_HOME"

@@ -1,0 +1,83 @@
+"""What clients sign and commit to, and the keys and masks that follow from their secrets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
+from .primitives import (
+    KEY_BYTES,
+    SIGNATURE_BYTES,
+    Masked,
+    derive,
+    is_signed,
+    mask,
+    pair_key,
+    private_key,
+)
+from .terms import ProtocolError, Terms, digest, encode, read_bytes, read_table
+
+KINDS = ("mask", "self")  # the two secrets of a sum: one is revealed, never both
+
+
+def signed_keys(terms: Terms, client: int, keys: Mapping[str, str]) -> bytes:
+    """What a client signs about its keys."""
+    return encode("keys", terms.context, client, dict(keys))
+
+
+def signed_survivors(
+    terms: Terms,
+    roster: str,
+    purpose: str,
+    peers: list[int],
+    survivors: list[int],
+    broadcast: str,
+) -> bytes:
+    """What a client signs about who masked a sum, and who is in it."""
+    return encode("survivors", terms.context, roster, purpose, peers, survivors, broadcast)
+
+
+def commitment(terms: Terms, owner: int, holder: int, purpose: str, kind: str, value: str) -> str:
+    """The hash that commits `owner` to a share of `holder`, or to a whole secret (holder −1).
+
+    The value is 128 random bits, so that its hash does not tell it.
+    """
+    return digest("commitment", terms.context, owner, holder, purpose, kind, value)
+
+
+def roster_digest(roster: Mapping[str, Any]) -> str:
+    """The hash of all clients' keys."""
+    return digest("roster", dict(roster))
+
+
+def checked_keys(
+    terms: Terms, name: str, entry: Any, identities: Mapping[int, bytes]
+) -> dict[str, str]:
+    """A client's public keys; ProtocolError unless it signed them for this round."""
+    if not name.isdecimal() or name != str(int(name)) or int(name) not in identities:
+        raise ProtocolError(f"client {name[:20]!r} is not on the list of identities")
+    keys = read_table(entry, "keys")
+    if set(keys) != {"sharing", *terms.purposes}:
+        raise ProtocolError(f"client {name} sent other keys than this round has")
+    probe = X25519PrivateKey.generate()
+    for value in keys.values():
+        pair_key(probe, read_bytes(value, KEY_BYTES, "a public key"), "probe")
+    signature = read_bytes(entry.get("signature"), SIGNATURE_BYTES, "a signature")
+    if not is_signed(identities[int(name)], signature, signed_keys(terms, int(name), keys)):
+        raise ProtocolError(
+            f"client {name} did not sign these keys for this round, model and experiment"
+        )
+    return dict(keys)
+
+
+def mask_key(terms: Terms, client: int, purpose: str, secret: bytes) -> X25519PrivateKey:
+    """The key behind a client's masks in one sum."""
+    return private_key(secret, "mask", terms.context, client, purpose)
+
+
+def self_mask(terms: Terms, client: int, purpose: str, secret: bytes) -> Masked:
+    """The mask that hides a client's values until the client is known to be in the sum."""
+    one = terms.sum_for(purpose)
+    return mask(derive(secret, "self", terms.context, client, purpose), one.length, one.bits)

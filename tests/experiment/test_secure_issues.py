@@ -1,0 +1,131 @@
+"""What `check` refuses together with secure aggregation: the reason, and what to use instead."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from clientwise.errors import ConfigError
+from clientwise.experiment.config import load_experiment
+from clientwise.experiment.methods import MethodSettings
+from clientwise.experiment.secure_issues import ALLOWED, REFUSED, identity_issues
+from clientwise.experiment.validation import validate
+
+CRITERIA = ["label_diversity", "dataset_size"]
+
+
+def refusal(tiny: dict[str, Any], method: dict[str, Any], **changes: Any) -> str:
+    """The message, or "" where nothing is refused."""
+    secret = {"name": "secret", "criteria": CRITERIA, "secure_aggregation": {}} | method
+    table = tiny | {"federation": {}} | changes | {"methods": [secret, *changes.get("others", [])]}
+    table.pop("others", None)
+    try:
+        validate(load_experiment(table), None)
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        {},
+        {"criteria": ["dataset_size"]},
+        {"score": "mean"},
+        {
+            "score": {
+                "name": "weighted_mean",
+                "weights": {"label_diversity": 1.0, "dataset_size": 2.0},
+            }
+        },
+        {"score": "product", "normalise": "sum"},
+        {"criteria": ["class_balance"], "score": "product"},
+        {"server_step": "adam", "fine_tune": {}, "adapt_loss": "class_weights"},
+        {"secure_aggregation": {"threshold": 0.5, "bits": 64, "clip": 1.0}},
+    ],
+)
+def test_what_works_together(tiny: dict[str, Any], method: dict[str, Any]) -> None:
+    assert refusal(tiny, method) == ""
+
+
+@pytest.mark.parametrize(
+    ("method", "reason"),
+    [
+        ({"criteria": ["server_performance"]}, "use a criterion that clients measure"),
+        ({"criteria": ["model_divergence"]}, "use a criterion that clients measure"),
+        ({"criteria": ["trust"]}, "use a criterion that clients measure"),
+        ({"evidence": "significance"}, "use criteria that clients measure"),
+        ({"evidence": "history"}, "use criteria that clients measure"),
+        ({"score": {"name": "owa", "quantifier": "most"}}, 'use "prioritized", "mean"'),
+        (
+            {
+                "score": {
+                    "name": "choquet",
+                    "importances": {"label_diversity": 0.5, "dataset_size": 0.5},
+                }
+            },
+            'use "prioritized", "mean"',
+        ),
+        ({"rule": "median"}, "secure_aggregation.clip bounds the norm"),
+        ({"rule": "krum"}, "secure_aggregation.clip bounds the norm"),
+        ({"before": ["clip"]}, r"clients clip their own updates \(secure_aggregation.clip\)"),
+        ({"bounds": {"cap": 0.5}}, "needs all weights"),
+        ({"brake": 3.0}, "keeps the old model after its sum is known"),
+        ({"adjust": "first_improvement"}, "use a fixed order of priority"),
+        ({"normalise": "max"}, 'use "sum", or "none"'),
+        ({"score": "product"}, 'overflows unless .* use normalise = "sum"'),
+        ({"secure_aggregation": {"threshold": 0.49}}, "must be at least 0.5: below a majority"),
+        ({"secure_aggregation": {"threshold": 1.0}}, "must be below 1"),
+        ({"secure_aggregation": {"bits": 16}}, "must be 32 or 64"),
+        ({"control": "pooled"}, "remove secure_aggregation"),
+        ({"training": {"control_variates": True}}, "sends a second vector"),
+    ],
+)
+def test_what_needs_single_models_or_weights_is_refused(
+    tiny: dict[str, Any], method: dict[str, Any], reason: str
+) -> None:
+    assert re.search(reason, refusal(tiny, method))
+
+
+def test_a_coarse_rounding_and_too_few_clients_are_refused(tiny: dict[str, Any]) -> None:
+    two = {"federation": {"clients_per_round": 2}}
+    assert "needs at least 3 clients" in refusal(tiny, {}, **two)
+    many = {"partition": {"name": "dirichlet", "clients": 300, "concentration": 5.0}}
+    method = {"criteria": [*CRITERIA, "class_balance"], "score": "product", "normalise": "sum"}
+    assert "use bits = 64" in refusal(tiny, method, **many)
+    assert refusal(tiny, method | {"secure_aggregation": {"bits": 64}}, **many) == ""
+
+
+def test_a_run_on_flower_tells_the_server_nothing_in_another_way(tiny: dict[str, Any]) -> None:
+    flower = {"engine": "flower", "evaluation": {"clients_every": 0}}
+    assert refusal(tiny, {}, **flower) == ""
+    beside = refusal(tiny, {}, **flower, others=[{"name": "FedAvg"}])
+    assert "use one method in a run on Flower" in beside
+    in_clear = refusal(tiny, {}, engine="flower")
+    assert "set evaluation.clients_every = 0" in in_clear
+    judged = refusal(tiny, {}, **flower, server_set={"source": "clients"})
+    assert 'use "held_out"' in judged
+    hostile = [{"clients": 1, "attack": "sign_flip"}]
+    assert "remove [[hostile]]" in refusal(tiny, {}, **flower, hostile=hostile)
+
+
+def test_every_key_of_a_method_is_allowed_or_refused_with_a_reason() -> None:
+    """A new key is refused until someone says that it works; better with a reason of its own."""
+    keys = set(MethodSettings.model_fields)
+    assert keys - ALLOWED <= set(REFUSED)
+
+
+def test_every_member_of_a_deployment_has_an_identity(tiny: dict[str, Any]) -> None:
+    flower = {
+        "clients": ["a", "b", "c", "d"],
+        "identities": {"a": "0" * 64, "b": "0" * 64, "c": "x"},
+    }
+    method = {"name": "secret", "secure_aggregation": {}}
+    off = {"evaluation": {"clients_every": 0}}
+    experiment = load_experiment(tiny | off | {"flower": flower, "methods": [method]})
+    found = dict(identity_issues(experiment))
+    assert "another client's key" in found["flower.identities.a"]
+    assert "64 hex digits" in found["flower.identities.c"]
+    assert "'d' has no identity" in found["flower.identities"]

@@ -1,0 +1,320 @@
+"""Secure aggregation over Flower's messages: real apps in this process, only the transport is missing."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("flwr", reason="needs clientwise[flower]")
+
+import numpy
+import torch
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.common.serde import recorddict_to_proto
+from grid import FakeClock, LoopGrid
+from torch import Tensor
+
+import clientwise.flower.engine
+import clientwise.secure.client
+import clientwise.secure.statements
+from clientwise.core.method import Method
+from clientwise.core.round import first_state, run_round
+from clientwise.core.secrecy import SecretScores
+from clientwise.core.types import RoundRecord, Task
+from clientwise.experiment.build import (
+    build_data,
+    build_engine,
+    build_executor,
+    build_plan,
+    load_samples,
+)
+from clientwise.experiment.config import load_experiment
+from clientwise.experiment.schema import Experiment
+from clientwise.flower import client_app
+from clientwise.flower.connections import connector
+from clientwise.flower.secure_wire import Step, write_step
+from clientwise.flower.wire import Request, pack, write_request
+from clientwise.secure.primitives import value_type
+
+CLIENTS = 5
+STEPS = ["keys", "shares"]
+STEPS += [
+    f"{kind} {what}" for what in ("criteria", "vector") for kind in ("mask", "confirm", "unmask")
+]
+Change = Callable[[str, int, Message], Message | None]
+
+
+@pytest.fixture(autouse=True)
+def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clientwise.flower.engine, "time", FakeClock())
+
+
+class KeepingGrid(LoopGrid):
+    """Every client has a node of its own, which keeps its state. `change` may replace replies."""
+
+    def __init__(self, app: ClientApp) -> None:
+        super().__init__(app)
+        self.contexts: dict[int, Context] = {}
+        self.gone: set[int] = set()  # clients that vanished
+        self.change: Change = lambda step, client, reply: reply
+
+    def _answer(self, message: Message) -> Message | None:
+        plain = json.loads(str(message.content.config_records["secure"]["json"]))
+        client = plain["client"]
+        if client in self.gone:
+            return None
+        fresh = Context(1, client + 2, dict(self.node_config), RecordDict(), {})
+        context = self.contexts.setdefault(client, fresh)
+        reply = self.change(plain["step"], client, self.app(message, context))
+        if reply is None:
+            self.gone.add(client)
+        return reply
+
+
+class Trial:
+    """One experiment, with a local engine and, by `grid`, with clients that mask what they send."""
+
+    def __init__(self, tiny: dict[str, Any], **method: Any) -> None:
+        secret = {"name": "secret", "criteria": ["class_balance", "dataset_size"]}
+        changes = {
+            "engine": "flower",
+            "partition": {"name": "dirichlet", "clients": CLIENTS, "concentration": 0.5},
+            "federation": {},
+            "evaluation": {"clients_every": 0},
+            "flower": {"train_seconds": 20.0, "evaluate_seconds": 20.0},
+            "methods": [secret | {"secure_aggregation": {}} | method],
+        }
+        self.experiment: Experiment = load_experiment(tiny | changes)
+        self.app = client_app(self.experiment.to_dict())
+        self.grid = KeepingGrid(self.app)
+        data, hostile = build_data(self.experiment, load_samples(self.experiment), 1)
+        executor = build_executor(self.experiment, data.samples, torch.device("cpu"))
+        self.method: Method = self.experiment.build_methods()[0]
+        self.local = build_engine(self.experiment, data, hostile, 1, executor, self.method)
+        nodes = {client: client + 2 for client in range(CLIENTS)}
+        connect = connector(self.experiment, self.grid, lambda: nodes, run_id=1)
+        self.remote = connect(self.local, 1)
+
+    def run(self, engine: Any) -> tuple[Tensor, RoundRecord]:
+        plan = build_plan(self.experiment, CLIENTS, 1)
+        state = first_state(engine.initial_model, self.method, engine)
+        state, record = run_round(state, self.method, plan, engine)
+        return state.model, record
+
+    def training(self, client: int = 0, round_num: int = 1) -> RecordDict:
+        task = Task(
+            round_num,
+            self.method.training,
+            self.local.problem.loss,
+            self.method.client_criteria,
+        )
+        return write_request(Request(client, 1, task), pack(self.local.initial_model))
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        {},
+        {"criteria": ["dataset_size"]},
+        {"score": "mean", "secure_aggregation": {"bits": 64}},
+        {"score": "product", "normalise": "sum", "secure_aggregation": {"threshold": 0.5}},
+        {"criteria": ["class_balance"], "score": "product", "server_step": "momentum"},
+    ],
+)
+def test_the_model_is_the_embedded_engines_to_the_last_bit(
+    tiny: dict[str, Any], method: dict[str, Any]
+) -> None:
+    trial = Trial(tiny, **method)
+    model, record = trial.run(trial.remote)
+    expected, known = trial.run(trial.local)
+    assert torch.equal(model, expected)
+    assert record.refusals == ()
+    assert record.notes == known.notes
+    assert bool(record.weights.isnan().all() & record.raw.isnan().all())
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_a_client_that_vanishes_in_any_step_is_not_exposed(tiny: dict[str, Any], step: str) -> None:
+    """The sum is that of the others; between the two sums, the round is void with the reason."""
+    trial = Trial(tiny)
+    trial.grid.change = lambda now, client, reply: None if (now, client) == (step, 2) else reply
+    model, record = trial.run(trial.remote)
+    place = STEPS.index(step)
+    if place > STEPS.index("mask vector"):
+        assert len(record.client_ids) == 5
+        return
+    assert [one.reason for one in record.refusals] == [f"{step}: no answer in time"]
+    is_void = place > STEPS.index("mask criteria")
+    assert torch.equal(model, trial.local.initial_model) == is_void
+    assert len(record.client_ids) == (0 if is_void else 4)
+    assert ("between the two sums" in record.notes[0]) == is_void
+
+
+def test_a_void_round_leaves_the_model_and_the_next_one_goes_on(tiny: dict[str, Any]) -> None:
+    trial = Trial(tiny)
+    trial.grid.change = lambda now, client, reply: (
+        None if now == "unmask vector" and client in (1, 3) else reply
+    )
+    plan = build_plan(trial.experiment, CLIENTS, 1)
+    state = first_state(trial.remote.initial_model, trial.method, trial.remote)
+    after, record = run_round(state, trial.method, plan, trial.remote)
+    assert torch.equal(after.model, state.model)
+    assert "the round is void: only 3 of 5 clients sent their shares" in record.notes[0]
+    trial.grid.change = lambda now, client, reply: reply
+    trial.grid.gone.clear()
+    after, record = run_round(after, trial.method, plan, trial.remote)
+    assert len(record.client_ids) == 5
+    assert not torch.equal(after.model, state.model)
+
+
+@pytest.mark.parametrize("masked", [True, False])
+def test_no_reply_has_a_clients_update_criteria_or_score(
+    tiny: dict[str, Any], masked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All replies of a round are searched. Without masks, the search must find everything."""
+    if not masked:
+        monkeypatch.setattr(clientwise.secure.client, "mask", no_mask)
+        monkeypatch.setattr(clientwise.secure.statements, "mask", no_mask)
+    trial = Trial(tiny)
+    trial.run(trial.remote)
+    _, known = trial.run(trial.local)
+    wire = b"".join(
+        recorddict_to_proto(answer.content).SerializeToString() for answer in trial.grid.answers
+    )
+    scores = SecretScores.of(trial.method, trial.local.problem, CLIENTS)
+    task = Task(1, trial.method.training, trial.local.problem.loss, trial.method.client_criteria)
+    spec = trial.local.spec
+    for client in range(CLIENTS):
+        (updates,) = trial.local.train([client], trial.local.initial_model, task)
+        score = float(known.scores[client])
+        update = updates.models[0] - trial.local.initial_model
+        vectors = (updates.models[0], update, update.double(), update.double() * score)
+        assert not any(vector[-8:].numpy().tobytes() in wire for vector in vectors)
+        values = (*known.raw[client].tolist(), score)
+        assert not any(struct.pack("<d", value) in wire for value in values)
+        assert not any(f" {value!r}".encode() in wire for value in values)
+        steps = scores.encode_vector(score, update, spec.num_parameters)[-8:].tobytes()
+        criteria = scores.encode_criteria(known.raw[client]).tobytes()
+        assert (steps in wire, criteria in wire) == (not masked, not masked)
+
+
+def no_mask(key: bytes, length: int, bits: int) -> Any:
+    return numpy.zeros(length, dtype=value_type(bits))
+
+
+def test_a_node_keeps_no_secret_after_the_round(tiny: dict[str, Any]) -> None:
+    trial = Trial(tiny)
+    trial.run(trial.remote)
+    for client, context in trial.grid.contexts.items():
+        assert list(context.state) == [f"secure state {client}"]
+        (record,) = context.state.values()
+        assert json.loads(str(record["json"])) == {"begun": {"1": 1}}
+
+
+def ask(trial: Trial, content: RecordDict, context: Context | None = None) -> Message:
+    context = context or Context(1, 2, {"partition-id": 0}, RecordDict(), {})
+    message = Message(content, 2, "train")
+    message.metadata.__dict__["_message_id"] = "one"
+    return trial.app(message, context)
+
+
+def reason_of(reply: Message) -> str:
+    return reply.error.reason if reply.has_error() else "answered"
+
+
+def test_a_client_sends_nothing_in_the_clear(tiny: dict[str, Any]) -> None:
+    trial = Trial(tiny)
+    assert "sends nothing in the clear" in reason_of(ask(trial, trial.training()))
+    evaluate = write_request(Request(0, 1, round_num=1), pack(trial.local.initial_model[None]))
+    assert "sends nothing in the clear" in reason_of(ask(trial, evaluate))
+
+
+def test_a_round_begins_once_and_steps_belong_to_it(tiny: dict[str, Any]) -> None:
+    trial = Trial(tiny)
+    context = Context(1, 2, {"partition-id": 0}, RecordDict(), {})
+    first = write_step(Step(0, 1, 1, "keys", {}), trial.training())
+    assert reason_of(ask(trial, first, context)) == "answered"
+    again = write_step(Step(0, 1, 1, "keys", {}), trial.training())
+    assert "began before" in reason_of(ask(trial, again, context))
+    other = write_step(Step(0, 1, 2, "shares", {}))
+    assert "round 2 did not begin here" in reason_of(ask(trial, other, context))
+    mixed = write_step(Step(1, 1, 1, "keys", {}), trial.training())
+    assert "do not fit" in reason_of(ask(trial, mixed, context))
+    early = write_step(Step(0, 1, 1, "unmask vector", {"signatures": {}}))
+    assert "'shares' comes next" in reason_of(ask(trial, early, context))
+    strange = write_step(Step(0, 1, 1, "state", {}))
+    assert "no such step" in reason_of(ask(trial, strange, context))
+
+
+def test_a_deployed_node_has_an_identity_and_a_ledger(tiny: dict[str, Any], tmp_path: Path) -> None:
+    """Another client's number, a round that was summed before: refused, also after a restart."""
+    key = Ed25519PrivateKey.generate()
+    file = tmp_path / "identity"
+    file.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    public = key.public_key().public_bytes_raw().hex()
+    trial = Trial(tiny)
+    names = [f"ward-{number}" for number in range(CLIENTS)]
+    others = {name: f"{number:064x}" for number, name in enumerate(names)}
+    flower = {"clients": names, "input_shape": [1, 8, 8], "num_classes": 10}
+    table = trial.experiment.to_dict()
+    table["flower"] |= flower | {"identities": others | {"ward-1": public}}
+    trial.app = client_app(table, load=lambda path: _own_data())
+    settings = {"data": "here", "ledger": str(tmp_path / "ledger.jsonl"), "smallest-cell": 1}
+
+    def begin(client: int, round_num: int, **more: str) -> str:
+        content = write_step(
+            Step(client, 1, round_num, "keys", {}), trial.training(client, round_num)
+        )
+        context = Context(1, 2, settings | more, RecordDict(), {})
+        return reason_of(ask(trial, content, context))
+
+    assert "DataError" in begin(1, 1)
+    assert "not client 2 by the list" in begin(2, 2, identity=str(file))
+    assert begin(1, 3, identity=str(file)) == "answered"
+    assert "round 3 began before" in begin(1, 3, identity=str(file))
+
+
+def _own_data() -> Any:
+    from clientwise.flower import OwnData
+
+    inputs = torch.rand(40, 1, 8, 8)
+    targets = torch.arange(40) % 10
+    return OwnData((inputs, targets), (inputs, targets))
+
+
+STRANGE = ["", "{", "[]", "null", '{"message": []}', '{"masked": 3}', "{}", '"text"', "[" * 100_000]
+
+
+@pytest.mark.parametrize("text", STRANGE)
+@pytest.mark.parametrize("step", ["keys", "shares", "mask vector", "unmask vector"])
+def test_a_strange_reply_drops_its_client_alone(tiny: dict[str, Any], step: str, text: str) -> None:
+    if step != "shares" and text not in STRANGE[:3]:
+        pytest.skip("tried with one step")
+    trial = Trial(tiny)
+
+    def change(now: str, client: int, reply: Message) -> Message:
+        if (now, client) == (step, 2):
+            reply.content["secure"] = ConfigRecord({"json": text})
+        return reply
+
+    trial.grid.change = change
+    _, record = trial.run(trial.remote)
+    is_void = step == "mask vector"  # one client alone is missing in the second sum
+    assert len(record.client_ids) == (0 if is_void else 5 if step == "unmask vector" else 4)
+    assert ("between the two sums" in record.notes[0]) == is_void
+
+
+@pytest.mark.parametrize("text", STRANGE)
+def test_a_strange_request_is_refused(tiny: dict[str, Any], text: str) -> None:
+    trial = Trial(tiny)
+    content = trial.training()
+    content["secure"] = ConfigRecord({"json": text})
+    assert reason_of(ask(trial, content)) != "answered"
