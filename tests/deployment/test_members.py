@@ -189,6 +189,6 @@ def test_a_node_obeys_nobody_but_its_server(federation: Federation) -> None:
     with start_run(federation) as attacker:
         assert status(attacker.command, SUPERLINK_NODE_ID) == 200
     federation.send_signal(VICTIM, signal.SIGCONT)
-    refused = "REFUSED a evaluate message: the instruction is not signed"
+    refused = "REFUSED to evaluate: the instruction is not signed"
     federation.wait_for(lambda: refused in federation.log(VICTIM), 120, "the victim to refuse")
     finish(federation)

@@ -91,8 +91,8 @@ class DrawnFrom(PartOf):
 def _name_of(registry: Registry[Any], table: Any, *, is_table: bool) -> str:
     """The name of a part that is registered; anything else is refused."""
     if not isinstance(table, Mapping) or not isinstance(table.get("name"), str):
-        hint = "or give a table with its name and options"
-        refuse([("", f"name a {registry.kind}, {hint}{suggest('', registry)}")])
+        hint = "by a text, or by a table with its name and options"
+        refuse([("", f"must name the {registry.kind}, {hint}{suggest('', registry)}")])
     name = str(table["name"])
     if name not in registry:
         place = "name" if is_table else ""

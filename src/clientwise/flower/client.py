@@ -63,9 +63,9 @@ def answer_failure(message: Message, error: Exception, *, private: bool) -> Mess
     With private data it has only the error's type, since the text may quote a sample.
     """
     if isinstance(error, RefusedError):
-        log.warning("REFUSED a %s message: %s", message.metadata.message_type, error)
+        log.warning("REFUSED to %s: %s", message.metadata.message_type, error)
     else:
-        log.exception("clientwise could not answer a %s message", message.metadata.message_type)
+        log.exception("clientwise could not %s", message.metadata.message_type)
     kind = type(error).__name__
     if private and not isinstance(error, RefusedError):
         reason = f"{kind}; the node's log says more"
