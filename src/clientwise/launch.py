@@ -128,6 +128,15 @@ def deployed_data(experiment: Experiment, server: Path | None) -> FederatedData 
     return server_side(experiment, str(server or ""))
 
 
+def nodes_of(experiment: Experiment) -> list[str]:
+    """What the nodes of a deployment answer, for `clientwise check`; none without a deployment."""
+    if experiment.data is not None or not experiment.flower.clients:
+        return []
+    with _flower_is_needed(experiment):
+        from .flower.allowance import describe_nodes
+    return describe_nodes(experiment)
+
+
 def write_sample(config: Path, folder: Path) -> None:
     """Write handwritten digits for every participant of a new app and for its server."""
     experiment = load_experiment(config)

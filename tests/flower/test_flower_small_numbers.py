@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy
 import pytest
+import tomli_w
 import torch
 
 pytest.importorskip("flwr", reason="needs clientwise[flower]")
@@ -19,6 +20,8 @@ from clientwise.core.problem import Classification
 from clientwise.core.types import LocalTraining, Task, Updates
 from clientwise.experiment.config import load_experiment
 from clientwise.flower import OwnData, client_app
+from clientwise.flower.allowance import Allowance
+from clientwise.flower.node import answers_to
 from clientwise.flower.small_numbers import Release, in_groups
 from clientwise.flower.wire import NUMBERS, Request, pack, read_evaluation, write_request
 from clientwise.registry import Part
@@ -143,3 +146,51 @@ def test_a_number_that_is_not_finite_reaches_the_guard() -> None:
     said = Release(5, 1, b"key").update(updates).training_loss.tolist()
     assert said[1:] == [285.0, 0.12, float("inf")]
     assert said[0] != said[0]
+
+
+def judged(members: int, **change: Any) -> dict[str, Any]:
+    """An experiment whose members judge each other's models."""
+    names = [f"member-{number}" for number in range(members)]
+    source = {"source": "clients"}
+    methods = ["RecommendedJudged"]
+    return CONFIG | {
+        "rounds": 20,
+        "flower": CONFIG["flower"] | {"clients": names},
+        "server_set": source,
+        "methods": methods,
+        **change,
+    }
+
+
+@pytest.mark.parametrize(
+    ("config", "cell", "expected"),
+    [
+        (CONFIG, 5, []),
+        (CONFIG | {"evaluation": {"metric": "auc"}}, 1, []),
+        (CONFIG | {"evaluation": {"metric": "auc"}}, 5, ["refuse all evaluations"]),
+        (CONFIG | {"evaluation": {"metric": "auc", "clients_every": 0}}, 5, []),
+        (judged(12), 1, []),
+        (judged(12), 5, ["tell nothing"]),
+        (judged(4), 1, ["4 members judge in a round, evidence needs 12"]),
+        (judged(4), 5, ["evidence needs 12", "tell nothing"]),
+        (judged(12, evaluation={"metric": "auc"}), 5, ["refuse all evaluations"]),
+    ],
+)
+def test_what_cannot_work_is_said_before_the_run(
+    config: dict[str, Any], cell: int, expected: list[str]
+) -> None:
+    found = list(Allowance(load_experiment(config)).warnings(cell))
+    assert len(found) == len(expected)
+    for text, part in zip(found, expected, strict=True):
+        assert part in text
+
+
+def test_an_operator_reads_what_the_node_will_answer(tmp_path: Path) -> None:
+    folder = tmp_path / "federation"
+    folder.mkdir()
+    config = CONFIG | {"evaluation": {"metric": "auc"}}
+    (folder / "experiment.toml").write_text(tomli_w.dumps(config))
+    first, warning = answers_to(tmp_path, 5)
+    assert first.endswith("train at most 2 and evaluate at most 2 models each; SMALLEST_CELL=5")
+    assert "evaluation.clients_every = 0 and report_inputs" in warning
+    assert answers_to(tmp_path / "app.fab", 5) == []

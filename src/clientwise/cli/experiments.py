@@ -151,7 +151,7 @@ def check(
     from ..experiment.config import presets_of
     from ..experiment.describe import describe
     from ..experiment.matrix import Matrix
-    from ..launch import deployed_data
+    from ..launch import deployed_data, nodes_of
 
     loaded = load(file, changes, preset, methods=methods, data_dir=data_dir)
     if isinstance(loaded, Matrix):
@@ -161,6 +161,7 @@ def check(
     for name in presets:
         load_single(file, changes, name)
     print_lines(describe(loaded, deployed_data(loaded, server_data)))
+    print_lines(nodes_of(loaded))
     checked = str(file)
     if presets:
         checked += f" (and its presets: {', '.join(presets)})"

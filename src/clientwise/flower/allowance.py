@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
+from ..core.evidence.significance import LEAST_JUDGES, Significance
 from ..core.method import Method, Plan
 from ..experiment.build import build_plan
 from ..experiment.schema import Experiment
+from .small_numbers import USUAL_CELL, is_bounded, loss_deviation
 
 # A resumed run asks for a round again, and may have another model then.
 TIMES_PER_ROUND = 2
 SPARE = 10  # one evaluation in ten is for rounds that are repeated
+USEFUL_DEVIATION = 0.02  # of a judge's mean loss: with more, evidence is lost (docs/security.md)
 
 
 @dataclass(frozen=True)
@@ -70,3 +74,52 @@ class Allowance:
         if is_due or (clients_judge and method.adapt_loss):  # the round's own model
             count += 1
         return count
+
+    def warnings(self, cell: int) -> Iterator[str]:
+        """What of the experiment does not work with nodes that have this smallest cell."""
+        clients_judge = self._plan.judged_by == "clients" and any(
+            method.needs("server_set") or method.evidence for method in self._methods
+        )
+        if clients_judge:
+            yield from self._too_few_judges()
+        if cell == 1 or not self.models:
+            return
+        classes = self.experiment.flower.num_classes
+        if not is_bounded(classes, self.experiment.evaluation.metric):
+            yield (
+                f"nodes with SMALLEST_CELL={cell} refuse all evaluations: regression, survival and "
+                f"AUC have no bound per sample. {self._instead(clients_judge)}"
+            )
+        elif clients_judge:
+            largest = loss_deviation(classes, 1, self.models)
+            yield (
+                f"the members judge models with noise: SMALLEST_CELL={cell} and {self.models} "
+                f"models hide losses by a standard deviation of {largest:.2g} / test samples. "
+                f"Fewer than {largest / USEFUL_DEVIATION:,.0f} test samples per member tell "
+                'nothing. Use samples of the server: server_set.source = "held_out"'
+            )
+
+    def _too_few_judges(self) -> Iterator[str]:
+        judges = self._plan.cohort_size
+        for method in self._methods:
+            if isinstance(method.evidence, Significance) and judges < LEAST_JUDGES:
+                yield (
+                    f"{method.name}: {judges} members judge in a round, evidence needs "
+                    f"{LEAST_JUDGES}: no weight will change by it"
+                )
+
+    def _instead(self, clients_judge: bool) -> str:
+        exact = "or all nodes need SMALLEST_CELL=1, which gives exact results"
+        if clients_judge:
+            return f'Use server_set.source = "held_out" and evaluation.clients_every = 0, {exact}'
+        return f"Use evaluation.clients_every = 0 and report_inputs of the server, {exact}"
+
+
+def describe_nodes(experiment: Experiment, cell: int = USUAL_CELL) -> list[str]:
+    """What each node answers in a run, and what does not work with that."""
+    allowance = Allowance(experiment)
+    trained = allowance.trained() * experiment.rounds * len(experiment.seeds)
+    answers = f"train at most {trained:,} and evaluate at most {allowance.models:,} models each"
+    lines = [f"{'nodes':<12}{answers}; SMALLEST_CELL={cell}"]
+    lines += [f"{'warning':<12}{text}" for text in allowance.warnings(cell)]
+    return lines

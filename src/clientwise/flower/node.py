@@ -1,6 +1,7 @@
 """A SuperNode that runs only apps approved by the node's operator.
 
-    python -m clientwise.flower.node agree AGREED APP    APP is the app's folder, or a bundle (.fab)
+    python -m clientwise.flower.node agree AGREED APP    APP is the app's folder, or a bundle (.fab);
+        [--smallest-cell K]                              prints what the node will answer
     python -m clientwise.flower.node hash APP            the hash of its bundle
     python -m clientwise.flower.node start AGREED ...    other arguments as for flower-supernode
 
@@ -26,7 +27,10 @@ from flwr.supercore.fab import Fab
 from flwr.supernode.cli import flower_supernode
 
 from ..errors import ClientwiseError
+from ..experiment.config import load_experiment
+from .allowance import describe_nodes
 from .patches import BundleSigner, Certificate, replace_fleet_client
+from .small_numbers import USUAL_CELL
 from .watchdog import Watchdog, end_node
 
 SILENCE = 180.0  # seconds without an answer of the server, after which a node ends
@@ -48,6 +52,14 @@ def agree(agreed: Path, app: Path) -> str:
     with agreed.open("a", encoding="utf-8") as file:
         file.write(f"{found}  {app.resolve()}, {now}\n")
     return found
+
+
+def answers_to(app: Path, cell: int) -> list[str]:
+    """What this node will answer to an app; nothing for a bundle, or an app without an experiment."""
+    lines = []
+    for config in sorted(app.glob("*/experiment.toml")):
+        lines += describe_nodes(load_experiment(config), cell)
+    return lines
 
 
 def is_agreed(fab: Fab, agreed: Path) -> bool:
@@ -103,6 +115,7 @@ def main() -> None:
     approve = commands.add_parser("agree", help="approve an app for this node")
     approve.add_argument("agreed", type=Path)
     approve.add_argument("app", type=Path)
+    approve.add_argument("--smallest-cell", type=int, metavar="K", default=USUAL_CELL)
     shown = commands.add_parser("hash", help="print the hash of an app's bundle")
     shown.add_argument("app", type=Path)
     node = commands.add_parser("start", help="run the SuperNode")
@@ -114,6 +127,7 @@ def main() -> None:
     options = parser.parse_args()
     try:
         if options.command == "agree":
+            print(*answers_to(options.app, options.smallest_cell), sep="\n")
             print(f"approved {agree(options.agreed, options.app)}")
         elif options.command == "hash":
             print(bundle_hash(options.app))

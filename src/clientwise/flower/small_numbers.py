@@ -53,14 +53,12 @@ class Release:
 
     def why_not(self, problem: Problem) -> str | None:
         """Why results for this problem cannot be released by the rule; None if they can."""
-        if self.cell == 1:
+        if self.cell == 1 or is_bounded(problem.num_classes, problem.metric):
             return None
-        if not problem.num_classes or measured(problem.metric).from_scores:
-            return (
-                f"results in {problem.metric} have no bound per sample: a node evaluates models "
-                "by classes, or with SMALLEST_CELL=1, which gives exact results"
-            )
-        return None
+        return (
+            f"results in {problem.metric} have no bound per sample: a node evaluates models "
+            "by classes, or with SMALLEST_CELL=1, which gives exact results"
+        )
 
     def evaluation(self, exact: Evaluation, problem: Problem, names: list[str]) -> Evaluation:
         """What may be said of the results of c models on this node's test set.
@@ -73,12 +71,12 @@ class Release:
         if self.cell == 1 or not int(exact.num_samples):
             return exact
         assert exact.sample_losses is not None
-        share = MU / math.sqrt(STATISTICS * self.models)
+        share = _share(self.models)
         losses = []
         counts = []
         for model, name in enumerate(names):
             noise = self._noise(name)
-            losses.append(_noisy_loss(exact.sample_losses[model], problem, share, noise))
+            losses.append(self._noisy_loss(exact.sample_losses[model], problem, noise))
             counts.append(self._noisy_counts(exact.counts[model], share, noise))
         together = torch.stack(counts)
         values = METRICS.get(problem.metric)(together.double())[:, None]
@@ -102,6 +100,18 @@ class Release:
 
         return draw
 
+    def _noisy_loss(
+        self,
+        losses: Tensor,
+        problem: Problem,
+        noise: Callable[[float, tuple[int, ...]], Tensor],
+    ) -> Tensor:
+        """Mean of losses [N], each cut at a multiple of the loss of guessing."""
+        most = _largest_loss(problem.num_classes)
+        cut = losses.double().nan_to_num(nan=most).clamp(0, most)
+        deviation = loss_deviation(problem.num_classes, len(losses), self.models)
+        return (cut.mean() + noise(deviation, ())).clamp(0, most).round(decimals=LOSS_DIGITS)
+
     def _noisy_counts(
         self, exact: Tensor, share: float, noise: Callable[[float, tuple[int, ...]], Tensor]
     ) -> Tensor:
@@ -116,6 +126,16 @@ class Release:
         for row, total in zip(noisy, totals.flatten().tolist(), strict=True):
             rows.append(onto_simplex(row / total) * total if total else torch.zeros_like(row))
         return in_cells(torch.stack(rows), totals, self.cell)
+
+
+def is_bounded(num_classes: int, metric: str | None) -> bool:
+    """Whether one sample changes results by a bounded amount, so that noise can hide it.
+
+    Args:
+        num_classes: 0 where the targets are not classes.
+        metric: None for the usual one.
+    """
+    return num_classes > 0 and not (metric and measured(metric).from_scores)
 
 
 def in_groups(own: OwnData, cell: int) -> OwnData:
@@ -140,17 +160,25 @@ def in_cells(counts: Tensor, totals: Tensor, cell: int) -> Tensor:
     return ((cells + (ranks < missing.round())) * cell).long()
 
 
-def _noisy_loss(
-    losses: Tensor,
-    problem: Problem,
-    share: float,
-    noise: Callable[[float, tuple[int, ...]], Tensor],
-) -> Tensor:
-    """Mean of losses [N], each cut at a multiple of the loss of guessing."""
-    most = LARGEST_LOSS * math.log(max(2, problem.num_classes))
-    cut = losses.double().nan_to_num(nan=most).clamp(0, most)
-    noisy = cut.mean() + noise(most / len(losses) / share, ())
-    return noisy.clamp(0, most).round(decimals=LOSS_DIGITS)
+def loss_deviation(num_classes: int, samples: int, models: int) -> float:
+    """Standard deviation of the noise in a model's mean loss on a node's test set.
+
+    Args:
+        num_classes: C.
+        samples: in the node's test set.
+        models: number of models that are evaluated in the run at most.
+    """
+    return _largest_loss(num_classes) / samples / _share(models)
+
+
+def _largest_loss(num_classes: int) -> float:
+    """At which a sample's loss is cut."""
+    return LARGEST_LOSS * math.log(max(2, num_classes))
+
+
+def _share(models: int) -> float:
+    """The μ of one statistic of one model."""
+    return MU / math.sqrt(STATISTICS * models)
 
 
 def _coarse(values: Tensor) -> Tensor:

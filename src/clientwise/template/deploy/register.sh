@@ -14,6 +14,7 @@ member="$STATE/members/$name"
 refuse() { echo "$1"; exit 1; }
 
 mkdir -p "$STATE/members"
+[[ -r "$request" ]] || refuse "$request: no such file, or $(id -un) cannot read it"
 openssl req -in "$request" -verify -noout 2> /dev/null ||
     refuse "$request: not a certificate request, or not signed with its own key"
 subject="$(openssl req -in "$request" -noout -subject -nameopt sname,sep_comma_plus)"
