@@ -9,6 +9,7 @@ import shutil
 import socket
 import ssl
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -24,6 +25,25 @@ pytestmark = [pytest.mark.flower, pytest.mark.timeout(3600)]  # `make test-deplo
 FLEET = "/v1/fleet/pull-messages"
 HALF_OPEN = 1500
 FIRST_BYTES = b"\x16\x03\x01\x02\x00\x01"  # of a TLS handshake that never goes on
+LIMIT = 20  # connections of one address
+# Opens half-open connections from one address, then calls the proxy from another one.
+FLOOD = """
+import socket, subprocess, sys
+port = int(sys.argv[1])
+held = []
+for _ in range(100):
+    try:
+        one = socket.create_connection(("127.0.0.1", port), 10, source_address=("127.0.0.2", 0))
+    except ConnectionRefusedError:
+        continue
+    one.sendall(bytes.fromhex(sys.argv[2]))
+    held.append(one)
+print(len(held), flush=True)
+url = f"https://127.0.0.1:{port}"
+for address in ("127.0.0.2", "127.0.0.3"):
+    command = ["curl", "-sk", "-o", "/dev/null", "-w", "%{http_code} ", "--interface", address, url]
+    subprocess.run(command, check=False)
+"""
 
 
 class SuperLink(http.server.BaseHTTPRequestHandler):
@@ -162,3 +182,38 @@ def test_half_open_connections_keep_nobody_out(proxy: Proxy) -> None:
         assert one.recv(1) == b""
         assert time.monotonic() - began < 50 * processes.pace()
     assert "worker_connections are not enough" not in proxy.log()
+
+
+def test_the_kernel_refuses_connections_before_the_handshake(tmp_path: Path) -> None:
+    """With deploy/limits.sh one address cannot take the proxy's room; in a network of its own."""
+    require(["nft", "ip", "nginx", "curl", "openssl", "ssh-keygen"], root=True)
+    app = App(tmp_path / "app")
+    port = str(free_port())
+    settings = {"PORT": port, "CONNECTIONS": str(LIMIT)}
+    assert app.script("certificates.sh", **settings).returncode == 0
+    place = f"cw{os.getpid()}-limits"
+    inside = ["ip", "netns", "exec", place]
+    environment = {"PATH": os.environ["PATH"]} | settings
+    subprocess.run(["ip", "netns", "add", place], check=True)
+    nginx = None
+    try:
+        subprocess.run([*inside, "ip", "link", "set", "lo", "up"], check=True)
+        limits = [*inside, str(app.folder / "deploy" / "limits.sh")]
+        for _ in range(2):  # the second time replaces the first
+            subprocess.run(limits, env=environment, check=True)
+        proxy = [*inside, str(app.folder / "deploy" / "proxy.sh")]
+        nginx = subprocess.Popen(proxy, env=environment)
+        listens = [*inside, "bash", "-c", f"exec 3<> /dev/tcp/127.0.0.1/{port}"]
+        processes.wait_until(
+            lambda: subprocess.run(listens, capture_output=True, check=False).returncode == 0,
+            30,
+            "nginx to listen",
+        )
+        flood = [*inside, sys.executable, "-c", FLOOD, port, FIRST_BYTES.hex()]
+        said = subprocess.run(flood, capture_output=True, text=True, check=True).stdout
+        assert said.split() == [str(LIMIT), "000", "400"]  # refused; nginx wants a certificate
+    finally:
+        if nginx is not None:
+            nginx.terminate()
+            nginx.wait(60)
+        subprocess.run(["ip", "netns", "del", place], check=True)

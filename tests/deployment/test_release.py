@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import stat
 import sys
 from importlib.resources import as_file, files
 from pathlib import Path
@@ -61,6 +62,9 @@ def test_a_signed_release_is_approved(node: App) -> None:
     assert (node.folder / "deploy" / "bundle").read_text().strip() in done.stdout
     assert (node.folder / "told").read_text() in done.stdout
     assert (node.state / "agreed").exists()
+    for name in ("bundle", "release", "release.sig", "clientwise-0.1.0-py3-none-any.whl"):
+        mode = (node.folder / "deploy" / name).stat().st_mode  # root unpacks, the node's user reads
+        assert mode & stat.S_IROTH, name
 
 
 @pytest.mark.parametrize(
@@ -86,10 +90,12 @@ def test_one_changed_byte_is_refused(node: App, changed: str) -> None:
 
 
 def test_what_was_not_signed_is_refused(node: App, tmp_path: Path) -> None:
-    added = node.folder / "federation" / "more.py"  # in no list: the bundle is another one
-    added.write_text("")
-    assert "REFUSED: the app is not the one that was signed" in node.script("agree.sh").stdout
-    added.unlink()
+    for name in ("federation/more.py", "deploy/clientwise-0.1.0-1-py3-none-any.whl"):
+        added = node.folder / name
+        added.write_text("")
+        for script in ("install.sh", "agree.sh"):
+            assert f"REFUSED: not in the signed list: {name}" in node.script(script).stdout
+        added.unlink()
     other = App(tmp_path / "other")
     assert other.script("certificates.sh").returncode == 0
     shutil.copy(other.state / "certificates" / "release.pub", node.state)

@@ -61,7 +61,9 @@ if [[ "$2" == "$HOME"/* ]]; then  # a Python of root's own: other users may read
     mkdir -p "$2"
     mount --bind /run/python "$2"
 fi
-chown -R federation:federation /opt/federation
+chown -R root:root /opt/federation  # the services cannot change the app
+install -d -o federation -g federation -m 700 /opt/federation/state
+chown -R federation:federation /opt/federation/data
 mount -t proc proc /proc
 ip link set lo up
 export container=other
@@ -129,7 +131,7 @@ class Machine:
 
 @pytest.fixture
 def machine(tmp_path: Path) -> Iterator[Machine]:
-    needed = ["unshare", "nsenter", "ip", "nginx", "openssl", "ssh-keygen", "systemctl"]
+    needed = ["unshare", "nsenter", "ip", "nft", "nginx", "openssl", "ssh-keygen", "systemctl"]
     require(needed, root=True)
     hidden = Path(sys.prefix).is_relative_to(Path.home())
     if hidden or not os.access("/sys/fs/cgroup/systemd", os.W_OK):
@@ -176,7 +178,9 @@ def restarts(machine: Machine) -> int:
 
 def test_units_run_a_federation_and_restart_a_silent_node(machine: Machine) -> None:
     machine.run(f"{APP}/deploy/certificates.sh", user="federation")
-    install(machine, "superlink", "fleet", "proxy", "health")
+    install(machine, "superlink", "fleet", "proxy", "health", "limits")
+    machine.run("systemctl", "enable", "--now", "federation-limits.service")
+    assert "ct count over 64" in machine.run("nft", "list", "ruleset")
     server = ["federation-superlink.service", "federation-fleet.socket", "federation-proxy.service"]
     machine.run("systemctl", "enable", "--now", *server)
     inside = f"{APP}/deploy/inside.sh"

@@ -154,7 +154,8 @@ def test_the_operator_gets_a_summary(tmp_path: Path) -> None:
     node.evaluate(2, 1)
     node.evaluate(2, 1)
     node.evaluate(2, *range(2, 100))
-    command = [sys.executable, "-m", "clientwise.flower.ledger", str(node.ledger)]
+    program = "from clientwise.flower.ledger import main; main()"  # as deploy/ledger.sh has it
+    command = [sys.executable, "-c", program, str(node.ledger)]
     said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert said.splitlines() == summary(read(node.ledger))
     for expected in (

@@ -1,8 +1,6 @@
 """A node's own record of what its server asked for, and the daily summary for its operator.
 
-    python -m clientwise.flower.ledger FILE
-
-prints, per day and approval, what was asked, refused and sent. `deploy/ledger.sh` calls it.
+`deploy/ledger.sh` prints, per day and approval, what was asked, refused and sent.
 
 The file has one line of JSON per event: a request that was admitted ("asked"), its answer
 ("answered"), a request that was refused ("refused") or that failed ("failed"). It decides what the
@@ -156,7 +154,7 @@ def _day(entries: list[Entry]) -> Iterator[str]:
 
 def main() -> None:
     """Print the summary of a ledger."""
-    parser = argparse.ArgumentParser(prog="python -m clientwise.flower.ledger")
+    parser = argparse.ArgumentParser(prog="ledger")
     parser.add_argument("file", type=Path)
     parser.add_argument("--day", help="one day only, such as 2026-11-17")
     options = parser.parse_args()
@@ -165,6 +163,3 @@ def main() -> None:
         entries = [entry for entry in entries if entry["time"].startswith(options.day)]
     print("\n".join(summary(entries)))
 
-
-if __name__ == "__main__":
-    main()

@@ -3,6 +3,7 @@
 #   install.sh [PIP_OPTION...]      such as --index-url URL
 set -euo pipefail
 source "$(dirname "$0")/settings.sh"
+umask 022  # root installs, the node's user runs it
 "$APP/deploy/verify.sh"
 [[ -d "$VENV/bin" ]] || python3 -m venv "$VENV"
 "$VENV/bin/python" -m pip install --quiet --require-hashes --no-deps "$@" \

@@ -6,4 +6,5 @@
 set -euo pipefail
 source "$(dirname "$0")/settings.sh"
 name="${1:?usage: ledger.sh NAME [--day YYYY-MM-DD]}"
-exec python -m clientwise.flower.ledger "$STATE/nodes/$name/ledger.jsonl" "${@:2}"
+exec python -c 'from clientwise.flower.ledger import main; main()' \
+    "$STATE/nodes/$name/ledger.jsonl" "${@:2}"

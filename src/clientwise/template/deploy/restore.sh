@@ -11,7 +11,7 @@ if [[ ! -e "$copy/superlink.sqlite" ]]; then
     exit 1
 fi
 pid="$(cat "$STATE/superlink.pid" 2> /dev/null || true)"
-if grep -qs flower-superlink "/proc/$pid/cmdline"; then
+if grep -qs clientwise.flower.link "/proc/$pid/cmdline"; then
     echo "the SuperLink is running: stop the services first"
     exit 1
 fi

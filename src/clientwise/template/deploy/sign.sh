@@ -5,6 +5,7 @@
 #   sign.sh CLIENTWISE.whl      RELEASE_KEY: default state/certificates/release.key
 set -euo pipefail
 source "$(dirname "$0")/settings.sh"
+umask 022  # a release is no secret: the node's user reads it
 wheel="$(realpath "${1:?usage: sign.sh CLIENTWISE.whl}")"
 cd "$APP"
 [[ -e deploy/requirements.lock ]] || { echo "run deploy/lock.py first"; exit 1; }

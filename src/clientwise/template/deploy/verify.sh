@@ -10,4 +10,8 @@ openssl pkeyutl -verify -rawin -pubin -inkey "$STATE/release.pub" -in deploy/rel
     refuse "deploy/release is not signed with $STATE/release.pub"
 sha256sum --check --strict --quiet deploy/release 2> /dev/null ||
     refuse "a file is not the one that was signed"
+added="$(find federation deploy ! -type d ! -path '*/__pycache__/*' ! -path deploy/local.sh \
+    ! -path deploy/release ! -path deploy/release.sig | LC_ALL=C sort |
+    LC_ALL=C comm -23 - <(cut -c 67- deploy/release | LC_ALL=C sort))"
+[[ -z "$added" ]] || refuse "not in the signed list: $(tr '\n' ' ' <<< "$added")"
 echo "Signed. Compare by telephone: $(sha256sum < deploy/release | cut -d ' ' -f 1)"
