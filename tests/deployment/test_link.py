@@ -1,16 +1,14 @@
 """A node's link is lost for minutes, silently: packets vanish, and no connection is closed.
 
-The guide promises this for ten minutes. What ten minutes outlast is shortened here: the node's
-`SILENCE` (180 s by default, here 30 s), after which it restarts itself, again and again. Flower's
-own limit, 60 to 90 s until a node counts as offline, is as it is. The link is lost for 150 s.
+The guide promises this for ten minutes. Ten minutes outlast `SILENCE` (180 s by default), after
+which a node starts anew, three times. Here `SILENCE` is 45 s, and the link is lost until the node
+has started anew twice. Flower's own limit, 60 to 90 s until a node counts as offline, is as it is.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -33,8 +31,8 @@ FAR = "ward-b"  # the node behind the link
 PLACE = f"cw{os.getpid()}-far"
 WIRE = f"cw{os.getpid()}"
 SERVER = "10.78.0.1"
-SILENCE = 30  # seconds
-LOST = 150  # seconds: several times SILENCE, and longer than Flower calls a silent node online
+SILENCE = "45"  # seconds: longer than a busy machine takes to answer
+ENDED = "the server has not answered for"
 
 
 def ip(*arguments: str) -> None:
@@ -49,6 +47,10 @@ class Linked(Federation):
         data = str(self.app / "data" / f"{name}.npz")
         script = str(self.app / "deploy" / "supernode.sh")
         self.launch(name, self.at(name, "bash", "-c", LOOP, script, name, data))
+
+    def events(self) -> str:
+        """The events of the run so far."""
+        return (self.state / "run-events.jsonl").read_text()
 
 
 @pytest.fixture
@@ -75,7 +77,7 @@ def federation(link: None, tmp_path: Path) -> Iterator[Linked]:
 
     one = Linked(tmp_path, NAMES, host=SERVER, enter=enter)
     pace = processes.pace()
-    one.environment |= {"LISTEN": SERVER, "SILENCE": str(SILENCE * pace)}
+    one.environment |= {"LISTEN": SERVER, "SILENCE": SILENCE}
     limits = {"min_replies": 1, "train_seconds": 300 * pace, "grace_seconds": 20 * pace}
     one.configure({"rounds": 200, "flower": limits, "evaluation": {"clients_every": 200}})
     yield one
@@ -92,18 +94,16 @@ def test_a_node_returns_after_its_link(federation: Linked) -> None:
 
     ip("link", "set", WIRE, "down")
     before = federation.rounds()
-    time.sleep(LOST * processes.pace())
-    assert federation.log(FAR).count("the server has not answered for") >= 2
-    alone = federation.rounds()
-    assert alone > before + 1, "the other node's rounds go on"
-    assert set(federation.weights(alone)) == {0}
+    federation.wait_for(lambda: federation.log(FAR).count(ENDED) >= 2, 300, "two new starts")
+    federation.wait_for(
+        lambda: federation.rounds() > before and set(federation.weights(federation.rounds())) == {0},
+        300,
+        "a round without the node",
+    )
+    assert '"reason": "not connected"' in federation.events()
 
     ip("link", "set", WIRE, "up")
     federation.wait_for(
         lambda: set(federation.weights(federation.rounds())) == {0, 1}, 300, "the node to return"
     )
     federation.script("stop.sh", run)
-    lines = (federation.state / "run-events.jsonl").read_text().splitlines()
-    events = [json.loads(line) for line in lines]
-    missing = {one["event"] for one in events if one.get("member") == FAR}
-    assert missing & {"lost", "absent"}

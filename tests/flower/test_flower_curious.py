@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,6 +19,7 @@ pytest.importorskip("flwr", reason="needs clientwise[flower]")
 
 from curious_server import (
     NEAR,
+    STEEP,
     Told,
     how_many_are_right,
     linear_model,
@@ -36,7 +38,7 @@ from clientwise.flower import client_app, load_npz, write_parts
 from clientwise.flower.client import answer
 from clientwise.flower.client_app import _engine_of_node
 from clientwise.flower.ledger import read as read_ledger
-from clientwise.flower.small_numbers import Release
+from clientwise.flower.small_numbers import USUAL_CELL, Release, in_groups
 from clientwise.flower.wire import ARRAYS, NUMBERS, Request, pack, unpack, write_request
 
 ROUNDS = 100
@@ -222,6 +224,50 @@ def results_with(bit: int, models: int) -> Evaluation:
     mean = losses.mean(1, keepdim=True)
     exact = Evaluation(torch.tensor([50]), mean, mean, counts)
     return replace(exact, sample_losses=losses)
+
+
+def test_the_training_loss_tells_no_attribute(
+    config: dict[str, Any], hospital: Path, tmp_path: Path
+) -> None:
+    """A hidden unit that is active for one patient alone: the loss is that patient's attribute.
+
+    All others have a logit of zero and lose ln 2 each. The attacker knows the threshold here; by
+    bisection it costs a few messages.
+    """
+    network = config | {"model": {"name": "mlp", "hidden": [1]}}
+    own = in_groups(load_npz(str(hospital)), USUAL_CELL)
+    inputs = torch.as_tensor(own.train[0]).double()
+    patients, attributes = inputs.shape
+    gaps = inputs.sort(0).values[-1] - inputs.sort(0).values[-2]
+    place = int(gaps.argmax())
+    target, second = inputs[:, place].sort(descending=True).values[:2]
+    threshold = float(target + second) / 2
+    (method,) = load_experiment(network).build_methods()
+    task = Task(1, method.training, CrossEntropy(), method.client_criteria)
+    others = (patients - 1) * math.log(2)
+
+    def estimates(loss_of: Callable[[RecordDict], float]) -> list[float]:
+        found = []
+        for sign in (1.0, -1.0):  # wrong for one of the two classes
+            # Steep in the first layer, so that a step of training hardly turns it.
+            hidden = 100 * STEEP * numpy.append(numpy.eye(attributes)[place], -threshold)
+            model = torch.tensor([*hidden, sign / 100, 0.0]).float()
+            loss = loss_of(write_request(Request(0, 1, task), pack(model)))
+            found.append(threshold + (loss * patients - others) / STEEP)
+        return found
+
+    engine_of = partial(_engine_of_node, load_experiment(network).to_toml(), lambda: own)
+
+    def in_two_digits(request: RecordDict) -> float:
+        return float(f"{answer(request, engine_of).metric_records[NUMBERS]['training_loss']:.2g}")
+
+    node = Node(network, hospital, ledger=str(tmp_path / "ledger.jsonl"))
+
+    def by_the_node(request: RecordDict) -> float:
+        return node.reply(request, "train").content.metric_records[NUMBERS]["training_loss"]
+
+    assert min(abs(one - target) for one in estimates(in_two_digits)) < 5 * NEAR
+    assert all(math.isnan(one) for one in estimates(by_the_node))
 
 
 def test_trained_models_are_not_protected(

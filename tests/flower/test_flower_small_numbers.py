@@ -143,7 +143,7 @@ def test_a_number_that_is_not_finite_reaches_the_guard() -> None:
     sent = torch.tensor([nan, whole, part, float("inf")], dtype=torch.float64)
     nobody = torch.zeros(4, dtype=torch.float64)
     updates = Updates((0, 1, 2, 3), torch.zeros(4, 1), {"size": sent}, sent, nobody)
-    said = Release(5, 1, b"key").update(updates).training_loss.tolist()
+    said = Release(5, 1, b"key").update(updates).measurements["size"].tolist()
     assert said[1:] == [285.0, 0.12, float("inf")]
     assert said[0] != said[0]
 
@@ -169,6 +169,7 @@ def judged(members: int, **change: Any) -> dict[str, Any]:
         (CONFIG | {"evaluation": {"metric": "auc"}}, 1, []),
         (CONFIG | {"evaluation": {"metric": "auc"}}, 5, ["refuse all evaluations"]),
         (CONFIG | {"evaluation": {"metric": "auc", "clients_every": 0}}, 5, []),
+        (CONFIG | {"methods": [{"name": "q", "criteria": ["start_loss"]}]}, 5, ["start_loss has"]),
         (judged(12), 1, []),
         (judged(12), 5, ["tell nothing"]),
         (judged(4), 1, ["4 members judge in a round, evidence needs 12"]),

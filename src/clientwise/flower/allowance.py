@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
+from ..core.criteria import CRITERIA, is_fixed
 from ..core.evidence.significance import LEAST_JUDGES, Significance
 from ..core.method import Method, Plan
 from ..experiment.build import build_plan
@@ -82,7 +83,10 @@ class Allowance:
         )
         if clients_judge:
             yield from self._too_few_judges()
-        if cell == 1 or not self.models:
+        if cell == 1:
+            return
+        yield from self._exact_numbers()
+        if not self.models:
             return
         classes = self.experiment.flower.num_classes
         if not is_bounded(classes, self.experiment.evaluation.metric):
@@ -107,6 +111,17 @@ class Allowance:
                     f"{method.name}: {judges} members judge in a round, evidence needs "
                     f"{LEAST_JUDGES}: no weight will change by it"
                 )
+
+    def _exact_numbers(self) -> Iterator[str]:
+        """Criteria that follow from the model that the server sends and from the training rows."""
+        for method in self._methods:
+            for part in method.client_criteria:
+                if not is_fixed(part) and "clock" not in CRITERIA.needs(part):
+                    yield (
+                        f"{method.name}: {part.called} has two digits and no noise. A changed server "
+                        "can compute attributes of patients from it: use another criterion, or "
+                        "trust the server's administrator with the training rows"
+                    )
 
     def _instead(self, clients_judge: bool) -> str:
         exact = "or all nodes need SMALLEST_CELL=1, which gives exact results"

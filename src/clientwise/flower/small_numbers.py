@@ -4,6 +4,7 @@ With a smallest cell of k > 1:
 
 - A node trains, measures and tests on whole groups of k samples per class. Facts that do not
   depend on a model (sizes, classes, criteria) are about these groups.
+- Training losses and seconds are withheld; criteria have two significant digits.
 - Results of a model on the test set have Gaussian noise, and counts are multiples of k. The noise
   is such that all results of a run together are μ-Gaussian differentially private with μ = 1
   (Dong, Roth and Su, 2022): whoever sees all of them, and knows all other rows, tells two possible
@@ -83,12 +84,19 @@ class Release:
         return replace(exact, counts=together, values=values, losses=torch.stack(losses)[:, None])
 
     def update(self, updates: Updates) -> Updates:
-        """An update whose numbers, other than whole ones, have two significant digits."""
+        """An update whose criteria, other than whole ones, have two significant digits.
+
+        The training loss is withheld: two digits of it tell an attribute of a patient, with a model
+        made for this. The seconds are withheld, too: the server has a clock of its own.
+        """
         if self.cell == 1:
             return updates
-        measurements = {name: _coarse(values) for name, values in updates.measurements.items()}
-        loss = _coarse(updates.training_loss)
-        return replace(updates, measurements=measurements, training_loss=loss)
+        return replace(
+            updates,
+            measurements={name: _coarse(values) for name, values in updates.measurements.items()},
+            training_loss=torch.full_like(updates.training_loss, math.nan),
+            seconds=torch.zeros_like(updates.seconds),
+        )
 
     def _noise(self, name: str) -> Callable[[float, tuple[int, ...]], Tensor]:
         """Draws Gaussian noise of a standard deviation and shape; the same for the same name."""
