@@ -298,16 +298,19 @@ def test_members_share_a_scaling_without_showing_counts(app: App) -> None:
     random = numpy.random.default_rng(1)
     rows = random.normal(5, 3, (90, 3))
     rows[:, 1] = rows[:, 1] > 5  # two values: their sum would be a count
+    rows = numpy.append(rows, numpy.zeros((90, 1)), 1)
+    rows[::40, 3] = [71, 83, 92]  # two patients in a part: the two sums would tell their values
     sent = []
     for number, part in enumerate((rows[:30], rows[30:])):
         numpy.savez(app.folder / f"{number}.npz", train_inputs=part)
         done = app.program_of("scaling.py", "sums", app.folder / f"{number}.npz")
-        assert json.loads(done.stdout)["columns"][1] is None
+        columns = json.loads(done.stdout)["columns"]
+        assert [column is None for column in columns] == [False, True, False, True]
         sent.append(app.folder / f"{number}.json")
         sent[-1].write_text(done.stdout)
     found = json.loads(app.program_of("scaling.py", "combine", *sent).stdout)
-    assert found["mean"] == pytest.approx([rows[:, 0].mean(), 0, rows[:, 2].mean()])
-    assert found["deviation"] == pytest.approx([rows[:, 0].std(), 1, rows[:, 2].std()])
+    assert found["mean"] == pytest.approx([rows[:, 0].mean(), 0, rows[:, 2].mean(), 0])
+    assert found["deviation"] == pytest.approx([rows[:, 0].std(), 1, rows[:, 2].std(), 1])
     numpy.savez(app.folder / "small.npz", train_inputs=rows[:19])
     refused = app.program_of("scaling.py", "sums", app.folder / "small.npz")
     assert (refused.returncode, refused.stdout) == (1, "")

@@ -4,7 +4,8 @@
     python deploy/scaling.py combine ward-a.json ward-b.json ... > federation/scaling.json
 
 `sums` prints a count, sums and sums of squares over the training samples; read them before you send
-them. A column with at most two values is left out, since its sum would be a count of patients.
+them. A column with at most two values is left out, since its sum would be a count of patients. So is
+a column in which almost all patients have the same value: its sums would be those of the few others.
 """
 
 import json
@@ -14,7 +15,7 @@ from typing import Any
 
 import numpy
 
-FEWEST = 20  # training samples, below which a node prints nothing
+FEWEST = 20  # training samples that differ from the usual value, below which nothing is printed
 
 
 def sums(file: Path) -> dict[str, Any]:
@@ -26,8 +27,9 @@ def sums(file: Path) -> dict[str, Any]:
         sys.exit(f"{file}: {len(rows)} training samples; with fewer than {FEWEST}, nothing is sent")
     columns = []
     for column in rows.T:
-        is_number = len(numpy.unique(column)) > 2
-        columns.append([column.sum(), (column**2).sum()] if is_number else None)
+        values, counts = numpy.unique(column, return_counts=True)
+        hides_patients = len(values) > 2 and len(column) - counts.max() >= FEWEST
+        columns.append([column.sum(), (column**2).sum()] if hides_patients else None)
     return {"count": len(rows), "columns": columns}
 
 
