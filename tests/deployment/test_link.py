@@ -96,7 +96,9 @@ def test_a_node_returns_after_its_link(federation: Linked) -> None:
     before = federation.rounds()
     federation.wait_for(lambda: federation.log(FAR).count(ENDED) >= 2, 300, "two new starts")
     federation.wait_for(
-        lambda: federation.rounds() > before and set(federation.weights(federation.rounds())) == {0},
+        lambda: (
+            federation.rounds() > before and set(federation.weights(federation.rounds())) == {0}
+        ),
         300,
         "a round without the node",
     )

@@ -162,4 +162,3 @@ def main() -> None:
     if options.day:
         entries = [entry for entry in entries if entry["time"].startswith(options.day)]
     print("\n".join(summary(entries)))
-
