@@ -8,7 +8,6 @@ samples. scikit-learn's digits, 20 clients, 20 rounds.
 
 from __future__ import annotations
 
-import math
 import tempfile
 from dataclasses import replace
 from statistics import mean
@@ -58,7 +57,7 @@ def accuracy(config: dict[str, Any], deviation: float) -> float:
     with tempfile.TemporaryDirectory() as folder, patch.object(Cohort, "judge", noisy):
         run = cw.Run(cw.run(config, f"{folder}/run", progress=False))
         table = run.query("SELECT metric FROM rounds WHERE round_num = ?", CONFIG["rounds"])
-    return 100 * mean(row[0] for row in table)
+    return 100 * mean(float(row[0]) for row in table)
 
 
 def main() -> None:
