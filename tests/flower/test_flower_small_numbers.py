@@ -123,6 +123,27 @@ def test_a_server_may_ask_for_what_the_experiment_says_alone(
     )
 
 
+@pytest.mark.parametrize(
+    ("request_", "reason"),
+    [
+        (
+            Request(0, 1, task(round_num=1.0)),
+            "must be integers",
+        ),  # would be more rounds than agreed
+        (Request(0, True, task()), "must be integers"),
+        (Request(0.0, 1, task()), "must be integers"),  # type: ignore[arg-type]
+        (Request(0, 1, round_num=True), "must be integers"),
+        (Request(2, 1, task()), "the experiment has 2 clients"),
+        (Request(-1, 1, round_num=1), "the experiment has 2 clients"),
+    ],
+)
+def test_rounds_seeds_and_clients_are_counted(
+    hospital: Path, request_: Request, reason: str
+) -> None:
+    models = torch.zeros(10) if request_.task else torch.zeros(1, 10)
+    assert reason in ask(hospital, request_, models).error.reason
+
+
 def test_a_server_of_another_version_is_told_so(hospital: Path) -> None:
     reply = ask(hospital, Request(0, 1, task(), version="0.0.1"), torch.zeros(10))
     assert "the server runs clientwise 0.0.1, this node " in reply.error.reason

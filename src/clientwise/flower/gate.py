@@ -196,12 +196,19 @@ def refuse_other_work(experiment: Experiment, request: Request) -> None:
         raise RefusedError(
             f"the server runs clientwise {request.version}, this node {VERSION}: install the same version"
         )
+    task = request.task
+    round_num = request.round_num if task is None else task.round_num
+    # A round 1.5 would count as another round than 1, and be trained again.
+    if not all(type(number) is int for number in (request.client, request.seed, round_num)):
+        raise RefusedError("client, seed and round must be integers")
+    if not 0 <= request.client < len(experiment.flower.clients):
+        raise RefusedError(
+            f"client {request.client}, but the experiment has {len(experiment.flower.clients)} clients"
+        )
     if request.seed not in experiment.seeds:
         raise RefusedError(
             f"seed {request.seed} is not one of the experiment's: {experiment.seeds}"
         )
-    task = request.task
-    round_num = request.round_num if task is None else task.round_num
     if not 1 <= round_num <= experiment.rounds:
         raise RefusedError(f"round {round_num}, but the experiment has {experiment.rounds} rounds")
     if task is None:
