@@ -18,7 +18,7 @@ LONG = "a long remark with a path /a/very/long/path/to/some/file_of_somebody.csv
 WIDE = table(
     "wide & long",
     "Everything at once",
-    ["method", "seed", *(f"measured share of hostile clients, number {n}" for n in range(14))],
+    ["method", "seed", *(f"share of hostile clients [95% interval] {n}" for n in range(14))],
     [["MW > LD", seed, *[f"{seed}.{n} ± 0.1 [-1, +2]" for n in range(14)]] for seed in range(30)],
     "A note with κ, ±, 100%, a_b, x^2, ≥ and “quotes”. " * 20,
 )
@@ -81,7 +81,9 @@ def test_latex_sets_all_tables_without_overfull_lines(
 """
     (tmp_path / "paper.tex").write_text(document, encoding="utf-8")
     command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "paper.tex"]
-    built = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, errors="replace")
+    built = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, errors="replace", timeout=120
+    )
     assert built.returncode == 0, built.stdout[-2000:]
     wrong = [line for line in built.stdout.splitlines() if re.search("Overfull|too large", line)]
     assert not wrong

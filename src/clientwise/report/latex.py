@@ -262,7 +262,10 @@ def _latex(text: str) -> str:
     '$-$0.4 $\\\\pm$ 1.6'
     >>> _latex("seeds 1–3, z > 0, MW > LD")
     'seeds 1--3, z $>$ 0, MW $\\\\succ$ LD'
+    >>> _latex("[95% interval]")
+    '{[}95\\\\% interval]'
     """
     text = re.sub(r"(?<!\w)-(?=\d)", "−", text)
     text = re.sub(r"(?<=\w )>(?= [^\W\d])", "≻", text)
-    return text.translate(_LATEX)
+    # After a line break, LaTeX takes a bracket or an asterisk for an argument of the break.
+    return re.sub(r"^[\[*]", r"{\g<0>}", text.translate(_LATEX))
