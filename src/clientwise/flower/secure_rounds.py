@@ -125,9 +125,9 @@ class SecureRound:
         """Ask these clients for one step; their messages as they arrive."""
         requests = {}
         for client, message in messages.items():
-            content = contents[client] if contents else None
+            training = contents[client] if contents else None
             one = Step(client, self._seed, self._round, step, message)
-            requests[client] = write_step(one, content)
+            requests[client] = write_step(one, training)
         for client, content in self._exchange(requests):
             if isinstance(content, str):
                 self._gone.setdefault(client, f"{step}: {content}")
