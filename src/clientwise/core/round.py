@@ -53,14 +53,6 @@ def first_state(model: Tensor, method: Method, engine: Engine) -> ServerState:
     )
 
 
-def _first_privacy(method: Method, num_clients: int) -> dict[str, Tensor]:
-    """The clipping norm, and in how many releases each client was [K]."""
-    if method.privacy is None:
-        return {}
-    clip = torch.tensor(method.privacy.clip, dtype=torch.float64)
-    return {"clip": clip, "releases": torch.zeros(num_clients, dtype=torch.int64)}
-
-
 def run_round(
     state: ServerState, method: Method, plan: Plan, engine: Engine
 ) -> tuple[ServerState, RoundRecord]:
@@ -111,34 +103,6 @@ def run_round(
     ended = engine.clock.now if engine.clock else None
     released = _released(chosen, method)
     return next_state, replace(record, attack_success=success, ended=ended, released=released)
-
-
-def _spent(
-    state: ServerState, chosen: Candidate, method: Method, asked: Sequence[int]
-) -> dict[str, Tensor]:
-    """The state of privacy after a round.
-
-    With noise of the server, all clients are in every release: which were asked is a secret. With
-    noise of the clients, only those that were asked.
-    """
-    if method.privacy is None:
-        return {}
-    releases = state.privacy["releases"].clone()
-    clip = state.privacy["clip"]
-    if chosen.released:
-        releases += 1
-        clip = torch.tensor(chosen.released.next_clip, dtype=torch.float64)
-    else:
-        releases[list(asked)] += 1
-    return {"clip": clip, "releases": releases}
-
-
-def _released(chosen: Candidate, method: Method) -> PrivacyRecord | None:
-    if chosen.released:
-        return PrivacyRecord(chosen.released.clip, chosen.released.deviation)
-    if method.local_noise:
-        return PrivacyRecord(method.local_noise.clip, method.local_noise.deviation)
-    return None
 
 
 def gather(
@@ -322,3 +286,39 @@ def _record(
         report=report,
         local=local,
     )
+
+
+def _first_privacy(method: Method, num_clients: int) -> dict[str, Tensor]:
+    """The clipping norm, and in how many releases each client was [K]."""
+    if method.privacy is None:
+        return {}
+    clip = torch.tensor(method.privacy.clip, dtype=torch.float64)
+    return {"clip": clip, "releases": torch.zeros(num_clients, dtype=torch.int64)}
+
+
+def _spent(
+    state: ServerState, chosen: Candidate, method: Method, asked: Sequence[int]
+) -> dict[str, Tensor]:
+    """The state of privacy after a round.
+
+    With noise of the server, all clients are in every release: which were asked is a secret. With
+    noise of the clients, only those that were asked.
+    """
+    if method.privacy is None:
+        return {}
+    releases = state.privacy["releases"].clone()
+    clip = state.privacy["clip"]
+    if chosen.released:
+        releases += 1
+        clip = torch.tensor(chosen.released.next_clip, dtype=torch.float64)
+    else:
+        releases[list(asked)] += 1
+    return {"clip": clip, "releases": releases}
+
+
+def _released(chosen: Candidate, method: Method) -> PrivacyRecord | None:
+    if chosen.released:
+        return PrivacyRecord(chosen.released.clip, chosen.released.deviation)
+    if method.local_noise:
+        return PrivacyRecord(method.local_noise.clip, method.local_noise.deviation)
+    return None
