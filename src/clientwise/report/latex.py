@@ -37,10 +37,10 @@ Rows = Sequence[Sequence[str]]
 def as_latex(table: Table) -> str:
     """A table with a short caption; its note stands beneath, and the best values are bold."""
     panels = _panels(_columns(table), _keys(table))
-    widest = max(map(_width, panels))
-    kind = "table" if widest <= COLUMN_POINTS else "table*"
+    fits_column = max(map(_width, panels)) <= COLUMN_POINTS
+    kind = "table" if fits_column else "table*"
     note = _latex(table.note)
-    width = COLUMN_POINTS if kind == "table" else PAGE_POINTS
+    width = COLUMN_POINTS if fits_column else PAGE_POINTS
     beneath = len(_wrapped(note, width)) if note else 0
     parts = _parts(_cells(table), panels, MOST_LINES - beneath)
     floats = []
