@@ -143,7 +143,9 @@ def test_errors_say_what_to_do(config: Path, tmp_path: Path, tiny: dict[str, Any
     assert "write 1,2,3 or 1-5" in clientwise("run", config, "--seeds", "one", expect=2)
     assert "no run here yet" in clientwise("show", cwd=tmp_path, expect=2)
     assert "not a run of clientwise" in clientwise("show", tmp_path, expect=2)
-    assert "unknown kind 'scoers'; did you mean 'scores'" in clientwise("list", "scoers", expect=2)
+    assert "unknown kind or part 'scoers'; did you mean 'scores'" in clientwise(
+        "list", "scoers", expect=2
+    )
     assert "'local'" in clientwise("run", config, "--engine", "flwr", expect=2, cwd=tmp_path)
     output = clientwise(
         "run", config, "--set", "data=mnist", expect=2, cwd=tmp_path, CLIENTWISE_DATA=""

@@ -42,7 +42,7 @@ def parse_seeds(text: str) -> list[int]:
     for part in text.split(","):
         ends = re.fullmatch(r"\s*([0-9]{1,19})\s*(?:-\s*([0-9]{1,19})\s*)?", part)
         if ends is None or int(ends[1]) > int(ends[2] or ends[1]):
-            raise ValueError('write "1, 2, 3", "1-5" or "1-5, 9"')
+            raise ValueError("write 1,2,3 or 1-5")
         ranges.append(range(int(ends[1]), int(ends[2] or ends[1]) + 1))
     count = sum(one.stop - one.start for one in ranges)
     if count > MOST_SEEDS:

@@ -37,8 +37,7 @@ Rows = Sequence[Sequence[str]]
 def as_latex(table: Table) -> str:
     """A table with a short caption; its note stands beneath, and the best values are bold."""
     panels = _panels(_columns(table), _keys(table))
-    widest = max(map(_width, panels))
-    fits_column = widest <= COLUMN_POINTS
+    fits_column = max(map(_width, panels)) <= COLUMN_POINTS
     kind = "table" if fits_column else "table*"
     note = _latex(table.note)
     width = COLUMN_POINTS if fits_column else PAGE_POINTS
