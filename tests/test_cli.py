@@ -238,7 +238,7 @@ def test_list_explains_a_part_by_its_name() -> None:
     table = clientwise("list", "table")
     assert "dataset table" in table
     assert "  files: string, required\n      a path or pattern in the data folder" in table
-    assert '  kind: "classification" or "regression" = "classification"\n' in table
+    assert '  kind: "classification" or "regression" or "survival" = "classification"\n' in table
     assert "client: string, optional" in table
     both = clientwise("list", "uniform")
     assert "criterion uniform" in both

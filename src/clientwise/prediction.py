@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .core.problem import Problem, problem_of
+from .core.problem import Problem, named_problem
 from .data.new_rows import encode_rows, read_rows, remarks
 from .encoding import Encoder, Encoding
 from .errors import ClientwiseError
@@ -120,7 +120,7 @@ def predictor(network: nn.Module, kind: str, table: Encoding | None, outputs: in
             "its inputs are not the columns of a table (run.model gives the network in Python), or an older "
             "version wrote it (resume the run, then export it again)"
         )
-    problem = problem_of(kind, len(table.classes))
+    problem = named_problem(kind, len(table.classes))
     if outputs not in (problem.num_outputs(torch.Size()), problem.num_classes):
         raise ValueError(f"it has {outputs} outputs and {len(table.classes)} classes")
     return Predictor(network, table, problem)

@@ -130,7 +130,7 @@ def test_check_says_what_nobody_holds(tmp_path: Path) -> None:
         "data_dir": str(tmp_path),
     }
     config["data"] = {"name": "table", "files": "*.csv", "target": "y"}
-    data, clients, *_ = describe(cw.load(config))
+    data, _, _, clients, *_ = describe(cw.load(config))
     assert (
         "121 samples, classification; 1 of them unused (clients with fewer than partition.minimum samples are left out)"
         in data

@@ -77,8 +77,8 @@ def test_a_run_records_its_steps_and_marks_who_trains_on_the_server(
     footnote = "‡ Trains on the server's samples, which the other methods do not."
     assert footnote in remarks(run)
     table = as_latex(result_section(series).items[0])  # type: ignore[arg-type]
-    assert footnote in table
-    assert "ServerTuning ‡ &" in table
+    assert footnote.replace("‡", "\\ddag{}") in table
+    assert "ServerTuning \\ddag{} &" in table
     assert "FedAvg &" in table
 
 

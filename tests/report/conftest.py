@@ -72,7 +72,7 @@ MOVED: dict[str, Any] = CONFIG | {
             "before": ["clip"],
             "rule": {"name": "multi_krum", "hostile": 0.3},
         },
-        {"name": "evidence", "evidence": "significance"},
+        {"name": "evidence alone", "evidence": "significance"},
         {"name": "bounds", "bounds": {"cap": 0.15}},
         {"name": "rule", "rule": "median"},
     ],

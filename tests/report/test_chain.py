@@ -28,7 +28,7 @@ CHAINS = {
         "weight within bounds": "weight",
         "influence": "influence",
     },
-    "evidence": {"score": "score", "prior weight": "prior", "z": "z", "weight": "weight"},
+    "evidence alone": {"score": "score", "prior weight": "prior", "z": "z", "weight": "weight"},
     "bounds": {"score": "score", "prior weight": "prior", "weight within bounds": "weight"},
     "rule": {"score": "score", "weight": "weight", "influence": "influence"},
 }
@@ -58,7 +58,7 @@ def test_the_audit_has_the_places_of_the_method_and_no_others(moved: cw.Run, met
     ("method", "steps"),
     [
         ("all of it", ["dataset_size", "label_diversity", "evidence", "bounds", "rule"]),
-        ("evidence", ["dataset_size", "evidence"]),
+        ("evidence alone", ["dataset_size", "evidence"]),
         ("bounds", ["dataset_size", "bounds"]),
         ("rule", ["dataset_size", "rule"]),
     ],
@@ -130,9 +130,9 @@ def test_the_explanation_names_all_that_moved_the_weights(moved: cw.Run) -> None
 
 def test_since_when_evidence_lowers_a_weight(moved: cw.Run) -> None:
     rounds = [
-        {row.client: row for row in moved.participants("evidence", 1, r)} for r in range(1, 6)
+        {row.client: row for row in moved.participants("evidence alone", 1, r)} for r in range(1, 6)
     ]
-    remarks = said(audit(moved, "evidence", 1, 5))
+    remarks = said(audit(moved, "evidence alone", 1, 5))
     for client, last in rounds[-1].items():
         assert last.z is not None
         lowered = [row[client].posterior < row[client].prior * (1 - 1e-9) for row in rounds]

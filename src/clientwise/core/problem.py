@@ -7,7 +7,7 @@ files ask the problem; none of them compares its kind.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
@@ -346,18 +346,20 @@ class Survival(Problem):
             raise ValueError(f"more pairs than {num_samples:.12g} samples have")
 
 
-def problem_of(kind: str, num_classes: int) -> Problem:
+def named_problem(kind: str, num_classes: int) -> Problem:
     """The problem that texts call `kind`; ValueError where there is none.
 
-    >>> problem_of("classification", 3)
-    Classification(scored_by='', num_classes=3)
+    >>> named_problem("classification", 3).num_classes
+    3
     """
-    if kind == Classification.kind:
-        return Classification(num_classes)
-    for problem in (Regression(), Survival()):
-        if kind == problem.kind:
-            return problem
-    raise ValueError(f"unknown kind of problem {kind!r}")
+    known: dict[str, Callable[[], Problem]] = {
+        Classification.kind: lambda: Classification(num_classes),
+        Regression.kind: Regression,
+        Survival.kind: Survival,
+    }
+    if kind not in known:
+        raise ValueError(f"unknown kind of problem {kind!r}")
+    return known[kind]()
 
 
 def _losses(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ KEY = "secure_aggregation"
 FEWEST = 3  # clients in a round: of two, each knows the other's update from the sum
 SEES_MODELS = "compares single updates, which the server does not see under secure aggregation"
 ALLOWED = {"adapt_loss", "criteria", "fine_tune", "normalise", "score", "server_step"}
-ALLOWED |= {"name", "training", KEY}
+ALLOWED |= {"name", "training", "tuned", KEY}
 # Keys that differ from FedAvg's and are not allowed: why, and what to use instead
 REFUSED = {
     "evidence": f"{SEES_MODELS}: use criteria that clients measure",
