@@ -40,7 +40,7 @@ from clientwise.experiment.config import load_experiment
 from clientwise.experiment.schema import Experiment
 from clientwise.flower import client_app
 from clientwise.flower.connections import connector
-from clientwise.flower.secure_wire import Step, write_step
+from clientwise.flower.secure_wire import Step, terms_of, write_step
 from clientwise.flower.wire import Request, pack, write_request
 from clientwise.secure.primitives import value_type
 
@@ -252,6 +252,27 @@ def test_a_round_begins_once_and_steps_belong_to_it(tiny: dict[str, Any]) -> Non
     assert "'shares' comes next" in reason_of(ask(trial, early, context))
     strange = write_step(Step(0, 1, 1, "state", {}))
     assert "no such step" in reason_of(ask(trial, strange, context))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [lambda model: model.view(torch.int32), lambda model: model[None]],
+    ids=["dtype", "shape"],
+)
+def test_the_same_bytes_are_not_the_same_model(
+    tiny: dict[str, Any], change: Callable[[Tensor], Tensor]
+) -> None:
+    """A client with int32 weights would train another model than the others under the same hash."""
+    trial = Trial(tiny)
+    model = trial.local.initial_model
+    content = trial.training()
+    content["arrays"] = pack(change(model))
+    reason = reason_of(ask(trial, write_step(Step(0, 1, 1, "keys", {}), content)))
+    assert "a model of shape" in reason
+    scores = SecretScores.of(trial.method, trial.local.problem, CLIENTS)
+    task = Task(1, trial.method.training, trial.local.problem.loss, trial.method.client_criteria)
+    honest = terms_of(1, 1, model, task, scores)
+    assert terms_of(1, 1, change(model), task, scores).agreed != honest.agreed
 
 
 def test_a_deployed_node_has_an_identity_and_a_ledger(tiny: dict[str, Any], tmp_path: Path) -> None:

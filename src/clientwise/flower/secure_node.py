@@ -112,6 +112,8 @@ class _Node:
         asked = (request.client, request.seed, task.round_num if task else 0)
         if task is None or asked != (self._step.client, self._step.seed, self._step.round_num):
             raise ProtocolError("the step and the request to train do not fit")
+        if models.dtype != torch.float32 or models.ndim != 1:
+            raise ProtocolError(f"a model of shape {tuple(models.shape)} and type {models.dtype}")
         if self._gate is not None:
             self._gate.admit(request, models, once=True)
         begun = self._load().get("begun", {})
