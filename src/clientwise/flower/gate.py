@@ -87,6 +87,25 @@ class Gate:
         """What `sent` and `failed` note about a later step of secure aggregation."""
         self._about |= {"kind": f"secure aggregation, {step}", "seed": seed, "round": round_num}
 
+    def claim_step(self) -> None:
+        """RefusedError if the step that `note_step` named was answered before.
+
+        Flower's state of a run is read when a request arrives, so two requests at once see the same
+        state. The ledger has a lock.
+        """
+        claimed = ("experiment", "seed", "round", "kind")
+        with self._ledger.locked() as entries:
+            for entry in entries:
+                same = all(entry.get(key) == self._about[key] for key in claimed)
+                if same and entry["event"] == "step":
+                    raise RefusedError(f"{self._about['kind']}: answered before in this round")
+            self._ledger.add("step", **self._about)
+
+    @property
+    def approval(self) -> str:
+        """The present approval; see `ledger.approval`."""
+        return self._ledger.approval
+
     def evaluation(
         self, models: Tensor, problem: Problem, evaluate: Callable[[Tensor], Evaluation]
     ) -> Evaluation:
