@@ -400,7 +400,7 @@ def test_a_strange_reply_drops_its_client_alone(tiny: dict[str, Any], step: str,
 
     trial.grid.change = change
     _, record = trial.run(trial.remote)
-    is_void = step == "mask vector"  # one client alone is missing in the second sum
+    is_void = step == "mask vector"  # a client is missing in the second sum
     assert len(record.client_ids) == (0 if is_void else 5 if step == "unmask vector" else 4)
     assert ("between the two sums" in record.notes[0]) == is_void
 

@@ -15,7 +15,7 @@ SHARES = "shares"
 MASK = "mask"
 CONFIRM = "confirm"
 UNMASK = "unmask"
-ONE_GONE = "one client dropped out between the two sums, whose difference would reveal its score"
+GONE = "a client dropped out between the two sums, whose difference would tell about its score"
 FEWEST = 3  # clients: of two, each knows the other's value from the sum
 
 
@@ -87,9 +87,9 @@ class Terms:
         """The names of the sums."""
         return tuple(one.purpose for one in self.sums)
 
-    def exposes_one(self, purpose: str, before: int, now: int) -> bool:
-        """Whether a later sum lacks a single client of the sum before it."""
-        return purpose != self.purposes[0] and before - now == 1
+    def exposes_dropped(self, purpose: str, before: int, now: int) -> bool:
+        """Whether a later sum lacks a client of the sum before it."""
+        return purpose != self.purposes[0] and now < before
 
     def sum_for(self, purpose: str) -> Sum:
         """The sum with this name."""
