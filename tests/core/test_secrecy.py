@@ -59,9 +59,9 @@ def test_the_largest_sum_does_not_overflow(bits: int, clients: int, limit: float
 
 @pytest.mark.parametrize(
     ("share", "cohort", "needed"),
-    [(2 / 3, 3, 3), (2 / 3, 6, 5), (0.5, 4, 3), (0.5, 5, 3), (0.9, 10, 10)],
+    [(2 / 3, 3, 3), (2 / 3, 6, 5), (0.5, 3, 3), (0.5, 4, 3), (0.5, 5, 3), (0.9, 10, 10)],
 )
-def test_the_threshold_is_more_than_the_share(share: float, cohort: int, needed: int) -> None:
+def test_the_threshold_is_more_than_the_share_and_at_least_three(share: float, cohort: int, needed: int) -> None:
     assert SecureAggregation(threshold=share).needed(cohort) == needed
 
 

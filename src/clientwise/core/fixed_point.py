@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ..registry import OpenShare, PositiveFloat
 
+FEWEST = 3  # clients in a sum: of two, each knows the other's update from it
 FLOAT64_ERROR = 2.0**-51  # relative, of a product, a conversion and a quotient
 Fixed = NDArray[Any]  # unsigned integers, whose sums are modulo 2^bits
 
@@ -93,4 +94,4 @@ class SecureAggregation:
 
     def needed(self, cohort: int) -> int:
         """The number of clients that must take part in every step of a round of n."""
-        return math.floor(self.threshold * cohort + 1e-9) + 1
+        return max(FEWEST, math.floor(self.threshold * cohort + 1e-9) + 1)

@@ -61,8 +61,11 @@ class Terms:
     sums: tuple[Sum, ...]
 
     def __post_init__(self) -> None:
-        if self.cohort < FEWEST:
-            raise ValueError(f"{self.cohort} clients: secure aggregation needs at least {FEWEST}")
+        if self.threshold < FEWEST:
+            raise ValueError(
+                f"a threshold of {self.threshold} of {self.cohort} clients: secure aggregation needs "
+                f"at least {FEWEST}"
+            )
         if not self.cohort < 2 * self.threshold <= 2 * self.cohort:
             raise ValueError(
                 f"a threshold of {self.threshold} of {self.cohort} clients is not a majority"
