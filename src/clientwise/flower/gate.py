@@ -69,6 +69,7 @@ class Gate:
             names = [_digest(model.numpy().tobytes()) for model in _rows(models)]
         else:
             asked = json.dumps(plain_request(request), sort_keys=True).encode()
+            refuse_other_types(models)
             names = [_digest(asked + models.numpy().tobytes())]
         with self._ledger.locked() as entries:
             if once and self._of_this_round(entries, kind):
@@ -241,6 +242,12 @@ def refuse_other_work(experiment: Experiment, request: Request) -> None:
     raise RefusedError(
         "the request's training, noise or criteria are not those of any method of the experiment"
     )
+
+
+def refuse_other_types(model: Tensor) -> None:
+    """A model to train is a float32 vector: as another type, the same bytes are another model."""
+    if model.ndim != 1 or model.dtype != torch.float32:
+        raise RefusedError(f"a model of shape {tuple(model.shape)} and type {model.dtype}")
 
 
 def _is_plain(loss: Any) -> bool:

@@ -31,7 +31,7 @@ from ..experiment.secure_issues import has_secrets
 from ..secure.client import SecureClient
 from ..secure.primitives import Masked
 from ..secure.terms import KEYS, MASK, SHARES, Message, ProtocolError, Sum, Terms
-from .gate import Gate, RefusedError
+from .gate import Gate, RefusedError, refuse_other_types
 from .secure_wire import (
     CRITERIA,
     SECURE,
@@ -114,8 +114,7 @@ class _Node:
         asked = (request.client, request.seed, task.round_num if task else 0)
         if task is None or asked != (self._step.client, self._step.seed, self._step.round_num):
             raise ProtocolError("the step and the request to train do not fit")
-        if models.dtype != torch.float32 or models.ndim != 1:
-            raise ProtocolError(f"a model of shape {tuple(models.shape)} and type {models.dtype}")
+        refuse_other_types(models)
         if self._gate is not None:
             self._gate.admit(request, models, once=True)
         begun = self._load().get("begun", {})
