@@ -228,7 +228,7 @@ def ask(trial: Trial, content: RecordDict, context: Context | None = None) -> Me
 
 
 def reason_of(reply: Message) -> str:
-    return reply.error.reason if reply.has_error() else "answered"
+    return str(reply.error.reason) if reply.has_error() else "answered"
 
 
 def test_a_client_sends_nothing_in_the_clear(tiny: dict[str, Any]) -> None:
