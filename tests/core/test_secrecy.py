@@ -45,11 +45,12 @@ def test_a_sum_is_exact_up_to_the_stated_rounding_and_never_overflows(
 
 
 @pytest.mark.parametrize("bits", [32, 64])
-@pytest.mark.parametrize("clients", [3, 1000])
-def test_the_largest_sum_does_not_overflow(bits: int, clients: int) -> None:
-    point = FixedPoint(bits, clients, limit=7.0)
-    for value in (7.0, -7.0):
-        one = point.encode(torch.tensor([value]))
+@pytest.mark.parametrize("clients", [3, 4, 5, 8, 10, 16, 100, 1000])
+@pytest.mark.parametrize("limit", [1.0, 7.0, 0.3, 1e12])
+def test_the_largest_sum_does_not_overflow(bits: int, clients: int, limit: float) -> None:
+    point = FixedPoint(bits, clients, limit)
+    for value in (limit, -limit):
+        one = point.encode(torch.tensor([value], dtype=torch.float64))
         total = numpy.zeros(1, dtype=one.dtype)
         for _ in range(clients):
             total = total + one
@@ -58,9 +59,11 @@ def test_the_largest_sum_does_not_overflow(bits: int, clients: int) -> None:
 
 @pytest.mark.parametrize(
     ("share", "cohort", "needed"),
-    [(2 / 3, 3, 3), (2 / 3, 6, 5), (0.5, 4, 3), (0.5, 5, 3), (0.9, 10, 10)],
+    [(2 / 3, 3, 3), (2 / 3, 6, 5), (0.5, 3, 3), (0.5, 4, 3), (0.5, 5, 3), (0.9, 10, 10)],
 )
-def test_the_threshold_is_more_than_the_share(share: float, cohort: int, needed: int) -> None:
+def test_the_threshold_is_more_than_the_share_and_at_least_three(
+    share: float, cohort: int, needed: int
+) -> None:
     assert SecureAggregation(threshold=share).needed(cohort) == needed
 
 
@@ -120,10 +123,20 @@ def test_buffers_are_cut_value_by_value_and_do_not_count_in_the_norm() -> None:
 
 def test_scores_stay_within_their_bound_whatever_sums_a_server_sends() -> None:
     scores = SecretScores(Method(criteria=SIZES, secure=SecureAggregation()), (1e12, 10.0), 5)
-    raw = torch.tensor([100.0, 3.0], dtype=torch.float64)
-    for sums in ([1e-9, 1e-9], [0.0, 0.0], [1e300, 1e300], [5e-324, 1.0]):
-        score = scores.score(raw, torch.tensor(sums, dtype=torch.float64))
-        assert 0 <= score <= scores.highest
+    for criteria in ([100.0, 3.0], [100.0, 0.0]):
+        raw = torch.tensor(criteria, dtype=torch.float64)
+        for sums in ([1e-9, 1e-9], [0.0, 0.0], [1e300, 1e300], [5e-324, 1.0]):
+            score = scores.score(raw, torch.tensor(sums, dtype=torch.float64))
+            assert 0 <= score <= scores.highest
+
+
+def test_a_score_that_is_not_finite_is_not_added_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cast of NaN to an integer gives any number."""
+    scores = SecretScores(Method(criteria=SIZES, secure=SecureAggregation()), (1e12, 10.0), 5)
+    ones = torch.ones(2, dtype=torch.float64)
+    monkeypatch.setattr(Prioritized, "__call__", lambda *given: torch.tensor([torch.nan]))
+    with pytest.raises(ValueError, match="the score is not finite"):
+        scores.score(ones, ones)
 
 
 def test_too_few_usable_updates_make_the_round_void(

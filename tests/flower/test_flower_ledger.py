@@ -136,6 +136,15 @@ def test_a_round_is_trained_once_and_once_more_after_a_resume(tmp_path: Path) ->
     assert "not those of any method" in node.train(3, 1, loss=one_class).error.reason
 
 
+def test_the_same_bytes_of_another_type_are_not_a_repeated_request(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    assert not node.train(1, 1).has_error()
+    (method,) = load_experiment(node.config).build_methods()
+    task = Task(1, method.training, CrossEntropy(), method.client_criteria)
+    reply = node.ask(Request(0, 1, task), model(1).view(torch.int32))
+    assert "a model of shape (15,) and type torch.int32" in reply.error.reason
+
+
 def test_the_ledger_is_the_nodes_alone_and_survives_a_power_cut(tmp_path: Path) -> None:
     node = Node(tmp_path)
     before = content_of(node.evaluate(2, 1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import struct
 from collections.abc import Callable
@@ -40,7 +41,7 @@ from clientwise.experiment.config import load_experiment
 from clientwise.experiment.schema import Experiment
 from clientwise.flower import client_app
 from clientwise.flower.connections import connector
-from clientwise.flower.secure_wire import Step, write_step
+from clientwise.flower.secure_wire import Step, read_step, terms_of, write_step
 from clientwise.flower.wire import Request, pack, write_request
 from clientwise.secure.primitives import value_type
 
@@ -109,14 +110,14 @@ class Trial:
         state, record = run_round(state, self.method, plan, engine)
         return state.model, record
 
-    def training(self, client: int = 0, round_num: int = 1) -> RecordDict:
+    def training(self, client: int = 0, round_num: int = 1, seed: int = 1) -> RecordDict:
         task = Task(
             round_num,
             self.method.training,
             self.local.problem.loss,
             self.method.client_criteria,
         )
-        return write_request(Request(client, 1, task), pack(self.local.initial_model))
+        return write_request(Request(client, seed, task), pack(self.local.initial_model))
 
 
 @pytest.mark.parametrize(
@@ -227,7 +228,7 @@ def ask(trial: Trial, content: RecordDict, context: Context | None = None) -> Me
 
 
 def reason_of(reply: Message) -> str:
-    return reply.error.reason if reply.has_error() else "answered"
+    return str(reply.error.reason) if reply.has_error() else "answered"
 
 
 def test_a_client_sends_nothing_in_the_clear(tiny: dict[str, Any]) -> None:
@@ -254,32 +255,123 @@ def test_a_round_begins_once_and_steps_belong_to_it(tiny: dict[str, Any]) -> Non
     assert "no such step" in reason_of(ask(trial, strange, context))
 
 
+@pytest.mark.parametrize(
+    "change",
+    [lambda model: model.view(torch.int32), lambda model: model[None]],
+    ids=["dtype", "shape"],
+)
+def test_the_same_bytes_are_not_the_same_model(
+    tiny: dict[str, Any], change: Callable[[Tensor], Tensor]
+) -> None:
+    """A client with int32 weights would train another model than the others under the same hash."""
+    trial = Trial(tiny)
+    model = trial.local.initial_model
+    content = trial.training()
+    content["arrays"] = pack(change(model))
+    reason = reason_of(ask(trial, write_step(Step(0, 1, 1, "keys", {}), content)))
+    assert "a model of shape" in reason
+    scores = SecretScores.of(trial.method, trial.local.problem, CLIENTS)
+    task = Task(1, trial.method.training, trial.local.problem.loss, trial.method.client_criteria)
+    honest = terms_of(1, 1, model, task, scores)
+    assert terms_of(1, 1, change(model), task, scores).agreed != honest.agreed
+
+
+class Deployment:
+    """Five nodes with identities and ledgers of their own."""
+
+    def __init__(self, tiny: dict[str, Any], folder: Path, seeds: tuple[int, ...] = (1,)) -> None:
+        self.trial = Trial(tiny | {"seeds": list(seeds)})
+        self.settings: list[dict[str, Any]] = []
+        identities = {}
+        for client in range(CLIENTS):
+            key = Ed25519PrivateKey.generate()
+            file = folder / f"identity-{client}"
+            file.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+            identities[f"ward-{client}"] = key.public_key().public_bytes_raw().hex()
+            paths = {"identity": str(file), "ledger": str(folder / f"ledger-{client}.jsonl")}
+            self.settings.append(paths | {"data": "here", "smallest-cell": 1})
+        table = self.trial.experiment.to_dict()
+        table["flower"] |= {"clients": list(identities), "identities": identities}
+        table["flower"] |= {"input_shape": [1, 8, 8], "num_classes": 10}
+        self.trial.experiment = load_experiment(table)
+        self.trial.app = client_app(table, load=lambda path: _own_data())
+        self.contexts = [self.fresh_context(client) for client in range(CLIENTS)]
+
+    def fresh_context(self, client: int) -> Context:
+        return Context(1, 2, dict(self.settings[client]), RecordDict(), {})
+
+    def begin(self, client: int, context: Context, round_num: int = 1, seed: int = 1) -> Message:
+        step = Step(client, seed, round_num, "keys", {})
+        return ask(
+            self.trial, write_step(step, self.trial.training(client, round_num, seed)), context
+        )
+
+
 def test_a_deployed_node_has_an_identity_and_a_ledger(tiny: dict[str, Any], tmp_path: Path) -> None:
     """Another client's number, a round that was summed before: refused, also after a restart."""
-    key = Ed25519PrivateKey.generate()
-    file = tmp_path / "identity"
-    file.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
-    public = key.public_key().public_bytes_raw().hex()
-    trial = Trial(tiny)
-    names = [f"ward-{number}" for number in range(CLIENTS)]
-    others = {name: f"{number:064x}" for number, name in enumerate(names)}
-    flower = {"clients": names, "input_shape": [1, 8, 8], "num_classes": 10}
-    table = trial.experiment.to_dict()
-    table["flower"] |= flower | {"identities": others | {"ward-1": public}}
-    trial.app = client_app(table, load=lambda path: _own_data())
-    settings = {"data": "here", "ledger": str(tmp_path / "ledger.jsonl"), "smallest-cell": 1}
+    nodes = Deployment(tiny, tmp_path)
 
-    def begin(client: int, round_num: int, **more: str) -> str:
-        content = write_step(
-            Step(client, 1, round_num, "keys", {}), trial.training(client, round_num)
-        )
-        context = Context(1, 2, settings | more, RecordDict(), {})
-        return reason_of(ask(trial, content, context))
+    def begin(client: int, round_num: int) -> str:
+        return reason_of(nodes.begin(client, nodes.fresh_context(1), round_num))
 
+    assert "not client 2 by the list" in begin(2, 2)
+    assert begin(1, 3) == "answered"
+    assert "round 3 began before" in begin(1, 3)
+    del nodes.settings[1]["identity"]
     assert "DataError" in begin(1, 1)
-    assert "not client 2 by the list" in begin(2, 2, identity=str(file))
-    assert begin(1, 3, identity=str(file)) == "answered"
-    assert "round 3 began before" in begin(1, 3, identity=str(file))
+
+
+class DoublingGrid(LoopGrid):
+    """Sends every request twice at once: both find the state that the node had before."""
+
+    def __init__(self, nodes: Deployment) -> None:
+        super().__init__(nodes.trial.app)
+        self.nodes = nodes
+        self.second: dict[str, set[str]] = {}  # by step, the answers to the second requests
+
+    def _answer(self, message: Message) -> Message:
+        step = read_step(message.content)
+        context = self.nodes.contexts[step.client]
+        before = copy.deepcopy(context)
+        reply = self.app(message, context)
+        self.second.setdefault(step.name, set()).add(reason_of(self.app(message, before)))
+        return reply
+
+
+def test_of_two_requests_for_a_step_at_once_one_is_answered(
+    tiny: dict[str, Any], tmp_path: Path
+) -> None:
+    """Two vectors with different sums of the criteria would reveal an update."""
+    nodes = Deployment(tiny, tmp_path)
+    trial = nodes.trial
+    grid = DoublingGrid(nodes)
+    numbers = {client: client + 2 for client in range(CLIENTS)}
+    connect = connector(trial.experiment, grid, lambda: numbers, run_id=1, simulated=False)
+    _, record = trial.run(connect(trial.local, 1))
+    assert len(record.client_ids) == CLIENTS
+    assert list(grid.second) == STEPS
+    assert all("began before" in reason for reason in grid.second.pop("keys"))
+    for step, reasons in grid.second.items():
+        (reason,) = reasons
+        assert f"{step}: answered before in this round" in reason
+
+
+def test_a_step_names_the_round_that_began_last_under_the_present_approval(
+    tiny: dict[str, Any], tmp_path: Path
+) -> None:
+    """Under the label of another seed, or after a new approval, a step could be claimed again."""
+    nodes = Deployment(tiny, tmp_path, seeds=(1, 2))
+    agreed = tmp_path / "agreed"
+    agreed.write_text("one")
+    nodes.settings[0]["agreed"] = str(agreed)
+    context = nodes.fresh_context(0)
+    replies = [nodes.begin(0, context, seed=seed) for seed in (1, 2)]
+    assert [reason_of(reply) for reply in replies] == ["answered", "answered"]
+    of_seed = [write_step(Step(0, seed, 1, "shares", {"roster": {}})) for seed in (1, 2)]
+    assert "round 1 did not begin here" in reason_of(ask(nodes.trial, of_seed[0], context))
+    assert "only 0 clients sent keys" in reason_of(ask(nodes.trial, of_seed[1], context))
+    agreed.write_text("two")
+    assert "round 1 did not begin here" in reason_of(ask(nodes.trial, of_seed[1], context))
 
 
 def _own_data() -> Any:
@@ -308,7 +400,7 @@ def test_a_strange_reply_drops_its_client_alone(tiny: dict[str, Any], step: str,
 
     trial.grid.change = change
     _, record = trial.run(trial.remote)
-    is_void = step == "mask vector"  # one client alone is missing in the second sum
+    is_void = step == "mask vector"  # a client is missing in the second sum
     assert len(record.client_ids) == (0 if is_void else 5 if step == "unmask vector" else 4)
     assert ("between the two sums" in record.notes[0]) == is_void
 

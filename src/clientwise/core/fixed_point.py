@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ..registry import OpenShare, PositiveFloat
 
+FEWEST = 3  # clients in a sum: of two, each knows the other's update from it
 FLOAT64_ERROR = 2.0**-51  # relative, of a product, a conversion and a quotient
 Fixed = NDArray[Any]  # unsigned integers, whose sums are modulo 2^bits
 
@@ -22,8 +23,8 @@ Fixed = NDArray[Any]  # unsigned integers, whose sums are modulo 2^bits
 class FixedPoint:
     """Numbers as integers modulo 2^bits, so that a sum of n of them cannot overflow.
 
-    x becomes round(x·scale), with scale = (2^(bits−1) − 1 − n)/(n·limit). The rounding error of a sum
-    of n numbers is at most n·`error`.
+    x becomes round(x·scale), with scale = (2^(bits−1)·(1 − 2^−50) − 1 − n)/(n·limit). The rounding error
+    of a sum of n numbers is at most n·`error`.
 
     Args:
         bits: 32 or 64.
@@ -44,7 +45,9 @@ class FixedPoint:
     @property
     def scale(self) -> float:
         """Steps per unit."""
-        return (2.0 ** (self.bits - 1) - 1 - self.clients) / (self.clients * self.limit)
+        # float64 rounds 2^63 − 1 − n to 2^63, and each operation by up to 2^−53.
+        largest = 2.0 ** (self.bits - 1) * (1 - 2.0**-50) - 1 - self.clients
+        return largest / (self.clients * self.limit)
 
     @property
     def error(self) -> float:
@@ -91,4 +94,4 @@ class SecureAggregation:
 
     def needed(self, cohort: int) -> int:
         """The number of clients that must take part in every step of a round of n."""
-        return math.floor(self.threshold * cohort + 1e-9) + 1
+        return max(FEWEST, math.floor(self.threshold * cohort + 1e-9) + 1)

@@ -7,6 +7,7 @@ masks that cancel in it (`secure/`) change nothing. The server divides Σ s_k·�
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
@@ -105,9 +106,14 @@ class SecretScores:
         return torch.cat([point.decode(numpy.atleast_1d(value)) for point, value in pairs])
 
     def score(self, raw: Tensor, sums: Tensor) -> float:
-        """The score of one client with criteria [m], given the cohort's sums [m]."""
-        values = divide(raw, sums) if self.method.uses_sums else raw
+        """The score of one client with criteria [m], given the cohort's sums [m].
+
+        A share of a sum is at most 1. Made-up sums can give more, and a product of ∞ and 0.
+        """
+        values = divide(raw, sums).clamp(max=1.0) if self.method.uses_sums else raw
         score = float(self.method.score(self.method.names, values[None])[0])
+        if not math.isfinite(score):
+            raise ValueError("the score is not finite, so it cannot be added up")
         return min(max(score, 0.0), self.highest)
 
     def clipped(self, update: Tensor, num_parameters: int) -> Tensor:

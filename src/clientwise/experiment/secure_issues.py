@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from ..core.fixed_point import FEWEST
 from ..core.method import Method
 from ..core.problem import Problem
 from ..core.secrecy import LARGEST_COARSENESS, SecretScores
@@ -15,7 +16,6 @@ from .methods import MethodSettings
 from .schema import Experiment
 
 KEY = "secure_aggregation"
-FEWEST = 3  # clients in a round: of two, each knows the other's update from the sum
 SEES_MODELS = "compares single updates, which the server does not see under secure aggregation"
 ALLOWED = {"adapt_loss", "criteria", "fine_tune", "normalise", "score", "server_step"}
 ALLOWED |= {"name", "training", "tuned", KEY}

@@ -69,6 +69,7 @@ class Gate:
             names = [_digest(model.numpy().tobytes()) for model in _rows(models)]
         else:
             asked = json.dumps(plain_request(request), sort_keys=True).encode()
+            refuse_other_types(models)
             names = [_digest(asked + models.numpy().tobytes())]
         with self._ledger.locked() as entries:
             if once and self._of_this_round(entries, kind):
@@ -86,6 +87,25 @@ class Gate:
     def note_step(self, seed: int, round_num: int, step: str) -> None:
         """What `sent` and `failed` note about a later step of secure aggregation."""
         self._about |= {"kind": f"secure aggregation, {step}", "seed": seed, "round": round_num}
+
+    def claim_step(self) -> None:
+        """RefusedError if the step that `note_step` named was answered before.
+
+        Flower's state of a run is read when a request arrives, so two requests at once see the same
+        state. The ledger has a lock.
+        """
+        claimed = ("experiment", "seed", "round", "kind")
+        with self._ledger.locked() as entries:
+            for entry in entries:
+                same = all(entry.get(key) == self._about[key] for key in claimed)
+                if same and entry["event"] == "step":
+                    raise RefusedError(f"{self._about['kind']}: answered before in this round")
+            self._ledger.add("step", **self._about)
+
+    @property
+    def approval(self) -> str:
+        """The present approval; see `ledger.approval`."""
+        return self._ledger.approval
 
     def evaluation(
         self, models: Tensor, problem: Problem, evaluate: Callable[[Tensor], Evaluation]
@@ -222,6 +242,12 @@ def refuse_other_work(experiment: Experiment, request: Request) -> None:
     raise RefusedError(
         "the request's training, noise or criteria are not those of any method of the experiment"
     )
+
+
+def refuse_other_types(model: Tensor) -> None:
+    """A model to train is a float32 vector: as another type, the same bytes are another model."""
+    if model.ndim != 1 or model.dtype != torch.float32:
+        raise RefusedError(f"a model of shape {tuple(model.shape)} and type {model.dtype}")
 
 
 def _is_plain(loss: Any) -> bool:

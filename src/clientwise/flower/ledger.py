@@ -2,10 +2,10 @@
 
 `deploy/ledger.sh` prints, per day and approval, what was asked, refused and sent.
 
-The file has one line of JSON per event: a request that was admitted ("asked"), its answer
-("answered"), a request that was refused ("refused") or that failed ("failed"). It decides what the
-node still answers, so it is flushed to disk before an answer is computed. Beside it is the key of
-the node's noise. Only the node's user can read either.
+The file has one line of JSON per event: a request that was admitted ("asked"), a later step of
+secure aggregation ("step"), its answer ("answered"), a request that was refused ("refused") or that
+failed ("failed"). It decides what the node still answers, so it is flushed to disk before an answer
+leaves. Beside it is the key of the node's noise. Only the node's user can read either.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ def summary(entries: Iterable[Entry]) -> list[str]:
 
 def _day(entries: list[Entry]) -> Iterator[str]:
     events = Counter(entry["event"] for entry in entries)
-    messages = sum(events[event] for event in ("asked", "repeated", "refused"))
+    messages = sum(events[event] for event in ("asked", "repeated", "step", "refused"))
     rounds = sorted({entry["round"] for entry in entries if entry.get("round") is not None})
     where = f", rounds {rounds[0]} to {rounds[-1]}" if rounds else ""
     yield f"messages: {messages}{where}"

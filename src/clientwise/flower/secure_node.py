@@ -31,7 +31,7 @@ from ..experiment.secure_issues import has_secrets
 from ..secure.client import SecureClient
 from ..secure.primitives import Masked
 from ..secure.terms import KEYS, MASK, SHARES, Message, ProtocolError, Sum, Terms
-from .gate import Gate, RefusedError
+from .gate import Gate, RefusedError, refuse_other_types
 from .secure_wire import (
     CRITERIA,
     SECURE,
@@ -103,6 +103,8 @@ class _Node:
         self._context = context
         self._state_key = f"secure state {step.client}"
         self._update_key = f"secure update {step.client}"
+        approval = gate.approval if gate is not None else ""
+        self._round = [approval, step.seed, step.round_num]
         (self._method,) = experiment.build_methods()
 
     def begin(self, content: RecordDict, engine_of: Callable[[Request], EmbeddedEngine]) -> Message:
@@ -112,6 +114,7 @@ class _Node:
         asked = (request.client, request.seed, task.round_num if task else 0)
         if task is None or asked != (self._step.client, self._step.seed, self._step.round_num):
             raise ProtocolError("the step and the request to train do not fit")
+        refuse_other_types(models)
         if self._gate is not None:
             self._gate.admit(request, models, once=True)
         begun = self._load().get("begun", {})
@@ -137,6 +140,7 @@ class _Node:
             "num_parameters": engine.spec.num_parameters,
             "num_clients": engine.num_clients,
             "begun": begun | {str(request.seed): task.round_num},
+            "round": self._round,
             "terms": asdict(terms),
         }
         self._save(facts, client)
@@ -147,8 +151,7 @@ class _Node:
         if self._gate is not None:
             self._gate.note_step(self._step.seed, self._step.round_num, self._step.name)
         facts = self._load()
-        begun = facts.get("begun", {}).get(str(self._step.seed))
-        if "terms" not in facts or begun != self._step.round_num:
+        if facts.get("round") != self._round:
             raise ProtocolError(f"round {self._step.round_num} did not begin here")
         plain = facts["terms"]
         terms = Terms(**plain | {"sums": tuple(Sum(**one) for one in plain["sums"])})
@@ -166,6 +169,8 @@ class _Node:
         else:
             answer = getattr(client, kind)  # confirm or unmask: the steps have no other kinds
             reply = answer(purpose, self._step.message)
+        if self._gate is not None:
+            self._gate.claim_step()
         if self._step.name == terms.steps[-1]:
             self._forget(facts)
         else:

@@ -97,6 +97,7 @@ def terms_of(run_id: int, seed: int, model: Tensor, task: Task, scores: SecretSc
     asked = plain_request(Request(0, seed, task))
     agreed = digest(
         hashlib.sha256(data).hexdigest(),
+        [str(model.dtype), list(model.shape)],  # the same bytes can be another model
         asked,
         VERSION,
         scores.method.name,

@@ -35,9 +35,9 @@ from .statements import (
 )
 from .terms import (
     CONFIRM,
+    GONE,
     KEYS,
     MASK,
-    ONE_GONE,
     SHARES,
     UNMASK,
     Message,
@@ -160,8 +160,8 @@ class SecureClient:
         if self.client not in survivors:
             raise ProtocolError("the server names this client as dropped, and asks it to go on")
         self._check_enough(len(survivors), "are in the sum")
-        if self.terms.exposes_one(purpose, len(peers), len(survivors)):
-            raise ProtocolError(ONE_GONE)
+        if self.terms.exposes_dropped(purpose, len(peers), len(survivors)):
+            raise ProtocolError(GONE)
         signature = self._identity.sign(self._about_survivors(purpose, survivors))
         lists = self.state.get("survivors", {}) | {purpose: survivors}
         self._note(step, survivors=lists)

@@ -29,7 +29,7 @@ from .statements import (
     signed_survivors,
 )
 from .terms import (
-    ONE_GONE,
+    GONE,
     Message,
     ProtocolError,
     Terms,
@@ -145,8 +145,8 @@ class SecureServer:
     def close_sum(self, purpose: str) -> Message:
         """No more values count; the request to confirm who is in the sum."""
         self._enough(len(self._survivors), "sent their masked values")
-        if self.terms.exposes_one(purpose, len(self._peers), len(self._survivors)):
-            raise VoidError(ONE_GONE)
+        if self.terms.exposes_dropped(purpose, len(self._peers), len(self._survivors)):
+            raise VoidError(GONE)
         return {"survivors": self._survivors}
 
     def take_confirmed(self, purpose: str, replies: Mapping[int, Message]) -> Message:

@@ -15,7 +15,7 @@ SHARES = "shares"
 MASK = "mask"
 CONFIRM = "confirm"
 UNMASK = "unmask"
-ONE_GONE = "one client dropped out between the two sums, whose difference would reveal its score"
+GONE = "a client dropped out between the two sums, whose difference would tell about its score"
 FEWEST = 3  # clients: of two, each knows the other's value from the sum
 
 
@@ -61,8 +61,11 @@ class Terms:
     sums: tuple[Sum, ...]
 
     def __post_init__(self) -> None:
-        if self.cohort < FEWEST:
-            raise ValueError(f"{self.cohort} clients: secure aggregation needs at least {FEWEST}")
+        if self.threshold < FEWEST:
+            raise ValueError(
+                f"a threshold of {self.threshold} of {self.cohort} clients: secure aggregation needs "
+                f"at least {FEWEST}"
+            )
         if not self.cohort < 2 * self.threshold <= 2 * self.cohort:
             raise ValueError(
                 f"a threshold of {self.threshold} of {self.cohort} clients is not a majority"
@@ -87,9 +90,9 @@ class Terms:
         """The names of the sums."""
         return tuple(one.purpose for one in self.sums)
 
-    def exposes_one(self, purpose: str, before: int, now: int) -> bool:
-        """Whether a later sum lacks a single client of the sum before it."""
-        return purpose != self.purposes[0] and before - now == 1
+    def exposes_dropped(self, purpose: str, before: int, now: int) -> bool:
+        """Whether a later sum lacks a client of the sum before it."""
+        return purpose != self.purposes[0] and now < before
 
     def sum_for(self, purpose: str) -> Sum:
         """The sum with this name."""
