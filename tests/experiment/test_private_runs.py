@@ -116,6 +116,20 @@ def test_check_refuses_statistics_of_the_data_in_the_model(tmp_path: Path) -> No
         cw.run(config(), tmp_path / "run", model=network)
 
 
+@pytest.mark.parametrize("standardise", ["pooled", "client", "off"])
+def test_check_refuses_inputs_that_are_made_from_all_clients(
+    standardise: str, tmp_path: Path
+) -> None:
+    rows = [f"{row % 7},{row % 2},c{row % 10}" for row in range(400)]
+    (tmp_path / "rows.csv").write_text("\n".join(["age,ill,ward", *rows]), encoding="utf-8")
+    table = {"name": "table", "files": "rows.csv", "target": "ill", "client": "ward"}
+    given = config(partition="by_id", data_dir=str(tmp_path))
+    given |= {"data": table | {"standardise": standardise}}
+    with pytest.raises(ConfigError, match="prepares its inputs by the samples of all clients"):
+        describe(cw.load(given))
+    describe(cw.load(given | {"methods": [{"name": "FedAvg"}]}))
+
+
 @pytest.mark.parametrize(
     "method",
     [

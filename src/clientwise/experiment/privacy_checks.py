@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 from ..core.method import Method, Plan
 from ..core.weighting import is_constant
+from ..data.federated import Samples
 from ..privacy.accountant import accountant_of
 from .messages import Issue
 from .methods import MethodSettings
@@ -162,6 +163,18 @@ def cohort_privacy_issues(
         if once > privacy.epsilon:
             hint = f"the first round alone spends {once:.3g}: raise epsilon or noise_multiplier"
             yield f"{place}.privacy.epsilon = {privacy.epsilon:g}", hint
+
+
+def private_data_issues(experiment: Experiment, samples: Samples) -> Iterator[Issue]:
+    """Inputs that are computed from the samples of several clients: they get no noise."""
+    if samples.after_partition is None or samples.each_alone:
+        return
+    name = experiment.data.name if experiment.data else "the dataset"
+    for index, settings in enumerate(experiment.methods):
+        if settings.privacy:
+            hint = f"{name} prepares its inputs by the samples of all clients (means, categories,"
+            hint += " words), and these get no noise: use prepared numbers, or flower.table"
+            yield f"methods[{index}].privacy", f"{hint}, whose constants are public"
 
 
 def deployed_privacy_issues(experiment: Experiment) -> Iterator[Issue]:
