@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 import torch
 
@@ -58,9 +59,9 @@ def test_a_node_adds_secret_noise_and_answers_a_repeated_request_alike(
     })  # fmt: skip
     noise = LocalNoise(clip=0.5, deviation=1.0)
 
-    def train(path: Path, **change: Any) -> torch.Tensor:
-        task: Task = node.task(noise=noise, **change)
-        reply = node.ask(path, Request(0, 1, task), torch.zeros(5))
+    def train(path: Path, **node_config: Any) -> torch.Tensor:
+        task: Task = node.task(noise=noise)
+        reply = node.ask(path, Request(0, 1, task), torch.zeros(5), **node_config)
         assert not reply.has_error(), reply.error
         assert reply.content.metric_records[NUMBERS]["training_loss"] == 0
         return unpack(reply.content.array_records[ARRAYS])
@@ -71,6 +72,13 @@ def test_a_node_adds_secret_noise_and_answers_a_repeated_request_alike(
     elsewhere = hospital.with_name("elsewhere.npz")
     elsewhere.write_bytes(hospital.read_bytes())
     assert not torch.allclose(sent, train(elsewhere), atol=0.1)  # another node, another secret
+    agreed = hospital.with_name("agreed")
+    agreed.write_text("the same experiment, approved again", encoding="utf-8")
+    assert not torch.allclose(sent, train(hospital, agreed=str(agreed)), atol=0.1)
+    arrays = dict(numpy.load(hospital))
+    arrays["train_targets"][0] = 0  # one patient is well
+    numpy.savez(hospital, **arrays)
+    assert not torch.allclose(sent, train(hospital), atol=0.1)
     less: Task = node.task(noise=LocalNoise(clip=0.5, deviation=0.1))
     assert "noise" in node.ask(hospital, Request(0, 1, less), torch.zeros(5)).error.reason
     none: Task = node.task()
