@@ -95,6 +95,10 @@ TWO = ["dataset_size", "class_balance"]
         (config(devices={}), "such a round has no duration"),
         (config(engine="flower", flower={"min_replies": 2}), "set flower.min_replies = 1"),
         (config(engine="flower", flower={"grace_seconds": 2.0}), "flower.grace_seconds makes"),
+        (
+            config(changed(LOCAL, privacy={"secret": True}), engine="flower"),
+            "clients of Flower's simulation draw their noise from the seed",
+        ),
         (config(changed(LOCAL, criteria=["dataset_size"])), "declare it in privacy.public"),
         (config(changed(LOCAL, privacy={"quantile": 0.5})), "is for noise of the server"),
         (config(changed(LOCAL, privacy={"public": ["age"]})), "no client-measured criterion"),

@@ -83,3 +83,18 @@ def test_a_node_adds_secret_noise_and_answers_a_repeated_request_alike(
     assert "noise" in node.ask(hospital, Request(0, 1, less), torch.zeros(5)).error.reason
     none: Task = node.task()
     assert "noise" in node.ask(hospital, Request(0, 1, none), torch.zeros(5)).error.reason
+
+
+def test_a_simulated_client_does_not_pass_off_the_seeds_noise_as_secret(
+    tiny: dict[str, Any],
+) -> None:
+    config = tiny | {
+        "federation": {"fraction": 1.0},
+        "evaluation": {"clients_every": 0, "test_fraction": 0.0},
+        "methods": [LOCAL | {"privacy": LOCAL["privacy"] | {"secret": True}}],
+    }
+    setup = Setup(config, repeats=0)
+    (method,) = setup.methods.values()
+    _, (record,) = setup.rounds(setup.flower, method)
+    assert len(record.refusals) == setup.local.num_clients
+    assert all("privacy.secret is for the nodes" in one.reason for one in record.refusals)

@@ -35,6 +35,9 @@ def privacy_issues(
     if privacy.secret and experiment.workers == "ray":
         yield "privacy.secret", 'needs workers of this process: set workers = "auto"'
     if privacy.local:
+        if privacy.secret and experiment.engine == "flower" and not experiment.flower.clients:
+            hint = "is for the nodes of a deployment: clients of Flower's simulation draw their noise"
+            yield "privacy.secret", f'{hint} from the seed. Leave it out, or use engine = "local"'
         yield from _local_issues(method)
     else:
         yield from _central_issues(settings, method, experiment)
