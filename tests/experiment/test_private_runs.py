@@ -94,6 +94,7 @@ TWO = ["dataset_size", "class_balance"]
         ),
         (config(devices={}), "such a round has no duration"),
         (config(engine="flower", flower={"min_replies": 2}), "set flower.min_replies = 1"),
+        (config(engine="flower"), "set flower.repeats = 0"),
         (config(engine="flower", flower={"grace_seconds": 2.0}), "flower.grace_seconds makes"),
         (
             config(changed(LOCAL, privacy={"secret": True}), engine="flower"),

@@ -12,10 +12,13 @@ import torch
 pytest.importorskip("flwr", reason="needs clientwise[flower]")
 
 import test_flower_small_numbers as node
+from grid import FakeClock
 from test_flower_engine import Setup
 
 from clientwise.core.privacy import LocalNoise
 from clientwise.core.types import Task
+from clientwise.experiment.config import load_experiment
+from clientwise.flower.connections import connector
 from clientwise.flower.wire import ARRAYS, NUMBERS, Request, unpack
 
 pytestmark = pytest.mark.usefixtures("clock")
@@ -98,3 +101,28 @@ def test_a_simulated_client_does_not_pass_off_the_seeds_noise_as_secret(
     _, (record,) = setup.rounds(setup.flower, method)
     assert len(record.refusals) == setup.local.num_clients
     assert all("privacy.secret is for the nodes" in one.reason for one in record.refusals)
+
+
+@pytest.mark.parametrize("absent", [{5}, {0, 5}, {0, 1, 2, 3, 5}])
+def test_no_client_decides_whether_another_one_is_awaited(
+    tiny: dict[str, Any], clock: FakeClock, absent: set[int]
+) -> None:
+    """Client 4 connects late. It takes part, whoever else is there."""
+    config = tiny | {
+        "federation": {"fraction": 1.0},
+        "evaluation": {"clients_every": 0, "test_fraction": 0.0},
+        "flower": {"train_seconds": 30.0, "repeats": 0},
+        "methods": [CENTRAL],
+    }
+    setup = Setup(config)
+    (method,) = setup.methods.values()
+    began = clock.now
+
+    def connected() -> dict[int, int]:
+        late = {4} if clock.now < began + 10 else set()
+        return {client: 2 for client in range(6) if client not in absent | late}
+
+    engine = connector(load_experiment(config), setup.grid, connected)(setup.local, 1)
+    _, (record,) = setup.rounds(engine, method)
+    assert {one.client_id for one in record.refusals} == absent
+    assert 4 in record.client_ids
