@@ -268,3 +268,16 @@ def test_an_empty_cohort_still_releases_noise(tmp_path: Path) -> None:
 def test_the_audit_explains_weights_with_public_constants(tmp_path: Path) -> None:
     cw.run(config(changed(criteria=TWO, normalise=PUBLIC), rounds=1), tmp_path / "run")
     assert "class_balance" in str(audit_round(RunFolder(tmp_path / "run"), "private", 1, 1))
+
+
+def test_scales_of_the_cohort_round_no_score_to_zero(tmp_path: Path) -> None:
+    """Client 0 has so large a value that those of the others vanish beside it."""
+    rated = {"name": "attribute", "of": "rating", "high": 1e30}
+    cubed = {"name": "product", "powers": {"attribute": 3.0}}
+    method = changed(criteria=[rated], score=cubed, normalise="max")
+    given = config(method, rounds=1, federation={"fraction": 1.0})
+    given["attributes"] = {"rating": [1e29, *[1e-30] * 19]}
+    cw.run(given, tmp_path / "run")
+    rows = cw.Run(tmp_path / "run").query("SELECT client, weight FROM participants ORDER BY client")
+    weights = [weight for _, weight in rows]
+    assert weights == pytest.approx([0.2, *[0.8 / 19] * 19])

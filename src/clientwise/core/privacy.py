@@ -30,6 +30,9 @@ from ..registry import PositiveFloat
 from .seeding import standard_normal
 
 COUNT_SHARE = 0.05  # of 1/z²: what adaptive clipping spends on the number of short updates
+# A smaller score is zero, and one over it the largest. So the quotient of two scores cannot vanish: a
+# client with a huge score would else make those of all others zero, which is more than its own weight.
+LEAST_SCORE = 1e-100
 CLIP_RATE = 0.2  # η of adaptive clipping (Andrew et al., 2021)
 
 
@@ -126,7 +129,9 @@ class Privacy:
         return 2 * clip * cap
 
     def weights(self, scores: Tensor, cap: float) -> Tensor:
-        """The weights [n] of scores [n], at most `cap`; see `capped`."""
+        """The weights [n] of scores [n], at most `cap`; see `capped`. A negative score counts as zero."""
+        scores = scores.double().nan_to_num(nan=0.0).clamp(0, 1 / LEAST_SCORE)
+        scores = torch.where(scores < LEAST_SCORE, 0.0, scores)
         if self.denominator is not None:
             return (scores / self.denominator).clamp(max=cap)
         return capped(scores, cap)

@@ -107,8 +107,6 @@ def _central_issues(
 
 def _normaliser_issues(settings: MethodSettings, method: Method) -> Iterator[Issue]:
     """Scales that depend on the cohort, where they do not cancel out of the weights."""
-    privacy = method.privacy
-    assert privacy is not None
     name = settings.normalise.name if settings.normalise else method.score.default_normaliser
     if is_constant(name):
         given = settings.normalise.options.get("by") if settings.normalise else None
@@ -116,9 +114,7 @@ def _normaliser_issues(settings: MethodSettings, method: Method) -> Iterator[Iss
             count = len(method.names)
             yield "normalise.by", f"has {len(given)} values for {count} criteria"
         return
-    terms = method.score.terms(method.names)
-    cancels = terms is not None and len(terms) == 1 and privacy.denominator is None
-    if not cancels:
+    if not method.scales_cancel:
         hint = f'"{name}" depends on all clients of the cohort, so that ε is unknown: use public'
         hint += ' constants, normalise = { name = "fixed", by = [...] }, one for each criterion'
         yield "normalise", hint
