@@ -279,6 +279,17 @@ def test_a_client_clips_and_adds_its_own_noise() -> None:
     assert not torch.equal(noise.apply(long, b"key", ["other"])[0].double(), sent)
 
 
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+def test_a_failed_training_sends_noise_alone(value: float) -> None:
+    noise = LocalNoise(clip=2.0, deviation=0.5)
+    failed = torch.ones(2, 50)
+    failed[0, 7] = value
+    sent = noise.apply(failed, b"key", ["one", "other"])
+    still = noise.apply(torch.zeros(1, 50), b"key", ["one"])
+    assert torch.equal(sent[:1], still)
+    assert torch.equal(sent[1:], noise.apply(torch.ones(1, 50), b"key", ["other"]))
+
+
 def test_draws_follow_from_a_key_and_are_uniform_and_gaussian() -> None:
     numbers = uniform(b"key", "purpose", 50_000)
     assert stats.kstest(numbers.numpy(), "uniform").pvalue > 0.01

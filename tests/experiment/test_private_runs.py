@@ -94,6 +94,18 @@ TWO = ["dataset_size", "class_balance"]
         ),
         (config(devices={}), "such a round has no duration"),
         (config(engine="flower", flower={"min_replies": 2}), "set flower.min_replies = 1"),
+        (
+            config(changed(criteria=["response_time"]), engine="flower"),
+            "response_time makes what one client contributes depend",
+        ),
+        (
+            config(changed(criteria=["compute_speed"]), engine="flower"),
+            "compute_speed makes what one client contributes depend",
+        ),
+        (
+            config(federation={"fraction": None, "clients_per_round": 10}),
+            "follow from the number of clients: give federation.fraction",
+        ),
         (config(engine="flower"), "set flower.repeats = 0"),
         (config(engine="flower", flower={"grace_seconds": 2.0}), "flower.grace_seconds makes"),
         (

@@ -67,6 +67,7 @@ def test_a_node_adds_secret_noise_and_answers_a_repeated_request_alike(
         reply = node.ask(path, Request(0, 1, task), torch.zeros(5), **node_config)
         assert not reply.has_error(), reply.error
         assert reply.content.metric_records[NUMBERS]["training_loss"] == 0
+        assert reply.content.metric_records[NUMBERS]["seconds"] == 0
         return unpack(reply.content.array_records[ARRAYS])
 
     sent = train(hospital)

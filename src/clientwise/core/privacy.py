@@ -44,7 +44,12 @@ class LocalNoise:
     deviation: float  # of the noise
 
     def apply(self, updates: Tensor, key: bytes, names: Sequence[str]) -> Tensor:
-        """Clipped updates [n, d] with noise, which follows from the key and a name for each."""
+        """Clipped updates [n, d] with noise, which follows from the key and a name for each.
+
+        Of an update that is not finite, the noise alone is sent: that training failed tells of the samples.
+        """
+        is_finite = norms_of(updates).isfinite().to(updates.device)
+        updates = torch.where(is_finite[:, None], updates, 0.0)
         factors = clip_factors(norms_of(updates), self.clip)
         sent = []
         for update, factor, name in zip(updates, factors.tolist(), names, strict=True):

@@ -84,7 +84,7 @@ def _central_issues(
     if method.before:
         yield "before", f"{SEES_SINGLE}: privacy clips by itself. Or use privacy.local"
     for index, criterion in enumerate(method.criteria):
-        if criterion.memory or criterion.needs & {"models", "whole_cohort"}:
+        if criterion.memory or criterion.needs & {"models", "whole_cohort", "clock"}:
             hint = f"{criterion.part.name} {SEES_SINGLE}: use another, or privacy.local"
             yield f"criteria[{index}]", hint
     if method.score.compares_clients:
@@ -93,6 +93,10 @@ def _central_issues(
     if privacy.public:
         hint = "is for privacy.local: here the noise covers all criteria"
         yield "privacy.public", hint
+    federation = experiment.federation
+    if federation.sampling == "poisson" and federation.clients_per_round:
+        hint = "with clients_per_round, the probabilities of Poisson sampling follow from the number"
+        yield "privacy", f"{hint} of clients: give federation.fraction"
     flower = experiment.flower
     if experiment.engine == "flower" or flower.clients:
         if flower.min_replies > 1:
