@@ -11,11 +11,13 @@ from safetensors.torch import load_file
 from torch import nn
 
 import clientwise as cw
+from clientwise.core.problem import Classification
 from clientwise.errors import ConfigError, RunError
 from clientwise.experiment.describe import describe
 from clientwise.experiment.presets import merge
 from clientwise.experiment.validation import deployment_issues
 from clientwise.privacy.accountant import Accountant
+from clientwise.registry import Part
 from clientwise.report.views import audit_round, overview
 from clientwise.runs.folder import RunFolder
 
@@ -166,6 +168,19 @@ def test_check_accepts_what_is_covered(method: dict[str, Any]) -> None:
     assert "simulated noise" in promise
 
 
+def test_check_says_that_held_out_samples_are_not_covered() -> None:
+    inputs = torch.rand(400, 4)
+    samples = cw.Samples(
+        inputs, torch.arange(400) % 2, Classification(2), ids=torch.arange(400) % 20
+    )
+    experiment = cw.load(config()).with_samples(samples)
+    experiment = experiment.model_copy(update={"partition": Part("by_id", {})})
+    lines = describe(experiment)
+    assert any("training samples alone, not the server's" in line for line in lines)
+    assert any(line.startswith("warning") and "same ids" in line for line in lines)
+    assert not any("same ids" in line for line in describe(cw.load(config())))
+
+
 def test_a_missing_multiplier_is_computed() -> None:
     method = {"name": "p", "bounds": {"cap": 0.2}}
     method |= {"privacy": {"clip": 1.0, "delta": 0.01, "epsilon": 2.0}}
@@ -286,7 +301,7 @@ def test_scales_of_the_cohort_round_no_score_to_zero(tmp_path: Path) -> None:
     """Client 0 has so large a value that those of the others vanish beside it."""
     rated = {"name": "attribute", "of": "rating", "high": 1e30}
     cubed = {"name": "product", "powers": {"attribute": 3.0}}
-    method = changed(criteria=[rated], score=cubed, normalise="max")
+    method = changed(criteria=[rated], score=cubed, normalise="sum")
     given = config(method, rounds=1, federation={"fraction": 1.0})
     given["attributes"] = {"rating": [1e29, *[1e-30] * 19]}
     cw.run(given, tmp_path / "run")

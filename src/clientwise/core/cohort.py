@@ -130,21 +130,16 @@ class Cohort:
         state = self._state
         assert method.privacy is not None
         assert method.bounds is not None, "validation refuses privacy without a cap"
-
-        def one_by_one(criteria: Tensor) -> Tensor:
-            """Scores of each client alone: none changes that of another, whatever the score computes."""
-            each = [score(method.names, row[None]) for row in criteria]
-            scores = torch.cat(each) if each else torch.zeros(0, dtype=torch.float64)
-            return scores.nan_to_num(nan=0.0)
-
-        scores = one_by_one(divide(self.raw, self.scales))
-        # Scales of the cohort cancel out, but only before a quotient is rounded to zero.
-        weighed = one_by_one(self.raw) if method.scales_cancel else scores
+        normalised = divide(self.raw, self.scales)
+        # One by one: then no client changes the score of another, whatever the score computes.
+        each = [score(method.names, row[None]) for row in normalised]
+        scores = torch.cat(each) if each else torch.zeros(0, dtype=torch.float64)
+        scores = scores.nan_to_num(nan=0.0)
         plan = self._plan
         released = release(
             method.privacy,
             list(self._updates()) if self.client_ids else [],
-            weighed,
+            scores,
             state.model,
             cap=method.bounds.cap,
             clip=float(state.privacy["clip"]),

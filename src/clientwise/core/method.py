@@ -73,13 +73,6 @@ class Method:
         return self.privacy is not None and not self.privacy.local
 
     @property
-    def scales_cancel(self) -> bool:
-        """Whether private weights are the same whatever criteria are divided by: the score is one product."""
-        terms = self.score.terms(self.names)
-        is_product = terms is not None and len(terms) == 1
-        return is_product and self.privacy is not None and self.privacy.denominator is None
-
-    @property
     def local_noise(self) -> LocalNoise | None:
         """What clients do to their own updates before they send them."""
         if self.privacy is None or not self.privacy.local:

@@ -36,7 +36,9 @@ def privacy_issues(
         yield "privacy.secret", 'needs workers of this process: set workers = "auto"'
     if privacy.local:
         if privacy.secret and experiment.engine == "flower" and not experiment.flower.clients:
-            hint = "is for the nodes of a deployment: clients of Flower's simulation draw their noise"
+            hint = (
+                "is for the nodes of a deployment: clients of Flower's simulation draw their noise"
+            )
             yield "privacy.secret", f'{hint} from the seed. Leave it out, or use engine = "local"'
         yield from _local_issues(method)
     else:
@@ -95,7 +97,9 @@ def _central_issues(
         yield "privacy.public", hint
     federation = experiment.federation
     if federation.sampling == "poisson" and federation.clients_per_round:
-        hint = "with clients_per_round, the probabilities of Poisson sampling follow from the number"
+        hint = (
+            "with clients_per_round, the probabilities of Poisson sampling follow from the number"
+        )
         yield "privacy", f"{hint} of clients: give federation.fraction"
     flower = experiment.flower
     if experiment.engine == "flower" or flower.clients:
@@ -103,7 +107,9 @@ def _central_issues(
             hint = "one client could make a whole round void: set flower.min_replies = 1"
             yield "privacy", hint
         if flower.repeats:
-            hint = "a round that is repeated for one client asks others again: set flower.repeats = 0"
+            hint = (
+                "a round that is repeated for one client asks others again: set flower.repeats = 0"
+            )
             yield "privacy", hint
         if flower.grace_seconds is not None:
             yield "privacy", f"flower.grace_seconds {SEES_SINGLE}: leave it out"
@@ -111,6 +117,8 @@ def _central_issues(
 
 def _normaliser_issues(settings: MethodSettings, method: Method) -> Iterator[Issue]:
     """Scales that depend on the cohort, where they do not cancel out of the weights."""
+    privacy = method.privacy
+    assert privacy is not None
     name = settings.normalise.name if settings.normalise else method.score.default_normaliser
     if is_constant(name):
         given = settings.normalise.options.get("by") if settings.normalise else None
@@ -118,7 +126,9 @@ def _normaliser_issues(settings: MethodSettings, method: Method) -> Iterator[Iss
             count = len(method.names)
             yield "normalise.by", f"has {len(given)} values for {count} criteria"
         return
-    if not method.scales_cancel:
+    terms = method.score.terms(method.names)
+    cancels = terms is not None and len(terms) == 1 and privacy.denominator is None
+    if not cancels:
         hint = f'"{name}" depends on all clients of the cohort, so that ε is unknown: use public'
         hint += ' constants, normalise = { name = "fixed", by = [...] }, one for each criterion'
         yield "normalise", hint
@@ -195,6 +205,14 @@ def deployed_privacy_issues(experiment: Experiment) -> Iterator[Issue]:
         yield "methods", hint
 
 
+def held_out_doubts(experiment: Experiment, samples: Samples) -> list[str]:
+    """A warning where the server's samples are of the same people as the clients'."""
+    if samples.ids is None or not any(method.privacy for method in experiment.methods):
+        return []
+    text = "the server's held-out samples are of the same ids as the clients' and get no noise: ε"
+    return [f"{text} covers the clients' training samples alone (docs/privacy.md)"]
+
+
 def describe_privacy(method: Method, plan: Plan, num_clients: int, rounds: int) -> str:
     """The promise of a method, in a line for `clientwise check`; empty without differential privacy."""
     privacy = method.privacy
@@ -210,4 +228,5 @@ def describe_privacy(method: Method, plan: Plan, num_clients: int, rounds: int) 
         text += f" after {rounds} rounds"
     where = "noise of the clients" if privacy.local else "noise of the server"
     drawn = "secret noise" if privacy.secret else "simulated noise, known from the seed"
-    return f"{text} at δ = {privacy.delta:g} ({accountant.relation}; {where}; {drawn})"
+    what = f"{accountant.relation}; training samples alone, not the server's; {where}; {drawn}"
+    return f"{text} at δ = {privacy.delta:g} ({what})"
