@@ -132,6 +132,25 @@ def test_no_neighbour_moves_the_sum_farther_than_the_sensitivity(
     assert found > 0.9 * bound  # the search is not blind
 
 
+def test_a_huge_score_takes_no_more_than_its_own_weight_from_others() -> None:
+    privacy = Privacy(clip=CLIP, delta=0.1, noise_multiplier=1.0)
+    for small in (1e-300, 1e-99, 1.0):
+        others = torch.full((20,), small, dtype=torch.float64)
+        before = privacy.weights(others, 0.1)
+        for huge in (1e308, torch.inf):
+            new = torch.tensor([huge], dtype=torch.float64)
+            after = privacy.weights(torch.cat([others, new]), 0.1)
+            lost = float((before - after[:-1]).sum())
+            assert lost <= float(after[-1]) + 1e-12 <= 0.1 + 2e-12
+
+
+def test_negative_scores_weigh_nothing() -> None:
+    scores = torch.tensor([-1e9, -1.0, torch.nan, 2.0], dtype=torch.float64)
+    for denominator in (None, 4.0):
+        privacy = Privacy(clip=CLIP, delta=0.1, noise_multiplier=1.0, denominator=denominator)
+        assert privacy.weights(scores, 0.25).tolist() == [0, 0, 0, 0.25]
+
+
 def test_the_bounds_are_reached() -> None:
     """2·C·cap for weights that sum to 1, half of it with a fixed denominator and an added client."""
     renormalised = Privacy(clip=CLIP, delta=0.1, noise_multiplier=1.0)
@@ -258,6 +277,17 @@ def test_a_client_clips_and_adds_its_own_noise() -> None:
     )
     assert torch.equal(noise.apply(long, b"key", ["name"])[0].double(), sent)
     assert not torch.equal(noise.apply(long, b"key", ["other"])[0].double(), sent)
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+def test_a_failed_training_sends_noise_alone(value: float) -> None:
+    noise = LocalNoise(clip=2.0, deviation=0.5)
+    failed = torch.ones(2, 50)
+    failed[0, 7] = value
+    sent = noise.apply(failed, b"key", ["one", "other"])
+    still = noise.apply(torch.zeros(1, 50), b"key", ["one"])
+    assert torch.equal(sent[:1], still)
+    assert torch.equal(sent[1:], noise.apply(torch.ones(1, 50), b"key", ["other"]))
 
 
 def test_draws_follow_from_a_key_and_are_uniform_and_gaussian() -> None:

@@ -11,11 +11,13 @@ from safetensors.torch import load_file
 from torch import nn
 
 import clientwise as cw
+from clientwise.core.problem import Classification
 from clientwise.errors import ConfigError, RunError
 from clientwise.experiment.describe import describe
 from clientwise.experiment.presets import merge
 from clientwise.experiment.validation import deployment_issues
 from clientwise.privacy.accountant import Accountant
+from clientwise.registry import Part
 from clientwise.report.views import audit_round, overview
 from clientwise.runs.folder import RunFolder
 
@@ -94,7 +96,24 @@ TWO = ["dataset_size", "class_balance"]
         ),
         (config(devices={}), "such a round has no duration"),
         (config(engine="flower", flower={"min_replies": 2}), "set flower.min_replies = 1"),
+        (
+            config(changed(criteria=["response_time"]), engine="flower"),
+            "response_time makes what one client contributes depend",
+        ),
+        (
+            config(changed(criteria=["compute_speed"]), engine="flower"),
+            "compute_speed makes what one client contributes depend",
+        ),
+        (
+            config(federation={"fraction": None, "clients_per_round": 10}),
+            "follow from the number of clients: give federation.fraction",
+        ),
+        (config(engine="flower"), "set flower.repeats = 0"),
         (config(engine="flower", flower={"grace_seconds": 2.0}), "flower.grace_seconds makes"),
+        (
+            config(changed(LOCAL, privacy={"secret": True}), engine="flower"),
+            "clients of Flower's simulation draw their noise from the seed",
+        ),
         (config(changed(LOCAL, criteria=["dataset_size"])), "declare it in privacy.public"),
         (config(changed(LOCAL, privacy={"quantile": 0.5})), "is for noise of the server"),
         (config(changed(LOCAL, privacy={"public": ["age"]})), "no client-measured criterion"),
@@ -116,6 +135,20 @@ def test_check_refuses_statistics_of_the_data_in_the_model(tmp_path: Path) -> No
         cw.run(config(), tmp_path / "run", model=network)
 
 
+@pytest.mark.parametrize("standardise", ["pooled", "client", "off"])
+def test_check_refuses_inputs_that_are_made_from_all_clients(
+    standardise: str, tmp_path: Path
+) -> None:
+    rows = [f"{row % 7},{row % 2},c{row % 10}" for row in range(400)]
+    (tmp_path / "rows.csv").write_text("\n".join(["age,ill,ward", *rows]), encoding="utf-8")
+    table = {"name": "table", "files": "rows.csv", "target": "ill", "client": "ward"}
+    given = config(partition="by_id", data_dir=str(tmp_path))
+    given |= {"data": table | {"standardise": standardise}}
+    with pytest.raises(ConfigError, match="prepares its inputs by the samples of all clients"):
+        describe(cw.load(given))
+    describe(cw.load(given | {"methods": [{"name": "FedAvg"}]}))
+
+
 @pytest.mark.parametrize(
     "method",
     [
@@ -133,6 +166,19 @@ def test_check_accepts_what_is_covered(method: dict[str, Any]) -> None:
     lines = describe(cw.load(config(method)))
     (promise,) = [line for line in lines if line.startswith("privacy")]
     assert "simulated noise" in promise
+
+
+def test_check_says_that_held_out_samples_are_not_covered() -> None:
+    inputs = torch.rand(400, 4)
+    samples = cw.Samples(
+        inputs, torch.arange(400) % 2, Classification(2), ids=torch.arange(400) % 20
+    )
+    experiment = cw.load(config()).with_samples(samples)
+    experiment = experiment.model_copy(update={"partition": Part("by_id", {})})
+    lines = describe(experiment)
+    assert any("training samples alone, not the server's" in line for line in lines)
+    assert any(line.startswith("warning") and "same ids" in line for line in lines)
+    assert not any("same ids" in line for line in describe(cw.load(config())))
 
 
 def test_a_missing_multiplier_is_computed() -> None:
@@ -249,3 +295,16 @@ def test_an_empty_cohort_still_releases_noise(tmp_path: Path) -> None:
 def test_the_audit_explains_weights_with_public_constants(tmp_path: Path) -> None:
     cw.run(config(changed(criteria=TWO, normalise=PUBLIC), rounds=1), tmp_path / "run")
     assert "class_balance" in str(audit_round(RunFolder(tmp_path / "run"), "private", 1, 1))
+
+
+def test_scales_of_the_cohort_round_no_score_to_zero(tmp_path: Path) -> None:
+    """Client 0 has so large a value that those of the others vanish beside it."""
+    rated = {"name": "attribute", "of": "rating", "high": 1e30}
+    cubed = {"name": "product", "powers": {"attribute": 3.0}}
+    method = changed(criteria=[rated], score=cubed, normalise="sum")
+    given = config(method, rounds=1, federation={"fraction": 1.0})
+    given["attributes"] = {"rating": [1e29, *[1e-30] * 19]}
+    cw.run(given, tmp_path / "run")
+    rows = cw.Run(tmp_path / "run").query("SELECT client, weight FROM participants ORDER BY client")
+    weights = [weight for _, weight in rows]
+    assert weights == pytest.approx([0.2, *[0.8 / 19] * 19])

@@ -110,6 +110,22 @@ def test_one_joins_and_one_leaves_and_comes_back(config: dict[str, Any], tmp_pat
     assert [change.what for change in found.changes] == [["d joined", "b left"], ["b came back"]]
 
 
+def test_members_stay_the_same_where_epsilon_follows_from_their_number(
+    config: dict[str, Any], tmp_path: Path
+) -> None:
+    privacy = {"clip": 0.5, "delta": 0.1, "noise_multiplier": 1.0, "secret": True}
+    config |= {
+        "evaluation": {"clients_every": 0, "test_fraction": 0.0},
+        "flower": config["flower"] | {"repeats": 0},
+        "methods": [{"name": "private", "bounds": {"cap": 0.5}, "privacy": privacy}],
+    }
+    sitting(config, tmp_path)
+    for changed in (with_members(config, NAMES), with_members(config, NAMES[:3], left=("b",))):
+        with pytest.raises(RunError, match=r"flower\.(clients|left).*holds for the members so far"):
+            sitting(changed | {"rounds": 4}, tmp_path)
+    sitting(config | {"rounds": 4}, tmp_path)
+
+
 def test_nobody_joins_in_the_place_of_another(config: dict[str, Any], tmp_path: Path) -> None:
     sitting(config, tmp_path)
     for clients in (["d", *NAMES[:3]], ["a", "b", "d", "c"], NAMES[:2]):

@@ -30,6 +30,9 @@ from ..registry import PositiveFloat
 from .seeding import standard_normal
 
 COUNT_SHARE = 0.05  # of 1/z²: what adaptive clipping spends on the number of short updates
+# A smaller score is zero, and one over it the largest. So the quotient of two scores cannot vanish: a
+# client with a huge score would else make those of all others zero, which is more than its own weight.
+LEAST_SCORE = 1e-100
 CLIP_RATE = 0.2  # η of adaptive clipping (Andrew et al., 2021)
 
 
@@ -41,7 +44,12 @@ class LocalNoise:
     deviation: float  # of the noise
 
     def apply(self, updates: Tensor, key: bytes, names: Sequence[str]) -> Tensor:
-        """Clipped updates [n, d] with noise, which follows from the key and a name for each."""
+        """Clipped updates [n, d] with noise, which follows from the key and a name for each.
+
+        Of an update that is not finite, the noise alone is sent: that training failed tells of the samples.
+        """
+        is_finite = norms_of(updates).isfinite().to(updates.device)
+        updates = torch.where(is_finite[:, None], updates, 0.0)
         factors = clip_factors(norms_of(updates), self.clip)
         sent = []
         for update, factor, name in zip(updates, factors.tolist(), names, strict=True):
@@ -126,7 +134,9 @@ class Privacy:
         return 2 * clip * cap
 
     def weights(self, scores: Tensor, cap: float) -> Tensor:
-        """The weights [n] of scores [n], at most `cap`; see `capped`."""
+        """The weights [n] of scores [n], at most `cap`; see `capped`. A negative score counts as zero."""
+        scores = scores.double().nan_to_num(nan=0.0).clamp(0, 1 / LEAST_SCORE)
+        scores = torch.where(scores < LEAST_SCORE, 0.0, scores)
         if self.denominator is not None:
             return (scores / self.denominator).clamp(max=cap)
         return capped(scores, cap)

@@ -66,7 +66,9 @@ def cifar10n(
             f"{path}: clean_label are not the labels of CIFAR-10 in its binary version; {get}"
         )
     return replace(
-        samples, after_partition=partial(_labelled, tiers=[(tier, labels[tier]) for tier in tiers])
+        samples,
+        after_partition=partial(_labelled, tiers=[(tier, labels[tier]) for tier in tiers]),
+        each_alone=True,
     )
 
 

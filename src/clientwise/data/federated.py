@@ -41,6 +41,7 @@ class Samples:
     test_from: int | None = None
     # Called once clients hold samples: builds a vocabulary, standardises, multiplies images.
     after_partition: Callable[[FederatedData], FederatedData] | None = None
+    each_alone: bool = False  # whether `after_partition` uses no client's samples for another
     names: tuple[str, ...] = ()  # of the ids, if they have any: id 2 is names[2]
     table: Encoding | None = None  # what the inputs are made from, where they come from a table
     # What the columns of `inputs` are where the network takes several inputs; see `arrays.pack`

@@ -88,6 +88,7 @@ def vgg_cells(
         scale=1 / 255,
         sample_attributes={"count": arrays["count"]},
         after_partition=_augmented if augment else None,
+        each_alone=True,
     )
 
 

@@ -239,7 +239,9 @@ class LocalEngine:
         models = trained.models
         if task.noise is not None:
             models = self._with_noise(clients, models, model, task)
-            training_loss = torch.zeros_like(training_loss)  # it would tell of the samples
+            # Both would tell of the samples
+            training_loss = torch.zeros_like(training_loss)
+            took = torch.zeros_like(took)
         return Updates(tuple(clients), models, measured, training_loss, took)
 
     def _with_noise(

@@ -11,7 +11,7 @@ from ..engine.device import pick_device
 from ..limits import gigabytes
 from .build import build_data, build_executor, build_plan
 from .doubts import doubts
-from .privacy_checks import describe_privacy
+from .privacy_checks import describe_privacy, held_out_doubts
 from .round_memory import largest_round
 from .schema import Experiment
 from .steps import count_steps, steps_in_words, unequal_steps
@@ -49,6 +49,7 @@ def describe(experiment: Experiment, own_data: FederatedData | None = None) -> l
     }
     found = [(title, text) for title, text in lines.items() if text]
     warnings = column_hints(samples) + doubts(experiment, data, hostile, executor)
+    warnings += held_out_doubts(experiment, samples)
     found += [("warning", text) for text in [*warnings, *unequal_steps(steps)]]
     return [f"{title:<12}{text}" for title, text in found]
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 from ..core.method import Method, Plan
 from ..core.weighting import is_constant
+from ..data.federated import Samples
 from ..privacy.accountant import accountant_of
 from .messages import Issue
 from .methods import MethodSettings
@@ -34,6 +35,11 @@ def privacy_issues(
     if privacy.secret and experiment.workers == "ray":
         yield "privacy.secret", 'needs workers of this process: set workers = "auto"'
     if privacy.local:
+        if privacy.secret and experiment.engine == "flower" and not experiment.flower.clients:
+            hint = (
+                "is for the nodes of a deployment: clients of Flower's simulation draw their noise"
+            )
+            yield "privacy.secret", f'{hint} from the seed. Leave it out, or use engine = "local"'
         yield from _local_issues(method)
     else:
         yield from _central_issues(settings, method, experiment)
@@ -80,7 +86,7 @@ def _central_issues(
     if method.before:
         yield "before", f"{SEES_SINGLE}: privacy clips by itself. Or use privacy.local"
     for index, criterion in enumerate(method.criteria):
-        if criterion.memory or criterion.needs & {"models", "whole_cohort"}:
+        if criterion.memory or criterion.needs & {"models", "whole_cohort", "clock"}:
             hint = f"{criterion.part.name} {SEES_SINGLE}: use another, or privacy.local"
             yield f"criteria[{index}]", hint
     if method.score.compares_clients:
@@ -89,10 +95,21 @@ def _central_issues(
     if privacy.public:
         hint = "is for privacy.local: here the noise covers all criteria"
         yield "privacy.public", hint
+    federation = experiment.federation
+    if federation.sampling == "poisson" and federation.clients_per_round:
+        hint = (
+            "with clients_per_round, the probabilities of Poisson sampling follow from the number"
+        )
+        yield "privacy", f"{hint} of clients: give federation.fraction"
     flower = experiment.flower
     if experiment.engine == "flower" or flower.clients:
         if flower.min_replies > 1:
             hint = "one client could make a whole round void: set flower.min_replies = 1"
+            yield "privacy", hint
+        if flower.repeats:
+            hint = (
+                "a round that is repeated for one client asks others again: set flower.repeats = 0"
+            )
             yield "privacy", hint
         if flower.grace_seconds is not None:
             yield "privacy", f"flower.grace_seconds {SEES_SINGLE}: leave it out"
@@ -164,6 +181,18 @@ def cohort_privacy_issues(
             yield f"{place}.privacy.epsilon = {privacy.epsilon:g}", hint
 
 
+def private_data_issues(experiment: Experiment, samples: Samples) -> Iterator[Issue]:
+    """Inputs that are computed from the samples of several clients: they get no noise."""
+    if samples.after_partition is None or samples.each_alone:
+        return
+    name = experiment.data.name if experiment.data else "the dataset"
+    for index, settings in enumerate(experiment.methods):
+        if settings.privacy:
+            hint = f"{name} prepares its inputs by the samples of all clients (means, categories,"
+            hint += " words), and these get no noise: use prepared numbers, or flower.table"
+            yield f"methods[{index}].privacy", f"{hint}, whose constants are public"
+
+
 def deployed_privacy_issues(experiment: Experiment) -> Iterator[Issue]:
     """What differential privacy needs in a deployment."""
     private = [one for one in experiment.methods if one.privacy]
@@ -174,6 +203,14 @@ def deployed_privacy_issues(experiment: Experiment) -> Iterator[Issue]:
     if private and len(experiment.methods) * len(experiment.seeds) > 1:
         hint = "with privacy, a deployment has one method and one seed: each spends ε on its own"
         yield "methods", hint
+
+
+def held_out_doubts(experiment: Experiment, samples: Samples) -> list[str]:
+    """A warning where the server's samples are of the same people as the clients'."""
+    if samples.ids is None or not any(method.privacy for method in experiment.methods):
+        return []
+    text = "the server's held-out samples are of the same ids as the clients' and get no noise: ε"
+    return [f"{text} covers the clients' training samples alone (docs/privacy.md)"]
 
 
 def describe_privacy(method: Method, plan: Plan, num_clients: int, rounds: int) -> str:
@@ -191,4 +228,5 @@ def describe_privacy(method: Method, plan: Plan, num_clients: int, rounds: int) 
         text += f" after {rounds} rounds"
     where = "noise of the clients" if privacy.local else "noise of the server"
     drawn = "secret noise" if privacy.secret else "simulated noise, known from the seed"
-    return f"{text} at δ = {privacy.delta:g} ({accountant.relation}; {where}; {drawn})"
+    what = f"{accountant.relation}; training samples alone, not the server's; {where}; {drawn}"
+    return f"{text} at δ = {privacy.delta:g} ({what})"

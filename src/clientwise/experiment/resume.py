@@ -39,6 +39,7 @@ MAY_CHANGE = frozenset(
     }
 )
 MAY_GROW = frozenset({"rounds", "seeds", "methods", "flower.left"})  # see `extended`
+MEMBERS = ("flower.clients", "flower.left")
 
 
 def config_so_far(folder: Path) -> Experiment | None:
@@ -87,7 +88,9 @@ def refuse_other_config(folder: Path, before: Experiment, experiment: Experiment
     hint = "Resume it with its own config, or choose another output folder"
     if any(one.startswith("the method") for one in found):
         hint += "; give a changed method another name"
-    if "flower.clients" in found:
+    if _counts_members(before) and any(key in found for key in MEMBERS):
+        hint += "; the ε of the rounds so far holds for the members so far"
+    elif "flower.clients" in found:
         hint += "; names may join flower.clients at its end"
     if experiment.rounds < before.rounds:
         hint += f"; its rounds may only grow: set rounds = {before.rounds} or more"
@@ -135,11 +138,17 @@ def refused_differences(before: Experiment, now: Experiment) -> list[str]:
     other = _dotted(new)
     found: list[str] = []
     for key in changed_keys(old, new):
-        if key not in MAY_GROW and not _only_joined(key, one, other):
+        may_change = key in MAY_GROW or _only_joined(key, one, other)
+        if not may_change or (key in MEMBERS and _counts_members(before)):
             found += _differences(key, one.get(key), other.get(key))
     if now.rounds < before.rounds:
         found += _differences("rounds", before.rounds, now.rounds)
     return [*found, *_changed_methods(old["methods"], new["methods"])]
+
+
+def _counts_members(experiment: Experiment) -> bool:
+    """Whether a method has an ε that follows from the number of members."""
+    return any(method.noises_mean for method in experiment.build_methods())
 
 
 def _removed(recorded: Experiment, written: Experiment) -> list[str]:

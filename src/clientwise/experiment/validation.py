@@ -30,7 +30,12 @@ from .build import build_data, build_module, build_plan, divide_samples, load_sa
 from .messages import Issue
 from .methods import MethodSettings
 from .parts import make
-from .privacy_checks import cohort_privacy_issues, deployed_privacy_issues, privacy_issues
+from .privacy_checks import (
+    cohort_privacy_issues,
+    deployed_privacy_issues,
+    privacy_issues,
+    private_data_issues,
+)
 from .schema import Experiment
 from .secure_issues import secure_data_issues, secure_issues
 from .settings import HostileClients
@@ -346,6 +351,7 @@ def _data_issues(
         *_problem_issues(experiment, samples.problem),
         *_client_issues(experiment, len(divided.train), names),
         *secure_data_issues(experiment, samples.problem, len(divided.train)),
+        *private_data_issues(experiment, samples),
     ]
     if issues:
         return issues

@@ -51,7 +51,7 @@ def _answer(
         return write_evaluation(gate.evaluation(models, engine.problem, evaluate))
     engine.load_state({} if kept is None else {str(client): kept})
     if gate is not None:
-        engine.noise_key = gate.noise_key
+        engine.noise_key = gate.noise_key(engine.data)
     trained = engine.train([client], models.to(engine.device), request.task)
     (updates,) = (one for one in trained if one.client_ids)
     if gate is None:

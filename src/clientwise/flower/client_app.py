@@ -102,6 +102,12 @@ def _simulated_engine(text: str, run_config: Mapping[str, Any], request: Request
 def _all_clients(text: str, places: tuple[tuple[str, str], ...], seed: int) -> EmbeddedEngine:
     """An engine with all clients of a simulation. Kept for the next message to this process."""
     experiment = found_by(load_experiment(tomllib.loads(text)), dict(places))
+    settings = [method.privacy for method in experiment.build_methods() if method.privacy]
+    if any(privacy.local and privacy.secret for privacy in settings):
+        raise DataError(
+            "privacy.secret is for the nodes of a deployment: simulated clients draw their noise "
+            "from the seed"
+        )
     own = from_files(experiment) if experiment.reads_files else None
     samples = own.samples if own else load_samples(experiment)
     data, hostile = build_data(experiment, samples, seed, own)

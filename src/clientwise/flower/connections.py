@@ -64,6 +64,7 @@ def connector(
             claims=make_claims(),
             run_id=run_id,
             identities=identities(local.num_clients),
+            awaits_all=any(method.noises_mean for method in experiment.build_methods()),
         )
 
     return connect

@@ -104,6 +104,8 @@ class FlowerEngine:
         on_repeat: called with a text before too few replies make the engine ask again.
         run_id: Flower's number of the run, to which secure aggregation binds its keys.
         identities: the public keys of all clients, for secure aggregation.
+        awaits_all: wait for every client to connect, and then as long for its reply. Under differential
+            privacy, no client may decide whether another one is asked.
     """
 
     def __init__(
@@ -121,6 +123,7 @@ class FlowerEngine:
         on_repeat: Callable[[str], None] = lambda text: None,
         run_id: int = 0,
         identities: Mapping[int, bytes] | None = None,
+        awaits_all: bool = False,
     ) -> None:
         self.num_clients = local.num_clients
         self.problem = local.problem
@@ -142,6 +145,7 @@ class FlowerEngine:
         self._on_repeat = on_repeat
         self._run_id = run_id
         self._identities = identities or {}
+        self._awaits_all = awaits_all
         self._began = time.monotonic()
         self._asked: dict[int, _Asked] = {}  # clients that have not replied yet
         self._waiting: dict[str, int] = {}  # the same clients, by the ids of their messages
@@ -170,7 +174,12 @@ class FlowerEngine:
         asking = client_ids
         for attempt in range(self._settings.repeats + 1):
             patience = time.monotonic() + self._settings.train_seconds
-            nodes = self._wait_for(asking, min(needed - arrived, len(asking)), patience)
+            least = min(needed - arrived, len(asking))
+            if self._awaits_all:
+                least = len(set(asking) - set(self._settings.away))
+            nodes = self._wait_for(asking, least, patience)
+            if self._awaits_all:
+                patience = time.monotonic() + self._settings.train_seconds
             failures += [Refusal(client, NOT_CONNECTED) for client in asking if client not in nodes]
             failures += self._ask_to_train(nodes, model, task, patience)
             deadline = min(patience, time.monotonic() + (pace.deadline or torch.inf))

@@ -7,6 +7,7 @@ A request passes through `admit` before the node reads its data, its results thr
 from __future__ import annotations
 
 import hashlib
+import hmac
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
@@ -18,6 +19,7 @@ from torch import Tensor
 
 from ..core.problem import Problem
 from ..core.types import Evaluation, Updates
+from ..data.federated import FederatedData
 from ..errors import ClientwiseError
 from ..experiment.schema import Experiment
 from .allowance import Allowance
@@ -127,10 +129,24 @@ class Gate:
         self._answers = {name: answers[name] for name in first_rows}
         return evaluation_from([answers[name] for name in names], problem)
 
-    @property
-    def noise_key(self) -> bytes:
-        """The node's secret that the noise of its updates follows from."""
-        return self._ledger.key()
+    def noise_key(self, data: FederatedData) -> bytes:
+        """What the noise of this node's updates follows from.
+
+        Other data, another seed or another approval give another update for the same request. With the
+        same noise, the difference of the two would be exact.
+        """
+        held = hashlib.sha256()
+        for values in (
+            data.samples.inputs,
+            data.train.indices,
+            data.train.targets,
+            data.train.offsets,
+        ):
+            held.update(repr((values.dtype, values.shape)).encode())
+            held.update(values.cpu().contiguous().numpy().tobytes())
+        about = (self._ledger.approval, self._about["experiment"], self._about["seed"])
+        name = json.dumps(["local noise", *about, held.hexdigest()])
+        return hmac.digest(self._ledger.key(), name.encode(), "sha256")
 
     def update(self, updates: Updates) -> Updates:
         """An update by the rule for its numbers; the model is not changed."""
