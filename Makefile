@@ -7,7 +7,7 @@ PYTEST := $(BIN)/python -m pytest
 WORKERS ?= 2
 
 .PHONY: demo test test-required test-again test-slow test-fire test-flower test-flower-versions test-netns
-.PHONY: test-deploy test-experiments lint docs site reproduction devices
+.PHONY: test-deploy test-experiments lint docs site reproduction devices claim
 .PHONY: bench bench-quick bench-gpu bench-peers clean
 
 demo: .venv/demo
@@ -92,6 +92,16 @@ reproduction: .venv/ready
 devices: .venv/ready
 	$(BIN)/python experiments/run_all.py $(RUNS) devices-digits devices-wisdm
 	$(BIN)/python docs/make_devices.py $(RUNS)
+
+# Everything that docs/evidence.md says of the default method, run again: raw results, tables, figure.
+# Needs a data folder; 40 minutes on 16 cores: make claim CLIENTWISE_DATA=... JOBS=16
+JOBS ?= $(WORKERS)
+CLAIM := default default-regression default-ablations default-long default-20
+claim: .venv/ready
+	for name in $(CLAIM); do \
+		$(BIN)/clientwise run experiments/$$name.toml --jobs $(JOBS) --out $(RUNS)/$$name || exit 1; \
+	done
+	$(BIN)/python docs/make_default.py $(addprefix $(RUNS)/,$(CLAIM))
 
 # Speed compared with other frameworks, whose environments are in .peers (or $VENVS). Hours on two cores.
 bench: .venv/ready

@@ -64,8 +64,12 @@ def pack(inputs: Mapping[str, Any]) -> tuple[Tensor, tuple[NamedInput, ...]]:
         is_integer = not values.is_floating_point() and values.dtype != torch.uint8
         parts.append(NamedInput(name, tuple(values.shape[1:]), is_integer))
     kinds = {part.is_integer for part in parts}
-    # float64 holds integers up to 2**53
-    dtype = torch.float64 if len(kinds) > 1 else torch.int64 if True in kinds else torch.float32
+    if len(kinds) > 1:
+        dtype = torch.float64  # holds integers up to 2**53
+    elif True in kinds:
+        dtype = torch.int64
+    else:
+        dtype = torch.float32
     columns = [
         values.reshape(len(values), part.size).to(dtype)
         for part, values in zip(parts, tensors.values(), strict=True)
