@@ -132,6 +132,19 @@ def test_no_neighbour_moves_the_sum_farther_than_the_sensitivity(
     assert found > 0.9 * bound  # the search is not blind
 
 
+@pytest.mark.parametrize("inverse", [3, 6, 7, 9, 19, 34])
+def test_rounding_of_the_cap_takes_nobodys_weight(inverse: int) -> None:
+    """For these n, 1 − (n − 1)/n is above 1/n. A client with a tiny score must not take all weights."""
+    privacy = Privacy(clip=CLIP, delta=0.1, noise_multiplier=1.0)
+    cap = 1 / inverse
+    scores = torch.tensor([10.0**-k for k in range(inverse)], dtype=torch.float64)
+    tiny = torch.tensor([1e-90], dtype=torch.float64)
+    before = privacy.weights(scores, cap)
+    after = privacy.weights(torch.cat([scores, tiny]), cap)
+    assert float((before - after[:-1]).abs().sum()) <= cap
+    assert float(after.sum()) == pytest.approx(1.0)
+
+
 def test_a_huge_score_takes_no_more_than_its_own_weight_from_others() -> None:
     privacy = Privacy(clip=CLIP, delta=0.1, noise_multiplier=1.0)
     for small in (1e-300, 1e-99, 1.0):
