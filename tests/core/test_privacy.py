@@ -24,7 +24,10 @@ from clientwise.core.scores import (
     WeightedMean,
 )
 from clientwise.core.seeding import standard_normal, uniform
+from clientwise.core.types import LocalTraining, Task
 from clientwise.core.weighting import NORMALISERS, divide, fixed_scale, is_constant
+from clientwise.engine.wrapping import EmbeddedEngine
+from clientwise.registry import Part
 
 NAMES = ("a", "b", "c")
 # Every score that privacy allows
@@ -301,6 +304,21 @@ def test_a_failed_training_sends_noise_alone(value: float) -> None:
     still = noise.apply(torch.zeros(1, 50), b"key", ["one"])
     assert torch.equal(sent[:1], still)
     assert torch.equal(sent[1:], noise.apply(torch.ones(1, 50), b"key", ["other"]))
+
+
+def test_options_in_another_order_get_the_same_noise(
+    make_engine: Callable[..., EmbeddedEngine],
+) -> None:
+    """A node counts them as the same request. Other noise each time would average out."""
+    engine = make_engine()
+    sent = []
+    for names in itertools.permutations(["high", "blurry"]):
+        options = {name: {"high": 16.0, "blurry": None}[name] for name in names}
+        part = Part("sharpness", options)
+        task = Task(1, LocalTraining(), engine.problem.loss, (part,), LocalNoise(1.0, 1.0))
+        (updates,) = engine.train([0], engine.initial_model, task)
+        sent.append(updates.models)
+    assert torch.equal(*sent)
 
 
 def test_draws_follow_from_a_key_and_are_uniform_and_gaussian() -> None:
