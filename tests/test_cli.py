@@ -191,6 +191,8 @@ def test_tune_prints_trials_and_writes_a_config(config: Path, tmp_path: Path) ->
     assert "exists already" in clientwise("tune", config, *rates, "--out", tuned, expect=2)
     assert "write KEY=VALUE" in clientwise("tune", config, "--over", "a", expect=2)
     assert "is no range of numbers" in clientwise("tune", config, "--over", "a=1..b", expect=2)
+    twice = ["--over", "bounds=1,2", "--over", "bounds.cap=0.5"]
+    assert "bounds has values of its own" in clientwise("tune", config, *twice, expect=2)
     assert "reports these seeds" in clientwise("tune", config, "--seeds", "1", expect=2)
 
 

@@ -260,6 +260,11 @@ class Net(nn.Module):
         return self.only(samples)
 
 
+class NetWithLogits(Net):
+    def forward(self, samples: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"logits": self.only(samples)}
+
+
 def test_a_network_of_ones_own_and_models_that_cannot_predict(
     tmp_path: Path, rows: pandas.DataFrame
 ) -> None:
@@ -270,6 +275,7 @@ def test_a_network_of_ones_own_and_models_that_cannot_predict(
         cw.load(path)
     found = cw.load(path, module=Net).predict(rows)
     assert found.equals(run.predictor("FedAvg", module=Net).predict(rows))
+    assert cw.load(path, module=NetWithLogits).predict(rows).equals(found)
     digits = {"name": "d", "rounds": 1, "data": "digits", "model": "linear", "methods": ["FedAvg"]}
     run = cw.Run(cw.run(digits | {"partition": {"name": "iid", "clients": 2}}, tmp_path / "digits"))
     with pytest.raises(RunError, match="its inputs are not the columns of a table"):

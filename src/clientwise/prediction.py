@@ -16,6 +16,7 @@ from .encoding import Encoder, Encoding
 from .errors import ClientwiseError
 from .experiment.parts import make, read_recorded
 from .limits import gigabytes, memory
+from .models.call import outputs_of
 from .models.flat import fill
 from .models.networks import MODELS
 from .models.own import OwnModel, OwnNetwork
@@ -43,7 +44,7 @@ class Predictor(nn.Module):
 
     def forward(self, values: Tensor) -> Tensor:
         """Probabilities [N, C], numbers or risks [N, 1]."""
-        return self.problem.predictions(self.network(self.encoder(values)))
+        return self.problem.predictions(outputs_of(self.network, self.encoder(values)))
 
     def predict(self, rows: Any, *, source: str = "rows") -> Any:
         """Predictions for the rows of a pandas or polars frame, or of a CSV, TSV or Parquet file.

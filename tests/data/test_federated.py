@@ -49,6 +49,11 @@ def test_your_own_arrays() -> None:
         ({"train": [(numpy.zeros((2, 2)), [0, -1])] * 2}, "labels must be 0 to 1"),
         ({"num_classes": 2, "report": (numpy.zeros((1, 2)), [5])}, "labels must be 0 to 1"),
         ({"attributes": {"age": [1, 2, 3]}}, "'age' has 3 values for 2 clients"),
+        ({"sample_attributes": {"dark": [[0, 1]]}}, "'dark' has arrays of 1 clients, there are 2"),
+        (
+            {"sample_attributes": {"dark": [[0, 1], [1]]}},
+            "'dark' of client 1 has 1 values for 2 training samples",
+        ),
         (
             {"report": (numpy.zeros((1, 2)), [10**9])},
             "there are 1,000,000,001 classes: must be 2 to 10,000",

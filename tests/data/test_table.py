@@ -253,6 +253,18 @@ def test_a_table_by_toml_alone(tmp_path: Path) -> None:
     assert [row.name for row in run.client_metrics("FedAvg")] == ["north", "south"]
 
 
+def test_semicolons_separate_the_same_table(tmp_path: Path) -> None:
+    """As a spreadsheet in German writes it: with decimal commas. True and False are numbers in both."""
+    plain = "age,smokes,new,ill\n1.5,True,True,a\n-2,False,,b\n,True,False,a\n"
+    german = plain.replace(",", ";").replace("1.5", "1,5")
+    write(tmp_path, {"plain.csv": plain, "german.csv": german})
+    options = {"target": "ill", "categories": []}
+    expected = load(tmp_path, files="hospitals/plain.csv", **options)
+    found = load(tmp_path, files="hospitals/german.csv", **options)
+    torch.testing.assert_close(found.inputs, expected.inputs, equal_nan=True)
+    assert expected.inputs[:, 1].tolist() == [1, 0, 1]
+
+
 def test_a_parquet_file_that_announces_far_more_than_it_holds_is_not_read(tmp_path: Path) -> None:
     """Twenty million equal rows in a few hundred bytes: 160 MB of numbers, or much more."""
     pyarrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed")

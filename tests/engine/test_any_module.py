@@ -154,6 +154,15 @@ def test_columns_are_packed_and_unpacked_without_loss() -> None:
         pack(given | {"age": torch.zeros(3)})
 
 
+def test_an_input_is_an_integer_if_it_is_one_with_every_client() -> None:
+    whole = ({"age": [1, 2], "ids": [[3], [4]]}, [0, 1])
+    parts = ({"age": [1.5, 2.5], "ids": [[5], [6]]}, [0, 1])
+    for clients in ([whole, parts], [parts, whole]):
+        inputs = cw.Samples.from_clients(clients).network_inputs(torch.arange(4))
+        assert sorted(inputs["age"].tolist()) == [1, 1.5, 2, 2.5]
+        assert inputs["ids"].dtype == torch.int64
+
+
 def test_a_dataset_of_dictionaries_has_its_targets_in_labels() -> None:
     inputs, labels = texts(4)
 

@@ -146,6 +146,13 @@ def table(tmp_path: Path) -> Path:
     return config
 
 
+@pytest.mark.parametrize("pattern", ["", "a**b.csv"])
+def test_what_is_no_pattern_of_files_is_said(table: Path, pattern: str) -> None:
+    experiment = load_experiment(table, [f'data.files="{pattern}"'])
+    with pytest.raises(ClientwiseError, match=r"my.toml: data: files = .*pattern"):
+        describe(experiment)
+
+
 def test_files_beside_the_config_and_all_bad_columns(table: Path, monkeypatch: Any) -> None:
     monkeypatch.delenv("CLIENTWISE_DATA", raising=False)
     with pytest.raises(

@@ -157,6 +157,19 @@ def test_a_sweep_of_any_key_is_one_table(tiny: dict[str, Any], tmp_path: Path) -
     assert value_of(row[2]) == pytest.approx(run.curve("metric", "FedAvg", 1)[-1][1])
 
 
+def test_a_sweep_may_have_a_part_with_several_options(tiny: dict[str, Any]) -> None:
+    rules = ["median", *({"name": "trimmed_mean", "hostile": share} for share in (0.1, 0.3))]
+    tiny["methods"] = [{"name": "A"}]
+    tiny["matrix"] = {"sweep": {"methods": {"A": {"rule": rules}}}}
+    cells = load_matrix(tiny).cells
+    trimmed = ["rule trimmed_mean hostile 0.1", "rule trimmed_mean hostile 0.3"]
+    assert [cell.column for cell in cells] == ["rule median", *trimmed]
+    assert cells[2].experiment.methods[0].rule.options == {"hostile": 0.3}
+    rules += ["trimmed_mean hostile 0.1"]
+    with pytest.raises(ConfigError, match="two columns would be called 'rule trimmed_mean"):
+        load_matrix(tiny)
+
+
 def test_a_sweep_goes_with_attacks(config: dict[str, Any]) -> None:
     config["matrix"] |= {"sweep": {"rounds": [1, 2]}, "shares": [0.2]}
     columns = [cell.column for cell in load_matrix(config).cells]

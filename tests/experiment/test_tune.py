@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -180,6 +181,8 @@ def test_trials_are_ranked_by_seeds_that_reach_it_then_rounds_then_metric() -> N
     assert best(([5], 0.5), ([5], 0.6), ([5], 0.4)) == 1
     assert best(([None], 0.5), ([None], 0.6)) == 1
     assert best(([None], 0.5), ([None], 0.6), higher=False) == 0
+    assert best(([None], math.nan), ([None], 0.1)) == 1
+    assert best(([None], math.nan), ([None], 0.1), higher=False) == 1
 
 
 def test_samples_are_held_back_from_training(tiny: dict[str, Any]) -> None:

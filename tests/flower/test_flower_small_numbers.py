@@ -185,10 +185,14 @@ def judged(members: int, **change: Any) -> dict[str, Any]:
     }
 
 
+TABLE = {"target": "ill", "classes": ["no", "yes"], "columns": [{"name": "age"}]}
+
+
 @pytest.mark.parametrize(
     ("config", "cell", "expected"),
     [
         (CONFIG, 5, []),
+        (CONFIG | {"flower": {"clients": ["a", "b"], "table": TABLE}}, 5, []),
         (CONFIG | {"evaluation": {"metric": "auc"}}, 1, []),
         (CONFIG | {"evaluation": {"metric": "auc"}}, 5, ["refuse all evaluations"]),
         (CONFIG | {"evaluation": {"metric": "auc", "clients_every": 0}}, 5, []),

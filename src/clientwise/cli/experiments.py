@@ -28,6 +28,7 @@ from .options import (
     DeviceOption,
     MethodsOption,
     PresetOption,
+    RoundsOption,
     SeedsOption,
     SetOption,
     load,
@@ -43,61 +44,99 @@ if TYPE_CHECKING:
     from ..experiment.schema import Experiment
 
 
+# Options of `run`
+RunnableArgument = Annotated[
+    Path, typer.Argument(help="A TOML file; with --resume also a run folder.", show_default=False)
+]
+EngineOption = Annotated[
+    str | None, typer.Option(help="Where the clients run: local or flower.", show_default=False)
+]
+WorkersOption = Annotated[
+    str | None,
+    typer.Option(
+        help="CPU cores to train on, or ray: distribute methods and seeds over Ray.",
+        show_default=False,
+    ),
+]
+RunFolderOption = Annotated[
+    Path | None,
+    typer.Option("--out", help="Run folder. Default: runs/NAME-DATE-TIME.", show_default=False),
+]
+ResumeOption = Annotated[
+    bool, typer.Option("--resume", help="Continue an interrupted run, or add to a finished one.")
+]
+AcceptChangesOption = Annotated[
+    bool,
+    typer.Option(
+        "--accept-changes",
+        help="Resume although data, plugins or versions have changed; the run records it.",
+    ),
+]
+JobsOption = Annotated[
+    int,
+    typer.Option(
+        help="Number of matrix cells to run in parallel, each in its own process.", min=1, max=256
+    ),
+]
+TrackersOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--tracker",
+        metavar="NAME",
+        help="Also log to tensorboard, mlflow or wandb; replaces the trackers of the config.",
+    ),
+]
+
+# Options of `tune`
+OverOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="[METHOD:]KEY=VALUES",
+        help="A key to search: training.learning_rate=0.01,0.1 or brake=1..5. Replaces [tune].",
+        show_default=False,
+    ),
+]
+TrialsOption = Annotated[
+    int | None, typer.Option(help="Trials of every method. Default: 20.", show_default=False)
+]
+TrialSeedsOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Seeds of the trials, not those of the config. Default: 1001-1003.",
+        show_default=False,
+    ),
+]
+ByOption = Annotated[
+    str | None,
+    typer.Option(
+        help="metric: the best in the last round. rounds: half of the clients reach the target first.",
+        show_default=False,
+    ),
+]
+SamplerOption = Annotated[str | None, typer.Option(help="random or optuna.", show_default=False)]
+TunedFileOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--out", help="The config to write. Default: NAME-tuned.toml.", show_default=False
+    ),
+]
+
+
 def run(
-    file: Annotated[
-        Path,
-        typer.Argument(help="A TOML file; with --resume also a run folder.", show_default=False),
-    ],
-    engine: Annotated[
-        str | None,
-        typer.Option(help="Where the clients run: local or flower.", show_default=False),
-    ] = None,
+    file: RunnableArgument,
+    engine: EngineOption = None,
     device: DeviceOption = None,
-    workers: Annotated[
-        str | None,
-        typer.Option(
-            help="CPU cores to train on, or ray: distribute methods and seeds over Ray.",
-            show_default=False,
-        ),
-    ] = None,
+    workers: WorkersOption = None,
     seeds: SeedsOption = None,
-    rounds: Annotated[
-        int | None, typer.Option(help="Rounds per method and seed.", show_default=False)
-    ] = None,
+    rounds: RoundsOption = None,
     methods: MethodsOption = None,
-    out_folder: Annotated[
-        Path | None,
-        typer.Option("--out", help="Run folder. Default: runs/NAME-DATE-TIME.", show_default=False),
-    ] = None,
+    out_folder: RunFolderOption = None,
     preset: PresetOption = None,
     data_dir: DataDirOption = None,
-    resume: Annotated[
-        bool,
-        typer.Option("--resume", help="Continue an interrupted run, or add to a finished one."),
-    ] = False,
-    accept_changes: Annotated[
-        bool,
-        typer.Option(
-            "--accept-changes",
-            help="Resume although data, plugins or versions have changed; the run records it.",
-        ),
-    ] = False,
-    jobs: Annotated[
-        int,
-        typer.Option(
-            help="Number of matrix cells to run in parallel, each in its own process.",
-            min=1,
-            max=256,
-        ),
-    ] = 1,
-    trackers: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--tracker",
-            metavar="NAME",
-            help="Also log to tensorboard, mlflow or wandb; replaces the trackers of the config.",
-        ),
-    ] = None,
+    resume: ResumeOption = False,
+    accept_changes: AcceptChangesOption = False,
+    jobs: JobsOption = 1,
+    trackers: TrackersOption = None,
     changes: SetOption = None,
 ) -> None:
     """Run an experiment: every method with every seed.
@@ -181,43 +220,13 @@ def check(
 
 def tune(
     file: ConfigArgument,
-    over: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="[METHOD:]KEY=VALUES",
-            help="A key to search: training.learning_rate=0.01,0.1 or brake=1..5. Replaces [tune].",
-            show_default=False,
-        ),
-    ] = None,
-    trials: Annotated[
-        int | None, typer.Option(help="Trials of every method. Default: 20.", show_default=False)
-    ] = None,
-    seeds: Annotated[
-        str | None,
-        typer.Option(
-            help="Seeds of the trials, not those of the config. Default: 1001-1003.",
-            show_default=False,
-        ),
-    ] = None,
-    by: Annotated[
-        str | None,
-        typer.Option(
-            help="metric: the best in the last round. rounds: half of the clients reach the target first.",
-            show_default=False,
-        ),
-    ] = None,
-    sampler: Annotated[
-        str | None, typer.Option(help="random or optuna.", show_default=False)
-    ] = None,
-    rounds: Annotated[
-        int | None, typer.Option(help="Rounds per method and seed.", show_default=False)
-    ] = None,
-    out_file: Annotated[
-        Path | None,
-        typer.Option(
-            "--out", help="The config to write. Default: NAME-tuned.toml.", show_default=False
-        ),
-    ] = None,
+    over: OverOption = None,
+    trials: TrialsOption = None,
+    seeds: TrialSeedsOption = None,
+    by: ByOption = None,
+    sampler: SamplerOption = None,
+    rounds: RoundsOption = None,
+    out_file: TunedFileOption = None,
     device: DeviceOption = None,
     methods: MethodsOption = None,
     preset: PresetOption = None,

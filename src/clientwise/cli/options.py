@@ -50,6 +50,9 @@ DataDirOption = Annotated[
 ]
 DeviceOption = Annotated[str | None, typer.Option(help="cpu, cuda or auto.", show_default=False)]
 SeedsOption = Annotated[str | None, typer.Option(help="Seeds: 1,2,3 or 1-5.", show_default=False)]
+RoundsOption = Annotated[
+    int | None, typer.Option(help="Rounds per method and seed.", show_default=False)
+]
 RunArgument = Annotated[
     Path | None,
     typer.Argument(help="A run folder. Default: the newest in runs/.", show_default=False),
@@ -136,6 +139,8 @@ def parse_spaces(texts: Sequence[str]) -> dict[str, Any]:
         *tables, last = key.strip().split(".")
         for step in tables:
             here = here.setdefault(step, {})
+            if not isinstance(here, dict):
+                fail(f"--over {text}: {step} has values of its own in another --over")
         here[last] = _values_of(text, values)
     return found
 

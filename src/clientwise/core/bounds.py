@@ -73,9 +73,8 @@ class Bounds:
         index = bisect_left(
             factors, 1.0, key=lambda factor: float(self._scaled(weights, factor).sum())
         )
-        if index == len(
-            factors
-        ):  # all clients that have weight are at the cap, and the sum is below 1
+        if index == len(factors):
+            # All clients that have weight are at the cap, and the sum is below 1
             return self._with_rest(some)
         below = factors[index - 1] if index else 0.0
         bounded = self._scaled(weights, (factors[index] + below) / 2)

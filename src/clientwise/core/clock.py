@@ -116,9 +116,8 @@ class Pace:
         last = answers[:needed][-1] if answers else slowest
         if self.deadline is None:
             return last
-        if (
-            len(answers) < needed
-        ):  # the server is not told of dropouts, so it waits until the deadline
+        if len(answers) < needed:
+            # The server is not told of dropouts, so it waits until the deadline
             return began + self.deadline
         return min(last, began + self.deadline)
 

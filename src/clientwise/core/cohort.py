@@ -20,6 +20,7 @@ from .privacy import release
 from .rules import Ruled, mean
 from .scores import Score
 from .seeding import derive_seed
+from .server_step import StepState
 from .types import (
     Candidate,
     Evaluation,
@@ -96,9 +97,9 @@ class Cohort:
         prior = to_weights(scores)
         if not prior.any():
             return self._unchanged(priority, scores, prior, None)
-        posterior = (
-            method.evidence(self._gathered, prior, state.evidence) if method.evidence else None
-        )
+        posterior = None
+        if method.evidence:
+            posterior = method.evidence(self._gathered, prior, state.evidence)
         weights = posterior.weights if posterior else prior
         if not weights.any():
             return self._unchanged(priority, scores, prior, posterior)
@@ -109,8 +110,7 @@ class Cohort:
         if posterior and posterior.scale != 1:
             # Buffers are statistics of the data and stay what they are.
             aggregate[: self._engine.spec.num_parameters] *= posterior.scale
-        model, step_state = method.server_step(state.model, aggregate, state.step_state)
-        model = self._with_averaged_buffers(model, aggregate)
+        model, step_state = self._step(aggregate)
         return Candidate(
             priority=priority,
             scores=scores,
@@ -149,17 +149,35 @@ class Cohort:
             round_num=state.round_num + 1,
         )
         aggregate = (state.model.double() + released.update).to(state.model.dtype)
-        model, step_state = method.server_step(state.model, aggregate, state.step_state)
-        return Candidate(
+        candidate = self._weighted(
+            aggregate,
             priority=state.priority,
             scores=scores,
             prior=to_weights(scores),
-            posterior=None,
             weights=released.weights,
+        )
+        return replace(candidate, released=released)
+
+    def _weighted(
+        self,
+        mean: Tensor,
+        *,
+        priority: tuple[str, ...] | None,
+        scores: Tensor,
+        prior: Tensor,
+        weights: Tensor,
+    ) -> Candidate:
+        """The model after the server step towards a mean [d] that no evidence and no rule changed."""
+        model, step_state = self._step(mean)
+        return Candidate(
+            priority=priority,
+            scores=scores,
+            prior=prior,
+            posterior=None,
+            weights=weights,
             influence=None,
             model=model,
             step_state=step_state,
-            released=released,
         )
 
     def _unchanged(
@@ -183,16 +201,18 @@ class Cohort:
             notes=_notes_of(posterior),
         )
 
-    def _with_averaged_buffers(self, model: Tensor, aggregate: Tensor) -> Tensor:
-        """The model [d] after the server step, with the buffers of the aggregate [d].
+    def _step(self, aggregate: Tensor) -> tuple[Tensor, StepState]:
+        """The model [d] and the state after the server step, with the buffers of the aggregate [d].
 
         Buffers are statistics of the data, such as batch norm's running variance. A server step with
         momentum would make variances negative.
         """
+        state = self._state
+        model, step_state = self._method.server_step(state.model, aggregate, state.step_state)
         num_parameters = self._engine.spec.num_parameters
-        if num_parameters == len(model):
-            return model
-        return torch.cat([model[:num_parameters], aggregate[num_parameters:]])
+        if num_parameters < len(model):
+            model = torch.cat([model[:num_parameters], aggregate[num_parameters:]])
+        return model, step_state
 
     def judge(self, models: Tensor) -> Evaluation:
         """AdaFed's evaluation of models [c, d]: on the server's set, or by the cohort (P3 III.C)."""
@@ -365,9 +385,8 @@ class Cohort:
         training = training or self._method.training
         task = Task(self._state.round_num + 1, training, self._state.loss, ())
         trained = self._engine.train_server(model, task)
-        if (
-            is_usual
-        ):  # kept by hand: a cached property locks all cohorts, so lanes would wait for each other
+        # Kept by hand: a cached property locks all cohorts, so that lanes would wait for each other.
+        if is_usual:
             self._server_model = trained
         return trained
 

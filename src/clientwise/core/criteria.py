@@ -79,9 +79,8 @@ class Arrivals:
     models: Tensor  # [n, d]
     global_model: Tensor  # [d]
     spec: ModelSpec
-    judge: Callable[
-        [Tensor], Evaluation
-    ]  # evaluates models [c, d] on the server's set, or by the clients
+    # Evaluates models [c, d] on the server's set, or by the clients
+    judge: Callable[[Tensor], Evaluation]
     # Of these clients by criterion, each [n]
     memory: Mapping[str, Tensor] = field(default_factory=dict)
     attributes: Mapping[str, Tensor] = field(default_factory=dict)  # known to the server, each [n]
@@ -496,12 +495,12 @@ def local_steps(clients: ClientFacts) -> Tensor:
     if training is None:
         raise KeyError("local_steps needs clients that clientwise trains")
     steps = training.num_steps(clients.num_samples).double()
-    if (
-        training.momentum
-    ):  # Σ_t (1 − ρ^t)/(1 − ρ): an early gradient still moves the model in later steps
+    if training.momentum:
+        # Σ_t (1 − ρ^t)/(1 − ρ): an early gradient still moves the model in later steps
         rest = training.momentum * (1 - training.momentum**steps) / (1 - training.momentum)
         return (steps - rest) / (1 - training.momentum)
-    if training.proximal:  # Σ_t (1 − ημ)^t: later steps pull an early gradient back
+    if training.proximal:
+        # Σ_t (1 − ημ)^t: later steps pull an early gradient back
         kept = 1 - training.learning_rate * training.proximal
         return (1 - kept**steps) / (1 - kept)
     return steps
@@ -642,10 +641,11 @@ def compute_speed(clients: ClientFacts, *, fast: PositiveFloat = 1000.0) -> Tens
     Returns:
         Values [n] in [0, 1].
     """
-    if (
-        clients.device is None and clients.seconds is not None and clients.training is not None
-    ):  # by its own clock
-        speed = clients.training.epochs * clients.num_samples / clients.seconds.clamp(min=1e-6)
+    training = clients.training
+    seconds = clients.seconds
+    if clients.device is None and seconds is not None and training is not None:
+        # By its own clock
+        speed = training.epochs * clients.num_samples / seconds.clamp(min=1e-6)
     else:
         speed = _device(clients, "compute_speed").speed
     return (speed / fast).clamp(max=1.0)

@@ -21,9 +21,8 @@ class Engine(Protocol):
     spec: ModelSpec
     device: torch.device  # of the models
     initial_model: Tensor  # [d]
-    attributes: Mapping[
-        str, Tensor
-    ]  # what the server knows of the clients without asking, each [K]
+    # What the server knows of the clients without asking, each [K]
+    attributes: Mapping[str, Tensor]
     idle_work: Callable[[], None] | None  # called now and then while clients train
     clock: Clock | None  # the clients' time; None: time is counted in rounds
 

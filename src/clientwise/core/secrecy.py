@@ -249,16 +249,8 @@ class SecretCohort(Cohort):
         state = self._state
         weights = found.scores / found.total
         mean = (state.model.double() + found.update.to(state.model.device)).to(state.model)
-        model, step_state = self._method.server_step(state.model, mean, state.step_state)
-        return Candidate(
-            priority=priority,
-            scores=found.scores,
-            prior=weights,
-            posterior=None,
-            weights=weights,
-            influence=None,
-            model=self._with_averaged_buffers(model, mean),
-            step_state=step_state,
+        return self._weighted(
+            mean, priority=priority, scores=found.scores, prior=weights, weights=weights
         )
 
     def _sum_here(self, task: Task) -> SecretSum:

@@ -225,12 +225,10 @@ class Gathered:
     global_model: Tensor  # [d]
     spec: ModelSpec
     criteria: Mapping[str, Tensor]  # raw values by the criterion's name, not its label, each [n]
-    judge: Callable[
-        [Tensor], Evaluation
-    ]  # evaluates models [c, d] on the server's set, or by the clients
-    train_server: Callable[
-        ..., Tensor
-    ]  # trains a model [d] on the server's set, by default as a client would
+    # Evaluates models [c, d] on the server's set, or by the clients
+    judge: Callable[[Tensor], Evaluation]
+    # Trains a model [d] on the server's set, by default as a client would
+    train_server: Callable[..., Tensor]
     seed: int = 0  # of this round, for random draws
     training: LocalTraining = LocalTraining()  # of the clients
 
@@ -344,9 +342,8 @@ class RoundRecord:
     refusals: tuple[Refusal, ...]
     no_effect: tuple[str, ...]  # criteria that were constant across clients
     priority: tuple[str, ...] | None
-    candidates: tuple[
-        tuple[tuple[str, ...], float], ...
-    ]  # orders and their metrics, as they were tried
+    # Orders and their metrics, as they were tried
+    candidates: tuple[tuple[tuple[str, ...], float], ...]
     testing_rounds: int
     models_moved: int  # models sent or received to compute this round's result
     evaluations: int  # evaluations of a model to compute it, by a client or by the server

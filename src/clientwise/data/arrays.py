@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy
@@ -17,10 +17,8 @@ from ..core.problem import Classification, Problem, Regression, Survival
 MOST_CLASSES = 10_000  # evaluations count every class against every other
 MOST_SHOWN = 3  # of labels, in a message
 CHANNELS = (1, 3, 4)  # of pictures
-LABELS = (
-    "labels",
-    "label",
-)  # the target of a sample that is one dictionary, as Hugging Face has it
+# The target of a sample that is one dictionary, as Hugging Face has it
+LABELS = ("labels", "label")
 
 
 @dataclass(frozen=True)
@@ -104,7 +102,16 @@ def join(blocks: Sequence[tuple[Any, Any]], holders: Sequence[str]) -> Arrays:
             )
     inputs = torch.cat([packed[index].inputs for index in filled or [0]])
     targets = torch.cat([one.targets for one in packed])
-    return Arrays(inputs, targets, packed[first].parts)
+    parts = _common_parts([packed[index].parts for index in filled or [0]])
+    return Arrays(inputs, targets, parts)
+
+
+def _common_parts(parts: Sequence[Sequence[NamedInput]]) -> tuple[NamedInput, ...]:
+    """Inputs of the same names and shapes; one is an integer if it is one with every client."""
+    return tuple(
+        replace(same[0], is_integer=all(one.is_integer for one in same))
+        for same in zip(*parts, strict=True)
+    )
 
 
 def _packed(block: tuple[Any, Any], holder: str) -> Arrays:

@@ -52,9 +52,8 @@ DEVICE_FACTS = {
 }
 MOST_BYTES = 2**26  # of a file of traces
 
-Distribution = Callable[
-    [Tensor], Tensor
-]  # from shares [K] between 0 and 1, drawn uniformly, to values [K]
+# From shares [K] between 0 and 1, drawn uniformly, to values [K]
+Distribution = Callable[[Tensor], Tensor]
 DISTRIBUTIONS: Registry[Callable[..., Tensor]] = Registry(
     "distribution", "distributions", "What a fact about the clients' devices is drawn from"
 )

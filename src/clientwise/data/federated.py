@@ -357,49 +357,28 @@ class FederatedData:
             >>> FederatedData.from_clients([part, part], [part, part]).num_clients
             2
         """
-        if not train or len(train) != len(test):
-            raise ValueError(
-                f"{len(train)} clients have training data, {len(test)} have test data: give both for each client"
-            )
-        blocks = [*train, *test, *(block for block in (weigh, report) if block is not None)]
-        if names and len(names) != len(train):
-            raise ValueError(f"{len(names)} names for {len(train)} clients: give one for each")
+        _check_clients(train, test, names, attributes or {})
+        at_server = {"weigh": weigh, "report": report}
+        server = {name: own for name, own in at_server.items() if own is not None}
+        blocks = [*train, *test, *server.values()]
         clients = [_called(client, names) for client in range(len(train))]
         holders = [f"{client}, {part}" for part in ("training", "test") for client in clients]
-        holders += [name for name, own in {"weigh": weigh, "report": report}.items() if own]
-        found = join(blocks, holders)
+        found = join(blocks, [*holders, *server])
         targets, problem = problem_of(found.targets, num_classes, survival)
-        for name, values in (attributes or {}).items():
-            if len(values) != len(train):
-                raise ValueError(
-                    f"attribute {name!r} has {len(values)} values for {len(train)} clients"
-                )
-        sizes = [len(block[1]) for block in blocks]
-        parts = list(
-            zip(
-                torch.split(torch.arange(len(targets)), sizes),
-                torch.split(targets, sizes),
-                strict=True,
-            )
+        facts = _facts_of_samples(sample_attributes or {}, train, clients, len(targets))
+        samples = Samples(
+            found.inputs, targets, problem, parts=found.parts, sample_attributes=facts
         )
-        server = iter(parts[2 * len(train) :])
+        held = _in_blocks(targets, [len(block[1]) for block in blocks])
+        count = len(train)
+        parts = zip(server, held[2 * count :], strict=True)
+        own = {name: Holdings.of([part]) for name, part in parts}
         data = FederatedData(
-            Samples(
-                found.inputs,
-                targets,
-                problem,
-                parts=found.parts,
-                sample_attributes={
-                    name: _first(
-                        torch.cat([torch.as_tensor(part) for part in values]), len(targets)
-                    )
-                    for name, values in (sample_attributes or {}).items()
-                },
-            ),
-            Holdings.of(parts[: len(train)]),
-            Holdings.of(parts[len(train) : 2 * len(train)]),
-            weigh=Holdings.of([next(server)]) if weigh is not None else None,
-            report=Holdings.of([next(server)]) if report is not None else None,
+            samples,
+            Holdings.of(held[:count]),
+            Holdings.of(held[count : 2 * count]),
+            weigh=own.get("weigh"),
+            report=own.get("report"),
             attributes=fact_columns(attributes or {}),
             names=tuple(names),
         )
@@ -522,6 +501,48 @@ def _is_finite(values: Tensor) -> bool:
     return not values.is_floating_point() or bool(values.sum().isfinite())
 
 
-def _first(values: Tensor, count: int) -> Tensor:
-    """Values of the first samples, which are the training ones, and zeros for the others."""
-    return torch.cat([values.double(), torch.zeros(count - len(values), dtype=torch.float64)])
+def _check_clients(
+    train: Sequence[Any], test: Sequence[Any], names: Sequence[str], attributes: Mapping[str, Any]
+) -> None:
+    """ValueError where something is not given for every client."""
+    count = len(train)
+    if not count or count != len(test):
+        raise ValueError(
+            f"{count} clients have training data, {len(test)} have test data: give both for each client"
+        )
+    if names and len(names) != count:
+        raise ValueError(f"{len(names)} names for {count} clients: give one for each")
+    for name, values in attributes.items():
+        if len(values) != count:
+            raise ValueError(f"attribute {name!r} has {len(values)} values for {count} clients")
+
+
+def _facts_of_samples(
+    attributes: Mapping[str, Sequence[Any]],
+    train: Sequence[tuple[Any, Any]],
+    clients: Sequence[str],
+    count: int,
+) -> dict[str, Tensor]:
+    """Facts about all samples, each [count]: of training samples as given, which are the first; else 0."""
+    facts = {}
+    for name, values in attributes.items():
+        if len(values) != len(train):
+            raise ValueError(
+                f"sample attribute {name!r} has arrays of {len(values)} clients, there are {len(train)}"
+            )
+        for client, own, (_, targets) in zip(clients, values, train, strict=True):
+            if len(own) != len(targets):
+                raise ValueError(
+                    f"sample attribute {name!r} of {client} has {len(own)} values for "
+                    f"{len(targets)} training samples"
+                )
+        facts[name] = torch.zeros(count, dtype=torch.float64)
+        given = torch.cat([torch.as_tensor(own) for own in values])
+        facts[name][: len(given)] = given
+    return facts
+
+
+def _in_blocks(targets: Tensor, sizes: Sequence[int]) -> list[tuple[Tensor, Tensor]]:
+    """Indices and targets of samples that lie one block after the other."""
+    indices = torch.arange(len(targets))
+    return list(zip(torch.split(indices, sizes), torch.split(targets, sizes), strict=True))

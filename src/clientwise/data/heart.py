@@ -39,10 +39,8 @@ CATEGORIES = (
     "slope",
     "thal",
 )
-NEVER_ZERO = [
-    "trestbps",
-    "chol",
-]  # blood pressure and cholesterol: a zero means that it was not measured
+# Blood pressure and cholesterol: a zero means that it was not measured
+NEVER_ZERO = ["trestbps", "chol"]
 MOST_BYTES = 2**20
 
 

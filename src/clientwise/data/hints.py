@@ -42,7 +42,7 @@ def column_hints(samples: Samples) -> list[str]:
     lines = list(_hints(columns, values, targets, table.target, bool(table.classes)))
     if len(lines) > MOST_LINES:
         more = len(lines) - MOST_LINES
-        lines = [*lines[:MOST_LINES], f"{more} more columns: see above."]
+        lines = [*lines[:MOST_LINES], f"{more} more columns look like these."]
     return lines
 
 

@@ -488,9 +488,8 @@ def _at_least(count: int, parts: list[Tensor]) -> list[Tensor]:
             "use fewer clients"
         )
     parts = list(parts)
-    givers = [
-        (-len(part), client) for client, part in enumerate(parts)
-    ]  # the largest first, of equals the first
+    # The largest first, of equals the first
+    givers = [(-len(part), client) for client, part in enumerate(parts)]
     heapq.heapify(givers)
     for client in range(len(parts)):
         while len(parts[client]) < count:

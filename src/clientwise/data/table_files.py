@@ -15,7 +15,7 @@ from ..limits import gigabytes, memory
 from .folder import DataError, read_file, reason
 
 if TYPE_CHECKING:
-    from pandas import DataFrame
+    from pandas import DataFrame, Series
 
 ENDINGS = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".parquet")
 MOST_COLUMNS = 100_000
@@ -46,10 +46,17 @@ def read_table(path: Path, texts: Sequence[str]) -> DataFrame:
     _refuse_repeated(path, _header(path, content, separator))
     frame = parse_csv(path, content, sep=separator, dtype=dict.fromkeys(texts, str))
     if separator == ";":
-        for name in frame.select_dtypes(exclude="number").columns.difference(texts):
-            cells = frame[name].astype("str")
-            frame[name] = cells.str.replace(DECIMAL_COMMA, r"\1.\2", regex=True)
+        for name in frame.columns.difference(texts):
+            if _has_texts(frame[name]):
+                frame[name] = frame[name].str.replace(DECIMAL_COMMA, r"\1.\2", regex=True)
     return frame
+
+
+def _has_texts(column: Series[Any]) -> bool:
+    """Whether a column has texts, and not numbers or truth values."""
+    import pandas
+
+    return bool(pandas.api.types.infer_dtype(column, skipna=True) == "string")
 
 
 def _separator(first_line: bytes) -> str:

@@ -25,9 +25,8 @@ def pick_device(name: str = "auto") -> torch.device:
     device = torch.device(name)
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ClientwiseError(f"device = {name!r}: PyTorch finds no GPU here; use 'cpu' or 'auto'")
-    if (
-        device.index and device.index != torch.cuda.current_device()
-    ):  # graphs and kernels are of the current one
+    if device.index and device.index != torch.cuda.current_device():
+        # Graphs and kernels are of the current one
         raise ClientwiseError(
             f"device = {name!r}: only the first visible GPU can be used; "
             f"set CUDA_VISIBLE_DEVICES={device.index} and use 'cuda'"

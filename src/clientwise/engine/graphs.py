@@ -35,9 +35,8 @@ class CudaGraph:
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            for _ in range(
-                2
-            ):  # libraries choose their kernels and reserve their memory; that is no training
+            # Libraries choose their kernels and reserve their memory; that is no training
+            for _ in range(2):
                 work()
                 for value, kept in zip(changes, before, strict=True):
                     value.detach().copy_(kept)
@@ -46,9 +45,8 @@ class CudaGraph:
         try:
             with _capture(self._graph, pool=_scratch().pool()):  # captured, not done
                 work()
-        except (
-            BaseException
-        ):  # to PyTorch that memory is still being captured into: the next one needs another
+        except BaseException:
+            # To PyTorch that memory is still being captured into: the next one needs another
             _scratch.cache_clear()
             raise
 

@@ -108,9 +108,8 @@ class LoopBackend:
             self._optimizer = make_optimizer(self._flat.parameter, training)
             self._recipe, self._graphs = (training, plain), {}
         restart(self._optimizer)
-        if (
-            loss.class_weights is not None
-        ):  # kept in place: they change from round to round, the graphs do not
+        if loss.class_weights is not None:
+            # Kept in place: they change from round to round, the graphs do not
             if self._class_weights is None:
                 self._class_weights, self._graphs = (
                     torch.ones(len(loss.class_weights), device=self._loss.device),
@@ -169,7 +168,9 @@ class LoopBackend:
                 flat.parameter.grad.add_(self._correction)
         self._optimizer.step()
         if self._frozen is not None:  # weight decay would change them
-            flat.parameter.data[self._frozen] = self._anchor[self._frozen]
+            # Not by a mask as an index, which waits for the GPU and cannot be part of a graph
+            kept = torch.where(self._frozen, self._anchor, flat.parameter.data)
+            flat.parameter.data.copy_(kept)
         return loss.detach()
 
     def evaluate(self, models: Tensor, indices: Tensor, targets: Tensor) -> EvaluateResult:

@@ -41,9 +41,8 @@ class ControlVariates:
             gradient = (model.to(theirs.device) - theirs) / (count * training.learning_rate)
             gradient[self._num_parameters :] = 0  # buffers have none
             renewed = self._own.get(client, self._none) - self._mean + gradient
-            if bool(
-                renewed.isfinite().all()
-            ):  # NaN must not reach the other clients through the mean
+            # NaN must not reach the other clients through the mean
+            if bool(renewed.isfinite().all()):
                 self._own[client] = renewed
 
     def state(self) -> dict[str, Tensor]:

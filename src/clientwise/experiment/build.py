@@ -83,18 +83,22 @@ def load_samples(experiment: Experiment) -> Samples:
 def _beside_config(experiment: Experiment) -> str:
     """What to do where the files are not in the data folder, but beside the config."""
     files = experiment.data.options.get("files") if experiment.data else None
+    if not isinstance(files, str) or not Path(experiment.source).is_file():
+        return ""
     folder = Path(experiment.source).parent
     given = experiment.data_dir or os.environ.get("CLIENTWISE_DATA")
-    if (
-        not isinstance(files, str)
-        or Path(files).is_absolute()
-        or not Path(experiment.source).is_file()
-    ):
-        return ""
     searched = Path(given) if given else Path()
-    if any(searched.glob(files)) or not any(folder.glob(files)):
+    if _matches(searched, files) or not _matches(folder, files):
         return ""
     return f'; {folder / files} is beside the config: add data_dir = "." to it'
+
+
+def _matches(folder: Path, pattern: str) -> bool:
+    """Whether a folder has files of this pattern; not where it is an absolute path, or no pattern."""
+    try:
+        return any(folder.glob(pattern))
+    except (ValueError, NotImplementedError, OSError):
+        return False
 
 
 def _loaded(experiment: Experiment, data: Part, folder: Path | None) -> Samples:

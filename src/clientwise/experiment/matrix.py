@@ -299,8 +299,12 @@ def _settings_of(sweep: Mapping[str, Any], where: str) -> dict[str, Values]:
         raise ConfigError(where, [("matrix.sweep", "takes lists of values, not ranges")])
     swept: dict[str, Values] = {}
     for values in itertools.islice(found, MOST_CELLS + 1):
-        named = [f"{_short(path, space)} {_shown(value)}" for path, value in values.items()]
-        swept[", ".join(named)] = values
+        named = []
+        for path, value in values.items():
+            named.append(f"{_short(path, space)} {_shown(value, space[path].samples())}")
+        name = ", ".join(named)
+        if swept.setdefault(name, values) != values:
+            raise ConfigError(where, [("matrix.sweep", f"two columns would be called {name!r}")])
     return swept
 
 
@@ -318,8 +322,22 @@ def _short(path: tuple[str, ...], paths: Iterable[tuple[str, ...]]) -> str:
     return dotted(path[-length:])
 
 
-def _shown(value: Any) -> str:
-    """A value in the name of a column; of a part, its name."""
+def _shown(value: Any, values: Sequence[Any]) -> str:
+    """A value in the name of a column; of a part, its name, with options if another has that name.
+
+    >>> median, low, high = "median", {"name": "krum", "hostile": 1}, {"name": "krum", "hostile": 2}
+    >>> _shown(low, [median, low]), _shown(low, [median, low, high])
+    ('krum', 'krum hostile 1')
+    """
+    name = _name_of(value)
+    alike = [one for one in values if _name_of(one) == name and one != value]
+    if not alike or not isinstance(value, Mapping):
+        return name
+    options = [f"{key} {option}" for key, option in value.items() if key != "name"]
+    return " ".join([name, *options])
+
+
+def _name_of(value: Any) -> str:
     return str(value.get("name", value)) if isinstance(value, Mapping) else str(value)
 
 

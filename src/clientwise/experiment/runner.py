@@ -55,7 +55,6 @@ EngineFactory = AbstractContextManager[Connect]
 OnRound = Callable[[Progress], None]
 Pair = tuple[int, Method]  # a seed and a method: a lane that is to be run
 FLOAT_BYTES = 4
-log = logging.getLogger("clientwise")
 
 
 class Stopped(KeyboardInterrupt):

@@ -170,10 +170,8 @@ def _training_issues(methods: Sequence[Method], engine: EmbeddedEngine) -> Itera
             reason += (
                 "; no output depends on a parameter: remove detach() and no_grad() from `forward`"
             )
-        yield (
-            "model",
-            f"cannot be trained on {count} samples of {engine.data.called(client)} ({reason})",
-        )
+        who = engine.data.called(client)
+        yield "model", f"cannot be trained on {count} samples of {who} ({reason})"
 
 
 def _executor(engine: EmbeddedEngine) -> DeviceExecutor:

@@ -9,6 +9,7 @@ data.
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -300,7 +301,10 @@ def best_trial(trials: Sequence[Trial], by: str, higher_is_better: bool = True) 
 
 
 def _loss(trial: Trial, higher_is_better: bool) -> float:
+    """The lower, the better; infinite where a metric is not a number."""
     mean = statistics.fmean(trial.metrics)
+    if math.isnan(mean):
+        return math.inf
     return -mean if higher_is_better else mean
 
 

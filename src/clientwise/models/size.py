@@ -17,9 +17,8 @@ def described(network: Callable[[], nn.Module]) -> nn.Module:
     try:
         with torch.device("meta"):
             return network()
-    except (
-        Exception
-    ):  # a user's network that needs real numbers while it is made; or what is wrong shows now
+    except Exception:
+        # A user's network that needs real numbers while it is made; or what is wrong shows now
         return network()
 
 

@@ -180,7 +180,11 @@ def check_rule(name: str, **options: Any) -> None:
     )
     equal = updates[:1].expand(7, -1).clone()
     _agree(rule(equal, weights), updates[0], f"{name}: equal updates must give that update")
-    influence = RULES.get(name)(one_more, without_weight, {}, **options).influence
+    _check_influence(name, RULES.get(name)(one_more, without_weight, {}, **options).influence)
+
+
+def _check_influence(name: str, influence: Tensor) -> None:
+    """Influences of eight clients, the last of which has no weight."""
     shape = tuple(influence.shape)
     assert shape == (8,), (
         f"{name}: needs one influence per client: expected shape (8,), got {shape}"

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ..attacks import ATTACKS, Attack, Honest, Knowledge
-from ..core.metrics import METRICS, confusion, error_sums, measured, pair_counts
+from ..core.metrics import METRICS, Measure, confusion, error_sums, measured, pair_counts
 from ..core.problem import PREDICTED, Classification, Problem
 from ..core.seeding import seeded_default_generator
 from ..core.types import Evaluation
@@ -77,7 +77,17 @@ def check_metric(name: str, **options: Any) -> None:
     torch.testing.assert_close(
         alone, values, msg=f"{name}: the value of a model depends on the other models"
     )
-    best, worst = values[0], values[3]
+    _check_declared_range(name, declared, values)
+    if not declared.from_scores:
+        nothing = METRICS.get(name)(torch.zeros_like(counts[0]), **options)
+        assert bool(nothing.isfinite().all()), f"{name}: must be finite without samples"
+
+
+def _check_declared_range(name: str, declared: Measure, values: Tensor) -> None:
+    """The values of four models, from perfect to as bad as can be, against what a metric declares."""
+    shown = [round(value, 6) for value in values.tolist()]
+    best = values[0]
+    worst = values[3]
     is_better = best < worst if declared.is_error else best > worst
     direction = "lowest" if declared.is_error else "highest"
     assert is_better, (
@@ -89,9 +99,6 @@ def check_metric(name: str, **options: Any) -> None:
             f"{name}: {shown} is not in [0, 1], and would be printed as percentages; "
             "declare it with cw.measure(..., is_share=False)"
         )
-    if not declared.from_scores:
-        nothing = METRICS.get(name)(torch.zeros_like(counts[0]), **options)
-        assert bool(nothing.isfinite().all()), f"{name}: must be finite without samples"
 
 
 def _targets(problem: str) -> Tensor:
@@ -182,6 +189,10 @@ def check_model(
         alone, outputs, rtol=1e-3, atol=1e-4,
         msg=f"{name}: in evaluation, the output for a sample depends on the other samples",
     )  # fmt: skip
+    _check_gradients(name, module, samples)
+
+
+def _check_gradients(name: str, module: nn.Module, samples: Any) -> None:
     twin = copy.deepcopy(module).train()
     loss = outputs_of(twin, samples).square().mean()
     assert loss.requires_grad, f"{name}: the outputs do not depend on the parameters"

@@ -75,9 +75,8 @@ class StackedNetwork:
             own = [by_name[prefix + key] for key, _ in leaf.named_parameters()]
             self._layers.append(make_layer(leaf, own, self.draws))
         for one, following in itertools.pairwise(self._layers):
-            if isinstance(one, Convolution) and isinstance(
-                following, Pooling
-            ):  # which adds the bias, see there
+            # Pooling adds the bias, see there
+            if isinstance(one, Convolution) and isinstance(following, Pooling):
                 one.parameters, following.parameters = one.parameters[:1], one.parameters[1:]
         learning = [index for index, layer in enumerate(self._layers) if layer.parameters]
         self._first_to_learn = min(learning, default=len(self._layers))
