@@ -13,10 +13,10 @@ WORKERS ?= 2
 demo: .venv/demo
 	$(BIN)/clientwise demo
 
-# Tests marked `alone` measure time, so they run last and one by one.
+# Tests marked `alone` measure time, so they run last and one by one. Only their files are collected.
 test: .venv/ready lint
 	$(PYTEST) -n $(WORKERS) --dist loadfile -m 'not (alone or slow or flower or netns or experiments or fire)'
-	$(PYTEST) -m 'alone and not fire' tests
+	$(PYTEST) -m 'alone and not fire' $$(grep -rl --include='*.py' 'mark\.alone' tests)
 
 # What CI requires in addition to `make test`: real Flower processes, TLS, intruders, network
 # namespaces, and the shorter experiments. About half an hour. Needs root for the namespaces.

@@ -18,8 +18,19 @@ from tempfile import TemporaryDirectory
 
 COMMAND = "from clientwise.cli import main; main()"
 _SERVER = multiprocessing.get_context("forkserver")
-_PRELOADED = ["clientwise.cli", "clientwise.experiment.runner", "clientwise.report.export"]
-_SERVER.set_forkserver_preload([*_PRELOADED, "matplotlib.figure", "sklearn.datasets"])
+# What most commands import, if only while they run: `torch.optim` imports `torch._dynamo` with its first step.
+_PRELOADED = [
+    "clientwise.cli",
+    "clientwise.launch",
+    "clientwise.progress",
+    "clientwise.report.export",
+    "clientwise.report.terminal",
+    "matplotlib.backends.backend_agg",
+    "matplotlib.figure",
+    "sklearn.datasets",
+    "torch._dynamo",
+]
+_SERVER.set_forkserver_preload(_PRELOADED)
 
 
 IDLE_SECONDS = 0.4  # what the loop in `slowness` takes on an ordinary idle machine

@@ -21,6 +21,7 @@ import pytest
 from pages import HOSTILE_NAME, run_for_real, served, write_run
 from starlette.exceptions import HTTPException
 
+import processes
 from clientwise.cli.serve import token_in
 from clientwise.report import views
 from clientwise.report.document import Document
@@ -453,8 +454,8 @@ def test_the_command_serves_and_ends_quietly(folder: Path) -> None:
         assert serving.stdout is not None
         address = serving.stdout.readline().strip()
         assert httpx.get(f"{address}api/list").status_code == 200
-        taken = [*command[:-1], address.rsplit(":", 1)[1].strip("/")]
-        second = subprocess.run(taken, capture_output=True, text=True, timeout=120)
+        taken = address.rsplit(":", 1)[1].strip("/")
+        second = processes.run(processes.COMMAND, "serve", folder, "--port", taken)
         assert second.returncode == 2
         assert "choose another" in second.stderr
         assert second.stderr.count("\n") == 1
@@ -464,46 +465,33 @@ def test_the_command_serves_and_ends_quietly(folder: Path) -> None:
         assert serving.wait(30) == 0
 
 
-def test_a_token_is_made_up_where_others_can_connect(folder: Path) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "clientwise",
-        "serve",
-        str(folder),
-        "--port",
-        "0",
-        "--host",
-        "0.0.0.0",
-    ]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"}
-    ) as serving:
-        assert serving.stdout is not None
-        address, _, query = serving.stdout.readline().strip().partition("?")
+@contextmanager
+def command(output: Path, *options: object) -> Iterator[str]:
+    """`clientwise serve` as long as the context lasts; what it printed first. `output` is a new file."""
+    at_once = "import sys; sys.stdout.reconfigure(line_buffering=True)\n"
+    process = processes.start(at_once + processes.COMMAND, "serve", *options, stdout=output)
+    try:
+        processes.wait_until(
+            lambda: output.exists() and "\n" in output.read_text(), 60, "the address"
+        )
+        yield output.read_text().splitlines()[0]
+    finally:
+        process.terminate()
+        process.join()
+
+
+def test_a_token_is_made_up_where_others_can_connect(folder: Path, tmp_path: Path) -> None:
+    with command(tmp_path / "said", folder, "--port", 0, "--host", "0.0.0.0") as said:
+        address, _, query = said.partition("?")
         assert len(query) > len("token=") + 16
         address = address.replace("0.0.0.0", "127.0.0.1")
         assert httpx.get(address).status_code == 401
         assert httpx.get(f"{address}?{query}").status_code == 200
-        serving.send_signal(signal.SIGINT)
-
-
-@contextmanager
-def command(*options: str) -> Iterator[str]:
-    """`clientwise serve` as long as the context lasts; what it printed first."""
-    environment = os.environ | {"PYTHONUNBUFFERED": "1"}
-    words = [sys.executable, "-m", "clientwise", "serve", *options]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=environment) as process:
-        assert process.stdout is not None
-        try:
-            yield process.stdout.readline()
-        finally:
-            process.terminate()
 
 
 def test_a_token_comes_from_a_file_and_is_not_printed(folder: Path, tmp_path: Path) -> None:
     file = tmp_path / "token"
-    with command(str(folder), "--port", "0", "--token-file", str(file)) as said:
+    with command(tmp_path / "said", folder, "--port", 0, "--token-file", file) as said:
         token, address = file.read_text().strip(), said.partition("?")[0]
         assert token not in said
         assert file.stat().st_mode & 0o777 == 0o600
@@ -517,8 +505,8 @@ def test_a_token_comes_from_a_file_and_is_not_printed(folder: Path, tmp_path: Pa
 
 def test_a_socket_is_for_its_owner_alone(folder: Path, tmp_path: Path) -> None:
     path = tmp_path / "page.sock"
-    with command(str(folder), "--host", f"unix:{path}") as said:
-        assert said == f"unix:{path}\n"
+    with command(tmp_path / "said", folder, "--host", f"unix:{path}") as said:
+        assert said == f"unix:{path}"
         assert path.stat().st_mode & 0o777 == 0o600
         with httpx.Client(transport=httpx.HTTPTransport(uds=str(path))) as client:
             assert client.get("http://localhost/api/list").status_code == 200

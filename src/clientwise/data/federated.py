@@ -542,7 +542,7 @@ def _facts_of_samples(
     return facts
 
 
-def _in_blocks(targets: Tensor, sizes: Sequence[int]) -> list[tuple[Tensor, Tensor]]:
+def _in_blocks(targets: Tensor, sizes: list[int]) -> list[tuple[Tensor, Tensor]]:
     """Indices and targets of samples that lie one block after the other."""
     indices = torch.arange(len(targets))
     return list(zip(torch.split(indices, sizes), torch.split(targets, sizes), strict=True))
