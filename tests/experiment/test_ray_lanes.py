@@ -11,6 +11,7 @@ from clientwise.errors import ClientwiseError
 from test_trackers import assert_same, stored, tensorboard
 
 
+@pytest.mark.slow  # real processes of Ray, each of which imports PyTorch
 @pytest.mark.filterwarnings("ignore")  # Ray's own
 def test_on_ray_the_run_is_the_same_and_trackers_follow_it(
     tiny: dict[str, Any], tmp_path: Path
