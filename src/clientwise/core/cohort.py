@@ -160,15 +160,15 @@ class Cohort:
 
     def _weighted(
         self,
-        mean: Tensor,
+        aggregate: Tensor,
         *,
         priority: tuple[str, ...] | None,
         scores: Tensor,
         prior: Tensor,
         weights: Tensor,
     ) -> Candidate:
-        """The model after the server step towards a mean [d] that no evidence and no rule changed."""
-        model, step_state = self._step(mean)
+        """The candidate of an aggregate [d] that is a weighted mean, without evidence and without a rule."""
+        model, step_state = self._step(aggregate)
         return Candidate(
             priority=priority,
             scores=scores,
