@@ -285,7 +285,9 @@ def test_a_network_of_ones_own_and_models_that_cannot_predict(
         cw.load(path)
     with pytest.raises(ClientwiseError, match="is a folder; `clientwise export"):
         load_predictor(tmp_path)
-    with pytest.raises(ClientwiseError, match=r"is a folder; name one of its files, .*FedAvg-seed1"):
+    with pytest.raises(
+        ClientwiseError, match=r"is a folder; name one of its files, .*FedAvg-seed1"
+    ):
         load_predictor(tmp_path / "models")
 
 
