@@ -583,7 +583,7 @@ def test_a_short_name_is_not_broken_in_a_narrow_terminal(tmp_path: Path) -> None
 
     lanes = {(name, 1): 9 for name in ("FedAvg", "prioritized", "Recommended")}
     run = write_run(tmp_path / "narrow", 9, lanes)
-    for width in (80, 60):
+    for width in (80, 52):
         console = Console(width=width, record=True, file=io.StringIO())
         console.print(summary_table(run))
         printed = console.export_text()
