@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 
 import clientwise as cw
 from clientwise.cli import app
+from clientwise.cli.predict import _shown
 from clientwise.data.folder import DataError
 from clientwise.errors import ClientwiseError, RunError
 from clientwise.experiment.build import build_data, load_samples
@@ -137,6 +138,9 @@ def test_a_resumed_run_and_a_file_in_another_dress_predict_the_same(tmp_path: Pa
     shown = CliRunner().invoke(app, ["predict", str(path), str(other)]).output
     assert "Predictions of y" in shown
     assert "180 more rows" in shown
+    assert f"{wanted['probability of gut'][0]:.3f}" in shown
+    assert _shown("prediction", 123456.4) == "123456"
+    assert _shown("probability of gut", 1e-9) == "0.000"
 
 
 @pytest.fixture(scope="module")
@@ -188,6 +192,8 @@ def test_all_problems_at_once_and_files_that_are_none(
         path.write_bytes(content)
         with pytest.raises(DataError, match=message):
             predictor.predict(path)
+    with pytest.raises(DataError, match=r"absent\.csv: no such file$"):
+        predictor.predict(tmp_path / "absent.csv")
     with pytest.raises(DataError, match=r"rows are read from a file .csv"):
         predictor.predict(tmp_path / "rows.xlsx")
     with pytest.raises(ClientwiseError, match="must be a pandas or polars frame"):
@@ -285,6 +291,10 @@ def test_a_network_of_ones_own_and_models_that_cannot_predict(
         cw.load(path)
     with pytest.raises(ClientwiseError, match="is a folder; `clientwise export"):
         load_predictor(tmp_path)
+    with pytest.raises(
+        ClientwiseError, match=r"is a folder; name one of its files, .*FedAvg-seed1"
+    ):
+        load_predictor(tmp_path / "models")
 
 
 def damaged(model: Path, path: Path, **changes: str) -> Path:

@@ -127,7 +127,5 @@ def test_a_config_finds_its_traces_beside_it(tiny: dict[str, object], tmp_path: 
     )
     assert bool(((data.devices.dropout >= 0.1) & (data.devices.dropout <= 0.2)).all())
     (tmp_path / "phones.csv").unlink()
-    with pytest.raises(
-        ConfigError, match=r"devices: .*phones.csv: cannot be read \(.*No such file"
-    ):
+    with pytest.raises(ConfigError, match=r"devices: .*phones\.csv: no such file"):
         build_data(experiment, load_samples(experiment), 1)

@@ -296,9 +296,13 @@ def test_the_resolved_config_reads_back_the_same(tiny: dict[str, Any], tmp_path:
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     broken = tmp_path / "broken.toml"
     broken.write_text("rounds = = 3")
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "config.toml").touch()
     for path, reason in (
         (tmp_path / "absent.toml", "no such file"),
-        (tmp_path, "is a folder"),
+        (tmp_path, "is a folder, not a TOML file$"),
+        (run, r"is a folder, .*the config of the run in it is .*run.config\.toml"),
         (broken, "not valid TOML"),
     ):
         with pytest.raises(ConfigError, match=reason) as caught:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy
 import pytest
+import torch
 from torch import nn
 
 import clientwise as cw
@@ -59,6 +60,12 @@ HOSTILE = CONFIG | {"hostile": [{"share": 1.0, "attack": "sign_flip"}]}
             None,
             r"2 different values \(0, 1\) and are predicted as numbers",
         ),
+        (
+            lambda: clients(lambda labels: labels * 1.0),
+            CONFIG,
+            None,
+            r"\d+ of 90 targets are 0, .*evaluation.metric = \"mae\"",
+        ),
         (clients, WITHOUT_MODEL, SOFTMAX, "ends in a softmax .*Return logits"),
         (
             lambda: clients(lambda labels: (labels > 0) * 1),
@@ -69,7 +76,7 @@ HOSTILE = CONFIG | {"hostile": [{"share": 1.0, "attack": "sign_flip"}]}
         (clients, HOSTILE, None, "all 3 clients are hostile"),
         (pictures, CONFIG, None, r"channels last, and networks take \(3, 16, 16\)"),
     ],
-    ids=["from 1", "float labels", "softmax", "sigmoid", "hostile", "channels last"],
+    ids=["from 1", "float labels", "zeros", "softmax", "sigmoid", "hostile", "channels last"],
 )
 def test_what_is_probably_not_meant_is_said(
     samples: Any, config: dict[str, Any], model: Any, said: str, tmp_path: Path, caplog: Any
@@ -113,6 +120,10 @@ def test_arrays_with_mistakes_name_the_client() -> None:
         cw.Samples.from_clients({"north": (inputs, labels), "south": (inputs, words)})
     with pytest.raises(ValueError, match="client 0: its inputs are no array of numbers"):
         cw.Samples.from_clients([(numpy.array([["a"]]), [0])])
+    with pytest.raises(ValueError, match=r"inputs are 2 arrays; .* a dictionary of arrays by name"):
+        cw.Samples.from_clients([((torch.ones(9, 4), torch.ones(9, 4)), [0] * 9)])
+    with pytest.raises(ValueError, match=r"inputs are 2 arrays; .* a dictionary of arrays by name"):
+        cw.Samples.from_clients([((numpy.ones((9, 4)), numpy.ones((9, 5))), [0] * 9)])
     holes = inputs.copy()
     holes[17, 2] = numpy.nan
     with pytest.raises(

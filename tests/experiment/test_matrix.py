@@ -50,6 +50,7 @@ from clientwise.report.standings import (
     standings,
     worst_cell_difference,
 )
+from clientwise.report.terminal import matrix_tables
 from clientwise.runs.reader import is_finished
 
 ATTACKS = {
@@ -63,6 +64,23 @@ def config(tiny: dict[str, Any]) -> dict[str, Any]:
     methods = [{"name": "FedAvg"}, "Median", "KnowsHonest"]
     matrix = {"attacks": ATTACKS, "shares": [0.2, 0.4], "oracle": "KnowsHonest"}
     return tiny | {"rounds": 2, "seeds": [1, 2], "methods": methods, "matrix": matrix}
+
+
+def test_federations_of_different_metrics_have_tables_of_their_own(
+    config: dict[str, Any], tmp_path: Path
+) -> None:
+    diabetes = {"data": "diabetes", "model": "linear", "partition": {"name": "iid", "clients": 3}}
+    config["matrix"] = {"data": {"one": {}, "sugar": diabetes}}
+    config |= {"rounds": 1, "methods": ["FedAvg", "Uniform"]}
+    folder = run_matrix(load_matrix(config), tmp_path / "mixed")
+    accuracy, mape = matrix_tables(arena(folder))
+    assert "on 1 federation" in str(accuracy.title)
+    assert [str(table.columns[1].header) for table in (accuracy, mape)] == [
+        "mean\naccuracy",
+        "mean\nmape",
+    ]
+    assert "over the cells of one, each" in str(accuracy.caption)
+    assert "over the cells of sugar, each" in str(mape.caption)
 
 
 def test_every_cell_is_an_experiment(config: dict[str, Any]) -> None:

@@ -578,6 +578,19 @@ def test_terminal_tables(shown: cw.Run) -> None:
     assert len(sparkline(list(range(100)))) == 10
 
 
+def test_a_short_name_is_not_broken_in_a_narrow_terminal(tmp_path: Path) -> None:
+    from rich.console import Console
+
+    lanes = {(name, 1): 9 for name in ("FedAvg", "prioritized", "Recommended")}
+    run = write_run(tmp_path / "narrow", 9, lanes)
+    for width in (80, 52):
+        console = Console(width=width, record=True, file=io.StringIO())
+        console.print(summary_table(run))
+        printed = console.export_text()
+        assert "prioritized" in printed
+        assert "Recommended" in printed
+
+
 def test_colours_and_dashes_tell_methods_apart(shown: cw.Run) -> None:
     looks = {(one.colour, one.dash) for one in series_of([shown])}
     assert len(looks) == 3

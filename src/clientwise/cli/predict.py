@@ -65,6 +65,13 @@ def _table(columns: dict[str, list[Any]], target: str) -> Table:
     for name in columns:
         table.add_column(escape(name), justify="right")
     for row, values in enumerate(zip(*columns.values(), strict=True), start=1):
-        cells = [value if isinstance(value, str) else f"{value:.4g}" for value in values]
+        cells = map(_shown, columns, values)
         table.add_row(str(row), *map(escape, cells))
     return table
+
+
+def _shown(name: str, value: str | float) -> str:
+    """The class by its name; a probability by three digits, any other number by six that count."""
+    if isinstance(value, str):
+        return value
+    return f"{value:.3f}" if name.startswith("probability of ") else f"{value:.6g}"

@@ -204,11 +204,12 @@ def print_results(run: RunFolder) -> None:
 
 
 def print_matrix(folder: Path) -> None:
-    """A matrix's table, and what it shows in a few sentences."""
+    """A matrix's tables, and what they show in a few sentences."""
     from ..report.arena import arena
-    from ..report.terminal import matrix_table
+    from ..report.terminal import matrix_tables
 
     document = arena(folder)
-    out.print(matrix_table(document))
+    for table in matrix_tables(document):
+        out.print(table)
     for line in document.lead:
         out.print(escape(line))

@@ -124,12 +124,24 @@ def _packed(block: tuple[Any, Any], holder: str) -> Arrays:
             values = torch.as_tensor(inputs)
             values = values.float() if values.is_floating_point() else values
     except (TypeError, ValueError) as error:
+        if _are_several(inputs):
+            raise ValueError(
+                f"{holder}: its inputs are {len(inputs)} arrays; give one array, or, for a network that takes several "
+                'inputs, a dictionary of arrays by name: {"left": x1, "right": x2}'
+            ) from None
         reason = str(error).splitlines()[0]
         raise ValueError(f"{holder}: its inputs are no array of numbers ({reason})") from None
     truths = _targets(targets, holder)
     if not values.ndim or not truths.ndim:
         raise ValueError(f"{holder}: is a single number; give one row for every sample")
     return Arrays(values, truths, parts)
+
+
+def _are_several(inputs: Any) -> bool:
+    """Whether these are arrays of many samples, not one array."""
+    if not isinstance(inputs, list | tuple):
+        return False
+    return all(getattr(part, "ndim", 0) > 1 for part in inputs)
 
 
 def _targets(targets: Any, holder: str) -> Tensor:

@@ -55,6 +55,8 @@ def read_file(path: Path, most: int) -> bytes:
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             content = file.read(most + 1)
+    except FileNotFoundError:
+        raise DataError(f"{path}: no such file") from None
     except Exception as error:
         raise DataError(f"{path}: cannot be read ({reason(error)}); get the file again") from None
     if len(content) > most:

@@ -115,7 +115,9 @@ def _read(source: str | Path | Mapping[str, Any]) -> _Source:
     except FileNotFoundError:
         raise _refused(where, "no such file; `clientwise demo` runs without one") from None
     except IsADirectoryError:
-        raise _refused(where, "is a folder, not a TOML file") from None
+        config = Path(source) / "config.toml"
+        instead = f"; the config of the run in it is {config}" if config.is_file() else ""
+        raise _refused(where, f"is a folder, not a TOML file{instead}") from None
     except OSError as error:
         raise _refused(where, f"cannot be read: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

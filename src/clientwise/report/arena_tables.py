@@ -156,8 +156,11 @@ def _standings_note(
     is_marked: bool,
 ) -> str:
     seeds = counted(results.seeds, "seed")
+    cells = "all cells"
+    if len(federations) < len(results.federations):
+        cells = f"the cells of {', '.join(one.name for one in federations)}"
     sentences = [
-        "A cell is a federation with a column. Mean and worst cell are over all cells, each the "
+        f"A cell is a federation with a column. Mean and worst cell are over {cells}, each the "
         f"mean of {seeds}."
     ]
     if is_marked:

@@ -38,6 +38,7 @@ from .views import run_state
 MOST_LINES = 1_000  # of a table: the terminal takes a millisecond for each
 BARS = "▁▂▃▄▅▆▇█"
 SPARK_WIDTH = 10
+WHOLE_NAME = 16  # characters of a method's name that other columns make room for
 
 
 def run_text(run: RunFolder) -> str:
@@ -57,7 +58,8 @@ def summary_table(run: RunFolder) -> Table:
     """One line per method: means over the seeds, and the standard deviation of the metric."""
     series = series_of([run])
     table = _table(_summary_title(run, series))
-    table.add_column("method", overflow="fold", max_width=24)
+    longest = max((len(one.marked_label) for one in series), default=0)
+    table.add_column("method", overflow="fold", max_width=24, no_wrap=longest <= WHOLE_NAME)
     columns = list(_columns(run, series))
     for column in columns:
         width = max(map(len, column.heading.split("\n")))
@@ -125,14 +127,17 @@ def _is_known(series: Sequence[Series], values: Values) -> bool:
     return any(set(values(one.summary)) - {None} for one in series)
 
 
-def matrix_table(document: Document) -> Table:
-    """The standings of all methods in a matrix."""
-    found = document.sections[0].items[0]
-    assert not isinstance(found, Chart)
-    shown = plain_table(found, f"{document.title}: {document.subtitle}")
-    shown.caption = escape(found.note)
-    shown.caption_justify = "left"
-    return shown
+def matrix_tables(document: Document) -> Iterator[Table]:
+    """The standings of all methods in a matrix: a table for each metric."""
+    metrics = [section for section in document.sections if section.id.startswith("standings-")]
+    for section in metrics:
+        found = section.items[0]
+        assert not isinstance(found, Chart)
+        title = found.title if len(metrics) > 1 else document.subtitle
+        shown = plain_table(found, f"{document.title}: {title}")
+        shown.caption = escape(found.note)
+        shown.caption_justify = "left"
+        yield shown
 
 
 def plain_table(found: DocumentTable, title: str) -> Table:

@@ -90,6 +90,11 @@ def metadata_of(header: ModelHeader) -> dict[str, str]:
 def read_model(path: Path) -> tuple[ModelHeader, dict[str, Tensor]]:
     """A model that `write_model` wrote; ClientwiseError for any other file."""
     if path.is_dir():
+        models = sorted(path.glob("*.safetensors"))
+        if models:
+            raise ClientwiseError(
+                f"{path}: is a folder; name one of its files, such as {models[0]}"
+            )
         raise ClientwiseError(
             f"{path}: is a folder; `clientwise export {path}` writes the models of a run, then name one of the files"
         )
