@@ -98,6 +98,15 @@ def run(
             help="Also log to tensorboard, mlflow or wandb; replaces the trackers of the config.",
         ),
     ] = None,
+    signing_key: Annotated[
+        Path | None,
+        typer.Option(
+            "--sign",
+            metavar="KEY",
+            help="Sign the record with the key in this file (`clientwise key`).",
+            show_default=False,
+        ),
+    ] = None,
     changes: SetOption = None,
 ) -> None:
     """Run an experiment: every method with every seed.
@@ -130,6 +139,8 @@ def run(
         data_dir=data_dir,
     )
     if isinstance(loaded, Matrix):
+        if signing_key is not None:
+            fail("--sign: signs a single experiment, not a matrix.")
         if folder is None and resume:
             folder = find_unfinished_matrix(loaded)
         _run_matrix(loaded, folder, resume, jobs, accept_changes)
@@ -138,7 +149,7 @@ def run(
         fail("--jobs: needs a config with a matrix. For a single experiment use --workers.")
     if folder is None and resume:
         folder = find_unfinished(loaded)
-    run_and_show(loaded, folder, resume, accept_changes)
+    run_and_show(loaded, folder, resume, accept_changes, signing_key)
 
 
 def check(
@@ -265,7 +276,11 @@ def tune(
 
 
 def run_and_show(
-    experiment: Experiment, folder: Path | None, resume: bool = False, accept_changes: bool = False
+    experiment: Experiment,
+    folder: Path | None,
+    resume: bool = False,
+    accept_changes: bool = False,
+    signing_key: Path | None = None,
 ) -> Path:
     """Run an experiment with progress, then print its results; returns the run folder."""
     from ..launch import run as run_experiment
@@ -276,7 +291,12 @@ def run_and_show(
 
     with _stop_politely(), show_progress(out) as on_round:
         folder = run_experiment(
-            experiment, folder, resume=resume, accept_changes=accept_changes, on_round=on_round
+            experiment,
+            folder,
+            resume=resume,
+            accept_changes=accept_changes,
+            on_round=on_round,
+            signing_key=signing_key,
         )
     finished = RunFolder(folder)
     picture = folder / "curves.png"
