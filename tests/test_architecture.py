@@ -20,6 +20,7 @@ BELOW: dict[str, set[str]] = {  # package or module: what it may import of clien
     "errors": set(),
     "limits": set(),
     "encoding": set(),
+    "keys": {"errors"},
     "core": {"registry", "errors"},
     "data": {"core", "encoding", "registry", "errors", "limits"},
     "models": {"core", "registry", "limits"},
@@ -27,7 +28,7 @@ BELOW: dict[str, set[str]] = {  # package or module: what it may import of clien
     "attacks": {"core", "data", "registry"},
     "engine": {"core", "data", "models", "attacks", "registry", "errors"},
     "privacy": {"core", "errors"},
-    "runs": {"core", "encoding", "registry", "errors"},
+    "runs": {"core", "encoding", "keys", "registry", "errors"},
     "trackers": {"core", "registry", "errors"},
     "experiment": {
         "runs",
@@ -47,6 +48,7 @@ BELOW: dict[str, set[str]] = {  # package or module: what it may import of clien
     "flower": {
         "experiment",
         "runs",
+        "keys",
         "engine",
         "secure",
         "core",
@@ -78,6 +80,7 @@ LIBRARIES: dict[str, set[str]] = {  # package or module: the third-party librari
     "errors": set(),
     "limits": set(),
     "encoding": {"torch"},
+    "keys": {"cryptography"},
     "core": {"torch", "numpy", "annotated_types"},
     "data": {
         "torch",
@@ -98,7 +101,15 @@ LIBRARIES: dict[str, set[str]] = {  # package or module: the third-party librari
     "secure": {"numpy", "cryptography", "Crypto"},
     "engine": {"torch", "triton"},
     "privacy": {"dp_accounting"},
-    "runs": {"torch", "numpy", "annotated_types", "pydantic", "safetensors"},
+    "runs": {
+        "torch",
+        "numpy",
+        "annotated_types",
+        "pydantic",
+        "safetensors",
+        "cryptography",
+        "rfc8785",
+    },
     "trackers": {"torch", "mlflow", "wandb"},
     "experiment": {
         "torch",

@@ -32,6 +32,7 @@ def run(
     progress: bool | None = None,
     on_round: Callable[[Progress], None] | None = None,
     engines: EngineFactory | None = None,
+    signing_key: str | Path | None = None,
 ) -> Path:
     """Run an experiment: every method with every seed.
 
@@ -52,6 +53,8 @@ def run(
         on_round: called after every round.
         engines: for clients that are reached in another way: a context whose value takes the engine
             of a lane and its seed, and returns the engine to use.
+        signing_key: the file of an Ed25519 key (`clientwise key`) that signs the record, so that
+            `clientwise verify` finds every later change.
 
     Returns:
         The run folder; `cw.Run` reads it.
@@ -91,6 +94,7 @@ def run(
             accept_changes=accept_changes,
             on_round=on_round,
             engines=engines,
+            signing_key=Path(signing_key) if signing_key is not None else None,
         )
 
 

@@ -19,6 +19,7 @@ import processes
 from clientwise.core.guard import NOT_FINITE
 from clientwise.flower.replies import DIED, WENT_AWAY
 from clientwise.runs.lock import is_locked
+from clientwise.runs.verify import verify
 
 pytestmark = [pytest.mark.flower, pytest.mark.timeout(3600)]  # the waits have limits of their own
 NAMES = ["ward-a", "ward-b", "ward-c", "ward-d"]
@@ -113,6 +114,13 @@ def test_a_federation_survives_its_clients_its_nodes_and_its_superlink(
         complete
     )  # a node that slept answers old messages first, which takes a busy machine a round
     assert federation.refused(complete[-1]) == {}
+
+    # The record is signed. It agrees with what the nodes were told, although rounds were run again.
+    kept = [federation.state / "nodes" / name / "ledger-receipts.jsonl" for name in NAMES]
+    found = verify(federation.run_folder, receipts=kept)
+    assert found.faults == []
+    assert found.rounds == 8
+    assert found.receipts >= 8
 
 
 def test_a_new_app_runs_at_once_with_flowers_own_command(tmp_path: Path) -> None:

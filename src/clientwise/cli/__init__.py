@@ -21,6 +21,7 @@ from .parts import data, list_parts, schema
 from .predict import predict
 from .results import diff, note, report, runs, show
 from .serve import serve
+from .signing import key, receipts, verify
 
 __all__ = ["app", "main"]
 
@@ -47,6 +48,9 @@ COMMANDS: dict[str, Callable[..., None]] = {  # in the order of --help
     "export": export,
     "predict": predict,
     "serve": serve,
+    "key": key,
+    "verify": verify,
+    "receipts": receipts,
     "demo": demo,
     "new": new,
 }

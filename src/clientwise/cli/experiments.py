@@ -86,6 +86,15 @@ TrackersOption = Annotated[
         help="Also log to tensorboard, mlflow or wandb; replaces the trackers of the config.",
     ),
 ]
+SignOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--sign",
+        metavar="KEY",
+        help="Sign the record with the key in this file (`clientwise key`).",
+        show_default=False,
+    ),
+]
 
 # Options of `tune`
 OverOption = Annotated[
@@ -137,6 +146,7 @@ def run(
     accept_changes: AcceptChangesOption = False,
     jobs: JobsOption = 1,
     trackers: TrackersOption = None,
+    signing_key: SignOption = None,
     changes: SetOption = None,
 ) -> None:
     """Run an experiment: every method with every seed.
@@ -169,6 +179,8 @@ def run(
         data_dir=data_dir,
     )
     if isinstance(loaded, Matrix):
+        if signing_key is not None:
+            fail("--sign: signs a single experiment, not a matrix.")
         if folder is None and resume:
             folder = find_unfinished_matrix(loaded)
         _run_matrix(loaded, folder, resume, jobs, accept_changes)
@@ -177,7 +189,7 @@ def run(
         fail("--jobs: needs a config with a matrix. For a single experiment use --workers.")
     if folder is None and resume:
         folder = find_unfinished(loaded)
-    run_and_show(loaded, folder, resume, accept_changes)
+    run_and_show(loaded, folder, resume, accept_changes, signing_key)
 
 
 def check(
@@ -274,7 +286,11 @@ def tune(
 
 
 def run_and_show(
-    experiment: Experiment, folder: Path | None, resume: bool = False, accept_changes: bool = False
+    experiment: Experiment,
+    folder: Path | None,
+    resume: bool = False,
+    accept_changes: bool = False,
+    signing_key: Path | None = None,
 ) -> Path:
     """Run an experiment with progress, then print its results; returns the run folder."""
     from ..launch import run as run_experiment
@@ -285,7 +301,12 @@ def run_and_show(
 
     with _stop_politely(), show_progress(out) as on_round:
         folder = run_experiment(
-            experiment, folder, resume=resume, accept_changes=accept_changes, on_round=on_round
+            experiment,
+            folder,
+            resume=resume,
+            accept_changes=accept_changes,
+            on_round=on_round,
+            signing_key=signing_key,
         )
     finished = RunFolder(folder)
     picture = folder / "curves.png"

@@ -74,6 +74,7 @@ def run(
     accept_changes: bool = False,
     on_round: OnRound | None = None,
     engines: EngineFactory | None = None,
+    signing_key: Path | None = None,
 ) -> Path:
     """See `launch.run`. Without `engines` all clients are simulated in this process."""
     assert engines or experiment.engine == "local", "`launch.run` knows how to reach other clients"
@@ -102,7 +103,7 @@ def run(
             federated = {seed: one for seed, (one, _) in built.items()}
             origin = compare_origin(folder, experiment, federated, accept_changes=accept_changes)
             connect = stack.enter_context(engines) if engines else None
-            store = Store(folder)
+            store = Store(folder, signing_key)
             stack.callback(store.close)
             _record_config(store, experiment, before)
             record_origin(store, experiment, origin)

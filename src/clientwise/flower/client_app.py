@@ -22,6 +22,7 @@ from .client import answer, answer_failure
 from .data import PLACES, Config, OwnData, data_held_by, found_by, from_files, load_npz, loader_in
 from .gate import Gate
 from .ledger import Ledger, approval
+from .receipts import keep_receipt
 from .sealing import seal
 from .secure_node import answer_secure, refuse_in_clear
 from .signing import verify
@@ -55,6 +56,7 @@ def _answer(
     gate: Gate | None = None
     try:
         reply_key = verify(message, context)
+        keep_receipt(message.content, settings)
         if path is not None:
             cell = int(settings.get("smallest-cell", USUAL_CELL))
             if "loader" in settings:

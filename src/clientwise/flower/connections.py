@@ -16,6 +16,7 @@ from ..experiment.schema import Experiment
 from ..experiment.secure_issues import has_secrets
 from .claims import Claims
 from .engine import Connected, FlowerEngine
+from .receipts import Outbox
 from .secure_wire import identities_of, simulated_identities
 from .signing import Signer
 
@@ -32,12 +33,13 @@ def connector(
     signing_key: Path | None = None,
     run_id: int = 0,
     simulated: bool = True,
+    outbox: Outbox | None = None,
 ) -> Connect:
     """A function that replaces a lane's local engine by one that uses the grid.
 
     See `FlowerEngine`; `make_claims` is called for every lane. `signing_key` is the file of the key
     that signs instructions. `run_id` is Flower's number of the run; `simulated` clients have
-    identities that everybody can compute.
+    identities that everybody can compute. `outbox` has the receipts of the signed record.
     """
     signer = Signer(signing_key)
 
@@ -60,6 +62,7 @@ def connector(
             keepers=keepers,
             on_versions=on_versions,
             signer=signer,
+            outbox=outbox,
             on_repeat=on_repeat,
             claims=make_claims(),
             run_id=run_id,

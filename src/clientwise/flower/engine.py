@@ -27,6 +27,7 @@ from ..engine.wrapping import EmbeddedEngine
 from ..errors import ClientwiseError
 from ..experiment.settings import FlowerSettings
 from .claims import TEST_SAMPLES, Claims
+from .receipts import Outbox
 from .replies import (
     DIED,
     INCOMPLETE,
@@ -99,6 +100,7 @@ class FlowerEngine:
             between messages, so the server keeps that model for them.
         on_versions: called with a client and the versions it runs, for every update.
         signer: signs requests and opens sealed replies; without a key, both stay as they are.
+        outbox: receipts of the signed record, which travel with requests to train.
         claims: compares what clients say about their data with what they declared; None in a
             simulation.
         on_repeat: called with a text before too few replies make the engine ask again.
@@ -119,6 +121,7 @@ class FlowerEngine:
         keepers: Collection[int] = (),
         on_versions: Callable[[int, Mapping[str, str]], None] = lambda client, versions: None,
         signer: Signer | None = None,
+        outbox: Outbox | None = None,
         claims: Claims | None = None,
         on_repeat: Callable[[str], None] = lambda text: None,
         run_id: int = 0,
@@ -141,6 +144,7 @@ class FlowerEngine:
         self._settings = settings
         self._on_versions = on_versions
         self._signer = signer or Signer()
+        self._outbox = outbox or Outbox()
         self._claims = claims
         self._on_repeat = on_repeat
         self._run_id = run_id
@@ -461,6 +465,8 @@ class FlowerEngine:
         for client, content in requests.items():
             # Makes the message's id secret: only the node that received it can reply to it
             secret = token_hex()
+            if kind == "train":
+                self._outbox.attach(client, content)
             message = Message(content, nodes[client], kind, ttl=ttl, group_id=secret)
             messages[client] = self._signer.sign(message)
         taken: set[str] = set()

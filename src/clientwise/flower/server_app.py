@@ -23,6 +23,7 @@ from .claims import Claims
 from .connections import connector, registered_clients, simulated_clients
 from .data import Config, found_by, from_files, server_side
 from .events import Events
+from .receipts import Outbox
 
 log = logging.getLogger("flwr.clientwise")  # a child of Flower's logger: `flwr log` shows it
 
@@ -74,7 +75,9 @@ def server_app(config: Config) -> ServerApp:
         events = Events(file, experiment.flower.clients, command)
         events.begun(resume, experiment.flower.left)
         log.info("%s %s", "resuming the run in" if resume else "starting a run in", out.resolve())
-        signing_key = os.environ.get("CLIENTWISE_SIGNING_KEY")
+        key_file = os.environ.get("CLIENTWISE_SIGNING_KEY")
+        signing_key = Path(key_file) if key_file else None
+        outbox = Outbox()
 
         def make_claims() -> Claims | None:
             if isinstance(grid, InMemoryGrid):
@@ -91,9 +94,10 @@ def server_app(config: Config) -> ServerApp:
                 events.versions,
                 events.repeated,
                 make_claims,
-                Path(signing_key) if signing_key else None,
+                signing_key,
                 context.run_id,
                 isinstance(grid, InMemoryGrid),
+                outbox,
             )
         )
         accept = settings.get("accept-changes") is True
@@ -101,6 +105,8 @@ def server_app(config: Config) -> ServerApp:
         def on_round(progress: Progress) -> None:
             _log_round(experiment, progress)
             events.round_done(progress)
+            if signing_key is not None:
+                outbox.fill(out)
 
         try:
             run(
@@ -111,6 +117,7 @@ def server_app(config: Config) -> ServerApp:
                 accept_changes=accept,
                 on_round=on_round,
                 engines=engines,
+                signing_key=signing_key,
             )
         except BaseException as error:
             events.ended(error, asked=was_asked_to_stop(out, context.run_id))

@@ -18,25 +18,20 @@ import hashlib
 import json
 import math
 import os
-import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
-from cryptography.hazmat.primitives.serialization import load_pem_private_key, load_pem_public_key
 from flwr.app import Array, ConfigRecord, Context, Message, RecordDict
 
-from ..errors import ClientwiseError
+from ..keys import is_signed_by, private_key, public_keys
 from .gate import RefusedError
 from .sealing import ReplyKey
 
 RECORD = "signature"  # the record of a message that holds its signature
 PURPOSE = "clientwise instruction 1"  # what is signed for this purpose is worth nothing for others
 CLOCK_TOLERANCE = 300.0  # seconds by which two clocks may differ; Flower allows as much
-PEM = re.compile(rb"-----BEGIN PUBLIC KEY-----.*?-----END PUBLIC KEY-----", re.DOTALL)
 
 
 class Signer:
@@ -47,7 +42,7 @@ class Signer:
     """
 
     def __init__(self, file: Path | None = None) -> None:
-        self._key = None if file is None else _private_key(file)
+        self._key = None if file is None else private_key(file)
         self._reply_key = ReplyKey()
 
     def sign(self, message: Message) -> Message:
@@ -81,7 +76,9 @@ def verify(message: Message, context: Context) -> bytes | None:
     if "server-keys" not in settings:
         return None
     record = message.content.config_records.get(RECORD, ConfigRecord())
-    _check_signature(message, record, _public_keys(Path(str(settings["server-keys"]))))
+    keys = public_keys(Path(str(settings["server-keys"])))
+    if not is_signed_by(keys, _bytes(record, "signature"), _signed_bytes(message, record)):
+        raise RefusedError("the instruction is not signed with a key of `server-keys`")
     about = message.metadata
     if about.dst_node_id != context.node_id:
         raise RefusedError("the instruction is signed for another node")
@@ -135,20 +132,6 @@ def _signed_bytes(message: Message, record: ConfigRecord) -> bytes:
     return json.dumps(signed, sort_keys=True).encode()
 
 
-def _check_signature(
-    message: Message, record: ConfigRecord, keys: Sequence[Ed25519PublicKey]
-) -> None:
-    signature = _bytes(record, "signature")
-    signed = _signed_bytes(message, record)
-    for key in keys:
-        try:
-            key.verify(signature, signed)
-        except InvalidSignature:
-            continue
-        return
-    raise RefusedError("the instruction is not signed with a key of `server-keys`")
-
-
 def _bytes(record: ConfigRecord, name: str) -> bytes:
     value = record.get(name)
     if not isinstance(value, bytes):
@@ -169,22 +152,3 @@ def _note(folder: Path, number: bytes, expires: int) -> None:
         (folder / f"{expires}-{number.hex()}").touch(exist_ok=False)
     except FileExistsError:
         raise RefusedError("the instruction was answered before") from None
-
-
-def _private_key(file: Path) -> Ed25519PrivateKey:
-    try:
-        key = load_pem_private_key(file.read_bytes(), None)
-    except (OSError, TypeError, ValueError) as error:
-        raise ClientwiseError(f"{file}: no private key can be read: {error}") from None
-    if not isinstance(key, Ed25519PrivateKey):
-        raise ClientwiseError(f"{file}: not an Ed25519 key; run deploy/certificates.sh")
-    return key
-
-
-def _public_keys(file: Path) -> list[Ed25519PublicKey]:
-    blocks = PEM.findall(file.read_bytes())
-    keys = [load_pem_public_key(block) for block in blocks]
-    found = [key for key in keys if isinstance(key, Ed25519PublicKey)]
-    if not found:
-        raise ClientwiseError(f"{file}: has no Ed25519 public key; copy it from the server")
-    return found

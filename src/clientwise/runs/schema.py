@@ -8,7 +8,7 @@ A change here needs a new SCHEMA_VERSION, a migration, and fixtures of the versi
 from __future__ import annotations
 
 DATABASE = "run.sqlite"
-SCHEMA_VERSION = 6  # a database says its own in `PRAGMA user_version`
+SCHEMA_VERSION = 7  # a database says its own in `PRAGMA user_version`
 
 # One statement each. `structure.py` accepts plain columns, keys and indexes, and nothing else.
 SCHEMA = (
@@ -69,4 +69,8 @@ SCHEMA = (
     lane INTEGER, round_num INTEGER, metric REAL,
     num_samples INTEGER, bits BLOB,  -- one bit per sample, the first one first
     PRIMARY KEY (lane, round_num)) WITHOUT ROWID""",
+    """CREATE TABLE IF NOT EXISTS chain (  -- of signed records; see `signed.py`
+    position INTEGER PRIMARY KEY,
+    entry TEXT, signature BLOB,  -- canonical JSON, signed
+    salt BLOB, leaves TEXT)  -- JSON: the digest of every leaf by its label""",
 )

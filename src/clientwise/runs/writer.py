@@ -31,6 +31,7 @@ from .records import (
     round_columns,
 )
 from .schema import DATABASE, SCHEMA, SCHEMA_VERSION
+from .signed import SignedChain
 from .structure import refuse_missing_columns, refuse_programs
 
 TABLES_BY_ROUND = (
@@ -49,9 +50,17 @@ _ROUNDS = "(SELECT COUNT(*) FROM rounds WHERE rounds.lane = lanes.lane)"
 class Store:
     """Writes a run folder, which others may read meanwhile. Hold its lock (`lock.py`)."""
 
-    def __init__(self, folder: Path) -> None:
-        """Open a run folder; its tables are made, or migrated to the present version."""
+    def __init__(self, folder: Path, signing_key: Path | None = None) -> None:
+        """Open a run folder; its tables are made, or migrated to the present version.
+
+        Args:
+            folder: the run folder.
+            signing_key: the file of the key that signs the record; None for a record without
+                signatures.
+        """
         self.folder = folder
+        self._chain: SignedChain | None = None
+        self._facts_are_signed = False
         self._checkpoints = folder / "checkpoints"
         refuse_links(folder)
         if self._checkpoints.is_symlink():
@@ -68,13 +77,17 @@ class Store:
             self._make_tables()
             with self._unreadable():
                 refuse_missing_columns(self._database)
+            self._chain = self._signed_chain(signing_key)
         except BaseException:
             self._database.close()
             raise
 
     def close(self) -> None:
         """Close the database."""
-        self._database.close()
+        try:
+            self._sign_facts()
+        finally:
+            self._database.close()
 
     # Facts, clients and lanes -------------------------------------------------------------------
 
@@ -82,13 +95,16 @@ class Store:
         """Write facts about the whole run; a value is anything that JSON has."""
         rows = [(key, json.dumps(value)) for key, value in facts.items()]
         with self._transaction() as database:
+            self._facts_are_signed = False
             database.executemany("INSERT OR REPLACE INTO facts (key, value) VALUES (?, ?)", rows)
 
     def keep_fact(self, key: str, value: object) -> None:
         """Write a fact that never changes once it is there."""
         row = (key, json.dumps(value))
         with self._transaction() as database:
-            database.execute("INSERT OR IGNORE INTO facts (key, value) VALUES (?, ?)", row)
+            sql = "INSERT OR IGNORE INTO facts (key, value) VALUES (?, ?)"
+            if database.execute(sql, row).rowcount:
+                self._facts_are_signed = False
 
     def fact(self, key: str) -> str | None:
         """A fact about the whole run as JSON; None where there is none."""
@@ -121,6 +137,7 @@ class Store:
             name = names[client] if names is not None else None
             rows.append((seed, client, name, train, test, hostile.get(client)))
         with self._transaction() as database:
+            self._facts_are_signed = False
             database.executemany(
                 """INSERT OR REPLACE INTO clients (seed, client, name, num_train, num_test, hostile)
                    VALUES (?, ?, ?, ?, ?, ?)""",
@@ -131,6 +148,7 @@ class Store:
         """The number of the lane of a method and seed, which is made where there is none."""
         place = (method, seed)
         with self._transaction() as database:
+            self._facts_are_signed = False
             database.execute("INSERT OR IGNORE INTO lanes (method, seed) VALUES (?, ?)", place)
             found = database.execute("SELECT lane FROM lanes WHERE method = ? AND seed = ?", place)
             return int(found.fetchone()[0])
@@ -182,6 +200,7 @@ class Store:
             hostile: the hostile clients.
             seconds: the time that the round took.
         """
+        self._sign_facts()
         with self._transaction() as database:
             names: dict[int, str] = {}
             if record.local is not None and record.local.missing:
@@ -203,6 +222,8 @@ class Store:
             self._insert("look_back", look_back_rows(lane, record))
             self._insert("criteria", criterion_rows(lane, record))
             self._insert("local", local_rows(lane, record))
+            if self._chain:
+                self._chain.add_round(lane, record.round_num)
 
     def round_values(self, lane: int, round_num: int, metric: str) -> dict[str, float]:
         """The values of a round that trackers plot, as they were written.
@@ -270,6 +291,9 @@ class Store:
                     f"{self.folder}: its database {missing}; choose another output folder"
                 )
             later = (lane, round_num)
+            lost = "SELECT 1 FROM rounds WHERE lane = ? AND round_num > ? LIMIT 1"
+            if self._chain and database.execute(lost, later).fetchone():
+                self._chain.add_forgotten(lane, round_num)
             for table in TABLES_BY_ROUND:
                 database.execute(f"DELETE FROM {table} WHERE lane = ? AND round_num > ?", later)
             for kept_round in kept_rounds(self.folder, lane):
@@ -299,6 +323,8 @@ class Store:
                        WHERE lane = ? AND round_num = ?""",
                     place,
                 )
+                if self._chain:
+                    self._chain.add_round(*place)
 
     # Checkpoints and models ---------------------------------------------------------------------
 
@@ -366,6 +392,31 @@ class Store:
                     kept_path(self.folder, lane, round_num).unlink()
 
     # Private ------------------------------------------------------------------------------------
+
+    def _signed_chain(self, signing_key: Path | None) -> SignedChain | None:
+        """The chain of a signed record; None for one without signatures."""
+        if signing_key is None:
+            if self._database.execute("SELECT 1 FROM chain LIMIT 1").fetchone():
+                raise RunError(
+                    f"{self.folder}: its record is signed; resume it with --sign and the file of "
+                    "the key"
+                )
+            return None
+        from ..keys import private_key
+
+        self.keep_fact("id", secrets.token_hex(8))
+        run = str(json.loads(self.fact("id") or '""'))
+        chain = SignedChain(self._database, private_key(signing_key), run)
+        with self._transaction():
+            chain.add_missing()
+        return chain
+
+    def _sign_facts(self) -> None:
+        """Sign the facts of the run, if the record is signed and they changed."""
+        if self._chain and not self._facts_are_signed:
+            with self._transaction():
+                self._chain.add_facts()
+            self._facts_are_signed = True
 
     def _refuse_what_cannot_be_added_to(self) -> None:
         version = version_of(self._database)

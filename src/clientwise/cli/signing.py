@@ -1,0 +1,141 @@
+"""The signed record: `clientwise key`, `verify`, `receipts`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+
+from .console import err, fail, out, print_lines, writing_to
+
+Folder = Annotated[Path, typer.Argument(help="A run folder.", show_default=False)]
+SHOWN_FAULTS = 20
+
+
+def key(
+    file: Annotated[
+        Path, typer.Argument(help="File of the private key; must not exist.", show_default=False)
+    ],
+) -> None:
+    """Make a key to sign records with: FILE, to be kept secret, and FILE.pub, to be given away.
+
+    Example: clientwise key federation.key
+    """
+    from ..keys import make_private_key, public_bytes
+
+    made = make_private_key(file)
+    print_lines(
+        [
+            f"Private key  {file} (keep it on the server; only you can read it)",
+            f"Public key   {file}.pub (give it to all members)",
+            f"Fingerprint  {public_bytes(made).hex()[:16]}",
+        ]
+    )
+
+
+def verify(
+    folder: Folder,
+    public_key: Annotated[
+        Path | None,
+        typer.Option(
+            "--key", help="The public key that must have signed (PEM).", show_default=False
+        ),
+    ] = None,
+    receipts: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--receipts",
+            help="A member's receipts, or a folder of them (*.jsonl).",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """Verify a signed record, and recompute every weight from the recorded criteria.
+
+    Finds rows that were inserted, deleted, moved or changed after they were signed, and says where.
+    With the receipts of members it also finds an end that was cut off, and a record that was written
+    and signed anew. To recompute weights, the plugins of the run's config are imported.
+
+    Example: clientwise verify runs/mine --key federation.key.pub --receipts receipts
+    """
+    from ..experiment.recompute import recompute
+    from ..keys import public_bytes, public_keys
+    from ..runs.folder import RunFolder
+    from ..runs.verify import verify as verify_record
+
+    trusted = [public_bytes(one) for one in public_keys(public_key)] if public_key else []
+    with err.status("Verifying the chain"):
+        found = verify_record(folder, trusted, list(_receipt_files(receipts or [])))
+    lines = [
+        f"Chain        {found.entries:,} entries, {found.rounds:,} rounds; last entry {found.last}",
+        f"Signed by    {_signers(found.keys, bool(trusted))}",
+        f"Receipts     {found.receipts or 'none given: a cut end would not be found'}",
+    ]
+    lines += [f"Run again    {text}" for text in found.repeated]
+    with err.status("Recomputing the weights"):
+        weights = recompute(RunFolder(folder))
+    lines.append(f"Weights      of {weights.rounds:,} rounds recomputed from the criteria")
+    for method in sorted(weights.taken):
+        lines.append(f"             {method}: weights after evidence are taken as recorded")
+    for method, reason in weights.skipped.items():
+        lines.append(f"             {method}: not recomputed ({reason})")
+    print_lines(lines)
+    faults = [*found.faults, *weights.faults]
+    for fault in faults[:SHOWN_FAULTS]:
+        out.print(f"[red]FAULT[/]        {escape(fault)}", soft_wrap=True)
+    if len(faults) > SHOWN_FAULTS:
+        out.print(f"             and {len(faults) - SHOWN_FAULTS:,} more")
+    if faults:
+        fail(f"{folder}: the record is not what was signed ({len(faults):,} faults)")
+    out.print("[green]OK[/]           the record is what was signed")
+
+
+def receipts(
+    folder: Folder,
+    out_folder: Annotated[
+        Path,
+        typer.Option("--out", help="Folder for the receipts, one file for every member."),
+    ] = Path("receipts"),
+) -> None:
+    """Write every member's receipts: what was recorded about it, with the proof.
+
+    A member keeps its file. `clientwise verify --receipts` compares a record with it.
+
+    Example: clientwise receipts runs/mine --out receipts
+    """
+    from ..runs.verify import receipts as receipts_of
+
+    found = receipts_of(folder)
+    if not found:
+        fail(f"{folder}: its record is not signed (clientwise run --sign KEY)")
+    with writing_to(out_folder):
+        out_folder.mkdir(parents=True, exist_ok=True)
+        for name, own in found.items():
+            lines = [json.dumps(receipt) for receipt in own]
+            path = out_folder / f"{_file_name(name)}.jsonl"
+            path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    print_lines([f"Receipts     {out_folder}: {len(found):,} files, one for every member"])
+
+
+def _signers(keys: list[str], compared: bool) -> str:
+    named = ", ".join(key[:16] for key in keys) or "no valid key"
+    if compared:
+        return f"{named}, the key given"
+    return f"{named}. Compare it with the federation's key, or give --key"
+
+
+def _receipt_files(places: list[Path]) -> list[Path]:
+    files: list[Path] = []
+    for place in places:
+        files += sorted(place.glob("*.jsonl")) if place.is_dir() else [place]
+    if places and not files:
+        fail(f"{places[0]}: no receipts (*.jsonl) in it")
+    return files
+
+
+def _file_name(name: str) -> str:
+    """A member's name as the name of a file, on any system."""
+    return "".join(sign if sign.isalnum() or sign in "-_." else "_" for sign in name).lstrip(".")

@@ -1,0 +1,128 @@
+"""Recompute every weight of a run from its recorded criteria, by the recorded config."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from ..core.method import Method
+from ..core.weighting import divide, to_weights
+from ..errors import RunError
+from ..runs.folder import RunFolder
+from ..runs.rows import CriterionRow, ParticipantRow
+from .resume import config_so_far
+
+TOLERANCE = 1e-9  # of a weight, a score or a normalised criterion
+
+
+@dataclass
+class Recomputed:
+    """Which rounds were recomputed, and what differs."""
+
+    rounds: int = 0
+    skipped: dict[str, str] = field(default_factory=dict)  # why, by method
+    taken: set[str] = field(default_factory=set)  # methods whose evidence is taken as recorded
+    faults: list[str] = field(default_factory=list)
+
+
+def recompute(run: RunFolder) -> Recomputed:
+    """Recompute normalised criteria, scores and weights of all rounds.
+
+    Criteria are taken as recorded, and so is the weight after evidence: it follows from samples and
+    updates that the record does not hold.
+    """
+    found = Recomputed()
+    try:
+        recorded = config_so_far(run.folder)
+    except RunError as error:  # the file was edited
+        found.faults.append(str(error))
+        return found
+    if recorded is None:
+        found.faults.append("the config of the run is missing")
+        return found
+    methods = {method.name: method for method in recorded.build_methods()}
+    for lane in run.lanes:
+        method = methods.get(lane.method)
+        if method is None:
+            found.faults.append(f"{lane.method}: the config has no such method")
+            continue
+        if reason := _why_not(method):
+            found.skipped[lane.method] = reason
+            continue
+        if method.evidence:
+            found.taken.add(lane.method)
+        for round_num in run.round_nums(lane.method, lane.seed):
+            found.rounds += 1
+            for fault in _faults(run, method, lane.seed, round_num):
+                found.faults.append(f"{lane.method}, seed {lane.seed}, round {round_num}, {fault}")
+    return found
+
+
+def _why_not(method: Method) -> str | None:
+    if method.secure:
+        return "secure aggregation: the server has no criteria and no weights"
+    if method.noises_mean:
+        return "differential privacy: weights come with the noise"
+    if method.control:
+        return "a reference without weights"
+    return None
+
+
+def _faults(run: RunFolder, method: Method, seed: int, round_num: int) -> Iterator[str]:
+    arrived = run.participants(method.name, seed, round_num)
+    accepted = [row for row in arrived if row.refusal is None]
+    measured = run.criteria(method.name, seed, round_num)
+    if not accepted:
+        return
+    values = _values(method, accepted, measured)
+    if values is None:
+        yield "the criteria of a client are missing"
+        return
+    raw, recorded = values
+    order = run.round(method.name, seed, round_num).priority
+    normalised = divide(raw, method.normaliser(raw))
+    scores = method.score.with_order(order)(method.names, normalised)
+    prior = to_weights(scores)
+    posterior = _column([row.posterior for row in accepted])
+    weights = prior if posterior is None else posterior
+    if method.bounds and weights.any():
+        weights, _ = method.bounds.apply(weights)
+    compared = [
+        ("score", scores, _column([row.score for row in accepted])),
+        ("prior weight", prior, _column([row.prior for row in accepted])),
+        ("weight", weights, _column([row.weight for row in accepted])),
+    ]
+    for column, name in enumerate(method.names):
+        compared.append((f"{name}, normalised", normalised[:, column], recorded[:, column]))
+    for what, expected, written in compared:
+        if written is None:
+            continue
+        close = torch.isclose(
+            expected.double(), written, rtol=TOLERANCE, atol=TOLERANCE, equal_nan=True
+        )
+        for row in (~close).nonzero().flatten().tolist():
+            client = accepted[row].name or f"client {accepted[row].client}"
+            yield f"{client}: {what} is {written[row]:.6g}, recomputed {expected[row]:.6g}"
+
+
+def _values(
+    method: Method, accepted: Sequence[ParticipantRow], measured: Sequence[CriterionRow]
+) -> tuple[Tensor, Tensor] | None:
+    """Raw and normalised criteria, both [n, m]; None where one is missing."""
+    by_client = {(row.client, row.criterion): (row.raw, row.normalised) for row in measured}
+    try:
+        table = [[by_client[row.client, name] for name in method.names] for row in accepted]
+    except KeyError:
+        return None
+    values = torch.tensor(table, dtype=torch.float64)
+    return values[..., 0], values[..., 1]
+
+
+def _column(values: Sequence[float | None]) -> Tensor | None:
+    """Recorded values [n]; None where they are not recorded."""
+    if any(value is None for value in values):
+        return None
+    return torch.tensor(values, dtype=torch.float64)

@@ -1,0 +1,269 @@
+"""Verify a signed record: its chain, the rows it is about, and the receipts of clients."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+from ..errors import RunError
+from .database import reading
+from .signed import (
+    FIRST,
+    TABLES,
+    Leaves,
+    Link,
+    canonical,
+    digest,
+    digests_of,
+    hash_of_leaves,
+    leaf_digest,
+    leaves_of_round,
+    leaves_of_run,
+    links,
+    live_rounds,
+    receipts_of_round,
+    signed_bytes,
+)
+
+MOST_RECEIPT_BYTES = 2**28  # of a file
+
+
+@dataclass
+class Verified:
+    """What was found in a record."""
+
+    entries: int = 0
+    rounds: int = 0
+    receipts: int = 0
+    keys: list[str] = field(default_factory=list)  # that signed, in hexadecimal
+    last: str = ""  # the time of the last entry
+    repeated: list[str] = field(default_factory=list)  # rounds that were run again, in words
+    faults: list[str] = field(default_factory=list)  # what does not hold, with its place
+
+
+def verify(
+    folder: Path, trusted: Collection[bytes] = (), receipts: Sequence[Path] = ()
+) -> Verified:
+    """Check that a run's record is what was signed.
+
+    Args:
+        folder: the run folder.
+        trusted: public keys (32 bytes each) that may sign; by default any key.
+        receipts: files with clients' receipts, one JSON object a line.
+    """
+    found = Verified()
+    with reading(folder) as database:
+        chain = list(links(database))
+        if not chain:
+            raise RunError(
+                f"{folder}: its record is not signed. Sign a run from its beginning: "
+                "clientwise run --sign KEY"
+            )
+        found.entries = len(chain)
+        found.faults += _faults_of_chain(chain, trusted, found)
+        found.faults += _faults_of_rounds(database, chain, found)
+        found.faults += _faults_of_facts(database, chain)
+    by_position = {link.position: link for link in chain}
+    signers = trusted or {bytes.fromhex(key) for key in found.keys}
+    for file in receipts:
+        for place, receipt in _read_receipts(file):
+            found.receipts += 1
+            for fault in _faults_of_receipt(receipt, by_position, signers):
+                found.faults.append(f"{place}: {fault}")
+    return found
+
+
+def receipts(folder: Path) -> dict[str, list[dict[str, Any]]]:
+    """The receipts of every client by its name, in the order of the chain."""
+    by_client: dict[str, list[dict[str, Any]]] = {}
+    with reading(folder) as database:
+        lanes = _lanes(database)
+        named = database.execute("SELECT seed, client, name FROM clients").fetchall()
+        names = {(seed, client): name for seed, client, name in named}
+        live = live_rounds(links(database))
+        for (method, seed, round_num), link in live.items():
+            found = receipts_of_round(database, lanes[method, seed], round_num, link)
+            for client, receipt in found.items():
+                name = names.get((seed, client)) or f"client-{client}"
+                by_client.setdefault(name, []).append(receipt)
+    return by_client
+
+
+def receipts_of_last_round(folder: Path) -> dict[int, dict[str, Any]]:
+    """The receipts of all clients of the round that was recorded last."""
+    with reading(folder) as database:
+        for link in links(database, newest_first=True):
+            fields = link.fields
+            if fields.get("kind") == "round":
+                lane = _lanes(database)[fields["method"], fields["seed"]]
+                return receipts_of_round(database, lane, fields["round"], link)
+    return {}
+
+
+def is_valid_receipt(receipt: Mapping[str, Any], trusted: Collection[bytes]) -> bool:
+    """Whether a receipt is signed by a trusted key, and its rows are in its entry."""
+    return _fault_of_receipt(receipt, trusted) is None
+
+
+def _faults_of_chain(
+    chain: Sequence[Link], trusted: Collection[bytes], found: Verified
+) -> Iterator[str]:
+    previous = FIRST
+    for expected, link in enumerate(chain, start=1):
+        fields = link.fields
+        place = f"entry {link.position}"
+        if link.position != expected or fields.get("position") != link.position:
+            yield f"{place}: out of place: entries were deleted, inserted or moved before it"
+            return
+        if fields.get("previous") != previous:
+            yield f"{place}: does not follow from the entry before it, which was changed"
+        previous = digest(link.entry.encode())
+        if hash_of_leaves(link.leaves.values()) != fields.get("leaves"):
+            yield f"{place}: its list of digests was changed"
+        if link.entry.encode() != canonical(fields):
+            yield f"{place}: not in canonical form"
+        fault = _fault_of_signature(link.entry, link.signature, trusted)
+        if fault:
+            yield f"{place}: {fault}"
+        elif fields["key"] not in found.keys:
+            found.keys.append(fields["key"])
+        found.last = str(fields.get("time", ""))
+
+
+def _fault_of_signature(entry: str, signature: bytes, trusted: Collection[bytes]) -> str | None:
+    """Why an entry is not signed as it must be; None if it is."""
+    try:
+        key = bytes.fromhex(json.loads(entry)["key"])
+        Ed25519PublicKey.from_public_bytes(key).verify(signature, signed_bytes(entry))
+    except (InvalidSignature, KeyError, TypeError, ValueError):
+        return "its signature is wrong: the entry was changed"
+    if trusted and key not in trusted:
+        return f"signed with another key than the one given ({key.hex()[:16]}…)"
+    return None
+
+
+def _faults_of_rounds(
+    database: sqlite3.Connection, chain: Sequence[Link], found: Verified
+) -> Iterator[str]:
+    lanes = _lanes(database)
+    live = live_rounds(chain)
+    found.rounds = len(live)
+    found.repeated += _repeated(chain)
+    recorded = set()
+    for table in TABLES:
+        recorded |= set(database.execute(f"SELECT DISTINCT lane, round_num FROM {table}"))
+    named = {lane: pair for pair, lane in lanes.items()}
+    for lane, round_num in sorted(recorded):
+        method, seed = named.get(lane, ("unknown", lane))
+        if (method, seed, round_num) not in live:
+            yield f"{_round(method, seed, round_num)}: was inserted: no entry is about it"
+    for (method, seed, round_num), link in live.items():
+        place = _round(method, seed, round_num)
+        if (method, seed) not in lanes:
+            yield f"{place}: was deleted with its whole method"
+            continue
+        leaves = leaves_of_round(database, lanes[method, seed], round_num)
+        for fault in _faults_of_leaves(link, leaves):
+            yield f"{place}, {fault}"
+
+
+def _faults_of_facts(database: sqlite3.Connection, chain: Sequence[Link]) -> Iterator[str]:
+    about_facts = [link for link in chain if link.fields.get("kind") == "facts"]
+    if not about_facts:
+        yield "no entry is about the facts of the run"
+        return
+    yield from _faults_of_leaves(about_facts[-1], leaves_of_run(database))
+
+
+def _faults_of_leaves(link: Link, leaves: Leaves) -> Iterator[str]:
+    present = digests_of(link.salt, leaves)
+    for label in {**link.leaves, **present}:
+        if label not in present:
+            yield f"{label}: was deleted"
+        elif label not in link.leaves:
+            yield f"{label}: was inserted"
+        elif present[label] != link.leaves[label]:
+            yield f"{label}: was changed"
+
+
+def _faults_of_receipt(
+    receipt: Mapping[str, Any], chain: Mapping[int, Link], trusted: Collection[bytes]
+) -> Iterator[str]:
+    fault = _fault_of_receipt(receipt, trusted)
+    if fault:
+        yield fault
+        return
+    position = json.loads(receipt["entry"])["position"]
+    about = f"the receipt of entry {position}"
+    if position not in chain:
+        yield f"{about}: the record ends before it: its end was cut off"
+    elif chain[position].entry != receipt["entry"]:
+        yield f"{about}: the record has another entry there: it was written anew"
+
+
+def _fault_of_receipt(receipt: Mapping[str, Any], trusted: Collection[bytes]) -> str | None:
+    """Why a receipt proves nothing; None for a valid one."""
+    try:
+        fields = json.loads(receipt["entry"])
+        own = leaf_digest(bytes.fromhex(receipt["salt"]), receipt["label"], receipt["rows"])
+        digests = [str(one) for one in receipt["digests"]]
+        fault = _fault_of_signature(receipt["entry"], bytes.fromhex(receipt["signature"]), trusted)
+        position = int(fields["position"])
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return "not a receipt of clientwise"
+    if fault is None and (own not in digests or hash_of_leaves(digests) != fields.get("leaves")):
+        fault = "its rows are not in the entry"
+    return f"the receipt of entry {position} is not valid: {fault}" if fault else None
+
+
+def _read_receipts(file: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    try:
+        if file.stat().st_size > MOST_RECEIPT_BYTES:
+            raise RunError(f"{file}: too large for receipts")
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise RunError(f"{file}: cannot be read: {error}") from None
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            receipt = json.loads(line)
+        except ValueError:
+            receipt = None
+        yield f"{file.name}, line {number}", receipt if isinstance(receipt, dict) else {}
+
+
+def _repeated(chain: Sequence[Link]) -> list[str]:
+    """Rounds that were recorded and later deleted to be run again."""
+    said = []
+    done: dict[tuple[str, Any], int] = {}
+    for link in chain:
+        fields = link.fields
+        lane = (str(fields.get("method")), fields.get("seed"))
+        if fields.get("kind") == "round":
+            done[lane] = max(done.get(lane, 0), int(fields.get("round") or 0))
+        elif fields.get("kind") == "forget" and done.get(lane, 0) > fields["after"]:
+            first, last = fields["after"] + 1, done[lane]
+            rounds = f"round {first}" if first == last else f"rounds {first} to {last}"
+            said.append(
+                f"{lane[0]}, seed {lane[1]}: {rounds} run again after an interruption "
+                f"({fields.get('time')})"
+            )
+            done[lane] = fields["after"]
+    return said
+
+
+def _lanes(database: sqlite3.Connection) -> dict[tuple[str, int], int]:
+    found = database.execute("SELECT lane, method, seed FROM lanes").fetchall()
+    return {(method, seed): lane for lane, method, seed in found}
+
+
+def _round(method: object, seed: object, round_num: object) -> str:
+    return f"{method}, seed {seed}, round {round_num}"

@@ -1,0 +1,329 @@
+"""A signed record: whatever is inserted, deleted, moved or changed afterwards is found, and located."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("rfc8785", reason="needs clientwise[signed]")
+
+import clientwise as cw
+from clientwise.errors import ClientwiseError, RunError
+from clientwise.experiment.recompute import recompute
+from clientwise.keys import make_private_key, private_key, public_bytes
+from clientwise.runs import signed
+from clientwise.runs.folder import RunFolder
+from clientwise.runs.schema import DATABASE, SCHEMA
+from clientwise.runs.signed import OF_THE_RUN, TABLES, SignedChain
+from clientwise.runs.verify import receipts, verify
+from clientwise.runs.writer import Store
+
+CONFIG: dict[str, Any] = {
+    "name": "signed",
+    "rounds": 3,
+    "data": "digits",
+    "model": "linear",
+    "partition": {"name": "iid", "clients": 4},
+    "server_set": {"fraction": 0.2},
+    "devices": {"down": 2e4, "speed": 0.01},
+    "methods": [
+        {"name": "capped", "criteria": ["dataset_size", "label_diversity"], "bounds": {"cap": 0.3}},
+        "Recommended",
+    ],
+}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A signed run and the file of its key."""
+    folder = tmp_path_factory.mktemp("signed")
+    make_private_key(folder / "key")
+    run = cw.run(CONFIG, folder / "run", progress=False, signing_key=folder / "key")
+    return run, folder / "key"
+
+
+@pytest.fixture
+def run(made: tuple[Path, Path], tmp_path: Path) -> Path:
+    """A copy of the run, to be changed."""
+    return Path(shutil.copytree(made[0], tmp_path / "run"))
+
+
+@contextmanager
+def tampering(run: Path) -> Iterator[sqlite3.Connection]:
+    with closing(sqlite3.connect(run / DATABASE)) as database, database:
+        yield database
+
+
+def written_receipts(run: Path, target: Path) -> list[Path]:
+    files = []
+    for name, own in receipts(run).items():
+        file = target / f"{name}.jsonl"
+        file.write_text("\n".join(json.dumps(one) for one in own), encoding="utf-8")
+        files.append(file)
+    return files
+
+
+def test_a_record_that_nobody_changed_has_no_fault(made: tuple[Path, Path], tmp_path: Path) -> None:
+    run, key = made
+    files = written_receipts(run, tmp_path)
+    found = verify(run, [public_bytes(private_key(key))], files)
+    assert found.faults == []
+    assert found.rounds == 6
+    assert found.receipts == 4 * 6
+    assert found.repeated == []
+
+
+def tables() -> list[str]:
+    return [*TABLES, *OF_THE_RUN]
+
+
+def rows_of(run: Path, table: str) -> list[tuple[Any, ...]]:
+    with tampering(run) as database:
+        return database.execute(f"SELECT * FROM {table}").fetchall()
+
+
+@pytest.mark.parametrize("table", tables())
+def test_every_changed_value_is_found(run: Path, table: str) -> None:
+    """Every column of a row of the table, one after the other."""
+    if table in ("privacy", "look_back") and not rows_of(run, table):
+        pytest.skip("the run has no such rows")  # the next test inserts one
+    with tampering(run) as database:
+        found = database.execute(f"SELECT * FROM {table}")
+        columns = [column[0] for column in found.description]
+        values = dict(zip(columns, found.fetchone(), strict=True))
+    key = " AND ".join(f"{column} IS ?" for column in columns)
+    for column, value in values.items():
+        if table == "lanes" and column in signed.UNSIGNED_COLUMNS:
+            continue
+        other = value + 70 if isinstance(value, (int, float)) else f"{value or 0}1"
+        with tampering(run) as database:
+            place = [*values.values()]
+            changed = f"UPDATE {table} SET {column} = ? WHERE {key}"
+            assert database.execute(changed, [other, *place]).rowcount == 1
+        assert verify(run).faults, f"{table}.{column}"
+        with tampering(run) as database:
+            after = [other if name == column else old for name, old in values.items()]
+            database.execute(changed, [value, *after])
+    assert verify(run).faults == []
+
+
+@pytest.mark.parametrize("table", tables())
+def test_every_deleted_row_is_found(run: Path, table: str) -> None:
+    rows = rows_of(run, table)
+    if not rows:
+        pytest.skip("the run has no such rows")
+    with tampering(run) as database:
+        columns = [one[0] for one in database.execute(f"SELECT * FROM {table}").description]
+    key = " AND ".join(f"{column} IS ?" for column in columns)
+    places = ", ".join("?" * len(columns))
+    for row in rows:
+        with tampering(run) as database:
+            assert database.execute(f"DELETE FROM {table} WHERE {key}", row).rowcount == 1
+        assert verify(run).faults, row
+        with tampering(run) as database:
+            database.execute(f"INSERT INTO {table} VALUES ({places})", row)
+    assert verify(run).faults == []
+
+
+def keys() -> list[tuple[str, str]]:
+    """The columns that say what a row of a table is about."""
+    named = ("client", "key", "seed", "lane", "round_num")
+    with closing(sqlite3.connect(":memory:")) as database:
+        for statement in SCHEMA:
+            database.execute(statement)
+        found = [(table, database.execute(f"SELECT * FROM {table}")) for table in tables()]
+        columns = [(table, one[0]) for table, cursor in found for one in cursor.description]
+    return [(table, column) for table, column in columns if column in named]
+
+
+@pytest.mark.parametrize(("table", "column"), keys())
+def test_an_inserted_row_is_found(run: Path, table: str, column: str) -> None:
+    """A row that differs from the first one in this column alone."""
+    with tampering(run) as database:
+        found = database.execute(f"SELECT * FROM {table}")
+        columns = [one[0] for one in found.description]
+        row = dict(zip(columns, found.fetchone() or [1] * len(columns), strict=True))
+        row[column] = f"{row[column]}x" if isinstance(row[column], str) else 77
+        if table == "lanes":
+            row |= {"lane": 77, "seed": 77}
+        places = ", ".join("?" * len(columns))
+        database.execute(f"INSERT INTO {table} VALUES ({places})", list(row.values()))
+    assert verify(run).faults
+
+
+def test_a_fault_names_method_round_and_client(run: Path) -> None:
+    with tampering(run) as database:
+        database.execute(
+            "UPDATE criteria SET raw = 9 WHERE lane = 1 AND round_num = 2 AND client = 3"
+        )
+    assert verify(run).faults == ["capped, seed 1, round 2, client 3: was changed"]
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "DELETE FROM chain WHERE position = 4",
+        "DELETE FROM chain WHERE position = 1",
+        "UPDATE chain SET position = 1000 + position WHERE position = 3",
+        "UPDATE chain SET entry = replace(entry, '2026', '2025') WHERE position = 3",
+        "UPDATE chain SET signature = zeroblob(64) WHERE position = 3",
+        "UPDATE chain SET salt = zeroblob(32) WHERE position = 3",
+        "UPDATE chain SET leaves = '{}' WHERE position = 3",
+        "UPDATE chain SET entry = 'x' WHERE position = 3",
+        "UPDATE chain SET entry = NULL WHERE position = 3",
+        "UPDATE chain SET leaves = NULL WHERE position = 3",
+        "INSERT INTO chain SELECT 99, entry, signature, salt, leaves FROM chain WHERE position = 3",
+    ],
+)
+def test_a_changed_chain_is_found(run: Path, sql: str) -> None:
+    with tampering(run) as database:
+        assert database.execute(sql).rowcount == 1
+    assert verify(run).faults
+
+
+def test_entries_that_changed_places_are_found(run: Path) -> None:
+    with tampering(run) as database:
+        database.execute("UPDATE chain SET position = 100 WHERE position = 3")
+        database.execute("UPDATE chain SET position = 3 WHERE position = 4")
+        database.execute("UPDATE chain SET position = 4 WHERE position = 100")
+    assert any("entry 3" in fault for fault in verify(run).faults)
+
+
+def test_a_cut_end_is_found_by_the_receipts(run: Path, tmp_path: Path) -> None:
+    files = written_receipts(run, tmp_path)
+    with tampering(run) as database:
+        (last,) = database.execute("SELECT MAX(position) FROM chain").fetchone()
+        (entry,) = database.execute(
+            "SELECT entry FROM chain WHERE position = ?", (last,)
+        ).fetchone()
+        about = json.loads(entry)
+        if about["kind"] != "round":
+            database.execute("DELETE FROM chain WHERE position = ?", (last,))
+            last -= 1
+            sql = "SELECT entry FROM chain WHERE position = ?"
+            about = json.loads(database.execute(sql, (last,)).fetchone()[0])
+        lane = "(SELECT lane FROM lanes WHERE method = ?)"
+        for table in TABLES:
+            where = f"round_num = ? AND lane = {lane}"
+            database.execute(
+                f"DELETE FROM {table} WHERE {where}", (about["round"], about["method"])
+            )
+        database.execute("DELETE FROM chain WHERE position = ?", (last,))
+    assert verify(run).faults == []  # nothing in the folder shows it
+    assert any("was cut off" in fault for fault in verify(run, receipts=files).faults)
+
+
+def rewritten(run: Path, key: Path) -> None:
+    """The record of a server that uses its key to sign whatever the database says now."""
+    with tampering(run) as database:
+        database.execute("DELETE FROM chain")
+        chain = SignedChain(database, private_key(key), "id")
+        chain.add_missing()
+        chain.add_facts()
+
+
+def test_a_record_that_is_signed_anew_contradicts_the_receipts(
+    made: tuple[Path, Path], run: Path, tmp_path: Path
+) -> None:
+    files = written_receipts(run, tmp_path)
+    with tampering(run) as database:
+        database.execute("UPDATE local SET metric = 0.99 WHERE client = 1")
+    rewritten(run, made[1])
+    assert verify(run).faults == []
+    assert any("written anew" in fault for fault in verify(run, receipts=files).faults)
+    make_private_key(tmp_path / "other")
+    rewritten(run, tmp_path / "other")
+    trusted = [public_bytes(private_key(made[1]))]
+    assert any("another key" in fault for fault in verify(run, trusted).faults)
+
+
+def test_a_weight_that_does_not_follow_from_its_criteria_is_found_although_it_is_signed(
+    made: tuple[Path, Path], run: Path
+) -> None:
+    found = recompute(RunFolder(run))
+    assert (found.faults, found.rounds, found.taken) == ([], 6, {"Recommended"})
+    with tampering(run) as database:
+        database.execute(
+            "UPDATE participants SET weight = weight + 0.01 WHERE lane = 1 AND client = 2 AND round_num = 1"
+        )
+    rewritten(run, made[1])
+    assert verify(run).faults == []
+    (fault,) = recompute(RunFolder(run)).faults
+    assert fault.startswith("capped, seed 1, round 1, client 2: weight is")
+
+
+def test_receipts_are_checked(made: tuple[Path, Path], run: Path, tmp_path: Path) -> None:
+    own = receipts(run)["client-1"][0]
+    wrong = [
+        own | {"rows": [{**own["rows"][0], "weight": 0.9}]},
+        own | {"signature": "00" * 64},
+        own | {"digests": own["digests"][1:]},
+        {"entry": 5},
+        {},
+    ]
+    for number, receipt in enumerate([own, *wrong]):
+        file = tmp_path / f"{number}.jsonl"
+        file.write_text(json.dumps(receipt), encoding="utf-8")
+        assert bool(verify(run, receipts=[file]).faults) == (number > 0)
+    (tmp_path / "text.jsonl").write_text("no receipt\n", encoding="utf-8")
+    assert verify(run, receipts=[tmp_path / "text.jsonl"]).faults
+
+
+def test_a_receipt_does_not_show_what_was_recorded_about_others(run: Path) -> None:
+    for name, own in receipts(run).items():
+        client = int(name.removeprefix("client-"))
+        for receipt in own:
+            assert {row["client"] for row in receipt["rows"]} == {client}
+
+
+def test_rounds_that_are_run_again_are_said_and_no_fault(
+    made: tuple[Path, Path], run: Path, tmp_path: Path
+) -> None:
+    """As after a crash behind the last checkpoint. Receipts of the first try stay valid."""
+    files = written_receipts(run, tmp_path)
+    store = Store(run, made[1])
+    lane = store.open_lane("capped", 1)
+    store.forget_after(lane, 1)
+    store.reopen_lanes(3)
+    store.close()
+    (run / "checkpoints" / f"{lane}.safetensors").unlink(missing_ok=True)
+    for file in (run / "checkpoints").glob(f"*{lane}*"):
+        file.unlink()
+    cw.run(CONFIG, run, resume=True, progress=False, signing_key=made[1])
+    found = verify(run, receipts=files)
+    assert found.faults == []
+    assert any("rounds 2 to 3 run again" in text for text in found.repeated)
+
+
+def test_a_run_that_is_extended_stays_verifiable(made: tuple[Path, Path], run: Path) -> None:
+    with pytest.raises(RunError, match="its record is signed"):
+        cw.run(CONFIG | {"rounds": 4}, run, resume=True, progress=False)
+    cw.run(CONFIG | {"rounds": 4}, run, resume=True, progress=False, signing_key=made[1])
+    found = verify(run)
+    assert (found.faults, found.rounds) == ([], 8)
+
+
+def test_a_run_can_be_signed_from_some_round_on(made: tuple[Path, Path], tmp_path: Path) -> None:
+    run = cw.run(CONFIG, tmp_path / "run", progress=False)
+    with pytest.raises(RunError, match="is not signed"):
+        verify(run)
+    cw.run(CONFIG | {"rounds": 4}, run, resume=True, progress=False, signing_key=made[1])
+    assert verify(run).faults == []
+
+
+def test_keys(tmp_path: Path) -> None:
+    make_private_key(tmp_path / "key")
+    assert (tmp_path / "key").stat().st_mode & 0o777 == 0o600
+    with pytest.raises(ClientwiseError, match="exists already"):
+        make_private_key(tmp_path / "key")
+    with pytest.raises(ClientwiseError, match="no private key"):
+        private_key(tmp_path / "key.pub")
+    with pytest.raises(ClientwiseError, match="no private key"):
+        cw.run(CONFIG, tmp_path / "run", progress=False, signing_key=tmp_path / "missing")
