@@ -10,11 +10,14 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from subprocess import CompletedProcess
 from tempfile import TemporaryDirectory
+
+import numpy
+from numpy.typing import NDArray
 
 COMMAND = "from clientwise.cli import main; main()"
 _SERVER = multiprocessing.get_context("forkserver")
@@ -24,6 +27,7 @@ _SERVER.set_forkserver_preload([*_PRELOADED, "matplotlib.figure", "sklearn.datas
 
 IDLE_SECONDS = 0.4  # what the loop in `slowness` takes on an ordinary idle machine
 _slowest = 1.0
+MEMORY_AT_ONCE = 2**24
 
 
 def slowness() -> float:
@@ -62,6 +66,51 @@ def wait_until(
         if waited > seconds * _slowest and waited > seconds * pace():
             raise AssertionError(f"waited {waited:.0f} s in vain for {what}: {describe()}")
         time.sleep(0.5)
+
+
+def memory_of(pid: int) -> Iterator[bytes]:
+    """Everything that a process can write to, piece by piece."""
+    with Path(f"/proc/{pid}/maps").open() as maps, Path(f"/proc/{pid}/mem").open("rb", 0) as memory:
+        for line in maps:
+            area, rights = line.split()[:2]
+            if not rights.startswith("rw"):
+                continue
+            begin, end = (int(number, 16) for number in area.split("-"))
+            try:
+                memory.seek(begin)
+                while begin < end:
+                    chunk = memory.read(min(end - begin, MEMORY_AT_ONCE))
+                    begin += MEMORY_AT_ONCE
+                    if chunk.strip(b"\0"):  # not a page that was never used
+                        yield chunk
+            except (OSError, ValueError, OverflowError):
+                continue
+
+
+def pieces_in(chunk: bytes, pieces: Collection[bytes]) -> set[bytes]:
+    """Those of many pieces, each of 4 bytes or more, that a chunk has.
+
+    Searching for one after the other takes minutes where a chunk is a process's memory.
+    """
+    data = numpy.frombuffer(chunk, dtype=numpy.uint8)
+    pairs = (data[:-1].astype(numpy.uint16) << 8) | data[1:]  # two bytes at every place
+    spots = numpy.flatnonzero(_are_at(pieces, 0)[pairs[:-2]])
+    spots = spots[_are_at(pieces, 2)[pairs[spots + 2]]]
+    by_start: dict[bytes, list[bytes]] = {}
+    for piece in pieces:
+        by_start.setdefault(piece[:4], []).append(piece)
+    found = set()
+    for spot in spots.tolist():
+        near = by_start.get(chunk[spot : spot + 4], ())
+        found.update(piece for piece in near if chunk.startswith(piece, spot))
+    return found
+
+
+def _are_at(pieces: Collection[bytes], place: int) -> NDArray[numpy.bool_]:
+    """Which pairs of bytes the pieces have at a place, [65536]."""
+    wanted = numpy.zeros(2**16, dtype=numpy.bool_)
+    wanted[[int.from_bytes(piece[place : place + 2], "big") for piece in pieces]] = True
+    return wanted
 
 
 def start(

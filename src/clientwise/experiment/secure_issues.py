@@ -31,8 +31,8 @@ REFUSED = {
     "would differ by the clients that dropped out: remove it",
     "pace": "lets updates of other rounds in, and masks cancel within one round: remove it",
     "control": "has no clients that send anything: remove secure_aggregation",
-    "privacy": "noise of the server is added after the sum is known, and noise in shares by the "
-    "clients inside the masked sum is not implemented: use either of the two",
+    "privacy": "noise of the server is added after the sum is known to it, and noise of the clients "
+    "inside the masked sum is not implemented: use either of the two",
 }
 NOT_SUPPORTED = "is not supported together with secure aggregation: remove one of the two"
 
@@ -64,7 +64,9 @@ def secure_issues(
             yield f"criteria[{index}]", f"{criterion.name} {hint}"
     yield from _score_issues(settings, method)
     if experiment.federation.sampling == "poisson":
-        hint = "a Poisson cohort can have more clients than the sum has room for, and too few for the"
+        hint = (
+            "a Poisson cohort can have more clients than the sum has room for, and too few for the"
+        )
         yield KEY, f'{hint} threshold: set federation.sampling = "fixed"'
     if method.training.control_variates:
         yield "training.control_variates", f"sends a second vector: it {NOT_SUPPORTED}"
