@@ -113,6 +113,8 @@ def test_a_run_on_flower_tells_the_server_nothing_in_another_way(tiny: dict[str,
     assert refusal(tiny, {}, **flower) == ""
     beside = refusal(tiny, {}, **flower, others=[{"name": "FedAvg"}])
     assert "use one method in a run on Flower" in beside
+    again = refusal(tiny, {}, **flower, seeds=[1, 2], initial_model="a.safetensors")
+    assert "use one seed, or leave out initial_model" in again
     in_clear = refusal(tiny, {}, engine="flower")
     assert "set evaluation.clients_every = 0" in in_clear
     judged = refusal(tiny, {}, **flower, server_set={"source": "clients"})

@@ -138,6 +138,9 @@ def _flower_issues(experiment: Experiment) -> Iterator[Issue]:
         hint = "methods of one seed start with the same updates, and their weighted sums together "
         hint += "reveal them: use one method in a run on Flower"
         yield KEY, hint
+    if len(experiment.seeds) > 1 and experiment.initial_model:
+        hint = "all seeds start with initial_model, and two sums of updates of one model differ by the "
+        yield KEY, f"{hint}clients that dropped out: use one seed, or leave out initial_model"
     if experiment.evaluation.clients_every:
         hint = "every client's results on its own test set would reach the server: set "
         hint += "evaluation.clients_every = 0, and report on the server's samples"
