@@ -178,7 +178,9 @@ class SecureServer:
         """
         own: dict[int, bytes] = {}
         shares: dict[int, dict[int, bytes]] = {peer: {} for peer in self._peers}
-        names = {str(peer): peer for peer in self._peers}  # of each one, so that none is noted twice
+        names = {
+            str(peer): peer for peer in self._peers
+        }  # of each one, so that none is noted twice
 
         def read(holder: int, reply: Message) -> None:
             secret: Any = reply.get("own")
