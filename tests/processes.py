@@ -99,7 +99,7 @@ def pieces_in(chunk: bytes, pieces: Collection[bytes]) -> set[bytes]:
     by_start: dict[bytes, list[bytes]] = {}
     for piece in pieces:
         by_start.setdefault(piece[:4], []).append(piece)
-    found = set()
+    found: set[bytes] = set()
     for spot in spots.tolist():
         near = by_start.get(chunk[spot : spot + 4], ())
         found.update(piece for piece in near if chunk.startswith(piece, spot))
