@@ -92,17 +92,20 @@ def pieces_in(chunk: bytes, pieces: Collection[bytes]) -> set[bytes]:
 
     Searching for one after the other takes minutes where a chunk is a process's memory.
     """
+    anchored: dict[bytes, list[tuple[bytes, int]]] = {}
+    for piece in pieces:
+        # Four bytes that differ: memory is full of zeros
+        place = max(range(len(piece) - 3), key=lambda at: len(set(piece[at : at + 4])))
+        anchored.setdefault(piece[place : place + 4], []).append((piece, place))
     data = numpy.frombuffer(chunk, dtype=numpy.uint8)
     pairs = (data[:-1].astype(numpy.uint16) << 8) | data[1:]  # two bytes at every place
-    spots = numpy.flatnonzero(_are_at(pieces, 0)[pairs[:-2]])
-    spots = spots[_are_at(pieces, 2)[pairs[spots + 2]]]
-    by_start: dict[bytes, list[bytes]] = {}
-    for piece in pieces:
-        by_start.setdefault(piece[:4], []).append(piece)
+    spots = numpy.flatnonzero(_are_at(anchored, 0)[pairs[:-2]])
+    spots = spots[_are_at(anchored, 2)[pairs[spots + 2]]]
     found: set[bytes] = set()
     for spot in spots.tolist():
-        near = by_start.get(chunk[spot : spot + 4], ())
-        found.update(piece for piece in near if chunk.startswith(piece, spot))
+        for piece, place in anchored.get(chunk[spot : spot + 4], ()):
+            if spot >= place and chunk.startswith(piece, spot - place):
+                found.add(piece)
     return found
 
 
