@@ -1,7 +1,8 @@
-"""Secure aggregation with real processes: the server's memory and disk hold no single client's values."""
+"""Secure aggregation with real processes: the server's memory, disk and wire hold no single client's values."""
 
 from __future__ import annotations
 
+import os
 import re
 import struct
 from collections.abc import Iterator
@@ -26,7 +27,37 @@ pytestmark = [pytest.mark.flower, pytest.mark.timeout(3600)]  # the waits have l
 NAMES = ["ward-a", "ward-b", "ward-c", "ward-d"]
 CRITERIA = ["class_balance", "label_diversity"]
 PIECE = 16  # bytes of a canary: so many in a row occur nowhere by chance
-MEMORY_AT_ONCE = 2**24
+# Python imports it first. TLS hides the wire, so the SuperLink writes down the nodes' calls as it reads
+# them, and the process that runs the rounds the replies that it opens.
+LISTENING = """
+import os, sys
+
+FILE = os.open(os.environ["CLIENTWISE_WIRE"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+
+def heard(message):
+    if message is not None:
+        os.write(FILE, message.SerializeToString())
+
+if "clientwise.flower.link" in sys.orig_argv:
+    from clientwise.flower.fleet_calls import FleetCalls
+    refusal, answered = FleetCalls.refusal, FleetCalls.answered
+    def heard_request(self, request):
+        heard(request)
+        return refusal(self, request)
+    def heard_response(self, request, response):
+        heard(response)
+        return answered(self, request, response)
+    FleetCalls.refusal, FleetCalls.answered = heard_request, heard_response
+elif "flwr-serverapp" in " ".join(sys.orig_argv):
+    from flwr.common.serde import recorddict_to_proto
+    from clientwise.flower.sealing import ReplyKey
+    opened = ReplyKey.open
+    def heard_reply(self, content, message_id):
+        found = opened(self, content, message_id)
+        heard(recorddict_to_proto(found))
+        return found
+    ReplyKey.open = heard_reply
+"""
 
 
 @pytest.fixture
@@ -58,12 +89,23 @@ def start(federation: Federation, seconds: float) -> None:
         }
     )
     federation.script("certificates.sh")
+    (federation.logs / "sitecustomize.py").write_text(LISTENING, encoding="utf-8")
+    paths = [str(federation.logs), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+    listening = {"PYTHONPATH": os.pathsep.join(paths), "CLIENTWISE_WIRE": str(wire(federation))}
+    usual = federation.environment
+    federation.environment = usual | listening
     federation.start_superlink()
+    federation.environment = usual
     federation.script("agree.sh")
     for name in NAMES:
         federation.register(name)
         federation.start_node(name)
     federation.wait_for_nodes()
+
+
+def wire(federation: Federation) -> Path:
+    """What nodes and server send each other, without TLS."""
+    return federation.logs / "wire"
 
 
 def first_round(federation: Federation) -> tuple[dict[str, list[bytes]], Tensor]:
@@ -99,25 +141,6 @@ def first_round(federation: Federation) -> tuple[dict[str, list[bytes]], Tensor]
         found += [repr(number).encode() for number in numbers]
         canaries[name] = found
     return canaries, model
-
-
-def memory_of(pid: int) -> Iterator[bytes]:
-    """Everything that a process can write to, piece by piece."""
-    with Path(f"/proc/{pid}/maps").open() as maps, Path(f"/proc/{pid}/mem").open("rb", 0) as memory:
-        for line in maps:
-            area, rights = line.split()[:2]
-            if not rights.startswith("rw"):
-                continue
-            begin, end = (int(number, 16) for number in area.split("-"))
-            try:
-                memory.seek(begin)
-                while begin < end:
-                    chunk = memory.read(min(end - begin, MEMORY_AT_ONCE))
-                    begin += MEMORY_AT_ONCE
-                    if chunk.strip(b"\0"):  # not a page that was never used
-                        yield chunk
-            except (OSError, ValueError, OverflowError):
-                continue
 
 
 def server_processes(federation: Federation) -> list[int]:
@@ -156,21 +179,29 @@ def test_the_server_learns_the_sum_alone_and_survives_members_that_vanish(
     wanted = {piece: name for name, found in canaries.items() for piece in found}
     assert all(any(piece) for piece in wanted)
     known = initial.numpy().tobytes()[-PIECE:]
-    seen: set[str] = set()
-    seen_known = False
+    searched = dict.fromkeys(("memory", "wire", "files"), 0)
+    has_model = set[str]()
+    seen = set[str]()
+
+    def search(place: str, chunk: bytes) -> None:
+        searched[place] += len(chunk)
+        found = processes.pieces_in(chunk, {*wanted, known})
+        seen.update(f"{wanted[piece]} in {place}" for piece in found - {known})
+        if known in found:
+            has_model.add(place)
+
     servers = server_processes(federation)
     assert len(servers) >= 2, servers
-    searched = 0
     for pid in servers:
-        for chunk in memory_of(pid):
-            searched += len(chunk)
-            seen |= {f"{name} in memory" for piece, name in wanted.items() if piece in chunk}
-            seen_known |= known in chunk
+        for chunk in processes.memory_of(pid):
+            search("memory", chunk)
     for path in server_files(federation):
-        chunk = path.read_bytes()
-        seen |= {f"{name} in {path.name}" for piece, name in wanted.items() if piece in chunk}
-    assert searched > 2**26
-    assert seen_known, "the dump does not even have the initial model: it shows nothing"
+        search("files", path.read_bytes())
+    sent = wire(federation).read_bytes()
+    search("wire", sent)
+    assert searched["memory"] > 2**26
+    assert {"memory", "wire"} <= has_model, "the search does not even find the initial model"
+    assert all(word in sent for word in (b"signature", b"commitments", b"masked"))
     assert not seen
 
     # The sum is right, and the record has no weight and no criterion of anybody.

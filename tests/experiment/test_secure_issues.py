@@ -14,6 +14,7 @@ from clientwise.experiment.secure_issues import ALLOWED, REFUSED, identity_issue
 from clientwise.experiment.validation import validate
 
 CRITERIA = ["label_diversity", "dataset_size"]
+NOISE = {"clip": 1.0, "delta": 0.01, "noise_multiplier": 1.0}
 ADDED_LATE = "noise of the server is added after the sum is known"
 
 
@@ -82,8 +83,8 @@ def test_what_works_together(tiny: dict[str, Any], method: dict[str, Any]) -> No
         ({"secure_aggregation": {"bits": 16}}, "must be 32 or 64"),
         ({"control": "pooled"}, "remove secure_aggregation"),
         ({"training": {"control_variates": True}}, "sends a second vector"),
-        ({"privacy": {"clip": 1.0, "delta": 0.01, "noise_multiplier": 1.0}}, ADDED_LATE),
-        ({"privacy": {"clip": 1.0, "delta": 0.01, "noise_multiplier": 1.0, "local": True}}, ADDED_LATE),
+        ({"privacy": NOISE}, ADDED_LATE),
+        ({"privacy": NOISE | {"local": True}}, ADDED_LATE),
     ],
 )
 def test_what_needs_single_models_or_weights_is_refused(
@@ -112,6 +113,8 @@ def test_a_run_on_flower_tells_the_server_nothing_in_another_way(tiny: dict[str,
     assert refusal(tiny, {}, **flower) == ""
     beside = refusal(tiny, {}, **flower, others=[{"name": "FedAvg"}])
     assert "use one method in a run on Flower" in beside
+    again = refusal(tiny, {}, **flower, seeds=[1, 2], initial_model="a.safetensors")
+    assert "use one seed, or leave out initial_model" in again
     in_clear = refusal(tiny, {}, engine="flower")
     assert "set evaluation.clients_every = 0" in in_clear
     judged = refusal(tiny, {}, **flower, server_set={"source": "clients"})

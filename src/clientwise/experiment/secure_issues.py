@@ -31,8 +31,8 @@ REFUSED = {
     "would differ by the clients that dropped out: remove it",
     "pace": "lets updates of other rounds in, and masks cancel within one round: remove it",
     "control": "has no clients that send anything: remove secure_aggregation",
-    "privacy": "noise of the server is added after the sum is known, and noise in shares by the "
-    "clients inside the masked sum is not implemented: use either of the two",
+    "privacy": "noise of the server is added after the sum is known to it, and noise of the clients "
+    "inside the masked sum is not implemented: use either of the two",
 }
 NOT_SUPPORTED = "is not supported together with secure aggregation: remove one of the two"
 
@@ -64,7 +64,9 @@ def secure_issues(
             yield f"criteria[{index}]", f"{criterion.name} {hint}"
     yield from _score_issues(settings, method)
     if experiment.federation.sampling == "poisson":
-        hint = "a Poisson cohort can have more clients than the sum has room for, and too few for the"
+        hint = (
+            "a Poisson cohort can have more clients than the sum has room for, and too few for the"
+        )
         yield KEY, f'{hint} threshold: set federation.sampling = "fixed"'
     if method.training.control_variates:
         yield "training.control_variates", f"sends a second vector: it {NOT_SUPPORTED}"
@@ -136,6 +138,9 @@ def _flower_issues(experiment: Experiment) -> Iterator[Issue]:
         hint = "methods of one seed start with the same updates, and their weighted sums together "
         hint += "reveal them: use one method in a run on Flower"
         yield KEY, hint
+    if len(experiment.seeds) > 1 and experiment.initial_model:
+        hint = "all seeds start with initial_model, and two sums of updates of one model differ by the "
+        yield KEY, f"{hint}clients that dropped out: use one seed, or leave out initial_model"
     if experiment.evaluation.clients_every:
         hint = "every client's results on its own test set would reach the server: set "
         hint += "evaluation.clients_every = 0, and report on the server's samples"

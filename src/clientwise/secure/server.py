@@ -178,6 +178,9 @@ class SecureServer:
         """
         own: dict[int, bytes] = {}
         shares: dict[int, dict[int, bytes]] = {peer: {} for peer in self._peers}
+        names = {
+            str(peer): peer for peer in self._peers
+        }  # of each one, so that none is noted twice
 
         def read(holder: int, reply: Message) -> None:
             secret: Any = reply.get("own")
@@ -188,7 +191,8 @@ class SecureServer:
                 raise ProtocolError("revealed another self-mask than it committed to")
             own[holder] = read_bytes(secret, SECRET_BYTES, "a secret")
             for name, value in read_table(reply, "shares").items():
-                self._take_share(purpose, holder, name, value, shares)
+                if name in names:
+                    self._take_share(purpose, holder, names[name], value, shares)
 
         answered = [client for client in replies if client in self._survivors]
         self._each({client: replies[client] for client in answered}, read, "sent their shares")
@@ -219,14 +223,11 @@ class SecureServer:
         self,
         purpose: str,
         holder: int,
-        name: str,
+        owner: int,
         value: Any,
         shares: dict[int, dict[int, bytes]],
     ) -> None:
         """One revealed share, if it is what its owner committed to; otherwise a note."""
-        owner = int(name) if name.isdecimal() else -1
-        if owner not in shares:
-            return
         kind = "self" if owner in self._survivors else "mask"
         listed = self._commitments[owner][str(holder)]
         place = self.terms.purposes.index(purpose) * len(KINDS) + KINDS.index(kind)
