@@ -43,7 +43,7 @@ BELOW: dict[str, set[str]] = {  # package or module: what it may import of clien
         "errors",
         "limits",
     },
-    "progress": {"experiment"},
+    "progress": {"experiment", "report"},
     "flower": {
         "experiment",
         "runs",

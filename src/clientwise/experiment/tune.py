@@ -97,6 +97,7 @@ class Tuning:
     trials: Mapping[str, Sequence[Trial]]
     best: Mapping[str, Trial]
     seeds: Sequence[int]
+    is_share: bool  # whether metrics are shown in percent
 
     def at_an_end(self) -> Iterator[str]:
         """Where the best value is the least or largest that was allowed: better ones may lie beyond."""
@@ -200,7 +201,8 @@ def tune(
             sampler=settings.sampler,
         )
         tuned.append(with_values(method, found).model_copy(update={"tuned": record}))
-    return Tuning(experiment.model_copy(update={"methods": tuned}), trials, best, seeds)
+    with_best = experiment.model_copy(update={"methods": tuned})
+    return Tuning(with_best, trials, best, seeds, samples.problem.is_share)
 
 
 def _seeds(experiment: Experiment, settings: TuneSettings) -> list[int]:

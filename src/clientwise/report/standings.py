@@ -17,6 +17,7 @@ from ..runs.folder import RunFolder
 from .chain import Chain
 from .series import trains_on_server
 from .statistics import Difference, holm, paired_difference
+from .units import Unit
 
 Values = NDArray[numpy.float64]
 LastRound = list[tuple[str, int, float | None, float | None]]  # method, seed, metric, backdoor
@@ -30,10 +31,16 @@ class Federation:
     name: str
     metric: str
     higher_is_better: bool
+    is_share: bool  # whether the metric is shown in percent
     columns: tuple[str, ...]
     values: Values  # [methods, columns, seeds] of the metric; NaN: not there yet
     success: Values  # likewise, the success rate of a backdoor; NaN: there is none
     alarms: Values  # likewise, the share of false alarms; NaN: a column with hostile clients
+
+    @property
+    def unit(self) -> Unit:
+        """How the metric is written."""
+        return Unit(self.is_share)
 
     @property
     def goodness(self) -> Values:
@@ -146,12 +153,14 @@ def _federation(
     alarms = values.copy()
     metric = "accuracy"
     higher_is_better = True
+    is_share = True
     for column, cell in enumerate(cells):
         if cell.folder not in read:
             continue
         run, rows, shares = read[cell.folder]
         metric = run.metric
         higher_is_better = run.higher_is_better
+        is_share = run.is_share
         for method, seed, value, works in rows:
             index = methods.index(method), column, seeds.index(seed)
             values[index] = _or_nan(value)
@@ -159,7 +168,7 @@ def _federation(
         for (method, seed), share in shares.items():
             alarms[methods.index(method), column, seeds.index(seed)] = _or_nan(share)
     columns = tuple(cell.column for cell in cells)
-    return Federation(name, metric, higher_is_better, columns, values, success, alarms)
+    return Federation(name, metric, higher_is_better, is_share, columns, values, success, alarms)
 
 
 @dataclass(frozen=True)
