@@ -66,6 +66,10 @@ class Stopped(KeyboardInterrupt):
         self.folder = folder
 
 
+def _log_warning(text: str) -> None:
+    log.warning("warning: %s", text)  # printed as it is, without a logging setup
+
+
 def run(
     experiment: Experiment,
     out: str | Path | None = None,
@@ -74,6 +78,7 @@ def run(
     resume: bool = False,
     accept_changes: bool = False,
     on_round: OnRound | None = None,
+    on_warning: Callable[[str], None] = _log_warning,
     engines: EngineFactory | None = None,
 ) -> Path:
     """See `launch.run`. Without `engines` all clients are simulated in this process."""
@@ -113,7 +118,7 @@ def run(
             warnings = column_hints(samples) + seeds.doubts(experiment.seeds[0])
             store.set_facts({"warnings": warnings})
             for warning in warnings:
-                log.warning("warning: %s", warning)  # printed as it is, without a logging setup
+                on_warning(warning)
             sitting = _Sitting(experiment, store, seeds, trackers, on_round)
             sitting.begin(samples, on_clients)
             sitting.run(data)

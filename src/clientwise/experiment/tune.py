@@ -128,6 +128,9 @@ def load_tuning(
 ) -> tuple[Experiment, TuneSettings]:
     """An experiment and its [tune], in which `options` replace keys; see `load_experiment`."""
     where, table = read_config(source, overrides, replaced, preset)
+    if "matrix" in table:
+        hint = "is many experiments: tune a copy of this file that has no [matrix] and the data of one federation"
+        raise ConfigError(where, [("matrix", f"{hint}, then use its tuned methods here")])
     experiment = make_experiment(where, table)
     given = table.get("tune", {})
     if not isinstance(given, Mapping):

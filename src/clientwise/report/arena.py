@@ -48,6 +48,8 @@ def arena(folder: Path) -> Document:
     lead = []
     if results.missing:
         lead.append(f"Not finished: {results.missing} of {cells} are missing.")
+    for warning, count in results.warnings.items():
+        lead.append(f"Warning in {count} of {cells}: {warning}.")
     for metric, group in groups.items():
         lead += _verdict(results, metric, group)
     about = [

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
@@ -31,11 +32,11 @@ class Federation:
     name: str
     metric: str
     higher_is_better: bool
-    is_share: bool  # whether the metric is shown in percent
     columns: tuple[str, ...]
     values: Values  # [methods, columns, seeds] of the metric; NaN: not there yet
     success: Values  # likewise, the success rate of a backdoor; NaN: there is none
     alarms: Values  # likewise, the share of false alarms; NaN: a column with hostile clients
+    is_share: bool = True  # whether the metric is shown in percent
 
     @property
     def unit(self) -> Unit:
@@ -64,6 +65,7 @@ class Results:
     seeds: int
     federations: tuple[Federation, ...]
     on_server: frozenset[str] = frozenset()  # they train on the server's samples
+    warnings: Mapping[str, int] = field(default_factory=dict)  # and how many cells have each
 
     @property
     def cells(self) -> int:
@@ -112,6 +114,7 @@ def read_results(folder: Path) -> Results:
         len(seeds),
         tuple(_federation(name, matrix, cells, names, [*seeds]) for name in matrix.federations),
         frozenset(on_server),
+        Counter(text for cell in cells.values() for text in cell.run.warnings),
     )
 
 
@@ -168,7 +171,7 @@ def _federation(
         for (method, seed), share in shares.items():
             alarms[methods.index(method), column, seeds.index(seed)] = _or_nan(share)
     columns = tuple(cell.column for cell in cells)
-    return Federation(name, metric, higher_is_better, is_share, columns, values, success, alarms)
+    return Federation(name, metric, higher_is_better, columns, values, success, alarms, is_share)
 
 
 @dataclass(frozen=True)
