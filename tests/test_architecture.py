@@ -43,7 +43,6 @@ BELOW: dict[str, set[str]] = {  # package or module: what it may import of clien
         "errors",
         "limits",
     },
-    "progress": {"experiment", "report"},
     "flower": {
         "experiment",
         "runs",
@@ -56,6 +55,7 @@ BELOW: dict[str, set[str]] = {  # package or module: what it may import of clien
         "errors",
     },
     "report": {"runs", "experiment", "data", "core", "encoding", "registry", "errors"},
+    "progress": {"report", "experiment"},
     "prediction": {
         "runs",
         "experiment",
