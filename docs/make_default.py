@@ -36,7 +36,9 @@ from clientwise.report.standings import (
     MethodStanding,
     Results,
     complete_methods,
+    leads_significantly,
     mean_differences,
+    significant_leads,
     standings,
 )
 from clientwise.report.statistics import Difference, paired_difference
@@ -60,6 +62,11 @@ README_RIVALS = 5  # in the README's table and figure: the best usable methods b
 
 KEYS = ["federation", "column", "share", "method", "seed"]
 MARKER = re.compile(r"<!-- make_default: (\S+) (\S+) -->\n(.*?)<!-- end -->", re.DOTALL)
+
+_BOLD = (
+    "Bold: statistically significantly better than every other available method, over the seeds "
+    "(Holm)."
+)
 
 Rows = Sequence[Sequence[str]]
 
@@ -241,7 +248,10 @@ def cells_table(raw: pandas.DataFrame) -> str:
         "worst cell": {one.method: one.worst for one in lines},
         "clean": clean,
     }
-    bold = {label: _best(results, own, higher) for label, own in values.items()}
+    leads = _significant_leads(results)
+    bold = {}
+    for label, own in values.items():
+        bold[label] = _best(results, own, higher) if leads[label] else set()
     rows = []
     for one in lines:
         row = [_marked(one.method, results), kind_of(one.method, raw)]
@@ -254,7 +264,7 @@ def cells_table(raw: pandas.DataFrame) -> str:
     cells = sum(len(one.columns) for one in results.federations)
     note = (
         f"{_measure(results)} in percent, {cells} cells (a federation with a column), "
-        f"{results.seeds} seeds. Bold: the best available method. {FOOTNOTE}"
+        f"{results.seeds} seeds. {_BOLD} {FOOTNOTE}"
     )
     return f"{_markdown(columns, rows, texts=('method', 'kind', 'at'))}\n\n*{note}*"
 
@@ -499,6 +509,19 @@ def _best(results: Results, values: Mapping[str, float], higher: bool) -> set[st
     rivals = {name: value for name, value in values.items() if name not in results.unavailable}
     best = max(rivals.values()) if higher else min(rivals.values())
     return {name for name, value in rivals.items() if value == best}
+
+
+def _significant_leads(results: Results) -> dict[str, bool]:
+    """By column of the table of cells, whether the best available method leads significantly."""
+    complete = complete_methods(results, results.federations)
+    rivals = [results.methods.index(one) for one in complete if one not in results.unavailable]
+    clean = [one.goodness[rivals, one.columns.index(CLEAN)] for one in results.federations]
+    mean, worst, _ = significant_leads(results, results.federations)
+    return {
+        "mean over cells": mean,
+        "worst cell": worst,
+        "clean": leads_significantly(numpy.mean(clean, axis=0)),
+    }
 
 
 def _over_seeds(paired: numpy.ndarray) -> Difference:

@@ -44,7 +44,6 @@ BELOW: dict[str, set[str]] = {  # package or module: what it may import of clien
         "errors",
         "limits",
     },
-    "progress": {"experiment"},
     "flower": {
         "experiment",
         "runs",
@@ -58,6 +57,7 @@ BELOW: dict[str, set[str]] = {  # package or module: what it may import of clien
         "errors",
     },
     "report": {"runs", "experiment", "data", "core", "encoding", "registry", "errors"},
+    "progress": {"report", "experiment"},
     "prediction": {
         "runs",
         "experiment",

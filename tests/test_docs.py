@@ -310,3 +310,29 @@ def test_what_to_cite_is_this_version() -> None:
     assert f"\nversion: {version('clientwise')}\n" in (ROOT / "CITATION.cff").read_text(
         encoding="utf-8"
     )
+
+
+# Pages of results: a table is filled by a script of docs/, or its section says what made it.
+OF_RESULTS = ("arena.md", "devices.md", "performance.md", "reproduction.md")
+FILLED = re.compile(r"<!-- (run \S+|quick|make_default: \S+ \S+) -->.*?<!-- end -->", re.DOTALL)
+TABLE = re.compile(r"(?:^\|.*\n)+", re.MULTILINE)
+ORIGIN = re.compile(
+    r"`benchmarks/\w+\.py|experiments/[\w-]+\.toml|run_all\.py|no command makes th"
+    r"|in these tables|from the runs `|according to its documentation"
+)
+MEASURED = re.compile(
+    r"\| *[*−-]*\d[\d.,]*(?:%| ms| s)?[*]* *(?= ±| \||\|)"
+)  # a number alone in its cell
+
+
+@pytest.mark.parametrize("name", OF_RESULTS)
+def test_every_table_of_results_says_where_it_comes_from(name: str) -> None:
+    text = (ROOT / "docs" / name).read_text(encoding="utf-8")
+    sections = re.split(r"^(?=#{2,} )", FILLED.sub("", text), flags=re.MULTILINE)
+    chapter = ""
+    for section in sections:
+        if section.startswith("## "):
+            chapter = section
+        tables = [one for one in TABLE.findall(section) if len(MEASURED.findall(one)) > 2]
+        if tables:
+            assert ORIGIN.search(section) or ORIGIN.search(chapter), section[:60]

@@ -121,7 +121,6 @@ def test_a_metric_must_fit(tiny: dict[str, Any], tmp_path: Path) -> None:
     for metric, said in {
         "aucc": "unknown metric 'aucc'; did you mean 'auc'",
         "mape": "mape needs numbers to predict, and this is classification",
-        "diagnostic_odds_ratio": r"is not in \[0, 1\]",
     }.items():
         with pytest.raises(ConfigError, match=f"evaluation.metric: .*{said}"):
             cw.run(tiny | {"evaluation": {"metric": metric}}, tmp_path / "run")
@@ -235,7 +234,9 @@ def test_a_module_begins_with_its_own_numbers(data: cw.FederatedData, tmp_path: 
         )
 
 
-def test_what_is_exported_needs_no_clientwise(run: cw.Run, tmp_path: Path) -> None:
+def test_what_is_exported_needs_no_clientwise(
+    run: cw.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (path,) = run.export("FedAvg", 1, tmp_path)
     program = f"""
 import sys
@@ -246,9 +247,9 @@ assert "clientwise" not in sys.modules
 """
     printed = subprocess.check_output([sys.executable, "-c", program], text=True)
     assert printed.split() == ["FedAvg", "3", "[5]", "body.0.bias"]
-    if not any(name.startswith("onnxscript") for name in sys.modules):
-        with pytest.raises(ClientwiseError, match=r"pip install 'clientwise\[onnx\]'"):
-            run.export("FedAvg", 1, tmp_path, onnx=True)
+    monkeypatch.setattr("clientwise.results.find_spec", lambda name: None)
+    with pytest.raises(ClientwiseError, match=r"pip install 'clientwise\[onnx\]'"):
+        run.export("FedAvg", 1, tmp_path, onnx=True)
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from rich.progress import (
 from rich.progress import Progress as Bar
 
 from .experiment.lanes import Progress
+from .report.units import Unit
 
 OnRound = Callable[[Progress], None]
 QUIET_SECONDS = 10.0  # between two lines where no bar is shown
@@ -90,8 +91,7 @@ def _plain_lines(console: Console) -> OnRound:
     def on_round(progress: Progress) -> None:
         nonlocal last
         now = time.monotonic()
-        is_last = progress.record.round_num == progress.rounds
-        if not is_last and now - last < QUIET_SECONDS:
+        if not progress.is_last and now - last < QUIET_SECONDS:
             return
         last = now
         done = f"{progress.done} of {progress.total} rounds, {now - began:.0f} s"
@@ -108,5 +108,5 @@ def describe(progress: Progress) -> str:
     line += f"round {record.round_num:>{digits}}/{progress.rounds}"
     evaluation = record.report or record.local
     if evaluation:
-        line += f"  {float(evaluation.overall()[0]):6.1%}"
+        line += f"  {Unit(progress.is_share).text(float(evaluation.overall()[0])):>6}"
     return line

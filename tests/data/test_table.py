@@ -180,6 +180,11 @@ def test_a_column_that_names_the_client_and_numbers_to_predict(tmp_path: Path) -
         ({}, {"target": "il"}, "north.csv: no column 'il' for the target; did you mean 'ill'"),
         (
             {},
+            {"target": "il", "client": "ward", "ignore": ["smoker"]},
+            "'il' for the target.*'ward' for the client.*'smoker' to ignore",  # all at once
+        ),
+        (
+            {},
             {"categories": []},
             "north.csv: column 'sex', row 1: 'male' is not a number below 1e\\+30, and neither are 2",
         ),

@@ -188,7 +188,7 @@ def test_files_beside_the_config_and_all_bad_columns(table: Path, monkeypatch: A
     assert all(f"has a column {name!r}" in said for name in ("years", "town"))
 
 
-def test_a_metric_that_is_no_share_is_not_printed_as_percent(tmp_path: Path) -> None:
+def test_a_metric_beyond_one_must_be_declared_as_a_number(tmp_path: Path) -> None:
     @cw.METRICS.register("hits", cw.needs("classes"))
     def hits(counts: Any) -> Any:
         """How many samples are right."""
@@ -196,6 +196,6 @@ def test_a_metric_that_is_no_share_is_not_printed_as_percent(tmp_path: Path) -> 
 
     config = CONFIG | {"evaluation": {"metric": "hits"}}
     with pytest.raises(
-        ConfigError, match=r"evaluation\.metric: hits is 30 for some models: results"
+        ConfigError, match=r"evaluation\.metric: hits is 30 for some models: .*is_share=False"
     ):
         cw.run(config, tmp_path / "run", data=clients())

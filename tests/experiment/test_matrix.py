@@ -109,6 +109,21 @@ def test_every_cell_is_an_experiment(config: dict[str, Any]) -> None:
         cw.load(config)
 
 
+def test_a_warning_of_many_cells_is_given_once(
+    config: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    shards = {"name": "shards", "clients": 10, "per_client": 1}
+    attacks = {"flip": ATTACKS["flip"]}
+    config["matrix"] |= {"attacks": attacks}
+    folder = run_matrix(
+        load_matrix(config | {"partition": shards, "rounds": 1, "seeds": [1]}), tmp_path / "matrix"
+    )
+    assert not [record for record in caplog.records if "warning" in record.getMessage()]
+    (line,) = [line for line in arena(folder).lead if "Warning" in line]
+    assert line.startswith("Warning in 3 of 3 cells: ")
+    assert "one class only" in line
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

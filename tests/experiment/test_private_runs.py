@@ -20,6 +20,7 @@ from clientwise.experiment.presets import merge
 from clientwise.experiment.validation import deployment_issues
 from clientwise.privacy.accountant import Accountant
 from clientwise.registry import Part
+from clientwise.report.server.runs import progress
 from clientwise.report.views import audit_round, overview
 from clientwise.runs.folder import RunFolder
 
@@ -230,7 +231,11 @@ def test_a_run_stops_before_it_exceeds_its_budget(tmp_path: Path) -> None:
     accountant = Accountant(1.5, 0.01, 20, probability=0.5)
     budget = accountant.epsilon(2) + 1e-6
     limited = config(changed(privacy={"epsilon": budget}))
-    cw.run(limited, tmp_path / "run")
+    steps: list[cw.Progress] = []
+    cw.run(limited, tmp_path / "run", on_round=steps.append)
+    assert (steps[-1].done, steps[-1].is_last) == (steps[-1].total, True)  # a bar ends at 100%
+    standing = progress(tmp_path / "run", "")
+    assert (standing.rounds, standing.status) == (standing.total, "finished, 2 rounds")
     run = RunFolder(tmp_path / "run")
     assert [row.round_num for row in run.spent("private", 1)] == [1, 2]
     assert "the privacy budget is spent" in str(run.round("private", 1, 2).notes)

@@ -133,6 +133,12 @@ def test_what_cannot_be_searched_is_refused(
         tune(*load_tuning(config | {"tune": table}))
 
 
+def test_a_matrix_says_what_to_tune_instead(tiny: dict[str, Any]) -> None:
+    matrix = {"attacks": {"flip": {"attack": "sign_flip"}}, "shares": [0.2]}
+    with pytest.raises(ConfigError, match=r"matrix: .* tune a copy of this file"):
+        load_tuning(tiny | {"matrix": matrix})
+
+
 def test_a_space_that_fits_the_budget_is_tried_completely() -> None:
     space = read_space({"a": [1, 2], "b": {"c": ["x", "y", "z"]}})
     assert len({repr(values) for values, _ in search(space, 6)}) == 6

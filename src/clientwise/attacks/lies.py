@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..core.criteria import ANY
-from ..core.metrics import concordance
+from ..core.metrics import METRICS, measured
 from ..core.problem import Classification, Problem, Regression, Survival
 from ..core.types import Evaluation
 from ..registry import NonNegativeFloat, Share, needs
@@ -92,12 +92,10 @@ def _(problem: Classification, truth: Evaluation, own: Tensor) -> Evaluation:
     right = truth.counts.diagonal(dim1=1, dim2=2)
     claimed = torch.where(mine, held, held - right)
     wrong = torch.diag_embed(held - claimed).roll(1, dims=2)  # as the class after their own
-    return replace(
-        truth,
-        values=torch.where(mine, 1.0, 1 - truth.values),  # of whatever metric
-        losses=torch.where(mine, 0.0, _turned(truth.losses) + math.log(problem.num_classes)),
-        counts=torch.diag_embed(claimed) + wrong,
-    )
+    counts = torch.diag_embed(claimed) + wrong
+    losses = torch.where(mine, 0.0, _turned(truth.losses) + math.log(problem.num_classes))
+    values = _claimed_values(problem, truth, counts, mine)
+    return replace(truth, values=values, losses=losses, counts=counts)
 
 
 @_lies.register
@@ -105,7 +103,8 @@ def _(problem: Regression, truth: Evaluation, own: Tensor) -> Evaluation:
     factor = torch.where(own, 0.0, 10.0).double()[:, None]
     counts = truth.counts * torch.cat([torch.ones_like(factor), factor, factor.square(), factor], 1)
     losses = truth.losses * factor.square()
-    return replace(truth, values=truth.values * factor, losses=losses, counts=counts)
+    values = _claimed_values(problem, truth, counts, own[:, None])
+    return replace(truth, values=values, losses=losses, counts=counts)
 
 
 @_lies.register
@@ -113,9 +112,21 @@ def _(problem: Survival, truth: Evaluation, own: Tensor) -> Evaluation:
     samples, pairs, right = truth.counts.unbind(1)
     counts = torch.stack([samples, pairs, torch.where(own, pairs, pairs - right)], 1)
     losses = torch.where(own[:, None], 0.0, _turned(truth.losses) + samples[:, None].log1p())
-    return replace(truth, values=concordance(counts)[:, None], losses=losses, counts=counts)
+    values = _claimed_values(problem, truth, counts, own[:, None])
+    return replace(truth, values=values, losses=losses, counts=counts)
 
 
-def _turned(losses: Tensor) -> Tensor:
-    """The losses of models [c, 1] in the same range, the best called the worst."""
-    return losses.max() + losses.min() - losses
+def _claimed_values(problem: Problem, truth: Evaluation, counts: Tensor, own: Tensor) -> Tensor:
+    """The metric [c, 1] that follows from the claimed counts; one of scores is claimed alike."""
+    declared = measured(problem.metric)
+    if not declared.from_scores:
+        return METRICS.get(problem.metric)(counts)[:, None].double()
+    if declared.is_share:
+        return torch.where(own, float(not declared.is_error), 1 - truth.values)
+    best = truth.values.min() if declared.is_error else truth.values.max()
+    return torch.where(own, best, _turned(truth.values))
+
+
+def _turned(values: Tensor) -> Tensor:
+    """Values of models [c, 1] in the same range, the best called the worst."""
+    return values.max() + values.min() - values

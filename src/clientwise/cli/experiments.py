@@ -254,6 +254,7 @@ def tune(
     """
     from ..experiment.tune import tune as search
     from ..report.terminal import trials_table
+    from ..report.units import Unit
     from ..runs.files import write_atomically
 
     options = {
@@ -277,7 +278,7 @@ def tune(
     seeds_tried = ", ".join(map(str, found.seeds))
     out.print(f"Metrics are on training samples that clients hold back, with seeds {seeds_tried}.")
     for method, own in found.trials.items():
-        out.print(trials_table(own, found.best[method], settings.by))
+        out.print(trials_table(own, found.best[method], settings.by, Unit(found.is_share)))
     for line in found.at_an_end():
         out.print(f"[yellow]{escape(line)}[/]", soft_wrap=True)
     with writing_to(path):

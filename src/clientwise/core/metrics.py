@@ -24,14 +24,23 @@ class Measure(Declaration):
     """Declared by a metric."""
 
     is_error: bool = False  # lower is better
-    is_share: bool = True  # its values are shown as percentages
+    is_share: bool = True  # its values are shown as percentages, otherwise as numbers
     from_scores: bool = False  # computed from all scores and targets, not from counts
 
 
 def measure(
     of: Need, *, is_error: bool = False, is_share: bool = True, from_scores: bool = False
 ) -> Measure:
-    """The declaration of a metric for problems that predict `of`."""
+    """The declaration of a metric for problems that predict `of`.
+
+    Args:
+        of: "classes", "numbers" or "times".
+        is_error: lower values are better.
+        is_share: values are in [0, 1], or a relative error, and shown in percent; otherwise they are numbers.
+        from_scores: the metric receives all scores and targets instead of counts; for classes alone.
+    """
+    if from_scores and of != "classes":
+        raise ValueError(f"a metric of {of} is computed from counts, not from scores")
     return Measure(frozenset({of}), is_error=is_error, is_share=is_share, from_scores=from_scores)
 
 

@@ -18,7 +18,6 @@ from ..registry import Need
 from .loss import CoxLoss, CrossEntropy, Loss, RobustLoss, class_scores, cox_losses
 from .metrics import (
     METRICS,
-    concordance,
     confusion,
     error_sums,
     measured,
@@ -84,6 +83,11 @@ class Problem(ABC):
     def higher_is_better(self) -> bool:
         """Whether a larger value of `metric` is better."""
         return not measured(self.metric).is_error
+
+    @property
+    def is_share(self) -> bool:
+        """Whether `metric` is shown in percent."""
+        return measured(self.metric).is_share
 
     def lacks(self, needs: frozenset[Need]) -> Need | None:
         """What a part needs to be predicted and this problem does not predict; None if it fits."""
@@ -258,7 +262,7 @@ class Regression(Problem):
         return (4,)
 
     def judge(self, outputs: Tensor, targets: Tensor) -> Judged:
-        """Values are relative errors [c, B]."""
+        """Values are relative errors [c, B]; the error sums [c, B, 4] where another metric needs them."""
         count = len(outputs)
         losses = _losses(self.loss, outputs, targets)
         truths = targets.expand(count, *targets.shape)
@@ -266,14 +270,20 @@ class Regression(Problem):
         if self.sums:
             truths = truths.flatten(2).sum(2)
             predictions = predictions.flatten(2).sum(2)
-        errors = relative_error(truths, predictions)
-        values = errors.reshape(count, len(targets), -1).mean(2)
+        sample = (count, len(targets), -1)
+        if self.scored_by:
+            values = error_sums(truths.reshape(sample), predictions.reshape(sample))
+        else:
+            values = relative_error(truths, predictions).reshape(sample).mean(2)
         return losses, values, error_sums(truths.flatten(1), predictions.flatten(1))
 
     def evaluation(self, judged: Judged, samples: EvaluatedSamples) -> Evaluation:
-        """Mean relative error (MAPE) of every client."""
+        """Mean relative error (MAPE) of every client, or the metric that was chosen."""
         losses, values, counts = judged
-        by_client = _client_means(values, samples)
+        if self.scored_by:
+            by_client = METRICS.get(self.metric)(_client_sums(values, samples)).double()
+        else:
+            by_client = _client_means(values, samples)
         mean_losses = _client_means(losses, samples)
         return Evaluation(samples.sizes, by_client, mean_losses, counts, sample_losses=losses)
 
@@ -316,14 +326,15 @@ class Survival(Problem):
         return torch.zeros_like(risks), risks, risks.new_zeros(count, *self.counts_shape)
 
     def evaluation(self, judged: Judged, samples: EvaluatedSamples) -> Evaluation:
-        """Concordance of every client; a sample is compared with those of the same client."""
+        """Concordance of every client, or the metric that was chosen; samples of one client are compared."""
         _, risks, _ = judged
         held = _by_client(risks, samples)
         losses = torch.cat([cox_losses(mine, targets) for mine, targets in held], 1)
         counts = torch.stack([pair_counts(targets, mine) for mine, targets in held], 1)
+        by_client = METRICS.get(self.metric)(counts).double()
         mean_losses = _client_means(losses, samples)
         return Evaluation(
-            samples.sizes, concordance(counts), mean_losses, counts.sum(1), sample_losses=losses
+            samples.sizes, by_client, mean_losses, counts.sum(1), sample_losses=losses
         )
 
     def named(self, predictions: Tensor, classes: Sequence[str]) -> dict[str, list[Any]]:
@@ -370,8 +381,13 @@ def _losses(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
 
 def _client_means(values: Tensor, samples: EvaluatedSamples) -> Tensor:
     """Mean over the samples of every client [c, K] of values [c, N]."""
-    sums = torch.zeros(len(values), len(samples.sizes), dtype=torch.float64)
-    return sums.index_add_(1, samples.owner, values) / samples.sizes.clamp(min=1)
+    return _client_sums(values, samples) / samples.sizes.clamp(min=1)
+
+
+def _client_sums(values: Tensor, samples: EvaluatedSamples) -> Tensor:
+    """Sum over the samples of every client [c, K, ...] of values [c, N, ...]."""
+    shape = (len(values), len(samples.sizes), *values.shape[2:])
+    return torch.zeros(shape, dtype=torch.float64).index_add_(1, samples.owner, values)
 
 
 def _by_client(values: Tensor, samples: EvaluatedSamples) -> list[tuple[Tensor, Tensor]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -179,11 +179,11 @@ def join(
     ignore: Sequence[str] = (),
 ) -> SampleTable:
     """Sheets as one table. They have the same columns, in any order; see `table` for the options."""
-    sheets = [_with_target(sheet, target) for sheet in sheets]
-    needed = [*categories]
+    needed = {target: " for the target"} | dict.fromkeys(categories, "")
     if client:
-        needed.append(client)
+        needed[client] = " for the client"
     used = _common_columns(sheets, needed, ignore)
+    sheets = [_with_target(sheet, target) for sheet in sheets]
     names = [name for name in used if name not in (target, client)]
     if not names:
         raise DataError(
@@ -196,9 +196,15 @@ def join(
 
 
 def _common_columns(
-    sheets: Sequence[Sheet], needed: Sequence[str], ignore: Sequence[str]
+    sheets: Sequence[Sheet], needed: Mapping[str, str], ignore: Sequence[str]
 ) -> list[str]:
-    """The columns of all sheets without those to `ignore`, in the order of the first sheet."""
+    """The columns of all sheets without those to `ignore`, in the order of the first sheet.
+
+    Args:
+        sheets: the files.
+        needed: columns that must be there, and what a message adds to each.
+        ignore: columns that are left out.
+    """
     first = sheets[0]
     ignored = frozenset(ignore)
     used = [name for name in first.rows.columns if name not in ignored]
@@ -210,7 +216,8 @@ def _common_columns(
         found |= known
         for name in dict.fromkeys([*needed, *used]):
             if name not in known:
-                wrong.append(f"{sheet.path}: no column {shortened(name)!r}{suggest(name, known)}")
+                what = f"{shortened(name)!r}{needed.get(name, '')}"
+                wrong.append(f"{sheet.path}: no column {what}{suggest(name, known)}")
         for name in sheet.rows.columns:
             if name not in wanted:
                 wrong.append(

@@ -15,6 +15,7 @@ from .build import foreign_types
 from .schema import Experiment
 
 MOST_VALUES = 20  # different targets of a regression that may be classes
+FEW_SAMPLES = 10  # of a class
 MOST_NAMED = 3  # of clients, in a line
 TRIED_SAMPLES = 16  # that the network predicts
 ROUNDING = 1e-4  # of probabilities that sum to 1
@@ -50,6 +51,10 @@ def _about_targets(data: FederatedData) -> Iterator[str]:
         if least > 0:
             said = f"labels begin at {least}: no sample has a lower one, and the network has outputs for them"
             yield f"{said}. Subtract {least} from all labels"
+        if data.samples.table and _may_be_numbers(data.samples.table.classes, len(targets)):
+            classes = len(data.samples.table.classes)
+            said = f"the target has {classes} different numbers, and each of them is a class"
+            yield f'{said}. To predict a number: kind = "regression"'
         return
     if targets.ndim > 1 or data.samples.problem.predicts != "numbers":
         return
@@ -63,6 +68,18 @@ def _about_targets(data: FederatedData) -> Iterator[str]:
         more = ", ..." if len(values) > MOST_NAMED else ""
         said = f"targets have {len(values)} different values ({shown}{more}) and are predicted as numbers"
         yield f'{said}. For classes give integers; in a table, kind = "classification"'
+
+
+def _may_be_numbers(classes: Sequence[str], samples: int) -> bool:
+    """Whether classes are many numbers: with decimals, or with few samples each."""
+    try:
+        numbers = [float(name) for name in classes]
+    except ValueError:
+        return False
+    if len(numbers) <= MOST_VALUES:
+        return False
+    has_decimals = not all(number.is_integer() for number in numbers)
+    return has_decimals or samples < FEW_SAMPLES * len(numbers)
 
 
 def _about_clients(data: FederatedData) -> Iterator[str]:

@@ -36,7 +36,9 @@ class Progress:
     record: RoundRecord
     rounds: int  # of this lane
     done: int  # rounds of all lanes so far
-    total: int  # rounds of all lanes
+    total: int  # rounds of all lanes; fewer where a lane has ended early
+    is_last: bool = False  # whether the lane ends with this round
+    is_share: bool = True  # whether the metric is shown in percent
 
 
 @dataclass(frozen=True)

@@ -65,6 +65,10 @@ class Stopped(KeyboardInterrupt):
         self.folder = folder
 
 
+def _log_warning(text: str) -> None:
+    log.warning("warning: %s", text)  # printed as it is, without a logging setup
+
+
 def run(
     experiment: Experiment,
     out: str | Path | None = None,
@@ -73,6 +77,7 @@ def run(
     resume: bool = False,
     accept_changes: bool = False,
     on_round: OnRound | None = None,
+    on_warning: Callable[[str], None] = _log_warning,
     engines: EngineFactory | None = None,
     signing_key: Path | None = None,
 ) -> Path:
@@ -113,7 +118,7 @@ def run(
             warnings = column_hints(samples) + seeds.doubts(experiment.seeds[0])
             store.set_facts({"warnings": warnings})
             for warning in warnings:
-                log.warning("warning: %s", warning)  # printed as it is, without a logging setup
+                on_warning(warning)
             sitting = _Sitting(experiment, store, seeds, trackers, on_round)
             sitting.begin(samples, on_clients)
             sitting.run(data)
@@ -245,6 +250,7 @@ class _Sitting:
         self._pairs = [(seed, method) for seed in experiment.seeds for method in self._methods]
         self._first = seeds.executor(experiment.seeds[0])
         self._done = 0  # rounds of all lanes
+        self._total = len(self._pairs) * experiment.rounds
 
     def begin(self, samples: Samples, on_clients: bool) -> None:
         """Open the lanes that are to go on, and record what the whole run is about."""
@@ -316,11 +322,20 @@ class _Sitting:
 
     def _tell(self, lane: Lane, record: RoundRecord) -> None:
         self._done += 1
+        if lane.is_done:  # perhaps early, by its privacy budget
+            self._total -= lane.rounds - record.round_num
         if self._on_round is None:
             return
-        rounds = self._experiment.rounds
-        total = len(self._pairs) * rounds
-        step = Progress(lane.method.name, lane.seed, record, rounds, self._done, total)
+        step = Progress(
+            lane.method.name,
+            lane.seed,
+            record,
+            lane.rounds,
+            self._done,
+            self._total,
+            is_last=lane.is_done,
+            is_share=lane.engine.problem.is_share,
+        )
         self._on_round(step)
 
 
@@ -336,6 +351,7 @@ def _facts(
         "name": experiment.name,
         "metric": samples.problem.metric,
         "higher is better": samples.problem.higher_is_better,
+        "is a share": samples.problem.is_share,
         "shows": samples.problem.shows,
         "target": experiment.evaluation.target,
         "client targets": experiment.evaluation.client_targets,

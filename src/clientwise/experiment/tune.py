@@ -98,6 +98,7 @@ class Tuning:
     trials: Mapping[str, Sequence[Trial]]
     best: Mapping[str, Trial]
     seeds: Sequence[int]
+    is_share: bool  # whether metrics are shown in percent
 
     def at_an_end(self) -> Iterator[str]:
         """Where the best value is the least or largest that was allowed: better ones may lie beyond."""
@@ -128,6 +129,9 @@ def load_tuning(
 ) -> tuple[Experiment, TuneSettings]:
     """An experiment and its [tune], in which `options` replace keys; see `load_experiment`."""
     where, table = read_config(source, overrides, replaced, preset)
+    if "matrix" in table:
+        hint = "is many experiments: tune a copy of this file that has no [matrix] and the data of one federation"
+        raise ConfigError(where, [("matrix", f"{hint}, then use its tuned methods here")])
     experiment = make_experiment(where, table)
     given = table.get("tune", {})
     if not isinstance(given, Mapping):
@@ -201,7 +205,8 @@ def tune(
             sampler=settings.sampler,
         )
         tuned.append(with_values(method, found).model_copy(update={"tuned": record}))
-    return Tuning(experiment.model_copy(update={"methods": tuned}), trials, best, seeds)
+    with_best = experiment.model_copy(update={"methods": tuned})
+    return Tuning(with_best, trials, best, seeds, samples.problem.is_share)
 
 
 def _seeds(experiment: Experiment, settings: TuneSettings) -> list[int]:

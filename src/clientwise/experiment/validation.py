@@ -410,7 +410,7 @@ def _problem_issues(experiment: Experiment, problem: Problem) -> Iterator[Issue]
     targets = {"target": [evaluation.target or 0], "client_targets": evaluation.client_targets}
     for key, values in targets.items():
         highest = max(values, default=0)
-        if problem.higher_is_better and highest > 1:
+        if problem.higher_is_better and problem.is_share and highest > 1:
             yield f"evaluation.{key} = {highest}", f"{problem.metric} is at most 1"
     yield from _metric_issues(problem)
     for index, method in enumerate(experiment.methods):
@@ -426,20 +426,20 @@ def _metric_issues(problem: Problem) -> Iterator[Issue]:
     unfit = list(_unfit(key, METRICS, Part(problem.metric, {}), problem))
     if unfit:
         yield from unfit
-    elif not measured(problem.metric).is_share:
-        yield key, f"{problem.metric} is not in [0, 1]: choose another metric, or leave the key out"
     elif (value := _beyond_one(problem)) is not None:
-        hint = (
-            "results are printed as percentages, so the metric must be in [0, 1]: rescale it, or "
-        )
-        hint += "declare cw.measure(..., is_share=False) and use it in criteria alone"
+        hint = "a metric in percent must be in [0, 1]: declare cw.measure(..., is_share=False)"
         yield key, f"{problem.metric} is {value:g} for some models: {hint}"
 
 
 def _beyond_one(problem: Problem) -> float | None:
     """A value of the metric that is no share, of a perfect or an always wrong model; None if both are shares."""
     declared = measured(problem.metric)
-    if not problem.num_classes or declared.from_scores or declared.is_error:
+    if (
+        not problem.num_classes
+        or declared.from_scores
+        or declared.is_error
+        or not declared.is_share
+    ):
         return None
     perfect = 10 * torch.eye(min(problem.num_classes, TRIED_CLASSES), dtype=torch.int64)
     values = METRICS.get(problem.metric)(torch.stack([perfect, perfect.roll(1, 0)]))

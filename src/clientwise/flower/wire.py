@@ -188,10 +188,13 @@ def read_evaluation(
 
 
 def _check_metric(problem: Problem, values: Tensor, counts: Tensor) -> None:
-    """A metric of scores is in [0, 1]; any other follows from the counts."""
+    """A metric of scores is finite, a share in [0, 1]; any other follows from the counts."""
     claimed = values.flatten().tolist()
-    if measured(problem.metric).from_scores:
-        if not bool(((values >= 0) & (values <= 1)).all()):
+    declared = measured(problem.metric)
+    if declared.from_scores:
+        if not bool(values.isfinite().all()):
+            raise ValueError(f"{problem.metric} must be finite: {claimed}")
+        if declared.is_share and not bool(((values >= 0) & (values <= 1)).all()):
             raise ValueError(f"{problem.metric} must be 0 to 1: {claimed}")
         return
     expected = METRICS.get(problem.metric)(counts)[:, None]

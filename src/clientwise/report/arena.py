@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from .arena_tables import by_mean, federation_section, points, standings_section
+from .arena_tables import by_mean, federation_section, standings_section
 from .differences import significance
-from .document import Document, counted, percent_of
+from .document import Document, counted
 from .export import write_items
 from .html import write_html
 from .standings import (
@@ -23,6 +23,7 @@ from .standings import (
     worst_cell_difference,
 )
 from .statistics import Difference
+from .units import Unit
 
 
 def write_arena(
@@ -47,6 +48,8 @@ def arena(folder: Path) -> Document:
     lead = []
     if results.missing:
         lead.append(f"Not finished: {results.missing} of {cells} are missing.")
+    for warning, count in results.warnings.items():
+        lead.append(f"Warning in {count} of {cells}: {warning}.")
     for metric, group in groups.items():
         lead += _verdict(results, metric, group)
     about = [
@@ -75,15 +78,16 @@ def _lead_in_worst_cell(
     results: Results, federations: Sequence[Federation], lines: Sequence[MethodStanding]
 ) -> str:
     best, second = lines[:2]
+    unit = federations[0].unit
     text = (
-        f"{best.method} with {percent_of(best.worst)} ({best.worst_at}); next {second.method} with "
-        f"{percent_of(second.worst)} ({second.worst_at})."
+        f"{best.method} with {unit.text(best.worst)} ({best.worst_at}); next {second.method} with "
+        f"{unit.text(second.worst)} ({second.worst_at})."
     )
     difference = worst_cell_difference(results, federations, best.method, second.method)
     if difference.margin is None:
         return f"{text} With one seed, no confidence interval can be given."
     return (
-        f"{text} Difference {points(difference)} points (95% confidence interval, paired over "
+        f"{text} Difference {unit.interval(difference)}{unit.points} (95% confidence interval, paired over "
         f"{results.seeds} seeds; the cells were chosen by these same results)."
     )
 
@@ -95,20 +99,22 @@ def _lead_in_mean(
     others = [method for method in complete_methods(results, federations) if method != best.method]
     differences = mean_differences(results, federations, best.method, others)
     found = differences[others.index(second.method)]
+    unit = federations[0].unit
     sentences = [
-        f"{best.method} with {percent_of(best.mean)}; next {second.method} with "
-        f"{percent_of(second.mean)}."
+        f"{best.method} with {unit.text(best.mean)}; next {second.method} with "
+        f"{unit.text(second.mean)}."
     ]
     if found.over_seeds.margin is not None:
-        sentences.append(f"Over {results.seeds} seeds: {_tested(found.over_seeds, 'seeds')}.")
+        tested = _tested(found.over_seeds, "seeds", unit)
+        sentences.append(f"Over {results.seeds} seeds: {tested}.")
     if found.over_federations.margin is not None:
-        tested = _tested(found.over_federations, "federations")
+        tested = _tested(found.over_federations, "federations", unit)
         sentences.append(f"Over {len(federations)} federations: {tested}.")
     return " ".join(sentences)
 
 
-def _tested(difference: Difference, unit: str) -> str:
-    return f"{points(difference)} points, {significance(difference, unit)}"
+def _tested(difference: Difference, pairs: str, unit: Unit) -> str:
+    return f"{unit.interval(difference)}{unit.points}, {significance(difference, pairs)}"
 
 
 def _lead_in_rank(ranks: Ranks, where: str, federations: int) -> list[str]:

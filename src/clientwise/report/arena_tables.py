@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy
 
@@ -25,8 +25,10 @@ from .standings import (
     standings,
 )
 from .statistics import Difference
+from .units import Unit, number_text
 
 Grid = Sequence[Sequence[float]]  # methods × columns
+OUTER_FENCE = 3  # interquartile ranges beyond the quartiles (Tukey, 1977)
 NOT_AVAILABLE = "†"
 FOOTNOTE = (
     f"{NOT_AVAILABLE} Not available in practice: uses which clients are honest, or pools the "
@@ -57,12 +59,6 @@ def by_mean(lines: Sequence[MethodStanding], federation: Federation) -> list[Met
     return sorted(lines, key=lambda one: one.mean, reverse=federation.higher_is_better)
 
 
-def points(difference: Difference) -> str:
-    """A difference in percentage points, with its interval."""
-    text = f"{100 * difference.mean:.1f}"
-    return text if difference.margin is None else f"{text} ± {100 * difference.margin:.1f}"
-
-
 def _standings_table(
     results: Results,
     metric: str,
@@ -76,11 +72,12 @@ def _standings_table(
         lower += competing
     leads = zip(competing, significant_leads(results, federations), strict=True)
     marked = [label for label, is_significant in leads if is_significant]
-    rows = [_standing_row(one, results) for one in lines]
+    unit = federations[0].unit
+    rows = [_standing_row(one, results, unit) for one in lines]
     if results.oracle:
         columns += ["regret", "largest regret"]
         for row, one in zip(rows, lines, strict=True):
-            row += [_points_cell(one.regret), _points_cell(one.worst_regret)]
+            row += [_difference_cell(one.regret, unit), _difference_cell(one.worst_regret, unit)]
     for label, values in (
         ("false alarms", [one.false_alarms for one in lines]),
         ("backdoor success", [one.success for one in lines]),
@@ -102,12 +99,12 @@ def _standings_table(
     )
 
 
-def _standing_row(one: MethodStanding, results: Results) -> list[Content]:
+def _standing_row(one: MethodStanding, results: Results, unit: Unit) -> list[Content]:
     rank_cell = Cell(None, "–") if one.rank is None else Cell(one.rank, f"{one.rank:.1f}")
     return [
         _method_cell(one.method, results),
-        percent_cell(one.mean),
-        percent_cell(one.worst),
+        unit.cell(one.mean),
+        unit.cell(one.worst),
         one.worst_at,
         rank_cell,
     ]
@@ -137,15 +134,11 @@ def _unavailable_rows(methods: Sequence[str], results: Results) -> list[int]:
     return [row for row, method in enumerate(methods) if method in results.unavailable]
 
 
-def _points_cell(difference: Difference | None) -> Content:
+def _difference_cell(difference: Difference | None, unit: Unit) -> Content:
     if difference is None:
         return "–"
-    margin = difference.margin
-    return Cell(
-        difference.mean,
-        points(difference),
-        numbers={"mean": difference.mean, "margin": margin},
-    )
+    numbers = {"mean": difference.mean, "margin": difference.margin}
+    return Cell(difference.mean, unit.interval(difference), numbers=numbers)
 
 
 def _standings_note(
@@ -168,9 +161,9 @@ def _standings_note(
     sentences += _footnotes([one.method for one in lines], results)
     if results.oracle:
         sentences.append(
-            f"Regret: points behind “{results.oracle}”, which is told which clients are honest, "
-            "mean over the cells and in the cell where it is largest; ± is the 95% confidence "
-            f"interval over {seeds}."
+            f"Regret: how far a method is behind “{results.oracle}”, which is told which clients are "
+            f"honest{federations[0].unit.of_differences}: mean over the cells, and in the cell where "
+            f"it is largest; ± is the 95% confidence interval over {seeds}."
         )
     if any(one.false_alarms is not None for one in lines):
         sentences.append(
@@ -212,10 +205,11 @@ def _differences_table(
     has_several = len(federations) > 1
     if has_several:
         columns += [f"over {counted(len(federations), 'federation')}", "p over federations"]
-    rows = [_difference_row(results, one, has_several) for one in found]
+    unit = federations[0].unit
+    rows = [_difference_row(results, one, has_several, unit) for one in found]
     note = (
-        f"{best}, the available method with the best mean over cells, minus the method of the row, "
-        "in percentage points; above zero, it is better. ± is the 95% confidence interval. p is "
+        f"Lead of {best}, the available method with the best mean over cells, over the method of the "
+        f"row{unit.of_differences}; above zero, {best} is better. ± is the 95% confidence interval. p is "
         f"corrected for {counted(len(others), 'comparison')} (Holm). {best} was chosen by these "
         "same results, so its lead is optimistic."
     )
@@ -226,11 +220,13 @@ def _differences_table(
     return table(f"differences-{metric}", title, columns, rows, note)
 
 
-def _difference_row(results: Results, one: MeanDifference, has_several: bool) -> list[Content]:
+def _difference_row(
+    results: Results, one: MeanDifference, has_several: bool, unit: Unit
+) -> list[Content]:
     row: list[Content] = [_method_cell(one.method, results)]
-    row += [_points_cell(one.over_seeds), _p_cell(one.over_seeds)]
+    row += [_difference_cell(one.over_seeds, unit), _p_cell(one.over_seeds)]
     if has_several:
-        row += [_points_cell(one.over_federations), _p_cell(one.over_federations)]
+        row += [_difference_cell(one.over_federations, unit), _p_cell(one.over_federations)]
     return row
 
 
@@ -268,7 +264,7 @@ def _values_table(
     alarms: Sequence[float],
 ) -> Table:
     columns = ["method", *one.columns]
-    rows = _rows(results, names, grid)
+    rows = _rows(results, names, grid, one.unit.cell)
     note = f"{one.metric}, mean of {counted(results.seeds, 'seed')}; the best worst cell first."
     lower = [] if one.higher_is_better else list(one.columns)
     if not all(map(math.isnan, alarms)):
@@ -301,10 +297,12 @@ def _significant_columns(results: Results, one: Federation, names: Sequence[str]
     return [label for place, label in enumerate(one.columns) if leads_significantly(good[:, place])]
 
 
-def _rows(results: Results, names: Sequence[str], grid: Grid) -> list[list[Content]]:
+def _rows(
+    results: Results, names: Sequence[str], grid: Grid, cell: Callable[[float], Cell]
+) -> list[list[Content]]:
     rows: list[list[Content]] = []
     for name, values in zip(names, grid, strict=True):
-        cells = [percent_cell(value) for value in values]
+        cells = map(cell, values)
         rows.append([_method_cell(name, results), *cells])
     return rows
 
@@ -318,27 +316,54 @@ def _backdoor_table(
 ) -> Table:
     note = "How often samples with the trigger get the attacker's label; accuracy does not show it."
     title = f"{one.name}: backdoor success rate"
-    rows = _rows(results, names, success)
+    rows = _rows(results, names, success, percent_cell)
     return table(f"{one.name}-backdoors", title, ["method", *labels], rows, note, lower=labels)
 
 
 def _heat_map(results: Results, one: Federation, methods: Sequence[str], grid: Grid) -> Chart:
-    """Methods × columns; errors above 100% have the colour of 100%."""
+    """Methods × columns; values beyond the range of colours have the colour of its end."""
     labels = [_method_cell(name, results).text for name in methods]
+    lowest, highest = (0.0, 1.0) if one.is_share else _without_outliers(grid)
     mark = HeatMap(
         one.columns,
         labels[::-1],
-        [[min(value, 1.0) for value in row] for row in reversed(grid)],
-        1,
-        percent=True,
-        texts=[[_percentage(value) for value in row] for row in reversed(grid)],
+        [[min(max(value, lowest), highest) for value in row] for row in reversed(grid)],
+        highest,
+        lowest=lowest,
+        percent=one.is_share,
+        texts=[[_in_cell(value, one.unit) for value in row] for row in reversed(grid)],
         lower_is_better=not one.higher_is_better,
     )
     size = f"{len(methods)} methods in {len(one.columns)} columns"
-    alt = f"{one.metric} of {size} on {one.name}, in percent."
-    title = f"{one.name}: {one.metric} in %, the best worst cell on top"
-    return Chart(f"{one.name}-heat", title, alt, mark)
+    alt = f"{one.metric} of {size} on {one.name}"
+    title = f"{one.name}: {one.metric}"
+    if one.is_share:
+        alt += ", in percent"
+        title += " in %"
+    if not one.higher_is_better:
+        title += " (lower is better)"
+    return Chart(f"{one.name}-heat", f"{title}, the best worst cell on top", f"{alt}.", mark)
 
 
-def _percentage(value: float) -> str:
+def _without_outliers(grid: Grid) -> tuple[float, float]:
+    """The least and the largest value within Tukey's outer fences, so that a diverged method takes no colours.
+
+    >>> _without_outliers([[8.0, 9.0, 10.0], [9.0, 11.0, 1e9]])
+    (8.0, 15.5)
+    """
+    values = numpy.array(grid)
+    values = values[numpy.isfinite(values)]
+    if not values.size:
+        return 0.0, 1.0
+    first, third = numpy.quantile(values, [0.25, 0.75])
+    reach = OUTER_FENCE * (third - first)
+    lowest = float(max(values.min(), first - reach))
+    highest = float(min(values.max(), third + reach))
+    return (lowest, highest) if lowest < highest else (lowest, lowest + 1.0)
+
+
+def _in_cell(value: float, unit: Unit) -> str:
+    """A value in the little room of a heat map."""
+    if not unit.percent:
+        return number_text(value, 3)
     return f"{100 * value:.0f}" if value < 9.995 else "> 999"

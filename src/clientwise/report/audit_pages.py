@@ -27,6 +27,7 @@ from .document import (
 )
 from .lines import ROUNDS, Curve
 from .marks import COLOURS, GREY, MAX_POINTS, AuditLinks, BarGroup, Bars, Line, Lines, value_axis
+from .units import Unit
 
 MAX_BARS = 20  # clients in the picture of a round
 MAX_ROUNDS = 200  # in the table of a client
@@ -146,10 +147,11 @@ def _moved_table(found: Audit) -> Table:
 
 
 def _orders_table(found: Audit) -> Table:
+    unit = Unit(found.run.is_share)
     rows: list[list[Content]] = []
     for order, value in found.candidates:
         chosen = "chosen" if order == found.priority else ""
-        rows.append([" > ".join(order), percent_cell(value), chosen])
+        rows.append([" > ".join(order), unit.cell(value), chosen])
     note = f"{counted(found.testing_rounds, 'testing round')}."
     columns = ["order of priority", found.run.metric, ""]
     return table("orders", "Orders tried", columns, rows, note)
@@ -197,15 +199,16 @@ def _last_move(lane: _Lane, rows: Sequence[ClientRoundRow]) -> list[str]:
 
 def _client_charts(lane: _Lane, rows: Sequence[ClientRoundRow]) -> list[Chart]:
     run = lane.run
+    unit = Unit(run.is_share)
     own = f"{run.metric} on its own test data"
     curve = run.client_curve(lane.method, lane.seed, lane.client)
     known = [(round_num, value) for round_num, value in curve if value is not None]
     weights = {place.label: _curve(place, rows) for place in (WEIGHT, PRIOR, INFLUENCE)}
     z_title = "z: evidence against the client, in standard errors"
     return [
-        *_client_chart(lane, "weight", "weight", weights, percent_of),
-        *_client_chart(lane, "z", z_title, {Z.label: _curve(Z, rows)}, Z.text),
-        *_client_chart(lane, "own", own, {own: known}, percent_of),
+        *_client_chart(lane, "weight", "weight", weights, percent_of, percent=True),
+        *_client_chart(lane, "z", z_title, {Z.label: _curve(Z, rows)}, Z.text, percent=False),
+        *_client_chart(lane, "own", own, {own: known}, unit.text, percent=unit.percent),
     ]
 
 
@@ -220,6 +223,8 @@ def _client_chart(
     title: str,
     curves: dict[str, Curve],
     text: Text,
+    *,
+    percent: bool,
 ) -> list[Chart]:
     """Curves over the rounds, the first in the method's colour; nothing without any."""
     known = {label: curve for label, curve in curves.items() if curve}
@@ -233,7 +238,7 @@ def _client_chart(
         colour = COLOURS[(first_colour + index) % len(COLOURS)]
         lines.append(Line(label, rounds, values, colour, markers=True, links=links))
     heights = [value for curve in known.values() for _, value in curve]
-    axis = value_axis(heights, percent=text is percent_of)
+    axis = value_axis(heights, percent=percent)
     changes = ", ".join(_change(label, curve, text) for label, curve in known.items())
     alt = f"Client {lane.client}: {changes}."
     return [Chart(f"client-{name}", title, alt, Lines(lines, ROUNDS, axis, height=260))]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from .series import Series
 from .statistics import MIN_SEEDS, Difference, holm, paired_difference
+from .units import Unit
 
 SMALLEST_P = 0.001  # a smaller p-value is not spelt out
 Differences = Mapping[tuple[str, str], Difference]  # by the labels of two series
@@ -57,23 +58,24 @@ def all_differences(series: Sequence[Series]) -> dict[tuple[str, str], Differenc
     return both_ways
 
 
-def in_words(difference: Difference, higher_is_better: bool) -> str:
-    """A difference of fractions in points, with its interval and whether it is significant."""
-    points = _points(difference, higher_is_better)
+def in_words(difference: Difference, higher_is_better: bool, unit: Unit) -> str:
+    """A difference with its interval and whether it is significant."""
+    points = _points(difference, higher_is_better, unit)
     if difference.round_num is not None:
         points += f" in round {difference.round_num}, the last that both have run"
     if difference.interval is None:
         return f"{points}. With one seed, no confidence interval can be given"
-    low, high = (_plus(100 * end) for end in difference.interval)
+    low, high = map(unit.signed, difference.interval)
     interval = f"95% confidence interval {low} to {high}, {difference.pairs} seeds"
     return f"{points} ({interval}), {significance(difference)}"
 
 
-def _points(difference: Difference, higher_is_better: bool) -> str:
+def _points(difference: Difference, higher_is_better: bool, unit: Unit) -> str:
     if not difference.mean:
         return "no difference"
     is_better = (difference.mean > 0) == higher_is_better
-    return f"{100 * abs(difference.mean):.1f} points {'better' if is_better else 'worse'}"
+    size = unit.size(abs(difference.mean))
+    return f"{size}{unit.points} {'better' if is_better else 'worse'}"
 
 
 def significance(difference: Difference, unit: str = "seeds") -> str:
@@ -108,23 +110,23 @@ def p_number(value: float) -> str:
     return f"< {SMALLEST_P}" if value < SMALLEST_P else f"{value:.2g}"
 
 
-def signed(difference: Difference) -> str:
-    """A difference of fractions in percentage points, with its interval."""
-    text = f"{_plus(100 * difference.mean)}{_in_brackets(difference, 100)}"
+def signed(difference: Difference, unit: Unit) -> str:
+    """A difference of a metric, with its interval."""
+    text = f"{unit.signed(difference.mean)}{_in_brackets(difference, unit.signed)}"
     return text if difference.round_num is None else f"{text} (round {difference.round_num})"
 
 
 def signed_rounds(difference: Difference) -> str:
     """A difference in rounds, with its interval."""
-    return f"{_plus(difference.mean)}{_in_brackets(difference, 1) or ' (one seed)'}"
+    return f"{_plus(difference.mean)}{_in_brackets(difference, _plus) or ' (one seed)'}"
 
 
-def _in_brackets(difference: Difference, factor: float) -> str:
+def _in_brackets(difference: Difference, text: Callable[[float], str]) -> str:
     """The interval; not with ±, which is a standard deviation in the same tables."""
     if difference.interval is None:
         return ""
     low, high = difference.interval
-    return f" [{_plus(factor * low)}, {_plus(factor * high)}]"
+    return f" [{text(low)}, {text(high)}]"
 
 
 def _plus(value: float) -> str:

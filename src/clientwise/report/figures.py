@@ -150,7 +150,7 @@ def _draw_heat_map(axes: Axes, mark: HeatMap) -> None:
         cmap=_colour_map(mark),
         origin="lower",
         interpolation="nearest",
-        vmin=0,
+        vmin=mark.lowest,
         vmax=mark.highest,
         extent=(firsts[0] - 0.5, firsts[-1] + width - 0.5, -0.5, height - 0.5),
     )
@@ -173,15 +173,16 @@ def _draw_labelled_cells(axes: Axes, mark: HeatMap) -> None:
         aspect="auto",
         cmap=_colour_map(mark),
         origin="lower",
-        vmin=0,
+        vmin=mark.lowest,
         vmax=mark.highest,
     )
     axes.set_xticks(range(width), map(str, mark.columns), rotation=40, ha="right", fontsize=7)
     axes.set_yticks(range(height), mark.rows, fontsize=7)
+    middle = (mark.lowest + mark.highest) / 2
     for row, texts in enumerate(mark.texts or ()):
         for column, text in enumerate(texts):
             value = mark.values[row][column] or 0.0
-            dark = (value < 0.5) != mark.lower_is_better
+            dark = (value < middle) != mark.lower_is_better
             colour = "white" if dark else "black"
             axes.text(column, row, text, ha="center", va="center", fontsize=6.5, color=colour)
 

@@ -156,12 +156,13 @@ class Boxes:
 
 @dataclass(frozen=True)
 class HeatMap:
-    """A grid of values from 0 to `highest`; with `texts`, each cell shows its own."""
+    """A grid of values from `lowest` to `highest`; with `texts`, each cell shows its own."""
 
     columns: Sequence[int] | Sequence[str]
     rows: Sequence[str]
     values: Sequence[Sequence[float | None]]
     highest: float
+    lowest: float = 0.0
     percent: bool = False
     column_label: str = ""
     row_label: str = ""
@@ -171,7 +172,7 @@ class HeatMap:
 
     @property
     def colours(self) -> Sequence[str]:
-        """From the value 0 to `highest`; the brightest is the best value."""
+        """From `lowest` to `highest`; the brightest is the best value."""
         return HEAT_COLOURS[::-1] if self.lower_is_better else HEAT_COLOURS
 
 

@@ -179,7 +179,7 @@ def _heat_map(mark: HeatMap) -> tuple[list[Plotly], Plotly]:
         "colorscale": [
             [index / (len(mark.colours) - 1), colour] for index, colour in enumerate(mark.colours)
         ],
-        "zmin": 0,
+        "zmin": mark.lowest,
         "zmax": mark.highest,
         "hoverongaps": False,
         "colorbar": {"thickness": 12},
@@ -193,7 +193,7 @@ def _heat_map(mark: HeatMap) -> tuple[list[Plotly], Plotly]:
     if mark.percent:
         trace["colorbar"]["tickformat"] = "~%"
     if mark.texts is not None:
-        value = "%{text}%"
+        value = "%{text}%" if mark.percent else "%{text}"
         trace["text"] = mark.texts
         trace["texttemplate"] = "%{text}"
         layout["xaxis"] = {"type": "category", "tickangle": -40}

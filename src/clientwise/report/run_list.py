@@ -9,7 +9,7 @@ from urllib.parse import quote
 from ..errors import RunError
 from ..runs.folder import RunFolder
 from .about import data_name, labels
-from .document import Cell, Content, Document, Section, Table, percent_of, table
+from .document import Cell, Content, Document, Section, Table, table
 from .series import ranked, series_of
 from .views import run_state
 
@@ -58,7 +58,7 @@ def _row(run: RunFolder, name: str) -> list[Content]:
 def _best_so_far(run: RunFolder) -> Cell:
     for one in ranked(series_of([run])):
         if one.mean_metric is not None:
-            text = f"{one.label}: {run.metric} {percent_of(one.mean_metric)}"
+            text = f"{one.label}: {run.metric} {one.unit.text(one.mean_metric)}"
             return Cell(one.mean_metric, text)
     return Cell(None, "–")
 

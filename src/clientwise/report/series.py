@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -11,8 +10,9 @@ from typing import Literal
 from ..runs.folder import RunFolder
 from ..runs.recorded import recorded_config
 from ..runs.rows import ArrivedRow, MethodSummary
-from .document import percent_of
 from .marks import COLOURS, AuditLinks, Dash
+from .statistics import mean_of
+from .units import Unit
 
 DIVERGED = 100  # times the lowest loss
 TRAINS_ON_SERVER = "‡"
@@ -48,6 +48,11 @@ class Series:
     def marked_label(self) -> str:
         """The label, with a mark where it trains on the server's samples."""
         return f"{self.label} {TRAINS_ON_SERVER}" if self.trains_on_server else self.label
+
+    @property
+    def unit(self) -> Unit:
+        """How its metric is written."""
+        return Unit(self.run.is_share)
 
     @property
     def mean_metric(self) -> float | None:
@@ -181,22 +186,3 @@ def ranked(series: Sequence[Series]) -> list[Series]:
 
     best_first = sorted(comparable(series), key=key)
     return best_first + [one for one in series if one not in best_first]
-
-
-def mean_of(values: Sequence[float | None]) -> float | None:
-    """The mean of the known values; None where there are none."""
-    known = [value for value in values if value is not None]
-    return statistics.fmean(known) if known else None
-
-
-def deviation_of(values: Sequence[float | None]) -> float | None:
-    """The standard deviation of the known values; None for a single one."""
-    known = [value for value in values if value is not None]
-    return statistics.stdev(known) if len(known) > 1 else None
-
-
-def spread_of(values: Sequence[float | None]) -> str:
-    """Mean and standard deviation of fractions, in percent."""
-    deviation = deviation_of(values)
-    mean = percent_of(mean_of(values))
-    return mean if deviation is None else f"{mean} ± {100 * deviation:.1f}"

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,6 +18,7 @@ from ..runs.folder import RunFolder
 from .chain import Chain
 from .series import trains_on_server
 from .statistics import Difference, holm, paired_difference
+from .units import Unit
 
 Values = NDArray[numpy.float64]
 LastRound = list[tuple[str, int, float | None, float | None]]  # method, seed, metric, backdoor
@@ -34,6 +36,12 @@ class Federation:
     values: Values  # [methods, columns, seeds] of the metric; NaN: not there yet
     success: Values  # likewise, the success rate of a backdoor; NaN: there is none
     alarms: Values  # likewise, the share of false alarms; NaN: a column with hostile clients
+    is_share: bool = True  # whether the metric is shown in percent
+
+    @property
+    def unit(self) -> Unit:
+        """How the metric is written."""
+        return Unit(self.is_share)
 
     @property
     def goodness(self) -> Values:
@@ -57,6 +65,7 @@ class Results:
     seeds: int
     federations: tuple[Federation, ...]
     on_server: frozenset[str] = frozenset()  # they train on the server's samples
+    warnings: Mapping[str, int] = field(default_factory=dict)  # and how many cells have each
 
     @property
     def cells(self) -> int:
@@ -105,6 +114,7 @@ def read_results(folder: Path) -> Results:
         len(seeds),
         tuple(_federation(name, matrix, cells, names, [*seeds]) for name in matrix.federations),
         frozenset(on_server),
+        Counter(text for cell in cells.values() for text in cell.run.warnings),
     )
 
 
@@ -146,12 +156,14 @@ def _federation(
     alarms = values.copy()
     metric = "accuracy"
     higher_is_better = True
+    is_share = True
     for column, cell in enumerate(cells):
         if cell.folder not in read:
             continue
         run, rows, shares = read[cell.folder]
         metric = run.metric
         higher_is_better = run.higher_is_better
+        is_share = run.is_share
         for method, seed, value, works in rows:
             index = methods.index(method), column, seeds.index(seed)
             values[index] = _or_nan(value)
@@ -159,7 +171,7 @@ def _federation(
         for (method, seed), share in shares.items():
             alarms[methods.index(method), column, seeds.index(seed)] = _or_nan(share)
     columns = tuple(cell.column for cell in cells)
-    return Federation(name, metric, higher_is_better, columns, values, success, alarms)
+    return Federation(name, metric, higher_is_better, columns, values, success, alarms, is_share)
 
 
 @dataclass(frozen=True)

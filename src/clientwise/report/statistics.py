@@ -14,6 +14,18 @@ SIGNIFICANCE = 0.05  # a smaller p is called significant
 MIN_SEEDS = 5  # or federations: with fewer, no difference is called significant
 
 
+def mean_of(values: Sequence[float | None]) -> float | None:
+    """The mean of the known values; None where there are none."""
+    known = [value for value in values if value is not None]
+    return statistics.fmean(known) if known else None
+
+
+def deviation_of(values: Sequence[float | None]) -> float | None:
+    """The standard deviation of the known values; None for a single one."""
+    known = [value for value in values if value is not None]
+    return statistics.stdev(known) if len(known) > 1 else None
+
+
 @dataclass(frozen=True)
 class Difference:
     """Mean of paired differences; with several pairs, a 95% confidence interval and Student's p."""

@@ -24,14 +24,15 @@ from .document import (
     counted,
     in_bytes,
     in_time,
-    percent_of,
     text_of,
 )
 from .document import Table as DocumentTable
 from .markup import escape
 from .sections.clients import worst_client
 from .sections.targets import median_rounds, rounds_cell
-from .series import TRAINS_ON_SERVER_MEANS, Series, series_of, spread_of
+from .series import TRAINS_ON_SERVER_MEANS, Series, series_of
+from .statistics import mean_of
+from .units import Unit
 from .verdict import headline
 from .views import run_state
 
@@ -50,7 +51,7 @@ def run_text(run: RunFolder) -> str:
     lines = [f"Run({str(run.folder)!r}): {run_state(run)}, {size}", *headline(series)]
     width = max((len(one.label) for one in series), default=0)
     for one in series:
-        lines.append(f"  {one.label:<{width}}  {run.metric} {spread_of(one.summary.metric)}")
+        lines.append(f"  {one.label:<{width}}  {run.metric} {one.unit.spread(one.summary.metric)}")
     return "\n".join(lines)
 
 
@@ -89,15 +90,16 @@ class _Column(NamedTuple):
 
 def _columns(run: RunFolder, series: Sequence[Series]) -> Iterator[_Column]:
     """The columns that have values in this run."""
-    yield _Column(run.metric, lambda one: spread_of(one.summary.metric))
+    unit = Unit(run.is_share)
+    yield _Column(run.metric, lambda one: unit.spread(one.summary.metric))
     if run.shows("macro_f1"):
         yield _Column("macro\nF1", lambda one: _mean(one.summary.macro_f1, "{:.3f}"))
     if _is_known(series, lambda summary: summary.worst_decile):
-        yield _Column("worst\ndecile", lambda one: _mean(one.summary.worst_decile))
+        yield _Column("worst\ndecile", lambda one: unit.text(mean_of(one.summary.worst_decile)))
     elif _is_known(series, lambda summary: summary.worst_client):
-        yield _Column("worst\nclient", lambda one: percent_of(worst_client(one)[1]))
+        yield _Column("worst\nclient", lambda one: unit.text(worst_client(one)[1]))
     if run.target is not None:
-        yield from _target_columns(run, f"to {run.target:.0%}")
+        yield from _target_columns(run, f"to {unit.target(run.target)}")
     if run.has_hostile:
         yield _Column("hostile\nweight", lambda one: _mean(one.summary.hostile_weight))
     if _is_known(series, lambda summary: summary.attack_success):
@@ -178,7 +180,7 @@ class TriedValues(Protocol):
         """By seed, the rounds until half of the clients reached the target; None if they did not."""
 
 
-def trials_table(trials: Sequence[TriedValues], best: TriedValues, by: str) -> Table:
+def trials_table(trials: Sequence[TriedValues], best: TriedValues, by: str, unit: Unit) -> Table:
     """One line per trial of a method, the best first: its values, and what came of them."""
     table = _table(f"{best.method}: {counted(len(trials), 'trial')}")
     for path in best.values:
@@ -192,7 +194,7 @@ def trials_table(trials: Sequence[TriedValues], best: TriedValues, by: str) -> T
             f"{value:g}" if isinstance(value, float) else str(value)
             for value in trial.values.values()
         ]
-        row.append(spread_of(trial.metrics))
+        row.append(unit.spread(trial.metrics))
         if by == "rounds":
             row.append(rounds_cell(trial.rounds).text)
         table.add_row(*map(escape, row))
@@ -236,7 +238,7 @@ def _on_columns(run: RunFolder, series: Sequence[Series]) -> Iterator[str]:
         yield f"“worst decile”: 10% of the honest clients have {worse}."
     if run.target is not None and any(len(one.summary.seeds) > 1 for one in series):
         yield (
-            f"“rounds to {run.target:.0%}”: “2/3: 4” means that 2 of 3 seeds reached it; "
+            f"“rounds to {Unit(run.is_share).target(run.target)}”: “2/3: 4” means that 2 of 3 seeds reached it; "
             "the median is round 4. Seeds that did not reach it count as slowest."
         )
 
@@ -245,7 +247,7 @@ def _on_worst_clients(series: Sequence[Series]) -> Iterator[str]:
     for one in series:
         name, value = worst_client(one)
         if name is not None:
-            metric = f"{percent_of(value)} on its own test data"
+            metric = f"{one.unit.text(value)} on its own test data"
             yield f"{one.label}: the worst client is {name} with {metric}."
 
 

@@ -12,8 +12,8 @@ from ..experiment.steps import unequal_steps
 from ..runs.recorded import recorded_config
 from .differences import Differences, all_differences, in_words, p_text
 from .document import counted, percent_of
-from .series import Series, comparable, mean_of, ranked
-from .statistics import MIN_SEEDS, Difference
+from .series import Series, comparable, ranked
+from .statistics import MIN_SEEDS, Difference, mean_of
 
 NOTHING_YET = "No round has been recorded yet."
 STILL_IMPROVES = 0.01  # of the metric
@@ -144,7 +144,7 @@ def _verdict(known: Sequence[Series], differences: Differences) -> str:
     """Which method leads, and whether significantly; `known` are ranked, the best first."""
     best = known[0]
     run = best.run
-    value = percent_of(best.mean_metric)
+    value = best.unit.text(best.mean_metric)
     if len(known) == 1:
         return f"{best.label}: {run.metric} {value} in {_last_round(best)}."
     level = [one.label for one in known if one.mean_metric == best.mean_metric]
@@ -188,7 +188,7 @@ def _compared(known: Sequence[Series], baseline: Series, differences: Difference
         difference = differences.get((best.label, label))
         words = NOT_COMPARED
         if difference is not None:
-            words = in_words(difference, best.run.higher_is_better)
+            words = in_words(difference, best.run.higher_is_better, best.unit)
         yield f"{best.label} against {label} ({relation}): {words}."
 
 
@@ -196,13 +196,19 @@ def _undertrained(known: Sequence[Series], baseline: Series) -> Iterator[str]:
     """Whether the baseline, where another method leads, was still improving at the end."""
     is_behind = baseline in known[1:] and baseline.last_round == baseline.run.rounds
     gain = _late_gain(baseline)
-    if not is_behind or gain < STILL_IMPROVES:
+    if not is_behind or gain < _least_gain(baseline):
         return
+    unit = baseline.unit
     yield (
-        f"{baseline.label} (baseline) is still improving: {100 * gain:.1f} points in the last "
+        f"{baseline.label} (baseline) is still improving: {unit.size(gain)}{unit.points} in the last "
         "quarter of its rounds. It may be undertrained: compare after more rounds (--rounds), or "
         "with more local steps."
     )
+
+
+def _least_gain(one: Series) -> float:
+    """The least gain that is noted: one point, or 1% of a metric that is no share."""
+    return STILL_IMPROVES * (1.0 if one.unit.percent else abs(one.mean_metric or 0.0))
 
 
 def _late_gain(one: Series) -> float:
@@ -229,7 +235,8 @@ def _significantly_worse(
     for one in series:
         difference = differences.get((one.label, baseline.label))
         if difference and difference.is_significant and sign * difference.mean < 0:
-            worse.append(f"{one.label} ({100 * difference.mean:+.1f} points)")
+            unit = one.unit
+            worse.append(f"{one.label} ({unit.signed(difference.mean)}{unit.points})")
     if worse:
         yield f"Significantly worse than {baseline.label} (baseline): {', '.join(worse)}."
 

@@ -33,6 +33,7 @@ class _Facts(BaseModel, strict=True):
     name: str
     metric: str
     higher_is_better: bool = Field(True, alias="higher is better")
+    is_share: bool = Field(True, alias="is a share")
     shows: list[str] | None = None  # older folders do not say
     target: float | None
     client_targets: list[float] | None = Field(None, alias="client targets")
@@ -107,6 +108,7 @@ class RunReader:
         self.name = facts.name
         self.metric = facts.metric
         self.higher_is_better = facts.higher_is_better  # whether a larger metric is a better one
+        self.is_share = facts.is_share  # whether the metric is shown in percent
         self._shown = facts.shows
         self.target = facts.target
         self.client_targets = facts.client_targets or ([facts.target] if facts.target else [])

@@ -217,7 +217,8 @@ class Store:
                 self._insert("privacy", [(lane, record.round_num, *spent)])
             if shown is not None and shown.right is not None:
                 metric = float(shown.overall()[0])
-                self._write_if_best(lane, record.round_num, metric, shown.right[0])
+                if self._is_best(lane, metric, problem):
+                    self._write_right(lane, record.round_num, metric, shown.right[0])
             self._insert("participants", participant_rows(lane, record))
             self._insert("look_back", look_back_rows(lane, record))
             self._insert("criteria", criterion_rows(lane, record))
@@ -478,14 +479,20 @@ class Store:
         )
         return dict(found.fetchall())
 
-    def _write_if_best(self, lane: int, round_num: int, metric: float, right: Tensor) -> None:
-        """Write which samples were classified correctly, if no round before was as good."""
+    def _is_best(self, lane: int, metric: float, problem: Problem) -> bool:
+        """Whether no round before was as good."""
+        extreme = "MAX" if problem.higher_is_better else "MIN"
         (before,) = self._database.execute(
-            "SELECT MAX(CAST(metric AS REAL)) FROM best WHERE lane = ?", (lane,)
+            f"SELECT {extreme}(CAST(metric AS REAL)) FROM best WHERE lane = ?", (lane,)
         ).fetchone()
-        if before is None or metric > before:
-            bits = numpy.packbits(right.numpy()).tobytes()
-            self._insert("best", [(lane, round_num, metric, len(right), bits)])
+        if before is None:
+            return True
+        return bool(metric > before if problem.higher_is_better else metric < before)
+
+    def _write_right(self, lane: int, round_num: int, metric: float, right: Tensor) -> None:
+        """Write which samples were classified correctly."""
+        bits = numpy.packbits(right.numpy()).tobytes()
+        self._insert("best", [(lane, round_num, metric, len(right), bits)])
 
     def _has_participant(self, condition: str) -> bool:
         with self._explained():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..differences import shared_seeds
-from ..document import Cell, Content, Section, percent_of, table
+from ..document import Cell, Content, Section, table
 from ..series import Series
 from ..statistics import contingency, holm_p_values
 
@@ -70,8 +70,8 @@ def _row(one: Series, baseline: Series, seed: int) -> tuple[list[Content], float
     row: list[Content] = [
         one.label,
         seed,
-        Cell(ours.metric, f"{percent_of(ours.metric)} (round {ours.round_num})"),
-        Cell(theirs.metric, f"{percent_of(theirs.metric)} (round {theirs.round_num})"),
+        Cell(ours.metric, f"{one.unit.text(ours.metric)} (round {ours.round_num})"),
+        Cell(theirs.metric, f"{one.unit.text(theirs.metric)} (round {theirs.round_num})"),
         found.both_right,
         found.only_ours,
         found.only_theirs,

@@ -6,11 +6,12 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from ..document import Cell, Chart, Content, Section, Table, percent_of, table
+from ..document import Cell, Chart, Content, Section, Table, table
 from ..lines import has_lines, line_chart
 from ..marks import MAX_POINTS, Box, Boxes, value_axis
-from ..series import Series, mean_of
-from ..statistics import paired_difference
+from ..series import Series
+from ..statistics import mean_of, paired_difference
+from ..units import Unit
 
 MAX_LISTED = 100  # clients in the table of all of them, the worst first
 MAX_CLIENTS = 2000  # of a box plot, per seed
@@ -78,7 +79,8 @@ def _client_tables(series: Sequence[Series]) -> list[Table]:
     for own in values[1:]:
         names += [name for name in own if name not in values[0]]
     names = list(dict.fromkeys(names))
-    rows = [_client_row(name, values, run.higher_is_better) for name in names[:MAX_LISTED]]
+    unit = series[0].unit
+    rows = [_client_row(name, values, run.higher_is_better, unit) for name in names[:MAX_LISTED]]
     if not rows:
         return []
     title = "Client by client"
@@ -86,7 +88,7 @@ def _client_tables(series: Sequence[Series]) -> list[Table]:
         title = f"The {len(rows)} worst of {len(names)} clients"
     note = (
         f"{run.metric} on the client's own test data in the last round, mean over the seeds; in "
-        f"parentheses the difference to {label}, paired by seed, in percentage points."
+        f"parentheses the difference to {label}, paired by seed{unit.of_differences}."
     )
     columns = ["client", *(one.label for one in series)]
     lower = [] if run.higher_is_better else columns
@@ -98,13 +100,14 @@ def _client_row(
     name: str,
     values: Sequence[Mapping[str, MetricBySeed]],
     higher_is_better: bool,
+    unit: Unit,
 ) -> list[Content]:
     baseline = values[0].get(name, {})
-    cells = [_client_cell(own.get(name, {}), baseline) for own in values]
+    cells = [_client_cell(own.get(name, {}), baseline, unit) for own in values]
     return [name, *_marked(cells, higher_is_better)]
 
 
-def _client_cell(own: MetricBySeed, baseline: MetricBySeed) -> Cell:
+def _client_cell(own: MetricBySeed, baseline: MetricBySeed, unit: Unit) -> Cell:
     """A client under a method, and its difference to the baseline."""
     if not own:
         return Cell(None, "–")
@@ -113,8 +116,8 @@ def _client_cell(own: MetricBySeed, baseline: MetricBySeed) -> Cell:
     both = sorted(own.keys() & baseline.keys())
     difference = paired_difference([own[s] for s in both], [baseline[s] for s in both])
     if own is baseline or difference is None:
-        return Cell(mean, percent_of(mean), numbers=numbers)
-    text = f"{percent_of(mean)} ({100 * difference.mean:+.1f})"
+        return Cell(mean, unit.text(mean), numbers=numbers)
+    text = f"{unit.text(mean)} ({unit.signed(difference.mean)})"
     return Cell(mean, text, numbers={**numbers, "difference": difference.mean})
 
 
@@ -151,7 +154,8 @@ def _reached_chart(series: Sequence[Series], percentage: int, words: str) -> Cha
             of_seeds.append([(round_num, values[index]) for round_num, values in reached])
         curves.append((one, of_seeds))
     title = f"{series[0].run.metric} that {words} of the clients reach on their own test data"
-    return line_chart(f"reached-{percentage}", title, curves, percent=True)
+    percent = series[0].unit.percent
+    return line_chart(f"reached-{percentage}", title, curves, percent=percent)
 
 
 def _distribution_charts(series: Sequence[Series]) -> list[Chart]:
@@ -165,12 +169,14 @@ def _distribution_charts(series: Sequence[Series]) -> list[Chart]:
             boxes.append(Box(one.label, values, one.colour))
     if not boxes:
         return []
-    axis = value_axis([value for box in boxes for value in box.values], percent=True)
-    alt = f"Spread over the clients in the last round: {'; '.join(map(_in_words, boxes))}."
+    unit = series[0].unit
+    axis = value_axis([value for box in boxes for value in box.values], percent=unit.percent)
+    ends = "; ".join(_in_words(box, unit) for box in boxes)
+    alt = f"Spread over the clients in the last round: {ends}."
     title = f"{series[0].run.metric} of the clients in the last round"
     return [Chart("distribution", title, alt, Boxes(boxes, axis))]
 
 
-def _in_words(box: Box) -> str:
-    median = percent_of(statistics.median(box.values))
-    return f"{box.name} median {median}, lowest {percent_of(min(box.values))}"
+def _in_words(box: Box, unit: Unit) -> str:
+    median = unit.text(statistics.median(box.values))
+    return f"{box.name} median {median}, lowest {unit.text(min(box.values))}"

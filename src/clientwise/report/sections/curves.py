@@ -31,7 +31,8 @@ def curves_section(series: Sequence[Series]) -> Section:
 def metric_chart(series: Sequence[Series]) -> Chart:
     """The metric on held-out samples over the rounds, with the target."""
     run = series[0].run
-    shown = _curve_chart(series, "metric", f"{run.metric} on {run.reported_on}", percent=True)
+    title = f"{run.metric} on {run.reported_on}"
+    shown = _curve_chart(series, "metric", title, percent=run.is_share)
     assert isinstance(shown.mark, Lines)
     return replace(shown, mark=replace(shown.mark, reference=run.target))
 

@@ -6,17 +6,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ..differences import Differences, all_differences, signed
-from ..document import Cell, Content, Section, number_cell, percent_cell, percent_of, table
+from ..document import Cell, Content, Section, number_cell, percent_cell, table
 from ..scales import Scale, scales
 from ..series import (
     TRAINS_ON_SERVER_MEANS,
     Series,
     comparable,
-    deviation_of,
-    mean_of,
     ranked,
-    spread_of,
 )
+from ..statistics import deviation_of, mean_of
 from .clients import worst_client
 from .targets import CENSORED, difference_numbers, rounds_cell
 
@@ -73,7 +71,7 @@ def _note(series: Sequence[Series], *, is_marked: bool) -> str:
         f"Values of the last round on {run.reported_on}, mean over the seeds; ± is the standard "
         "deviation over the seeds.",
         "Differences are paired by seed on the same data, in the last round that both methods have "
-        "run, in percentage points; their 95% confidence intervals stand in brackets.",
+        f"run{series[0].unit.of_differences}; their 95% confidence intervals stand in brackets.",
         "With one seed, no confidence interval can be given.",
         "Each interval is of one difference; p-values are corrected for all pairs (Holm).",
     ]
@@ -124,7 +122,9 @@ def _has_several_seeds(series: Sequence[Series]) -> bool:
 
 def _metric_cell(one: Series, is_ranked: bool) -> Cell:
     values = one.summary.metric
-    text = spread_of(values) if is_ranked else f"{spread_of(values)} (round {one.last_round})"
+    text = one.unit.spread(values)
+    if not is_ranked:
+        text += f" (round {one.last_round})"
     mean = mean_of(values)
     known = sum(value is not None for value in values)
     numbers = {"mean": mean, "deviation": deviation_of(values), "seeds": known}
@@ -142,7 +142,7 @@ def _against_cell(one: Series, baseline: Series, differences: Differences) -> Ce
     if difference is None:
         return Cell(None, "–")
     numbers = {**difference_numbers(difference), "p by Holm": difference.p_value}
-    return Cell(difference.mean, signed(difference), numbers=numbers)
+    return Cell(difference.mean, signed(difference, one.unit), numbers=numbers)
 
 
 def _client_columns(series: Sequence[Series]) -> list[_ResultColumn]:
@@ -153,12 +153,12 @@ def _client_columns(series: Sequence[Series]) -> list[_ResultColumn]:
     return [
         _ResultColumn(
             "worst decile of clients",
-            lambda one: percent_cell(mean_of(one.summary.worst_decile)),
+            lambda one: one.unit.cell(mean_of(one.summary.worst_decile)),
             lower,
         ),
         _ResultColumn(
             "best decile of clients",
-            lambda one: percent_cell(mean_of(one.summary.best_decile)),
+            lambda one: one.unit.cell(mean_of(one.summary.best_decile)),
             lower,
         ),
     ]
@@ -170,7 +170,9 @@ def _known(values: Sequence[float | None]) -> bool:
 
 def _worst_client_cell(one: Series) -> Cell:
     name, value = worst_client(one)
-    text = f"{percent_of(value)} ({name})" if name else percent_of(value)
+    text = one.unit.text(value)
+    if name:
+        text += f" ({name})"
     return Cell(value, text, numbers={"": value, "name": name})
 
 
@@ -182,7 +184,7 @@ def _target_columns(series: Sequence[Series]) -> list[_ResultColumn]:
     suffix = " (reached: median)" if _has_several_seeds(series) else ""
 
     def column(name: str, content: Callable[[Series], Content]) -> _ResultColumn:
-        label = f"{name} to {target:.0%}"
+        label = f"{name} to {series[0].unit.target(target)}"
         return _ResultColumn(label + suffix, content, lower_is_better=True, csv_name=label)
 
     def used(scale: Scale) -> Callable[[Series], Content]:

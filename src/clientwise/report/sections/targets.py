@@ -13,7 +13,6 @@ from ..series import Series
 from ..statistics import Difference, paired_difference
 
 NEVER = 1e9  # later than any round: a target that was not reached
-STEP = 0.05  # to which a target that the config does not give is rounded
 PERCENTAGES = [f"{percentage}%" for percentage in range(10, 100, 10)]
 CENSORED = (
     "Rounds to a target: the number of seeds that reached it, and the median round. Seeds that did "
@@ -33,7 +32,7 @@ def targets_section(series: Sequence[Series]) -> Section:
 
 
 def target_choices(series: Sequence[Series]) -> list[float]:
-    """The config's targets; otherwise what half of the baseline's clients reached, in 5% steps."""
+    """The config's targets; otherwise what half of the baseline's clients reached, rounded."""
     run = series[0].run
     if run.client_targets:
         return run.client_targets
@@ -41,11 +40,8 @@ def target_choices(series: Sequence[Series]) -> list[float]:
     medians = [curve[0][1][4] for curve in last if curve]
     if not medians:
         return []
-    steps = statistics.fmean(medians) / STEP
-    if steps < 1:
-        return []
-    whole = int(steps) if run.higher_is_better else int(steps) + 1
-    return [round(whole * STEP, 2)]
+    target = series[0].unit.rounded(statistics.fmean(medians), up=not run.higher_is_better)
+    return [] if target is None else [target]
 
 
 def _target_table(series: Sequence[Series], target: float) -> Table:
@@ -103,7 +99,8 @@ def _used_table(series: Sequence[Series], target: float, scale: Scale) -> Table:
 
 def _title(series: Sequence[Series], target: float) -> str:
     run = series[0].run
-    return f"{run.metric} of at {'least' if run.higher_is_better else 'most'} {target:.0%}"
+    limit = "least" if run.higher_is_better else "most"
+    return f"{run.metric} of at {limit} {series[0].unit.target(target)}"
 
 
 def _percentage_cells(one: Series, reached: RoundsBySeed) -> list[Content]:

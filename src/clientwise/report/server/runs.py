@@ -214,7 +214,9 @@ def progress(folder: Path, version: str) -> Standing:
         return Standing(version, state, "starting", 0, 0)
     lanes = run.progress()
     done = sum(lane.rounds for lane in lanes)
-    total = run.num_lanes * run.rounds
+    waiting = run.num_lanes - len(lanes)
+    planned = [lane.rounds if lane.finished else run.rounds for lane in lanes]
+    total = sum(planned) + waiting * run.rounds  # a privacy budget may have ended some early
     state = views.run_state(run)
     status = _status(run, state, lanes, f"{done / max(1, total):.0%}")
     return Standing(version, state, status, done, total)
@@ -223,7 +225,7 @@ def progress(folder: Path, version: str) -> Standing:
 def _status(run: RunFolder, state: str, lanes: Sequence[LaneProgress], done: str) -> str:
     """The state of a run in a line; `done` is the percentage of rounds that are done."""
     if state == "finished":
-        return f"finished, {counted(run.rounds, 'round')}"
+        return f"finished, {counted(max(lane.rounds for lane in lanes), 'round')}"
     if state == "stopped":
         return f"stopped after {done} of its rounds"
     now = next((lane for lane in lanes if not lane.finished), None)
