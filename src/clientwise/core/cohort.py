@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from .aggregate import Aggregator, Stack, SubsetSums, can_fold
+from .bounds import InfeasibleError
 from .criteria import Arrivals, Outcome
 from .engine import Engine
 from .guard import inspect_measurements, inspect_updates
@@ -102,7 +103,11 @@ class Cohort:
         weights = posterior.weights if posterior else prior
         if not weights.any():
             return self._unchanged(priority, scores, prior, posterior)
-        weights, notes = method.bounds.apply(weights) if method.bounds else (weights, ())
+        try:
+            weights, notes = self._bounded(weights)
+        except InfeasibleError as error:
+            unchanged = self._unchanged(priority, scores, prior, posterior)
+            return replace(unchanged, weights=torch.zeros_like(weights), unmet=str(error))
         ruled = self._ruled(weights)
         moved = None if ruled is None else state.model + ruled.update
         aggregate = self._aggregator.aggregate(score, scales, weights) if moved is None else moved
@@ -123,6 +128,14 @@ class Cohort:
             rule_state=ruled.state if ruled else {},
             notes=notes + _notes_of(posterior) + self._without_effect_after_zero(priority),
         )
+
+    def _bounded(self, weights: Tensor) -> tuple[Tensor, tuple[str, ...]]:
+        """The weights [n] within the method's bounds; InfeasibleError where they cannot be."""
+        bounds = self._method.bounds
+        if bounds is None:
+            return weights, ()
+        newcomers = bounds.newcomers(self._state.policy, self.num_clients)
+        return bounds.apply(weights, self.client_ids, newcomers)
 
     def _private(self, score: Score) -> Candidate:
         """The weighted mean of clipped updates with noise; see `privacy.py`."""
@@ -242,6 +255,13 @@ class Cohort:
         for name, one in self._method.memories.items():
             memory[name] = one.after(memory[name], outcome)
         return memory
+
+    def updated_policy(self) -> dict[str, Tensor]:
+        """What the bounds remember of all clients after the round."""
+        bounds = self._method.bounds
+        if bounds is None:
+            return {}
+        return bounds.memory_after(self._state.policy, self.client_ids, self.num_clients)
 
     def _make_aggregator(self) -> Aggregator:
         """Sums if the score has fewer terms than there are clients, otherwise the whole matrix."""

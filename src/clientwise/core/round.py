@@ -36,6 +36,7 @@ LARGEST_LOSS = 1e30  # a float32 model that still learns has a smaller one
 LINE_SEARCH_POINTS = 5  # models tried between the aggregate and the tuned model
 STAYS = "the model stays as it was"
 OLD_STAYS = "the old one stays"
+UNMET = "no weights meet the bounds"
 
 
 def first_state(model: Tensor, method: Method, engine: Engine) -> ServerState:
@@ -50,6 +51,7 @@ def first_state(model: Tensor, method: Method, engine: Engine) -> ServerState:
         method.first_priority,
         evidence=evidence,
         privacy=_first_privacy(method, engine.num_clients),
+        policy=method.bounds.first_memory(engine.num_clients) if method.bounds else {},
     )
 
 
@@ -96,6 +98,7 @@ def run_round(
         evidence=chosen.posterior.memory if chosen.posterior else state.evidence,
         rule_state=chosen.rule_state,
         privacy=_spent(state, chosen, method, asked),
+        policy=cohort.updated_policy(),
     )
     notes = cohort.notes + chosen.notes + notes + adapted.notes
     record = _record(next_state, cohort, chosen, search, notes, report, local)
@@ -215,6 +218,8 @@ def with_old_model(chosen: Candidate, state: ServerState) -> Candidate:
 def _why_no_weights(chosen: Candidate, cohort: Cohort) -> str | None:
     if not len(chosen.weights):
         return "no update was accepted"
+    if chosen.unmet:
+        return f"{UNMET} ({chosen.unmet})"
     if chosen.weights.any():
         return None
     if not bool(chosen.scores.sum().isfinite()):

@@ -295,6 +295,7 @@ class Candidate:
     rule_state: Mapping[str, Tensor] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     released: Released | None = None  # of methods that add noise to the mean
+    unmet: str | None = None  # why the bounds are infeasible for these clients
 
 
 @dataclass(frozen=True)
@@ -312,6 +313,7 @@ class ServerState:
     rule_state: Mapping[str, Tensor] = field(default_factory=dict)  # of the rule
     # Of methods with differential privacy: the clipping norm, and how often clients were in a release
     privacy: Mapping[str, Tensor] = field(default_factory=dict)
+    policy: Mapping[str, Tensor] = field(default_factory=dict)  # memory of the bounds, each [K]
 
 
 @dataclass(frozen=True)

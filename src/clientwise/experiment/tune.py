@@ -320,6 +320,7 @@ class _Bench:
         """
         experiment = self._experiment
         data, hostile, executor = self._data(seed)
+        method = method.for_clients(data.names, data.num_clients)
         engine = build_engine(experiment, data, hostile, seed, executor, method)
         plan = build_plan(experiment, data.num_clients, seed, method.control)
         plan = replace(plan, evaluate_clients_every=1)

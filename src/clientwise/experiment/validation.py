@@ -30,6 +30,7 @@ from .build import build_data, build_module, build_plan, divide_samples, load_sa
 from .messages import Issue
 from .methods import MethodSettings
 from .parts import make
+from .policy_checks import policy_issues
 from .privacy_checks import (
     cohort_privacy_issues,
     deployed_privacy_issues,
@@ -482,7 +483,8 @@ def _client_issues(
     plan = build_plan(experiment, num_clients, experiment.seeds[0])
     for index, method in enumerate(experiment.build_methods()):
         place = f"methods[{index}]"
-        yield from _cohort_issues(place, method, plan.cohort_size)
+        yield from policy_issues(place, method, plan, names, num_clients)
+        yield from _buffer_issues(place, method, plan.cohort_size)
         yield from cohort_privacy_issues(place, method, plan, num_clients, experiment.rounds)
     for name, values in experiment.attributes.items():
         if len(values) != num_clients:
@@ -490,13 +492,8 @@ def _client_issues(
     yield from _group_issues(experiment.hostile, num_clients, names)
 
 
-def _cohort_issues(place: str, method: Method, size: int) -> Iterator[Issue]:
-    """Bounds and buffers that a cohort of this size cannot meet."""
-    if method.bounds:
-        try:
-            method.bounds.check(size)
-        except ValueError as error:
-            yield f"{place}.bounds", f"{error}; a round has {size} clients"
+def _buffer_issues(place: str, method: Method, size: int) -> Iterator[Issue]:
+    """Buffers that a cohort of this size cannot fill."""
     buffer = method.pace.buffer or 0
     at_work = method.pace.asks(size, 0)
     if buffer > at_work:

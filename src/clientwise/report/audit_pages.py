@@ -112,7 +112,8 @@ def audit_table(found: Audit, title: str, name: str, note: str = "") -> Table:
     """Every participant of a round: its criteria, score and weights, and what would change them."""
     columns = ["client", "remark", *(place.label for place in found.places)]
     for criterion in found.criteria:
-        columns += [f"{criterion}, measured", f"{criterion}, normalised"]
+        source = found.claimed.get(criterion, "value")
+        columns += [f"{criterion}, {source}", f"{criterion}, normalised"]
     if found.what_if:
         columns += [f"{found.what_if_label} {criterion}" for criterion in found.criteria]
         best = f"“{found.what_if_label.capitalize()}” is the weight a client would have"
@@ -189,7 +190,7 @@ def _last_move(lane: _Lane, rows: Sequence[ClientRoundRow]) -> list[str]:
     if not accepted:
         return []
     last = accepted[-1]
-    chain = Chain.of(lane.run, lane.method)
+    chain = Chain.of(lane.run, lane.method, lane.seed, last.round_num)
     remarks = chain.remarks(lane.run, lane.method, lane.seed, last.round_num, {lane.client: last})
     moved = remarks[lane.client]
     return [f"Round {last.round_num}: {'; '.join(moved)}."] if moved else []

@@ -82,8 +82,17 @@ def _version_6(database: sqlite3.Connection, into: Into) -> None:
     )
 
 
+def _version_7(database: sqlite3.Connection, into: Into) -> None:
+    """There is a table `policies`."""
+    database.execute(
+        f"""CREATE TABLE {into}.policies (
+            lane INTEGER, round_num INTEGER, policy TEXT, note TEXT,
+            PRIMARY KEY (lane, round_num)) WITHOUT ROWID"""
+    )
+
+
 # The first leads from OLDEST_VERSION to the next.
-MIGRATIONS: list[Migration] = [_version_5, _version_6]
+MIGRATIONS: list[Migration] = [_version_5, _version_6, _version_7]
 
 
 def _has_table(database: sqlite3.Connection, name: str) -> bool:

@@ -26,6 +26,7 @@ COLUMNS = {
     "criteria": f"{_CLIENT}, criterion, raw, normalised",
     "local": f"{_CLIENT}, metric, loss",
     "best": "lane, round_num, metric, num_samples, bits",
+    "policies": "lane, round_num, policy, note",
     "clock": "lane, round_num, ended",
     "privacy": "lane, round_num, epsilon, clip, deviation",
 }

@@ -97,6 +97,14 @@ class RoundRow(NamedTuple):
     notes: Json[Names]
 
 
+class PolicyRow(NamedTuple):
+    """The bounds on weights from a round on."""
+
+    round_num: int
+    policy: Json[Any]  # [methods.bounds]; None: no bounds
+    note: str | None
+
+
 class ParticipantRow(NamedTuple):
     """A client whose update arrived in a round."""
 

@@ -8,7 +8,7 @@ A change here needs a new SCHEMA_VERSION, a migration, and fixtures of the versi
 from __future__ import annotations
 
 DATABASE = "run.sqlite"
-SCHEMA_VERSION = 6  # a database says its own in `PRAGMA user_version`
+SCHEMA_VERSION = 7  # a database says its own in `PRAGMA user_version`
 
 # One statement each. `structure.py` accepts plain columns, keys and indexes, and nothing else.
 SCHEMA = (
@@ -22,6 +22,10 @@ SCHEMA = (
     num_train INTEGER, num_test INTEGER,
     hostile TEXT,  -- name of the attack; NULL: honest
     PRIMARY KEY (seed, client)) WITHOUT ROWID""",
+    """CREATE TABLE IF NOT EXISTS policies (  -- the bounds on weights, from this round on
+    lane INTEGER, round_num INTEGER,
+    policy TEXT, note TEXT,  -- [methods.bounds] as JSON, and why it is so
+    PRIMARY KEY (lane, round_num)) WITHOUT ROWID""",
     """CREATE TABLE IF NOT EXISTS rounds (
     lane INTEGER, round_num INTEGER,
     metric REAL, macro_f1 REAL, loss REAL,  -- on the server's reporting part; the problem's metric

@@ -34,6 +34,7 @@ from .schema import DATABASE, SCHEMA, SCHEMA_VERSION
 from .structure import refuse_missing_columns, refuse_programs
 
 TABLES_BY_ROUND = (
+    "policies",
     "rounds",
     "clock",
     "privacy",
@@ -134,6 +135,21 @@ class Store:
             database.execute("INSERT OR IGNORE INTO lanes (method, seed) VALUES (?, ?)", place)
             found = database.execute("SELECT lane FROM lanes WHERE method = ? AND seed = ?", place)
             return int(found.fetchone()[0])
+
+    def keep_policy(self, lane: int, round_num: int, policy: Mapping[str, object] | None) -> None:
+        """Write the bounds of a lane from this round on, where they differ from those before."""
+        text = json.dumps(policy)
+        with self._transaction() as database:
+            found = database.execute(
+                """SELECT policy FROM policies WHERE lane = ? AND round_num <= ?
+                   ORDER BY round_num DESC LIMIT 1""",
+                (lane, round_num),
+            ).fetchone()
+            before = found[0] if found else json.dumps(None)
+            if text != before:
+                note = policy.get("note") if policy else None
+                row = (lane, round_num, text, note)
+                self._insert("policies", [row])
 
     def is_lane_finished(self, method: str, seed: int) -> bool:
         """Whether a method has run all its rounds with this seed."""
