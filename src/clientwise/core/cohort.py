@@ -11,7 +11,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from .aggregate import Aggregator, Stack, SubsetSums, can_fold
+from .aggregate import Aggregator, Stack, SubsetSums, can_fold, weighted_mean
 from .bounds import InfeasibleError
 from .criteria import Arrivals, Outcome
 from .engine import Engine
@@ -104,16 +104,14 @@ class Cohort:
         if not weights.any():
             return self._unchanged(priority, scores, prior, posterior)
         try:
-            weights, notes = self._bounded(weights)
+            weights, notes = self._within_bounds(weights, range(len(weights)))
         except InfeasibleError as error:
             unchanged = self._unchanged(priority, scores, prior, posterior)
             return replace(unchanged, weights=torch.zeros_like(weights), unmet=str(error))
-        ruled = self._ruled(weights)
+        ruled = self._ruled(weights, range(len(weights)))
         moved = None if ruled is None else state.model + ruled.update
         aggregate = self._aggregator.aggregate(score, scales, weights) if moved is None else moved
-        if posterior and posterior.scale != 1:
-            # Buffers are statistics of the data and stay what they are.
-            aggregate[: self._engine.spec.num_parameters] *= posterior.scale
+        self._rescale(aggregate, posterior)
         model, step_state = method.server_step(state.model, aggregate, state.step_state)
         model = self._with_averaged_buffers(model, aggregate)
         return Candidate(
@@ -129,13 +127,48 @@ class Cohort:
             notes=notes + _notes_of(posterior) + self._without_effect_after_zero(priority),
         )
 
-    def _bounded(self, weights: Tensor) -> tuple[Tensor, tuple[str, ...]]:
-        """The weights [n] within the method's bounds; InfeasibleError where they cannot be."""
+    @property
+    def sizes(self) -> Tensor | None:
+        """Training samples of the accepted clients [n], where the server knows them."""
+        known = self._engine.train_sizes
+        return None if known is None else known[list(self.client_ids)]
+
+    def bounded(self, weights: Tensor, rows: Sequence[int]) -> Tensor:
+        """Weights of some rows within the method's bounds; InfeasibleError where they cannot be."""
+        return self._within_bounds(weights, rows)[0]
+
+    def model_of(self, weights: Tensor, rows: Sequence[int], chosen: Candidate) -> Tensor:
+        """The model [d] that some rows would give with these weights; all models are kept.
+
+        What is not about weights is that of `chosen`: the factor of its evidence on the model.
+        """
+        state = self._state
+        ruled = self._ruled(weights, rows)
+        if ruled is None:
+            assert isinstance(self._aggregator, Stack)
+            aggregate = weighted_mean([self._aggregator.models[row] for row in rows], weights)
+        else:
+            aggregate = state.model + ruled.update
+        self._rescale(aggregate, chosen.posterior)
+        model, _ = self._method.server_step(state.model, aggregate, state.step_state)
+        return self._with_averaged_buffers(model, aggregate)
+
+    def _rescale(self, aggregate: Tensor, posterior: Posterior | None) -> None:
+        """Multiply the parameters of an aggregate [d] by the evidence's factor.
+
+        Buffers are statistics of the data and stay what they are.
+        """
+        if posterior and posterior.scale != 1:
+            aggregate[: self._engine.spec.num_parameters] *= posterior.scale
+
+    def _within_bounds(
+        self, weights: Tensor, rows: Sequence[int]
+    ) -> tuple[Tensor, tuple[str, ...]]:
         bounds = self._method.bounds
         if bounds is None:
             return weights, ()
         newcomers = bounds.newcomers(self._state.policy, self.num_clients)
-        return bounds.apply(weights, self.client_ids, newcomers)
+        return bounds.apply(weights, [self.client_ids[row] for row in rows], newcomers)
 
     def _private(self, score: Score) -> Candidate:
         """The weighted mean of clipped updates with noise; see `privacy.py`."""
@@ -269,7 +302,8 @@ class Cohort:
         score = method.score
         names = method.names
         terms = score.terms_of_all_orders(names) if method.adjust else score.terms(names)
-        if terms is None or method.keeps_models or len(terms) >= len(self.asked):
+        keeps_models = method.keeps_models or self._plan.counterfactuals
+        if terms is None or keeps_models or len(terms) >= len(self.asked):
             return Stack()
         highs = [criterion.high(self._engine.problem) for criterion in method.criteria]
         if not can_fold(terms, highs):
@@ -336,12 +370,14 @@ class Cohort:
                 )
         return ()
 
-    def _ruled(self, weights: Tensor) -> Ruled | None:
-        """The steps before the rule, then the rule; None for a plain weighted mean."""
+    def _ruled(self, weights: Tensor, rows: Sequence[int]) -> Ruled | None:
+        """The steps before the rule, then the rule, on some rows; None for a plain weighted mean."""
         method = self._method
         if not method.before and method.rule is None:
             return None
         gathered = self._gathered
+        if len(rows) < len(self.client_ids):
+            gathered = gathered.select(rows)
         steps = []
         for step in method.before:
             mixed = step(gathered, weights)

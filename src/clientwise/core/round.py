@@ -16,6 +16,7 @@ from torch import Tensor
 
 from .adapt_loss import Adapted
 from .cohort import Cohort
+from .counterfactuals import counterfactuals, evaluated
 from .engine import Engine
 from .method import Method, Plan
 from .metrics import accuracy
@@ -23,6 +24,7 @@ from .priority import Search, all_orders
 from .secrecy import SecretCohort
 from .types import (
     Candidate,
+    Counterfactual,
     Evaluation,
     LookBack,
     PrivacyRecord,
@@ -69,11 +71,12 @@ def run_round(
     search = adjust_priority(cohort, state, method, engine)
     chosen = search.chosen if search else cohort.candidate(state.priority)
     local = search.evaluation if search else None  # of the chosen model, on all clients
+    others = counterfactuals(cohort, chosen) if plan.counterfactuals else ()
     if method.fine_tune and bool(chosen.model.isfinite().all()):
         chosen = replace(chosen, model=tune(chosen.model, task, method, cohort, engine))
         local = None
 
-    report, local = evaluate(chosen.model, local, round_num, plan, engine)
+    report, local, others = evaluate_all(chosen.model, others, local, round_num, plan, engine)
     notes = why_unusable(chosen, cohort, report, local)
     notes = notes or why_braked(chosen.model, state.model, method, engine)
     if notes:
@@ -105,7 +108,8 @@ def run_round(
     success = float(accuracy(triggered.counts)[0]) if triggered else None
     ended = engine.clock.now if engine.clock else None
     released = _released(chosen, method)
-    return next_state, replace(record, attack_success=success, ended=ended, released=released)
+    record = replace(record, attack_success=success, ended=ended, released=released)
+    return next_state, replace(record, counterfactuals=others)
 
 
 def gather(
@@ -156,17 +160,39 @@ def tune(model: Tensor, task: Task, method: Method, cohort: Cohort, engine: Engi
     return between[int(losses.nan_to_num(nan=torch.inf).argmin())]
 
 
+def evaluate_all(
+    model: Tensor,
+    others: tuple[Counterfactual, ...],
+    local: Evaluation | None,
+    round_num: int,
+    plan: Plan,
+    engine: Engine,
+) -> tuple[Evaluation | None, Evaluation | None, tuple[Counterfactual, ...]]:
+    """Evaluate the model [d] and all counterfactuals in one pass; see `evaluate`."""
+    models = [one.model for one in others if one.model is not None]
+    if not models:
+        return *evaluate(model, local, round_num, plan, engine), others
+    # The first counterfactual is the chosen one: without fine-tuning, it is the model itself.
+    is_first = models[0] is model
+    stacked = torch.stack(models if is_first else [model, *models])
+    report, local = evaluate(stacked, None, round_num, plan, engine)
+    rest = slice(0 if is_first else 1, None)
+    results = evaluated(others, report and report.part(rest), local and local.part(rest))
+    return report and report.pick(0), local and local.pick(0), results
+
+
 def evaluate(
     model: Tensor, local: Evaluation | None, round_num: int, plan: Plan, engine: Engine
 ) -> tuple[Evaluation | None, Evaluation | None]:
-    """Evaluate the model [d] on the server's reporting part and on the clients' own test sets.
+    """Evaluate the model [d], or models [c, d], on the server's reporting part and the clients' own test sets.
 
     The clients evaluate it if `local` does not hold that already, and either this round is due
     (`Plan.evaluates_clients`) or the server has no reporting part.
     """
-    report = engine.evaluate_server(model[None], "report")
+    models = model if model.ndim == 2 else model[None]
+    report = engine.evaluate_server(models, "report")
     if local is None and (report is None or plan.evaluates_clients(round_num)):
-        local = engine.evaluate(range(engine.num_clients), model[None])
+        local = engine.evaluate(range(engine.num_clients), models)
     return report, local
 
 

@@ -234,6 +234,16 @@ class Gathered:
     seed: int = 0  # of this round, for random draws
     training: LocalTraining = LocalTraining()  # of the clients
 
+    def select(self, rows: Sequence[int]) -> Gathered:
+        """The same of some clients."""
+        kept = list(rows)
+        return replace(
+            self,
+            client_ids=tuple(self.client_ids[row] for row in kept),
+            updates=self.updates[kept],
+            criteria={name: values[kept] for name, values in self.criteria.items()},
+        )
+
     def server_update(self) -> Tensor:
         """The update [d] of training the global model on the server's set, as a client would."""
         return self.train_server(self.global_model) - self.global_model
@@ -326,6 +336,18 @@ class PrivacyRecord:
 
 
 @dataclass(frozen=True)
+class Counterfactual:
+    """The aggregate of a round's updates under other weights; see `counterfactuals.py`."""
+
+    kind: Literal["chosen", "uniform", "size", "without"]
+    client: int | None = None  # the one that is left out
+    model: Tensor | None = None  # [d] until it is evaluated
+    reason: str | None = None  # why there is no such aggregate
+    report: Evaluation | None = None  # on the server's reporting part
+    local: Evaluation | None = None  # on every client's own test set
+
+
+@dataclass(frozen=True)
 class RoundRecord:
     """What happened in a round, with all that is needed to explain every weight."""
 
@@ -360,6 +382,7 @@ class RoundRecord:
     # Share of triggered samples on which a simulated backdoor works
     attack_success: float | None = None
     released: PrivacyRecord | None = None  # of methods with differential privacy
+    counterfactuals: tuple[Counterfactual, ...] = ()
 
 
 ServerPart = Literal[

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from ..attacks import ATTACKS
+from ..core.counterfactuals import MOST_CLIENTS
 from ..core.method import Method
 from ..core.metrics import METRICS, measured
 from ..core.priority import MAX_CRITERIA
@@ -59,6 +60,7 @@ def config_issues(experiment: Experiment) -> list[Issue]:
         *_repeated(experiment),
         *_member_issues(experiment),
         *_unmeasured(experiment),
+        *_counterfactual_issues(experiment),
         *_hostile_issues(experiment),
     ]
     if experiment.devices and experiment.federation.sampling == "poisson":
@@ -130,6 +132,20 @@ def _unmeasured(experiment: Experiment) -> Iterator[Issue]:
     if server.source == "clients":
         hint = f'"clients" evaluate models on their test sets: {TEST_SETS}'
         yield "server_set.source", hint
+
+
+def _counterfactual_issues(experiment: Experiment) -> Iterator[Issue]:
+    """Methods whose single updates must not show in the results of other weights."""
+    if not experiment.evaluation.counterfactuals:
+        return
+    key = "evaluation.counterfactuals"
+    for settings in experiment.methods:
+        if settings.secure_aggregation:
+            hint = "n other weighted sums of the same n updates reveal every update"
+            yield key, f"{settings.name} uses secure aggregation: {hint}. Set it to false"
+        if settings.privacy:
+            hint = "results without a client are a release that gets no noise"
+            yield key, f"{settings.name} has differential privacy: {hint}. Set it to false"
 
 
 def _hostile_issues(experiment: Experiment) -> Iterator[Issue]:
@@ -480,7 +496,20 @@ def _client_issues(
     if wanted is not None and wanted > num_clients:
         key = f"federation.clients_per_round = {wanted}"
         yield key, f"there are only {num_clients} clients"
+    left_out = experiment.federation.without
+    if unknown := [client for client in left_out if client >= num_clients]:
+        yield "federation.without", f"{unknown} are not clients: there are 0 to {num_clients - 1}"
+        return
     plan = build_plan(experiment, num_clients, experiment.seeds[0])
+    if not plan.members(num_clients):
+        yield "federation.without", "lists all clients: no client can be asked"
+        return
+    if plan.counterfactuals and plan.cohort_size > MOST_CLIENTS:
+        message = f"one more model for each of {plan.cohort_size} clients in a round: at most "
+        yield (
+            "evaluation.counterfactuals",
+            f"{message}{MOST_CLIENTS}; ask fewer (clients_per_round)",
+        )
     for index, method in enumerate(experiment.build_methods()):
         place = f"methods[{index}]"
         yield from policy_issues(place, method, plan, names, num_clients)

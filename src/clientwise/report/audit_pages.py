@@ -10,6 +10,7 @@ from ..runs.reader import thinned
 from ..runs.rows import ClientRoundRow
 from .audit import Audit, Participant, audit
 from .chain import INFLUENCE, PRIOR, WEIGHT, Chain, Place, Z, places
+from .counterfactuals import round_table
 from .document import (
     AuditLink,
     Cell,
@@ -45,6 +46,7 @@ def audit_round(run: RunFolder, method: str, seed: int, round_num: int) -> Docum
         items.append(_moved_table(found))
     if found.candidates:
         items.append(_orders_table(found))
+    items += round_table(run, method, seed, round_num)
     lead = [line for line in (found.explanation, *found.notes) if line]
     title = f"{method}, seed {seed}, round {round_num}"
     return Document(title, lead, [Section("audit", "Weights", "", items)])

@@ -93,6 +93,7 @@ def _sections_of_one_seed(series: Sequence[Series]) -> list[Section]:
     """Those that cannot show all seeds at once."""
     return [
         sections.weights_section(series),
+        sections.counterfactuals_section(series),
         sections.priority_section(series),
         sections.classes_section(series),
     ]

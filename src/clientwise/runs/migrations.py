@@ -83,11 +83,17 @@ def _version_6(database: sqlite3.Connection, into: Into) -> None:
 
 
 def _version_7(database: sqlite3.Connection, into: Into) -> None:
-    """There is a table `policies`."""
+    """There are tables `policies` and `counterfactuals`."""
     database.execute(
         f"""CREATE TABLE {into}.policies (
             lane INTEGER, round_num INTEGER, policy TEXT, note TEXT,
             PRIMARY KEY (lane, round_num)) WITHOUT ROWID"""
+    )
+    database.execute(
+        f"""CREATE TABLE {into}.counterfactuals (
+            lane INTEGER, round_num INTEGER, kind TEXT, excluded INTEGER, tested INTEGER,
+            metric REAL, loss REAL, reason TEXT,
+            PRIMARY KEY (lane, round_num, tested, kind, excluded)) WITHOUT ROWID"""
     )
 
 

@@ -105,6 +105,18 @@ class PolicyRow(NamedTuple):
     note: str | None
 
 
+class CounterfactualRow(NamedTuple):
+    """What the updates of a round give with other weights; see `core/counterfactuals.py`."""
+
+    round_num: int
+    kind: str
+    excluded: int  # the client that is left out; −1: none
+    tested: int  # on whose test set; −1: on the samples that the run reports on
+    metric: float | None
+    loss: float | None
+    reason: str | None  # why there is no such aggregate
+
+
 class ParticipantRow(NamedTuple):
     """A client whose update arrived in a round."""
 

@@ -69,6 +69,13 @@ SCHEMA = (
     """CREATE TABLE IF NOT EXISTS local (  -- a client's own test set, in rounds that evaluate it
     lane INTEGER, round_num INTEGER, client INTEGER, metric REAL, loss REAL,
     PRIMARY KEY (lane, round_num, client)) WITHOUT ROWID""",
+    """CREATE TABLE IF NOT EXISTS counterfactuals (  -- what the round's updates give otherwise weighed
+    lane INTEGER, round_num INTEGER,
+    kind TEXT,  -- chosen, uniform, size, without
+    excluded INTEGER,  -- the client that is left out; -1: none
+    tested INTEGER,  -- on whose test set; -1: on the samples that the run reports on
+    metric REAL, loss REAL, reason TEXT,  -- why there is no such aggregate
+    PRIMARY KEY (lane, round_num, tested, kind, excluded)) WITHOUT ROWID""",
     """CREATE TABLE IF NOT EXISTS best (  -- samples that the best model so far classified correctly
     lane INTEGER, round_num INTEGER, metric REAL,
     num_samples INTEGER, bits BLOB,  -- one bit per sample, the first one first

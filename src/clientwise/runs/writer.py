@@ -23,6 +23,7 @@ from .files import checkpoint_path, kept_path, kept_rounds
 from .migrations import migrate, refuse_newer, refuse_older, version_of
 from .records import (
     COLUMNS,
+    counterfactual_rows,
     criterion_rows,
     local_rows,
     look_back_rows,
@@ -42,6 +43,7 @@ TABLES_BY_ROUND = (
     "look_back",
     "criteria",
     "local",
+    "counterfactuals",
     "best",
 )
 _ROUNDS = "(SELECT COUNT(*) FROM rounds WHERE rounds.lane = lanes.lane)"
@@ -219,6 +221,7 @@ class Store:
             self._insert("look_back", look_back_rows(lane, record))
             self._insert("criteria", criterion_rows(lane, record))
             self._insert("local", local_rows(lane, record))
+            self._insert("counterfactuals", counterfactual_rows(lane, record, hostile))
 
     def round_values(self, lane: int, round_num: int, metric: str) -> dict[str, float]:
         """The values of a round that trackers plot, as they were written.

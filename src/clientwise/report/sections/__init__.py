@@ -3,6 +3,7 @@
 from .best_rounds import best_rounds_section
 from .clients import clients_section
 from .cost import cost_section
+from .counterfactuals import counterfactuals_section
 from .curves import curves_section
 from .loops import classes_section, priority_section
 from .privacy import privacy_section
@@ -16,6 +17,7 @@ __all__ = [
     "classes_section",
     "clients_section",
     "cost_section",
+    "counterfactuals_section",
     "curves_section",
     "priority_section",
     "privacy_section",
