@@ -34,6 +34,8 @@ from .types import (
 )
 from .weighting import divide, to_weights, without_effect, zero_for_all
 
+RUINED = 10.0  # an error beyond this counts as this much, or one client would dominate all values
+
 
 class Cohort:
     """The accepted clients of a round: their criteria, and their models as far as they must be kept."""
@@ -132,6 +134,20 @@ class Cohort:
         """Training samples of the accepted clients [n], where the server knows them."""
         known = self._engine.train_sizes
         return None if known is None else known[list(self.client_ids)]
+
+    @property
+    def model_before(self) -> Tensor:
+        """The model [d] before the round."""
+        return self._state.model
+
+    def reported(self, models: Tensor) -> Tensor:
+        """The metric of models [c, d] on the server's reporting part [c]; negative if lower is better."""
+        found = self._engine.evaluate_server(models, "report")
+        assert found is not None, "validation refuses contributions without reporting samples"
+        metric = found.overall().double()
+        if self._engine.problem.higher_is_better:
+            return metric.nan_to_num(nan=0.0)
+        return -metric.nan_to_num(nan=torch.inf).clamp(max=RUINED)
 
     def bounded(self, weights: Tensor, rows: Sequence[int]) -> Tensor:
         """Weights of some rows within the method's bounds; InfeasibleError where they cannot be."""
@@ -302,7 +318,8 @@ class Cohort:
         score = method.score
         names = method.names
         terms = score.terms_of_all_orders(names) if method.adjust else score.terms(names)
-        keeps_models = method.keeps_models or self._plan.counterfactuals
+        plan = self._plan
+        keeps_models = method.keeps_models or plan.counterfactuals or plan.shapley
         if terms is None or keeps_models or len(terms) >= len(self.asked):
             return Stack()
         highs = [criterion.high(self._engine.problem) for criterion in method.criteria]

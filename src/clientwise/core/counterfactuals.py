@@ -20,8 +20,10 @@ from torch import Tensor
 
 from .bounds import InfeasibleError
 from .cohort import Cohort
+from .contributions import Contributions, shapley
 from .types import Candidate, Counterfactual, Evaluation
 
+AT_ONCE = 64  # models evaluated together
 MOST_CLIENTS = 50  # in a round: each is one more model to evaluate
 UNKNOWN_SIZES = "the server does not know the sizes of the clients' data"
 
@@ -61,6 +63,39 @@ def evaluated(
         results.append(replace(one, model=None, report=on_server, local=on_clients))
         row += 1
     return tuple(results)
+
+
+def contributions(
+    cohort: Cohort, chosen: Candidate, random: torch.Generator
+) -> Contributions | None:
+    """Shapley values [n] of a round's clients on the server's reporting part; None without weights.
+
+    The worth of a coalition is the metric of the aggregate of its updates, weighted by their weights in the
+    round divided by their sum; that of nobody is the metric of the model before the round. A metric for
+    which lower is better counts negatively, so that a positive value is a gain.
+
+    The bounds are not applied anew: few clients alone can rarely meet them.
+    """
+    if not chosen.weights.any():
+        return None
+
+    def worth(members: Tensor) -> Tensor:
+        found = []
+        for some in torch.split(members, AT_ONCE):
+            models = [_coalition_model(cohort, chosen, one) for one in some]
+            found.append(cohort.reported(torch.stack(models)))
+        return torch.cat(found)
+
+    return shapley(worth, len(cohort.client_ids), random)
+
+
+def _coalition_model(cohort: Cohort, chosen: Candidate, members: Tensor) -> Tensor:
+    """The model [d] of a coalition, given as 0 and 1 [n]."""
+    rows = members.nonzero().flatten().tolist()
+    weights = chosen.weights[rows]
+    if not weights.any():
+        return cohort.model_before
+    return cohort.model_of(weights / weights.sum(), rows, chosen)
 
 
 def _all_of(cohort: Cohort, chosen: Candidate) -> Iterator[Counterfactual]:

@@ -130,6 +130,7 @@ class Plan:
     probability: float | None = None
     secret: bytes | None = None  # the cohorts and the noise follow from it, not from the seed
     counterfactuals: bool = False  # evaluate the aggregates of other weights, too
+    shapley: bool = False  # compute every client's contribution in every round
 
     @property
     def key(self) -> bytes:

@@ -16,12 +16,14 @@ from torch import Tensor
 
 from .adapt_loss import Adapted
 from .cohort import Cohort
-from .counterfactuals import counterfactuals, evaluated
+from .contributions import Contributions
+from .counterfactuals import contributions, counterfactuals, evaluated
 from .engine import Engine
 from .method import Method, Plan
 from .metrics import accuracy
 from .priority import Search, all_orders
 from .secrecy import SecretCohort
+from .seeding import generator
 from .types import (
     Candidate,
     Counterfactual,
@@ -72,6 +74,7 @@ def run_round(
     chosen = search.chosen if search else cohort.candidate(state.priority)
     local = search.evaluation if search else None  # of the chosen model, on all clients
     others = counterfactuals(cohort, chosen) if plan.counterfactuals else ()
+    gave = _contributions(cohort, chosen, round_num, plan) if plan.shapley else None
     if method.fine_tune and bool(chosen.model.isfinite().all()):
         chosen = replace(chosen, model=tune(chosen.model, task, method, cohort, engine))
         local = None
@@ -109,7 +112,14 @@ def run_round(
     ended = engine.clock.now if engine.clock else None
     released = _released(chosen, method)
     record = replace(record, attack_success=success, ended=ended, released=released)
-    return next_state, replace(record, counterfactuals=others)
+    return next_state, replace(record, counterfactuals=others, contributions=gave)
+
+
+def _contributions(
+    cohort: Cohort, chosen: Candidate, round_num: int, plan: Plan
+) -> Contributions | None:
+    random = generator(plan.seed, "contributions", round_num)
+    return contributions(cohort, chosen, random)
 
 
 def gather(

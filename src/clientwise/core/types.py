@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ..errors import plain
 from ..registry import Decay, NonNegativeFloat, Part, PositiveFloat, PositiveInt
+from .contributions import Contributions
 from .loss import Loss
 from .privacy import LocalNoise, Released
 
@@ -383,6 +384,7 @@ class RoundRecord:
     attack_success: float | None = None
     released: PrivacyRecord | None = None  # of methods with differential privacy
     counterfactuals: tuple[Counterfactual, ...] = ()
+    contributions: Contributions | None = None  # Shapley values of the clients [n]
 
 
 ServerPart = Literal[

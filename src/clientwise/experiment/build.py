@@ -437,4 +437,5 @@ def build_plan(
         probability=probability,
         secret=secrets.token_bytes(32) if secret else None,
         counterfactuals=experiment.evaluation.counterfactuals and control is None,
+        shapley=experiment.evaluation.shapley and control is None,
     )

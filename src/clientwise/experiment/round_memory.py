@@ -46,7 +46,7 @@ def largest_round(experiment: Experiment, data: FederatedData, size: int) -> int
     cohort = build_plan(experiment, data.num_clients, experiment.seeds[0]).cohort_size
     samples = len(data.weigh.indices) if data.weigh else 0
     built = experiment.build_methods()
-    others = experiment.evaluation.counterfactuals
+    others = experiment.evaluation.counterfactuals or experiment.evaluation.shapley
     return max(
         round_bytes(method, cohort, size, samples, counterfactuals=others) for method in built
     )

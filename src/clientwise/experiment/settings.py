@@ -129,6 +129,11 @@ class EvaluationSettings(ConfigTable):
         description="Evaluate in every round what the same updates give with equal weights, with "
         "weights by size, and without each client (docs/governance.md).",
     )
+    shapley: bool = Field(
+        False,
+        description="Compute in every round the Shapley value of each client on the server's "
+        "reporting samples: exact to ten clients in a round (1,024 models), else sampled.",
+    )
     target: PositiveFloat | None = Field(
         None,
         description="Value of the metric for rounds-to-target: the number of rounds until the "

@@ -136,9 +136,11 @@ def _unmeasured(experiment: Experiment) -> Iterator[Issue]:
 
 def _counterfactual_issues(experiment: Experiment) -> Iterator[Issue]:
     """Methods whose single updates must not show in the results of other weights."""
-    if not experiment.evaluation.counterfactuals:
+    evaluation = experiment.evaluation
+    switched_on = [key for key in ("counterfactuals", "shapley") if getattr(evaluation, key)]
+    if not switched_on:
         return
-    key = "evaluation.counterfactuals"
+    key = f"evaluation.{switched_on[0]}"
     for settings in experiment.methods:
         if settings.secure_aggregation:
             hint = "n other weighted sums of the same n updates reveal every update"
@@ -146,6 +148,11 @@ def _counterfactual_issues(experiment: Experiment) -> Iterator[Issue]:
         if settings.privacy:
             hint = "results without a client are a release that gets no noise"
             yield key, f"{settings.name} has differential privacy: {hint}. Set it to false"
+    server = experiment.server_set
+    reports = server.shared_set or server.report_fraction > 0 or server.source != "held_out"
+    if evaluation.shapley and not (experiment.server_holds_samples and reports):
+        hint = "needs reporting samples of the server: set server_set.fraction and report_fraction"
+        yield "evaluation.shapley", hint
 
 
 def _hostile_issues(experiment: Experiment) -> Iterator[Issue]:
@@ -504,7 +511,7 @@ def _client_issues(
     if not plan.members(num_clients):
         yield "federation.without", "lists all clients: no client can be asked"
         return
-    if plan.counterfactuals and plan.cohort_size > MOST_CLIENTS:
+    if (plan.counterfactuals or plan.shapley) and plan.cohort_size > MOST_CLIENTS:
         message = f"one more model for each of {plan.cohort_size} clients in a round: at most "
         yield (
             "evaluation.counterfactuals",

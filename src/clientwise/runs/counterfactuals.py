@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .reader import RunReader
-from .rows import CounterfactualRow
+from .rows import ContributionRow, CounterfactualRow
 
 _COLUMNS = "round_num, kind, excluded, tested, metric, loss, reason"
 # As the record has them: a candidate that leaves nobody out, and the samples that the run reports on
@@ -30,5 +30,14 @@ class CounterfactualReader(RunReader):
             CounterfactualRow,
             f"""SELECT {_COLUMNS} FROM counterfactuals
                 WHERE lane = ? AND tested = {REPORTED} ORDER BY round_num, kind, excluded""",
+            self.lane(method, seed),
+        )
+
+    def contributions(self, method: str, seed: int) -> list[ContributionRow]:
+        """The Shapley values of all rounds; empty where `evaluation.shapley` was off."""
+        return self._rows(
+            ContributionRow,
+            """SELECT round_num, client, shapley, error FROM contributions
+               WHERE lane = ? ORDER BY round_num, client""",
             self.lane(method, seed),
         )

@@ -83,7 +83,7 @@ def _version_6(database: sqlite3.Connection, into: Into) -> None:
 
 
 def _version_7(database: sqlite3.Connection, into: Into) -> None:
-    """There are tables `policies` and `counterfactuals`."""
+    """There are tables `policies`, `counterfactuals` and `contributions`."""
     database.execute(
         f"""CREATE TABLE {into}.policies (
             lane INTEGER, round_num INTEGER, policy TEXT, note TEXT,
@@ -94,6 +94,11 @@ def _version_7(database: sqlite3.Connection, into: Into) -> None:
             lane INTEGER, round_num INTEGER, kind TEXT, excluded INTEGER, tested INTEGER,
             metric REAL, loss REAL, reason TEXT,
             PRIMARY KEY (lane, round_num, tested, kind, excluded)) WITHOUT ROWID"""
+    )
+    database.execute(
+        f"""CREATE TABLE {into}.contributions (
+            lane INTEGER, round_num INTEGER, client INTEGER, shapley REAL, error REAL,
+            PRIMARY KEY (lane, round_num, client)) WITHOUT ROWID"""
     )
 
 

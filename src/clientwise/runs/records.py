@@ -27,6 +27,7 @@ COLUMNS = {
     "criteria": f"{_CLIENT}, criterion, raw, normalised",
     "local": f"{_CLIENT}, metric, loss",
     "counterfactuals": "lane, round_num, kind, excluded, tested, metric, loss, reason",
+    "contributions": f"{_CLIENT}, shapley, error",
     "best": "lane, round_num, metric, num_samples, bits",
     "policies": "lane, round_num, policy, note",
     "clock": "lane, round_num, ended",
@@ -162,6 +163,15 @@ def counterfactual_rows(lane: int, record: RoundRecord, hostile: Mapping[int, ob
         rows.append((*place, REPORTED, *reported, one.reason))
         rows += [(*place, *own, None) for own in _own_results(one.local)]
     return rows
+
+
+def contribution_rows(lane: int, record: RoundRecord) -> list[Row]:
+    """Rows of `contributions`; none where they were not computed."""
+    found = record.contributions
+    if found is None:
+        return []
+    values = zip(record.client_ids, found.values.tolist(), found.errors.tolist(), strict=True)
+    return [(lane, record.round_num, *row) for row in values]
 
 
 def _own_results(local: Evaluation | None) -> Iterator[tuple[int, float, float]]:

@@ -117,6 +117,15 @@ class CounterfactualRow(NamedTuple):
     reason: str | None  # why there is no such aggregate
 
 
+class ContributionRow(NamedTuple):
+    """The Shapley value of a client in a round."""
+
+    round_num: int
+    client: int
+    shapley: float | None
+    error: float | None  # its standard error; 0: all coalitions were evaluated
+
+
 class ParticipantRow(NamedTuple):
     """A client whose update arrived in a round."""
 

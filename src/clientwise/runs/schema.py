@@ -76,6 +76,10 @@ SCHEMA = (
     tested INTEGER,  -- on whose test set; -1: on the samples that the run reports on
     metric REAL, loss REAL, reason TEXT,  -- why there is no such aggregate
     PRIMARY KEY (lane, round_num, tested, kind, excluded)) WITHOUT ROWID""",
+    """CREATE TABLE IF NOT EXISTS contributions (  -- on the server's reporting samples
+    lane INTEGER, round_num INTEGER, client INTEGER,
+    shapley REAL, error REAL,  -- its standard error; 0: all coalitions were evaluated
+    PRIMARY KEY (lane, round_num, client)) WITHOUT ROWID""",
     """CREATE TABLE IF NOT EXISTS best (  -- samples that the best model so far classified correctly
     lane INTEGER, round_num INTEGER, metric REAL,
     num_samples INTEGER, bits BLOB,  -- one bit per sample, the first one first

@@ -23,6 +23,7 @@ from .files import checkpoint_path, kept_path, kept_rounds
 from .migrations import migrate, refuse_newer, refuse_older, version_of
 from .records import (
     COLUMNS,
+    contribution_rows,
     counterfactual_rows,
     criterion_rows,
     local_rows,
@@ -44,6 +45,7 @@ TABLES_BY_ROUND = (
     "criteria",
     "local",
     "counterfactuals",
+    "contributions",
     "best",
 )
 _ROUNDS = "(SELECT COUNT(*) FROM rounds WHERE rounds.lane = lanes.lane)"
@@ -222,6 +224,7 @@ class Store:
             self._insert("criteria", criterion_rows(lane, record))
             self._insert("local", local_rows(lane, record))
             self._insert("counterfactuals", counterfactual_rows(lane, record, hostile))
+            self._insert("contributions", contribution_rows(lane, record))
 
     def round_values(self, lane: int, round_num: int, metric: str) -> dict[str, float]:
         """The values of a round that trackers plot, as they were written.
