@@ -5,9 +5,10 @@ from __future__ import annotations
 import functools
 import hashlib
 import itertools
+import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import torch
 from torch import Tensor, nn
@@ -258,8 +259,10 @@ class LocalEngine:
         task gets other noise.
         """
         assert task.noise is not None
-        received = model.cpu().numpy().tobytes() + repr(task).encode()
-        request = hashlib.sha256(received).hexdigest()
+        # Not `repr(task)`: options in another order are the same task, which must not get other noise.
+        plain = asdict(task) | {"loss": asdict(task.loss.record())}
+        asked = json.dumps(plain, sort_keys=True, default=repr).encode()
+        request = hashlib.sha256(model.cpu().numpy().tobytes() + asked).hexdigest()
         names = [f"local noise/{client}/{request}" for client in clients]
         start = model.to(models)
         return start + task.noise.apply(models - start, self.noise_key, names)
