@@ -30,7 +30,7 @@ from clientwise.experiment.build import (
 from clientwise.experiment.config import load_experiment
 
 CLIENTS = 10
-NETWORKS = ("linear", "mlp", "cnn")
+NETWORKS = ("linear", "mlp")
 
 
 class Stopwatch(WrappingEngine):
