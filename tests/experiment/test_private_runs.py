@@ -343,3 +343,4 @@ def test_a_round_that_is_interrupted_counts_for_clients_that_add_secret_noise(
     counted = [one + 2 * (one >= number) for one in (1, 2, 3, 4)]
     accountant = Accountant(4.0, 0.01, 20)
     assert [row.epsilon for row in spent] == [accountant.epsilon(one) for one in counted]
+

@@ -83,10 +83,7 @@ def test_what_works_together(tiny: dict[str, Any], method: dict[str, Any]) -> No
         ({"control": "pooled"}, "remove secure_aggregation"),
         ({"training": {"control_variates": True}}, "sends a second vector"),
         ({"privacy": {"clip": 1.0, "delta": 0.01, "noise_multiplier": 1.0}}, ADDED_LATE),
-        (
-            {"privacy": {"clip": 1.0, "delta": 0.01, "noise_multiplier": 1.0, "local": True}},
-            ADDED_LATE,
-        ),
+        ({"privacy": {"clip": 1.0, "delta": 0.01, "noise_multiplier": 1.0, "local": True}}, ADDED_LATE),
     ],
 )
 def test_what_needs_single_models_or_weights_is_refused(

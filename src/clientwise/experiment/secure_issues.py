@@ -64,9 +64,7 @@ def secure_issues(
             yield f"criteria[{index}]", f"{criterion.name} {hint}"
     yield from _score_issues(settings, method)
     if experiment.federation.sampling == "poisson":
-        hint = (
-            "a Poisson cohort can have more clients than the sum has room for, and too few for the"
-        )
+        hint = "a Poisson cohort can have more clients than the sum has room for, and too few for the"
         yield KEY, f'{hint} threshold: set federation.sampling = "fixed"'
     if method.training.control_variates:
         yield "training.control_variates", f"sends a second vector: it {NOT_SUPPORTED}"
