@@ -16,7 +16,7 @@ from pydantic.fields import FieldInfo
 from .attacks import ATTACKS
 from .core.adapt_loss import LOSS_ADAPTERS
 from .core.before import BEFORE
-from .core.criteria import CRITERIA, make_criterion
+from .core.criteria import CRITERIA, source_of
 from .core.evidence import EVIDENCE
 from .core.metrics import METRICS
 from .core.priority import ADJUSTMENTS
@@ -31,9 +31,11 @@ from .data.partition import PARTITIONS
 from .experiment import settings
 from .experiment.matrix import MatrixSettings
 from .experiment.methods import (
+    GroupBounds,
     MethodSettings,
     PaceSettings,
     PrivacySettings,
+    ProbationSettings,
     SecureAggregationSettings,
     Tuned,
     WeightBounds,
@@ -170,6 +172,8 @@ _SECTIONS: tuple[tuple[str, type[ConfigTable]], ...] = (
     ("[[hostile]]", settings.HostileClients),
     ("[[methods]]", MethodSettings),
     ("[methods.bounds]", WeightBounds),
+    ("[[methods.bounds.groups]]", GroupBounds),
+    ("[methods.bounds.probation]", ProbationSettings),
     ("[methods.pace]", PaceSettings),
     ("[methods.tuned]", Tuned),
     ("[methods.privacy]", PrivacySettings),
@@ -233,7 +237,7 @@ def _part_row(registry: Registry[Any], name: str) -> str:
     options = signature(registry, name).removeprefix(name).strip(" ()") or "–"
     meaning = _cell(registry.describe(name))
     if registry is CRITERIA:
-        meaning += f" Measured by the {make_criterion(name).measured_by}."
+        meaning += f" {source_of(Part(name, {})).capitalize()}."
     return f"| `{name}` | {_cell(options)} | {meaning} |"
 
 

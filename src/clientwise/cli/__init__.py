@@ -13,6 +13,7 @@ import typer
 
 from ..errors import ClientwiseError
 from .console import fail, out, reason
+from .counterfactual import counterfactual
 from .demo import demo
 from .experiments import check, run, tune
 from .export import export
@@ -45,6 +46,7 @@ COMMANDS: dict[str, Callable[..., None]] = {  # in the order of --help
     "diff": diff,
     "note": note,
     "report": report,
+    "counterfactual": counterfactual,
     "export": export,
     "predict": predict,
     "serve": serve,

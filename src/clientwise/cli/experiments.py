@@ -269,7 +269,7 @@ def tune(
     path = out_file or Path(f"{file.stem}-tuned.toml")
     if path.exists():
         fail(f"{path}: exists already; name another file with --out")
-    with _stop_politely(), err.status("Tuning") as status:
+    with stop_politely(), err.status("Tuning") as status:
 
         def on_trial(method: str, number: int, seed: int) -> None:
             status.update(f"{escape(method)}: trial {number} of {settings.trials}, seed {seed}")
@@ -300,7 +300,7 @@ def run_and_show(
     from ..report.views import result_charts
     from ..runs.folder import RunFolder
 
-    with _stop_politely(), show_progress(out) as on_round:
+    with stop_politely(), show_progress(out) as on_round:
         folder = run_experiment(
             experiment,
             folder,
@@ -343,7 +343,7 @@ def _run_matrix(
             print_error(line if cell.name in line else f"{cell.name}: {line}")
 
     try:
-        with _stop_politely(), show_progress(out) as on_round:
+        with stop_politely(), show_progress(out) as on_round:
             folder = run_matrix(
                 matrix,
                 folder,
@@ -382,7 +382,7 @@ def _check_matrix(matrix: Matrix) -> None:
 
 
 @contextmanager
-def _stop_politely() -> Iterator[None]:
+def stop_politely() -> Iterator[None]:
     """On Ctrl-C or SIGTERM, stop after saving and print how to continue."""
     from ..experiment.runner import Stopped
 

@@ -147,14 +147,15 @@ def _list_methods() -> None:
 
 
 def _list_kind(kind: str) -> None:
-    from ..core.criteria import CRITERIA, make_criterion
+    from ..core.criteria import CRITERIA, source_of
     from ..reference import KINDS, signature
+    from ..registry import Part
 
     registry = KINDS[kind]
     out.print(f"\n[bold]{kind}[/]: {escape(registry.description)}")
     for name in registry:
         line = f"  [cyan]{escape(signature(registry, name))}[/]"
         if registry is CRITERIA:
-            line += f" · measured by the {make_criterion(name).measured_by}"
+            line += f" · {source_of(Part(name, {}))}"
         out.print(line, soft_wrap=True)
         out.print(f"      {escape(registry.describe(name))}", soft_wrap=True)

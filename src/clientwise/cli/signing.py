@@ -78,8 +78,7 @@ def verify(
     with err.status("Recomputing the weights"):
         weights = recompute(RunFolder(folder))
     lines.append(f"Weights      of {weights.rounds:,} rounds recomputed from the criteria")
-    for method in sorted(weights.taken):
-        lines.append(f"             {method}: weights after evidence are taken as recorded")
+    lines += [f"             {text}" for text in sorted(weights.taken)]
     for method, reason in weights.skipped.items():
         lines.append(f"             {method}: not recomputed ({reason})")
     print_lines(lines)

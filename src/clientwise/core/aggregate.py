@@ -132,7 +132,12 @@ class Stack:
 
     def aggregate(self, score: Score, scales: Tensor, weights: Tensor) -> Tensor:
         """The weighted mean, written out."""
-        result = torch.zeros_like(self._models[0], dtype=torch.float64)
-        for weight, model in zip(weights.tolist(), self._models, strict=True):
-            result.add_(model.double(), alpha=weight)
-        return result.float()
+        return weighted_mean(self._models, weights)
+
+
+def weighted_mean(models: Sequence[Tensor], weights: Tensor) -> Tensor:
+    """Σ_a w_a Θ_a in float32 [d], added in float64."""
+    result = torch.zeros_like(models[0], dtype=torch.float64)
+    for weight, model in zip(weights.tolist(), models, strict=True):
+        result.add_(model.double(), alpha=weight)
+    return result.float()

@@ -11,7 +11,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from .aggregate import Aggregator, Stack, SubsetSums, can_fold
+from .aggregate import Aggregator, Stack, SubsetSums, can_fold, weighted_mean
+from .bounds import InfeasibleError
 from .criteria import Arrivals, Outcome
 from .engine import Engine
 from .guard import inspect_measurements, inspect_updates
@@ -33,6 +34,8 @@ from .types import (
     Updates,
 )
 from .weighting import divide, to_weights, without_effect, zero_for_all
+
+RUINED = 10.0  # an error beyond this counts as this much, or one client would dominate all values
 
 
 class Cohort:
@@ -103,13 +106,15 @@ class Cohort:
         weights = posterior.weights if posterior else prior
         if not weights.any():
             return self._unchanged(priority, scores, prior, posterior)
-        weights, notes = method.bounds.apply(weights) if method.bounds else (weights, ())
-        ruled = self._ruled(weights)
+        try:
+            weights, notes = self._within_bounds(weights, range(len(weights)))
+        except InfeasibleError as error:
+            unchanged = self._unchanged(priority, scores, prior, posterior)
+            return replace(unchanged, weights=torch.zeros_like(weights), unmet=str(error))
+        ruled = self._ruled(weights, range(len(weights)))
         moved = None if ruled is None else state.model + ruled.update
         aggregate = self._aggregator.aggregate(score, scales, weights) if moved is None else moved
-        if posterior and posterior.scale != 1:
-            # Buffers are statistics of the data and stay what they are.
-            aggregate[: self._engine.spec.num_parameters] *= posterior.scale
+        self._rescale(aggregate, posterior)
         model, step_state = self._step(aggregate)
         return Candidate(
             priority=priority,
@@ -123,6 +128,63 @@ class Cohort:
             rule_state=ruled.state if ruled else {},
             notes=notes + _notes_of(posterior) + self._without_effect_after_zero(priority),
         )
+
+    @property
+    def sizes(self) -> Tensor | None:
+        """Training samples of the accepted clients [n], where the server knows them."""
+        known = self._engine.train_sizes
+        return None if known is None else known[list(self.client_ids)]
+
+    @property
+    def model_before(self) -> Tensor:
+        """The model [d] before the round."""
+        return self._state.model
+
+    def reported(self, models: Tensor) -> Tensor:
+        """The metric of models [c, d] on the server's reporting part [c]; negative if lower is better."""
+        found = self._engine.evaluate_server(models, "report")
+        assert found is not None, "validation refuses contributions without reporting samples"
+        metric = found.overall().double()
+        if self._engine.problem.higher_is_better:
+            return metric.nan_to_num(nan=0.0)
+        return -metric.nan_to_num(nan=torch.inf).clamp(max=RUINED)
+
+    def bounded(self, weights: Tensor, rows: Sequence[int]) -> Tensor:
+        """Weights of some rows within the method's bounds; InfeasibleError where they cannot be."""
+        return self._within_bounds(weights, rows)[0]
+
+    def model_of(self, weights: Tensor, rows: Sequence[int], chosen: Candidate) -> Tensor:
+        """The model [d] that some rows would give with these weights; all models are kept.
+
+        What is not about weights is that of `chosen`: the factor of its evidence on the model.
+        """
+        state = self._state
+        ruled = self._ruled(weights, rows)
+        if ruled is None:
+            assert isinstance(self._aggregator, Stack)
+            aggregate = weighted_mean([self._aggregator.models[row] for row in rows], weights)
+        else:
+            aggregate = state.model + ruled.update
+        self._rescale(aggregate, chosen.posterior)
+        model, _ = self._step(aggregate)
+        return model
+
+    def _rescale(self, aggregate: Tensor, posterior: Posterior | None) -> None:
+        """Multiply the parameters of an aggregate [d] by the evidence's factor.
+
+        Buffers are statistics of the data and stay what they are.
+        """
+        if posterior and posterior.scale != 1:
+            aggregate[: self._engine.spec.num_parameters] *= posterior.scale
+
+    def _within_bounds(
+        self, weights: Tensor, rows: Sequence[int]
+    ) -> tuple[Tensor, tuple[str, ...]]:
+        bounds = self._method.bounds
+        if bounds is None:
+            return weights, ()
+        newcomers = bounds.newcomers(self._state.policy, self.num_clients)
+        return bounds.apply(weights, [self.client_ids[row] for row in rows], newcomers)
 
     def _private(self, score: Score) -> Candidate:
         """The weighted mean of clipped updates with noise; see `privacy.py`."""
@@ -263,13 +325,22 @@ class Cohort:
             memory[name] = one.after(memory[name], outcome)
         return memory
 
+    def updated_policy(self) -> dict[str, Tensor]:
+        """What the bounds remember of all clients after the round."""
+        bounds = self._method.bounds
+        if bounds is None:
+            return {}
+        return bounds.memory_after(self._state.policy, self.client_ids, self.num_clients)
+
     def _make_aggregator(self) -> Aggregator:
         """Sums if the score has fewer terms than there are clients, otherwise the whole matrix."""
         method = self._method
         score = method.score
         names = method.names
         terms = score.terms_of_all_orders(names) if method.adjust else score.terms(names)
-        if terms is None or method.keeps_models or len(terms) >= len(self.asked):
+        plan = self._plan
+        keeps_models = method.keeps_models or plan.counterfactuals or plan.shapley
+        if terms is None or keeps_models or len(terms) >= len(self.asked):
             return Stack()
         highs = [criterion.high(self._engine.problem) for criterion in method.criteria]
         if not can_fold(terms, highs):
@@ -336,12 +407,14 @@ class Cohort:
                 )
         return ()
 
-    def _ruled(self, weights: Tensor) -> Ruled | None:
-        """The steps before the rule, then the rule; None for a plain weighted mean."""
+    def _ruled(self, weights: Tensor, rows: Sequence[int]) -> Ruled | None:
+        """The steps before the rule, then the rule, on some rows; None for a plain weighted mean."""
         method = self._method
         if not method.before and method.rule is None:
             return None
         gathered = self._gathered
+        if len(rows) < len(self.client_ids):
+            gathered = gathered.select(rows)
         steps = []
         for step in method.before:
             mixed = step(gathered, weights)

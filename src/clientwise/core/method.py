@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from ..registry import Need, Part
@@ -103,6 +104,12 @@ class Method:
         """Whether all clients are gathered and ordered before criteria are measured."""
         return self.needs("whole_cohort") or bool(self.evidence or self.before or self.rule)
 
+    def for_clients(self, names: Sequence[str], num_clients: int) -> Method:
+        """The method with numbers where its bounds name clients; ValueError for unknown ones."""
+        if self.bounds is None or self.bounds.is_plain or self.control:
+            return self
+        return replace(self, bounds=self.bounds.for_clients(names, num_clients))
+
     def needs(self, what: Need) -> bool:
         """Whether one of the criteria needs it."""
         return any(what in criterion.needs for criterion in self.criteria)
@@ -122,6 +129,8 @@ class Plan:
     # Poisson sampling: each client is asked with this probability; None: a cohort of fixed size
     probability: float | None = None
     secret: bytes | None = None  # the cohorts and the noise follow from it, not from the seed
+    counterfactuals: bool = False  # evaluate the aggregates of other weights, too
+    shapley: bool = False  # compute every client's contribution in every round
 
     @property
     def key(self) -> bytes:

@@ -16,13 +16,17 @@ from torch import Tensor
 
 from .adapt_loss import Adapted
 from .cohort import Cohort
+from .contributions import Contributions
+from .counterfactuals import contributions, counterfactuals, evaluated
 from .engine import Engine
 from .method import Method, Plan
 from .metrics import accuracy
 from .priority import Search, all_orders
 from .secrecy import SecretCohort
+from .seeding import generator
 from .types import (
     Candidate,
+    Counterfactual,
     Evaluation,
     LookBack,
     PrivacyRecord,
@@ -36,6 +40,7 @@ LARGEST_LOSS = 1e30  # a float32 model that still learns has a smaller one
 LINE_SEARCH_POINTS = 5  # models tried between the aggregate and the tuned model
 STAYS = "the model stays as it was"
 OLD_STAYS = "the old one stays"
+UNMET = "no weights meet the bounds"
 
 
 def first_state(model: Tensor, method: Method, engine: Engine) -> ServerState:
@@ -50,6 +55,7 @@ def first_state(model: Tensor, method: Method, engine: Engine) -> ServerState:
         method.first_priority,
         evidence=evidence,
         privacy=_first_privacy(method, engine.num_clients),
+        policy=method.bounds.first_memory(engine.num_clients) if method.bounds else {},
     )
 
 
@@ -67,11 +73,13 @@ def run_round(
     search = adjust_priority(cohort, state, method, engine)
     chosen = search.chosen if search else cohort.candidate(state.priority)
     local = search.evaluation if search else None  # of the chosen model, on all clients
+    others = counterfactuals(cohort, chosen) if plan.counterfactuals else ()
+    gave = _contributions(cohort, chosen, round_num, plan) if plan.shapley else None
     if method.fine_tune and bool(chosen.model.isfinite().all()):
         chosen = replace(chosen, model=tune(chosen.model, task, method, cohort, engine))
         local = None
 
-    report, local = evaluate(chosen.model, local, round_num, plan, engine)
+    report, local, others = evaluate_all(chosen.model, others, local, round_num, plan, engine)
     notes = why_unusable(chosen, cohort, report, local)
     notes = notes or why_braked(chosen.model, state.model, method, engine)
     if notes:
@@ -96,13 +104,22 @@ def run_round(
         evidence=chosen.posterior.memory if chosen.posterior else state.evidence,
         rule_state=chosen.rule_state,
         privacy=_spent(state, chosen, method, asked),
+        policy=cohort.updated_policy(),
     )
     notes = cohort.notes + chosen.notes + notes + adapted.notes
     record = _record(next_state, cohort, chosen, search, notes, report, local)
     success = float(accuracy(triggered.counts)[0]) if triggered else None
     ended = engine.clock.now if engine.clock else None
     released = _released(chosen, method)
-    return next_state, replace(record, attack_success=success, ended=ended, released=released)
+    record = replace(record, attack_success=success, ended=ended, released=released)
+    return next_state, replace(record, counterfactuals=others, contributions=gave)
+
+
+def _contributions(
+    cohort: Cohort, chosen: Candidate, round_num: int, plan: Plan
+) -> Contributions | None:
+    random = generator(plan.seed, "contributions", round_num)
+    return contributions(cohort, chosen, random)
 
 
 def gather(
@@ -153,17 +170,39 @@ def tune(model: Tensor, task: Task, method: Method, cohort: Cohort, engine: Engi
     return between[int(losses.nan_to_num(nan=torch.inf).argmin())]
 
 
+def evaluate_all(
+    model: Tensor,
+    others: tuple[Counterfactual, ...],
+    local: Evaluation | None,
+    round_num: int,
+    plan: Plan,
+    engine: Engine,
+) -> tuple[Evaluation | None, Evaluation | None, tuple[Counterfactual, ...]]:
+    """Evaluate the model [d] and all counterfactuals in one pass; see `evaluate`."""
+    models = [one.model for one in others if one.model is not None]
+    if not models:
+        return *evaluate(model, local, round_num, plan, engine), others
+    # The first counterfactual is the chosen one: without fine-tuning, it is the model itself.
+    is_first = models[0] is model
+    stacked = torch.stack(models if is_first else [model, *models])
+    report, local = evaluate(stacked, None, round_num, plan, engine)
+    rest = slice(0 if is_first else 1, None)
+    results = evaluated(others, report and report.part(rest), local and local.part(rest))
+    return report and report.pick(0), local and local.pick(0), results
+
+
 def evaluate(
     model: Tensor, local: Evaluation | None, round_num: int, plan: Plan, engine: Engine
 ) -> tuple[Evaluation | None, Evaluation | None]:
-    """Evaluate the model [d] on the server's reporting part and on the clients' own test sets.
+    """Evaluate the model [d], or models [c, d], on the server's reporting part and the clients' own test sets.
 
     The clients evaluate it if `local` does not hold that already, and either this round is due
     (`Plan.evaluates_clients`) or the server has no reporting part.
     """
-    report = engine.evaluate_server(model[None], "report")
+    models = model if model.ndim == 2 else model[None]
+    report = engine.evaluate_server(models, "report")
     if local is None and (report is None or plan.evaluates_clients(round_num)):
-        local = engine.evaluate(range(engine.num_clients), model[None])
+        local = engine.evaluate(range(engine.num_clients), models)
     return report, local
 
 
@@ -215,6 +254,8 @@ def with_old_model(chosen: Candidate, state: ServerState) -> Candidate:
 def _why_no_weights(chosen: Candidate, cohort: Cohort) -> str | None:
     if not len(chosen.weights):
         return "no update was accepted"
+    if chosen.unmet:
+        return f"{UNMET} ({chosen.unmet})"
     if chosen.weights.any():
         return None
     if not bool(chosen.scores.sum().isfinite()):

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ..errors import plain
 from ..registry import Decay, NonNegativeFloat, Part, PositiveFloat, PositiveInt
+from .contributions import Contributions
 from .loss import Loss
 from .privacy import LocalNoise, Released
 
@@ -232,6 +233,16 @@ class Gathered:
     seed: int = 0  # of this round, for random draws
     training: LocalTraining = LocalTraining()  # of the clients
 
+    def select(self, rows: Sequence[int]) -> Gathered:
+        """The same of some clients."""
+        kept = list(rows)
+        return replace(
+            self,
+            client_ids=tuple(self.client_ids[row] for row in kept),
+            updates=self.updates[kept],
+            criteria={name: values[kept] for name, values in self.criteria.items()},
+        )
+
     def server_update(self) -> Tensor:
         """The update [d] of training the global model on the server's set, as a client would."""
         return self.train_server(self.global_model) - self.global_model
@@ -293,6 +304,7 @@ class Candidate:
     rule_state: Mapping[str, Tensor] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     released: Released | None = None  # of methods that add noise to the mean
+    unmet: str | None = None  # why the bounds are infeasible for these clients
 
 
 @dataclass(frozen=True)
@@ -310,6 +322,7 @@ class ServerState:
     rule_state: Mapping[str, Tensor] = field(default_factory=dict)  # of the rule
     # Of methods with differential privacy: the clipping norm, and how often clients were in a release
     privacy: Mapping[str, Tensor] = field(default_factory=dict)
+    policy: Mapping[str, Tensor] = field(default_factory=dict)  # memory of the bounds, each [K]
 
 
 @dataclass(frozen=True)
@@ -319,6 +332,18 @@ class PrivacyRecord:
     clip: float  # the clipping norm
     deviation: float  # of the noise, in every value of an update
     epsilon: float | None = None  # of all rounds so far; whoever accounts for them fills it in
+
+
+@dataclass(frozen=True)
+class Counterfactual:
+    """The aggregate of a round's updates under other weights; see `counterfactuals.py`."""
+
+    kind: Literal["chosen", "uniform", "size", "without"]
+    client: int | None = None  # the one that is left out
+    model: Tensor | None = None  # [d] until it is evaluated
+    reason: str | None = None  # why there is no such aggregate
+    report: Evaluation | None = None  # on the server's reporting part
+    local: Evaluation | None = None  # on every client's own test set
 
 
 @dataclass(frozen=True)
@@ -355,6 +380,8 @@ class RoundRecord:
     # Share of triggered samples on which a simulated backdoor works
     attack_success: float | None = None
     released: PrivacyRecord | None = None  # of methods with differential privacy
+    counterfactuals: tuple[Counterfactual, ...] = ()
+    contributions: Contributions | None = None  # Shapley values of the clients [n]
 
 
 ServerPart = Literal[

@@ -90,6 +90,11 @@ class LocalEngine:
     def _all_tests(self) -> EvaluateJob:
         return EvaluateJob.of(self.data.test, range(self.num_clients))
 
+    @property
+    def train_sizes(self) -> Tensor | None:
+        """See `core.types.Engine`; in a deployment, the clients' samples are elsewhere."""
+        return self._sizes.cpu().double() if bool(self._sizes.any()) else None
+
     def _hold(self, held: Holdings) -> None:
         """Let the clients train on these samples."""
         self._held = held

@@ -31,6 +31,11 @@ class WrappingEngine:
         self.clock: Clock | None = inner.clock
 
     @property
+    def train_sizes(self) -> Tensor | None:
+        """See `core.types.Engine`."""
+        return self.inner.train_sizes
+
+    @property
     def noise_key(self) -> bytes:
         """See `LocalEngine.noise_key`."""
         return self.inner.noise_key

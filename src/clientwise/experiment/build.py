@@ -417,7 +417,9 @@ def build_plan(
     With `secret`, cohorts and noise follow from a new key of the operating system.
     """
     cohorts = experiment.federation
-    away = tuple(client for client in experiment.flower.away if client < num_clients)
+    away = {
+        client for client in (*experiment.flower.away, *cohorts.without) if client < num_clients
+    }
     members = num_clients - len(away)
     size = cohort_size(
         members,
@@ -435,7 +437,9 @@ def build_plan(
         evaluate_clients_every=experiment.evaluation.clients_every,
         rounds=experiment.rounds,
         asks=(0,) if control in ("pooled", "server_only") else None,
-        away=away,
+        away=tuple(sorted(away)),
         probability=probability,
         secret=secrets.token_bytes(32) if secret else None,
+        counterfactuals=experiment.evaluation.counterfactuals and control is None,
+        shapley=experiment.evaluation.shapley and control is None,
     )

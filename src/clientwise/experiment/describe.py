@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 
+from ..core.criteria import is_claimed
 from ..data.federated import FederatedData, Samples
 from ..data.hints import column_hints
 from ..data.summary import summarise
@@ -11,6 +12,7 @@ from ..engine.device import pick_device
 from ..limits import gigabytes
 from .build import build_data, build_executor, build_plan
 from .doubts import doubts
+from .policy_checks import policy_doubts
 from .privacy_checks import describe_privacy, held_out_doubts
 from .round_memory import largest_round
 from .schema import Experiment
@@ -43,6 +45,7 @@ def describe(experiment: Experiment, own_data: FederatedData | None = None) -> l
         "device": f"{device}: {executor}",
         "memory": _memory(experiment, data, executor.spec.size),
         "methods": ", ".join(names),
+        "criteria": _criteria(experiment),
         "steps/round": steps_in_words(steps),
         "privacy": _privacy(experiment, data),
         "work": _work(experiment),
@@ -50,6 +53,7 @@ def describe(experiment: Experiment, own_data: FederatedData | None = None) -> l
     found = [(title, text) for title, text in lines.items() if text]
     warnings = column_hints(samples) + doubts(experiment, data, hostile, executor)
     warnings += held_out_doubts(experiment, samples)
+    warnings += policy_doubts(experiment, data, seed)
     found += [("warning", text) for text in [*warnings, *unequal_steps(steps)]]
     return [f"{title:<12}{text}" for title, text in found]
 
@@ -134,6 +138,24 @@ def _memory(experiment: Experiment, data: FederatedData, size: int) -> str:
     if needed < WORTH_SAYING:
         return ""
     return f"up to {gigabytes(needed)} for the models of a round"
+
+
+def _criteria(experiment: Experiment) -> str:
+    """What the weights are based on: what clients say about themselves, and what the server measures."""
+    claimed: dict[str, None] = {}
+    measured: dict[str, None] = {}
+    for method in experiment.build_methods():
+        if method.control:
+            continue
+        for criterion in method.criteria:
+            found = claimed if is_claimed(criterion.part) else measured
+            found[criterion.name] = None
+    parts = []
+    if claimed:
+        parts.append(f"claimed by the clients: {', '.join(claimed)}")
+    if measured:
+        parts.append(f"measured by the server: {', '.join(measured)}")
+    return "; ".join(parts)
 
 
 def _privacy(experiment: Experiment, data: FederatedData) -> str:

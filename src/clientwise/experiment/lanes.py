@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from typing import Any
 
 from torch import Tensor
 
@@ -92,6 +93,8 @@ class Lane:
         if self._secret and method.noises_mean:
             self._count_lost_releases()
         store.forget_after(self._lane, self.state.round_num)
+        if not self.is_done:
+            store.keep_policy(self._lane, self.state.round_num + 1, _policy(experiment, method))
 
     @property
     def is_done(self) -> bool:
@@ -202,6 +205,12 @@ class Lane:
         self._trackers.end(self._info, self.is_done)
         if self.is_done:
             self._store.finish_lane(self._lane)
+
+
+def _policy(experiment: Experiment, method: Method) -> dict[str, Any] | None:
+    """The bounds on a method's weights, as the config has them."""
+    (bounds,) = (one.bounds for one in experiment.methods if one.name == method.name)
+    return bounds.to_dict() if bounds else None
 
 
 def run_lanes(

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from ..core.adapt_loss import LOSS_ADAPTERS
 from ..core.before import BEFORE
-from ..core.bounds import Bounds
+from ..core.bounds import Bounds, Client, Group, Probation
 from ..core.clock import Pace
 from ..core.criteria import CRITERIA, make_criterion
 from ..core.evidence import EVIDENCE
@@ -38,13 +38,48 @@ class PaceSettings(ConfigTable):
         return Pace(**self.model_dump())
 
 
-@with_fields(fields_of(Bounds))
+def _listed(source: type[Any], name: str, kind: Any, least: int = 0) -> dict[str, Any]:
+    """A field that is a tuple in a class and a list in TOML, as `with_fields` takes it."""
+    _, field = fields_of(source)[name]
+    default = list(field.default) if not field.is_required() else ...
+    limits = Field(default, description=field.description, min_length=least, max_length=1_000)
+    return {name: (list[kind], limits)}
+
+
+@with_fields(fields_of(Group) | _listed(Group, "clients", Client, least=1))
+class GroupBounds(ConfigTable):
+    """Bounds on several clients together; of one client, instead of `cap` and `floor`."""
+
+    def build(self) -> Group:
+        """The group."""
+        options = self.model_dump()
+        return Group(**options | {"clients": tuple(options["clients"])})
+
+
+@with_fields(fields_of(Probation) | _listed(Probation, "clients", Client))
+class ProbationSettings(ConfigTable):
+    """A smaller cap for newcomers."""
+
+    def build(self) -> Probation:
+        """The probation."""
+        options = self.model_dump()
+        return Probation(**options | {"clients": tuple(options["clients"])})
+
+
+_PROBATION = (ProbationSettings | None, fields_of(Bounds)["probation"][1])
+
+
+@with_fields(fields_of(Bounds) | _listed(Bounds, "groups", GroupBounds) | {"probation": _PROBATION})
 class WeightBounds(ConfigTable):
-    """Bounds on the weight of a client."""
+    """The policy on weights: caps, floors, groups, probation, quorum (docs/governance.md)."""
 
     def build(self) -> Bounds:
         """The bounds."""
-        return Bounds(**self.model_dump())
+        options: dict[str, Any] = {key: getattr(self, key) for key in type(self).model_fields}
+        probation = options["probation"]
+        options["groups"] = tuple(group.build() for group in options["groups"])
+        options["probation"] = probation.build() if probation else None
+        return Bounds(**options)
 
 
 @with_fields(fields_of(Privacy))
@@ -105,8 +140,8 @@ class MethodSettings(ConfigTable):
     )
     bounds: WeightBounds | None = Field(
         None,
-        description="`cap` and `floor`: the largest and the smallest weight of a client, as a "
-        "share of the total. Default: no bounds.",
+        description="The policy on weights: `cap` and `floor` of a client and of groups, a "
+        "`quorum`, a `probation`; see [methods.bounds]. Default: no bounds.",
     )
     before: Annotated[list[Annotated[Part, PartOf(BEFORE)]], Field(max_length=16)] = Field(
         [], description="What is done to the updates before the rule, in this order."

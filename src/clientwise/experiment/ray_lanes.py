@@ -30,7 +30,8 @@ class Remote:
         samples = own_data.samples if own_data else load_samples(experiment)
         data, hostile = build_data(experiment, samples, seed, own_data)
         executor = build_executor(experiment, data.samples, pick_device(experiment.device))
-        (self._method,) = (one for one in experiment.build_methods() if one.name == method)
+        (built,) = (one for one in experiment.build_methods() if one.name == method)
+        self._method = built.for_clients(data.names, data.num_clients)
         self._engine = build_engine(experiment, data, hostile, seed, executor, self._method)
         self._plan = build_plan(experiment, data.num_clients, seed, self._method.control)
 

@@ -8,11 +8,13 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from ..core.bounds import Bounds, InfeasibleError
 from ..core.method import Method
 from ..core.weighting import divide, to_weights
 from ..errors import RunError
 from ..runs.folder import RunFolder
 from ..runs.rows import CriterionRow, ParticipantRow
+from .methods import WeightBounds
 from .resume import config_so_far
 
 TOLERANCE = 1e-9  # of a weight, a score or a normalised criterion
@@ -24,7 +26,7 @@ class Recomputed:
 
     rounds: int = 0
     skipped: dict[str, str] = field(default_factory=dict)  # why, by method
-    taken: set[str] = field(default_factory=set)  # methods whose evidence is taken as recorded
+    taken: set[str] = field(default_factory=set)  # what is taken as recorded, in words
     faults: list[str] = field(default_factory=list)
 
 
@@ -53,10 +55,16 @@ def recompute(run: RunFolder) -> Recomputed:
             found.skipped[lane.method] = reason
             continue
         if method.evidence:
-            found.taken.add(lane.method)
+            found.taken.add(f"{lane.method}: weights after evidence are taken as recorded")
+        policies = _policies(run, method, lane.seed)
+        if any(bounds and bounds.probation for _, bounds in policies):
+            found.taken.add(
+                f"{lane.method}: weights of a policy with probation are taken as recorded"
+            )
         for round_num in run.round_nums(lane.method, lane.seed):
             found.rounds += 1
-            for fault in _faults(run, method, lane.seed, round_num):
+            in_force = [bounds for first, bounds in policies if first <= round_num]
+            for fault in _faults(run, method, lane.seed, round_num, in_force[-1]):
                 found.faults.append(f"{lane.method}, seed {lane.seed}, round {round_num}, {fault}")
     return found
 
@@ -71,7 +79,22 @@ def _why_not(method: Method) -> str | None:
     return None
 
 
-def _faults(run: RunFolder, method: Method, seed: int, round_num: int) -> Iterator[str]:
+def _policies(run: RunFolder, method: Method, seed: int) -> list[tuple[int, Bounds | None]]:
+    """The bounds on the weights, each with the first round that it holds for."""
+    clients = run.clients(seed)
+    names = [row.name or "" for row in clients]
+    found: list[tuple[int, Bounds | None]] = [(0, None)]
+    for row in run.policies(method.name, seed):
+        bounds = WeightBounds.model_validate(row.policy).build() if row.policy else None
+        found.append((row.round_num, bounds and bounds.for_clients(names, len(clients))))
+    if len(found) == 1:  # none, or a run of an older version
+        found = [(0, method.bounds)]
+    return found
+
+
+def _faults(
+    run: RunFolder, method: Method, seed: int, round_num: int, bounds: Bounds | None
+) -> Iterator[str]:
     arrived = run.participants(method.name, seed, round_num)
     accepted = [row for row in arrived if row.refusal is None]
     measured = run.criteria(method.name, seed, round_num)
@@ -88,13 +111,14 @@ def _faults(run: RunFolder, method: Method, seed: int, round_num: int) -> Iterat
     prior = to_weights(scores)
     posterior = _column([row.posterior for row in accepted])
     weights = prior if posterior is None else posterior
-    if method.bounds and weights.any():
-        weights, _ = method.bounds.apply(weights)
+    if bounds and weights.any():
+        weights = _bounded(bounds, weights, [row.client for row in accepted])
     compared = [
         ("score", scores, _column([row.score for row in accepted])),
         ("prior weight", prior, _column([row.prior for row in accepted])),
-        ("weight", weights, _column([row.weight for row in accepted])),
     ]
+    if not (bounds and bounds.probation):  # who was on probation is not recorded
+        compared.append(("weight", weights, _column([row.weight for row in accepted])))
     for column, name in enumerate(method.names):
         compared.append((f"{name}, normalised", normalised[:, column], recorded[:, column]))
     for what, expected, written in compared:
@@ -106,6 +130,14 @@ def _faults(run: RunFolder, method: Method, seed: int, round_num: int) -> Iterat
         for row in (~close).nonzero().flatten().tolist():
             client = accepted[row].name or f"client {accepted[row].client}"
             yield f"{client}: {what} is {written[row]:.6g}, recomputed {expected[row]:.6g}"
+
+
+def _bounded(bounds: Bounds, weights: Tensor, clients: Sequence[int]) -> Tensor:
+    try:
+        bounded, _ = bounds.apply(weights, clients)
+    except InfeasibleError:
+        return torch.zeros_like(weights)
+    return bounded
 
 
 def _values(

@@ -69,11 +69,14 @@ def config_so_far(folder: Path) -> Experiment | None:
 
 def extended(before: Experiment, experiment: Experiment) -> Experiment:
     """The experiment with the seeds, methods, note and tags that its run has: none is lost."""
-    known = {method.name for method in before.methods}
-    added = [method for method in experiment.methods if method.name not in known]
+    given = {method.name: method for method in experiment.methods}
+    kept = []
+    for method in before.methods:
+        bounds = given.pop(method.name, method).bounds
+        kept.append(method.model_copy(update={"bounds": bounds}))
     grown = {
         "seeds": list(dict.fromkeys([*before.seeds, *experiment.seeds])),
-        "methods": [*before.methods, *added],
+        "methods": [*kept, *given.values()],
         "note": before.note or experiment.note,
         "tags": before.tags or experiment.tags,
     }
@@ -88,6 +91,8 @@ def refuse_other_config(folder: Path, before: Experiment, experiment: Experiment
     hint = "Resume it with its own config, or choose another output folder"
     if any(one.startswith("the method") for one in found):
         hint += "; give a changed method another name"
+    if any("bounds" in one for one in found):
+        hint += ", or say in a new bounds.note why its bounds change"
     if _counts_members(before) and any(key in found for key in MEMBERS):
         hint += "; the ε of the rounds so far holds for the members so far"
     elif "flower.clients" in found:
@@ -163,10 +168,19 @@ def _changed_methods(before: Iterable[Any], now: Iterable[Any]) -> list[str]:
     changed = []
     for method in now:
         name = method["name"]
-        found = [*_differences("", known.get(name, method), method)]
+        old = dict(known.get(name, method))
+        if _explains_policy(old, method):
+            old["bounds"] = method["bounds"]
+        found = [*_differences("", old, method)]
         if found:
             changed.append(f"the method {name!r} differs ({', '.join(found)})")
     return changed
+
+
+def _explains_policy(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+    """Whether a method has a new note on its bounds: only then they may change."""
+    note = now.get("bounds", {}).get("note")
+    return bool(note) and note != before.get("bounds", {}).get("note")
 
 
 def _differences(key: str, before: Any, now: Any) -> Iterator[str]:

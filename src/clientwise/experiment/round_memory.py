@@ -17,7 +17,9 @@ KEPT_COPIES = 4
 SAMPLE_BYTES = 64  # per candidate and held-out sample: losses and values, in float32 and float64
 
 
-def round_bytes(method: Method, cohort: int, size: int, samples: int) -> int:
+def round_bytes(
+    method: Method, cohort: int, size: int, samples: int, *, counterfactuals: bool = False
+) -> int:
     """Bytes for the models of a round where they are kept until its end; 0 where they are folded.
 
     bytes = 4·copies·n·d + 64·n·N for n clients in a round, d numbers in a model and N held-out
@@ -28,10 +30,12 @@ def round_bytes(method: Method, cohort: int, size: int, samples: int) -> int:
         cohort: clients in a round, n.
         size: numbers in a model, d.
         samples: held-out samples that the server weighs by, N.
+        counterfactuals: whether there is one more model for each client.
     """
-    if not method.keeps_models:
+    if not method.keeps_models and not counterfactuals:
         return 0
-    models = FLOAT_BYTES * KEPT_COPIES * cohort * size
+    copies = KEPT_COPIES + int(counterfactuals)
+    models = FLOAT_BYTES * copies * cohort * size
     if method.evidence is None:
         return models
     return models + SAMPLE_BYTES * cohort * samples
@@ -42,7 +46,10 @@ def largest_round(experiment: Experiment, data: FederatedData, size: int) -> int
     cohort = build_plan(experiment, data.num_clients, experiment.seeds[0]).cohort_size
     samples = len(data.weigh.indices) if data.weigh else 0
     built = experiment.build_methods()
-    return max(round_bytes(method, cohort, size, samples) for method in built)
+    others = experiment.evaluation.counterfactuals or experiment.evaluation.shapley
+    return max(
+        round_bytes(method, cohort, size, samples, counterfactuals=others) for method in built
+    )
 
 
 def memory_issues(experiment: Experiment, data: FederatedData, size: int) -> Iterator[Issue]:

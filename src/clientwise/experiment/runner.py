@@ -41,6 +41,7 @@ from .doubts import doubts
 from .folders import claim, new_folder
 from .lanes import Lane, Progress, run_lanes
 from .origin import compare_origin, record_origin, versions
+from .policy_checks import policy_doubts
 from .ray_lanes import run_on_ray
 from .resume import CONFIG, FACT, changed_keys, config_so_far, extended, refuse_other_config
 from .schema import Experiment
@@ -212,7 +213,8 @@ class _Seeds:
     def doubts(self, seed: int) -> list[str]:
         """What is probably not meant."""
         own = self._made[seed]
-        return doubts(self._experiment, own.data, own.hostile, own.executor)
+        found = doubts(self._experiment, own.data, own.hostile, own.executor)
+        return [*found, *policy_doubts(self._experiment, own.data, seed)]
 
     def data(self, seed: int) -> FederatedData:
         """The data of a seed, divided among its clients."""
@@ -225,6 +227,7 @@ class _Seeds:
     def open_lane(self, seed: int, method: Method, executor: Executor) -> Lane:
         """A method with this seed, at its last checkpoint."""
         own = self._made[seed]
+        method = method.for_clients(own.data.names, own.data.num_clients)
         embedded = build_engine(self._experiment, own.data, own.hostile, seed, executor, method)
         engine: Engine = self.connect(embedded, seed) if self.connect else embedded
         return Lane(self._experiment, self._store, method, engine, own.hostile, seed)

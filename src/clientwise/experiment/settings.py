@@ -67,6 +67,10 @@ class Cohorts(ConfigTable):
     clients_per_round: PositiveInt | None = Field(
         None, description="Number of clients that a round asks, instead of `fraction`."
     )
+    without: list[Count] = Field(
+        [],
+        description="Clients, by number, that are never asked. They keep their data, and evaluate.",
+    )
     sampling: Literal["fixed", "poisson"] = Field(
         "fixed",
         description='"fixed": all cohorts have the same size, drawn without replacement. '
@@ -119,6 +123,16 @@ class EvaluationSettings(ConfigTable):
     clients_every: Count = Field(
         1,
         description="Rounds between evaluations on all clients' test sets. 0: never.",
+    )
+    counterfactuals: bool = Field(
+        False,
+        description="Evaluate in every round what the same updates give with equal weights, with "
+        "weights by size, and without each client (docs/governance.md).",
+    )
+    shapley: bool = Field(
+        False,
+        description="Compute in every round the Shapley value of each client on the server's "
+        "reporting samples: exact to ten clients in a round (1,024 models), else sampled.",
     )
     target: PositiveFloat | None = Field(
         None,

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from ..attacks import ATTACKS
+from ..core.counterfactuals import MOST_CLIENTS
 from ..core.method import Method
 from ..core.metrics import METRICS, measured
 from ..core.priority import MAX_CRITERIA
@@ -30,6 +31,7 @@ from .build import build_data, build_module, build_plan, divide_samples, load_sa
 from .messages import Issue
 from .methods import MethodSettings
 from .parts import make
+from .policy_checks import policy_issues
 from .privacy_checks import (
     cohort_privacy_issues,
     deployed_privacy_issues,
@@ -58,6 +60,7 @@ def config_issues(experiment: Experiment) -> list[Issue]:
         *_repeated(experiment),
         *_member_issues(experiment),
         *_unmeasured(experiment),
+        *_counterfactual_issues(experiment),
         *_hostile_issues(experiment),
     ]
     if experiment.devices and experiment.federation.sampling == "poisson":
@@ -129,6 +132,27 @@ def _unmeasured(experiment: Experiment) -> Iterator[Issue]:
     if server.source == "clients":
         hint = f'"clients" evaluate models on their test sets: {TEST_SETS}'
         yield "server_set.source", hint
+
+
+def _counterfactual_issues(experiment: Experiment) -> Iterator[Issue]:
+    """Methods whose single updates must not show in the results of other weights."""
+    evaluation = experiment.evaluation
+    switched_on = [key for key in ("counterfactuals", "shapley") if getattr(evaluation, key)]
+    if not switched_on:
+        return
+    key = f"evaluation.{switched_on[0]}"
+    for settings in experiment.methods:
+        if settings.secure_aggregation:
+            hint = "n other weighted sums of the same n updates reveal every update"
+            yield key, f"{settings.name} uses secure aggregation: {hint}. Set it to false"
+        if settings.privacy:
+            hint = "results without a client are a release that gets no noise"
+            yield key, f"{settings.name} has differential privacy: {hint}. Set it to false"
+    server = experiment.server_set
+    reports = server.shared_set or server.report_fraction > 0 or server.source != "held_out"
+    if evaluation.shapley and not (experiment.server_holds_samples and reports):
+        hint = "needs reporting samples of the server: set server_set.fraction and report_fraction"
+        yield "evaluation.shapley", hint
 
 
 def _hostile_issues(experiment: Experiment) -> Iterator[Issue]:
@@ -479,10 +503,24 @@ def _client_issues(
     if wanted is not None and wanted > num_clients:
         key = f"federation.clients_per_round = {wanted}"
         yield key, f"there are only {num_clients} clients"
+    left_out = experiment.federation.without
+    if unknown := [client for client in left_out if client >= num_clients]:
+        yield "federation.without", f"{unknown} are not clients: there are 0 to {num_clients - 1}"
+        return
     plan = build_plan(experiment, num_clients, experiment.seeds[0])
+    if not plan.members(num_clients):
+        yield "federation.without", "lists all clients: no client can be asked"
+        return
+    if (plan.counterfactuals or plan.shapley) and plan.cohort_size > MOST_CLIENTS:
+        message = f"one more model for each of {plan.cohort_size} clients in a round: at most "
+        yield (
+            "evaluation.counterfactuals",
+            f"{message}{MOST_CLIENTS}; ask fewer (clients_per_round)",
+        )
     for index, method in enumerate(experiment.build_methods()):
         place = f"methods[{index}]"
-        yield from _cohort_issues(place, method, plan.cohort_size)
+        yield from policy_issues(place, method, plan, names, num_clients)
+        yield from _buffer_issues(place, method, plan.cohort_size)
         yield from cohort_privacy_issues(place, method, plan, num_clients, experiment.rounds)
     for name, values in experiment.attributes.items():
         if len(values) != num_clients:
@@ -490,13 +528,8 @@ def _client_issues(
     yield from _group_issues(experiment.hostile, num_clients, names)
 
 
-def _cohort_issues(place: str, method: Method, size: int) -> Iterator[Issue]:
-    """Bounds and buffers that a cohort of this size cannot meet."""
-    if method.bounds:
-        try:
-            method.bounds.check(size)
-        except ValueError as error:
-            yield f"{place}.bounds", f"{error}; a round has {size} clients"
+def _buffer_issues(place: str, method: Method, size: int) -> Iterator[Issue]:
+    """Buffers that a cohort of this size cannot fill."""
     buffer = method.pace.buffer or 0
     at_work = method.pace.asks(size, 0)
     if buffer > at_work:

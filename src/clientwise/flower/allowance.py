@@ -74,6 +74,8 @@ class Allowance:
             count += orders * method.evidence.most_judged(members)
         if is_due or (clients_judge and method.adapt_loss):  # the round's own model
             count += 1
+        if is_due and self._plan.counterfactuals:  # chosen, uniform, size, without each member
+            count += 3 + members
         return count
 
     def warnings(self, cell: int) -> Iterator[str]:

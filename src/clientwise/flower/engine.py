@@ -349,6 +349,11 @@ class FlowerEngine:
         time.sleep(pause)
         return note
 
+    @property
+    def train_sizes(self) -> Tensor | None:
+        """See `core.types.Engine`."""
+        return self._local.train_sizes
+
     def evaluate_server(self, models: Tensor, part: ServerPart) -> Evaluation | None:
         """See `core.types.Engine`."""
         return self._local.evaluate_server(models, part)

@@ -219,6 +219,9 @@ def _build(method: str | Mapping[str, Any], learning_rate: float) -> Method:
     if built.privacy:
         hint = "its accountant must know how clients are sampled: use `clientwise new`"
         raise ValueError(f"{built.name}: privacy does not run inside a Flower strategy: {hint}")
+    if built.bounds and not built.bounds.is_plain:
+        hint = "nodes have no names here: give cap and floor alone, or use `clientwise new`"
+        raise ValueError(f"{built.name}: bounds on single clients need their names; {hint}")
     if built.adjust or built.adapt_loss or built.control:
         hint = "adjust, adapt_loss and control need rounds of their own: use `clientwise new`"
         raise ValueError(f"{built.name} does not run inside a Flower strategy: {hint}")

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..core.criteria import CRITERIA, is_claimed
 from ..core.scores import SCORES, Score
 from ..core.weighting import NORMALISERS, Normaliser, divide, to_weights
 from ..registry import Part
@@ -52,6 +53,7 @@ class Audit:
     seed: int
     round_num: int
     criteria: tuple[str, ...]
+    claimed: Mapping[str, str]  # by criterion: "claimed", "measured"; unknown ones are missing
     places: tuple[Place, ...]  # of the chain from score to influence, as far as this round has them
     participants: tuple[Participant, ...]  # heaviest first
     what_if: bool
@@ -73,7 +75,7 @@ def audit(run: RunFolder, method: str, seed: int, round_num: int) -> Audit:
     record = run.round(method, seed, round_num)
     rows = run.participants(method, seed, round_num)
     measured = _by_client(run.criteria(method, seed, round_num))
-    chain = Chain.of(run, method)
+    chain = Chain.of(run, method, seed, round_num)
     accepted = {row.client: row for row in rows if row.refusal is None}
     moved = chain.remarks(run, method, seed, round_num, accepted)
     how = weighing(chain.parts, record.priority)
@@ -97,6 +99,7 @@ def audit(run: RunFolder, method: str, seed: int, round_num: int) -> Audit:
         seed=seed,
         round_num=round_num,
         criteria=criteria,
+        claimed=_claimed(chain.parts),
         places=tuple(passed),
         participants=tuple(participants),
         what_if=bool(recomputed.what_if),
@@ -121,6 +124,15 @@ def _names_of(measured: Measured) -> tuple[str, ...]:
     for values in measured.values():
         names |= values.keys()
     return tuple(sorted(names))
+
+
+def _claimed(parts: RecordedMethod | None) -> dict[str, str]:
+    """Whether each criterion is the client's claim, or measured by the server."""
+    found = {}
+    for part in parts.criteria if parts else ():
+        if part.name in CRITERIA:
+            found[part.called] = "claimed" if is_claimed(part) else "measured"
+    return found
 
 
 def _constant(record: RoundRow) -> list[str]:

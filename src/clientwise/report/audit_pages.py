@@ -10,6 +10,7 @@ from ..runs.reader import thinned
 from ..runs.rows import ClientRoundRow
 from .audit import Audit, Participant, audit
 from .chain import INFLUENCE, PRIOR, WEIGHT, Chain, Place, Z, places
+from .counterfactuals import round_table
 from .document import (
     AuditLink,
     Cell,
@@ -46,6 +47,7 @@ def audit_round(run: RunFolder, method: str, seed: int, round_num: int) -> Docum
         items.append(_moved_table(found))
     if found.candidates:
         items.append(_orders_table(found))
+    items += round_table(run, method, seed, round_num)
     lead = [line for line in (found.explanation, *found.notes) if line]
     title = f"{method}, seed {seed}, round {round_num}"
     return Document(title, lead, [Section("audit", "Weights", "", items)])
@@ -113,7 +115,8 @@ def audit_table(found: Audit, title: str, name: str, note: str = "") -> Table:
     """Every participant of a round: its criteria, score and weights, and what would change them."""
     columns = ["client", "remark", *(place.label for place in found.places)]
     for criterion in found.criteria:
-        columns += [f"{criterion}, measured", f"{criterion}, normalised"]
+        source = found.claimed.get(criterion, "value")
+        columns += [f"{criterion}, {source}", f"{criterion}, normalised"]
     if found.what_if:
         columns += [f"{found.what_if_label} {criterion}" for criterion in found.criteria]
         best = f"“{found.what_if_label.capitalize()}” is the weight a client would have"
@@ -191,7 +194,7 @@ def _last_move(lane: _Lane, rows: Sequence[ClientRoundRow]) -> list[str]:
     if not accepted:
         return []
     last = accepted[-1]
-    chain = Chain.of(lane.run, lane.method)
+    chain = Chain.of(lane.run, lane.method, lane.seed, last.round_num)
     remarks = chain.remarks(lane.run, lane.method, lane.seed, last.round_num, {lane.client: last})
     moved = remarks[lane.client]
     return [f"Round {last.round_num}: {'; '.join(moved)}."] if moved else []

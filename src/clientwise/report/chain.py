@@ -6,12 +6,12 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ..core.bounds import Bounds
+from ..core.bounds import Bounds, Group
 from ..registry import Part
 from ..runs.folder import RunFolder
-from ..runs.recorded import RecordedMethod, recorded_config
+from ..runs.recorded import RecordedMethod, read_bounds, recorded_config
 from ..runs.rows import ClientRoundRow, LoweredRow, ParticipantRow
-from .document import Cell, number, percent_of
+from .document import Cell, counted, number, percent_of
 
 NOTABLE_HISTORY = 3.0  # standard errors: below, the column says enough
 NOTABLE = 0.1  # relative change of a weight below which the columns say enough
@@ -81,13 +81,20 @@ class Chain:
 
     parts: RecordedMethod | None
     loss: str  # that the evidence is about
+    since: int | None = None  # the round since which the bounds are other ones than in round 1
 
     @classmethod
-    def of(cls, run: RunFolder, method: str) -> Chain:
-        """The chain of a method of a run."""
+    def of(cls, run: RunFolder, method: str, seed: int, round_num: int) -> Chain:
+        """The chain of a method in a round of a run."""
         config = recorded_config(run.folder)
         loss = LOSSES.get(config.server_set_source or "", "the loss")
-        return cls(config.method(method), loss)
+        parts = config.method(method)
+        past = [row for row in run.policies(method, seed) if row.round_num <= round_num]
+        if parts is None or not past:
+            return cls(parts, loss)
+        last = past[-1]  # the config has the bounds of the last round, not those of this one
+        since = last.round_num if len(past) > 1 else None
+        return cls(replace(parts, bounds=read_bounds(last.policy)), loss, since)
 
     def remarks(
         self, run: RunFolder, method: str, seed: int, round_num: int, rows: Mapping[int, Weighed]
@@ -150,6 +157,10 @@ class Chain:
             return f"lowered from {percent_of(before)} to the cap of {_share(bounds.cap)}"
         if bounds and after > before and math.isclose(after, bounds.floor):
             return f"raised from {percent_of(before)} to the floor of {_share(bounds.floor)}"
+        probation = bounds.probation if bounds else None
+        if probation and after < before and math.isclose(after, probation.cap):
+            cap = f"the cap of {_share(probation.cap)} on probation"
+            return f"lowered from {percent_of(before)} to {cap}"
         if _differ(before, after):
             return f"the bounds {_changed('its weight', before, after)}"
         return None
@@ -175,7 +186,7 @@ class Chain:
         """What stands between score and influence; `passed` are the places of the round."""
         if self.parts is None:
             return []
-        sentences = [*_explain_movers(self.parts, passed)]
+        sentences = [*_explain_movers(self.parts, passed, self.since)]
         if Z in passed:
             sentences.append(Z_MEANS)
         if HISTORY_Z in passed:
@@ -193,11 +204,16 @@ def _by_copies(row: Weighed) -> str | None:
     return f"{which} almost the same update; together they count as one"
 
 
-def _explain_movers(parts: RecordedMethod, passed: Sequence[Place]) -> Iterator[str]:
+def _explain_movers(
+    parts: RecordedMethod, passed: Sequence[Place], since: int | None
+) -> Iterator[str]:
     if parts.evidence:
         yield f"Evidence adjusts the prior weight: {described(parts.evidence)}."
     if parts.bounds:
         yield f"Bounds limit the weight: {_in_words(parts.bounds)}."
+        when = f"Bounds since round {since}" if since else "Bounds"
+        if parts.bounds.note:
+            yield f"{when}: {parts.bounds.note.rstrip('.')}."
     if (parts.evidence or parts.bounds) and PRIOR not in passed:
         yield "No weight was changed in this round."
 
@@ -216,7 +232,24 @@ def _in_words(bounds: Bounds) -> str:
         limits.append(f"cap {_share(bounds.cap)}")
     if bounds.floor:
         limits.append(f"floor {_share(bounds.floor)}")
-    return ", ".join(limits)
+    clauses = [", ".join(limits)]
+    clauses += [f"{group.called}: {_group_in_words(group)}" for group in bounds.groups]
+    if bounds.probation:
+        rounds = counted(bounds.probation.rounds, "round")
+        clauses.append(f"newcomers: cap {_share(bounds.probation.cap)} for {rounds}")
+    if bounds.quorum > 1:
+        clauses.append(f"quorum: {bounds.quorum} updates")
+    return "; ".join(clauses)
+
+
+def _group_in_words(group: Group) -> str:
+    limits = []
+    if group.cap is not None:
+        limits.append(f"cap {_share(group.cap)}")
+    if group.floor is not None:
+        limits.append(f"floor {_share(group.floor)}")
+    together = " together" if len(group.clients) > 1 else ""
+    return f"{', '.join(limits) or 'no bounds'}{together}"
 
 
 def _changed(what: str, before: float, after: float) -> str:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from ..errors import RunError
 from ..experiment.matrix import Matrix, look_at
 from ..runs.folder import RunFolder
-from .chain import Chain
+from ..runs.recorded import recorded_config
 from .series import trains_on_server
 from .statistics import Difference, holm, paired_difference
 from .units import Unit
@@ -120,7 +120,7 @@ def read_results(folder: Path) -> Results:
 
 def is_available(run: RunFolder, method: str) -> bool:
     """Whether a method could be used in practice."""
-    parts = Chain.of(run, method).parts
+    parts = recorded_config(run.folder).method(method)
     return parts is None or parts.is_available
 
 

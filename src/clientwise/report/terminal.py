@@ -16,6 +16,7 @@ from ..errors import RunError
 from ..runs.folder import RunFolder
 from ..runs.rows import MethodSummary
 from .audit import Audit, Participant, audit
+from .counterfactuals import round_table
 from .document import (
     Chart,
     Column,
@@ -279,8 +280,14 @@ def audit_tables(run: RunFolder, round_num: int, method: str | None = None) -> l
     lanes = [lane for lane in run.lanes_with_round(round_num) if method in (None, lane.method)]
     if not lanes:
         raise RunError(f"{run.folder}: has no round {round_num} (yet)")
-    found = [audit(run, lane.method, lane.seed, round_num) for lane in lanes]
-    return [Group(_audit_table(one), *map(escape, _audit_remarks(one))) for one in found]
+    shown = []
+    for lane in lanes:
+        found = audit(run, lane.method, lane.seed, round_num)
+        parts = [_audit_table(found), *map(escape, _audit_remarks(found))]
+        for others in round_table(run, lane.method, lane.seed, round_num):
+            parts += [plain_table(others, others.title), escape(others.note)]
+        shown.append(Group(*parts))
+    return shown
 
 
 def _audit_table(found: Audit) -> Table:

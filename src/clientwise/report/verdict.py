@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from ..core.guard import likely_cause
-from ..core.round import keeps_model
+from ..core.round import UNMET, keeps_model
 from ..experiment.steps import unequal_steps
 from ..runs.recorded import recorded_config
 from .differences import Differences, all_differences, in_words, p_text
@@ -53,7 +53,7 @@ def headline(series: Sequence[Series]) -> list[str]:
 
 
 def _stayed(series: Sequence[Series]) -> Iterator[str]:
-    """Methods whose model stayed as it was in most rounds, with the most frequent reason."""
+    """Methods whose model stayed in most rounds, or because of the policy; the usual reason."""
     for one in series:
         notes = Counter[str]()
         for of_round in one.run.notes(one.method):
@@ -67,6 +67,14 @@ def _stayed(series: Sequence[Series]) -> Iterator[str]:
             yield (
                 f"{one.label}: the model did not change in {stayed} of {rounds} rounds ({often}{reason}). "
                 "Its metric is not that of a trained model."
+            )
+            continue
+        unmet = Counter({note: count for note, count in notes.items() if note.startswith(UNMET)})
+        if unmet:
+            ((reason, _),) = unmet.most_common(1)
+            yield (
+                f"{one.label}: {unmet.total()} of {rounds} rounds could not meet the policy and "
+                f"kept the model ({reason})."
             )
 
 

@@ -57,6 +57,7 @@ def _overview(runs: Sequence[RunFolder]) -> Document:
         sections.targets_section(series),
         sections.best_rounds_section(series),
         sections.clients_section(series),
+        sections.gains_section(series),
         *_sections_of_one_seed(series),
         sections.refusals_section(series),
         sections.cost_section(series),
@@ -93,6 +94,8 @@ def _sections_of_one_seed(series: Sequence[Series]) -> list[Section]:
     """Those that cannot show all seeds at once."""
     return [
         sections.weights_section(series),
+        sections.counterfactuals_section(series),
+        sections.contributions_section(series),
         sections.priority_section(series),
         sections.classes_section(series),
     ]

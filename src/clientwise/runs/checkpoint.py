@@ -28,6 +28,7 @@ from ..errors import RunError
 from .files import write_atomically
 
 CHECKPOINT_VERSION = 2
+POLICY = "policy."  # prefix of what the bounds remember
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,9 @@ def load_checkpoint(
     _refuse_misfits(path, content, first)
     _refuse_damage(path, content)
     for name, expected in _tensors(first).items():
-        tensors[name] = _with_joined(tensors[name].to(expected.device), expected)
+        saved = tensors.get(name, expected).to(expected.device)
+        # Which clients joined since tells the bounds who is a newcomer.
+        tensors[name] = saved if name.startswith(POLICY) else _with_joined(saved, expected)
     state = ServerState(
         round_num=content.scalars.round_num,
         model=tensors["model"],
@@ -110,6 +113,7 @@ def load_checkpoint(
         evidence=_under("evidence.", tensors),
         rule_state=_under("rule.", tensors),
         privacy=_under("privacy.", tensors),
+        policy=_under(POLICY, tensors) if first.policy else {},
     )
     return state, _under("engine.", tensors)
 
@@ -154,6 +158,8 @@ def _refuse_misfits(path: Path, content: _Content, first: ServerState) -> None:
     """RunError where a checkpoint is of another lane than the one that began with `first`."""
     for name, expected in _tensors(first).items():
         shape = list(expected.shape)
+        if name not in content.tensors and name.startswith(POLICY):
+            continue  # the bounds have changed since
         if name not in content.tensors:
             misfit = f"{name} is missing, not of {shape}"
             raise _refused(path, f"not a checkpoint of this run ({misfit})")
@@ -169,7 +175,7 @@ def _fits(name: str, saved: Tensor, expected: Tensor) -> bool:
 
     One with a value per client may be shorter: clients may have joined since.
     """
-    by_client = name.startswith(("memory.", "evidence.", "privacy."))
+    by_client = name.startswith(("memory.", "evidence.", "privacy.", POLICY))
     if by_client and saved.dim() > 0 and len(saved) < len(expected):
         expected = expected[: len(saved)]
     return saved.dtype == expected.dtype and saved.shape == expected.shape
@@ -202,6 +208,7 @@ def _tensors(state: ServerState) -> dict[str, Tensor]:
         **_prefixed("evidence.", state.evidence),
         **_prefixed("rule.", state.rule_state),
         **_prefixed("privacy.", state.privacy),
+        **_prefixed(POLICY, state.policy),
     }
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-FrameName = Literal["rounds", "clock", "clients", "weights", "criteria"]
+FrameName = Literal[
+    "rounds", "clock", "clients", "weights", "criteria", "counterfactuals", "contributions"
+]
 
 _ROUND = "method, seed, round_num"
 _CLIENT = "client, name, hostile"
@@ -47,5 +49,14 @@ FRAMES: dict[str, FrameQuery] = {
     "criteria": _frame(
         f"{_ROUND}, {_CLIENT}, criterion, raw, normalised",
         f"criteria {_OF_CLIENTS}",
+    ),
+    "counterfactuals": _frame(
+        f"{_ROUND}, kind, excluded, tested, metric, loss, reason",
+        """counterfactuals JOIN lanes USING (lane)
+           ORDER BY lane, round_num, tested, kind, excluded""",
+    ),
+    "contributions": _frame(
+        f"{_ROUND}, {_CLIENT}, shapley, error",
+        f"contributions {_OF_CLIENTS}",
     ),
 }

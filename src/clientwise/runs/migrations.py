@@ -83,7 +83,23 @@ def _version_6(database: sqlite3.Connection, into: Into) -> None:
 
 
 def _version_7(database: sqlite3.Connection, into: Into) -> None:
-    """There is a table `chain`."""
+    """There are tables `policies`, `counterfactuals`, `contributions` and `chain`."""
+    database.execute(
+        f"""CREATE TABLE {into}.policies (
+            lane INTEGER, round_num INTEGER, policy TEXT, note TEXT,
+            PRIMARY KEY (lane, round_num)) WITHOUT ROWID"""
+    )
+    database.execute(
+        f"""CREATE TABLE {into}.counterfactuals (
+            lane INTEGER, round_num INTEGER, kind TEXT, excluded INTEGER, tested INTEGER,
+            metric REAL, loss REAL, reason TEXT,
+            PRIMARY KEY (lane, round_num, tested, kind, excluded)) WITHOUT ROWID"""
+    )
+    database.execute(
+        f"""CREATE TABLE {into}.contributions (
+            lane INTEGER, round_num INTEGER, client INTEGER, shapley REAL, error REAL,
+            PRIMARY KEY (lane, round_num, client)) WITHOUT ROWID"""
+    )
     database.execute(
         f"""CREATE TABLE {into}.chain (
             position INTEGER PRIMARY KEY, entry TEXT, signature BLOB, salt BLOB, leaves TEXT)"""

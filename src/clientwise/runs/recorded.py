@@ -14,7 +14,7 @@ from functools import cache, cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, create_model
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, create_model
 
 from ..core.before import BEFORE
 from ..core.bounds import Bounds
@@ -31,6 +31,7 @@ DEEPEST = 32  # tables and lists within each other
 INTEGERS = "the largest integer of a config is 9,223,372,036,854,775,807"
 _KEY_PART = r"""(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')"""
 _LONG_KEY = re.compile(rf"(?<![\w-])(?:{_KEY_PART}[ \t]*+\.[ \t]*+){{{DEEPEST}}}")
+_BOUNDS = TypeAdapter(Bounds)
 _CHECKED = ConfigDict(
     extra="forbid",
     strict=True,
@@ -305,7 +306,7 @@ def _method(table: Mapping[str, Any]) -> RecordedMethod | None:
         score=_part(table.get("score")),
         normaliser=_part(table.get("normalise")),
         evidence=_part(table.get("evidence")),
-        bounds=_bounds(table.get("bounds")),
+        bounds=read_bounds(table.get("bounds")),
         before=_parts(table.get("before")),
         rule=_part(table.get("rule")),
         control=_text(table.get("control")),
@@ -335,12 +336,14 @@ def _drawn(value: object) -> object:
     return _part(value) if isinstance(value, Mapping) else value
 
 
-def _bounds(value: object) -> Bounds | None:
+def read_bounds(value: object) -> Bounds | None:
+    """Recorded bounds; None where there are none, or they cannot be read."""
     if not isinstance(value, Mapping):
         return None
-    cap = _number(value.get("cap", 1.0))
-    floor = _number(value.get("floor", 0.0))
-    return Bounds(cap, floor) if cap is not None and floor is not None else None
+    try:
+        return _BOUNDS.validate_python(value)
+    except ValidationError:
+        return None
 
 
 def _flat(value: object, key: str = "") -> Iterator[tuple[str, Any]]:

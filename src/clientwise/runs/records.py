@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -13,7 +13,8 @@ from torch import Tensor
 from ..core.loss import RobustLoss
 from ..core.metrics import macro_f1, per_class_f1
 from ..core.problem import Problem
-from ..core.types import Evaluation, RoundRecord
+from ..core.types import Counterfactual, Evaluation, RoundRecord
+from .counterfactuals import NOBODY, REPORTED
 from .rows import SHARES
 
 Row = tuple[Any, ...]
@@ -25,13 +26,18 @@ COLUMNS = {
     "look_back": f"{_CLIENT}, history_z, copies",
     "criteria": f"{_CLIENT}, criterion, raw, normalised",
     "local": f"{_CLIENT}, metric, loss",
+    "counterfactuals": "lane, round_num, kind, excluded, tested, metric, loss, reason",
+    "contributions": f"{_CLIENT}, shapley, error",
     "best": "lane, round_num, metric, num_samples, bits",
+    "policies": "lane, round_num, policy, note",
     "clock": "lane, round_num, ended",
     "privacy": "lane, round_num, epsilon, clip, deviation",
 }
 
 
-def reported_evaluation(record: RoundRecord, hostile: Mapping[int, object]) -> Evaluation | None:
+def reported_evaluation(
+    record: RoundRecord | Counterfactual, hostile: Mapping[int, object]
+) -> Evaluation | None:
     """The evaluation that the run reports.
 
     That is the server's reporting part. Without one, it is the honest clients' own test sets.
@@ -141,17 +147,41 @@ def criterion_rows(lane: int, record: RoundRecord) -> list[Row]:
 
 def local_rows(lane: int, record: RoundRecord) -> list[Row]:
     """Rows of `local`: the clients that have test data."""
-    local = record.local
-    if local is None:
-        return []
-    values = local.values[0].tolist()
-    losses = local.losses[0].tolist()
-    sizes = local.num_samples.tolist()
+    return [(lane, record.round_num, *own) for own in _own_results(record.local)]
+
+
+def counterfactual_rows(lane: int, record: RoundRecord, hostile: Mapping[int, object]) -> list[Row]:
+    """Rows of `counterfactuals`: on the reported samples, and on every client's own."""
     rows: list[Row] = []
-    for client, (value, loss, size) in enumerate(zip(values, losses, sizes, strict=True)):
-        if size:
-            rows.append((lane, record.round_num, client, value, loss))
+    for one in record.counterfactuals:
+        excluded = NOBODY if one.client is None else one.client
+        place = (lane, record.round_num, one.kind, excluded)
+        shown = reported_evaluation(one, hostile)
+        reported = (None, None)
+        if shown is not None:
+            reported = (float(shown.overall()[0]), float(shown.overall_loss()[0]))
+        rows.append((*place, REPORTED, *reported, one.reason))
+        rows += [(*place, *own, None) for own in _own_results(one.local)]
     return rows
+
+
+def contribution_rows(lane: int, record: RoundRecord) -> list[Row]:
+    """Rows of `contributions`; none where they were not computed."""
+    found = record.contributions
+    if found is None:
+        return []
+    values = zip(record.client_ids, found.values.tolist(), found.errors.tolist(), strict=True)
+    return [(lane, record.round_num, *row) for row in values]
+
+
+def _own_results(local: Evaluation | None) -> Iterator[tuple[int, float, float]]:
+    """Client, metric and loss of the first model, of clients that have test data."""
+    if local is None:
+        return
+    results = (local.values[0].tolist(), local.losses[0].tolist(), local.num_samples.tolist())
+    for client, (value, loss, size) in enumerate(zip(*results, strict=True)):
+        if size:
+            yield client, value, loss
 
 
 def _values(column: Tensor | None, record: RoundRecord) -> list[Any]:

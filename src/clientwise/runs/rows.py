@@ -97,6 +97,35 @@ class RoundRow(NamedTuple):
     notes: Json[Names]
 
 
+class PolicyRow(NamedTuple):
+    """The bounds on weights from a round on."""
+
+    round_num: int
+    policy: Json[Any]  # [methods.bounds]; None: no bounds
+    note: str | None
+
+
+class CounterfactualRow(NamedTuple):
+    """What the updates of a round give with other weights; see `core/counterfactuals.py`."""
+
+    round_num: int
+    kind: str
+    excluded: int  # the client that is left out; −1: none
+    tested: int  # on whose test set; −1: on the samples that the run reports on
+    metric: float | None
+    loss: float | None
+    reason: str | None  # why there is no such aggregate
+
+
+class ContributionRow(NamedTuple):
+    """The Shapley value of a client in a round."""
+
+    round_num: int
+    client: int
+    shapley: float | None
+    error: float | None  # its standard error; 0: all coalitions were evaluated
+
+
 class ParticipantRow(NamedTuple):
     """A client whose update arrived in a round."""
 

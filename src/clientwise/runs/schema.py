@@ -22,6 +22,10 @@ SCHEMA = (
     num_train INTEGER, num_test INTEGER,
     hostile TEXT,  -- name of the attack; NULL: honest
     PRIMARY KEY (seed, client)) WITHOUT ROWID""",
+    """CREATE TABLE IF NOT EXISTS policies (  -- the bounds on weights, from this round on
+    lane INTEGER, round_num INTEGER,
+    policy TEXT, note TEXT,  -- [methods.bounds] as JSON, and why it is so
+    PRIMARY KEY (lane, round_num)) WITHOUT ROWID""",
     """CREATE TABLE IF NOT EXISTS rounds (
     lane INTEGER, round_num INTEGER,
     metric REAL, macro_f1 REAL, loss REAL,  -- on the server's reporting part; the problem's metric
@@ -64,6 +68,17 @@ SCHEMA = (
     PRIMARY KEY (lane, round_num, client, criterion)) WITHOUT ROWID""",
     """CREATE TABLE IF NOT EXISTS local (  -- a client's own test set, in rounds that evaluate it
     lane INTEGER, round_num INTEGER, client INTEGER, metric REAL, loss REAL,
+    PRIMARY KEY (lane, round_num, client)) WITHOUT ROWID""",
+    """CREATE TABLE IF NOT EXISTS counterfactuals (  -- what the round's updates give otherwise weighed
+    lane INTEGER, round_num INTEGER,
+    kind TEXT,  -- chosen, uniform, size, without
+    excluded INTEGER,  -- the client that is left out; -1: none
+    tested INTEGER,  -- on whose test set; -1: on the samples that the run reports on
+    metric REAL, loss REAL, reason TEXT,  -- why there is no such aggregate
+    PRIMARY KEY (lane, round_num, tested, kind, excluded)) WITHOUT ROWID""",
+    """CREATE TABLE IF NOT EXISTS contributions (  -- on the server's reporting samples
+    lane INTEGER, round_num INTEGER, client INTEGER,
+    shapley REAL, error REAL,  -- its standard error; 0: all coalitions were evaluated
     PRIMARY KEY (lane, round_num, client)) WITHOUT ROWID""",
     """CREATE TABLE IF NOT EXISTS best (  -- samples that the best model so far classified correctly
     lane INTEGER, round_num INTEGER, metric REAL,

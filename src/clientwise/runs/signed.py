@@ -44,9 +44,25 @@ FIRST = "0" * 64  # the hash before the first entry
 SALT_BYTES = 32
 LARGEST_INTEGER = 2**53  # RFC 8785 has no larger ones
 # `best` is left out: of the rounds before a checkpoint, only the best is kept there.
-TABLES = ("rounds", "clock", "privacy", "participants", "look_back", "criteria", "local")
-OF_THE_RUN = {"facts": "key", "clients": "seed, client", "lanes": "method, seed"}
-UNSIGNED_COLUMNS = {"lane", "finished"}  # a number in the file; it changes when a lane ends
+TABLES = (
+    "rounds",
+    "clock",
+    "privacy",
+    "participants",
+    "look_back",
+    "criteria",
+    "local",
+    "counterfactuals",
+    "contributions",
+)
+# Tables about the run as a whole, and what names one of their rows.
+OF_THE_RUN = {
+    "facts": ("key",),
+    "clients": ("seed", "client"),
+    "lanes": ("method", "seed"),
+    "policies": ("lane", "round_num"),
+}
+UNSIGNED_COLUMNS = {"finished"}  # it changes when a lane ends
 Leaves = dict[str, list[dict[str, Any]]]  # rows by the label of their leaf
 
 
@@ -112,7 +128,7 @@ def leaves_of_run(database: sqlite3.Connection) -> Leaves:
     leaves: Leaves = {}
     for table, key in OF_THE_RUN.items():
         for row in _rows(database, table):
-            named = " ".join(str(row.get(column)) for column in key.split(", "))
+            named = " ".join(str(row.get(column)) for column in key)
             leaves[f"{table} {named}"] = [row]
     return leaves
 

@@ -15,6 +15,7 @@ from .rows import (
     FalseAlarms,
     LoweredRow,
     ParticipantRow,
+    PolicyRow,
     RefusalRow,
     WeightGrid,
 )
@@ -34,6 +35,14 @@ class WeightReader(RunReader):
                WHERE lane = ? AND round_num = ? ORDER BY weight DESC, client""",
             self.lane(method, seed),
             round_num,
+        )
+
+    def policies(self, method: str, seed: int) -> list[PolicyRow]:
+        """The bounds on weights, in the order in which they were in force; older runs have none."""
+        return self._rows(
+            PolicyRow,
+            "SELECT round_num, policy, note FROM policies WHERE lane = ? ORDER BY round_num",
+            self.lane(method, seed),
         )
 
     def criteria(self, method: str, seed: int, round_num: int) -> list[CriterionRow]:

@@ -23,6 +23,8 @@ from .files import checkpoint_path, kept_path, kept_rounds
 from .migrations import migrate, refuse_newer, refuse_older, version_of
 from .records import (
     COLUMNS,
+    contribution_rows,
+    counterfactual_rows,
     criterion_rows,
     local_rows,
     look_back_rows,
@@ -35,6 +37,7 @@ from .signed import SignedChain
 from .structure import refuse_missing_columns, refuse_programs
 
 TABLES_BY_ROUND = (
+    "policies",
     "rounds",
     "clock",
     "privacy",
@@ -42,6 +45,8 @@ TABLES_BY_ROUND = (
     "look_back",
     "criteria",
     "local",
+    "counterfactuals",
+    "contributions",
     "best",
 )
 _ROUNDS = "(SELECT COUNT(*) FROM rounds WHERE rounds.lane = lanes.lane)"
@@ -153,6 +158,22 @@ class Store:
             found = database.execute("SELECT lane FROM lanes WHERE method = ? AND seed = ?", place)
             return int(found.fetchone()[0])
 
+    def keep_policy(self, lane: int, round_num: int, policy: Mapping[str, object] | None) -> None:
+        """Write the bounds of a lane from this round on, where they differ from those before."""
+        text = json.dumps(policy)
+        with self._transaction() as database:
+            found = database.execute(
+                """SELECT policy FROM policies WHERE lane = ? AND round_num <= ?
+                   ORDER BY round_num DESC LIMIT 1""",
+                (lane, round_num),
+            ).fetchone()
+            before = found[0] if found else json.dumps(None)
+            if text != before:
+                note = policy.get("note") if policy else None
+                row = (lane, round_num, text, note)
+                self._insert("policies", [row])
+                self._facts_are_signed = False
+
     def is_lane_finished(self, method: str, seed: int) -> bool:
         """Whether a method has run all its rounds with this seed."""
         with self._explained():
@@ -223,6 +244,8 @@ class Store:
             self._insert("look_back", look_back_rows(lane, record))
             self._insert("criteria", criterion_rows(lane, record))
             self._insert("local", local_rows(lane, record))
+            self._insert("counterfactuals", counterfactual_rows(lane, record, hostile))
+            self._insert("contributions", contribution_rows(lane, record))
             if self._chain:
                 self._chain.add_round(lane, record.round_num)
 
@@ -295,6 +318,7 @@ class Store:
             lost = "SELECT 1 FROM rounds WHERE lane = ? AND round_num > ? LIMIT 1"
             if self._chain and database.execute(lost, later).fetchone():
                 self._chain.add_forgotten(lane, round_num)
+                self._facts_are_signed = False  # policies of these rounds are deleted, too
             for table in TABLES_BY_ROUND:
                 database.execute(f"DELETE FROM {table} WHERE lane = ? AND round_num > ?", later)
             for kept_round in kept_rounds(self.folder, lane):

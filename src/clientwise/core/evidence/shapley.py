@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import comb
 from typing import Annotated
 
 import torch
@@ -12,6 +11,7 @@ from annotated_types import Ge, Le
 from torch import Tensor
 
 from ...registry import NonNegativeFloat, needs
+from ..contributions import all_coalitions, exact_shapley
 from ..seeding import generator
 from ..types import Gathered, Posterior
 from ..weighting import to_weights
@@ -63,20 +63,8 @@ class Shapley(Evidence):
         return max(1 << self.exact, self.orders * num_clients + 1) + 1
 
     def _exact(self, gathered: Gathered, prior: Tensor) -> Tensor:
-        """Σ_S |S|!·(n−|S|−1)!/n! · (v(S ∪ a) − v(S))."""
-        count = len(prior)
-        codes = torch.arange(2**count)
-        # [2^n, n] 1 if the client is in the coalition
-        members = codes[:, None] >> torch.arange(count) & 1
-        worth = _worth(gathered, prior, members)
-        sizes = members.sum(1)
-        values = []
-        for client in range(count):
-            without = codes[members[:, client] == 0]
-            factors = [1 / (count * comb(count - 1, size)) for size in sizes[without].tolist()]
-            gains = worth[without + 2**client] - worth[without]
-            values.append(torch.tensor(factors).double() @ gains)
-        return torch.stack(values)
+        """Of all coalitions."""
+        return exact_shapley(_worth(gathered, prior, all_coalitions(len(prior))))
 
     def _sampled(self, gathered: Gathered, prior: Tensor) -> Tensor:
         """The mean gain of a client over random orders in which clients join."""

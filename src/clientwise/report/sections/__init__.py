@@ -2,7 +2,9 @@
 
 from .best_rounds import best_rounds_section
 from .clients import clients_section
+from .contributions import contributions_section, gains_section
 from .cost import cost_section
+from .counterfactuals import counterfactuals_section
 from .curves import curves_section
 from .loops import classes_section, priority_section
 from .privacy import privacy_section
@@ -15,8 +17,11 @@ __all__ = [
     "best_rounds_section",
     "classes_section",
     "clients_section",
+    "contributions_section",
     "cost_section",
+    "counterfactuals_section",
     "curves_section",
+    "gains_section",
     "priority_section",
     "privacy_section",
     "refusals_section",

@@ -46,14 +46,14 @@ def client_means(one: Series) -> dict[str, float]:
 
     Empty where no client can be followed over the seeds.
     """
-    return {name: statistics.fmean(own.values()) for name, own in _by_client(one).items()}
+    return {name: statistics.fmean(own.values()) for name, own in by_client(one).items()}
 
 
 def _worst_first(means: Mapping[str, float], higher_is_better: bool) -> list[str]:
     return sorted(means, key=lambda name: means[name] if higher_is_better else -means[name])
 
 
-def _by_client(one: Series) -> dict[str, dict[int, float]]:
+def by_client(one: Series) -> dict[str, dict[int, float]]:
     """The metric by client and seed.
 
     Without names, a client's number means the same client only where seeds have the same data.
@@ -74,7 +74,7 @@ def _client_tables(series: Sequence[Series]) -> list[Table]:
     """Every client under every method, the worst under the first method on top."""
     run = series[0].run
     label = series[0].label
-    values = [_by_client(one) for one in series]
+    values = [by_client(one) for one in series]
     names = _worst_first(client_means(series[0]), run.higher_is_better)
     for own in values[1:]:
         names += [name for name in own if name not in values[0]]

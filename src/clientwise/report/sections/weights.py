@@ -6,10 +6,10 @@ import math
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+from ...runs.recorded import recorded_config
 from ...runs.rows import WeightGrid
 from ..audit import audit
 from ..audit_pages import audit_table, steps_charts
-from ..chain import Chain
 from ..document import Chart, Section, Table, percent_of
 from ..lines import Curve, has_lines, line_chart
 from ..marks import MAX_CELLS, MAX_POINTS, HeatMap
@@ -36,7 +36,7 @@ def weights_section(series: Sequence[Series]) -> Section:
 
 def is_control(one: Series) -> bool:
     """Whether a method is not federated, but there to compare with."""
-    parts = Chain.of(one.run, one.method).parts
+    parts = recorded_config(one.run.folder).method(one.method)
     return parts is not None and parts.control is not None
 
 

@@ -1,0 +1,81 @@
+"""Run a finished run once more with one thing changed: `clientwise counterfactual`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+
+from .console import fail, out, print_lines
+from .experiments import stop_politely
+
+
+def counterfactual(
+    folder: Annotated[
+        Path, typer.Argument(metavar="RUN", help="A run folder.", show_default=False)
+    ],
+    without: Annotated[
+        str | None,
+        typer.Option(
+            metavar="CLIENT",
+            help="Never ask this client, by its name or number.",
+            show_default=False,
+        ),
+    ] = None,
+    uniform: Annotated[
+        bool, typer.Option("--uniform", help="Give all clients equal weights.")
+    ] = False,
+    policy: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Use the bounds of this TOML file: the keys of [methods.bounds].",
+            show_default=False,
+        ),
+    ] = None,
+    out_folder: Annotated[
+        Path | None,
+        typer.Option(
+            "--out",
+            help="Run folder. Default: beside RUN, named after the change. A run there is resumed.",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """Run an experiment again with one thing changed, and compare: same seeds, data and batches.
+
+    Example: clientwise counterfactual runs/mine --without Basel
+    """
+    from ..experiment.counterfactual import with_equal_weights, with_policy, without_client
+    from ..launch import run as run_experiment
+    from ..progress import show_progress
+    from ..report.paired import comparison
+    from ..report.terminal import plain_table
+    from ..runs.files import plain_name
+    from ..runs.folder import RunFolder
+
+    if [without is not None, uniform, policy is not None].count(True) != 1:
+        fail("give one of --without CLIENT, --uniform and --policy FILE")
+    if without is not None:
+        experiment = without_client(folder, without)
+        change = f"without-{without}"
+    elif policy is not None:
+        experiment = with_policy(folder, policy)
+        change = f"policy-{policy.stem}"
+    else:
+        experiment = with_equal_weights(folder)
+        change = "uniform"
+    target = out_folder or folder.with_name(f"{folder.resolve().name}-{plain_name(change)}")
+    resume = (target / "config.toml").exists()
+    with stop_politely(), show_progress(out) as on_round:
+        run_experiment(experiment, target, resume=resume, on_round=on_round)
+    sentences, tables = comparison(RunFolder(folder), RunFolder(target))
+    for found in tables:
+        out.print(plain_table(found, found.title))
+    if tables:
+        out.print(escape(tables[0].note))
+    for line in sentences:
+        out.print(escape(line))
+    print_lines([f"\nRun folder  {target}"])

@@ -1,0 +1,105 @@
+"""Contributions and gains of clients in runs, and what the report says of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import clientwise as cw
+from clientwise.errors import ConfigError
+from clientwise.experiment.config import load_experiment
+from clientwise.experiment.presets import merge
+from clientwise.report.views import overview
+from clientwise.runs.folder import RunFolder
+
+CONFIG: dict[str, Any] = {
+    "name": "contributions",
+    "rounds": 2,
+    "model": "linear",
+    "training": {"epochs": 2, "batch_size": 10, "learning_rate": 0.3},
+    "server_set": {"fraction": 0.2},
+    "evaluation": {"counterfactuals": True, "shapley": True},
+    "methods": ["FedAvg", "Alone", "Pooled"],
+}
+
+
+def members() -> cw.Samples:
+    """Two clients agree on what the classes are, and the third, the smallest, has them swapped."""
+    random = torch.Generator().manual_seed(0)
+    clients = {}
+    for name, size in {"North": 80, "South": 80, "Odd": 40}.items():
+        inputs = torch.randn(size, 3, generator=random)
+        targets = (inputs.sum(1) > 0).long()
+        clients[name] = (inputs, 1 - targets if name == "Odd" else targets)
+    return cw.Samples.from_clients(clients)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    folder = tmp_path_factory.mktemp("runs") / "run"
+    config = CONFIG | {"seeds": [1, 2, 3, 4, 5]}
+    return RunFolder(cw.run(config, folder, data=members()))
+
+
+def test_values_of_a_round_sum_to_its_gain(run: RunFolder) -> None:
+    rows = run.contributions("FedAvg", 1)
+    curve = dict(run.curve("metric", "FedAvg", 1))
+    second = [row for row in rows if row.round_num == 2]
+    assert sum(row.shapley for row in second) == pytest.approx(curve[2] - curve[1])
+    assert {row.error for row in rows} == {0.0}
+    names = {row.name: row.client for row in run.clients(1)}
+    totals = {
+        name: sum(row.shapley for row in rows if row.client == client)
+        for name, client in names.items()
+    }
+    assert totals["Odd"] < 0 < min(totals["North"], totals["South"])
+    assert not run.contributions("Alone", 1)
+    assert len(cw.Run(run.folder).frame("contributions")) == 5 * 2 * 3
+
+
+def test_the_report_says_who_contributes_and_who_is_better_off_alone(run: RunFolder) -> None:
+    sections = {section.id: section for section in overview([run]).sections}
+    (table,) = sections["contributions"].items
+    by_name = {row[0]: row for row in table.rows}
+    rows = run.contributions("FedAvg", 1)
+    odd = next(row for row in run.clients(1) if row.name == "Odd").client
+    assert by_name["Odd"][4].value == pytest.approx(
+        sum(row.shapley for row in rows if row.client == odd)
+    )
+    assert "They are not payments" in sections["contributions"].lead
+    gains = sections["gains"]
+    assert "Odd would be better off alone than with FedAvg: -" in gains.lead
+    assert "North would be" not in gains.lead
+    assert "the worst client is Odd" in gains.lead
+    (table,) = gains.items
+    assert [column.label for column in table.columns] == [
+        "client",
+        "FedAvg",
+        "Alone",
+        "Pooled",
+        "gain",
+        "remark",
+    ]
+    remarks = {row[0]: row[-1] for row in table.rows}
+    assert remarks["Odd"] == "better off alone"
+
+
+def test_with_one_seed_nobody_is_said_to_be_better_off(tmp_path: Path) -> None:
+    single = RunFolder(cw.run(CONFIG | {"rounds": 1}, tmp_path / "run", data=members()))
+    (section,) = [one for one in overview([single]).sections if one.id == "gains"]
+    assert "better off" not in section.lead
+
+
+def test_contributions_need_reporting_samples_and_no_secrets() -> None:
+    config = CONFIG | {"data": "digits", "partition": {"name": "iid", "clients": 3}}
+    with pytest.raises(ConfigError, match=r"evaluation\.shapley: needs reporting samples"):
+        load_experiment(
+            merge(config, {"server_set": {"report_fraction": 0.0}, "methods": ["FedAvg"]})
+        )
+    secret = {"methods": [{"name": "A", "secure_aggregation": {}}], "evaluation": {}}
+    config = config | {"evaluation": {"shapley": True}}
+    with pytest.raises(ConfigError, match="reveal every update"):
+        load_experiment(merge(config, secret))
