@@ -208,7 +208,7 @@ class Bounds:
         bounded = torch.zeros_like(weights)
         tree.fill(0.0, bounded)
         bounded[nothing & (bounded < NO_WEIGHT)] = 0.0
-        notes = ()
+        notes: tuple[str, ...] = ()
         if bool((nothing & (bounded > tree.floors + ROUNDING)).any()):
             some = _clients(int((~nothing).sum()))
             notes = (f"bounds: weight of {some} alone cannot meet them: the others get the rest",)
@@ -264,6 +264,9 @@ class Bounds:
 class _Node:
     """Clients and groups with bounds on their sum; the root is all of them, with the sum 1."""
 
+    low: float  # the least and the most that it can have
+    high: float
+
     def __init__(
         self,
         name: str,
@@ -285,7 +288,7 @@ class _Node:
         low = float(self._lows.sum()) + sum(child.low for child in children)
         high = float(self._highs.sum()) + sum(child.high for child in children)
         self._refuse_infeasible(floor, cap, low, high)
-        self.low = max(low, floor)  # the least and the most that it can have
+        self.low = max(low, floor)
         self.high = min(high, cap)
         self._at_low = self.factor(self.low) if self.low > low else 0.0
         self._at_high = self.factor(self.high) if self.high < high else None

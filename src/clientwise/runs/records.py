@@ -157,7 +157,7 @@ def counterfactual_rows(lane: int, record: RoundRecord, hostile: Mapping[int, ob
         excluded = NOBODY if one.client is None else one.client
         place = (lane, record.round_num, one.kind, excluded)
         shown = reported_evaluation(one, hostile)
-        reported = (None, None)
+        reported: tuple[float | None, float | None] = (None, None)
         if shown is not None:
             reported = (float(shown.overall()[0]), float(shown.overall_loss()[0]))
         rows.append((*place, REPORTED, *reported, one.reason))
