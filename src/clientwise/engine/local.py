@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import hmac
 import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -213,6 +214,7 @@ class LocalEngine:
             training=task.training,
             losses=[task.loss] * len(clients),
             corrections=corrections,
+            noise_keys=self._noise_keys(clients, model, task) if task.training.sample_clip else None,
         )
         return job if prepare is None else prepare(clients, job)
 
@@ -239,6 +241,7 @@ class LocalEngine:
         models = trained.models
         if task.noise is not None:
             models = self._with_noise(clients, models, model, task)
+        if task.noise is not None or task.training.sample_clip:
             # Both would tell of the samples
             training_loss = torch.zeros_like(training_loss)
             took = torch.zeros_like(took)
@@ -247,17 +250,16 @@ class LocalEngine:
     def _with_noise(
         self, clients: Sequence[int], models: Tensor, model: Tensor, task: Task
     ) -> Tensor:
-        """The models [n, d] as the clients send them: their updates clipped, and with noise.
-
-        The same request gets the same noise, so that asking again reveals nothing. Another model or
-        task gets other noise.
-        """
+        """The models [n, d] as the clients send them: their updates clipped, and with noise."""
         assert task.noise is not None
-        received = model.cpu().numpy().tobytes() + repr(task).encode()
-        request = hashlib.sha256(received).hexdigest()
-        names = [f"local noise/{client}/{request}" for client in clients]
         start = model.to(models)
+        names = _noise_names(clients, model, task)
         return start + task.noise.apply(models - start, self.noise_key, names)
+
+    def _noise_keys(self, clients: Sequence[int], model: Tensor, task: Task) -> list[bytes]:
+        """What the noise of each client's steps follows from."""
+        names = _noise_names(clients, model, task)
+        return [hmac.digest(self.noise_key, name.encode(), "sha256") for name in names]
 
     def facts(
         self,
@@ -310,7 +312,10 @@ class LocalEngine:
             targets=held.targets,
             sizes=torch.tensor([len(held.indices)]),
             keys=client_keys(self.seed, "server training", task.round_num, [0]),
-            training=replace(task.training, control_variates=False),  # the server has none
+            # The server has no control variates, and its own samples need no noise.
+            training=replace(
+                task.training, control_variates=False, sample_clip=None, sample_noise=None
+            ),
             losses=[task.loss],
         )
         (result,) = self.executor.train([job])
@@ -347,6 +352,17 @@ def failed_updates(failures: Sequence[tuple[int, Exception]], model: Tensor) -> 
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         refusals.append(Refusal(client, reason[:MOST_REASON]))
     return Updates.failed(refusals, model)
+
+
+def _noise_names(clients: Sequence[int], model: Tensor, task: Task) -> list[str]:
+    """Names of a request to each client.
+
+    The same request gets the same noise, so that asking again reveals nothing. Another model or task
+    gets other noise.
+    """
+    received = model.cpu().numpy().tobytes() + repr(task).encode()
+    request = hashlib.sha256(received).hexdigest()
+    return [f"local noise/{client}/{request}" for client in clients]
 
 
 def _job_of_all(held: Holdings | None) -> EvaluateJob | None:

@@ -121,6 +121,8 @@ class _Node:
         if begun.get(str(request.seed), 0) >= task.round_num:
             raise ProtocolError(f"round {task.round_num} began before; a round is summed once")
         engine = engine_of(request)
+        if self._gate is not None:
+            engine.noise_key = self._gate.noise_key(engine.data)
         model = models.to(engine.device)
         trained = engine.train([request.client], model, task)
         (updates,) = (one for one in trained if one.client_ids)
