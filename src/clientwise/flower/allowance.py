@@ -37,6 +37,11 @@ class Allowance:
         """Different requests to train, per round and seed."""
         return TIMES_PER_ROUND * len(self._methods)
 
+    @cached_property
+    def trainings(self) -> int:
+        """Different requests to train in the whole run."""
+        return self.trained() * self.rounds * len(self.experiment.seeds)
+
     def evaluated(self, round_num: int) -> int:
         """Different models to evaluate, per round and seed."""
         return TIMES_PER_ROUND * self._asked_for(round_num)
@@ -81,15 +86,15 @@ class Allowance:
     def row_noise(self) -> float | None:
         """The μ of Gaussian differential privacy with which all trainings hide a row.
 
-        A row is in one batch an epoch, and every request has noise of its own. None: some have none.
+        A row is in one batch an epoch, and every request has noise of its own. A server may send all
+        of them for the method with the least noise. None: a method has none.
         """
-        requests = TIMES_PER_ROUND * self.rounds * len(self.experiment.seeds)
         spent = 0.0
         for method in self._methods:
             if method.training.sample_noise is None:
                 return None
-            spent += requests * method.training.epochs / method.training.sample_noise**2
-        return math.sqrt(spent)
+            spent = max(spent, method.training.epochs / method.training.sample_noise**2)
+        return math.sqrt(self.trainings * spent)
 
     def warnings(self, cell: int) -> Iterator[str]:
         """What of the experiment does not protect, or does not work with, such nodes."""
@@ -160,8 +165,7 @@ class Allowance:
 def describe_nodes(experiment: Experiment, cell: int = USUAL_CELL) -> list[str]:
     """What each node answers in a run, and what does not work with that."""
     allowance = Allowance(experiment)
-    trained = allowance.trained() * experiment.rounds * len(experiment.seeds)
-    answers = f"train at most {trained:,} and evaluate at most {allowance.models:,} models each"
+    answers = f"train at most {allowance.trainings:,} and evaluate at most {allowance.models:,} models each"
     lines = [f"{'nodes':<12}{answers}; SMALLEST_CELL={cell}"]
     if hidden := allowance.row_noise():
         spent = f"μ = {hidden:.2g}, ε = {gaussian_epsilon(hidden, DELTA):.2g} at δ = {DELTA:g}"
