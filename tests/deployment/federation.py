@@ -163,7 +163,9 @@ class Federation:
         path = self.app / "federation" / "experiment.toml"
         table = tomllib.loads(path.read_text(encoding="utf-8"))
         for key, value in change.items():
-            if isinstance(value, dict) and key in table and key != "training":  # its noise would stay
+            if (
+                isinstance(value, dict) and key in table and key != "training"
+            ):  # its noise would stay
                 table[key] = table[key] | value
             else:
                 table[key] = value

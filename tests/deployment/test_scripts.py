@@ -324,7 +324,9 @@ def test_the_sums_before_and_after_a_patient_joined_do_not_tell_the_patient(app:
     told = []
     for count in (58, 59):
         numpy.savez(app.folder / "rows.npz", train_inputs=rows[:count])
-        told.append(json.loads(app.program_of("scaling.py", "sums", app.folder / "rows.npz").stdout))
+        told.append(
+            json.loads(app.program_of("scaling.py", "sums", app.folder / "rows.npz").stdout)
+        )
     before, after = (numpy.array(one["columns"])[:, 0] for one in told)
     assert numpy.abs(after - before - rows[58]).min() > 1
     assert told[0]["count"] == told[1]["count"] == 50

@@ -214,7 +214,9 @@ class LocalEngine:
             training=task.training,
             losses=[task.loss] * len(clients),
             corrections=corrections,
-            noise_keys=self._noise_keys(clients, model, task) if task.training.sample_clip else None,
+            noise_keys=self._noise_keys(clients, model, task)
+            if task.training.sample_clip
+            else None,
         )
         return job if prepare is None else prepare(clients, job)
 
@@ -360,7 +362,8 @@ def _noise_names(clients: Sequence[int], model: Tensor, task: Task) -> list[str]
     The same request gets the same noise, so that asking again reveals nothing. Another model or task
     gets other noise.
     """
-    received = model.cpu().numpy().tobytes() + repr(task).encode()
+    # Without the criteria: the update is the same with others, or with their options in another order.
+    received = model.cpu().numpy().tobytes() + repr(replace(task, criteria=())).encode()
     request = hashlib.sha256(received).hexdigest()
     return [f"local noise/{client}/{request}" for client in clients]
 

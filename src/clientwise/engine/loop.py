@@ -198,9 +198,11 @@ class LoopBackend:
         The network sees one sample at a time. So no sample changes the gradient of another one,
         whatever the network does with a batch.
         """
-        assert self._recipe is not None and self._noise_key is not None
+        assert self._recipe is not None
+        assert self._noise_key is not None
         training, _ = self._recipe
-        assert training.sample_clip is not None and training.sample_noise is not None
+        assert training.sample_clip is not None
+        assert training.sample_noise is not None
         sizes = [one.numel() for one in self._parameters]
         # float64: no clipped norm is rounded above the limit
         total = torch.zeros(sum(sizes), dtype=torch.float64, device=indices.device)

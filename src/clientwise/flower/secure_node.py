@@ -20,7 +20,6 @@ from flwr.app import ConfigRecord, Context, RecordDict
 from torch import Tensor
 
 from ..core.guard import inspect_models
-from ..core.method import Method
 from ..core.secrecy import SecretScores
 from ..core.types import Updates
 from ..data.datasets import DataError
