@@ -24,7 +24,10 @@ from clientwise.core.scores import (
     WeightedMean,
 )
 from clientwise.core.seeding import standard_normal, uniform
+from clientwise.core.types import LocalTraining, Task
 from clientwise.core.weighting import NORMALISERS, divide, fixed_scale, is_constant
+from clientwise.engine.wrapping import EmbeddedEngine
+from clientwise.registry import Part
 
 NAMES = ("a", "b", "c")
 # Every score that privacy allows
@@ -130,6 +133,19 @@ def test_no_neighbour_moves_the_sum_farther_than_the_sensitivity(
     found = farthest(SCORES[name], cap, privacy, neighbour)
     assert found <= bound * (1 + 1e-9)
     assert found > 0.9 * bound  # the search is not blind
+
+
+@pytest.mark.parametrize("inverse", [3, 6, 7, 9, 19, 34])
+def test_rounding_of_the_cap_takes_nobodys_weight(inverse: int) -> None:
+    """For these n, 1 − (n − 1)/n is above 1/n. A client with a tiny score must not take all weights."""
+    privacy = Privacy(clip=CLIP, delta=0.1, noise_multiplier=1.0)
+    cap = 1 / inverse
+    scores = torch.tensor([10.0**-k for k in range(inverse)], dtype=torch.float64)
+    tiny = torch.tensor([1e-90], dtype=torch.float64)
+    before = privacy.weights(scores, cap)
+    after = privacy.weights(torch.cat([scores, tiny]), cap)
+    assert float((before - after[:-1]).abs().sum()) <= cap
+    assert float(after.sum()) == pytest.approx(1.0)
 
 
 def test_a_huge_score_takes_no_more_than_its_own_weight_from_others() -> None:
@@ -288,6 +304,21 @@ def test_a_failed_training_sends_noise_alone(value: float) -> None:
     still = noise.apply(torch.zeros(1, 50), b"key", ["one"])
     assert torch.equal(sent[:1], still)
     assert torch.equal(sent[1:], noise.apply(torch.ones(1, 50), b"key", ["other"]))
+
+
+def test_options_in_another_order_get_the_same_noise(
+    make_engine: Callable[..., EmbeddedEngine],
+) -> None:
+    """A node counts them as the same request. Other noise each time would average out."""
+    engine = make_engine()
+    sent = []
+    for names in itertools.permutations(["high", "blurry"]):
+        options = {name: {"high": 16.0, "blurry": None}[name] for name in names}
+        part = Part("sharpness", options)
+        task = Task(1, LocalTraining(), engine.problem.loss, (part,), LocalNoise(1.0, 1.0))
+        (updates,) = engine.train([0], engine.initial_model, task)
+        sent.append(updates.models)
+    assert torch.equal(*sent)
 
 
 def test_draws_follow_from_a_key_and_are_uniform_and_gaussian() -> None:

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from clientwise.core.loss import CrossEntropy
-from clientwise.core.privacy import LocalNoise
 from clientwise.core.types import LocalTraining, Task
 from clientwise.data.federated import FederatedData
 from clientwise.engine.local import LocalEngine
@@ -18,7 +17,6 @@ from clientwise.errors import ConfigError
 from clientwise.experiment.config import load_experiment
 from clientwise.experiment.validation import validate
 from clientwise.models.networks import mlp
-from clientwise.registry import Part
 
 SAMPLES = 12
 WIDTH = 5
@@ -88,18 +86,6 @@ def test_without_noise_worth_mentioning_and_clipping_it_is_plain_training() -> N
     found = update(engine, engine.initial_model, replace(task, training=private))
     assert torch.allclose(found, expected, atol=1e-5)
     assert float(expected.norm()) > 1e-2
-
-
-@pytest.mark.parametrize("noise", [None, LocalNoise(CLIP, 1.0)])
-def test_criteria_in_another_order_draw_no_other_noise(noise: LocalNoise | None) -> None:
-    """A node counts such requests as one; the mean of their updates would have less noise."""
-    inputs, targets = samples()
-    engine = engine_with(inputs, targets)
-    sizes = (Part("dataset_size", {}), Part("label_diversity", {}))
-    task = Task(1, STEP, CrossEntropy(), sizes, noise)
-    first = update(engine, engine.initial_model, task)
-    other = update(engine, engine.initial_model, replace(task, criteria=sizes[::-1]))
-    assert torch.equal(first, other)
 
 
 def test_the_training_loss_is_withheld() -> None:

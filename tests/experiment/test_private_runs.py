@@ -12,7 +12,9 @@ from torch import nn
 
 import clientwise as cw
 from clientwise.core.problem import Classification
+from clientwise.core.types import ServerState
 from clientwise.errors import ConfigError, RunError
+from clientwise.experiment import lanes
 from clientwise.experiment.describe import describe
 from clientwise.experiment.presets import merge
 from clientwise.experiment.validation import deployment_issues
@@ -108,7 +110,6 @@ TWO = ["dataset_size", "class_balance"]
             config(federation={"fraction": None, "clients_per_round": 10}),
             "follow from the number of clients: give federation.fraction",
         ),
-        (config(engine="flower"), "set flower.repeats = 0"),
         (config(engine="flower", flower={"grace_seconds": 2.0}), "flower.grace_seconds makes"),
         (
             config(changed(LOCAL, privacy={"secret": True}), engine="flower"),
@@ -308,3 +309,38 @@ def test_scales_of_the_cohort_round_no_score_to_zero(tmp_path: Path) -> None:
     rows = cw.Run(tmp_path / "run").query("SELECT client, weight FROM participants ORDER BY client")
     weights = [weight for _, weight in rows]
     assert weights == pytest.approx([0.2, *[0.8 / 19] * 19])
+
+
+def test_no_round_is_repeated_with_noise_of_the_server() -> None:
+    text = "no round is repeated: flower.repeats is 0"
+    assert text in "\n".join(describe(cw.load(config(engine="flower"))))
+    assert text not in "\n".join(describe(cw.load(config())))
+    assert text not in "\n".join(describe(cw.load(config(LOCAL, engine="flower"))))
+
+
+@pytest.mark.parametrize("number", [1, 3])
+def test_a_round_that_is_interrupted_counts_for_clients_that_add_secret_noise(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server has their updates by then. No round is written, so nothing else tells of it."""
+    given = config(changed(LOCAL, privacy={"secret": True}), federation={"fraction": 1.0})
+    finish = lanes.Round.run
+
+    def interrupted(state: ServerState, *others: Any) -> lanes.Round:
+        done = finish(state, *others)
+        if done.state.round_num == number:
+            raise RuntimeError("the power is cut")
+        return done
+
+    with monkeypatch.context() as patched:
+        patched.setattr(lanes.Round, "run", interrupted)
+        patched.setattr(lanes.Lane, "end", lambda lane: None)  # a crash saves nothing
+        for resume in (False, True):
+            with pytest.raises(RuntimeError, match="the power is cut"):
+                cw.run(given, tmp_path / "run", resume=resume)
+    cw.run(given, tmp_path / "run", resume=True)
+    spent = RunFolder(tmp_path / "run").spent("local", 1)
+    counted = [one + 2 * (one >= number) for one in (1, 2, 3, 4)]
+    accountant = Accountant(4.0, 0.01, 20)
+    assert [row.epsilon for row in spent] == [accountant.epsilon(one) for one in counted]
+

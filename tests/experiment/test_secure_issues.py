@@ -14,6 +14,7 @@ from clientwise.experiment.secure_issues import ALLOWED, REFUSED, identity_issue
 from clientwise.experiment.validation import validate
 
 CRITERIA = ["label_diversity", "dataset_size"]
+ADDED_LATE = "noise of the server is added after the sum is known"
 
 
 def refusal(tiny: dict[str, Any], method: dict[str, Any], **changes: Any) -> str:
@@ -81,6 +82,8 @@ def test_what_works_together(tiny: dict[str, Any], method: dict[str, Any]) -> No
         ({"secure_aggregation": {"bits": 16}}, "must be 32 or 64"),
         ({"control": "pooled"}, "remove secure_aggregation"),
         ({"training": {"control_variates": True}}, "sends a second vector"),
+        ({"privacy": {"clip": 1.0, "delta": 0.01, "noise_multiplier": 1.0}}, ADDED_LATE),
+        ({"privacy": {"clip": 1.0, "delta": 0.01, "noise_multiplier": 1.0, "local": True}}, ADDED_LATE),
     ],
 )
 def test_what_needs_single_models_or_weights_is_refused(
@@ -96,6 +99,12 @@ def test_a_coarse_rounding_and_too_few_clients_are_refused(tiny: dict[str, Any])
     method = {"criteria": [*CRITERIA, "class_balance"], "score": "product", "normalise": "sum"}
     assert "use bits = 64" in refusal(tiny, method, **many)
     assert refusal(tiny, method | {"secure_aggregation": {"bits": 64}}, **many) == ""
+
+
+def test_cohorts_of_any_size_are_refused(tiny: dict[str, Any]) -> None:
+    """The sum has room for the planned number of clients."""
+    cohorts = {"federation": {"fraction": 0.6, "sampling": "poisson"}}
+    assert 'set federation.sampling = "fixed"' in refusal(tiny, {}, **cohorts)
 
 
 def test_a_run_on_flower_tells_the_server_nothing_in_another_way(tiny: dict[str, Any]) -> None:

@@ -24,6 +24,14 @@ from clientwise.secure.terms import ProtocolError, Terms, VoidError, digest
 STEPS = some_terms().steps
 
 
+def nested(depth: int) -> list[Any]:
+    """Lists in lists."""
+    found: list[Any] = []
+    for _ in range(depth):
+        found = [found]
+    return found
+
+
 def check_sums(parties: Parties) -> dict[str, list[int]]:
     """Run; every total is the plain sum of the clients that the server names. Returns these."""
     clients = {}
@@ -352,6 +360,27 @@ def test_clients_with_different_models_do_not_go_on() -> None:
             parties.clients[client].shares({"roster": roster})
     with pytest.raises(ProtocolError, match="client 0 did not sign"):
         parties.clients[2].shares({"roster": roster})
+
+
+@pytest.mark.parametrize(
+    ("step", "key", "value"),
+    [
+        ("keys", "keys", {"sharing": nested(980)}),
+        ("shares", "packets", {"9" * 5000: ""}),
+        ("unmask vector", "shares", {"9" * 5000: ""}),
+        ("unmask vector", "shares", {"1": nested(980)}),
+        ("unmask vector", "own", nested(980)),
+    ],
+)
+def test_strange_values_drop_their_client_alone(step: str, key: str, value: Any) -> None:
+    """Python refuses to convert 5,000 digits, and to write lists in lists that it could just read."""
+
+    def replies(now: str, client: int, message: Any) -> Any:
+        return message | {key: value} if (now, client) == (step, 2) else message
+
+    parties = Parties(some_terms(), replies)
+    check_sums(parties)
+    assert "answer refused" in parties.server.dropped[2]
 
 
 def test_each_step_is_answered_once_and_in_order() -> None:

@@ -227,9 +227,13 @@ def capped(scores: Tensor, cap: float) -> Tensor:
     relative = scores / scores.max()
     largest_first = relative.sort(descending=True).values
     rest = largest_first.flip(0).cumsum(0).flip(0)  # the sum from each position on
-    free = 1 - cap * torch.arange(len(scores), dtype=scores.dtype)  # for those after k at the cap
+    at_cap = torch.arange(len(scores), dtype=scores.dtype)
+    free = 1 - cap * at_cap  # for those after k at the cap
     factors = torch.where(rest > 0, free / rest, torch.inf)
-    fits = factors * largest_first <= cap
+    # Rounding can make the last free share exceed the cap by a bit. Without `is_last`, the next one, which
+    # is zero or negative, would be taken, and all weights would vanish.
+    is_last = cap * (at_cap + 1) >= 1
+    fits = (factors * largest_first <= cap) | is_last
     factor = factors[int(fits.to(torch.int64).argmax())]
     return (factor * relative).clamp(max=cap)
 

@@ -6,9 +6,10 @@ import functools
 import hashlib
 import hmac
 import itertools
+import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import torch
 from torch import Tensor, nn
@@ -362,9 +363,10 @@ def _noise_names(clients: Sequence[int], model: Tensor, task: Task) -> list[str]
     The same request gets the same noise, so that asking again reveals nothing. Another model or task
     gets other noise.
     """
-    # Without the criteria: the update is the same with others, or with their options in another order.
-    received = model.cpu().numpy().tobytes() + repr(replace(task, criteria=())).encode()
-    request = hashlib.sha256(received).hexdigest()
+    # Not `repr(task)`: options in another order are the same task, which must not get other noise.
+    plain = asdict(task) | {"loss": asdict(task.loss.record())}
+    asked = json.dumps(plain, sort_keys=True, default=repr).encode()
+    request = hashlib.sha256(model.cpu().numpy().tobytes() + asked).hexdigest()
     return [f"local noise/{client}/{request}" for client in clients]
 
 

@@ -142,6 +142,9 @@ def _privacy(experiment: Experiment, data: FederatedData) -> str:
         describe_privacy(method, plan, data.num_clients, experiment.rounds)
         for method in experiment.build_methods()
     ]
+    on_flower = experiment.engine == "flower" or experiment.flower.clients
+    if on_flower and any(method.noises_mean for method in experiment.build_methods()):
+        promises.append("with noise of the server, no round is repeated: flower.repeats is 0")
     return f"\n{'':<12}".join(promise for promise in promises if promise)
 
 

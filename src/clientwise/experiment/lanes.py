@@ -87,7 +87,7 @@ class Lane:
             self.state, engine_state = saved
             engine.load_state(engine_state)
         self.engine_state: Mapping[str, Tensor] = engine.state()
-        if self._secret:
+        if self._secret and method.noises_mean:
             self._count_lost_releases()
         store.forget_after(self._lane, self.state.round_num)
 
@@ -113,6 +113,17 @@ class Lane:
         if self._accountant is None or privacy is None or privacy.epsilon is None:
             return False
         return self._accountant.epsilon(int(state.privacy["releases"].max()) + 1) > privacy.epsilon
+
+    def begin_round(self, state: ServerState) -> None:
+        """Count the round after `state` before clients are asked, where they add secret noise.
+
+        Whatever interrupts the round, the server has their updates by then. A round that is written
+        counts for the clients that were asked, one that is interrupted for all.
+        """
+        if self._secret and not self.method.noises_mean:
+            privacy = {**state.privacy, "releases": state.privacy["releases"] + 1}
+            self.state = replace(state, privacy=privacy)
+            self._save()
 
     def run_round(self, state: ServerState) -> Round:
         """Run the round after `state`. It is recorded only by `keep`."""
@@ -241,6 +252,7 @@ def _run_alone(lane: Lane, keep: Callable[[Lane, Round], None]) -> None:
     try:
         while not lane.ends_after(state):
             spent = 0.0
+            lane.begin_round(state)
             done = lane.run_round(state)
             done = replace(done, seconds=done.seconds - spent)
             write()  # an engine may have had no idle time for it
@@ -276,6 +288,8 @@ def _run_together(
             try:
                 for lane in [lane for lane in done if lane.is_kept_at_once]:
                     keep(lane, done.pop(lane))
+                for lane in running:
+                    lane.begin_round(states[lane])
                 scheduler.begin_round(len(running))
                 coming = [threads.submit(run_round, lane, states[lane]) for lane in running]
                 for lane, one in done.items():

@@ -106,11 +106,6 @@ def _central_issues(
         if flower.min_replies > 1:
             hint = "one client could make a whole round void: set flower.min_replies = 1"
             yield "privacy", hint
-        if flower.repeats:
-            hint = (
-                "a round that is repeated for one client asks others again: set flower.repeats = 0"
-            )
-            yield "privacy", hint
         if flower.grace_seconds is not None:
             yield "privacy", f"flower.grace_seconds {SEES_SINGLE}: leave it out"
 

@@ -63,6 +63,9 @@ def secure_issues(
             hint += "aggregation: use a criterion that clients measure"
             yield f"criteria[{index}]", f"{criterion.name} {hint}"
     yield from _score_issues(settings, method)
+    if experiment.federation.sampling == "poisson":
+        hint = "a Poisson cohort can have more clients than the sum has room for, and too few for the"
+        yield KEY, f'{hint} threshold: set federation.sampling = "fixed"'
     if method.training.control_variates:
         yield "training.control_variates", f"sends a second vector: it {NOT_SUPPORTED}"
     if experiment.engine == "flower" or experiment.flower.clients:

@@ -221,7 +221,7 @@ class FlowerSettings(ConfigTable):
         5,
         description="How often a round is repeated that has too few answers because clients "
         "cannot be reached. Then the run stops and can be resumed. 0: the round counts, and "
-        "leaves the model unchanged.",
+        "leaves the model unchanged. With noise of the server (`privacy`), it is always 0.",
     )
     max_test_samples: PositiveInt = Field(
         100_000, description="Evaluations on more test samples than this are refused."

@@ -105,7 +105,7 @@ class FlowerEngine:
         run_id: Flower's number of the run, to which secure aggregation binds its keys.
         identities: the public keys of all clients, for secure aggregation.
         awaits_all: wait for every client to connect, and then as long for its reply. Under differential
-            privacy, no client may decide whether another one is asked.
+            privacy, no client may decide whether another one is asked. No round is repeated then.
     """
 
     def __init__(
@@ -146,6 +146,8 @@ class FlowerEngine:
         self._run_id = run_id
         self._identities = identities or {}
         self._awaits_all = awaits_all
+        # A round that is repeated for one client asks others again
+        self._repeats = 0 if awaits_all else settings.repeats
         self._began = time.monotonic()
         self._asked: dict[int, _Asked] = {}  # clients that have not replied yet
         self._waiting: dict[str, int] = {}  # the same clients, by the ids of their messages
@@ -172,7 +174,7 @@ class FlowerEngine:
         notes: tuple[str, ...] = ()
         arrived = 0
         asking = client_ids
-        for attempt in range(self._settings.repeats + 1):
+        for attempt in range(self._repeats + 1):
             patience = time.monotonic() + self._settings.train_seconds
             least = min(needed - arrived, len(asking))
             if self._awaits_all:
@@ -271,7 +273,7 @@ class FlowerEngine:
         """
         found: dict[int, Evaluation] = {}
         missing: list[Refusal] = []
-        for attempt in range(self._settings.repeats + 1):
+        for attempt in range(self._repeats + 1):
             missing = []
             for client, one in self._evaluated(client_ids, models):
                 if isinstance(one, Refusal):
@@ -319,9 +321,9 @@ class FlowerEngine:
         lost = [one.client_id for one in failures if one.reason in OUT_OF_REACH]
         reached = arrived + len(failures) - len(lost)
         lost = [client for client in lost if client not in self._settings.away]
-        if not arrived < needed <= arrived + len(lost) or not self._settings.repeats:
+        if not arrived < needed <= arrived + len(lost) or not self._repeats:
             return []
-        if attempt < self._settings.repeats:
+        if attempt < self._repeats:
             return lost
         if reached >= needed:
             return []
@@ -336,7 +338,7 @@ class FlowerEngine:
         pause = min(LONGEST_REPEAT, FIRST_REPEAT * 2**attempt)
         note = (
             f"only {arrived} of {needed} required replies arrived ({_reasons(failures)}): asked "
-            f"again after {pause:g} s, repeat {attempt + 1} of {self._settings.repeats}"
+            f"again after {pause:g} s, repeat {attempt + 1} of {self._repeats}"
         )
         log.warning("%s", note)
         self._on_repeat(note)

@@ -40,6 +40,7 @@ from .terms import (
 )
 
 HASH_BYTES = 32
+LONGEST_REASON = 200  # characters
 
 
 class SecureServer:
@@ -263,8 +264,8 @@ class SecureServer:
                     raise ProtocolError("sent no table")
                 read(client, reply)
                 good.append(client)
-            except (ProtocolError, TypeError, AttributeError, KeyError) as error:
-                self.dropped[client] = f"answer refused: {error}"
+            except Exception as error:  # nothing a client sends ends the run
+                self.dropped[client] = f"answer refused: {error}"[:LONGEST_REASON]
         self._enough(len(good), what)
         return good
 
