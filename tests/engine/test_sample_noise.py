@@ -12,11 +12,12 @@ from torch import Tensor, nn
 from clientwise.core.loss import CrossEntropy
 from clientwise.core.types import LocalTraining, Task
 from clientwise.data.federated import FederatedData
-from clientwise.engine.local import LocalEngine
+from clientwise.engine.local import LocalEngine, _noise_names
 from clientwise.errors import ConfigError
 from clientwise.experiment.config import load_experiment
 from clientwise.experiment.validation import validate
 from clientwise.models.networks import mlp
+from clientwise.registry import Part
 
 SAMPLES = 12
 WIDTH = 5
@@ -86,6 +87,18 @@ def test_without_noise_worth_mentioning_and_clipping_it_is_plain_training() -> N
     found = update(engine, engine.initial_model, replace(task, training=private))
     assert torch.allclose(found, expected, atol=1e-5)
     assert float(expected.norm()) > 1e-2
+
+
+def test_options_in_another_order_draw_no_other_noise() -> None:
+    """A node counts such requests as one; the mean of their updates would have less noise."""
+    model = torch.zeros(3)
+    options = {"blurry": 1.0, "high": 2.0}
+    swapped = dict(reversed(options.items()))
+    names = []
+    for given in (options, swapped):
+        task = Task(1, STEP, CrossEntropy(), (Part("sharpness", given),))
+        names.append(_noise_names([0], model, task))
+    assert names[0] == names[1]
 
 
 def test_the_training_loss_is_withheld() -> None:
