@@ -20,7 +20,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import NormalDist
 from typing import Annotated
 
 import torch
@@ -262,12 +261,11 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
         >>> round(gaussian_epsilon(1.0, 1e-5), 1)
         4.4
     """
-    normal = NormalDist()
     low, high = 0.0, mu * (mu / 2 + 40)
     while high - low > 1e-6 * high:
         middle = (low + high) / 2
-        spent = normal.cdf(-middle / mu + mu / 2)
-        tail = normal.cdf(-middle / mu - mu / 2)
+        spent = _normal_cdf(-middle / mu + mu / 2)
+        tail = _normal_cdf(-middle / mu - mu / 2)
         if tail:  # else too small for a float: ε is then an upper bound
             spent -= math.exp(middle + math.log(tail))
         if spent > delta:
@@ -275,3 +273,8 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
         else:
             high = middle
     return high
+
+
+def _normal_cdf(value: float) -> float:
+    """Φ, also far in the tail."""
+    return math.erfc(-value / math.sqrt(2)) / 2
