@@ -154,14 +154,18 @@ class Federation:
             shape = first["train_inputs"].shape[1:]
             classes = 1 + int(server["report_targets"].max())
         self.change({"flower": {"input_shape": list(shape), "num_classes": classes}})
-        self.change(change)
+        # Without the template's noise, which differs from that of a run in this process.
+        self.change({"training": {"epochs": 2, "batch_size": 20, "learning_rate": 0.1}})
+        self.change({"model": {"name": "mlp", "hidden": [32]}} | change)
 
     def change(self, change: dict[str, Any]) -> dict[str, Any]:
         """Change the app's experiment; returns the changed one."""
         path = self.app / "federation" / "experiment.toml"
         table = tomllib.loads(path.read_text(encoding="utf-8"))
         for key, value in change.items():
-            if isinstance(value, dict) and key in table:
+            if (
+                isinstance(value, dict) and key in table and key != "training"
+            ):  # its noise would stay
                 table[key] = table[key] | value
             else:
                 table[key] = value

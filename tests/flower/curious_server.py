@@ -172,3 +172,34 @@ def patient_in_updates(low: Tensor, high: Tensor, step: float) -> Tensor:
         step: learning rate divided by the batch size.
     """
     return (high - low).double()[:-1] / step
+
+
+def trap_model(direction: numpy.ndarray, thresholds: numpy.ndarray) -> Tensor:
+    """A flat network with one hidden layer, whose units are active above thresholds of a projection."""
+    units = len(thresholds)
+    first = numpy.tile(direction, units)
+    return torch.from_numpy(
+        numpy.concatenate([first, -thresholds, numpy.ones(units), [0.0]]).astype("float32")
+    )
+
+
+def patients_in_traps(change: Tensor, units: int) -> Tensor:
+    """Rows [m, attributes + 1] between neighbouring thresholds, the last column the class.
+
+    A sample changes the weights of an active unit by a multiple of itself, and its bias by the same
+    multiple. Units with one patient between their thresholds differ by that patient alone.
+
+    Args:
+        change: of a `trap_model` by training [d].
+        units: in the hidden layer.
+    """
+    rows = []
+    biases = change[-2 * units - 1 : -units - 1].double()
+    weights = change[: -2 * units - 1].reshape(units, -1).double()
+    for unit in range(units - 1):
+        multiple = biases[unit] - biases[unit + 1]
+        if abs(multiple) < 1e-7:
+            continue
+        row = (weights[unit] - weights[unit + 1]) / multiple
+        rows.append(torch.cat([row, (multiple > 0)[None].double()]))
+    return torch.stack(rows) if rows else torch.zeros(0, weights.shape[1] + 1)

@@ -24,7 +24,9 @@ from curious_server import (
     how_many_are_right,
     linear_model,
     patient_in_updates,
+    patients_in_traps,
     read_patients,
+    trap_model,
 )
 from flwr.app import Context, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
@@ -295,3 +297,83 @@ def test_trained_models_are_not_protected(
         near = (found - inputs.double()).abs()[:, others].amax(1) < NEAR
         read.update(near.nonzero().flatten().tolist())
     assert read, "updates have become safe: change docs/security.md"
+
+
+UNITS = 32
+TRAINED = 5  # rounds
+NOISE = {"epochs": 1, "batch_size": "full", "sample_clip": 1.0, "sample_noise": 3.2}
+
+
+def rows_from_traps(config: dict[str, Any], hospital: Path, ledger: Path) -> tuple[int, int]:
+    """Training rows read with the diagnosis in all requests of a run, and all training rows.
+
+    The network, its training and the adapted loss are those that `clientwise new` once wrote. Small
+    class weights keep the made-up model as it is while it is trained.
+    """
+    network = config | {
+        "rounds": TRAINED,
+        "model": {"name": "mlp", "hidden": [UNITS]},
+        "methods": [{"name": "AdaFed", "adapt_loss": "class_weights"}],
+    }
+    node = Node(network, hospital, ledger=str(ledger))
+    (method,) = load_experiment(network).build_methods()
+    own = in_groups(load_npz(str(hospital)), USUAL_CELL)
+    inputs, targets = (torch.as_tensor(part) for part in own.train)
+    chance = numpy.random.default_rng(0)
+    direction = 0.1 * chance.normal(size=inputs.shape[1])
+    direction[0] = 1.0
+    direction /= numpy.linalg.norm(direction)
+    requests = 2 * TRAINED
+    quantiles = (numpy.arange(requests * UNITS) + 0.5) / (requests * UNITS)
+    thresholds = torch.special.ndtri(torch.from_numpy(quantiles)).numpy().reshape(requests, UNITS)
+    read = set()
+    for number, some in enumerate(thresholds):
+        sent = trap_model(direction, some)
+        task = Task(
+            1 + number // 2, method.training, CrossEntropy((0.01, 0.01)), method.client_criteria
+        )
+        reply = node.reply(write_request(Request(0, 1, task), pack(sent)), "train")
+        change = unpack(reply.content.array_records[ARRAYS]) - sent
+        found = patients_in_traps(change, UNITS)
+        truth = torch.cat([inputs.double(), targets.double()[:, None]], 1)
+        near = (found[:, None] - truth[None]).abs().amax(2) < NEAR
+        read.update(near.any(0).nonzero().flatten().tolist())
+    return len(read), len(targets)
+
+
+def test_noise_of_single_samples_hides_rows_that_a_made_up_network_reads(
+    config: dict[str, Any], hospital: Path, tmp_path: Path
+) -> None:
+    """docs/security.md has the numbers of all four hospitals."""
+    read, patients = rows_from_traps(config, hospital, tmp_path / "open.jsonl")
+    assert read > patients / 10
+    private = config | {"training": NOISE}
+    read, _ = rows_from_traps(private, hospital, tmp_path / "private.jsonl")
+    assert read == 0
+
+
+def test_the_server_cannot_compute_the_noise(
+    config: dict[str, Any], hospital: Path, tmp_path: Path
+) -> None:
+    """It knows the experiment and the seed. A repeated request gets the same noise."""
+    private = config | {"training": NOISE}
+    (method,) = load_experiment(private).build_methods()
+    task = Task(1, method.training, CrossEntropy(), method.client_criteria)
+    request = write_request(Request(0, 1, task), pack(torch.zeros(1 + len(columns(hospital)))))
+
+    def update_of(ledger: str) -> Tensor:
+        node = Node(private, hospital, ledger=str(tmp_path / ledger))
+        return unpack(node.reply(request, "train").content.array_records[ARRAYS])
+
+    own = in_groups(load_npz(str(hospital)), USUAL_CELL)
+    engine_of = partial(_engine_of_node, load_experiment(private).to_toml(), lambda: own)
+    by_seed = unpack(answer(request, engine_of).array_records[ARRAYS])
+    first = update_of("one.jsonl")
+    assert torch.equal(first, update_of("one.jsonl"))
+    deviation = 2 * NOISE["sample_noise"] * 0.1 / len(own.train[0])
+    for other in (by_seed, update_of("another.jsonl")):
+        assert float((first - other).std()) > deviation
+
+
+def columns(hospital: Path) -> Any:
+    return load_npz(str(hospital)).train[0][0]

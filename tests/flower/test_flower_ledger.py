@@ -170,9 +170,8 @@ def test_the_operator_gets_a_summary(tmp_path: Path) -> None:
     for expected in (
         ", Flower run 7",
         "messages: 4, rounds 1 to 2",
-        "models trained: 1; requests that repeated an earlier one: 0",
-        "models evaluated: 1; requests that repeated an earlier one: 1",
-        "share of the run's evaluations used: 33.3%",
+        "models trained: 1, 12.5% of what a run may ask for; requests that repeated an earlier one: 0",
+        "models evaluated: 1, 33.3% of what a run may ask for; requests that repeated an earlier one: 1",
         "left this node: 3 answers, ",
         "numbers: criterion.dataset_size",
         "refused 1 times: RefusedError: 99 models to evaluate in round 2",
@@ -182,6 +181,18 @@ def test_the_operator_gets_a_summary(tmp_path: Path) -> None:
         [*command, "--day", "1999-01-01"], capture_output=True, text=True, check=True
     )
     assert later.stdout == "nothing was asked\n"
+
+
+def test_apps_that_were_approved_earlier_share_the_trainings_of_a_run(tmp_path: Path) -> None:
+    """Otherwise every approval would open all earlier apps again, those without noise as well."""
+    node = Node(tmp_path)
+    for round_num in range(1, 5):
+        for seed in (1, 2):
+            assert not node.train(round_num, seed).has_error()
+    node.config = CONFIG | {"name": "an earlier one"}
+    assert "those of other approved apps included" in node.train(1, 3).error.reason
+    node.agreed.write_text("one\ntwo\n")
+    assert not node.train(1, 3).has_error()
 
 
 @pytest.mark.parametrize(

@@ -321,6 +321,19 @@ def test_a_deployed_node_has_an_identity_and_a_ledger(tiny: dict[str, Any], tmp_
     assert "DataError" in begin(1, 1)
 
 
+def test_whether_training_fails_is_not_told(tiny: dict[str, Any], tmp_path: Path) -> None:
+    """A made-up model that overflows for some samples alone would tell of them by an error."""
+    nodes = Deployment(tiny, tmp_path)
+    content = nodes.trial.training(0, 1)
+    model = torch.full_like(nodes.trial.local.initial_model, 3e38)
+    content["arrays"] = pack(model)
+    content = write_step(Step(0, 1, 1, "keys", {}), content)
+    context = nodes.fresh_context(0)
+    assert reason_of(ask(nodes.trial, content, context)) == "answered"
+    update = context.state.array_records["secure update 0"]["data"].numpy()
+    assert not update.any()
+
+
 class DoublingGrid(LoopGrid):
     """Sends every request twice at once: both find the state that the node had before."""
 

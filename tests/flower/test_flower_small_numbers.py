@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ from clientwise.core.problem import Classification
 from clientwise.core.types import LocalTraining, Task, Updates
 from clientwise.experiment.config import load_experiment
 from clientwise.flower import OwnData, client_app
-from clientwise.flower.allowance import Allowance
+from clientwise.flower.allowance import Allowance, describe_nodes
 from clientwise.flower.node import answers_to
 from clientwise.flower.small_numbers import Release, in_groups
 from clientwise.flower.wire import NUMBERS, Request, pack, read_evaluation, write_request
@@ -186,6 +188,7 @@ def judged(members: int, **change: Any) -> dict[str, Any]:
 
 
 TABLE = {"target": "ill", "classes": ["no", "yes"], "columns": [{"name": "age"}]}
+HIDDEN = {"epochs": 2, "sample_clip": 1.0, "sample_noise": 4.0}  # rows, by noise
 
 
 @pytest.mark.parametrize(
@@ -207,7 +210,8 @@ TABLE = {"target": "ill", "classes": ["no", "yes"], "columns": [{"name": "age"}]
 def test_what_cannot_work_is_said_before_the_run(
     config: dict[str, Any], cell: int, expected: list[str]
 ) -> None:
-    found = list(Allowance(load_experiment(config)).warnings(cell))
+    experiment = load_experiment(config | {"training": HIDDEN})
+    found = list(Allowance(experiment).warnings(cell))
     assert len(found) == len(expected)
     for text, part in zip(found, expected, strict=True):
         assert part in text
@@ -218,7 +222,21 @@ def test_an_operator_reads_what_the_node_will_answer(tmp_path: Path) -> None:
     folder.mkdir()
     config = CONFIG | {"evaluation": {"metric": "auc"}}
     (folder / "experiment.toml").write_text(tomli_w.dumps(config))
-    first, warning = answers_to(tmp_path, 5)
+    first, rows, warning = answers_to(tmp_path, 5)
     assert first.endswith("train at most 2 and evaluate at most 2 models each; SMALLEST_CELL=5")
+    assert "a changed server can compute training rows, with diagnoses, from this node's" in rows
     assert "evaluation.clients_every = 0 and report_inputs" in warning
     assert answers_to(tmp_path / "app.fab", 5) == []
+
+
+def test_an_operator_reads_what_hides_the_rows() -> None:
+    """Two epochs, at most two requests a round: μ² = 2 · 2 · rounds / noise²."""
+    rounds = 9
+    hidden = load_experiment(CONFIG | {"training": HIDDEN, "rounds": rounds})
+    assert Allowance(hidden).row_noise() == pytest.approx(math.sqrt(4 * rounds) / 4)
+    _, line = describe_nodes(hidden)
+    assert "μ = 1.5, ε = 7.1 at δ = 1e-05" in line
+    (shipped,) = Path(str(files("clientwise"))).glob("template/federation/experiment.toml")
+    lines = describe_nodes(load_experiment(shipped))
+    assert "μ = 0.99" in lines[1]
+    assert not any(line.startswith("warning") for line in lines)

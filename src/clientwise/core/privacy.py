@@ -246,3 +246,35 @@ def norms_of(updates: Tensor) -> Tensor:
     """Norms [n] of updates [n, d] in float64, on the CPU."""
     norms: Tensor = torch.linalg.vector_norm(updates, dim=1, dtype=torch.float64)
     return norms.cpu()
+
+
+def gaussian_epsilon(mu: float, delta: float) -> float:
+    """ε at δ of μ-Gaussian differential privacy (Dong, Roth and Su, 2022).
+
+    The ε at which Φ(−ε/μ + μ/2) − e^ε·Φ(−ε/μ − μ/2) is δ, by bisection.
+
+    Args:
+        mu: μ > 0.
+        delta: δ.
+
+    Example:
+        >>> round(gaussian_epsilon(1.0, 1e-5), 1)
+        4.4
+    """
+    low, high = 0.0, mu * (mu / 2 + 40)
+    while high - low > 1e-6 * high:
+        middle = (low + high) / 2
+        spent = _normal_cdf(-middle / mu + mu / 2)
+        tail = _normal_cdf(-middle / mu - mu / 2)
+        if tail:  # else too small for a float: ε is then an upper bound
+            spent -= math.exp(middle + math.log(tail))
+        if spent > delta:
+            low = middle
+        else:
+            high = middle
+    return high
+
+
+def _normal_cdf(value: float) -> float:
+    """Φ, also far in the tail."""
+    return math.erfc(-value / math.sqrt(2)) / 2

@@ -72,6 +72,20 @@ class LocalTraining:
             "SCAFFOLD: c − c_a, the mean gradient less the client's own, is added to every gradient."
         ),
     ] = False
+    sample_clip: Annotated[
+        PositiveFloat | None,
+        doc(
+            "Differential privacy of single samples (DP-SGD, Abadi et al., 2016): the gradient of every "
+            "sample is clipped to this norm. Needs `sample_noise`. Default: off."
+        ),
+    ] = None
+    sample_noise: Annotated[
+        Annotated[float, Gt(0), Le(1e6)] | None,
+        doc(
+            "Noise of every step's sum of gradients: its standard deviation, divided by 2·`sample_clip`. "
+            "`clientwise check` says what that promises."
+        ),
+    ] = None
 
     def num_steps(self, sizes: Tensor) -> Tensor:
         """Number of local steps [n] of clients with so many samples [n]."""

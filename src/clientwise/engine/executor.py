@@ -243,7 +243,8 @@ class DeviceExecutor:
 
     def _train(self, job: TrainJob) -> TrainResult | Exception:
         worker = self._worker()
-        backend: Backend = worker.stacked if self.mode == "stacked" else worker.loop
+        alone = job.training.sample_clip is not None  # one sample after the other
+        backend: Backend = worker.stacked if self.mode == "stacked" and not alone else worker.loop
         try:
             return backend.train(job)
         except Exception as error:

@@ -28,6 +28,8 @@ class TrainJob:
     losses: Sequence[Loss]  # [G]; they differ in nothing but their class weights
     # [G, d] added to every gradient; there where `training.control_variates` is set
     corrections: Tensor | None = None
+    # [G] what each client's noise follows from; there where `training.sample_clip` is set
+    noise_keys: Sequence[bytes] | None = None
 
     def __len__(self) -> int:
         return len(self.starts)
@@ -43,8 +45,19 @@ class TrainJob:
         indices, targets = self.indices[samples], self.targets[samples]
         corrections = None if self.corrections is None else self.corrections[rows]
         sizes, keys = self.sizes[order], self.keys[order]
+        noise_keys = None
+        if self.noise_keys is not None:
+            noise_keys = [self.noise_keys[row] for row in order.tolist()]
         return TrainJob(
-            self.starts[rows], indices, targets, sizes, keys, self.training, losses, corrections
+            starts=self.starts[rows],
+            indices=indices,
+            targets=targets,
+            sizes=sizes,
+            keys=keys,
+            training=self.training,
+            losses=losses,
+            corrections=corrections,
+            noise_keys=noise_keys,
         )
 
     @staticmethod
@@ -59,7 +72,14 @@ class TrainJob:
         losses = [loss for job in jobs for loss in job.losses]
         corrections = [job.corrections for job in jobs if job.corrections is not None]
         together = torch.cat(corrections) if corrections else None
-        return TrainJob(training=jobs[0].training, losses=losses, corrections=together, **tensors)
+        noise_keys = [key for job in jobs for key in job.noise_keys or ()]
+        return TrainJob(
+            training=jobs[0].training,
+            losses=losses,
+            corrections=together,
+            noise_keys=noise_keys or None,
+            **tensors,
+        )
 
 
 class TrainResult(NamedTuple):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import hmac
 import itertools
 import json
 import time
@@ -219,6 +220,9 @@ class LocalEngine:
             training=task.training,
             losses=[task.loss] * len(clients),
             corrections=corrections,
+            noise_keys=self._noise_keys(clients, model, task)
+            if task.training.sample_clip
+            else None,
         )
         return job if prepare is None else prepare(clients, job)
 
@@ -245,6 +249,7 @@ class LocalEngine:
         models = trained.models
         if task.noise is not None:
             models = self._with_noise(clients, models, model, task)
+        if task.noise is not None or task.training.sample_clip:
             # Both would tell of the samples
             training_loss = torch.zeros_like(training_loss)
             took = torch.zeros_like(took)
@@ -253,19 +258,16 @@ class LocalEngine:
     def _with_noise(
         self, clients: Sequence[int], models: Tensor, model: Tensor, task: Task
     ) -> Tensor:
-        """The models [n, d] as the clients send them: their updates clipped, and with noise.
-
-        The same request gets the same noise, so that asking again reveals nothing. Another model or
-        task gets other noise.
-        """
+        """The models [n, d] as the clients send them: their updates clipped, and with noise."""
         assert task.noise is not None
-        # Not `repr(task)`: options in another order are the same task, which must not get other noise.
-        plain = asdict(task) | {"loss": asdict(task.loss.record())}
-        asked = json.dumps(plain, sort_keys=True, default=repr).encode()
-        request = hashlib.sha256(model.cpu().numpy().tobytes() + asked).hexdigest()
-        names = [f"local noise/{client}/{request}" for client in clients]
         start = model.to(models)
+        names = _noise_names(clients, model, task)
         return start + task.noise.apply(models - start, self.noise_key, names)
+
+    def _noise_keys(self, clients: Sequence[int], model: Tensor, task: Task) -> list[bytes]:
+        """What the noise of each client's steps follows from."""
+        names = _noise_names(clients, model, task)
+        return [hmac.digest(self.noise_key, name.encode(), "sha256") for name in names]
 
     def facts(
         self,
@@ -318,7 +320,10 @@ class LocalEngine:
             targets=held.targets,
             sizes=torch.tensor([len(held.indices)]),
             keys=client_keys(self.seed, "server training", task.round_num, [0]),
-            training=replace(task.training, control_variates=False),  # the server has none
+            # The server has no control variates, and its own samples need no noise.
+            training=replace(
+                task.training, control_variates=False, sample_clip=None, sample_noise=None
+            ),
             losses=[task.loss],
         )
         (result,) = self.executor.train([job])
@@ -355,6 +360,19 @@ def failed_updates(failures: Sequence[tuple[int, Exception]], model: Tensor) -> 
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         refusals.append(Refusal(client, reason[:MOST_REASON]))
     return Updates.failed(refusals, model)
+
+
+def _noise_names(clients: Sequence[int], model: Tensor, task: Task) -> list[str]:
+    """Names of a request to each client.
+
+    The same request gets the same noise, so that asking again reveals nothing. Another model or task
+    gets other noise.
+    """
+    # Not `repr(task)`: options in another order are the same task, which must not get other noise.
+    plain = asdict(task) | {"loss": asdict(task.loss.record())}
+    asked = json.dumps(plain, sort_keys=True, default=repr).encode()
+    request = hashlib.sha256(model.cpu().numpy().tobytes() + asked).hexdigest()
+    return [f"local noise/{client}/{request}" for client in clients]
 
 
 def _job_of_all(held: Holdings | None) -> EvaluateJob | None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import nullcontext
 
 import torch
 from torch import Tensor
 
 from ..core.loss import Loss
-from ..core.seeding import mixed, seeded_default_generator
+from ..core.seeding import mixed, seeded_default_generator, standard_normal
 from ..core.types import LocalTraining
 from ..data.federated import Inputs, Samples
 from ..models.call import outputs_of
@@ -53,6 +54,8 @@ class LoopBackend:
         self._graphs: dict[int, tuple[tuple[Tensor, Tensor], CudaGraph]] = {}
         self._loss = torch.zeros((), device=flat.vector.device)
         self._class_weights: Tensor | None = None
+        self._noise_key: bytes | None = None
+        self._step_num = 0
 
     def train(self, job: TrainJob) -> TrainResult:
         """Every client of the job."""
@@ -77,6 +80,7 @@ class LoopBackend:
         flat.load(job.starts[index])
         flat.module.train()
         self._anchor.copy_(flat.parameter.detach())
+        self._noise_key = job.noise_keys[index] if job.noise_keys is not None else None
         if job.corrections is not None:
             self._correction.copy_(job.corrections[index, : len(self._correction)])
         for dropout in self._dropouts:
@@ -96,6 +100,7 @@ class LoopBackend:
                 rows = order[step, 0, :count]
                 if count == 1 and self._pairs:
                     rows = _with_another(order, step, rows)
+                self._step_num = step
                 for dropout in self._dropouts:
                     dropout.step.fill_(step)
                 loss += share * self._take_step(indices[rows], targets[rows])
@@ -103,6 +108,8 @@ class LoopBackend:
 
     def _prepare(self, training: LocalTraining, loss: Loss) -> None:
         """A fresh optimizer, and graphs that belong to this task."""
+        if training.sample_clip is not None and self._flat.spec.size > len(self._anchor):
+            raise ValueError("statistics of batch norm get no noise: use a network without them")
         plain = loss.unweighted()
         if self._recipe != (training, plain):
             self._optimizer = make_optimizer(self._flat.parameter, training)
@@ -122,7 +129,8 @@ class LoopBackend:
     def _take_step(self, indices: Tensor, targets: Tensor) -> Tensor:
         """One step on a batch; a graph for every size of batch."""
         count = len(indices)
-        if not self._use_graphs or (count not in self._graphs and len(self._graphs) >= MAX_GRAPHS):
+        is_full = count not in self._graphs and len(self._graphs) >= MAX_GRAPHS
+        if not self._use_graphs or is_full or self._noise_key is not None:
             return self._step(indices, targets)
         if count not in self._graphs:
             batch = indices.clone(), targets.clone()
@@ -140,18 +148,12 @@ class LoopBackend:
     def _step(self, indices: Tensor, targets: Tensor) -> Tensor:
         flat = self._flat
         assert self._recipe is not None
-        training, criterion = self._recipe
-        inputs = self._samples.network_inputs(indices)
-        if self._dtype == torch.bfloat16:
-            with torch.autocast(indices.device.type, torch.bfloat16):
-                outputs = outputs_of(flat.module, inputs).float()
+        training, _ = self._recipe
+        if training.sample_clip is not None:
+            loss, gradients = self._private_gradients(indices, targets)
         else:
-            outputs = outputs_of(flat.module, inputs)
-        losses = criterion.per_sample(outputs, targets)
-        loss = (
-            losses if self._class_weights is None else losses * self._class_weights[targets]
-        ).mean()
-        gradients = torch.autograd.grad(loss, self._parameters, materialize_grads=True)
+            loss = self._losses(indices, targets).mean()
+            gradients = torch.autograd.grad(loss, self._parameters, materialize_grads=True)
         with torch.no_grad():
             if is_plain_sgd(training):  # without another pass over memory
                 for parameter, gradient in zip(self._parameters, gradients, strict=True):
@@ -172,6 +174,53 @@ class LoopBackend:
             kept = torch.where(self._frozen, self._anchor, flat.parameter.data)
             flat.parameter.data.copy_(kept)
         return loss.detach()
+
+    def _losses(self, indices: Tensor, targets: Tensor) -> Tensor:
+        """Loss of every sample of a batch [B], times the weight of its class."""
+        assert self._recipe is not None
+        _, criterion = self._recipe
+        module = self._flat.module
+        inputs = self._samples.network_inputs(indices)
+        if self._dtype == torch.bfloat16:
+            with torch.autocast(indices.device.type, torch.bfloat16):
+                outputs = outputs_of(module, inputs).float()
+        else:
+            outputs = outputs_of(module, inputs)
+        losses = criterion.per_sample(outputs, targets)
+        if self._class_weights is None:
+            return losses
+        return losses * self._class_weights[targets]
+
+    def _private_gradients(
+        self, indices: Tensor, targets: Tensor
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Mean loss, and the mean of the samples' clipped gradients with noise (DP-SGD).
+
+        The network sees one sample at a time. So no sample changes the gradient of another one,
+        whatever the network does with a batch.
+        """
+        assert self._recipe is not None
+        assert self._noise_key is not None
+        training, _ = self._recipe
+        assert training.sample_clip is not None
+        assert training.sample_noise is not None
+        sizes = [one.numel() for one in self._parameters]
+        # float64: no clipped norm is rounded above the limit
+        total = torch.zeros(sum(sizes), dtype=torch.float64, device=indices.device)
+        losses = []
+        for row in range(len(indices)):
+            (loss,) = self._losses(indices[row : row + 1], targets[row : row + 1])
+            parts = torch.autograd.grad(loss, self._parameters, materialize_grads=True)
+            gradient = torch.cat([part.flatten() for part in parts]).double()
+            norm = float(torch.linalg.vector_norm(gradient))
+            if math.isfinite(norm):  # else the sample counts as zero: an error would tell of it
+                total.add_(gradient, alpha=min(1.0, training.sample_clip / max(norm, 1e-300)))
+            losses.append(loss.detach())
+        noise = standard_normal(self._noise_key, f"step {self._step_num}", len(total))
+        deviation = 2 * training.sample_clip * training.sample_noise
+        mean = ((total + deviation * noise.to(total.device)) / len(indices)).float()
+        shaped = zip(mean.split(sizes), self._parameters, strict=True)
+        return torch.stack(losses).mean(), tuple(part.view_as(one) for part, one in shaped)
 
     def evaluate(self, models: Tensor, indices: Tensor, targets: Tensor) -> EvaluateResult:
         """Model after model."""

@@ -212,6 +212,10 @@ def _training_issues(method: Method, experiment: Experiment) -> Iterator[Issue]:
     training = method.training
     if training.optimizer == "adam" and training.momentum:
         yield "training.momentum", 'needs optimizer = "sgd"; adam has its own momentum'
+    if (training.sample_clip is None) != (training.sample_noise is None):
+        yield "training.sample_clip", "and training.sample_noise go together: give both or none"
+    if training.sample_clip and training.control_variates:
+        yield "training.control_variates", "do not go with sample_clip: leave them out"
     if not training.control_variates:
         return
     key = "training.control_variates"
@@ -400,12 +404,19 @@ def _data_issues(
 
 def _unnoised(experiment: Experiment, spec: ModelSpec, data: FederatedData) -> Iterator[Issue]:
     """What the noise of differential privacy would not cover, as the model and the data show."""
+    statistics = "the model has statistics of the clients' data (batch norm), which get no noise:"
+    statistics += " use a network without them"
     for index, settings in enumerate(experiment.methods):
+        if settings.build(experiment.training).training.sample_clip:
+            place = f"methods[{index}].training.sample_clip"
+            if spec.size > spec.num_parameters:
+                yield place, statistics
+            if data.samples.problem.loss.compares_samples:
+                yield place, "the loss compares samples, so that no gradient is one sample's"
         if settings.privacy is None:
             continue
         if spec.size > spec.num_parameters:
-            hint = "the model has statistics of the clients' data (batch norm), which get no noise:"
-            yield f"methods[{index}].privacy", f"{hint} use a network without them"
+            yield f"methods[{index}].privacy", statistics
         if data.report is None:
             hint = (
                 "there are no held-out samples to report on, and those of the clients get no noise"

@@ -10,6 +10,7 @@ from functools import cached_property
 from ..core.criteria import CRITERIA, is_fixed
 from ..core.evidence.significance import LEAST_JUDGES, Significance
 from ..core.method import Method, Plan
+from ..core.privacy import gaussian_epsilon
 from ..experiment.build import build_plan
 from ..experiment.schema import Experiment
 from .small_numbers import USUAL_CELL, is_bounded, loss_deviation
@@ -17,6 +18,7 @@ from .small_numbers import USUAL_CELL, is_bounded, loss_deviation
 # A resumed run asks for a round again, and may have another model then.
 TIMES_PER_ROUND = 2
 SPARE = 10  # one evaluation in ten is for rounds that are repeated
+DELTA = 1e-5  # at which ε is given
 USEFUL_DEVIATION = 0.02  # of a judge's mean loss: with more, evidence is lost (docs/security.md)
 
 
@@ -34,6 +36,11 @@ class Allowance:
     def trained(self) -> int:
         """Different requests to train, per round and seed."""
         return TIMES_PER_ROUND * len(self._methods)
+
+    @cached_property
+    def trainings(self) -> int:
+        """Different requests to train in the whole run."""
+        return self.trained() * self.rounds * len(self.experiment.seeds)
 
     def evaluated(self, round_num: int) -> int:
         """Different models to evaluate, per round and seed."""
@@ -78,8 +85,22 @@ class Allowance:
             count += 3 + members
         return count
 
+    def row_noise(self) -> float | None:
+        """The μ of Gaussian differential privacy with which all trainings hide a row.
+
+        A row is in one batch an epoch, and every request has noise of its own. A server may send all
+        of them for the method with the least noise. None: a method has none.
+        """
+        spent = 0.0
+        for method in self._methods:
+            if method.training.sample_noise is None:
+                return None
+            spent = max(spent, method.training.epochs / method.training.sample_noise**2)
+        return math.sqrt(self.trainings * spent)
+
     def warnings(self, cell: int) -> Iterator[str]:
-        """What of the experiment does not work with nodes that have this smallest cell."""
+        """What of the experiment does not protect, or does not work with, such nodes."""
+        yield from self._bare_rows()
         clients_judge = self._plan.judged_by == "clients" and any(
             method.needs("server_set") or method.evidence for method in self._methods
         )
@@ -103,6 +124,17 @@ class Allowance:
                 f"models hide losses by a standard deviation of {largest:.2g} / test samples. "
                 f"Fewer than {largest / USEFUL_DEVIATION:,.0f} test samples per member tell "
                 'nothing. Use samples of the server: server_set.source = "held_out"'
+            )
+
+    def _bare_rows(self) -> Iterator[str]:
+        for method in self._methods:
+            if method.training.sample_noise is not None or method.local_noise is not None:
+                continue
+            sent = "the sum of the members' updates" if method.secure else "this node's updates"
+            yield (
+                f"{method.name}: a changed server can compute training rows, with diagnoses, from {sent}. "
+                "Set training.sample_clip and training.sample_noise, or trust the server's "
+                "administrator with the training rows"
             )
 
     def _too_few_judges(self) -> Iterator[str]:
@@ -135,8 +167,10 @@ class Allowance:
 def describe_nodes(experiment: Experiment, cell: int = USUAL_CELL) -> list[str]:
     """What each node answers in a run, and what does not work with that."""
     allowance = Allowance(experiment)
-    trained = allowance.trained() * experiment.rounds * len(experiment.seeds)
-    answers = f"train at most {trained:,} and evaluate at most {allowance.models:,} models each"
+    answers = f"train at most {allowance.trainings:,} and evaluate at most {allowance.models:,} models each"
     lines = [f"{'nodes':<12}{answers}; SMALLEST_CELL={cell}"]
+    if hidden := allowance.row_noise():
+        spent = f"μ = {hidden:.2g}, ε = {gaussian_epsilon(hidden, DELTA):.2g} at δ = {DELTA:g}"
+        lines.append(f"{'rows':<12}hidden by noise in all updates of the run together: {spent}")
     lines += [f"{'warning':<12}{text}" for text in allowance.warnings(cell)]
     return lines

@@ -29,6 +29,7 @@ from .wire import VERSION, Request, evaluation_from, plain_request
 
 ASK_OPERATOR = "another run needs another approval by the node's operator (deploy/agree.sh)"
 LONGEST_REASON = 300  # characters
+ROUNDING = 1e-9  # of a sum of costs
 
 
 class RefusedError(ClientwiseError):
@@ -78,11 +79,13 @@ class Gate:
                 raise RefusedError(f"round {round_num} began before; a round is summed once")
             known = {name for entry in self._mine(entries, kind) for name in entry["models"]}
             new = [name for name in dict.fromkeys(names) if name not in known]
+            cost = 0.0
             if new and request.task is None:
                 self._check_evaluations(entries, len(new))
+                cost = len(new) / self._allowance.models
             elif new:
                 self._check_trainings(entries)
-            cost = len(new) / self._allowance.models if request.task is None else 0.0
+                cost = len(new) / self._allowance.trainings
             event = "asked" if new else "repeated"
             self._ledger.add(event, **self._about, models=new, asked=len(names), cost=cost)
 
@@ -200,6 +203,11 @@ class Gate:
                 f"round {self._about['round']} was trained {most} times already, with other "
                 f"models: {ASK_OPERATOR}"
             )
+        if _spent(entries, "train") + 1 / self._allowance.trainings > 1 + ROUNDING:
+            raise RefusedError(
+                "all trainings of the run are used up, those of other approved apps included: "
+                f"{ASK_OPERATOR}"
+            )
 
     def _check_evaluations(self, entries: Sequence[Entry], new: int) -> None:
         round_num = self._about["round"]
@@ -210,8 +218,8 @@ class Gate:
                 f"{before + new} models to evaluate in round {round_num}: the experiment asks for "
                 f"at most {most}, repetitions included (see evaluation.clients_every)"
             )
-        spent = sum(entry.get("cost", 0.0) for entry in entries)
-        if spent + new / self._allowance.models > 1 + 1e-9:
+        spent = _spent(entries, "evaluate")
+        if spent + new / self._allowance.models > 1 + ROUNDING:
             raise RefusedError(
                 f"all {self._allowance.models} evaluations of the run are used up: {ASK_OPERATOR}"
             )
@@ -264,6 +272,15 @@ def refuse_other_types(model: Tensor) -> None:
     """A model to train is a float32 vector: as another type, the same bytes are another model."""
     if model.ndim != 1 or model.dtype != torch.float32:
         raise RefusedError(f"a model of shape {tuple(model.shape)} and type {model.dtype}")
+
+
+def _spent(entries: Sequence[Entry], kind: str) -> float:
+    """The share of a run that the requests of a kind used, of whichever approved app."""
+    costs = 0.0
+    for entry in entries:
+        if entry.get("kind") == kind:
+            costs += entry.get("cost", 0.0)
+    return costs
 
 
 def _is_plain(loss: Any) -> bool:

@@ -139,9 +139,9 @@ def _day(entries: list[Entry]) -> Iterator[str]:
         asked = [entry for entry in mine if entry["event"] == "asked"]
         repeated = sum(entry["event"] == "repeated" for entry in mine)
         models = sum(len(entry["models"]) for entry in asked)
-        yield f"models {what}: {models}; requests that repeated an earlier one: {repeated}"
-    costs = sum(entry.get("cost", 0.0) for entry in entries)
-    yield f"share of the run's evaluations used: {costs:.1%}"
+        costs = sum(entry.get("cost", 0.0) for entry in asked)
+        line = f"models {what}: {models}, {costs:.1%} of what a run may ask for"
+        yield f"{line}; requests that repeated an earlier one: {repeated}"
     answered = [entry for entry in entries if entry["event"] == "answered"]
     sent = sum(entry["bytes"] for entry in answered)
     names = sorted({name for entry in answered for name in entry["left"]})

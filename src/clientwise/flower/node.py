@@ -62,15 +62,19 @@ def answers_to(app: Path, cell: int) -> list[str]:
     return lines
 
 
+def approved_by(agreed: Path) -> set[str]:
+    """The hashes of the bundles that a file names."""
+    lines = agreed.read_text(encoding="utf-8").splitlines() if agreed.exists() else []
+    return {line.split()[0] for line in lines if line.strip()}
+
+
 def is_agreed(fab: Fab, agreed: Path) -> bool:
     """Whether the file names this bundle.
 
     The file is read every time, so a deleted line counts at once.
     """
     found = hashlib.sha256(fab.content).hexdigest()
-    lines = agreed.read_text(encoding="utf-8").splitlines() if agreed.exists() else []
-    approved = {line.split()[0] for line in lines if line.strip()}
-    if found == fab.hash_str and found in approved:
+    if found == fab.hash_str and found in approved_by(agreed):
         return True
     log.error(
         "REFUSED an app that is not approved by the node's operator: its bundle %s is not in %s",
@@ -129,6 +133,8 @@ def main() -> None:
         if options.command == "agree":
             print(*answers_to(options.app, options.smallest_cell), sep="\n")
             print(f"approved {agree(options.agreed, options.app)}")
+            if earlier := len(approved_by(options.agreed)) - 1:
+                print(f"apps approved earlier, still valid: {earlier} (lines of {options.agreed})")
         elif options.command == "hash":
             print(bundle_hash(options.app))
         else:

@@ -20,7 +20,6 @@ from flwr.app import ConfigRecord, Context, RecordDict
 from torch import Tensor
 
 from ..core.guard import inspect_models
-from ..core.method import Method
 from ..core.secrecy import SecretScores
 from ..core.types import Updates
 from ..data.datasets import DataError
@@ -121,6 +120,8 @@ class _Node:
         if begun.get(str(request.seed), 0) >= task.round_num:
             raise ProtocolError(f"round {task.round_num} began before; a round is summed once")
         engine = engine_of(request)
+        if self._gate is not None:
+            engine.noise_key = self._gate.noise_key(engine.data)
         model = models.to(engine.device)
         trained = engine.train([request.client], model, task)
         (updates,) = (one for one in trained if one.client_ids)
@@ -128,8 +129,15 @@ class _Node:
             updates = self._gate.update(updates)
         plan = build_plan(self._experiment, engine.num_clients, request.seed)
         scores = SecretScores.of(self._method, engine.problem, plan.cohort_size)
-        raw = _usable(updates, scores, self._method)
         update = (updates.models[0] - model).cpu()
+        raw = torch.stack([updates.measurements[name][0].double() for name in self._method.names])
+        if reason := _why_unusable(updates, raw, scores):
+            if self._gate is None:
+                raise ValueError("the update or a criterion cannot be used")
+            # An error would tell the server of a sample for which its made-up model fails.
+            log.warning("this node adds an update of zero to the round: %s", reason)
+            update = torch.zeros_like(update)
+            raw = raw.nan_to_num(nan=0.0).clamp(min=0.0).minimum(scores.highs)
         terms = terms_of(self._context.run_id, request.seed, models, task, scores)
         client = self._client(terms, engine.num_clients, None)
         reply = client.keys()
@@ -229,15 +237,10 @@ def own_identity(node_config: Mapping[str, Any]) -> Ed25519PrivateKey:
     return key
 
 
-def _usable(updates: Updates, scores: SecretScores, method: Method) -> Tensor:
-    """The client's criteria [m]; ValueError if these or its update cannot be added up."""
+def _why_unusable(updates: Updates, raw: Tensor, scores: SecretScores) -> str | None:
+    """Why a client's update or its criteria [m] cannot be added up; None if they can."""
     (reason,) = inspect_models(updates.models)
-    raw = torch.stack([updates.measurements[name][0].double() for name in method.names])
-    reason = reason or scores.why_outside(raw)
-    if reason:
-        log.warning("this client takes no part in the round: %s", reason)
-        raise ValueError("the update or a criterion cannot be used")
-    return raw
+    return reason or scores.why_outside(raw)
 
 
 def _read_sums(told: Any, count: int) -> Tensor:

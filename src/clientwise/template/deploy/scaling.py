@@ -5,7 +5,9 @@
 
 DATA is a table as `flower.table` in federation/experiment.toml describes it, or an .npz file with
 train_inputs. `sums` prints a count, sums and sums of squares over the training samples; read them
-before you send them. A column with at most two values is left out, since its sum would be a count of
+before you send them. They are rounded: the count to tens, the deviation to two digits, the mean to a
+tenth of it. Exact sums before and after a patient is added would differ by the patient's values.
+A column with at most two values is left out, since its sum would be a count of
 patients. So is a column in which almost all patients have the same value: its sums would be those of
 the few others. `combine` prints the columns for federation/experiment.toml; of .npz files, JSON.
 """
@@ -27,13 +29,24 @@ def sums(file: Path) -> dict[str, Any]:
     count = len(columns[0])
     if count < FEWEST:
         sys.exit(f"{file}: {count} training samples; with fewer than {FEWEST}, nothing is sent")
+    count = count // 10 * 10
     sent = []
     for column in columns:
-        given = column[~numpy.isnan(column)]
         # Of missing values there is no count: the others stand for all.
-        scaled = [count * given.mean(), count * (given**2).mean()] if hides(given) else None
-        sent.append(scaled)
+        given = column[~numpy.isnan(column)]
+        if hides(given):
+            mean, deviation = rounded(given)
+            sent.append([count * mean, count * (deviation**2 + mean**2)])
+        else:
+            sent.append(None)
     return {"names": names, "count": count, "columns": sent}
+
+
+def rounded(column: Any) -> tuple[float, float]:
+    """Mean and deviation, as roughly as a scaling needs them."""
+    deviation = float(f"{column.std():.2g}")
+    step = deviation / 10
+    return float(round(column.mean() / step) * step), deviation
 
 
 def hides(column: Any) -> bool:
