@@ -41,7 +41,7 @@ class App:
 
     def program(self, name: str, line: str) -> None:
         """A program in the app's environment."""
-        path = self.folder / "venv" / "bin" / name
+        path = self.folder / ".venv" / "bin" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(f"#!/bin/sh\n{line}\n")
         path.chmod(0o755)
@@ -128,9 +128,9 @@ def test_a_backup_keeps_the_owner(app: App) -> None:
 
 def test_the_scripts_find_their_environment(app: App) -> None:
     app.program("python", 'echo "$0 $*"')
-    here = app.folder / "venv" / "bin" / "python"
+    here = app.folder / ".venv" / "bin" / "python"
     assert app.script("agree.sh").stdout.startswith(f"{here} -m clientwise.flower.node agree")
-    (app.folder / "venv").rename(app.folder / "other")
+    (app.folder / ".venv").rename(app.folder / "other")
     there = app.folder / "other" / "bin" / "python"
     assert app.script("agree.sh", VENV=str(app.folder / "other")).stdout.startswith(f"{there} -m")
     assert app.script("agree.sh", PATH=f"{there.parent}:{SYSTEM}").stdout.startswith(f"{there} -m")
@@ -165,7 +165,7 @@ def test_the_environment_counts_before_the_file(app: App) -> None:
         app.script("agree.sh", STATE=f"{app.folder}/it's said").stdout
         == f"{app.folder}/it's said/agreed\n"
     )
-    (app.folder / "venv" / "bin").rename(app.folder / "tools")  # the file's PATH is kept
+    (app.folder / ".venv" / "bin").rename(app.folder / "tools")  # the file's PATH is kept
     assert app.script("agree.sh").stdout == f"{app.folder}/from file/agreed\n"
 
 

@@ -154,7 +154,7 @@ def prepare(app: Path) -> None:
     table["flower"] |= {"clients": ["ward-a"], "min_replies": 1}
     del table["methods"][0]["bounds"]  # a cap on one member's weight is infeasible
     path.write_text(tomli_w.dumps(table))
-    (app / "venv").symlink_to(sys.prefix)
+    (app / ".venv").symlink_to(sys.prefix)
     (app / "deploy" / "local.sh").write_text('ALERT="cat >> $APP/state/alerts"\n')
     for path in (app / "data", *(app / "data").iterdir()):
         path.chmod(0o700)
@@ -230,7 +230,7 @@ def test_units_run_a_federation_and_restart_a_silent_node(machine: Machine) -> N
 
     machine.run(inside, f"{APP}/deploy/start.sh", f"{APP}/data/server.npz")
     assert "2 rounds" in machine.run(
-        inside, f"{APP}/venv/bin/clientwise", "show", f"{APP}/state/run"
+        inside, f"{APP}/.venv/bin/clientwise", "show", f"{APP}/state/run"
     )
     units = {
         path.name for path in Path(str(files("clientwise") / "template/deploy/systemd")).iterdir()

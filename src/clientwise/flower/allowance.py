@@ -88,7 +88,7 @@ class Allowance:
         yield from self._exact_numbers()
         if not self.models:
             return
-        classes = self.experiment.flower.num_classes
+        classes = self.experiment.flower.class_count
         if not is_bounded(classes, self.experiment.evaluation.metric):
             yield (
                 f"nodes with SMALLEST_CELL={cell} refuse all evaluations: regression, survival and "
