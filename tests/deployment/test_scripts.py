@@ -325,7 +325,7 @@ def test_members_with_tables_share_a_scaling(app: App) -> None:
     experiment.parent.mkdir(exist_ok=True)
     experiment.write_text(
         'name = "f"\nrounds = 1\nmodel = "linear"\nmethods = ["FedAvg"]\nevaluation = { test_fraction = 0.2 }\n'
-        '[flower]\nclients = ["a", "b"]\n[flower.table]\ntarget = "y"\ncolumns = [{ name = "Größe" }, '
+        '[flower]\nclients = ["a", "b"]\n[flower.table]\ntarget = "y"\ncolumns = [{ name = "Größe", marks_missing = true }, '
         '{ name = "sex", categories = ["f", "m"] }, { name = "b" }]\n',
         encoding="utf-8",
     )
@@ -340,11 +340,15 @@ def test_members_with_tables_share_a_scaling(app: App) -> None:
     assert found["columns"][1] is None
     assert 50 < found["count"] < 75  # those to train on
     sent = [app.folder / "a.json", app.folder / "b.json"]
-    for path in sent:
-        path.write_text(done.stdout, encoding="utf-8")
-    printed = app.program_of("scaling.py", "combine", *sent).stdout
-    columns = tomllib.loads(f"columns = [\n{printed}]")["columns"]
+    sent[0].write_text(done.stdout, encoding="utf-8")
+    found["columns"][0] = None  # almost constant at this member
+    sent[1].write_text(json.dumps(found), encoding="utf-8")
+    combined = app.program_of("scaling.py", "combine", *sent)
+    assert "Größe: left out in b.json; the scaling is that of the others" in combined.stderr
+    assert "b: left out in a.json, b.json; it is not scaled: mean 0, deviation 1" in combined.stderr
+    columns = tomllib.loads(f"columns = [\n{combined.stdout}]")["columns"]
     assert [column["name"] for column in columns] == ["Größe", "b"]
+    assert columns[0]["marks_missing"] is True
     assert columns[0]["mean"] == pytest.approx(5, abs=1)
     assert columns[0]["deviation"] == pytest.approx(3, abs=0.6)
     assert columns[1] == {"name": "b", "mean": 0.0, "deviation": 1.0}

@@ -209,7 +209,7 @@ def test_units_run_a_federation_and_restart_a_silent_node(machine: Machine) -> N
     machine.run("bash", "-c", f"printf '{NODE}SILENCE={SILENCE}\n' > /etc/federation-node")
     install(machine, "node", "uplink")
     machine.run("systemctl", "enable", "--now", "federation-uplink.socket", "federation-node")
-    machine.wait_for(lambda: machine.health() == "OK 1 members online\n", 180, "the node")
+    machine.wait_for(lambda: machine.health() == "OK 1 member online\n", 180, "the node")
     machine.run("systemctl", "enable", "--now", "federation-health.timer")
 
     # The node's network has one connection; other users of the machine reach nothing.
@@ -224,7 +224,7 @@ def test_units_run_a_federation_and_restart_a_silent_node(machine: Machine) -> N
     assert machine.health().startswith("BAD nothing answers at 127.0.0.1:9092")
     machine.run("systemctl", "start", "federation-health")  # as the timer does
     machine.run("systemctl", "kill", "--signal=CONT", "federation-proxy")
-    machine.wait_for(lambda: machine.health() == "OK 1 members online\n", 180, "the node")
+    machine.wait_for(lambda: machine.health() == "OK 1 member online\n", 180, "the node")
     alerts = machine.run("cat", f"{APP}/state/alerts").splitlines()
     assert any("nothing answers" in line for line in json.loads(alerts[0])["problems"])
 

@@ -39,7 +39,8 @@ def main(state: Path, app: Path, address: str, members: str = "") -> int:
     problems = [*_proxy(state, address), *_certificates(state, names), *_disk(state), *_run(state)]
     if len(online) < required:
         problems.append(
-            f"{len(online)} of {required} members online: see 'A silent node' in docs/deployment.md"
+            f"{_members(len(online))} online, at least {required} required: see 'A silent node' in "
+            "docs/deployment.md"
         )
     if os.environ.get("HEALTH_ALERT"):
         _alert(state, problems)
@@ -48,8 +49,12 @@ def main(state: Path, app: Path, address: str, members: str = "") -> int:
         return 2
     missing = [name for name in names if name not in online]
     offline = f"; offline: {', '.join(missing)}" if missing else ""
-    print(f"OK {len(online)} members online{offline}")
+    print(f"OK {_members(len(online))} online{offline}")
     return 0
+
+
+def _members(count: int) -> str:
+    return "1 member" if count == 1 else f"{count} members"
 
 
 def _table(path: Path) -> dict[str, Any]:
