@@ -216,6 +216,9 @@ def test_health_of_a_run_does_not_depend_on_its_process(app: App) -> None:
     done = app.script("health.sh", PORT="1")
     assert done.returncode == 2
     assert gone in done.stdout
+    assert "the SuperLink does not answer: systemctl status" in done.stdout
+    app.program("flwr", """echo '{"nodes": []}'""")
+    assert "0 members online, at least 1 required" in app.script("health.sh", PORT="1").stdout
     with (app.state / "run" / ".lock").open("w") as lock:  # as a run that goes on
         fcntl.flock(lock, fcntl.LOCK_EX)
         assert "the run" not in app.script("health.sh", PORT="1").stdout
@@ -252,6 +255,10 @@ def test_health_is_told_once_at_every_change(app: App) -> None:
     problems = [json.loads(line)["problems"] for line in told.read_text().splitlines()]
     assert [len(one) for one in problems] == [2, 3, 2]
     assert app.script("health.sh", "--alert").returncode == 1  # no command to tell it to
+    if os.geteuid() == 0:  # as the user of the services, as the alerts of a run
+        os.chown(app.state, 65534, 65534)
+        full = {"FREE_MB": str(10**9), "ALERT": "id -u >&2", "PORT": "1"}
+        assert app.script("health.sh", "--alert", **full).stderr == "65534\n"
 
 
 def test_start_keeps_paths_and_samples_on_the_server(app: App) -> None:
