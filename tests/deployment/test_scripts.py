@@ -332,8 +332,8 @@ def test_members_with_tables_share_a_scaling(app: App) -> None:
     experiment.parent.mkdir(exist_ok=True)
     experiment.write_text(
         'name = "f"\nrounds = 1\nmodel = "linear"\nmethods = ["FedAvg"]\nevaluation = { test_fraction = 0.2 }\n'
-        '[flower]\nclients = ["a", "b"]\n[flower.table]\ntarget = "y"\ncolumns = [{ name = "Größe", marks_missing = true }, '
-        '{ name = "sex", categories = ["f", "m"] }, { name = "b" }]\n',
+        '[flower]\nclients = ["a", "b"]\n[flower.table]\ntarget = "y"\ncolumns = ['
+        '{ name = "Größe", marks_missing = true }, { name = "sex", categories = ["f", "m"] }, { name = "b" }]\n',
         encoding="utf-8",
     )
     rows = {"y": random.normal(size=80), "Größe": random.normal(5, 3, 80)}
