@@ -33,6 +33,9 @@ def office(tmp_path_factory: pytest.TempPathFactory) -> App:
     ours = wheel(folder, "clientwise", "0.1.0")
     assert "run deploy/lock.py first" in one.script("sign.sh", ours).stdout
     (one.folder / "deploy" / "requirements.lock").write_text("")
+    deep = one.folder / ".venv" / "lib/python/site-packages/torch/a/b/c/d/e/f/g"
+    deep.mkdir(parents=True)  # deeper than Flower accepts in an app
+    (deep / "linear.py").write_text("")
     signed = one.script("sign.sh", ours)
     assert signed.returncode == 0, signed.stderr
     (one.folder / "told").write_text(signed.stdout.split()[-1])  # by telephone

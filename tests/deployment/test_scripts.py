@@ -298,6 +298,7 @@ def test_a_restore_names_members_that_joined_or_left_since(app: App) -> None:
         f"kept {register} kept {request}",
         f"sent {register} sent sent.csr",
         "gone has left: deploy/inside.sh flwr supernode unregister 7 federation",
+        "gone has left: deploy/revoke.sh gone, as the owner of state/",
     ]
     assert app.script("register.sh", "kept", request).returncode == 0
     assert "is not a backup" in app.script("restore.sh", app.folder).stdout
