@@ -14,6 +14,7 @@ from federation import Federation
 
 import clientwise as cw
 import processes
+from clientwise.runs.lock import is_locked
 
 pytestmark = [pytest.mark.flower, pytest.mark.timeout(3600)]  # the waits have limits of their own
 
@@ -35,7 +36,7 @@ def test_a_slow_process_is_not_waited_for_and_its_update_counts_when_it_comes(
     method = {"name": "timely", "criteria": ["dataset_size", "staleness"], "score": "product"}
     federation.configure(
         {
-            "rounds": 12,  # enough that the late update comes while others still train
+            "rounds": 200,  # more than the others train until the late update comes
             "engine": "flower",
             "evaluation": {"test_fraction": 0.0, "clients_every": 0},
             "methods": [method | {"pace": {"deadline": deadline, "late": "keep"}}],
@@ -44,15 +45,17 @@ def test_a_slow_process_is_not_waited_for_and_its_update_counts_when_it_comes(
     federation.set_moods("ward-c", "", f"sleep {sleep}")
     federation.start()
     federation.wait_for_nodes()
-    federation.begin()
-    federation.wait_for_rounds(12, 900)
-    federation.wait_until_finished()
+    number = federation.begin()
+    where = "client = 2 AND criterion = 'staleness'"
+    came_late = f"SELECT 1 FROM criteria WHERE {where} AND round_num > 2"
+    federation.wait_for(lambda: federation.query(came_late) != [], 900, "the late update")
+    federation.script("stop.sh", number)
+    federation.wait_for(lambda: not is_locked(federation.run_folder), 120, "the run to stop")
 
     run = cw.Run(federation.run_folder)
     ends = [0.0, *run.times("timely", run.first_seed("timely")).values()]
     longest = max(end - begin for begin, end in pairwise(ends))
     assert longest < deadline + 20 * processes.pace()
-    where = "client = 2 AND criterion = 'staleness'"
     staleness = dict(federation.query(f"SELECT round_num, raw FROM criteria WHERE {where}"))
     ages = {round_num: (1 / raw) ** 2 - 1 for round_num, raw in staleness.items()}
     assert 2 not in ages  # the round in which it slept went on without it

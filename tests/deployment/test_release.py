@@ -33,6 +33,9 @@ def office(tmp_path_factory: pytest.TempPathFactory) -> App:
     ours = wheel(folder, "clientwise", "0.1.0")
     assert "run deploy/lock.py first" in one.script("sign.sh", ours).stdout
     (one.folder / "deploy" / "requirements.lock").write_text("")
+    deep = one.folder / ".venv" / "lib/python/site-packages/torch/a/b/c/d/e/f/g"
+    deep.mkdir(parents=True)  # deeper than Flower accepts in an app
+    (deep / "linear.py").write_text("")
     signed = one.script("sign.sh", ours)
     assert signed.returncode == 0, signed.stderr
     (one.folder / "told").write_text(signed.stdout.split()[-1])  # by telephone
@@ -44,7 +47,7 @@ def node(office: App, tmp_path: Path) -> App:
     """A member's folder with the release and the key that signed it."""
     member = App(tmp_path / "member")
     use_these_sources(member)
-    kept = shutil.ignore_patterns("state", "venv")
+    kept = shutil.ignore_patterns("state", ".venv")
     shutil.copytree(office.folder, member.folder, dirs_exist_ok=True, ignore=kept)
     member.state.mkdir()
     shutil.copy(office.state / "certificates" / "release.pub", member.state)
@@ -106,7 +109,7 @@ def test_what_was_not_signed_is_refused(node: App, tmp_path: Path) -> None:
 
 
 def test_what_is_signed_is_installed(node: App) -> None:
-    shutil.rmtree(node.folder / "venv")
+    shutil.rmtree(node.folder / ".venv")
     done = node.script("install.sh")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert list(node.folder.glob("venv/lib/*/site-packages/clientwise.py"))
+    assert list(node.folder.glob(".venv/lib/*/site-packages/clientwise.py"))

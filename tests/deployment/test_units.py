@@ -154,7 +154,7 @@ def prepare(app: Path) -> None:
     table["flower"] |= {"clients": ["ward-a"], "min_replies": 1}
     del table["methods"][0]["bounds"]  # a cap on one member's weight is infeasible
     path.write_text(tomli_w.dumps(table))
-    (app / "venv").symlink_to(sys.prefix)
+    (app / ".venv").symlink_to(sys.prefix)
     (app / "deploy" / "local.sh").write_text('ALERT="cat >> $APP/state/alerts"\n')
     for path in (app / "data", *(app / "data").iterdir()):
         path.chmod(0o700)
@@ -209,7 +209,7 @@ def test_units_run_a_federation_and_restart_a_silent_node(machine: Machine) -> N
     machine.run("bash", "-c", f"printf '{NODE}SILENCE={SILENCE}\n' > /etc/federation-node")
     install(machine, "node", "uplink")
     machine.run("systemctl", "enable", "--now", "federation-uplink.socket", "federation-node")
-    machine.wait_for(lambda: machine.health() == "OK 1 members online\n", 180, "the node")
+    machine.wait_for(lambda: machine.health() == "OK 1 member online\n", 180, "the node")
     machine.run("systemctl", "enable", "--now", "federation-health.timer")
 
     # The node's network has one connection; other users of the machine reach nothing.
@@ -224,13 +224,13 @@ def test_units_run_a_federation_and_restart_a_silent_node(machine: Machine) -> N
     assert machine.health().startswith("BAD nothing answers at 127.0.0.1:9092")
     machine.run("systemctl", "start", "federation-health")  # as the timer does
     machine.run("systemctl", "kill", "--signal=CONT", "federation-proxy")
-    machine.wait_for(lambda: machine.health() == "OK 1 members online\n", 180, "the node")
+    machine.wait_for(lambda: machine.health() == "OK 1 member online\n", 180, "the node")
     alerts = machine.run("cat", f"{APP}/state/alerts").splitlines()
     assert any("nothing answers" in line for line in json.loads(alerts[0])["problems"])
 
     machine.run(inside, f"{APP}/deploy/start.sh", f"{APP}/data/server.npz")
     assert "2 rounds" in machine.run(
-        inside, f"{APP}/venv/bin/clientwise", "show", f"{APP}/state/run"
+        inside, f"{APP}/.venv/bin/clientwise", "show", f"{APP}/state/run"
     )
     units = {
         path.name for path in Path(str(files("clientwise") / "template/deploy/systemd")).iterdir()

@@ -173,6 +173,12 @@ def test_a_number_that_is_not_finite_reaches_the_guard() -> None:
     assert said[0] != said[0]
 
 
+def with_table(classes: list[str]) -> dict[str, Any]:
+    """An experiment whose members have tables; without classes the target is a number."""
+    table = {"target": "ill", "classes": classes, "columns": [{"name": "age"}]}
+    return CONFIG | {"flower": {"clients": CONFIG["flower"]["clients"], "table": table}}
+
+
 def judged(members: int, **change: Any) -> dict[str, Any]:
     """An experiment whose members judge each other's models."""
     names = [f"member-{number}" for number in range(members)]
@@ -187,7 +193,6 @@ def judged(members: int, **change: Any) -> dict[str, Any]:
     }
 
 
-TABLE = {"target": "ill", "classes": ["no", "yes"], "columns": [{"name": "age"}]}
 HIDDEN = {"epochs": 2, "sample_clip": 1.0, "sample_noise": 4.0}  # rows, by noise
 
 
@@ -195,15 +200,16 @@ HIDDEN = {"epochs": 2, "sample_clip": 1.0, "sample_noise": 4.0}  # rows, by nois
     ("config", "cell", "expected"),
     [
         (CONFIG, 5, []),
-        (CONFIG | {"flower": {"clients": ["a", "b"], "table": TABLE}}, 5, []),
+        (with_table(["no", "yes"]), 5, []),
+        (with_table([]), 5, ["refuse all evaluations"]),
         (CONFIG | {"evaluation": {"metric": "auc"}}, 1, []),
         (CONFIG | {"evaluation": {"metric": "auc"}}, 5, ["refuse all evaluations"]),
         (CONFIG | {"evaluation": {"metric": "auc", "clients_every": 0}}, 5, []),
         (CONFIG | {"methods": [{"name": "q", "criteria": ["start_loss"]}]}, 5, ["start_loss has"]),
         (judged(12), 1, []),
-        (judged(12), 5, ["tell nothing"]),
+        (judged(12), 5, ["evidence against hostile members weakens"]),
         (judged(4), 1, ["4 members judge in a round, evidence needs 12"]),
-        (judged(4), 5, ["evidence needs 12", "tell nothing"]),
+        (judged(4), 5, ["evidence needs 12", "evidence against hostile members weakens"]),
         (judged(12, evaluation={"metric": "auc"}), 5, ["refuse all evaluations"]),
     ],
 )

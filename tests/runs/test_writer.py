@@ -2,6 +2,9 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -9,7 +12,7 @@ import pytest
 import clientwise as cw
 from clientwise.errors import RunError
 from clientwise.runs.files import read_whole
-from clientwise.runs.lock import is_locked, locked
+from clientwise.runs.lock import is_locked, locked, wait_until_free
 from clientwise.runs.writer import Store
 
 FACTS = {"name": "made", "metric": "accuracy", "target": None, "rounds": 1, "lanes": 1}
@@ -45,6 +48,32 @@ def test_folders_in_the_place_of_files_leave_nothing_open(tmp_path: Path) -> Non
     with pytest.raises(IsADirectoryError):
         read_whole(tmp_path / "config.toml", 9)
     assert len(os.listdir("/proc/self/fd")) == len(before)
+
+
+def test_a_lock_is_waited_for(tmp_path: Path) -> None:
+    program = (
+        "import sys, time\n"
+        "from pathlib import Path\n"
+        "from clientwise.runs.lock import locked\n"
+        "with locked(Path(sys.argv[1])):\n"
+        "    print('locked', flush=True)\n"
+        "    sys.stdin.read()\n"
+    )
+    holder = subprocess.Popen(
+        [sys.executable, "-c", program, str(tmp_path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert holder.stdout is not None
+    assert holder.stdout.readline() == "locked\n"
+    wait_until_free(tmp_path, 0.2)
+    assert is_locked(tmp_path)
+    end = threading.Timer(0.2, holder.kill)
+    end.start()
+    wait_until_free(tmp_path, 60)
+    assert not is_locked(tmp_path)
+    holder.communicate()
 
 
 def test_one_process_at_a_time(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from .small_numbers import USUAL_CELL, is_bounded, loss_deviation
 TIMES_PER_ROUND = 2
 SPARE = 10  # one evaluation in ten is for rounds that are repeated
 DELTA = 1e-5  # at which ε is given
-USEFUL_DEVIATION = 0.02  # of a judge's mean loss: with more, evidence is lost (docs/security.md)
+USEFUL_DEVIATION = 0.02  # of a judge's mean loss: with more, evidence weakens (docs/security.md)
 
 
 @dataclass(frozen=True)
@@ -122,8 +122,9 @@ class Allowance:
             yield (
                 f"the members judge models with noise: SMALLEST_CELL={cell} and {self.models} "
                 f"models hide losses by a standard deviation of {largest:.2g} / test samples. "
-                f"Fewer than {largest / USEFUL_DEVIATION:,.0f} test samples per member tell "
-                'nothing. Use samples of the server: server_set.source = "held_out"'
+                f"With fewer than {largest / USEFUL_DEVIATION:,.0f} test samples per member, "
+                "evidence against hostile members weakens (docs/security.md, Small numbers). Use "
+                'samples of the server: server_set.source = "held_out"'
             )
 
     def _bare_rows(self) -> Iterator[str]:

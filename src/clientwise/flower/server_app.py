@@ -19,6 +19,7 @@ from ..experiment.config import load_experiment
 from ..experiment.lanes import Progress
 from ..experiment.runner import run
 from ..experiment.schema import Experiment
+from ..runs.lock import is_locked, wait_until_free
 from .claims import Claims
 from .connections import connector, registered_clients, simulated_clients
 from .data import Config, found_by, from_files, server_side
@@ -26,6 +27,7 @@ from .events import Events
 from .receipts import Outbox
 
 log = logging.getLogger("flwr.clientwise")  # a child of Flower's logger: `flwr log` shows it
+LOCK_SECONDS = 180  # longer than a server app takes to notice that its SuperLink was killed
 
 
 def server_app(config: Config) -> ServerApp:
@@ -70,6 +72,7 @@ def server_app(config: Config) -> ServerApp:
             connected = registered_clients(grid, experiment.flower.clients)
         resume = (out / "config.toml").exists()
         out.parent.mkdir(parents=True, exist_ok=True)
+        _wait_for_earlier(out)
         file = out.with_name(f"{out.name}-events.jsonl")
         command = os.environ.get("CLIENTWISE_ALERT", "")
         events = Events(file, experiment.flower.clients, command)
@@ -126,6 +129,18 @@ def server_app(config: Config) -> ServerApp:
         log.info("finished: %s", out.resolve())
 
     return app
+
+
+def _wait_for_earlier(out: Path) -> None:
+    """Wait for the process of an earlier start: after its SuperLink was killed, it ends late."""
+    if not is_locked(out):
+        return
+    log.warning(
+        "%s: the process of an earlier start still writes to this run. Waiting up to %d s for its end",
+        out.resolve(),
+        LOCK_SECONDS,
+    )
+    wait_until_free(out, LOCK_SECONDS)
 
 
 def own_settings(environment: Mapping[str, str]) -> dict[str, Any]:

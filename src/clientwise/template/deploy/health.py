@@ -37,31 +37,39 @@ def main(state: Path, app: Path, address: str, members: str = "") -> int:
     online = _online(state)
     required = int(members or experiment.get("min_replies", 1))
     problems = [*_proxy(state, address), *_certificates(state, names), *_disk(state), *_run(state)]
-    if len(online) < required:
+    if online is None:
+        problems.append("the SuperLink does not answer: systemctl status federation-superlink")
+    elif len(online) < required:
         problems.append(
-            f"{len(online)} of {required} members online: see 'A silent node' in docs/deployment.md"
+            f"{_members(len(online))} online, at least {required} required: see 'A silent node' in "
+            "docs/deployment.md"
         )
     if os.environ.get("HEALTH_ALERT"):
         _alert(state, problems)
     if problems:
         print(f"BAD {'; '.join(problems)}")
         return 2
+    assert online is not None
     missing = [name for name in names if name not in online]
     offline = f"; offline: {', '.join(missing)}" if missing else ""
-    print(f"OK {len(online)} members online{offline}")
+    print(f"OK {_members(len(online))} online{offline}")
     return 0
+
+
+def _members(count: int) -> str:
+    return "1 member" if count == 1 else f"{count} members"
 
 
 def _table(path: Path) -> dict[str, Any]:
     return tomllib.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
 
 
-def _online(state: Path) -> list[str]:
-    """The members that are online; none where the SuperLink does not answer."""
+def _online(state: Path) -> list[str] | None:
+    """The members that are online; None where the SuperLink does not answer."""
     try:
         nodes = json.load(sys.stdin)["nodes"]
     except (ValueError, KeyError):
-        return []
+        return None
     file = state / "members" / "nodes"
     lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
     known = dict(line.split(maxsplit=1) for line in lines)
@@ -143,10 +151,14 @@ def _alert(state: Path, problems: list[str]) -> None:
         return
     now = datetime.now().astimezone().isoformat(timespec="seconds")
     line = json.dumps({"time": now, "event": "health", "problems": problems}) + "\n"
-    subprocess.run(os.environ["CLIENTWISE_ALERT"], shell=True, input=line, text=True, check=True)
+    owner = state.stat()
+    as_owner: dict[str, Any] = {}
+    if os.geteuid() == 0:  # as the alerts of a run: a file that gets them has one owner
+        as_owner = {"user": owner.st_uid, "group": owner.st_gid, "extra_groups": []}
+    command = os.environ["CLIENTWISE_ALERT"]
+    subprocess.run(command, shell=True, input=line, text=True, check=True, **as_owner)
     file.write_text(json.dumps(problems), encoding="utf-8")  # after the alert was sent
-    if os.geteuid() == 0:
-        os.chown(file, state.stat().st_uid, state.stat().st_gid)
+    os.chown(file, owner.st_uid, owner.st_gid)
 
 
 if __name__ == "__main__":

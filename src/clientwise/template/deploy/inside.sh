@@ -7,7 +7,7 @@ set -euo pipefail
 source "$(dirname "$0")/settings.sh"
 pid="$(cat "$STATE/superlink.pid" 2> /dev/null || true)"
 if ! grep -qs clientwise.flower.link "/proc/$pid/cmdline"; then
-    echo "the SuperLink is not running: systemctl status federation-superlink" >&2
+    echo "the SuperLink is not running (after a start, it takes up to a minute): systemctl status federation-superlink" >&2
     exit 1
 fi
 owner="$(stat -c %U "$STATE")"

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# On a node: verifies the release, then installs clientwise and the locked packages into venv/.
+# On a node: verifies the release, then installs clientwise and the locked packages into .venv/.
 #   install.sh [PIP_OPTION...]      such as --index-url URL
 set -euo pipefail
 source "$(dirname "$0")/settings.sh"

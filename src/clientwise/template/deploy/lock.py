@@ -16,6 +16,8 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
 FOLDER = Path(__file__).parent
 RESOLVE = ["pip", "install", "--quiet", "--dry-run", "--ignore-installed", "--report", "-"]
@@ -29,6 +31,18 @@ def resolve(wheel: Path) -> list[dict[str, Any]]:
     return packages
 
 
+def hash_of(package: dict[str, Any]) -> str:
+    """The hash that the index gives, or that of a file of this machine, which pip need not give."""
+    archive = package["download_info"]
+    address = urlsplit(archive["url"])
+    if address.scheme == "file":
+        return hashlib.sha256(Path(url2pathname(address.path)).read_bytes()).hexdigest()
+    found = archive["archive_info"].get("hashes", {})
+    if "sha256" not in found:
+        sys.exit(f"{archive['url']}: the index gives no SHA-256; use an index that does")
+    return str(found["sha256"])
+
+
 def main(wheel: Path) -> None:
     """Write the lock file and the SBOM."""
     lines = []
@@ -36,10 +50,8 @@ def main(wheel: Path) -> None:
     for package in resolve(wheel):
         name = package["metadata"]["name"]
         version = package["metadata"]["version"]
-        if name == "clientwise":
-            sha256 = hashlib.sha256(wheel.read_bytes()).hexdigest()
-        else:
-            sha256 = package["download_info"]["archive_info"]["hashes"]["sha256"]
+        sha256 = hash_of(package)
+        if name != "clientwise":
             lines.append(f"{name}=={version} --hash=sha256:{sha256}")
         component = {
             "type": "library",

@@ -48,5 +48,6 @@ for name in settings["clients"]:
 for node, name in nodes:
     if name in left:
         print(f"{name} has left: deploy/inside.sh flwr supernode unregister {node} federation")
+        print(f"{name} has left: deploy/revoke.sh {name}, as the owner of state/")
 PYTHON
 echo "Start the services, run the commands above, if any, then start.sh."

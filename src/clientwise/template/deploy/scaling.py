@@ -9,11 +9,14 @@ before you send them. They are rounded: the count to tens, the deviation to two 
 tenth of it. Exact sums before and after a patient is added would differ by the patient's values.
 A column with at most two values is left out, since its sum would be a count of
 patients. So is a column in which almost all patients have the same value: its sums would be those of
-the few others. `combine` prints the columns for federation/experiment.toml; of .npz files, JSON.
+the few others. `combine` prints the columns for federation/experiment.toml; of .npz files, JSON. It
+scales a column by the members that sent it, and says which did not.
 """
 
 import json
 import sys
+import tomllib
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -72,27 +75,44 @@ def read(file: Path) -> tuple[list[str], list[Any]]:
 
 
 def combine(files: list[Path]) -> str:
-    """Mean and deviation over all members; 0 and 1 for a column that any member left out."""
-    sent = [json.loads(file.read_text(encoding="utf-8")) for file in files]
-    count = sum(one["count"] for one in sent)
+    """Mean and deviation over the members that sent a column; 0 and 1 where none did."""
+    sent = {file.name: json.loads(file.read_text(encoding="utf-8")) for file in files}
+    names = next(iter(sent.values()))["names"]
     mean = []
     deviation = []
-    for parts in zip(*(one["columns"] for one in sent), strict=True):
-        if None in parts:
+    for number in range(len(next(iter(sent.values()))["columns"])):
+        given = {name: one for name, one in sent.items() if one["columns"][number] is not None}
+        tell(names[number] if names else f"column {number}", sent.keys() - given.keys(), given)
+        if not given:
             mean.append(0.0)
             deviation.append(1.0)
             continue
-        total, squares = numpy.sum(parts, axis=0) / count
+        count = sum(one["count"] for one in given.values())
+        total, squares = numpy.sum([one["columns"][number] for one in given.values()], 0) / count
         mean.append(float(total))
         deviation.append(float(max(squares - total**2, 1e-12) ** 0.5))
-    names = sent[0]["names"]
     if not names:
         return json.dumps({"mean": mean, "deviation": deviation})
-    lines = zip(names, mean, deviation, strict=True)
-    return "\n".join(
-        f"    {{ name = {json.dumps(name, ensure_ascii=False)}, mean = {centre!r}, deviation = {spread!r} }},"
-        for name, centre, spread in lines
-    )
+    columns = tomllib.loads(EXPERIMENT.read_text(encoding="utf-8"))["flower"]["table"]["columns"]
+    known = {column["name"]: column for column in columns}
+    lines = []
+    for name, centre, spread in zip(names, mean, deviation, strict=True):
+        lines.append(known[name] | {"mean": centre, "deviation": spread})
+    return "\n".join(f"    {in_toml(line)}," for line in lines)
+
+
+def tell(column: str, left_out: Collection[str], given: Collection[str]) -> None:
+    """Say which members' sums are missing in a column's scaling."""
+    if not left_out:
+        return
+    used = "the scaling is that of the others" if given else "it is not scaled: mean 0, deviation 1"
+    print(f"{column}: left out in {', '.join(sorted(left_out))}; {used}", file=sys.stderr)
+
+
+def in_toml(column: dict[str, Any]) -> str:
+    """A column as an inline table."""
+    pairs = [f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in column.items()]
+    return f"{{ {', '.join(pairs)} }}"
 
 
 if __name__ == "__main__":

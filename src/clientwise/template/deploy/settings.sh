@@ -15,8 +15,9 @@ LISTEN="${LISTEN:-127.0.0.1}"
 LINK_PORT="${LINK_PORT:-$PORT}"
 # Address of the SuperLink for the proxy; unix:/path for a socket.
 UPSTREAM="${UPSTREAM:-$LISTEN:$LINK_PORT}"
-# Environment in which clientwise is installed; without it, the PATH is used.
-VENV="${VENV:-$APP/venv}"
+# Environment in which clientwise is installed; without it, the PATH is used. Flower leaves the folder
+# .venv out of an app. In a folder of another name, it refuses the deep paths of torch.
+VENV="${VENV:-$APP/.venv}"
 [[ ! -d "$VENV/bin" ]] || export PATH="$VENV/bin:$PATH"
 # Certificates, keys, database and run. Back it up and keep it secret.
 STATE="${STATE:-$APP/state}"

@@ -13,5 +13,6 @@ sha256sum --check --strict --quiet deploy/release 2> /dev/null ||
 added="$(find federation deploy ! -type d ! -path '*/__pycache__/*' ! -path deploy/local.sh \
     ! -path deploy/release ! -path deploy/release.sig | LC_ALL=C sort |
     LC_ALL=C comm -23 - <(cut -c 67- deploy/release | LC_ALL=C sort))"
-[[ -z "$added" ]] || refuse "not in the signed list: $(tr '\n' ' ' <<< "$added")"
+[[ -z "$added" ]] || refuse "not in the signed list: $(tr '\n' ' ' <<< "$added")
+If an earlier release left it, delete it. Otherwise ask the signer."
 echo "Signed. Compare by telephone: $(sha256sum < deploy/release | cut -d ' ' -f 1)"
