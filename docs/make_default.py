@@ -41,13 +41,13 @@ from clientwise.report.standings import (
     significant_leads,
     standings,
 )
-from clientwise.report.statistics import Difference, paired_difference
+from clientwise.report.statistics import Difference, holm, paired_difference
 from clientwise.runs.folder import RunFolder
 from clientwise.runs.recorded import RecordedConfig, recorded_config
 
 DOCS = Path(__file__).parent
 RAW = DOCS / "results"
-PAGES = (DOCS / "evidence.md", DOCS.parent / "README.md")
+PAGES = (DOCS / "evidence.md", DOCS / "privacy.md", DOCS.parent / "README.md")
 
 OURS = "Recommended"
 ORACLE = "KnowsHonestTuned"  # regrets are counted against it
@@ -398,6 +398,53 @@ def readme_table(raw: pandas.DataFrame) -> str:
     return _markdown(columns, rows, texts=("method",))
 
 
+def privacy_table(raw: pandas.DataFrame) -> str:
+    """(g) What noise costs: every method beside uniform weights with the same ε."""
+    last = _rounds(raw)[-1]
+    by_method = raw.set_index(["federation", "method", "seed"])[last].sort_index()
+    columns = ["ε", "weights"]
+    federations = list(dict.fromkeys(raw["federation"]))
+    for name in federations:
+        columns += [name, f"{name}: minus uniform", f"{name}: p"]
+    methods = list(dict.fromkeys(raw["method"]))
+    methods.sort(key=lambda name: (_epsilon(name) is None, _epsilon(name) or 0.0))
+    found = {}
+    for method in methods:
+        for name in federations:
+            values = by_method[name, method]
+            baseline = by_method[name, _uniform_beside(method)]
+            found[method, name] = (values, paired_difference(values.tolist(), baseline.tolist()))
+    compared = {key: one for key, (_, one) in found.items() if key[0] != _uniform_beside(key[0])}
+    corrected = dict(zip(compared, holm([*compared.values()]), strict=True))
+    rows = []
+    for method in methods:
+        epsilon = _epsilon(method)
+        row = ["no noise" if epsilon is None else f"{epsilon:g}", method.partition(", ε")[0]]
+        for name in federations:
+            row.append(_percent(float(found[method, name][0].mean())))
+            difference = corrected.get((method, name))
+            row += ["–", "–"] if difference is None else [_points(difference), _p_value(difference)]
+        rows.append(row)
+    note = (
+        f"Accuracy in percent after round {last}, {raw['seed'].nunique()} seeds. Differences in points, "
+        f"paired by seed, with 95% intervals; p is corrected for {len(compared)} comparisons (Holm). "
+        "Bold: p < 0.05."
+    )
+    return f"{_markdown(columns, rows, texts=('ε', 'weights'))}\n\n*{note}*"
+
+
+def _epsilon(method: str) -> float | None:
+    """The ε in the name of a method of `privacy.toml`; None without noise."""
+    _, _, epsilon = method.partition("ε = ")
+    return float(epsilon) if epsilon else None
+
+
+def _uniform_beside(method: str) -> str:
+    """The method with uniform weights and the same ε."""
+    epsilon = _epsilon(method)
+    return "uniform" if epsilon is None else f"uniform, ε = {epsilon:g}"
+
+
 TABLES: Mapping[str, Callable[[pandas.DataFrame], str]] = {
     "cells": lambda raw: cells_table(chosen(raw)),
     "cells-kept-aside": lambda raw: cells_table(chosen(raw, "kept-aside")),
@@ -409,6 +456,7 @@ TABLES: Mapping[str, Callable[[pandas.DataFrame], str]] = {
     "ablations-regression": lambda raw: ablations_table(chosen(raw, "regression")),
     "flat": lambda raw: flat_table(chosen(raw)),
     "readme": lambda raw: readme_table(chosen(raw)),
+    "privacy": privacy_table,
 }
 
 
