@@ -38,7 +38,7 @@ from .tables import ConfigTable
 from .validation import config_issues, validate
 from .values import MOST_SEEDS, Name, Seed
 
-# Ten to the power of thirds: the rates of P1, 0.1 and 0.215, are in this grid.
+# Ten to the power of thirds. The rates of experiments/p1-*.toml are in this grid.
 GRID = (0.01, 0.0215, 0.0464, 0.1, 0.215, 0.464, 1.0)
 HELD_BACK = 0.2  # of its training samples, by every client
 NUM_SEEDS = 3  # where none are given
