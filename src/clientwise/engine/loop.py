@@ -219,7 +219,7 @@ class LoopBackend:
         noise = standard_normal(self._noise_key, f"step {self._step_num}", len(total))
         deviation = 2 * training.sample_clip * training.sample_noise
         mean = ((total + deviation * noise.to(total.device)) / len(indices)).float()
-        shaped = zip(mean.split(sizes), self._parameters, strict=True)
+        shaped = zip(torch.split(mean, sizes), self._parameters, strict=True)
         return torch.stack(losses).mean(), tuple(part.view_as(one) for part, one in shaped)
 
     def evaluate(self, models: Tensor, indices: Tensor, targets: Tensor) -> EvaluateResult:

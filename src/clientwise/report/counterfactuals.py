@@ -9,7 +9,8 @@ from typing import NamedTuple
 from ..runs.counterfactuals import NOBODY, REPORTED
 from ..runs.folder import RunFolder
 from ..runs.rows import CounterfactualRow
-from .document import Cell, Content, Table, percent_cell, table
+from .document import Cell, Content, Table, table
+from .units import Unit
 
 MOST_TESTED = 12  # clients that have a column of their own
 KINDS = {
@@ -20,8 +21,8 @@ KINDS = {
 }
 NOTE = (
     "All rows aggregate the same updates of this round. “Without” leaves one client out and brings "
-    "the other weights within the same bounds. Differences are in percentage points, to the chosen "
-    "weights. What a run without a client would have learned needs a run of its own: "
+    "the other weights within the same bounds. Differences are to the chosen "
+    "weights{unit}. What a run without a client would have learned needs a run of its own: "
     "`clientwise counterfactual`."
 )
 OVER_ROUNDS = (
@@ -41,6 +42,7 @@ def round_table(run: RunFolder, method: str, seed: int, round_num: int) -> list[
     rows = run.counterfactuals(method, seed, round_num)
     if not rows:
         return []
+    unit = Unit(run.is_share)
     names = _names(run, seed)
     by_candidate = _by_candidate(rows)
     tested = sorted({row.tested for row in rows} - {REPORTED})[:MOST_TESTED]
@@ -48,16 +50,16 @@ def round_table(run: RunFolder, method: str, seed: int, round_num: int) -> list[
     lines: list[list[Content]] = []
     for candidate, own in by_candidate.items():
         reported = own.get(REPORTED)
-        line: list[Content] = [_label(candidate, names), percent_cell(_metric(reported))]
-        line.append(_difference_cell(_metric(reported), _metric(chosen)))
-        line += [percent_cell(_metric(own.get(client))) for client in tested]
+        line: list[Content] = [_label(candidate, names), unit.cell(_metric(reported))]
+        line.append(_difference_cell(_metric(reported), _metric(chosen), unit))
+        line += [unit.cell(_metric(own.get(client))) for client in tested]
         line.append((reported and reported.reason) or "")
         lines.append(line)
     own_columns = [f"{run.metric} of {_called(client, names)}" for client in tested]
     columns = ["weights", run.metric, "difference", *own_columns, "remark"]
     numeric = [False] + [True] * (len(columns) - 2) + [False]
     title = "What other weights would have given"
-    return [table("counterfactuals", title, columns, lines, NOTE, numeric)]
+    return [table("counterfactuals", title, columns, lines, _note(unit), numeric)]
 
 
 def run_table(run: RunFolder, method: str, seed: int, label: str) -> list[Table]:
@@ -65,6 +67,7 @@ def run_table(run: RunFolder, method: str, seed: int, label: str) -> list[Table]
     rows = run.reported_counterfactuals(method, seed)
     if not rows:
         return []
+    unit = Unit(run.is_share)
     names = _names(run, seed)
     chosen = {row.round_num: row.metric for row in rows if row.kind == "chosen"}
     last = max(chosen)
@@ -80,16 +83,16 @@ def run_table(run: RunFolder, method: str, seed: int, label: str) -> list[Table]
         lines.append(
             [
                 _label(candidate, names),
-                percent_cell(own.get(last)),
-                _difference_cell(own.get(last), chosen[last]),
-                _points_cell(mean),
+                unit.cell(own.get(last)),
+                _difference_cell(own.get(last), chosen[last], unit),
+                _signed_cell(mean, unit),
                 Cell(len(differences), str(len(differences))),
             ]
         )
     columns = ["weights", run.metric, "difference", "mean difference", "rounds"]
     title = f"{label}, round {last}: what other weights would have given"
     name = f"counterfactuals-{label}"
-    return [table(name, title, columns, lines, f"{NOTE} {OVER_ROUNDS}")]
+    return [table(name, title, columns, lines, f"{_note(unit)} {OVER_ROUNDS}")]
 
 
 def _by_candidate(
@@ -120,13 +123,16 @@ def _metric(row: CounterfactualRow | None) -> float | None:
     return None if row is None else row.metric
 
 
-def _difference_cell(value: float | None, against: float | None) -> Cell:
-    return _points_cell(None if value is None or against is None else value - against)
+def _note(unit: Unit) -> str:
+    return NOTE.format(unit=unit.of_differences)
 
 
-def _points_cell(value: float | None) -> Cell:
-    """A difference of fractions, in percentage points."""
-    return Cell(value, "–" if value is None else f"{100 * value + 0.0:+.1f}")
+def _difference_cell(value: float | None, against: float | None, unit: Unit) -> Cell:
+    return _signed_cell(None if value is None or against is None else value - against, unit)
+
+
+def _signed_cell(value: float | None, unit: Unit) -> Cell:
+    return Cell(value, "–" if value is None else unit.signed(value))
 
 
 def _label(candidate: _Candidate, names: Mapping[int, str | None]) -> Cell:

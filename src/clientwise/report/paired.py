@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 
 from ..runs.folder import RunFolder
 from .differences import difference_between, in_words, signed
-from .document import Cell, Content, Table, percent_cell, table
+from .document import Cell, Content, Table, table
 from .sections.clients import by_client
-from .series import Series, mean_of, series_of
-from .statistics import Difference, holm, paired_difference
+from .series import Series, series_of
+from .statistics import Difference, holm, mean_of, paired_difference
 
 NOTE = (
     "Paired by seed: same data, cohorts, batches and initial model. Differences are the counterfactual "
-    "run minus the run, in percentage points, with their 95% interval where there are several seeds."
+    "run minus the run, with their 95% interval where there are several seeds."
 )
 
 
@@ -28,7 +28,7 @@ def comparison(run: RunFolder, other: RunFolder) -> tuple[list[str], list[Table]
             continue
         difference = difference_between(theirs, one)
         if difference is not None:
-            words = in_words(difference, run.higher_is_better)
+            words = in_words(difference, run.higher_is_better, one.unit)
             sentences.append(f"{one.label}: {run.metric} is {words}.")
         tables += _clients_table(one, theirs)
     return sentences, tables
@@ -46,11 +46,11 @@ def _clients_table(one: Series, theirs: Series) -> list[Table]:
         mean = mean_of(list(before[name].values()))
         changed = mean_of(list(after[name].values()))
         significant = "significant" if difference.is_significant else ""
-        shown = Cell(difference.mean, signed(difference))
-        rows.append([name, percent_cell(mean), percent_cell(changed), shown, significant])
+        shown = Cell(difference.mean, signed(difference, one.unit))
+        rows.append([name, one.unit.cell(mean), one.unit.cell(changed), shown, significant])
     columns = ["client", "run", "counterfactual", "difference", "remark"]
     numeric = [False, True, True, True, False]
-    title = f"{one.label}: {one.run.metric} on each client's own test data"
+    title = f"{one.label}: {one.run.metric} on each client's own test data{one.unit.of_differences}"
     return [table(f"paired-{one.label}", title, columns, rows, NOTE, numeric)]
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Protocol
 
 from rich import box
-from rich.console import Group
+from rich.console import Group, RenderableType
 from rich.table import Table
 
 from ..errors import RunError
@@ -283,7 +283,7 @@ def audit_tables(run: RunFolder, round_num: int, method: str | None = None) -> l
     shown = []
     for lane in lanes:
         found = audit(run, lane.method, lane.seed, round_num)
-        parts = [_audit_table(found), *map(escape, _audit_remarks(found))]
+        parts: list[RenderableType] = [_audit_table(found), *map(escape, _audit_remarks(found))]
         for others in round_table(run, lane.method, lane.seed, round_num):
             parts += [plain_table(others, others.title), escape(others.note)]
         shown.append(Group(*parts))

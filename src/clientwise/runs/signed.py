@@ -244,11 +244,11 @@ def live_rounds(chain: Iterable[Link]) -> dict[tuple[str, int, int], Link]:
     found: dict[tuple[str, int, int], Link] = {}
     for link in chain:
         fields = link.fields
-        lane = (str(fields.get("method")), fields.get("seed"))
+        lane = (str(fields.get("method")), int(fields.get("seed") or 0))
         if fields.get("kind") == "round":
-            found[*lane, fields.get("round")] = link
+            found[*lane, int(fields.get("round") or 0)] = link
         elif fields.get("kind") == "forget":
-            after = fields.get("after")
+            after = int(fields.get("after") or 0)
             kept = {
                 place: one for place, one in found.items() if place[:2] != lane or place[2] <= after
             }

@@ -8,13 +8,14 @@ from collections.abc import Mapping, Sequence
 
 from ...runs.recorded import recorded_config
 from ..differences import signed
-from ..document import Cell, Content, Section, Table, percent_cell, table
+from ..document import Cell, Content, Section, Table, table
 from ..series import Series
 from ..statistics import Difference, holm, paired_difference
+from ..units import Unit
 from .clients import by_client, client_means
 
 LEAD = (
-    "A contribution is what a client's updates did to the metric of the model, in percentage points. "
+    "A contribution is what a client's updates did to the metric of the model. "
     "Clients with the same data share one value, and a client whose data others have, too, seems to "
     "contribute little. The values depend on the server's samples and on the other members. They "
     "are not payments."
@@ -30,7 +31,7 @@ GAINS_LEAD = (
     "alone, and with one trained on all clients' samples in one place."
 )
 GAINS_NOTE = (
-    "Means over the seeds. The difference is the federation minus alone, paired by seed, in percentage points, "
+    "Means over the seeds. The difference is the federation minus alone, paired by seed, "
     "with its 95% interval. Significance is corrected for the number of clients (Holm)."
 )
 
@@ -66,28 +67,31 @@ def _contributions_table(one: Series) -> list[Table]:
     for client in clients:
         row: list[Content] = [names.get(client) or f"client {client}"]
         if leave_one_out:
-            row += _cells(leave_one_out.get(client, {}), {}, last)
+            row += _cells(leave_one_out.get(client, {}), {}, last, one.unit)
         if shapley:
-            row += _cells(shapley.get(client, {}), errors.get(client, {}), last)
+            row += _cells(shapley.get(client, {}), errors.get(client, {}), last, one.unit)
         rows.append(row)
-    title = f"{one.label}: contributions to {one.run.metric}"
+    title = f"{one.label}: contributions to {one.run.metric}{one.unit.of_differences}"
     return [table(f"contributions-{one.label}", title, columns, rows, " ".join(notes))]
 
 
-def _cells(values: Mapping[int, float], errors: Mapping[int, float], last: int) -> list[Content]:
+def _cells(
+    values: Mapping[int, float], errors: Mapping[int, float], last: int, unit: Unit
+) -> list[Content]:
     """The last round, and the sum over the rounds."""
     total = sum(values.values()) if values else None
     error = math.sqrt(sum(one**2 for one in errors.values()))
-    return [_points(values.get(last), errors.get(last, 0.0)), _points(total, error)]
+    now = _with_error(values.get(last), errors.get(last, 0.0), unit)
+    return [now, _with_error(total, error, unit)]
 
 
-def _points(value: float | None, error: float) -> Cell:
+def _with_error(value: float | None, error: float, unit: Unit) -> Cell:
     if value is None:
         return Cell(None, "–")
-    text = f"{100 * value + 0.0:+.1f}"
+    text = unit.signed(value)
     if not error:
         return Cell(value, text)
-    return Cell(value, f"{text} ± {100 * error:.1f}", numbers={"": value, "error": error})
+    return Cell(value, f"{text} ± {unit.size(error)}", numbers={"": value, "error": error})
 
 
 def _leave_one_out(one: Series) -> dict[int, dict[int, float]]:
@@ -154,7 +158,8 @@ def _in_sentences(one: Series, differences: Mapping[str, Difference]) -> list[st
     for name, difference in differences.items():
         if difference.is_significant and difference.mean < 0:
             sentences.append(
-                f"{name} would be better off alone than with {one.label}: {signed(difference)} points."
+                f"{name} would be better off alone than with {one.label}: "
+                f"{signed(difference, one.unit)}{one.unit.points}."
             )
     means = client_means(one)
     if means:
@@ -162,8 +167,8 @@ def _in_sentences(one: Series, differences: Mapping[str, Difference]) -> list[st
         worst = pick(means, key=lambda name: means[name])
         spread = statistics.pstdev(means.values())
         sentences.append(
-            f"{one.label}: the worst client is {worst} ({means[worst]:.1%}); the standard deviation over the "
-            f"clients is {100 * spread:.1f} points."
+            f"{one.label}: the worst client is {worst} ({one.unit.text(means[worst])}); the standard "
+            f"deviation over the clients is {one.unit.size(spread)}{one.unit.points}."
         )
     return sentences
 
@@ -176,17 +181,17 @@ def _gains_table(
     at_once = client_means(pooled) if pooled else {}
     rows: list[list[Content]] = []
     for name, difference in differences.items():
-        row: list[Content] = [name, percent_cell(together[name]), percent_cell(apart[name])]
+        row: list[Content] = [name, one.unit.cell(together[name]), one.unit.cell(apart[name])]
         if pooled:
-            row.append(percent_cell(at_once.get(name)))
-        row += [Cell(difference.mean, signed(difference)), _remark(difference)]
+            row.append(one.unit.cell(at_once.get(name)))
+        row += [Cell(difference.mean, signed(difference, one.unit)), _remark(difference)]
         rows.append(row)
     columns = ["client", one.label, alone.label]
     if pooled:
         columns.append(pooled.label)
     columns += ["gain", "remark"]
     numeric = [False] + [True] * (len(columns) - 2) + [False]
-    title = f"{one.label} against {alone.label}"
+    title = f"{one.label} against {alone.label}{one.unit.of_differences}"
     return table(f"gains-{one.label}", title, columns, rows, GAINS_NOTE, numeric)
 
 

@@ -33,7 +33,7 @@ def sums(file: Path) -> dict[str, Any]:
     if count < FEWEST:
         sys.exit(f"{file}: {count} training samples; with fewer than {FEWEST}, nothing is sent")
     count = count // 10 * 10
-    sent = []
+    sent: list[list[float] | None] = []
     for column in columns:
         # Of missing values there is no count: the others stand for all.
         given = column[~numpy.isnan(column)]
