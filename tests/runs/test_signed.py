@@ -181,6 +181,8 @@ def test_a_fault_names_method_round_and_client(run: Path) -> None:
         "UPDATE chain SET leaves = '{}' WHERE position = 3",
         "UPDATE chain SET entry = 'x' WHERE position = 3",
         "UPDATE chain SET entry = NULL WHERE position = 3",
+        "UPDATE chain SET entry = replace(entry, '\"seed\":1', '\"seed\":[]') WHERE position = 3",
+        'UPDATE chain SET entry = replace(entry, \'"kind":"round"\', \'"kind":"forget"\') WHERE position = 3',
         "UPDATE chain SET leaves = NULL WHERE position = 3",
         "INSERT INTO chain SELECT 99, entry, signature, salt, leaves FROM chain WHERE position = 3",
     ],

@@ -152,6 +152,23 @@ class Link:
             return {}
         return found if isinstance(found, dict) else {}
 
+    @property
+    def kind(self) -> str:
+        """The kind of the entry."""
+        return str(self.fields.get("kind"))
+
+    @property
+    def lane(self) -> tuple[str, int]:
+        """The method and seed that the entry is about."""
+        return str(self.fields.get("method")), self.number("seed")
+
+    def number(self, name: str) -> int:
+        """A whole number in the entry; −1 where there is none."""
+        try:
+            return int(self.fields[name])
+        except (KeyError, TypeError, ValueError, OverflowError):
+            return -1
+
 
 def links(database: sqlite3.Connection, newest_first: bool = False) -> Iterator[Link]:
     """The chain in its order. Anybody may have written it: its values are only given their types."""
@@ -243,16 +260,14 @@ def live_rounds(chain: Iterable[Link]) -> dict[tuple[str, int, int], Link]:
     """The entry that counts for every round (method, seed, round): the last, unless forgotten."""
     found: dict[tuple[str, int, int], Link] = {}
     for link in chain:
-        fields = link.fields
-        lane = (str(fields.get("method")), int(fields.get("seed") or 0))
-        if fields.get("kind") == "round":
-            found[*lane, int(fields.get("round") or 0)] = link
-        elif fields.get("kind") == "forget":
-            after = int(fields.get("after") or 0)
-            kept = {
+        lane = link.lane
+        if link.kind == "round":
+            found[*lane, link.number("round")] = link
+        elif link.kind == "forget":
+            after = link.number("after")
+            found = {
                 place: one for place, one in found.items() if place[:2] != lane or place[2] <= after
             }
-            found = kept
     return found
 
 

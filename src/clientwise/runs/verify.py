@@ -89,6 +89,8 @@ def receipts(folder: Path) -> dict[str, list[dict[str, Any]]]:
         names = {(seed, client): name for seed, client, name in named}
         live = live_rounds(links(database))
         for (method, seed, round_num), link in live.items():
+            if (method, seed) not in lanes:
+                continue  # deleted: `verify` says so
             found = receipts_of_round(database, lanes[method, seed], round_num, link)
             for client, receipt in found.items():
                 name = names.get((seed, client)) or f"client-{client}"
@@ -100,10 +102,9 @@ def receipts_of_last_round(folder: Path) -> dict[int, dict[str, Any]]:
     """The receipts of all clients of the round that was recorded last."""
     with reading(folder) as database:
         for link in links(database, newest_first=True):
-            fields = link.fields
-            if fields.get("kind") == "round":
-                lane = _lanes(database)[fields["method"], fields["seed"]]
-                return receipts_of_round(database, lane, fields["round"], link)
+            if link.kind == "round":
+                lane = _lanes(database)[link.lane]
+                return receipts_of_round(database, lane, link.number("round"), link)
     return {}
 
 
@@ -133,7 +134,7 @@ def _faults_of_chain(
         if fault:
             yield f"{place}: {fault}"
         elif fields["key"] not in found.keys:
-            found.keys.append(fields["key"])
+            found.keys.append(str(fields["key"]))
         found.last = str(fields.get("time", ""))
 
 
@@ -175,7 +176,7 @@ def _faults_of_rounds(
 
 
 def _faults_of_facts(database: sqlite3.Connection, chain: Sequence[Link]) -> Iterator[str]:
-    about_facts = [link for link in chain if link.fields.get("kind") == "facts"]
+    about_facts = [link for link in chain if link.kind == "facts"]
     if not about_facts:
         yield "no entry is about the facts of the run"
         return
@@ -243,20 +244,20 @@ def _read_receipts(file: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
 def _repeated(chain: Sequence[Link]) -> list[str]:
     """Rounds that were recorded and later deleted to be run again."""
     said = []
-    done: dict[tuple[str, Any], int] = {}
+    done: dict[tuple[str, int], int] = {}
     for link in chain:
-        fields = link.fields
-        lane = (str(fields.get("method")), fields.get("seed"))
-        if fields.get("kind") == "round":
-            done[lane] = max(done.get(lane, 0), int(fields.get("round") or 0))
-        elif fields.get("kind") == "forget" and done.get(lane, 0) > fields["after"]:
-            first, last = fields["after"] + 1, done[lane]
+        lane = link.lane
+        after = link.number("after")
+        if link.kind == "round":
+            done[lane] = max(done.get(lane, 0), link.number("round"))
+        elif link.kind == "forget" and done.get(lane, 0) > after:
+            first, last = after + 1, done[lane]
             rounds = f"round {first}" if first == last else f"rounds {first} to {last}"
             said.append(
                 f"{lane[0]}, seed {lane[1]}: {rounds} run again after an interruption "
-                f"({fields.get('time')})"
+                f"({link.fields.get('time')})"
             )
-            done[lane] = fields["after"]
+            done[lane] = after
     return said
 
 
