@@ -248,10 +248,11 @@ def _repeated(chain: Sequence[Link]) -> list[str]:
     for link in chain:
         lane = link.lane
         after = link.number("after")
+        last = done.get(lane, 0)
         if link.kind == "round":
-            done[lane] = max(done.get(lane, 0), link.number("round"))
-        elif link.kind == "forget" and done.get(lane, 0) > after:
-            first, last = after + 1, done[lane]
+            done[lane] = max(last, link.number("round"))
+        elif link.kind == "forget" and last > after:
+            first = after + 1
             rounds = f"round {first}" if first == last else f"rounds {first} to {last}"
             said.append(
                 f"{lane[0]}, seed {lane[1]}: {rounds} run again after an interruption "
