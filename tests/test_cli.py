@@ -108,10 +108,10 @@ def test_a_signed_run_is_verified(config: Path, tmp_path: Path) -> None:
     assert "the record is what was signed" in clientwise(*asked, cwd=tmp_path)
     with closing(sqlite3.connect(tmp_path / "run" / "run.sqlite")) as database, database:
         database.execute("UPDATE participants SET weight = 0 WHERE client = 1 AND round_num = 1")
-    output = clientwise(*asked, cwd=tmp_path, expect=1)
+    output = clientwise(*asked, cwd=tmp_path, expect=2)
     assert "round 1, client 1: was changed" in output
     assert "recomputed" in output
-    output = clientwise("verify", "run", "--key", config, cwd=tmp_path, expect=1)
+    output = clientwise("verify", "run", "--key", config, cwd=tmp_path, expect=2)
     assert "has no Ed25519 public key" in output
 
 

@@ -169,7 +169,7 @@ def test_a_client_that_turns_loses_its_weight_and_the_audit_says_why(tmp_path) -
     assert max(row.history_z for row in honest) < 0
     from clientwise.report.chain import Chain
 
-    said = Chain.of(run, "Recommended").remarks(run, "Recommended", 1, 8, rows)
+    said = Chain.of(run, "Recommended", 1, 8).remarks(run, "Recommended", 1, 8, rows)
     assert "points against what it sent before" in " ".join(said[2])
     assert "increased the loss" not in " ".join(said[2])
     frame = run.frame("weights")

@@ -65,7 +65,7 @@ TWO = ["dataset_size", "class_balance"]
     ("given", "message"),
     [
         (config({"name": "p", "privacy": PRIVATE["privacy"]}), "privacy needs a cap"),
-        (config(changed(bounds={"cap": 0.05})), "infeasible for 10 clients"),
+        (config(changed(bounds={"cap": 0.05})), "the caps sum to 10 × 0.05 = 0.5, less than 1"),
         (config(changed(bounds={"floor": 0.01})), "bounds.floor: does not go with privacy"),
         (config(changed(privacy={"delta": 0.05})), "must be below 1/n = 0.05"),
         (config(changed(privacy={"epsilon": 0.1})), "the first round alone spends"),

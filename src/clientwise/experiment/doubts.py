@@ -59,9 +59,11 @@ def _about_targets(data: FederatedData) -> Iterator[str]:
     if targets.ndim > 1 or data.samples.problem.predicts != "numbers":
         return
     zeros = int((targets == 0).sum())
-    if zeros and data.samples.problem.metric == "mape":
-        said = f"{zeros:,} of {len(targets):,} targets are 0, and the metric MAPE divides by the target"
-        yield f'{said}: its values are huge. Set evaluation.metric = "mae" or "mse"'
+    problem = data.samples.problem
+    if zeros and problem.is_share and not problem.higher_is_better:  # a relative error
+        name = problem.metric.upper()
+        said = f"{zeros:,} of {len(targets):,} targets are 0, and the metric {name} divides by the target"
+        yield f"{said}: its values are huge. Set another evaluation.metric"
     values = sorted(set(targets.tolist()))
     if len(values) <= MOST_VALUES and all(value.is_integer() for value in values):
         shown = ", ".join(f"{value:g}" for value in values[:MOST_NAMED])

@@ -349,7 +349,7 @@ def _without_outliers(grid: Grid) -> tuple[float, float]:
     """The least and the largest value within Tukey's outer fences, so that a diverged method takes no colours.
 
     >>> _without_outliers([[8.0, 9.0, 10.0], [9.0, 11.0, 1e9]])
-    (8.0, 15.5)
+    (8.0, 16.0)
     """
     values = numpy.array(grid)
     values = values[numpy.isfinite(values)]
