@@ -31,7 +31,7 @@ def counterfactual(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Use the bounds of this TOML file: the keys of [methods.bounds].",
+            help="Use the bounds of this TOML file: the keys of methods.bounds.",
             show_default=False,
         ),
     ] = None,

@@ -101,7 +101,7 @@ OverOption = Annotated[
     list[str] | None,
     typer.Option(
         metavar="[METHOD:]KEY=VALUES",
-        help="A key to search: training.learning_rate=0.01,0.1 or brake=1..5. Replaces [tune].",
+        help="A key to search: training.learning_rate=0.01,0.1 or brake=1..5. Replaces the table `tune`.",
         show_default=False,
     ),
 ]
@@ -248,7 +248,7 @@ def tune(
     """Search the parameters of every method, with equal budgets, and write a config with the best.
 
     Trials are compared on training samples that every client holds back, never on test samples, and
-    under seeds that the config does not report. [tune] in the config says what is searched.
+    under seeds that the config does not report. The table `tune` in the config says what is searched.
 
     Example: clientwise tune my.toml --over training.learning_rate=0.01..1 --trials 10
     """
