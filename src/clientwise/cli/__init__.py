@@ -23,6 +23,7 @@ from .predict import predict
 from .results import diff, note, report, runs, show
 from .serve import serve
 from .signing import key, receipts, verify
+from .statement import statement
 
 __all__ = ["app", "main"]
 
@@ -50,6 +51,7 @@ COMMANDS: dict[str, Callable[..., None]] = {  # in the order of --help
     "export": export,
     "predict": predict,
     "serve": serve,
+    "statement": statement,
     "key": key,
     "verify": verify,
     "receipts": receipts,

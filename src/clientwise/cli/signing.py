@@ -105,6 +105,7 @@ def receipts(
 
     Example: clientwise receipts runs/mine --out receipts
     """
+    from ..runs.files import plain_name
     from ..runs.verify import receipts as receipts_of
 
     found = receipts_of(folder)
@@ -114,7 +115,7 @@ def receipts(
         out_folder.mkdir(parents=True, exist_ok=True)
         for name, own in found.items():
             lines = [json.dumps(receipt) for receipt in own]
-            path = out_folder / f"{_file_name(name)}.jsonl"
+            path = out_folder / f"{plain_name(name)}.jsonl"
             path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     print_lines([f"Receipts     {out_folder}: {len(found):,} files, one for every member"])
 
@@ -133,8 +134,3 @@ def _receipt_files(places: list[Path]) -> list[Path]:
     if places and not files:
         fail(f"{places[0]}: no receipts (*.jsonl) in it")
     return files
-
-
-def _file_name(name: str) -> str:
-    """A member's name as the name of a file, on any system."""
-    return "".join(sign if sign.isalnum() or sign in "-_." else "_" for sign in name).lstrip(".")

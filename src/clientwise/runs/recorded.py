@@ -214,6 +214,7 @@ class RecordedMethod:
     fine_tunes: bool = False
     tuned: Mapping[str, Any] = field(default_factory=dict)  # how its values were found; see `Tuned`
     privacy: Mapping[str, Any] = field(default_factory=dict)  # empty without
+    is_secret: bool = False  # secure aggregation
 
     @property
     def trains_on_server(self) -> bool:
@@ -313,6 +314,7 @@ def _method(table: Mapping[str, Any]) -> RecordedMethod | None:
         fine_tunes="fine_tune" in table,
         tuned=_table(table.get("tuned")),
         privacy=_table(table.get("privacy")),
+        is_secret=bool(_table(table.get("secure_aggregation"))),
     )
 
 

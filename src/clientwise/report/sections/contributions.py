@@ -120,10 +120,10 @@ def _shapley(one: Series) -> tuple[dict[int, dict[int, float]], dict[int, dict[i
 
 def gains_section(series: Sequence[Series]) -> Section:
     """Every client with the federation, alone and pooled; empty where no method is the control "alone"."""
-    alone = _control(series, "alone")
+    alone = control_series(series, "alone")
     if alone is None:
         return Section("gains", "Who gains", GAINS_LEAD, [])
-    pooled = _control(series, "pooled")
+    pooled = control_series(series, "pooled")
     federated = [one for one in series if _control_of(one) is None]
     tables: list[Table] = []
     sentences: list[str] = []
@@ -201,7 +201,8 @@ def _remark(difference: Difference) -> str:
     return "gains" if difference.mean > 0 else "better off alone"
 
 
-def _control(series: Sequence[Series], control: str) -> Series | None:
+def control_series(series: Sequence[Series], control: str) -> Series | None:
+    """The method that is a control, such as "alone"; None where the run has none."""
     return next((one for one in series if _control_of(one) == control), None)
 
 

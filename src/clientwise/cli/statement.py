@@ -1,0 +1,54 @@
+"""Statements for single sites: `clientwise statement`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .console import err, print_lines, writing_to
+from .options import RunArgument
+
+
+def statement(
+    folder: RunArgument = None,
+    site: Annotated[
+        str | None,
+        typer.Option(help="Only this site, by its name. Default: all sites.", show_default=False),
+    ] = None,
+    method: Annotated[
+        str | None, typer.Option(help="The method. Default: the first.", show_default=False)
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="The seed. Default: the first.", show_default=False)
+    ] = None,
+    out_folder: Annotated[
+        Path | None,
+        typer.Option("--out", help="Folder. Default: statements in the run.", show_default=False),
+    ] = None,
+) -> None:
+    """Write a page for each site: its weight and why, what it gave and gained, what left the site.
+
+    A page shows nothing that was recorded about another site alone.
+
+    Example: clientwise statement runs/mine --site Basel
+    """
+    from ..experiment.folders import newest_run
+    from ..report.html import write_html
+    from ..report.statement import sites
+    from ..report.statement import statement as statement_of
+    from ..runs.files import plain_name
+    from ..runs.folder import RunFolder
+
+    run = RunFolder(folder or newest_run())
+    chosen = method or run.methods[0]
+    number = run.seeds(chosen)[0] if seed is None and chosen in run.methods else seed
+    target = out_folder or run.folder / "statements"
+    lines = []
+    with writing_to(target), err.status("Writing the statements"):
+        for name in [site] if site else sites(run):
+            found = statement_of(run, name, chosen, number or 0)
+            path = write_html(found, {}, target / f"{plain_name(name)}.html")
+            lines.append(f"{'Statement' if not lines else '':<13}{path}")
+    print_lines(lines)
