@@ -45,7 +45,7 @@ def statement(
     chosen = method or run.methods[0]
     number = run.seeds(chosen)[0] if seed is None and chosen in run.methods else seed
     target = out_folder or run.folder / "statements"
-    lines = []
+    lines: list[str] = []
     with writing_to(target), err.status("Writing the statements"):
         for name in [site] if site else sites(run):
             found = statement_of(run, name, chosen, number or 0)
