@@ -163,10 +163,10 @@ class Federation:
         path = self.app / "federation" / "experiment.toml"
         table = tomllib.loads(path.read_text(encoding="utf-8"))
         for key, value in change.items():
-            if (
-                isinstance(value, dict) and key in table and key != "training"
-            ):  # its noise would stay
-                table[key] = table[key] | value
+            before = table.get(key)
+            # `training` is replaced as a whole: the template's noise would stay.
+            if isinstance(value, dict) and isinstance(before, dict) and key != "training":
+                table[key] = before | value
             else:
                 table[key] = value
         path.write_text(tomli_w.dumps(table), encoding="utf-8")
