@@ -174,7 +174,7 @@ def plant_canaries(file: Path) -> None:
     vector, criteria, usable = (
         SecretScores.encode_vector,
         SecretScores.encode_criteria,
-        secure_node._usable,
+        secure_node._why_unusable,
     )
 
     def note(*pieces: bytes) -> None:
@@ -207,7 +207,7 @@ def plant_canaries(file: Path) -> None:
 
     SecretScores.encode_vector = noted_vector  # type: ignore[method-assign]
     SecretScores.encode_criteria = noted_criteria  # type: ignore[method-assign]
-    secure_node._usable = noted_model
+    secure_node._why_unusable = noted_model
 
 
 def no_mask(key: bytes, length: int, bits: int) -> Masked:

@@ -91,12 +91,13 @@ def run(settings: dict[str, Any]) -> Iterator[int]:
     assert server.pid
     try:
         processes.wait_until(
-            lambda: (folder / "done").exists() or not server.is_alive(),
+            lambda: (folder / "done").exists() or not (server.is_alive() and nodes.is_alive()),
             240,
             "the rounds",
             lambda: (folder / "server.log").read_text()[-3000:],
         )
-        assert (folder / "done").exists(), (folder / "server.log").read_text()[-3000:]
+        logs = [folder / "server.log", folder / "nodes.log"]
+        assert (folder / "done").exists(), [log.read_text()[-3000:] for log in logs]
         yield server.pid
     finally:
         server.kill()
