@@ -1,5 +1,7 @@
 """Time the works on one GPU, in every precision, beside the plain loop; and six candidates on 10,000 test images.
 
+The last line is W3 with 100,000 clients in a round.
+
 python benchmarks/gpu.py [--rounds 20] [--out benchmarks/results/gpu.json]
 """
 
@@ -25,6 +27,7 @@ from ours import federated, seconds_per_round
 from works import WORKS, Work, make_data
 
 SIX_CANDIDATES = "six candidates on 10,000 images"
+LARGE = "W3, 100,000 clients in a round"
 
 
 def network(work: Work) -> nn.Module:
@@ -76,6 +79,21 @@ def six_candidates(precision: Any, repeats: int) -> list[float]:
     return took[3:]
 
 
+def large_cohort(rounds: int) -> list[float]:
+    """100,000 clients like those of W3, all of them in every round; a hundred clients each have the same samples."""
+    work = replace(WORKS["W3"], cohort=100_000)
+    data = federated(work)
+    copies = work.cohort // work.clients
+    train = Holdings(
+        data.train.indices.repeat(copies),
+        data.train.targets.repeat(copies),
+        torch.arange(work.cohort + 1) * work.samples,
+    )
+    test = replace(data.test, offsets=torch.arange(work.cohort + 1).clamp(max=1))
+    data = replace(data, train=train, test=test)
+    return seconds_per_round(work, rounds, warmup=1, data=data, device="cuda")
+
+
 def main() -> None:
     """Everything, as a table and as JSON."""
     parser = argparse.ArgumentParser(
@@ -102,6 +120,7 @@ def main() -> None:
             note(work.name, precision, took)
     for precision in ("tf32", "bf16", "float32"):
         note(SIX_CANDIDATES, precision, six_candidates(precision, given.rounds))
+    note(LARGE, "tf32", large_cohort(2))
     machine = {
         "gpu": torch.cuda.get_device_name(),
         "torch": torch.__version__,

@@ -16,6 +16,11 @@ from ..errors import ClientwiseError
 
 Mode = Literal["auto", "loop", "graph", "stacked"]
 Precision = Literal["auto", "float32", "tf32", "bf16"]
+# What each thread's cuBLAS handle keeps for its products: 1 MiB, and 128 KiB for small ones. Every
+# lane has a thread, and cuBLAS's default of 32 MiB for each was most of the memory of a run.
+CUBLAS_WORKSPACE = ":1024:1:16:8"
+
+_gpu_fraction = 1.0  # of the GPU's memory, which this process may use
 
 
 def pick_device(name: str = "auto") -> torch.device:
@@ -31,7 +36,38 @@ def pick_device(name: str = "auto") -> torch.device:
             f"device = {name!r}: only the first visible GPU can be used; "
             f"set CUDA_VISIBLE_DEVICES={device.index} and use 'cuda'"
         )
+    if device.type == "cuda":
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", CUBLAS_WORKSPACE)
     return device
+
+
+def share_gpu(processes: int) -> None:
+    """Use at most one of so many equal parts of the GPU's memory."""
+    global _gpu_fraction
+    _gpu_fraction = 1 / processes
+    torch.cuda.set_per_process_memory_fraction(_gpu_fraction)
+
+
+def gpu_memory(device: torch.device) -> int:
+    """The bytes of the GPU that this process may use: free ones and its own, at most its fraction."""
+    free, total = torch.cuda.mem_get_info(device)
+    return min(free + torch.cuda.memory_reserved(device), int(_gpu_fraction * total))
+
+
+@contextmanager
+def memory_errors_explained() -> Iterator[None]:
+    """Raise a ClientwiseError that says what to do where the memory of the GPU is exhausted."""
+    try:
+        yield
+    except RuntimeError as error:  # PyTorch's own kind of it, or an error of CUDA as text
+        text = str(error)
+        if "CUDA" not in text or "out of memory" not in text:
+            raise
+        raise ClientwiseError(
+            f"the GPU's memory is exhausted ({text.splitlines()[0]}). End other programs that use "
+            "it, run fewer jobs at once, reduce federation.clients_per_round or "
+            "training.batch_size, or use device = 'cpu'; then resume the run."
+        ) from error
 
 
 def refuse_impossible(mode: Mode, precision: Precision, device: torch.device) -> None:

@@ -22,7 +22,14 @@ from ..core.types import Evaluation, LocalTraining, ModelSpec
 from ..data.federated import Samples
 from ..models.dropout import count_dropout
 from ..models.flat import FlatModel
-from .device import Mode, Precision, keep_freed_memory, refuse_impossible, set_precision
+from .device import (
+    Mode,
+    Precision,
+    gpu_memory,
+    keep_freed_memory,
+    refuse_impossible,
+    set_precision,
+)
 from .evaluation import summarise
 from .jobs import EvaluateJob, EvaluateResult, TrainJob, TrainResult
 from .loop import LoopBackend
@@ -99,9 +106,7 @@ class DeviceExecutor:
         self.device = device
         samples = with_input_type(samples, module)
         on_gpu = device.type == "cuda"
-        too_large = (
-            on_gpu and samples.inputs.nbytes > GPU_SHARE * torch.cuda.mem_get_info(device)[0]
-        )
+        too_large = on_gpu and samples.inputs.nbytes > GPU_SHARE * gpu_memory(device)
         self.samples = samples if too_large else samples.to(device)
         count_dropout(module)
         self.flat = FlatModel(module, device)
@@ -188,16 +193,24 @@ class DeviceExecutor:
         return self._at_once[training, largest]
 
     def _count_at_once(self, training: LocalTraining, largest: int) -> int:
-        size = self.spec.size
         if self.mode != "stacked":
-            return _clamp(HANDED_BYTES // (FLOAT_BYTES * size), MAX_HANDED)
+            return _clamp(HANDED_BYTES // (FLOAT_BYTES * self.spec.size), MAX_HANDED)
+        room = CACHE_BYTES
+        if self.device.type == "cuda":
+            room = int(GPU_SHARE * gpu_memory(self.device))
+        return _clamp(room // self.bytes_per_client(training, largest), MAX_CLIENTS)
+
+    def bytes_per_client(self, training: LocalTraining, largest: int) -> int:
+        """What a client with at most `largest` samples takes while it trains beside others.
+
+        On a CPU: its model and the values of a batch, which have to fit into the caches. On a GPU: also
+        its start, gradient, results and what an optimizer keeps.
+        """
+        size = self.spec.size
         batch_values = min(training.batch_size or largest, largest) * self._values_per_sample
         if self.device.type == "cuda":
-            free = torch.cuda.mem_get_info(self.device)[0] + torch.cuda.memory_reserved(self.device)
-            bytes_per_client = FLOAT_BYTES * (6 * size + 3 * batch_values)
-            return _clamp(int(GPU_SHARE * free // bytes_per_client), MAX_CLIENTS)
-        bytes_per_client = FLOAT_BYTES * (size + batch_values)
-        return _clamp(CACHE_BYTES // bytes_per_client, MAX_CLIENTS)
+            return FLOAT_BYTES * (6 * size + 3 * batch_values)
+        return FLOAT_BYTES * (size + batch_values)
 
     def train(self, jobs: Iterable[TrainJob]) -> Iterator[TrainResult | Exception]:
         """See `Executor`; at most one job more than there are workers is under way."""

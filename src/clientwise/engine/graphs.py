@@ -3,13 +3,41 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
 
-# Other threads may use the GPU meanwhile: one writes down what the last round gave.
-_capture = functools.partial(torch.cuda.graph, capture_error_mode="thread_local")
+
+@contextmanager
+def _capture(graph: torch.cuda.CUDAGraph, pool: Any = None) -> Iterator[None]:
+    """Capture the work of the block on the stream that all graphs share.
+
+    Python's garbage collector waits until the end: to free another graph would invalidate the capture.
+    Other threads may use the GPU meanwhile: one records the last round.
+    """
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        with torch.cuda.graph(
+            graph, pool=pool, stream=_stream(), capture_error_mode="thread_local"
+        ):
+            yield
+    finally:
+        if collects:
+            gc.enable()
+
+
+@functools.cache
+def _stream() -> torch.cuda.Stream:
+    """The one stream of all warm-ups and captures.
+
+    The allocator and cuBLAS keep memory for every stream: another stream per graph would multiply it.
+    """
+    return torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
 
 @functools.cache
@@ -32,7 +60,7 @@ class CudaGraph:
 
     def __init__(self, work: Callable[[], object], changes: Sequence[Tensor]) -> None:
         before = [value.detach().clone() for value in changes]
-        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        stream = _stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             # Libraries choose their kernels and reserve their memory; that is no training

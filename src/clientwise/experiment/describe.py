@@ -8,13 +8,14 @@ from ..core.criteria import is_claimed
 from ..data.federated import FederatedData, Samples
 from ..data.hints import column_hints
 from ..data.summary import summarise
-from ..engine.device import pick_device
+from ..engine.device import gpu_memory, memory_errors_explained, pick_device
+from ..engine.executor import DeviceExecutor
 from ..limits import gigabytes
 from .build import build_data, build_executor, build_plan
 from .doubts import doubts
 from .policy_checks import policy_doubts
 from .privacy_checks import describe_privacy, held_out_doubts
-from .round_memory import largest_round
+from .round_memory import gpu_bytes, largest_round
 from .schema import Experiment
 from .steps import count_steps, steps_in_words, unequal_steps
 from .validation import validate
@@ -24,6 +25,7 @@ WORTH_SAYING = 10**8  # bytes
 MOST_NAMED = 8  # columns or classes
 
 
+@memory_errors_explained()
 def describe(experiment: Experiment, own_data: FederatedData | None = None) -> list[str]:
     """What an experiment would run, found by building its first seed; see `validate`."""
     samples = validate(experiment, own_data)
@@ -43,7 +45,7 @@ def describe(experiment: Experiment, own_data: FederatedData | None = None) -> l
         "server set": _server_set(experiment, data),
         "model": f"{experiment.model_name}: {parameters:,} parameters",
         "device": f"{device}: {executor}",
-        "memory": _memory(experiment, data, executor.spec.size),
+        "memory": _memory(experiment, data, executor),
         "methods": ", ".join(names),
         "criteria": _criteria(experiment),
         "steps/round": steps_in_words(steps),
@@ -132,9 +134,12 @@ def _server_set(experiment: Experiment, data: FederatedData) -> str:
     return text
 
 
-def _memory(experiment: Experiment, data: FederatedData, size: int) -> str:
-    """What the models of a round take; nothing where it is little."""
-    needed = largest_round(experiment, data, size)
+def _memory(experiment: Experiment, data: FederatedData, executor: DeviceExecutor) -> str:
+    """What a run takes of a GPU; on a CPU the models of a round, where they take much."""
+    if executor.device.type == "cuda":
+        expected = gigabytes(gpu_bytes(experiment, data, executor))
+        return f"about {expected} of the GPU; {gigabytes(gpu_memory(executor.device))} are free"
+    needed = largest_round(experiment, data, executor.spec.size)
     if needed < WORTH_SAYING:
         return ""
     return f"up to {gigabytes(needed)} for the models of a round"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import os
 import signal
@@ -16,7 +17,9 @@ from pathlib import Path
 import tomli_w
 import torch
 
+from ..engine.device import gpu_memory, pick_device, share_gpu
 from ..errors import ClientwiseError, ConfigError, RunError
+from ..limits import gigabytes
 from ..runs.files import write_atomically
 from .config import read_config
 from .folders import new_folder
@@ -25,6 +28,9 @@ from .matrix import MATRIX_FILE, Matrix, MatrixCell, open_matrix
 from .matrix_resume import grown, unfinished_cells
 from .runner import Stopped
 from .runner import run as run_experiment
+
+log = logging.getLogger("clientwise")
+JOB_BYTES = 2 * 2**30  # of a GPU's memory: the least that a process gets
 
 
 class CellsFailedError(RunError):
@@ -82,6 +88,9 @@ def run_matrix(
 
     try:
         if jobs > 1:
+            jobs = min(jobs, len(todo))
+            if any(_uses_gpu(matrix.cells[place]) for place in todo):
+                jobs = _jobs_that_fit(jobs)
             for place, reason in _run_in_processes(folder, todo, jobs, accept_changes):
                 number += 1
                 on_cell(matrix.cells[place], number, len(matrix.cells))
@@ -146,6 +155,24 @@ def _names_in(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()}
 
 
+def _uses_gpu(cell: MatrixCell) -> bool:
+    return pick_device(cell.experiment.device).type == "cuda"
+
+
+def _jobs_that_fit(jobs: int) -> int:
+    """As many jobs as the free memory of the GPU allows; the other cells wait.
+
+    A process that ends at once reads it, since whoever reads it takes half a gigabyte of it.
+    """
+    with _new_process() as process:
+        free = process.submit(gpu_memory, torch.device("cuda")).result()
+    fitting = max(1, min(jobs, free // JOB_BYTES))
+    if fitting < jobs:
+        room = f"{gigabytes(free)} of GPU memory are free, and a job needs {gigabytes(JOB_BYTES)}"
+        log.warning("warning: %s: %d jobs at once instead of %d", room, fitting, jobs)
+    return fitting
+
+
 def _run_in_processes(
     folder: Path, todo: Sequence[int], jobs: int, accept_changes: bool
 ) -> Iterator[tuple[int, str | None]]:
@@ -154,14 +181,15 @@ def _run_in_processes(
     Every process is a pool of its own, since a process that is killed breaks its whole pool.
     """
     waiting = deque(todo)
-    idle = [_new_process() for _ in range(min(jobs, len(todo)))]
+    idle = [_new_process() for _ in range(jobs)]
     running: dict[Future[str | None], tuple[ProcessPoolExecutor, int]] = {}
     with _ending_children_on_error():
         while waiting or running:
             while waiting and idle:
                 process = idle.pop()
                 place = waiting.popleft()
-                running[process.submit(_run_cell, folder, place, accept_changes)] = process, place
+                cell = process.submit(_run_cell, folder, place, jobs, accept_changes)
+                running[cell] = process, place
             for future in wait(running, return_when=FIRST_COMPLETED).done:
                 process, place = running.pop(future)
                 try:
@@ -204,9 +232,12 @@ def _begin_process() -> None:
     torch.set_num_threads(1)
 
 
-def _run_cell(folder: Path, place: int, accept_changes: bool) -> str | None:
-    """In a process of its own: run a cell, and return the reason where it failed."""
-    return _run(folder, open_matrix(folder).cells[place], None, accept_changes)
+def _run_cell(folder: Path, place: int, jobs: int, accept_changes: bool) -> str | None:
+    """In one of `jobs` processes: run a cell, and return the reason where it failed."""
+    cell = open_matrix(folder).cells[place]
+    if _uses_gpu(cell):
+        share_gpu(jobs)
+    return _run(folder, cell, None, accept_changes)
 
 
 def _run(

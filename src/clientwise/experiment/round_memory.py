@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from ..core.method import Method
 from ..data.federated import FederatedData
+from ..engine.executor import DeviceExecutor
 from ..limits import gigabytes, memory
 from .build import build_plan
 from .messages import Issue
@@ -14,6 +15,9 @@ from .schema import Experiment
 FLOAT_BYTES = 4
 # Of every model: as it came, its update, a candidate or clipped update, and one while it is computed
 KEPT_COPIES = 4
+# Of a GPU, measured on an H200: the driver's context and the kernels; the handles of a lane's thread
+GPU_PROCESS_BYTES = 600 * 2**20
+GPU_LANE_BYTES = 6 * 2**20
 SAMPLE_BYTES = 64  # per candidate and held-out sample: losses and values, in float32 and float64
 
 
@@ -50,6 +54,20 @@ def largest_round(experiment: Experiment, data: FederatedData, size: int) -> int
     return max(
         round_bytes(method, cohort, size, samples, counterfactuals=others) for method in built
     )
+
+
+def gpu_bytes(experiment: Experiment, data: FederatedData, executor: DeviceExecutor) -> int:
+    """About how many bytes of a GPU a run takes: its data, models that train together, its lanes."""
+    cohort = build_plan(experiment, data.num_clients, experiment.seeds[0]).cohort_size
+    lanes = len(experiment.seeds) * len(experiment.methods)
+    largest = int(data.train.sizes.max())
+    together = 0
+    for method in experiment.build_methods():
+        count = min(lanes * cohort, executor.clients_at_once(method.training, largest))
+        together = max(together, count * executor.bytes_per_client(method.training, largest))
+    models = KEPT_COPIES * FLOAT_BYTES * executor.spec.size
+    per_lane = GPU_LANE_BYTES + models + largest_round(experiment, data, executor.spec.size)
+    return GPU_PROCESS_BYTES + executor.samples.inputs.nbytes + together + lanes * per_lane
 
 
 def memory_issues(experiment: Experiment, data: FederatedData, size: int) -> Iterator[Issue]:

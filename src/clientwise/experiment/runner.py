@@ -19,7 +19,7 @@ from ..core.method import Method
 from ..core.types import RoundRecord
 from ..data.federated import FederatedData, Samples
 from ..data.hints import column_hints
-from ..engine.device import pick_device, threads_for
+from ..engine.device import memory_errors_explained, pick_device, threads_for
 from ..engine.executor import DeviceExecutor, Executor
 from ..engine.scheduler import LaneExecutor, Scheduler
 from ..engine.wrapping import EmbeddedEngine
@@ -70,6 +70,7 @@ def _log_warning(text: str) -> None:
     log.warning("warning: %s", text)  # printed as it is, without a logging setup
 
 
+@memory_errors_explained()
 def run(
     experiment: Experiment,
     out: str | Path | None = None,

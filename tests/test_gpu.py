@@ -1,0 +1,122 @@
+"""What a GPU computes is what a CPU computes: every method, every attack, devices; and CUDA graphs that survive."""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import clientwise as cw
+from clientwise.attacks import ATTACKS
+from clientwise.engine.device import gpu_memory, share_gpu
+from clientwise.engine.graphs import CudaGraph
+from clientwise.errors import ClientwiseError
+from clientwise.experiment import matrix_runs
+from clientwise.experiment.config import load_experiment
+from clientwise.experiment.describe import describe
+from clientwise.experiment.named import METHODS
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+@pytest.fixture
+def small(tiny: dict[str, Any]) -> dict[str, Any]:
+    """Six clients and a server with samples; the same arithmetic on both devices but for rounding."""
+    return tiny | {
+        "rounds": 2,
+        "federation": {},
+        "precision": "float32",
+        "partition": {"name": "iid", "clients": 6},
+    }
+
+
+def losses(config: dict[str, Any], device: str, folder: Path) -> dict[str, list[float]]:
+    """Of every method after each round."""
+    run = cw.Run(cw.run(config | {"device": device}, folder / device, progress=False))
+    return {name: [loss for _, loss in run.curve("loss", name, 1)] for name in run.methods}
+
+
+def assert_same_on_both(config: dict[str, Any], folder: Path) -> None:
+    on_cpu, on_gpu = (losses(config, device, folder) for device in ("cpu", "cuda"))
+    for name, expected in on_cpu.items():
+        assert on_gpu[name] == pytest.approx(expected, rel=1e-3, nan_ok=True), name
+
+
+def test_every_method(small: dict[str, Any], tmp_path: Path) -> None:
+    assert_same_on_both(small | {"methods": list(METHODS), "devices": {}}, tmp_path)
+
+
+def test_devices_and_late_clients(small: dict[str, Any], tmp_path: Path) -> None:
+    devices = {"speed": {"name": "lognormal", "median": 200.0, "sigma": 1.0}}
+    methods = ["FedAvg", "FedBuff", "Recommended"]
+    assert_same_on_both(small | {"methods": methods, "devices": devices}, tmp_path)
+
+
+@pytest.mark.parametrize("attack", sorted(ATTACKS))
+def test_every_attack(attack: str, small: dict[str, Any], tmp_path: Path) -> None:
+    options = {"source": 1} if attack == "semantic_backdoor" else {}
+    hostile = [{"clients": [0, 1], "attack": [{"name": attack} | options], "from_round": 2}]
+    methods = ["FedAvg", "Median", "Recommended"]
+    assert_same_on_both(small | {"methods": methods, "hostile": hostile}, tmp_path)
+
+
+class Circle:
+    """Holds itself, so that only the garbage collector frees its graph."""
+
+    def __init__(self, graph: CudaGraph) -> None:
+        self.graph = graph
+        self.myself = self
+
+
+def test_a_dropped_graph_does_not_spoil_a_capture() -> None:
+    values = torch.zeros(4, device="cuda")
+    before = gc.get_threshold()
+    gc.collect()
+    Circle(CudaGraph(lambda: values.add_(1), [values]))
+    garbage = []
+
+    def work() -> None:
+        garbage.extend([[index] for index in range(100)])  # enough for a collection
+        values.add_(1)
+
+    try:
+        gc.set_threshold(1)
+        graph = CudaGraph(work, [values])
+    finally:
+        gc.set_threshold(*before)
+    graph()
+    assert values.tolist() == [1, 1, 1, 1]
+    assert gc.isenabled()
+
+
+def test_memory_that_runs_out_is_an_error_that_says_what_to_do(
+    small: dict[str, Any], tmp_path: Path
+) -> None:
+    config = small | {"device": "cuda", "methods": ["FedAvg", "Recommended"]}
+    try:
+        share_gpu(100_000)  # about a megabyte
+        with pytest.raises(ClientwiseError, match=r"the GPU's memory is exhausted .* resume"):
+            cw.run(config, tmp_path / "run", progress=False)
+    finally:
+        share_gpu(1)
+    cw.run(config, tmp_path / "run", progress=False, resume=True)
+
+
+def test_jobs_that_do_not_fit_wait(caplog: pytest.LogCaptureFixture) -> None:
+    device = torch.device("cuda")
+    assert matrix_runs._jobs_that_fit(2) == 2
+    rest = 3 * matrix_runs.JOB_BYTES
+    taken = torch.empty(gpu_memory(device) - rest, dtype=torch.uint8, device=device)
+    assert matrix_runs._jobs_that_fit(16) == 2  # the process that counts takes some itself
+    assert "2 jobs at once instead of 16" in caplog.text
+    del taken
+    torch.cuda.empty_cache()
+
+
+def test_check_says_what_a_run_takes(small: dict[str, Any]) -> None:
+    lines = describe(load_experiment(small | {"device": "cuda"}))
+    (line,) = (line for line in lines if line.startswith("memory"))
+    assert "about 0.6 GB of the GPU" in line or "about 0.7 GB of the GPU" in line
