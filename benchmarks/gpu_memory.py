@@ -49,7 +49,7 @@ def used() -> int:
 def largest_use(command: list[str]) -> tuple[int, float]:
     """Bytes that a command takes of the GPU at most, and its seconds."""
     before, most, began = used(), 0, time.perf_counter()
-    with subprocess.Popen([*CLIENTWISE, *command]) as process:
+    with subprocess.Popen([*CLIENTWISE, *command], stdout=subprocess.DEVNULL) as process:
         while process.poll() is None:
             most = max(most, used() - before)
             time.sleep(0.05)
@@ -79,7 +79,8 @@ def main() -> None:
         runs = {"14 methods × 5 seeds": ["run", str(config), "--out", f"{folder}/one"]}
         for jobs in (4, 16):
             name = f"arena-quick, --jobs {jobs}"
-            runs[name] = ["run", str(ARENA), "--jobs", str(jobs), "--out", f"{folder}/{jobs}"]
+            out = ["--rounds", "5", "--out", f"{folder}/{jobs}"]
+            runs[name] = ["run", str(ARENA), "--jobs", str(jobs), *out]
         for name, command in runs.items():
             most, seconds = largest_use(command)
             results[name] = {"gigabytes": round(most / 1e9, 2), "seconds": round(seconds, 1)}

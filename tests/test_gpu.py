@@ -95,9 +95,12 @@ def test_a_dropped_graph_does_not_spoil_a_capture() -> None:
 def test_memory_that_runs_out_is_an_error_that_says_what_to_do(
     small: dict[str, Any], tmp_path: Path
 ) -> None:
-    config = small | {"device": "cuda", "methods": ["FedAvg", "Recommended"]}
+    wide = {"name": "mlp", "hidden": [4096, 4096]}  # 68 MB
+    config = small | {"device": "cuda", "methods": ["FedAvg", "Recommended"], "model": wide}
+    gc.collect()
+    torch.cuda.empty_cache()
     try:
-        share_gpu(100_000)  # about a megabyte
+        share_gpu(10_000)  # some megabytes
         with pytest.raises(ClientwiseError, match=r"the GPU's memory is exhausted .* resume"):
             cw.run(config, tmp_path / "run", progress=False)
     finally:
