@@ -60,6 +60,9 @@ SYSTEMS = [
     System("flower", "flwr", f"python -m peers.flower --processes {CORES}"),
     System("fedjax", "fedjax", "python -m peers.fedjax"),
     System("fedlab", "fedlab", "python -m peers.fedlab --threads {threads}"),
+    System("blazefl", "blazefl", "python -m peers.blazefl"),
+    System("blazefl-threads", "blazefl", f"python -m peers.blazefl --threads {CORES}"),
+    System("blazefl-processes", "blazefl", f"python -m peers.blazefl --processes {CORES}"),
     System("fluke", "fluke", "python -m peers.fluke --threads {threads}"),
 ]
 
