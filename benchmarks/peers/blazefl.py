@@ -10,9 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
-
 from blazefl.contrib.fedavg import (
     FedAvgBaseClientTrainer,
     FedAvgBaseServerHandler,
@@ -20,6 +17,9 @@ from blazefl.contrib.fedavg import (
     FedAvgThreadPoolClientTrainer,
 )
 from blazefl.core import IPCMode
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
 from peers.in_torch import final_loss, network, set_up, tensors
 from peers.shared import Clock, arguments
 from works import WORKS, Work
