@@ -139,7 +139,7 @@ def clip(
     return scaled(gathered, (longest / norms).clamp(max=1).nan_to_num(1.0))
 
 
-@BEFORE.register("nearest_neighbours")
+@BEFORE.register("nearest_neighbours", needs("single_values"))
 def nearest_neighbours(gathered: Gathered, weights: Tensor, *, hostile: Minority = 0.2) -> Mixed:
     """Δ_a ← the mean of the share 1 − h of the weight nearest to it, itself first (NNM; Allouah et al., 2023).
 
@@ -156,7 +156,7 @@ def nearest_neighbours(gathered: Gathered, weights: Tensor, *, hostile: Minority
     return mixed(gathered.updates, nearest / (1 - hostile))
 
 
-@BEFORE.register("bucketing")
+@BEFORE.register("bucketing", needs("single_values"))
 def bucketing(gathered: Gathered, weights: Tensor, *, size: PositiveInt = 2) -> Mixed:
     """Δ_a ← the weighted mean of its bucket, `size` clients drawn anew every round (Karimireddy et al., 2022).
 

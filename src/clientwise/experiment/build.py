@@ -342,9 +342,9 @@ def build_module(
     """The network, initialised by the seed. A large one that is only `to_try` is left at zeros."""
     network = _network(experiment, samples)
     try:
-        count = count_parameters(described(network))
-        check_parameters(count, COPIES)
-        if to_try and count > LARGE:
+        sketch = described(network)
+        check_parameters(sketch, COPIES)
+        if to_try and count_parameters(sketch) > LARGE:
             return _filled(experiment, zeros(network).float())
         with seeded_default_generator(seed, "initial model"):
             return _filled(experiment, network().float())  # models are vectors of float32
