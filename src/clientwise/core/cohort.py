@@ -120,13 +120,14 @@ class Cohort:
         aggregate = self._aggregator.aggregate(score, scales, weights) if moved is None else moved
         self._rescale(aggregate, posterior)
         model, step_state = self._step(aggregate)
+        is_shaped = bool(method.rule or method.before)  # else influence is weight
         return Candidate(
             priority=priority,
             scores=scores,
             prior=prior,
             posterior=posterior,
             weights=weights,
-            influence=ruled.influence if ruled else None,
+            influence=ruled.influence if ruled and is_shaped else None,
             model=model,
             step_state=step_state,
             rule_state=ruled.state if ruled else {},
