@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 
-from .core.seeding import seeded_default_generator
 from .errors import ClientwiseError, RunError
 from .experiment.config import load_experiment
 from .experiment.parts import make
 from .models.flat import fill
-from .models.networks import MODELS
+from .models.networks import MODELS, initialised
 from .models.own import OwnModel, OwnNetwork
 from .prediction import Predictor, predictor
 from .registry import suggest
@@ -218,8 +217,7 @@ class Run(RunFolder):
         if isinstance(module, nn.Module):
             return module
         (first, *_) = self.config.get("seeds") or [seed]
-        with seeded_default_generator(first, "initial model"):
-            return self._network(seed, module)()
+        return initialised(self._network(seed, module), first)
 
     def _network(self, seed: int, own: Callable[..., nn.Module] | None) -> Callable[[], nn.Module]:
         """A function that makes the network that was trained."""

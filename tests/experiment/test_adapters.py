@@ -68,7 +68,7 @@ def samples() -> cw.FederatedData:
 
     train = [held(client, 40 + 10 * client) for client in range(CLIENTS)]
     test = [held(client, 20) for client in range(CLIENTS)]
-    return cw.FederatedData.from_clients(train, test, report=held(0, 50))
+    return cw.FederatedData.from_clients(train, test, weigh=held(0, 50), report=held(0, 50))
 
 
 def engine_of(module: nn.Module) -> LocalEngine:
@@ -225,3 +225,16 @@ def test_rules_that_choose_clients_average_products_by_influence(rule: str, tmp_
     assert len(residuals) == 4
     if rule == "krum":  # one client's adapters have their rank
         assert max(residuals.values()) < 1e-6
+
+
+def test_evidence_and_fine_tuning_go_with_adapters(tmp_path: Path) -> None:
+    config = CONFIG | {
+        "methods": ["Recommended", "AdaFed"],
+        "hostile": [{"clients": [3], "attack": "sign_flip"}],
+    }
+    config["evaluation"] = {"counterfactuals": True}
+    run = cw.Run(cw.run(config, tmp_path / "run", data=samples(), model=network))
+    for method in ("Recommended", "AdaFed"):
+        assert len(run.residuals(method, 1)) == 4
+        metrics = [value for _, value in run.curve("metric", method, 1)]
+        assert max(metrics) > 0.5

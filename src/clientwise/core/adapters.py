@@ -7,7 +7,6 @@ matrix, (Σ w_a·B_a)·(Σ w_a·A_a) ≠ Σ w_a·B_a·A_a, unless all clients sh
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -16,7 +15,8 @@ from torch import Tensor
 
 from .types import Layer, ModelSpec
 
-FIRST_FACTOR = re.compile(r"(?<=\blora_)(embedding_)?A\b")  # as `peft` names it
+# The factor B beside a factor A, as `peft` names them
+PARTNERS = {"lora_A": "lora_B", "lora_embedding_A": "lora_embedding_B"}
 LARGEST_CONDITION = 10.0  # of the new A: a smaller singular value would make B as much larger
 
 
@@ -41,8 +41,9 @@ def pairs_of(spec: ModelSpec) -> tuple[Pair, ...]:
     by_name = {layer.name: layer for layer in spec.layers}
     found = []
     for layer in spec.layers:
-        partner = by_name.get(FIRST_FACTOR.sub(r"\1B", layer.name))
-        if partner is not None and partner.shape[1:2] == layer.shape[:1] != ():
+        name = ".".join(PARTNERS.get(word, word) for word in layer.name.split("."))
+        partner = by_name.get(name)
+        if name != layer.name and partner is not None and partner.shape[1:2] == layer.shape[:1]:
             found.append(Pair(layer, partner))
     return tuple(found)
 

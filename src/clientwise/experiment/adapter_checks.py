@@ -26,7 +26,9 @@ def adapter_issues(experiment: Experiment, spec: ModelSpec) -> Iterator[Issue]:
 def _method_issues(settings: MethodSettings, experiment: Experiment) -> Iterator[Issue]:
     for key, registry, part in settings.parts():
         if "single_values" in registry.needs(part):
-            reason = "combines single values of updates, and of LoRA adapters the products B·A count"
+            reason = (
+                "combines single values of updates, and of LoRA adapters the products B·A count"
+            )
             yield key, f"{part.name} {reason}"
     method = settings.build(experiment.training)
     if method.noises_mean:
@@ -40,5 +42,5 @@ def adapter_doubts(experiment: Experiment, spec: ModelSpec) -> Iterator[str]:
     """A line where the factors of adapters are averaged."""
     averaging = [one.name for one in experiment.methods if one.adapters == "factors"]
     if averaging and pairs_of(spec):
-        means = 'means of A and of B, whose product is not the mean of the clients\' products'
+        means = "means of A and of B, whose product is not the mean of the clients' products"
         yield f'{", ".join(averaging)}: adapters = "factors" takes {means}'

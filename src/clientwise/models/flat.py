@@ -34,7 +34,7 @@ def frozen_digest(module: nn.Module) -> str:
     digest = hashlib.sha256()
     for name, parameter in frozen.items():
         digest.update(name.encode())
-        digest.update(parameter.detach().float().cpu().contiguous().numpy())
+        digest.update(parameter.detach().float().cpu().contiguous().numpy().data)
     return digest.hexdigest()
 
 
