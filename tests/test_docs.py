@@ -154,6 +154,28 @@ def test_the_page_on_models_is_true(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert cw.load(tomllib.loads(config) | rest).model_name == "my_net"
 
 
+def test_the_page_on_hugging_face_is_true(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("peft", reason="peft is not installed: clientwise[huggingface]")
+    program, saved, sharing = blocks("huggingface.md", "python")
+    monkeypatch.chdir(tmp_path)
+    scope: dict[str, Any] = {}
+    exec("\n".join([program, saved, sharing]), scope)
+    assert dict(scope["run"].residuals("FedAvg", 1)).keys() == {1, 2}
+    inputs, _ = scope["texts"](3)
+    expected = scope["run"].model("FedAvg", module=scope["network"])(**inputs).logits
+    assert numpy.allclose(
+        scope["trained"].eval()(**inputs).logits.detach(), expected.detach(), atol=1e-6
+    )
+    (method,) = tomllib.loads(*blocks("huggingface.md", "toml"))["methods"]
+    methods = [method, {"name": "median", "rule": "median"}]
+    folder = cw.run(
+        scope["config"] | {"methods": methods},
+        data=scope["samples"],
+        model=scope["sharing_a"],
+    )
+    assert cw.Run(folder).finished
+
+
 @pytest.mark.parametrize(
     "path", sorted((ROOT / "examples").glob("own*.py")), ids=lambda path: path.name
 )

@@ -20,7 +20,7 @@ from .models.call import outputs_of
 from .models.flat import fill
 from .models.networks import MODELS
 from .models.own import OwnModel, OwnNetwork
-from .models.size import check_parameters, count_parameters, described
+from .models.size import check_parameters, described
 from .runs.model_file import ModelHeader, read_model
 
 log = logging.getLogger("clientwise")
@@ -106,8 +106,8 @@ def load_predictor(path: str | Path, module: OwnNetwork | None = None) -> Predic
     header, tensors = read_model(path)
     try:
         make_network = _network(header, module)
-        check_parameters(count_parameters(described(make_network)), COPIES)
-        network = fill(make_network(), tensors)
+        check_parameters(described(make_network), COPIES)
+        network = fill(make_network(), tensors, header.frozen)
         return predictor(network, header.kind, header.table, header.outputs)
     except (ValueError, RuntimeError, MemoryError) as error:
         reason = str(error).splitlines()[0]

@@ -38,6 +38,7 @@ Need = Literal[
     "judgements",  # an attack: it changes how the client judges models
     "simulation",  # it is known which clients are hostile
     "clock",  # clients take time: devices are simulated or real
+    "single_values",  # it combines single values of several updates: not the factors of adapters
 ]
 
 T = TypeVar("T", bound=Callable[..., Any])

@@ -17,7 +17,7 @@ from .errors import ClientwiseError, RunError
 from .experiment.config import load_experiment
 from .experiment.parts import make
 from .models.flat import fill
-from .models.networks import MODELS
+from .models.networks import MODELS, initialised
 from .models.own import OwnModel, OwnNetwork
 from .prediction import Predictor, predictor
 from .registry import suggest
@@ -123,9 +123,9 @@ class Run(RunFolder):
         if seed is None:
             seed = self.first_seed(method)
         _, tensors = self._trained(method, seed, after)
-        network = module if isinstance(module, nn.Module) else self._network(seed, module)()
+        network = self._made(seed, module)
         try:
-            return fill(network, tensors).eval()
+            return fill(network, tensors, self.model_facts(seed).frozen).eval()
         except ValueError as error:
             message = f"{self.id}: its model does not fit this network ({error})"
             raise RunError(message) from None
@@ -211,6 +211,13 @@ class Run(RunFolder):
             message = f"{method} has no model: every client keeps one of its own"
             raise RunError(f"{self.id}: {message}")
         return self.trained(method, seed, after)
+
+    def _made(self, seed: int, module: OwnNetwork | None) -> nn.Module:
+        """The network, with frozen parameters as in the run: those of its first seed."""
+        if isinstance(module, nn.Module):
+            return module
+        (first, *_) = self.config.get("seeds") or [seed]
+        return initialised(self._network(seed, module), first)
 
     def _network(self, seed: int, own: Callable[..., nn.Module] | None) -> Callable[[], nn.Module]:
         """A function that makes the network that was trained."""

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from torch import Tensor
 import clientwise as cw
 import oracles
 from clientwise.core.before import Mixed, bucketing, clip, nearest_neighbours
-from clientwise.core.types import Gathered, ModelSpec
+from clientwise.core.types import Gathered, Layer, ModelSpec
 
 byzfl = oracles.byzfl("aggregators")
 needs_byzfl = pytest.mark.skipif(
@@ -132,3 +133,27 @@ def test_steps_are_named_in_toml_and_influence_follows_them(
     assert all(
         0.1 - 1e-9 <= row.weight <= 0.5 + 1e-9 for row in run.participants("all of it", 1, 3)
     )
+
+
+def test_every_layer_has_its_own_largest_norm() -> None:
+    layers = (
+        Layer("first", (10,), 0, 10),
+        Layer("second", (15,), 10, 25),
+        Layer("mean", (5,), 25, 30),
+    )
+    updates = some(5)
+    updates[0, :10] *= 100
+    of_model = replace(gathered(updates), spec=ModelSpec(layers, 25, 30))
+    fixed = clip(of_model, equal(5), radius=2.0, each="layer").updates
+    assert fixed[:, :10].norm(dim=1).max() <= 2.0 + 1e-5
+    assert fixed[:, 10:25].norm(dim=1).max() <= 2.0 + 1e-5
+    close(fixed[:, 25:], updates[:, 25:])  # buffers
+
+    clipped = clip(of_model, equal(5), each="layer")
+    assert clipped.updates[0, :10].norm() < 10
+    for start, stop in ((0, 10), (10, 25)):
+        norms = updates[:, start:stop].norm(dim=1)
+        shorter = torch.minimum(norms, norms.median())
+        close(clipped.updates[:, start:stop].norm(dim=1), shorter)
+    left = clipped.updates[:, :25].norm(dim=1) / updates[:, :25].norm(dim=1)
+    close(clipped.shares, left)

@@ -22,8 +22,16 @@ def test_parameters_are_counted_without_being_made() -> None:
         ValueError,
         match=r"has 1,000,076,000,010 parameters: training takes 8 copies .* make it small",
     ):
-        size.check_parameters(count, 8)
-    size.check_parameters(650, 8)
+        size.check_parameters(size.described(network), 8)
+    size.check_parameters(nn.Linear(64, 10), 8)
+
+
+def test_of_frozen_parameters_there_is_one_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = nn.Sequential(nn.Linear(99, 10).requires_grad_(False), nn.Linear(9, 1))
+    monkeypatch.setattr(size, "memory", lambda: 4 * (1000 + 8 * 10))
+    size.check_parameters(module, 8)
+    with pytest.raises(ValueError, match="9 copies of those that are not frozen"):
+        size.check_parameters(module, 9)
 
 
 def test_a_network_that_needs_numbers_while_it_is_made_is_made() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
 import torch
 from annotated_types import Ge, Le
@@ -122,24 +122,41 @@ def clip(
     *,
     radius: PositiveFloat | None = None,
     times: PositiveFloat = 1.0,
+    each: Literal["update", "layer"] = "update",
 ) -> Mixed:
     """Δ_a ← Δ_a·min(1, r/‖Δ_a‖): no norm exceeds r, by default `times` the weighted median of all norms.
+
+    With `each = "layer"`, every tensor of the model has its own norms and its own median.
 
     Args:
         gathered: the updates [n, d].
         weights: sum to 1, [n].
         radius: r; None takes it from the median.
         times: r over the weighted median of the norms, where `radius` is None.
+        each: what is clipped: the whole update, or every tensor of it.
 
     Returns:
-        The clipped updates [n, d].
+        The clipped updates [n, d]. With `each = "layer"`, a client's share is ‖clipped‖/‖Δ_a‖.
     """
-    norms = _norms(gathered)
-    longest = times * weighted_median(norms, weights.cpu()) if radius is None else radius
-    return scaled(gathered, (longest / norms).clamp(max=1).nan_to_num(1.0))
+
+    def factors(moved: Tensor) -> Tensor:
+        norms = _norms_of(moved)
+        longest = times * weighted_median(norms, weights.cpu()) if radius is None else radius
+        return (longest / norms).clamp(max=1).nan_to_num(1.0)
+
+    count = gathered.spec.num_parameters
+    if each == "update":
+        return scaled(gathered, factors(gathered.updates[:, :count]))
+    updates = gathered.updates.clone()
+    for layer in gathered.spec.layers:
+        if layer.stop <= count:  # buffers are statistics of the data
+            moved = updates[:, layer.start : layer.stop]
+            moved *= factors(moved).to(moved)[:, None]
+    left = _norms_of(updates[:, :count]) / _norms(gathered)
+    return Mixed(updates, left.nan_to_num(1.0))
 
 
-@BEFORE.register("nearest_neighbours")
+@BEFORE.register("nearest_neighbours", needs("single_values"))
 def nearest_neighbours(gathered: Gathered, weights: Tensor, *, hostile: Minority = 0.2) -> Mixed:
     """Δ_a ← the mean of the share 1 − h of the weight nearest to it, itself first (NNM; Allouah et al., 2023).
 
@@ -156,7 +173,7 @@ def nearest_neighbours(gathered: Gathered, weights: Tensor, *, hostile: Minority
     return mixed(gathered.updates, nearest / (1 - hostile))
 
 
-@BEFORE.register("bucketing")
+@BEFORE.register("bucketing", needs("single_values"))
 def bucketing(gathered: Gathered, weights: Tensor, *, size: PositiveInt = 2) -> Mixed:
     """Δ_a ← the weighted mean of its bucket, `size` clients drawn anew every round (Karimireddy et al., 2022).
 
@@ -195,7 +212,11 @@ def mixed(updates: Tensor, shares: Tensor) -> Mixed:
 
 def _norms(gathered: Gathered) -> Tensor:
     """Norm of each client's update [n], without the buffers."""
-    moved = gathered.updates[:, : gathered.spec.num_parameters]
+    return _norms_of(gathered.updates[:, : gathered.spec.num_parameters])
+
+
+def _norms_of(moved: Tensor) -> Tensor:
+    """Norm of each row [n]."""
     # On a GPU one launch, on a CPU what fits its cache
     at_once = len(moved) if moved.is_cuda else 1
     pieces = torch.split(moved, at_once)

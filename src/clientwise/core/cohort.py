@@ -11,6 +11,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from .adapters import average_products, pairs_of
 from .aggregate import Aggregator, Stack, SubsetSums, can_fold, weighted_mean
 from .bounds import InfeasibleError
 from .criteria import Arrivals, Outcome
@@ -63,8 +64,11 @@ class Cohort:
         at_work = engine.clock.at_work if engine.clock else frozenset()
         self._expected = at_work.union(asked)
         self._seen = set[int]()
+        # Adapted layers whose products are averaged
+        self._pairs = pairs_of(engine.spec) if method.adapters == "products" else ()
         self._aggregator = self._make_aggregator()
-        self._held: list[Updates] | None = [] if method.sees_whole_cohort else None
+        waits = method.sees_whole_cohort or bool(self._pairs)
+        self._held: list[Updates] | None = [] if waits else None
 
     def admit(self, updates: Updates) -> None:
         """Guard, measure and fold one chunk of updates as it arrives."""
@@ -116,16 +120,18 @@ class Cohort:
         aggregate = self._aggregator.aggregate(score, scales, weights) if moved is None else moved
         self._rescale(aggregate, posterior)
         model, step_state = self._step(aggregate)
+        is_shaped = bool(method.rule or method.before)  # else influence is weight
         return Candidate(
             priority=priority,
             scores=scores,
             prior=prior,
             posterior=posterior,
             weights=weights,
-            influence=ruled.influence if ruled else None,
+            influence=ruled.influence if ruled and is_shaped else None,
             model=model,
             step_state=step_state,
             rule_state=ruled.state if ruled else {},
+            residual=ruled.residual if ruled else None,
             notes=notes + _notes_of(posterior) + self._without_effect_after_zero(priority),
         )
 
@@ -339,7 +345,7 @@ class Cohort:
         names = method.names
         terms = score.terms_of_all_orders(names) if method.adjust else score.terms(names)
         plan = self._plan
-        keeps_models = method.keeps_models or plan.counterfactuals or plan.shapley
+        keeps_models = method.keeps_models or plan.counterfactuals or plan.shapley or self._pairs
         if terms is None or keeps_models or len(terms) >= len(self.asked):
             return Stack()
         highs = [criterion.high(self._engine.problem) for criterion in method.criteria]
@@ -410,7 +416,7 @@ class Cohort:
     def _ruled(self, weights: Tensor, rows: Sequence[int]) -> Ruled | None:
         """The steps before the rule, then the rule, on some rows; None for a plain weighted mean."""
         method = self._method
-        if not method.before and method.rule is None:
+        if not method.before and method.rule is None and not self._pairs:
             return None
         gathered = self._gathered
         if len(rows) < len(self.client_ids):
@@ -422,10 +428,22 @@ class Cohort:
             steps.append(replace(mixed, updates=mixed.updates[:0]))  # the last updates are enough
         rule = method.rule or mean
         ruled = rule(gathered.updates, weights, self._state.rule_state)
+        if self._pairs:
+            ruled = self._with_products(ruled, gathered.updates)
         influence = ruled.influence
         for mixed in reversed(steps):
             influence = mixed.passed_on(influence)
         return replace(ruled, influence=influence)
+
+    def _with_products(self, ruled: Ruled, updates: Tensor) -> Ruled:
+        """The result of a rule with the mean of the adapters' products, by the influence of every client."""
+        before = self._state.model
+        factors, residual = average_products(before + updates, ruled.influence, self._pairs)
+        update = ruled.update.clone()
+        for layer, values in factors:
+            where = slice(layer.start, layer.stop)
+            update[where] = (values - before[where]).to(update)
+        return replace(ruled, update=update, residual=residual)
 
     @property
     def _gathered(self) -> Gathered:

@@ -24,6 +24,7 @@ from .types import LocalTraining
 from .weighting import Normaliser, sum_scale
 
 Control = Literal["pooled", "server_only", "alone"]
+Adapters = Literal["products", "factors"]
 POOLING: frozenset[str] = frozenset({"pooled"})  # controls that need all clients' samples
 
 
@@ -55,6 +56,7 @@ class Method:
     privacy: Privacy | None = None  # differential privacy of the clients
     secure: SecureAggregation | None = None  # the server learns the weighted sum alone
     uses_sums: bool = True  # the normaliser divides by the cohort's sums
+    adapters: Adapters = "products"  # what of LoRA adapters is averaged
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -326,6 +326,7 @@ def _record(
         notes=notes,
         report=report,
         local=local,
+        residual=chosen.residual,
     )
 
 

@@ -42,6 +42,7 @@ class Ruled:
     update: Tensor  # [d] the aggregate
     influence: Tensor  # [n] each client's share of the aggregate
     state: Mapping[str, Tensor] = field(default_factory=dict)  # for the next round
+    residual: float | None = None  # of adapters: the share of the mean that their rank leaves out
 
 
 State = Mapping[str, Tensor]
@@ -69,7 +70,7 @@ def mean(updates: Tensor, weights: Tensor, state: State = NOTHING) -> Ruled:
     return _combined(weights, updates)
 
 
-@RULES.register("median", needs("models"))
+@RULES.register("median", needs("models", "single_values"))
 def median(updates: Tensor, weights: Tensor, state: State = NOTHING) -> Ruled:
     """Weighted median of every coordinate: half of the weight lies below it, half above (Yin et al., 2018).
 
@@ -95,7 +96,7 @@ def median(updates: Tensor, weights: Tensor, state: State = NOTHING) -> Ruled:
     return _by_coordinate(middle, updates, weights)
 
 
-@RULES.register("trimmed_mean", needs("models"))
+@RULES.register("trimmed_mean", needs("models", "single_values"))
 def trimmed_mean(
     updates: Tensor, weights: Tensor, state: State = NOTHING, *, hostile: Minority = 0.2
 ) -> Ruled:
@@ -127,7 +128,7 @@ def trimmed_mean(
     return _by_coordinate(trimmed, updates, weights)
 
 
-@RULES.register("meamed", needs("models"))
+@RULES.register("meamed", needs("models", "single_values"))
 def meamed(
     updates: Tensor, weights: Tensor, state: State = NOTHING, *, hostile: Minority = 0.2
 ) -> Ruled:
@@ -251,7 +252,7 @@ def _krum_scores(updates: Tensor, weights: Tensor, hostile: float) -> Tensor:
     return (nearest * squares).sum(0).float().cpu()
 
 
-@RULES.register("centred_clipping", needs("models"))
+@RULES.register("centred_clipping", needs("models", "single_values"))
 def centred_clipping(
     updates: Tensor,
     weights: Tensor,
@@ -325,7 +326,7 @@ def dnc(
     return _combined(kept / (1 - hostile), updates)
 
 
-@RULES.register("foundation", needs("models"))
+@RULES.register("foundation", needs("models", "single_values"))
 def foundation(
     updates: Tensor,
     weights: Tensor,

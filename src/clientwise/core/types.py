@@ -319,6 +319,7 @@ class Candidate:
     notes: tuple[str, ...] = ()
     released: Released | None = None  # of methods that add noise to the mean
     unmet: str | None = None  # why the bounds are infeasible for these clients
+    residual: float | None = None  # of adapters: see `adapters.average_products`
 
 
 @dataclass(frozen=True)
@@ -396,6 +397,7 @@ class RoundRecord:
     released: PrivacyRecord | None = None  # of methods with differential privacy
     counterfactuals: tuple[Counterfactual, ...] = ()
     contributions: Contributions | None = None  # Shapley values of the clients [n]
+    residual: float | None = None  # of adapters: see `adapters.average_products`
 
 
 ServerPart = Literal[

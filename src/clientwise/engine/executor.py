@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from ..core.types import Evaluation, LocalTraining, ModelSpec
 from ..data.federated import Samples
 from ..models.dropout import count_dropout
-from ..models.flat import FlatModel
+from ..models.flat import FlatModel, frozen_parameters
 from .device import (
     Mode,
     Precision,
@@ -323,4 +323,5 @@ def _begin_work(
     """Begin a thread of the pool. It must not refer to the executor, which would then never be freed."""
     keep_freed_memory()
     torch.set_num_threads(1)
-    own.worker = equip(FlatModel(copy.deepcopy(module), device))
+    shared = {id(one): one for one in frozen_parameters(module).values()}
+    own.worker = equip(FlatModel(copy.deepcopy(module, shared), device))

@@ -44,7 +44,6 @@ class LoopBackend:
         self._use_graphs = use_graphs
         self._dtype = dtype
         self._parameters = [one for one in flat.module.parameters() if one.requires_grad]
-        self._frozen = flat.frozen()
         self._dropouts = [
             module for module in flat.module.modules() if isinstance(module, CountedDropout)
         ]
@@ -169,10 +168,6 @@ class LoopBackend:
                 assert flat.parameter.grad is not None
                 flat.parameter.grad.add_(self._correction)
         self._optimizer.step()
-        if self._frozen is not None:  # weight decay would change them
-            # Not by a mask as an index, which waits for the GPU and cannot be part of a graph
-            kept = torch.where(self._frozen, self._anchor, flat.parameter.data)
-            flat.parameter.data.copy_(kept)
         return loss.detach()
 
     def _losses(self, indices: Tensor, targets: Tensor) -> Tensor:

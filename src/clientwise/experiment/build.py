@@ -21,7 +21,7 @@ from ..core.clock import Clock, Devices, Pace
 from ..core.criteria import fact_columns
 from ..core.method import Control, Method, Plan
 from ..core.sampling import cohort_size
-from ..core.seeding import generator, seeded_default_generator
+from ..core.seeding import generator
 from ..data.arrays import channels_last_hint
 from ..data.datasets import DATASETS, DataError
 from ..data.devices import DEVICE_FACTS, DISTRIBUTIONS, draw_devices
@@ -37,7 +37,7 @@ from ..engine.timed import TimedEngine
 from ..engine.wrapping import EmbeddedEngine
 from ..errors import ClientwiseError, ConfigError
 from ..models.flat import fill
-from ..models.networks import MODELS
+from ..models.networks import MODELS, initialised
 from ..models.size import check_parameters, count_parameters, described, zeros
 from ..registry import Need, Part
 from ..trackers import TRACKERS, Tracker, Trackers, check_tracker
@@ -342,12 +342,12 @@ def build_module(
     """The network, initialised by the seed. A large one that is only `to_try` is left at zeros."""
     network = _network(experiment, samples)
     try:
-        count = count_parameters(described(network))
-        check_parameters(count, COPIES)
-        if to_try and count > LARGE:
+        sketch = described(network)
+        check_parameters(sketch, COPIES)
+        if to_try and count_parameters(sketch) > LARGE:
             return _filled(experiment, zeros(network).float())
-        with seeded_default_generator(seed, "initial model"):
-            return _filled(experiment, network().float())  # models are vectors of float32
+        module = initialised(network, seed)
+        return _filled(experiment, module.float())  # models are vectors of float32
     except ConfigError:
         raise
     except (ValueError, RuntimeError, MemoryError) as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 
+from ..core.adapters import pairs_of
 from ..core.criteria import is_claimed
 from ..data.federated import FederatedData, Samples
 from ..data.hints import column_hints
@@ -11,6 +12,7 @@ from ..data.summary import summarise
 from ..engine.device import gpu_memory, memory_errors_explained, pick_device
 from ..engine.executor import DeviceExecutor
 from ..limits import gigabytes
+from ..models.size import count_parameters
 from .build import build_data, build_executor, build_plan
 from .doubts import doubts
 from .policy_checks import policy_doubts
@@ -34,7 +36,6 @@ def describe(experiment: Experiment, own_data: FederatedData | None = None) -> l
     device = pick_device(experiment.device)
     executor = build_executor(experiment, data.samples, device, to_try=True)
     names = [method.name for method in experiment.methods]
-    parameters = executor.spec.num_parameters
     steps = count_steps(experiment, [data])
     lines = {
         "data": _data(experiment, samples, data),
@@ -43,7 +44,7 @@ def describe(experiment: Experiment, own_data: FederatedData | None = None) -> l
         "clients": _clients(experiment, data, len(hostile)),
         "devices": _response_times(experiment, data, executor.spec.size),
         "server set": _server_set(experiment, data),
-        "model": f"{experiment.model_name}: {parameters:,} parameters",
+        "model": _model(experiment, executor),
         "device": f"{device}: {executor}",
         "memory": _memory(experiment, data, executor),
         "methods": ", ".join(names),
@@ -58,6 +59,19 @@ def describe(experiment: Experiment, own_data: FederatedData | None = None) -> l
     warnings += policy_doubts(experiment, data, seed)
     found += [("warning", text) for text in [*warnings, *unequal_steps(steps)]]
     return [f"{title:<12}{text}" for title, text in found]
+
+
+def _model(experiment: Experiment, executor: DeviceExecutor) -> str:
+    """The network, and how much of it is trained where that is not all."""
+    parameters = count_parameters(executor.flat.module)
+    text = f"{experiment.model_name}: {parameters:,} parameters"
+    trained = executor.spec.num_parameters
+    if trained == parameters:
+        return text
+    text += f"; {trained:,} of them are trained and sent"
+    if pairs := len(pairs_of(executor.spec)):
+        text += f", LoRA adapters of {pairs} layers among them"
+    return text
 
 
 def _data(experiment: Experiment, samples: Samples, data: FederatedData) -> str:

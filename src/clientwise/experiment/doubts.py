@@ -11,6 +11,7 @@ from ..data.arrays import channels_last_hint
 from ..data.federated import FederatedData
 from ..engine.executor import DeviceExecutor
 from ..models.call import outputs_of
+from .adapter_checks import adapter_doubts
 from .build import foreign_types
 from .schema import Experiment
 
@@ -41,6 +42,7 @@ def doubts(
         *_about_types(experiment, executor),
         *_about_outputs(data, executor),
         *_about_single_samples(experiment, data, executor),
+        *adapter_doubts(experiment, executor.spec),
     ]
 
 

@@ -14,7 +14,7 @@ from ..core.clock import Pace
 from ..core.criteria import CRITERIA, make_criterion
 from ..core.evidence import EVIDENCE
 from ..core.fixed_point import SecureAggregation
-from ..core.method import Control, Method
+from ..core.method import Adapters, Control, Method
 from ..core.priority import ADJUSTMENTS
 from ..core.privacy import Privacy
 from ..core.rules import RULES
@@ -183,6 +183,11 @@ class MethodSettings(ConfigTable):
     pace: PaceSettings | None = Field(
         None, description="When a round ends, where clients take time; see [methods.pace]."
     )
+    adapters: Adapters = Field(
+        "products",
+        description='How LoRA adapters of the model are averaged. "products": the mean of the clients\' B·A, '
+        'back to its rank by a singular value decomposition. "factors": the means of A and of B, as in FedIT.',
+    )
     tuned: Tuned | None = Field(
         None,
         description="How values of this method were found; `clientwise tune` writes it.",
@@ -247,6 +252,7 @@ class MethodSettings(ConfigTable):
             pace=self.pace.build() if self.pace else Pace(),
             privacy=self.privacy.build() if self.privacy else None,
             secure=self.secure_aggregation.build() if self.secure_aggregation else None,
+            adapters=self.adapters,
             uses_sums=isinstance(NORMALISERS.declared(normalise.name), DividesBySums),
         )
 

@@ -17,9 +17,11 @@ from safetensors import safe_open
 
 from ..data.federated import FederatedData
 from ..errors import RunError
+from ..models.flat import frozen_digest
 from ..runs.facts import recorded_fact
 from ..runs.rows import Change
 from ..runs.writer import Store
+from .build import build_module
 from .schema import Experiment
 
 PACKAGES = ("clientwise", "torch", "numpy", "pydantic", "safetensors")
@@ -36,6 +38,7 @@ class Origin:
     data: dict[int, list[str]]  # by seed: a fingerprint for each client and, last, the server
     initial_model: str = ""  # the fingerprint of its file; "" is a random one
     left: list[str] = field(default_factory=list)  # members that have left a deployment
+    frozen: str = ""  # the digest of the network's frozen parameters; "" where it has none
 
 
 @dataclass(frozen=True)
@@ -120,12 +123,14 @@ def _whole(store: Store, seed: int, own: Sequence[str], is_known: bool) -> str:
 
 def _current(experiment: Experiment, data: Mapping[int, FederatedData]) -> Origin:
     initial = experiment.initial_model
+    first = data[experiment.seeds[0]]
     return Origin(
         versions=versions(),
         plugins={name: _code(name) for name in experiment.plugins},
         data={seed: own.fingerprints() for seed, own in data.items()},
         initial_model=_digest([Path(initial)]) if initial else "",
         left=experiment.flower.left,
+        frozen=frozen_digest(build_module(experiment, first.samples, experiment.seeds[0])),
     )
 
 
@@ -160,6 +165,8 @@ def _differences(
             yield f"other code in the plugin {name}"
     if before.initial_model != now.initial_model:
         yield "another initial model"
+    if before.frozen != now.frozen:
+        yield "other frozen parameters of the network"
     for name in COMPARED:
         if before.versions.get(name) != now.versions[name]:
             yield f"{name} {now.versions[name]}, not {before.versions.get(name)}"

@@ -24,6 +24,7 @@ from ..engine.executor import DeviceExecutor, Executor
 from ..engine.scheduler import LaneExecutor, Scheduler
 from ..engine.wrapping import EmbeddedEngine
 from ..errors import RunError
+from ..models.flat import frozen_digest
 from ..runs.files import write_atomically
 from ..runs.lock import locked
 from ..runs.writer import Store
@@ -380,6 +381,7 @@ def _model_facts(
         "tensors": [[layer.name, layer.shape] for layer in executor.spec.layers],
         "kind": samples.problem.kind,
         "table": asdict(samples.table) if samples.table else None,
+        "frozen": frozen_digest(executor.flat.module),
     }
 
 

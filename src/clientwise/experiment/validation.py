@@ -27,6 +27,7 @@ from ..engine.hostile import HostileEngine
 from ..engine.local import LocalEngine
 from ..errors import ConfigError
 from ..registry import Part, Registry, suggest
+from .adapter_checks import adapter_issues
 from .build import build_data, build_module, build_plan, divide_samples, load_samples, names_of
 from .messages import Issue
 from .methods import MethodSettings
@@ -394,8 +395,12 @@ def _data_issues(
     data = replace(data, test=tested)
     cpu = torch.device("cpu")
     executor = DeviceExecutor(data.samples, module, cpu, mode="loop", precision="float32")
-    if issues := list(_unnoised(experiment, executor.spec, data)):
-        return issues
+    about_model = [
+        *_unnoised(experiment, executor.spec, data),
+        *adapter_issues(experiment, executor.spec),
+    ]
+    if about_model:
+        return about_model
     engine = HostileEngine(LocalEngine(data, module, seed=seed, executor=executor), hostile)
     without_set = _without_server_set(experiment, engine)
     tried = [place for place in range(len(experiment.methods)) if place not in without_set]

@@ -14,6 +14,7 @@ import torch
 from annotated_types import Gt, Le, MaxLen, MinLen
 from torch import Tensor, nn
 
+from ..core.seeding import seeded_default_generator
 from ..registry import Decay, PositiveInt, Registry
 
 Network = Callable[..., nn.Module]
@@ -28,6 +29,12 @@ MOST_VALUES, MOST_PRODUCTS = (
     10**8,
     5 * 10**9,
 )
+
+
+def initialised(network: Callable[[], nn.Module], seed: int) -> nn.Module:
+    """The network with the random parameters of a seed."""
+    with seeded_default_generator(seed, "initial model"):
+        return network()
 
 
 @MODELS.register("linear")

@@ -38,12 +38,14 @@ def zeros(network: Callable[[], nn.Module]) -> nn.Module:
     return module
 
 
-def check_parameters(count: int, copies: int) -> None:
-    """ValueError where `copies` of so many parameters exceed the memory there is."""
-    if (needed := 4 * copies * count) > memory():
+def check_parameters(module: nn.Module, copies: int) -> None:
+    """ValueError where `copies` of the parameters, and one of those that are frozen, exceed the memory there is."""
+    count = count_parameters(module)
+    frozen = sum(one.numel() for one in module.parameters() if not one.requires_grad)
+    if (needed := 4 * (copies * (count - frozen) + frozen)) > memory():
         raise ValueError(
-            f"has {count:,} parameters: training takes {copies} copies of them, {gigabytes(needed)}, "
-            f"and there are {gigabytes(memory())}; make it smaller"
+            f"has {count:,} parameters: training takes {copies} copies of those that are not frozen, "
+            f"{gigabytes(needed)} in all, and there are {gigabytes(memory())}; make it smaller"
         )
 
 

@@ -54,6 +54,7 @@ def _overview(runs: Sequence[RunFolder]) -> Document:
         about_section(runs),
         sections.curves_section(series),
         sections.privacy_section(series),
+        sections.adapters_section(series),
         sections.targets_section(series),
         sections.best_rounds_section(series),
         sections.clients_section(series),

@@ -37,6 +37,7 @@ class ModelHeader:
     kind: str = ""  # of problem
     table: Json[Encoding | None] = None
     named_shapes: Json[dict[str, tuple[int, ...]]] = field(default_factory=dict)
+    frozen: str = ""  # the digest of the frozen parameters, which are not in the file
 
     def __post_init__(self) -> None:
         if self.table is not None and self.input_shape != (self.table.width,):
@@ -44,7 +45,7 @@ class ModelHeader:
 
 
 _HEADER = TypeAdapter(ModelHeader)
-_TEXTS = {"run", "method", "model", "kind"}
+_TEXTS = {"run", "method", "model", "kind", "frozen"}
 
 
 def header_of(
@@ -70,6 +71,7 @@ def header_of(
         kind=facts.kind,
         table=facts.table,
         named_shapes=facts.named_shapes,
+        frozen=facts.frozen,
     )
 
 

@@ -32,6 +32,7 @@ COLUMNS = {
     "policies": "lane, round_num, policy, note",
     "clock": "lane, round_num, ended",
     "privacy": "lane, round_num, epsilon, clip, deviation",
+    "adapters": "lane, round_num, residual",
 }
 
 

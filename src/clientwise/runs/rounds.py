@@ -143,6 +143,14 @@ class RoundReader(RunReader):
             self.lane(method, seed),
         )
 
+    def residuals(self, method: str, seed: int) -> list[tuple[int, float]]:
+        """(round, share of the adapters' mean that their rank leaves out); empty without adapters."""
+        return self._rows(
+            tuple[int, float],
+            "SELECT round_num, residual FROM adapters WHERE lane = ? ORDER BY round_num",
+            self.lane(method, seed),
+        )
+
     def priorities(self, method: str, seed: int) -> list[PriorityRow]:
         """The order of priority of every round that has one."""
         return self._rows(

@@ -63,6 +63,7 @@ class ModelFacts:
     table: Encoding | None = None  # what the inputs are made from, where they come from a table
     # Of several inputs by name, where the network takes several; `input_shape` is that of their columns
     named_shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    frozen: str = ""  # the digest of the frozen parameters, which are not among the tensors
 
     @property
     def network_shape(self) -> Any:

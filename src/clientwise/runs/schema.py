@@ -8,7 +8,7 @@ A change here needs a new SCHEMA_VERSION, a migration, and fixtures of the versi
 from __future__ import annotations
 
 DATABASE = "run.sqlite"
-SCHEMA_VERSION = 7  # a database says its own in `PRAGMA user_version`
+SCHEMA_VERSION = 8  # a database says its own in `PRAGMA user_version`
 
 # One statement each. `structure.py` accepts plain columns, keys and indexes, and nothing else.
 SCHEMA = (
@@ -44,6 +44,10 @@ SCHEMA = (
     lane INTEGER, round_num INTEGER,
     epsilon REAL,  -- spent by all rounds so far
     clip REAL, deviation REAL,  -- the clipping norm, and the standard deviation of the noise
+    PRIMARY KEY (lane, round_num)) WITHOUT ROWID""",
+    """CREATE TABLE IF NOT EXISTS adapters (  -- of methods that average products of LoRA adapters
+    lane INTEGER, round_num INTEGER,
+    residual REAL,  -- share of the mean's Frobenius norm that the adapters' rank leaves out
     PRIMARY KEY (lane, round_num)) WITHOUT ROWID""",
     """CREATE TABLE IF NOT EXISTS participants (  -- every update that arrived
     lane INTEGER, round_num INTEGER, client INTEGER,

@@ -48,6 +48,7 @@ TABLES = (
     "rounds",
     "clock",
     "privacy",
+    "adapters",
     "participants",
     "look_back",
     "criteria",

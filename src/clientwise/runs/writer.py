@@ -41,6 +41,7 @@ TABLES_BY_ROUND = (
     "rounds",
     "clock",
     "privacy",
+    "adapters",
     "participants",
     "look_back",
     "criteria",
@@ -236,6 +237,8 @@ class Store:
             if (released := record.released) is not None:
                 spent = (released.epsilon, released.clip, released.deviation)
                 self._insert("privacy", [(lane, record.round_num, *spent)])
+            if record.residual is not None:
+                self._insert("adapters", [(lane, record.round_num, record.residual)])
             if shown is not None and shown.right is not None:
                 metric = float(shown.overall()[0])
                 if self._is_best(lane, metric, problem):

@@ -1,5 +1,6 @@
 """The sections of a report, each a function of the series it shows."""
 
+from .adapters import adapters_section
 from .best_rounds import best_rounds_section
 from .clients import clients_section
 from .contributions import contributions_section, gains_section
@@ -14,6 +15,7 @@ from .targets import targets_section
 from .weights import weights_section
 
 __all__ = [
+    "adapters_section",
     "best_rounds_section",
     "classes_section",
     "clients_section",
