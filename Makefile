@@ -6,7 +6,7 @@ PYTEST := $(BIN)/python -m pytest
 # Test processes in parallel.
 WORKERS ?= 2
 
-.PHONY: demo test test-required test-again test-slow test-fire test-flower test-flower-versions test-netns
+.PHONY: demo test test-required test-again test-slow test-fire test-flower test-flower-versions test-gpu test-netns
 .PHONY: test-deploy test-experiments lint docs site reproduction devices claim board
 .PHONY: bench bench-quick bench-gpu bench-peers clean
 
@@ -125,6 +125,10 @@ bench-peers:
 
 bench-quick: .venv/ready  # ratios, under a minute
 	$(BIN)/python benchmarks/quick.py
+
+# What needs a GPU skips without one: every mode of training, every method, every attack.
+test-gpu: .venv/ready
+	$(PYTEST) tests/engine tests/test_gpu.py
 
 bench-gpu: .venv/ready
 	$(BIN)/python benchmarks/gpu.py

@@ -110,10 +110,11 @@ def test_memory_that_runs_out_is_an_error_that_says_what_to_do(
 
 def test_jobs_that_do_not_fit_wait(caplog: pytest.LogCaptureFixture) -> None:
     device = torch.device("cuda")
-    assert matrix_runs._jobs_that_fit(2) == 2
     rest = 3 * matrix_runs.JOB_BYTES
-    taken = torch.empty(gpu_memory(device) - rest, dtype=torch.uint8, device=device)
-    assert matrix_runs._jobs_that_fit(16) == 2  # the process that counts takes some itself
+    with matrix_runs._new_process() as process:
+        assert matrix_runs._jobs_that_fit(2, process) == 2
+        taken = torch.empty(gpu_memory(device) - rest, dtype=torch.uint8, device=device)
+        assert matrix_runs._jobs_that_fit(16, process) == 2  # the process itself takes some
     assert "2 jobs at once instead of 16" in caplog.text
     del taken
     torch.cuda.empty_cache()

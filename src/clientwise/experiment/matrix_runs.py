@@ -88,10 +88,8 @@ def run_matrix(
 
     try:
         if jobs > 1:
-            jobs = min(jobs, len(todo))
-            if any(_uses_gpu(matrix.cells[place]) for place in todo):
-                jobs = _jobs_that_fit(jobs)
-            for place, reason in _run_in_processes(folder, todo, jobs, accept_changes):
+            on_gpu = any(_uses_gpu(matrix.cells[place]) for place in todo)
+            for place, reason in _run_in_processes(folder, todo, jobs, on_gpu, accept_changes):
                 number += 1
                 on_cell(matrix.cells[place], number, len(matrix.cells))
                 ended(matrix.cells[place], reason)
@@ -159,13 +157,12 @@ def _uses_gpu(cell: MatrixCell) -> bool:
     return pick_device(cell.experiment.device).type == "cuda"
 
 
-def _jobs_that_fit(jobs: int) -> int:
+def _jobs_that_fit(jobs: int, process: ProcessPoolExecutor) -> int:
     """As many jobs as the free memory of the GPU allows; the other cells wait.
 
-    A process that ends at once reads it, since whoever reads it takes half a gigabyte of it.
+    It is read in a `process` that is to use the GPU, since whoever reads it takes some of it.
     """
-    with _new_process() as process:
-        free = process.submit(gpu_memory, torch.device("cuda")).result()
+    free = process.submit(gpu_memory, torch.device("cuda")).result()
     fitting = max(1, min(jobs, free // JOB_BYTES))
     if fitting < jobs:
         room = f"{gigabytes(free)} of GPU memory are free, and a job needs {gigabytes(JOB_BYTES)}"
@@ -174,14 +171,18 @@ def _jobs_that_fit(jobs: int) -> int:
 
 
 def _run_in_processes(
-    folder: Path, todo: Sequence[int], jobs: int, accept_changes: bool
+    folder: Path, todo: Sequence[int], jobs: int, on_gpu: bool, accept_changes: bool
 ) -> Iterator[tuple[int, str | None]]:
     """Run cells side by side; gives every cell's place as it ends, and the reason where it failed.
 
     Every process is a pool of its own, since a process that is killed breaks its whole pool.
     """
     waiting = deque(todo)
-    idle = [_new_process() for _ in range(jobs)]
+    jobs = min(jobs, len(todo))
+    idle = [_new_process()]
+    if on_gpu:
+        jobs = _jobs_that_fit(jobs, idle[0])
+    idle += [_new_process() for _ in range(jobs - 1)]
     running: dict[Future[str | None], tuple[ProcessPoolExecutor, int]] = {}
     with _ending_children_on_error():
         while waiting or running:
