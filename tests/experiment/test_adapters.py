@@ -217,6 +217,22 @@ def test_what_cannot_be_is_refused(method: dict[str, Any], message: str, tmp_pat
     assert "freeze lora_A" in str(refused.value)
 
 
+def test_what_is_refused_goes_with_factors(tmp_path: Path) -> None:
+    methods = [
+        {"name": "secure", "secure_aggregation": {}},
+        {"name": "median", "rule": "median"},
+        {
+            "name": "private",
+            "privacy": {"clip": 0.5, "delta": 0.01, "noise_multiplier": 1.0},
+            "bounds": {"cap": 0.5},
+        },
+    ]
+    config = CONFIG | {"methods": [{**one, "adapters": "factors"} for one in methods]}
+    config["evaluation"] = {"clients_every": 0}
+    run = cw.Run(cw.run(config, tmp_path / "run", data=samples(), model=network))
+    assert run.finished
+
+
 @pytest.mark.parametrize("rule", ["krum", "multi_krum", "geometric_median", "dnc"])
 def test_rules_that_choose_clients_average_products_by_influence(rule: str, tmp_path: Path) -> None:
     config = CONFIG | {"methods": [{"name": rule, "rule": rule, "before": ["clip"]}]}

@@ -18,7 +18,7 @@ from .schema import Experiment
 KEY = "secure_aggregation"
 SEES_MODELS = "compares single updates, which the server does not see under secure aggregation"
 ALLOWED = {"adapt_loss", "criteria", "fine_tune", "normalise", "score", "server_step"}
-ALLOWED |= {"name", "training", "tuned", KEY}
+ALLOWED |= {"adapters", "name", "training", "tuned", KEY}
 # Keys that differ from FedAvg's and are not allowed: why, and what to use instead
 REFUSED = {
     "evidence": f"{SEES_MODELS}: use criteria that clients measure",
