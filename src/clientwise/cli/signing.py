@@ -76,7 +76,7 @@ def verify(
     ]
     lines += [f"Run again    {text}" for text in found.repeated]
     with err.status("Recomputing the weights"):
-        weights = recompute(RunFolder(folder))
+        weights = recompute(RunFolder(folder), found.members)
     lines.append(f"Weights      of {weights.rounds:,} rounds recomputed from the criteria")
     lines += [f"             {text}" for text in sorted(weights.taken)]
     for method, reason in weights.skipped.items():

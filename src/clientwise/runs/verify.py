@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +16,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from ..errors import RunError
 from .database import reading
 from .signed import (
+    BEST,
     FIRST,
     TABLES,
     Leaves,
@@ -32,6 +34,7 @@ from .signed import (
     signed_bytes,
 )
 
+CLIENTS = "clients "  # the labels of leaves about clients begin with it, then the seed
 MOST_RECEIPT_BYTES = 2**28  # of a file
 
 
@@ -46,6 +49,8 @@ class Verified:
     last: str = ""  # the time of the last entry
     repeated: list[str] = field(default_factory=list)  # rounds that were run again, in words
     faults: list[str] = field(default_factory=list)  # what does not hold, with its place
+    # Clients that the run had in a round, by method, seed and round
+    members: dict[tuple[str, int, int], int] = field(default_factory=dict)
 
 
 def verify(
@@ -70,6 +75,7 @@ def verify(
         found.faults += _faults_of_chain(chain, trusted, found)
         found.faults += _faults_of_rounds(database, chain, found)
         found.faults += _faults_of_facts(database, chain)
+        found.members = _members(chain)
     by_position = {link.position: link for link in chain}
     signers = trusted or {bytes.fromhex(key) for key in found.keys}
     for file in receipts:
@@ -165,14 +171,38 @@ def _faults_of_rounds(
         method, seed = named.get(lane, ("unknown", lane))
         if (method, seed, round_num) not in live:
             yield f"{_round(method, seed, round_num)}: was inserted: no entry is about it"
+    best = _best_rounds(live)
     for (method, seed, round_num), link in live.items():
         place = _round(method, seed, round_num)
         if (method, seed) not in lanes:
             yield f"{place}: was deleted with its whole method"
             continue
-        leaves = leaves_of_round(database, lanes[method, seed], round_num)
-        for fault in _faults_of_leaves(link, leaves):
+        leaves = leaves_of_round(database, lanes[method, seed], round_num, link.version)
+        is_replaced = round_num < best.get((method, seed), 0) and BEST not in leaves
+        for fault in _faults_of_leaves(link, leaves, without={BEST} if is_replaced else ()):
             yield f"{place}, {fault}"
+
+
+def _best_rounds(live: Mapping[tuple[str, int, int], Link]) -> dict[tuple[str, int], int]:
+    """The best round of every lane. The table `best` may have lost the rows of earlier ones."""
+    found: dict[tuple[str, int], int] = {}
+    for (method, seed, round_num), link in live.items():
+        if BEST in link.leaves:
+            found[method, seed] = max(round_num, found.get((method, seed), 0))
+    return found
+
+
+def _members(chain: Sequence[Link]) -> dict[tuple[str, int, int], int]:
+    """How many clients the run had in each round: the facts before a round list them."""
+    found: dict[tuple[str, int, int], int] = {}
+    listed: Counter[str] = Counter()
+    for link in chain:
+        if link.kind == "facts":
+            listed = Counter(label.split()[1] for label in link.leaves if label.startswith(CLIENTS))
+        elif link.kind == "round":
+            method, seed = link.lane
+            found[method, seed, link.number("round")] = listed[str(seed)]
+    return found
 
 
 def _faults_of_facts(database: sqlite3.Connection, chain: Sequence[Link]) -> Iterator[str]:
@@ -180,12 +210,16 @@ def _faults_of_facts(database: sqlite3.Connection, chain: Sequence[Link]) -> Ite
     if not about_facts:
         yield "no entry is about the facts of the run"
         return
-    yield from _faults_of_leaves(about_facts[-1], leaves_of_run(database))
+    last = about_facts[-1]
+    yield from _faults_of_leaves(last, leaves_of_run(database, last.version))
 
 
-def _faults_of_leaves(link: Link, leaves: Leaves) -> Iterator[str]:
+def _faults_of_leaves(link: Link, leaves: Leaves, without: Collection[str] = ()) -> Iterator[str]:
+    """Leaves that differ from those of an entry; those of `without` may be missing."""
     present = digests_of(link.salt, leaves)
     for label in {**link.leaves, **present}:
+        if label in without:
+            continue
         if label not in present:
             yield f"{label}: was deleted"
         elif label not in link.leaves:
