@@ -259,6 +259,46 @@ def test_a_record_that_is_signed_anew_contradicts_the_receipts(
     assert any("another key" in fault for fault in verify(run, trusted).faults)
 
 
+def test_a_round_that_the_owner_of_the_key_signs_again_is_found(
+    made: tuple[Path, Path], run: Path, tmp_path: Path
+) -> None:
+    """The entries so far stay as they are, so that all receipts are still in the chain."""
+    files = written_receipts(run, tmp_path)
+    with tampering(run) as database:
+        sql = "SELECT lane, score FROM participants WHERE client = 1 AND round_num = ?"
+        lane, score = database.execute(sql, (2,)).fetchone()
+        database.execute(
+            "UPDATE participants SET score = 7 WHERE lane = ? AND client = 1 AND round_num > 1",
+            (lane,),
+        )
+        run_id = json.loads(database.execute("SELECT entry FROM chain").fetchone()[0])["run"]
+        SignedChain(database, private_key(made[1]), run_id).add_round(lane, 2)
+    (fault,) = [one for one in verify(run).faults if "second time" in one]
+    assert "round 2: was signed a second time, after round 3" in fault
+    # As if the run had been interrupted: the chain alone cannot tell.
+    with tampering(run) as database:
+        database.execute("DELETE FROM chain WHERE position = (SELECT MAX(position) FROM chain)")
+        chain = SignedChain(database, private_key(made[1]), run_id)
+        chain.add_forgotten(lane, 1)
+        chain.add_round(lane, 2)
+        chain.add_round(lane, 3)
+    found = verify(run)
+    assert found.faults == []
+    assert any("rounds 2 to 3 run again" in text for text in found.repeated)
+    faults = verify(run, receipts=files).faults
+    assert len(faults) == 2
+    assert f"participants, score: {score} became 7 in entry" in faults[0]
+    assert faults[0].startswith("client-1.jsonl, line ")
+
+
+def test_rounds_without_a_receipt_are_counted(run: Path, tmp_path: Path) -> None:
+    (file, *_) = written_receipts(run, tmp_path)
+    assert verify(run, receipts=[file]).unreceipted == 0
+    lines = file.read_text(encoding="utf-8").splitlines()
+    file.write_text("\n".join(lines[2:]), encoding="utf-8")
+    assert verify(run, receipts=[file]).unreceipted == 2
+
+
 def test_a_weight_that_does_not_follow_from_its_criteria_is_found_although_it_is_signed(
     made: tuple[Path, Path], run: Path
 ) -> None:

@@ -72,7 +72,7 @@ def verify(
     lines = [
         f"Chain        {found.entries:,} entries, {found.rounds:,} rounds; last entry {found.last}",
         f"Signed by    {_signers(found.keys, bool(trusted))}",
-        f"Receipts     {found.receipts or 'none given: a cut end would not be found'}",
+        f"Receipts     {_compared(found.receipts, found.unreceipted)}",
     ]
     lines += [f"Run again    {text}" for text in found.repeated]
     with err.status("Recomputing the weights"):
@@ -118,6 +118,14 @@ def receipts(
             path = out_folder / f"{plain_name(name)}.jsonl"
             path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     print_lines([f"Receipts     {out_folder}: {len(found):,} files, one for every member"])
+
+
+def _compared(receipts: int, unreceipted: int) -> str:
+    if not receipts:
+        return "none given: a cut end, and a record written anew, would not be found"
+    if not unreceipted:
+        return f"{receipts:,}, at least one of every round"
+    return f"{receipts:,}; none of {unreceipted:,} rounds, which the owner of the key can have changed"
 
 
 def _signers(keys: list[str], compared: bool) -> str:

@@ -35,6 +35,7 @@ from .signed import (
 )
 
 CLIENTS = "clients "  # the labels of leaves about clients begin with it, then the seed
+TIMES = {"seconds"}  # columns that differ when a round is run again
 MOST_RECEIPT_BYTES = 2**28  # of a file
 
 
@@ -45,6 +46,7 @@ class Verified:
     entries: int = 0
     rounds: int = 0
     receipts: int = 0
+    unreceipted: int = 0  # rounds that no receipt is about
     keys: list[str] = field(default_factory=list)  # that signed, in hexadecimal
     last: str = ""  # the time of the last entry
     repeated: list[str] = field(default_factory=list)  # rounds that were run again, in words
@@ -76,13 +78,13 @@ def verify(
         found.faults += _faults_of_rounds(database, chain, found)
         found.faults += _faults_of_facts(database, chain)
         found.members = _members(chain)
-    by_position = {link.position: link for link in chain}
-    signers = trusted or {bytes.fromhex(key) for key in found.keys}
-    for file in receipts:
-        for place, receipt in _read_receipts(file):
-            found.receipts += 1
-            for fault in _faults_of_receipt(receipt, by_position, signers):
-                found.faults.append(f"{place}: {fault}")
+        signers = trusted or {bytes.fromhex(key) for key in found.keys}
+        compared = _Compared(database, chain, signers)
+        for file in receipts:
+            for place, receipt in _read_receipts(file):
+                found.receipts += 1
+                found.faults += [f"{place}: {fault}" for fault in compared.faults(receipt)]
+        found.unreceipted = compared.rounds_without_receipt()
     return found
 
 
@@ -163,6 +165,7 @@ def _faults_of_rounds(
     live = live_rounds(chain)
     found.rounds = len(live)
     found.repeated += _repeated(chain)
+    yield from _signed_again(chain)
     recorded = set()
     for table in TABLES:
         recorded |= set(database.execute(f"SELECT DISTINCT lane, round_num FROM {table}"))
@@ -228,19 +231,75 @@ def _faults_of_leaves(link: Link, leaves: Leaves, without: Collection[str] = ())
             yield f"{label}: was changed"
 
 
-def _faults_of_receipt(
-    receipt: Mapping[str, Any], chain: Mapping[int, Link], trusted: Collection[bytes]
+class _Compared:
+    """A record, to be compared with receipts."""
+
+    def __init__(
+        self, database: sqlite3.Connection, chain: Sequence[Link], trusted: Collection[bytes]
+    ) -> None:
+        self._database = database
+        self._trusted = trusted
+        self._chain = {link.position: link for link in chain}
+        self._live = live_rounds(chain)
+        self._lanes = _lanes(database)
+        self._seen: set[int] = set()  # positions of entries with a receipt
+
+    def faults(self, receipt: Mapping[str, Any]) -> Iterator[str]:
+        """What of the record contradicts a receipt."""
+        fault = _fault_of_receipt(receipt, self._trusted)
+        if fault:
+            yield fault
+            return
+        position = json.loads(receipt["entry"])["position"]
+        self._seen.add(position)
+        about = f"the receipt of entry {position}"
+        link = self._chain.get(position)
+        if link is None:
+            yield f"{about}: the record ends before it: its end was cut off"
+        elif link.entry != receipt["entry"]:
+            yield f"{about}: the record has another entry there: it was written anew"
+        elif link.kind == "round":
+            yield from self._changes(receipt, link)
+
+    def rounds_without_receipt(self) -> int:
+        """Rounds whose entry is in no receipt."""
+        return sum(link.position not in self._seen for link in self._live.values())
+
+    def _changes(self, receipt: Mapping[str, Any], link: Link) -> Iterator[str]:
+        """What a later entry about the same round says otherwise."""
+        method, seed = link.lane
+        round_num = link.number("round")
+        about = f"the receipt of {_round(method, seed, round_num)} (entry {link.position})"
+        now = self._live.get((method, seed, round_num))
+        if now is None:
+            yield f"{about}: the round was deleted later"
+        elif now.position != link.position and (method, seed) in self._lanes:
+            lane = self._lanes[method, seed]
+            leaves = leaves_of_round(self._database, lane, round_num, now.version)
+            for change in _differences(receipt["rows"], leaves.get(receipt["label"], [])):
+                yield f"{about}: {change} in entry {now.position} of {now.fields.get('time')}"
+
+
+def _differences(
+    before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]]
 ) -> Iterator[str]:
-    fault = _fault_of_receipt(receipt, trusted)
-    if fault:
-        yield fault
-        return
-    position = json.loads(receipt["entry"])["position"]
-    about = f"the receipt of entry {position}"
-    if position not in chain:
-        yield f"{about}: the record ends before it: its end was cut off"
-    elif chain[position].entry != receipt["entry"]:
-        yield f"{about}: the record has another entry there: it was written anew"
+    """How the rows about a client changed, except for times."""
+    now = {_key(row): row for row in json.loads(canonical(after))}
+    for row in before:
+        other = now.get(_key(row))
+        if other is None:
+            # A run that is extended deletes the evaluation after its former last round
+            if row.get("table") != "local":
+                yield f"{' '.join(map(str, _key(row)))}: deleted"
+            continue
+        for column in {**row, **other}:
+            if column not in TIMES and row.get(column) != other.get(column):
+                name = row.get("criterion", row.get("table"))
+                yield f"{name}, {column}: {row.get(column)} became {other.get(column)}"
+
+
+def _key(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    return row.get("table"), row.get("criterion", "")
 
 
 def _fault_of_receipt(receipt: Mapping[str, Any], trusted: Collection[bytes]) -> str | None:
@@ -275,6 +334,25 @@ def _read_receipts(file: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
         yield f"{file.name}, line {number}", receipt if isinstance(receipt, dict) else {}
 
 
+def _signed_again(chain: Sequence[Link]) -> Iterator[str]:
+    """Rounds that a later entry replaces without a reason.
+
+    A run that is extended signs its former last round again. Rounds that are run again are forgotten
+    first.
+    """
+    done: dict[tuple[str, int], int] = {}
+    for link in chain:
+        last = done.get(link.lane, 0)
+        if link.kind == "forget":
+            done[link.lane] = min(last, link.number("after"))
+        elif link.kind == "round":
+            round_num = link.number("round")
+            if round_num < last:
+                place = _round(*link.lane, round_num)
+                yield f"{place}: was signed a second time, after round {last} (entry {link.position})"
+            done[link.lane] = max(last, round_num)
+
+
 def _repeated(chain: Sequence[Link]) -> list[str]:
     """Rounds that were recorded and later deleted to be run again."""
     said = []
@@ -284,7 +362,11 @@ def _repeated(chain: Sequence[Link]) -> list[str]:
         after = link.number("after")
         last = done.get(lane, 0)
         if link.kind == "round":
-            done[lane] = max(last, link.number("round"))
+            round_num = link.number("round")
+            if round_num == last:
+                place = _round(*lane, last)
+                said.append(f"{place}: signed again ({link.fields.get('time')})")
+            done[lane] = max(last, round_num)
         elif link.kind == "forget" and last > after:
             first = after + 1
             rounds = f"round {first}" if first == last else f"rounds {first} to {last}"
