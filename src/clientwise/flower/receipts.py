@@ -123,7 +123,9 @@ def _contradiction(receipt: Mapping[str, Any], before: Sequence[str]) -> str | N
         if other.get("run") != entry.get("run"):
             continue
         if other.get("position") == entry.get("position"):
-            return f"the server wrote its record anew, from entry {entry.get('position')} on or before"
+            return (
+                f"the server wrote its record anew, from entry {entry.get('position')} on or before"
+            )
         if all(other.get(key) == entry.get(key) for key in ("method", "seed", "round")):
             return (
                 f"{entry.get('method')}, round {entry.get('round')} was recorded a second time. Ask "

@@ -289,7 +289,8 @@ def _differences(
         other = now.get(_key(row))
         if other is None:
             # A run that is extended deletes the evaluation after its former last round
-            if row.get("table") != "local":
+            table, _ = _key(row)
+            if table != "local":
                 yield f"{' '.join(map(str, _key(row)))}: deleted"
             continue
         for column in {**row, **other}:
@@ -306,7 +307,8 @@ def _fault_of_receipt(receipt: Mapping[str, Any], trusted: Collection[bytes]) ->
     """Why a receipt proves nothing; None for a valid one."""
     try:
         fields = json.loads(receipt["entry"])
-        own = leaf_digest(bytes.fromhex(receipt["salt"]), receipt["label"], receipt["rows"])
+        rows = [dict(row) for row in receipt["rows"]]
+        own = leaf_digest(bytes.fromhex(receipt["salt"]), receipt["label"], rows)
         digests = [str(one) for one in receipt["digests"]]
         fault = _fault_of_signature(receipt["entry"], bytes.fromhex(receipt["signature"]), trusted)
         position = int(fields["position"])
