@@ -10,11 +10,19 @@ from types import ModuleType
 
 def byzfl(part: str) -> ModuleType | None:
     """ByzFL's `aggregators` or `attacks`, if it is installed; without its framework, which needs torchvision."""
-    if "byzfl" not in sys.modules:
-        spec = importlib.util.find_spec("byzfl")
+    return _part("byzfl", part)
+
+
+def shapiq(part: str) -> ModuleType | None:
+    """A module of shapiq, if it is installed; without its approximations, which need galois and numba."""
+    return _part("shapiq", part)
+
+
+def _part(package: str, part: str) -> ModuleType | None:
+    if package not in sys.modules:
+        spec = importlib.util.find_spec(package)
         if spec is None:
             return None
-        sys.modules["byzfl"] = importlib.util.module_from_spec(
-            spec
-        )  # not executed: it would import all of itself
-    return importlib.import_module(f"byzfl.{part}")
+        # Not executed: it would import all of itself.
+        sys.modules[package] = importlib.util.module_from_spec(spec)
+    return importlib.import_module(f"{package}.{part}")

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+import oracles
 from clientwise.core.contributions import (
     MOST_EXACT,
     all_coalitions,
@@ -94,7 +95,9 @@ def test_more_players_than_can_be_enumerated_are_sampled() -> None:
 
 @pytest.mark.parametrize("players", [2, 3, 5])
 def test_against_shapiq(players: int) -> None:
-    shapiq = pytest.importorskip("shapiq")
+    shapiq = oracles.shapiq("game_theory.exact")
+    if shapiq is None:
+        pytest.skip("shapiq is not installed; `make test` does it")
     worth = game(players, players)
 
     def of(coalitions: object) -> object:

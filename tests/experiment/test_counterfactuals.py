@@ -233,4 +233,6 @@ def test_nodes_count_every_candidate() -> None:
     deployed |= {"flower": {"clients": ["a", "b", "c"], "input_shape": [64], "num_classes": 10}}
     plain = merge(deployed, {"evaluation": {"counterfactuals": False}})
     found = allowance.Allowance(load_experiment(deployed)).evaluated(1)
-    assert found == allowance.Allowance(load_experiment(plain)).evaluated(1) + 2 * (3 + 3)
+    assert found == allowance.Allowance(load_experiment(plain)).evaluated(1) + 2 * (1 + 3)
+    tuned = deployed | {"methods": [{"name": "tuned", "fine_tune": {"epochs": 1}}]}
+    assert allowance.Allowance(load_experiment(tuned)).evaluated(1) == found + 2

@@ -98,7 +98,7 @@ class LoopGrid(Grid):
         return replies
 
     def _answer(self, message: Message) -> Message | None:
-        behave = self.behaviour.get(client_of(message))
+        behave = self.behaviour.get(client_of(message)) if self.behaviour else None
 
         def honest() -> Message:
             context = Context(1, 2, dict(self.node_config), RecordDict(), {})

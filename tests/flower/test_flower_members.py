@@ -18,12 +18,16 @@ from grid import LoopGrid, client_of
 import clientwise as cw
 from clientwise.errors import ConfigError, RunError
 from clientwise.experiment.config import load_experiment
+from clientwise.experiment.recompute import recompute
 from clientwise.experiment.runner import run
 from clientwise.flower import client_app, write_parts
 from clientwise.flower.connections import connector
 from clientwise.flower.data import server_side
 from clientwise.flower.wire import ARRAYS, unpack
+from clientwise.keys import make_private_key
 from clientwise.report.about import about
+from clientwise.runs.folder import RunFolder
+from clientwise.runs.verify import verify
 
 NAMES = ["a", "b", "c", "d"]
 METHODS = [
@@ -68,14 +72,19 @@ class Hospitals(LoopGrid):
 
 
 def run_on_flower(
-    config: dict[str, Any], tmp_path: Path, out: Path, on_server: dict[str, Any]
+    config: dict[str, Any],
+    tmp_path: Path,
+    out: Path,
+    on_server: dict[str, Any],
+    signing_key: Path | None = None,
 ) -> list[Message]:
     """Begin a run, or go on with it; what was sent. `on_server` are keys that the server alone is given."""
     experiment = load_experiment(config, replaced={"engine": "flower", **on_server})
     grid = Hospitals(config, tmp_path / "data")
     engines = nullcontext(connector(experiment, grid, grid.connected))
     data = server_side(experiment, str(tmp_path / "data" / "server.npz"))
-    run(experiment, out, data=data, resume=out.exists(), engines=engines)
+    resume = out.exists()
+    run(experiment, out, data=data, resume=resume, engines=engines, signing_key=signing_key)
     return grid.sent
 
 
@@ -108,6 +117,26 @@ def test_one_joins_and_one_leaves_and_comes_back(config: dict[str, Any], tmp_pat
         == "4 with local data, sizes not recorded; cohort: all clients"
     )
     assert [change.what for change in found.changes] == [["d joined", "b left"], ["b came back"]]
+
+
+def test_the_weight_of_a_member_that_joined_is_verified(
+    config: dict[str, Any], tmp_path: Path
+) -> None:
+    """Its probation follows from the signed record: the members of every round, accepted updates."""
+    make_private_key(tmp_path / "key")
+    bounds = {"probation": {"cap": 0.02, "rounds": 1}}
+    config |= {"methods": [{"name": "A", "bounds": bounds}]}
+    out = tmp_path / "run"
+    run_on_flower(config, tmp_path, out, {}, tmp_path / "key")
+    later = with_members(config, NAMES) | {"rounds": 4}
+    run_on_flower(later, tmp_path, out, {}, tmp_path / "key")
+    (weight,) = cw.Run(out).query("SELECT weight FROM participants WHERE client = 3 LIMIT 1")
+    assert weight == pytest.approx((0.02,))
+    found = verify(out)
+    assert found.faults == []
+    assert [found.members["A", 1, number] for number in range(1, 5)] == [3, 3, 4, 4]
+    assert recompute(RunFolder(out), found.members).faults == []
+    assert recompute(RunFolder(out), {}).faults
 
 
 def test_members_stay_the_same_where_epsilon_follows_from_their_number(

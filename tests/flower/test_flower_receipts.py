@@ -14,14 +14,15 @@ import pytest
 pytest.importorskip("flwr", reason="needs clientwise[flower]")
 
 from flwr.app import ConfigRecord, RecordDict
-from grid import LoopGrid, client_of
+from grid import LoopGrid
 
 import clientwise as cw
 from clientwise.experiment.config import load_experiment
 from clientwise.experiment.runner import run as run_experiment
 from clientwise.flower import client_app
 from clientwise.flower.connections import connector, simulated_clients
-from clientwise.flower.receipts import RECORD, Outbox, keep_receipt
+from clientwise.flower.receipts import RECORD, Outbox, keep_receipts
+from clientwise.flower.signing import Signer
 from clientwise.keys import make_private_key, private_key
 from clientwise.runs.signed import SignedChain
 from clientwise.runs.verify import receipts, verify
@@ -62,23 +63,27 @@ def test_every_node_gets_the_receipt_of_an_earlier_round(
         engines=nullcontext(connect),
         signing_key=tmp_path / "key",
     )
+    assert outbox.send(grid, {client: 2 + client for client in range(3)}, Signer()) == []
     training = [message for message in grid.sent if message.metadata.message_type == "train"]
-    with_receipt = [message for message in training if RECORD in message.content.config_records]
     assert len(training) == 9
     # Short rounds are recorded during the next one, so their receipts travel one round later.
+    with_receipt = [message for message in training if RECORD in message.content.config_records]
     assert len(with_receipt) in (3, 6)
-    for message in with_receipt:
-        if client_of(message) == 1:
-            keep_receipt(message.content, settings)
+    last = [message for message in grid.sent if message.metadata.message_type == "query"]
+    assert len(last) == 3
+    for message in [*with_receipt, *last]:
+        if message.metadata.dst_node_id == 2 + 1:
+            keep_receipts(message.content, settings)
+            keep_receipts(message.content, settings)  # sent again
     assert not caplog.records
     found = verify(folder, receipts=[kept(settings)])
     assert found.faults == []
-    assert found.receipts == len(with_receipt) // 3
+    assert found.receipts == 3
 
 
 def message_with(receipt: dict[str, Any] | str) -> RecordDict:
     text = receipt if isinstance(receipt, str) else json.dumps(receipt)
-    return RecordDict({RECORD: ConfigRecord({"receipt": text})})
+    return RecordDict({RECORD: ConfigRecord({"receipts": [text]})})
 
 
 def test_a_wrong_receipt_is_logged(
@@ -90,17 +95,17 @@ def test_a_wrong_receipt_is_logged(
         folder = cw.run(config, tmp_path / name, progress=False, signing_key=tmp_path / "key")
         own.append(receipts(folder)["client-0"][0])
     with caplog.at_level(logging.ERROR, "flwr.clientwise"):
-        keep_receipt(message_with(own[0]), settings)
+        keep_receipts(message_with(own[0]), settings)
         assert not caplog.records
         for wrong in ("", "[]", "{}", own[0] | {"rows": []}, own[0] | {"signature": "00" * 64}):
             caplog.clear()
-            keep_receipt(message_with(wrong), settings)
+            keep_receipts(message_with(wrong), settings)
             assert "NOT VALID" in caplog.text
         caplog.clear()
-        keep_receipt(message_with("x" * 2**21), settings)
+        keep_receipts(message_with("x" * 2**21), settings)
         assert "not kept" in caplog.text
         caplog.clear()
-        keep_receipt(message_with(own[1]), settings)  # of another run: no contradiction
+        keep_receipts(message_with(own[1]), settings)  # of another run: no contradiction
         assert not caplog.records
 
 
@@ -118,8 +123,8 @@ def test_a_receipt_that_contradicts_an_earlier_one_is_logged(
         chain.add_facts()
         chain.add_missing()
     with caplog.at_level(logging.ERROR, "flwr.clientwise"):
-        keep_receipt(message_with(first), settings)
+        keep_receipts(message_with(first), settings)
         assert not caplog.records
-        keep_receipt(message_with(receipts(folder)["client-0"][0]), settings)
+        keep_receipts(message_with(receipts(folder)["client-0"][0]), settings)
         assert "CONTRADICTS" in caplog.text
     assert len(kept(settings).read_text().splitlines()) == 2

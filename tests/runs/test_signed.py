@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sqlite3
+import tarfile
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -16,15 +17,15 @@ pytest.importorskip("rfc8785", reason="needs clientwise[signed]")
 
 import clientwise as cw
 from clientwise.errors import ClientwiseError, RunError
-from clientwise.experiment.recompute import recompute
+from clientwise.experiment.recompute import Recomputed, recompute
 from clientwise.keys import make_private_key, private_key, public_bytes
-from clientwise.runs import signed
 from clientwise.runs.folder import RunFolder
-from clientwise.runs.schema import DATABASE, SCHEMA
-from clientwise.runs.signed import OF_THE_RUN, TABLES, SignedChain
+from clientwise.runs.schema import DATABASE, SCHEMA, TABLES_BY_ROUND
+from clientwise.runs.signed import OF_THE_RUN, TABLES, SignedChain, links
 from clientwise.runs.verify import receipts, verify
 from clientwise.runs.writer import Store
 
+FIXTURES = Path(__file__).parent / "fixtures"
 BOUNDS = {"cap": 0.3, "groups": [{"name": "two", "clients": [0, 1], "cap": 0.45}]}
 CONFIG: dict[str, Any] = {
     "name": "signed",
@@ -64,6 +65,10 @@ def tampering(run: Path) -> Iterator[sqlite3.Connection]:
         yield database
 
 
+def recomputed(run: Path) -> Recomputed:
+    return recompute(RunFolder(run), verify(run).members)
+
+
 def written_receipts(run: Path, target: Path) -> list[Path]:
     files = []
     for name, own in receipts(run).items():
@@ -87,6 +92,21 @@ def tables() -> list[str]:
     return [*TABLES, *OF_THE_RUN]
 
 
+def test_every_table_is_signed_and_known_to_have_rounds_or_not() -> None:
+    with closing(sqlite3.connect(":memory:")) as database:
+        for statement in SCHEMA:
+            database.execute(statement)
+        sql = "SELECT name FROM sqlite_master WHERE type = 'table'"
+        names = {name for (name,) in database.execute(sql)}
+        by_round = set()
+        for name in names:
+            columns = database.execute(f"SELECT * FROM {name}").description
+            if ("round_num",) in [column[:1] for column in columns]:
+                by_round.add(name)
+    assert by_round == {*TABLES_BY_ROUND}
+    assert names == {*tables(), "chain"}
+
+
 def rows_of(run: Path, table: str) -> list[tuple[Any, ...]]:
     with tampering(run) as database:
         return database.execute(f"SELECT * FROM {table}").fetchall()
@@ -103,8 +123,6 @@ def test_every_changed_value_is_found(run: Path, table: str) -> None:
         values = dict(zip(columns, found.fetchone(), strict=True))
     key = " AND ".join(f"{column} IS ?" for column in columns)
     for column, value in values.items():
-        if column in signed.UNSIGNED_COLUMNS:
-            continue
         other = value + 70 if isinstance(value, (int, float)) else f"{value or 0}1"
         with tampering(run) as database:
             place = [*values.values()]
@@ -204,24 +222,16 @@ def test_entries_that_changed_places_are_found(run: Path) -> None:
 def test_a_cut_end_is_found_by_the_receipts(run: Path, tmp_path: Path) -> None:
     files = written_receipts(run, tmp_path)
     with tampering(run) as database:
-        (last,) = database.execute("SELECT MAX(position) FROM chain").fetchone()
-        (entry,) = database.execute(
-            "SELECT entry FROM chain WHERE position = ?", (last,)
-        ).fetchone()
-        about = json.loads(entry)
-        if about["kind"] != "round":
-            database.execute("DELETE FROM chain WHERE position = ?", (last,))
-            last -= 1
-            sql = "SELECT entry FROM chain WHERE position = ?"
-            about = json.loads(database.execute(sql, (last,)).fetchone()[0])
+        chain = list(links(database))
+        last = [link for link in chain if link.kind == "round"][-1]
         lane = "(SELECT lane FROM lanes WHERE method = ?)"
         for table in TABLES:
-            where = f"round_num = ? AND lane = {lane}"
-            database.execute(
-                f"DELETE FROM {table} WHERE {where}", (about["round"], about["method"])
-            )
-        database.execute("DELETE FROM chain WHERE position = ?", (last,))
-    assert verify(run).faults == []  # nothing in the folder shows it
+            sql = f"DELETE FROM {table} WHERE round_num = ? AND lane = {lane}"
+            database.execute(sql, (last.number("round"), last.lane[0]))
+        database.execute("DELETE FROM chain WHERE position >= ?", (last.position,))
+        database.execute("UPDATE lanes SET finished = 0")
+    # Nothing else in the folder shows it: a best round before the end is no longer in `best`.
+    assert all("best: was deleted" in fault for fault in verify(run).faults)
     assert any("was cut off" in fault for fault in verify(run, receipts=files).faults)
 
 
@@ -249,10 +259,50 @@ def test_a_record_that_is_signed_anew_contradicts_the_receipts(
     assert any("another key" in fault for fault in verify(run, trusted).faults)
 
 
+def test_a_round_that_the_owner_of_the_key_signs_again_is_found(
+    made: tuple[Path, Path], run: Path, tmp_path: Path
+) -> None:
+    """The entries so far stay as they are, so that all receipts are still in the chain."""
+    files = written_receipts(run, tmp_path)
+    with tampering(run) as database:
+        sql = "SELECT lane, score FROM participants WHERE client = 1 AND round_num = ?"
+        lane, score = database.execute(sql, (2,)).fetchone()
+        database.execute(
+            "UPDATE participants SET score = 7 WHERE lane = ? AND client = 1 AND round_num > 1",
+            (lane,),
+        )
+        run_id = json.loads(database.execute("SELECT entry FROM chain").fetchone()[0])["run"]
+        SignedChain(database, private_key(made[1]), run_id).add_round(lane, 2)
+    (fault,) = [one for one in verify(run).faults if "second time" in one]
+    assert "round 2: was signed a second time, after round 3" in fault
+    # As if the run had been interrupted: the chain alone cannot tell.
+    with tampering(run) as database:
+        database.execute("DELETE FROM chain WHERE position = (SELECT MAX(position) FROM chain)")
+        chain = SignedChain(database, private_key(made[1]), run_id)
+        chain.add_forgotten(lane, 1)
+        chain.add_round(lane, 2)
+        chain.add_round(lane, 3)
+    found = verify(run)
+    assert found.faults == []
+    assert any("rounds 2 to 3 run again" in text for text in found.repeated)
+    faults = verify(run, receipts=files).faults
+    assert len(faults) == 2
+    assert f"participants, score: {score} became 7 in entry" in faults[0]
+    assert faults[0].startswith("client-1.jsonl, line ")
+
+
+def test_rounds_without_a_receipt_are_counted(run: Path, tmp_path: Path) -> None:
+    (file, *_) = written_receipts(run, tmp_path)
+    assert verify(run, receipts=[file]).unreceipted == 0
+    lines = file.read_text(encoding="utf-8").splitlines()
+    file.write_text("\n".join(lines[2:]), encoding="utf-8")
+    assert verify(run, receipts=[file]).unreceipted == 2
+
+
 def test_a_weight_that_does_not_follow_from_its_criteria_is_found_although_it_is_signed(
     made: tuple[Path, Path], run: Path
 ) -> None:
-    found = recompute(RunFolder(run))
+    found = recomputed(run)
     assert (found.faults, found.rounds, found.taken) == ([], 6, {TAKEN})
     with tampering(run) as database:
         database.execute(
@@ -260,8 +310,24 @@ def test_a_weight_that_does_not_follow_from_its_criteria_is_found_although_it_is
         )
     rewritten(run, made[1])
     assert verify(run).faults == []
-    (fault,) = recompute(RunFolder(run)).faults
+    (fault,) = recomputed(run).faults
     assert fault.startswith("capped, seed 1, round 1, client 2: weight is")
+
+
+def test_weights_on_probation_are_recomputed(made: tuple[Path, Path], tmp_path: Path) -> None:
+    """Of a member that joins, see tests/flower/test_flower_members.py."""
+    probation = {"cap": 0.05, "rounds": 2, "clients": [0]}
+    config = CONFIG | {"methods": [{"name": "capped", "bounds": {"probation": probation}}]}
+    run = cw.run(config, tmp_path / "run", progress=False, signing_key=made[1])
+    found = recomputed(run)
+    assert (found.faults, found.taken) == ([], set())
+    with tampering(run) as database:
+        database.execute("UPDATE participants SET weight = 0.25 WHERE round_num = 2")
+    rewritten(run, made[1])
+    assert verify(run).faults == []
+    faults = recomputed(run).faults
+    assert len(faults) == 4
+    assert "round 2, client 0: weight is 0.25, recomputed 0.05" in faults[0]
 
 
 def test_receipts_are_checked(made: tuple[Path, Path], run: Path, tmp_path: Path) -> None:
@@ -321,6 +387,18 @@ def test_a_run_can_be_signed_from_some_round_on(made: tuple[Path, Path], tmp_pat
         verify(run)
     cw.run(CONFIG | {"rounds": 4}, run, resume=True, progress=False, signing_key=made[1])
     assert verify(run).faults == []
+
+
+def test_records_of_the_first_version_are_verified(tmp_path: Path) -> None:
+    """Their entries cover neither the table `best` nor `lanes.finished`."""
+    with tarfile.open(FIXTURES / "signed-1.tar.xz") as archive:
+        archive.extractall(tmp_path, filter="data")
+    run = tmp_path / "signed"
+    assert verify(run).faults == []
+    assert recomputed(run).faults == []
+    with tampering(run) as database:
+        database.execute("UPDATE participants SET weight = 0.5 WHERE client = 1 AND round_num = 2")
+    assert verify(run).faults == ["FedAvg, seed 1, round 2, client 1: was changed"]
 
 
 def test_keys(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from .parts import data, list_parts, schema
 from .predict import predict
 from .results import diff, note, report, runs, show
 from .serve import serve
-from .signing import key, receipts, verify
+from .signing import key, receipts, stamp, verify
 from .statement import statement
 
 __all__ = ["app", "main"]
@@ -55,6 +55,7 @@ COMMANDS: dict[str, Callable[..., None]] = {  # in the order of --help
     "key": key,
     "verify": verify,
     "receipts": receipts,
+    "stamp": stamp,
     "demo": demo,
     "new": new,
 }

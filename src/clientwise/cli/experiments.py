@@ -96,6 +96,16 @@ SignOption = Annotated[
     ),
 ]
 
+TsaOption = Annotated[
+    str | None,
+    typer.Option(
+        "--tsa",
+        metavar="URL",
+        help="With --sign: have the record stamped by this authority after the run (RFC 3161).",
+        show_default=False,
+    ),
+]
+
 # Options of `tune`
 OverOption = Annotated[
     list[str] | None,
@@ -147,6 +157,7 @@ def run(
     jobs: JobsOption = 1,
     trackers: TrackersOption = None,
     signing_key: SignOption = None,
+    tsa: TsaOption = None,
     changes: SetOption = None,
 ) -> None:
     """Run an experiment: every method with every seed.
@@ -185,11 +196,15 @@ def run(
             folder = find_unfinished_matrix(loaded)
         _run_matrix(loaded, folder, resume, jobs, accept_changes)
         return
+    if tsa is not None:
+        _refuse_no_stamps(signing_key)
     if jobs > 1:
         fail("--jobs: needs a config with a matrix. For a single experiment use --workers.")
     if folder is None and resume:
         folder = find_unfinished(loaded)
-    run_and_show(loaded, folder, resume, accept_changes, signing_key)
+    folder = run_and_show(loaded, folder, resume, accept_changes, signing_key)
+    if tsa is not None:
+        _stamp(folder, tsa)
 
 
 def check(
@@ -315,6 +330,28 @@ def run_and_show(
     print_results(finished)
     print_lines([f"\nRun folder  {folder}", f"Picture     {picture}"])
     return folder
+
+
+def _refuse_no_stamps(signing_key: Path | None) -> None:
+    """End the command before a run that could not be stamped."""
+    from ..runs.stamps import library
+
+    if signing_key is None:
+        fail("--tsa: stamps signed records only; give --sign, too.")
+    library()
+
+
+def _stamp(folder: Path, tsa: str) -> None:
+    """Have the record of a finished run stamped. The run counts also where that fails."""
+    from ..errors import ClientwiseError
+    from ..runs.stamps import stamp_head
+
+    try:
+        stamp_head(folder, tsa)
+    except ClientwiseError as error:
+        print_error(
+            f"{error}. The run is complete. Try again: {command_name()} stamp {folder} --tsa {tsa}"
+        )
 
 
 def _config_in(folder: Path) -> Path:

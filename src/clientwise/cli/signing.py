@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
 
 from .console import err, fail, out, print_lines, writing_to
+
+if TYPE_CHECKING:
+    from ..runs.stamps import Stamped
 
 Folder = Annotated[Path, typer.Argument(help="A run folder.", show_default=False)]
 SHOWN_FAULTS = 20
@@ -52,6 +55,14 @@ def verify(
             show_default=False,
         ),
     ] = None,
+    certificates: Annotated[
+        Path | None,
+        typer.Option(
+            "--tsa-certificate",
+            help="Root certificate of the authority that stamped the record (PEM).",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     """Verify a signed record, and recompute every weight from the recorded criteria.
 
@@ -64,6 +75,7 @@ def verify(
     from ..experiment.recompute import recompute
     from ..keys import public_bytes, public_keys
     from ..runs.folder import RunFolder
+    from ..runs.stamps import Stamped, count_stamps, verify_stamps
     from ..runs.verify import verify as verify_record
 
     trusted = [public_bytes(one) for one in public_keys(public_key)] if public_key else []
@@ -72,17 +84,23 @@ def verify(
     lines = [
         f"Chain        {found.entries:,} entries, {found.rounds:,} rounds; last entry {found.last}",
         f"Signed by    {_signers(found.keys, bool(trusted))}",
-        f"Receipts     {found.receipts or 'none given: a cut end would not be found'}",
+        f"Receipts     {_compared(found.receipts, found.unreceipted)}",
     ]
+    stamps = Stamped()
+    if certificates:
+        stamps = verify_stamps(folder, certificates)
+        lines.append(f"Stamps       {_stamped(stamps, found.entries)}")
+    elif given := count_stamps(folder):
+        lines.append(f"Stamps       {given:,}, not checked: give --tsa-certificate")
     lines += [f"Run again    {text}" for text in found.repeated]
     with err.status("Recomputing the weights"):
-        weights = recompute(RunFolder(folder))
+        weights = recompute(RunFolder(folder), found.members)
     lines.append(f"Weights      of {weights.rounds:,} rounds recomputed from the criteria")
     lines += [f"             {text}" for text in sorted(weights.taken)]
     for method, reason in weights.skipped.items():
         lines.append(f"             {method}: not recomputed ({reason})")
     print_lines(lines)
-    faults = [*found.faults, *weights.faults]
+    faults = [*found.faults, *stamps.faults, *weights.faults]
     for fault in faults[:SHOWN_FAULTS]:
         out.print(f"[red]FAULT[/]        {escape(fault)}", soft_wrap=True)
     if len(faults) > SHOWN_FAULTS:
@@ -118,6 +136,47 @@ def receipts(
             path = out_folder / f"{plain_name(name)}.jsonl"
             path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     print_lines([f"Receipts     {out_folder}: {len(found):,} files, one for every member"])
+
+
+def stamp(
+    folder: Folder,
+    tsa: Annotated[
+        str,
+        typer.Option("--tsa", metavar="URL", help="Time stamping authority.", show_default=False),
+    ],
+) -> None:
+    """Have a signed record stamped by a time stamping authority (RFC 3161), now.
+
+    The authority gets a hash and states its time. The stamp shows that all entries so far existed
+    then. `clientwise verify --tsa-certificate FILE` checks it, offline.
+
+    Example: clientwise stamp runs/mine --tsa https://tsa.example.org
+    """
+    from ..runs.stamps import stamp_head
+
+    with err.status("Waiting for the stamp"), writing_to(folder):
+        position = stamp_head(folder, tsa)
+    print_lines([f"Stamped      entries 1 to {position:,} of {folder}"])
+
+
+def _stamped(stamps: Stamped, entries: int) -> str:
+    if stamps.time is None:
+        return "none: all times are those of the server's clock"
+    known = f"entries 1 to {stamps.until:,} existed at {stamps.time:%Y-%m-%d %H:%M:%S} UTC"
+    first = stamps.until + 1
+    if first > entries:
+        return known
+    return f"{known}; entries {first:,} to {entries:,} have no stamp"
+
+
+def _compared(receipts: int, unreceipted: int) -> str:
+    if not receipts:
+        return "none given: a cut end, and a record written anew, would not be found"
+    if not unreceipted:
+        return f"{receipts:,}, at least one of every round"
+    return (
+        f"{receipts:,}; none of {unreceipted:,} rounds, which the owner of the key can have changed"
+    )
 
 
 def _signers(keys: list[str], compared: bool) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -30,11 +30,17 @@ class Recomputed:
     faults: list[str] = field(default_factory=list)
 
 
-def recompute(run: RunFolder) -> Recomputed:
+def recompute(run: RunFolder, members: Mapping[tuple[str, int, int], int]) -> Recomputed:
     """Recompute normalised criteria, scores and weights of all rounds.
 
     Criteria are taken as recorded, and so is the weight after evidence: it follows from samples and
-    updates that the record does not hold.
+    updates that the record does not hold. Who was on probation follows from the accepted updates of
+    the rounds before.
+
+    Args:
+        run: the run.
+        members: how many clients the run had, by method, seed and round (`runs.verify`). Rounds that
+            are missing had all clients of the run.
     """
     found = Recomputed()
     try:
@@ -56,16 +62,28 @@ def recompute(run: RunFolder) -> Recomputed:
             continue
         if method.evidence:
             found.taken.add(f"{lane.method}: weights after evidence are taken as recorded")
-        policies = _policies(run, method, lane.seed)
-        if any(bounds and bounds.probation for _, bounds in policies):
-            found.taken.add(
-                f"{lane.method}: weights of a policy with probation are taken as recorded"
-            )
+        try:
+            policies = _policies(run, method, lane.seed)
+        except ValueError:
+            found.faults.append(f"{lane.method}, seed {lane.seed}: a policy cannot be read")
+            continue
+        memory: Mapping[str, Tensor] = {}
+        num_clients = 0
         for round_num in run.round_nums(lane.method, lane.seed):
             found.rounds += 1
-            in_force = [bounds for first, bounds in policies if first <= round_num]
-            for fault in _faults(run, method, lane.seed, round_num, in_force[-1]):
+            place = (lane.method, lane.seed, round_num)
+            bounds = [policy for first, policy in policies if first <= round_num][-1]
+            now = members.get(place) or len(run.clients(lane.seed))
+            num_clients = max(num_clients, now)
+            accepted = [row for row in run.participants(*place) if row.refusal is None]
+            newcomers: frozenset[int] = frozenset()
+            if bounds:
+                memory = memory or bounds.first_memory(num_clients)
+                newcomers = bounds.newcomers(memory, num_clients)
+            for fault in _faults(run, method, place, accepted, bounds, newcomers):
                 found.faults.append(f"{lane.method}, seed {lane.seed}, round {round_num}, {fault}")
+            ids = [row.client for row in accepted if 0 <= row.client < num_clients]
+            memory = bounds.memory_after(memory, ids, num_clients) if bounds else {}
     return found
 
 
@@ -93,11 +111,14 @@ def _policies(run: RunFolder, method: Method, seed: int) -> list[tuple[int, Boun
 
 
 def _faults(
-    run: RunFolder, method: Method, seed: int, round_num: int, bounds: Bounds | None
+    run: RunFolder,
+    method: Method,
+    place: tuple[str, int, int],
+    accepted: Sequence[ParticipantRow],
+    bounds: Bounds | None,
+    newcomers: frozenset[int],
 ) -> Iterator[str]:
-    arrived = run.participants(method.name, seed, round_num)
-    accepted = [row for row in arrived if row.refusal is None]
-    measured = run.criteria(method.name, seed, round_num)
+    measured = run.criteria(*place)
     if not accepted:
         return
     values = _values(method, accepted, measured)
@@ -105,20 +126,19 @@ def _faults(
         yield "the criteria of a client are missing"
         return
     raw, recorded = values
-    order = run.round(method.name, seed, round_num).priority
+    order = run.round(*place).priority
     normalised = divide(raw, method.normaliser(raw))
     scores = method.score.with_order(order)(method.names, normalised)
     prior = to_weights(scores)
     posterior = _column([row.posterior for row in accepted])
     weights = prior if posterior is None else posterior
     if bounds and weights.any():
-        weights = _bounded(bounds, weights, [row.client for row in accepted])
+        weights = _bounded(bounds, weights, [row.client for row in accepted], newcomers)
     compared = [
         ("score", scores, _column([row.score for row in accepted])),
         ("prior weight", prior, _column([row.prior for row in accepted])),
+        ("weight", weights, _column([row.weight for row in accepted])),
     ]
-    if not (bounds and bounds.probation):  # who was on probation is not recorded
-        compared.append(("weight", weights, _column([row.weight for row in accepted])))
     for column, name in enumerate(method.names):
         compared.append((f"{name}, normalised", normalised[:, column], recorded[:, column]))
     for what, expected, written in compared:
@@ -132,9 +152,11 @@ def _faults(
             yield f"{client}: {what} is {written[row]:.6g}, recomputed {expected[row]:.6g}"
 
 
-def _bounded(bounds: Bounds, weights: Tensor, clients: Sequence[int]) -> Tensor:
+def _bounded(
+    bounds: Bounds, weights: Tensor, clients: Sequence[int], newcomers: frozenset[int]
+) -> Tensor:
     try:
-        bounded, _ = bounds.apply(weights, clients)
+        bounded, _ = bounds.apply(weights, clients, newcomers)
     except InfeasibleError:
         return torch.zeros_like(weights)
     return bounded

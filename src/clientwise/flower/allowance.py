@@ -81,8 +81,9 @@ class Allowance:
             count += orders * method.evidence.most_judged(members)
         if is_due or (clients_judge and method.adapt_loss):  # the round's own model
             count += 1
-        if is_due and self._plan.counterfactuals:  # chosen, uniform, size, without each member
-            count += 3 + members
+        if is_due and self._plan.counterfactuals:
+            # Uniform, without each member, and what the server tunes. It does not know sizes.
+            count += 1 + members + int(method.fine_tune is not None)
         return count
 
     def row_noise(self) -> float | None:

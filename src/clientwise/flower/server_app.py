@@ -23,10 +23,13 @@ from ..runs.lock import is_locked, wait_until_free
 from .claims import Claims
 from .connections import connector, registered_clients, simulated_clients
 from .data import Config, found_by, from_files, server_side
+from .engine import Connected
 from .events import Events
 from .receipts import Outbox
+from .signing import Signer
 
 log = logging.getLogger("flwr.clientwise")  # a child of Flower's logger: `flwr log` shows it
+BY_HAND = "`clientwise receipts` writes them, to be given to the members"
 LOCK_SECONDS = 180  # longer than a server app takes to notice that its SuperLink was killed
 
 
@@ -81,6 +84,8 @@ def server_app(config: Config) -> ServerApp:
         key_file = os.environ.get("CLIENTWISE_SIGNING_KEY")
         signing_key = Path(key_file) if key_file else None
         outbox = Outbox()
+        if signing_key is not None and resume:  # an interrupted run did not send its last ones
+            outbox.fill(out)
 
         def make_claims() -> Claims | None:
             if isinstance(grid, InMemoryGrid):
@@ -125,10 +130,26 @@ def server_app(config: Config) -> ServerApp:
         except BaseException as error:
             events.ended(error, asked=was_asked_to_stop(out, context.run_id))
             raise
+        if signing_key is not None and not isinstance(grid, InMemoryGrid):
+            _send_last_receipts(outbox, grid, connected, signing_key)
         events.ended(None)
         log.info("finished: %s", out.resolve())
 
     return app
+
+
+def _send_last_receipts(
+    outbox: Outbox, grid: Grid, connected: Connected, signing_key: Path
+) -> None:
+    """Send the receipts of the last round. The run has ended: nothing that fails here undoes it."""
+    try:
+        missing = outbox.send(grid, connected(), Signer(signing_key))
+    except Exception as error:
+        log.warning("the last receipts were not sent (%s): %s", type(error).__name__, BY_HAND)
+        return
+    if missing:
+        clients = ", ".join(map(str, missing))
+        log.warning("clients %s did not confirm their last receipts: %s", clients, BY_HAND)
 
 
 def _wait_for_earlier(out: Path) -> None:

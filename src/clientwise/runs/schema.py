@@ -10,6 +10,22 @@ from __future__ import annotations
 DATABASE = "run.sqlite"
 SCHEMA_VERSION = 8  # a database says its own in `PRAGMA user_version`
 
+# Tables with rows about a round, by the columns `lane` and `round_num`.
+TABLES_BY_ROUND = (
+    "policies",
+    "rounds",
+    "clock",
+    "privacy",
+    "adapters",
+    "participants",
+    "look_back",
+    "criteria",
+    "local",
+    "counterfactuals",
+    "contributions",
+    "best",
+)
+
 # One statement each. `structure.py` accepts plain columns, keys and indexes, and nothing else.
 SCHEMA = (
     """CREATE TABLE IF NOT EXISTS facts (  -- about the whole run; values are JSON

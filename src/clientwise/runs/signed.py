@@ -3,7 +3,7 @@
 The table `chain` has one row per entry. The entry itself is canonical JSON (RFC 8785), for example
 
     {"key": ..., "kind": "round", "leaves": HASH, "method": "FedAvg", "position": 7,
-     "previous": HASH, "round": 5, "run": ID, "seed": 1, "time": ...}
+     "previous": HASH, "round": 5, "run": ID, "seed": 1, "time": ..., "version": 2}
 
 - `previous` is the SHA-256 of the entry before it, so no entry can be removed, inserted or moved.
 - `leaves` is the hash of all rows that the entry is about. A *leaf* is what the record says about
@@ -35,6 +35,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from ..errors import RunError
+from .schema import TABLES_BY_ROUND
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -43,19 +44,7 @@ PURPOSE = b"clientwise record 1\n"  # what is signed for this purpose is worth n
 FIRST = "0" * 64  # the hash before the first entry
 SALT_BYTES = 32
 LARGEST_INTEGER = 2**53  # RFC 8785 has no larger ones
-# `best` is left out: of the rounds before a checkpoint, only the best is kept there.
-TABLES = (
-    "rounds",
-    "clock",
-    "privacy",
-    "adapters",
-    "participants",
-    "look_back",
-    "criteria",
-    "local",
-    "counterfactuals",
-    "contributions",
-)
+VERSION = 2  # of entries. The first had no version, and covered neither `best` nor `lanes.finished`
 # Tables about the run as a whole, and what names one of their rows.
 OF_THE_RUN = {
     "facts": ("key",),
@@ -63,7 +52,8 @@ OF_THE_RUN = {
     "lanes": ("method", "seed"),
     "policies": ("lane", "round_num"),
 }
-UNSIGNED_COLUMNS = {"finished"}  # it changes when a lane ends
+TABLES = tuple(table for table in TABLES_BY_ROUND if table not in OF_THE_RUN)
+BEST = "best"  # its rows have a leaf of their own: a later best round replaces them
 Leaves = dict[str, list[dict[str, Any]]]  # rows by the label of their leaf
 
 
@@ -114,21 +104,29 @@ def digests_of(salt: bytes, leaves: Leaves) -> dict[str, str]:
     }
 
 
-def leaves_of_round(database: sqlite3.Connection, lane: int, round_num: int) -> Leaves:
-    """The rows of a round, by client and for the round as a whole."""
+def leaves_of_round(
+    database: sqlite3.Connection, lane: int, round_num: int, version: int = VERSION
+) -> Leaves:
+    """The rows of a round, by client and for the round as a whole, as entries of a version have them."""
     leaves: Leaves = {}
     for table in TABLES:
+        if table == BEST and version < 2:
+            continue
         for row in _rows(database, table, "WHERE lane = ? AND round_num = ?", (lane, round_num)):
-            label = client_label(row["client"]) if "client" in row else "round"
+            label = BEST if table == BEST else "round"
+            if "client" in row:
+                label = client_label(row["client"])
             leaves.setdefault(label, []).append({"table": table, **row})
     return leaves
 
 
-def leaves_of_run(database: sqlite3.Connection) -> Leaves:
-    """Facts, clients and lanes of a run."""
+def leaves_of_run(database: sqlite3.Connection, version: int = VERSION) -> Leaves:
+    """Facts, clients, lanes and policies of a run, as entries of a version have them."""
     leaves: Leaves = {}
     for table, key in OF_THE_RUN.items():
         for row in _rows(database, table):
+            if version < 2:
+                row.pop("finished", None)
             named = " ".join(str(row.get(column)) for column in key)
             leaves[f"{table} {named}"] = [row]
     return leaves
@@ -162,6 +160,11 @@ class Link:
     def lane(self) -> tuple[str, int]:
         """The method and seed that the entry is about."""
         return str(self.fields.get("method")), self.number("seed")
+
+    @property
+    def version(self) -> int:
+        """The version of the entry."""
+        return max(1, self.number("version"))
 
     def number(self, name: str) -> int:
         """A whole number in the entry; −1 where there is none."""
@@ -199,7 +202,7 @@ class SignedChain:
 
         self._database = database
         self._key = key
-        self._about = {"run": run, "key": public_bytes(key).hex()}
+        self._about = {"run": run, "key": public_bytes(key).hex(), "version": VERSION}
         self._facts = ""  # the digest of what the last "facts" entry says
 
     def add_facts(self) -> None:
@@ -223,10 +226,15 @@ class SignedChain:
         """Entries about rounds that have none: they were recorded without a key."""
         recorded = self._database.execute("SELECT lane, round_num FROM rounds").fetchall()
         known = set(live_rounds(links(self._database)))
+        missing = []
         for lane, round_num in sorted(recorded):
             named = self._lane(lane)
             if (named["method"], named["seed"], round_num) not in known:
-                self.add_round(lane, round_num)
+                missing.append((lane, round_num))
+        if missing:
+            self.add_facts()  # first: they list the clients of these rounds
+        for lane, round_num in missing:
+            self.add_round(lane, round_num)
 
     def _lane(self, lane: int) -> dict[str, Any]:
         sql = "SELECT method, seed FROM lanes WHERE lane = ?"
@@ -277,8 +285,8 @@ def receipts_of_round(
 ) -> dict[int, dict[str, Any]]:
     """What proves to every client that its rows are in the entry about a round."""
     receipts = {}
-    for label, rows in leaves_of_round(database, lane, round_num).items():
-        if label == "round":
+    for label, rows in leaves_of_round(database, lane, round_num, link.version).items():
+        if "client" not in rows[0]:
             continue
         receipts[rows[0]["client"]] = {
             "entry": link.entry,
@@ -301,7 +309,7 @@ def _rows(
     for values in found:
         row = {}
         for column, value in zip(columns, values, strict=True):
-            if value is not None and column not in UNSIGNED_COLUMNS:
+            if value is not None:
                 row[column] = value
         rows.append(row)
     yield from sorted(rows, key=lambda row: (row.get("client", 0), str(row.get("criterion", ""))))

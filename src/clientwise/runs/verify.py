@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +16,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from ..errors import RunError
 from .database import reading
 from .signed import (
+    BEST,
     FIRST,
     TABLES,
     Leaves,
@@ -32,6 +34,8 @@ from .signed import (
     signed_bytes,
 )
 
+CLIENTS = "clients "  # the labels of leaves about clients begin with it, then the seed
+TIMES = {"seconds"}  # columns that differ when a round is run again
 MOST_RECEIPT_BYTES = 2**28  # of a file
 
 
@@ -42,10 +46,13 @@ class Verified:
     entries: int = 0
     rounds: int = 0
     receipts: int = 0
+    unreceipted: int = 0  # rounds that no receipt is about
     keys: list[str] = field(default_factory=list)  # that signed, in hexadecimal
     last: str = ""  # the time of the last entry
     repeated: list[str] = field(default_factory=list)  # rounds that were run again, in words
     faults: list[str] = field(default_factory=list)  # what does not hold, with its place
+    # Clients that the run had in a round, by method, seed and round
+    members: dict[tuple[str, int, int], int] = field(default_factory=dict)
 
 
 def verify(
@@ -70,13 +77,14 @@ def verify(
         found.faults += _faults_of_chain(chain, trusted, found)
         found.faults += _faults_of_rounds(database, chain, found)
         found.faults += _faults_of_facts(database, chain)
-    by_position = {link.position: link for link in chain}
-    signers = trusted or {bytes.fromhex(key) for key in found.keys}
-    for file in receipts:
-        for place, receipt in _read_receipts(file):
-            found.receipts += 1
-            for fault in _faults_of_receipt(receipt, by_position, signers):
-                found.faults.append(f"{place}: {fault}")
+        found.members = _members(chain)
+        signers = trusted or {bytes.fromhex(key) for key in found.keys}
+        compared = _Compared(database, chain, signers)
+        for file in receipts:
+            for place, receipt in _read_receipts(file):
+                found.receipts += 1
+                found.faults += [f"{place}: {fault}" for fault in compared.faults(receipt)]
+        found.unreceipted = compared.rounds_without_receipt()
     return found
 
 
@@ -157,6 +165,7 @@ def _faults_of_rounds(
     live = live_rounds(chain)
     found.rounds = len(live)
     found.repeated += _repeated(chain)
+    yield from _signed_again(chain)
     recorded = set()
     for table in TABLES:
         recorded |= set(database.execute(f"SELECT DISTINCT lane, round_num FROM {table}"))
@@ -165,14 +174,38 @@ def _faults_of_rounds(
         method, seed = named.get(lane, ("unknown", lane))
         if (method, seed, round_num) not in live:
             yield f"{_round(method, seed, round_num)}: was inserted: no entry is about it"
+    best = _best_rounds(live)
     for (method, seed, round_num), link in live.items():
         place = _round(method, seed, round_num)
         if (method, seed) not in lanes:
             yield f"{place}: was deleted with its whole method"
             continue
-        leaves = leaves_of_round(database, lanes[method, seed], round_num)
-        for fault in _faults_of_leaves(link, leaves):
+        leaves = leaves_of_round(database, lanes[method, seed], round_num, link.version)
+        is_replaced = round_num < best.get((method, seed), 0) and BEST not in leaves
+        for fault in _faults_of_leaves(link, leaves, without={BEST} if is_replaced else ()):
             yield f"{place}, {fault}"
+
+
+def _best_rounds(live: Mapping[tuple[str, int, int], Link]) -> dict[tuple[str, int], int]:
+    """The best round of every lane. The table `best` may have lost the rows of earlier ones."""
+    found: dict[tuple[str, int], int] = {}
+    for (method, seed, round_num), link in live.items():
+        if BEST in link.leaves:
+            found[method, seed] = max(round_num, found.get((method, seed), 0))
+    return found
+
+
+def _members(chain: Sequence[Link]) -> dict[tuple[str, int, int], int]:
+    """How many clients the run had in each round: the facts before a round list them."""
+    found: dict[tuple[str, int, int], int] = {}
+    listed: Counter[str] = Counter()
+    for link in chain:
+        if link.kind == "facts":
+            listed = Counter(label.split()[1] for label in link.leaves if label.startswith(CLIENTS))
+        elif link.kind == "round":
+            method, seed = link.lane
+            found[method, seed, link.number("round")] = listed[str(seed)]
+    return found
 
 
 def _faults_of_facts(database: sqlite3.Connection, chain: Sequence[Link]) -> Iterator[str]:
@@ -180,12 +213,16 @@ def _faults_of_facts(database: sqlite3.Connection, chain: Sequence[Link]) -> Ite
     if not about_facts:
         yield "no entry is about the facts of the run"
         return
-    yield from _faults_of_leaves(about_facts[-1], leaves_of_run(database))
+    last = about_facts[-1]
+    yield from _faults_of_leaves(last, leaves_of_run(database, last.version))
 
 
-def _faults_of_leaves(link: Link, leaves: Leaves) -> Iterator[str]:
+def _faults_of_leaves(link: Link, leaves: Leaves, without: Collection[str] = ()) -> Iterator[str]:
+    """Leaves that differ from those of an entry; those of `without` may be missing."""
     present = digests_of(link.salt, leaves)
     for label in {**link.leaves, **present}:
+        if label in without:
+            continue
         if label not in present:
             yield f"{label}: was deleted"
         elif label not in link.leaves:
@@ -194,26 +231,84 @@ def _faults_of_leaves(link: Link, leaves: Leaves) -> Iterator[str]:
             yield f"{label}: was changed"
 
 
-def _faults_of_receipt(
-    receipt: Mapping[str, Any], chain: Mapping[int, Link], trusted: Collection[bytes]
+class _Compared:
+    """A record, to be compared with receipts."""
+
+    def __init__(
+        self, database: sqlite3.Connection, chain: Sequence[Link], trusted: Collection[bytes]
+    ) -> None:
+        self._database = database
+        self._trusted = trusted
+        self._chain = {link.position: link for link in chain}
+        self._live = live_rounds(chain)
+        self._lanes = _lanes(database)
+        self._seen: set[int] = set()  # positions of entries with a receipt
+
+    def faults(self, receipt: Mapping[str, Any]) -> Iterator[str]:
+        """What of the record contradicts a receipt."""
+        fault = _fault_of_receipt(receipt, self._trusted)
+        if fault:
+            yield fault
+            return
+        position = json.loads(receipt["entry"])["position"]
+        self._seen.add(position)
+        about = f"the receipt of entry {position}"
+        link = self._chain.get(position)
+        if link is None:
+            yield f"{about}: the record ends before it: its end was cut off"
+        elif link.entry != receipt["entry"]:
+            yield f"{about}: the record has another entry there: it was written anew"
+        elif link.kind == "round":
+            yield from self._changes(receipt, link)
+
+    def rounds_without_receipt(self) -> int:
+        """Rounds whose entry is in no receipt."""
+        return sum(link.position not in self._seen for link in self._live.values())
+
+    def _changes(self, receipt: Mapping[str, Any], link: Link) -> Iterator[str]:
+        """What a later entry about the same round says otherwise."""
+        method, seed = link.lane
+        round_num = link.number("round")
+        about = f"the receipt of {_round(method, seed, round_num)} (entry {link.position})"
+        now = self._live.get((method, seed, round_num))
+        if now is None:
+            yield f"{about}: the round was deleted later"
+        elif now.position != link.position and (method, seed) in self._lanes:
+            lane = self._lanes[method, seed]
+            leaves = leaves_of_round(self._database, lane, round_num, now.version)
+            for change in _differences(receipt["rows"], leaves.get(receipt["label"], [])):
+                yield f"{about}: {change} in entry {now.position} of {now.fields.get('time')}"
+
+
+def _differences(
+    before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]]
 ) -> Iterator[str]:
-    fault = _fault_of_receipt(receipt, trusted)
-    if fault:
-        yield fault
-        return
-    position = json.loads(receipt["entry"])["position"]
-    about = f"the receipt of entry {position}"
-    if position not in chain:
-        yield f"{about}: the record ends before it: its end was cut off"
-    elif chain[position].entry != receipt["entry"]:
-        yield f"{about}: the record has another entry there: it was written anew"
+    """How the rows about a client changed, except for times."""
+    now = {_key(row): row for row in json.loads(canonical(after))}
+    for row in before:
+        other = now.get(_key(row))
+        if other is None:
+            # A run that is extended deletes the evaluation after its former last round
+            table, _ = _key(row)
+            if table != "local":
+                yield f"{' '.join(map(str, _key(row)))}: deleted"
+            continue
+        for column in {**row, **other}:
+            if column not in TIMES and row.get(column) != other.get(column):
+                name = row.get("criterion", row.get("table"))
+                yield f"{name}, {column}: {row.get(column)} became {other.get(column)}"
+
+
+def _key(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    return row.get("table"), row.get("criterion", "")
 
 
 def _fault_of_receipt(receipt: Mapping[str, Any], trusted: Collection[bytes]) -> str | None:
     """Why a receipt proves nothing; None for a valid one."""
     try:
         fields = json.loads(receipt["entry"])
-        own = leaf_digest(bytes.fromhex(receipt["salt"]), receipt["label"], receipt["rows"])
+        rows = [dict(row) for row in receipt["rows"]]
+        own = leaf_digest(bytes.fromhex(receipt["salt"]), receipt["label"], rows)
         digests = [str(one) for one in receipt["digests"]]
         fault = _fault_of_signature(receipt["entry"], bytes.fromhex(receipt["signature"]), trusted)
         position = int(fields["position"])
@@ -241,6 +336,25 @@ def _read_receipts(file: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
         yield f"{file.name}, line {number}", receipt if isinstance(receipt, dict) else {}
 
 
+def _signed_again(chain: Sequence[Link]) -> Iterator[str]:
+    """Rounds that a later entry replaces without a reason.
+
+    A run that is extended signs its former last round again. Rounds that are run again are forgotten
+    first.
+    """
+    done: dict[tuple[str, int], int] = {}
+    for link in chain:
+        last = done.get(link.lane, 0)
+        if link.kind == "forget":
+            done[link.lane] = min(last, link.number("after"))
+        elif link.kind == "round":
+            round_num = link.number("round")
+            if round_num < last:
+                place = _round(*link.lane, round_num)
+                yield f"{place}: was signed a second time, after round {last} (entry {link.position})"
+            done[link.lane] = max(last, round_num)
+
+
 def _repeated(chain: Sequence[Link]) -> list[str]:
     """Rounds that were recorded and later deleted to be run again."""
     said = []
@@ -250,7 +364,11 @@ def _repeated(chain: Sequence[Link]) -> list[str]:
         after = link.number("after")
         last = done.get(lane, 0)
         if link.kind == "round":
-            done[lane] = max(last, link.number("round"))
+            round_num = link.number("round")
+            if round_num == last:
+                place = _round(*lane, last)
+                said.append(f"{place}: signed again ({link.fields.get('time')})")
+            done[lane] = max(last, round_num)
         elif link.kind == "forget" and last > after:
             first = after + 1
             rounds = f"round {first}" if first == last else f"rounds {first} to {last}"

@@ -32,24 +32,10 @@ from .records import (
     reported_evaluation,
     round_columns,
 )
-from .schema import DATABASE, SCHEMA, SCHEMA_VERSION
+from .schema import DATABASE, SCHEMA, SCHEMA_VERSION, TABLES_BY_ROUND
 from .signed import SignedChain
 from .structure import refuse_missing_columns, refuse_programs
 
-TABLES_BY_ROUND = (
-    "policies",
-    "rounds",
-    "clock",
-    "privacy",
-    "adapters",
-    "participants",
-    "look_back",
-    "criteria",
-    "local",
-    "counterfactuals",
-    "contributions",
-    "best",
-)
 _ROUNDS = "(SELECT COUNT(*) FROM rounds WHERE rounds.lane = lanes.lane)"
 
 
@@ -91,7 +77,7 @@ class Store:
     def close(self) -> None:
         """Close the database."""
         try:
-            self._sign_facts()
+            self.sign_facts()
         finally:
             self._database.close()
 
@@ -186,11 +172,21 @@ class Store:
         """Mark a lane as finished."""
         with self._transaction() as database:
             database.execute("UPDATE lanes SET finished = 1 WHERE lane = ?", (lane,))
+            if self._chain:
+                self._chain.add_facts()
 
     def reopen_lanes(self, rounds: int) -> None:
         """Mark lanes with fewer rounds than this as not finished."""
         with self._transaction() as database:
+            self._facts_are_signed = False
             database.execute(f"UPDATE lanes SET finished = 0 WHERE {_ROUNDS} < ?", (rounds,))
+
+    def sign_facts(self) -> None:
+        """Sign facts, clients, lanes and policies, if the record is signed and they changed."""
+        if self._chain and not self._facts_are_signed:
+            with self._transaction():
+                self._chain.add_facts()
+            self._facts_are_signed = True
 
     # Rounds -------------------------------------------------------------------------------------
 
@@ -222,7 +218,7 @@ class Store:
             hostile: the hostile clients.
             seconds: the time that the round took.
         """
-        self._sign_facts()
+        self.sign_facts()
         with self._transaction() as database:
             names: dict[int, str] = {}
             if record.local is not None and record.local.missing:
@@ -438,13 +434,6 @@ class Store:
         with self._transaction():
             chain.add_missing()
         return chain
-
-    def _sign_facts(self) -> None:
-        """Sign the facts of the run, if the record is signed and they changed."""
-        if self._chain and not self._facts_are_signed:
-            with self._transaction():
-                self._chain.add_facts()
-            self._facts_are_signed = True
 
     def _refuse_what_cannot_be_added_to(self) -> None:
         version = version_of(self._database)
