@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .responses import send_error
-from .roles import OPERATOR, Reader, Roles
+from .roles import OPERATOR, Reader, Roles, RolesError
 
 # Starlette 1.3, which Flower needs, reads only "[" of "[::1]:8000", so "[" must be allowed. Then
 # any IPv6 address passes, which is harmless: the check is against foreign names that resolve to
@@ -29,6 +29,7 @@ HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
 }
 NO_TOKEN = "A token is required: open the address that you were given, with ?token=..."
+NO_ROLES = "The roles file cannot be read. The operator sees why with `clientwise token ROLES`."
 READER = "clientwise.reader"  # key of a request's scope
 
 
@@ -102,8 +103,12 @@ class TokenCheck:
         cookie = f"clientwise-{port}"  # cookies are shared by all ports, and two servers may run
         in_address = request.query_params.get("token")
         in_cookie = unquote(request.cookies.get(cookie, ""))
-        by_address = self._reader(in_address)
-        reader = by_address or self._reader(_bearer(request)) or self._reader(in_cookie)
+        try:
+            by_address = self._reader(in_address)
+            reader = by_address or self._reader(_bearer(request)) or self._reader(in_cookie)
+        except (RolesError, OSError):
+            await send_error(request, 503, NO_ROLES)(scope, receive, send)
+            return
         if reader is None:
             await send_error(request, 401, NO_TOKEN)(scope, receive, send)
             return
