@@ -7,9 +7,10 @@ import copy
 import gzip
 import json
 import re
+import sqlite3
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,13 @@ def write_run(
         store.finish_lane(lane)
     store.close()
     return folder
+
+
+def name_clients(folder: Path, names: Sequence[str]) -> None:
+    """Give the clients of a written run names, as those of a deployment have."""
+    with closing(sqlite3.connect(folder / "run.sqlite")) as database, database:
+        for client, name in enumerate(names):
+            database.execute("UPDATE clients SET name = ? WHERE client = ?", (name, client))
 
 
 def _write_rounds(store: Store, lane: int, rounds: int, clients: int) -> None:

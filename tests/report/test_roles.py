@@ -13,7 +13,7 @@ from urllib.parse import quote, urlsplit
 
 import httpx
 import pytest
-from pages import HOSTILE_NAME, served, unpacked, write_run
+from pages import HOSTILE_NAME, name_clients, served, unpacked, write_run
 from starlette.routing import Route
 
 import processes
@@ -67,7 +67,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs")
     for run, sites in SITES.items():
         write_run(folder / run, ["FedAvg"])
-        _name_clients(folder / run, sites)
+        name_clients(folder / run, sites)
     config = folder / "private" / "config.toml"
     noise = "[methods.privacy]\nclip = 1.0\ndelta = 0.01\nnoise_multiplier = 1.0\n"
     config.write_text(f"{config.read_text()}\n{noise}")
@@ -76,14 +76,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "begun").mkdir()
     (folder / "begun" / "config.toml").touch()
     return folder
-
-
-def _name_clients(folder: Path, names: list[str]) -> None:
-    import sqlite3
-
-    with closing(sqlite3.connect(folder / "run.sqlite")) as database, database:
-        for client, name in enumerate(names):
-            database.execute("UPDATE clients SET name = ? WHERE client = ?", (name, client))
 
 
 @pytest.fixture(scope="module")
@@ -272,7 +264,7 @@ def test_without_a_valid_token_nothing_opens(
                 {"Authorization": f"Bearer {token}"},
                 {"Cookie": f"clientwise={token}"},
             ):
-                raw = {name: value.encode() for name, value in headers.items()}
+                raw = {name.encode(): value.encode() for name, value in headers.items()}
                 assert client.get(address, headers=raw).status_code == 401
             assert client.get(f"{address}&token={quote(token)}").status_code == 401
         assert client.get(f"{next(_addresses(route, 'first'))}&token=").status_code == 401
