@@ -84,7 +84,8 @@ def shown_values(table: Table, site: str, column: str) -> Iterator[float]:
     lines = list(csv.reader(io.StringIO(as_csv(table))))
     names = lines[0]
     place = next(i for i, name in enumerate(names) if name.startswith(column))
-    (line,) = (line for line in lines[1:] if {site, f"'{site}"} & set(line))
+    text = f"'{site}" if site.startswith("=") else site  # no formula
+    (line,) = (line for line in lines[1:] if text in line)
     yield float(line[place])
 
 
