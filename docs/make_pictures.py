@@ -1,7 +1,12 @@
-"""Make the pictures of the documentation from a real run, the packaged demo with five seeds; needs Chromium."""
+"""Make the pictures of the documentation from real runs; needs Chromium.
+
+The runs are the packaged demo with five seeds and, with a data folder (CLIENTWISE_DATA), the four hospitals
+of `make board`.
+"""
 
 from __future__ import annotations
 
+import os
 import platform
 from importlib.resources import files
 from pathlib import Path
@@ -16,6 +21,10 @@ from clientwise.report.figures import draw
 from clientwise.report.terminal import summary_table
 from clientwise.report.views import result_charts
 
+DOCS = Path(__file__).parent
+HOSPITALS = DOCS.parent / "experiments" / "heart.toml"
+BOARD = ["rounds=10", "evaluation.counterfactuals=true", "evaluation.shapley=true"]
+
 
 def main() -> None:
     """Run, draw, and print the table that the README quotes."""
@@ -24,10 +33,23 @@ def main() -> None:
     with show_progress(console) as on_round:
         folder = cw.run(experiment, new_folder("pictures"), on_round=on_round)
     run = cw.Run(folder)
-    draw(result_charts(run), Path(__file__).parent / "demo.png")
+    draw(result_charts(run), DOCS / "demo.png")
     make_screenshots.main(folder)
+    if "CLIENTWISE_DATA" in os.environ:
+        board(console)
+    else:
+        console.print("No pictures of the hospitals: set CLIENTWISE_DATA to a data folder.")
     console.print(summary_table(run))
     console.print(f"on {platform.machine()}, Python {platform.python_version()}")
+
+
+def board(console: Console) -> None:
+    """The pictures of docs/governance.md."""
+    methods = {"methods": ["FedAvg", "Alone", "Pooled"]}
+    with show_progress(console) as on_round:
+        experiment = cw.load(HOSPITALS, BOARD, methods)
+        folder = cw.run(experiment, new_folder("board"), on_round=on_round)
+    make_screenshots.governance(folder, "Switzerland")
 
 
 if __name__ == "__main__":

@@ -11,12 +11,21 @@ from pathlib import Path
 from urllib.parse import quote
 
 import uvicorn
-from playwright.sync_api import sync_playwright
+from playwright.sync_api import Browser, sync_playwright
 
+from clientwise.report.html import write_html
 from clientwise.report.server import make_app
+from clientwise.report.statement import statement
 from clientwise.runs.folder import RunFolder
 
 DOCS = Path(__file__).parent
+MARGIN = 16  # around a section, in pixels
+AROUND = """(section, margin) => {
+    const from = section.firstElementChild.getBoundingClientRect();
+    const to = section.lastElementChild.getBoundingClientRect();
+    const [x, y] = [from.left - margin, from.top + scrollY - margin];
+    return { x, y, width: from.width + 2 * margin, height: to.bottom - from.top + 2 * margin };
+}"""
 QUIET = (
     "headless",
     "no-sandbox",
@@ -32,14 +41,7 @@ def main(folder: Path, out: Path = DOCS, scheme: str = "light") -> None:
     run = RunFolder(folder)
     _, method, seed = next(lane for lane in reversed(run.lanes) if lane.seed == run.lanes[0].seed)
     last = run.last_round(method, seed)
-    with served(folder) as address, sync_playwright() as playwright:
-        arguments = [
-            f"--{flag}"
-            for flag in (*QUIET, "disable-component-update", "disable-sync", "hide-scrollbars")
-        ]
-        browser = playwright.chromium.launch(
-            executable_path=shutil.which("chromium"), args=arguments
-        )
+    with served(folder) as address, chromium() as browser:
         for name, width, height, path in (
             ("overview", 1360, 1000, ""),
             ("audit", 1360, 900, f"#round/{quote(method, safe='')}/{seed}/{last}"),
@@ -61,6 +63,36 @@ def main(folder: Path, out: Path = DOCS, scheme: str = "light") -> None:
             page.wait_for_timeout(1500)  # charts are drawn when they come into sight
             page.screenshot(path=out / f"page-{name}.png")
             context.close()
+
+
+def governance(folder: Path, site: str, out: Path = DOCS) -> None:
+    """What a board reads of a run, and the statement for one site."""
+    with served(folder) as address, chromium() as browser:
+        page = browser.new_page(viewport={"width": 1000, "height": 900}, reduced_motion="reduce")
+        page.goto(f"{address}/runs/{folder.resolve().name}")
+        for section in ("gains", "contributions"):
+            shown = page.locator(f"#s-{section}")
+            shown.locator("tbody tr").first.wait_for()
+            box = shown.evaluate(AROUND, MARGIN)
+            page.screenshot(path=out / f"board-{section}.png", clip=box, full_page=True)
+    statements = folder / "statements"
+    file = write_html(statement(RunFolder(folder), site), {}, statements / "pictured.html")
+    with chromium() as browser:
+        page = browser.new_page(viewport={"width": 900, "height": 900})
+        page.goto(file.resolve().as_uri())
+        page.locator(".plot svg").first.wait_for()
+        page.screenshot(path=out / "statement.png", full_page=True)
+
+
+@contextmanager
+def chromium() -> Iterator[Browser]:
+    """A browser that loads nothing from elsewhere."""
+    flags = (*QUIET, "disable-component-update", "disable-sync", "hide-scrollbars")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(
+            executable_path=shutil.which("chromium"), args=[f"--{flag}" for flag in flags]
+        )
+        yield browser
         browser.close()
 
 

@@ -7,9 +7,10 @@ import copy
 import gzip
 import json
 import re
+import sqlite3
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import uvicorn
 
 import clientwise as cw
 from clientwise.experiment.config import load_experiment
-from clientwise.report.server import make_app
+from clientwise.report.server import Roles, make_app
 from clientwise.runs.writer import Store
 
 CONFIG: dict[str, Any] = {
@@ -68,6 +69,13 @@ def write_run(
     return folder
 
 
+def name_clients(folder: Path, names: Sequence[str]) -> None:
+    """Give the clients of a written run names, as those of a deployment have."""
+    with closing(sqlite3.connect(folder / "run.sqlite")) as database, database:
+        for client, name in enumerate(names):
+            database.execute("UPDATE clients SET name = ? WHERE client = ?", (name, client))
+
+
 def _write_rounds(store: Store, lane: int, rounds: int, clients: int) -> None:
     grid = f"""WITH RECURSIVE
         r(round_num) AS (SELECT 1 UNION ALL SELECT round_num + 1 FROM r WHERE round_num < {rounds}),
@@ -103,16 +111,25 @@ def run_for_real(folder: Path, rounds: int = 3) -> Path:
 
 def carried(page: Path) -> dict[str, Any]:
     """What a report file carries: its document, and what that opens."""
-    (letters,) = re.findall(r'id="embedded">([^<]*)<', page.read_text(encoding="utf-8"))
+    return unpacked(page.read_text(encoding="utf-8"))
+
+
+def unpacked(text: str) -> dict[str, Any]:
+    """What the text of a report file carries."""
+    (letters,) = re.findall(r'id="embedded">([^<]*)<', text)
     return json.loads(gzip.decompress(base64.b64decode(letters)))
 
 
 @contextmanager
-def served(folders: Sequence[Path], token: str | None = None, port: int = 0) -> Iterator[str]:
+def served(
+    folders: Sequence[Path],
+    token: str | None = None,
+    port: int = 0,
+    roles: Roles | None = None,
+) -> Iterator[str]:
     """The server with its address."""
-    settings = uvicorn.Config(
-        make_app(folders, token), port=port, log_level="error", lifespan="off", ws="none"
-    )
+    app = make_app(folders, token, roles)
+    settings = uvicorn.Config(app, port=port, log_level="error", lifespan="off", ws="none")
     settings.timeout_graceful_shutdown = 1
     server = uvicorn.Server(settings)
     thread = threading.Thread(target=server.run, daemon=True)

@@ -13,12 +13,14 @@ from typing import Any
 
 import pytest
 import tomli_w
-from pages import HOSTILE_NAME, config, served, write_run
+from pages import HOSTILE_NAME, config, name_clients, served, write_run
 
 import processes
 from clientwise.report.document import Cell, Document, Section, table
 from clientwise.report.export import write_report
 from clientwise.report.html import write_html
+from clientwise.report.server import Roles
+from clientwise.report.server.roles import BOARD, Reader
 from clientwise.runs.folder import RunFolder
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
@@ -455,6 +457,33 @@ def test_a_hostile_name_is_only_a_name(open_page: Any, tmp_path: Path) -> None:
     wait_for_charts(page)
     page.get_by_text(HOSTILE_NAME).first.wait_for()
     assert page.locator("img").count() == 0
+
+
+def test_a_site_reads_its_statement_and_the_board_the_report(
+    open_page: Any, tmp_path: Path
+) -> None:
+    """Also under the server's own policy for scripts, and with a hostile name."""
+    folder = write_run(tmp_path / "runs" / "run")
+    name_clients(folder, [HOSTILE_NAME, "other"])
+    roles = Roles(tmp_path / "roles.json")
+    site = roles.give(Reader("site", HOSTILE_NAME))
+    board = roles.give(BOARD)
+    with served([folder.parent], "secret", roles=roles) as address:
+        page = open_page(f"{address}/?token={site}")
+        page.get_by_role("link", name="run").click()
+        wait_for_charts(page)
+        assert page.url == f"{address}/runs/run/statement"
+        assert page.locator("h1").inner_text() == f"Statement for {HOSTILE_NAME}"
+        assert page.locator("img").count() == 0
+        page = open_page(f"{address}/runs/run/statement?token={site}")
+        until(page, "!location.search")
+        page = open_page(f"{address}/?token={board}")
+        page.get_by_role("link", name="run").click()
+        wait_for_charts(page)
+        page.locator("main .table a[href^='#client/']").first.click()
+        page.locator("dialog[open] tbody tr").first.wait_for()
+        assert page.locator("img").count() == 0
+        open_page.close_all()
 
 
 def test_a_report_file_needs_no_network(open_page: Any, report: Path) -> None:

@@ -23,6 +23,7 @@ from starlette.exceptions import HTTPException
 
 import processes
 from clientwise.cli.serve import token_in
+from clientwise.errors import ClientwiseError
 from clientwise.report import views
 from clientwise.report.document import Document
 from clientwise.report.html import to_json, write_html
@@ -499,7 +500,7 @@ def test_a_token_comes_from_a_file_and_is_not_printed(folder: Path, tmp_path: Pa
         assert httpx.get(address, params={"token": token}).status_code == 200
     assert token_in(file) == token
     file.chmod(0o640)
-    with pytest.raises(SystemExit):
+    with pytest.raises(ClientwiseError, match="chmod 600"):
         token_in(file)
 
 

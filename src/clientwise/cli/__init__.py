@@ -21,7 +21,7 @@ from .new import new
 from .parts import data, list_parts, schema
 from .predict import predict
 from .results import diff, note, report, runs, show
-from .serve import serve
+from .serve import serve, token
 from .signing import key, receipts, stamp, verify
 from .statement import statement
 
@@ -51,6 +51,7 @@ COMMANDS: dict[str, Callable[..., None]] = {  # in the order of --help
     "export": export,
     "predict": predict,
     "serve": serve,
+    "token": token,
     "statement": statement,
     "key": key,
     "verify": verify,

@@ -1,4 +1,4 @@
-"""Follow runs in a browser: `clientwise serve`."""
+"""Follow runs in a browser, and who may: `clientwise serve`, `token`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,15 @@ def serve(
     token_file: Annotated[
         Path | None,
         typer.Option(
-            help="File with the token that readers need; created with a random token if missing.",
+            help="File with the operator's token; created with a random token if missing.",
+            show_default=False,
+        ),
+    ] = None,
+    roles_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--roles",
+            help="File with the tokens of the board and of sites, made by `clientwise token`.",
             show_default=False,
         ),
     ] = None,
@@ -40,17 +48,20 @@ def serve(
     """
     import secrets
 
-    from ..report.server import is_loopback
+    from ..report.server import Roles, is_loopback
     from ..report.server import serve as serve_runs
 
     folders = folders or [Path("runs")]
     for folder in folders:
         if not folder.is_dir():
             fail(f"{folder}: no such folder")
+    roles = Roles(roles_file) if roles_file else None
+    if roles is not None:
+        roles.readers()  # says now what is wrong with the file
     token = None
     if token_file is not None:
         token = token_in(token_file)
-    elif not is_loopback(host):
+    elif roles is not None or not is_loopback(host):
         token = secrets.token_urlsafe(16)
 
     def say(url: str) -> None:
@@ -58,18 +69,65 @@ def serve(
             url = f"{url.partition('?')[0]}?token=... (the token is in {token_file})"
         print_lines([url, "Press Ctrl-C to stop."])
 
-    serve_runs(folders, host, port, token, say)
+    serve_runs(folders, host, port, token, roles, say)
+
+
+def token(
+    roles_file: Annotated[
+        Path, typer.Argument(metavar="ROLES", help="The roles file.", show_default=False)
+    ],
+    site: Annotated[
+        str | None,
+        typer.Option(help="For a site, by its name: opens its statements.", show_default=False),
+    ] = None,
+    board: Annotated[bool, typer.Option("--board", help="For the board: opens reports.")] = False,
+    revoke: Annotated[
+        bool, typer.Option("--revoke", help="Make the token invalid instead, at once.")
+    ] = False,
+) -> None:
+    """Make a token for a site or for the board, for `clientwise serve --roles`.
+
+    The file has only hashes of tokens. A new token replaces the earlier one of the same site or of the
+    board. Without --site and --board, the command lists whose tokens there are.
+
+    Example: clientwise token roles.json --site Basel
+    """
+    from ..report.server.roles import BOARD, Reader, Roles
+
+    roles = Roles(roles_file)
+    if board and site is not None:
+        fail("give --site or --board, not both: each has its own token")
+    if site is None and not board:
+        if revoke:
+            fail("--revoke needs --site NAME or --board")
+        lines = [f"{one.site or one.role:<20} opens {one.opens}" for one in roles.readers()]
+        print_lines(lines or ["No tokens. Make one: clientwise token ROLES --site NAME"])
+        return
+    reader = BOARD if site is None else Reader("site", site)
+    if revoke:
+        roles.revoke(reader)
+        print_lines([f"Revoked      the token that opened {reader.opens}"])
+        return
+    made = roles.give(reader)
+    print_lines(
+        [
+            f"Token        {made}",
+            f"Opens        {reader.opens}, at the server's address with ?token=TOKEN",
+            "Keep it      it is not stored: a lost token is replaced by a new one",
+        ]
+    )
 
 
 def token_in(path: Path) -> str:
     """The token in a file that only its owner can read; a missing file gets a random token."""
     import secrets
 
+    from ..report.server.roles import refuse_shared
+
     if not path.exists():
         path.touch(mode=0o600)
         path.write_text(secrets.token_urlsafe(32) + "\n", encoding="utf-8")
-    if path.stat().st_mode & 0o077:
-        fail(f"{path}: other users can read it. Run: chmod 600 {path}")
+    refuse_shared(path)
     token = path.read_text(encoding="utf-8").strip()
     if not token:
         fail(f"{path}: is empty. Delete it to have a token created.")

@@ -123,7 +123,7 @@ def receipts(
 
     Example: clientwise receipts runs/mine --out receipts
     """
-    from ..runs.files import plain_name
+    from ..runs.files import plain_names
     from ..runs.verify import receipts as receipts_of
 
     found = receipts_of(folder)
@@ -131,9 +131,9 @@ def receipts(
         fail(f"{folder}: its record is not signed (clientwise run --sign KEY)")
     with writing_to(out_folder):
         out_folder.mkdir(parents=True, exist_ok=True)
-        for name, own in found.items():
+        for name, own in zip(plain_names(found), found.values(), strict=True):
             lines = [json.dumps(receipt) for receipt in own]
-            path = out_folder / f"{plain_name(name)}.jsonl"
+            path = out_folder / f"{name}.jsonl"
             path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     print_lines([f"Receipts     {out_folder}: {len(found):,} files, one for every member"])
 

@@ -18,7 +18,8 @@ def statement(
         typer.Option(help="Only this site, by its name. Default: all sites.", show_default=False),
     ] = None,
     method: Annotated[
-        str | None, typer.Option(help="The method. Default: the first.", show_default=False)
+        str | None,
+        typer.Option(help="The method. Default: the first that is no control.", show_default=False),
     ] = None,
     seed: Annotated[
         int | None, typer.Option(help="The seed. Default: the first.", show_default=False)
@@ -38,17 +39,17 @@ def statement(
     from ..report.html import write_html
     from ..report.statement import sites
     from ..report.statement import statement as statement_of
-    from ..runs.files import plain_name
+    from ..runs.files import plain_names
     from ..runs.folder import RunFolder
 
     run = RunFolder(folder or newest_run())
-    chosen = method or run.methods[0]
-    number = run.seeds(chosen)[0] if seed is None and chosen in run.methods else seed
     target = out_folder or run.folder / "statements"
     lines: list[str] = []
     with writing_to(target), err.status("Writing the statements"):
-        for name in [site] if site else sites(run):
-            found = statement_of(run, name, chosen, number or 0)
-            path = write_html(found, {}, target / f"{plain_name(name)}.html")
+        names = sites(run)
+        files = dict(zip(names, plain_names(names), strict=True))
+        for name in [site] if site else names:
+            found = statement_of(run, name, method, seed)
+            path = write_html(found, {}, target / f"{files[name]}.html")
             lines.append(f"{'Statement' if not lines else '':<13}{path}")
     print_lines(lines)

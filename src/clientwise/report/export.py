@@ -20,6 +20,7 @@ from .views import audit_client, audit_round, one_seed, overview
 MAX_AUDITED_ROUNDS = 40  # per method and seed; `clientwise serve` shows all of them
 MAX_AUDITED_CLIENTS = 100
 MAX_CARRIED_SEEDS = 20
+FORMULAS = ("=", "+", "-", "@", "\t", "\r")  # how a text begins that a spreadsheet computes
 
 
 def write_report(
@@ -108,13 +109,23 @@ def as_csv(table: Table) -> str:
         head += [f"{name} {part}".rstrip() for part in own] or [name]
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(head)
+    writer.writerow(map(_inert, head))
     for row in table.rows:
         values: list[float | str | None] = []
         for cell, own in zip(row, parts, strict=True):
             values += [_numbers(cell).get(part) for part in own] or [_value(cell)]
-        writer.writerow(values)
+        writer.writerow(map(_inert, values))
     return out.getvalue()
+
+
+def _inert(value: float | str | None) -> float | str | None:
+    """A value that no spreadsheet takes for a formula: members choose their names.
+
+    >>> _inert("=1+1"), _inert(-1.5), _inert("north")
+    ("'=1+1", -1.5, 'north')
+    """
+    is_formula = isinstance(value, str) and value.startswith(FORMULAS)
+    return f"'{value}" if is_formula else value
 
 
 def _parts_of(table: Table, place: int) -> list[str]:

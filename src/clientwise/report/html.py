@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
+from types import MappingProxyType
 
 from ..runs.files import write_atomically
 from .document import Document
@@ -29,13 +30,19 @@ Audits = Mapping[str, Mapping[str, Document]]
 
 
 def write_html(document: Document, audits: Audits, path: Path) -> Path:
-    """Write a document as one file, with the audits that it opens.
+    """Write a document as one file, whose folder is made."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, as_file(document, audits).encode())
+    return path
+
+
+def as_file(document: Document, audits: Audits = MappingProxyType({})) -> str:
+    """A document as one HTML file, with the audits that it opens.
 
     Args:
         document: the page.
         audits: {"round": {"METHOD|SEED|ROUND": audit}, "client": {"METHOD|SEED|CLIENT": audit},
             "seed": {"SEED": the sections of that seed}}.
-        path: the file; its folder is made.
     """
     page = asset("page.html")
     for name, inline in _inline(document, audits).items():
@@ -44,9 +51,20 @@ def write_html(document: Document, audits: Audits, path: Path) -> Path:
         if not found:
             raise ValueError(f"page.html has no {tag}")
         page = before + inline + after
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, page.encode())
-    return path
+    return page
+
+
+@cache
+def file_policy() -> str:
+    """The content security policy of a file.
+
+    Only its two scripts may run, and nothing may be fetched, whatever markup a config contains.
+    """
+    scripts = f"{_digest(_script(PLOTLY))} {_digest(_script('app.js'))}"
+    return (
+        f"default-src 'none'; script-src {scripts}; style-src 'unsafe-inline'; "
+        "img-src data: blob:; base-uri 'none'; form-action 'none'"
+    )
 
 
 def _inline(document: Document, audits: Audits) -> dict[str, str]:
@@ -54,12 +72,7 @@ def _inline(document: Document, audits: Audits) -> dict[str, str]:
     style = asset("style.css")
     plotly = _script(PLOTLY)
     app = _script("app.js")
-    # Only these two scripts may run, and nothing may be fetched, whatever markup a config contains.
-    policy = (
-        f"default-src 'none'; script-src {_digest(plotly)} {_digest(app)}; "
-        "style-src 'unsafe-inline'; img-src data: blob:; base-uri 'none'; form-action 'none'"
-    )
-    meta = f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
+    meta = f'<meta http-equiv="Content-Security-Policy" content="{file_policy()}">'
     carried = {kind: _all_as_json(found) for kind, found in audits.items()}
     data = _packed(to_json({"document": as_json(document), "audits": carried}))
     embedded = f'<script type="text/plain" id="embedded">{data}</script>'

@@ -7,60 +7,122 @@ alone: of the others there are ranges, rounded, and only where there are enough 
 from __future__ import annotations
 
 import math
+import re
 import statistics
 from collections.abc import Iterator, Sequence
 
+from ..core.criteria import CRITERIA
+from ..core.metrics import METRICS
 from ..errors import RunError
 from ..registry import suggest
 from ..runs.folder import RunFolder
-from ..runs.recorded import recorded_config
+from ..runs.recorded import RecordedMethod, recorded_config
 from ..runs.rows import ClientRoundRow
 from .audit import Audit, Participant, audit
+from .chain import PRIOR
 from .document import Chart, Content, Document, Section, Table, counted, number, percent_of, table
 from .lines import ROUNDS
-from .marks import COLOURS, Line, Lines, value_axis
+from .marks import COLOURS, Axis, Line, Lines
+from .sections.clients import client_means
 from .sections.contributions import control_series, gains
 from .series import Series, series_of
+from .statistics import MIN_SEEDS, Difference
 from .units import Unit
 
 FEWEST_OTHERS = 3  # sites, below which a range would tell what one of them has
 DIGITS = 1  # to which a range is rounded
-CRITERIA_NOTE = (
-    "“Claimed” values are what your site reported. “Measured” values were computed by the server. The range "
-    "is that of the other sites. It and the last column are rounded, and not shown with fewer than "
-    f"{FEWEST_OTHERS} other sites."
+CHART_HEIGHT = 220
+ROOM_ABOVE = 1.3  # a line, as a multiple of its highest value
+WHAT_IT_IS = (
+    "The sites train one model together, in rounds. In each round, the sites that take part train the "
+    "model on their own data, and the server combines the results. A site's weight is its share in this "
+    "combination. The weights of all sites in a round sum to 100%."
 )
+CRITERIA_LEAD = (
+    "The server computes your weight from the values in this table, compared with those of the other "
+    "sites. A higher value gives a higher weight."
+)
+CRITERIA_NOTE = (
+    "“Your site” reported a value itself; “the server” measured it. The values of the other sites are "
+    "given as a range, rounded to one digit. The column after it is your weight if your site had the "
+    "highest value of all sites, and all else stayed the same. Both are hidden with fewer than "
+    f"{FEWEST_OTHERS} other sites, because they would tell what a single site has."
+)
+SOURCES = {"claimed": "your site", "measured": "the server"}
+SECRET = "It is not shown: this run has secure aggregation, so that the weights of single sites stay secret."
+PRIVATE = (
+    "It is not shown: this run has differential privacy, which protects the values of the other sites. "
+    "Your weight depends on these values."
+)
+UNKNOWN = "It is not shown: the config of the run cannot be read, so that nothing says what must stay secret."
 
 
-def sites(run: RunFolder) -> list[str]:
-    """The names of all sites; clients without a name have their number."""
-    seed = run.lanes[0].seed
-    return [row.name or f"client {row.client}" for row in run.clients(seed)]
+def sites(run: RunFolder, seed: int | None = None) -> list[str]:
+    """The names of all sites, in a seed or the first; clients without a name have their number."""
+    if not run.lanes:
+        raise RunError(f"{run.id}: no round is finished yet, so that there is nothing to state")
+    rows = run.clients(run.lanes[0].seed if seed is None else seed)
+    return [row.name or f"client {row.client}" for row in rows]
 
 
-def statement(run: RunFolder, site: str, method: str, seed: int) -> Document:
-    """The statement for a site about one method and seed."""
-    names = sites(run)
+def named_sites(run: RunFolder) -> list[str]:
+    """The sites that have a name. A number may be another site in the next run."""
+    rows = run.clients(run.lanes[0].seed) if run.lanes else []
+    return [row.name for row in rows if row.name]
+
+
+def statement(
+    run: RunFolder, site: str, method: str | None = None, seed: int | None = None
+) -> Document:
+    """The statement for a site, about the first federated method and its first seed by default."""
+    method = method or _first_method(run)
+    if seed is None:
+        seed = next(iter(run.seeds(method)), 0)
+    run.lane(method, seed)  # an unknown one is an error
+    names = sites(run, seed)
     if site not in names:
         raise RunError(f"{run.id}: no site is called {site!r}{suggest(site, names)}")
     client = names.index(site)
+    parts = recorded_config(run.folder).method(method)
+    hidden = _reason_to_hide(parts)
     rows = run.client_rounds(method, seed, client)
     accepted = [row for row in rows if row.refusal is None]
     last = audit(run, method, seed, accepted[-1].round_num) if accepted else None
     own = _own(last, client) if last else None
     shown = [
-        _weight_section(accepted, last, own),
-        _criteria_section(last, own),
+        _weight_section(accepted, last, own, hidden),
+        _criteria_section(last, own, hidden, parts),
         _gave_and_gained(run, site, client, method, seed),
         _refusals_section(rows, run.last_round(method, seed) or 0),
         Section("left", "What left your site", " ".join(_what_left(run, method, last)), []),
     ]
     lead = [
-        f"This statement is for {site}. It is about the run {run.id}, method {method}, seed {seed}.",
-        "A weight is a site's share in the shared model: the weights of all sites in a round sum to 100%.",
+        f"This page is for {site}. It says how much your site counted in the shared model, why, and what "
+        "your site gained. Other sites are not named.",
+        WHAT_IT_IS,
     ]
     sections = [section for section in shown if section.lead or section.items]
-    return Document(f"Statement for {site}", lead, sections)
+    subtitle = f"Run {run.id}, method {method}, seed {seed}"
+    return Document(f"Statement for {site}", lead, sections, subtitle=subtitle)
+
+
+def _first_method(run: RunFolder) -> str:
+    """The first method that is no control: with a control alone, no site has a weight."""
+    config = recorded_config(run.folder)
+    for method in run.methods:
+        parts = config.method(method)
+        if parts is None or parts.control is None:
+            return method
+    return next(iter(run.methods), "")
+
+
+def _reason_to_hide(parts: RecordedMethod | None) -> str | None:
+    """Why a site is not told what depends on the other sites' values; None where it is told."""
+    if parts is None:
+        return UNKNOWN
+    if parts.is_secret:
+        return SECRET
+    return PRIVATE if parts.privacy else None
 
 
 def _own(found: Audit, client: int) -> Participant | None:
@@ -68,36 +130,68 @@ def _own(found: Audit, client: int) -> Participant | None:
 
 
 def _weight_section(
-    accepted: Sequence[ClientRoundRow], last: Audit | None, own: Participant | None
+    accepted: Sequence[ClientRoundRow],
+    last: Audit | None,
+    own: Participant | None,
+    hidden: str | None,
 ) -> Section:
     title = "Your weight"
     known = [(row.round_num, row.weight) for row in accepted if row.weight is not None]
     if last is None or own is None:
         return Section("weight", title, "No update of your site was accepted.", [])
-    if not known or own.weight is None:
-        text = "The server does not know the weights of single sites: they are computed in secret."
-        return Section("weight", title, text, [])
+    if hidden or not known or own.weight is None:
+        return Section("weight", title, hidden or "It was not recorded.", [])
     others = sum(one.weight is not None for one in last.participants)
-    sentences = [
-        f"In round {last.round_num}, your weight was {percent_of(own.weight)}.",
-        f"{counted(others, 'site')} took part; equal weights would be {percent_of(1 / others)}.",
-        f"Over all rounds, your mean weight was {percent_of(statistics.fmean(w for _, w in known))}.",
-        last.explanation,
-        *(f"What changed it: {text}." for text in own.moved),
-    ]
     rounds, weights = zip(*known, strict=True)
-    line = Line("your weight", rounds, weights, COLOURS[0], markers=True)
-    axis = value_axis([0.0, *weights], percent=True)
-    alt = f"Your weight from {percent_of(weights[0])} to {percent_of(weights[-1])}."
-    chart = Chart("weight", "Your weight over the rounds", alt, Lines([line], ROUNDS, axis, 260))
+    sentences = [
+        f"In round {last.round_num}, the last with an accepted update of your site, your weight was "
+        f"{percent_of(own.weight)}.",
+        f"Your mean weight over {counted(len(known), 'round')} was {percent_of(statistics.fmean(weights))}.",
+        f"In round {last.round_num}, {counted(others, 'site')} took part. With equal weights, each would "
+        f"have {percent_of(1 / others)}.",
+        *_changes(accepted[-1]),
+        *(f"Recorded reason: {text}." for text in own.moved),
+    ]
+    line = Line("your weight", rounds, weights, COLOURS[6], markers=True)
+    low = percent_of(min(weights))
+    high = percent_of(max(weights))
+    alt = f"Your weight was between {low} and {high}."
+    if low == high:
+        alt = f"Your weight was {low} in every round."
+    axis = Axis(percent=True, low=0, high=ROOM_ABOVE * max(weights))
+    lines = Lines([line], ROUNDS, axis, height=CHART_HEIGHT)
+    chart = Chart("weight", "Your weight over the rounds", alt, lines)
     return Section("weight", title, " ".join(sentences), [chart])
 
 
-def _criteria_section(last: Audit | None, own: Participant | None) -> Section:
+def _changes(row: ClientRoundRow) -> Iterator[str]:
+    """What changed the weight that the criteria give, in plain words."""
+    by_criteria = row.weight if row.prior is None else row.prior
+    by_evidence = by_criteria if row.posterior is None else row.posterior
+    steps = (
+        (
+            "The server tests how updates affect the model (evidence). This",
+            by_criteria,
+            by_evidence,
+        ),
+        ("The federation's policy on weights", by_evidence, row.weight),
+        ("The step that combines the updates", row.weight, row.influence),
+    )
+    for step, before, after in steps:
+        if before is None or after is None or percent_of(before) == percent_of(after):
+            continue
+        verb = "raised" if after > before else "lowered"
+        yield f"{step} {verb} your share from {percent_of(before)} to {percent_of(after)}."
+
+
+def _criteria_section(
+    last: Audit | None, own: Participant | None, hidden: str | None, parts: RecordedMethod | None
+) -> Section:
     """The site's criteria beside the others' range, and what would raise its weight."""
     title = "What your weight is based on"
-    if last is None or own is None or not any(value is not None for value in own.raw):
+    if hidden or last is None or own is None or not any(value is not None for value in own.raw):
         return Section("criteria", title, "", [])
+    meanings = _meanings(parts)
     rows: list[list[Content]] = []
     for index, criterion in enumerate(last.criteria):
         others = [
@@ -108,25 +202,31 @@ def _criteria_section(last: Audit | None, own: Participant | None) -> Section:
         best = own.what_if[index] if own.what_if and len(others) >= FEWEST_OTHERS else None
         rows.append(
             [
-                criterion,
-                last.claimed.get(criterion, "–"),
+                meanings.get(criterion, criterion),
                 number(own.raw[index], 4),
                 _range(others),
                 "not shown" if best is None else f"about {best:.0%}",
+                SOURCES.get(last.claimed.get(criterion, ""), "–"),
             ]
         )
-    columns = ["criterion", "claimed or measured", "your value", "range of the others"]
-    columns.append(f"your {last.what_if_label} value of all")
-    found = table(
-        "criteria",
-        f"Criteria of round {last.round_num}",
-        columns,
-        rows,
-        CRITERIA_NOTE,
-        [False, False, True, True, True],
-    )
-    lead = "The last column says what would raise your weight, all else equal."
-    return Section("criteria", title, lead, [found])
+    best_weight = "your weight with the highest value"
+    if PRIOR in last.places:
+        best_weight = f"{best_weight}, before evidence and policy"
+    columns = ["what counts", "your value", "other sites", best_weight, "value from"]
+    numeric = [False, True, True, True, False]
+    heading = f"Values of round {last.round_num}"
+    found = table("criteria", heading, columns, rows, CRITERIA_NOTE, numeric)
+    return Section("criteria", title, CRITERIA_LEAD, [found])
+
+
+def _meanings(parts: RecordedMethod | None) -> dict[str, str]:
+    """What the criteria of a method are, without references to papers; plugins' are missing."""
+    found = {}
+    for part in parts.criteria if parts else ():
+        if part.name in CRITERIA:
+            meaning = re.sub(r" \([^)]*\)", "", CRITERIA.describe(part.name)).rstrip(".")
+            found[part.called] = f"{meaning} ({part.called})"
+    return found
 
 
 def _range(values: Sequence[float]) -> str:
@@ -144,16 +244,23 @@ def _rounded(value: float) -> str:
 def _gave_and_gained(run: RunFolder, site: str, client: int, method: str, seed: int) -> Section:
     series = series_of([run])
     (ours,) = (one for one in series if one.method == method)
-    sentences = [*_gained(series, ours, site), *_gave(run, client, method, seed)]
-    return Section("gains", "What you gained and gave", " ".join(sentences), [])
+    paragraphs = [" ".join(_gained(series, ours, site)), " ".join(_gave(run, client, method, seed))]
+    lead = "\n\n".join(paragraph for paragraph in paragraphs if paragraph)
+    return Section("gains", "What you gained and gave", lead, [])
 
 
 def _gained(series: Sequence[Series], ours: Series, site: str) -> Iterator[str]:
-    unit = ours.unit
-    metrics = [row.metric for row in ours.run.client_metrics(ours.method) if row.name == site]
-    if metrics:
-        mean = unit.text(statistics.fmean(metrics))
-        yield f"On your own test data, the shared model has {ours.run.metric} {mean}."
+    metric = ours.run.metric
+    together = client_means(ours).get(site)
+    if together is None:
+        yield "The shared model was not measured on your own test data."
+        return
+    if metric in METRICS:
+        meaning = METRICS.describe(metric).rstrip(".")
+        yield f"The measure is {metric}: {meaning[0].lower()}{meaning[1:]}."
+    seeds = len(ours.summary.seeds)
+    mean = f" (mean of {seeds} repetitions)" if seeds > 1 else ""
+    yield f"On your own test data, the shared model has {ours.unit.text(together)}{mean}."
     alone = control_series(series, "alone")
     if alone is None:
         yield (
@@ -161,13 +268,29 @@ def _gained(series: Sequence[Series], ours: Series, site: str) -> Iterator[str]:
             "experiment)."
         )
         return
+    apart = client_means(alone)
     difference = gains(ours, alone).get(site)
-    if difference is None:
-        return
-    change = "more" if difference.mean > 0 else "less"
-    certain = "statistically significant" if difference.is_significant else "not significant"
+    if difference is not None:
+        yield f"A model that your site trained alone has {ours.unit.text(apart[site])}."
+        yield from _compared(difference, ours.unit)
+
+
+def _compared(difference: Difference, unit: Unit) -> Iterator[str]:
+    """The shared model against the site alone, and whether that can be chance."""
     size = unit.size(abs(difference.mean))
-    yield f"That is {size}{unit.points} {change} than a model that you trained alone ({certain})."
+    word = "better" if difference.mean > 0 else "worse"
+    yield f"So the shared model is {size}{_points(unit)} {word} for your site."
+    if difference.is_significant:
+        yield "This difference is statistically significant: it is unlikely to be chance."
+    elif difference.pairs < MIN_SEEDS:
+        done = counted(difference.pairs, "repetition")
+        yield f"It may be chance: there was {done}, and a test needs {MIN_SEEDS}."
+    else:
+        yield "This difference is not statistically significant: it may be chance."
+
+
+def _points(unit: Unit) -> str:
+    return " percentage points" if unit.percent else ""
 
 
 def _gave(run: RunFolder, client: int, method: str, seed: int) -> Iterator[str]:
@@ -178,30 +301,35 @@ def _gave(run: RunFolder, client: int, method: str, seed: int) -> Iterator[str]:
         if row.client == client and row.shapley is not None
     ]
     if values:
+        total = sum(values)
+        verb = "improved" if total >= 0 else "worsened"
         yield (
-            f"Your updates changed the {run.metric} of the shared model by {unit.signed(sum(values))}"
-            f"{unit.points} over all rounds (Shapley value). A positive number is a gain. It is not a payment."
+            f"Over all rounds, your updates {verb} the {run.metric} of the shared model by an estimated "
+            f"{unit.size(abs(total))}{_points(unit)} (Shapley value, on the server's samples). This is not a "
+            "payment."
         )
 
 
 def _refusals_section(rows: Sequence[ClientRoundRow], rounds: int) -> Section:
     refused = [row for row in rows if row.refusal is not None]
-    sentences = [f"Updates of your site arrived in {len(rows)} of {counted(rounds, 'round')}."]
+    sentences = [f"Your site was asked in {len(rows)} of {counted(rounds, 'round')}."]
     items: list[Chart | Table] = []
     if refused:
-        sentences.append(f"{counted(len(refused), 'update')} had no part in the model:")
+        sentences.append(
+            f"In {counted(len(refused), 'round')}, its update had no part in the model."
+        )
         lines: list[list[Content]] = [[row.round_num, row.refusal or ""] for row in refused]
         columns = ["round", "reason"]
         items = [table("refusals", "Refused updates", columns, lines, "", [True, False])]
-    else:
-        sentences.append("None was refused.")
+    elif rows:
+        sentences.append("All of its updates were accepted.")
     return Section("refusals", "Taking part", " ".join(sentences), items)
 
 
 def _what_left(run: RunFolder, method: str, last: Audit | None) -> Iterator[str]:
     config = recorded_config(run.folder)
     if config.table.get("engine") != "flower":
-        yield "This run was computed on one machine, which had the samples of all sites."
+        yield "This run was a simulation: one machine had the samples of all sites, and no site sent any."
         return
     parts = config.method(method)
     if parts is not None and parts.is_secret:
@@ -214,6 +342,6 @@ def _what_left(run: RunFolder, method: str, last: Audit | None) -> Iterator[str]
     if claimed:
         yield f"It also sent these values: {', '.join(claimed)}."
     yield (
-        "Samples did not leave your site. What a dishonest server could compute from updates is in "
-        "docs/security.md. Your node's own ledger lists every request and answer (deploy/ledger.sh)."
+        "Your samples did not leave your site. Your site's own record lists every request and answer "
+        "(deploy/ledger.sh). What a dishonest server could compute from updates is in docs/security.md."
     )

@@ -6,7 +6,7 @@ import errno
 import os
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -54,6 +54,26 @@ def plain_name(text: str) -> str:
     'size-2--then-loss'
     """
     return "".join(letter if letter.isalnum() or letter in "-_" else "-" for letter in text)
+
+
+def plain_names(texts: Iterable[str]) -> list[str]:
+    """The same for several names, which stay different, also where a file system ignores case.
+
+    >>> plain_names(["A/B", "a-b", "C"])
+    ['A-B', 'a-b-2', 'C']
+    """
+    taken: set[str] = set()
+    names = []
+    for text in texts:
+        plain = plain_name(text)
+        name = plain
+        count = 1
+        while name.casefold() in taken:
+            count += 1
+            name = f"{plain}-{count}"
+        taken.add(name.casefold())
+        names.append(name)
+    return names
 
 
 def checkpoint_path(folder: Path, lane: int) -> Path:

@@ -78,17 +78,19 @@ function fileSource({ document: content, audits }) {
   };
 }
 
+const isServed = location.protocol !== "file:";
+const query = new URLSearchParams(location.search);
+if (isServed && query.has("token")) { // it is in a cookie now: keep it out of bookmarks and shared links
+  query.delete("token");
+  const rest = query.size ? `?${query}` : "";
+  history.replaceState(null, "", `${location.pathname}${rest}${location.hash}`);
+}
+
 /** A server: the API has the same paths as the pages. */
 function serverSource() {
   const path = location.pathname.replace(/\/$/, "");
   const api = `/api${path || "/list"}`;
   const run = path.startsWith("/runs/") ? path.slice("/runs/".length) : null;
-  const query = new URLSearchParams(location.search);
-  if (query.has("token")) { // it is in a cookie now: keep it out of bookmarks and shared links
-    query.delete("token");
-    const rest = query.size ? `?${query}` : "";
-    history.replaceState(null, "", `${location.pathname}${rest}${location.hash}`);
-  }
   const search = query.size ? `?${query}` : "";
   return {
     live: true,
@@ -179,7 +181,7 @@ function sorted(rows, sort) {
 const chosen = new Set(); // runs picked for comparison, on the list of runs
 
 /** The page of a run that a cell leads to: nothing else is linked to. */
-const runAddress = (cell) => (source.live && cell?.href?.startsWith("/runs/") ? cell.href : null);
+const runAddress = (cell) => (isServed && cell?.href?.startsWith("/runs/") ? cell.href : null);
 
 function cellElement(cell, column, index, isBest) {
   const kind = [column.numeric && "numeric", isBest && "best"].filter(Boolean).join(" ");

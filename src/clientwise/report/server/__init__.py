@@ -1,13 +1,14 @@
 """The live page: a read-only web server over run folders.
 
 `listen.py` starts it, `app.py` answers requests, `runs.py` reads and caches runs, `security.py` has
-headers and tokens, `responses.py` the forms of an answer. What is shown is in `report/views.py`,
-how it is drawn in `report/page/`.
+headers and the check of tokens, `roles.py` whose tokens they are, `responses.py` the forms of an
+answer. What is shown is in `report/views.py`, how it is drawn in `report/page/`.
 """
 
 from __future__ import annotations
 
 from .app import make_app
 from .listen import ServeError, is_loopback, serve
+from .roles import Roles
 
-__all__ = ["ServeError", "is_loopback", "make_app", "serve"]
+__all__ = ["Roles", "ServeError", "is_loopback", "make_app", "serve"]

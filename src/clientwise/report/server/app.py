@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from pathlib import Path
 
 from starlette.applications import Starlette
@@ -14,12 +14,13 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from ...errors import RunError
-from ..html import ASSETS
+from ..html import ASSETS, file_policy
 from ..page_json import as_json
 from .responses import (
     CACHED_FOR_GOOD,
     MEDIA_TYPES,
     NOT_CACHED,
+    Packed,
     assets_fingerprint,
     packed_asset,
     page,
@@ -28,36 +29,48 @@ from .responses import (
     send_json,
     send_packed,
 )
+from .roles import Role, Roles
 from .runs import ServedRuns
-from .security import guards
+from .security import guards, reader_of
 
 MAX_COMPARED = 20  # runs on one page
 PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 
+Answer = Callable[[Request], Awaitable[Response]]
 
-def make_app(folders: Sequence[Path], token: str | None = None) -> Starlette:
+# Which roles an address is for.
+OPERATOR: frozenset[Role] = frozenset({"operator"})
+BOARD: frozenset[Role] = frozenset({"operator", "board"})
+SITE: frozenset[Role] = frozenset({"site"})
+EVERYONE = BOARD | SITE
+
+
+def make_app(
+    folders: Sequence[Path], token: str | None = None, roles: Roles | None = None
+) -> Starlette:
     """The web application. Without a token it answers only to the names of this machine."""
     answers = _Answers(ServedRuns(folders))
     app = Starlette(
         routes=[
-            Route("/", answers.page),
-            Route("/health", answers.health),
-            Route("/metrics", answers.metrics),
-            Route("/runs/{id}", answers.page),
-            Route("/compare", answers.page),
-            Route("/api/list", answers.document),
-            Route("/api/list/version", answers.version),
-            Route("/api/runs/{id}", answers.document),
-            Route("/api/runs/{id}/version", answers.version),
-            Route("/api/runs/{id}/seed", answers.one_seed),
-            Route("/api/runs/{id}/round", answers.audit),
-            Route("/api/runs/{id}/client", answers.audit),
-            Route("/api/compare", answers.document),
-            Route("/api/compare/version", answers.version),
-            Route("/api/compare/seed", answers.one_seed),
-            Route("/static/{fingerprint}/{name}", _static),
+            Route("/", answers.to(EVERYONE, answers.home)),
+            Route("/health", answers.to(OPERATOR, answers.health)),
+            Route("/metrics", answers.to(OPERATOR, answers.metrics)),
+            Route("/runs/{id}", answers.to(BOARD, answers.page)),
+            Route("/runs/{id}/statement", answers.to(SITE, answers.statement)),
+            Route("/compare", answers.to(OPERATOR, answers.page)),
+            Route("/api/list", answers.to(OPERATOR, answers.document)),
+            Route("/api/list/version", answers.to(OPERATOR, answers.version)),
+            Route("/api/runs/{id}", answers.to(BOARD, answers.document)),
+            Route("/api/runs/{id}/version", answers.to(BOARD, answers.version)),
+            Route("/api/runs/{id}/seed", answers.to(BOARD, answers.one_seed)),
+            Route("/api/runs/{id}/round", answers.to(BOARD, answers.audit)),
+            Route("/api/runs/{id}/client", answers.to(BOARD, answers.audit)),
+            Route("/api/compare", answers.to(OPERATOR, answers.document)),
+            Route("/api/compare/version", answers.to(OPERATOR, answers.version)),
+            Route("/api/compare/seed", answers.to(OPERATOR, answers.one_seed)),
+            Route("/static/{fingerprint}/{name}", answers.to(BOARD, _static)),
         ],
-        middleware=guards(token),
+        middleware=guards(token, roles),
         exception_handlers={
             HTTPException: _refuse,
             RunError: _explain,
@@ -73,6 +86,33 @@ class _Answers:
 
     def __init__(self, runs: ServedRuns) -> None:
         self.runs = runs
+
+    def to(self, roles: Collection[Role], answer: Answer) -> Answer:
+        """The answer for readers with these roles, and a refusal for all others."""
+
+        async def checked(request: Request) -> Response:
+            reader = reader_of(request)
+            if reader.role not in roles:
+                raise HTTPException(403, f"Your token opens {reader.opens}, which are listed at /.")
+            if reader.role == "board" and "id" in request.path_params:
+                await run_in_threadpool(self.runs.refuse_private, request.path_params["id"])
+            return await answer(request)
+
+        return checked
+
+    async def home(self, request: Request) -> Response:
+        """The list of what a reader's token opens."""
+        reader = reader_of(request)
+        if reader.role == "operator":
+            return await self.page(request)
+        packed = await run_in_threadpool(self.runs.opened_by, reader)
+        return _send_file(request, packed)
+
+    async def statement(self, request: Request) -> Response:
+        """The statement of the token's own site: the address names none."""
+        name = request.path_params["id"]
+        packed = await run_in_threadpool(self.runs.statement, name, reader_of(request).site)
+        return _send_file(request, packed)
 
     async def page(self, request: Request) -> Response:
         known = await run_in_threadpool(self.runs.find)
@@ -116,6 +156,13 @@ class _Answers:
     async def health(self, request: Request) -> Response:
         found = await run_in_threadpool(self.runs.find)
         return send_json({"status": "ok", "runs": len(found)})
+
+
+def _send_file(request: Request, packed: Packed) -> Response:
+    """A document as one HTML file; its policy allows the scripts in it."""
+    policy = f"{file_policy()}; frame-ancestors 'none'"
+    headers = {**NOT_CACHED, "Content-Security-Policy": policy}
+    return send_packed(request, packed, headers, "text/html")
 
 
 async def _static(request: Request) -> Response:

@@ -13,6 +13,7 @@ import uvicorn
 
 from ...errors import ClientwiseError
 from .app import make_app
+from .roles import Roles
 
 UNIX = "unix:"
 
@@ -26,6 +27,7 @@ def serve(
     host: str = "127.0.0.1",
     port: int = 8000,
     token: str | None = None,
+    roles: Roles | None = None,
     on_ready: Callable[[str], None] = lambda url: None,
 ) -> None:
     """Serve run folders until interrupted.
@@ -34,12 +36,13 @@ def serve(
         folders: run folders, or folders that contain them.
         host: an address of this machine, or unix:PATH for a socket that only this user can open.
         port: 0 takes a free one; unused with a Unix socket.
-        token: what every request must carry; required if other machines can connect.
+        token: the operator's, which opens everything; required if other machines can connect.
+        roles: the tokens of the board and of sites; they need a token of the operator.
         on_ready: called with the address once the server listens.
     """
     if not token and not is_loopback(host):
         raise ServeError(f"{host}: other machines can connect, so a token is required")
-    app = make_app(folders, token or None)
+    app = make_app(folders, token or None, roles)
     listener = _listen(host, port)
     address = _address(host, listener)
     config = uvicorn.Config(

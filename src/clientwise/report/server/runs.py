@@ -6,27 +6,32 @@ import asyncio
 import math
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Generic, TypeVar
+from urllib.parse import quote
 
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 
-from ...errors import NotBegunError
+from ...errors import NotBegunError, RunError
 from ...runs.database import time_limit
 from ...runs.folder import RunFolder
 from ...runs.lock import is_locked
+from ...runs.recorded import recorded_config
 from ...runs.rows import LaneProgress
 from ...runs.schema import DATABASE
 from .. import views
-from ..document import Content, Document, counted, without_none
-from ..html import to_json
+from ..document import Cell, Content, Document, Section, counted, table, without_none
+from ..html import as_file, to_json
 from ..metrics import Sample, as_text, samples_of
 from ..page_json import as_json
 from ..run_list import run_row, runs_document
 from ..runs import find_runs
+from ..statement import named_sites, statement
 from .responses import Packed, hashed, pack
+from .roles import Reader
 
 MAX_CACHED = 32  # documents
 # An answer holds for REST times the time it took, at most MOST_REST seconds, so that reading does
@@ -37,7 +42,13 @@ MOST_REST = 15.0
 DOCUMENT_SECONDS = 20.0
 ROW_SECONDS = 2.0
 
+PRIVATE = (
+    "this run has differential privacy, or its config cannot be read. Its report shows what the server "
+    "recorded of single sites, which the noise does not cover. The board's token does not open it."
+)
+
 Names = tuple[str, ...]  # ids of runs; none: the list of all
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -64,6 +75,26 @@ class _Answer:
     again: float  # the time, by the monotonic clock, from which on the runs are read again
 
 
+class _PerVersion(Generic[T]):
+    """What is read of a run folder, once for each version of it."""
+
+    def __init__(self, read: Callable[[Path, str], T], seconds: float = ROW_SECONDS) -> None:
+        self._read = read
+        self._seconds = seconds
+        self._found: dict[Path, tuple[str, T]] = {}
+
+    def of(self, folder: Path, name: str) -> T:
+        """What was read of a folder, which has this id."""
+        now = _version(folder)
+        known = self._found.get(folder)
+        if known and known[0] == now:
+            return known[1]
+        with time_limit(self._seconds):
+            found = self._read(folder, name)
+        self._found[folder] = (now, found)
+        return found
+
+
 class ServedRuns:
     """RunFolder folders by id, and the documents made of them. No path ever comes from a request."""
 
@@ -71,8 +102,10 @@ class ServedRuns:
         self._folders = [folder.resolve() for folder in folders]
         self._answers: OrderedDict[Names, _Answer] = OrderedDict()
         self._making: dict[Names, asyncio.Task[_Answer]] = {}  # at most one of each
-        self._rows: dict[Path, tuple[str, list[Content]]] = {}  # version, line of the list of runs
-        self._samples: dict[Path, tuple[str, list[Sample]]] = {}  # version, metrics
+        self._rows: _PerVersion[list[Content]] = _PerVersion(run_row)
+        self._samples: _PerVersion[list[Sample]] = _PerVersion(samples_of)
+        self._sites: _PerVersion[frozenset[str]] = _PerVersion(_sites)
+        self._statements: dict[str, _PerVersion[Packed]] = {}  # by site
 
     def find(self) -> dict[str, Path]:
         """All run folders by id: the given ones, or those inside them."""
@@ -83,7 +116,7 @@ class ServedRuns:
         try:
             return self.find()[name]
         except KeyError:
-            raise HTTPException(404, f"there is no run {name!r}") from None
+            raise no_run(name) from None
 
     def open(self, name: str) -> RunFolder:
         """The run with this id."""
@@ -115,14 +148,44 @@ class ServedRuns:
         """The state of all runs for a monitoring system; each version of a run is read once."""
         found: list[Sample] = []
         for name, folder in self.find().items():
-            version, samples = self._samples.get(folder, ("", []))
-            now = _version(folder)
-            if version != now:
-                with time_limit(ROW_SECONDS):
-                    samples = samples_of(folder, name)
-                self._samples[folder] = (now, samples)
-            found += samples
+            found += self._samples.of(folder, name)
         return as_text(found)
+
+    def statement(self, name: str, site: str) -> Packed:
+        """The statement for a site as an HTML file. Runs of others do not exist for a site."""
+        folder = self.folder(name)
+        if site not in self._sites.of(folder, name):
+            raise no_run(name)
+
+        def make(folder: Path, name: str) -> Packed:
+            return pack(as_file(statement(RunFolder(folder, name), site)))
+
+        return self._statements.setdefault(site, _PerVersion(make, DOCUMENT_SECONDS)).of(
+            folder, name
+        )
+
+    def opened_by(self, reader: Reader) -> Packed:
+        """The list of what a site or the board can open, as an HTML file."""
+        rows = [[Cell(label, label, href=href)] for label, href in self._links(reader)]
+        lead = f"Your token opens {reader.opens}."
+        if not rows:
+            lead = f"{lead} There are none yet."
+        title = f"Statements for {reader.site}" if reader.role == "site" else "Reports"
+        runs = table("runs", "Runs", ["run"], rows, "")
+        return pack(as_file(Document(title, [lead], [Section("runs", title, "", [runs])])))
+
+    def _links(self, reader: Reader) -> Iterator[tuple[str, str]]:
+        for name, folder in self.find().items():
+            address = f"/runs/{quote(name, safe='')}"
+            if reader.role == "board" and not _is_private(folder):
+                yield name, address
+            if reader.role == "site" and reader.site in self._sites.of(folder, name):
+                yield name, f"{address}/statement"
+
+    def refuse_private(self, name: str) -> None:
+        """Refuse the board a run whose record is not to be shown."""
+        if _is_private(self.folder(name)):
+            raise HTTPException(403, f"{name}: {PRIVATE}")
 
     async def _answer(self, names: Names, whole: bool) -> _Answer:
         """An answer, with `whole` one that has a document.
@@ -192,17 +255,25 @@ class ServedRuns:
     def list_all(self) -> Document:
         """The list of runs, the newest first."""
         folders = sorted(self.find().items(), key=lambda item: _modified(item[1]), reverse=True)
-        return runs_document([self._row(name, folder) for name, folder in folders])
+        return runs_document([self._rows.of(folder, name) for name, folder in folders])
 
-    def _row(self, name: str, folder: Path) -> list[Content]:
-        """A line of the list, made once for each version of its run."""
-        version, row = self._rows.get(folder, ("", []))
-        now = _version(folder)
-        if version != now:
-            with time_limit(ROW_SECONDS):
-                row = run_row(folder, name)
-            self._rows[folder] = (now, row)
-        return row
+
+def no_run(name: str) -> HTTPException:
+    """The answer to the id of an unknown run."""
+    return HTTPException(404, f"there is no run {name!r}")
+
+
+def _sites(folder: Path, name: str) -> frozenset[str]:
+    """The names of a run's sites; none of a folder that cannot be read."""
+    try:
+        return frozenset(named_sites(RunFolder(folder, name)))
+    except RunError:
+        return frozenset()
+
+
+def _is_private(folder: Path) -> bool:
+    config = recorded_config(folder)
+    return not config.is_known or any(method.privacy for method in config.methods)
 
 
 def progress(folder: Path, version: str) -> Standing:
