@@ -44,7 +44,9 @@ BELOW: dict[str, set[str]] = {  # package or module: what it may import of clien
         "errors",
         "limits",
     },
+    "hosts": {"experiment", "runs", "engine", "core", "data", "models", "registry", "errors"},
     "flower": {
+        "hosts",
         "experiment",
         "runs",
         "keys",
@@ -122,6 +124,7 @@ LIBRARIES: dict[str, set[str]] = {  # package or module: the third-party librari
         "ray",
     },
     "progress": {"rich", "IPython"},
+    "hosts": {"torch", "numpy", "tomli_w"},
     "flower": {"torch", "numpy", "flwr", "ray", "httpx", "cryptography", "starlette"},
     "report": {"torch", "numpy", "scipy", "pydantic", "rich", "matplotlib", "starlette", "uvicorn"},
     "prediction": {"torch", "pandas"},
