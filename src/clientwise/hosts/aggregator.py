@@ -25,7 +25,7 @@ from ..errors import plain
 from ..models.flat import FlatModel
 from .arrays import Arrays, Layout
 from .engine import HostEngine, Pair, ServerSet, problem_of
-from .methods import build, settings_of, with_criteria
+from .methods import build, recorded_table, settings_of, with_criteria
 from .record import HostRecord
 
 MAX_REASON = 300  # characters
@@ -125,10 +125,11 @@ class Aggregator:
     ) -> None:
         self.round_num = 0
         self._measured_here = dict(measured_here or {})
-        self._settings = settings_of(method)
+        settings = settings_of(method)
+        self._table = recorded_table(settings, criteria, score, normalise)
         self._server, self._spec = _server_set(model, weigh, report, num_classes, seed)
         self._num_classes = num_classes
-        self._method = build(self._settings, learning_rate, weigh is not None)
+        self._method = build(settings, learning_rate, weigh is not None)
         if criteria is not None:
             self._method = with_criteria(
                 self._method, criteria, score, normalise, self._measured_here
@@ -428,14 +429,11 @@ class Aggregator:
             reported_on = "the server's samples, which weights are based on, too"
         else:
             reported_on = "no samples: the server has none"
-        table = self._settings.to_dict()
-        if self._settings.criteria != [one.part for one in self._method.criteria]:
-            table["criteria"] = [one.part.to_dict() for one in self._method.criteria]
         config = {
             "name": folder.resolve().name,
             "rounds": self._planned or 1,
             "seeds": [self._seed],
-            "methods": [table],
+            "methods": [self._table],
         }
         return HostRecord(folder, config, self._engine.problem, reported_on, self._engine.spec.size)
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from ..core.clock import Pace
 from ..core.criteria import ANY, CRITERIA, Arrivals, Criterion, make_criterion
 from ..core.method import Method
-from ..core.scores import Prioritized, Score
+from ..core.scores import SCORES, Prioritized, Score
 from ..core.weighting import NORMALISERS, check_normaliser
 from ..errors import ConfigError
 from ..experiment.methods import MethodSettings
@@ -79,6 +79,27 @@ def with_criteria(
         score=score,
         normaliser=made,
     )
+
+
+def recorded_table(
+    settings: MethodSettings,
+    criteria: Sequence[str] | None,
+    score: Score | None,
+    normalise: str | None,
+) -> dict[str, Any]:
+    """The method as the config of a run folder states it; see `with_criteria`."""
+    table = settings.to_dict()
+    if criteria is None:
+        return table
+    score = score or Prioritized(tuple(criteria))
+    name = next((one for one in SCORES if SCORES.get(one) is type(score)), type(score).__name__)
+    options = {key: value for key, value in vars(score).items() if value is not None}
+    table |= {
+        "criteria": [{"name": one} for one in criteria],
+        "score": {"name": name, **options},
+        "normalise": {"name": normalise or score.default_normaliser},
+    }
+    return table
 
 
 def _criterion(name: str, is_measured_here: bool) -> Criterion:

@@ -13,10 +13,10 @@ import tomli_w
 
 from ..core.problem import Problem
 from ..core.types import RoundRecord
+from ..errors import RunError
 from ..experiment.folders import claim
 from ..experiment.origin import versions
 from ..experiment.resume import CONFIG
-from ..errors import RunError
 from ..runs.files import write_atomically
 from ..runs.lock import locked
 from ..runs.writer import Store
