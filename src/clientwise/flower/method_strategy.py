@@ -11,7 +11,8 @@ from flwr.serverapp.strategy import FedAvg
 from torch import nn
 
 from ..hosts.aggregator import SIZE, Aggregate, Aggregator
-from .strategy import Metric, Weighted, _record
+from ..hosts.metrics import Metric
+from .strategy import Weighted, _record
 
 
 class MethodStrategy(Weighted):

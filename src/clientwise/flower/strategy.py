@@ -27,16 +27,15 @@ from flwr.serverapp.strategy import (
 )
 from torch import Tensor
 
-from ..core.criteria import ANY, ClientFacts, measure_clients
+from ..core.criteria import ClientFacts, measure_clients
 from ..core.scores import Score
 from ..errors import plain
 from ..hosts.aggregator import MAX_REASON, Aggregate, Aggregator
+from ..hosts.metrics import Metric, keep_common
 from ..registry import Part
 
 log = logging.getLogger("flwr.clientwise")
 WEIGHT = "clientwise-weight"  # the metric under which the wrapped strategy finds a reply's weight
-Metric = int | float | list[int] | list[float]
-NOT_USABLE = -1  # the form of a metric that cannot be averaged
 Aggregated = tuple[ArrayRecord | None, MetricRecord | None]
 WITHOUT_WEIGHTS = (
     FedMedian,
@@ -222,7 +221,7 @@ class Weighted(Strategy):
         for reply in accepted.values():
             for name in measured & reply.metrics.keys():
                 del reply.metrics[name]
-        return _keep_common([reply.metrics for reply in accepted.values()])
+        return keep_common([reply.metrics for reply in accepted.values()])
 
     def _new_arrays(self, mean: ArrayRecord | None, done: Aggregate) -> ArrayRecord | None:
         """The wrapped strategy's result; None where the model has to stay as it was."""
@@ -270,7 +269,7 @@ class Weighted(Strategy):
         key = self._strategy.weighted_by_key
         sizes = {node: int(_number(metrics, key)) for node, (_, metrics) in accepted.items()}
         self._test_sizes |= sizes
-        remarks = _keep_common([metrics for _, metrics in accepted.values()])
+        remarks = keep_common([metrics for _, metrics in accepted.values()])
         for message, metrics in accepted.values():
             _set_content(message, MetricRecord(metrics))
         found = RoundEvaluation(sizes, refusals, tuple(map(plain, remarks)))
@@ -335,35 +334,6 @@ def _read_update(message: Message) -> tuple[dict[str, numpy.ndarray], dict[str, 
     (arrays,) = content.array_records.values()
     (metrics,) = content.metric_records.values()
     return _arrays(arrays), dict(metrics)
-
-
-def _keep_common(metrics: Sequence[dict[str, Metric]]) -> list[str]:
-    """Remove metrics that cannot be averaged; returns a remark that lists them.
-
-    Such metrics are missing in some replies, have another form there, or are not usable numbers.
-    """
-    forms = [{name: _form(value) for name, value in one.items()} for one in metrics]
-    common = set()
-    for name, form in (forms[0] if forms else {}).items():
-        if form != NOT_USABLE and all(one.get(name) == form for one in forms):
-            common.add(name)
-    others = set()
-    for one in metrics:
-        for name in one.keys() - common:
-            others.add(str(name)[:40])
-            del one[name]
-    if not others:
-        return []
-    listed = ", ".join(sorted(others))[:MAX_REASON]
-    return [f"not averaged, since not every reply has a usable number for it: {listed}"]
-
-
-def _form(value: Metric) -> int:
-    """0 for a number, n + 1 for n numbers, `NOT_USABLE` where one is not finite or above `ANY`."""
-    values = value if isinstance(value, list) else [value]
-    if not all(abs(one) <= ANY for one in values):  # false for NaN
-        return NOT_USABLE
-    return len(value) + 1 if isinstance(value, list) else 0
 
 
 def _set_content(
