@@ -58,6 +58,7 @@ BELOW: dict[str, set[str]] = {  # package or module: what it may import of clien
         "registry",
         "errors",
     },
+    "nvflare": {"hosts"},
     "report": {"runs", "experiment", "data", "core", "encoding", "registry", "errors"},
     "progress": {"report", "experiment"},
     "prediction": {
@@ -126,6 +127,7 @@ LIBRARIES: dict[str, set[str]] = {  # package or module: the third-party librari
     "progress": {"rich", "IPython"},
     "hosts": {"torch", "numpy", "tomli_w"},
     "flower": {"torch", "numpy", "flwr", "ray", "httpx", "cryptography", "starlette"},
+    "nvflare": {"numpy", "nvflare"},
     "report": {"torch", "numpy", "scipy", "pydantic", "rich", "matplotlib", "starlette", "uvicorn"},
     "prediction": {"torch", "pandas"},
     "loading": set(),

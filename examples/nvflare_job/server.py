@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from task import Net, server_samples
+from task import REPORT, WEIGH, Net, server_samples
 
 from clientwise.nvflare import MethodAggregator
 
 
 class DigitsAggregator(MethodAggregator):
     def server_side(self) -> dict[str, Any]:
-        return {"model": Net(), "weigh": server_samples()}
+        """What NVFlare cannot write into the job: the network and the server's own samples."""
+        return {
+            "model": Net(),
+            "weigh": server_samples(WEIGH),  # to weigh by and to fine-tune on
+            "report": server_samples(REPORT),  # to report on
+        }

@@ -6,7 +6,8 @@ import torch
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
-SERVER_SAMPLES = 300
+WEIGH, REPORT = slice(0, 200), slice(200, 400)  # the server's samples
+SITES = slice(400, None)
 
 
 class Net(nn.Module):
@@ -26,13 +27,13 @@ def load() -> tuple[Tensor, Tensor]:
 
 def samples_of(site: int, num_sites: int) -> tuple[Tensor, Tensor]:
     """Site k, counted from 1, holds every n-th sample."""
-    images, labels = (part[SERVER_SAMPLES:] for part in load())
+    images, labels = (part[SITES] for part in load())
     return images[site - 1 :: num_sites], labels[site - 1 :: num_sites]
 
 
-def server_samples() -> tuple[Tensor, Tensor]:
-    images, labels = (part[:SERVER_SAMPLES] for part in load())
-    return images, labels
+def server_samples(rows: slice) -> tuple[Tensor, Tensor]:
+    images, labels = load()
+    return images[rows], labels[rows]
 
 
 def accuracy(model: nn.Module, images: Tensor, labels: Tensor) -> float:

@@ -302,6 +302,8 @@ class Aggregator:
         self, client: Client, tensors: Mapping[str, Tensor], values: Mapping[str, Any]
     ) -> dict[str, float]:
         """The client's criteria: as it claims, or measured here. ValueError where one is missing."""
+        if not isinstance(values, Mapping):
+            raise ValueError("does not hold values by name")
         found = {}
         for criterion in self._claimed:
             name = criterion.name

@@ -46,6 +46,8 @@ class Layout:
 
         ValueError where names or shapes differ, or a type cannot be converted.
         """
+        if not isinstance(arrays, Mapping):
+            raise ValueError("does not hold arrays by name")
         shapes = {name: tuple(numpy.shape(array)) for name, array in arrays.items()}
         if shapes != {name: tuple(one.shape) for name, one in self._tensors.items()}:
             raise ValueError(OTHER_SHAPE)
@@ -87,7 +89,7 @@ def _tensors(arrays: Arrays) -> dict[str, Tensor]:
             continue
         try:
             found[name] = torch.from_numpy(numpy.array(array))  # a copy: hosts reuse their memory
-        except TypeError:
+        except (TypeError, ValueError):
             raise ValueError(OTHER_TYPE) from None
     return found
 

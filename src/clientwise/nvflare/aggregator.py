@@ -89,7 +89,7 @@ class MethodAggregator(ModelAggregator):  # type: ignore[misc]  # NVFlare has no
         """Take the update of a site, or refuse it."""
         with self._lock:
             assert self._aggregator is not None, "NVFlare resets an aggregator before every round"
-            site = str(model.meta.get("client_name", AppConstants.CLIENT_UNKNOWN))
+            site = str((model.meta or {}).get("client_name", AppConstants.CLIENT_UNKNOWN))
             try:
                 arrays = self._arrays(model)
                 values = _values(model)
@@ -125,7 +125,7 @@ class MethodAggregator(ModelAggregator):  # type: ignore[misc]  # NVFlare has no
             learning_rate=self.learning_rate,
             seed=self.seed,
             max_change=self.max_change,
-            folder=self._job_folder() / self.folder,
+            folder=self._record_folder(),
             rounds=self._context().get_prop(AppConstants.NUM_ROUNDS),
             **self.server_side(),
         )
@@ -137,10 +137,13 @@ class MethodAggregator(ModelAggregator):  # type: ignore[misc]  # NVFlare has no
             )
         return self.fl_ctx
 
-    def _job_folder(self) -> Path:
+    def _record_folder(self) -> Path:
+        folder = Path(self.folder)
+        if folder.is_absolute():
+            return folder
         context = self._context()
         workspace = context.get_engine().get_workspace()
-        return Path(workspace.get_run_dir(context.get_job_id()))
+        return Path(workspace.get_run_dir(context.get_job_id())) / folder
 
     def _global_model(self) -> Mapping[str, Any]:
         found = self._context().get_prop(AppConstants.GLOBAL_MODEL)
@@ -152,12 +155,10 @@ class MethodAggregator(ModelAggregator):  # type: ignore[misc]  # NVFlare has no
             )
         return dict(weights)
 
-    def _arrays(self, model: FLModel) -> dict[str, Any]:
+    def _arrays(self, model: FLModel) -> Any:
         """A site's model; of one that sends its change, the global model with that change."""
         params = model.params
-        if not isinstance(params, dict):
-            raise ValueError("does not hold arrays by name")
-        if model.params_type != ParamsType.DIFF:
+        if model.params_type != ParamsType.DIFF or not isinstance(params, dict):
             return params
         return {name: numpy.add(self._sent[name], change) for name, change in params.items()}
 
