@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import runpy
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ from clientwise.errors import RunError
 from clientwise.hosts.methods import build, settings_of
 from clientwise.runs.folder import RunFolder
 
+ROOT = Path(__file__).parents[2]
 CLIENTS = 6
 SENT = {"kernel": numpy.zeros((2, 2), "float32"), "bias": numpy.zeros(2, "float32")}
 ROUNDS = 4
@@ -217,3 +220,32 @@ def test_what_a_host_cannot_give_is_refused_at_once(method: Any, reason: str) ->
 def test_samples_need_a_network() -> None:
     with pytest.raises(ValueError, match="need `model`"):
         cw.Aggregator("FedAvg", weigh=digits())
+
+
+def test_the_guide_runs_as_printed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    guide = (ROOT / "docs" / "aggregator.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"```python\n(.*?)```", guide, re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    for block in blocks:
+        exec(block, names)
+    printed = capsys.readouterr().out.splitlines()
+    promised = re.findall(r"^print\(.*\)  # (.*)$", guide, re.MULTILINE)
+    assert printed == promised
+    assert names["done"].refusals["east"] == "no answer in time"
+    assert RunFolder("runs/my-federation").finished
+
+
+def test_the_example_runs_and_weighs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    example = runpy.run_path(str(ROOT / "examples" / "aggregator.py"))
+    example["main"](str(tmp_path / "run"))
+    assert "'west': 0.0" in capsys.readouterr().out.splitlines()[4]
+    (row,) = (
+        row
+        for row in RunFolder(tmp_path / "run").participants("Recommended", 1, 5)
+        if row.client == 3
+    )
+    assert row.name == "west"
+    assert row.weight < 0.05

@@ -31,6 +31,13 @@ from clientwise.runs.folder import RunFolder
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "nvflare_job"
 SENT = {"kernel": numpy.ones((2, 2), "float32"), "bias": numpy.zeros(2, "float32")}
+# NVFlare logs in three seconds after it started its processes, which a busy machine needs to begin.
+PATIENT = """
+import runpy
+from nvflare.recipe import poc_env
+poc_env.SERVICE_START_TIMEOUT = {seconds}
+runpy.run_path("job.py", run_name="__main__")
+"""
 
 
 def in_job(aggregator: MethodAggregator, sent: Any = SENT) -> MethodAggregator:
@@ -134,8 +141,10 @@ def run_example(tmp_path: Path, *options: str) -> RunFolder:
         "NVFLARE_POC_WORKSPACE": str(tmp_path / "poc"),
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
     }
+    limit = 300 * processes.pace()
+    program = PATIENT.format(seconds=20 * processes.pace())
     job = subprocess.Popen(
-        [sys.executable, "job.py", "--workspace", str(tmp_path / "workspace"), *options],
+        [sys.executable, "-c", program, "--workspace", str(tmp_path / "workspace"), *options],
         cwd=EXAMPLE,
         env=environment,
         stdout=subprocess.PIPE,
@@ -144,7 +153,7 @@ def run_example(tmp_path: Path, *options: str) -> RunFolder:
         start_new_session=True,
     )
     try:
-        said, _ = job.communicate(timeout=300 * processes.pace())
+        said, _ = job.communicate(timeout=limit)
     finally:  # a server and sites that were started, too
         with contextlib.suppress(ProcessLookupError):
             os.killpg(job.pid, signal.SIGKILL)
