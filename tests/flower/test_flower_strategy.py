@@ -284,7 +284,7 @@ def test_what_is_measured_here_is_not_taken_from_a_client(caplog: pytest.LogCapt
     assert set(metrics) == {"num-examples"}
 
 
-@pytest.mark.parametrize("name", ["server_performance", "trust"])
+@pytest.mark.parametrize("name", ["server_performance", "honest"])
 def test_what_only_a_server_can_measure_is_not_asked_of_clients(name: str) -> None:
     with pytest.raises(ValueError, match=f"{name} is measured by the server"):
         Weighted(FedAvg(), criteria=[name])

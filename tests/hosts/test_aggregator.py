@@ -185,6 +185,31 @@ def test_own_criteria_and_what_the_server_measures() -> None:
     assert done.remarks == ("a claims accuracy = 1.0, which is measured here: 0.5",)
 
 
+def test_a_second_update_and_a_function_for_no_criterion() -> None:
+    aggregator = cw.Aggregator("FedAvg", criteria=["trust", "dataset_size"])
+    with pytest.raises(RuntimeError, match="call `begin` first"):
+        aggregator.finish()
+    aggregator.begin(SENT)
+    for value in (1.0, 100.0):
+        aggregator.accept("a", model(value), {"dataset_size": 1})
+    done = aggregator.finish()
+    assert done.model["bias"].tolist() == [1, 1]
+    assert done.remarks == ("a is refused: second reply of the same node",)
+    assert done.criteria["a"]["trust"] > 0
+    with pytest.raises(ValueError, match="measured_here: age is none of the criteria"):
+        cw.Aggregator("FedAvg", measured_here={"age": lambda arrays: 1.0})
+
+
+def test_the_servers_samples_may_measure_a_criterion() -> None:
+    with pytest.raises(ValueError, match="server_performance is measured by the server"):
+        cw.Aggregator("FedAvg", criteria=["server_performance"])
+    _, options = local_engine()
+    aggregator = cw.Aggregator("FedAvg", criteria=["server_performance"], **options)
+    sent = network().state_dict()
+    done = aggregator.aggregate(sent, {"a": sent, "b": {n: 0 * w for n, w in sent.items()}})
+    assert set(done.weights) == {"a", "b"}
+
+
 def test_bounds_may_name_clients() -> None:
     table = {"name": "capped", "bounds": {"groups": [{"clients": ["a"], "cap": 0.1}]}}
     with pytest.raises(ValueError, match="need the names of all: `clients`"):

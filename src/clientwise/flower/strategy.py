@@ -23,6 +23,7 @@ from flwr.serverapp.strategy import (
     Krum,
     MultiKrum,
     QFedAvg,
+    Result,
     Strategy,
 )
 from torch import Tensor
@@ -171,6 +172,13 @@ class Weighted(Strategy):
         self._max_test_samples = max_test_samples
         self._test_sizes: dict[int, int] = {}  # of every node's first evaluation
         self._record = None if record is None else Path(record)
+
+    def start(self, *arguments: Any, **options: Any) -> Result:
+        """As every strategy does; the run folder is closed at the end."""
+        try:
+            return super().start(*arguments, **options)
+        finally:
+            self._aggregator.close()
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid

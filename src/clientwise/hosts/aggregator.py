@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -132,8 +133,10 @@ class Aggregator:
         self._method = build(settings, learning_rate, weigh is not None)
         if criteria is not None:
             self._method = with_criteria(
-                self._method, criteria, score, normalise, self._measured_here
+                self._method, criteria, score, normalise, self._measured_here, weigh is not None
             )
+        for name in self._measured_here.keys() - {one.name for one in self._claimed}:
+            raise ValueError(f"measured_here: {name} is none of the criteria that clients claim")
         self._num_clients = max_clients if clients is None else len(clients)
         self._numbers: dict[Client, int] = {}
         if clients is not None:
@@ -197,11 +200,11 @@ class Aggregator:
             The arrays with the names, the order and the types of the global model; None where the
             update is refused at once.
         """
-        assert self._layout is not None, "call `begin` first"
+        layout = self._begun()
         try:
             self._refuse_second(client)
-            fitted = self._layout.fit(arrays)
-            vector = self._layout.vector(fitted)
+            fitted = layout.fit(arrays)
+            vector = layout.vector(fitted)
             _require(inspect_models(vector[None]))  # before it takes memory, or a number
             measured = self._values_of(client, fitted, values)
             self._number(client)
@@ -216,19 +219,19 @@ class Aggregator:
 
     def refuse(self, client: Client, reason: str) -> None:
         """Record that there is no usable update of a client; one that was accepted stays."""
-        self._replies.refusals[client] = plain(reason)[:MAX_REASON]
+        self._replies.refusals.setdefault(client, plain(reason)[:MAX_REASON])
 
     def finish(self) -> Aggregate:
         """End the round: guard, weigh and aggregate what was accepted, and write the record."""
-        assert self._layout is not None, "call `begin` first"
+        layout = self._begun()
         began = time.perf_counter()
         replies = self._replies
         self._replies = _Replies()
         remarks = self._number_refused(replies)
         self._engine.updates = self._updates(replies)
-        asked = tuple(sorted({self._numbers[one] for one in replies.clients if self._knows(one)}))
+        asked = tuple(sorted(self._clients_of(replies)))
         plan = Plan(self._seed, len(asked), evaluate_clients_every=None, asks=asked)
-        state = replace(self._state, model=self._layout.vector())
+        state = replace(self._state, model=layout.vector())
         self._state, record = run_round(state, self._method, plan, self._engine)
         self.round_num = record.round_num
         remarks += self._ignored_claims(record, replies)
@@ -267,6 +270,12 @@ class Aggregator:
 
     # Updates -------------------------------------------------------------------------------------
 
+    def _begun(self) -> Layout:
+        """The layout of the global model; RuntimeError before the first round."""
+        if self._layout is None:
+            raise RuntimeError("no round has begun: call `begin` first")
+        return self._layout
+
     @property
     def _claimed(self) -> list[Criterion]:
         return [one for one in self._method.criteria if one.measured_by == "client"]
@@ -275,12 +284,9 @@ class Aggregator:
         if client in self._replies.models or client in self._replies.refusals:
             raise ValueError("second reply of the same node")
 
-    def _knows(self, client: Client) -> bool:
-        return client in self._numbers
-
     def _number(self, client: Client) -> None:
         """Give a new client a number; ValueError where it may not take part."""
-        if self._knows(client):
+        if client in self._numbers:
             return
         if not self._takes_new_clients:
             raise ValueError("unknown client")
@@ -289,14 +295,22 @@ class Aggregator:
         self._numbers[client] = len(self._numbers)
 
     def _number_refused(self, replies: _Replies) -> list[str]:
-        """Number refused clients, too, so that the record has them; remarks on those it cannot have."""
+        """Number refused clients, too, so that the record has them.
+
+        Returns remarks on what it has no row for: clients that may not take part, and second replies.
+        """
         remarks = []
         for client, reason in replies.refusals.items():
-            try:
+            with contextlib.suppress(ValueError):
                 self._number(client)
-            except ValueError:
+            if client in replies.models or client not in self._numbers:
                 remarks.append(f"{_shown(client)} is refused: {reason}")
         return remarks
+
+    def _clients_of(self, replies: _Replies) -> dict[int, Client]:
+        """The clients of a round that have a number, by number."""
+        clients = {*replies.models, *replies.refusals}
+        return {self._numbers[client]: client for client in clients if client in self._numbers}
 
     def _values_of(
         self, client: Client, tensors: Mapping[str, Tensor], values: Mapping[str, Any]
@@ -334,12 +348,12 @@ class Aggregator:
 
         If it fails for the global model too, the server is at fault: the round ends with its error.
         """
-        assert self._layout is not None
+        layout = self._begun()
         try:
-            return self._measured(name, self._layout.native(tensors))
+            return self._measured(name, layout.native(tensors))
         except Exception as error:
             try:
-                self._measured(name, self._layout.named(self._layout.vector()))
+                self._measured(name, layout.named(layout.vector()))
             except Exception as own:
                 raise _ServerError(own) from own
             raise ValueError(f"{name} of its model cannot be measured: {error}") from error
@@ -355,7 +369,7 @@ class Aggregator:
         """The replies as the core reads them, by the clients' numbers."""
         failures = []
         for client, reason in replies.refusals.items():
-            if self._knows(client) and client not in replies.models:
+            if client in self._numbers and client not in replies.models:
                 failures.append(Refusal(self._numbers[client], reason))
         if not replies.models:
             return Updates.failed(failures, self._engine.initial_model)
@@ -374,8 +388,7 @@ class Aggregator:
     # Results -------------------------------------------------------------------------------------
 
     def _result(self, record: RoundRecord, replies: _Replies) -> Aggregate:
-        assert self._layout is not None
-        client_of = {self._numbers[one]: one for one in replies.clients if self._knows(one)}
+        client_of = self._clients_of(replies)
         accepted = [client_of[number] for number in record.client_ids]
         refusals = dict(replies.refusals)
         refusals |= {client_of[one.client_id]: one.reason for one in record.refusals}
@@ -383,7 +396,7 @@ class Aggregator:
         for client, row in zip(accepted, record.raw.tolist(), strict=True):
             criteria[client] = dict(zip(record.criteria, row, strict=True))
         return Aggregate(
-            model=self._layout.named(self._state.model),
+            model=self._begun().named(self._state.model),
             is_new=not any(map(keeps_model, record.notes)),
             weights=dict(zip(accepted, record.weights.tolist(), strict=True)),
             criteria=criteria,
@@ -433,11 +446,17 @@ class Aggregator:
             reported_on = "no samples: the server has none"
         config = {
             "name": folder.resolve().name,
-            "rounds": self._planned or 1,
             "seeds": [self._seed],
             "methods": [self._table],
         }
-        return HostRecord(folder, config, self._engine.problem, reported_on, self._engine.spec.size)
+        return HostRecord(
+            folder,
+            config,
+            self._engine.problem,
+            reported_on,
+            num_values=self._engine.spec.size,
+            rounds=self._planned,
+        )
 
 
 class _Replies:
@@ -449,10 +468,6 @@ class _Replies:
         self.refusals: dict[Client, str] = {}
         # What clients claim about criteria that the server measures
         self.ignored: dict[Client, dict[str, str]] = {}
-
-    @property
-    def clients(self) -> set[Client]:
-        return {*self.models, *self.refusals}
 
 
 class _ServerError(Exception):

@@ -21,6 +21,7 @@ from ..experiment.settings import Training
 from ..experiment.validation import config_issues, needs_server_set
 from ..registry import Part
 
+NEED_SAMPLES = {"server_set", "server_samples"}
 INSTEAD = "run it with `clientwise run` or `clientwise new`"
 
 
@@ -56,6 +57,7 @@ def with_criteria(
     score: Score | None,
     normalise: str | None,
     measured_here: Collection[str],
+    has_samples: bool,
 ) -> Method:
     """The method with other criteria: registered ones, or values that come with the updates.
 
@@ -65,6 +67,7 @@ def with_criteria(
         score: how they become one number; prioritized in this order if None.
         normalise: how each is scaled over the clients; the score's own default if None.
         measured_here: those that the server measures by functions of its own.
+        has_samples: whether the server has samples to weigh by.
     """
     if not criteria:
         raise ValueError("no criteria given")
@@ -75,7 +78,7 @@ def with_criteria(
     check_normaliser(score, normaliser)
     return replace(
         method,
-        criteria=tuple(_criterion(name, name in measured_here) for name in criteria),
+        criteria=tuple(_criterion(one, one in measured_here, has_samples) for one in criteria),
         score=score,
         normaliser=made,
     )
@@ -102,12 +105,13 @@ def recorded_table(
     return table
 
 
-def _criterion(name: str, is_measured_here: bool) -> Criterion:
+def _criterion(name: str, is_measured_here: bool, has_samples: bool) -> Criterion:
     if name in CRITERIA:
         known = make_criterion(name)
         if is_measured_here:
             return replace(known, measured_by="client", memory=None)
-        if known.needs & {"server_set", "server_samples", "simulation", "clock"} or known.memory:
+        missing = {"simulation", "clock"} if has_samples else {*NEED_SAMPLES, "simulation", "clock"}
+        if known.needs & missing:
             raise ValueError(
                 f"{name} is measured by the server: give a function for it as measured_here"
             )

@@ -33,6 +33,7 @@ class HostRecord:
         problem: what the model predicts.
         reported_on: the samples that the metric is about, in words.
         num_values: size of a model.
+        rounds: how many are planned, if known.
     """
 
     def __init__(
@@ -42,8 +43,10 @@ class HostRecord:
         problem: Problem,
         reported_on: str,
         num_values: int,
+        rounds: int | None,
     ) -> None:
         self._problem = problem
+        self._planned = rounds or 1
         (method,) = config["methods"]
         (self._seed,) = config["seeds"]
         with ExitStack() as stack:
@@ -65,7 +68,7 @@ class HostRecord:
                     "is a share": problem.is_share,
                     "shows": problem.shows,
                     "target": None,
-                    "rounds": config["rounds"],
+                    "rounds": self._planned,
                     "lanes": 1,
                     "reported on": reported_on,
                     "computed": "by the host's clients",
@@ -73,7 +76,6 @@ class HostRecord:
                     "begun": f"{datetime.now():%Y-%m-%d %H:%M}",
                 }
             )
-            self._planned = int(config["rounds"])
             self._open = stack.pop_all()
 
     def write(
