@@ -44,7 +44,9 @@ BELOW: dict[str, set[str]] = {  # package or module: what it may import of clien
         "errors",
         "limits",
     },
+    "hosts": {"experiment", "runs", "engine", "core", "data", "models", "registry", "errors"},
     "flower": {
+        "hosts",
         "experiment",
         "runs",
         "keys",
@@ -56,6 +58,7 @@ BELOW: dict[str, set[str]] = {  # package or module: what it may import of clien
         "registry",
         "errors",
     },
+    "nvflare": {"hosts"},
     "report": {"runs", "experiment", "data", "core", "encoding", "registry", "errors"},
     "progress": {"report", "experiment"},
     "prediction": {
@@ -123,7 +126,9 @@ LIBRARIES: dict[str, set[str]] = {  # package or module: the third-party librari
         "ray",
     },
     "progress": {"rich", "IPython"},
+    "hosts": {"torch", "numpy", "tomli_w"},
     "flower": {"torch", "numpy", "flwr", "ray", "httpx", "cryptography", "starlette"},
+    "nvflare": {"numpy", "nvflare"},
     "report": {"torch", "numpy", "scipy", "pydantic", "rich", "matplotlib", "starlette", "uvicorn"},
     "prediction": {"torch", "pandas"},
     "loading": set(),

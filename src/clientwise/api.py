@@ -34,6 +34,9 @@ from .data.federated import Samples as Samples
 from .data.partition import PARTITIONS as PARTITIONS
 from .errors import ClientwiseError as ClientwiseError
 from .experiment.schema import Experiment as Experiment
+from .hosts.aggregator import Aggregate as Aggregate
+from .hosts.aggregator import Aggregator as Aggregator
+from .hosts.aggregator import ClientWeight as ClientWeight
 from .launch import run as run
 from .loading import load as load
 from .models.networks import MODELS as MODELS

@@ -15,82 +15,20 @@ from flwr.serverapp.strategy import FedAdam, FedAvg, FedAvgM
 from flwr.supercore.task_identity import TaskIdentity
 
 from clientwise.flower import Weighted
+from hostile_replies import GLOBAL, Garbage, hostile_arrays, hostile_metrics
 
 pytestmark = pytest.mark.fire
 ROUNDS, CLIENTS = 250, 7  # with three strategies, to train and to evaluate: 10,500 replies
-GLOBAL = {
-    "kernel": numpy.zeros((2, 2), "float32"),
-    "bias": numpy.zeros(2, "float32"),
-    "steps": numpy.array(3),
-}
-NUMBERS: list[Any] = [
-    0,
-    1,
-    -1,
-    0.5,
-    1e12,
-    1e13,
-    1e308,
-    -1e308,
-    float("nan"),
-    float("inf"),
-    10**400,
-    2**63,
-    1e-320,
-]
-NAMES = [
-    "size",
-    "num-examples",
-    "label_diversity",
-    "model_divergence",
-    "accuracy",
-    "loss",
-    "clientwise-weight",
-    "",
-    "é",
-]
-TYPES = [
-    "float16",
-    "float32",
-    "float64",
-    "int8",
-    "int64",
-    "uint64",
-    "bool",
-    "complex64",
-    "U3",
-    "S2",
-    "datetime64[s]",
-]
-SHAPES = [(2, 2), (2,), (), (1, 2), (4,), (0,), (2, 2, 1), (3, 3)]
 
 
-def hostile_array(chance: random.Random) -> Array:
-    if chance.random() < 0.2:  # not even an array
-        return Array(
-            "float32", (2, 2), "numpy.ndarray", chance.randbytes(chance.choice([0, 10, 200]))
-        )
-    value = chance.choice([0, 1, 1e30, float("nan"), float("inf"), -3])
-    with numpy.errstate(all="ignore"):
-        return Array(numpy.full(chance.choice(SHAPES), value).astype(chance.choice(TYPES)))
-
-
-def hostile_arrays(chance: random.Random) -> ArrayRecord:
-    record = {name: Array(array) for name, array in GLOBAL.items()}
-    for name in chance.sample([*record, "more"], chance.randint(0, 3)):
-        record[name] = hostile_array(chance)
-    if chance.random() < 0.2:
-        del record[chance.choice(list(record))]
-    return ArrayRecord(record)
-
-
-def hostile_metrics(chance: random.Random) -> MetricRecord:
-    record: dict[str, Any] = {"size": 1.0, "num-examples": 10, "loss": 1.0}
-    for name in chance.sample(NAMES, chance.randint(0, 4)):
-        record[name] = chance.choice([*NUMBERS, [], [1.0], [float("nan"), 2.0], [1, 2]])
-    for name in chance.sample(list(record), chance.randint(0, 1)):
-        del record[name]
-    return MetricRecord(record)
+def hostile_record(chance: random.Random) -> ArrayRecord:
+    arrays = {}
+    for name, array in hostile_arrays(chance).items():
+        if isinstance(array, Garbage):
+            arrays[name] = Array("float32", (2, 2), "numpy.ndarray", bytes(array))
+        else:
+            arrays[name] = Array(array)
+    return ArrayRecord(arrays)
 
 
 def hostile_reply(chance: random.Random, node: int) -> Message:
@@ -102,12 +40,21 @@ def hostile_reply(chance: random.Random, node: int) -> Message:
             reply_to=asked,
         )
     else:
-        content = RecordDict({"arrays": hostile_arrays(chance), "metrics": hostile_metrics(chance)})
+        content = RecordDict(
+            {
+                "arrays": hostile_record(chance),
+                "metrics": MetricRecord(hostile_metrics(chance)),
+            }
+        )
         for name in chance.sample(
             ["arrays", "metrics", "config", "more"], chance.choice([0, 0, 0, 1, 2])
         ):
             content[name] = chance.choice(
-                [ConfigRecord({"a": "b"}), hostile_metrics(chance), hostile_arrays(chance)]
+                [
+                    ConfigRecord({"a": "b"}),
+                    MetricRecord(hostile_metrics(chance)),
+                    hostile_record(chance),
+                ]
             )
         answer = Message(content, reply_to=asked)
     answer.metadata.__dict__["_src_node_id"] = node

@@ -124,7 +124,8 @@ class Plan:
     seed: int
     cohort_size: int
     judged_by: Literal["server", "clients"] = "server"  # who evaluates models for AdaFed (P3 III.C)
-    evaluate_clients_every: int = 1  # rounds; 0: never
+    # Rounds; 0: only where nothing else can be reported; None: clients never evaluate
+    evaluate_clients_every: int | None = 1
     rounds: int | None = None  # of the whole run, if known: the last one is evaluated in any case
     asks: tuple[int, ...] | None = None  # these clients in every round, instead of a sample
     away: tuple[int, ...] = ()  # clients that have left and are not asked
@@ -176,7 +177,9 @@ class Plan:
             return secret_sample(num_clients, size, self.secret, round_num, among)
         return sample_clients(num_clients, size, seed, round_num, among)
 
-    def evaluates_clients(self, round_num: int) -> bool:
-        """Whether all clients evaluate the model in this round."""
+    def evaluates_clients(self, round_num: int, has_report: bool = True) -> bool:
+        """Whether all clients evaluate the model in this round; see `core.round.evaluate`."""
         every = self.evaluate_clients_every
+        if every is not None and not has_report:
+            return True
         return bool(every) and (round_num % every == 0 or round_num == self.rounds)

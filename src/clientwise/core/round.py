@@ -197,11 +197,11 @@ def evaluate(
     """Evaluate the model [d], or models [c, d], on the server's reporting part and the clients' own test sets.
 
     The clients evaluate it if `local` does not hold that already, and either this round is due
-    (`Plan.evaluates_clients`) or the server has no reporting part.
+    or the server has no reporting part (`Plan.evaluates_clients`).
     """
     models = model if model.ndim == 2 else model[None]
     report = engine.evaluate_server(models, "report")
-    if local is None and (report is None or plan.evaluates_clients(round_num)):
+    if local is None and plan.evaluates_clients(round_num, has_report=report is not None):
         local = engine.evaluate(range(engine.num_clients), models)
     return report, local
 

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any
 
 import numpy
 import torch
@@ -23,34 +23,20 @@ from flwr.serverapp.strategy import (
     Krum,
     MultiKrum,
     QFedAvg,
+    Result,
     Strategy,
 )
 from torch import Tensor
 
-from ..core.criteria import (
-    ANY,
-    CRITERIA,
-    Arrivals,
-    ClientFacts,
-    is_fixed,
-    make_criterion,
-    measure_clients,
-    model_divergence,
-)
-from ..core.guard import inspect_models, inspect_values
-from ..core.problem import Classification
-from ..core.scores import Prioritized, Score
-from ..core.types import Evaluation, ModelSpec
-from ..core.weighting import weigh
+from ..core.criteria import ClientFacts, measure_clients
+from ..core.scores import Score
 from ..errors import plain
+from ..hosts.aggregator import MAX_REASON, Aggregate, Aggregator
+from ..hosts.metrics import Metric, keep_common
 from ..registry import Part
 
 log = logging.getLogger("flwr.clientwise")
 WEIGHT = "clientwise-weight"  # the metric under which the wrapped strategy finds a reply's weight
-MAX_REASON = 300  # characters
-T = TypeVar("T")
-Metric = int | float | list[int] | list[float]
-NOT_USABLE = -1  # the form of a metric that cannot be averaged
 Aggregated = tuple[ArrayRecord | None, MetricRecord | None]
 WITHOUT_WEIGHTS = (
     FedMedian,
@@ -114,19 +100,10 @@ class RoundEvaluation:
     remarks: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class _Reply:
-    """A reply whose content was read: the model laid out as the global one, and the metrics."""
-
-    message: Message
-    arrays: ArrayRecord
-    metrics: dict[str, Metric]
-
-
 class Weighted(Strategy):
     """A Flower strategy with clientwise's weights instead of the number of examples.
 
-    Every reply is checked by `core.guard`, as an update in a clientwise run is. A refused reply
+    Every reply is checked by `hosts.Aggregator`, as an update in a clientwise run is. A refused reply
     does not end the run.
 
     Args:
@@ -142,6 +119,7 @@ class Weighted(Strategy):
         max_change: factor by which a node's claim about its data, such as `dataset_size`, may differ
             from its first claim.
         record: file to which each round is appended as one line of JSON.
+        folder: a new run folder for the record, which `clientwise show`, `report` and `serve` read.
 
     Attributes:
         rounds: `RoundWeights` of every training round so far.
@@ -160,49 +138,53 @@ class Weighted(Strategy):
         max_test_samples: int = 100_000,
         max_change: float = 1.5,
         record: str | Path | None = None,
+        folder: str | Path | None = None,
     ) -> None:
         if not isinstance(strategy, FedAvg) or isinstance(strategy, WITHOUT_WEIGHTS):
             kind = type(strategy).__name__
             raise TypeError(
                 f"{kind} takes no weighted mean: use FedAvg, FedProx, FedAdam or the like"
             )
+        functions = {name: _of_record(one) for name, one in (measured_here or {}).items()}
+        aggregator = Aggregator(
+            {"name": "Weighted"},
+            criteria=criteria,
+            score=score,
+            normalise=normalise,
+            measured_here=functions,
+            num_classes=num_classes,
+            max_change=max_change,
+            folder=folder,
+        )
+        self._set_up(strategy, aggregator, max_test_samples, record)
+
+    def _set_up(
+        self,
+        strategy: FedAvg,
+        aggregator: Aggregator,
+        max_test_samples: int,
+        record: str | Path | None,
+    ) -> None:
         self.rounds: dict[int, RoundWeights] = {}
         self.evaluations: dict[int, RoundEvaluation] = {}
         self._strategy = strategy
-        self._criteria = tuple(criteria)
-        self._score = score or Prioritized(self._criteria)
-        self._normalise = normalise
-        self._measured_here = {"model_divergence": self._divergence, **(measured_here or {})}
-        self._highest = self._upper_bounds(num_classes)
+        self._aggregator = aggregator
         self._max_test_samples = max_test_samples
         self._test_sizes: dict[int, int] = {}  # of every node's first evaluation
-        self._max_change = max_change
-        self._first_claims: dict[tuple[int, str], float] = {}  # by node and criterion
         self._record = None if record is None else Path(record)
-        self._global: dict[str, numpy.ndarray] = {}  # the model that was sent out
-        # An invalid combination fails here, not in round 1
-        self._weigh([dict.fromkeys(criteria, 1.0)])
 
-    def _upper_bounds(self, num_classes: int | None) -> dict[str, float]:
-        """The largest value of every criterion that can be true."""
-        problem = Classification(num_classes or int(ANY))
-        highest = dict.fromkeys(self._criteria, ANY)
-        for name in self._criteria:
-            if name not in CRITERIA:
-                continue
-            known = make_criterion(name)
-            if known.measured_by == "server" and name not in self._measured_here:
-                raise ValueError(
-                    f"{name} is measured by the server: give a function for it as measured_here"
-                )
-            highest[name] = known.high(problem)
-        return highest
+    def start(self, *arguments: Any, **options: Any) -> Result:
+        """As every strategy does; the run folder is closed at the end."""
+        try:
+            return super().start(*arguments, **options)
+        finally:
+            self._aggregator.close()
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """As the wrapped strategy does. The model is kept, since replies are compared with it."""
-        self._global = {name: array.numpy() for name, array in arrays.items()}
+        self._aggregator.begin(_arrays(arrays))
         return self._strategy.configure_train(server_round, arrays, config, grid)
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> Aggregated:
@@ -210,137 +192,61 @@ class Weighted(Strategy):
 
         Returns no model where all weights are zero.
         """
-        refusals: dict[int, str] = {}
-        remarks: list[str] = []
-        accepted = _accept(replies, self._read_update, refusals)
-        measured = self._measure(accepted, refusals, remarks)
-        accepted = {node: accepted[node] for node in measured}
-        try:
-            weights = self._weigh(list(measured.values()))
-        except (ValueError, OverflowError) as error:
-            weights = [0.0] * len(measured)
-            remarks.append(f"no weights could be computed: {error}")
+        accepted: dict[int, _Accepted] = {}
+        for reply in replies:
+            node = reply.metadata.src_node_id
+            try:
+                sent, numbers = _read_update(reply)
+            except Exception as error:
+                self._aggregator.refuse(node, str(error) or type(error).__name__)
+                continue
+            fitted = self._aggregator.accept(node, sent, self._values(numbers))
+            if fitted is not None:
+                accepted[node] = _Accepted(reply, fitted, numbers)
+        done = self._aggregator.finish()
+        accepted = {node: one for node, one in accepted.items() if node in done.weights}
+        remarks = list(done.remarks)
         aggregated: Aggregated = (None, None)
-        if any(weights):
-            remarks += _keep_common([reply.metrics for reply in accepted.values()])
-            for reply, weight in zip(accepted.values(), weights, strict=True):
-                metrics = MetricRecord(reply.metrics | {WEIGHT: weight})
-                _set_content(reply.message, metrics, reply.arrays)
-            messages = [reply.message for reply in accepted.values()]
-            aggregated = self._aggregate(server_round, messages)
-        by_node = dict(zip(measured, weights, strict=True))
-        found = RoundWeights(measured, by_node, refusals, tuple(map(plain, remarks)))
+        if any(done.weights.values()):
+            remarks += self._take_out_claims(accepted)
+            arrays, metrics = self._average(server_round, done.weights, accepted)
+            aggregated = (self._new_arrays(arrays, done), metrics)
+        found = RoundWeights(done.criteria, done.weights, done.refusals, tuple(map(plain, remarks)))
         self.rounds[server_round] = found
         self._write_down("train", server_round, found)
         return aggregated
 
-    def _read_update(self, message: Message) -> _Reply:
-        """A reply's model and metrics; ValueError where they cannot be used."""
-        content = message.content
-        if len(content.array_records) != 1 or len(content.metric_records) != 1:
-            raise ValueError("does not consist of one record of arrays and one of metrics")
-        (arrays,) = content.array_records.values()
-        (metrics,) = content.metric_records.values()
-        model = self._laid_out(arrays)
-        _require(inspect_models(_flat(model)[None]))
-        for name in self._criteria:
-            if name not in self._measured_here:
-                claimed = self._check(name, _number(metrics, name))
-                self._compare(message.metadata.src_node_id, name, claimed)
-        return _Reply(message, _record(model), dict(metrics))
+    def _values(self, metrics: Mapping[str, Metric]) -> Mapping[str, Metric]:
+        """The metrics of a reply as values of criteria."""
+        return metrics
 
-    def _laid_out(self, arrays: ArrayRecord) -> dict[str, numpy.ndarray]:
-        """A client's model with the names, the order and the types of the global one."""
-        found = {name: array.numpy() for name, array in arrays.items()}
-        shapes = {name: array.shape for name, array in found.items()}
-        if shapes != {name: array.shape for name, array in self._global.items()}:
-            raise ValueError("model of another shape")
-        model = {}
-        for name, ours in self._global.items():
-            if not numpy.can_cast(found[name].dtype, ours.dtype, "same_kind"):
-                raise ValueError("model of another type")
-            with numpy.errstate(over="ignore"):  # an overflow is infinite, which the guard refuses
-                model[name] = found[name].astype(ours.dtype)
-        return model
+    def _take_out_claims(self, accepted: Mapping[int, _Accepted]) -> list[str]:
+        """Leave only metrics that can be averaged; a remark lists the others.
 
-    def _measure(
-        self, accepted: Mapping[int, _Reply], refusals: dict[int, str], remarks: list[str]
-    ) -> dict[int, dict[str, float]]:
-        """The criteria of every node: measured here, or as the node claims."""
-        measured: dict[int, dict[str, float]] = {}
+        What a client claims about criteria that are measured here is not averaged either.
+        """
+        measured = set(self._aggregator.criteria) - set(self._aggregator.asks_for)
+        for reply in accepted.values():
+            for name in measured & reply.metrics.keys():
+                del reply.metrics[name]
+        return keep_common([reply.metrics for reply in accepted.values()])
+
+    def _new_arrays(self, mean: ArrayRecord | None, done: Aggregate) -> ArrayRecord | None:
+        """The wrapped strategy's result; None where the model has to stay as it was."""
+        return mean if done.is_new else None
+
+    def _average(
+        self, server_round: int, weights: Mapping[int, float], accepted: Mapping[int, _Accepted]
+    ) -> Aggregated:
+        """What the wrapped strategy makes of the accepted replies, with clientwise's weights."""
         for node, reply in accepted.items():
-            try:
-                measured[node] = {name: self._value(name, reply) for name in self._criteria}
-            except _RefusedError as error:
-                refusals[node] = str(error)
-                continue
-            remarks += self._take_out_claims(node, reply.metrics, measured[node])
-        return measured
-
-    def _value(self, name: str, reply: _Reply) -> float:
-        if name in self._measured_here:
-            return self._measure_here(name, reply.arrays)
-        return _number(reply.metrics, name)
-
-    def _take_out_claims(
-        self, node: int, metrics: dict[str, Metric], measured: Mapping[str, float]
-    ) -> list[str]:
-        """Remove what a client claims about criteria that are measured here.
-
-        Returns one remark per claim.
-        """
-        claimed = [name for name in measured if name in self._measured_here and name in metrics]
-        remarks = []
-        for name in claimed:
-            claim = str(metrics.pop(name))[:40]
-            remarks.append(
-                f"node {node} claims {name} = {claim}, which is measured here: {measured[name]:g}"
-            )
-        return remarks
-
-    def _measure_here(self, name: str, arrays: ArrayRecord) -> float:
-        """The server's own measurement.
-
-        If it fails for the global model too, the server is at fault: it raises.
-        """
-        measure_model = self._measured_here[name]
-        try:
-            return self._check(name, float(measure_model(arrays)))
-        except Exception as error:
-            self._check(name, float(measure_model(_record(self._global))))
-            reason = plain(f"{name} of its model cannot be measured: {error}")
-            raise _RefusedError(reason[:MAX_REASON]) from error
-
-    def _check(self, name: str, value: float) -> float:
-        _require(
-            inspect_values(name, torch.tensor([value], dtype=torch.float64), self._highest[name])
-        )
-        return value
-
-    def _compare(self, node: int, name: str, claimed: float) -> None:
-        """ValueError where a fact of the node's data differs much from its first claim."""
-        if name not in CRITERIA or not is_fixed(Part(name, {})):
-            return
-        first = self._first_claims.setdefault((node, name), claimed)
-        low = first / self._max_change
-        high = first * self._max_change
-        if not low <= claimed <= high:
-            raise ValueError(
-                f"{name} = {claimed:.12g}, at first {first:.12g}: {low:.6g} to {high:.6g} is "
-                f"allowed (max_change = {self._max_change:g})"
-            )
-
-    def _weigh(self, measured: Sequence[Mapping[str, float]]) -> list[float]:
-        columns = {name: [one[name] for one in measured] for name in self._criteria}
-        weights: list[float] = weigh(columns, score=self._score, normalise=self._normalise).tolist()
-        return weights
-
-    def _aggregate(self, server_round: int, replies: Sequence[Message]) -> Aggregated:
-        """The wrapped strategy's aggregate of these replies, by the weights in them."""
+            metrics = MetricRecord(reply.metrics | {WEIGHT: weights[node]})
+            _set_content(reply.message, metrics, _record(reply.tensors))
+        messages = [reply.message for reply in accepted.values()]
         usual = self._strategy.weighted_by_key
         self._strategy.weighted_by_key = WEIGHT
         try:
-            return self._strategy.aggregate_train(server_round, replies)
+            return self._strategy.aggregate_train(server_round, messages)
         finally:
             self._strategy.weighted_by_key = usual
 
@@ -359,11 +265,19 @@ class Weighted(Strategy):
         own influence.
         """
         refusals: dict[int, str] = {}
-        accepted = _accept(replies, self._read_evaluation, refusals)
+        accepted: dict[int, tuple[Message, dict[str, Metric]]] = {}
+        for reply in replies:
+            node = reply.metadata.src_node_id
+            try:
+                if node in accepted:
+                    raise ValueError("second reply of the same node")
+                accepted[node] = self._read_evaluation(reply)
+            except Exception as error:
+                refusals[node] = plain(str(error) or type(error).__name__)[:MAX_REASON]
         key = self._strategy.weighted_by_key
         sizes = {node: int(_number(metrics, key)) for node, (_, metrics) in accepted.items()}
         self._test_sizes |= sizes
-        remarks = _keep_common([metrics for _, metrics in accepted.values()])
+        remarks = keep_common([metrics for _, metrics in accepted.values()])
         for message, metrics in accepted.values():
             _set_content(message, MetricRecord(metrics))
         found = RoundEvaluation(sizes, refusals, tuple(map(plain, remarks)))
@@ -376,6 +290,8 @@ class Weighted(Strategy):
 
     def _read_evaluation(self, message: Message) -> tuple[Message, dict[str, Metric]]:
         """A reply's metrics; ValueError where they cannot be true."""
+        if message.has_error():
+            raise ValueError(message.error.reason)
         if len(message.content.metric_records) != 1:
             raise ValueError("does not hold one record of metrics")
         (metrics,) = message.content.metric_records.values()
@@ -403,77 +319,29 @@ class Weighted(Strategy):
 
     def summary(self) -> None:
         """Log the criteria, and the wrapped strategy's own summary."""
-        criteria = ", ".join(self._criteria)
-        log.info("\t├──> Weighted by: %s (%s)", criteria, type(self._score).__name__)
+        log.info("\t├──> Weighted by: %s", ", ".join(self._aggregator.criteria))
         self._strategy.summary()
 
-    def _divergence(self, arrays: ArrayRecord) -> float:
-        """1/√(‖Θ − Θ_a‖₂ + 1), see `core.criteria.model_divergence`."""
-        model = _flat({name: array.numpy() for name, array in arrays.items()})
-        spec = ModelSpec((), len(model), len(model))
-        arrivals = Arrivals((0,), model[None], _flat(self._global), spec, _no_judge)
-        return float(model_divergence(arrivals)[0])
+
+@dataclass(frozen=True)
+class _Accepted:
+    """A reply with the model laid out as the global one, and the metrics."""
+
+    message: Message
+    tensors: Mapping[str, Tensor]
+    metrics: dict[str, Metric]
 
 
-class _RefusedError(Exception):
-    """A client's model that the server cannot measure, though it can measure the global model."""
-
-
-def _accept(
-    replies: Iterable[Message], read: Callable[[Message], T], refusals: dict[int, str]
-) -> dict[int, T]:
-    """Readable replies by node.
-
-    The others are added to `refusals` with the reason; none ends the run.
-    """
-    found: dict[int, T] = {}
-    for reply in replies:
-        node = reply.metadata.src_node_id
-        try:
-            if node in found:
-                raise ValueError("second reply of the same node")
-            if reply.has_error():
-                raise ValueError(reply.error.reason)
-            found[node] = read(reply)
-        except Exception as error:
-            refusals[node] = plain(str(error) or type(error).__name__)[:MAX_REASON]
-    return found
-
-
-def _require(reasons: Sequence[str | None]) -> None:
-    """ValueError with the guard's reason, where it has one."""
-    for reason in reasons:
-        if reason is not None:
-            raise ValueError(reason)
-
-
-def _keep_common(metrics: Sequence[dict[str, Metric]]) -> list[str]:
-    """Remove metrics that cannot be averaged; returns a remark that lists them.
-
-    Such metrics are missing in some replies, have another form there, or are not usable numbers.
-    """
-    forms = [{name: _form(value) for name, value in one.items()} for one in metrics]
-    common = set()
-    for name, form in (forms[0] if forms else {}).items():
-        if form != NOT_USABLE and all(one.get(name) == form for one in forms):
-            common.add(name)
-    others = set()
-    for one in metrics:
-        for name in one.keys() - common:
-            others.add(str(name)[:40])
-            del one[name]
-    if not others:
-        return []
-    listed = ", ".join(sorted(others))[:MAX_REASON]
-    return [f"not averaged, since not every reply has a usable number for it: {listed}"]
-
-
-def _form(value: Metric) -> int:
-    """0 for a number, n + 1 for n numbers, `NOT_USABLE` where one is not finite or above `ANY`."""
-    values = value if isinstance(value, list) else [value]
-    if not all(abs(one) <= ANY for one in values):  # false for NaN
-        return NOT_USABLE
-    return len(value) + 1 if isinstance(value, list) else 0
+def _read_update(message: Message) -> tuple[dict[str, numpy.ndarray], dict[str, Metric]]:
+    """A reply's model and metrics; ValueError where it holds something else."""
+    if message.has_error():
+        raise ValueError(message.error.reason)
+    content = message.content
+    if len(content.array_records) != 1 or len(content.metric_records) != 1:
+        raise ValueError("does not consist of one record of arrays and one of metrics")
+    (arrays,) = content.array_records.values()
+    (metrics,) = content.metric_records.values()
+    return _arrays(arrays), dict(metrics)
 
 
 def _set_content(
@@ -495,14 +363,14 @@ def _number(metrics: Mapping[str, Metric], name: str) -> float:
     return float(value)
 
 
-def _record(model: Mapping[str, numpy.ndarray]) -> ArrayRecord:
-    return ArrayRecord({name: Array(array) for name, array in model.items()})
+def _arrays(record: ArrayRecord) -> dict[str, numpy.ndarray]:
+    return {name: array.numpy() for name, array in record.items()}
 
 
-def _flat(model: Mapping[str, numpy.ndarray]) -> Tensor:
-    arrays = [torch.from_numpy(array.astype("float32")) for array in model.values()]
-    return torch.cat([array.flatten() for array in arrays])
+def _record(model: Mapping[str, Tensor | numpy.ndarray]) -> ArrayRecord:
+    return ArrayRecord({name: Array(numpy.asarray(array)) for name, array in model.items()})
 
 
-def _no_judge(models: Tensor) -> Evaluation:
-    raise NotImplementedError("give the function that evaluates a model as measured_here")
+def _of_record(function: Callable[[ArrayRecord], float]) -> Callable[[dict[str, Any]], float]:
+    """A function of Flower's arrays as one of NumPy arrays."""
+    return lambda arrays: function(_record(arrays))

@@ -1,0 +1,276 @@
+"""`cw.Aggregator`: a method for the rounds of any framework."""
+
+from __future__ import annotations
+
+import re
+import runpy
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from sklearn.datasets import load_digits
+from torch import Tensor, nn
+from typer.testing import CliRunner
+
+import clientwise as cw
+from clientwise.cli import app
+from clientwise.core.method import Plan
+from clientwise.core.round import first_state, run_round
+from clientwise.core.types import Task
+from clientwise.data.federated import FederatedData
+from clientwise.engine.local import LocalEngine
+from clientwise.errors import RunError
+from clientwise.hosts.methods import build, settings_of
+from clientwise.runs.folder import RunFolder
+
+ROOT = Path(__file__).parents[2]
+CLIENTS = 6
+SENT = {"kernel": numpy.zeros((2, 2), "float32"), "bias": numpy.zeros(2, "float32")}
+ROUNDS = 4
+
+
+def model(value: float) -> dict[str, numpy.ndarray]:
+    return {name: numpy.full_like(array, value) for name, array in SENT.items()}
+
+
+def sizes(**by_client: float) -> dict[str, dict[str, float]]:
+    return {client: {"dataset_size": size} for client, size in by_client.items()}
+
+
+def network() -> nn.Module:
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10))
+
+
+def digits() -> tuple[Tensor, Tensor]:
+    images, labels = load_digits(return_X_y=True)
+    return torch.from_numpy(images).float() / 16, torch.from_numpy(labels).long()
+
+
+def local_engine() -> tuple[LocalEngine, dict[str, Any]]:
+    """Clients of digits, the last of which has other labels; and what the server holds."""
+    images, labels = digits()
+    held = (images[:300], labels[:300])
+    train = []
+    for client in range(CLIENTS):
+        mine = slice(300 + client, None, CLIENTS)
+        lied = 9 - labels[mine] if client == CLIENTS - 1 else labels[mine]
+        train.append((images[mine][: 60 + 20 * client], lied[: 60 + 20 * client]))
+    data = FederatedData.from_clients(train, train, weigh=held, report=held, num_classes=10)
+    options = {"model": network(), "weigh": held, "num_classes": 10, "learning_rate": 0.1}
+    return LocalEngine(data, network(), seed=1), options
+
+
+def named(vector: Tensor, engine: LocalEngine) -> dict[str, Tensor]:
+    layers = engine.spec.layers
+    return {one.name: vector[one.start : one.stop].reshape(one.shape) for one in layers}
+
+
+@pytest.mark.parametrize("name", ["Recommended", "FedAvg", "Median", "FedYogi"])
+def test_weights_and_models_are_those_of_the_embedded_engine(name: str) -> None:
+    engine, options = local_engine()
+    trains, _ = local_engine()
+    method = build(settings_of(name), 0.1, has_samples=True)
+    everyone = tuple(range(CLIENTS))
+    plan = Plan(1, CLIENTS, evaluate_clients_every=0, asks=everyone)
+    state = first_state(engine.initial_model, method, engine)
+    aggregator = cw.Aggregator(name, **options)
+    sent: Any = named(engine.initial_model, engine)
+    for round_num in range(1, ROUNDS + 1):
+        task = Task(round_num, method.training, engine.problem.loss, method.client_criteria)
+        vector = torch.cat([sent[one.name].flatten() for one in engine.spec.layers])
+        updates: dict[str, Any] = {}
+        values: dict[str, Any] = {}
+        for chunk in trains.train(everyone, vector, task):
+            for row, client in enumerate(chunk.client_ids):
+                updates[f"site {client}"] = named(chunk.models[row], engine)
+                values[f"site {client}"] = {
+                    label: float(column[row]) for label, column in chunk.measurements.items()
+                }
+        done = aggregator.aggregate(sent, updates, values)
+        state, record = run_round(state, method, plan, engine)
+        weights = dict(zip(record.client_ids, record.weights.tolist(), strict=True))
+        assert done.weights == pytest.approx(
+            {f"site {client}": weight for client, weight in weights.items()}, abs=1e-6
+        )
+        sent = done.model
+    final = torch.cat([sent[one.name].flatten() for one in engine.spec.layers])
+    assert torch.allclose(final, state.model, rtol=1e-4, atol=1e-5)
+    if name == "Recommended":
+        liar = done.steps[f"site {CLIENTS - 1}"]
+        assert liar.weight < 0.1 * liar.prior
+        assert liar.z is not None
+
+
+def test_the_record_is_a_run_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "mine"
+    with cw.Aggregator("FedAvg", folder=folder) as aggregator:
+        sent: Any = SENT
+        for _ in range(3):
+            updates = {"north": model(1.0), "south": model(3.0), "east": model(float("nan"))}
+            values = sizes(north=30, south=10, east=5)
+            sent = aggregator.aggregate(sent, updates, values).model
+    run = RunFolder(folder)
+    assert run.finished
+    assert run.rounds == 3
+    assert [(row.name, row.num_train) for row in run.clients(1)] == [
+        ("north", 30),
+        ("south", 10),
+        ("east", 0),
+    ]
+    shown = CliRunner().invoke(app, ["show", str(folder), "--round", "2"]).output
+    assert "0 north" in shown
+    assert "75.0%" in shown
+    assert "refused: model has NaN or Inf" in shown
+    assert CliRunner().invoke(app, ["report", str(folder)]).exit_code == 0
+    with pytest.raises(RunError, match="there is a run already"):
+        cw.Aggregator("FedAvg", folder=folder).aggregate(SENT, {}, {})
+
+
+def test_the_result_has_the_form_of_the_global_model() -> None:
+    sent = {
+        "weight": torch.zeros(3, dtype=torch.bfloat16),
+        "steps": torch.tensor(7),
+        "bias": numpy.zeros(2),
+    }
+    update = {"weight": torch.ones(3), "steps": torch.tensor(9), "bias": [2, 2]}
+    done = cw.Aggregator("FedAvg").aggregate(sent, {"a": update}, sizes(a=1))
+    assert done.refusals == {}
+    assert done.model["weight"].dtype == torch.bfloat16
+    assert done.model["weight"].tolist() == [1, 1, 1]
+    assert done.model["steps"].item() == 7  # a counter is no part of the model
+    assert done.model["bias"].dtype == numpy.float64
+    assert done.model["bias"].tolist() == [2, 2]
+
+
+def test_buffers_take_no_server_step() -> None:
+    module = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    sent = module.state_dict()
+    update = {name: one + 1 for name, one in sent.items()}
+    aggregator = cw.Aggregator("FedYogi", model=module)
+    done = aggregator.aggregate(sent, {"a": update}, sizes(a=1))
+    assert torch.allclose(done.model["1.running_var"], update["1.running_var"])
+    assert not torch.allclose(done.model["0.weight"], update["0.weight"])
+
+
+def test_a_round_without_a_usable_update_keeps_the_model() -> None:
+    aggregator = cw.Aggregator("FedAvg")
+    done = aggregator.aggregate(model(5.0), {"a": {"kernel": 1}, "b": model(1e38)}, sizes(b=1))
+    assert not done.is_new
+    assert done.model["bias"].tolist() == [5, 5]
+    assert done.refusals == {"a": "model of another shape", "b": "update norm is not finite"}
+    assert done.remarks[-1].startswith("no update was accepted")
+    assert aggregator.aggregate(SENT, {"a": model(1.0)}, sizes(a=1)).is_new
+    assert aggregator.round_num == 2
+
+
+def test_own_criteria_and_what_the_server_measures() -> None:
+    aggregator = cw.Aggregator(
+        "FedAvg",
+        criteria=["accuracy", "dataset_size"],
+        score=cw.mean(),
+        normalise="max",
+        measured_here={"accuracy": lambda arrays: float(arrays["bias"][0])},
+    )
+    assert aggregator.asks_for == ("dataset_size",)
+    values = sizes(a=10, b=20)
+    values["a"]["accuracy"] = 1.0
+    done = aggregator.aggregate(SENT, {"a": model(0.5), "b": model(1.0)}, values)
+    expected = cw.weigh(
+        {"accuracy": [0.5, 1.0], "dataset_size": [10, 20]}, score=cw.mean(), normalise="max"
+    )
+    assert list(done.weights.values()) == pytest.approx(expected.tolist())
+    assert done.remarks == ("a claims accuracy = 1.0, which is measured here: 0.5",)
+
+
+def test_a_second_update_and_a_function_for_no_criterion() -> None:
+    aggregator = cw.Aggregator("FedAvg", criteria=["trust", "dataset_size"])
+    with pytest.raises(RuntimeError, match="call `begin` first"):
+        aggregator.finish()
+    aggregator.begin(SENT)
+    for value in (1.0, 100.0):
+        aggregator.accept("a", model(value), {"dataset_size": 1})
+    done = aggregator.finish()
+    assert done.model["bias"].tolist() == [1, 1]
+    assert done.remarks == ("a is refused: second reply of the same node",)
+    assert done.criteria["a"]["trust"] > 0
+    with pytest.raises(ValueError, match="measured_here: age is none of the criteria"):
+        cw.Aggregator("FedAvg", measured_here={"age": lambda arrays: 1.0})
+
+
+def test_the_servers_samples_may_measure_a_criterion() -> None:
+    with pytest.raises(ValueError, match="server_performance is measured by the server"):
+        cw.Aggregator("FedAvg", criteria=["server_performance"])
+    _, options = local_engine()
+    aggregator = cw.Aggregator("FedAvg", criteria=["server_performance"], **options)
+    sent = network().state_dict()
+    done = aggregator.aggregate(sent, {"a": sent, "b": {n: 0 * w for n, w in sent.items()}})
+    assert set(done.weights) == {"a", "b"}
+
+
+def test_bounds_may_name_clients() -> None:
+    table = {"name": "capped", "bounds": {"groups": [{"clients": ["a"], "cap": 0.1}]}}
+    with pytest.raises(ValueError, match="need the names of all: `clients`"):
+        cw.Aggregator(table)
+    aggregator = cw.Aggregator(table, clients=["a", "b", "c"])
+    updates = {name: model(1.0) for name in "abx"}
+    done = aggregator.aggregate(SENT, updates, sizes(a=80, b=10, x=10))
+    assert done.weights == pytest.approx({"a": 0.1, "b": 0.9})
+    assert done.refusals == {"x": "unknown client"}
+    assert done.remarks == ("x is refused: unknown client",)
+
+
+@pytest.mark.parametrize(
+    ("method", "reason"),
+    [
+        ("Recommended", "needs samples of the server"),
+        ("FedProx", "training.proximal does not run inside another framework: add the term"),
+        ("SCAFFOLD", "training.control_variates does not run"),
+        ("FedBuff", "pace does not run"),
+        ("Pooled", "control does not run"),
+        ("KnowsHonest", "needs simulated clients"),
+        ({"name": "mine", "adjust": "best_order"}, "adjust does not run"),
+        ({"name": "mine", "secure_aggregation": {}}, "secure_aggregation does not run"),
+        ({"name": "mine", "score": {"name": "prioritized", "priority": ["age"]}}, "priority"),
+        ("Recomended", "no method 'Recomended'"),
+    ],
+)
+def test_what_a_host_cannot_give_is_refused_at_once(method: Any, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        cw.Aggregator(method)
+
+
+def test_samples_need_a_network() -> None:
+    with pytest.raises(ValueError, match="need `model`"):
+        cw.Aggregator("FedAvg", weigh=digits())
+
+
+def test_the_guide_runs_as_printed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    guide = (ROOT / "docs" / "aggregator.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"```python\n(.*?)```", guide, re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    for block in blocks:
+        exec(block, names)
+    printed = capsys.readouterr().out.splitlines()
+    promised = re.findall(r"^print\(.*\)  # (.*)$", guide, re.MULTILINE)
+    assert printed == promised
+    assert names["done"].refusals["east"] == "no answer in time"
+    assert RunFolder("runs/my-federation").finished
+
+
+def test_the_example_runs_and_weighs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    example = runpy.run_path(str(ROOT / "examples" / "aggregator.py"))
+    example["main"](str(tmp_path / "run"))
+    assert "'west': 0.0" in capsys.readouterr().out.splitlines()[4]
+    (row,) = (
+        row
+        for row in RunFolder(tmp_path / "run").participants("Recommended", 1, 5)
+        if row.client == 3
+    )
+    assert row.name == "west"
+    assert row.weight < 0.05
