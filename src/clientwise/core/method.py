@@ -182,4 +182,6 @@ class Plan:
         every = self.evaluate_clients_every
         if every is not None and not has_report:
             return True
-        return bool(every) and (round_num % every == 0 or round_num == self.rounds)
+        if not every:
+            return False
+        return round_num % every == 0 or round_num == self.rounds
