@@ -85,6 +85,21 @@ class SubsetSums:
             ):
                 sums.addmm_(some, block.double())
 
+    @property
+    def totals(self) -> Tensor:
+        """Σ_k Π_j r_jk^e_tj of every term [t]."""
+        return self._totals
+
+    @property
+    def sums(self) -> Tensor:
+        """M_t of every term [t, d]."""
+        return self._models
+
+    def merge(self, totals: Tensor, sums: Tensor) -> None:
+        """Add what others have folded: their `totals` [t] and `sums` [t, d]."""
+        self._totals += totals
+        self._models += sums.to(self._models.device)
+
     def aggregate(self, score: Score, scales: Tensor, weights: Tensor) -> Tensor:
         """The aggregate of any score whose terms were folded; the weights are implied by the sums."""
         coefficients = torch.zeros_like(self._totals)

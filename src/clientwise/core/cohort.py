@@ -25,6 +25,7 @@ from .server_step import StepState
 from .types import (
     Candidate,
     Evaluation,
+    Folded,
     Gathered,
     LocalTraining,
     Posterior,
@@ -42,8 +43,16 @@ class Cohort:
     """The accepted clients of a round: their criteria, and their models as far as they must be kept."""
 
     def __init__(
-        self, asked: Sequence[int], state: ServerState, method: Method, plan: Plan, engine: Engine
+        self,
+        asked: Sequence[int],
+        state: ServerState,
+        method: Method,
+        plan: Plan,
+        engine: Engine,
+        *,
+        is_part: bool = False,
     ) -> None:
+        """A cohort of the clients `asked`, or the part of one that is folded (`is_part`)."""
         self.asked = asked
         self.num_clients = engine.num_clients
         self.criteria = method.names
@@ -63,7 +72,7 @@ class Cohort:
         at_work = engine.clock.at_work if engine.clock else frozenset()
         self._expected = at_work.union(asked)
         self._seen = set[int]()
-        self._aggregator = self._make_aggregator()
+        self._aggregator = self._make_aggregator(is_part)
         self._held: list[Updates] | None = [] if method.sees_whole_cohort else None
 
     def admit(self, updates: Updates) -> None:
@@ -87,6 +96,36 @@ class Cohort:
             held = self._held
             self._held = []
             self._take(Updates.joined(held).by_client())
+
+    @property
+    def can_be_divided(self) -> bool:
+        """Whether parts of the cohort can be measured and folded without the others."""
+        return isinstance(self._aggregator, SubsetSums) and self._plan.judged_by == "server"
+
+    def folded(self) -> Folded:
+        """The cohort as another process adds it to its own (`add`)."""
+        assert isinstance(self._aggregator, SubsetSums)
+        return Folded(
+            client_ids=tuple(self.client_ids),
+            raw=self.raw,
+            training_loss=self.training_loss,
+            seconds=self.seconds,
+            refusals=tuple(self.refusals),
+            notes=self.notes,
+            judged=self.judged,
+            totals=self._aggregator.totals,
+            sums=self._aggregator.sums,
+        )
+
+    def add(self, part: Folded) -> None:
+        """Add clients that were guarded, measured and folded elsewhere."""
+        assert isinstance(self._aggregator, SubsetSums)
+        self._aggregator.merge(part.totals, part.sums)
+        self._refuse(part.refusals)
+        self.notes += part.notes
+        self.judged += part.judged
+        self._seen.update(part.client_ids)
+        self._append(part.client_ids, part.raw, part.training_loss, part.seconds)
 
     def candidate(self, priority: tuple[str, ...] | None) -> Candidate:
         """Score, weigh and aggregate the cohort, in the given order of priority."""
@@ -332,15 +371,20 @@ class Cohort:
             return {}
         return bounds.memory_after(self._state.policy, self.client_ids, self.num_clients)
 
-    def _make_aggregator(self) -> Aggregator:
-        """Sums if the score has fewer terms than there are clients, otherwise the whole matrix."""
+    def _make_aggregator(self, is_part: bool) -> Aggregator:
+        """Sums if the score has fewer terms than there are clients, otherwise the whole matrix.
+
+        A part of a cohort has sums whatever its size, as the whole has.
+        """
         method = self._method
         score = method.score
         names = method.names
         terms = score.terms_of_all_orders(names) if method.adjust else score.terms(names)
         plan = self._plan
         keeps_models = method.keeps_models or plan.counterfactuals or plan.shapley
-        if terms is None or keeps_models or len(terms) >= len(self.asked):
+        if terms is None or keeps_models:
+            return Stack()
+        if len(terms) >= len(self.asked) and not is_part:
             return Stack()
         highs = [criterion.high(self._engine.problem) for criterion in method.criteria]
         if not can_fold(terms, highs):
@@ -356,10 +400,15 @@ class Cohort:
         )
         self._refuse(refused)
         self._aggregator.add(method.score.prepare(method.names, raw), updates.models)
-        self.client_ids += updates.client_ids
+        self._append(updates.client_ids, raw, updates.training_loss, updates.seconds)
+
+    def _append(
+        self, client_ids: Sequence[int], raw: Tensor, training_loss: Tensor, seconds: Tensor
+    ) -> None:
+        self.client_ids += client_ids
         self.raw = torch.cat([self.raw, raw])
-        self.training_loss = torch.cat([self.training_loss, updates.training_loss])
-        self.seconds = torch.cat([self.seconds, updates.seconds])
+        self.training_loss = torch.cat([self.training_loss, training_loss])
+        self.seconds = torch.cat([self.seconds, seconds])
 
     def _refuse(self, refusals: Sequence[Refusal]) -> None:
         self.refusals += refusals

@@ -84,6 +84,20 @@ class Samples:
             ids=None if self.ids is None else torch.cat([self.ids, self.ids[of]]),
         )
 
+    def rows(self, indices: Tensor) -> Samples:
+        """Some of the samples, by their indices; nothing is done to them after the partition any more."""
+        return replace(
+            self,
+            inputs=self._rows(indices),
+            targets=self.targets[indices],
+            sample_attributes={
+                name: values[indices] for name, values in self.sample_attributes.items()
+            },
+            ids=None if self.ids is None else self.ids[indices],
+            test_from=None,
+            after_partition=None,
+        )
+
     def to(self, device: torch.device) -> Samples:
         """The samples with their inputs on a device; they stay compact and are scaled batch by batch."""
         return replace(self, inputs=self.inputs.to(device))
@@ -198,6 +212,13 @@ class Holdings:
         rows = (torch.arange(len(owner)) + starts[owner]).to(self.indices.device)
         return self.indices[rows], self.targets[rows], owner
 
+    def only(self, holders: Sequence[int]) -> Holdings:
+        """The same of some holders, in their order; the others keep their numbers and hold nothing."""
+        indices, targets, _ = self.gather(holders)
+        sizes = torch.zeros_like(self.sizes)
+        sizes[list(holders)] = self.sizes[list(holders)]
+        return Holdings(indices, targets, torch.cat([sizes.new_zeros(1), sizes.cumsum(0)]))
+
     def to(self, device: torch.device) -> Holdings:
         """The samples' indices and targets on a device; the offsets stay on the CPU."""
         return Holdings(self.indices.to(device), self.targets.to(device), self.offsets)
@@ -311,18 +332,42 @@ class FederatedData:
         train = Holdings(held.indices, held.targets, offsets)
         return replace(self, train=train, new_data=())
 
+    def only(self, clients: Sequence[int]) -> FederatedData:
+        """The samples of some clients, in ascending order, and of the server.
+
+        The other clients keep their numbers and hold nothing.
+        """
+        own = self._changed(lambda held: held.only(clients), lambda held: held)
+        used = torch.unique(torch.cat([held.indices.cpu() for held in own._all_holdings()]))
+
+        def renumbered(held: Holdings) -> Holdings:
+            return replace(held, indices=torch.searchsorted(used, held.indices.cpu()))
+
+        return replace(own._changed(renumbered, renumbered), samples=self.samples.rows(used))
+
     def holdings_to(self, device: torch.device) -> FederatedData:
         """The data with its holdings on a device; the samples stay where they are."""
+        return self._changed(lambda held: held.to(device), lambda held: held.to(device))
+
+    def _changed(
+        self, clients: Callable[[Holdings], Holdings], server: Callable[[Holdings], Holdings]
+    ) -> FederatedData:
+        """The data with a function applied to all holdings of the clients, and one to the server's."""
         return replace(
             self,
-            train=self.train.to(device),
-            test=self.test.to(device),
-            weigh=self.weigh.to(device) if self.weigh else None,
-            report=self.report.to(device) if self.report else None,
-            poisoned=self.poisoned.to(device) if self.poisoned else None,
-            triggered=self.triggered.to(device) if self.triggered else None,
-            new_data=tuple(one._replace(train=one.train.to(device)) for one in self.new_data),
+            train=clients(self.train),
+            test=clients(self.test),
+            weigh=server(self.weigh) if self.weigh else None,
+            report=server(self.report) if self.report else None,
+            poisoned=clients(self.poisoned) if self.poisoned else None,
+            triggered=server(self.triggered) if self.triggered else None,
+            new_data=tuple(one._replace(train=clients(one.train)) for one in self.new_data),
         )
+
+    def _all_holdings(self) -> list[Holdings]:
+        optional = (self.weigh, self.report, self.poisoned, self.triggered)
+        there = [held for held in optional if held is not None]
+        return [self.train, self.test, *there, *(one.train for one in self.new_data)]
 
     @staticmethod
     def from_clients(
