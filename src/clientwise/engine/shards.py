@@ -59,26 +59,43 @@ def places(on_gpu: bool) -> list[Place]:
 
 
 class Shard:
-    """The clients of one shard, in a process of Ray. What it returns follows from the arguments alone."""
+    """The clients of one shard, in a process of Ray. What it returns follows from the arguments alone.
 
-    def __init__(self, build: Build, placed: Sequence[Any], cores: int) -> None:
-        """Make the engine of a shard from its data, which is `placed` in the object store of Ray."""
-        import ray
+    Every call names the shard's data in Ray's object store: [reference]. They are read once, and again
+    after the process was started anew.
+    """
 
-        (data,) = ray.get(list(placed))
-        self._engine, self._method, self._plan = build(data, cores)
+    def __init__(self, build: Build, cores: int) -> None:
+        self._build = build
+        self._cores = cores
+        self._built: tuple[Engine, Method, Plan] | None = None
 
-    def fold(self, client_ids: Sequence[int], state: ServerState) -> Folded:
+    def fold(self, placed: Sequence[Any], client_ids: Sequence[int], state: ServerState) -> Folded:
         """See `FoldingEngine`."""
-        return fold(client_ids, state, self._method, self._plan, self._engine)
+        engine, method, plan = self._ready(placed)
+        return fold(client_ids, state, method, plan, engine)
 
-    def train(self, client_ids: Sequence[int], model: Tensor, task: Task) -> list[Updates]:
+    def train(
+        self, placed: Sequence[Any], client_ids: Sequence[int], model: Tensor, task: Task
+    ) -> list[Updates]:
         """See `core.types.Engine`; all chunks at once."""
-        return list(self._engine.train(client_ids, model, task))
+        engine, _, _ = self._ready(placed)
+        return list(engine.train(client_ids, model, task))
 
-    def evaluate(self, client_ids: Sequence[int], models: Tensor) -> Evaluation:
+    def evaluate(
+        self, placed: Sequence[Any], client_ids: Sequence[int], models: Tensor
+    ) -> Evaluation:
         """See `core.types.Engine`, without the loss of every sample."""
-        return replace(self._engine.evaluate(client_ids, models), sample_losses=None)
+        engine, _, _ = self._ready(placed)
+        return replace(engine.evaluate(client_ids, models), sample_losses=None)
+
+    def _ready(self, placed: Sequence[Any]) -> tuple[Engine, Method, Plan]:
+        if self._built is None:
+            import ray
+
+            (data,) = ray.get(list(placed))
+            self._built = self._build(data, self._cores)
+        return self._built
 
 
 class ShardedEngine(WrappingEngine):
@@ -96,11 +113,11 @@ class ShardedEngine(WrappingEngine):
 
         super().__init__(inner)
         self._shards = []
-        self._placed = []  # kept here: a shard that starts again reads its data again
+        self._placed = []  # the shards' data in Ray's object store, as long as this engine is there
         for index, place in enumerate(where):
             data = inner.data.only(range(index, inner.num_clients, len(where)))
             self._placed.append(ray.put(data))
-            self._shards.append(_start(build, self._placed[-1], place))
+            self._shards.append(_start(build, place))
 
     def close(self) -> None:
         """End the shards' processes."""
@@ -148,16 +165,16 @@ class ShardedEngine(WrappingEngine):
             own[client % len(own)].append(client)
         sent = [ray.put(argument) for argument in arguments]
         asked = []
-        for shard, clients in zip(self._shards, own, strict=True):
+        for shard, placed, clients in zip(self._shards, self._placed, own, strict=True):
             if clients:
-                asked.append((clients, getattr(shard, what).remote(clients, *sent)))
+                asked.append((clients, getattr(shard, what).remote([placed], clients, *sent)))
         if self.idle_work and what != "evaluate":
             self.idle_work()
         answers = ray.get([answer for _, answer in asked])
         return [(clients, answer) for (clients, _), answer in zip(asked, answers, strict=True)]
 
 
-def _start(build: Build, data: Any, place: Place) -> Any:
+def _start(build: Build, place: Place) -> Any:
     """The actor of a shard. Ray starts it again, and repeats its calls, wherever it dies."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -170,7 +187,7 @@ def _start(build: Build, data: Any, place: Place) -> Any:
         max_task_retries=-1,
         # Not hard: another machine takes the shard where this one is gone
         scheduling_strategy=NodeAffinitySchedulingStrategy(place.node, soft=True),
-    ).remote(build, [data], place.cores)
+    ).remote(build, place.cores)
 
 
 def _joined(parts: Sequence[Evaluation], ranks: Tensor) -> Evaluation:

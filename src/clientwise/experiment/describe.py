@@ -21,6 +21,7 @@ from .validation import validate
 
 FLOAT_BYTES = 4
 WORTH_SAYING = 10**8  # bytes
+MANY_ROWS = 10**6
 MOST_NAMED = 8  # columns or classes
 
 
@@ -48,6 +49,7 @@ def describe(experiment: Experiment, own_data: FederatedData | None = None) -> l
         "criteria": _criteria(experiment),
         "steps/round": steps_in_words(steps),
         "privacy": _privacy(experiment, data),
+        "record": _record(experiment, data),
         "work": _work(experiment),
     }
     found = [(title, text) for title, text in lines.items() if text]
@@ -168,6 +170,23 @@ def _privacy(experiment: Experiment, data: FederatedData) -> str:
     if on_flower and any(method.noises_mean for method in experiment.build_methods()):
         promises.append("with noise of the server, no round is repeated: flower.repeats is 0")
     return f"\n{'':<12}".join(promise for promise in promises if promise)
+
+
+def _record(experiment: Experiment, data: FederatedData) -> str:
+    """Which clients get rows of their own; nothing where all do, unless these are many."""
+    plan = build_plan(experiment, data.num_clients, experiment.seeds[0])
+    rounds = len(experiment.methods) * len(experiment.seeds) * experiment.rounds
+    participants = rounds * plan.cohort_size
+    if experiment.record.of(data.num_clients, experiment.seeds[0]) is not None:
+        kept = experiment.record.clients or 0
+        rows = participants * kept // data.num_clients
+        return (
+            f"rows of {kept:,} of {data.num_clients:,} clients: {rows:,} of "
+            f"{participants:,} participants; counts and sums of the others"
+        )
+    if participants < MANY_ROWS:
+        return ""
+    return f"{participants:,} rows of participants; record.clients writes those of some clients"
 
 
 def _work(experiment: Experiment) -> str:

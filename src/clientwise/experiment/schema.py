@@ -25,6 +25,7 @@ from .settings import (
     EvaluationSettings,
     FlowerSettings,
     HostileClients,
+    RecordSettings,
     ServerSet,
     Training,
 )
@@ -135,6 +136,9 @@ class Experiment(ConfigTable):
     evaluation: EvaluationSettings = Field(
         EvaluationSettings(),
         description="What is measured during a run.",
+    )
+    record: RecordSettings = Field(
+        RecordSettings(), description="What a run writes about single clients."
     )
     devices: DeviceSettings | None = Field(
         None,

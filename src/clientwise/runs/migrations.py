@@ -106,8 +106,19 @@ def _version_7(database: sqlite3.Connection, into: Into) -> None:
     )
 
 
+def _version_8(database: sqlite3.Connection, into: Into) -> None:
+    """There is a table `omitted`."""
+    database.execute(
+        f"""CREATE TABLE {into}.omitted (
+            lane INTEGER, round_num INTEGER,
+            accepted INTEGER, without_weight INTEGER, weight REAL, hostile_weight REAL,
+            refusals TEXT, scores REAL, scales TEXT,
+            PRIMARY KEY (lane, round_num)) WITHOUT ROWID"""
+    )
+
+
 # The first leads from OLDEST_VERSION to the next.
-MIGRATIONS: list[Migration] = [_version_5, _version_6, _version_7]
+MIGRATIONS: list[Migration] = [_version_5, _version_6, _version_7, _version_8]
 
 
 def _has_table(database: sqlite3.Connection, name: str) -> bool:

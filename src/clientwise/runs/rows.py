@@ -143,6 +143,21 @@ class ParticipantRow(NamedTuple):
     copies: float | None = None  # updates that are almost equal to it, itself included
 
 
+class OmittedRow(NamedTuple):
+    """The participants of a round that have no rows; see the config's [record]."""
+
+    accepted: int
+    refusals: Json[tuple[tuple[str, int, int], ...]]  # reason, how many, how many of them honest
+    weight: float  # theirs together
+    scores: float  # the sum over all participants of the round
+    scales: Json[tuple[float, ...]]  # what each criterion of the round is divided by
+
+    @property
+    def count(self) -> int:
+        """How many they are."""
+        return self.accepted + sum(count for _, count, _ in self.refusals)
+
+
 class ClientMetric(NamedTuple):
     """An honest client's metric on its own test data, in the last round that evaluated it."""
 

@@ -49,6 +49,7 @@ TABLES = (
     "clock",
     "privacy",
     "participants",
+    "omitted",
     "look_back",
     "criteria",
     "local",
