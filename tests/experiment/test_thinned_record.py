@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -93,25 +94,34 @@ def test_counts_and_sums_are_over_all_clients(runs: tuple[RunFolder, RunFolder])
     assert thin.query(sql) == full.query(sql)
 
 
-def test_weights_are_recomputed_and_changes_are_found(
-    folders: tuple[Path, Path], runs: tuple[RunFolder, RunFolder]
+def execute(folder: Path, statement: str) -> None:
+    with closing(sqlite3.connect(folder / "run.sqlite")) as database, database:
+        database.execute(statement)
+
+
+def test_weights_are_recomputed_from_the_rows_and_the_sums(
+    folders: tuple[Path, Path], tmp_path: Path
 ) -> None:
-    _, thin = folders
-    found = recompute(runs[1])
+    thin = Path(shutil.copytree(folders[1], tmp_path / "run"))
+    found = recompute(RunFolder(thin))
     assert found.rounds == 4
     assert not found.faults
+    execute(thin, "UPDATE omitted SET scores = scores * 2 WHERE lane = 1")
+    assert "weight is" in recompute(RunFolder(thin)).faults[0]
+
+
+COLUMNS = "accepted, without_weight, weight, hostile_weight, refusals, scores, scales"
+
+
+@pytest.mark.parametrize("column", COLUMNS.split(", "))
+def test_every_changed_sum_is_found(
+    folders: tuple[Path, Path], tmp_path: Path, column: str
+) -> None:
+    thin = Path(shutil.copytree(folders[1], tmp_path / "run"))
     assert not verify(thin).faults
-    with closing(sqlite3.connect(thin / "run.sqlite")) as database, database:
-        database.execute("UPDATE omitted SET weight = weight / 2 WHERE lane = 1 AND round_num = 2")
+    execute(thin, f"UPDATE omitted SET {column} = '[1]' WHERE lane = 1 AND round_num = 2")
     (fault,) = verify(thin).faults
     assert fault == "sums, seed 1, round 2, round: was changed"
-    with closing(sqlite3.connect(thin / "run.sqlite")) as database, database:
-        database.execute(
-            "UPDATE omitted SET weight = weight * 2, scores = scores * 2 WHERE lane = 1"
-        )
-    assert "recomputed" in recompute(runs[1]).faults[0]
-    with closing(sqlite3.connect(thin / "run.sqlite")) as database, database:
-        database.execute("UPDATE omitted SET scores = scores / 2 WHERE lane = 1")
 
 
 def test_the_audit_says_what_is_left_out(runs: tuple[RunFolder, RunFolder]) -> None:
