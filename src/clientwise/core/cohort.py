@@ -74,6 +74,7 @@ class Cohort:
         self._seen = set[int]()
         self._aggregator = self._make_aggregator(is_part)
         self._held: list[Updates] | None = [] if method.sees_whole_cohort else None
+        self._chunks: list[tuple[Tensor, Tensor, Tensor]] = []  # raw, training_loss, seconds
 
     def admit(self, updates: Updates) -> None:
         """Guard, measure and fold one chunk of updates as it arrives."""
@@ -91,11 +92,17 @@ class Cohort:
             self._held.append(updates)
 
     def complete(self) -> None:
-        """Call after the last chunk: criteria that need the whole cohort see it now, ordered by client."""
+        """Call after the last chunk: criteria that need the whole cohort see it now, ordered by client.
+
+        What was measured chunk by chunk is joined only now: joined each time, it would take quadratic time.
+        """
         if self._held:
             held = self._held
             self._held = []
             self._take(Updates.joined(held).by_client())
+        if self._chunks:
+            columns = zip(*self._chunks, strict=True)
+            self.raw, self.training_loss, self.seconds = (torch.cat(column) for column in columns)
 
     @property
     def can_be_divided(self) -> bool:
@@ -406,9 +413,7 @@ class Cohort:
         self, client_ids: Sequence[int], raw: Tensor, training_loss: Tensor, seconds: Tensor
     ) -> None:
         self.client_ids += client_ids
-        self.raw = torch.cat([self.raw, raw])
-        self.training_loss = torch.cat([self.training_loss, training_loss])
-        self.seconds = torch.cat([self.seconds, seconds])
+        self._chunks.append((raw, training_loss, seconds))
 
     def _refuse(self, refusals: Sequence[Refusal]) -> None:
         self.refusals += refusals

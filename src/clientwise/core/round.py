@@ -139,6 +139,7 @@ def gather(
     cohort = Cohort(asked, state, method, plan, engine)
     if cohort.can_be_divided and isinstance(engine, FoldingEngine):
         cohort.add(engine.fold(asked, state))
+        cohort.complete()
         return cohort
     for updates in engine.train(asked, state.model, task):
         cohort.admit(updates)
@@ -153,6 +154,7 @@ def fold(
     cohort = Cohort(asked, state, method, plan, engine, is_part=True)
     for updates in engine.train(asked, state.model, _task(state, method)):
         cohort.admit(updates)
+    cohort.complete()
     return cohort.folded()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
@@ -23,6 +23,8 @@ from .arrays import NamedInput, join, problem_of, read_columns, read_dataset, un
 from .folder import DataError
 
 MOST_NAMED = 3  # of clients or columns, in a message
+MANY_ROWS = 4_000_000  # samples; to make a digest of each takes a microsecond or more
+HOLDERS_AT_ONCE = 10_000  # whose samples are read at once to make digests
 Inputs = Tensor | dict[str, Tensor]  # a batch as a network is called with it
 
 
@@ -264,45 +266,50 @@ class FederatedData:
 
     def fingerprints(self) -> list[str]:
         """A digest of all values that each client holds and, last, of those of the server."""
-        samples, rows = self.samples, _row_digests(self.samples.inputs)
+        later = [change.train for change in self.new_data]
+        clients = [self.train, self.test, *filter(None, [self.poisoned]), *later]
+        server = [held for held in (self.weigh, self.report, self.triggered) if held is not None]
+        known = [*self.attributes.values(), *(vars(self.devices).values() if self.devices else ())]
+        columns = [values.double().tolist() for values in known]
+        facts = [[column[k] for column in columns] for k in range(self.num_clients)]
+        rows = _row_contents(self.samples.inputs)
+        return [*self._digests(clients, facts, rows), *self._digests(server, [[]], rows)]
+
+    def _digests(
+        self,
+        given: Sequence[Holdings],
+        facts: Sequence[list[float]],
+        rows: Callable[[Tensor], NDArray[Any]],
+    ) -> Iterator[str]:
+        """A digest of what each holder has, by blocks of holders: the samples may not fit in memory."""
+        samples = self.samples
         shape = list(samples.inputs.shape[1:])
         about = f"{samples.problem.recorded} {samples.scale} {samples.inputs.dtype} {shape}"
-
-        def contents(*given: Holdings | None) -> list[bytes]:
-            """All values of every holder, as bytes."""
-            found: list[bytes] = []
-            for held in filter(None, given):
-                indices = held.indices.cpu()
-                columns = [rows[indices.numpy()], held.targets.cpu().numpy()]
+        for first in range(0, len(facts), HOLDERS_AT_ONCE):
+            some = facts[first : first + HOLDERS_AT_ONCE]
+            blocks = []
+            for held in given:
+                offsets = held.offsets[first : first + len(some) + 1].tolist()
+                here = slice(offsets[0], offsets[-1])
+                indices = held.indices[here].cpu()
+                columns = [rows(indices), held.targets[here].cpu().numpy()]
                 columns += [
                     values[indices].numpy() for values in samples.sample_attributes.values()
                 ]
-                parts = [
-                    b"|".join(column[held.slice(k)].tobytes() for column in columns)
-                    for k in range(len(held))
-                ]
-                found = [
-                    b"|".join(pair) for pair in zip(found or [b""] * len(parts), parts, strict=True)
-                ]
-            return found
-
-        later = [change.train for change in self.new_data]
-        clients = contents(self.train, self.test, self.poisoned, *later)
-        known = [*self.attributes.values(), *(vars(self.devices).values() if self.devices else ())]
-        facts = [[float(values[k]) for values in known] for k in range(self.num_clients)]
-        return [
-            hashlib.blake2b(f"{about} {fact}".encode() + content, digest_size=8).hexdigest()
-            for fact, content in zip(
-                [*facts, []],
-                [*clients, b"".join(contents(self.weigh, self.report, self.triggered))],
-                strict=True,
-            )
-        ]
+                blocks.append(([offset - offsets[0] for offset in offsets], columns))
+            for index, fact in enumerate(some):
+                found = hashlib.blake2b(f"{about} {fact}".encode(), digest_size=8)
+                for offsets, columns in blocks:
+                    own = slice(offsets[index], offsets[index + 1])
+                    found.update(b"|" + b"|".join(column[own].tobytes() for column in columns))
+                yield found.hexdigest()
 
     def check_finite(self) -> None:
         """DataError if inputs or targets are not finite: of which client, how many, in which columns."""
         kinds = {"inputs": self.samples.inputs, "targets": self.samples.targets}
         wrong = {what: values for what, values in kinds.items() if not _is_finite(values)}
+        if not wrong:
+            return
         parts = {"training sample": self.train, "test sample": self.test}
         holders = []
         for client in range(self.num_clients):
@@ -510,6 +517,16 @@ def _refuse(found: Sequence[str]) -> None:
         raise DataError(
             f"{'; '.join(found[:MOST_NAMED])}{more}; correct them, or leave those samples out"
         )
+
+
+def _row_contents(values: Tensor) -> Callable[[Tensor], NDArray[Any]]:
+    """What tells rows apart, by their indices: a digest of each, made once, since rows may have several
+    holders. Of very many rows, it is their values.
+    """
+    if len(values) > MANY_ROWS:
+        return lambda indices: values[indices].cpu().numpy()
+    digests = _row_digests(values)
+    return lambda indices: digests[indices.numpy()]
 
 
 def _row_digests(values: Tensor) -> NDArray[numpy.uint64]:
