@@ -186,6 +186,14 @@ class ClientRow(NamedTuple):
     hostile: str | None  # the name of its attack
 
 
+class ClientSizes(NamedTuple):
+    """The clients of a seed, and the training samples that they hold."""
+
+    clients: int
+    smallest: int | None  # None without any client
+    largest: int | None
+
+
 class LoweredRow(NamedTuple):
     """The effect of evidence on a client up to a round."""
 

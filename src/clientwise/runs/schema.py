@@ -22,6 +22,8 @@ SCHEMA = (
     num_train INTEGER, num_test INTEGER,
     hostile TEXT,  -- name of the attack; NULL: honest
     PRIMARY KEY (seed, client)) WITHOUT ROWID""",
+    """CREATE INDEX IF NOT EXISTS hostile_clients
+    ON clients (seed) WHERE hostile IS NOT NULL""",
     """CREATE TABLE IF NOT EXISTS policies (  -- the bounds on weights, from this round on
     lane INTEGER, round_num INTEGER,
     policy TEXT, note TEXT,  -- [methods.bounds] as JSON, and why it is so
