@@ -81,9 +81,7 @@ def main() -> None:
     sys.exit(found["page_seconds"] > MOST_SECONDS)
 
 
-def measure(
-    place: Path, clients: int, cohort: int, rounds: int, recorded: int
-) -> dict[str, float]:
+def measure(place: Path, clients: int, cohort: int, rounds: int, recorded: int) -> dict[str, float]:
     """The figures of a made-up run in a new folder."""
     seen: list[RoundRecord] = []
     folder = cw.run(CONFIG, place / "run", on_round=lambda step: seen.append(step.record))
@@ -106,7 +104,8 @@ def measure(
     return {
         "participants": cohort * rounds,
         "write_seconds_per_round": spent / max(1, rounds - 1),
-        "disk_mib": sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) / 2**20,
+        "disk_mib": sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+        / 2**20,
         "page_mib": len(page) / 2**20,
         "first_page_seconds": pages[0],
         "page_seconds": min(pages),
