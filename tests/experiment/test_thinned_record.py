@@ -84,7 +84,7 @@ def test_counts_and_sums_are_over_all_clients(runs: tuple[RunFolder, RunFolder])
         omitted = thin.omitted(method, 1, 1)
         recorded = thin.participants(method, 1, 1)
         assert omitted is not None
-        assert omitted.count + len(recorded) == CLIENTS
+        assert omitted.total + len(recorded) == CLIENTS
         assert omitted.weight + sum(row.weight or 0 for row in recorded) == pytest.approx(1)
     for here, there in zip(full.summary(), thin.summary(), strict=True):
         assert there.refused == here.refused

@@ -19,7 +19,7 @@ from .guard import inspect_measurements, inspect_updates
 from .method import Method, Plan
 from .privacy import release
 from .rules import Ruled, mean
-from .scores import Score
+from .scores import Score, Term
 from .seeding import derive_seed
 from .server_step import StepState
 from .types import (
@@ -107,7 +107,7 @@ class Cohort:
     @property
     def can_be_divided(self) -> bool:
         """Whether parts of the cohort can be measured and folded without the others."""
-        return isinstance(self._aggregator, SubsetSums) and self._plan.judged_by == "server"
+        return isinstance(self._aggregator, SubsetSums) and sums_suffice(self._method, self._plan)
 
     def folded(self) -> Folded:
         """The cohort as another process adds it to its own (`add`)."""
@@ -384,19 +384,15 @@ class Cohort:
         A part of a cohort has sums whatever its size, as the whole has.
         """
         method = self._method
-        score = method.score
-        names = method.names
-        terms = score.terms_of_all_orders(names) if method.adjust else score.terms(names)
-        plan = self._plan
-        keeps_models = method.keeps_models or plan.counterfactuals or plan.shapley
-        if terms is None or keeps_models:
+        terms = _terms(method, self._plan)
+        if terms is None:
             return Stack()
         if len(terms) >= len(self.asked) and not is_part:
             return Stack()
         highs = [criterion.high(self._engine.problem) for criterion in method.criteria]
         if not can_fold(terms, highs):
             return Stack()
-        return SubsetSums(names, terms, like=self._state.model)
+        return SubsetSums(method.names, terms, like=self._state.model)
 
     def _take(self, updates: Updates) -> None:
         """Measure updates, refuse those out of range, and add the others."""
@@ -523,6 +519,19 @@ class Cohort:
             assert isinstance(self._aggregator, Stack)
             self._moved = torch.stack(self._aggregator.models) - self._state.model
         return self._moved
+
+
+def sums_suffice(method: Method, plan: Plan) -> bool:
+    """Whether a method needs sums over parts of a cohort alone, not every model."""
+    return _terms(method, plan) is not None and plan.judged_by == "server"
+
+
+def _terms(method: Method, plan: Plan) -> Sequence[Term] | None:
+    """The terms of the score to add up models by; None where single models are needed."""
+    if method.keeps_models or plan.counterfactuals or plan.shapley:
+        return None
+    score = method.score
+    return score.terms_of_all_orders(method.names) if method.adjust else score.terms(method.names)
 
 
 def _notes_of(posterior: Posterior | None) -> tuple[str, ...]:

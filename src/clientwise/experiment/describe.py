@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 
+from ..core.cohort import sums_suffice
 from ..core.criteria import is_claimed
 from ..data.federated import FederatedData, Samples
 from ..data.hints import column_hints
@@ -44,6 +45,7 @@ def describe(experiment: Experiment, own_data: FederatedData | None = None) -> l
         "server set": _server_set(experiment, data),
         "model": f"{experiment.model_name}: {parameters:,} parameters",
         "device": f"{device}: {executor}",
+        "travels": _travels(experiment, data, executor.spec.size),
         "memory": _memory(experiment, data, executor.spec.size),
         "methods": ", ".join(names),
         "criteria": _criteria(experiment),
@@ -140,6 +142,19 @@ def _memory(experiment: Experiment, data: FederatedData, size: int) -> str:
     if needed < WORTH_SAYING:
         return ""
     return f"up to {gigabytes(needed)} for the models of a round"
+
+
+def _travels(experiment: Experiment, data: FederatedData, size: int) -> str:
+    """On Ray, the methods whose models all travel to this process where a cohort is cut into shards."""
+    if experiment.workers != "ray":
+        return ""
+    plan = build_plan(experiment, data.num_clients, experiment.seeds[0])
+    methods = [method for method in experiment.build_methods() if not method.control]
+    gathering = [method.name for method in methods if not sums_suffice(method, plan)]
+    if not gathering:
+        return "sums over clients, criteria and counts; no models"
+    needed = gigabytes(FLOAT_BYTES * plan.cohort_size * size)
+    return f"all models of a round, {needed}, to this process: {', '.join(gathering)}"
 
 
 def _criteria(experiment: Experiment) -> str:

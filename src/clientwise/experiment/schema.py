@@ -96,7 +96,8 @@ class Experiment(ConfigTable):
     workers: Annotated[int, Field(gt=0, le=1024)] | Literal["auto", "ray"] = Field(
         "auto",
         description='CPU cores that train clients in parallel. "auto": as many as PyTorch has '
-        'threads. "ray": methods and seeds are spread over Ray (`clientwise[ray]`).',
+        'threads. "ray": a Ray cluster (`clientwise[ray]`). Methods and seeds are spread over it; '
+        "where they are fewer than its cores or GPUs, the clients of a round are.",
     )
     data_dir: str | None = Field(
         None,

@@ -119,7 +119,7 @@ def _without_rows(omitted: OmittedRow | None, recorded: int) -> list[str]:
     if omitted is None:
         return []
     return [
-        f"The record has rows of {recorded:,} of {recorded + omitted.count:,} participants "
+        f"The record has rows of {recorded:,} of {recorded + omitted.total:,} participants "
         f"(record.clients). The others have {omitted.weight:.1%} of the weight together."
     ]
 

@@ -153,7 +153,7 @@ class OmittedRow(NamedTuple):
     scales: Json[tuple[float, ...]]  # what each criterion of the round is divided by
 
     @property
-    def count(self) -> int:
+    def total(self) -> int:
         """How many they are."""
         return self.accepted + sum(count for _, count, _ in self.refusals)
 
