@@ -102,7 +102,7 @@ LIBRARIES: dict[str, set[str]] = {  # package or module: the third-party librari
     "models": {"torch", "numpy", "annotated_types"},
     "attacks": {"torch", "annotated_types"},
     "secure": {"numpy", "cryptography", "Crypto"},
-    "engine": {"torch", "triton"},
+    "engine": {"torch", "triton", "ray"},
     "privacy": {"dp_accounting"},
     "runs": {
         "torch",

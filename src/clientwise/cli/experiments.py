@@ -54,7 +54,7 @@ EngineOption = Annotated[
 WorkersOption = Annotated[
     str | None,
     typer.Option(
-        help="CPU cores to train on, or ray: distribute methods and seeds over Ray.",
+        help="CPU cores to train on, or ray: distribute methods and seeds, or the clients of a round, over Ray.",
         show_default=False,
     ),
 ]

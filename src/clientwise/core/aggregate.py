@@ -23,7 +23,7 @@ from torch import Tensor
 from .scores import Score, Term
 
 AT_ONCE = 64  # models added together
-CACHED = 2**16  # values copied to float64 at once, so that they stay in a core's cache
+CACHED = 2**18  # values copied to float64 at once, so that they stay in a core's cache
 ON_GPU = 2**26  # values copied to float64 at once on a GPU, which is faster with few large pieces
 FLOAT64_BITS = 1000  # products below 2 to this power are finite
 COHORT_BITS = 20  # a criterion's sum over the cohort is at most 2^20 times its largest value
@@ -84,6 +84,21 @@ class SubsetSums:
                 torch.split(self._models, width, 1), torch.split(rows, width, 1), strict=True
             ):
                 sums.addmm_(some, block.double())
+
+    @property
+    def totals(self) -> Tensor:
+        """Σ_k Π_j r_jk^e_tj of every term [t]."""
+        return self._totals
+
+    @property
+    def sums(self) -> Tensor:
+        """M_t of every term [t, d]."""
+        return self._models
+
+    def merge(self, totals: Tensor, sums: Tensor) -> None:
+        """Add what others have folded: their `totals` [t] and `sums` [t, d]."""
+        self._totals += totals
+        self._models += sums.to(self._models.device)
 
     def aggregate(self, score: Score, scales: Tensor, weights: Tensor) -> Tensor:
         """The aggregate of any score whose terms were folded; the weights are implied by the sums."""

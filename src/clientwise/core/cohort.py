@@ -20,12 +20,13 @@ from .guard import inspect_measurements, inspect_updates
 from .method import Method, Plan
 from .privacy import release
 from .rules import Ruled, mean
-from .scores import Score
+from .scores import Score, Term
 from .seeding import derive_seed
 from .server_step import StepState
 from .types import (
     Candidate,
     Evaluation,
+    Folded,
     Gathered,
     LocalTraining,
     Posterior,
@@ -43,8 +44,16 @@ class Cohort:
     """The accepted clients of a round: their criteria, and their models as far as they must be kept."""
 
     def __init__(
-        self, asked: Sequence[int], state: ServerState, method: Method, plan: Plan, engine: Engine
+        self,
+        asked: Sequence[int],
+        state: ServerState,
+        method: Method,
+        plan: Plan,
+        engine: Engine,
+        *,
+        is_part: bool = False,
     ) -> None:
+        """A cohort of the clients `asked`, or the part of one that is folded (`is_part`)."""
         self.asked = asked
         self.num_clients = engine.num_clients
         self.criteria = method.names
@@ -66,9 +75,10 @@ class Cohort:
         self._seen = set[int]()
         # Adapted layers whose products are averaged
         self._pairs = pairs_of(engine.spec) if method.adapters == "products" else ()
-        self._aggregator = self._make_aggregator()
+        self._aggregator = self._make_aggregator(is_part)
         waits = method.sees_whole_cohort or bool(self._pairs)
         self._held: list[Updates] | None = [] if waits else None
+        self._chunks: list[tuple[Tensor, Tensor, Tensor]] = []  # raw, training_loss, seconds
 
     def admit(self, updates: Updates) -> None:
         """Guard, measure and fold one chunk of updates as it arrives."""
@@ -86,11 +96,47 @@ class Cohort:
             self._held.append(updates)
 
     def complete(self) -> None:
-        """Call after the last chunk: criteria that need the whole cohort see it now, ordered by client."""
+        """Call after the last chunk: criteria that need the whole cohort see it now, ordered by client.
+
+        What was measured chunk by chunk is joined only now: joined each time, it would take quadratic time.
+        """
         if self._held:
             held = self._held
             self._held = []
             self._take(Updates.joined(held).by_client())
+        if self._chunks:
+            columns = zip(*self._chunks, strict=True)
+            self.raw, self.training_loss, self.seconds = (torch.cat(column) for column in columns)
+
+    @property
+    def can_be_divided(self) -> bool:
+        """Whether parts of the cohort can be measured and folded without the others."""
+        return isinstance(self._aggregator, SubsetSums) and sums_suffice(self._method, self._plan)
+
+    def folded(self) -> Folded:
+        """The cohort as another process adds it to its own (`add`)."""
+        assert isinstance(self._aggregator, SubsetSums)
+        return Folded(
+            client_ids=tuple(self.client_ids),
+            raw=self.raw,
+            training_loss=self.training_loss,
+            seconds=self.seconds,
+            refusals=tuple(self.refusals),
+            notes=self.notes,
+            judged=self.judged,
+            totals=self._aggregator.totals,
+            sums=self._aggregator.sums,
+        )
+
+    def add(self, part: Folded) -> None:
+        """Add clients that were guarded, measured and folded elsewhere."""
+        assert isinstance(self._aggregator, SubsetSums)
+        self._aggregator.merge(part.totals, part.sums)
+        self._refuse(part.refusals)
+        self.notes += part.notes
+        self.judged += part.judged
+        self._seen.update(part.client_ids)
+        self._append(part.client_ids, part.raw, part.training_loss, part.seconds)
 
     def candidate(self, priority: tuple[str, ...] | None) -> Candidate:
         """Score, weigh and aggregate the cohort, in the given order of priority."""
@@ -338,20 +384,21 @@ class Cohort:
             return {}
         return bounds.memory_after(self._state.policy, self.client_ids, self.num_clients)
 
-    def _make_aggregator(self) -> Aggregator:
-        """Sums if the score has fewer terms than there are clients, otherwise the whole matrix."""
+    def _make_aggregator(self, is_part: bool) -> Aggregator:
+        """Sums if the score has fewer terms than there are clients, otherwise the whole matrix.
+
+        A part of a cohort has sums whatever its size, as the whole has.
+        """
         method = self._method
-        score = method.score
-        names = method.names
-        terms = score.terms_of_all_orders(names) if method.adjust else score.terms(names)
-        plan = self._plan
-        keeps_models = method.keeps_models or plan.counterfactuals or plan.shapley or self._pairs
-        if terms is None or keeps_models or len(terms) >= len(self.asked):
+        terms = _terms(method, self._plan)
+        if terms is None or self._pairs:
+            return Stack()
+        if len(terms) >= len(self.asked) and not is_part:
             return Stack()
         highs = [criterion.high(self._engine.problem) for criterion in method.criteria]
         if not can_fold(terms, highs):
             return Stack()
-        return SubsetSums(names, terms, like=self._state.model)
+        return SubsetSums(method.names, terms, like=self._state.model)
 
     def _take(self, updates: Updates) -> None:
         """Measure updates, refuse those out of range, and add the others."""
@@ -362,10 +409,13 @@ class Cohort:
         )
         self._refuse(refused)
         self._aggregator.add(method.score.prepare(method.names, raw), updates.models)
-        self.client_ids += updates.client_ids
-        self.raw = torch.cat([self.raw, raw])
-        self.training_loss = torch.cat([self.training_loss, updates.training_loss])
-        self.seconds = torch.cat([self.seconds, updates.seconds])
+        self._append(updates.client_ids, raw, updates.training_loss, updates.seconds)
+
+    def _append(
+        self, client_ids: Sequence[int], raw: Tensor, training_loss: Tensor, seconds: Tensor
+    ) -> None:
+        self.client_ids += client_ids
+        self._chunks.append((raw, training_loss, seconds))
 
     def _refuse(self, refusals: Sequence[Refusal]) -> None:
         self.refusals += refusals
@@ -487,6 +537,19 @@ class Cohort:
             assert isinstance(self._aggregator, Stack)
             self._moved = torch.stack(self._aggregator.models) - self._state.model
         return self._moved
+
+
+def sums_suffice(method: Method, plan: Plan) -> bool:
+    """Whether a method needs sums over parts of a cohort alone, not every model."""
+    return _terms(method, plan) is not None and plan.judged_by == "server"
+
+
+def _terms(method: Method, plan: Plan) -> Sequence[Term] | None:
+    """The terms of the score to add up models by; None where single models are needed."""
+    if method.keeps_models or plan.counterfactuals or plan.shapley:
+        return None
+    score = method.score
+    return score.terms_of_all_orders(method.names) if method.adjust else score.terms(method.names)
 
 
 def _notes_of(posterior: Posterior | None) -> tuple[str, ...]:

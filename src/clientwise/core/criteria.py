@@ -34,6 +34,7 @@ from .types import Evaluation, LocalTraining, ModelSpec
 
 ANY = 1e12  # the default upper end: no honest measurement exceeds it, and products of a few stay finite
 Fact = str | bool | float  # about a client: a word, yes or no, a number
+SHORT_ROW = 2**15  # values that PyTorch adds up in one thread
 MOST_WORDS = 1_000  # different words of one attribute; each takes a column
 HONEST = "honest, as the simulation knows"  # attribute of the clients, in simulations
 
@@ -543,7 +544,12 @@ def model_divergence(arrivals: Arrivals, *, per_layer: bool = False) -> Tensor:
 
 
 def _row_norms(rows: Tensor) -> Tensor:
-    """Norms [n], one by one: on a GPU the last bits may otherwise depend on the number of rows."""
+    """Norms [n]. Their last bits do not depend on the number of rows.
+
+    On a GPU, and where PyTorch shares a long row among threads, they would: such rows come one by one.
+    """
+    if not rows.is_cuda and rows.shape[1] <= SHORT_ROW:
+        return torch.linalg.vector_norm(rows, dim=1)
     return torch.stack([torch.linalg.vector_norm(row) for row in rows])
 
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from .clock import Clock
 from .problem import Problem
-from .types import Evaluation, ModelSpec, ServerPart, Task, Updates
+from .types import Evaluation, Folded, ModelSpec, ServerPart, ServerState, Task, Updates
 
 
 class Engine(Protocol):
@@ -57,4 +57,13 @@ class Engine(Protocol):
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Continue from what `state` returned."""
+        ...
+
+
+@runtime_checkable
+class FoldingEngine(Protocol):
+    """An engine whose clients train elsewhere, where their models can be added up as well."""
+
+    def fold(self, client_ids: Sequence[int], state: ServerState) -> Folded:
+        """Train these clients from `state` by the engine's own method, and add up their models."""
         ...

@@ -18,7 +18,7 @@ from .adapt_loss import Adapted
 from .cohort import Cohort
 from .contributions import Contributions
 from .counterfactuals import contributions, counterfactuals, evaluated
-from .engine import Engine
+from .engine import Engine, FoldingEngine
 from .method import Method, Plan
 from .metrics import accuracy
 from .priority import Search, all_orders
@@ -28,6 +28,7 @@ from .types import (
     Candidate,
     Counterfactual,
     Evaluation,
+    Folded,
     LookBack,
     PrivacyRecord,
     RoundRecord,
@@ -65,7 +66,7 @@ def run_round(
     """The server's part of one round (P1 Eq. 2-6, P2 Algorithm 1, P3 Algorithm 1)."""
     round_num = state.round_num + 1
     asked = plan.cohort(engine.num_clients, round_num, engine.clock)
-    task = Task(round_num, method.training, state.loss, method.client_criteria, method.local_noise)
+    task = _task(state, method)
 
     cohort = gather(asked, state, method, plan, engine, task)  # guard -> criteria
 
@@ -136,10 +137,35 @@ def gather(
         secret.gather(task)
         return secret
     cohort = Cohort(asked, state, method, plan, engine)
+    if cohort.can_be_divided and isinstance(engine, FoldingEngine):
+        cohort.add(engine.fold(asked, state))
+        cohort.complete()
+        return cohort
     for updates in engine.train(asked, state.model, task):
         cohort.admit(updates)
     cohort.complete()
     return cohort
+
+
+def fold(
+    asked: Sequence[int], state: ServerState, method: Method, plan: Plan, engine: Engine
+) -> Folded:
+    """Guard, measure and fold a part of a cohort, where its clients train; see `FoldingEngine`."""
+    cohort = Cohort(asked, state, method, plan, engine, is_part=True)
+    for updates in engine.train(asked, state.model, _task(state, method)):
+        cohort.admit(updates)
+    cohort.complete()
+    return cohort.folded()
+
+
+def _task(state: ServerState, method: Method) -> Task:
+    return Task(
+        state.round_num + 1,
+        method.training,
+        state.loss,
+        method.client_criteria,
+        method.local_noise,
+    )
 
 
 def adjust_priority(

@@ -188,6 +188,51 @@ class Updates:
 
 
 @dataclass(frozen=True)
+class Folded:
+    """A part of a cohort that was guarded, measured and added up where its clients trained.
+
+    Models do not travel: only sums over the clients, and what the record says of each of them.
+    """
+
+    client_ids: tuple[int, ...]  # accepted
+    raw: Tensor  # [n, m] their criteria
+    training_loss: Tensor  # [n]
+    seconds: Tensor  # [n]
+    refusals: tuple[Refusal, ...]
+    notes: tuple[str, ...]
+    judged: int  # models judged to measure criteria
+    totals: Tensor  # [t] see `aggregate.SubsetSums`
+    sums: Tensor  # [t, d]
+
+    @staticmethod
+    def joined(parts: Sequence[Folded], order: Sequence[int]) -> Folded:
+        """Several parts as one, with its clients in this order. Sums are added in the order of the parts."""
+        rank = {client: position for position, client in enumerate(order)}
+        clients = [client for part in parts for client in part.client_ids]
+        rows = sorted(range(len(clients)), key=lambda row: rank[clients[row]])
+        refusals = [refusal for part in parts for refusal in part.refusals]
+        return Folded(
+            client_ids=tuple(clients[row] for row in rows),
+            raw=torch.cat([part.raw for part in parts])[rows],
+            training_loss=torch.cat([part.training_loss for part in parts])[rows],
+            seconds=torch.cat([part.seconds for part in parts])[rows],
+            refusals=tuple(sorted(refusals, key=lambda refusal: rank[refusal.client_id])),
+            notes=tuple(note for part in parts for note in part.notes),
+            judged=sum(part.judged for part in parts),
+            totals=_added([part.totals for part in parts]),
+            sums=_added([part.sums for part in parts]),
+        )
+
+
+def _added(parts: Sequence[Tensor]) -> Tensor:
+    """The sum, one part after the other: the order of a sum of floats must not change."""
+    total = parts[0].clone()
+    for part in parts[1:]:
+        total += part
+    return total
+
+
+@dataclass(frozen=True)
 class Evaluation:
     """Results of c candidate models on the test sets of K clients, or on the server's set (K = 1)."""
 

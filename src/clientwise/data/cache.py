@@ -12,6 +12,7 @@ import logging
 import os
 import shutil
 import tempfile
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ import torch
 from numpy.lib.format import open_memmap
 from torch import Tensor
 
+from ..limits import memory
 from .folder import DataError
 
 log = logging.getLogger("clientwise")
@@ -73,6 +75,19 @@ def cached(
     return found
 
 
+def mapped(path: Path) -> Tensor:
+    """The array in a file, which is read where it is used.
+
+    Copy on write: PyTorch wants memory it could write to, and the file must stay as it is. A file that
+    might not fit into memory is mapped for reading alone, since Linux counts what could be written.
+    """
+    if 2 * path.stat().st_size <= memory():
+        return torch.from_numpy(numpy.load(path, mmap_mode="c"))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The given NumPy array is not writable")
+        return torch.from_numpy(numpy.load(path, mmap_mode="r"))
+
+
 def cache_folder() -> Path:
     """$CLIENTWISE_CACHE, or clientwise in the user's cache folder."""
     if given := os.environ.get("CLIENTWISE_CACHE"):
@@ -85,11 +100,7 @@ def _read(folder: Path) -> dict[str, Tensor] | None:
     if not folder.is_dir():
         return None
     try:
-        # Copy on write: PyTorch wants memory it could write to, and the file must stay as it is.
-        return {
-            path.stem: torch.from_numpy(numpy.load(path, mmap_mode="c"))
-            for path in sorted(folder.glob("*.npy"))
-        }
+        return {path.stem: mapped(path) for path in sorted(folder.glob("*.npy"))}
     except (ValueError, EOFError, OSError):
         log.warning("%s: damaged, so it is written again", folder)
         shutil.rmtree(folder)

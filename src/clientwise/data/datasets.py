@@ -12,6 +12,7 @@ import torch
 
 from ..core.problem import Classification, Regression
 from . import (  # noqa: F401  they register
+    array_files,
     beijing_air,
     celeba,
     cifar10,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
@@ -23,6 +23,8 @@ from .arrays import NamedInput, join, problem_of, read_columns, read_dataset, un
 from .folder import DataError
 
 MOST_NAMED = 3  # of clients or columns, in a message
+MANY_ROWS = 4_000_000  # samples; to make a digest of each takes a microsecond or more
+HOLDERS_AT_ONCE = 10_000  # whose samples are read at once to make digests
 Inputs = Tensor | dict[str, Tensor]  # a batch as a network is called with it
 
 
@@ -82,6 +84,20 @@ class Samples:
                 for name, values in self.sample_attributes.items()
             },
             ids=None if self.ids is None else torch.cat([self.ids, self.ids[of]]),
+        )
+
+    def rows(self, indices: Tensor) -> Samples:
+        """Some of the samples, by their indices; nothing is done to them after the partition any more."""
+        return replace(
+            self,
+            inputs=self._rows(indices),
+            targets=self.targets[indices],
+            sample_attributes={
+                name: values[indices] for name, values in self.sample_attributes.items()
+            },
+            ids=None if self.ids is None else self.ids[indices],
+            test_from=None,
+            after_partition=None,
         )
 
     def to(self, device: torch.device) -> Samples:
@@ -198,6 +214,13 @@ class Holdings:
         rows = (torch.arange(len(owner)) + starts[owner]).to(self.indices.device)
         return self.indices[rows], self.targets[rows], owner
 
+    def only(self, holders: Sequence[int]) -> Holdings:
+        """The same of some holders, in their order; the others keep their numbers and hold nothing."""
+        indices, targets, _ = self.gather(holders)
+        sizes = torch.zeros_like(self.sizes)
+        sizes[list(holders)] = self.sizes[list(holders)]
+        return Holdings(indices, targets, torch.cat([sizes.new_zeros(1), sizes.cumsum(0)]))
+
     def to(self, device: torch.device) -> Holdings:
         """The samples' indices and targets on a device; the offsets stay on the CPU."""
         return Holdings(self.indices.to(device), self.targets.to(device), self.offsets)
@@ -243,45 +266,50 @@ class FederatedData:
 
     def fingerprints(self) -> list[str]:
         """A digest of all values that each client holds and, last, of those of the server."""
-        samples, rows = self.samples, _row_digests(self.samples.inputs)
+        later = [change.train for change in self.new_data]
+        clients = [self.train, self.test, *filter(None, [self.poisoned]), *later]
+        server = [held for held in (self.weigh, self.report, self.triggered) if held is not None]
+        known = [*self.attributes.values(), *(vars(self.devices).values() if self.devices else ())]
+        columns = [values.double().tolist() for values in known]
+        facts = [[column[k] for column in columns] for k in range(self.num_clients)]
+        rows = _row_contents(self.samples.inputs)
+        return [*self._digests(clients, facts, rows), *self._digests(server, [[]], rows)]
+
+    def _digests(
+        self,
+        given: Sequence[Holdings],
+        facts: Sequence[list[float]],
+        rows: Callable[[Tensor], NDArray[Any]],
+    ) -> Iterator[str]:
+        """A digest of what each holder has, by blocks of holders: the samples may not fit in memory."""
+        samples = self.samples
         shape = list(samples.inputs.shape[1:])
         about = f"{samples.problem.recorded} {samples.scale} {samples.inputs.dtype} {shape}"
-
-        def contents(*given: Holdings | None) -> list[bytes]:
-            """All values of every holder, as bytes."""
-            found: list[bytes] = []
-            for held in filter(None, given):
-                indices = held.indices.cpu()
-                columns = [rows[indices.numpy()], held.targets.cpu().numpy()]
+        for first in range(0, len(facts), HOLDERS_AT_ONCE):
+            some = facts[first : first + HOLDERS_AT_ONCE]
+            blocks = []
+            for held in given:
+                offsets = held.offsets[first : first + len(some) + 1].tolist()
+                here = slice(offsets[0], offsets[-1])
+                indices = held.indices[here].cpu()
+                columns = [rows(indices), held.targets[here].cpu().numpy()]
                 columns += [
                     values[indices].numpy() for values in samples.sample_attributes.values()
                 ]
-                parts = [
-                    b"|".join(column[held.slice(k)].tobytes() for column in columns)
-                    for k in range(len(held))
-                ]
-                found = [
-                    b"|".join(pair) for pair in zip(found or [b""] * len(parts), parts, strict=True)
-                ]
-            return found
-
-        later = [change.train for change in self.new_data]
-        clients = contents(self.train, self.test, self.poisoned, *later)
-        known = [*self.attributes.values(), *(vars(self.devices).values() if self.devices else ())]
-        facts = [[float(values[k]) for values in known] for k in range(self.num_clients)]
-        return [
-            hashlib.blake2b(f"{about} {fact}".encode() + content, digest_size=8).hexdigest()
-            for fact, content in zip(
-                [*facts, []],
-                [*clients, b"".join(contents(self.weigh, self.report, self.triggered))],
-                strict=True,
-            )
-        ]
+                blocks.append(([offset - offsets[0] for offset in offsets], columns))
+            for index, fact in enumerate(some):
+                found = hashlib.blake2b(f"{about} {fact}".encode(), digest_size=8)
+                for offsets, columns in blocks:
+                    own = slice(offsets[index], offsets[index + 1])
+                    found.update(b"|" + b"|".join(column[own].tobytes() for column in columns))
+                yield found.hexdigest()
 
     def check_finite(self) -> None:
         """DataError if inputs or targets are not finite: of which client, how many, in which columns."""
         kinds = {"inputs": self.samples.inputs, "targets": self.samples.targets}
         wrong = {what: values for what, values in kinds.items() if not _is_finite(values)}
+        if not wrong:
+            return
         parts = {"training sample": self.train, "test sample": self.test}
         holders = []
         for client in range(self.num_clients):
@@ -311,18 +339,42 @@ class FederatedData:
         train = Holdings(held.indices, held.targets, offsets)
         return replace(self, train=train, new_data=())
 
+    def only(self, clients: Sequence[int]) -> FederatedData:
+        """The samples of some clients, in ascending order, and of the server.
+
+        The other clients keep their numbers and hold nothing.
+        """
+        own = self._changed(lambda held: held.only(clients), lambda held: held)
+        used = torch.unique(torch.cat([held.indices.cpu() for held in own._all_holdings()]))
+
+        def renumbered(held: Holdings) -> Holdings:
+            return replace(held, indices=torch.searchsorted(used, held.indices.cpu()))
+
+        return replace(own._changed(renumbered, renumbered), samples=self.samples.rows(used))
+
     def holdings_to(self, device: torch.device) -> FederatedData:
         """The data with its holdings on a device; the samples stay where they are."""
+        return self._changed(lambda held: held.to(device), lambda held: held.to(device))
+
+    def _changed(
+        self, clients: Callable[[Holdings], Holdings], server: Callable[[Holdings], Holdings]
+    ) -> FederatedData:
+        """The data with a function applied to all holdings of the clients, and one to the server's."""
         return replace(
             self,
-            train=self.train.to(device),
-            test=self.test.to(device),
-            weigh=self.weigh.to(device) if self.weigh else None,
-            report=self.report.to(device) if self.report else None,
-            poisoned=self.poisoned.to(device) if self.poisoned else None,
-            triggered=self.triggered.to(device) if self.triggered else None,
-            new_data=tuple(one._replace(train=one.train.to(device)) for one in self.new_data),
+            train=clients(self.train),
+            test=clients(self.test),
+            weigh=server(self.weigh) if self.weigh else None,
+            report=server(self.report) if self.report else None,
+            poisoned=clients(self.poisoned) if self.poisoned else None,
+            triggered=server(self.triggered) if self.triggered else None,
+            new_data=tuple(one._replace(train=clients(one.train)) for one in self.new_data),
         )
+
+    def _all_holdings(self) -> list[Holdings]:
+        optional = (self.weigh, self.report, self.poisoned, self.triggered)
+        there = [held for held in optional if held is not None]
+        return [self.train, self.test, *there, *(one.train for one in self.new_data)]
 
     @staticmethod
     def from_clients(
@@ -465,6 +517,16 @@ def _refuse(found: Sequence[str]) -> None:
         raise DataError(
             f"{'; '.join(found[:MOST_NAMED])}{more}; correct them, or leave those samples out"
         )
+
+
+def _row_contents(values: Tensor) -> Callable[[Tensor], NDArray[Any]]:
+    """What tells rows apart, by their indices: a digest of each, made once, since rows may have several
+    holders. Of very many rows, it is their values.
+    """
+    if len(values) > MANY_ROWS:
+        return lambda indices: values[indices].cpu().numpy()
+    digests = _row_digests(values)
+    return lambda indices: digests[indices.numpy()]
 
 
 def _row_digests(values: Tensor) -> NDArray[numpy.uint64]:

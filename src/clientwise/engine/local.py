@@ -73,6 +73,9 @@ class LocalEngine:
         self.attributes: Mapping[str, Tensor] = {**self.data.attributes, HONEST: all_honest}
         self.clock: Clock | None = None
         self.idle_work: Callable[[], None] | None = None  # run while a GPU works, or after a chunk
+        self.is_part = (
+            False  # whether there are clients elsewhere, which may train if none does here
+        )
         self._chunk_size = chunk_size
         self._hold(self.data.train)
         self._prefetched_clients: Sequence[int] = ()
@@ -138,7 +141,8 @@ class LocalEngine:
     ) -> Iterator[Outcome]:
         """What every chunk of clients trained and measured; nothing is sent to the server yet.
 
-        Raises the last error if no client could train: then no single client is at fault.
+        Raises the last error if no client could train: then no single client is at fault. A part
+        of the clients does not raise it.
         """
         held = self.data.train_in(task.round_num)
         if held is not self._held:
@@ -153,7 +157,7 @@ class LocalEngine:
             else:
                 num_trained += len(clients)
             yield clients, outcome
-        if last_error is not None and not num_trained:
+        if last_error is not None and not num_trained and not self.is_part:
             raise last_error
 
     def record_sent(self, updates: Updates, model: Tensor, task: Task) -> None:

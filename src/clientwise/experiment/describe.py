@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 
 from ..core.adapters import pairs_of
+from ..core.cohort import sums_suffice
 from ..core.criteria import is_claimed
 from ..data.federated import FederatedData, Samples
 from ..data.hints import column_hints
@@ -24,6 +25,7 @@ from .validation import validate
 
 FLOAT_BYTES = 4
 WORTH_SAYING = 10**8  # bytes
+MANY_ROWS = 10**6
 MOST_NAMED = 8  # columns or classes
 
 
@@ -46,11 +48,13 @@ def describe(experiment: Experiment, own_data: FederatedData | None = None) -> l
         "server set": _server_set(experiment, data),
         "model": _model(experiment, executor),
         "device": f"{device}: {executor}",
+        "travels": _travels(experiment, data, executor.spec.size),
         "memory": _memory(experiment, data, executor),
         "methods": ", ".join(names),
         "criteria": _criteria(experiment),
         "steps/round": steps_in_words(steps),
         "privacy": _privacy(experiment, data),
+        "record": _record(experiment, data),
         "work": _work(experiment),
     }
     found = [(title, text) for title, text in lines.items() if text]
@@ -159,6 +163,19 @@ def _memory(experiment: Experiment, data: FederatedData, executor: DeviceExecuto
     return f"up to {gigabytes(needed)} for the models of a round"
 
 
+def _travels(experiment: Experiment, data: FederatedData, size: int) -> str:
+    """On Ray, the methods whose models all travel to this process where a cohort is cut into shards."""
+    if experiment.workers != "ray":
+        return ""
+    plan = build_plan(experiment, data.num_clients, experiment.seeds[0])
+    methods = [method for method in experiment.build_methods() if not method.control]
+    gathering = [method.name for method in methods if not sums_suffice(method, plan)]
+    if not gathering:
+        return "sums over clients, criteria and counts; no models"
+    needed = gigabytes(FLOAT_BYTES * plan.cohort_size * size)
+    return f"all models of a round, {needed}, to this process: {', '.join(gathering)}"
+
+
 def _criteria(experiment: Experiment) -> str:
     """What the weights are based on: what clients say about themselves, and what the server measures."""
     claimed: dict[str, None] = {}
@@ -187,6 +204,23 @@ def _privacy(experiment: Experiment, data: FederatedData) -> str:
     if on_flower and any(method.noises_mean for method in experiment.build_methods()):
         promises.append("with noise of the server, no round is repeated: flower.repeats is 0")
     return f"\n{'':<12}".join(promise for promise in promises if promise)
+
+
+def _record(experiment: Experiment, data: FederatedData) -> str:
+    """Which clients get rows of their own; nothing where all do, unless these are many."""
+    plan = build_plan(experiment, data.num_clients, experiment.seeds[0])
+    rounds = len(experiment.methods) * len(experiment.seeds) * experiment.rounds
+    participants = rounds * plan.cohort_size
+    if experiment.record.of(data.num_clients, experiment.seeds[0]) is not None:
+        kept = experiment.record.clients or 0
+        rows = participants * kept // data.num_clients
+        return (
+            f"rows of {kept:,} of {data.num_clients:,} clients: {rows:,} of "
+            f"{participants:,} participants; counts and sums of the others"
+        )
+    if participants < MANY_ROWS:
+        return ""
+    return f"{participants:,} rows of participants; record.clients writes those of some clients"
 
 
 def _work(experiment: Experiment) -> str:

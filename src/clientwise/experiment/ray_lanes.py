@@ -5,7 +5,8 @@ Lanes compute in actors; the driver, this process, writes the record.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor
@@ -41,6 +42,23 @@ class Remote:
         return Round.run(state, self._method, self._plan, self._engine)
 
 
+@contextmanager
+def connected_to_ray() -> Iterator[None]:
+    """A context within which this process is connected to a cluster of Ray, perhaps its own."""
+    try:
+        import ray
+    except ImportError:
+        raise ClientwiseError("workers = 'ray' needs Ray: pip install clientwise[ray]") from None
+    started = not ray.is_initialized()
+    if started:
+        ray.init(log_to_driver=False, include_dashboard=False)  # RAY_ADDRESS names a cluster
+    try:
+        yield
+    finally:
+        if started:
+            ray.shutdown()
+
+
 def run_on_ray(
     lanes: Sequence[Lane],
     config: Mapping[str, Any],
@@ -49,13 +67,8 @@ def run_on_ray(
     on_round: Callable[[Lane, RoundRecord], None],
 ) -> None:
     """Run all remaining rounds of the lanes; a lane does not wait for the others."""
-    try:
-        import ray
-    except ImportError:
-        raise ClientwiseError("workers = 'ray' needs Ray: pip install clientwise[ray]") from None
-    started = not ray.is_initialized()
-    if started:
-        ray.init(log_to_driver=False, include_dashboard=False)  # RAY_ADDRESS names a cluster
+    import ray
+
     on_gpu = any(lane.engine.device.type == "cuda" for lane in lanes)
     actor: Any = ray.remote(num_cpus=1, num_gpus=int(on_gpu))(Remote)
     data = ray.put(own_data)
@@ -69,8 +82,6 @@ def run_on_ray(
     finally:
         for lane in begun:
             lane.end()
-        if started:
-            ray.shutdown()
 
 
 def _run_rounds(

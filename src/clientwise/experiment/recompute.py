@@ -127,18 +127,21 @@ def _faults(
         return
     raw, recorded = values
     order = run.round(*place).priority
-    normalised = divide(raw, method.normaliser(raw))
+    omitted = run.omitted(*place)
+    scales = torch.tensor(omitted.scales) if omitted else method.normaliser(raw)
+    normalised = divide(raw, scales.double())
     scores = method.score.with_order(order)(method.names, normalised)
-    prior = to_weights(scores)
+    prior = scores / omitted.scores if omitted and omitted.scores else to_weights(scores)
     posterior = _column([row.posterior for row in accepted])
     weights = prior if posterior is None else posterior
-    if bounds and weights.any():
+    if bounds and weights.any() and not omitted:
         weights = _bounded(bounds, weights, [row.client for row in accepted], newcomers)
     compared = [
         ("score", scores, _column([row.score for row in accepted])),
         ("prior weight", prior, _column([row.prior for row in accepted])),
-        ("weight", weights, _column([row.weight for row in accepted])),
     ]
+    if not (bounds and omitted):  # bounds need the weights of all participants
+        compared.append(("weight", weights, _column([row.weight for row in accepted])))
     for column, name in enumerate(method.names):
         compared.append((f"{name}, normalised", normalised[:, column], recorded[:, column]))
     for what, expected, written in compared:

@@ -22,6 +22,7 @@ from ..data.hints import column_hints
 from ..engine.device import memory_errors_explained, pick_device, threads_for
 from ..engine.executor import DeviceExecutor, Executor
 from ..engine.scheduler import LaneExecutor, Scheduler
+from ..engine.shards import places
 from ..engine.wrapping import EmbeddedEngine
 from ..errors import RunError
 from ..models.flat import frozen_digest
@@ -43,7 +44,8 @@ from .folders import claim, new_folder
 from .lanes import Lane, Progress, run_lanes
 from .origin import compare_origin, record_origin, versions
 from .policy_checks import policy_doubts
-from .ray_lanes import run_on_ray
+from .ray_lanes import connected_to_ray, run_on_ray
+from .ray_shards import can_be_sharded, sharded
 from .resume import CONFIG, FACT, changed_keys, config_so_far, extended, refuse_other_config
 from .schema import Experiment
 from .steps import count_steps
@@ -226,12 +228,20 @@ class _Seeds:
         """Where its clients train."""
         return self._made[seed].executor
 
+    def engine(self, seed: int, method: Method, executor: Executor) -> EmbeddedEngine:
+        """The clients of a seed in this process."""
+        own = self._made[seed]
+        return build_engine(self._experiment, own.data, own.hostile, seed, executor, method)
+
     def open_lane(self, seed: int, method: Method, executor: Executor) -> Lane:
         """A method with this seed, at its last checkpoint."""
+        embedded = self.engine(seed, method, executor)
+        return self.lane(seed, method, self.connect(embedded, seed) if self.connect else embedded)
+
+    def lane(self, seed: int, method: Method, engine: Engine) -> Lane:
+        """A method with this seed on an engine, at its last checkpoint."""
         own = self._made[seed]
         method = method.for_clients(own.data.names, own.data.num_clients)
-        embedded = build_engine(self._experiment, own.data, own.hostile, seed, executor, method)
-        engine: Engine = self.connect(embedded, seed) if self.connect else embedded
         return Lane(self._experiment, self._store, method, engine, own.hostile, seed)
 
 
@@ -274,13 +284,33 @@ class _Sitting:
         todo = [pair for pair in self._pairs if not self._is_finished(pair)]
         self._done = (len(self._pairs) - len(todo)) * self._experiment.rounds
         if self._experiment.workers == "ray":
-            lanes = [self._open(pair, self._seeds.executor(pair[0])) for pair in todo]
-            config = self._experiment.to_dict()
-            run_on_ray(lanes, config, own_data, self._trackers, self._tell)
+            with connected_to_ray(), threads_for(self._first.spec.num_parameters):
+                self._run_on_ray(todo, own_data)
             return
         with threads_for(self._first.spec.num_parameters):
             for group in self._groups(todo):
                 self._run_group(group)
+
+    def _run_on_ray(self, todo: Sequence[Pair], own_data: FederatedData | None) -> None:
+        """Lanes side by side; or, where they are fewer than the cores or GPUs, in shards one after the other."""
+        config = self._experiment.to_dict()
+        where = places(on_gpu=self._first.device.type == "cuda")
+        in_shards: list[Pair] = []
+        if len(todo) < sum(place.cores for place in where):
+            in_shards = [pair for pair in todo if self._can_be_sharded(*pair)]
+        whole = [pair for pair in todo if pair not in in_shards]
+        lanes = [self._open(pair, self._seeds.executor(pair[0])) for pair in whole]
+        run_on_ray(lanes, config, own_data, self._trackers, self._tell)
+        for seed, method in in_shards:
+            executor = self._seeds.executor(seed)
+            inner = self._seeds.engine(seed, method, executor)
+            with sharded(inner, config, method.name, where) as engine:
+                lane = self._opened(self._seeds.lane(seed, method, engine))
+                run_lanes([lane], Scheduler(executor), self._trackers, self._tell)
+
+    def _can_be_sharded(self, seed: int, method: Method) -> bool:
+        engine = self._seeds.engine(seed, method, self._seeds.executor(seed))
+        return can_be_sharded(method, engine)
 
     def _run_group(self, group: Sequence[Pair]) -> None:
         executor = self._seeds.executor(group[0][0])
@@ -317,7 +347,10 @@ class _Sitting:
         return max(1, min(fitting) * executor.workers // plan.cohort_size)
 
     def _open(self, pair: Pair, executor: Executor) -> Lane:
-        lane = self._seeds.open_lane(*pair, executor)
+        return self._opened(self._seeds.open_lane(*pair, executor))
+
+    def _opened(self, lane: Lane) -> Lane:
+        """The lane, after its rounds so far were counted."""
         self._done += lane.state.round_num
         return lane
 

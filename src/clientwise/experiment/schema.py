@@ -25,6 +25,7 @@ from .settings import (
     EvaluationSettings,
     FlowerSettings,
     HostileClients,
+    RecordSettings,
     ServerSet,
     Training,
 )
@@ -95,7 +96,8 @@ class Experiment(ConfigTable):
     workers: Annotated[int, Field(gt=0, le=1024)] | Literal["auto", "ray"] = Field(
         "auto",
         description='CPU cores that train clients in parallel. "auto": as many as PyTorch has '
-        'threads. "ray": methods and seeds are spread over Ray (`clientwise[ray]`).',
+        'threads. "ray": a Ray cluster (`clientwise[ray]`). Methods and seeds are spread over it; '
+        "where they are fewer than its cores or GPUs, the clients of a round are.",
     )
     data_dir: str | None = Field(
         None,
@@ -135,6 +137,9 @@ class Experiment(ConfigTable):
     evaluation: EvaluationSettings = Field(
         EvaluationSettings(),
         description="What is measured during a run.",
+    )
+    record: RecordSettings = Field(
+        RecordSettings(), description="What a run writes about single clients."
     )
     devices: DeviceSettings | None = Field(
         None,

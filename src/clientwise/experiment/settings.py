@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
+import torch
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from ..attacks import ATTACKS
 from ..core.clock import Seconds
+from ..core.seeding import generator
 from ..core.types import LocalTraining
 from ..data.arrays import MOST_CLASSES
 from ..data.devices import DEVICE_FACTS, DISTRIBUTIONS, DeviceFact
@@ -144,6 +146,23 @@ class EvaluationSettings(ConfigTable):
         description="Values of the metric for P1's tables: the rounds until 10% to 90% of the "
         "clients reach each on their own test data. Default: `target`.",
     )
+
+
+class RecordSettings(ConfigTable):
+    """What a run writes about single clients."""
+
+    clients: PositiveInt | None = Field(
+        None,
+        description="Clients, drawn by the seed, that get rows of their own in every round. Of the "
+        "others, counts and sums are written. Default: all clients.",
+    )
+
+    def of(self, num_clients: int, seed: int) -> frozenset[int] | None:
+        """The clients with rows of their own; None: all of them."""
+        if self.clients is None or self.clients >= num_clients:
+            return None
+        order = torch.randperm(num_clients, generator=generator(seed, "record", 0))
+        return frozenset(order[: self.clients].tolist())
 
 
 def _drawn(fact: DeviceFact) -> Any:

@@ -205,11 +205,11 @@ def _passed_in(config: RecordedConfig, key: str) -> str:
 
 def _clients(run: RunFolder, config: RecordedConfig) -> str:
     seed = min((lane.seed for lane in run.lanes), default=-1)
-    sizes = [row.num_train for row in run.clients(seed)]
+    found = run.client_sizes(seed)
     held = "local data, sizes not recorded"  # a deployment
-    if any(sizes):
-        held = f"{min(sizes):,} to {max(sizes):,} training samples each"
-    facts = [f"{len(sizes)} with {held}", f"cohort: {_cohort(config)}"]
+    if found.largest:
+        held = f"{found.smallest:,} to {found.largest:,} training samples each"
+    facts = [f"{found.clients} with {held}", f"cohort: {_cohort(config)}"]
     if hostile := len(run.hostile_clients(seed)):
         facts.append(f"{hostile} hostile")
     return "; ".join(facts)

@@ -14,7 +14,7 @@ from ..core.weighting import NORMALISERS, Normaliser, divide, to_weights
 from ..registry import Part
 from ..runs.folder import RunFolder
 from ..runs.recorded import RecordedMethod, build, with_options
-from ..runs.rows import CriterionRow, ParticipantRow, RoundRow
+from ..runs.rows import CriterionRow, OmittedRow, ParticipantRow, RoundRow
 from .chain import PRIOR, Chain, Place, described, places
 from .document import Cell, percent_of
 
@@ -80,7 +80,9 @@ def audit(run: RunFolder, method: str, seed: int, round_num: int) -> Audit:
     moved = chain.remarks(run, method, seed, round_num, accepted)
     how = weighing(chain.parts, record.priority)
     criteria = how.names if how else _names_of(measured)
-    recomputed = _recompute(how, criteria, measured)
+    omitted = run.omitted(method, seed, round_num)
+    # What a weight would be otherwise follows from the criteria of all participants.
+    recomputed = _recompute(None if omitted else how, criteria, measured)
     passed = places(rows)
     new_data = run.new_data(seed)
     shares = [place for place in passed if place.text is percent_of]
@@ -108,8 +110,18 @@ def audit(run: RunFolder, method: str, seed: int, round_num: int) -> Audit:
         priority=record.priority,
         candidates=record.candidates or (),
         testing_rounds=record.testing_rounds,
-        notes=(*record.notes, *_constant(record)),
+        notes=(*record.notes, *_constant(record), *_without_rows(omitted, len(rows))),
     )
+
+
+def _without_rows(omitted: OmittedRow | None, recorded: int) -> list[str]:
+    """A note where the record has no rows of some participants."""
+    if omitted is None:
+        return []
+    return [
+        f"The record has rows of {recorded:,} of {recorded + omitted.total:,} participants "
+        f"(record.clients). The others have {omitted.weight:.1%} of the weight together."
+    ]
 
 
 def _by_client(rows: Sequence[CriterionRow]) -> dict[int, dict[str, CriterionRow]]:

@@ -6,7 +6,7 @@ from pydantic import Json
 
 from ..errors import RunError
 from .reader import RunReader
-from .rows import ClientMetric, ClientRow
+from .rows import ClientMetric, ClientRow, ClientSizes
 
 
 class ClientReader(RunReader):
@@ -21,6 +21,15 @@ class ClientReader(RunReader):
             seed,
             limit,
         )
+
+    def client_sizes(self, seed: int) -> ClientSizes:
+        """How many clients a seed has, and how many training samples."""
+        (found,) = self._rows(
+            ClientSizes,
+            "SELECT COUNT(*), MIN(num_train), MAX(num_train) FROM clients WHERE seed = ?",
+            seed,
+        )
+        return found
 
     def client(self, seed: int, client: int) -> ClientRow:
         """A client of a seed."""

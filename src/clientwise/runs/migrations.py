@@ -107,10 +107,17 @@ def _version_7(database: sqlite3.Connection, into: Into) -> None:
 
 
 def _version_8(database: sqlite3.Connection, into: Into) -> None:
-    """There is a table `adapters`."""
+    """There are tables `adapters` and `omitted`."""
     database.execute(
         f"""CREATE TABLE {into}.adapters (
             lane INTEGER, round_num INTEGER, residual REAL,
+            PRIMARY KEY (lane, round_num)) WITHOUT ROWID"""
+    )
+    database.execute(
+        f"""CREATE TABLE {into}.omitted (
+            lane INTEGER, round_num INTEGER,
+            accepted INTEGER, without_weight INTEGER, weight REAL, hostile_weight REAL,
+            refusals TEXT, scores REAL, scales TEXT,
             PRIMARY KEY (lane, round_num)) WITHOUT ROWID"""
     )
 

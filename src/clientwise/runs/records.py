@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,7 +15,7 @@ from torch import Tensor
 from ..core.loss import RobustLoss
 from ..core.metrics import macro_f1, per_class_f1
 from ..core.problem import Problem
-from ..core.types import Counterfactual, Evaluation, RoundRecord
+from ..core.types import Counterfactual, Evaluation, LookBack, RoundRecord
 from .counterfactuals import NOBODY, REPORTED
 from .rows import SHARES
 
@@ -23,6 +25,8 @@ _CLIENT = "lane, round_num, client"
 _STEPS = "score, prior, z, posterior, weight, influence"  # from the score to the aggregate
 COLUMNS = {
     "participants": f"{_CLIENT}, refusal, {_STEPS}, training_loss, seconds",
+    "omitted": "lane, round_num, accepted, without_weight, weight, hostile_weight, refusals, "
+    "scores, scales",
     "look_back": f"{_CLIENT}, history_z, copies",
     "criteria": f"{_CLIENT}, criterion, raw, normalised",
     "local": f"{_CLIENT}, metric, loss",
@@ -94,6 +98,79 @@ def round_columns(
     if isinstance(record.loss, RobustLoss):
         row["loss_shape"] = record.loss.shape
     return row
+
+
+def thinned(record: RoundRecord, kept: Collection[int]) -> RoundRecord:
+    """The record with what it says of some clients alone; see `omitted_row` for the others."""
+    rows = [row for row, client in enumerate(record.client_ids) if client in kept]
+
+    def some(column: Tensor | None) -> Tensor | None:
+        return None if column is None else column[rows]
+
+    look_back = LookBack(some(record.look_back.z), some(record.look_back.copies))
+    gave = record.contributions
+    if gave is not None:
+        gave = replace(gave, values=gave.values[rows], errors=gave.errors[rows])
+    return replace(
+        record,
+        client_ids=tuple(record.client_ids[row] for row in rows),
+        raw=record.raw[rows],
+        normalised=record.normalised[rows],
+        scores=record.scores[rows],
+        prior=record.prior[rows],
+        z=some(record.z),
+        posterior=some(record.posterior),
+        look_back=look_back,
+        weights=record.weights[rows],
+        influence=some(record.influence),
+        training_loss=record.training_loss[rows],
+        seconds=record.seconds[rows],
+        refusals=tuple(one for one in record.refusals if one.client_id in kept),
+        local=record.local and _of_some(record.local, kept),
+        contributions=gave,
+    )
+
+
+def omitted_row(
+    lane: int, record: RoundRecord, kept: Collection[int], hostile: Mapping[int, object]
+) -> Row:
+    """The row of `omitted`: the participants that `thinned` leaves out, and sums over all participants."""
+    out = torch.tensor([client not in kept for client in record.client_ids], dtype=torch.bool)
+    attacks = torch.tensor([client in hostile for client in record.client_ids], dtype=torch.bool)
+    weights = record.weights[out]
+    refused = [one for one in record.refusals if one.client_id not in kept]
+    reasons = Counter(one.reason for one in refused)
+    honest = Counter(one.reason for one in refused if one.client_id not in hostile)
+    refusals = [(reason, count, honest[reason]) for reason, count in reasons.items()]
+    return (
+        lane,
+        record.round_num,
+        int(out.sum()),
+        int((weights == 0).sum()),
+        float(weights.sum()),
+        float(record.weights[out & attacks].sum()),
+        json.dumps(refusals),
+        float(record.scores.sum()),
+        json.dumps(_scales(record)),
+    )
+
+
+def _scales(record: RoundRecord) -> list[float]:
+    """What each criterion was divided by [m]; 0 where it is zero for all clients."""
+    if not record.client_ids:
+        return []
+    largest = record.raw.argmax(0, keepdim=True)
+    raw = record.raw.gather(0, largest)[0]
+    normalised = record.normalised.gather(0, largest)[0]
+    return torch.where(normalised == 0, 0.0, raw / normalised).tolist()
+
+
+def _of_some(local: Evaluation, kept: Collection[int]) -> Evaluation:
+    """The evaluation as if the other clients had no test data."""
+    rows = [client for client in kept if client < len(local.num_samples)]
+    num_samples = torch.zeros_like(local.num_samples)
+    num_samples[rows] = local.num_samples[rows]
+    return replace(local, num_samples=num_samples)
 
 
 def participant_rows(lane: int, record: RoundRecord) -> list[Row]:

@@ -144,6 +144,21 @@ class ParticipantRow(NamedTuple):
     copies: float | None = None  # updates that are almost equal to it, itself included
 
 
+class OmittedRow(NamedTuple):
+    """The participants of a round that have no rows; see the config's [record]."""
+
+    accepted: int
+    refusals: Json[tuple[tuple[str, int, int], ...]]  # reason, how many, how many of them honest
+    weight: float  # theirs together
+    scores: float  # the sum over all participants of the round
+    scales: Json[tuple[float, ...]]  # what each criterion of the round is divided by
+
+    @property
+    def total(self) -> int:
+        """How many they are."""
+        return self.accepted + sum(count for _, count, _ in self.refusals)
+
+
 class ClientMetric(NamedTuple):
     """An honest client's metric on its own test data, in the last round that evaluated it."""
 
@@ -170,6 +185,14 @@ class ClientRow(NamedTuple):
     num_train: int
     num_test: int
     hostile: str | None  # the name of its attack
+
+
+class ClientSizes(NamedTuple):
+    """The clients of a seed, and the training samples that they hold."""
+
+    clients: int
+    smallest: int | None  # None without any client
+    largest: int | None
 
 
 class LoweredRow(NamedTuple):

@@ -18,6 +18,7 @@ TABLES_BY_ROUND = (
     "privacy",
     "adapters",
     "participants",
+    "omitted",
     "look_back",
     "criteria",
     "local",
@@ -38,6 +39,8 @@ SCHEMA = (
     num_train INTEGER, num_test INTEGER,
     hostile TEXT,  -- name of the attack; NULL: honest
     PRIMARY KEY (seed, client)) WITHOUT ROWID""",
+    """CREATE INDEX IF NOT EXISTS hostile_clients
+    ON clients (seed) WHERE hostile IS NOT NULL""",
     """CREATE TABLE IF NOT EXISTS policies (  -- the bounds on weights, from this round on
     lane INTEGER, round_num INTEGER,
     policy TEXT, note TEXT,  -- [methods.bounds] as JSON, and why it is so
@@ -77,6 +80,12 @@ SCHEMA = (
     ON participants (lane, round_num, client, weight)""",
     """CREATE INDEX IF NOT EXISTS refused_participants
     ON participants (lane) WHERE refusal IS NOT NULL""",
+    """CREATE TABLE IF NOT EXISTS omitted (  -- participants without rows, in rounds that have some
+    lane INTEGER, round_num INTEGER,
+    accepted INTEGER, without_weight INTEGER, weight REAL, hostile_weight REAL,
+    refusals TEXT,  -- JSON: [reason, how many, how many of them honest]
+    scores REAL, scales TEXT,  -- of all participants: the sum; what each criterion is divided by
+    PRIMARY KEY (lane, round_num)) WITHOUT ROWID""",
     """CREATE TABLE IF NOT EXISTS look_back (  -- of methods whose evidence compares directions
     lane INTEGER, round_num INTEGER, client INTEGER,
     history_z REAL,  -- against the client's own past, in standard errors; NULL: too short a past
@@ -109,3 +118,15 @@ SCHEMA = (
     entry TEXT, signature BLOB,  -- canonical JSON, signed
     salt BLOB, leaves TEXT)  -- JSON: the digest of every leaf by its label""",
 )
+
+# Every refused update: of participants that have a row, and of those that are omitted.
+ALL_REFUSALS = """(
+    SELECT lane, round_num, refusal, 1 AS refused,
+        NOT EXISTS (SELECT 1 FROM lanes JOIN clients USING (seed)
+            WHERE lanes.lane = participants.lane AND clients.client = participants.client
+                AND hostile IS NOT NULL) AS honest
+    FROM participants WHERE refusal IS NOT NULL
+    UNION ALL
+    SELECT lane, round_num, json_extract(value, '$[0]'), json_extract(value, '$[1]'),
+        json_extract(value, '$[2]')
+    FROM omitted, json_each(refusals))"""

@@ -14,11 +14,13 @@ from .rows import (
     CriterionRow,
     FalseAlarms,
     LoweredRow,
+    OmittedRow,
     ParticipantRow,
     PolicyRow,
     RefusalRow,
     WeightGrid,
 )
+from .schema import ALL_REFUSALS
 
 
 class WeightReader(RunReader):
@@ -36,6 +38,17 @@ class WeightReader(RunReader):
             self.lane(method, seed),
             round_num,
         )
+
+    def omitted(self, method: str, seed: int, round_num: int) -> OmittedRow | None:
+        """The participants of a round that have no rows; None where all have some."""
+        found = self._rows(
+            OmittedRow,
+            """SELECT accepted, refusals, weight, scores, scales FROM omitted
+               WHERE lane = ? AND round_num = ?""",
+            self.lane(method, seed),
+            round_num,
+        )
+        return found[0] if found else None
 
     def policies(self, method: str, seed: int) -> list[PolicyRow]:
         """The bounds on weights, in the order in which they were in force; older runs have none."""
@@ -148,7 +161,9 @@ class WeightReader(RunReader):
             """SELECT round_num, (
                    SELECT TOTAL(weight) FROM participants
                    WHERE lane = rounds.lane AND round_num = rounds.round_num AND client IN (
-                       SELECT client FROM clients WHERE seed = ? AND hostile IS NOT NULL))
+                       SELECT client FROM clients WHERE seed = ? AND hostile IS NOT NULL)
+                   ) + (SELECT TOTAL(hostile_weight) FROM omitted
+                       WHERE lane = rounds.lane AND round_num = rounds.round_num)
                FROM rounds WHERE lane = ? ORDER BY round_num""",
             seed,
             self.lane(method, seed),
@@ -212,8 +227,8 @@ class WeightReader(RunReader):
         """(reason, how many updates were refused for it)."""
         return self._rows(
             tuple[str, int],
-            """SELECT refusal, COUNT(*) FROM participants JOIN lanes USING (lane)
-               WHERE method = ? AND refusal IS NOT NULL GROUP BY refusal""",
+            f"""SELECT refusal, SUM(refused) FROM {ALL_REFUSALS} JOIN lanes USING (lane)
+                WHERE method = ? GROUP BY refusal""",
             method,
         )
 
@@ -221,15 +236,19 @@ class WeightReader(RunReader):
         """How many updates arrived in time over all seeds, and how many of them were refused."""
         ((total,),) = self._rows(
             tuple[int],
-            "SELECT COUNT(*) FROM participants JOIN lanes USING (lane) WHERE method = ?",
+            """SELECT (SELECT COUNT(*) FROM participants JOIN lanes USING (lane) WHERE method = ?1)
+                   + (SELECT COALESCE(SUM(accepted), 0) FROM omitted JOIN lanes USING (lane)
+                       WHERE method = ?1)
+                   + (SELECT COALESCE(SUM(json_extract(value, '$[1]')), 0)
+                       FROM omitted JOIN lanes USING (lane), json_each(refusals)
+                       WHERE method = ?1)""",
             method,
         )
         reasons = self._rows(
             tuple[str, int, int],
-            """SELECT refusal, COUNT(*), SUM(hostile IS NULL)
-               FROM participants JOIN lanes USING (lane) LEFT JOIN clients USING (seed, client)
-               WHERE method = ? AND refusal IS NOT NULL
-               GROUP BY refusal ORDER BY 3 DESC, 2 DESC""",
+            f"""SELECT refusal, SUM(refused), SUM(honest)
+                FROM {ALL_REFUSALS} JOIN lanes USING (lane)
+                WHERE method = ? GROUP BY refusal ORDER BY 3 DESC, 2 DESC""",
             method,
         )
         absent = sum(count for reason, count, _ in reasons if reason in ABSENT)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -28,11 +28,13 @@ from .records import (
     criterion_rows,
     local_rows,
     look_back_rows,
+    omitted_row,
     participant_rows,
     reported_evaluation,
     round_columns,
+    thinned,
 )
-from .schema import DATABASE, SCHEMA, SCHEMA_VERSION, TABLES_BY_ROUND
+from .schema import ALL_REFUSALS, DATABASE, SCHEMA, SCHEMA_VERSION, TABLES_BY_ROUND
 from .signed import SignedChain
 from .structure import refuse_missing_columns, refuse_programs
 
@@ -208,6 +210,7 @@ class Store:
         problem: Problem,
         hostile: Mapping[int, object],
         seconds: float,
+        kept: Collection[int] | None = None,
     ) -> None:
         """Write a round in one transaction.
 
@@ -217,6 +220,7 @@ class Store:
             problem: what is predicted.
             hostile: the hostile clients.
             seconds: the time that the round took.
+            kept: the clients that get rows of their own; None: all of them.
         """
         self.sign_facts()
         with self._transaction() as database:
@@ -239,6 +243,9 @@ class Store:
                 metric = float(shown.overall()[0])
                 if self._is_best(lane, metric, problem):
                     self._write_right(lane, record.round_num, metric, shown.right[0])
+            if kept is not None:
+                self._insert("omitted", [omitted_row(lane, record, kept, hostile)])
+                record = thinned(record, kept)
             self._insert("participants", participant_rows(lane, record))
             self._insert("look_back", look_back_rows(lane, record))
             self._insert("criteria", criterion_rows(lane, record))
@@ -261,10 +268,15 @@ class Store:
                 attack_success, testing_rounds,
                 (SELECT COUNT(*) FROM participants AS p
                     WHERE p.lane = r.lane AND p.round_num = r.round_num AND refusal IS NOT NULL
+                ) + (SELECT COALESCE(SUM(json_extract(value, '$[1]')), 0)
+                    FROM omitted AS o, json_each(o.refusals)
+                    WHERE o.lane = r.lane AND o.round_num = r.round_num
                 ) AS refused,
                 (SELECT COUNT(*) FROM participants AS p
                     WHERE p.lane = r.lane AND p.round_num = r.round_num AND refusal IS NULL
                         AND weight = 0
+                ) + (SELECT COALESCE(SUM(without_weight), 0) FROM omitted AS o
+                    WHERE o.lane = r.lane AND o.round_num = r.round_num
                 ) AS without_weight,
                 (SELECT ended FROM clock AS c
                     WHERE c.lane = r.lane AND c.round_num = r.round_num
@@ -281,17 +293,19 @@ class Store:
 
         Under secure aggregation, the weight of an accepted update is not known.
         """
-        if self._has_participant("weight > 0 OR (weight IS NULL AND refusal IS NULL)"):
+        if self._has("participants", "weight > 0 OR (weight IS NULL AND refusal IS NULL)"):
             return
-        if self._has_participant("refusal IS NULL"):
+        if self._has("omitted", "weight > 0"):
+            return
+        if self._has("participants", "refusal IS NULL") or self._has("omitted", "accepted > 0"):
             raise RunError(
                 f"{self.folder}: all weights were zero in every round: nothing was learned. Is a "
                 "criterion zero for all clients? See `clientwise show FOLDER --round 1`"
             )
         with self._explained():
             row = self._database.execute(
-                """SELECT refusal, COUNT(*) FROM participants
-                   GROUP BY refusal ORDER BY 2 DESC LIMIT 1"""
+                f"""SELECT refusal, SUM(refused) FROM {ALL_REFUSALS}
+                    GROUP BY refusal ORDER BY 2 DESC LIMIT 1"""
             ).fetchone()
         if row is None:
             reason = "no client answered"
@@ -510,9 +524,9 @@ class Store:
         bits = numpy.packbits(right.numpy()).tobytes()
         self._insert("best", [(lane, round_num, metric, len(right), bits)])
 
-    def _has_participant(self, condition: str) -> bool:
+    def _has(self, table: str, condition: str) -> bool:
         with self._explained():
-            found = self._database.execute(f"SELECT 1 FROM participants WHERE {condition} LIMIT 1")
+            found = self._database.execute(f"SELECT 1 FROM {table} WHERE {condition} LIMIT 1")
             return found.fetchone() is not None
 
     def _best_round(self, lane: int, until: int, problem: Problem) -> int | None:

@@ -105,13 +105,14 @@ def _row_labels(one: Series, firsts: Sequence[int], size: int) -> list[str]:
     names: dict[int, str | None] = {}
     if size == 1:
         names = {row.client: row.name for row in one.run.clients(one.seed, MAX_CELLS)}
+    hostile_rows = {client // size for client in hostile}
     labels = []
     for first in firsts:
         parts = [str(first)]
         name = names.get(first)
         if name:
             parts.append(name)
-        if hostile & set(range(first, first + size)):
+        if first // size in hostile_rows:
             parts.append("hostile")
         labels.append(" ".join(parts))
     return labels

@@ -1,0 +1,116 @@
+"""The record of a long run with large cohorts: seconds to write a round, bytes on disk, seconds until the page is made.
+
+python benchmarks/record.py [--clients 1000000] [--cohort 100000] [--rounds 1000] [--recorded 1000]
+
+The rounds are made up: random weights and criteria of a cohort that is drawn anew in every round. With the defaults,
+the run has 10^8 participants. Exits with status 1 if the page takes more than two seconds of processor time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+import clientwise as cw
+from clientwise.core.problem import Classification
+from clientwise.core.types import Refusal, RoundRecord
+from clientwise.experiment.settings import RecordSettings
+from clientwise.report.html import to_json
+from clientwise.report.page_json import as_json
+from clientwise.report.views import overview
+from clientwise.runs.folder import RunFolder
+from clientwise.runs.writer import Store
+
+MOST_SECONDS = 2.0
+SHOWN = 3  # times that the page is made; the fastest counts
+REFUSED = 100  # clients of a round
+CONFIG = {
+    "name": "record",
+    "rounds": 1,
+    "data": "digits",
+    "model": "linear",
+    "partition": {"name": "iid", "clients": 20},
+    "methods": [
+        {"name": "three", "criteria": ["dataset_size", "label_diversity", "model_divergence"]}
+    ],
+}
+
+
+def made_up(record: RoundRecord, round_num: int, clients: int, cohort: int) -> RoundRecord:
+    """A round with a cohort of this size, like a recorded one."""
+    random = torch.Generator().manual_seed(round_num)
+    asked = torch.randint(0, clients, (cohort + REFUSED,), generator=random).tolist()
+    raw = torch.rand(cohort, 3, dtype=torch.float64, generator=random)
+    scores = raw.prod(1)
+    weights = scores / scores.sum()
+    return replace(
+        record,
+        round_num=round_num,
+        client_ids=tuple(range(0, cohort * (clients // cohort), clients // cohort)),
+        raw=raw,
+        normalised=raw / raw.sum(0),
+        scores=scores,
+        prior=weights,
+        weights=weights,
+        training_loss=raw[:, 0],
+        seconds=raw[:, 1],
+        refusals=tuple(Refusal(client, "model has NaN or Inf") for client in asked[cohort:]),
+    )
+
+
+def main() -> None:
+    """Write the run, read it, print a line of JSON."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--clients", type=int, default=1_000_000)
+    parser.add_argument("--cohort", type=int, default=100_000)
+    parser.add_argument("--rounds", type=int, default=1_000)
+    parser.add_argument("--recorded", type=int, default=1_000)
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as place:
+        found = measure(Path(place), given.clients, given.cohort, given.rounds, given.recorded)
+    print(json.dumps(found))
+    sys.exit(found["page_seconds"] > MOST_SECONDS)
+
+
+def measure(place: Path, clients: int, cohort: int, rounds: int, recorded: int) -> dict[str, float]:
+    """The figures of a made-up run in a new folder."""
+    seen: list[RoundRecord] = []
+    folder = cw.run(CONFIG, place / "run", on_round=lambda step: seen.append(step.record))
+    kept = RecordSettings(clients=recorded).of(clients, 1)
+    store = Store(folder)
+    store.set_clients(1, [10] * clients, [2] * clients, {})
+    store.set_facts({"rounds": rounds})
+    spent = 0.0
+    for round_num in range(2, rounds + 1):
+        record = made_up(seen[0], round_num, clients, cohort)
+        began = time.process_time()
+        store.write_round(1, record, Classification(10), {}, 1.0, kept)
+        spent += time.process_time() - began
+    store.close()
+    pages = []
+    for _ in range(SHOWN):
+        began = time.process_time()
+        page = to_json(as_json(overview([RunFolder(folder)])))
+        pages.append(time.process_time() - began)
+    return {
+        "participants": cohort * rounds,
+        "write_seconds_per_round": spent / max(1, rounds - 1),
+        "disk_mib": sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+        / 2**20,
+        "page_mib": len(page) / 2**20,
+        "first_page_seconds": pages[0],
+        "page_seconds": min(pages),
+    }
+
+
+if __name__ == "__main__":
+    main()

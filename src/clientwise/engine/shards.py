@@ -1,0 +1,209 @@
+"""A cohort cut into shards: its clients train on several machines or GPUs, by Ray.
+
+A client belongs to one shard, whose process holds its samples from the start. There it trains, is
+measured and is added to sums. Only these sums, the criteria and counts travel, as far as the method can
+do without single models; otherwise all models are gathered here.
+
+A shard keeps nothing from call to call. Where its process or machine dies, Ray starts it elsewhere and
+repeats the call, to the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..core.engine import Engine
+from ..core.method import Method, Plan
+from ..core.round import fold
+from ..core.types import Evaluation, Folded, ServerState, Task, Updates
+from ..data.federated import FederatedData
+from .local import LocalEngine
+from .wrapping import WrappingEngine
+
+# Of a machine's cores that a shard asks Ray for: the rest is room for the shard of a machine that dies.
+RESERVED = 0.5
+# Makes what trains the clients of a shard, in its own process, from their samples and a number of cores.
+Build = Callable[[FederatedData, int], tuple[Engine, Method, Plan]]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a shard is started: a machine of the cluster, or one of its GPUs."""
+
+    node: str  # Ray's id of the machine
+    cores: int
+    has_gpu: bool = False
+
+
+def places(on_gpu: bool) -> list[Place]:
+    """The machines of the cluster that this process is connected to, or their GPUs."""
+    import ray
+
+    nodes: Any = ray.nodes
+    found = []
+    for node in sorted(nodes(), key=lambda one: str(one["NodeID"])):
+        cores = int(node["Resources"].get("CPU", 0))
+        gpus = int(node["Resources"].get("GPU", 0))
+        if not node["Alive"] or not (gpus if on_gpu else cores):
+            continue
+        if on_gpu:
+            found += [Place(node["NodeID"], 1, has_gpu=True)] * gpus
+        else:
+            found.append(Place(node["NodeID"], cores))
+    return found
+
+
+class Shard:
+    """The clients of one shard, in a process of Ray. What it returns follows from the arguments alone.
+
+    Every call names the shard's data in Ray's object store: [reference]. They are read once, and again
+    after the process was started anew.
+    """
+
+    def __init__(self, build: Build, cores: int) -> None:
+        self._build = build
+        self._cores = cores
+        self._built: tuple[Engine, Method, Plan] | None = None
+
+    def fold(self, placed: Sequence[Any], client_ids: Sequence[int], state: ServerState) -> Folded:
+        """See `FoldingEngine`."""
+        engine, method, plan = self._ready(placed)
+        return fold(client_ids, state, method, plan, engine)
+
+    def train(
+        self, placed: Sequence[Any], client_ids: Sequence[int], model: Tensor, task: Task
+    ) -> list[Updates]:
+        """See `core.types.Engine`; all chunks at once."""
+        engine, _, _ = self._ready(placed)
+        return list(engine.train(client_ids, model, task))
+
+    def evaluate(
+        self, placed: Sequence[Any], client_ids: Sequence[int], models: Tensor
+    ) -> Evaluation:
+        """See `core.types.Engine`, without the loss of every sample."""
+        engine, _, _ = self._ready(placed)
+        return replace(engine.evaluate(client_ids, models), sample_losses=None)
+
+    def _ready(self, placed: Sequence[Any]) -> tuple[Engine, Method, Plan]:
+        if self._built is None:
+            import ray
+
+            (data,) = ray.get(list(placed))
+            self._built = self._build(data, self._cores)
+        return self._built
+
+
+class ShardedEngine(WrappingEngine):
+    """The clients of one seed, spread over shards: client k belongs to shard k mod S.
+
+    Args:
+        inner: the engine of the same clients in this process. It does the server's own work, and
+            knows the clients' samples, which are sent to the shards once.
+        build: makes the engine of a shard, its method and its plan.
+        where: a place for each shard.
+    """
+
+    def __init__(self, inner: LocalEngine, build: Build, where: Sequence[Place]) -> None:
+        import ray
+
+        super().__init__(inner)
+        self._shards = []
+        self._placed = []  # the shards' data in Ray's object store, as long as this engine is there
+        for index, place in enumerate(where):
+            data = inner.data.only(range(index, inner.num_clients, len(where)))
+            self._placed.append(ray.put(data))
+            self._shards.append(_start(build, place))
+
+    def close(self) -> None:
+        """End the shards' processes."""
+        import ray
+
+        for shard in self._shards:
+            ray.kill(shard)
+
+    def prefetch(self, client_ids: Sequence[int]) -> None:
+        """Nothing: the shards hold the samples."""
+
+    def fold(self, client_ids: Sequence[int], state: ServerState) -> Folded:
+        """See `FoldingEngine`: a sum over clients is the sum over shards."""
+        needed = ServerState(state.round_num, state.model, state.loss, priority=state.priority)
+        parts = self._ask("fold", client_ids, needed)
+        return Folded.joined([folded for _, folded in parts], client_ids)
+
+    def train(self, client_ids: Sequence[int], model: Tensor, task: Task) -> Iterator[Updates]:
+        """See `core.types.Engine`; all models travel, for methods that must see single models."""
+        chunks = [
+            chunk for _, updates in self._ask("train", client_ids, model, task) for chunk in updates
+        ]
+        trained = [chunk for chunk in chunks if chunk.client_ids]
+        if trained:
+            yield Updates.joined(trained).by_client()
+        failures = [failure for chunk in chunks for failure in chunk.failures]
+        if failures:
+            yield Updates.failed(sorted(failures, key=lambda one: one.client_id), model)
+
+    def evaluate(self, client_ids: Sequence[int], models: Tensor) -> Evaluation:
+        """See `core.types.Engine`: every shard evaluates its own clients."""
+        parts = self._ask("evaluate", client_ids, models)
+        rank = {client: position for position, client in enumerate(client_ids)}
+        ranks = torch.tensor([rank[client] for clients, _ in parts for client in clients])
+        return _joined([evaluation for _, evaluation in parts], ranks)
+
+    def _ask(
+        self, what: str, client_ids: Sequence[int], *arguments: Any
+    ) -> list[tuple[list[int], Any]]:
+        """What the shards answer about their own of these clients: (clients, answer), in the shards' order."""
+        import ray
+
+        own: list[list[int]] = [[] for _ in self._shards]
+        for client in client_ids:
+            own[client % len(own)].append(client)
+        sent = [ray.put(argument) for argument in arguments]
+        asked = []
+        for shard, placed, clients in zip(self._shards, self._placed, own, strict=True):
+            if clients:
+                asked.append((clients, getattr(shard, what).remote([placed], clients, *sent)))
+        if self.idle_work and what != "evaluate":
+            self.idle_work()
+        answers = ray.get([answer for _, answer in asked])
+        return [(clients, answer) for (clients, _), answer in zip(asked, answers, strict=True)]
+
+
+def _start(build: Build, place: Place) -> Any:
+    """The actor of a shard. Ray starts it again, and repeats its calls, wherever it dies."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    actor: Any = ray.remote(Shard)
+    return actor.options(
+        num_cpus=RESERVED * place.cores,
+        num_gpus=int(place.has_gpu),
+        max_restarts=-1,
+        max_task_retries=-1,
+        # Not hard: another machine takes the shard where this one is gone
+        scheduling_strategy=NodeAffinitySchedulingStrategy(place.node, soft=True),
+    ).remote(build, place.cores)
+
+
+def _joined(parts: Sequence[Evaluation], ranks: Tensor) -> Evaluation:
+    """Evaluations of several groups of clients as one; `ranks` [K] are the clients' positions in it."""
+    num_samples = torch.cat([part.num_samples for part in parts])
+    order = ranks.argsort()
+    right = None
+    if parts[0].right is not None:
+        by_sample = ranks.repeat_interleave(num_samples).argsort(stable=True)
+        right = torch.cat([part.right for part in parts if part.right is not None], 1)[:, by_sample]
+    missing = [refusal for part in parts for refusal in part.missing]
+    return Evaluation(
+        num_samples[order],
+        torch.cat([part.values for part in parts], 1)[:, order],
+        torch.cat([part.losses for part in parts], 1)[:, order],
+        torch.stack([part.counts for part in parts]).sum(0),
+        tuple(missing),
+        right=right,
+    )

@@ -1,0 +1,174 @@
+"""A cohort cut into shards: sums over shards are those of the whole, also where a machine dies in mid-round."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import clientwise as cw
+from clientwise.core.criteria import make_criterion
+from clientwise.core.method import Method, Plan
+from clientwise.core.round import first_state, fold, run_round
+from clientwise.core.types import Folded
+from clientwise.engine.local import LocalEngine
+from clientwise.models.networks import linear
+
+NODES = 3
+COLUMNS = "lane, round_num, client, refusal, score, weight, training_loss"
+
+
+def participants(folder: Path) -> Any:
+    """What is recorded of every participant, but for the times."""
+    return cw.Run(folder).query(f"SELECT {COLUMNS} FROM participants ORDER BY 1, 2, 3")
+
+
+def metrics(folder: Path) -> Any:
+    """What is recorded of the models, on the server's samples and on the clients'."""
+    run = cw.Run(folder)
+    reported = run.query(
+        "SELECT lane, round_num, metric, loss, local_mean, priority FROM rounds ORDER BY 1, 2"
+    )
+    return reported, run.query("SELECT * FROM local ORDER BY 1, 2, 3")
+
+
+def models(folder: Path) -> dict[str, torch.Tensor]:
+    """The last model of every lane."""
+    files = sorted((folder / "checkpoints").glob("*.safetensors"))
+    return {file.name: load_file(file)["model"] for file in files}
+
+
+@pytest.fixture
+def parts(make_engine: Callable[..., LocalEngine]) -> list[LocalEngine]:
+    """The eight clients of `make_engine` in three engines, each with the samples of its own clients alone."""
+    whole = make_engine()
+    engines = []
+    for index in range(NODES):
+        torch.manual_seed(0)
+        module = linear((1, 8, 8), 10)
+        data = whole.data.only(range(index, whole.num_clients, NODES))
+        engines.append(LocalEngine(data, module, seed=1, chunk_size=16))
+    return engines
+
+
+def test_a_shard_holds_the_samples_of_its_clients_alone(
+    make_engine: Callable[..., LocalEngine], parts: list[LocalEngine]
+) -> None:
+    whole = make_engine().data
+    for index, part in enumerate(parts):
+        assert part.num_clients == whole.num_clients
+        for client in range(whole.num_clients):
+            for held, own in ((whole.train, part.data.train), (whole.test, part.data.test)):
+                here = own.indices[own.slice(client)]
+                there = held.indices[held.slice(client)]
+                if client % NODES != index:
+                    assert not len(here)
+                    continue
+                assert torch.equal(part.data.samples.inputs[here], whole.samples.inputs[there])
+                assert torch.equal(own.targets[own.slice(client)], held.targets[held.slice(client)])
+    clients = sum(len(part.data.train.indices) for part in parts)
+    assert clients == len(whole.train.indices)
+    assert all(len(part.data.samples.inputs) < len(whole.samples.inputs) for part in parts)
+
+
+def test_the_sums_of_shards_are_those_of_the_whole_cohort(
+    make_engine: Callable[..., LocalEngine], parts: list[LocalEngine]
+) -> None:
+    """The weights to the bit; the model to the rounding of a float64, which a float32 rarely shows."""
+    whole = make_engine()
+    criteria = ("dataset_size", "label_diversity", "server_performance", "model_divergence")
+    method = Method(criteria=tuple(make_criterion(name) for name in criteria[:3]))
+    plan = Plan(seed=1, cohort_size=8)
+    state = first_state(whole.initial_model, method, whole)
+    asked = plan.cohort(8, 1)
+
+    class Divided(LocalEngine):
+        """The whole engine, which folds by its parts."""
+
+        def fold(self, client_ids: Any, state: Any) -> Folded:
+            own = [[one for one in client_ids if one % NODES == index] for index in range(NODES)]
+            folded = [
+                fold(clients, state, method, plan, part)
+                for clients, part in zip(own, parts, strict=True)
+            ]
+            return Folded.joined(folded, client_ids)
+
+    here, record = run_round(state, method, plan, whole)
+    whole.__class__ = Divided
+    there, divided = run_round(state, method, plan, whole)
+    assert divided.client_ids == record.client_ids == asked
+    assert torch.equal(divided.weights, record.weights)
+    assert torch.equal(divided.raw, record.raw)
+    assert divided.evaluations == record.evaluations
+    torch.testing.assert_close(there.model, here.model, rtol=1e-7, atol=1e-9)
+
+
+def test_a_shard_in_which_no_client_can_train_does_not_end_the_round(
+    parts: list[LocalEngine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    part = parts[0]
+    part.is_part = True
+    failure = RuntimeError("no memory")
+    monkeypatch.setattr(part.executor, "train", lambda jobs: (failure for _ in jobs))
+    state = first_state(part.initial_model, Method(), part)
+    folded = fold([0, 3], state, Method(), Plan(seed=1, cohort_size=8), part)
+    assert folded.client_ids == ()
+    assert [refusal.client_id for refusal in folded.refusals] == [0, 3]
+    assert not folded.sums.any()
+
+
+@pytest.fixture
+def cluster() -> Iterator[Any]:
+    """A Ray cluster of three node processes on this machine, to which this process is connected."""
+    ray = pytest.importorskip("ray", reason="Ray is not installed")
+    from ray.cluster_utils import Cluster
+
+    quick = {"health_check_period_ms": 1000, "health_check_failure_threshold": 3}
+    head = {"num_cpus": 2, "include_dashboard": False, "_system_config": quick}
+    nodes = Cluster(initialize_head=True, head_node_args=head)
+    for _ in range(NODES - 1):
+        nodes.add_node(num_cpus=2)
+    ray.init(address=nodes.address, log_to_driver=False)
+    yield nodes
+    ray.shutdown()
+    nodes.shutdown()
+
+
+@pytest.mark.slow  # real processes of Ray, each of which imports PyTorch
+@pytest.mark.filterwarnings("ignore")  # Ray's own
+def test_a_machine_that_dies_in_mid_round_changes_no_bit(
+    tiny: dict[str, Any], tmp_path: Path, cluster: Any
+) -> None:
+    """Folded sums, gathered models and evaluations: as one process has them, and as before the death."""
+    tiny["partition"]["clients"] = 12
+    tiny["federation"]["fraction"] = 0.75
+    tiny["rounds"] = 2
+    tiny["training"]["epochs"] = 100  # a second or more a round
+    tiny["methods"] = [tiny["methods"][1], {"name": "median", "rule": "median"}]
+    ends: list[float] = []
+    killed: list[float] = []
+
+    def kill() -> None:
+        killed.append(time.monotonic())
+        cluster.remove_node(cluster.list_all_nodes()[-1], allow_graceful=False)
+
+    def on_round(_: object) -> None:
+        ends.append(time.monotonic())
+        if len(ends) == 1:
+            threading.Timer(0.5, kill).start()
+
+    here = cw.run({**tiny, "workers": 2}, tmp_path / "here")
+    there = cw.run({**tiny, "workers": "ray"}, tmp_path / "there")
+    again = cw.run({**tiny, "workers": "ray"}, tmp_path / "again", on_round=on_round)
+    assert ends[0] < killed[0] < ends[1]
+    assert participants(again) == participants(there) == participants(here)
+    assert metrics(again) == metrics(there)
+    for name, model in models(here).items():
+        assert torch.equal(models(again)[name], models(there)[name])
+        torch.testing.assert_close(models(there)[name], model, rtol=1e-6, atol=1e-8)
