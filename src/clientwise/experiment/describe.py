@@ -7,6 +7,7 @@ import statistics
 from ..core.adapters import pairs_of
 from ..core.cohort import sums_suffice
 from ..core.criteria import is_claimed
+from ..core.types import ModelSpec
 from ..data.federated import FederatedData, Samples
 from ..data.hints import column_hints
 from ..data.summary import summarise
@@ -48,7 +49,7 @@ def describe(experiment: Experiment, own_data: FederatedData | None = None) -> l
         "server set": _server_set(experiment, data),
         "model": _model(experiment, executor),
         "device": f"{device}: {executor}",
-        "travels": _travels(experiment, data, executor.spec.size),
+        "travels": _travels(experiment, data, executor.spec),
         "memory": _memory(experiment, data, executor),
         "methods": ", ".join(names),
         "criteria": _criteria(experiment),
@@ -163,16 +164,21 @@ def _memory(experiment: Experiment, data: FederatedData, executor: DeviceExecuto
     return f"up to {gigabytes(needed)} for the models of a round"
 
 
-def _travels(experiment: Experiment, data: FederatedData, size: int) -> str:
+def _travels(experiment: Experiment, data: FederatedData, spec: ModelSpec) -> str:
     """On Ray, the methods whose models all travel to this process where a cohort is cut into shards."""
     if experiment.workers != "ray":
         return ""
     plan = build_plan(experiment, data.num_clients, experiment.seeds[0])
     methods = [method for method in experiment.build_methods() if not method.control]
-    gathering = [method.name for method in methods if not sums_suffice(method, plan)]
+    has_adapters = bool(pairs_of(spec))
+    gathering = []
+    for method in methods:
+        averages_products = has_adapters and method.adapters == "products"
+        if averages_products or not sums_suffice(method, plan):
+            gathering.append(method.name)
     if not gathering:
         return "sums over clients, criteria and counts; no models"
-    needed = gigabytes(FLOAT_BYTES * plan.cohort_size * size)
+    needed = gigabytes(FLOAT_BYTES * plan.cohort_size * spec.size)
     return f"all models of a round, {needed}, to this process: {', '.join(gathering)}"
 
 
