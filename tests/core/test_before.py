@@ -144,12 +144,12 @@ def test_every_layer_has_its_own_largest_norm() -> None:
     updates = some(5)
     updates[0, :10] *= 100
     of_model = replace(gathered(updates), spec=ModelSpec(layers, 25, 30))
-    fixed = clip(of_model, equal(5), radius=2.0, each="layer").updates
+    fixed = clip(of_model, equal(5), radius=2.0, by_layer=True).updates
     assert fixed[:, :10].norm(dim=1).max() <= 2.0 + 1e-5
     assert fixed[:, 10:25].norm(dim=1).max() <= 2.0 + 1e-5
     close(fixed[:, 25:], updates[:, 25:])  # buffers
 
-    clipped = clip(of_model, equal(5), each="layer")
+    clipped = clip(of_model, equal(5), by_layer=True)
     assert clipped.updates[0, :10].norm() < 10
     for start, stop in ((0, 10), (10, 25)):
         norms = updates[:, start:stop].norm(dim=1)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated
 
 import torch
 from annotated_types import Ge, Le
@@ -122,21 +122,21 @@ def clip(
     *,
     radius: PositiveFloat | None = None,
     times: PositiveFloat = 1.0,
-    each: Literal["update", "layer"] = "update",
+    by_layer: bool = False,
 ) -> Mixed:
     """Δ_a ← Δ_a·min(1, r/‖Δ_a‖): no norm exceeds r, by default `times` the weighted median of all norms.
 
-    With `each = "layer"`, every tensor of the model has its own norms and its own median.
+    With `by_layer`, every tensor of the model has its own norms and its own median.
 
     Args:
         gathered: the updates [n, d].
         weights: sum to 1, [n].
         radius: r; None takes it from the median.
         times: r over the weighted median of the norms, where `radius` is None.
-        each: what is clipped: the whole update, or every tensor of it.
+        by_layer: clip every tensor of an update by itself.
 
     Returns:
-        The clipped updates [n, d]. With `each = "layer"`, a client's share is ‖clipped‖/‖Δ_a‖.
+        The clipped updates [n, d]. With `by_layer`, a client's share is ‖clipped‖/‖Δ_a‖.
     """
 
     def factors(moved: Tensor) -> Tensor:
@@ -145,7 +145,7 @@ def clip(
         return (longest / norms).clamp(max=1).nan_to_num(1.0)
 
     count = gathered.spec.num_parameters
-    if each == "update":
+    if not by_layer:
         return scaled(gathered, factors(gathered.updates[:, :count]))
     updates = gathered.updates.clone()
     for layer in gathered.spec.layers:
