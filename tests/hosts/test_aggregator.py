@@ -129,6 +129,13 @@ def test_the_record_is_a_run_folder(tmp_path: Path) -> None:
         cw.Aggregator("FedAvg", folder=folder).aggregate(SENT, {}, {})
 
 
+def test_a_run_without_a_metric_says_so(tmp_path: Path) -> None:
+    with cw.Aggregator("FedAvg", folder=tmp_path / "mine") as aggregator:
+        aggregator.aggregate(SENT, {"a": model(1.0), "b": model(2.0)}, sizes(a=1, b=2))
+    shown = CliRunner().invoke(app, ["show", str(tmp_path / "mine")]).output
+    assert "No metric was measured: the server has no samples." in shown
+
+
 def test_the_result_has_the_form_of_the_global_model() -> None:
     sent = {
         "weight": torch.zeros(3, dtype=torch.bfloat16),
