@@ -178,6 +178,8 @@ class Plan:
     def evaluates_clients(self, round_num: int, has_report: bool = True) -> bool:
         """Whether all clients evaluate the model in this round; see `core.round.evaluate`."""
         every = self.evaluate_clients_every
-        if every is not None and not has_report:
+        if every is None:
+            return False
+        if not has_report:
             return True
-        return bool(every) and (round_num % every == 0 or round_num == self.rounds)
+        return every > 0 and (round_num % every == 0 or round_num == self.rounds)
