@@ -129,6 +129,29 @@ def test_the_record_is_a_run_folder(tmp_path: Path) -> None:
         cw.Aggregator("FedAvg", folder=folder).aggregate(SENT, {}, {})
 
 
+def test_a_run_without_a_metric_says_so(tmp_path: Path) -> None:
+    with cw.Aggregator("FedAvg", folder=tmp_path / "mine") as aggregator:
+        aggregator.aggregate(SENT, {"a": model(1.0), "b": model(2.0)}, sizes(a=1, b=2))
+    shown = CliRunner().invoke(app, ["show", str(tmp_path / "mine")]).output
+    assert "No metric was measured: the server has no samples." in shown
+
+
+@pytest.mark.parametrize("has_report", [False, True])
+def test_the_record_says_what_its_metric_was_measured_on(tmp_path: Path, has_report: bool) -> None:
+    _, options = local_engine()
+    if has_report:
+        options["report"] = tuple(part[300:] for part in digits())
+    sent = network().state_dict()
+    with cw.Aggregator("FedAvg", folder=tmp_path / "mine", **options) as aggregator:
+        aggregator.aggregate(sent, {"a": sent}, sizes(a=1))
+    run = RunFolder(tmp_path / "mine")
+    assert run.reported_on.startswith("held-out" if has_report else "the server's samples")
+    images, labels = options["report" if has_report else "weigh"]
+    right = network()(images).argmax(1) == labels
+    ((metric,),) = run.query("SELECT metric FROM rounds")
+    assert metric == pytest.approx(float(right.double().mean()))
+
+
 def test_the_result_has_the_form_of_the_global_model() -> None:
     sent = {
         "weight": torch.zeros(3, dtype=torch.bfloat16),
@@ -162,7 +185,10 @@ def test_a_round_without_a_usable_update_keeps_the_model() -> None:
     assert done.model["bias"].tolist() == [5, 5]
     assert done.refusals == {"a": "model of another shape", "b": "update norm is not finite"}
     assert done.remarks[-1].startswith("no update was accepted")
-    assert aggregator.aggregate(SENT, {"a": model(1.0)}, sizes(a=1)).is_new
+    complex_numbers = {name: array * 1j for name, array in SENT.items()}
+    done = aggregator.aggregate(SENT, {"a": model(1.0), "b": complex_numbers}, sizes(a=1, b=1))
+    assert done.is_new
+    assert done.refusals == {"b": "model of another type"}
     assert aggregator.round_num == 2
 
 
@@ -274,3 +300,14 @@ def test_the_example_runs_and_weighs(tmp_path: Path, capsys: pytest.CaptureFixtu
     )
     assert row.name == "west"
     assert row.weight < 0.05
+
+
+def test_a_claim_about_data_stays_near_the_first_one() -> None:
+    aggregator = cw.Aggregator("FedAvg", max_change=2.0)
+    updates = {"a": model(1.0), "b": model(2.0)}
+    aggregator.aggregate(SENT, updates, sizes(a=100, b=float("nan")))
+    done = aggregator.aggregate(SENT, updates, sizes(a=201, b=50))
+    assert done.weights == {"b": 1.0}  # an update that was refused claimed nothing
+    assert done.refusals == {
+        "a": "dataset_size = 201, at first 100: 50 to 200 is allowed (max_change = 2)"
+    }

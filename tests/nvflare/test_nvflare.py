@@ -126,11 +126,10 @@ def test_what_nvflare_does_not_tell_is_refused_with_the_reason(tmp_path: Path) -
 )
 def test_the_guide_shows_the_example(file: str, block: int) -> None:
     guide = (ROOT / "docs" / "nvflare.md").read_text(encoding="utf-8")
-    shown = guide.split("```python\n")[block + 1].split("```")[0].split()
-    example = (EXAMPLE / file).read_text(encoding="utf-8").split()
-    body = shown[4:] if file == "server.py" else shown  # without the import
-    joined = " ".join(example)
-    assert " ".join(body) in joined
+    shown = guide.split("```python\n")[block + 1].split("```")[0]
+    body = shown.split("\n\n\n")[-1]  # without the import
+    example = (EXAMPLE / file).read_text(encoding="utf-8")
+    assert "".join(body.split()) in "".join(example.split())
 
 
 def run_example(tmp_path: Path, *options: str) -> RunFolder:

@@ -180,8 +180,8 @@ class Plan:
     def evaluates_clients(self, round_num: int, has_report: bool = True) -> bool:
         """Whether all clients evaluate the model in this round; see `core.round.evaluate`."""
         every = self.evaluate_clients_every
-        if every is not None and not has_report:
-            return True
-        if not every:
+        if every is None:
             return False
-        return round_num % every == 0 or round_num == self.rounds
+        if not has_report:
+            return True
+        return every > 0 and (round_num % every == 0 or round_num == self.rounds)

@@ -16,6 +16,9 @@ from .series import Series, comparable, ranked
 from .statistics import MIN_SEEDS, Difference, mean_of
 
 NOTHING_YET = "No round has been recorded yet."
+NOT_MEASURED = (
+    "No metric was measured: the server has no samples. Weights and refusals are recorded."
+)
 STILL_IMPROVES = 0.01  # of the metric
 LEAST_QUARTER = 2  # rounds: with fewer, nothing is said about the end of a curve
 NOT_RANKED = "Not ranked: the methods share no seed on the same data at the same round."
@@ -37,7 +40,8 @@ def headline(series: Sequence[Series]) -> list[str]:
         has_begun = any(one.learned and one.mean_metric is not None for one in series)
         if has_begun:
             return [*warnings, NOT_RANKED]
-        return warnings or [NOTHING_YET]
+        has_rounds = any(one.last_round for one in series)
+        return warnings or [NOT_MEASURED if has_rounds else NOTHING_YET]
     differences = all_differences(series)
     baseline = series[0]
     return [
