@@ -33,7 +33,7 @@ FROM_ROOT = {
 NOT_PAGES = shutil.ignore_patterns("*.py", "*.toml", "*.json", "__pycache__")
 OUTSIDE = re.compile(r"\[([^\]]+)\]\(\.\./([^)#\s]+)\)")  # [words](../file)
 SHIM = "https://unpkg.com/iframe-worker/shim"  # what the theme fetches to search in a site on disk
-REDIRECT = '<!doctype html><meta http-equiv="refresh" content="0; url={0}/index.html"><a href="{0}/index.html">{0}</a>\n'
+REDIRECT = '<!doctype html><meta http-equiv="refresh" content="0; url={}/index.html">\n'
 
 
 def main() -> None:
