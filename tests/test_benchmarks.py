@@ -133,6 +133,7 @@ def test_the_history_has_a_row_per_commit_and_work(
     monkeypatch.setattr(history, "MEASURE", where)
     monkeypatch.setattr(sys, "argv", ["history.py", "HEAD", "HEAD"])
     history.main()
-    rows = list(csv.DictReader((tmp_path / "history.csv").open(encoding="utf-8")))
+    lines = (tmp_path / "history.csv").read_text(encoding="utf-8").splitlines()
+    rows = list(csv.DictReader(lines))
     assert [row["ratio"] for row in rows] == ["1.5", "1.5"]
     assert all(not Path(row["work"]).is_relative_to(ROOT) for row in rows)
