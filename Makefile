@@ -7,8 +7,8 @@ PYTEST := $(BIN)/python -m pytest
 WORKERS ?= 2
 
 .PHONY: demo test test-required test-again test-slow test-fire test-flower test-flower-versions test-gpu test-netns
-.PHONY: test-deploy test-experiments lint docs site reproduction devices claim board
-.PHONY: bench bench-quick bench-gpu bench-peers clean
+.PHONY: test-deploy test-experiments test-pythons lint docs site dist reproduction devices claim board
+.PHONY: bench bench-quick bench-history bench-gpu bench-peers clean
 
 demo: .venv/demo
 	$(BIN)/clientwise demo
@@ -69,6 +69,18 @@ test-fire: .venv/ready
 	$(PYTEST) -n $(WORKERS) --dist worksteal -m 'fire and not alone' $(FIRE)
 	$(PYTEST) -m 'fire and alone' $(FIRE)
 
+# The algorithm, data, experiments, run folders and commands with other versions of Python. Those that
+# are not installed are left out. An environment takes 6 GB where pip installs PyTorch with CUDA.
+PYTHONS ?= python3.12 python3.13
+PORTABLE := tests/core tests/data tests/experiment tests/runs tests/test_cli.py
+test-pythons:
+	for python in $(PYTHONS); do \
+		$$python --version || { echo "$$python is not installed: left out"; continue; }; \
+		$$python -m venv .venv/$$python && \
+		.venv/$$python/bin/$(INSTALL) '.[dev]' && \
+		.venv/$$python/bin/python -m pytest -n $(WORKERS) --dist loadfile $(PORTABLE) || exit 1; \
+	done
+
 lint: .venv/ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -79,9 +91,21 @@ docs: .venv/ready
 	$(BIN)/python -m clientwise.reference > docs/config.md
 	$(BIN)/python docs/make_pictures.py
 
-# The documentation as a site with search and an API reference: site/index.html opens from disk.
+# The documentation as a site with search and an API reference, of this tree and of every release:
+# site/index.html opens from disk.
 site: .venv/ready
-	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+	$(BIN)/python docs/make_site.py $$(git tag --list 'v*')
+
+# The source archive, and the wheel built from it, in dist/: checked, then installed in a new
+# environment, in which the demo runs.
+dist: .venv/ready
+	rm -rf dist .venv/dist
+	$(BIN)/python -m hatchling build --target sdist --directory dist
+	$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist dist/*.tar.gz
+	$(BIN)/python -m twine check --strict dist/*
+	$(PYTHON) -m venv .venv/dist
+	.venv/dist/bin/python -m pip install --quiet --disable-pip-version-check dist/*.whl
+	.venv/dist/bin/clientwise demo --out .venv/dist/demo
 
 # Tables and figures of docs/reproduction.md from the run folders in RUNS (experiments/run_all.py).
 RUNS ?= runs
@@ -130,22 +154,27 @@ bench-quick: .venv/ready  # ratios, under a minute
 test-gpu: .venv/ready
 	$(PYTEST) tests/engine tests/test_gpu.py
 
+# The same ratios of earlier commits, added to benchmarks/history.csv: make bench-history COMMITS="v0.2.0 HEAD"
+COMMITS ?= HEAD
+bench-history: .venv/ready
+	$(BIN)/python benchmarks/history.py $(COMMITS)
+
 bench-gpu: .venv/ready
 	$(BIN)/python benchmarks/gpu.py
 
 # The environment in two steps: what `demo` needs, then what the tests need.
-INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable
+INSTALL := python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable
 
 .venv/demo: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "clientwise needs Python 3.11 or newer: make PYTHON=python3.12 ...")'
 	$(PYTHON) -m venv .venv
-	$(INSTALL) .
+	$(BIN)/$(INSTALL) .
 	touch $@
 
 .venv/ready: .venv/demo oracles.txt
-	$(INSTALL) '.[dev]'
+	$(BIN)/$(INSTALL) '.[dev]'
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --requirement oracles.txt
 	touch $@
 
 clean:
-	rm -rf .venv runs site
+	rm -rf .venv runs site dist

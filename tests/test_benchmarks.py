@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import subprocess
 import sys
@@ -11,13 +12,15 @@ from typing import Any
 import numpy
 import pytest
 
+import history
 import ours
 import overhead
 import quick
 import scale
 from works import WORKS, cohort, make_data
 
-FOLDER = Path(__file__).parents[1] / "benchmarks"
+ROOT = Path(__file__).parents[1]
+FOLDER = ROOT / "benchmarks"
 TINY = WORKS["W0"]
 
 
@@ -119,3 +122,18 @@ def test_the_quick_benchmark_fails_below_its_floor(
     monkeypatch.setattr(quick, "REDUCED", [(TINY, 1e9)])
     with pytest.raises(SystemExit, match="W0: training many clients at once"):
         quick.main()
+
+
+def test_the_history_has_a_row_per_commit_and_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The package of the commit is measured, not that of this tree."""
+    monkeypatch.setattr(history, "HISTORY", tmp_path / "history.csv")
+    where = "import clientwise, json; print(json.dumps({clientwise.__file__: {'loop': 3.0, 'auto': 2.0}}))"
+    monkeypatch.setattr(history, "MEASURE", where)
+    monkeypatch.setattr(sys, "argv", ["history.py", "HEAD", "HEAD"])
+    history.main()
+    lines = (tmp_path / "history.csv").read_text(encoding="utf-8").splitlines()
+    rows = list(csv.DictReader(lines))
+    assert [row["ratio"] for row in rows] == ["1.5", "1.5"]
+    assert all(not Path(row["work"]).is_relative_to(ROOT) for row in rows)

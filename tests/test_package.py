@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import resource
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
@@ -32,13 +34,20 @@ NOT_NEEDED = [
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("source")
+    build = [sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-d", str(folder)]
+    subprocess.run(build, cwd=ROOT, check=True)
+    (archive,) = folder.iterdir()
+    return archive
+
+
+@pytest.fixture(scope="module")
+def wheel(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built from the source archive, which is therefore whole."""
     folder = tmp_path_factory.mktemp("wheel")
-    subprocess.run(
-        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)],
-        cwd=ROOT,
-        check=True,
-    )
+    pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-index"]
+    subprocess.run([*pip, "--no-build-isolation", "-w", str(folder), str(source)], check=True)
     (wheel,) = folder.iterdir()
     return wheel
 
@@ -110,6 +119,18 @@ def test_the_wheel_has_every_file_of_the_package(wheel: Path) -> None:
         "clientwise/demo.toml",
         "clientwise/report/page/app.js",
     } <= inside
+
+
+def test_an_index_would_accept_them(source: Path, wheel: Path) -> None:
+    run(sys.executable, "-m", "twine", "check", "--strict", source, wheel, cwd=ROOT)
+
+
+def test_all_files_name_the_same_version() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    assert f"\nversion: {project['version']}\n" in (ROOT / "CITATION.cff").read_text("utf-8")
+    headings = re.findall(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text("utf-8"), re.MULTILINE)
+    assert headings[0] == "Unreleased"
+    assert headings[1:2] in ([], [project["version"]])  # the newest release
 
 
 def test_the_demo_keeps_its_promises(installed: Path, tmp_path: Path) -> None:

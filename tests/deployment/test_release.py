@@ -79,6 +79,7 @@ def test_a_signed_release_is_approved(node: App) -> None:
         "deploy/supernode.sh",
         "deploy/bundle",
         "deploy/release",
+        "LICENSE",
         "pyproject.toml",
     ],
 )

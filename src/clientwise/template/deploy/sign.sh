@@ -12,7 +12,7 @@ cd "$APP"
 rm -f deploy/clientwise-*.whl
 cp "$wheel" deploy/
 python -m clientwise.flower.node hash . > deploy/bundle
-find federation deploy pyproject.toml -type f ! -path '*/__pycache__/*' ! -name local.sh \
+find federation deploy LICENSE pyproject.toml -type f ! -path '*/__pycache__/*' ! -name local.sh \
     ! -name 'release*' -print0 | sort -z | xargs -0 sha256sum > deploy/release
 openssl pkeyutl -sign -rawin -inkey "${RELEASE_KEY:-$STATE/certificates/release.key}" \
     -in deploy/release -out deploy/release.sig

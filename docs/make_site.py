@@ -1,0 +1,163 @@
+"""Build the documentation as a site: the working tree as version `dev`, and every tag that is named.
+
+python docs/make_site.py [TAG ...]
+
+Zensical reads pages from disk only. Pages that are not in docs/ (those of the repository's root, the API
+reference, the files that pages link to) are therefore written to a folder together with docs/ first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import griffe
+from packaging.version import Version
+
+ROOT = Path(__file__).parents[1]
+DEV = "dev"
+FROM_ROOT = {
+    "README.md": "index.md",
+    "CONTRIBUTING.md": "CONTRIBUTING.md",
+    "CHANGELOG.md": "CHANGELOG.md",
+    "SECURITY.md": "SECURITY.md",
+}
+NOT_PAGES = shutil.ignore_patterns("*.py", "*.toml", "*.json", "__pycache__")
+OUTSIDE = re.compile(r"\[([^\]]+)\]\(\.\./([^)#\s]+)\)")  # [words](../file)
+SHIM = "https://unpkg.com/iframe-worker/shim"  # what the theme fetches to search in a site on disk
+REDIRECT = '<!doctype html><meta http-equiv="refresh" content="0; url={}/index.html">\n'
+
+
+def main() -> None:
+    """Build what is missing in the site, then its list of versions."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("tags", nargs="*", help="releases to build, unless the site has them")
+    parser.add_argument("--out", type=Path, default=ROOT / "site", help="folder of the site")
+    parser.add_argument("--version", default=DEV, help="name of the working tree's version")
+    chosen = parser.parse_args()
+    out = chosen.out.resolve()
+    build(out / chosen.version)
+    for tag in chosen.tags:
+        if not (out / tag.removeprefix("v")).exists():
+            build_tag(tag, out)
+    list_versions(out)
+
+
+def build(target: Path) -> None:
+    """Build the site of this tree."""
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        write_pages(folder / "docs")
+        shutil.copy(ROOT / "mkdocs.yml", folder)
+        (folder / "src").symlink_to(ROOT / "src")
+        (folder / "make_site.py").symlink_to(__file__)
+        zensical = [sys.executable, "-m", "zensical", "build", "--strict"]
+        subprocess.run(zensical, cwd=folder, check=True)
+        for page in (folder / "site").rglob("*.html"):
+            text = page.read_text("utf-8")
+            page.write_text(text.replace(SHIM, "assets/iframe-worker.js"), "utf-8")
+        shutil.rmtree(target, ignore_errors=True)
+        shutil.copytree(folder / "site", target)
+
+
+def build_tag(tag: str, out: Path) -> None:
+    """Build a release with its own pages, code and copy of this script."""
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        archive = subprocess.run(
+            ["git", "archive", tag], cwd=ROOT, check=True, stdout=subprocess.PIPE
+        )
+        subprocess.run(["tar", "--extract"], cwd=folder, check=True, input=archive.stdout)
+        subprocess.run(
+            [sys.executable, "docs/make_site.py", "--version", tag.removeprefix("v"), "--out", out],
+            cwd=folder,
+            check=True,
+            env=os.environ | {"PYTHONPATH": str(folder / "src")},
+        )
+
+
+def list_versions(out: Path) -> None:
+    """Write the versions for the theme's menu, and a first page that leads to the newest release."""
+    names = [path.name for path in out.iterdir() if path.is_dir()]
+    releases = sorted((name for name in names if name != DEV), key=Version, reverse=True)
+    ordered = [*releases, *(name for name in names if name == DEV)]
+    entries = [{"version": name, "title": name, "aliases": []} for name in ordered]
+    (out / "versions.json").write_text(json.dumps(entries), "utf-8")
+    (out / "index.html").write_text(REDIRECT.format(ordered[0]), "utf-8")
+
+
+def write_pages(folder: Path) -> None:
+    """Write everything that the site is made of."""
+    shutil.copytree(ROOT / "docs", folder, ignore=NOT_PAGES)
+    for source, target in FROM_ROOT.items():
+        (folder / target).write_text(_from_root(ROOT / source), "utf-8")
+    (folder / "api.md").write_text(api_reference(), "utf-8")
+    for page in folder.glob("*.md"):
+        text = page.read_text("utf-8")
+        for _, target in OUTSIDE.findall(text):
+            if (ROOT / target).is_file():
+                copy = folder / "files" / f"{target}.txt"
+                copy.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(ROOT / target, copy)
+        page.write_text(OUTSIDE.sub(_to_copy, text), "utf-8")
+
+
+def _to_copy(link: re.Match[str]) -> str:
+    """A link out of docs/ leads to a copy of the file; a folder has none, and stays a name."""
+    words, target = link.groups()
+    if (ROOT / target).is_dir():
+        return words
+    return f"[{words}](files/{target}.txt)"
+
+
+def _from_root(path: Path) -> str:
+    """A page of the root, its links as seen from docs/."""
+    return re.sub(
+        r"\]\((docs/)?(?!http|#)",
+        lambda link: "](" if link[1] else "](../",
+        path.read_text("utf-8"),
+    )
+
+
+def api_reference() -> str:
+    """Every public function and class, with its docstring."""
+    import clientwise.api  # takes seconds, and the extension below does not need it
+
+    public = {
+        name: value for name, value in vars(clientwise.api).items() if not name.startswith("_")
+    }
+    entries = [
+        f"::: {value.__module__}.{value.__qualname__}\n    options: {{heading: cw.{name}, toc_label: {name}}}"
+        for kind in (inspect.isfunction, inspect.isclass)
+        for name, value in public.items()
+        if kind(value)
+    ]
+    lead = (
+        "# Python reference\n\nEverything here is in `import clientwise as cw`. The registries (`cw.CRITERIA`, "
+        "`cw.RULES` ...) hold the parts of the [config reference](config.md)."
+    )
+    testing = "::: clientwise.testing\n    options: {heading: clientwise.testing, toc_label: clientwise.testing}"
+    return "\n\n".join([lead, *entries, testing])
+
+
+class Doctests(griffe.Extension):
+    """Shows the examples in docstrings as code."""
+
+    def on_object(self, *, obj: griffe.Object, **kwargs: object) -> None:
+        """Fence them."""
+        if obj.docstring:
+            obj.docstring.value = re.sub(
+                r"(?m)^((?:>>> .*\n?)(?:.+\n?)*)", r"```pycon\n\1\n```\n", obj.docstring.value
+            )
+
+
+if __name__ == "__main__":
+    main()
