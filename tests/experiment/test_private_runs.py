@@ -281,12 +281,9 @@ def test_secret_noise_is_drawn_anew_and_lost_rounds_count(tmp_path: Path) -> Non
     assert [row.epsilon for row in spent[3:]] == [accountant.epsilon(5), accountant.epsilon(6)]
 
 
-def test_a_strategy_in_another_flower_app_refuses_privacy() -> None:
-    pytest.importorskip("flwr", reason="needs clientwise[flower]")
-    from clientwise.flower.method_strategy import _build
-
-    with pytest.raises(ValueError, match="does not run inside a Flower strategy"):
-        _build(PRIVATE, 0.1)
+def test_another_framework_refuses_privacy() -> None:
+    with pytest.raises(ValueError, match="privacy does not run inside another framework"):
+        cw.Aggregator(PRIVATE)
 
 
 def test_an_empty_cohort_still_releases_noise(tmp_path: Path) -> None:

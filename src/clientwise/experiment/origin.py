@@ -123,14 +123,17 @@ def _whole(store: Store, seed: int, own: Sequence[str], is_known: bool) -> str:
 
 def _current(experiment: Experiment, data: Mapping[int, FederatedData]) -> Origin:
     initial = experiment.initial_model
-    first = data[experiment.seeds[0]]
+    frozen = ""
+    if data:
+        seed = experiment.seeds[0]
+        frozen = frozen_digest(build_module(experiment, data[seed].samples, seed))
     return Origin(
         versions=versions(),
         plugins={name: _code(name) for name in experiment.plugins},
         data={seed: own.fingerprints() for seed, own in data.items()},
         initial_model=_digest([Path(initial)]) if initial else "",
         left=experiment.flower.left,
-        frozen=frozen_digest(build_module(experiment, first.samples, experiment.seeds[0])),
+        frozen=frozen,
     )
 
 
@@ -165,7 +168,7 @@ def _differences(
             yield f"other code in the plugin {name}"
     if before.initial_model != now.initial_model:
         yield "another initial model"
-    if before.frozen != now.frozen:
+    if now.data and before.frozen != now.frozen:
         yield "other frozen parameters of the network"
     for name in COMPARED:
         if before.versions.get(name) != now.versions[name]:
