@@ -45,7 +45,7 @@ def describe(experiment: Experiment, own_data: FederatedData | None = None) -> l
         "server set": _server_set(experiment, data),
         "model": f"{experiment.model_name}: {parameters:,} parameters",
         "device": f"{device}: {executor}",
-        "travels": _travels(experiment, data, executor.spec.size),
+        "on Ray": _travels(experiment, data, executor.spec.size),
         "memory": _memory(experiment, data, executor.spec.size),
         "methods": ", ".join(names),
         "criteria": _criteria(experiment),
@@ -145,16 +145,16 @@ def _memory(experiment: Experiment, data: FederatedData, size: int) -> str:
 
 
 def _travels(experiment: Experiment, data: FederatedData, size: int) -> str:
-    """On Ray, the methods whose models all travel to this process where a cohort is cut into shards."""
+    """What shards of a cohort send to this process; nothing without Ray."""
     if experiment.workers != "ray":
         return ""
     plan = build_plan(experiment, data.num_clients, experiment.seeds[0])
     methods = [method for method in experiment.build_methods() if not method.control]
     gathering = [method.name for method in methods if not sums_suffice(method, plan)]
     if not gathering:
-        return "sums over clients, criteria and counts; no models"
-    needed = gigabytes(FLOAT_BYTES * plan.cohort_size * size)
-    return f"all models of a round, {needed}, to this process: {', '.join(gathering)}"
+        return "a shard sends sums over its clients, criteria and counts, no models"
+    megabytes = FLOAT_BYTES * plan.cohort_size * size / 1e6
+    return f"shards send every model, {megabytes:,.1f} MB a round, for {', '.join(gathering)}"
 
 
 def _criteria(experiment: Experiment) -> str:
