@@ -143,6 +143,7 @@ bench: .venv/ready
 	$(BIN)/python benchmarks/compare.py
 	$(BIN)/python benchmarks/overhead.py
 	$(BIN)/python benchmarks/scale.py
+	$(BIN)/python benchmarks/record.py
 
 bench-peers:
 	PYTHON=$(PYTHON) benchmarks/peers/setup.sh

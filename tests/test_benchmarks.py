@@ -16,6 +16,7 @@ import history
 import ours
 import overhead
 import quick
+import record
 import scale
 from works import WORKS, cohort, make_data
 
@@ -104,6 +105,13 @@ def test_overhead_compares_rounds_with_their_training() -> None:
     whole, bare = overhead.compare_rounds(TINY, 2)
     assert len(whole) == len(bare) == 2
     assert all(wall > 0 and processor > 0 for wall, processor in whole + bare)
+
+
+def test_record_measures_disk_and_page(tmp_path: Path) -> None:
+    result = record.measure(tmp_path, clients=200, cohort=50, rounds=3, recorded=20)
+    assert result["participants"] == 150
+    assert result["disk_mib"] > 0
+    assert 0 < result["page_seconds"] < 60
 
 
 def test_scale_measures_memory_and_time() -> None:

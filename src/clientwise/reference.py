@@ -165,6 +165,7 @@ _SECTIONS: tuple[tuple[str, type[ConfigTable]], ...] = (
     ("[federation]", settings.Cohorts),
     ("[server_set]", settings.ServerSet),
     ("[evaluation]", settings.EvaluationSettings),
+    ("[record]", settings.RecordSettings),
     ("[devices]", settings.DeviceSettings),
     ("[flower]", settings.FlowerSettings),
     ("[flower.table]", settings.MemberTable),

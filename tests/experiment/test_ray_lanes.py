@@ -8,6 +8,8 @@ from test_runner import content
 
 import clientwise as cw
 from clientwise.errors import ClientwiseError
+from clientwise.experiment.config import load_experiment
+from clientwise.experiment.describe import describe
 from test_trackers import assert_same, stored, tensorboard
 
 
@@ -35,3 +37,14 @@ def test_without_ray_it_says_what_to_install(
     monkeypatch.setitem(__import__("sys").modules, "ray", None)
     with pytest.raises(ClientwiseError, match=r"clientwise\[ray\]"):
         cw.run({**tiny, "workers": "ray"}, tmp_path / "run")
+
+
+def test_check_says_what_shards_send(tiny: dict[str, Any]) -> None:
+    def said(**changes: Any) -> str:
+        lines = describe(load_experiment(tiny | {"workers": "ray"} | changes))
+        (line,) = [line for line in lines if line.startswith("on Ray")]
+        return line
+
+    assert "no models" in said()
+    assert "every model, 0.0 MB a round, for Recommended" in said(methods=["FedAvg", "Recommended"])
+    assert "for FedAvg" in said(methods=["FedAvg"], evaluation={"counterfactuals": True})

@@ -125,7 +125,7 @@ class Cohort:
             notes=self.notes,
             judged=self.judged,
             totals=self._aggregator.totals,
-            sums=self._aggregator.sums,
+            sums=self._aggregator.sums.cpu(),
         )
 
     def add(self, part: Folded) -> None:

@@ -549,7 +549,8 @@ def _row_norms(rows: Tensor) -> Tensor:
     On a GPU, and where PyTorch shares a long row among threads, they would: such rows come one by one.
     """
     if not rows.is_cuda and rows.shape[1] <= SHORT_ROW:
-        return torch.as_tensor(torch.linalg.vector_norm(rows, dim=1))
+        norms: Tensor = torch.linalg.vector_norm(rows, dim=1)
+        return norms
     return torch.stack([torch.linalg.vector_norm(row) for row in rows])
 
 

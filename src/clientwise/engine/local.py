@@ -73,9 +73,8 @@ class LocalEngine:
         self.attributes: Mapping[str, Tensor] = {**self.data.attributes, HONEST: all_honest}
         self.clock: Clock | None = None
         self.idle_work: Callable[[], None] | None = None  # run while a GPU works, or after a chunk
-        self.is_part = (
-            False  # whether there are clients elsewhere, which may train if none does here
-        )
+        # Whether there are clients elsewhere, which may train where none does here
+        self.is_part = False
         self._chunk_size = chunk_size
         self._hold(self.data.train)
         self._prefetched_clients: Sequence[int] = ()

@@ -73,14 +73,16 @@ class Shard:
     def fold(self, placed: Sequence[Any], client_ids: Sequence[int], state: ServerState) -> Folded:
         """See `FoldingEngine`."""
         engine, method, plan = self._ready(placed)
-        return fold(client_ids, state, method, plan, engine)
+        here = replace(state, model=state.model.to(engine.device))
+        return fold(client_ids, here, method, plan, engine)
 
     def train(
         self, placed: Sequence[Any], client_ids: Sequence[int], model: Tensor, task: Task
     ) -> list[Updates]:
         """See `core.types.Engine`; all chunks at once."""
         engine, _, _ = self._ready(placed)
-        return list(engine.train(client_ids, model, task))
+        chunks = engine.train(client_ids, model, task)
+        return [replace(chunk, models=chunk.models.cpu()) for chunk in chunks]
 
     def evaluate(
         self, placed: Sequence[Any], client_ids: Sequence[int], models: Tensor

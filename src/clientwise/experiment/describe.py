@@ -49,7 +49,7 @@ def describe(experiment: Experiment, own_data: FederatedData | None = None) -> l
         "server set": _server_set(experiment, data),
         "model": _model(experiment, executor),
         "device": f"{device}: {executor}",
-        "travels": _travels(experiment, data, executor.spec),
+        "on Ray": _travels(experiment, data, executor.spec),
         "memory": _memory(experiment, data, executor),
         "methods": ", ".join(names),
         "criteria": _criteria(experiment),
@@ -165,7 +165,7 @@ def _memory(experiment: Experiment, data: FederatedData, executor: DeviceExecuto
 
 
 def _travels(experiment: Experiment, data: FederatedData, spec: ModelSpec) -> str:
-    """On Ray, the methods whose models all travel to this process where a cohort is cut into shards."""
+    """What shards of a cohort send to this process; nothing without Ray."""
     if experiment.workers != "ray":
         return ""
     plan = build_plan(experiment, data.num_clients, experiment.seeds[0])
@@ -177,9 +177,9 @@ def _travels(experiment: Experiment, data: FederatedData, spec: ModelSpec) -> st
         if averages_products or not sums_suffice(method, plan):
             gathering.append(method.name)
     if not gathering:
-        return "sums over clients, criteria and counts; no models"
-    needed = gigabytes(FLOAT_BYTES * plan.cohort_size * spec.size)
-    return f"all models of a round, {needed}, to this process: {', '.join(gathering)}"
+        return "a shard sends sums over its clients, criteria and counts, no models"
+    megabytes = FLOAT_BYTES * plan.cohort_size * spec.size / 1e6
+    return f"shards send every model, {megabytes:,.1f} MB a round, for {', '.join(gathering)}"
 
 
 def _criteria(experiment: Experiment) -> str:

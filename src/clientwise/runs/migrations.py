@@ -107,7 +107,7 @@ def _version_7(database: sqlite3.Connection, into: Into) -> None:
 
 
 def _version_8(database: sqlite3.Connection, into: Into) -> None:
-    """There are tables `adapters` and `omitted`."""
+    """There are tables `adapters` and `omitted`, and an index of hostile clients, which readers can do without."""
     database.execute(
         f"""CREATE TABLE {into}.adapters (
             lane INTEGER, round_num INTEGER, residual REAL,
@@ -120,6 +120,8 @@ def _version_8(database: sqlite3.Connection, into: Into) -> None:
             refusals TEXT, scores REAL, scales TEXT,
             PRIMARY KEY (lane, round_num)) WITHOUT ROWID"""
     )
+    if into == "main":
+        database.execute("CREATE INDEX hostile_clients ON clients (seed) WHERE hostile IS NOT NULL")
 
 
 # The first leads from OLDEST_VERSION to the next.
