@@ -104,7 +104,7 @@ dist: .venv/ready
 	$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist dist/*.tar.gz
 	$(BIN)/python -m twine check --strict dist/*
 	$(PYTHON) -m venv .venv/dist
-	.venv/dist/bin/python -m pip install --quiet --disable-pip-version-check dist/*.whl
+	.venv/dist/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt dist/*.whl
 	.venv/dist/bin/clientwise demo --out .venv/dist/demo
 
 # Tables and figures of docs/reproduction.md from the run folders in RUNS (experiments/run_all.py).
