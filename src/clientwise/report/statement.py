@@ -100,10 +100,21 @@ def statement(
         f"This page is for {site}. It says how much your site counted in the shared model, why, and what "
         "your site gained. Other sites are not named.",
         WHAT_IT_IS,
+        *_repetitions(len(run.seeds(method)), seed),
     ]
     sections = [section for section in shown if section.lead or section.items]
     subtitle = f"Run {run.id}, method {method}, seed {seed}"
     return Document(f"Statement for {site}", lead, sections, subtitle=subtitle)
+
+
+def _repetitions(seeds: int, seed: int) -> Iterator[str]:
+    """Which numbers of the page are of one seed; nothing where there is only one."""
+    if seeds > 1:
+        yield (
+            f"The run was repeated {seeds} times with other random numbers (seeds). What a model reaches on "
+            "your own test data is the mean of all repetitions. All other numbers on this page are of the "
+            f"repetition with seed {seed}; in the others they may differ."
+        )
 
 
 def _first_method(run: RunFolder) -> str:
