@@ -316,9 +316,9 @@ def _gave(run: RunFolder, client: int, method: str, seed: int) -> Iterator[str]:
         verb = "improved" if total >= 0 else "worsened"
         yield (
             f"Over all rounds, your updates {verb} the {run.metric} of the shared model by an estimated "
-            f"{unit.size(abs(total))}{_points(unit)}. It was measured on samples that the server holds. It is your site's "
-            "Shapley value: the change that your update makes, averaged over all orders in which the "
-            "sites' updates could be added. It is not a payment."
+            f"{unit.size(abs(total))}{_points(unit)}, on samples that the server holds. "
+            "This is your site's Shapley value: the change that its update makes, averaged over all "
+            "orders in which the sites' updates could be added. It is not a payment."
         )
 
 
