@@ -143,7 +143,7 @@ def test_a_large_network_is_described_without_drawing_its_numbers(
 ) -> None:
     small = describe(cw.load(tiny))
     monkeypatch.setattr(build, "LARGE", 100)
-    monkeypatch.setattr(build, "seeded_default_generator", None)  # would be called
+    monkeypatch.setattr(build, "initialised", None)  # would be called
     assert describe(cw.load(tiny)) == small
 
 

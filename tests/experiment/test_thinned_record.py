@@ -103,11 +103,11 @@ def test_weights_are_recomputed_from_the_rows_and_the_sums(
     folders: tuple[Path, Path], tmp_path: Path
 ) -> None:
     thin = Path(shutil.copytree(folders[1], tmp_path / "run"))
-    found = recompute(RunFolder(thin))
+    found = recompute(RunFolder(thin), {})
     assert found.rounds == 4
     assert not found.faults
     execute(thin, "UPDATE omitted SET scores = scores * 2 WHERE lane = 1")
-    assert "weight is" in recompute(RunFolder(thin)).faults[0]
+    assert "weight is" in recompute(RunFolder(thin), {}).faults[0]
 
 
 COLUMNS = "accepted, without_weight, weight, hostile_weight, refusals, scores, scales"
