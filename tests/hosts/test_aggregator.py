@@ -21,8 +21,9 @@ from clientwise.core.round import first_state, run_round
 from clientwise.core.types import Task
 from clientwise.data.federated import FederatedData
 from clientwise.engine.local import LocalEngine
-from clientwise.errors import RunError
+from clientwise.errors import ConfigError, RunError
 from clientwise.hosts.methods import build, settings_of
+from clientwise.report.views import overview
 from clientwise.runs.folder import RunFolder
 
 ROOT = Path(__file__).parents[2]
@@ -126,14 +127,48 @@ def test_the_record_is_a_run_folder(tmp_path: Path) -> None:
     assert "refused: model has NaN or Inf" in shown
     assert CliRunner().invoke(app, ["report", str(folder)]).exit_code == 0
     with pytest.raises(RunError, match="there is a run already"):
-        cw.Aggregator("FedAvg", folder=folder).aggregate(SENT, {}, {})
+        cw.Aggregator("FedAvg", folder=folder)  # before clients train for it
+    with pytest.raises(RuntimeError, match="the aggregator is closed: make another one"):
+        aggregator.begin(SENT)
 
 
 def test_a_run_without_a_metric_says_so(tmp_path: Path) -> None:
     with cw.Aggregator("FedAvg", folder=tmp_path / "mine") as aggregator:
         aggregator.aggregate(SENT, {"a": model(1.0), "b": model(2.0)}, sizes(a=1, b=2))
+        aggregator.aggregate(SENT, {"a": model(float("nan"))}, sizes(a=1))
     shown = CliRunner().invoke(app, ["show", str(tmp_path / "mine")]).output
     assert "No metric was measured: the server has no samples." in shown
+    assert "1 of 3 updates were refused: model has NaN or Inf." in shown
+    report = overview([RunFolder(tmp_path / "mine")])
+    assert "curves" not in {section.id for section in report.sections}
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ({"rule": "medain"}, r"^method: rule: .*medain.*$"),
+        ({"ruel": "median"}, r"^method: ruel: unknown option; did you mean 'rule'\?$"),
+    ],
+)
+def test_a_table_with_a_mistake_is_refused_in_one_line(table: dict[str, str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        cw.Aggregator({"name": "mine", "like": "FedAvg", **table})
+
+
+def test_a_model_of_another_form_is_named() -> None:
+    aggregator = cw.Aggregator("FedAvg")
+    with pytest.raises(
+        ValueError, match="the global model does not hold arrays by name: pass a dict"
+    ):
+        aggregator.begin([numpy.zeros(2)])  # type: ignore[arg-type]
+    updates = {"a": {"kernel": SENT["kernel"]}, "b": {**SENT, "more": numpy.zeros(1)}}
+    done = aggregator.aggregate(SENT, updates, sizes(a=1, b=1))
+    assert done.refusals == {
+        "a": "model of another shape: bias is missing",
+        "b": "model of another shape: it has arrays that the global model has not",
+    }
+    with pytest.raises(ValueError, match="not that of the first round: .* bias is missing"):
+        aggregator.begin(updates["a"])
 
 
 @pytest.mark.parametrize("has_report", [False, True])
@@ -183,7 +218,10 @@ def test_a_round_without_a_usable_update_keeps_the_model() -> None:
     done = aggregator.aggregate(model(5.0), {"a": {"kernel": 1}, "b": model(1e38)}, sizes(b=1))
     assert not done.is_new
     assert done.model["bias"].tolist() == [5, 5]
-    assert done.refusals == {"a": "model of another shape", "b": "update norm is not finite"}
+    assert done.refusals == {
+        "a": "model of another shape: kernel is not of shape (2, 2)",
+        "b": "update norm is not finite",
+    }
     assert done.remarks[-1].startswith("no update was accepted")
     complex_numbers = {name: array * 1j for name, array in SENT.items()}
     done = aggregator.aggregate(SENT, {"a": model(1.0), "b": complex_numbers}, sizes(a=1, b=1))
@@ -220,7 +258,7 @@ def test_a_second_update_and_a_function_for_no_criterion() -> None:
         aggregator.accept("a", model(value), {"dataset_size": 1})
     done = aggregator.finish()
     assert done.model["bias"].tolist() == [1, 1]
-    assert done.remarks == ("a is refused: second reply of the same node",)
+    assert done.remarks == ("a is refused: second update of the same client",)
     assert done.criteria["a"]["trust"] > 0
     with pytest.raises(ValueError, match="measured_here: age is none of the criteria"):
         cw.Aggregator("FedAvg", measured_here={"age": lambda arrays: 1.0})

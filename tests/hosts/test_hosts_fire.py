@@ -70,7 +70,7 @@ def test_hostile_updates_of_the_aggregator(method: str, tmp_path: Path) -> None:
                 aggregator.accept(name, arrays, odd(chance, hostile_metrics(chance)))
             done = aggregator.finish()
             for client in set(done.weights) & set(done.refusals):
-                assert done.refusals[client] == "second reply of the same node"
+                assert done.refusals[client] == "second update of the same client"
             check(done.model, dict(done.weights))
     assert RunFolder(tmp_path / "run").rounds == ROUNDS
 

@@ -36,8 +36,9 @@ def statement(
     Example: clientwise statement runs/mine --site Basel
     """
     from ..experiment.folders import newest_run
+    from ..report.document import counted
     from ..report.html import write_html
-    from ..report.statement import sites
+    from ..report.statement import NotRecordedError, sites
     from ..report.statement import statement as statement_of
     from ..runs.files import plain_names
     from ..runs.folder import RunFolder
@@ -45,11 +46,22 @@ def statement(
     run = RunFolder(folder or newest_run())
     target = out_folder or run.folder / "statements"
     lines: list[str] = []
+    without_rows = 0
     with writing_to(target), err.status("Writing the statements"):
         names = sites(run)
         files = dict(zip(names, plain_names(names), strict=True))
         for name in [site] if site else names:
-            found = statement_of(run, name, method, seed)
+            try:
+                found = statement_of(run, name, method, seed)
+            except NotRecordedError:
+                if site:
+                    raise
+                without_rows += 1
+                continue
             path = write_html(found, {}, target / f"{files[name]}.html")
             lines.append(f"{'Statement' if not lines else '':<13}{path}")
+    if without_rows:
+        lines.append(
+            f"{'Left out':<13}{counted(without_rows, 'site')} without rows (record.clients)"
+        )
     print_lines(lines)

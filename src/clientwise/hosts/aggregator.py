@@ -27,7 +27,7 @@ from ..models.flat import FlatModel
 from .arrays import Arrays, Layout
 from .engine import HostEngine, Pair, ServerSet, problem_of
 from .methods import build, recorded_table, settings_of, with_criteria
-from .record import HostRecord
+from .record import HostRecord, refuse_run
 
 MAX_REASON = 300  # characters
 MAX_NAME = 100  # characters of a client's name
@@ -146,6 +146,9 @@ class Aggregator:
         self._max_change = max_change
         self._seed = seed
         self._folder = None if folder is None else Path(folder)
+        if self._folder is not None:
+            refuse_run(self._folder)  # before clients train for a round that cannot be recorded
+        self._is_closed = False
         self._planned = rounds
         self._first_claims: dict[tuple[Client, str], float] = {}
         self._has_report_part = report is not None
@@ -177,6 +180,8 @@ class Aggregator:
 
     def begin(self, model: Arrays) -> None:
         """Begin a round with the global model that clients are sent; an unfinished one is dropped."""
+        if self._is_closed:
+            raise RuntimeError("the aggregator is closed: make another one, with another folder")
         self._replies = _Replies()
         if self._layout is None:
             self._layout = Layout(model, self._spec)
@@ -243,6 +248,7 @@ class Aggregator:
 
     def close(self) -> None:
         """End the run and close its folder."""
+        self._is_closed = True
         if self._record is not None:
             self._record.close()
             self._record = None
@@ -282,7 +288,7 @@ class Aggregator:
 
     def _refuse_second(self, client: Client) -> None:
         if client in self._replies.models or client in self._replies.refusals:
-            raise ValueError("second reply of the same node")
+            raise ValueError("second update of the same client")
 
     def _number(self, client: Client) -> None:
         """Give a new client a number; ValueError where it may not take part."""

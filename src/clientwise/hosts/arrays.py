@@ -14,6 +14,7 @@ from ..core.types import Layer, ModelSpec
 Arrays = Mapping[str, Any]  # NumPy arrays or tensors, by name
 OTHER_SHAPE = "model of another shape"
 OTHER_TYPE = "model of another type"
+NO_NAMES = "does not hold arrays by name"
 
 
 class Layout:
@@ -28,6 +29,8 @@ class Layout:
     """
 
     def __init__(self, model: Arrays, spec: ModelSpec | None = None) -> None:
+        if not isinstance(model, Mapping):
+            raise ValueError(f"the global model {NO_NAMES}: pass a dict, such as a state_dict")
         self._tensors = _tensors(model)  # of the last global model
         self._is_tensor = {name: isinstance(array, Tensor) for name, array in model.items()}
         found = _spec_of(self._tensors)
@@ -39,7 +42,10 @@ class Layout:
 
     def renew(self, model: Arrays) -> None:
         """Take another global model; ValueError where its names, shapes or types differ."""
-        self._tensors = self.fit(model)
+        try:
+            self._tensors = self.fit(model)
+        except ValueError as error:
+            raise ValueError(f"the global model is not that of the first round: {error}") from None
 
     def fit(self, arrays: Arrays) -> dict[str, Tensor]:
         """A model with the names, the order and the types of the global one.
@@ -47,10 +53,8 @@ class Layout:
         ValueError where names or shapes differ, or a type cannot be converted.
         """
         if not isinstance(arrays, Mapping):
-            raise ValueError("does not hold arrays by name")
-        shapes = {name: tuple(numpy.shape(array)) for name, array in arrays.items()}
-        if shapes != {name: tuple(one.shape) for name, one in self._tensors.items()}:
-            raise ValueError(OTHER_SHAPE)
+            raise ValueError(NO_NAMES)
+        self._compare({name: tuple(numpy.shape(array)) for name, array in arrays.items()})
         found = _tensors(arrays)
         fitted = {}
         for name, ours in self._tensors.items():
@@ -58,6 +62,19 @@ class Layout:
                 raise ValueError(OTHER_TYPE)
             fitted[name] = found[name].to(ours.dtype)  # what overflows is infinite from here on
         return fitted
+
+    def _compare(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        """ValueError where names or shapes differ.
+
+        It has no word of the other model, since reports count refusals by reason.
+        """
+        for name, ours in self._tensors.items():
+            if name not in shapes:
+                raise ValueError(f"{OTHER_SHAPE}: {name} is missing")
+            if shapes[name] != tuple(ours.shape):
+                raise ValueError(f"{OTHER_SHAPE}: {name} is not of shape {tuple(ours.shape)}")
+        if len(shapes) > len(self._tensors):
+            raise ValueError(f"{OTHER_SHAPE}: it has arrays that the global model has not")
 
     def vector(self, tensors: Mapping[str, Tensor] | None = None) -> Tensor:
         """The vector [d] of a fitted model, or of the global one."""

@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from pydantic import ValidationError
 from torch import Tensor
 
 from ..core.clock import Pace
@@ -14,6 +15,7 @@ from ..core.method import Method
 from ..core.scores import SCORES, Prioritized, Score
 from ..core.weighting import NORMALISERS, check_normaliser
 from ..errors import ConfigError
+from ..experiment.messages import issues_of
 from ..experiment.methods import MethodSettings
 from ..experiment.named import write_out
 from ..experiment.schema import Experiment
@@ -28,7 +30,10 @@ INSTEAD = "run it with `clientwise run` or `clientwise new`"
 def settings_of(method: str | Mapping[str, Any]) -> MethodSettings:
     """The method that a name or a table, as in TOML, stands for."""
     (table,) = write_out([method], "method")
-    return MethodSettings.model_validate(table)
+    try:
+        return MethodSettings.model_validate(table)
+    except ValidationError as error:
+        raise ConfigError("method", issues_of(error, MethodSettings)) from None
 
 
 def build(settings: MethodSettings, learning_rate: float, has_samples: bool) -> Method:

@@ -24,6 +24,14 @@ from ..runs.writer import Store
 FLOAT_BYTES = 4
 
 
+def refuse_run(folder: Path) -> None:
+    """RunError where a folder has a run: its method's memory is lost, so it cannot be continued."""
+    if (folder / CONFIG).exists():
+        raise RunError(
+            f"{folder}: there is a run already, which an aggregator cannot continue. Choose another folder"
+        )
+
+
 class HostRecord:
     """Writes the rounds of one method into a new run folder.
 
@@ -50,9 +58,8 @@ class HostRecord:
         (method,) = config["methods"]
         (self._seed,) = config["seeds"]
         with ExitStack() as stack:
+            refuse_run(folder)
             claim(folder, resume=False)
-            if (folder / CONFIG).exists():
-                raise RunError(f"{folder}: there is a run already. Choose another folder")
             stack.enter_context(locked(folder))
             write_atomically(folder / CONFIG, tomli_w.dumps(config).encode())
             write_atomically(folder / "versions.json", json.dumps(versions(), indent=2).encode())

@@ -169,6 +169,14 @@ def _shared_by_all(series: Sequence[Series]) -> set[int]:
     return {seed for seed, _ in set.intersection(*done)}
 
 
+def is_unmeasured(series: Sequence[Series]) -> bool:
+    """Whether there are rounds, and the metric was measured in none of them."""
+    values = [
+        value for one in series for rounds in one.metric.values() for value in rounds.values()
+    ]
+    return any(one.last_round for one in series) and not values
+
+
 def comparable(series: Sequence[Series]) -> list[Series]:
     """Those that can be ranked: at the same round, with the same seeds and data, and trained."""
     farthest = _farthest(series)

@@ -57,6 +57,10 @@ PRIVATE = (
 UNKNOWN = "It is not shown: the config of the run cannot be read, so that nothing says what must stay secret."
 
 
+class NotRecordedError(RunError):
+    """A site that the record has no rows of."""
+
+
 def sites(run: RunFolder, seed: int | None = None) -> list[str]:
     """The names of all sites, in a seed or the first; clients without a name have their number."""
     if not run.lanes:
@@ -86,6 +90,11 @@ def statement(
     parts = recorded_config(run.folder).method(method)
     hidden = _reason_to_hide(parts)
     rows = run.client_rounds(method, seed, client)
+    if not rows and run.omits(method, seed):
+        raise NotRecordedError(
+            f"{run.id}: the record has no rows of {site}, so that there is nothing to state: "
+            "record.clients writes rows of some clients alone"
+        )
     accepted = [row for row in rows if row.refusal is None]
     last = audit(run, method, seed, accepted[-1].round_num) if accepted else None
     own = _own(last, client) if last else None
@@ -152,14 +161,17 @@ def _weight_section(
         return Section("weight", title, "No update of your site was accepted.", [])
     if hidden or not known or own.weight is None:
         return Section("weight", title, hidden or "It was not recorded.", [])
-    others = sum(one.weight is not None for one in last.participants)
+    count = sum(one.weight is not None for one in last.participants)
+    omitted = last.run.omitted(last.method, last.seed, last.round_num)
+    if omitted is not None:
+        count += omitted.accepted
     rounds, weights = zip(*known, strict=True)
     sentences = [
         f"In round {last.round_num}, the last with an accepted update of your site, your weight was "
         f"{percent_of(own.weight)}.",
         f"Your mean weight over {counted(len(known), 'round')} was {percent_of(statistics.fmean(weights))}.",
-        f"In round {last.round_num}, {counted(others, 'site')} took part. With equal weights, each would "
-        f"have {percent_of(1 / others)}.",
+        f"In round {last.round_num}, {counted(count, 'site')} took part. With equal weights, each would "
+        f"have {percent_of(1 / count)}.",
         *_changes(accepted[-1]),
         *(f"Recorded reason: {text}." for text in own.moved),
     ]
@@ -223,7 +235,9 @@ def _criteria_section(
     best_weight = "your weight with the highest value"
     if PRIOR in last.places:
         best_weight = f"{best_weight}, before evidence and policy"
-    columns = ["what counts", "your value", "other sites", best_weight, "value from"]
+    is_thinned = last.run.omits(last.method, last.seed)
+    others_are = "other sites in the record" if is_thinned else "other sites"
+    columns = ["what counts", "your value", others_are, best_weight, "value from"]
     numeric = [False, True, True, True, False]
     heading = f"Values of round {last.round_num}"
     found = table("criteria", heading, columns, rows, CRITERIA_NOTE, numeric)

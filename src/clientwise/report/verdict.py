@@ -12,7 +12,7 @@ from ..experiment.steps import unequal_steps
 from ..runs.recorded import recorded_config
 from .differences import Differences, all_differences, in_words, p_text
 from .document import counted, percent_of
-from .series import Series, comparable, ranked
+from .series import Series, comparable, is_unmeasured, ranked
 from .statistics import MIN_SEEDS, Difference, mean_of
 
 NOTHING_YET = "No round has been recorded yet."
@@ -40,8 +40,9 @@ def headline(series: Sequence[Series]) -> list[str]:
         has_begun = any(one.learned and one.mean_metric is not None for one in series)
         if has_begun:
             return [*warnings, NOT_RANKED]
-        has_rounds = any(one.last_round for one in series)
-        return warnings or [NOT_MEASURED if has_rounds else NOTHING_YET]
+        if is_unmeasured(series):
+            return [*warnings, NOT_MEASURED]
+        return warnings or [NOTHING_YET]
     differences = all_differences(series)
     baseline = series[0]
     return [
@@ -107,10 +108,10 @@ def _refused_updates(one: Series) -> str:
     count = one.arrived
     if not one.learned:
         return f"no update was accepted ({count.refused:,} refused); its model is the initial one"
-    return (
-        f"{count.refused:,} of {count.arrived:,} updates were refused, "
-        f"{count.refused_honest:,} of them from honest clients"
-    )
+    refused = f"{count.refused:,} of {count.arrived:,} updates were refused"
+    if not one.run.has_hostile:  # not simulated: which clients are honest is not known
+        return refused
+    return f"{refused}, {count.refused_honest:,} of them from honest clients"
 
 
 def _diverged(series: Sequence[Series]) -> list[str]:

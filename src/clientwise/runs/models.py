@@ -55,8 +55,10 @@ class ModelReader(RoundReader):
         key = f"model of seed {seed}"
         rows = self._rows(tuple[str], "SELECT value FROM facts WHERE key = ?", key)
         if not rows:
-            reason = "was written by a version of clientwise that did not describe its model"
-            raise RunError(f"{self.id}: {reason}")
+            raise RunError(
+                f"{self.id}: the record does not describe a model. Runs of `cw.Aggregator` have none (the "
+                "framework keeps it), nor have those of old versions of clientwise"
+            )
         try:
             return _MODEL.validate_json(rows[0][0])
         except ValidationError as error:

@@ -50,6 +50,11 @@ class WeightReader(RunReader):
         )
         return found[0] if found else None
 
+    def omits(self, method: str, seed: int) -> bool:
+        """Whether some participants have no rows."""
+        lane = self.lane(method, seed)
+        return bool(self._rows(tuple[int], "SELECT 1 FROM omitted WHERE lane = ? LIMIT 1", lane))
+
     def policies(self, method: str, seed: int) -> list[PolicyRow]:
         """The bounds on weights, in the order in which they were in force; older runs have none."""
         return self._rows(

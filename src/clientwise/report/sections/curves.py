@@ -9,11 +9,13 @@ from ..document import Chart, Section
 from ..lines import line_chart
 from ..marks import MAX_POINTS, Lines
 from ..scales import rescaled, scales
-from ..series import Series
+from ..series import Series, is_unmeasured
 
 
 def curves_section(series: Sequence[Series]) -> Section:
     """The curves of all methods; the metric over time and bytes too, where there is a clock."""
+    if is_unmeasured(series):
+        return Section("curves", "Over the rounds", "", [])
     run = series[0].run
     metric = metric_chart(series)
     charts = [metric]
