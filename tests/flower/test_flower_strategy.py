@@ -158,7 +158,7 @@ KERNEL, BIAS = numpy.ones((2, 2), "float32"), numpy.ones(2, "float32")
         (lambda: with_arrays(kernel=KERNEL, bias=BIAS * numpy.float64(1e300)), NOT_FINITE),
         (
             lambda: reply(2, 1.0, label_diversity=1.0, num_examples=1),
-            "second reply of the same node",
+            "second update of the same client",
         ),
     ],
 )

@@ -167,7 +167,7 @@ def test_a_model_of_another_form_is_named() -> None:
         "a": "model of another shape: bias is missing",
         "b": "model of another shape: it has arrays that the global model has not",
     }
-    with pytest.raises(ValueError, match="not that of the first round: .* bias is missing"):
+    with pytest.raises(ValueError, match=r"not that of the first round: .* bias is missing"):
         aggregator.begin(updates["a"])
 
 

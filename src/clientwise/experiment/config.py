@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from ..errors import ConfigError
 from ..runs.recorded import DEEPEST, INTEGERS, MOST_BYTES, parse_toml
 from .messages import Issue, dotted, issues_of
+from .methods import MethodSettings
 from .named import pick, write_out
 from .presets import apply_preset
 from .schema import Experiment
@@ -94,6 +95,15 @@ def make_experiment(where: str, table: Mapping[str, Any]) -> Experiment:
         raise ConfigError(where, issues)
     experiment._source = where
     return experiment
+
+
+def load_method(method: str | Mapping[str, Any], where: str) -> MethodSettings:
+    """The method that a name or a table, as in TOML, stands for; `where` names it in messages."""
+    (table,) = write_out([method], where)
+    try:
+        return MethodSettings.model_validate(table)
+    except ValidationError as error:
+        raise ConfigError(where, issues_of(error, MethodSettings)) from None
 
 
 def presets_of(source: str | Path) -> list[str]:

@@ -6,7 +6,6 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from pydantic import ValidationError
 from torch import Tensor
 
 from ..core.clock import Pace
@@ -15,9 +14,8 @@ from ..core.method import Method
 from ..core.scores import SCORES, Prioritized, Score
 from ..core.weighting import NORMALISERS, check_normaliser
 from ..errors import ConfigError
-from ..experiment.messages import issues_of
+from ..experiment.config import load_method
 from ..experiment.methods import MethodSettings
-from ..experiment.named import write_out
 from ..experiment.schema import Experiment
 from ..experiment.settings import Training
 from ..experiment.validation import config_issues, needs_server_set
@@ -29,11 +27,7 @@ INSTEAD = "run it with `clientwise run` or `clientwise new`"
 
 def settings_of(method: str | Mapping[str, Any]) -> MethodSettings:
     """The method that a name or a table, as in TOML, stands for."""
-    (table,) = write_out([method], "method")
-    try:
-        return MethodSettings.model_validate(table)
-    except ValidationError as error:
-        raise ConfigError("method", issues_of(error, MethodSettings)) from None
+    return load_method(method, "method")
 
 
 def build(settings: MethodSettings, learning_rate: float, has_samples: bool) -> Method:
