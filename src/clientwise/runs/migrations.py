@@ -107,7 +107,7 @@ def _version_7(database: sqlite3.Connection, into: Into) -> None:
 
 
 def _version_8(database: sqlite3.Connection, into: Into) -> None:
-    """There are tables `adapters`, `omitted` and `sampled`, and an index of hostile clients, which readers can do without."""
+    """There are tables `adapters`, `omitted` and `sampled`, and an index that readers can do without."""
     database.execute(
         f"""CREATE TABLE {into}.adapters (
             lane INTEGER, round_num INTEGER, residual REAL,

@@ -29,10 +29,10 @@ from .records import (
     local_rows,
     look_back_rows,
     omitted_row,
-    sampled_rows,
     participant_rows,
     reported_evaluation,
     round_columns,
+    sampled_rows,
     thinned,
 )
 from .schema import ALL_REFUSALS, DATABASE, SCHEMA, SCHEMA_VERSION, TABLES_BY_ROUND
