@@ -6,6 +6,7 @@ import http.client
 import json
 import stat
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -319,6 +320,20 @@ def test_a_revoked_or_replaced_token_opens_nothing_at_once(folder: Path, tmp_pat
         roles.revoke(BOARD)
         assert client.get("/", headers=_bearer(board)).status_code == 401
         assert client.get("/", headers=_bearer(OPERATOR)).status_code == 200
+
+
+def test_a_revocation_is_not_undone_by_tokens_made_at_the_same_time(tmp_path: Path) -> None:
+    path = tmp_path / "roles.json"
+    sites = [Reader("site", f"site {number}") for number in range(8)]
+    for site in sites:
+        Roles(path).give(site)
+    new = [Reader("site", f"new {number}") for number in range(8)]
+    with ThreadPoolExecutor(16) as pool:
+        revoked = [pool.submit(Roles(path).revoke, site) for site in sites]
+        given = [pool.submit(Roles(path).give, site) for site in new]
+    for done in [*revoked, *given]:
+        done.result()
+    assert {reader.site for reader in Roles(path).readers()} == {reader.site for reader in new}
 
 
 def test_the_file_has_hashes_alone_and_only_its_owner_reads_it(tmp_path: Path) -> None:

@@ -150,6 +150,12 @@ def test_what_else_it_says(run: RunFolder) -> None:
         assert f"Run {run.id}, method FedAvg, seed 1" in said
 
 
+def test_it_says_which_numbers_are_of_one_seed(run: RunFolder, tmp_path: Path) -> None:
+    repeated = run_of(tmp_path / "run", "FedAvg", seeds=[1, 2], rounds=1)
+    assert "are of the repetition with seed 2;" in said_in(statement(repeated, "north", seed=2))
+    assert "repetition" not in " ".join(statement(run, "north").lead)
+
+
 def test_no_value_of_another_site_is_in_it(run: RunFolder) -> None:
     rows = {row.name: row for row in run.participants("FedAvg", 1, 3)}
     raw = {

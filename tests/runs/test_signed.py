@@ -292,6 +292,95 @@ def test_a_round_that_the_owner_of_the_key_signs_again_is_found(
     assert faults[0].startswith("client-1.jsonl, line ")
 
 
+def chain_of(database: sqlite3.Connection, key: Path) -> SignedChain:
+    """The chain, to be continued by the owner of the key."""
+    run_id = json.loads(database.execute("SELECT entry FROM chain").fetchone()[0])["run"]
+    return SignedChain(database, private_key(key), run_id)
+
+
+@pytest.mark.parametrize("hides_labels", [False, True])
+def test_clients_that_change_names_after_their_rounds_are_found(
+    made: tuple[Path, Path], run: Path, hides_labels: bool
+) -> None:
+    """No receipt has a name, so that all of them would still be in the chain."""
+    with tampering(run) as database:
+        database.execute("UPDATE clients SET name = 'other' WHERE client = 1")
+        if hides_labels:
+            database.execute("UPDATE chain SET leaves = REPLACE(leaves, 'clients 1 1', 'lanes x')")
+        chain_of(database, made[1]).add_facts()
+    assert verify(run).faults == ["clients 1 1: is not what it was when entry 2 was signed"]
+
+
+def test_other_facts_that_change_after_rounds_are_said(made: tuple[Path, Path], run: Path) -> None:
+    assert verify(run).changed == []
+    with tampering(run) as database:
+        last = database.execute("SELECT MAX(position) FROM chain").fetchone()[0]
+        database.execute("UPDATE policies SET note = 'since 3 March' WHERE lane = 1")
+        database.execute("DELETE FROM facts WHERE key = 'begun'")
+        chain_of(database, made[1]).add_facts()
+    found = verify(run)
+    assert found.faults == []
+    policy, begun = found.changed
+    assert policy.startswith(f"policies 1 1: as it is since entry {last + 1} (")
+    assert begun.startswith(f"facts begun: deleted in entry {last + 1} (")
+
+
+@pytest.mark.parametrize(
+    ("sql", "change"),
+    [
+        ("DELETE FROM local WHERE client = 1", "local : deleted"),
+        ("INSERT INTO look_back VALUES (1, 3, 1, 9.0, 4)", "look_back : inserted"),
+    ],
+)
+def test_rows_that_a_last_round_lost_or_got_contradict_the_receipts(
+    made: tuple[Path, Path], run: Path, tmp_path: Path, sql: str, change: str
+) -> None:
+    files = written_receipts(run, tmp_path)
+    with tampering(run) as database:
+        where = " AND lane = 1 AND round_num = 3" if "DELETE" in sql else ""
+        assert database.execute(sql + where).rowcount == 1
+        chain_of(database, made[1]).add_round(1, 3)
+    assert verify(run).faults == []
+    (fault,) = verify(run, receipts=files).faults
+    assert fault.startswith("client-1.jsonl, line ")
+    assert change in fault
+
+
+@pytest.mark.parametrize(
+    ("table", "first"), [("facts", "'begun', '1'"), ("policies", "1, 1, '', ''")]
+)
+def test_a_second_row_in_a_table_without_its_key_is_found(
+    run: Path, table: str, first: str
+) -> None:
+    """Some queries would read the first row, which nobody signed."""
+    with tampering(run) as database:
+        columns = ", ".join(
+            one[0] for one in database.execute(f"SELECT * FROM {table}").description
+        )
+        rows = database.execute(f"SELECT * FROM {table}").fetchall()
+        database.execute(f"DROP TABLE {table}")
+        database.execute(f"CREATE TABLE {table} ({columns})")
+        database.execute(f"INSERT INTO {table} VALUES ({first})")
+        places = ", ".join("?" * len(rows[0]))
+        database.executemany(f"INSERT INTO {table} VALUES ({places})", rows)
+    assert any("was changed" in fault for fault in verify(run).faults)
+
+
+def test_an_index_that_differs_from_its_table_is_found(run: Path) -> None:
+    """SQLite reads a value from either, depending on the query."""
+    name = "participants_by_round"
+    with tampering(run) as database:
+        database.execute("PRAGMA writable_schema = ON")
+        sql = "SELECT type, name, tbl_name, rootpage, sql FROM sqlite_master WHERE name = ?"
+        index = database.execute(sql, (name,)).fetchone()
+        database.execute("DELETE FROM sqlite_master WHERE name = ?", (name,))
+    with tampering(run) as database:
+        database.execute("UPDATE participants SET weight = 0.01 WHERE client = 1")
+        database.execute("PRAGMA writable_schema = ON")
+        database.execute("INSERT INTO sqlite_master VALUES (?, ?, ?, ?, ?)", index)
+    assert any("contradicts itself" in fault for fault in verify(run).faults)
+
+
 def test_rounds_without_a_receipt_are_counted(run: Path, tmp_path: Path) -> None:
     (file, *_) = written_receipts(run, tmp_path)
     assert verify(run, receipts=[file]).unreceipted == 0

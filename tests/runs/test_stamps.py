@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
+import socket
 import subprocess
 import threading
+import time
 from collections.abc import Iterator
+from contextlib import closing, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -143,6 +147,7 @@ def test_a_stamp_of_another_authority_is_no_stamp(made: Path, tsa: tuple[str, Pa
     [
         ({"position": 2}, "not a valid stamp of entry 2"),
         ({"position": 9}, "the record ends before entry 9"),
+        ({"position": math.inf}, "the record ends before entry 0"),
         ({"position": None}, "the record ends before entry 0"),
         ({"answer": "00"}, "not a valid stamp of entry 3"),
         ({"answer": "x"}, "the record ends before entry 0"),
@@ -176,6 +181,31 @@ def test_no_changed_byte_gives_another_time(run: Path, tsa: tuple[str, Path]) ->
 def test_an_authority_that_cannot_be_reached_is_an_error(run: Path, url: str) -> None:
     with pytest.raises(RunError, match=r"gave no time stamp|begins with http"):
         stamp_head(run, url)
+    assert count_stamps(run) == 1
+
+
+@pytest.mark.parametrize(
+    "answers", [[b"no HTTP\r\n\r\n"], [b"HTTP/1.1 200 OK\r\n\r\n", *[b"x"] * 50]]
+)
+def test_an_authority_that_answers_wrongly_or_too_slowly_is_an_error(
+    run: Path, answers: list[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("clientwise.runs.stamps.SECONDS", 0.5)
+
+    def answer(listening: socket.socket) -> None:
+        connection, _ = listening.accept()
+        with connection, suppress(OSError):
+            connection.recv(2**16)
+            for part in answers:
+                connection.sendall(part)
+                time.sleep(0.1)
+
+    with closing(socket.create_server(("127.0.0.1", 0))) as listening:
+        threading.Thread(target=answer, args=[listening], daemon=True).start()
+        began = time.monotonic()
+        with pytest.raises(RunError, match="gave no time stamp"):
+            stamp_head(run, f"http://127.0.0.1:{listening.getsockname()[1]}")
+    assert time.monotonic() - began < 4
     assert count_stamps(run) == 1
 
 

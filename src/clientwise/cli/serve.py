@@ -97,6 +97,8 @@ def token(
     roles = Roles(roles_file)
     if board and site is not None:
         fail("give --site or --board, not both: each has its own token")
+    if site is not None and not site.strip():
+        fail("--site: give the name of the site, as it is in the record")
     if site is None and not board:
         if revoke:
             fail("--revoke needs --site NAME or --board")

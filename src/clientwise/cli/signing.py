@@ -93,6 +93,7 @@ def verify(
     elif given := count_stamps(folder):
         lines.append(f"Stamps       {given:,}, not checked: give --tsa-certificate")
     lines += [f"Run again    {text}" for text in found.repeated]
+    lines += [f"Changed      {text}" for text in found.changed]
     with err.status("Recomputing the weights"):
         weights = recompute(RunFolder(folder), found.members)
     lines.append(f"Weights      of {weights.rounds:,} rounds recomputed from the criteria")

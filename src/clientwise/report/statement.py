@@ -100,10 +100,21 @@ def statement(
         f"This page is for {site}. It says how much your site counted in the shared model, why, and what "
         "your site gained. Other sites are not named.",
         WHAT_IT_IS,
+        *_repetitions(len(run.seeds(method)), seed),
     ]
     sections = [section for section in shown if section.lead or section.items]
     subtitle = f"Run {run.id}, method {method}, seed {seed}"
     return Document(f"Statement for {site}", lead, sections, subtitle=subtitle)
+
+
+def _repetitions(seeds: int, seed: int) -> Iterator[str]:
+    """Which numbers of the page are of one seed; nothing where there is only one."""
+    if seeds > 1:
+        yield (
+            f"The run was repeated {seeds} times with other random numbers (seeds). What a model reaches on "
+            "your own test data is the mean of all repetitions. All other numbers on this page are of the "
+            f"repetition with seed {seed}; in the others they may differ."
+        )
 
 
 def _first_method(run: RunFolder) -> str:
@@ -305,8 +316,9 @@ def _gave(run: RunFolder, client: int, method: str, seed: int) -> Iterator[str]:
         verb = "improved" if total >= 0 else "worsened"
         yield (
             f"Over all rounds, your updates {verb} the {run.metric} of the shared model by an estimated "
-            f"{unit.size(abs(total))}{_points(unit)} (Shapley value, on the server's samples). This is not a "
-            "payment."
+            f"{unit.size(abs(total))}{_points(unit)}, on samples that the server holds. "
+            "This is your site's Shapley value: the change that its update makes, averaged over all "
+            "orders in which the sites' updates could be added. It is not a payment."
         )
 
 

@@ -128,7 +128,8 @@ def leaves_of_run(database: sqlite3.Connection, version: int = VERSION) -> Leave
             if version < 2:
                 row.pop("finished", None)
             named = " ".join(str(row.get(column)) for column in key)
-            leaves[f"{table} {named}"] = [row]
+            # A table without its key, which anybody can make, may have several rows of one name.
+            leaves.setdefault(f"{table} {named}", []).append(row)
     return leaves
 
 

@@ -8,12 +8,13 @@ stamp of an entry is also one of all entries before it. The package `rfc3161-cli
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
+from http.client import HTTPException, HTTPResponse
 from pathlib import Path
 from typing import Any
-from urllib.error import URLError
 from urllib.request import Request, urlopen
 
 from ..errors import RunError, plain
@@ -115,7 +116,7 @@ def _read(folder: Path) -> Iterator[tuple[int, bytes]]:
         try:
             found = json.loads(line)
             yield int(found["position"]), bytes.fromhex(found["answer"])
-        except (KeyError, TypeError, ValueError):
+        except (KeyError, TypeError, ValueError, OverflowError, RecursionError):
             yield 0, b""  # no entry has this position
 
 
@@ -124,10 +125,22 @@ def _ask(url: str, request: bytes) -> bytes:
         raise RunError(f"{url}: the address of a TSA begins with http:// or https://")
     try:
         with urlopen(Request(url, request, {"Content-Type": TYPE}), timeout=SECONDS) as answer:
-            content: bytes = answer.read(MOST_BYTES)
-    except (OSError, URLError, ValueError) as error:
+            content = _read_until(answer, time.monotonic() + SECONDS)
+    except (OSError, HTTPException, ValueError) as error:
         reason = plain(str(getattr(error, "reason", error)))
         raise RunError(f"{url}: gave no time stamp ({reason})") from None
+    return content
+
+
+def _read_until(answer: HTTPResponse, end: float) -> bytes:
+    """An answer; TimeoutError where it takes longer. The timeout of a socket is one for every byte."""
+    content = b""
+    while part := answer.read1(MOST_BYTES):
+        content += part
+        if time.monotonic() > end:
+            raise TimeoutError("it takes too long")
+        if len(content) > MOST_BYTES:
+            raise ValueError("it is too long")
     return content
 
 

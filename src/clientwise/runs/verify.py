@@ -7,6 +7,7 @@ import sqlite3
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ from .signed import (
 )
 
 CLIENTS = "clients "  # the labels of leaves about clients begin with it, then the seed
+LOCAL = "local"  # a table
 TIMES = {"seconds"}  # columns that differ when a round is run again
 MOST_RECEIPT_BYTES = 2**28  # of a file
 
@@ -50,6 +52,7 @@ class Verified:
     keys: list[str] = field(default_factory=list)  # that signed, in hexadecimal
     last: str = ""  # the time of the last entry
     repeated: list[str] = field(default_factory=list)  # rounds that were run again, in words
+    changed: list[str] = field(default_factory=list)  # facts that a later entry replaced, in words
     faults: list[str] = field(default_factory=list)  # what does not hold, with its place
     # Clients that the run had in a round, by method, seed and round
     members: dict[tuple[str, int, int], int] = field(default_factory=dict)
@@ -76,7 +79,8 @@ def verify(
         found.entries = len(chain)
         found.faults += _faults_of_chain(chain, trusted, found)
         found.faults += _faults_of_rounds(database, chain, found)
-        found.faults += _faults_of_facts(database, chain)
+        found.faults += _faults_of_facts(database, chain, found)
+        found.faults += _faults_of_file(database)
         found.members = _members(chain)
         signers = trusted or {bytes.fromhex(key) for key in found.keys}
         compared = _Compared(database, chain, signers)
@@ -208,13 +212,71 @@ def _members(chain: Sequence[Link]) -> dict[tuple[str, int, int], int]:
     return found
 
 
-def _faults_of_facts(database: sqlite3.Connection, chain: Sequence[Link]) -> Iterator[str]:
+def _faults_of_facts(
+    database: sqlite3.Connection, chain: Sequence[Link], found: Verified
+) -> Iterator[str]:
     about_facts = [link for link in chain if link.kind == "facts"]
     if not about_facts:
         yield "no entry is about the facts of the run"
         return
     last = about_facts[-1]
-    yield from _faults_of_leaves(last, leaves_of_run(database, last.version))
+    leaves = leaves_of_run(database, last.version)
+    yield from _faults_of_leaves(last, leaves)
+    found.changed += _changed_facts(about_facts, leaves, chain)
+    yield from _faults_of_clients(chain, leaves)
+
+
+def _changed_facts(
+    about_facts: Sequence[Link], leaves: Leaves, chain: Sequence[Link]
+) -> Iterator[str]:
+    """Facts that are as they are now only since an entry after the first round, or were deleted."""
+    first_round = next((link.position for link in chain if link.kind == "round"), len(chain))
+    # A finished method changes its row of `lanes`; of clients, every change is a fault
+    others = ("lanes ", CLIENTS)
+    facts = {label: rows for label, rows in leaves.items() if not label.startswith(others)}
+    since: dict[str, Link] = {}
+    for link in about_facts:
+        signed = set(link.leaves.values())
+        for label, own in digests_of(link.salt, facts).items():
+            if own not in signed:
+                since.pop(label, None)
+            else:
+                since.setdefault(label, link)
+    for label, link in since.items():
+        if link.position > first_round:
+            yield f"{label}: as it is since entry {link.position} ({link.fields.get('time')})"
+    for before, link in pairwise(about_facts):
+        for label in before.leaves.keys() - link.leaves.keys():
+            yield f"{label}: deleted in entry {link.position} ({link.fields.get('time')})"
+
+
+def _faults_of_clients(chain: Sequence[Link], leaves: Leaves) -> Iterator[str]:
+    """Clients that had another name or other data when their rounds were signed.
+
+    Digests are compared, and not labels: the signature does not cover these.
+    """
+    clients = {label: rows for label, rows in leaves.items() if label.startswith(CLIENTS)}
+    live = {link.position for link in live_rounds(chain).values()}
+    said: set[str] = set()
+    changed: set[str] = set()
+    for link in chain:
+        if link.kind == "facts":
+            signed = set(link.leaves.values())
+            present = digests_of(link.salt, clients)
+            changed = {label for label, own in present.items() if own not in signed}
+        elif link.position in live and changed:
+            seed = link.number("seed")
+            own = {f"{CLIENTS}{seed} {label.split()[-1]}" for label in link.leaves}
+            for label in sorted(own & changed - said):
+                said.add(label)
+                yield f"{label}: is not what it was when entry {link.position} was signed"
+
+
+def _faults_of_file(database: sqlite3.Connection) -> Iterator[str]:
+    """An index that differs from its table: some queries would read values that nobody signed."""
+    (found,) = database.execute("PRAGMA main.integrity_check(1)").fetchone()
+    if found != "ok":
+        yield f"the database contradicts itself ({found})"
 
 
 def _faults_of_leaves(link: Link, leaves: Leaves, without: Collection[str] = ()) -> Iterator[str]:
@@ -276,21 +338,32 @@ class _Compared:
         elif now.position != link.position and (method, seed) in self._lanes:
             lane = self._lanes[method, seed]
             leaves = leaves_of_round(self._database, lane, round_num, now.version)
-            for change in _differences(receipt["rows"], leaves.get(receipt["label"], [])):
+            after = leaves.get(receipt["label"], [])
+            may_lack = {LOCAL} if self._was_extended(now, leaves) else set()
+            for change in _differences(receipt["rows"], after, may_lack):
                 yield f"{about}: {change} in entry {now.position} of {now.fields.get('time')}"
+
+    def _was_extended(self, link: Link, leaves: Leaves) -> bool:
+        """Whether a round was the last one of a shorter run: its evaluation, of all clients, is deleted."""
+        is_last = (*link.lane, link.number("round") + 1) not in self._live
+        tables = {row.get("table") for rows in leaves.values() for row in rows}
+        return not is_last and LOCAL not in tables
 
 
 def _differences(
-    before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]]
+    before: Sequence[Mapping[str, Any]],
+    after: Sequence[Mapping[str, Any]],
+    may_lack: Collection[str],
 ) -> Iterator[str]:
-    """How the rows about a client changed, except for times."""
+    """How the rows about a client changed, except for times; those of some tables may be missing."""
     now = {_key(row): row for row in json.loads(canonical(after))}
+    for key in now.keys() - {_key(row) for row in before}:
+        yield f"{' '.join(map(str, key))}: inserted"
     for row in before:
         other = now.get(_key(row))
         if other is None:
-            # A run that is extended deletes the evaluation after its former last round
             table, _ = _key(row)
-            if table != "local":
+            if table not in may_lack:
                 yield f"{' '.join(map(str, _key(row)))}: deleted"
             continue
         for column in {**row, **other}:
@@ -312,7 +385,7 @@ def _fault_of_receipt(receipt: Mapping[str, Any], trusted: Collection[bytes]) ->
         digests = [str(one) for one in receipt["digests"]]
         fault = _fault_of_signature(receipt["entry"], bytes.fromhex(receipt["signature"]), trusted)
         position = int(fields["position"])
-    except (KeyError, TypeError, ValueError, AttributeError):
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError):
         return "not a receipt of clientwise"
     if fault is None and (own not in digests or hash_of_leaves(digests) != fields.get("leaves")):
         fault = "its rows are not in the entry"
@@ -331,7 +404,7 @@ def _read_receipts(file: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
             continue
         try:
             receipt = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             receipt = None
         yield f"{file.name}, line {number}", receipt if isinstance(receipt, dict) else {}
 

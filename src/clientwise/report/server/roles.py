@@ -12,6 +12,8 @@ import hashlib
 import hmac
 import os
 import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -87,8 +89,6 @@ class Roles:
 
     def revoke(self, reader: Reader) -> None:
         """Make the token of the board or of a site invalid."""
-        if reader not in self.readers():
-            raise RolesError(f"{self.path}: has no token for {reader.site or reader.role}")
         self._set(reader, None)
 
     def _known(self) -> list[tuple[Reader, str]]:
@@ -99,18 +99,22 @@ class Roles:
         return known
 
     def _set(self, reader: Reader, value: str | None) -> None:
-        hashes = self._read() if self.path.exists() else _Hashes()
-        if reader == BOARD:
-            hashes.board = value
-        elif value is None:
-            del hashes.sites[reader.site]
-        else:
-            hashes.sites[reader.site] = value
-        before = os.umask(ONLY_OWNER)
-        try:
-            write_atomically(self.path, f"{hashes.model_dump_json(indent=2)}\n".encode())
-        finally:
-            os.umask(before)
+        with _held(self.path.parent):
+            known = self.readers() if self.path.exists() else []
+            if value is None and reader not in known:
+                raise RolesError(f"{self.path}: has no token for {reader.site or reader.role}")
+            hashes = self._read() if known else _Hashes()
+            if reader == BOARD:
+                hashes.board = value
+            elif value is None:
+                del hashes.sites[reader.site]
+            else:
+                hashes.sites[reader.site] = value
+            before = os.umask(ONLY_OWNER)
+            try:
+                write_atomically(self.path, f"{hashes.model_dump_json(indent=2)}\n".encode())
+            finally:
+                os.umask(before)
 
     def _read(self) -> _Hashes:
         refuse_shared(self.path)
@@ -120,6 +124,22 @@ class Roles:
             wrong = error.errors()[0]
             where = ".".join(map(str, wrong["loc"]))
             raise RolesError(f"{self.path}: not a roles file: {where}: {wrong['msg']}") from None
+
+
+@contextmanager
+def _held(folder: Path) -> Iterator[None]:
+    """Wait until no other process changes a roles file here: else it could undo a revocation."""
+    try:
+        import fcntl
+    except ImportError:  # not a POSIX system: it has no such lock
+        yield
+        return
+    opened = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(opened, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(opened)
 
 
 def refuse_shared(path: Path) -> None:

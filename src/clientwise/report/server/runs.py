@@ -153,15 +153,15 @@ class ServedRuns:
 
     def statement(self, name: str, site: str) -> Packed:
         """The statement for a site as an HTML file. Runs of others do not exist for a site."""
-        folder = self.folder(name)
-        if site not in self._sites.of(folder, name):
+        own = self._runs_of(site)  # looked at all: the time must not tell whether others' exist
+        if name not in own:
             raise no_run(name)
 
         def make(folder: Path, name: str) -> Packed:
             return pack(as_file(statement(RunFolder(folder, name), site)))
 
         return self._statements.setdefault(site, _PerVersion(make, DOCUMENT_SECONDS)).of(
-            folder, name
+            own[name], name
         )
 
     def opened_by(self, reader: Reader) -> Packed:
@@ -175,12 +175,18 @@ class ServedRuns:
         return pack(as_file(Document(title, [lead], [Section("runs", title, "", [runs])])))
 
     def _links(self, reader: Reader) -> Iterator[tuple[str, str]]:
-        for name, folder in self.find().items():
+        found = self._runs_of(reader.site) if reader.role == "site" else self.find()
+        for name, folder in found.items():
             address = f"/runs/{quote(name, safe='')}"
-            if reader.role == "board" and not _is_private(folder):
-                yield name, address
-            if reader.role == "site" and reader.site in self._sites.of(folder, name):
+            if reader.role == "site":
                 yield name, f"{address}/statement"
+            elif reader.role == "board" and not _is_private(folder):
+                yield name, address
+
+    def _runs_of(self, site: str) -> dict[str, Path]:
+        """The runs in which a site takes part, by id."""
+        found = self.find().items()
+        return {name: folder for name, folder in found if site in self._sites.of(folder, name)}
 
     def refuse_private(self, name: str) -> None:
         """Refuse the board a run whose record is not to be shown."""
