@@ -15,9 +15,13 @@ from safetensors.torch import load_file
 import clientwise as cw
 from clientwise.core.criteria import make_criterion
 from clientwise.core.method import Method, Plan
-from clientwise.core.round import first_state, fold, run_round
-from clientwise.core.types import Folded
+from clientwise.core.round import evaluate, first_state, fold, run_round
+from clientwise.core.rules import median
+from clientwise.core.types import Folded, LocalTraining
 from clientwise.engine.local import LocalEngine
+from clientwise.engine.shards import ShardedEngine
+from clientwise.engine.wrapping import WrappingEngine
+from clientwise.errors import ClientwiseError
 from clientwise.models.networks import linear
 
 NODES = 3
@@ -88,7 +92,7 @@ def test_the_sums_of_shards_are_those_of_the_whole_cohort(
     state = first_state(whole.initial_model, method, whole)
     asked = plan.cohort(8, 1)
 
-    class Divided(LocalEngine):
+    class Folding(LocalEngine):
         """The whole engine, which folds by its parts."""
 
         def fold(self, client_ids: Any, state: Any) -> Folded:
@@ -100,7 +104,7 @@ def test_the_sums_of_shards_are_those_of_the_whole_cohort(
             return Folded.joined(folded, client_ids)
 
     here, record = run_round(state, method, plan, whole)
-    whole.__class__ = Divided
+    whole.__class__ = Folding
     there, divided = run_round(state, method, plan, whole)
     assert divided.client_ids == record.client_ids == asked
     assert torch.equal(divided.weights, record.weights)
@@ -121,6 +125,85 @@ def test_a_shard_in_which_no_client_can_train_does_not_end_the_round(
     assert folded.client_ids == ()
     assert [refusal.client_id for refusal in folded.refusals] == [0, 3]
     assert not folded.sums.any()
+
+
+class Divided(ShardedEngine):
+    """The clients in shards of this process, without Ray."""
+
+    def __init__(self, inner: LocalEngine, parts: list[LocalEngine], method: Method) -> None:
+        WrappingEngine.__init__(self, inner)
+        self._parts = parts
+        self._method = method
+        for part in parts:
+            part.is_part = True
+
+    def _ask(self, what: str, client_ids: Any, *arguments: Any) -> Any:
+        answers = []
+        plan = Plan(seed=1, cohort_size=8)
+        for index, part in enumerate(self._parts):
+            own = [client for client in client_ids if client % NODES == index]
+            if what == "fold":
+                answers.append((own, fold(own, *arguments, self._method, plan, part)))
+            elif what == "train":
+                answers.append((own, list(part.train(own, *arguments))))
+            elif own:
+                answers.append((own, part.evaluate(own, *arguments)))
+        return answers
+
+
+@pytest.mark.parametrize("rule", [None, median])
+def test_a_round_in_which_no_client_can_train_ends_the_run(
+    make_engine: Callable[..., LocalEngine],
+    parts: list[LocalEngine],
+    monkeypatch: pytest.MonkeyPatch,
+    rule: Any,
+) -> None:
+    """Whether sums travel or models. In one process, the engine itself raises the error."""
+    method = Method(rule=rule)
+    plan = Plan(seed=1, cohort_size=8)
+    engine = Divided(make_engine(), parts, method)
+    state = first_state(engine.initial_model, method, engine)
+
+    def fail(part: LocalEngine) -> None:
+        failure = RuntimeError("no memory")
+        monkeypatch.setattr(part.executor, "train", lambda jobs: (failure for _ in jobs))
+
+    for part in parts[1:]:
+        fail(part)
+    _, record = run_round(state, method, plan, engine)
+    assert record.client_ids == (0, 3, 6)
+    assert len(record.refusals) == 5
+    fail(parts[0])
+    with pytest.raises(ClientwiseError, match=r"no client could train.*RuntimeError: no memory"):
+        run_round(state, method, plan, engine)
+
+
+def test_updates_that_the_guard_refuses_do_not_end_the_run(
+    make_engine: Callable[..., LocalEngine], parts: list[LocalEngine]
+) -> None:
+    method = Method(training=LocalTraining(learning_rate=1e30, epochs=5))
+    engine = Divided(make_engine(), parts, method)
+    state = first_state(engine.initial_model, method, engine)
+    _, record = run_round(state, method, Plan(seed=1, cohort_size=8), engine)
+    assert len(record.refusals) == 8
+    assert record.notes == ("no update was accepted: the model stays as it was",)
+
+
+def test_a_sample_of_the_clients_is_evaluated_where_they_are(
+    make_engine: Callable[..., LocalEngine], parts: list[LocalEngine]
+) -> None:
+    whole = make_engine()
+    engine = Divided(make_engine(), parts, Method())
+    plan = Plan(seed=1, cohort_size=8, evaluate_clients_sample=3)
+    _, here = evaluate(whole.initial_model, None, 1, plan, whole)
+    _, there = evaluate(whole.initial_model, None, 1, plan, engine)
+    assert here is not None
+    assert there is not None
+    assert int((there.num_samples > 0).sum()) == 3
+    assert torch.equal(there.num_samples, here.num_samples)
+    assert torch.equal(there.counts, here.counts)
+    torch.testing.assert_close(there.values, here.values)
+    torch.testing.assert_close(there.sampling_error(), here.sampling_error())
 
 
 @pytest.fixture

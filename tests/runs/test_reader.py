@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from clientwise.errors import NotBegunError, RunError
 from clientwise.report import sections
 from clientwise.report.document import Table
 from clientwise.report.series import series_of
+from clientwise.runs.facts import recorded_fact
 from clientwise.runs.lock import locked
 from clientwise.runs.reader import is_finished
 from clientwise.runs.writer import Store
@@ -213,3 +216,21 @@ def test_false_alarms_are_honest_clients_that_lost_half_of_their_weight(tmp_path
     assert 0 < found.lowered < found.honest == 6
     assert found.share == found.lowered / 6
     assert run.false_alarms("FedAvg", 1).share is None
+
+
+def test_the_fingerprints_of_a_million_clients_are_not_in_the_way(
+    altered: Callable[..., Path],
+) -> None:
+    """20 bytes for each client: more than a value of somebody else's run may have."""
+    many = 20_000_000
+    folder = altered(f"UPDATE facts SET value = printf('%.{many}c', 'f') WHERE key = 'origin'")
+    assert cw.Run(folder).rounds_done() == 12
+    assert len(recorded_fact(folder, "origin") or "") == many
+    with closing(sqlite3.connect(folder / "run.sqlite")) as database:  # as after a crash
+        database.execute("PRAGMA journal_mode = WAL")
+        database.execute("PRAGMA wal_autocheckpoint = 0")
+        with database:
+            database.execute("UPDATE facts SET value = value || 'f' WHERE key = 'origin'")
+        assert (folder / "run.sqlite-wal").stat().st_size > 0
+        assert len(recorded_fact(folder, "origin") or "") == many + 1
+        assert cw.Run(folder).rounds_done() == 12

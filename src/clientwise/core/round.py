@@ -222,13 +222,16 @@ def evaluate(
 ) -> tuple[Evaluation | None, Evaluation | None]:
     """Evaluate the model [d], or models [c, d], on the server's reporting part and the clients' own test sets.
 
-    The clients evaluate it if `local` does not hold that already, and either this round is due
-    or the server has no reporting part (`Plan.evaluates_clients`).
+    The clients, or a sample of them (`Plan.evaluating`), evaluate it if `local` does not hold that
+    already, and either this round is due or the server has no reporting part (`Plan.evaluates_clients`).
     """
     models = model if model.ndim == 2 else model[None]
     report = engine.evaluate_server(models, "report")
     if local is None and plan.evaluates_clients(round_num, has_report=report is not None):
-        local = engine.evaluate(range(engine.num_clients), models)
+        clients = plan.evaluating(engine.num_clients, round_num)
+        local = engine.evaluate(clients, models)
+        if len(clients) < engine.num_clients:
+            local = local.as_sample(clients, engine.num_clients)
     return report, local
 
 
@@ -297,7 +300,9 @@ def _why_no_answers(model: Tensor, shown: Evaluation | None) -> str | None:
     if shown is None:
         return None
     if not bool(shown.num_samples.any()):
-        return "no client evaluated the aggregate"
+        # A sample may happen to have no test data: that is no fault of the model.
+        is_by_chance = shown.drawn is not None and not shown.missing
+        return None if is_by_chance else "no client evaluated the aggregate"
     if not _most_are_finite(shown):
         return "the aggregate predicts NaN or Inf"
     return None

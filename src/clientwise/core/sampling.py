@@ -26,14 +26,20 @@ def cohort_size(
 
 @functools.lru_cache(maxsize=16)  # all methods of a seed ask for the same cohorts
 def sample_clients(
-    num_clients: int, size: int, seed: int, round_num: int, among: frozenset[int] | None = None
+    num_clients: int,
+    size: int,
+    seed: int,
+    round_num: int,
+    among: frozenset[int] | None = None,
+    purpose: str = "cohort",
 ) -> tuple[int, ...]:
     """The cohort A⁻ of a round: `size` clients, drawn uniformly without replacement.
 
     It is the same for every method of a seed. `among` restricts it to some clients. A client of the
-    unrestricted cohort is also in the restricted one, if it is among them.
+    unrestricted cohort is also in the restricted one, if it is among them. Samples for different
+    purposes are independent.
     """
-    order = torch.randperm(num_clients, generator=generator(seed, "cohort", round_num))
+    order = torch.randperm(num_clients, generator=generator(seed, purpose, round_num))
     if among is not None:
         order = order[torch.tensor([client in among for client in order.tolist()])]
     return tuple(order[:size].sort().values.tolist())

@@ -361,7 +361,7 @@ def failed_updates(failures: Sequence[tuple[int, Exception]], model: Tensor) -> 
     refusals = []
     for client, error in failures:
         reason = " ".join(f"{type(error).__name__}: {error}".split())
-        refusals.append(Refusal(client, reason[:MOST_REASON]))
+        refusals.append(Refusal(client, reason[:MOST_REASON], was_sent=False))
     return Updates.failed(refusals, model)
 
 

@@ -20,8 +20,9 @@ from torch import Tensor
 from ..core.engine import Engine
 from ..core.method import Method, Plan
 from ..core.round import fold
-from ..core.types import Evaluation, Folded, ServerState, Task, Updates
+from ..core.types import Evaluation, Folded, Refusal, ServerState, Task, Updates
 from ..data.federated import FederatedData
+from ..errors import ClientwiseError
 from .local import LocalEngine
 from .wrapping import WrappingEngine
 
@@ -135,7 +136,10 @@ class ShardedEngine(WrappingEngine):
         """See `FoldingEngine`: a sum over clients is the sum over shards."""
         needed = ServerState(state.round_num, state.model, state.loss, priority=state.priority)
         parts = self._ask("fold", client_ids, needed)
-        return Folded.joined([folded for _, folded in parts], client_ids)
+        joined = Folded.joined([folded for _, folded in parts], client_ids)
+        if not joined.client_ids:
+            _refuse_if_none_trained(joined.refusals)
+        return joined
 
     def train(self, client_ids: Sequence[int], model: Tensor, task: Task) -> Iterator[Updates]:
         """See `core.types.Engine`; all models travel, for methods that must see single models."""
@@ -147,6 +151,8 @@ class ShardedEngine(WrappingEngine):
             yield Updates.joined(trained).by_client()
         failures = [failure for chunk in chunks for failure in chunk.failures]
         if failures:
+            if not trained:
+                _refuse_if_none_trained(failures)
             yield Updates.failed(sorted(failures, key=lambda one: one.client_id), model)
 
     def evaluate(self, client_ids: Sequence[int], models: Tensor) -> Evaluation:
@@ -190,6 +196,12 @@ def _start(build: Build, place: Place) -> Any:
         # Not hard: another machine takes the shard where this one is gone
         scheduling_strategy=NodeAffinitySchedulingStrategy(place.node, soft=True),
     ).remote(build, place.cores)
+
+
+def _refuse_if_none_trained(refusals: Sequence[Refusal]) -> None:
+    """ClientwiseError where no client has sent a model: then no single client is at fault."""
+    if refusals and not any(refusal.was_sent for refusal in refusals):
+        raise ClientwiseError(f"no client could train. The last error: {refusals[-1].reason}")
 
 
 def _joined(parts: Sequence[Evaluation], ranks: Tensor) -> Evaluation:

@@ -435,6 +435,7 @@ def build_plan(
         cohort_size=size,
         judged_by="clients" if experiment.server_set.source == "clients" else "server",
         evaluate_clients_every=experiment.evaluation.clients_every,
+        evaluate_clients_sample=experiment.evaluation.clients_sample,
         rounds=experiment.rounds,
         asks=(0,) if control in ("pooled", "server_only") else None,
         away=tuple(sorted(away)),

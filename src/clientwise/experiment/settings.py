@@ -19,7 +19,7 @@ from ..encoding import Encoding, InputColumn
 from ..registry import OpenShare, Part, PositiveFloat, PositiveInt, Share, suggest
 from .parts import DrawnFrom, PartOf
 from .tables import ConfigTable, fields_of, optional_fields_of, with_fields
-from .values import Count, Fraction, MetricName
+from .values import Count, Fraction, MetricName, SampleSize
 
 _BATCH_SIZE = (  # TOML has no None
     PositiveInt | Literal["full"],
@@ -125,6 +125,12 @@ class EvaluationSettings(ConfigTable):
     clients_every: Count = Field(
         1,
         description="Rounds between evaluations on all clients' test sets. 0: never.",
+    )
+    clients_sample: SampleSize | None = Field(
+        None,
+        description="Clients that evaluate, where clients evaluate: a random sample, drawn by seed "
+        "and round, the same for all methods. The standard error of the sampling is recorded and "
+        "shown. Default: all clients.",
     )
     counterfactuals: bool = Field(
         False,

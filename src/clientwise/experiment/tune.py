@@ -332,7 +332,13 @@ class _Bench:
         method = method.for_clients(data.names, data.num_clients)
         engine = build_engine(experiment, data, hostile, seed, executor, method)
         plan = build_plan(experiment, data.num_clients, seed, method.control)
-        plan = replace(plan, evaluate_clients_every=1, counterfactuals=False, shapley=False)
+        plan = replace(
+            plan,
+            evaluate_clients_every=1,
+            evaluate_clients_sample=None,
+            counterfactuals=False,
+            shapley=False,
+        )
         is_honest = torch.tensor([client not in hostile for client in range(data.num_clients)])
         scored = is_honest & (data.test.sizes > 0)
         if not bool(scored.any()):

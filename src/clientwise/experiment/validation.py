@@ -61,6 +61,7 @@ def config_issues(experiment: Experiment) -> list[Issue]:
         *_repeated(experiment),
         *_member_issues(experiment),
         *_unmeasured(experiment),
+        *_sampling_issues(experiment),
         *_counterfactual_issues(experiment),
         *_hostile_issues(experiment),
     ]
@@ -133,6 +134,19 @@ def _unmeasured(experiment: Experiment) -> Iterator[Issue]:
     if server.source == "clients":
         hint = f'"clients" evaluate models on their test sets: {TEST_SETS}'
         yield "server_set.source", hint
+
+
+def _sampling_issues(experiment: Experiment) -> Iterator[Issue]:
+    """Samples of clients that nothing would be evaluated on, or that a search cannot use."""
+    if experiment.evaluation.clients_sample is None:
+        return
+    key = "evaluation.clients_sample"
+    if not experiment.evaluation.clients_every:
+        yield key, "has no effect with clients_every = 0: leave out one of them"
+    for settings in experiment.methods:
+        if settings.adjust:
+            hint = "compares the results of a round with those of the last, on the same clients"
+            yield key, f"the search of {settings.name} (adjust) {hint}. Leave out one of them"
 
 
 def _counterfactual_issues(experiment: Experiment) -> Iterator[Issue]:

@@ -29,7 +29,7 @@ from .document import (
 )
 from .document import Table as DocumentTable
 from .markup import escape
-from .sections.clients import worst_client
+from .sections.clients import client_word, sampling_in_words, worst_client
 from .sections.targets import median_rounds, rounds_cell
 from .series import TRAINS_ON_SERVER_MEANS, Series, series_of
 from .statistics import mean_of
@@ -92,13 +92,16 @@ class _Column(NamedTuple):
 def _columns(run: RunFolder, series: Sequence[Series]) -> Iterator[_Column]:
     """The columns that have values in this run."""
     unit = Unit(run.is_share)
+    of_sample = "" if run.clients_drawn() is None else "\n(sample)"
     yield _Column(run.metric, lambda one: unit.spread(one.summary.metric))
     if run.shows("macro_f1"):
         yield _Column("macro\nF1", lambda one: _mean(one.summary.macro_f1, "{:.3f}"))
     if _is_known(series, lambda summary: summary.worst_decile):
-        yield _Column("worst\ndecile", lambda one: unit.text(mean_of(one.summary.worst_decile)))
+        heading = f"worst\ndecile{of_sample}"
+        yield _Column(heading, lambda one: unit.text(mean_of(one.summary.worst_decile)))
     elif _is_known(series, lambda summary: summary.worst_client):
-        yield _Column("worst\nclient", lambda one: unit.text(worst_client(one)[1]))
+        heading = f"worst\nclient{of_sample}"
+        yield _Column(heading, lambda one: unit.text(worst_client(one)[1]))
     if run.target is not None:
         yield from _target_columns(run, f"to {unit.target(run.target)}")
     if run.has_hostile:
@@ -236,7 +239,8 @@ def _on_columns(run: RunFolder, series: Sequence[Series]) -> Iterator[str]:
         yield TRAINS_ON_SERVER_MEANS
     if _is_known(series, lambda summary: summary.worst_decile):
         worse = f"this {run.metric} or a worse one on their own test data"
-        yield f"“worst decile”: 10% of the honest clients have {worse}."
+        yield f"“worst decile”: 10% of the honest {client_word(run)}s have {worse}."
+    yield from sampling_in_words(series)
     if run.target is not None and any(len(one.summary.seeds) > 1 for one in series):
         yield (
             f"“rounds to {Unit(run.is_share).target(run.target)}”: “2/3: 4” means that 2 of 3 seeds reached it; "
@@ -249,7 +253,7 @@ def _on_worst_clients(series: Sequence[Series]) -> Iterator[str]:
         name, value = worst_client(one)
         if name is not None:
             metric = f"{one.unit.text(value)} on its own test data"
-            yield f"{one.label}: the worst client is {name} with {metric}."
+            yield f"{one.label}: the worst {client_word(one.run)} is {name} with {metric}."
 
 
 def _on_method(run: RunFolder, method: str) -> Iterator[str]:

@@ -67,6 +67,14 @@ class Unit:
         """
         return f"{100 * difference:.1f}" if self.percent else number_text(difference, 3)
 
+    def error(self, error: float) -> str:
+        """A standard error, with two digits however small it is.
+
+        >>> Unit(True).error(0.00043), Unit(False).error(1.234)
+        ('0.043', '1.2')
+        """
+        return number_text(100 * error if self.percent else error, 2)
+
     def signed(self, difference: float) -> str:
         """A difference with its sign, and without −0.
 

@@ -13,6 +13,8 @@ from .migrations import refuse_newer, version_of
 from .schema import DATABASE
 from .structure import refuse_programs
 
+LONGEST_OF_ORIGIN = 2**29  # bytes
+
 
 def recorded_fact(folder: Path, key: str) -> str | None:
     """A fact about the whole run, as JSON; None where there is none."""
@@ -37,6 +39,8 @@ def _unchanged(folder: Path) -> Iterator[sqlite3.Connection]:
     log = path.with_name(f"{DATABASE}-wal")
     if log.exists() and log.stat().st_size > 0:
         with reading(folder) as database:
+            # The origin of a million clients is longer than what is read of runs of others.
+            database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LONGEST_OF_ORIGIN)
             yield database
         return
     uri = f"{path.resolve().as_uri()}?immutable=1"

@@ -107,7 +107,7 @@ def _version_7(database: sqlite3.Connection, into: Into) -> None:
 
 
 def _version_8(database: sqlite3.Connection, into: Into) -> None:
-    """There are tables `adapters` and `omitted`, and an index of hostile clients, which readers can do without."""
+    """There are tables `adapters`, `omitted` and `sampled`, and an index that readers can do without."""
     database.execute(
         f"""CREATE TABLE {into}.adapters (
             lane INTEGER, round_num INTEGER, residual REAL,
@@ -118,6 +118,11 @@ def _version_8(database: sqlite3.Connection, into: Into) -> None:
             lane INTEGER, round_num INTEGER,
             accepted INTEGER, without_weight INTEGER, weight REAL, hostile_weight REAL,
             refusals TEXT, scores REAL, scales TEXT,
+            PRIMARY KEY (lane, round_num)) WITHOUT ROWID"""
+    )
+    database.execute(
+        f"""CREATE TABLE {into}.sampled (
+            lane INTEGER, round_num INTEGER, drawn INTEGER, error REAL,
             PRIMARY KEY (lane, round_num)) WITHOUT ROWID"""
     )
     if into == "main":

@@ -249,8 +249,10 @@ class RunReader:
 
     def _read_facts(self) -> _Facts:
         try:
-            # A model of a wide table has megabytes, which `model_facts` reads.
-            sql = "SELECT key, value FROM facts WHERE key NOT LIKE 'model of seed %'"
+            # A model of a wide table has megabytes, which `model_facts` reads. The origin has a
+            # fingerprint of every client, which a resumed run reads.
+            sql = """SELECT key, value FROM facts
+                     WHERE key NOT LIKE 'model of seed %' AND key != 'origin'"""
             rows = self._rows(tuple[str, str], sql)
         except RunError:
             if is_locked(self.folder):  # its tables are being made at this moment

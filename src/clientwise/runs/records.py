@@ -30,6 +30,7 @@ COLUMNS = {
     "look_back": f"{_CLIENT}, history_z, copies",
     "criteria": f"{_CLIENT}, criterion, raw, normalised",
     "local": f"{_CLIENT}, metric, loss",
+    "sampled": "lane, round_num, drawn, error",
     "counterfactuals": "lane, round_num, kind, excluded, tested, metric, loss, reason",
     "contributions": f"{_CLIENT}, shapley, error",
     "best": "lane, round_num, metric, num_samples, bits",
@@ -166,7 +167,9 @@ def _scales(record: RoundRecord) -> list[float]:
 
 
 def _of_some(local: Evaluation, kept: Collection[int]) -> Evaluation:
-    """The evaluation as if the other clients had no test data."""
+    """The evaluation as if the other clients had no test data; of a sample, all of it."""
+    if local.drawn is not None:
+        return local
     rows = [client for client in kept if client < len(local.num_samples)]
     num_samples = torch.zeros_like(local.num_samples)
     num_samples[rows] = local.num_samples[rows]
@@ -228,6 +231,18 @@ def local_rows(lane: int, record: RoundRecord) -> list[Row]:
     return [(lane, record.round_num, *own) for own in _own_results(record.local)]
 
 
+def sampled_rows(lane: int, record: RoundRecord, hostile: Mapping[int, object]) -> list[Row]:
+    """The row of `sampled`; none where all clients evaluate, or none."""
+    local = record.local
+    if local is None or local.drawn is None:
+        return []
+    of_honest = local.num_samples.clone()
+    of_honest[list(hostile)] = 0
+    error = replace(local, num_samples=of_honest).sampling_error()
+    assert error is not None
+    return [(lane, record.round_num, local.drawn, float(error[0]))]
+
+
 def counterfactual_rows(lane: int, record: RoundRecord, hostile: Mapping[int, object]) -> list[Row]:
     """Rows of `counterfactuals`: on the reported samples, and on every client's own."""
     rows: list[Row] = []
@@ -256,10 +271,9 @@ def _own_results(local: Evaluation | None) -> Iterator[tuple[int, float, float]]
     """Client, metric and loss of the first model, of clients that have test data."""
     if local is None:
         return
-    results = (local.values[0].tolist(), local.losses[0].tolist(), local.num_samples.tolist())
-    for client, (value, loss, size) in enumerate(zip(*results, strict=True)):
-        if size:
-            yield client, value, loss
+    clients = local.num_samples.nonzero().flatten()
+    results = (clients, local.values[0, clients], local.losses[0, clients])
+    yield from zip(*(column.tolist() for column in results), strict=True)
 
 
 def _values(column: Tensor | None, record: RoundRecord) -> list[Any]:

@@ -151,6 +151,19 @@ class RoundReader(RunReader):
             self.lane(method, seed),
         )
 
+    def sampling_errors(self, method: str, seed: int) -> list[tuple[int, float | None]]:
+        """(round, standard error of the clients' mean metric), where a sample of them evaluated it."""
+        return self._rows(
+            tuple[int, float | None],
+            "SELECT round_num, error FROM sampled WHERE lane = ? ORDER BY round_num",
+            self.lane(method, seed),
+        )
+
+    def clients_drawn(self) -> int | None:
+        """The size of the sample of clients that evaluates models; None where all of them do."""
+        ((drawn,),) = self._rows(tuple[int | None], "SELECT MAX(drawn) FROM sampled")
+        return drawn
+
     def priorities(self, method: str, seed: int) -> list[PriorityRow]:
         """The order of priority of every round that has one."""
         return self._rows(

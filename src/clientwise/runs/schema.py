@@ -22,6 +22,7 @@ TABLES_BY_ROUND = (
     "look_back",
     "criteria",
     "local",
+    "sampled",
     "counterfactuals",
     "contributions",
     "best",
@@ -98,6 +99,11 @@ SCHEMA = (
     """CREATE TABLE IF NOT EXISTS local (  -- a client's own test set, in rounds that evaluate it
     lane INTEGER, round_num INTEGER, client INTEGER, metric REAL, loss REAL,
     PRIMARY KEY (lane, round_num, client)) WITHOUT ROWID""",
+    """CREATE TABLE IF NOT EXISTS sampled (  -- of rounds that evaluate a random sample of the clients
+    lane INTEGER, round_num INTEGER,
+    drawn INTEGER,  -- clients in the sample
+    error REAL,  -- standard error of local_mean; NULL: fewer than two have test data
+    PRIMARY KEY (lane, round_num)) WITHOUT ROWID""",
     """CREATE TABLE IF NOT EXISTS counterfactuals (  -- what the round's updates give otherwise weighed
     lane INTEGER, round_num INTEGER,
     kind TEXT,  -- chosen, uniform, size, without

@@ -32,6 +32,7 @@ from .records import (
     participant_rows,
     reported_evaluation,
     round_columns,
+    sampled_rows,
     thinned,
 )
 from .schema import ALL_REFUSALS, DATABASE, SCHEMA, SCHEMA_VERSION, TABLES_BY_ROUND
@@ -243,6 +244,7 @@ class Store:
                 metric = float(shown.overall()[0])
                 if self._is_best(lane, metric, problem):
                     self._write_right(lane, record.round_num, metric, shown.right[0])
+            self._insert("sampled", sampled_rows(lane, record, hostile))
             if kept is not None:
                 self._insert("omitted", [omitted_row(lane, record, kept, hostile)])
                 record = thinned(record, kept)
@@ -354,7 +356,8 @@ class Store:
         with self._transaction() as database:
             found = database.execute(undue, (rounds, max(1, every), *methods)).fetchall()
             for place in found:
-                database.execute("DELETE FROM local WHERE lane = ? AND round_num = ?", place)
+                for table in ("local", "sampled"):
+                    database.execute(f"DELETE FROM {table} WHERE lane = ? AND round_num = ?", place)
                 database.execute(
                     """UPDATE rounds
                        SET local_mean = NULL, local_p10 = NULL, local_p90 = NULL, reached = NULL

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from ...runs.folder import RunFolder
 from ..document import Cell, Chart, Content, Section, Table, table
 from ..lines import has_lines, line_chart
 from ..marks import MAX_POINTS, Box, Boxes, value_axis
@@ -23,10 +24,44 @@ def clients_section(series: Sequence[Series]) -> Section:
     """Every client under every method, and how they are spread, by round."""
     tables = _client_tables(series)
     charts = _charts(series)
-    lead = "Honest clients, each on its own test data."
-    if charts and not tables:
+    sampled = sampling_in_words(series)
+    lead = " ".join(["Honest clients, each on its own test data.", *sampled])
+    if charts and not tables and not sampled:
         lead += " Clients have no names and are drawn anew for every seed: none can be followed."
     return Section("clients", "Clients", lead, [*tables, *charts])
+
+
+def sampling_in_words(series: Sequence[Series]) -> list[str]:
+    """Where a sample of the clients evaluates models: its size and standard error; a sentence per run."""
+    sentences: dict[str, None] = {}
+    for one in series:
+        drawn = one.run.clients_drawn()
+        if drawn is None:
+            continue
+        own = [other for other in series if other.run is one.run]
+        size = f"{drawn:,} of {one.run.client_sizes(one.seed).clients:,}"
+        sentence = f"The clients' results are on a random sample, {size} clients in a round"
+        errors = [error for other in own for error in _last_errors(other)]
+        if errors:
+            largest = one.unit.error(max(errors))
+            which = f"the standard error of their mean {one.run.metric} in the last round"
+            most = " (the largest of all methods and seeds)" if len(errors) > 1 else ""
+            sentence = f"{sentence}; {which} is ± {largest}{one.unit.points}{most}"
+        sentences[f"{sentence}."] = None
+    return list(sentences)
+
+
+def _last_errors(one: Series) -> Iterator[float]:
+    """Of each seed, the standard error of the sampling in the last round that has one."""
+    for seed in one.summary.seeds:
+        errors = [error for _, error in one.run.sampling_errors(one.method, seed)]
+        if errors and errors[-1] is not None:
+            yield errors[-1]
+
+
+def client_word(run: RunFolder) -> str:
+    """What the worst client is one of."""
+    return "client" if run.clients_drawn() is None else "sampled client"
 
 
 def worst_client(one: Series) -> tuple[str | None, float | None]:
@@ -56,9 +91,12 @@ def _worst_first(means: Mapping[str, float], higher_is_better: bool) -> list[str
 def by_client(one: Series) -> dict[str, dict[int, float]]:
     """The metric by client and seed.
 
-    Without names, a client's number means the same client only where seeds have the same data.
+    Without names, a client's number means the same client only where seeds have the same data. Of
+    sampled clients, every seed has others.
     """
     seeds = set(one.summary.seeds)
+    if len(seeds) > 1 and one.run.clients_drawn() is not None:
+        return {}
     rows = [row for row in one.run.client_metrics(one.method) if row.seed in seeds]
     has_names = all(row.name is not None for row in rows)
     has_same_data = len({one.run.data.get(seed) for seed in seeds}) == 1

@@ -12,7 +12,7 @@ from ..document import Cell, Content, Section, Table, table
 from ..series import Series
 from ..statistics import Difference, holm, paired_difference
 from ..units import Unit
-from .clients import by_client, client_means
+from .clients import by_client, client_means, client_word
 
 LEAD = (
     "A contribution is what a client's updates did to the metric of the model. "
@@ -167,7 +167,7 @@ def _in_sentences(one: Series, differences: Mapping[str, Difference]) -> list[st
         worst = pick(means, key=lambda name: means[name])
         spread = statistics.pstdev(means.values())
         sentences.append(
-            f"{one.label}: the worst client is {worst} ({one.unit.text(means[worst])}); the standard "
+            f"{one.label}: the worst {client_word(one.run)} is {worst} ({one.unit.text(means[worst])}); the standard "
             f"deviation over the clients is {one.unit.size(spread)}{one.unit.points}."
         )
     return sentences

@@ -15,7 +15,7 @@ from ..series import (
     ranked,
 )
 from ..statistics import deviation_of, mean_of
-from .clients import worst_client
+from .clients import client_word, sampling_in_words, worst_client
 from .targets import CENSORED, difference_numbers, rounds_cell
 
 
@@ -75,6 +75,7 @@ def _note(series: Sequence[Series], *, is_marked: bool) -> str:
         "With one seed, no confidence interval can be given.",
         "Each interval is of one difference; p-values are corrected for all pairs (Holm).",
     ]
+    sentences += sampling_in_words(series)
     if is_marked:
         sentences.append("Bold: the lead over every other method is statistically significant.")
     if any(one.trains_on_server for one in series):
@@ -148,16 +149,17 @@ def _against_cell(one: Series, baseline: Series, differences: Differences) -> Ce
 def _client_columns(series: Sequence[Series]) -> list[_ResultColumn]:
     """The worst client, or the deciles of many; with both deciles as LEAF reports them."""
     lower = not series[0].run.higher_is_better
+    word = client_word(series[0].run)
     if not any(_known(one.summary.worst_decile) for one in series):
-        return [_ResultColumn("worst client", _worst_client_cell, lower)]
+        return [_ResultColumn(f"worst {word}", _worst_client_cell, lower)]
     return [
         _ResultColumn(
-            "worst decile of clients",
+            f"worst decile of {word}s",
             lambda one: one.unit.cell(mean_of(one.summary.worst_decile)),
             lower,
         ),
         _ResultColumn(
-            "best decile of clients",
+            f"best decile of {word}s",
             lambda one: one.unit.cell(mean_of(one.summary.best_decile)),
             lower,
         ),
