@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 import clientwise as cw
 from clientwise.attacks import ATTACKS
 from clientwise.engine.device import gpu_memory, share_gpu
+from clientwise.engine.executor import DeviceExecutor
 from clientwise.engine.graphs import CudaGraph
 from clientwise.errors import ClientwiseError
 from clientwise.experiment import matrix_runs
@@ -90,6 +92,36 @@ def test_a_dropped_graph_does_not_spoil_a_capture() -> None:
     graph()
     assert values.tolist() == [1, 1, 1, 1]
     assert gc.isenabled()
+
+
+class Reads(nn.Module):
+    """A network that looks at its inputs on the CPU, which a CUDA graph does not allow."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(64, 10)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        values = inputs.flatten(1)
+        if float(values.detach().abs().max()) > 1e6:
+            values = values / 1e6
+        return self.layer(values)
+
+
+@pytest.mark.parametrize("mode", ["auto", "graph"])
+def test_a_network_that_no_graph_can_hold(mode: str, small: dict[str, Any], tmp_path: Path) -> None:
+    config = small | {"mode": mode, "methods": ["FedAvg"]}
+    config.pop("model")
+    results = []
+    for device in ("cpu", "cuda"):
+        given = config | {"device": device, "mode": mode if device == "cuda" else "auto"}
+        folder = cw.run(given, tmp_path / device, model=Reads, progress=False)
+        results.append([loss for _, loss in cw.Run(folder).curve("loss", "FedAvg", 1)])
+    assert results[1] == pytest.approx(results[0], rel=1e-3)
+    samples = cw.Samples.from_clients([(torch.zeros(4, 64), torch.arange(4) % 2)])
+    executor = DeviceExecutor(samples, Reads(), torch.device("cuda"), mode=mode)
+    assert executor.mode == "loop"
+    assert "its steps cannot be CUDA graphs" in executor.reason
 
 
 def test_memory_that_runs_out_is_an_error_that_says_what_to_do(

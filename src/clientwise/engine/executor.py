@@ -33,7 +33,12 @@ from .device import (
 from .evaluation import summarise
 from .jobs import EvaluateJob, EvaluateResult, TrainJob, TrainResult
 from .loop import LoopBackend
-from .probes import draws_from_default_generator, needs_two_samples, with_input_type
+from .probes import (
+    capture_error,
+    draws_from_default_generator,
+    needs_two_samples,
+    with_input_type,
+)
 from .stacked.backend import StackedBackend
 from .stacked.evaluate import evaluate_by_graph
 from .stacked.network import NotStackableError, StackedNetwork
@@ -41,7 +46,7 @@ from .stacked.network import NotStackableError, StackedNetwork
 CACHE_BYTES = 16 * 2**20  # of models side by side on one core
 # Of models trained one by one that a worker hands over at once: each time all sums are read
 HANDED_BYTES = 64 * 2**20
-MAX_CLIENTS = 1024  # trained at once
+MAX_CLIENTS = 512  # trained at once; more take more memory and gain nothing
 MAX_HANDED = 16  # clients trained one by one whose models are handed over at once
 FLOAT_BYTES = 4
 SMALL_PART = 512  # samples to evaluate; fewer are not worth another worker
@@ -159,20 +164,21 @@ class DeviceExecutor:
     def _choose(self, wanted: Mode) -> tuple[Mode, str]:
         """How clients are trained, and why."""
         on_gpu = self.device.type == "cuda"
-        if wanted in ("loop", "graph"):
-            return wanted, "as configured"
-        one_by_one: Mode = "graph" if on_gpu else "loop"
         if not len(self.samples.inputs):  # a server whose clients are elsewhere
-            return one_by_one, "there are no samples here"
+            return "loop", "there are no samples here"
+        if wanted == "loop":
+            return wanted, "as configured"
+        if wanted == "graph":
+            return self._one_by_one("as configured")
         try:
             network = StackedNetwork(self.flat.module, self.spec, 2, self.device, self._dtype)
             self._values_per_sample = network.try_out(self.flat, self.samples)
             self._has_convolutions = network.has_convolutions
             self._evaluates_stacked = on_gpu or not self._has_convolutions
         except NotStackableError as error:
-            return one_by_one, f"the network cannot be stacked: {error}"
+            return self._one_by_one(f"the network cannot be stacked: {error}")
         if self.samples.problem.loss.compares_samples:
-            return one_by_one, "the loss compares the samples of a batch"
+            return self._one_by_one("the loss compares the samples of a batch")
         if wanted == "stacked":
             return wanted, "as configured"
         if on_gpu:
@@ -182,6 +188,15 @@ class DeviceExecutor:
         if FLOAT_BYTES * self.spec.size > CACHE_BYTES / 2:
             return "loop", "the network fills the caches alone"
         return "stacked", "the network is small"
+
+    def _one_by_one(self, why: str) -> tuple[Mode, str]:
+        """One client after the other; on a GPU by CUDA graphs, if the network allows them."""
+        if self.device.type != "cuda":
+            return "loop", why
+        error = capture_error(self.flat, self.samples)
+        if error is None:
+            return "graph", why
+        return "loop", f"{why}; its steps cannot be CUDA graphs: {error}"
 
     def clients_at_once(self, training: LocalTraining, largest: int) -> int:
         """How many clients with at most `largest` samples train together."""
@@ -241,8 +256,11 @@ class DeviceExecutor:
         size = max(
             1, min(self.clients_at_once(joined.training, largest), -(-len(joined) // self.workers))
         )
-        parts = [joined.select(rows) for rows in torch.split(torch.arange(len(joined)), size)]
-        results = list(self.train(parts if len(parts) > 1 else [joined]))
+        parts: Iterable[TrainJob] = [joined]
+        if len(joined) > size:
+            rows = torch.split(torch.arange(len(joined)), size)
+            parts = (joined.select(some) for some in rows)  # one after the other: they are copies
+        results = list(self.train(parts))
         if any(isinstance(result, Exception) for result in results):
             return []
         models, losses = (

@@ -134,13 +134,7 @@ class LoopBackend:
         if count not in self._graphs:
             batch = indices.clone(), targets.clone()
             changes = [self._flat.vector, *self._flat.module.buffers(), *state_of(self._optimizer)]
-            try:
-                graph = CudaGraph(lambda: self._loss.copy_(self._step(*batch)), changes)
-            except torch.OutOfMemoryError:
-                raise
-            except RuntimeError:  # the module reads values on the CPU, for example
-                self._use_graphs = False
-                return self._step(indices, targets)
+            graph = CudaGraph(lambda: self._loss.copy_(self._step(*batch)), changes)
             self._graphs[count] = batch, graph
         batch, graph = self._graphs[count]
         for read, given in zip(batch, (indices, targets), strict=True):

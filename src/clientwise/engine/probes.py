@@ -12,6 +12,7 @@ from ..core.seeding import seeded_default_generator
 from ..data.federated import Samples
 from ..models.call import outputs_of
 from ..models.flat import FlatModel
+from .graphs import CudaGraph
 
 
 def with_input_type(samples: Samples, module: nn.Module) -> Samples:
@@ -61,6 +62,31 @@ def needs_two_samples(flat: FlatModel, samples: Samples) -> bool:
     with torch.no_grad(), seeded_default_generator(0, "trial"):
         one, two = (_training_error(flat, samples, count) for count in (1, 2))
     return one is not None and two is None
+
+
+def capture_error(flat: FlatModel, samples: Samples) -> str | None:
+    """Why a training step cannot be a CUDA graph, or None. The network may read values on the CPU, for example."""
+    rows = _first(2, flat.module)
+    targets = samples.targets[rows.to(samples.targets.device)].to(rows.device)
+    parameters = [one for one in flat.module.parameters() if one.requires_grad]
+    before = flat.vector.clone()
+
+    def step() -> None:
+        outputs = outputs_of(flat.module, samples.network_inputs(rows))
+        loss = samples.problem.loss.per_sample(outputs.float(), targets).mean()
+        torch.autograd.grad(loss, parameters, materialize_grads=True)
+
+    try:
+        flat.module.train()
+        with seeded_default_generator(0, "trial", device=rows.device):
+            CudaGraph(step, [flat.vector, *flat.module.buffers()])
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # a user's own network may raise anything
+        return (str(error).splitlines() or [type(error).__name__])[0]
+    finally:
+        flat.load(before)
+    return None
 
 
 def _training_error(flat: FlatModel, samples: Samples, count: int) -> Exception | None:
