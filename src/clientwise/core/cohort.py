@@ -541,6 +541,8 @@ class Cohort:
 
 def sums_suffice(method: Method, plan: Plan) -> bool:
     """Whether a method needs sums over parts of a cohort alone, not every model."""
+    if method.training.control_variates:  # every model renews those of its client
+        return False
     return _terms(method, plan) is not None and plan.judged_by == "server"
 
 
