@@ -324,3 +324,27 @@ def test_a_machine_that_dies_in_mid_round_changes_no_bit(
     for name, model in models(here).items():
         assert torch.equal(models(again)[name], models(there)[name])
         torch.testing.assert_close(models(there)[name], model, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.slow  # real processes of Ray, each of which imports PyTorch
+@pytest.mark.timeout(900)
+@pytest.mark.filterwarnings("ignore")  # Ray's own
+@pytest.mark.usefixtures("cluster")
+def test_attackers_devices_and_control_variates_have_the_same_bits_on_ray(
+    tiny: dict[str, Any], tmp_path: Path
+) -> None:
+    config = tiny | {
+        "federation": {},
+        "devices": SLOW,
+        "hostile": [
+            {"clients": [0], "attack": ["alie"]},
+            {"clients": [1], "attack": ["sign_flip"]},
+        ],
+        "methods": ["SCAFFOLD", "Recommended"],
+    }
+    here = cw.run({**config, "workers": 2}, tmp_path / "here")
+    there = cw.run({**config, "workers": "ray"}, tmp_path / "there")
+    assert participants(there) == participants(here)
+    assert metrics(there) == metrics(here)
+    for name, model in models(here).items():
+        assert torch.equal(models(there)[name], model)
