@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import pickle
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 import clientwise as cw
+import shards_here
 from clientwise.core.criteria import make_criterion
 from clientwise.core.method import Method, Plan
 from clientwise.core.round import evaluate, first_state, fold, run_round
@@ -22,10 +21,10 @@ from clientwise.core.rules import median
 from clientwise.core.types import LocalTraining
 from clientwise.data.federated import FederatedData
 from clientwise.engine.local import LocalEngine
-from clientwise.engine.shards import Build, Place, Shard, ShardedEngine, Shards, divided
+from clientwise.engine.shards import ShardedEngine
 from clientwise.errors import ClientwiseError
-from clientwise.experiment import ray_shards, runner
 from clientwise.models.networks import linear
+from shards_here import AllHere
 
 NODES = 3
 COLUMNS = "lane, round_num, client, refusal, score, weight, training_loss"
@@ -118,48 +117,6 @@ def test_a_shard_in_which_no_client_can_train_does_not_end_the_round(
     assert not folded.sums.any()
 
 
-class Here(Shard):
-    """A shard in this process, without Ray."""
-
-    def _read(self, placed: Sequence[Any]) -> FederatedData:
-        (data,) = placed
-        return data
-
-
-class AllHere(Shards):
-    """The shards of all clients in this process. What travels is pickled, as by Ray."""
-
-    def __init__(self, data: FederatedData, build: Build, where: Sequence[Place]) -> None:
-        self._here = []
-        for index, _ in enumerate(where):
-            shard = Here(build, 1)
-            shard._ready([data.only(range(index, data.num_clients, len(where)))])
-            self._here.append(shard)
-
-    def close(self) -> None:
-        self._here.clear()
-
-    def ask(
-        self,
-        what: str,
-        client_ids: Sequence[int],
-        shared: Sequence[Any],
-        own: Callable[[Sequence[int]], Sequence[Any]] = lambda _: (),
-        meanwhile: Callable[[], None] | None = None,
-    ) -> list[tuple[list[int], Any]]:
-        answers = []
-        for index, clients in divided(client_ids, len(self._here)):
-            call = getattr(self._here[index], what)
-            sent = pickle.loads(pickle.dumps((clients, *shared, *own(clients))))
-            answers.append((clients, pickle.loads(pickle.dumps(call([], *sent)))))
-        if meanwhile:
-            meanwhile()
-        return answers
-
-
-WHERE = [Place(f"node {index}", cores=64) for index in range(NODES)]
-
-
 def in_shards(whole: LocalEngine, parts: list[LocalEngine], method: Method) -> ShardedEngine:
     """The clients of `whole`, trained by `parts`."""
     ready = iter(parts)
@@ -169,7 +126,9 @@ def in_shards(whole: LocalEngine, parts: list[LocalEngine], method: Method) -> S
 
     torch.manual_seed(0)
     module = linear((1, 8, 8), 10)
-    return ShardedEngine(whole.data, module, seed=1, shards=AllHere(whole.data, build, WHERE))
+    return ShardedEngine(
+        whole.data, module, seed=1, shards=AllHere(whole.data, build, shards_here.places(NODES))
+    )
 
 
 @pytest.mark.parametrize("rule", [None, median])
@@ -262,9 +221,7 @@ def test_every_kind_of_run_has_the_same_bits_in_shards(
     """Also where it is resumed: the shards keep nothing."""
     config = tiny | {"methods": ["FedAvg", "Median"], "federation": {}} | GATHERING[kind]
     here = cw.run({**config, "workers": 2}, tmp_path / "here")
-    monkeypatch.setattr(runner, "connected_to_ray", nullcontext)
-    monkeypatch.setattr(runner, "places", lambda on_gpu: WHERE)
-    monkeypatch.setattr(ray_shards, "Shards", AllHere)
+    shards_here.without_ray(monkeypatch, NODES)
     in_shards = {**config, "workers": "ray"}
     cw.run({**in_shards, "rounds": 2}, tmp_path / "there")
     there = cw.run(in_shards, tmp_path / "there", resume=True)

@@ -47,7 +47,7 @@ def test_check_says_what_shards_send(tiny: dict[str, Any]) -> None:
         lines = "\n".join(describe(load_experiment(config | changes))).splitlines()
         (first,) = [row for row, line in enumerate(lines) if line.startswith("on Ray")]
         found = [line[12:].split(": ", 1) for line in lines[first : first + len(methods)]]
-        return {name: how for name, how in found}
+        return dict(found)
 
     folds = "shards fold models into sums: 0.01 MB a round from each shard"
     gathers = "shards gather every model: 0.02 MB a round"

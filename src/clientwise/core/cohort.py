@@ -539,9 +539,7 @@ class Cohort:
         return self._moved
 
 
-def count_sums(
-    method: Method, plan: Plan, spec: ModelSpec, problem: Problem, clients: int
-) -> int:
+def count_sums(method: Method, plan: Plan, spec: ModelSpec, problem: Problem, clients: int) -> int:
     """How many sums over its models a part of a cohort gives instead of them; 0 where single models are needed.
 
     Args:
@@ -561,9 +559,7 @@ def count_sums(
     return len(terms)
 
 
-def _terms(
-    method: Method, plan: Plan, spec: ModelSpec, problem: Problem
-) -> Sequence[Term] | None:
+def _terms(method: Method, plan: Plan, spec: ModelSpec, problem: Problem) -> Sequence[Term] | None:
     """The terms of the score to add up models by; None where single models are needed."""
     if method.keeps_models or plan.counterfactuals or plan.shapley:
         return None

@@ -97,9 +97,7 @@ class Shard:
     ) -> Evaluation:
         """See `core.types.Engine`, without the loss of every sample."""
         engine, _, _ = self._ready(placed)
-        return replace(
-            engine.evaluate(client_ids, models.to(engine.device)), sample_losses=None
-        )
+        return replace(engine.evaluate(client_ids, models.to(engine.device)), sample_losses=None)
 
     def _ready(self, placed: Sequence[Any]) -> tuple[LocalEngine, Method, Plan]:
         if self._built is None:
@@ -111,6 +109,7 @@ class Shard:
     def _read(self, placed: Sequence[Any]) -> FederatedData:
         import ray
 
+        data: FederatedData
         (data,) = ray.get(list(placed))
         return data
 
