@@ -84,11 +84,12 @@ class Shard:
         model: Tensor,
         task: Task,
         changes: Changes,
-        variates: ControlVariates,
+        variates: ControlVariates | None,
     ) -> list[Updates]:
         """See `LocalEngine.train_chunks`; all chunks at once."""
         engine, _, _ = self._ready(placed)
-        engine.variates = variates
+        if variates is not None:
+            engine.variates = variates
         chunks = engine.train_chunks(client_ids, model.to(engine.device), task, changes)
         return [replace(chunk, models=chunk.models.cpu()) for chunk in chunks]
 
@@ -128,6 +129,7 @@ class Shards:
 
         self._actors = []
         self._placed = []  # the shards' data in Ray's object store, as long as this object is there
+        data = data.holdings_to(torch.device("cpu"))
         for index, place in enumerate(where):
             own = data.only(range(index, data.num_clients, len(where)))
             self._placed.append(ray.put(own))
@@ -225,7 +227,8 @@ class ShardedEngine(LocalEngine):
         self._begin_round(task)
 
         def own(clients: Sequence[int]) -> Sequence[Any]:
-            return changes.of(clients), self.variates.of(clients)
+            variates = self.variates.of(clients) if task.training.control_variates else None
+            return changes.of(clients), variates
 
         parts = self._shards.ask("train", client_ids, [model.cpu(), task], own, self.idle_work)
         chunks = [chunk for _, updates in parts for chunk in updates]
