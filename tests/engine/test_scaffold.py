@@ -114,7 +114,7 @@ def test_corrections_stay_with_their_clients_when_jobs_are_joined_and_sorted() -
     together = TrainJob.joined(jobs).select(torch.tensor([2, 0, 1]))
     assert together.corrections is not None
     for row, client in enumerate((2, 0, 1)):
-        assert torch.equal(together.corrections[row], engine._variates.corrections([client])[0])
+        assert torch.equal(together.corrections[row], engine.variates.corrections([client])[0])
 
 
 def test_scaffold_is_refused_where_it_means_nothing(tiny: dict[str, Any]) -> None:

@@ -13,16 +13,18 @@ import torch
 from safetensors.torch import load_file
 
 import clientwise as cw
+import shards_here
 from clientwise.core.criteria import make_criterion
 from clientwise.core.method import Method, Plan
 from clientwise.core.round import evaluate, first_state, fold, run_round
 from clientwise.core.rules import median
-from clientwise.core.types import Folded, LocalTraining
+from clientwise.core.types import LocalTraining
+from clientwise.data.federated import FederatedData
 from clientwise.engine.local import LocalEngine
 from clientwise.engine.shards import ShardedEngine
-from clientwise.engine.wrapping import WrappingEngine
 from clientwise.errors import ClientwiseError
 from clientwise.models.networks import linear
+from shards_here import AllHere
 
 NODES = 3
 COLUMNS = "lane, round_num, client, refusal, score, weight, training_loss"
@@ -92,24 +94,12 @@ def test_the_sums_of_shards_are_those_of_the_whole_cohort(
     state = first_state(whole.initial_model, method, whole)
     asked = plan.cohort(8, 1)
 
-    class Folding(LocalEngine):
-        """The whole engine, which folds by its parts."""
-
-        def fold(self, client_ids: Any, state: Any) -> Folded:
-            own = [[one for one in client_ids if one % NODES == index] for index in range(NODES)]
-            folded = [
-                fold(clients, state, method, plan, part)
-                for clients, part in zip(own, parts, strict=True)
-            ]
-            return Folded.joined(folded, client_ids)
-
     here, record = run_round(state, method, plan, whole)
-    whole.__class__ = Folding
-    there, divided = run_round(state, method, plan, whole)
-    assert divided.client_ids == record.client_ids == asked
-    assert torch.equal(divided.weights, record.weights)
-    assert torch.equal(divided.raw, record.raw)
-    assert divided.evaluations == record.evaluations
+    there, cut = run_round(state, method, plan, in_shards(whole, parts, method))
+    assert cut.client_ids == record.client_ids == asked
+    assert torch.equal(cut.weights, record.weights)
+    assert torch.equal(cut.raw, record.raw)
+    assert cut.evaluations == record.evaluations
     torch.testing.assert_close(there.model, here.model, rtol=1e-7, atol=1e-9)
 
 
@@ -127,28 +117,18 @@ def test_a_shard_in_which_no_client_can_train_does_not_end_the_round(
     assert not folded.sums.any()
 
 
-class Divided(ShardedEngine):
-    """The clients in shards of this process, without Ray."""
+def in_shards(whole: LocalEngine, parts: list[LocalEngine], method: Method) -> ShardedEngine:
+    """The clients of `whole`, trained by `parts`."""
+    ready = iter(parts)
 
-    def __init__(self, inner: LocalEngine, parts: list[LocalEngine], method: Method) -> None:
-        WrappingEngine.__init__(self, inner)
-        self._parts = parts
-        self._method = method
-        for part in parts:
-            part.is_part = True
+    def build(_: FederatedData, __: int) -> tuple[LocalEngine, Method, Plan]:
+        return next(ready), method, Plan(seed=1, cohort_size=8)
 
-    def _ask(self, what: str, client_ids: Any, *arguments: Any) -> Any:
-        answers = []
-        plan = Plan(seed=1, cohort_size=8)
-        for index, part in enumerate(self._parts):
-            own = [client for client in client_ids if client % NODES == index]
-            if what == "fold":
-                answers.append((own, fold(own, *arguments, self._method, plan, part)))
-            elif what == "train":
-                answers.append((own, list(part.train(own, *arguments))))
-            elif own:
-                answers.append((own, part.evaluate(own, *arguments)))
-        return answers
+    torch.manual_seed(0)
+    module = linear((1, 8, 8), 10)
+    return ShardedEngine(
+        whole.data, module, seed=1, shards=AllHere(whole.data, build, shards_here.places(NODES))
+    )
 
 
 @pytest.mark.parametrize("rule", [None, median])
@@ -161,7 +141,7 @@ def test_a_round_in_which_no_client_can_train_ends_the_run(
     """Whether sums travel or models. In one process, the engine itself raises the error."""
     method = Method(rule=rule)
     plan = Plan(seed=1, cohort_size=8)
-    engine = Divided(make_engine(), parts, method)
+    engine = in_shards(make_engine(), parts, method)
     state = first_state(engine.initial_model, method, engine)
 
     def fail(part: LocalEngine) -> None:
@@ -182,7 +162,7 @@ def test_updates_that_the_guard_refuses_do_not_end_the_run(
     make_engine: Callable[..., LocalEngine], parts: list[LocalEngine]
 ) -> None:
     method = Method(training=LocalTraining(learning_rate=1e30, epochs=5))
-    engine = Divided(make_engine(), parts, method)
+    engine = in_shards(make_engine(), parts, method)
     state = first_state(engine.initial_model, method, engine)
     _, record = run_round(state, method, Plan(seed=1, cohort_size=8), engine)
     assert len(record.refusals) == 8
@@ -193,7 +173,7 @@ def test_a_sample_of_the_clients_is_evaluated_where_they_are(
     make_engine: Callable[..., LocalEngine], parts: list[LocalEngine]
 ) -> None:
     whole = make_engine()
-    engine = Divided(make_engine(), parts, Method())
+    engine = in_shards(make_engine(), parts, Method())
     plan = Plan(seed=1, cohort_size=8, evaluate_clients_sample=3)
     _, here = evaluate(whole.initial_model, None, 1, plan, whole)
     _, there = evaluate(whole.initial_model, None, 1, plan, engine)
@@ -204,6 +184,51 @@ def test_a_sample_of_the_clients_is_evaluated_where_they_are(
     assert torch.equal(there.counts, here.counts)
     torch.testing.assert_close(there.values, here.values)
     torch.testing.assert_close(there.sampling_error(), here.sampling_error())
+
+
+SLOW = {"speed": {"name": "lognormal", "median": 50.0, "sigma": 1.5}, "up": 2000.0}
+BUFFERED = {"name": "buffered", "pace": {"buffer": 2}}
+GATHERING: dict[str, dict[str, Any]] = {
+    "an attack that needs all models": {"hostile": [{"clients": [0, 1], "attack": ["alie"]}]},
+    "an attack that does not": {"hostile": [{"clients": [0, 1], "attack": ["sign_flip"]}]},
+    "poisoned samples from a round on": {
+        "hostile": [{"clients": [0, 1], "attack": ["pixel_backdoor"], "from_round": 2}]
+    },
+    "attackers with models of their own": {
+        "hostile": [{"clients": [0, 1], "attack": ["free_rider"], "ignore_global": True}]
+    },
+    "attackers that judge": {
+        "hostile": [{"clients": [0, 1], "attack": ["lying_judge"]}],
+        "server_set": {"source": "clients"},
+    },
+    "devices": {"devices": SLOW, "methods": ["FedAvg", BUFFERED]},
+    "attackers with devices": {
+        "devices": SLOW,
+        "hostile": [{"clients": [0, 1], "attack": ["alie"]}],
+        "methods": ["SCAFFOLD", BUFFERED],
+    },
+    "control variates": {"methods": ["SCAFFOLD"]},
+    "clients alone": {"methods": ["Alone"]},
+    "secure aggregation": {"methods": [{"name": "secure", "secure_aggregation": {}}]},
+    "the default method": {"methods": ["Recommended"]},
+}
+
+
+@pytest.mark.parametrize("kind", GATHERING)
+def test_every_kind_of_run_has_the_same_bits_in_shards(
+    tiny: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """Also where it is resumed: the shards keep nothing."""
+    config = tiny | {"methods": ["FedAvg", "Median"], "federation": {}} | GATHERING[kind]
+    here = cw.run({**config, "workers": 2}, tmp_path / "here")
+    shards_here.without_ray(monkeypatch, NODES)
+    in_shards = {**config, "workers": "ray"}
+    cw.run({**in_shards, "rounds": 2}, tmp_path / "there")
+    there = cw.run(in_shards, tmp_path / "there", resume=True)
+    assert participants(there) == participants(here)
+    assert metrics(there) == metrics(here)
+    for name, model in models(here).items():
+        assert torch.equal(models(there)[name], model)
 
 
 @pytest.fixture
@@ -256,3 +281,27 @@ def test_a_machine_that_dies_in_mid_round_changes_no_bit(
     for name, model in models(here).items():
         assert torch.equal(models(again)[name], models(there)[name])
         torch.testing.assert_close(models(there)[name], model, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.slow  # real processes of Ray, each of which imports PyTorch
+@pytest.mark.timeout(900)
+@pytest.mark.filterwarnings("ignore")  # Ray's own
+@pytest.mark.usefixtures("cluster")
+def test_attackers_devices_and_control_variates_have_the_same_bits_on_ray(
+    tiny: dict[str, Any], tmp_path: Path
+) -> None:
+    config = tiny | {
+        "federation": {},
+        "devices": SLOW,
+        "hostile": [
+            {"clients": [0], "attack": ["alie"]},
+            {"clients": [1], "attack": ["sign_flip"]},
+        ],
+        "methods": ["SCAFFOLD", "Recommended"],
+    }
+    here = cw.run({**config, "workers": 2}, tmp_path / "here")
+    there = cw.run({**config, "workers": "ray"}, tmp_path / "there")
+    assert participants(there) == participants(here)
+    assert metrics(there) == metrics(here)
+    for name, model in models(here).items():
+        assert torch.equal(models(there)[name], model)

@@ -40,11 +40,26 @@ def test_without_ray_it_says_what_to_install(
 
 
 def test_check_says_what_shards_send(tiny: dict[str, Any]) -> None:
-    def said(**changes: Any) -> str:
-        lines = describe(load_experiment(tiny | {"workers": "ray"} | changes))
-        (line,) = [line for line in lines if line.startswith("on Ray")]
-        return line
+    methods = ["FedAvg", "Recommended", "SCAFFOLD", "Alone", "Pooled"]
+    config = tiny | {"workers": "ray", "methods": methods, "federation": {}}
 
-    assert "no models" in said()
-    assert "every model, 0.0 MB a round, for Recommended" in said(methods=["FedAvg", "Recommended"])
-    assert "for FedAvg" in said(methods=["FedAvg"], evaluation={"counterfactuals": True})
+    def said(**changes: Any) -> dict[str, str]:
+        lines = "\n".join(describe(load_experiment(config | changes))).splitlines()
+        (first,) = [row for row, line in enumerate(lines) if line.startswith("on Ray")]
+        found = [line[12:].split(": ", 1) for line in lines[first : first + len(methods)]]
+        return dict(found)
+
+    folds = "shards fold models into sums: 0.01 MB a round from each shard"
+    gathers = "shards gather every model: 0.02 MB a round"
+    of_all = {
+        "FedAvg": folds,
+        "Recommended": gathers,
+        "SCAFFOLD": f"{gathers}, and as much is sent to them",
+        "Alone": f"{gathers}, and as much is sent to them",
+        "Pooled": "not in shards: one client holds all samples",
+    }
+    assert said() == of_all
+    of_all["FedAvg"] = gathers
+    assert said(hostile=[{"clients": [0], "attack": ["sign_flip"]}]) == of_all
+    assert said(devices={}) == of_all
+    assert said(evaluation={"counterfactuals": True}) == of_all

@@ -623,6 +623,30 @@ def test_interrupted_it_says_how_to_go_on(
     assert content(folder) == expected
 
 
+STOPS = """
+import os, signal
+if os.environ.get("STOPPED"):
+    os.kill(os.getpid(), signal.SIGTERM)
+"""
+
+
+def test_stopped_before_it_is_resumed_it_says_how_to_go_on(
+    tiny: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the config is read: a plugin stops the command."""
+    (tmp_path / "stops_itself.py").write_text(STOPS)
+    plugin = {"plugins": ["stops_itself"], "plugin_dir": str(tmp_path)}
+    folder = cw.run(tiny | plugin, tmp_path / "run")
+    monkeypatch.setenv("STOPPED", "yes")
+    process = processes.start(
+        processes.COMMAND, "run", folder, "--resume", stderr=tmp_path / "stderr"
+    )
+    process.join(60)
+    message = (tmp_path / "stderr").read_text()
+    assert process.exitcode == 130, message
+    assert f"run {folder} --resume" in " ".join(message.split())
+
+
 def test_a_folder_that_is_not_this_run_is_left_alone(tiny: dict[str, Any], tmp_path: Path) -> None:
     folder = cw.run(tiny, tmp_path / "run")
     with pytest.raises(

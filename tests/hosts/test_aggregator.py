@@ -128,6 +128,10 @@ def test_the_record_is_a_run_folder(tmp_path: Path) -> None:
     assert CliRunner().invoke(app, ["report", str(folder)]).exit_code == 0
     with pytest.raises(RunError, match="there is a run already"):
         cw.Aggregator("FedAvg", folder=folder)  # before clients train for it
+    resumed = CliRunner().invoke(app, ["run", str(folder), "--resume"])
+    assert "recorded by cw.Aggregator or a strategy, and cannot be resumed" in str(
+        resumed.exception
+    )
     with pytest.raises(RuntimeError, match="the aggregator is closed: make another one"):
         aggregator.begin(SENT)
 

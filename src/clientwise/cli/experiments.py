@@ -166,29 +166,30 @@ def run(
 
     Example: clientwise run my.toml --seeds 1-5 --rounds 50
     """
-    from ..experiment.folders import find_unfinished
-    from ..experiment.matrix import Matrix
-    from ..experiment.matrix_runs import find_unfinished_matrix
-
     folder = out_folder
     if file.is_dir():
         if not resume:
             fail(f"{file}: is a folder. To continue the run in it, add --resume.")
         folder = out_folder or file
-        file = _config_in(file)
-    loaded = load(
-        file,
-        changes,
-        preset,
-        engine=engine,
-        device=device,
-        workers=workers,
-        seeds=seeds,
-        rounds=rounds,
-        methods=methods,
-        trackers=trackers,
-        data_dir=data_dir,
-    )
+    with stop_politely(folder if resume else None):
+        # Imported here: this takes seconds, in which the command may be stopped
+        from ..experiment.folders import find_unfinished
+        from ..experiment.matrix import Matrix
+        from ..experiment.matrix_runs import find_unfinished_matrix
+
+        loaded = load(
+            _config_in(file) if file.is_dir() else file,
+            changes,
+            preset,
+            engine=engine,
+            device=device,
+            workers=workers,
+            seeds=seeds,
+            rounds=rounds,
+            methods=methods,
+            trackers=trackers,
+            data_dir=data_dir,
+        )
     if isinstance(loaded, Matrix):
         if signing_key is not None:
             fail("--sign: signs a single experiment, not a matrix.")
@@ -315,7 +316,7 @@ def run_and_show(
     from ..report.views import result_charts
     from ..runs.folder import RunFolder
 
-    with stop_politely(), show_progress(out) as on_round:
+    with stop_politely(folder if resume else None), show_progress(out) as on_round:
         folder = run_experiment(
             experiment,
             folder,
@@ -355,9 +356,11 @@ def _stamp(folder: Path, tsa: str) -> None:
 
 
 def _config_in(folder: Path) -> Path:
-    """The config of a run folder or of the folder of a matrix."""
+    """The config of a run folder or of the folder of a matrix, which is to be resumed."""
     from ..experiment.matrix import MATRIX_FILE, is_matrix
+    from ..experiment.resume import refuse_run_of_host
 
+    refuse_run_of_host(folder)
     file = folder / (MATRIX_FILE if is_matrix(folder) else "config.toml")
     if file.exists() and not file.is_file():
         fail(f"{file}: is not a file; {folder} is not a run of clientwise")
@@ -380,7 +383,7 @@ def _run_matrix(
             print_error(line if cell.name in line else f"{cell.name}: {line}")
 
     try:
-        with stop_politely(), show_progress(out) as on_round:
+        with stop_politely(folder if resume else None), show_progress(out) as on_round:
             folder = run_matrix(
                 matrix,
                 folder,
@@ -419,17 +422,16 @@ def _check_matrix(matrix: Matrix) -> None:
 
 
 @contextmanager
-def stop_politely() -> Iterator[None]:
-    """On Ctrl-C or SIGTERM, stop after saving and print how to continue."""
-    from ..experiment.runner import Stopped
-
+def stop_politely(resumed: Path | None = None) -> Iterator[None]:
+    """On Ctrl-C or SIGTERM, stop after saving and print how to continue, also a run that is `resumed`."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield
-    except Stopped as stopped:
-        again = escape(resume_command(stopped.folder))
-        err.print(f"\nStopped. Continue with:\n  {again}", soft_wrap=True)
-        sys.exit(130)
-    except KeyboardInterrupt:
-        err.print("\nStopped before the first round.")
+    except KeyboardInterrupt as stopped:  # with a folder: `runner.Stopped`
+        folder = getattr(stopped, "folder", resumed)
+        if folder is None:
+            err.print("\nStopped before the first round.")
+        else:
+            again = escape(resume_command(folder))
+            err.print(f"\nStopped. Continue with:\n  {again}", soft_wrap=True)
         sys.exit(130)

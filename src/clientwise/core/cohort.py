@@ -11,7 +11,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from .adapters import average_products, pairs_of
+from .adapters import Pair, average_products, pairs_of
 from .aggregate import Aggregator, Stack, SubsetSums, can_fold, weighted_mean
 from .bounds import InfeasibleError
 from .criteria import Arrivals, Outcome
@@ -19,6 +19,7 @@ from .engine import Engine
 from .guard import inspect_measurements, inspect_updates
 from .method import Method, Plan
 from .privacy import release
+from .problem import Problem
 from .rules import Ruled, mean
 from .scores import Score, Term
 from .seeding import derive_seed
@@ -29,6 +30,7 @@ from .types import (
     Folded,
     Gathered,
     LocalTraining,
+    ModelSpec,
     Posterior,
     Refusal,
     ServerState,
@@ -73,8 +75,7 @@ class Cohort:
         at_work = engine.clock.at_work if engine.clock else frozenset()
         self._expected = at_work.union(asked)
         self._seen = set[int]()
-        # Adapted layers whose products are averaged
-        self._pairs = pairs_of(engine.spec) if method.adapters == "products" else ()
+        self._pairs = _averaged_pairs(method, engine.spec)
         self._aggregator = self._make_aggregator(is_part)
         waits = method.sees_whole_cohort or bool(self._pairs)
         self._held: list[Updates] | None = [] if waits else None
@@ -111,7 +112,9 @@ class Cohort:
     @property
     def can_be_divided(self) -> bool:
         """Whether parts of the cohort can be measured and folded without the others."""
-        return isinstance(self._aggregator, SubsetSums) and sums_suffice(self._method, self._plan)
+        engine = self._engine
+        clients = len(self.asked)
+        return count_sums(self._method, self._plan, engine.spec, engine.problem, clients) > 0
 
     def folded(self) -> Folded:
         """The cohort as another process adds it to its own (`add`)."""
@@ -390,13 +393,10 @@ class Cohort:
         A part of a cohort has sums whatever its size, as the whole has.
         """
         method = self._method
-        terms = _terms(method, self._plan)
-        if terms is None or self._pairs:
+        terms = _terms(method, self._plan, self._engine.spec, self._engine.problem)
+        if terms is None:
             return Stack()
         if len(terms) >= len(self.asked) and not is_part:
-            return Stack()
-        highs = [criterion.high(self._engine.problem) for criterion in method.criteria]
-        if not can_fold(terms, highs):
             return Stack()
         return SubsetSums(method.names, terms, like=self._state.model)
 
@@ -539,17 +539,43 @@ class Cohort:
         return self._moved
 
 
-def sums_suffice(method: Method, plan: Plan) -> bool:
-    """Whether a method needs sums over parts of a cohort alone, not every model."""
-    return _terms(method, plan) is not None and plan.judged_by == "server"
+def count_sums(method: Method, plan: Plan, spec: ModelSpec, problem: Problem, clients: int) -> int:
+    """How many sums over its models a part of a cohort gives instead of them; 0 where single models are needed.
+
+    Args:
+        method: whose cohort.
+        plan: of its rounds.
+        spec: of its models.
+        problem: what they predict.
+        clients: in the whole cohort.
+    """
+    if method.training.control_variates:  # every model renews those of its client
+        return 0
+    if plan.judged_by == "clients":
+        return 0
+    terms = _terms(method, plan, spec, problem)
+    if terms is None or len(terms) >= clients:
+        return 0
+    return len(terms)
 
 
-def _terms(method: Method, plan: Plan) -> Sequence[Term] | None:
+def _terms(method: Method, plan: Plan, spec: ModelSpec, problem: Problem) -> Sequence[Term] | None:
     """The terms of the score to add up models by; None where single models are needed."""
     if method.keeps_models or plan.counterfactuals or plan.shapley:
         return None
+    if _averaged_pairs(method, spec):
+        return None
     score = method.score
-    return score.terms_of_all_orders(method.names) if method.adjust else score.terms(method.names)
+    terms = score.terms_of_all_orders(method.names) if method.adjust else score.terms(method.names)
+    highs = [criterion.high(problem) for criterion in method.criteria]
+    if terms is None or not can_fold(terms, highs):
+        return None
+    return terms
+
+
+def _averaged_pairs(method: Method, spec: ModelSpec) -> tuple[Pair, ...]:
+    """The adapted layers whose products are averaged."""
+    return pairs_of(spec) if method.adapters == "products" else ()
 
 
 def _notes_of(posterior: Posterior | None) -> tuple[str, ...]:

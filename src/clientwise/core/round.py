@@ -137,7 +137,7 @@ def gather(
         secret.gather(task)
         return secret
     cohort = Cohort(asked, state, method, plan, engine)
-    if cohort.can_be_divided and isinstance(engine, FoldingEngine):
+    if isinstance(engine, FoldingEngine) and cohort.can_be_divided:
         cohort.add(engine.fold(asked, state))
         cohort.complete()
         return cohort

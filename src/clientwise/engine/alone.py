@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from ..core.types import Evaluation, ServerPart, Task, Updates
-from .jobs import TrainJob
-from .local import LocalEngine
+from .local import Changes, LocalEngine
 from .wrapping import WrappingEngine
 
 
@@ -34,12 +32,10 @@ class AloneEngine(WrappingEngine):
 
     def train(self, client_ids: Sequence[int], model: Tensor, task: Task) -> Iterator[Updates]:
         """See `core.types.Engine`; no client uses `model`."""
-        for updates in self._honest.train(client_ids, model, task, self._prepare):
+        own = {client: self._models.get(client, self.initial_model) for client in client_ids}
+        for updates in self._honest.train(client_ids, model, task, Changes(starts=own)):
             self._models |= dict(zip(updates.client_ids, updates.models.clone(), strict=True))
             yield updates
-
-    def _prepare(self, clients: Sequence[int], job: TrainJob) -> TrainJob:
-        return replace(job, starts=self._models_of(clients))
 
     def _models_of(self, clients: Sequence[int]) -> Tensor:
         """The model of each client [n, d]."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -11,9 +11,8 @@ from torch import Tensor
 from ..attacks import Honest, Hostile, Knowledge
 from ..core.criteria import HONEST, make_criterion
 from ..core.types import Evaluation, Task, Updates
-from ..data.federated import Holdings
-from .jobs import EvaluateJob, TrainJob
-from .local import LocalEngine, failed_updates
+from .jobs import EvaluateJob
+from .local import Changes, LocalEngine, failed_updates
 from .wrapping import WrappingEngine
 
 LAST_MODEL = "last_model"  # in the state, beside the clients' numbers
@@ -76,35 +75,26 @@ class HostileEngine(WrappingEngine):
         waiting = seeing.intersection(client_ids)
         of_honest: list[Updates] = []
         of_waiting: list[Updates] = []
-        chunks = self._honest.train_chunks(client_ids, model, task, self._prepare)
-        for clients, outcome in chunks:
-            if isinstance(outcome, Exception):
-                failures += [(client, outcome) for client in clients]
+        for updates in self._honest.train_chunks(client_ids, model, task, self._changes()):
+            clients = updates.client_ids
+            if not clients:  # those that failed
+                yield updates
                 continue
             if waiting:
-                of_honest.append(_select(outcome, [one not in self._active for one in clients]))
-                of_waiting.append(_select(outcome, [one in waiting for one in clients]))
-                outcome = _select(outcome, [one not in waiting for one in clients])
-            yield from self._attacked(outcome, model, task, failures)
+                of_honest.append(_select(updates, [one not in self._active for one in clients]))
+                of_waiting.append(_select(updates, [one in waiting for one in clients]))
+                updates = _select(updates, [one not in waiting for one in clients])
+            yield from self._attacked(updates, model, task, failures)
         if of_waiting:
             hostile = Updates.joined(of_waiting)
             cohort = self._seen(Updates.joined(of_honest), hostile, model, task)
             yield from self._attacked(hostile, model, task, failures, cohort)
 
-    def _prepare(self, clients: Sequence[int], job: TrainJob) -> TrainJob:
-        """The job with the poisoned samples of attackers, and with the models that they keep."""
-        active = self._active.keys() & set(clients)
-        if not active:
-            return job
-        if self.data.poisoned is not None:
-            job = _with_samples(job, clients, active, self.data.poisoned)
-        if private := active & self._private_models.keys():
-            starts = list(job.starts)
-            for row, client in enumerate(clients):
-                if client in private:
-                    starts[row] = self._private_models[client]
-            job = replace(job, starts=torch.stack(starts))
-        return job
+    def _changes(self) -> Changes:
+        """The attackers train on poisoned samples, and from the models that they keep."""
+        kept = self._active.keys() & self._private_models.keys()
+        starts = {client: self._private_models[client] for client in kept}
+        return Changes(frozenset(self._active), starts)
 
     def _seen(self, honest: Updates, hostile: Updates, model: Tensor, task: Task) -> Honest:
         """What attacks on the whole cohort know of the honest clients."""
@@ -221,21 +211,6 @@ class HostileEngine(WrappingEngine):
         self._private_models = {
             int(name): model for name, model in models.items() if name.isdecimal()
         }
-
-
-def _with_samples(
-    job: TrainJob, clients: Sequence[int], active: Collection[int], poisoned: Holdings
-) -> TrainJob:
-    """The job with the poisoned samples of the active clients."""
-    sizes = job.sizes.tolist()
-    indices = list(torch.split(job.indices, sizes))
-    targets = list(torch.split(job.targets, sizes))
-    for row, client in enumerate(clients):
-        if client in active:
-            theirs = poisoned.slice(client)
-            indices[row] = poisoned.indices[theirs]
-            targets[row] = poisoned.targets[theirs]
-    return replace(job, indices=torch.cat(indices), targets=torch.cat(targets))
 
 
 def _select(updates: Updates, rows: Sequence[bool]) -> Updates:

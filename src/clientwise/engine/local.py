@@ -8,8 +8,8 @@ import hmac
 import itertools
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
@@ -27,10 +27,26 @@ from .variates import ControlVariates
 
 MOST_REASON = 300  # characters of an error that the record keeps
 
-# Changes the job of some clients before it is trained: (their numbers, the honest job) -> job.
-Prepare = Callable[[Sequence[int], TrainJob], TrainJob]
 # What became of a chunk of clients: their numbers, and their updates or why they could not train.
 Outcome = tuple[Sequence[int], Updates | Exception]
+
+
+@dataclass(frozen=True)
+class Changes:
+    """Clients that do not train on their own samples, or not from the global model."""
+
+    poisoned: frozenset[int] = frozenset()  # clients that train on `FederatedData.poisoned`
+    starts: Mapping[int, Tensor] = field(default_factory=dict)  # [d] by client
+
+    def of(self, clients: Sequence[int]) -> Changes:
+        """Those of some clients, on the CPU, in memory of their own: they travel."""
+        starts = {
+            client: self.starts[client].cpu().clone() for client in clients if client in self.starts
+        }
+        return Changes(self.poisoned.intersection(clients), starts)
+
+
+UNCHANGED = Changes()
 
 
 class LocalEngine:
@@ -80,7 +96,7 @@ class LocalEngine:
         self._prefetched_clients: Sequence[int] = ()
         self._prefetched: tuple[Tensor, Tensor, Tensor] | None = None  # what those clients hold
         self._prefetched_from: Holdings | None = None
-        self._variates = ControlVariates(
+        self.variates = ControlVariates(
             self.num_clients, self.initial_model, self.spec.num_parameters
         )
         self._server_jobs = {
@@ -118,54 +134,55 @@ class LocalEngine:
         client_ids: Sequence[int],
         model: Tensor,
         task: Task,
-        prepare: Prepare | None = None,
+        changes: Changes = UNCHANGED,
     ) -> Iterator[Updates]:
-        """See `core.types.Engine`; `prepare` may change the job of each chunk of clients."""
-        failures: list[tuple[int, Exception]] = []
-        for clients, outcome in self.train_chunks(client_ids, model, task, prepare):
-            if isinstance(outcome, Exception):
-                failures += [(client, outcome) for client in clients]
-            else:
-                self.record_sent(outcome, model, task)
-                yield outcome
-        if failures:
-            yield failed_updates(failures, model)
+        """See `core.types.Engine`; `changes` may give clients other samples and models."""
+        for updates in self.train_chunks(client_ids, model, task, changes):
+            self.record_sent(updates, model, task)
+            yield updates
 
     def train_chunks(
         self,
         client_ids: Sequence[int],
         model: Tensor,
         task: Task,
-        prepare: Prepare | None = None,
-    ) -> Iterator[Outcome]:
-        """What every chunk of clients trained and measured; nothing is sent to the server yet.
+        changes: Changes = UNCHANGED,
+    ) -> Iterator[Updates]:
+        """What every chunk of clients trained and measured, then those that failed.
 
-        Raises the last error if no client could train: then no single client is at fault. A part
-        of the clients does not raise it.
+        Nothing is sent to the server yet. Raises the last error if no client could train: then no
+        single client is at fault. A part of the clients does not raise it.
         """
+        self._begin_round(task)
+        num_trained = 0
+        failures: list[tuple[int, Exception]] = []
+        for clients, outcome in self._outcomes(client_ids, model, task, changes):
+            if isinstance(outcome, Exception):
+                failures += [(client, outcome) for client in clients]
+            else:
+                num_trained += len(clients)
+                yield outcome
+        if not failures:
+            return
+        if not num_trained and not self.is_part:
+            _, last_error = failures[-1]
+            raise last_error
+        yield failed_updates(failures, model)
+
+    def _begin_round(self, task: Task) -> None:
         held = self.data.train_in(task.round_num)
         if held is not self._held:
             self._hold(held)
-        if task.training.control_variates:
-            self._variates.begin_round()
-        num_trained = 0
-        last_error: Exception | None = None
-        for clients, outcome in self._outcomes(client_ids, model, task, prepare):
-            if isinstance(outcome, Exception):
-                last_error = outcome
-            else:
-                num_trained += len(clients)
-            yield clients, outcome
-        if last_error is not None and not num_trained and not self.is_part:
-            raise last_error
+        if task.training.control_variates and not self.is_part:
+            self.variates.begin_round()
 
     def record_sent(self, updates: Updates, model: Tensor, task: Task) -> None:
         """Renew SCAFFOLD's control variates by the models that the server gets."""
-        if task.training.control_variates:
-            self._variates.update(updates, model, self._sizes, task.training)
+        if task.training.control_variates and updates.client_ids:
+            self.variates.update(updates, model, self._sizes, task.training)
 
     def _outcomes(
-        self, client_ids: Sequence[int], model: Tensor, task: Task, prepare: Prepare | None
+        self, client_ids: Sequence[int], model: Tensor, task: Task, changes: Changes
     ) -> Iterator[Outcome]:
         """The outcome of every chunk; a chunk that fails is tried again in halves.
 
@@ -174,7 +191,7 @@ class LocalEngine:
         chunks = self._cut(client_ids, task)
         began = time.perf_counter()
         results = self.executor.train(
-            self._train_job(chunk, model, task, prepare) for chunk in chunks
+            self._train_job(chunk, model, task, changes) for chunk in chunks
         )
         for chunk, result in zip(chunks, results, strict=True):
             seconds = (time.perf_counter() - began) / len(chunk)
@@ -186,8 +203,8 @@ class LocalEngine:
                 yield chunk, result
             else:
                 middle = len(chunk) // 2
-                yield from self._outcomes(chunk[:middle], model, task, prepare)
-                yield from self._outcomes(chunk[middle:], model, task, prepare)
+                yield from self._outcomes(chunk[:middle], model, task, changes)
+                yield from self._outcomes(chunk[middle:], model, task, changes)
             began = time.perf_counter()
 
     def _cut(self, client_ids: Sequence[int], task: Task) -> list[Sequence[int]]:
@@ -207,15 +224,15 @@ class LocalEngine:
         return [client_ids[first:end] for first, end in itertools.pairwise(ends)]
 
     def _train_job(
-        self, clients: Sequence[int], model: Tensor, task: Task, prepare: Prepare | None = None
+        self, clients: Sequence[int], model: Tensor, task: Task, changes: Changes = UNCHANGED
     ) -> TrainJob:
-        """The job of a chunk: every client starts from `model` [d], on its own samples."""
+        """The job of a chunk: every client starts from `model` [d], on its own samples, but for `changes`."""
         indices, targets, _ = self._samples_of(clients)
         corrections = None
         if task.training.control_variates:
-            corrections = self._variates.corrections(clients)
+            corrections = self.variates.corrections(clients).to(self.device)
         job = TrainJob(
-            starts=model.to(self.device).expand(len(clients), -1),
+            starts=self._starts(clients, model, changes),
             indices=indices,
             targets=targets,
             sizes=self._sizes[list(clients)],
@@ -227,7 +244,17 @@ class LocalEngine:
             if task.training.sample_clip
             else None,
         )
-        return job if prepare is None else prepare(clients, job)
+        if self.data.poisoned is not None and not changes.poisoned.isdisjoint(clients):
+            return _with_samples(job, clients, changes.poisoned, self.data.poisoned)
+        return job
+
+    def _starts(self, clients: Sequence[int], model: Tensor, changes: Changes) -> Tensor:
+        """The model that each client begins with [n, d]."""
+        start = model.to(self.device)
+        if changes.starts.keys().isdisjoint(clients):
+            return start.expand(len(clients), -1)
+        own = [changes.starts.get(client, start) for client in clients]
+        return torch.stack([one.to(self.device) for one in own])
 
     def _samples_of(self, clients: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
         """See `Holdings.gather`; looked up already where these clients were prefetched."""
@@ -349,11 +376,26 @@ class LocalEngine:
 
     def state(self) -> dict[str, Tensor]:
         """See `core.types.Engine`: SCAFFOLD's control variates."""
-        return self._variates.state()
+        return self.variates.state()
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """See `core.types.Engine`."""
-        self._variates.load_state({name: value.to(self.device) for name, value in state.items()})
+        self.variates.load_state({name: value.to(self.device) for name, value in state.items()})
+
+
+def _with_samples(
+    job: TrainJob, clients: Sequence[int], attacking: Collection[int], poisoned: Holdings
+) -> TrainJob:
+    """The job with the poisoned samples of the attacking clients."""
+    sizes = job.sizes.tolist()
+    indices = list(torch.split(job.indices, sizes))
+    targets = list(torch.split(job.targets, sizes))
+    for row, client in enumerate(clients):
+        if client in attacking:
+            theirs = poisoned.slice(client)
+            indices[row] = poisoned.indices[theirs]
+            targets[row] = poisoned.targets[theirs]
+    return replace(job, indices=torch.cat(indices), targets=torch.cat(targets))
 
 
 def failed_updates(failures: Sequence[tuple[int, Exception]], model: Tensor) -> Updates:

@@ -4,8 +4,9 @@ A client belongs to one shard, whose process holds its samples from the start. T
 measured and is added to sums. Only these sums, the criteria and counts travel, as far as the method can
 do without single models; otherwise all models are gathered here.
 
-A shard keeps nothing from call to call. Where its process or machine dies, Ray starts it elsewhere and
-repeats the call, to the same bits.
+A shard keeps nothing from call to call: what clients keep between rounds stays here, and travels with
+the call. Where a shard's process or machine dies, Ray starts it elsewhere and repeats the call, to the
+same bits.
 """
 
 from __future__ import annotations
@@ -15,21 +16,20 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from ..core.engine import Engine
 from ..core.method import Method, Plan
 from ..core.round import fold
 from ..core.types import Evaluation, Folded, Refusal, ServerState, Task, Updates
 from ..data.federated import FederatedData
 from ..errors import ClientwiseError
-from .local import LocalEngine
-from .wrapping import WrappingEngine
+from .local import UNCHANGED, Changes, LocalEngine
+from .variates import ControlVariates
 
 # Of a machine's cores that a shard asks Ray for: the rest is room for the shard of a machine that dies.
 RESERVED = 0.5
 # Makes what trains the clients of a shard, in its own process, from their samples and a number of cores.
-Build = Callable[[FederatedData, int], tuple[Engine, Method, Plan]]
+Build = Callable[[FederatedData, int], tuple[LocalEngine, Method, Plan]]
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Shard:
     def __init__(self, build: Build, cores: int) -> None:
         self._build = build
         self._cores = cores
-        self._built: tuple[Engine, Method, Plan] | None = None
+        self._built: tuple[LocalEngine, Method, Plan] | None = None
 
     def fold(self, placed: Sequence[Any], client_ids: Sequence[int], state: ServerState) -> Folded:
         """See `FoldingEngine`."""
@@ -78,11 +78,19 @@ class Shard:
         return fold(client_ids, here, method, plan, engine)
 
     def train(
-        self, placed: Sequence[Any], client_ids: Sequence[int], model: Tensor, task: Task
+        self,
+        placed: Sequence[Any],
+        client_ids: Sequence[int],
+        model: Tensor,
+        task: Task,
+        changes: Changes,
+        variates: ControlVariates | None,
     ) -> list[Updates]:
-        """See `core.types.Engine`; all chunks at once."""
+        """See `LocalEngine.train_chunks`; all chunks at once."""
         engine, _, _ = self._ready(placed)
-        chunks = engine.train(client_ids, model, task)
+        if variates is not None:
+            engine.variates = variates
+        chunks = engine.train_chunks(client_ids, model.to(engine.device), task, changes)
         return [replace(chunk, models=chunk.models.cpu()) for chunk in chunks]
 
     def evaluate(
@@ -90,65 +98,144 @@ class Shard:
     ) -> Evaluation:
         """See `core.types.Engine`, without the loss of every sample."""
         engine, _, _ = self._ready(placed)
-        return replace(engine.evaluate(client_ids, models), sample_losses=None)
+        return replace(engine.evaluate(client_ids, models.to(engine.device)), sample_losses=None)
 
-    def _ready(self, placed: Sequence[Any]) -> tuple[Engine, Method, Plan]:
+    def _ready(self, placed: Sequence[Any]) -> tuple[LocalEngine, Method, Plan]:
         if self._built is None:
-            import ray
-
-            (data,) = ray.get(list(placed))
-            self._built = self._build(data, self._cores)
+            self._built = self._build(self._read(placed), self._cores)
+            engine, _, _ = self._built
+            engine.is_part = True
         return self._built
 
+    def _read(self, placed: Sequence[Any]) -> FederatedData:
+        import ray
 
-class ShardedEngine(WrappingEngine):
-    """The clients of one seed, spread over shards: client k belongs to shard k mod S.
+        data: FederatedData
+        (data,) = ray.get(list(placed))
+        return data
+
+
+class Shards:
+    """The shards of the clients of one seed, in processes of Ray: client k belongs to shard k mod S.
 
     Args:
-        inner: the engine of the same clients in this process. It does the server's own work, and
-            knows the clients' samples, which are sent to the shards once.
+        data: the clients' samples, which are sent to the shards once.
         build: makes the engine of a shard, its method and its plan.
         where: a place for each shard.
     """
 
-    def __init__(self, inner: LocalEngine, build: Build, where: Sequence[Place]) -> None:
+    def __init__(self, data: FederatedData, build: Build, where: Sequence[Place]) -> None:
         import ray
 
-        super().__init__(inner)
-        self._shards = []
-        self._placed = []  # the shards' data in Ray's object store, as long as this engine is there
+        self._actors = []
+        self._placed = []  # the shards' data in Ray's object store, as long as this object is there
+        data = data.holdings_to(torch.device("cpu"))
         for index, place in enumerate(where):
-            data = inner.data.only(range(index, inner.num_clients, len(where)))
-            self._placed.append(ray.put(data))
-            self._shards.append(_start(build, place))
+            own = data.only(range(index, data.num_clients, len(where)))
+            self._placed.append(ray.put(own))
+            self._actors.append(_start(build, place))
 
     def close(self) -> None:
         """End the shards' processes."""
         import ray
 
-        for shard in self._shards:
-            ray.kill(shard)
+        for actor in self._actors:
+            ray.kill(actor)
+
+    def ask(
+        self,
+        what: str,
+        client_ids: Sequence[int],
+        shared: Sequence[Any],
+        own: Callable[[Sequence[int]], Sequence[Any]] = lambda _: (),
+        meanwhile: Callable[[], None] | None = None,
+    ) -> list[tuple[list[int], Any]]:
+        """What the shards answer about their own of these clients.
+
+        Args:
+            what: the method of `Shard` to call.
+            client_ids: the clients.
+            shared: arguments for all shards.
+            own: more arguments, of some clients alone.
+            meanwhile: called once the shards work.
+
+        Returns:
+            (clients, answer) of every shard that has some of the clients, in the shards' order.
+        """
+        import ray
+
+        sent = [ray.put(argument) for argument in shared]
+        asked = []
+        for index, clients in divided(client_ids, len(self._actors)):
+            call = getattr(self._actors[index], what)
+            placed = [self._placed[index]]
+            asked.append((clients, call.remote(placed, clients, *sent, *own(clients))))
+        if meanwhile:
+            meanwhile()
+        answers = ray.get([answer for _, answer in asked])
+        return [(clients, answer) for (clients, _), answer in zip(asked, answers, strict=True)]
+
+
+def divided(client_ids: Sequence[int], shards: int) -> list[tuple[int, list[int]]]:
+    """The shards that have some of these clients: (index, its clients)."""
+    own: list[list[int]] = [[] for _ in range(shards)]
+    for client in client_ids:
+        own[client % shards].append(client)
+    return [(index, clients) for index, clients in enumerate(own) if clients]
+
+
+class ShardedEngine(LocalEngine):
+    """The clients of one seed, trained and evaluated in shards.
+
+    This process holds their samples as well. It does the server's own work, and keeps what clients
+    keep between rounds.
+
+    Args:
+        data: see `LocalEngine`.
+        module: see `LocalEngine`.
+        shards: where the clients train.
+        options: of `LocalEngine`.
+    """
+
+    def __init__(
+        self, data: FederatedData, module: nn.Module, *, shards: Shards, **options: Any
+    ) -> None:
+        super().__init__(data, module, **options)
+        self._shards = shards
 
     def prefetch(self, client_ids: Sequence[int]) -> None:
         """Nothing: the shards hold the samples."""
 
     def fold(self, client_ids: Sequence[int], state: ServerState) -> Folded:
         """See `FoldingEngine`: a sum over clients is the sum over shards."""
-        needed = ServerState(state.round_num, state.model, state.loss, priority=state.priority)
-        parts = self._ask("fold", client_ids, needed)
+        model = state.model.cpu()
+        needed = ServerState(state.round_num, model, state.loss, priority=state.priority)
+        parts = self._shards.ask("fold", client_ids, [needed], meanwhile=self.idle_work)
         joined = Folded.joined([folded for _, folded in parts], client_ids)
         if not joined.client_ids:
             _refuse_if_none_trained(joined.refusals)
         return joined
 
-    def train(self, client_ids: Sequence[int], model: Tensor, task: Task) -> Iterator[Updates]:
-        """See `core.types.Engine`; all models travel, for methods that must see single models."""
-        chunks = [
-            chunk for _, updates in self._ask("train", client_ids, model, task) for chunk in updates
-        ]
+    def train_chunks(
+        self,
+        client_ids: Sequence[int],
+        model: Tensor,
+        task: Task,
+        changes: Changes = UNCHANGED,
+    ) -> Iterator[Updates]:
+        """See `LocalEngine`; all models travel, for methods and engines that must see single models."""
+        self._begin_round(task)
+
+        def own(clients: Sequence[int]) -> Sequence[Any]:
+            variates = self.variates.of(clients) if task.training.control_variates else None
+            return changes.of(clients), variates
+
+        parts = self._shards.ask("train", client_ids, [model.cpu(), task], own, self.idle_work)
+        chunks = [chunk for _, updates in parts for chunk in updates]
         trained = [chunk for chunk in chunks if chunk.client_ids]
         if trained:
-            yield Updates.joined(trained).by_client()
+            gathered = Updates.joined(trained).by_client()
+            yield replace(gathered, models=gathered.models.to(self.device))
         failures = [failure for chunk in chunks for failure in chunk.failures]
         if failures:
             if not trained:
@@ -156,30 +243,13 @@ class ShardedEngine(WrappingEngine):
             yield Updates.failed(sorted(failures, key=lambda one: one.client_id), model)
 
     def evaluate(self, client_ids: Sequence[int], models: Tensor) -> Evaluation:
-        """See `core.types.Engine`: every shard evaluates its own clients."""
-        parts = self._ask("evaluate", client_ids, models)
+        """See `core.types.Engine`: every shard evaluates its own clients, and this process a single one."""
+        if len(client_ids) == 1:
+            return super().evaluate(client_ids, models)
+        parts = self._shards.ask("evaluate", client_ids, [models.cpu()])
         rank = {client: position for position, client in enumerate(client_ids)}
         ranks = torch.tensor([rank[client] for clients, _ in parts for client in clients])
         return _joined([evaluation for _, evaluation in parts], ranks)
-
-    def _ask(
-        self, what: str, client_ids: Sequence[int], *arguments: Any
-    ) -> list[tuple[list[int], Any]]:
-        """What the shards answer about their own of these clients: (clients, answer), in the shards' order."""
-        import ray
-
-        own: list[list[int]] = [[] for _ in self._shards]
-        for client in client_ids:
-            own[client % len(own)].append(client)
-        sent = [ray.put(argument) for argument in arguments]
-        asked = []
-        for shard, placed, clients in zip(self._shards, self._placed, own, strict=True):
-            if clients:
-                asked.append((clients, getattr(shard, what).remote([placed], clients, *sent)))
-        if self.idle_work and what != "evaluate":
-            self.idle_work()
-        answers = ray.get([answer for _, answer in asked])
-        return [(clients, answer) for (clients, _), answer in zip(asked, answers, strict=True)]
 
 
 def _start(build: Build, place: Place) -> Any:

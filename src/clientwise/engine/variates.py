@@ -16,7 +16,8 @@ class ControlVariates:
     """c_a of all clients, zero for those that never trained, and their mean c (Karimireddy et al., 2020)."""
 
     def __init__(self, num_clients: int, like: Tensor, num_parameters: int) -> None:
-        self._num_clients, self._num_parameters = num_clients, num_parameters
+        self._num_clients = num_clients
+        self._num_parameters = num_parameters
         self._none = torch.zeros_like(like)
         self._own: dict[int, Tensor] = {}
         self._mean = self._none
@@ -27,6 +28,13 @@ class ControlVariates:
         for _, variate in sorted(self._own.items()):
             total += variate
         self._mean = (total / self._num_clients).float()
+
+    def of(self, clients: Sequence[int]) -> ControlVariates:
+        """c_a of some clients and the c of this round, on the CPU: they travel."""
+        part = ControlVariates(self._num_clients, self._none.cpu(), self._num_parameters)
+        part._mean = self._mean.cpu()
+        part._own = {client: self._own[client].cpu() for client in clients if client in self._own}
+        return part
 
     def corrections(self, clients: Sequence[int]) -> Tensor:
         """c − c_a of some clients [G, d]: what is added to their gradients."""

@@ -317,15 +317,17 @@ def build_engine(
     seed: int,
     executor: Executor,
     method: Method | None = None,
+    make: Callable[..., LocalEngine] = LocalEngine,
 ) -> EmbeddedEngine:
-    """An engine with the initial model of this seed. In a control no client sends anything, so none attacks."""
-    module = build_module(experiment, data.samples, seed)
+    """An engine with the initial model of this seed. In a control no client sends anything, so none attacks.
+
+    The honest engine, around which the others are built, is what `make` makes.
+    """
     control = method.control if method else None
     if control is not None and control != "alone":
-        return LocalEngine(data.centralised(control), module, seed=seed, executor=executor)
-    honest = LocalEngine(data, module, seed=seed, executor=executor)
-    if method and method.privacy and method.privacy.secret:
-        honest.noise_key = secrets.token_bytes(32)
+        data = data.centralised(control)
+        return build_honest(experiment, data, seed, executor, method, make)
+    honest = build_honest(experiment, data, seed, executor, method, make)
     if control is not None:
         return AloneEngine(honest, hostile)
     engine: EmbeddedEngine = HostileEngine(honest, hostile) if hostile else honest
@@ -333,6 +335,22 @@ def build_engine(
         return TimedEngine(engine, method.pace if method else Pace())
     if method and experiment.engine == "flower":  # where clients take the time they take
         engine.clock = Clock(engine.num_clients, method.pace)
+    return engine
+
+
+def build_honest(
+    experiment: Experiment,
+    data: FederatedData,
+    seed: int,
+    executor: Executor,
+    method: Method | None = None,
+    make: Callable[..., LocalEngine] = LocalEngine,
+) -> LocalEngine:
+    """The clients of a seed, all of them honest and without a clock, with the initial model of this seed."""
+    module = build_module(experiment, data.samples, seed)
+    engine = make(data, module, seed=seed, executor=executor)
+    if method and method.privacy and method.privacy.secret:
+        engine.noise_key = secrets.token_bytes(32)
     return engine
 
 

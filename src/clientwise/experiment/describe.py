@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 
 from ..core.adapters import pairs_of
-from ..core.cohort import sums_suffice
+from ..core.cohort import count_sums
 from ..core.criteria import is_claimed
 from ..core.types import ModelSpec
 from ..data.federated import FederatedData, Samples
@@ -19,12 +19,14 @@ from .build import build_data, build_executor, build_plan
 from .doubts import doubts
 from .policy_checks import policy_doubts
 from .privacy_checks import describe_privacy, held_out_doubts
+from .ray_shards import can_be_sharded
 from .round_memory import gpu_bytes, largest_round
 from .schema import Experiment
 from .steps import count_steps, steps_in_words, unequal_steps
 from .validation import validate
 
 FLOAT_BYTES = 4
+SUM_BYTES = 8  # of a float64
 WORTH_SAYING = 10**8  # bytes
 MANY_ROWS = 10**6
 MOST_NAMED = 8  # columns or classes
@@ -49,7 +51,7 @@ def describe(experiment: Experiment, own_data: FederatedData | None = None) -> l
         "server set": _server_set(experiment, data),
         "model": _model(experiment, executor),
         "device": f"{device}: {executor}",
-        "on Ray": _travels(experiment, data, executor.spec),
+        "on Ray": _travels(experiment, data, executor.spec, bool(hostile)),
         "memory": _memory(experiment, data, executor),
         "methods": ", ".join(names),
         "criteria": _criteria(experiment),
@@ -164,22 +166,32 @@ def _memory(experiment: Experiment, data: FederatedData, executor: DeviceExecuto
     return f"up to {gigabytes(needed)} for the models of a round"
 
 
-def _travels(experiment: Experiment, data: FederatedData, spec: ModelSpec) -> str:
-    """What shards of a cohort send to this process; nothing without Ray."""
+def _travels(
+    experiment: Experiment, data: FederatedData, spec: ModelSpec, has_hostile: bool
+) -> str:
+    """What shards of a cohort send to this process, by method; nothing without Ray."""
     if experiment.workers != "ray":
         return ""
     plan = build_plan(experiment, data.num_clients, experiment.seeds[0])
-    methods = [method for method in experiment.build_methods() if not method.control]
-    has_adapters = bool(pairs_of(spec))
-    gathering = []
-    for method in methods:
-        averages_products = has_adapters and method.adapters == "products"
-        if averages_products or not sums_suffice(method, plan):
-            gathering.append(method.name)
-    if not gathering:
-        return "a shard sends sums over its clients, criteria and counts, no models"
-    megabytes = FLOAT_BYTES * plan.cohort_size * spec.size / 1e6
-    return f"shards send every model, {megabytes:,.1f} MB a round, for {', '.join(gathering)}"
+    every_model = FLOAT_BYTES * plan.cohort_size * spec.size
+    found = []
+    for method in experiment.build_methods():
+        sums = count_sums(method, plan, spec, data.samples.problem, plan.cohort_size)
+        if not can_be_sharded(method):
+            how = "not in shards: one client holds all samples"
+        elif method.control or method.training.control_variates:
+            how = f"shards gather every model: {_megabytes(every_model)} a round, and as much is sent to them"
+        elif sums and not has_hostile and data.devices is None:
+            folded = SUM_BYTES * sums * spec.size
+            how = f"shards fold models into sums: {_megabytes(folded)} a round from each shard"
+        else:
+            how = f"shards gather every model: {_megabytes(every_model)} a round"
+        found.append(f"{method.name}: {how}")
+    return f"\n{'':<12}".join(found)
+
+
+def _megabytes(count: int) -> str:
+    return f"{count / 1e6:,.2f} MB"
 
 
 def _criteria(experiment: Experiment) -> str:

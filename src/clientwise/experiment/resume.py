@@ -40,6 +40,7 @@ MAY_CHANGE = frozenset(
 )
 MAY_GROW = frozenset({"rounds", "seeds", "methods", "flower.left"})  # see `extended`
 MEMBERS = ("flower.clients", "flower.left")
+BY_HOST = "by the host's clients"  # the fact "computed" of a run that `cw.Aggregator` recorded
 
 
 def config_so_far(folder: Path) -> Experiment | None:
@@ -51,6 +52,7 @@ def config_so_far(folder: Path) -> Experiment | None:
     path = folder / CONFIG
     if not path.is_file():
         return None
+    refuse_run_of_host(folder)
     written = load_experiment(path)
     text = recorded_fact(folder, FACT)
     if text is None:
@@ -65,6 +67,15 @@ def config_so_far(folder: Path) -> Experiment | None:
     if found:
         raise _edited(path, found)
     return recorded
+
+
+def refuse_run_of_host(folder: Path) -> None:
+    """RunError where `cw.Aggregator` recorded the run: its clients are those of another program."""
+    if recorded_fact(folder, "computed") == json.dumps(BY_HOST):
+        raise RunError(
+            f"{folder}: was recorded by cw.Aggregator or a strategy, and cannot be resumed. Start the program "
+            "that trains its clients again, with a new folder"
+        )
 
 
 def extended(before: Experiment, experiment: Experiment) -> Experiment:

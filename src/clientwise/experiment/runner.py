@@ -21,6 +21,7 @@ from ..data.federated import FederatedData, Samples
 from ..data.hints import column_hints
 from ..engine.device import memory_errors_explained, pick_device, threads_for
 from ..engine.executor import DeviceExecutor, Executor
+from ..engine.local import LocalEngine
 from ..engine.scheduler import LaneExecutor, Scheduler
 from ..engine.shards import places
 from ..engine.wrapping import EmbeddedEngine
@@ -228,10 +229,16 @@ class _Seeds:
         """Where its clients train."""
         return self._made[seed].executor
 
-    def engine(self, seed: int, method: Method, executor: Executor) -> EmbeddedEngine:
-        """The clients of a seed in this process."""
+    def engine(
+        self,
+        seed: int,
+        method: Method,
+        executor: Executor,
+        make: Callable[..., LocalEngine] = LocalEngine,
+    ) -> EmbeddedEngine:
+        """The clients of a seed; see `build_engine`."""
         own = self._made[seed]
-        return build_engine(self._experiment, own.data, own.hostile, seed, executor, method)
+        return build_engine(self._experiment, own.data, own.hostile, seed, executor, method, make)
 
     def open_lane(self, seed: int, method: Method, executor: Executor) -> Lane:
         """A method with this seed, at its last checkpoint."""
@@ -297,20 +304,18 @@ class _Sitting:
         where = places(on_gpu=self._first.device.type == "cuda")
         in_shards: list[Pair] = []
         if len(todo) < sum(place.cores for place in where):
-            in_shards = [pair for pair in todo if self._can_be_sharded(*pair)]
+            in_shards = [(seed, method) for seed, method in todo if can_be_sharded(method)]
         whole = [pair for pair in todo if pair not in in_shards]
-        lanes = [self._open(pair, self._seeds.executor(pair[0])) for pair in whole]
-        run_on_ray(lanes, config, own_data, self._trackers, self._tell)
+        if whole:
+            lanes = [self._open(pair, self._seeds.executor(pair[0])) for pair in whole]
+            run_on_ray(lanes, config, own_data, self._trackers, self._tell)
         for seed, method in in_shards:
             executor = self._seeds.executor(seed)
-            inner = self._seeds.engine(seed, method, executor)
-            with sharded(inner, config, method.name, where) as engine:
+            data = self._seeds.data(seed)
+            with sharded(data, config, method.name, seed, where) as make:
+                engine = self._seeds.engine(seed, method, executor, make)
                 lane = self._opened(self._seeds.lane(seed, method, engine))
                 run_lanes([lane], Scheduler(executor), self._trackers, self._tell)
-
-    def _can_be_sharded(self, seed: int, method: Method) -> bool:
-        engine = self._seeds.engine(seed, method, self._seeds.executor(seed))
-        return can_be_sharded(method, engine)
 
     def _run_group(self, group: Sequence[Pair]) -> None:
         executor = self._seeds.executor(group[0][0])

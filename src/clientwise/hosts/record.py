@@ -16,7 +16,7 @@ from ..core.types import RoundRecord
 from ..errors import RunError
 from ..experiment.folders import claim
 from ..experiment.origin import versions
-from ..experiment.resume import CONFIG
+from ..experiment.resume import BY_HOST, CONFIG
 from ..runs.files import write_atomically
 from ..runs.lock import locked
 from ..runs.writer import Store
@@ -78,7 +78,7 @@ class HostRecord:
                     "rounds": self._planned,
                     "lanes": 1,
                     "reported on": reported_on,
-                    "computed": "by the host's clients",
+                    "computed": BY_HOST,
                     "model_bytes": FLOAT_BYTES * num_values,
                     "begun": f"{datetime.now():%Y-%m-%d %H:%M}",
                 }

@@ -1,0 +1,65 @@
+"""Shards in this process, for tests without Ray."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+
+from clientwise.data.federated import FederatedData
+from clientwise.engine.shards import Build, Place, Shard, Shards, divided
+from clientwise.experiment import ray_shards, runner
+
+
+def places(count: int) -> list[Place]:
+    """A place for each shard, with more cores than there are lanes."""
+    return [Place(f"node {index}", cores=64) for index in range(count)]
+
+
+def without_ray(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    """Let `workers = "ray"` mean so many shards in this process."""
+    monkeypatch.setattr(runner, "connected_to_ray", nullcontext)
+    monkeypatch.setattr(runner, "places", lambda on_gpu: places(count))
+    monkeypatch.setattr(ray_shards, "Shards", AllHere)
+
+
+class Here(Shard):
+    """A shard in this process, without Ray."""
+
+    def _read(self, placed: Sequence[Any]) -> FederatedData:
+        (data,) = placed
+        return data
+
+
+class AllHere(Shards):
+    """The shards of all clients in this process. What travels is pickled, as by Ray."""
+
+    def __init__(self, data: FederatedData, build: Build, where: Sequence[Place]) -> None:
+        self._here = []
+        for index, _ in enumerate(where):
+            shard = Here(build, 1)
+            shard._ready([data.only(range(index, data.num_clients, len(where)))])
+            self._here.append(shard)
+
+    def close(self) -> None:
+        self._here.clear()
+
+    def ask(
+        self,
+        what: str,
+        client_ids: Sequence[int],
+        shared: Sequence[Any],
+        own: Callable[[Sequence[int]], Sequence[Any]] = lambda _: (),
+        meanwhile: Callable[[], None] | None = None,
+    ) -> list[tuple[list[int], Any]]:
+        answers = []
+        for index, clients in divided(client_ids, len(self._here)):
+            call = getattr(self._here[index], what)
+            sent = pickle.loads(pickle.dumps((clients, *shared, *own(clients))))
+            answers.append((clients, pickle.loads(pickle.dumps(call([], *sent)))))
+        if meanwhile:
+            meanwhile()
+        return answers
