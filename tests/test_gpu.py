@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import clientwise as cw
+import shards_here
 from clientwise.attacks import ATTACKS
 from clientwise.engine.device import gpu_memory, share_gpu
 from clientwise.engine.executor import DeviceExecutor
@@ -49,6 +50,23 @@ def assert_same_on_both(config: dict[str, Any], folder: Path) -> None:
 
 def test_every_method(small: dict[str, Any], tmp_path: Path) -> None:
     assert_same_on_both(small | {"methods": list(METHODS), "devices": {}}, tmp_path)
+
+
+def test_two_shards_on_one_gpu(
+    small: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In this process: Ray would place each shard on a GPU of its own."""
+    config = small | {
+        "methods": ["FedAvg", "SCAFFOLD", "Recommended"],
+        "hostile": [{"clients": [0], "attack": ["alie"], "from_round": 2, "ignore_global": True}],
+    }
+    for name, changes in {"honest": {"hostile": []}, "hostile": {}}.items():
+        whole = losses(config | changes, "cuda", tmp_path / name)
+        with monkeypatch.context() as patch:
+            shards_here.without_ray(patch, 2)
+            cut = losses(config | changes | {"workers": "ray"}, "cuda", tmp_path / name / "cut")
+        for method, expected in whole.items():
+            assert cut[method] == pytest.approx(expected, rel=1e-3), method
 
 
 def test_devices_and_late_clients(small: dict[str, Any], tmp_path: Path) -> None:
