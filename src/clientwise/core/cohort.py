@@ -11,7 +11,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from .adapters import average_products, pairs_of
+from .adapters import average_products
 from .aggregate import Aggregator, Stack, SubsetSums, can_fold, weighted_mean
 from .bounds import InfeasibleError
 from .criteria import Arrivals, Outcome
@@ -73,8 +73,7 @@ class Cohort:
         at_work = engine.clock.at_work if engine.clock else frozenset()
         self._expected = at_work.union(asked)
         self._seen = set[int]()
-        # Adapted layers whose products are averaged
-        self._pairs = pairs_of(engine.spec) if method.adapters == "products" else ()
+        self._pairs = method.averaged_pairs(engine.spec)
         self._aggregator = self._make_aggregator(is_part)
         waits = method.sees_whole_cohort or bool(self._pairs)
         self._held: list[Updates] | None = [] if waits else None

@@ -158,7 +158,7 @@ def _memory(experiment: Experiment, data: FederatedData, executor: DeviceExecuto
     if executor.device.type == "cuda":
         expected = gigabytes(gpu_bytes(experiment, data, executor))
         return f"about {expected} of the GPU; {gigabytes(gpu_memory(executor.device))} are free"
-    needed = largest_round(experiment, data, executor.spec.size)
+    needed = largest_round(experiment, data, executor.spec)
     if needed < WORTH_SAYING:
         return ""
     return f"up to {gigabytes(needed)} for the models of a round"
@@ -170,11 +170,9 @@ def _travels(experiment: Experiment, data: FederatedData, spec: ModelSpec) -> st
         return ""
     plan = build_plan(experiment, data.num_clients, experiment.seeds[0])
     methods = [method for method in experiment.build_methods() if not method.control]
-    has_adapters = bool(pairs_of(spec))
     gathering = []
     for method in methods:
-        averages_products = has_adapters and method.adapters == "products"
-        if averages_products or not sums_suffice(method, plan):
+        if method.averaged_pairs(spec) or not sums_suffice(method, plan):
             gathering.append(method.name)
     if not gathering:
         return "a shard sends sums over its clients, criteria and counts, no models"
