@@ -264,7 +264,9 @@ def test_a_second_update_and_a_function_for_no_criterion(tmp_path: Path) -> None
     assert done.model["bias"].tolist() == [1, 1]
     assert done.refusals == {"a": "second update of the same client"}
     assert done.remarks == ()
-    assert RunFolder(folder).notes("FedAvg") == [("a is refused: second update of the same client",)]
+    assert RunFolder(folder).notes("FedAvg") == [
+        ("a is refused: second update of the same client",)
+    ]
     assert done.criteria["a"]["trust"] > 0
     with pytest.raises(ValueError, match="measured_here: age is none of the criteria"):
         cw.Aggregator("FedAvg", measured_here={"age": lambda arrays: 1.0})

@@ -270,7 +270,7 @@ def tune(
     from ..experiment.tune import tune as search
     from ..report.terminal import trials_table
     from ..report.units import Unit
-    from ..runs.files import write_atomically
+    from ..writing import write_atomically
 
     options = {
         "trials": trials,
