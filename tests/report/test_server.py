@@ -446,6 +446,29 @@ def test_a_token_is_asked_for_once(folder: Path) -> None:
         assert httpx.get(f"{address}/api/list", cookies={name: "wrong"}).status_code == 401
 
 
+def test_a_cookie_is_secure_behind_a_proxy_with_tls(folder: Path, tmp_path: Path) -> None:
+    path = tmp_path / "page.sock"
+    (tmp_path / "token").write_text("secret")
+    (tmp_path / "token").chmod(0o600)
+    socket_options = ["--host", f"unix:{path}", "--token-file", tmp_path / "token"]
+    with (
+        command(tmp_path / "said", folder, *socket_options),
+        httpx.Client(transport=httpx.HTTPTransport(uds=str(path))) as client,
+    ):
+        assert _is_secure(client, "http://localhost/", "https")
+        assert not _is_secure(client, "http://localhost/", "http")
+    with served([folder], token="secret") as address, httpx.Client() as client:
+        assert _is_secure(client, address, "https")
+        assert not _is_secure(client, address, "http")
+        assert not _is_secure(client, address, None)
+
+
+def _is_secure(client: httpx.Client, address: str, forwarded: str | None) -> bool:
+    headers = {"X-Forwarded-Proto": forwarded} if forwarded else {}
+    answer = client.get(address, params={"token": "secret"}, headers=headers)
+    return "; Secure" in answer.headers["set-cookie"]
+
+
 def test_the_command_serves_and_ends_quietly(folder: Path) -> None:
     command = [sys.executable, "-m", "clientwise", "serve", str(folder), "--port", "0"]
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}

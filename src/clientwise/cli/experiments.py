@@ -294,6 +294,7 @@ def tune(
     out.print(f"Metrics are on training samples that clients hold back, with seeds {seeds_tried}.")
     for method, own in found.trials.items():
         out.print(trials_table(own, found.best[method], settings.by, Unit(found.is_share)))
+    print_lines(f"Failed: {line}" for line in found.failed)
     for line in found.at_an_end():
         out.print(f"[yellow]{escape(line)}[/]", soft_wrap=True)
     with writing_to(path):

@@ -56,6 +56,7 @@ class Request:
     task: Task | None = None  # None: evaluate
     version: str = VERSION  # of clientwise, at the server
     round_num: int = 0  # of an evaluation; a task has its own
+    frozen: str = ""  # digest of the server's frozen parameters, which no message holds
 
 
 def write_request(request: Request, models: ArrayRecord, kept: Tensor | None = None) -> RecordDict:
