@@ -6,6 +6,8 @@ import random
 from typing import Any
 
 import numpy
+import torch
+from torch import nn
 
 GLOBAL = {
     "kernel": numpy.zeros((2, 2), "float32"),
@@ -53,6 +55,24 @@ TYPES = [
     "datetime64[s]",
 ]
 SHAPES = [(2, 2), (2,), (), (1, 2), (4,), (0,), (2, 2, 1), (3, 3)]
+
+
+class Net(nn.Module):
+    """A network whose state the floating-point arrays are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kernel = nn.Parameter(torch.zeros(2, 2))
+        self.bias = nn.Parameter(torch.zeros(2))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return inputs @ self.kernel + self.bias
+
+
+def server_samples() -> tuple[torch.Tensor, torch.Tensor]:
+    """(inputs, targets) for `Net`."""
+    inputs = torch.randn(40, 2, generator=torch.Generator().manual_seed(1))
+    return inputs, inputs.argmax(1)
 
 
 class Garbage(bytes):

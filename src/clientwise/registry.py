@@ -73,12 +73,17 @@ def suggest(word: str, known: Iterable[str]) -> str:
     "; did you mean 'priority'?"
     """
     known = sorted(known)
-    close = difflib.get_close_matches(word, known, n=1)
-    if close:
-        return f"; did you mean {close[0]!r}?"
+    close = closest(word, known)
+    if close is not None:
+        return f"; did you mean {close!r}?"
     if known:
         return f"; known: {', '.join(known)}"
     return ""
+
+
+def closest(word: str, known: Iterable[str]) -> str | None:
+    """The known word that an unknown one is probably meant to be."""
+    return next(iter(difflib.get_close_matches(word, sorted(known), n=1)), None)
 
 
 @dataclass(frozen=True)

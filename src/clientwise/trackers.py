@@ -21,6 +21,7 @@ from uuid import uuid4
 from .core.types import RoundRecord
 from .errors import ClientwiseError
 from .registry import Registry
+from .writing import write_atomically
 
 
 @dataclass(frozen=True)
@@ -303,9 +304,7 @@ def _known_id(file: Path, key: str, create: Callable[[], str]) -> str:
         known = json.loads(file.read_text(encoding="utf-8"))
     if key not in known:
         known[key] = create()
-        temporary = file.with_suffix(".part")
-        temporary.write_text(json.dumps(known, indent=2), encoding="utf-8")
-        os.replace(temporary, file)
+        write_atomically(file, json.dumps(known, indent=2).encode())
     return str(known[key])
 
 

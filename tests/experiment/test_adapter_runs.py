@@ -16,6 +16,7 @@ from clientwise.core.round import first_state, run_round
 from clientwise.core.types import LocalTraining, Task
 from clientwise.engine.local import LocalEngine
 from clientwise.errors import ConfigError, RunError
+from clientwise.experiment import round_memory
 from clientwise.experiment.config import load_experiment
 from clientwise.experiment.describe import describe
 from clientwise.models.own import OwnModel
@@ -254,3 +255,12 @@ def test_evidence_and_fine_tuning_go_with_adapters(tmp_path: Path) -> None:
         assert len(run.residuals(method, 1)) == 4
         metrics = [value for _, value in run.curve("metric", method, 1)]
         assert max(metrics) > 0.5
+
+
+def test_check_counts_the_models_that_products_need(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(round_memory, "memory", lambda: 2_000)
+    experiment = load_experiment(CONFIG).with_model(OwnModel(network))
+    with pytest.raises(ConfigError, match="ask fewer clients in a round"):
+        describe(experiment, samples())
+    by_factors = load_experiment(CONFIG | {"methods": [{"name": "FedAvg", "adapters": "factors"}]})
+    assert describe(by_factors.with_model(OwnModel(network)), samples())

@@ -9,8 +9,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import nn
+from typer.testing import CliRunner
 
 import clientwise as cw
+from clientwise.cli import app
 from clientwise.core.problem import Classification
 from clientwise.core.types import ServerState
 from clientwise.errors import ConfigError, RunError
@@ -219,6 +221,10 @@ def test_the_record_and_the_page_have_epsilon(tmp_path: Path) -> None:
     assert "simulated: known from the seed" in shown
     assert "add or remove one client" in shown
     assert "replace one client" in shown
+    summary = CliRunner().invoke(app, ["show", str(tmp_path / "run")]).output.replace("\n", " ")
+    assert f"private: ε = {rows[-1].epsilon:.3f} at δ = 0.01 after all rounds so far" in summary
+    assert "local: ε = " in summary
+    assert "FedAvg: ε" not in summary
 
 
 def test_no_training_loss_leaves_a_client_with_noise(tmp_path: Path) -> None:

@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 import tomli_w
+from typer.testing import CliRunner
 
 import clientwise as cw
+from clientwise.cli import app
 from clientwise.core.types import LocalTraining
 from clientwise.experiment.build import build_data, load_samples
 from clientwise.experiment.config import load_experiment
@@ -72,6 +74,8 @@ def test_a_run_records_its_steps_and_marks_who_trains_on_the_server(
 ) -> None:
     run = RunFolder(cw.run(unequal, tmp_path / "run"))
     assert dict(about(run))["steps a round"].startswith("client 1; server 12 (ServerTuning)")
+    shown = CliRunner().invoke(app, ["show", str(run.folder)]).output
+    assert "steps a round  client 1; server 12" in shown
     series = series_of([run])
     assert headline(series)[0].startswith("ServerTuning trains 12 steps a round")
     footnote = "‡ Trains on the server's samples, which the other methods do not."

@@ -133,6 +133,24 @@ def test_what_cannot_be_searched_is_refused(
         tune(*load_tuning(config | {"tune": table}))
 
 
+def test_values_that_are_invalid_together_fail_and_the_search_goes_on(tiny: dict[str, Any]) -> None:
+    score = {"name": "iowa", "by": "dataset_size", "best": 0.2, "most": 0.9, "end": 0.8}
+    tiny |= {"rounds": 1, "methods": [{"name": "ranked", "score": score}]}
+
+    def tuned(best: list[float], end: list[float]) -> Tuning:
+        over = {"score": {"best": best, "end": end}}
+        return tune(*load_tuning(tiny | {"tune": {"over": over, "seeds": [7]}}))
+
+    found = tuned(best=[0.2, 0.6], end=[0.5, 0.8])
+    assert len(found.trials["ranked"]) == 3
+    (line,) = found.failed
+    assert line == (
+        "ranked: score.best = 0.6, score.end = 0.5: best must be below end, got 0.6 and 0.5"
+    )
+    with pytest.raises(ConfigError, match="no values of ranked are valid together"):
+        tuned(best=[0.6], end=[0.5])
+
+
 def test_a_matrix_says_what_to_tune_instead(tiny: dict[str, Any]) -> None:
     matrix = {"attacks": {"flip": {"attack": "sign_flip"}}, "shares": [0.2]}
     with pytest.raises(ConfigError, match=r"matrix: .* tune a copy of this file"):

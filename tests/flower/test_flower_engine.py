@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 pytest.importorskip("flwr", reason="needs clientwise[flower]")
 
@@ -40,6 +41,7 @@ from clientwise.flower.client_app import client_app
 from clientwise.flower.connections import simulated_clients
 from clientwise.flower.engine import CHUNK, LOSS_TOO_LARGE, FlowerEngine, TooFewRepliesError
 from clientwise.flower.wire import ARRAYS, KEPT, NUMBERS, pack, unpack
+from clientwise.models.networks import MODELS
 from clientwise.runs.writer import Store
 
 pytestmark = pytest.mark.usefixtures("clock")
@@ -125,6 +127,34 @@ def sorted_weights(record: RoundRecord) -> list[float]:
     return [
         weight for _, weight in sorted(zip(record.client_ids, record.weights.tolist(), strict=True))
     ]
+
+
+@pytest.mark.parametrize("elsewhere", [0.0, 1.0])
+def test_a_node_with_other_frozen_weights_refuses(
+    tiny: dict[str, Any], monkeypatch: pytest.MonkeyPatch, elsewhere: float
+) -> None:
+    pretrained = 0.0
+    monkeypatch.setattr(
+        MODELS, "_parts", {**MODELS._parts}
+    )  # where the test's own is left out later
+
+    @MODELS.register("pretrained")
+    def network(input_shape: tuple[int, ...], outputs: int) -> nn.Module:
+        """A frozen layer, and one that learns."""
+        body = nn.Linear(math.prod(input_shape), 8).requires_grad_(False)
+        nn.init.constant_(body.weight, pretrained)
+        return nn.Sequential(nn.Flatten(), body, nn.Linear(8, outputs))
+
+    setup = Setup(tiny | {"name": f"frozen {elsewhere}", "model": "pretrained"})
+    pretrained = elsewhere
+    _, record, refusals = setup.round_with({})
+    if elsewhere == 0.0:
+        assert record.client_ids
+        assert not refusals
+    else:
+        assert not record.client_ids
+        (reason,) = set(refusals.values())
+        assert "frozen parameters of this node's network are not those of the server" in reason
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -1,9 +1,9 @@
-"""Thousands of hostile replies: nothing that a client sends ends a run of `Weighted`, or steers it alone."""
+"""Thousands of hostile replies: nothing that a client sends ends a run of a strategy, or steers it alone."""
 
 from __future__ import annotations
 
 import random
-from typing import Any
+from pathlib import Path
 
 import numpy
 import pytest
@@ -14,8 +14,15 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRec
 from flwr.serverapp.strategy import FedAdam, FedAvg, FedAvgM
 from flwr.supercore.task_identity import TaskIdentity
 
-from clientwise.flower import Weighted
-from hostile_replies import GLOBAL, Garbage, hostile_arrays, hostile_metrics
+from clientwise.flower import MethodStrategy, Weighted
+from hostile_replies import (
+    GLOBAL,
+    Garbage,
+    Net,
+    hostile_arrays,
+    hostile_metrics,
+    server_samples,
+)
 
 pytestmark = pytest.mark.fire
 ROUNDS, CLIENTS = 250, 7  # with three strategies, to train and to evaluate: 10,500 replies
@@ -63,10 +70,8 @@ def hostile_reply(chance: random.Random, node: int) -> Message:
 
 @pytest.mark.parametrize("strategy", [FedAvg(), FedAvgM(server_momentum=0.5), FedAdam()])
 def test_ten_thousand_hostile_replies(
-    strategy: FedAvg, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+    strategy: FedAvg, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
-    model = ArrayRecord({name: Array(array) for name, array in GLOBAL.items()})
     monkeypatch.setattr(FedAvg, "configure_train", lambda *arguments: [])
     accuracy = {"accuracy": lambda record: 1 / (1 + abs(float(record["bias"].numpy()[0])))}
     weighted = Weighted(
@@ -75,6 +80,32 @@ def test_ten_thousand_hostile_replies(
         measured_here=accuracy,
         record=tmp_path / "record",
     )
+    send_hostile_replies(weighted)
+    assert len((tmp_path / "record").read_text().splitlines()) == 2 * ROUNDS
+
+
+@pytest.mark.parametrize("method", ["FedAvg", "Median", "Recommended"])
+def test_hostile_replies_to_a_whole_method(
+    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FedAvg, "configure_train", lambda *arguments: [])
+    strategy = MethodStrategy(
+        FedAvg(),
+        model=Net(),
+        samples=server_samples(),
+        method=method,
+        num_classes=2,
+        record=tmp_path / "record",
+    )
+    send_hostile_replies(strategy)
+    assert len((tmp_path / "record").read_text().splitlines()) == 2 * ROUNDS
+    assert any(found.weights for found in strategy.rounds.values())
+
+
+def send_hostile_replies(weighted: Weighted) -> None:
+    """Rounds of hostile replies, after each of which weights, model and metrics are usable."""
+    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
+    model = ArrayRecord({name: Array(array) for name, array in GLOBAL.items()})
     chance = random.Random(1)
     for round_num in range(1, ROUNDS + 1):
         weighted.configure_train(round_num, model, ConfigRecord(), None)  # type: ignore[arg-type]
@@ -94,4 +125,3 @@ def test_ten_thousand_hostile_replies(
             assert all(numpy.isfinite(array.numpy()).all() for array in arrays.values())
         for values in (metrics or {}).values():
             assert numpy.isfinite(values).all()
-    assert len((tmp_path / "record").read_text().splitlines()) == 2 * ROUNDS

@@ -340,6 +340,14 @@ def test_no_escape_sequence_of_a_node_is_logged(caplog: pytest.LogCaptureFixture
     assert escape not in caplog.text
 
 
+def test_a_second_update_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    strategy = Weighted(FedAvg(), criteria=["size"])
+    aggregate(strategy, *(reply(node, 1.0, size=1.0) for node in (2, 3, 3)))
+    assert strategy.rounds[1].weights == {2: 0.5, 3: 0.5}
+    refused = [line for line in caplog.messages if "refused" in line]
+    assert refused == ["round 1: node 3 is refused: second update of the same client"]
+
+
 def test_claims_that_overflow_the_score_keep_the_model() -> None:
     most = {f"criterion {number}": 1e12 for number in range(30)}
     strategy = Weighted(FedAvg(), criteria=list(most), normalise="none")

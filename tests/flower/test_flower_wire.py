@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 
@@ -30,10 +32,14 @@ TASK = Task(
 @pytest.mark.parametrize("task", [TASK, Task(1, LocalTraining(), RobustLoss(shape=0.2), ()), None])
 def test_a_request_arrives_as_it_was_sent(task: Task | None) -> None:
     model = torch.randn(7)
-    request, models, kept = wire.read_request(
-        wire.write_request(Request(4, 2**62, task), pack(model))
-    )
-    assert request == Request(4, 2**62, task)
+    asked = Request(4, 2**62, task, frozen="digest")
+    content = wire.write_request(asked, pack(model))
+    request, models, kept = wire.read_request(content)
+    assert request == asked
+    in_json = json.loads(str(content.config_records[wire.REQUEST]["json"]))
+    assert in_json.keys() == {"client", "seed", "task", "version", "round_num"}  # as 0.2.0 reads it
+    del content.config_records[wire.REQUEST][wire.FROZEN]  # as 0.2.0 writes it
+    assert wire.read_request(content)[0].frozen == ""
     assert torch.equal(models, model)
     assert kept is None
 

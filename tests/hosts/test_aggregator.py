@@ -126,6 +126,8 @@ def test_the_record_is_a_run_folder(tmp_path: Path) -> None:
     assert "75.0%" in shown
     assert "refused: model has NaN or Inf" in shown
     assert CliRunner().invoke(app, ["report", str(folder)]).exit_code == 0
+    assert "honest" not in str(overview([run])).lower()
+    assert "honest" not in CliRunner().invoke(app, ["show", str(folder)]).output.lower()
     with pytest.raises(RunError, match="there is a run already"):
         cw.Aggregator("FedAvg", folder=folder)  # before clients train for it
     resumed = CliRunner().invoke(app, ["run", str(folder), "--resume"])
@@ -253,16 +255,22 @@ def test_own_criteria_and_what_the_server_measures() -> None:
     assert done.remarks == ("a claims accuracy = 1.0, which is measured here: 0.5",)
 
 
-def test_a_second_update_and_a_function_for_no_criterion() -> None:
-    aggregator = cw.Aggregator("FedAvg", criteria=["trust", "dataset_size"])
+def test_a_second_update_and_a_function_for_no_criterion(tmp_path: Path) -> None:
+    folder = tmp_path / "mine"
+    aggregator = cw.Aggregator("FedAvg", criteria=["trust", "dataset_size"], folder=folder)
     with pytest.raises(RuntimeError, match="call `begin` first"):
         aggregator.finish()
     aggregator.begin(SENT)
     for value in (1.0, 100.0):
         aggregator.accept("a", model(value), {"dataset_size": 1})
     done = aggregator.finish()
+    aggregator.close()
     assert done.model["bias"].tolist() == [1, 1]
-    assert done.remarks == ("a is refused: second update of the same client",)
+    assert done.refusals == {"a": "second update of the same client"}
+    assert done.remarks == ()
+    assert RunFolder(folder).notes("FedAvg") == [
+        ("a is refused: second update of the same client",)
+    ]
     assert done.criteria["a"]["trust"] > 0
     with pytest.raises(ValueError, match="measured_here: age is none of the criteria"):
         cw.Aggregator("FedAvg", measured_here={"age": lambda arrays: 1.0})
@@ -287,7 +295,7 @@ def test_bounds_may_name_clients() -> None:
     done = aggregator.aggregate(SENT, updates, sizes(a=80, b=10, x=10))
     assert done.weights == pytest.approx({"a": 0.1, "b": 0.9})
     assert done.refusals == {"x": "unknown client"}
-    assert done.remarks == ("x is refused: unknown client",)
+    assert done.remarks == ()
 
 
 @pytest.mark.parametrize(

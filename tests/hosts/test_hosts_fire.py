@@ -1,6 +1,6 @@
 """Thousands of hostile updates: nothing that a client sends ends a job of any host, or steers it alone.
 
-The same for Flower's strategy is in `tests/flower/test_flower_fire.py`.
+The same for Flower's strategies is in `tests/flower/test_flower_fire.py`.
 """
 
 from __future__ import annotations
@@ -11,35 +11,19 @@ from typing import Any
 
 import numpy
 import pytest
-import torch
-from torch import nn
 
 import clientwise as cw
 from clientwise.runs.folder import RunFolder
-from hostile_replies import GLOBAL, hostile_arrays, hostile_metrics
+from hostile_replies import GLOBAL, Net, hostile_arrays, hostile_metrics, server_samples
 
 pytestmark = pytest.mark.fire
 ROUNDS, CLIENTS = 500, 7  # with three methods: 10,500 updates
 
 
-class Net(nn.Module):
-    """A network whose state the floating-point arrays are."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.kernel = nn.Parameter(torch.zeros(2, 2))
-        self.bias = nn.Parameter(torch.zeros(2))
-
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        return inputs @ self.kernel + self.bias
-
-
 def options(method: str) -> dict[str, Any]:
     if method != "Recommended":
         return {}
-    chance = torch.Generator().manual_seed(1)
-    inputs = torch.randn(40, 2, generator=chance)
-    return {"model": Net(), "weigh": (inputs, inputs.argmax(1)), "num_classes": 2}
+    return {"model": Net(), "weigh": server_samples(), "num_classes": 2}
 
 
 def odd(chance: random.Random, value: Any) -> Any:

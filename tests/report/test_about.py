@@ -76,6 +76,7 @@ def test_what_differs_and_nothing_else(folders: list[Path], tmp_path: Path) -> N
 def test_runs_are_listed_found_and_sorted(folders: list[Path], tmp_path: Path) -> None:
     parent = Path(shutil.copytree(folders[0].parent, tmp_path / "runs"))
     annotate(parent / "second", "after it", ["thesis", "chapter 2"])
+    (parent / "figures").mkdir()  # not a run
     runs = list_runs([parent])
 
     def names(*given: str | None) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,9 @@ import pytest
 
 import clientwise as cw
 import processes
-from clientwise.runs import files
-from clientwise.runs.files import naming, read_whole, write_atomically
+from clientwise import writing
+from clientwise.runs.files import read_whole
+from clientwise.writing import naming, write_atomically
 
 
 def full(*arguments: object) -> None:
@@ -26,11 +28,24 @@ def test_a_full_disk_names_the_file_and_leaves_the_old_one(
 ) -> None:
     path = tmp_path / "report.html"
     path.write_bytes(b"old")
-    monkeypatch.setattr(files.os, "fsync", full)
+    monkeypatch.setattr(writing.os, "fsync", full)
     with pytest.raises(OSError, match=r"No space left on device: '.*report\.html'") as caught:
         write_atomically(path, b"new")
     assert (caught.value.filename, caught.value.errno) == (str(path), errno.ENOSPC)
     assert [(one.name, one.read_bytes()) for one in tmp_path.iterdir()] == [("report.html", b"old")]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads names of open files from /proc")
+def test_a_file_and_its_name_outlast_a_power_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced = []
+    monkeypatch.setattr(
+        writing.os, "fsync", lambda file: synced.append(os.readlink(f"/proc/self/fd/{file}"))
+    )
+    write_atomically(tmp_path / "config.toml", b"new")
+    assert synced == [str(tmp_path / "config.toml.part"), str(tmp_path)]
+    assert (tmp_path / "config.toml").read_bytes() == b"new"
 
 
 def test_a_file_that_is_named_already_keeps_its_name(tmp_path: Path) -> None:

@@ -185,7 +185,12 @@ def test_an_authority_that_cannot_be_reached_is_an_error(run: Path, url: str) ->
 
 
 @pytest.mark.parametrize(
-    "answers", [[b"no HTTP\r\n\r\n"], [b"HTTP/1.1 200 OK\r\n\r\n", *[b"x"] * 50]]
+    "answers",
+    [
+        [b"no HTTP\r\n\r\n"],
+        [b"HTTP/1.1 200 OK\r\n\r\n", *[b"x"] * 50],
+        [b"HTTP/1.1 200 OK\r\n", *[b"x"] * 50],  # a header that does not end
+    ],
 )
 def test_an_authority_that_answers_wrongly_or_too_slowly_is_an_error(
     run: Path, answers: list[bytes], monkeypatch: pytest.MonkeyPatch

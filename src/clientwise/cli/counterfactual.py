@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
 
 from .console import fail, out, print_lines
 from .experiments import stop_politely
+
+if TYPE_CHECKING:
+    from ..experiment.schema import Experiment
 
 
 def counterfactual(
@@ -48,34 +51,41 @@ def counterfactual(
 
     Example: clientwise counterfactual runs/mine --without Basel
     """
-    from ..experiment.counterfactual import with_equal_weights, with_policy, without_client
     from ..launch import run as run_experiment
     from ..progress import show_progress
-    from ..report.paired import comparison
-    from ..report.terminal import plain_table
     from ..runs.files import plain_name
-    from ..runs.folder import RunFolder
 
     if [without is not None, uniform, policy is not None].count(True) != 1:
         fail("give one of --without CLIENT, --uniform and --policy FILE")
-    if without is not None:
-        experiment = without_client(folder, without)
-        change = f"without-{without}"
-    elif policy is not None:
-        experiment = with_policy(folder, policy)
-        change = f"policy-{policy.stem}"
-    else:
-        experiment = with_equal_weights(folder)
-        change = "uniform"
+    experiment, change = _changed(folder, without, policy)
     target = out_folder or folder.with_name(f"{folder.resolve().name}-{plain_name(change)}")
     resume = (target / "config.toml").exists()
     with stop_politely(), show_progress(out) as on_round:
         run_experiment(experiment, target, resume=resume, on_round=on_round)
-    sentences, tables = comparison(RunFolder(folder), RunFolder(target))
+    _print_comparison(folder, target)
+    print_lines([f"\nRun folder  {target}"])
+
+
+def _changed(folder: Path, without: str | None, policy: Path | None) -> tuple[Experiment, str]:
+    """The experiment with one thing changed, and a name for the change."""
+    from ..experiment.counterfactual import with_equal_weights, with_policy, without_client
+
+    if without is not None:
+        return without_client(folder, without), f"without-{without}"
+    if policy is not None:
+        return with_policy(folder, policy), f"policy-{policy.stem}"
+    return with_equal_weights(folder), "uniform"
+
+
+def _print_comparison(before: Path, after: Path) -> None:
+    from ..report.paired import comparison
+    from ..report.terminal import plain_table
+    from ..runs.folder import RunFolder
+
+    sentences, tables = comparison(RunFolder(before), RunFolder(after))
     for found in tables:
         out.print(plain_table(found, found.title))
     if tables:
         out.print(escape(tables[0].note))
     for line in sentences:
         out.print(escape(line))
-    print_lines([f"\nRun folder  {target}"])

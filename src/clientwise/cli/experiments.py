@@ -271,7 +271,7 @@ def tune(
     from ..experiment.tune import tune as search
     from ..report.terminal import trials_table
     from ..report.units import Unit
-    from ..runs.files import write_atomically
+    from ..writing import write_atomically
 
     options = {
         "trials": trials,
@@ -295,6 +295,7 @@ def tune(
     out.print(f"Metrics are on training samples that clients hold back, with seeds {seeds_tried}.")
     for method, own in found.trials.items():
         out.print(trials_table(own, found.best[method], settings.by, Unit(found.is_share)))
+    print_lines(f"Failed: {line}" for line in found.failed)
     for line in found.at_an_end():
         out.print(f"[yellow]{escape(line)}[/]", soft_wrap=True)
     with writing_to(path):

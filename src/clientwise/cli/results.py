@@ -54,8 +54,10 @@ def show(
         for table in audit_tables(run, round_num, method):
             out.print(table)
         return
-    for what, text in about(run):
-        out.print(f"[dim]{what:<11}[/]{escape(text)}", soft_wrap=True)
+    facts = list(about(run))
+    width = max(len(what) for what, _ in facts) + 2
+    for what, text in facts:
+        out.print(f"[dim]{what:<{width}}[/]{escape(text)}", soft_wrap=True)
     print_results(run)
 
 

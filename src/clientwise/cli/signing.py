@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -75,7 +76,6 @@ def verify(
     from ..experiment.recompute import recompute
     from ..keys import public_bytes, public_keys
     from ..runs.folder import RunFolder
-    from ..runs.stamps import Stamped, count_stamps, verify_stamps
     from ..runs.verify import verify as verify_record
 
     trusted = [public_bytes(one) for one in public_keys(public_key)] if public_key else []
@@ -86,12 +86,9 @@ def verify(
         f"Signed by    {_signers(found.keys, bool(trusted))}",
         f"Receipts     {_compared(found.receipts, found.unreceipted)}",
     ]
-    stamps = Stamped()
-    if certificates:
-        stamps = verify_stamps(folder, certificates)
-        lines.append(f"Stamps       {_stamped(stamps, found.entries)}")
-    elif given := count_stamps(folder):
-        lines.append(f"Stamps       {given:,}, not checked: give --tsa-certificate")
+    stamps, about_stamps = _stamps(folder, certificates, found.entries)
+    if about_stamps:
+        lines.append(f"Stamps       {about_stamps}")
     lines += [f"Run again    {text}" for text in found.repeated]
     lines += [f"Changed      {text}" for text in found.changed]
     with err.status("Recomputing the weights"):
@@ -101,7 +98,11 @@ def verify(
     for method, reason in weights.skipped.items():
         lines.append(f"             {method}: not recomputed ({reason})")
     print_lines(lines)
-    faults = [*found.faults, *stamps.faults, *weights.faults]
+    _conclude(folder, [*found.faults, *stamps.faults, *weights.faults])
+
+
+def _conclude(folder: Path, faults: Sequence[str]) -> None:
+    """Print the faults, and end with an error where there are any."""
     for fault in faults[:SHOWN_FAULTS]:
         out.print(f"[red]FAULT[/]        {escape(fault)}", soft_wrap=True)
     if len(faults) > SHOWN_FAULTS:
@@ -158,6 +159,17 @@ def stamp(
     with err.status("Waiting for the stamp"), writing_to(folder):
         position = stamp_head(folder, tsa)
     print_lines([f"Stamped      entries 1 to {position:,} of {folder}"])
+
+
+def _stamps(folder: Path, certificates: Path | None, entries: int) -> tuple[Stamped, str]:
+    """What the time stamps show, also in words; "" where there are none and none are asked for."""
+    from ..runs.stamps import Stamped, count_stamps, verify_stamps
+
+    if certificates:
+        stamps = verify_stamps(folder, certificates)
+        return stamps, _stamped(stamps, entries)
+    given = count_stamps(folder)
+    return Stamped(), f"{given:,}, not checked: give --tsa-certificate" if given else ""
 
 
 def _stamped(stamps: Stamped, entries: int) -> str:

@@ -11,7 +11,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from .adapters import Pair, average_products, pairs_of
+from .adapters import average_products
 from .aggregate import Aggregator, Stack, SubsetSums, can_fold, weighted_mean
 from .bounds import InfeasibleError
 from .criteria import Arrivals, Outcome
@@ -75,7 +75,7 @@ class Cohort:
         at_work = engine.clock.at_work if engine.clock else frozenset()
         self._expected = at_work.union(asked)
         self._seen = set[int]()
-        self._pairs = _averaged_pairs(method, engine.spec)
+        self._pairs = method.averaged_pairs(engine.spec)
         self._aggregator = self._make_aggregator(is_part)
         waits = method.sees_whole_cohort or bool(self._pairs)
         self._held: list[Updates] | None = [] if waits else None
@@ -563,7 +563,7 @@ def _terms(method: Method, plan: Plan, spec: ModelSpec, problem: Problem) -> Seq
     """The terms of the score to add up models by; None where single models are needed."""
     if method.keeps_models or plan.counterfactuals or plan.shapley:
         return None
-    if _averaged_pairs(method, spec):
+    if method.averaged_pairs(spec):
         return None
     score = method.score
     terms = score.terms_of_all_orders(method.names) if method.adjust else score.terms(method.names)
@@ -571,11 +571,6 @@ def _terms(method: Method, plan: Plan, spec: ModelSpec, problem: Problem) -> Seq
     if terms is None or not can_fold(terms, highs):
         return None
     return terms
-
-
-def _averaged_pairs(method: Method, spec: ModelSpec) -> tuple[Pair, ...]:
-    """The adapted layers whose products are averaged."""
-    return pairs_of(spec) if method.adapters == "products" else ()
 
 
 def _notes_of(posterior: Posterior | None) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ from typing import Literal
 
 from ..registry import Need, Part
 from .adapt_loss import LossAdapter
+from .adapters import Pair, pairs_of
 from .before import Before
 from .bounds import Bounds
 from .clock import Clock, Pace
@@ -20,7 +21,7 @@ from .rules import Rule
 from .sampling import poisson_sample, sample_clients, secret_sample
 from .scores import Prioritized, Score
 from .server_step import ServerStep, replace_model
-from .types import LocalTraining
+from .types import LocalTraining, ModelSpec
 from .weighting import Normaliser, sum_scale
 
 Control = Literal["pooled", "server_only", "alone"]
@@ -100,6 +101,10 @@ class Method:
         if self.secure or self.noises_mean:
             return True
         return self.needs("models") or self.needs("whole_cohort")
+
+    def averaged_pairs(self, spec: ModelSpec) -> tuple[Pair, ...]:
+        """The adapted layers of a model whose products are averaged, for which models are kept, too."""
+        return pairs_of(spec) if self.adapters == "products" else ()
 
     @property
     def sees_whole_cohort(self) -> bool:

@@ -17,12 +17,11 @@ import torch
 from torch import Tensor
 
 from .cohort import Cohort
-from .engine import Engine
 from .fixed_point import Fixed, FixedPoint, SecureAggregation
 from .guard import inspect_measurements, inspect_updates, inspect_values
-from .method import Method, Plan
+from .method import Method
 from .problem import Problem
-from .types import Candidate, Refusal, ServerState, Task, Updates
+from .types import Candidate, Refusal, Task, Updates
 from .weighting import divide
 
 CRITERIA_BITS = 64  # of the sums of the criteria, which are few
@@ -203,17 +202,11 @@ class SumsSecretly(Protocol):
 class SecretCohort(Cohort):
     """The clients of a round of which the server knows the weighted sum alone."""
 
-    def __init__(
-        self,
-        asked: Sequence[int],
-        state: ServerState,
-        method: Method,
-        plan: Plan,
-        engine: Engine,
-    ) -> None:
-        super().__init__(asked, state, method, plan, engine)
-        self._scores = SecretScores.of(method, engine.problem, plan.cohort_size)
-        self._sum: SecretSum | None = None
+    _sum: SecretSum | None = None
+
+    @property
+    def _scores(self) -> SecretScores:
+        return SecretScores.of(self._method, self._engine.problem, self._plan.cohort_size)
 
     def gather(self, task: Task) -> None:
         """Train the clients and add up what they send."""
@@ -314,10 +307,11 @@ class SecretCohort(Cohort):
         """The sums of the criteria [m] as the clients are told them."""
         if not self._method.uses_sums:
             return torch.ones(raw.shape[1], dtype=torch.float64)
-        total = self._scores.encode_criteria(raw[0])
+        scores = self._scores
+        total = scores.encode_criteria(raw[0])
         for row in raw[1:]:
-            total = total + self._scores.encode_criteria(row)
-        return self._scores.decode_criteria(total)
+            total = total + scores.encode_criteria(row)
+        return scores.decode_criteria(total)
 
 
 def sum_note(clients: int, cohort: int, error: float) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import os
 import tempfile
 import zipfile
 import zlib
@@ -24,6 +23,7 @@ from torch.nn.functional import interpolate
 
 from ..core.problem import Classification, Regression
 from ..registry import Part, PositiveInt, Registry
+from ..writing import put_in_place
 from .cache import cache_folder
 from .federated import Samples
 from .folder import DataError, find
@@ -237,7 +237,7 @@ def _save(path: Path, samples: Samples) -> None:
         ) as folder:  # others may write the same file now
             whole = Path(folder) / path.name
             numpy.savez_compressed(whole, **arrays)
-            os.replace(whole, path)
+            put_in_place(whole, path)
     except OSError as error:
         raise DataError(
             f"{path}: cannot be written ({error.strerror}); set CLIENTWISE_CACHE to another folder"

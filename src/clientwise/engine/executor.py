@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Protocol
 
 import torch
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from ..core.types import Evaluation, LocalTraining, ModelSpec
 from ..data.federated import Samples
 from ..models.dropout import count_dropout
-from ..models.flat import FlatModel, frozen_parameters
+from ..models.flat import FlatModel, frozen_digest, frozen_parameters
 from .device import (
     Mode,
     Precision,
@@ -60,6 +60,11 @@ class Executor(Protocol):
     samples: Samples
     spec: ModelSpec
     workers: int
+
+    @property
+    def frozen(self) -> str:
+        """The digest of the parameters that do not learn; see `models.flat.frozen_digest`."""
+        ...
 
     def clients_at_once(self, training: LocalTraining, largest: int) -> int:
         """How many clients with at most `largest` samples train together."""
@@ -151,6 +156,11 @@ class DeviceExecutor:
             initializer=_begin_work,
             initargs=(self._own, equip, self.flat.module, device),
         )
+
+    @cached_property
+    def frozen(self) -> str:
+        """See `Executor`."""
+        return frozen_digest(self.flat.module)
 
     def __str__(self) -> str:
         """How clients are trained and why, for the user."""

@@ -110,6 +110,11 @@ class LocalEngine:
         return EvaluateJob.of(self.data.test, range(self.num_clients))
 
     @property
+    def frozen(self) -> str:
+        """The digest of the parameters that do not learn."""
+        return self.executor.frozen
+
+    @property
     def train_sizes(self) -> Tensor | None:
         """See `core.types.Engine`; in a deployment, the clients' samples are elsewhere."""
         return self._sizes.cpu().double() if bool(self._sizes.any()) else None

@@ -42,6 +42,11 @@ class LaneExecutor:
         self.device, self.samples, self.spec = shared.device, shared.samples, shared.spec
         self.clients_at_once = shared.clients_at_once
 
+    @property
+    def frozen(self) -> str:
+        """See `Executor`."""
+        return self._scheduler.executor.frozen
+
     def train(self, jobs: Iterable[TrainJob]) -> Iterator[TrainResult | Exception]:
         """See `Executor`."""
         for job in jobs:

@@ -31,6 +31,11 @@ class WrappingEngine:
         self.clock: Clock | None = inner.clock
 
     @property
+    def frozen(self) -> str:
+        """See `LocalEngine.frozen`."""
+        return self.inner.frozen
+
+    @property
     def train_sizes(self) -> Tensor | None:
         """See `core.types.Engine`."""
         return self.inner.train_sizes

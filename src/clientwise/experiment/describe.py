@@ -160,7 +160,7 @@ def _memory(experiment: Experiment, data: FederatedData, executor: DeviceExecuto
     if executor.device.type == "cuda":
         expected = gigabytes(gpu_bytes(experiment, data, executor))
         return f"about {expected} of the GPU; {gigabytes(gpu_memory(executor.device))} are free"
-    needed = largest_round(experiment, data, executor.spec.size)
+    needed = largest_round(experiment, data, executor.spec)
     if needed < WORTH_SAYING:
         return ""
     return f"up to {gigabytes(needed)} for the models of a round"

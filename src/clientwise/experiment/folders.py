@@ -10,9 +10,10 @@ import tomli_w
 from pydantic import TypeAdapter, ValidationError
 
 from ..errors import RunError
-from ..runs.files import plain_name, write_atomically
+from ..runs.files import plain_name
 from ..runs.reader import is_finished
 from ..runs.recorded import read_table
+from ..writing import write_atomically
 from .messages import issues_of
 from .resume import CONFIG, changed_keys
 from .schema import Experiment

@@ -20,7 +20,7 @@ import torch
 from ..engine.device import gpu_memory, pick_device, share_gpu
 from ..errors import ClientwiseError, ConfigError, RunError
 from ..limits import gigabytes
-from ..runs.files import write_atomically
+from ..writing import write_atomically
 from .config import read_config
 from .folders import new_folder
 from .lanes import Progress

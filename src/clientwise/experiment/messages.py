@@ -10,7 +10,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from ..errors import shortened
-from ..registry import suggest
+from ..registry import closest, suggest
 
 Issue = tuple[str, str]  # the key, with its value where it is wrong; and what is wrong with it
 Place = list[int | str]
@@ -64,9 +64,12 @@ def issues_of(error: ValidationError, table: type[BaseModel] | None = None) -> l
     wrong: dict[str, list[str]] = {}  # a union fails once per alternative: one message for all
     typical: dict[str, str] = {}
     details = error.errors(include_url=False)
+    misspelt = _misspelt_keys(details[:MOST_ISSUES], table)
     for detail in details[:MOST_ISSUES]:
         place = _place(detail)
         key = dotted(place)
+        if detail["type"] == "missing" and key in misspelt:
+            continue
         if detail["type"] in _ABOUT_KEYS:
             found += _issues_about_keys(detail, place, table)
             continue
@@ -81,6 +84,18 @@ def issues_of(error: ValidationError, table: type[BaseModel] | None = None) -> l
         found.append((shown, f"{_either(rules)}.{typical.get(shown, '')}"))
     if len(details) > MOST_ISSUES:
         found.append(("", f"and {len(details) - MOST_ISSUES:,} more like these"))
+    return found
+
+
+def _misspelt_keys(details: Sequence[ErrorDetails], table: type[BaseModel] | None) -> set[str]:
+    """The keys that unknown ones are probably meant to be."""
+    found = set()
+    for detail in details:
+        if detail["type"] == "extra_forbidden":
+            *parent, unknown = _place(detail)
+            meant = closest(str(unknown), _keys_at(table, parent))
+            if meant is not None:
+                found.add(dotted([*parent, meant]))
     return found
 
 

@@ -27,10 +27,10 @@ from ..engine.shards import places
 from ..engine.wrapping import EmbeddedEngine
 from ..errors import RunError
 from ..models.flat import frozen_digest
-from ..runs.files import write_atomically
 from ..runs.lock import locked
 from ..runs.writer import Store
 from ..trackers import Trackers
+from ..writing import write_atomically
 from .build import (
     build_data,
     build_engine,

@@ -23,6 +23,7 @@ from ..engine.probes import with_input_type
 from ..engine.wrapping import EmbeddedEngine, WrappingEngine
 from ..limits import gigabytes, memory
 from ..models.call import outputs_of
+from ..models.flat import spec_of
 from ..models.size import check_batches
 from .build import count_outputs
 from .messages import Issue
@@ -47,9 +48,7 @@ def size_issues(experiment: Experiment, module: nn.Module, data: FederatedData) 
             order = f"the order of {count:,} samples in that many epochs"
             message = f"{order} takes {gigabytes(needed)} of memory; ask for fewer epochs"
             yield f"{key}.epochs = {training.epochs}", message
-    trained = [one for one in module.parameters() if one.requires_grad]
-    size = sum(tensor.numel() for tensor in [*trained, *module.buffers()])
-    yield from memory_issues(experiment, data, size)
+    yield from memory_issues(experiment, data, spec_of(module))
     yield from _output_issues(module, data, batch)
 
 

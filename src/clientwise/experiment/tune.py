@@ -99,6 +99,7 @@ class Tuning:
     best: Mapping[str, Trial]
     seeds: Sequence[int]
     is_share: bool  # whether metrics are shown in percent
+    failed: Sequence[str]  # values that are invalid together, and why; a line for each trial
 
     def at_an_end(self) -> Iterator[str]:
         """Where the best value is the least or largest that was allowed: better ones may lie beyond."""
@@ -178,6 +179,7 @@ def tune(
     bench = _Bench(experiment, samples, target)
     higher = samples.problem.higher_is_better
     trials: dict[str, list[Trial]] = {}
+    failed: list[str] = []
     best: dict[str, Trial] = {}
     tuned: list[MethodSettings] = []
     for method in experiment.methods:
@@ -185,6 +187,11 @@ def tune(
         own = trials.setdefault(method.name, [])
         draws = search if settings.sampler == "random" else search_by_optuna
         for values, tell in draws(space, settings.trials):
+            if reason := _why_unfit(experiment, method, values):
+                shown = ", ".join(f"{dotted(path)} = {value}" for path, value in values.items())
+                failed.append(f"{method.name}: {shown}: {reason}")
+                tell(math.inf)
+                continue
             candidate = with_values(method, values).build(experiment.training)
             results = []
             for seed in seeds:
@@ -193,6 +200,9 @@ def tune(
             metrics, rounds = zip(*results, strict=True)
             own.append(Trial(method.name, values, metrics, rounds))
             tell(_loss(own[-1], higher))
+        if not own:
+            message = f"no values of {method.name} are valid together. {failed[-1]}"
+            raise ConfigError(experiment.source, [("tune", message)])
         best[method.name] = best_trial(own, settings.by, higher)
         found = best[method.name].values
         record = Tuned(
@@ -206,7 +216,7 @@ def tune(
         )
         tuned.append(with_values(method, found).model_copy(update={"tuned": record}))
     with_best = experiment.model_copy(update={"methods": tuned})
-    return Tuning(with_best, trials, best, seeds, samples.problem.is_share)
+    return Tuning(with_best, trials, best, seeds, samples.problem.is_share, failed)
 
 
 def _seeds(experiment: Experiment, settings: TuneSettings) -> list[int]:
@@ -252,19 +262,21 @@ def _unfit_values(experiment: Experiment, method: MethodSettings, space: Space) 
     """Keys that a method does not have, and values that it does not take."""
     for path, choices in space.items():
         for value in choices.samples():
-            key = f"tune: {method.name}: {dotted(path)} = {value}"
-            try:
-                candidate = with_values(method, {path: value})
-            except ValidationError as error:
-                yield key, "; ".join(message for _, message in issues_of(error, MethodSettings))
+            if reason := _why_unfit(experiment, method, {path: value}):
+                yield f"tune: {method.name}: {dotted(path)} = {value}", reason
                 break
-            except ConfigError as error:
-                yield key, error.issues[0][1]
-                break
-            alone = experiment.model_copy(update={"methods": [candidate]})
-            if found := config_issues(alone):
-                yield key, "; ".join(message for _, message in found)
-                break
+
+
+def _why_unfit(experiment: Experiment, method: MethodSettings, values: Values) -> str:
+    """Why a method does not take these values; "" where it does."""
+    try:
+        candidate = with_values(method, values)
+    except ValidationError as error:
+        return "; ".join(message for _, message in issues_of(error, MethodSettings))
+    except ConfigError as error:
+        return error.issues[0][1]
+    alone = experiment.model_copy(update={"methods": [candidate]})
+    return "; ".join(message for _, message in config_issues(alone))
 
 
 def with_values(method: MethodSettings, values: Mapping[Path, Any]) -> MethodSettings:

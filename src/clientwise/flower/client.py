@@ -10,7 +10,7 @@ from flwr.app import Error, Message, RecordDict
 from torch import Tensor
 
 from ..engine.wrapping import EmbeddedEngine
-from .gate import Gate, RefusedError
+from .gate import Gate, RefusedError, refuse_other_weights
 from .wire import Request, read_request, write_evaluation, write_update
 
 log = logging.getLogger("clientwise")
@@ -43,6 +43,7 @@ def _answer(
     engine: EmbeddedEngine,
     gate: Gate | None = None,
 ) -> RecordDict:
+    refuse_other_weights(request, engine)
     client = request.client
     if request.task is None:
         evaluate = partial(engine.evaluate, [client])

@@ -235,9 +235,7 @@ class FlowerEngine:
         patience = time.monotonic() + self._settings.train_seconds
         nodes = self._wait_for(client_ids, min(terms.threshold, len(client_ids)), patience)
         packed = pack(model)
-        trainings = {
-            client: write_request(Request(client, self._seed, task), packed) for client in nodes
-        }
+        trainings = {client: write_request(self._request(client, task), packed) for client in nodes}
         seconds = iter([self._settings.train_seconds])  # of the first step, which trains
 
         def exchange(requests: Mapping[int, RecordDict]) -> Iterator[tuple[int, Content]]:
@@ -298,7 +296,7 @@ class FlowerEngine:
         packed = pack(models)
         requests = {}
         for client in nodes:
-            request = Request(client, self._seed, round_num=self._round)
+            request = self._request(client)
             requests[client] = write_request(request, packed)
         reachable = {*nodes, *self._settings.away}
         for client in client_ids:
@@ -390,6 +388,11 @@ class FlowerEngine:
             self.clock.now = float(state["clock"])
             self._began = time.monotonic() - self.clock.now
 
+    def _request(self, client: int, task: Task | None = None) -> Request:
+        """A request to train, or to evaluate where there is no task."""
+        round_num = self._round if task is None else 0
+        return Request(client, self._seed, task, round_num=round_num, frozen=self._local.frozen)
+
     def _ask_to_train(
         self, nodes: Mapping[int, int], model: Tensor, task: Task, patience: float
     ) -> list[Refusal]:
@@ -397,7 +400,7 @@ class FlowerEngine:
         packed = pack(model)
         requests = {}
         for client in nodes:
-            request = Request(client, self._seed, task)
+            request = self._request(client, task)
             requests[client] = write_request(request, packed, self._kept.get(client))
         waiting, not_taken = self._push("train", requests, nodes, patience)
         asked = _Asked(task.round_num, model, time.monotonic())

@@ -20,6 +20,7 @@ from torch import Tensor
 from ..core.problem import Problem
 from ..core.types import Evaluation, Updates
 from ..data.federated import FederatedData
+from ..engine.wrapping import EmbeddedEngine
 from ..errors import ClientwiseError
 from ..experiment.schema import Experiment
 from .allowance import Allowance
@@ -232,6 +233,15 @@ class Gate:
                 if entry.get("experiment") == self._about["experiment"]:
                     stored |= entry.get("answers", {})
         return stored
+
+
+def refuse_other_weights(request: Request, engine: EmbeddedEngine) -> None:
+    """Frozen parameters are not sent: with others, a client would train or judge another model."""
+    if request.frozen != engine.frozen:
+        raise RefusedError(
+            "the frozen parameters of this node's network are not those of the server: load the same "
+            "pretrained weights"
+        )
 
 
 def refuse_other_work(experiment: Experiment, request: Request) -> None:

@@ -30,7 +30,7 @@ from ..experiment.secure_issues import has_secrets
 from ..secure.client import SecureClient
 from ..secure.primitives import Masked
 from ..secure.terms import KEYS, MASK, SHARES, Message, ProtocolError, Sum, Terms
-from .gate import Gate, RefusedError, refuse_other_types
+from .gate import Gate, RefusedError, refuse_other_types, refuse_other_weights
 from .secure_wire import (
     CRITERIA,
     SECURE,
@@ -120,6 +120,7 @@ class _Node:
         if begun.get(str(request.seed), 0) >= task.round_num:
             raise ProtocolError(f"round {task.round_num} began before; a round is summed once")
         engine = engine_of(request)
+        refuse_other_weights(request, engine)
         if self._gate is not None:
             engine.noise_key = self._gate.noise_key(engine.data)
         model = models.to(engine.device)

@@ -36,6 +36,7 @@ from ..registry import Part
 # The records of a message.
 ARRAYS = "arrays"
 REQUEST = "request"
+FROZEN = "frozen"  # in the record of the request
 NUMBERS = "numbers"
 KEPT = "kept"
 VERSIONS = "versions"
@@ -56,20 +57,23 @@ class Request:
     task: Task | None = None  # None: evaluate
     version: str = VERSION  # of clientwise, at the server
     round_num: int = 0  # of an evaluation; a task has its own
+    frozen: str = ""  # digest of the server's frozen parameters, which no message holds
 
 
 def write_request(request: Request, models: ArrayRecord, kept: Tensor | None = None) -> RecordDict:
     """A message to a client. `models` comes from `pack`, so that all clients share one array."""
-    plain = json.dumps(plain_request(request))
-    content = RecordDict({ARRAYS: models, REQUEST: ConfigRecord({"json": plain})})
+    # Beside the JSON, in which a node of 0.2.0 takes no new key: it can still say that versions differ.
+    asked = ConfigRecord({"json": json.dumps(plain_request(request)), FROZEN: request.frozen})
+    content = RecordDict({ARRAYS: models, REQUEST: asked})
     if kept is not None:
         content[KEPT] = pack(kept)
     return content
 
 
 def plain_request(request: Request) -> dict[str, Any]:
-    """A request as JSON can hold it."""
+    """A request as JSON can hold it, without the digest of frozen parameters."""
     plain = asdict(request)
+    del plain["frozen"]
     if request.task is not None:
         plain["task"]["loss"] = asdict(request.task.loss.record())
     return plain
@@ -77,7 +81,9 @@ def plain_request(request: Request) -> dict[str, Any]:
 
 def read_request(content: RecordDict) -> tuple[Request, Tensor, Tensor | None]:
     """The request, the models, and a simulated hostile client's own model."""
-    plain = json.loads(str(content.config_records[REQUEST]["json"]))
+    asked = content.config_records[REQUEST]
+    plain = json.loads(str(asked["json"]))
+    frozen = str(asked.get(FROZEN, ""))
     task = plain.pop("task")
     if task is not None:
         task["training"] = LocalTraining(**task["training"])
@@ -89,7 +95,8 @@ def read_request(content: RecordDict) -> tuple[Request, Tensor, Tensor | None]:
         task["noise"] = LocalNoise(**noise) if noise else None
         task = Task(**task)
     kept = unpack(content.array_records[KEPT]) if KEPT in content.array_records else None
-    return Request(task=task, **plain), unpack(content.array_records[ARRAYS]), kept
+    request = Request(task=task, frozen=frozen, **plain)
+    return request, unpack(content.array_records[ARRAYS]), kept
 
 
 def write_update(updates: Updates, kept: Tensor | None) -> RecordDict:

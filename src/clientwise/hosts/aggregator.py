@@ -57,7 +57,7 @@ class Aggregate:
     weights: Mapping[Any, float]  # of the accepted clients
     criteria: Mapping[Any, Mapping[str, float]]  # of the same clients
     steps: Mapping[Any, ClientWeight]  # that led to their weights
-    refusals: Mapping[Any, str]  # of the others, with the reason
+    refusals: Mapping[Any, str]  # of the others, and of second updates, with the reason
     remarks: tuple[str, ...]  # what else the record says: ignored claims, criteria without effect
 
 
@@ -232,16 +232,17 @@ class Aggregator:
         began = time.perf_counter()
         replies = self._replies
         self._replies = _Replies()
-        remarks = self._number_refused(replies)
+        without_row = self._number_refused(replies)
         self._engine.updates = self._updates(replies)
         asked = tuple(sorted(self._clients_of(replies)))
         plan = Plan(self._seed, len(asked), evaluate_clients_every=None, asks=asked)
         state = replace(self._state, model=layout.vector())
         self._state, record = run_round(state, self._method, plan, self._engine)
         self.round_num = record.round_num
-        remarks += self._ignored_claims(record, replies)
-        record = replace(record, notes=(*map(plain, remarks), *record.notes))
+        ignored = map(plain, self._ignored_claims(record, replies))
+        record = replace(record, notes=(*ignored, *record.notes))
         done = self._result(record, replies)
+        record = replace(record, notes=(*map(plain, without_row), *record.notes))
         self._remember_claims(done)
         self._write(record, time.perf_counter() - began)
         return done
@@ -303,15 +304,15 @@ class Aggregator:
     def _number_refused(self, replies: _Replies) -> list[str]:
         """Number refused clients, too, so that the record has them.
 
-        Returns remarks on what it has no row for: clients that may not take part, and second replies.
+        Returns notes on what it has no row for: clients that may not take part, and second updates.
         """
-        remarks = []
+        notes = []
         for client, reason in replies.refusals.items():
             with contextlib.suppress(ValueError):
                 self._number(client)
             if client in replies.models or client not in self._numbers:
-                remarks.append(f"{_shown(client)} is refused: {reason}")
-        return remarks
+                notes.append(f"{_shown(client)} is refused: {reason}")
+        return notes
 
     def _clients_of(self, replies: _Replies) -> dict[int, Client]:
         """The clients of a round that have a number, by number."""

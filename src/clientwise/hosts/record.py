@@ -17,9 +17,9 @@ from ..errors import RunError
 from ..experiment.folders import claim
 from ..experiment.origin import versions
 from ..experiment.resume import BY_HOST, CONFIG
-from ..runs.files import write_atomically
 from ..runs.lock import locked
 from ..runs.writer import Store
+from ..writing import write_atomically
 
 FLOAT_BYTES = 4
 

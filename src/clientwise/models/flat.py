@@ -16,9 +16,27 @@ from ..core.types import Layer, ModelSpec
 
 def flattened(module: nn.Module) -> Tensor:
     """A copy of a module as one vector [d], laid out as `FlatModel` does."""
-    buffers = [buffer for buffer in module.buffers() if buffer.is_floating_point()]
-    tensors = [*(one for one in module.parameters() if one.requires_grad), *buffers]
-    return torch.cat([tensor.detach().flatten().float() for tensor in tensors])
+    tensors = [*_trained(module), *_float_buffers(module)]
+    return torch.cat([tensor.detach().flatten().float() for _, tensor in tensors])
+
+
+def spec_of(module: nn.Module) -> ModelSpec:
+    """The layout of a module's vector: trained parameters first, then floating-point buffers."""
+    parameters = _trained(module)
+    layers = []
+    start = 0
+    for name, tensor in [*parameters, *_float_buffers(module)]:
+        layers.append(Layer(name, tuple(tensor.shape), start, start + tensor.numel()))
+        start += tensor.numel()
+    return ModelSpec(tuple(layers), sum(tensor.numel() for _, tensor in parameters), start)
+
+
+def _trained(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    return [(name, one) for name, one in module.named_parameters() if one.requires_grad]
+
+
+def _float_buffers(module: nn.Module) -> list[tuple[str, Tensor]]:
+    return [(name, one) for name, one in module.named_buffers() if one.is_floating_point()]
 
 
 def frozen_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
@@ -69,27 +87,13 @@ class FlatModel:
 
     def __init__(self, module: nn.Module, device: torch.device) -> None:
         self.module = module.to(device)
-        parameters = [
-            (name, parameter)
-            for name, parameter in self.module.named_parameters()
-            if parameter.requires_grad
-        ]
-        buffers = [
-            (name, buffer)
-            for name, buffer in self.module.named_buffers()
-            if buffer.is_floating_point()
-        ]
-        layers, start = [], 0
-        for name, tensor in [*parameters, *buffers]:
-            layers.append(Layer(name, tuple(tensor.shape), start, start + tensor.numel()))
-            start += tensor.numel()
-        num_parameters = sum(tensor.numel() for _, tensor in parameters)
-        self.spec = ModelSpec(tuple(layers), num_parameters, start)
-
-        self.vector = torch.zeros(start, device=device)
+        self.spec = spec_of(self.module)
+        num_parameters = self.spec.num_parameters
+        self.vector = torch.zeros(self.spec.size, device=device)
         self.parameter = nn.Parameter(self.vector[:num_parameters])  # shares memory with the vector
         self.parameter.grad = torch.zeros(num_parameters, device=device)
-        for layer, (_, tensor) in zip(layers, [*parameters, *buffers], strict=True):
+        tensors = [*_trained(self.module), *_float_buffers(self.module)]
+        for layer, (_, tensor) in zip(self.spec.layers, tensors, strict=True):
             view = self.vector[layer.start : layer.stop].view(layer.shape)
             view.copy_(tensor.detach())
             tensor.data = view

@@ -9,8 +9,8 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from ..runs.files import make_way, naming
 from ..runs.folder import RunFolder
+from ..writing import make_way, naming
 from .document import Cell, Chart, Content, Document, Table, text_of
 from .figures import draw
 from .html import write_html

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..runs.files import make_way, naming
+from ..writing import make_way, naming
 from .document import Chart
 from .marks import Axis, Bars, Boxes, HeatMap, Line, Lines, Mark, Timeline
 

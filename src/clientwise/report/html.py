@@ -13,7 +13,7 @@ from importlib.resources import files
 from pathlib import Path
 from types import MappingProxyType
 
-from ..runs.files import write_atomically
+from ..writing import write_atomically
 from .document import Document
 from .page_json import as_json
 

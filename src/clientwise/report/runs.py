@@ -23,7 +23,8 @@ def find_runs(folders: Sequence[Path]) -> dict[str, Path]:
             found.append(folder)
         elif folder.is_dir():
             # Links may lead out of the folder and are not followed. To see such a run, name it.
-            found += [inside for inside in sorted(folder.iterdir()) if not inside.is_symlink()]
+            inside = [one for one in sorted(folder.iterdir()) if not one.is_symlink()]
+            found += [one for one in inside if _is_run(one)]
     return unique_names([folder for folder in found if _is_visible_folder(folder)])
 
 

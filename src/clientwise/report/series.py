@@ -171,10 +171,9 @@ def _shared_by_all(series: Sequence[Series]) -> set[int]:
 
 def is_unmeasured(series: Sequence[Series]) -> bool:
     """Whether there are rounds, and the metric was measured in none of them."""
-    values = [
-        value for one in series for rounds in one.metric.values() for value in rounds.values()
-    ]
-    return any(one.last_round for one in series) and not values
+    has_rounds = any(one.last_round for one in series)
+    has_metric = any(any(one.metric.values()) for one in series)
+    return has_rounds and not has_metric
 
 
 def comparable(series: Sequence[Series]) -> list[Series]:

@@ -29,7 +29,8 @@ from .document import (
 )
 from .document import Table as DocumentTable
 from .markup import escape
-from .sections.clients import client_word, sampling_in_words, worst_client
+from .sections.clients import client_word, evaluated_clients, sampling_in_words, worst_client
+from .sections.privacy import privacy_in_words
 from .sections.targets import median_rounds, rounds_cell
 from .series import TRAINS_ON_SERVER_MEANS, Series, series_of
 from .statistics import mean_of
@@ -226,7 +227,7 @@ def sparkline(values: Sequence[float]) -> str:
 def remarks(run: RunFolder) -> list[str]:
     """Notes on the summary table: what its columns mean, and what was unusual in the run."""
     series = series_of([run])
-    found = [*_on_columns(run, series), *_on_worst_clients(series)]
+    found = [*_on_columns(run, series), *privacy_in_words(series), *_on_worst_clients(series)]
     for method in run.methods:
         found += _on_method(run, method)
     if not run.finished:
@@ -239,7 +240,7 @@ def _on_columns(run: RunFolder, series: Sequence[Series]) -> Iterator[str]:
         yield TRAINS_ON_SERVER_MEANS
     if _is_known(series, lambda summary: summary.worst_decile):
         worse = f"this {run.metric} or a worse one on their own test data"
-        yield f"“worst decile”: 10% of the honest {client_word(run)}s have {worse}."
+        yield f"“worst decile”: 10% of the {evaluated_clients(run)} have {worse}."
     yield from sampling_in_words(series)
     if run.target is not None and any(len(one.summary.seeds) > 1 for one in series):
         yield (

@@ -25,7 +25,7 @@ from torch import Tensor
 from ..core.loss import LossRecord
 from ..core.types import ServerState
 from ..errors import RunError
-from .files import write_atomically
+from ..writing import write_atomically
 
 CHECKPOINT_VERSION = 2
 POLICY = "policy."  # prefix of what the bounds remember

@@ -1,4 +1,4 @@
-"""The files of a run folder: their names, and how they are written and read."""
+"""The files of a run folder: their names, and how they are read."""
 
 from __future__ import annotations
 
@@ -6,45 +6,8 @@ import errno
 import os
 import re
 import stat
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from pathlib import Path
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file so that a reader, or a crash, finds the old content or the new one, whole."""
-    temporary = make_way(path.with_name(path.name + ".part"))
-    with naming(path):
-        try:
-            with temporary.open("wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-        except OSError:
-            temporary.unlink(missing_ok=True)  # on a full disk, half a file is in the way
-            raise
-
-
-@contextmanager
-def naming(path: Path) -> Iterator[None]:
-    """Let an OSError raised within name this file if it names none.
-
-    Python names the file where opening it fails, and not where writing to it does.
-    """
-    try:
-        yield
-    except OSError as error:
-        if error.filename is None:
-            error.filename = str(path)
-        raise
-
-
-def make_way(path: Path) -> Path:
-    """Return the path with no link or pipe there, so that what is written lies in this place."""
-    if path.is_symlink() or path.is_fifo():
-        path.unlink()
-    return path
 
 
 def plain_name(text: str) -> str:

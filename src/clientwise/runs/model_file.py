@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..encoding import Encoding
 from ..errors import ClientwiseError
-from .files import write_atomically
+from ..writing import write_atomically
 from .rows import ModelFacts
 
 ENDING = ".safetensors"

@@ -8,18 +8,19 @@ stamp of an entry is also one of all entries before it. The package `rfc3161-cli
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
-from http.client import HTTPException, HTTPResponse
+from http.client import HTTPException
 from pathlib import Path
+from queue import Empty, SimpleQueue
+from threading import Thread
 from typing import Any
 from urllib.request import Request, urlopen
 
 from ..errors import RunError, plain
+from ..writing import naming
 from .database import reading
-from .files import naming
 from .signed import links
 
 FILE = "stamps.jsonl"
@@ -124,24 +125,42 @@ def _ask(url: str, request: bytes) -> bytes:
     if not url.startswith(("http://", "https://")):
         raise RunError(f"{url}: the address of a TSA begins with http:// or https://")
     try:
-        with urlopen(Request(url, request, {"Content-Type": TYPE}), timeout=SECONDS) as answer:
-            content = _read_until(answer, time.monotonic() + SECONDS)
+        return _within(SECONDS, lambda: _fetch(url, request))
     except (OSError, HTTPException, ValueError) as error:
         reason = plain(str(getattr(error, "reason", error)))
         raise RunError(f"{url}: gave no time stamp ({reason})") from None
+
+
+def _fetch(url: str, request: bytes) -> bytes:
+    with urlopen(Request(url, request, {"Content-Type": TYPE}), timeout=SECONDS) as answer:
+        content: bytes = answer.read(MOST_BYTES + 1)
+    if len(content) > MOST_BYTES:
+        raise ValueError("it is too long")
     return content
 
 
-def _read_until(answer: HTTPResponse, end: float) -> bytes:
-    """An answer; TimeoutError where it takes longer. The timeout of a socket is one for every byte."""
-    content = b""
-    while part := answer.read1(MOST_BYTES):
-        content += part
-        if time.monotonic() > end:
-            raise TimeoutError("it takes too long")
-        if len(content) > MOST_BYTES:
-            raise ValueError("it is too long")
-    return content
+def _within(seconds: float, fetch: Callable[[], bytes]) -> bytes:
+    """The result of a function; TimeoutError where it takes longer.
+
+    The timeout of a socket is one for every byte, and that of a header's bytes cannot be summed. A
+    thread that is too slow is left behind: it ends with its connection, or with the process.
+    """
+    done: SimpleQueue[bytes | Exception] = SimpleQueue()
+
+    def work() -> None:
+        try:
+            done.put(fetch())
+        except Exception as error:
+            done.put(error)
+
+    Thread(target=work, daemon=True).start()
+    try:
+        found = done.get(timeout=seconds)
+    except Empty:
+        raise TimeoutError("it takes too long") from None
+    if isinstance(found, Exception):
+        raise found
+    return found
 
 
 def library() -> Any:

@@ -25,7 +25,8 @@ def clients_section(series: Sequence[Series]) -> Section:
     tables = _client_tables(series)
     charts = _charts(series)
     sampled = sampling_in_words(series)
-    lead = " ".join(["Honest clients, each on its own test data.", *sampled])
+    which = evaluated_clients(series[0].run).capitalize()
+    lead = " ".join([f"{which}, each on its own test data.", *sampled])
     if charts and not tables and not sampled:
         lead += " Clients have no names and are drawn anew for every seed: none can be followed."
     return Section("clients", "Clients", lead, [*tables, *charts])
@@ -64,6 +65,12 @@ def client_word(run: RunFolder) -> str:
     return "client" if run.clients_drawn() is None else "sampled client"
 
 
+def evaluated_clients(run: RunFolder) -> str:
+    """The clients that results are about; which of them are honest is known in simulations alone."""
+    word = f"{client_word(run)}s"
+    return f"honest {word}" if run.has_hostile else word
+
+
 def worst_client(one: Series) -> tuple[str | None, float | None]:
     """The client with the worst mean over the seeds, and its metric.
 
@@ -77,7 +84,7 @@ def worst_client(one: Series) -> tuple[str | None, float | None]:
 
 
 def client_means(one: Series) -> dict[str, float]:
-    """Every honest client's metric on its own test data, mean over the seeds.
+    """Every client's metric on its own test data, mean over the seeds; hostile ones are left out.
 
     Empty where no client can be followed over the seeds.
     """

@@ -12,7 +12,7 @@ from ..document import Cell, Content, Section, Table, table
 from ..series import Series
 from ..statistics import Difference, holm, paired_difference
 from ..units import Unit
-from .clients import by_client, client_means, client_word
+from .clients import by_client, client_means, client_word, evaluated_clients
 
 LEAD = (
     "A contribution is what a client's updates did to the metric of the model. "
@@ -27,7 +27,7 @@ SHAPLEY = (
 )
 SAMPLED = "± is the standard error of sampling."
 GAINS_LEAD = (
-    "Every honest client on its own test data: with the federation's model, with a model that it trained "
+    "{clients}, each on its own test data: with the federation's model, with a model that it trained "
     "alone, and with one trained on all clients' samples in one place."
 )
 GAINS_NOTE = (
@@ -120,9 +120,10 @@ def _shapley(one: Series) -> tuple[dict[int, dict[int, float]], dict[int, dict[i
 
 def gains_section(series: Sequence[Series]) -> Section:
     """Every client with the federation, alone and pooled; empty where no method is the control "alone"."""
+    lead = GAINS_LEAD.format(clients=evaluated_clients(series[0].run).capitalize())
     alone = control_series(series, "alone")
     if alone is None:
-        return Section("gains", "Who gains", GAINS_LEAD, [])
+        return Section("gains", "Who gains", lead, [])
     pooled = control_series(series, "pooled")
     federated = [one for one in series if _control_of(one) is None]
     tables: list[Table] = []
@@ -132,7 +133,7 @@ def gains_section(series: Sequence[Series]) -> Section:
         if differences:
             tables.append(_gains_table(one, alone, pooled, differences))
             sentences += _in_sentences(one, differences)
-    return Section("gains", "Who gains", " ".join([GAINS_LEAD, *sentences]), [*tables])
+    return Section("gains", "Who gains", " ".join([lead, *sentences]), [*tables])
 
 
 def gains(one: Series, alone: Series) -> dict[str, Difference]:

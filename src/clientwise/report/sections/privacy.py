@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from ...runs.recorded import recorded_config
-from ..document import Content, Section, number_cell, table
+from ...runs.rows import PrivacyRow
+from ..document import Content, Section, number_cell, table, text_of
 from ..lines import line_chart
 from ..series import Series
 
@@ -22,14 +24,12 @@ def privacy_section(series: Sequence[Series]) -> Section:
     curves = []
     rows: list[list[Content]] = []
     for one in series:
-        spent = [one.run.spent(one.method, seed) for seed in one.summary.seeds]
-        of_seeds = [rounds for rounds in spent if rounds]
+        of_seeds = _spent(one)
         if not of_seeds:
             continue
         curve = [[(row.round_num, row.epsilon) for row in rounds] for rounds in of_seeds]
         curves.append((one, curve))
-        last = max((rounds[-1] for rounds in of_seeds), key=lambda row: row.epsilon)
-        rows.append([one.label, *_promise(one, last.epsilon, last.clip, last.deviation)])
+        rows.append([one.label, *_promise(one, _most_spent(of_seeds))])
     if not rows:
         return Section("privacy", "Privacy", "", [])
     chart = line_chart("epsilon", "ε spent", curves, percent=False)
@@ -39,22 +39,57 @@ def privacy_section(series: Sequence[Series]) -> Section:
     return Section("privacy", "Privacy", "", [chart, promises])
 
 
-def _promise(one: Series, epsilon: float, clip: float, deviation: float) -> list[Content]:
+def privacy_in_words(series: Sequence[Series]) -> Iterator[str]:
+    """What each method has spent, as the table states it."""
+    for one in series:
+        of_seeds = _spent(one)
+        if of_seeds:
+            promise = _promise(one, _most_spent(of_seeds))
+            spent = f"ε = {text_of(promise.epsilon)} at δ = {text_of(promise.delta)}"
+            kind = f"{promise.neighbours}; noise: {promise.noise}"
+            yield f"{one.label}: {spent} after all rounds so far ({kind})."
+
+
+def _spent(one: Series) -> list[list[PrivacyRow]]:
+    """The rounds of every seed that spent something."""
+    spent = [one.run.spent(one.method, seed) for seed in one.summary.seeds]
+    return [rounds for rounds in spent if rounds]
+
+
+def _most_spent(of_seeds: Sequence[Sequence[PrivacyRow]]) -> PrivacyRow:
+    """The last round of the seed with the largest ε."""
+    return max((rounds[-1] for rounds in of_seeds), key=lambda row: row.epsilon)
+
+
+class _Promise(NamedTuple):
+    """The cells of a method in the table."""
+
+    epsilon: Content
+    delta: Content
+    budget: Content
+    clip: Content
+    deviation: Content
+    neighbours: str
+    noise_by: str
+    noise: str
+
+
+def _promise(one: Series, last: PrivacyRow) -> _Promise:
     config = recorded_config(one.run.folder)
     method = config.method(one.method)
     settings = method.privacy if method else {}
     by_clients = settings.get("local") is True
     replaced = by_clients or config.sampling != "poisson"
-    return [
-        number_cell(epsilon, 3),
-        _number_cell(settings.get("delta")),
-        _number_cell(settings.get("epsilon")),
-        number_cell(clip, 4),
-        number_cell(deviation, 4),
-        "replace one client" if replaced else "add or remove one client",
-        "clients" if by_clients else "server",
-        "secret" if settings.get("secret") is True else SIMULATED,
-    ]
+    return _Promise(
+        epsilon=number_cell(last.epsilon, 3),
+        delta=_number_cell(settings.get("delta")),
+        budget=_number_cell(settings.get("epsilon")),
+        clip=number_cell(last.clip, 4),
+        deviation=number_cell(last.deviation, 4),
+        neighbours="replace one client" if replaced else "add or remove one client",
+        noise_by="clients" if by_clients else "server",
+        noise="secret" if settings.get("secret") is True else SIMULATED,
+    )
 
 
 def _number_cell(value: object) -> Content:

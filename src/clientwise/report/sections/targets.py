@@ -11,7 +11,7 @@ from ..document import Cell, Content, Section, Table, table
 from ..scales import Scale, scales
 from ..series import Series
 from ..statistics import Difference, paired_difference
-from .clients import client_word
+from .clients import evaluated_clients
 
 NEVER = 1e9  # later than any round: a target that was not reached
 PERCENTAGES = [f"{percentage}%" for percentage in range(10, 100, 10)]
@@ -56,7 +56,7 @@ def _target_table(series: Sequence[Series], target: float) -> Table:
         rows.append(row)
     gain = "average gain"
     note = (
-        f"Rounds until that percentage of the honest {client_word(series[0].run)}s reaches the target on its own test "
+        f"Rounds until that percentage of the {evaluated_clients(series[0].run)} reaches the target on its own test "
         f"data. {CENSORED} The gain is in rounds against the first method, mean over the nine "
         "percentages, with a 95% confidence interval over the seeds. A percentage that is not "
         "reached counts as reached in the last round that both methods have run (P1's rule): a "
@@ -85,7 +85,7 @@ def _used_table(series: Sequence[Series], target: float, scale: Scale) -> Table:
         cells = [rounds_cell(of_seeds, scale.text) for of_seeds in zip(*used, strict=True)]
         rows.append([one.label, *cells])
     note = (
-        f"{scale.name.capitalize()} until that percentage of the honest {client_word(series[0].run)}s reaches the "
+        f"{scale.name.capitalize()} until that percentage of the {evaluated_clients(series[0].run)} reaches the "
         "target; see the table above."
     )
     return table(

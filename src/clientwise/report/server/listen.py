@@ -53,6 +53,9 @@ def serve(
         ws="none",
         lifespan="off",
         timeout_graceful_shutdown=1,
+        # Only the owner's processes can open a Unix socket: X-Forwarded-Proto is a proxy's. On a port,
+        # Uvicorn believes it from 127.0.0.1.
+        forwarded_allow_ips="*" if host.startswith(UNIX) else None,
     )
     on_ready(f"{address}?token={quote(token)}" if token else address)
     try:

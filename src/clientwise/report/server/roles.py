@@ -21,7 +21,8 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, StringConstraints, ValidationError
 
 from ...errors import ClientwiseError
-from ...runs.files import read_whole, write_atomically
+from ...runs.files import read_whole
+from ...writing import write_atomically
 
 MAX_BYTES = 1_000_000
 ONLY_OWNER = 0o077  # of a file's mode: what others may do

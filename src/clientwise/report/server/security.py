@@ -116,6 +116,8 @@ class TokenCheck:
         async def send_with_cookie(message: Message) -> None:
             if message["type"] == "http.response.start" and by_address and in_address:
                 value = f"{cookie}={quote(in_address, safe='')}; Path=/; HttpOnly; SameSite=Strict"
+                if scope["scheme"] == "https":  # as a proxy on this machine says
+                    value += "; Secure"
                 MutableHeaders(scope=message).append("Set-Cookie", value)
             await send(message)
 
