@@ -99,7 +99,9 @@ def unnamed_rows(name: str, width: int, dtype: type) -> Iterator[RowFile]:
         with tempfile.TemporaryFile(dir=folder) as file:
             yield RowFile(file, width, dtype)
     except OSError as error:
-        raise DataError(f"{error.filename or folder}: {error.strerror or error}{_room_for(name)}") from None
+        raise DataError(
+            f"{error.filename or folder}: {error.strerror or error}{_room_for(name)}"
+        ) from None
 
 
 def cached(

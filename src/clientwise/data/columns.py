@@ -13,6 +13,7 @@ from torch import Tensor
 from ..encoding import Encoder, Encoding, InputColumn
 from .cache import unnamed_rows
 from .federated import FederatedData
+from .folder import Progress
 
 Standardise = Literal["pooled", "client", "off"]
 VALUES_AT_ONCE = 2**20  # in memory, of a table that may not fit there
@@ -116,8 +117,10 @@ def _by_column(inputs: Tensor, columns: Sequence[InputColumn]) -> tuple[Tensor, 
 def _blocks(table: Tensor, width: int = 0) -> Iterator[slice]:
     """Rows of a table that are in memory together, with so many values made of each."""
     size = max(1, VALUES_AT_ONCE // max(1, width, table.shape[1]))
+    progress = Progress("preparing the table's columns")
     for start in range(0, len(table), size):
         yield slice(start, start + size)
+        progress.tell(f"{start / len(table):.0%} of a pass")
 
 
 @dataclass(frozen=True)
