@@ -14,7 +14,7 @@ import shutil
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -142,7 +142,8 @@ def mapped(path: Path) -> Tensor:
     might not fit into memory is mapped for reading alone, since Linux counts what could be written.
     """
     if 2 * path.stat().st_size <= memory():
-        return torch.from_numpy(numpy.load(path, mmap_mode="c"))
+        with suppress(OSError):  # too large beside what this process has already
+            return torch.from_numpy(numpy.load(path, mmap_mode="c"))
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The given NumPy array is not writable")
         return torch.from_numpy(numpy.load(path, mmap_mode="r"))

@@ -554,8 +554,10 @@ def _row_digests(values: Tensor) -> NDArray[numpy.uint64]:
         .numpy()
         .reshape(len(values), values[0].numel() if len(values) else 1)
     )
-    digests = (hashlib.blake2b(row.data, digest_size=8).digest() for row in rows.view(numpy.uint8))
-    return numpy.frombuffer(b"".join(digests), numpy.uint64)
+    digests = bytearray()
+    for row in rows.view(numpy.uint8):
+        digests += hashlib.blake2b(row.data, digest_size=8).digest()
+    return numpy.frombuffer(digests, numpy.uint64)
 
 
 def _not_finite(values: Tensor, what: str, row: str) -> str:
