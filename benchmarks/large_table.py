@@ -1,6 +1,6 @@
 """A CSV file that is larger than the memory that a process may use: seconds, and the largest use of memory.
 
-python benchmarks/large_table.py [--gigabytes 2] [--limit MIB] [--rounds 2]
+python benchmarks/large_table.py [--gigabytes 1] [--limit MIB] [--rounds 2]
 
 Writes a CSV file of random numbers, a column of categories and missing values, of eight clients. A new process reads,
 prepares and trains on it with an empty cache. Memory is what the process has of its own (RssAnon) beyond that of a run
@@ -113,7 +113,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--gigabytes", type=float, default=2.0)
+    parser.add_argument("--gigabytes", type=float, default=1.0)
     parser.add_argument("--limit", type=int, help="MiB that the process may allocate")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument(

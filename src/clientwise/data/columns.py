@@ -97,7 +97,7 @@ def _encoded(
     is_number = torch.tensor([not column.categories for column in columns])
     seen = torch.zeros(encoding.width, dtype=torch.bool)
     with unnamed_rows("the inputs of a table", encoding.width, numpy.float32) as file:
-        for block in _blocks(table, encoding.width):
+        for block in _blocks(table, "inputs", encoding.width):
             values = table[block].double()
             if scaling:
                 values = torch.where(is_number, scaling.scaled(values, owner[block]), values)
@@ -114,13 +114,19 @@ def _by_column(inputs: Tensor, columns: Sequence[InputColumn]) -> tuple[Tensor, 
     return torch.split(inputs, [column.width for column in columns])
 
 
-def _blocks(table: Tensor, width: int = 0) -> Iterator[slice]:
-    """Rows of a table that are in memory together, with so many values made of each."""
+def _blocks(table: Tensor, what: str, width: int = 0) -> Iterator[slice]:
+    """Rows of a table that are in memory together.
+
+    Args:
+        table: its rows.
+        what: is made of them, for the progress.
+        width: the values that are made of a row.
+    """
     size = max(1, VALUES_AT_ONCE // max(1, width, table.shape[1]))
-    progress = Progress("preparing the table's columns")
+    progress = Progress(f"preparing the table, {what}")
     for start in range(0, len(table), size):
         yield slice(start, start + size)
-        progress.tell(f"{start / len(table):.0%} of a pass")
+        progress.tell(f"{start / len(table):.0%}")
 
 
 @dataclass(frozen=True)
@@ -162,7 +168,7 @@ def _statistics(table: Tensor, owner: Tensor, trained: Tensor, num_groups: int) 
             mean = torch.where(counts > 0, mean, mean_of_all)
             variance = torch.where(counts > 0, variance, variance_of_all)
         has_missing = torch.zeros(some.shape[1], dtype=torch.bool)
-        for block in _blocks(some):
+        for block in _blocks(some, "missing values"):
             has_missing |= some[block].isnan().any(0)
         missing = (trained.sum() - counts.sum(1)) / trained.sum()
         parts.append((mean.T, variance.sqrt().T, has_missing, missing.nan_to_num()))
@@ -177,21 +183,21 @@ def _moments(
     Sums are taken in the order of the rows, so that they do not depend on the blocks.
     """
     counts, sums, squares = torch.zeros(3, table.shape[1], num_groups, dtype=torch.float64)
-    for numbers, given, groups in _training_numbers(table, owner, trained):
+    for numbers, given, groups in _training_numbers(table, "means", owner, trained):
         _add_by_group(counts, groups, given.double())
         _add_by_group(sums, groups, numbers)
     mean = torch.where(counts > 0, sums / counts, 0.0)
-    for numbers, given, groups in _training_numbers(table, owner, trained):
+    for numbers, given, groups in _training_numbers(table, "deviations", owner, trained):
         distances = torch.where(given, (numbers - mean[:, groups]).square(), 0.0)
         _add_by_group(squares, groups, distances)
     return counts, mean, torch.where(counts > 0, squares / counts, 0.0)
 
 
 def _training_numbers(
-    table: Tensor, owner: Tensor, trained: Tensor
+    table: Tensor, what: str, owner: Tensor, trained: Tensor
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Blocks of training samples: numbers [M, n], which of them are given [M, n], groups [n]."""
-    for block in _blocks(table):
+    for block in _blocks(table, what):
         here = trained[block]
         values = table[block][here].T.double().contiguous()
         given = ~values.isnan()

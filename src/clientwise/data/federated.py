@@ -527,13 +527,15 @@ def _columns_of(
     held: Holdings, samples: Samples, rows: Callable[[Tensor], NDArray[Any]]
 ) -> list[Callable[[slice], NDArray[Any]]]:
     """What holders have of some samples: inputs, targets, and facts about them."""
-    columns: list[Callable[[slice], NDArray[Any]]] = [
+
+    def fact(values: Tensor) -> Callable[[slice], NDArray[Any]]:
+        return lambda some: values[held.indices[some].cpu()].numpy()
+
+    return [
         lambda some: rows(held.indices[some].cpu()),
         lambda some: held.targets[some].cpu().numpy(),
+        *map(fact, samples.sample_attributes.values()),
     ]
-    for values in samples.sample_attributes.values():
-        columns.append(lambda some, values=values: values[held.indices[some].cpu()].numpy())
-    return columns
 
 
 def _row_contents(values: Tensor) -> Callable[[Tensor], NDArray[Any]]:

@@ -209,54 +209,24 @@ def join(
         )
     numbers = _Numbers()
     words = {name: _Words(first, name, MOST_CATEGORIES) for name in names if name in categories}
-    labels = _Words(first, target, MOST_CLASSES)
-    owners = _Words(first, client or "", MOST_CLIENTS)
-    targets: list[numpy.ndarray] = []  # of each chunk
-    ids: list[numpy.ndarray] = []
+    targets = _Targets(target, kind, event, _Words(first, target, MOST_CLASSES), numbers)
+    owners = _Owners(client, sheets)
     progress = Progress("reading the table")
     count = 0
     with arrays.rows("inputs", len(names), numpy.float64) as file:
         for position, sheet in enumerate(sheets):
             for rows in _with_target(sheet, target):
                 file.append(_inputs(sheet.path, rows, names, numbers, words))
-                if kind == "classification":
-                    targets.append(labels.codes(rows[target]))
-                elif event is None:
-                    targets.append(numbers.read(sheet.path, rows[target]))
-                else:
-                    targets.append(_signed_times(sheet.path, rows, target, event))
-                if client:
-                    _refuse_nameless(sheet.path, rows[client])
-                    ids.append(owners.codes(rows[client]))
-                else:
-                    ids.append(numpy.full(len(rows), position))
+                targets.add(sheet.path, rows)
+                owners.add(position, rows)
                 count += len(rows)
                 progress.tell(f"{count:,} rows")
         numbers.refuse()
         inputs = file.finish()
-    lookups = {names.index(name): own.sorted() for name, own in words.items()}
-    _sort_codes(inputs, {index: codes for index, (codes, _) in lookups.items()})
-    columns = []
-    for index, name in enumerate(names):
-        _, known = lookups.get(index, (None, []))
-        columns.append(InputColumn(name, tuple(known)))
-    outcome = numpy.concatenate(targets)
-    classes: list[str] = []
-    if kind == "classification":
-        codes, classes = labels.sorted()
-        _refuse_one_class(first, target, classes)
-        outcome = codes[outcome]
-    else:
-        outcome = outcome.astype(numpy.float32)
-    holder = numpy.concatenate(ids)
-    if client:
-        codes, clients = owners.sorted()
-        holder = codes[holder]
-    else:
-        clients = _names_of_files(sheets)
-    return SampleTable(
-        inputs, outcome, holder, tuple(columns), tuple(clients), target, tuple(classes)
-    )
+    values, classes = targets.finish(first)
+    ids, clients = owners.finish()
+    columns = _sort_codes(inputs, names, words)
+    return SampleTable(inputs, values, ids, tuple(columns), tuple(clients), target, tuple(classes))
 
 
 def _common_columns(
@@ -332,14 +302,95 @@ def _numeric(rows: DataFrame) -> set[str]:
     return {name for name, kind in kinds if isinstance(kind, numpy.dtype) and kind.kind in "iuf"}
 
 
-def _sort_codes(inputs: numpy.ndarray, lookups: Mapping[int, numpy.ndarray]) -> None:
-    """Replace the codes in these columns by their sorted ones, and -1 by NaN."""
-    tables = {index: numpy.append(codes, numpy.nan) for index, codes in lookups.items()}
-    size = max(1, VALUES_AT_ONCE // inputs.shape[1])
-    for start in range(0, len(inputs), size):
+def _sort_codes(
+    inputs: numpy.ndarray, names: Sequence[str], words: Mapping[str, _Words]
+) -> list[InputColumn]:
+    """Replace codes by positions in sorted categories, and -1 by NaN, in place; what all columns are."""
+    columns = []
+    positions = {}
+    for index, name in enumerate(names):
+        known: list[str] = []
+        if name in words:
+            codes, known = words[name].sorted()
+            positions[index] = numpy.append(codes, numpy.nan)
+        columns.append(InputColumn(name, tuple(known)))
+    size = max(1, VALUES_AT_ONCE // len(names))
+    for start in range(0, len(inputs) if positions else 0, size):
         block = inputs[start : start + size]
-        for index, table in tables.items():
-            block[:, index] = table[block[:, index].astype(numpy.int64)]
+        for index, of_code in positions.items():
+            block[:, index] = of_code[block[:, index].astype(numpy.int64)]
+    return columns
+
+
+class _Targets:
+    """The targets, chunk by chunk: classes, numbers, or times with the event's sign."""
+
+    def __init__(
+        self, name: str, kind: Kind, event: str | None, labels: _Words, numbers: _Numbers
+    ) -> None:
+        self._name = name
+        self._kind = kind
+        self._event = event
+        self._labels = labels
+        self._numbers = numbers
+        self._found: list[numpy.ndarray] = []
+
+    def add(self, path: Path, rows: DataFrame) -> None:
+        """The targets of these rows."""
+        if self._kind == "classification":
+            values = self._labels.codes(rows[self._name])
+        elif self._event is not None:
+            values = _signed_times(path, rows, self._name, self._event)
+        else:
+            values = self._numbers.read(path, rows[self._name])
+        self._found.append(values)
+
+    def finish(self, path: Path) -> tuple[numpy.ndarray, list[str]]:
+        """All targets [N], and the classes: none for regression."""
+        values = numpy.concatenate(self._found)
+        if self._kind == "regression":
+            return values.astype(numpy.float32), []
+        codes, classes = self._labels.sorted()
+        if len(classes) < 2:
+            only = f"has the value {classes[0]!r} only, so there is nothing to learn"
+            raise DataError(f"{path}: column {self._name!r} {only}; add rows of another class")
+        return codes[values], classes
+
+
+class _Owners:
+    """The client of every row, chunk by chunk: by a column, or by the sheet."""
+
+    def __init__(self, column: str | None, sheets: Sequence[Sheet]) -> None:
+        self._column = column
+        self._sheets = sheets
+        self._names = _Words(sheets[0].path, column or "", MOST_CLIENTS)
+        self._found: list[numpy.ndarray] = []
+
+    def add(self, sheet: int, rows: DataFrame) -> None:
+        """The clients of these rows."""
+        if self._column is None:
+            self._found.append(numpy.full(len(rows), sheet))
+            return
+        names = rows[self._column]
+        missing = names.isna()
+        if missing.any():
+            row = int(names.index[int(missing.to_numpy().argmax())]) + 1
+            raise DataError(
+                f"{self._sheets[sheet].path}: column {self._column!r}, row {row} is empty: it must name the client; "
+                "fill it in"
+            )
+        self._found.append(self._names.codes(names))
+
+    def finish(self) -> tuple[numpy.ndarray, list[str]]:
+        """The client of every row [N], and the clients' names."""
+        ids = numpy.concatenate(self._found)
+        if self._column is not None:
+            codes, names = self._names.sorted()
+            return codes[ids], names
+        names = [sheet.client for sheet in self._sheets]
+        if len(set(names)) < len(names):
+            names = [str(sheet.path) for sheet in self._sheets]
+        return ids, names
 
 
 def _matching(data_dir: Path | None, files: str) -> list[Path]:
@@ -507,25 +558,3 @@ def _number(value: object) -> float:
         return float(str(value))
     except ValueError:
         return numpy.nan
-
-
-def _refuse_one_class(path: Path, target: str, classes: Sequence[str]) -> None:
-    if len(classes) < 2:
-        only = f"has the value {classes[0]!r} only, so there is nothing to learn"
-        raise DataError(f"{path}: column {target!r} {only}; add rows of another class")
-
-
-def _names_of_files(sheets: Sequence[Sheet]) -> list[str]:
-    """The names of the clients where every file is one."""
-    names = [sheet.client for sheet in sheets]
-    return names if len(set(names)) == len(names) else [str(sheet.path) for sheet in sheets]
-
-
-def _refuse_nameless(path: Path, clients: Series[Any]) -> None:
-    """DataError where a row names no client."""
-    missing = clients.isna()
-    if missing.any():
-        row = int(clients.index[int(missing.to_numpy().argmax())]) + 1
-        raise DataError(
-            f"{path}: column {clients.name!r}, row {row} is empty: it must name the client; fill it in"
-        )

@@ -27,9 +27,7 @@ FEWEST_ROWS = 256  # of a chunk: pandas takes time for every column of each
 LONGEST_HEADER = 2**26  # bytes
 BUFFER = 2**20  # bytes
 PART_OF_MEMORY = 8  # what is read at once is copied several times
-MOST_UNPACKED = (
-    100  # bytes for every byte of a .gz file; smaller ones than memory allows may have any ratio
-)
+MOST_UNPACKED = 100  # bytes for every byte of a .gz file that does not fit into memory
 VALUE_BYTES = 8  # of a number in a table
 MOST_RATIO = 1_000  # bytes of values for every byte of a Parquet file
 SMALL_TABLE = 2**27  # bytes of values; smaller tables may have any ratio
