@@ -75,7 +75,7 @@ def evaluate(data: FederatedData, rounds: int, sample: int | None) -> Evaluated:
         "device": "cpu",
         "model": {"name": "mlp", "hidden": [HIDDEN]},
         "training": {"epochs": W4.epochs, "batch_size": W4.batch, "learning_rate": W4.rate},
-        "federation": {"clients_per_round": COHORT},
+        "federation": {"clients_per_round": min(COHORT, data.num_clients)},
         "evaluation": {} if sample is None else {"clients_sample": sample},
         "record": {"clients": min(RECORDED, data.num_clients)},
         "methods": ["FedAvg"],
@@ -85,7 +85,7 @@ def evaluate(data: FederatedData, rounds: int, sample: int | None) -> Evaluated:
         place = Path(folder) / "run"
         cw.run(config, place, data=data, on_round=lambda _: used.append(time.process_time()))
         run = cw.Run(place)
-        means = [mean for (mean,) in run.query("SELECT local_mean FROM rounds ORDER BY round_num")]
+        means = [mean for _, mean in run.curve("local_mean", "FedAvg", 1)]
         errors = [error for _, error in run.sampling_errors("FedAvg", 1) if error is not None]
     seconds = statistics.median(after - before for before, after in pairwise(used))
     return Evaluated(means, errors, seconds)

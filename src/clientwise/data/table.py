@@ -75,7 +75,7 @@ def table(
         raise DataError('`event` names a column for kind = "survival", and for no other kind')
     paths = _matching(data_dir, files)
     texts = list(categories)
-    if client:
+    if client is not None:
         texts.append(client)
     if kind == "classification":
         texts.append(target)
@@ -197,7 +197,7 @@ def join(
     """
     first = sheets[0].path
     needed = {target: " for the target"} | dict.fromkeys(categories, "")
-    if client:
+    if client is not None:
         needed[client] = " for the client"
     if event is not None:
         needed[event] = " for the event"
@@ -510,7 +510,11 @@ class _Words:
         """The code of every value [n], -1 where it is missing."""
         import pandas
 
-        positions, found = pandas.factorize(column.astype(object))
+        column = column.astype(object)
+        try:
+            positions, found = pandas.factorize(column)
+        except TypeError:  # lists and dictionaries, which Parquet may have
+            positions, found = pandas.factorize(column.map(str, na_action="ignore"))
         codes = [self._codes.setdefault(value, len(self._codes)) for value in found]
         if len(self._codes) > self._most:
             self.sorted()
